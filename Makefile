@@ -6,7 +6,7 @@ WORK_DIR := work_dirs/quickstart
 # Wheel cache of `make compiled-mmcv`.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream compiled-mmcv matrix docs linkcheck test dry-run sanitize lint licenses release-weights \
+.PHONY: quickstart downstream compiled-mmcv matrix docs linkcheck test test-transformers dry-run sanitize lint licenses release-weights \
 	wheels release-check check-tag clean
 
 # The locks are complete, so pip resolves nothing.
@@ -75,6 +75,15 @@ $(VENV)/docs: $(VENV)/installed requirements/docs.txt
 
 test: $(VENV)/development $(VENV)/loops
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
+
+# mmpretrain imports models that Transformers 5 breaks where pycocotools is installed too, so
+# Transformers has a folder of its own.
+$(VENV)/transformers: $(VENV)/development requirements/transformers.txt
+	$(PIN) --quiet --upgrade --target $@ -r requirements/transformers.txt
+	touch $@
+
+test-transformers: $(VENV)/transformers
+	PYTHONPATH=$< $(BIN)/python -m pytest tests/test_transformers.py
 
 # Two iterations of every config of docs/tables at full size on random data: hours.
 dry-run: $(VENV)/installed

@@ -1,27 +1,31 @@
 """Checks of plain values: one function per kind of value, and one form of message.
 
-All raise ValueError ``NAME must be ALLOWED, got VALUE``, whether the type or the size is wrong.
-Other packages write the messages of their own checks in the same form.
+All raise ValueError ``NAME must be ALLOWED, got VALUE``, for a wrong type or size.
 """
 
 import math
 import os
+import sys
 from collections.abc import Collection, Sequence
 from numbers import Real
 from typing import Any, NoReturn
 
-import torch
-
 LONGEST_VALUE = 80
+#: Endings of the image files that are read.
+IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
 
 
 def is_int(value: Any) -> bool:
     """Return whether the value is an int, and not a bool.
 
-    Sizes may be symbols in an exported graph, and tensors in a graph that torch.jit traces.
+    Sizes may be symbols in an exported graph, and tensors in torch.jit.
     """
     if isinstance(value, int):
         return not isinstance(value, bool)
+    # Without an import of torch, which takes seconds; before one, no value is torch's.
+    torch = sys.modules.get('torch')
+    if torch is None:
+        return False
     if isinstance(value, torch.Tensor):
         return torch.jit.is_tracing() and value.dtype == torch.int64 and value.dim() == 0
     return isinstance(value, torch.SymInt)
@@ -34,7 +38,8 @@ def refuse(name: str, allowed: str, value: Any) -> NoReturn:
 
 def described(value: Any) -> str:
     """Return a short description of a value: arrays by dtype and shape."""
-    if isinstance(value, torch.Tensor):
+    torch = sys.modules.get('torch')
+    if torch is not None and isinstance(value, torch.Tensor):
         return f'{value.dtype} {list(value.shape)}'
     if (type(value).__module__, type(value).__name__) == ('numpy', 'ndarray'):
         return f'a numpy array {value.dtype} {list(value.shape)}'  # without importing numpy

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-#: Beginning of the message of a process that ended because another one of the run died.
+#: Beginning of the message of a process that another one ended.
 PEER_DIED = 'another process of the run has died'
-# Packages that receive user input. The ops are only called by layers and count as theirs.
+# Packages that receive user input; ops count as layers.
 TAKES_INPUT = ('checks', 'datasets', 'layers', 'models')
 #: Errors of a config with a mistake, raised when objects are built from it.
 CONFIG_ERRORS = (TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError)
@@ -28,12 +28,11 @@ def user_errors(*errors: type[Exception]) -> Iterator[None]:
     """Exit with a one-line message instead of a traceback if the user can fix the error.
 
     That is a :class:`UserError`, a refused checkpoint, or a ValueError that data sets, layers or
-    models of aft_mm raise about their input, also in a worker of a data loader.
+    models of aft_mm raise, also in a worker.
 
     Args:
-        *errors: Further types that are the user's mistake inside this block, such as a TypeError
-            while objects are built from a config. Unless aft_mm raised the error on purpose, the
-            message ends with the file and line, because it may be a bug.
+        *errors: Further types that are the user's mistake inside this block. Unless aft_mm raised
+            the error on purpose, the message ends with file and line, because it may be a bug.
     """
     expected: tuple[type[Exception], ...] = (ValueError, *errors)
     try:
@@ -62,7 +61,7 @@ def origin(error: Exception) -> tuple[str, str, int]:
 
 
 def raising_part(file: str, line: int) -> str:
-    """Return the part of aft_mm, such as ``'layers'``, with this ``raise`` statement, else ''."""
+    """Return the part of aft_mm with this ``raise`` statement, such as ``'layers'``, else ''."""
     path = Path(file)
     if PACKAGE in path.parents and linecache.getline(file, line).lstrip().startswith('raise '):
         return path.relative_to(PACKAGE).with_suffix('').parts[0]

@@ -2,11 +2,11 @@
 
 mmengine imports this module when it first meets the prefix ``aft_mm.``, and the locations of a
 registry when it first looks up a name, so configs need no further import. mmengine hides an
-ImportError raised here, so this module imports nothing that can fail.
+ImportError raised here, so this module imports nothing that can fail. Where mmengine is not
+installed, a registry is a table of names, see :mod:`aft_mm.openmmlab`.
 
-Importing this module also makes mmengine read checkpoints with :mod:`aft_mm.checkpoint`, which is
-imported when the first checkpoint is read. And it makes mmengine find bases of configs written as
-``aft_mm::own_data/image-folder``.
+Importing it also makes mmengine read checkpoints with :mod:`aft_mm.checkpoint`, imported at the
+first one, and find bases of configs written as ``aft_mm::own_data/image-folder``.
 """
 
 import functools
@@ -18,9 +18,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from mmengine import registry as root
-from mmengine.config import Config
-from mmengine.runner import CheckpointLoader
+from .openmmlab import HAS_MMENGINE
+from .openmmlab import registries as root
 
 __all__ = [
     'DATASETS',
@@ -72,11 +71,11 @@ PARAM_SCHEDULERS = root.Registry(
 )
 # Test loops that also sample from the model.
 LOOPS = root.Registry('loop', parent=root.LOOPS, scope='aft_mm', locations=['aft_mm.engine'])
-# Empty; mmengine warns at the start of a run if the default scope lacks one of these.
+# mmengine warns if the default scope lacks one of these.
 for _parent in (root.OPTIMIZERS, root.VISBACKENDS, root.VISUALIZERS):
     root.Registry(_parent.name, parent=_parent, scope='aft_mm', locations=['aft_mm.engine'])
 
-# Prefixes of checkpoint names, by the loader of aft_mm.checkpoint.loading that reads them.
+# Prefixes of checkpoint names, by their loader.
 _CHECKPOINT_PREFIXES = {
     'local': '',
     'http': ('http://', 'https://'),
@@ -98,11 +97,10 @@ def _lazy_loader(kind: str) -> Callable[..., dict]:
 
 def register_safe_loading() -> None:
     """Make mmengine read all checkpoints with :mod:`aft_mm.checkpoint`."""
+    from mmengine.runner import CheckpointLoader
+
     for kind, prefixes in _CHECKPOINT_PREFIXES.items():
         CheckpointLoader.register_scheme(prefixes, _lazy_loader(kind), force=True)
-
-
-register_safe_loading()
 
 
 class _MMCVOperators(MetaPathFinder):
@@ -116,16 +114,22 @@ class _MMCVOperators(MetaPathFinder):
         return import_module('aft_mm.hosts').extension_spec(path)
 
 
-sys.meta_path.insert(0, _MMCVOperators())
+def _register_bases() -> None:
+    """Make mmengine find bases of configs written as ``aft_mm::NAME``."""
+    from mmengine.config import Config
 
-_find_base = Config._get_cfg_path
+    find_base = Config._get_cfg_path
+
+    def find(name: str, filename: str) -> tuple[str, str | None]:
+        # The scope None: types of ours keep the default scope.
+        if name.startswith('aft_mm::'):
+            return import_module('aft_mm.config.finding').find_base(name), None
+        return find_base(name, filename)
+
+    Config._get_cfg_path = staticmethod(find)
 
 
-def _find_our_base(name: str, filename: str) -> tuple[str, str | None]:
-    """Return the path and the scope of a base; types of ours keep the default scope."""
-    if name.startswith('aft_mm::'):
-        return import_module('aft_mm.config.finding').find_base(name), None
-    return _find_base(name, filename)
-
-
-Config._get_cfg_path = staticmethod(_find_our_base)
+if HAS_MMENGINE:
+    register_safe_loading()
+    sys.meta_path.insert(0, _MMCVOperators())
+    _register_bases()

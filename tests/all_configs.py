@@ -1,5 +1,6 @@
 """The configs of configs/, loaded and built once per process, and the parts of their names."""
 
+import gc
 import os
 import re
 from copy import deepcopy
@@ -94,7 +95,9 @@ class _WithoutInitialization(TorchFunctionMode):
 @cache
 def _build(path: Path) -> nn.Module:
     with torch.device('meta'), _WithoutInitialization():
-        return MODELS.build(model_settings(load_config(path)))
+        model = MODELS.build(model_settings(load_config(path)))
+    gc.freeze()  # it is cached, and datasets of the tests collect garbage
+    return model
 
 
 def model_settings(config: Config) -> dict:

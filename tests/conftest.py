@@ -38,6 +38,8 @@ from aft_mm.cli.parsers import COMMANDS  # noqa: E402
 cv2.setNumThreads(0)
 # In a fork of a process whose first backward pass is a compiled one, torch refuses a backward pass.
 torch.ones(1, requires_grad=True).backward()
+# Inductor compiles in the process of a test instead of starting some of its own.
+os.environ['TORCHINDUCTOR_COMPILE_THREADS'] = '1'
 # Commands that run in the test process do not change its memory allocator.
 os.environ['AFT_MM_MALLOC'] = 'system'
 ROOT = Path(__file__).parent.parent
@@ -48,9 +50,60 @@ RUN_IMPORTS = ['aft_mm.registry']
 RUN_IMPORTS += [
     f'mmpretrain.{name}' for name in ('apis', 'datasets', 'engine', 'evaluation', 'models')
 ]
-RUN_IMPORTS += ['aft_mm.apis', 'aft_mm.engine', 'mmengine._strategy', 'torch.utils.tensorboard']
+RUN_IMPORTS += [f'aft_mm.{name}' for name in ('apis', 'datasets', 'engine', 'evaluation', 'models')]
+RUN_IMPORTS += ['mmengine._strategy', 'torch.utils.tensorboard']
+# Files that take more than 20 s, the longest first.
+LONGEST = (
+    'test_adversarial/test_exact_resume.py',
+    'test_ops/test_triton_interpreter.py',
+    'test_integration.py',
+    'test_packaging.py',
+    'test_adversarial/test_resume.py',
+    'test_ops/test_inductor_offline.py',
+    'test_adversarial/test_compile_and_decide.py',
+    'test_config_models.py',
+    'test_export.py',
+    'test_configs.py',
+    'test_ops/test_compiled_training.py',
+    'downstream/test_configs.py',
+    'downstream/test_tools.py',
+)
 MISSING = [name for name in ('mmdet', 'mmseg') if not importlib.util.find_spec(name)]
 collect_ignore = ['downstream'] if MISSING else []
+
+
+def pytest_collection_modifyitems(items):
+    """Put the longest files first, so that the two workers of `make test` end at the same time."""
+    order = {ROOT / 'tests' / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+@pytest.fixture(scope='module', autouse=True)
+def frozen_imports():
+    """Exempt what is loaded from garbage collection, of which datasets, compilers and forks have many."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope='session', autouse=True)
+def short_runs():
+    """Leave out of runs in this process and its forks what takes half of their time.
+
+    This is the formatting of configs as text, which stays valid, mmengine's report on the
+    environment, and the pictures after a training. Return the function that plots these.
+    """
+    plot = importlib.import_module('aft_mm.cli.commands.train').plot
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('mmengine.config.config.FormatCode', lambda text, **options: (text, True))
+        patch.setattr('mmengine.runner.runner.collect_env', dict)
+        patch.setattr('aft_mm.cli.commands.train.plot', lambda *words, out: out)
+        yield plot
+
+
+@pytest.fixture
+def with_plots(short_runs, monkeypatch):
+    """Plot after a training, as users do."""
+    monkeypatch.setattr('aft_mm.cli.commands.train.plot', short_runs)
 
 
 @pytest.fixture(scope='session')

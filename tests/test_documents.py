@@ -35,6 +35,7 @@ HELD = {
     ('docs/tasks/speech_recognition.md', 1): 'test_guides',
     ('docs/tasks/super_resolution.md', 1): 'test_guides',
     **{('docs/tutorials/own_mixer.md', index): 'test_site' for index in range(4)},
+    **{('docs/tutorials/plain_pytorch.md', index): 'test_transformers' for index in (4, 5)},
     ('docs/analysis.md', 0): 'needs checkpoints of a classifier, a detector and a segmentor, which '
     'test_apis/test_hosts.py has one by one',
     ('configs/detection/README.md', 0): 'needs mmdet and a checkpoint; downstream/test_configs',
@@ -149,8 +150,8 @@ def test_commands_use_existing_files_and_options(page, parse, capsys):
 def test_commands_are_found():
     found = [command.words for page in PAGES for command in commands(page)]
     assert len(found) > 150
-    config = 'configs/image_ar/aft-local-32-mini_1xb16-2e_mnist.py'
-    assert ['python', 'tools/train.py', config, '--work-dir', 'work_dirs/mnist'] in found
+    config = 'aft-local-32-mini_1xb16-2e_mnist'
+    assert ['aft_mm', 'train', config, '--work-dir', 'work_dirs/mnist'] in found
 
 
 def test_every_python_block_is_tested():

@@ -10,6 +10,9 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 from aft_mm import ops
+from aft_mm.apis import load_model
+
+from .test_documents import pack
 
 ROOT = Path(__file__).parents[1]
 MISSING = [
@@ -111,9 +114,8 @@ def test_onnx_equals_the_model(case, tool, files, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('mixer', [CONV, WINDOW], ids=['everywhere', 'window'])
-def test_torch_export_equals_the_model_at_any_size(mixer, tool, files, tmp_path):
-    config, checkpoint, model = files(mixer)
+def test_torch_export_equals_the_model_at_any_size(tool, files, tmp_path):
+    config, checkpoint, model = files(WINDOW)
     out = tmp_path / 'model.pt2'
     tool.main([config, checkpoint, str(out), '--dynamic', '--size', '40', '32'])
     program = torch.export.load(out).module()
@@ -199,21 +201,86 @@ def test_another_backbone_and_missing_packages_are_refused(tool, files, tmp_path
         tool.main([config, checkpoint, str(tmp_path / 'model.onnx')])
     path = Path(config)
     path.write_text(path.read_text().replace('aft_mm.AFTViT', 'VisionTransformer'))
-    with pytest.raises(SystemExit, match='must be aft_mm.AFTViT, got VisionTransformer'):
+    with pytest.raises(
+        SystemExit, match='backbone aft_mm.AFTViT or be a text .*, got VisionTransformer'
+    ):
         tool.main([config, checkpoint, str(tmp_path / 'model.pt2')])
 
 
 def test_a_detector_is_refused_without_its_backbone(tool, files, tmp_path):
     config, _, _ = files(CONV)
     path = Path(config)
-    path.write_text(path.read_text().replace("'ImageClassifier'", "'mmdet.RetinaNet'"))
+    path.write_text(path.read_text().replace("'ImageClassifier'", "'mmdet.FasterRCNN'"))
     words = [config, str(tmp_path / 'no.pth'), str(tmp_path / 'model.pt2')]
     with pytest.raises(
-        SystemExit, match=r'must be an image classifier, got mmdet.RetinaNet; use --backbone$'
+        SystemExit, match=r'must be one of .*, got mmdet.FasterRCNN; use --backbone$'
     ):
         tool.main(words)
     with pytest.raises(SystemExit, match=r"no\.pth' does not exist"):
         tool.main([*words, '--backbone'])
+
+
+def exported(tool, folder, name, *words):
+    """Export tests/configs/NAME.py with random weights; return the graph and the model."""
+    pack(folder, name)
+    files = str(folder / 'config.py'), str(folder / 'checkpoint.pth')
+    tool.main([*files, str(folder / 'model.pt2'), *words])
+    return torch.export.load(folder / 'model.pt2').module(), load_model(*files, 'cpu')[1]
+
+
+def test_a_text_model_gives_the_probability_of_every_byte(tool, tmp_path):
+    graph, model = exported(tool, tmp_path, 'tiny_text')
+    tokens = torch.randint(256, (1, 32))
+    (scores,) = graph(tokens)
+    (sample,) = model(tokens, mode='predict')
+    nats = nn.functional.cross_entropy(scores[0], tokens[0], reduction='sum')
+    assert sample.num_dims == 32 and nats.item() == pytest.approx(sample.nats, rel=1e-5)
+    words = [str(tmp_path / name) for name in ('config.py', 'checkpoint.pth', 'a.pt2')]
+    with pytest.raises(SystemExit, match='a text model has one length and no --dynamic'):
+        tool.main([*words, '--dynamic'])
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_float64_sums_are_finite_in_onnx(tool, tmp_path):
+    """The exporter writes constants as float32, in which the lowest float64 is −inf."""
+    pack(tmp_path, 'tiny_text')
+    words = [str(tmp_path / name) for name in ('config.py', 'checkpoint.pth', 'model.onnx')]
+    tool.main(words)  # which compares the outputs
+    assert (tmp_path / 'model.onnx').exists()
+
+
+def test_a_segmentor_gives_the_scores_of_every_pixel(tool, tmp_path):
+    pytest.importorskip('mmseg', reason='mmseg has the segmentor')
+    graph, model = exported(tool, tmp_path, 'tiny_segmentation', '--size', '40', '56')
+    image = torch.randn(1, 3, 40, 56)
+    (scores,) = graph(image)
+    inputs = torch.cat([image, torch.ones(1, 1, 40, 56)], 1)
+    (sample,) = model(inputs, mode='predict')
+    torch.testing.assert_close(scores[0], sample.seg_logits.data, atol=1e-4, rtol=1e-4)
+
+
+def test_a_detector_gives_all_boxes(tool, tmp_path):
+    mmdet = pytest.importorskip('mmdet.structures', reason='mmdet has the detector')
+    graph, model = exported(tool, tmp_path, 'tiny_detection', '--size', '48', '64')
+    image = torch.randn(1, 3, 48, 64)
+    boxes, scores = graph(image)
+    size = dict(img_shape=(48, 64), scale_factor=(1, 1), batch_input_shape=(48, 64))
+    model.test_cfg.update(nms=dict(type='nms', iou_threshold=1.0), max_per_img=20)
+    model.bbox_head.test_cfg = model.test_cfg
+    mask = torch.ones(1, 1, 48, 64)
+    samples = [mmdet.DetDataSample(metainfo=size)]
+    (sample,) = model(torch.cat([image, mask], 1), samples, mode='predict')
+    found = sample.pred_instances
+    best, index = scores[0].flatten().topk(20)
+    torch.testing.assert_close(best, found.scores, atol=1e-5, rtol=1e-4)
+    classes = scores.shape[2]
+    apart = best.diff().abs() > 1e-4  # equal scores may come in another order
+    sure = torch.cat([torch.tensor([True]), apart]) & torch.cat([apart, torch.tensor([False])])
+    assert sure.sum() > 3
+    torch.testing.assert_close(
+        boxes[0, index // classes][sure], found.bboxes[sure], atol=1e-2, rtol=1e-3
+    )
 
 
 def test_maps_are_those_of_whole_images(tool, files, tmp_path):

@@ -1,7 +1,8 @@
-"""The examples of docs/tasks/ do what the text says."""
+"""The examples of docs/tasks/ do what the text says, and the guides' commands run from the wheel."""
 
+import json
 import re
-from pathlib import Path
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -12,16 +13,62 @@ from mmengine.registry import DATASETS, MODELS, init_default_scope
 from PIL import Image
 from scipy.spatial import cKDTree
 
-ROOT = Path(__file__).parents[1]
+from .documents import ROOT, commands
+from .test_packaging import elsewhere, wheel  # noqa: F401, an environment without the checkout
+
+GUIDES = sorted(path.stem for path in (ROOT / 'docs/tasks').glob('*.md'))
+#: Parses every command, and builds the model of each config, in the environment of the wheel.
+PARSE_AND_BUILD = """
+import argparse, json, sys
+from pathlib import Path
+from unittest.mock import patch
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from aft_mm.cli.main import main
+from aft_mm.config.finding import find_config, install_root
+from aft_mm.config.reading import read_config
+
+class Parsed(Exception):
+    pass
+
+def stops(original):
+    def parse(self, args=None, namespace=None):
+        original(self, args, namespace)
+        raise Parsed
+    return parse
+
+given = json.loads(Path('guides.json').read_text())
+for name in ('parse_args', 'parse_intermixed_args'):
+    original = getattr(argparse.ArgumentParser, name)
+    patch.object(argparse.ArgumentParser, name, stops(original)).start()
+for words in given['commands']:
+    try:
+        main(words)
+    except Parsed:
+        continue
+    raise SystemExit(f'not parsed: {words}')
+patch.stopall()
+for number, text in enumerate(given['configs']):
+    Path(f'config{number}.py').write_text(text)
+configs = [Config.fromfile(f'config{n}.py', import_custom_modules=False)
+           for n in range(len(given['configs']))]
+configs += [read_config(find_config(name)) for name in given['names']]
+for config in configs:
+    config.model.pop('pretrained', None)
+    with torch.device('meta'), DefaultScope.overwrite_default_scope(config.default_scope):
+        MODELS.build(config.model)
+print(len(given['commands']), len(configs), install_root())
+"""
 
 
 def python_blocks(guide):
     return re.findall('```python\n(.*?)```', (ROOT / f'docs/tasks/{guide}.md').read_text(), re.S)
 
 
-def load_example(text, task, tmp_path):
-    """Load a config of a guide as if it were in the folder of its task."""
-    (tmp_path / 'example.py').write_text(text.replace("'./", f"'{ROOT}/configs/{task}/"))
+def load_example(text, tmp_path):
+    """Load a config of a guide."""
+    (tmp_path / 'example.py').write_text(text)
     config = Config.fromfile(tmp_path / 'example.py')
     init_default_scope(config.default_scope)
     return config
@@ -36,7 +83,7 @@ def test_guide_for_own_images(tmp_path, monkeypatch):
     for split in ('train', 'test'):
         (tmp_path / 'data/faces' / split).mkdir(parents=True)
         Image.fromarray(image).save(tmp_path / 'data/faces' / split / 'a.png')
-    config = load_example(text, 'image_ar', tmp_path)
+    config = load_example(text, tmp_path)
 
     for split in ('train', 'val', 'test'):
         sample = DATASETS.build(config[f'{split}_dataloader'].dataset)[0]
@@ -49,7 +96,7 @@ def test_guide_for_another_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'data').mkdir()
     (tmp_path / 'data/novels.txt').write_bytes(bytes(range(256)) * 24)
-    config = load_example(python_blocks('language_modeling')[1], 'language_modeling', tmp_path)
+    config = load_example(python_blocks('language_modeling')[1], tmp_path)
     for split in ('train', 'val', 'test'):
         sample = DATASETS.build(config[f'{split}_dataloader'].dataset)[0]
         assert len(sample['inputs']) == 256
@@ -61,7 +108,7 @@ def test_guide_for_photographs(tmp_path, monkeypatch):
     for split in ('train', 'val', 'test'):
         (tmp_path / 'data/photos' / split).mkdir(parents=True)
         Image.fromarray(image).save(tmp_path / 'data/photos' / split / 'a.png')
-    config = load_example(python_blocks('super_resolution')[1], 'super_resolution', tmp_path)
+    config = load_example(python_blocks('super_resolution')[1], tmp_path)
 
     windows = np.lib.stride_tricks.sliding_window_view(image, (32, 32, 3)).reshape(-1, 1024, 3)
     for split in ('train', 'val', 'test'):
@@ -95,7 +142,7 @@ def test_guide_for_own_shapes(tmp_path, monkeypatch):
             tmp_path / 'data/my-shapes/vase' / split / 'a.npy',
             np.random.default_rng(0).normal(size=(700, 3)).astype(np.float32),
         )
-    config = load_example(python_blocks('point_cloud')[2], 'point_cloud', tmp_path)
+    config = load_example(python_blocks('point_cloud')[2], tmp_path)
 
     for split in ('train', 'val', 'test'):
         dataset = DATASETS.build(config[f'{split}_dataloader'].dataset)
@@ -105,29 +152,13 @@ def test_guide_for_own_shapes(tmp_path, monkeypatch):
 
 
 def test_guide_for_own_languages(tmp_path):
-    config = load_example(python_blocks('machine_translation')[1], 'machine_translation', tmp_path)
+    config = load_example(python_blocks('machine_translation')[1], tmp_path)
     for split in ('train', 'val', 'test'):
         data = config[f'{split}_dataloader'].dataset
         assert data.source_file == f'data/mine/{split}.fr'
         assert data.subwords == config.subwords == 'data/mine/subwords.model'
     with torch.device('meta'):
         assert MODELS.build(config.model).head.num_values == 8000
-
-
-@pytest.mark.parametrize(
-    'guide',
-    [
-        'image_ar',
-        'language_modeling',
-        'machine_translation',
-        'point_cloud',
-        'speech_recognition',
-        'super_resolution',
-    ],
-)
-def test_guides_name_configs_that_exist(guide):
-    named = re.findall(r'configs/[\w/.-]+\.py', (ROOT / f'docs/tasks/{guide}.md').read_text())
-    assert named and all((ROOT / path).is_file() for path in named)
 
 
 @pytest.mark.parametrize('page', ['README.md', 'docs/configs.md'])
@@ -177,8 +208,7 @@ def test_guide_for_own_speech(tmp_path, monkeypatch):
     for name in ('train', 'test'):
         soundfile.write(folder / f'{name}-1.wav', noise, 16000)
         (folder / f'{name}.txt').write_text(f"{name}-1 That's it\n")
-    text = python_blocks('speech_recognition')[1].replace("'../_base_", f"'{ROOT}/configs/_base_")
-    config = load_example(text, 'speech_recognition', tmp_path)
+    config = load_example(python_blocks('speech_recognition')[1], tmp_path)
 
     model = MODELS.build(config.model)
     for split in ('train', 'val', 'test'):
@@ -187,3 +217,57 @@ def test_guide_for_own_speech(tmp_path, monkeypatch):
     batch = model.data_preprocessor({key: [value] for key, value in sample.items()}, False)
     assert model(**batch, mode='loss')['loss'].isfinite()
     assert model.encoder.max_length == 800
+
+
+def test_guides_need_no_clone(elsewhere, root):  # noqa: F811
+    """All their commands are those of the wheel, and their configs are found and built there."""
+    folder, call = elsewhere
+    words = [
+        command.words[1:]
+        for page in (*(f'docs/tasks/{guide}.md' for guide in GUIDES), 'docs/get_started.md')
+        for command in commands(page)
+        if command.words[0] == 'aft_mm'
+    ]
+    others = {
+        command.words[0] for guide in GUIDES for command in commands(f'docs/tasks/{guide}.md')
+    }
+    assert others <= {'aft_mm', 'pip', 'find', 'cat', 'export'}
+    named = {word for each in words for word in each if '_1xb' in word and '.' not in word}
+    configs = [
+        block
+        for guide in GUIDES
+        for block in python_blocks(guide)
+        if block.startswith('_base_') and (find_spec('mmdet') or 'mmdet' not in block)
+    ]
+    if not find_spec('mmdet'):
+        named = {name for name in named if not name.startswith(('retinanet', 'fcn'))}
+    content = dict(commands=words, names=sorted(named), configs=configs)
+    (folder / 'guides.json').write_text(json.dumps(content))
+    done = call('python', '-c', PARSE_AND_BUILD)
+    assert done.returncode == 0, done.stderr[-2000:]
+    parsed, built, place = done.stdout.split()[-3:]
+    assert int(parsed) == len(words) > 60 and int(built) == len(named) + len(configs) > 10
+    assert place.endswith('aft_mm/.mim') and not place.startswith(str(root))
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_the_wheel(elsewhere):  # noqa: F811
+    """Its cells, without that of the installation: new, train and predict."""
+    folder, call = elsewhere
+    cells = json.loads((ROOT / 'docs/tutorials/own_images.ipynb').read_text())['cells']
+    code = [
+        ''.join(cell['source'])
+        for cell in cells
+        if cell['cell_type'] == 'code' and 'install' not in cell['metadata'].get('tags', ())
+    ]
+    text = '\n'.join(code).replace('max_epochs=40', 'max_epochs=5')
+    assert text.count('max_epochs=5') == 1
+    done = call('python', '-c', text)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 'digits: 250 images of 5 classes, 64 x 64 pixels' in done.stdout
+    lines = (folder / 'predictions/predictions.csv').read_text().splitlines()
+    assert [line.split(',')[0] for line in lines[1:3]] == [
+        'new_digits/0-50.png',
+        'new_digits/0-51.png',
+    ]
+    assert len(lines) == 11

@@ -11,7 +11,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
 from PIL import Image
 
-from aft_mm.datasets.image_files import IMAGE_SUFFIXES
+from aft_mm.checks import IMAGE_SUFFIXES
 from aft_mm.engine.preflight import check_same_classes
 from aft_mm.errors import UserError
 
@@ -86,7 +86,7 @@ def test_every_config_is_listed():
 
 
 def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
-    photos, split_folder, train, capfd
+    photos, split_folder, train, capfd, with_plots
 ):
     split_folder(['photos', 'data/my_images', '--val', '0.3'])
     parts = {

@@ -122,6 +122,8 @@ def test_metadata(wheel):
         'analysis',
         'hub',
         'fid',
+        'timm',
+        'transformers',
         'docs',
         'export',
         'dev',
@@ -370,20 +372,28 @@ def licenses(root):
 
 
 def test_every_pin_has_hashes_and_make_requires_them(root):
-    for name in ('lock', 'dev', 'downstream', 'mmcv', 'docs', 'release'):
+    for name in ('lock', 'dev', 'downstream', 'mmcv', 'docs', 'release', 'transformers'):
         pins = re.split(r'\n(?=\S)', (root / f'requirements/{name}.txt').read_text())
         assert pins and all(re.search('--hash=sha256:[0-9a-f]{64}', pin) for pin in pins)
     names = 'Makefile', 'requirements/build_mmcv.sh', 'packaging/build.sh'
     commands = ''.join((root / name).read_text() for name in names)
     installs = re.findall('(.*)-r (?:requirements/|"[$]req)', commands)
-    assert len(installs) == 6
+    assert len(installs) == 7
     assert all('$(PIN) ' in line or '--require-hashes ' in line for line in installs)
     (pin,) = re.findall('^PIN := (.*)', commands, re.M)
     assert '--no-deps --require-hashes' in pin
 
 
 @pytest.mark.parametrize(
-    'names', [['lock'], ['lock', 'dev'], ['lock', 'downstream'], ['lock', 'docs']], ids='+'.join
+    'names',
+    [
+        ['lock'],
+        ['lock', 'dev'],
+        ['lock', 'downstream'],
+        ['lock', 'docs'],
+        ['lock', 'dev', 'transformers'],
+    ],
+    ids='+'.join,
 )
 def test_a_lock_is_complete(root, licenses, names):
     """pip installs without resolving dependencies, so the lock must list all of them."""
@@ -430,7 +440,7 @@ def test_the_lock_is_within_the_ranges(wheel, root, licenses):
             lock.setdefault(requirement.name, []).append(requirement)
     for text in wheel[2].get_all('Requires-Dist'):
         requirement = Requirement(text)
-        extras = ('', 'dev', 'analysis', 'export', 'text', 'speech')
+        extras = ('', 'dev', 'analysis', 'export', 'text', 'speech', 'timm')
         if (
             requirement.name == 'aft_mm'
             or requirement.marker

@@ -1,9 +1,11 @@
 """Hooks of every training, whichever runtime its config inherits."""
 
 import pytest
+import torch
 from mmengine.config import Config
 
-from aft_mm.engine import apply_safe_defaults
+from aft_mm.engine import apply_safe_defaults, runner
+from aft_mm.engine.hooks import SafeCheckpointHook
 
 from .all_configs import configs_of, load_config
 
@@ -39,12 +41,31 @@ def test_every_config_writes_whole_checkpoints_logs_and_stops_at_nan(task, missi
     assert trained
     for name, cfg in trained.items():
         assert cfg.default_hooks.checkpoint.type == 'aft_mm.SafeCheckpointHook', name
+        if task != 'segmentation':  # mmseg's schedules set it
+            assert cfg.default_hooks.checkpoint.save_best == 'auto', name
+            assert cfg.default_hooks.checkpoint.max_keep_ckpts == 3, name
         assert hooks(cfg).count(FINITE) == hooks(cfg).count(EXACT) == 1, name
         backends = {backend.type for backend in cfg.visualizer.vis_backends}
         assert backends == {'LocalVisBackend', 'TensorboardVisBackend'}, name
         before = cfg.to_dict()
         apply_safe_defaults(cfg := cfg.copy())
         assert cfg.to_dict() == before, name
+
+
+@pytest.mark.parametrize(
+    ('metric', 'rule'),
+    [
+        ('bits_per_dim', 'less'),
+        ('bits_per_subword', 'less'),
+        ('phoneme_error_rate', 'less'),
+        ('token_accuracy_percent', 'greater'),
+        ('accuracy/top1', 'greater'),
+    ],
+)
+def test_the_first_metric_selects_the_best_checkpoint(metric, rule):
+    hook = SafeCheckpointHook(save_best='auto')
+    hook._init_rule(hook.rule, metric)
+    assert hook.rule == rule
 
 
 @pytest.mark.parametrize(
@@ -62,6 +83,26 @@ def test_a_config_of_ones_own_gets_all(options):
         apply_safe_defaults(cfg)
         assert hooks(cfg) == ['aft_mm.SafeCheckpointHook', FINITE, EXACT]
         assert cfg.default_hooks.checkpoint.interval == (7 if options.get('default_hooks') else 1)
+
+
+def compiles(options):
+    cfg = Config(options)
+    apply_safe_defaults(cfg)
+    return hooks(cfg).count('aft_mm.CompileHook')
+
+
+def test_training_on_cuda_is_compiled_unless_the_config_says_otherwise(monkeypatch):
+    assert not compiles({})
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(runner, 'has_triton', lambda: True)
+    monkeypatch.setattr(runner.shutil, 'which', lambda name: name)
+    assert compiles({}) == 1
+    own = dict(default_hooks=dict(compile=dict(type='aft_mm.CompileHook', module='neck')))
+    assert compiles(own) == 1
+    for other in (dict(compile=False), dict(compile=True), dict(default_scope='mmdet')):
+        assert not compiles(other)
+    monkeypatch.setattr(runner.shutil, 'which', lambda name: None)
+    assert not compiles({})
 
 
 def test_an_own_checkpoint_hook_stays():

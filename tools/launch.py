@@ -52,7 +52,7 @@ def number(name: str, text: str, least: int) -> int:
 
 
 def torchrun_words(args: argparse.Namespace) -> list[str]:
-    """Return the arguments of torchrun, after checks for which torchrun would wait silently."""
+    """Return the arguments of torchrun, and refuse those on which it would wait silently."""
     gpus = number('GPUS', args.gpus, 1)
     nodes, rank, port, timeout = (
         number(name, os.environ.get(name) or str(usual), least)

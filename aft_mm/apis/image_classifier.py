@@ -19,8 +19,8 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import track
 
-from aft_mm.checks import check_int
-from aft_mm.datasets.image_files import IMAGE_SUFFIXES, read_rgb
+from aft_mm.checks import IMAGE_SUFFIXES, check_int
+from aft_mm.datasets.image_files import read_rgb
 from aft_mm.errors import UserError
 
 from .loading import load_model

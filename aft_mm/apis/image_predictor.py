@@ -30,7 +30,7 @@ VISUALIZER = {'mmdet': 'mmdet.DetLocalVisualizer', 'mmseg': 'mmseg.SegLocalVisua
 
 @dataclass
 class Prediction:
-    """What a model predicts for an image.
+    """The prediction for an image.
 
     Args:
         path: The image.

@@ -124,10 +124,10 @@ class SuperResolver:
         """Sample enlargements of a larger image, tile by tile.
 
         The image is covered with as few overlapping tiles of h x w pixels as possible, evenly
-        spaced; see :meth:`tile_starts`. ``num`` samples of each tile are drawn independently of its
-        neighbours, and overlapping tiles fade linearly into each other. This hides the seams, but
-        overlaps are means of independent samples and hence smoother than the rest, and structures
-        larger than a tile may not fit together. It suits models trained on crops of images.
+        spaced; see :meth:`tile_starts`. Each tile is sampled independently of its neighbours, and
+        overlapping tiles fade linearly into each other. This hides the seams, but overlaps are
+        smoother than the rest, and structures larger than a tile may not fit together. It suits
+        models trained on crops of images.
 
         Args:
             image: uint8 ``[H', W', C]``.

@@ -1,7 +1,7 @@
 """Checkpoints: read without running code from the file, written whole or not at all.
 
-- `loading.py`: the loaders that mmengine calls, and loading weights into a model
-- `safe_unpickler.py`: torch.save's file formats and the few objects a checkpoint may contain
+- `loading.py`: mmengine's loaders, and loading weights into a model
+- `safe_unpickler.py`: torch.save's formats and the few objects a checkpoint may contain
 - `safetensors.py`: weights in the safetensors format
 - `plain_types.py`: training state as plain Python types and tensors
 - `atomic_write.py`: files that appear only when complete

@@ -1,4 +1,4 @@
-"""Files that appear under their name only when they are complete."""
+"""Files that appear only when they are complete."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from mmengine.fileio import LocalBackend, register_backend
 
-#: `backend_args` of mmengine for files that are written with :func:`write_whole`.
+#: `backend_args` of mmengine for :func:`write_whole`.
 ATOMIC_BACKEND = dict(backend='aft_mm.AtomicFileBackend')
 
 
@@ -17,8 +17,7 @@ def write_whole(path: str | Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces ``path`` once it is complete and on the disk.
 
     Raises:
-        OSError: the file cannot be written; the temporary file is removed, and the error
-            names ``path``.
+        OSError: ``path`` cannot be written; the temporary file is removed.
     """
     path = Path(path)
     part = path.with_name(f'.{path.name}.{os.getpid()}.part')

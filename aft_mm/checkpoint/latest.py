@@ -10,12 +10,12 @@ from .atomic_write import write_whole
 from .loading import load_from_local
 
 POINTER = 'last_checkpoint'
-# epoch_12.pth, iter_300.pth; the best weights are saved without optimizer and cannot be resumed.
+# The best weights are saved without optimizer.
 _NAME = re.compile(r'(?!best_)(\w*_)(\d+)\.pth')
 
 
 def remove_parts(folder: str | Path) -> None:
-    """Remove temporary files of checkpoints and of ``last_checkpoint`` whose writer was killed."""
+    """Remove temporary files whose writer was killed."""
     for pattern in ('.*.pth.*.part', f'.{POINTER}.*.part'):
         for part in Path(folder).glob(pattern):
             part.unlink(missing_ok=True)
@@ -40,12 +40,11 @@ def checkpoints_in(folder: str | Path) -> list[Path]:
 def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
     """Find the checkpoint from which a run in ``folder`` resumes.
 
-    That is the one named by ``last_checkpoint`` or, if it is missing or damaged, the newest
-    complete checkpoint in the folder.
+    That is the one named by ``last_checkpoint`` or, if it is damaged, the newest complete one.
 
     Returns:
-        Its path, or None if the folder has no checkpoint, and a warning if it is not the one that
-        ``last_checkpoint`` names, else ''.
+        Its path, None without a checkpoint, and a warning if ``last_checkpoint`` names another,
+        else ''.
 
     Raises:
         UserError: there are checkpoints, but all are damaged.

@@ -1,4 +1,4 @@
-"""The checkpoint loaders that mmengine calls, and loading weights into a model."""
+"""The loaders that mmengine calls, and loading weights into a model."""
 
 import hashlib
 import http.client
@@ -35,7 +35,7 @@ _HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+$')
 _FRAGMENT = 'sha256='
 _HUB = 'hf://'
 _TIMEOUT = 60  # seconds without a byte
-#: Bounds of a download, and the environment variables that change them.
+#: Bounds of a download, with their environment variables.
 MAX_SECONDS = 'AFT_MM_DOWNLOAD_SECONDS', 3600
 MAX_BYTES = 'AFT_MM_DOWNLOAD_BYTES', 20 * 10**9
 _BLOCK = 2**20  # bytes
@@ -53,7 +53,7 @@ def _load(filename: str, map_location: Any) -> dict:
             f'checkpoint {filename!r} is refused because it asks for {str(error):.200}, which is '
             'neither a weight nor the training state of mmengine'
         ) from error
-    except Exception as error:  # a damaged file can raise anything in a parser
+    except Exception as error:  # parsers of damaged files raise anything
         if isinstance(error, OSError) and error.filename is not None:  # it cannot be opened
             raise
         reason = ' '.join(str(error).split())
@@ -71,7 +71,7 @@ def _load(filename: str, map_location: Any) -> dict:
             f'checkpoint {filename!r} holds a {type(meta).__name__} as meta instead of a dict'
         )
     _check_weights(filename, checkpoint)
-    # mmengine's Runner.resume executes this entry of old checkpoints as a python file.
+    # mmengine's Runner.resume would execute this entry of old checkpoints.
     meta.pop('config', None)
     return checkpoint
 
@@ -100,9 +100,9 @@ def _check_weights(filename: str, checkpoint: dict) -> None:
 def load_from_local(filename: str, map_location: Any = None) -> dict:
     """Load weights and mmengine's training state from a checkpoint file.
 
-    Files that end in ``.safetensors`` are read as such, all others as files of torch.save. Nothing
-    that the file names is called, checksums are verified, and memory is limited by the file size.
-    ``meta`` still contains the text of the config, which is a program.
+    ``.safetensors`` is read as such, other files as those of torch.save: no code of the file is
+    run, checksums are verified, and memory is limited by the file size. ``meta`` still contains the
+    text of the config, which is a program.
 
     Args:
         filename: Path of the file.
@@ -124,9 +124,8 @@ def load_from_local(filename: str, map_location: Any = None) -> dict:
 def load_from_http(filename: str, map_location: Any = None) -> dict:
     """Download a checkpoint into torch's hub folder and load it with :func:`load_from_local`.
 
-    The cached file is named after the whole address. Its length must match the server's, and its
-    sha256 must match ``ADDRESS#sha256=...`` or the first digits in the file name (torch.hub's
-    convention) if the address has them. One process per machine downloads, at most 20 GB
+    Its length must match the server's, and its sha256 ``ADDRESS#sha256=...`` or the digits in the
+    file name (torch.hub's convention), if given. One process per machine downloads, at most 20 GB
     (AFT_MM_DOWNLOAD_BYTES) in an hour (AFT_MM_DOWNLOAD_SECONDS).
 
     Raises:
@@ -148,7 +147,7 @@ def _first_on_machine(download: Callable[[str], Path], address: str) -> Path:
         barrier()
     try:
         return download(address)
-    finally:  # also after an error, or the others would wait forever
+    finally:  # also after an error, for which the others would wait
         if is_distributed() and first:
             barrier()
 
@@ -157,11 +156,11 @@ def load_from_hub(filename: str, map_location: Any = None) -> dict:
     """Load ``hf://ORG/NAME/FILE`` from the Hugging Face hub with :func:`load_from_local`.
 
     ``hf://ORG/NAME@REVISION/FILE`` selects a branch, tag or commit; ``#sha256=...`` at the end is
-    compared with the file. huggingface_hub downloads into its own cache, once per machine.
+    compared. huggingface_hub downloads into its cache, once per machine.
 
     Raises:
-        UserError: huggingface_hub is missing, the address is malformed, the download failed, or
-            the sha256 differs.
+        UserError: huggingface_hub is missing, the address is malformed, the download failed, or the
+            sha256 differs.
         pickle.UnpicklingError: as for :func:`load_from_local`.
     """
     return _load(str(_first_on_machine(_from_hub, filename)), map_location)
@@ -194,11 +193,7 @@ def _from_hub(filename: str) -> Path:
 
 
 def _split_hash(address: str) -> tuple[str, str]:
-    """Split ``ADDRESS#sha256=DIGITS`` into address and digits, '' if there are none.
-
-    Raises:
-        UserError: ``#`` is not followed by a sha256.
-    """
+    """Split ``ADDRESS#sha256=DIGITS`` into address and digits, '' if there are none."""
     plain, mark, fragment = address.partition('#')
     digits = fragment.removeprefix(_FRAGMENT)
     if mark and (digits == fragment or not re.fullmatch('[0-9a-f]{64}', digits)):
@@ -218,7 +213,7 @@ def _check_hash(digest: str, wanted: str, address: str) -> None:
 
 
 def cached(address: str) -> Path:
-    """Return the path of an address in torch's hub folder; download it if it is not there.
+    """Return the path of an address in torch's hub folder; download it if necessary.
 
     Raises:
         UserError: the download failed.
@@ -242,7 +237,7 @@ def cached(address: str) -> Path:
 
 
 def _download(address: str, path: Path) -> None:
-    """Download to ``path``; nothing is left there if the length or a hash does not match."""
+    """Download to ``path``; nothing is left there if length or hash does not match."""
     plain, wanted = _split_hash(address)
     if urlparse(plain).scheme not in ('http', 'https'):
         raise UserError(f'checkpoint {address!r} must be an http or https address')
@@ -272,7 +267,6 @@ def _download(address: str, path: Path) -> None:
 
 
 def _bound(variable: str, default: int) -> int:
-    """Return a bound from the environment."""
     text = os.environ.get(variable) or str(default)
     if not re.fullmatch('[0-9]{1,18}', text) or not int(text):
         raise UserError(f'{variable} must be an int, 1 or larger, got {text[:80]!r}')
@@ -280,20 +274,15 @@ def _bound(variable: str, default: int) -> int:
 
 
 def _remove_parts(path: Path, seconds: int) -> None:
-    """Remove what killed downloads of this address have left: parts too old to be written."""
+    """Remove what killed downloads of this address have left."""
     for part in path.parent.glob(f'.{path.name}.*.part'):
         if time.time() - part.stat().st_mtime > seconds + _TIMEOUT:
             part.unlink(missing_ok=True)
 
 
 def _received(address: str, seconds: int) -> Iterator[Any]:
-    """Yield the Content-Length of an address, None without one, then the blocks of its content.
-
-    Raises:
-        OSError, HTTPException, ValueError: the download failed, or took more than `seconds`.
-    """
-    # A thread of its own receives, because a server can hold every call of http.client for hours
-    # with one byte per minute.
+    """Yield the Content-Length of an address, None without one, then the blocks of its content."""
+    # A server can hold every call of http.client for hours with one byte per minute.
     blocks: queue.Queue = queue.Queue(8)
     ended = threading.Event()
 
@@ -349,7 +338,7 @@ def load_from_torchvision(filename: str, map_location: Any = None) -> dict:
 
 
 def load_from_openmmlab(filename: str, map_location: Any = None) -> dict:
-    """Raise a :class:`UserError`, because the host of these addresses is gone."""
+    """Raise a :class:`UserError`: the host of these addresses is gone."""
     raise UserError(
         f'checkpoint {filename!r} is on a host that no longer exists; give a file or an http address'
     )
@@ -365,7 +354,7 @@ LOADERS = {
 
 
 def load_for_mmengine(kind: str, filename: str, map_location: Any = None) -> dict:
-    """Load a checkpoint for mmengine, without the config text that its inferencers would execute.
+    """Load a checkpoint without the config text that mmengine's inferencers would execute.
 
     Args:
         kind: Key of :data:`LOADERS`.
@@ -380,16 +369,14 @@ def load_for_mmengine(kind: str, filename: str, map_location: Any = None) -> dic
 def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = True) -> list[str]:
     """Load the weights of a checkpoint into ``model``.
 
-    The log warns about tensors that were interpolated, such as position biases of another length,
-    tensors that keep their initialisation because their shape differs, such as a head with other
-    classes, and tensors with NaN or inf.
+    The log warns about tensors that were interpolated, such as position biases, that keep their
+    initialisation because the shape differs, or that have NaN or inf.
 
     Args:
         model: Model to load into.
         checkpoint: A checkpoint or state dict, as a loader returns it.
         name: Name of the model for the error message.
-        strict: True requires that names and shapes match; False allows missing, unexpected and
-            reshaped tensors, for fine-tuning.
+        strict: True requires matching names and shapes; False, for fine-tuning, does not.
 
     Returns:
         The names of interpolated tensors.
@@ -436,7 +423,7 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
             f'{len(bad)} of the {len(weights)} tensors of the checkpoint hold NaN or inf, the '
             f'first is {bad[0]}'
         )
-    if reshaped or uncopied:  # mmengine loads again and logs every tensor that does not fit
+    if reshaped or uncopied:  # mmengine loads again and logs every misfit
         return []
     resized = sorted(
         key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape
@@ -451,7 +438,7 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
 
 
 def _without_prefix(weights: Mapping) -> OrderedDict:
-    """Remove the ``module.`` of a wrapper from the names, also from those of the versions."""
+    """Remove the ``module.`` of a wrapper from the names, also of the versions."""
     state = OrderedDict((key.removeprefix('module.'), value) for key, value in weights.items())
     versions = getattr(weights, '_metadata', None)
     if versions is not None:
@@ -463,13 +450,13 @@ def _without_prefix(weights: Mapping) -> OrderedDict:
 
 
 def _copy(model: nn.Module, weights: Mapping) -> tuple:
-    """Copy what fits; return missing, unexpected and reshaped names and the number of tensors that
-    cannot be copied.
+    """Copy what fits; return missing, unexpected and reshaped names and the number that cannot be
+    copied.
     """
     own = model.state_dict()
     reshaped: list[str] = []
     uncopied = 0
-    # Torch's loading decides, because a layer may resize, rename or refuse a tensor.
+    # A layer may resize, rename or refuse a tensor.
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
     except ValueError as error:

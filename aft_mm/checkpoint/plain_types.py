@@ -1,4 +1,4 @@
-"""Training state in plain types, which torch.load reads with ``weights_only=True``."""
+"""Training state in plain types, for ``weights_only=True``."""
 
 from collections import OrderedDict
 from pickle import UnpicklingError
@@ -28,10 +28,7 @@ def plain_value(value: Any) -> Any:
 
 
 def plain_hub(state: dict) -> dict:
-    """Convert the state of mmengine's MessageHub: each history becomes two tensors and a number.
-
-    Tensors, because a long run has millions of numbers there.
-    """
+    """Convert the state of mmengine's MessageHub: each history becomes two tensors and a number."""
     scalars = {
         key: dict(
             log_history=torch.from_numpy(np.array(value.data[0])),
@@ -49,9 +46,10 @@ def plain_hub(state: dict) -> dict:
 
 
 def restored_hub(state: Any) -> dict:
-    """Invert :func:`plain_hub`; the state of a stock mmengine checkpoint is not changed.
+    """Invert :func:`plain_hub`, without the text of the config, which mmengine's inferencers would
+    run.
 
-    The text of the config is dropped: mmengine's inferencers would run it as a program.
+    The state of a stock checkpoint is otherwise unchanged.
 
     Raises:
         UnpicklingError: ``state`` is not the state of a MessageHub.

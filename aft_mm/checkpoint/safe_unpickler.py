@@ -1,16 +1,16 @@
 """Read torch.save files without executing their pickle.
 
-Stock mmengine checkpoints, also those of other OpenMMLab projects, hold numpy values, log histories
-and scheduler methods, which ``torch.load(weights_only=True)`` refuses and plain pickle would let run
-any code. So this file reads the pickle in three steps:
+Stock OpenMMLab checkpoints hold numpy values, log histories and scheduler methods, which
+``torch.load(weights_only=True)`` refuses and plain pickle would let run any code. So a pickle is
+read in three steps:
 
-1. :class:`RecordingUnpickler` records what the pickle asks for and calls nothing: a name becomes a
-   :class:`Name`, a call becomes a :class:`RecordedCall`.
-2. :class:`ObjectBuilder` builds tensors, arrays and plain values from these records with our own
-   code. Everything else is refused.
-3. :func:`read_archive` reads the two formats of torch.save. Since torch 1.6 a file is a zip
-   archive, ``NAME/data.pkl`` and one record ``NAME/data/KEY`` per storage; older files are four
-   pickles, a list of keys and the storages.
+1. :class:`RecordingUnpickler` calls nothing: a name becomes a :class:`Name`, a call a
+  :class:`RecordedCall`.
+2. :class:`ObjectBuilder` builds tensors, arrays and plain values from these records. Everything
+  else is refused.
+3. :func:`read_archive` reads both formats of torch.save: since torch 1.6 a zip archive,
+  ``NAME/data.pkl`` and a record ``NAME/data/KEY`` per storage; before, four pickles, a list of keys
+  and the storages.
 """
 
 import io
@@ -32,7 +32,7 @@ from mmengine.logging import HistoryBuffer
 from mmengine.optim.scheduler import OneCycleParamScheduler
 from torch import Tensor
 
-# The opcodes that torch.save (protocol 2) writes; all others are refused.
+# The opcodes that torch.save (protocol 2) writes.
 _OPCODES = (
     pickle.PROTO,
     pickle.STOP,
@@ -67,7 +67,7 @@ _KEYS = (str, int, float, bytes, type(None))
 
 
 class Refused(UnpicklingError):  # noqa: N818 - it is about the file
-    """The file names a function or class that no checkpoint needs; the message is its name."""
+    """A function or class, the message, that no checkpoint needs."""
 
 
 class Name:
@@ -108,7 +108,7 @@ class RecordedCall:
 class RecordingUnpickler(pickle._Unpickler):
     """Reads a pickle and records its calls instead of executing them.
 
-    Python's unpickler has a table of opcodes; this class keeps only those that torch.save writes.
+    Only the opcodes that torch.save writes are allowed.
 
     Args:
         file: File at the start of the pickle.
@@ -116,8 +116,8 @@ class RecordingUnpickler(pickle._Unpickler):
 
     Raises:
         Refused: the pickle uses another name.
-        UnpicklingError: it calls something other than a name, or sets the state of something other
-            than a call.
+        UnpicklingError: it calls something other than a name, or sets another state than that of a
+            call.
     """
 
     stack: list[Any]  # set by the base class
@@ -129,7 +129,7 @@ class RecordingUnpickler(pickle._Unpickler):
         self.storages: list[RecordedCall] = []  # referenced by the pickle
 
     def find_class(self, module: str, name: str) -> Name:
-        # Protocol 2 writes Python 2's module name for builtins.
+        # Protocol 2 writes Python 2's name for builtins.
         path = f'{module}.{name}'.replace('__builtin__.', 'builtins.')
         if path not in self.names:
             raise Refused(path.removeprefix('builtins.'))
@@ -222,7 +222,7 @@ STORAGES = {
 UNTYPED = 'torch.storage.UntypedStorage'
 _HISTORY = 'mmengine.logging.history_buffer.HistoryBuffer'
 _ONE_CYCLE = 'mmengine.optim.scheduler.param_scheduler.OneCycleParamScheduler'
-# The only attributes that a checkpoint may read with getattr.
+# All that a checkpoint may read with getattr.
 _ATTRIBUTES = {
     **{
         (_HISTORY, name): getattr(HistoryBuffer, name) for name in ('min', 'max', 'mean', 'current')
@@ -232,7 +232,7 @@ _ATTRIBUTES = {
         for name in ('_annealing_cos', '_annealing_linear')
     },
 }
-# Numbers and text; no objects, structured types or dates.
+# No objects, structured types or dates.
 _NUMPY_CODE = re.compile(r'b1|[iu][1248]|f[248]|c8|c16|U\d{1,6}')
 
 
@@ -249,8 +249,8 @@ class ObjectBuilder:
     Args:
         read_storage: Returns the bytes of a storage as a uint8 tensor, given the fields after
             ``'storage'`` in torch's persistent id.
-        limit: Maximum bytes of all tensors, arrays and byte strings together, because a small file
-            can refer to the same bytes many times.
+        limit: Maximum bytes of all values, because a small file can refer to the same bytes many
+            times.
     """
 
     def __init__(self, read_storage: Callable[..., Tensor], limit: int) -> None:
@@ -386,7 +386,7 @@ class ObjectBuilder:
         return dtype.newbyteorder(state[1])
 
     def array(self, record: RecordedCall) -> np.ndarray:
-        """Build an array from ``_reconstruct(...)`` and (1, shape, dtype, column order, bytes)."""
+        """Build an array from ``_reconstruct(...)`` and (1, shape, dtype, order, bytes)."""
         if not (isinstance(record.state, tuple) and len(record.state) == 5):
             raise Refused('numpy.ndarray without plain data')
         _, shape, dtype, columns_first, data = record.state
@@ -435,7 +435,7 @@ def history_buffer(log_history: Any, count_history: Any, max_length: Any) -> His
 
 
 _MULTIARRAY = [f'numpy.{core}.multiarray' for core in ('core', '_core')]  # of numpy 1 and 2
-# Functions whose result is changed after the call get the whole record.
+# The whole record, if the result is changed after the call.
 _OBJECTS: dict[str, Callable[[ObjectBuilder, RecordedCall], Any]] = {
     'collections.OrderedDict': ObjectBuilder.ordered_dict,
     _HISTORY: ObjectBuilder.history,
@@ -469,14 +469,14 @@ NAMES = {
 
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-# Memory limit as a multiple of the file size: tied weights refer to the same bytes a few times.
+# Memory limit over file size: tied weights refer to the same bytes a few times.
 _MEMORY_FACTOR = 8
 
 
 def read_archive(path: str, map_location: Any = None) -> Any:
     """Read tensors, plain values and mmengine's log histories from a file of torch.save.
 
-    The checksum of every record in the archive is verified.
+    Checksums are verified.
 
     Args:
         path: Path of the file.
@@ -502,7 +502,7 @@ class _Zip:
 
     def __init__(self, archive: zipfile.ZipFile, size: int, device: torch.device) -> None:
         records = archive.infolist()
-        # Torch does not compress; compressed or overlapping records could expand without limit.
+        # Compressed or overlapping records could expand without limit.
         if (
             any(
                 record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1
@@ -537,7 +537,7 @@ class _Zip:
             storage = torch.empty(record.file_size, dtype=torch.uint8)
             with self.archive.open(record) as source:
                 _fill(storage, source)
-                source.read(1)  # zipfile verifies the checksum at the end of a record
+                source.read(1)  # zipfile verifies the checksum at the end
             self.storages[key] = storage.to(self.device)
         return self.storages[key]
 
@@ -578,11 +578,7 @@ class _Legacy:
 
 
 def _fill(storage: Tensor, source: IO[bytes]) -> None:
-    """Fill ``storage`` with bytes of ``source``.
-
-    Raises:
-        EOFError: ``source`` has fewer bytes.
-    """
+    """Fill ``storage`` with bytes of ``source``."""
     rest = memoryview(storage.numpy())
     while len(rest):
         num_bytes = source.readinto(rest[: 2**24])  # type: ignore[attr-defined]

@@ -13,17 +13,16 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 SUFFIX = '.safetensors'
-#: The only metadata entry of a file. The library writes several entries in any order, so the bytes
-#: of a file would differ from one writing to the next.
+#: One entry, as the library writes several in any order, so bytes would differ.
 _ENTRY = 'aft_mm'
 # The key under which a state_dict keeps the version of each module.
 _VERSION = 'version'
 
 
 def write_safetensors(file: BinaryIO, checkpoint: Mapping) -> None:
-    """Write ``state_dict`` and ``meta`` of a checkpoint; the same checkpoint gives the same bytes.
+    """Write ``state_dict`` and ``meta`` of a checkpoint, with reproducible bytes.
 
-    The metadata holds ``meta``, the versions of the modules, and ``sha256`` of the weights.
+    The metadata also holds the versions of the modules and the ``sha256`` of the weights.
 
     Raises:
         TypeError, ValueError: ``meta`` is not JSON, or the state holds more than tensors.
@@ -43,14 +42,14 @@ def write_safetensors(file: BinaryIO, checkpoint: Mapping) -> None:
 
 
 def read_safetensors(path: str, map_location: Any = None) -> dict:
-    """Read ``state_dict`` and ``meta`` of any safetensors file, and compare its ``sha256`` if given.
+    """Read ``state_dict`` and ``meta`` of any safetensors file, and compare its ``sha256``.
 
     Raises:
         UnpicklingError, SafetensorError, ValueError, ...: the file is damaged or of another format.
     """
     with safe_open(path, 'pt', device='cpu') as file:
         metadata = json.loads((file.metadata() or {}).get(_ENTRY, '{}'))
-        # Cloned, because tensors of a memory-mapped file change when the file does.
+        # Tensors of a memory-mapped file change with it.
         state = OrderedDict((name, file.get_tensor(name).clone()) for name in file.keys())
     meta, versions = metadata.get('meta', {}), metadata.get('versions', {})
     if not (isinstance(versions, dict) and all(type(v) is int for v in versions.values())):

@@ -1,6 +1,6 @@
 """Arguments that several tools have, and checks of their output files.
 
-Nothing heavy is imported here, so that `--help` and argument errors are fast.
+Nothing heavy is imported, so that `--help` is fast.
 """
 
 import argparse
@@ -20,7 +20,7 @@ LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
 
 
 class AtMost(int):
-    """A default number of samples, of which a smaller dataset gives all that it has."""
+    """A default number of samples; a smaller dataset gives all."""
 
 
 def tool_parser(about: str | None) -> argparse.ArgumentParser:
@@ -46,7 +46,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser, dpi: int = 150) -> No
 def add_image_arguments(parser: argparse.ArgumentParser, num: int, noise: bool = False) -> None:
     """Add images, ``--num`` and, with ``noise``, ``--noise``: the input of a network.
 
-    Use :meth:`argparse.ArgumentParser.parse_intermixed_args`, since images may follow options.
+    Images may follow options with :meth:`argparse.ArgumentParser.parse_intermixed_args`.
     """
     parser.add_argument(
         'images',
@@ -103,7 +103,7 @@ def add_runs(parser: argparse.ArgumentParser, kind: str) -> None:
 
 
 def check_writable(name: str, paths: Sequence[str]) -> None:
-    """Check that files can be written, before hours of work; create their folders.
+    """Check that files can be written; create their folders.
 
     Args:
         name: Name of the argument, for the message.

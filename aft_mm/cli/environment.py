@@ -9,7 +9,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 PYTHON = SpecifierSet('>=3.11,<3.14')
-#: Packages that install the same module: OpenMMLab's, its compiled variant, and the fork's.
 SAME_MODULES = {
     'mmengine': ('mmengine', 'onedl-mmengine'),
     'mmcv': ('mmcv-lite', 'mmcv', 'onedl-mmcv'),
@@ -24,7 +23,7 @@ SAME_MODULES = {
     ),
 }
 FITTING_MMCV = "pip uninstall -y mmcv mmcv-lite; pip install 'mmcv-lite>=2.1,<2.2'"
-#: mmcv and mmcv-lite have the same files; the compiled one may be installed over the other.
+#: mmcv and mmcv-lite have the same files, so one may be over the other.
 OVER_EACH_OTHER = {'mmcv-lite', 'mmcv'}
 
 
@@ -51,7 +50,7 @@ def torch_requirements() -> dict[str, Requirement]:
             texts = requires(name) or ()
         except PackageNotFoundError:
             continue
-        # None for torchaudio from 2.9, which fits several versions.
+        # None for torchaudio from 2.9.
         found.update((name, one) for one in map(Requirement, texts) if one.name == 'torch')
     return found
 
@@ -89,7 +88,7 @@ def _missing(
 ) -> Iterator[tuple[str, str]]:
     for requirement in needed:
         name = canonicalize_name(requirement.name)
-        # A fork or a compiled variant replaces a package, with versions of its own.
+        # A fork or a compiled variant replaces a package.
         others = [
             other
             for names in SAME_MODULES.values()

@@ -14,7 +14,7 @@ from aft_mm.errors import UserError, user_errors
 
 from .. import __version__
 from .parsers import COMMANDS, LATEST
-from .tools import PROGRAMS, run_program, summary
+from .tools import GROUPS, PROGRAMS, run_program, summary
 
 # The dynamic linker's messages for a library that does not fit into the memory.
 NO_MEMORY = re.compile('failed to map segment|[Cc]annot allocate memory')
@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             ),
         )
     for name, program in PROGRAMS.items():
-        commands.add_parser(name, help=summary(program))
+        about = summary(program) if isinstance(program, str) else GROUPS[name]
+        commands.add_parser(name, help=about)
     if '_ARGCOMPLETE' in os.environ:  # set by the completion of a shell
         importlib.import_module('argcomplete').autocomplete(parser)
     argv = sys.argv[1:] if argv is None else argv
@@ -95,11 +96,7 @@ def run(command: str, args: argparse.Namespace) -> None:
 
 
 def check_paths(args: argparse.Namespace) -> None:
-    """Find the config, and check that files and folders exist, before torch is imported.
-
-    Raises:
-        UserError: one does not exist.
-    """
+    """Find the config, and check that files and folders exist, before torch is imported."""
     if 'config' in args:
         args.config = find_config(args.config)
     check_checkpoint(getattr(args, 'checkpoint', None))
@@ -111,14 +108,12 @@ def check_paths(args: argparse.Namespace) -> None:
 
 
 def refuse_memory(command: str, reason: str = 'out of memory') -> NoReturn:
-    """Exit because the memory does not suffice."""
     raise SystemExit(
         f'Error: `aft_mm {command}` needs more memory than it may take ({reason}); see ulimit -v'
     )
 
 
 def declare(command: str, parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a command to a parser."""
     COMMANDS[command][1](parser)
 
 

@@ -16,9 +16,9 @@ from xml.etree.ElementTree import ParseError, parse
 import numpy as np
 from PIL import Image
 
+from aft_mm.checks import IMAGE_SUFFIXES
 from aft_mm.config.annotations import mask_values, read_coco
-from aft_mm.datasets.image_files import IMAGE_SUFFIXES
-from aft_mm.engine.hooks.sanity import check_image
+from aft_mm.config.images import check_image
 from aft_mm.errors import UserError
 
 from .progress import progress
@@ -79,11 +79,7 @@ def split_by_label(
 
 
 def split_classes(files: Sequence[str], share: float, seed: int) -> Parts:
-    """Split files whose first folder is their class.
-
-    Raises:
-        UserError: a class has one file only.
-    """
+    """Split files whose first folder is their class."""
     labels = [file.partition('/')[0] for file in files]
     alone = next((name for name, number in Counter(labels).items() if number < 2), None)
     if alone:
@@ -94,11 +90,7 @@ def split_classes(files: Sequence[str], share: float, seed: int) -> Parts:
 
 
 def list_images(root: Path) -> list[str]:
-    """Return the image files below a folder, relative to it and sorted; hidden ones are left out.
-
-    Raises:
-        UserError: a link leads nowhere or to a folder around it, or a name has a line break.
-    """
+    """Return the image files below a folder, relative to it and sorted, without hidden ones."""
     found = []
     for folder, folders, files in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
@@ -120,11 +112,7 @@ def list_images(root: Path) -> list[str]:
 
 
 def image_sizes(paths: Sequence[Path]) -> str:
-    """Read all images, and describe their sizes: ``'64 x 48 to 640 x 480 pixels'``.
-
-    Raises:
-        UserError: an image is damaged.
-    """
+    """Read all images, and describe their sizes: ``'64 x 48 to 640 x 480 pixels'``."""
 
     def size(path: Path) -> tuple[int, int]:
         check_image(str(path), 'data')
@@ -141,11 +129,7 @@ def image_sizes(paths: Sequence[Path]) -> str:
 
 
 def image_folder(root: Path, share: float, seed: int) -> OwnData:
-    """Inspect a folder with a folder of images for each class, or train/ and val/ of such folders.
-
-    Raises:
-        UserError: there is no image or one class, or an image or a name cannot be used.
-    """
+    """Inspect a folder with a folder of images for each class, or train/ and val/ of such folders."""
     validation = next((name for name in VALIDATION if (root / name).is_dir()), None)
     given = (root / 'train').is_dir() and validation is not None
     names = {'train': 'train', 'val': validation} if given else {'': ''}
@@ -217,11 +201,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
 
 
 def coco(root: Path, share: float, seed: int) -> OwnData:
-    """Inspect COCO json files and their images: one file, or one for each part.
-
-    Raises:
-        UserError: there is no such file, it has no boxes, or an image is missing or damaged.
-    """
+    """Inspect COCO json files and their images: one file, or one for each part."""
     files = _parts_of(
         [root] if root.is_file() else sorted(root.rglob('*.json')), f'{root}: json files'
     )
@@ -304,16 +284,11 @@ def coco(root: Path, share: float, seed: int) -> OwnData:
 
 
 def _part_lists(parts: Parts) -> dict[str, str]:
-    """Return the files that list the names of each part."""
     return {f'{part}.txt': ''.join(f'{stem}\n' for stem in parts[part]) for part in parts}
 
 
 def voc(root: Path, share: float, seed: int) -> OwnData:
-    """Inspect JPEGImages/ and Annotations/ of PASCAL VOC, and the lists of ImageSets/Main/.
-
-    Raises:
-        UserError: a folder or an image is missing, an xml file is damaged, or there are no boxes.
-    """
+    """Inspect JPEGImages/ and Annotations/ of PASCAL VOC, and the lists of ImageSets/Main/."""
     for name in ('JPEGImages', 'Annotations'):
         if not (root / name).is_dir():
             raise UserError(f'folder {str(root)!r} must hold {name}/, got none')
@@ -374,9 +349,6 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
     """Inspect images/ and masks/, or the same for each part: train/ and train_masks/, val/ ….
 
     The classes are the lines of classes.txt, if there is one.
-
-    Raises:
-        UserError: a folder is missing, or an image and its mask do not fit.
     """
     validation = next((name for name in VALIDATION if (root / name).is_dir()), 'val')
     given = (root / 'train').is_dir()
@@ -458,11 +430,7 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
 
 
 def text(path: Path, share: float, seed: int) -> OwnData:
-    """Inspect a text, plain or gzip.
-
-    Raises:
-        UserError: it is no text, or too short.
-    """
+    """Inspect a text, plain or gzip."""
     if not path.is_file():
         raise UserError(f'text {str(path)!r} must be one file; join several with `cat`')
     try:
@@ -568,6 +536,5 @@ def _boxes(images: Sequence[Path], counts: Counter[str]) -> str:
 
 
 def _classes(names: Sequence[str], comment: str) -> Iterator[str]:
-    """Yield the line with the classes."""
     shown = pformat(list(names), width=88, compact=True)
     yield f'classes = {shown}  # {comment}' if '\n' not in shown else f'classes = {shown}'

@@ -1,7 +1,6 @@
 """The arguments of every command.
 
-Nothing heavy is imported here: the module of a command in `commands/` is imported after its
-arguments were parsed.
+Nothing heavy is imported: modules in `commands/` are imported after arguments were parsed.
 """
 
 import argparse
@@ -25,7 +24,6 @@ class Options(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Parse the pairs; exit with argparse's error if one is not KEY=VALUE."""
         for value in values:
             if not value.partition('=')[0] or '=' not in value:
                 parser.error(f'{option_string} needs KEY=VALUE, got {value!r}')
@@ -59,7 +57,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default='none',
         help='launcher of a distributed run',
     )
-    # torch.distributed.launch passes it; torchrun sets the variable.
+    # torch.distributed.launch passes it.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
 
 
@@ -96,7 +94,6 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """Add the config."""
     action: Any = parser.add_argument(
         'config',
         metavar='CONFIG',
@@ -112,12 +109,10 @@ def complete_config(prefix: str, **_: Any) -> list[str]:
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add the checkpoint."""
     parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path or http address')
 
 
 def add_average(parser: argparse.ArgumentParser) -> None:
-    """Add the number of checkpoints to average."""
     parser.add_argument(
         '--average',
         type=int,

@@ -16,13 +16,7 @@ from .arguments import MAX_DPI, PICTURES, check_output
 
 
 def check_picture(args: argparse.Namespace) -> None:
-    """Check the files that a tool will write and read.
-
-    Raises:
-        UserError: ``--out`` or ``--csv`` cannot be written or has another suffix, or the
-            checkpoint does not exist.
-        ValueError: ``--dpi`` is out of range.
-    """
+    """Check the files that a tool will write and read, and ``--dpi``."""
     check_output('--out', args.out, PICTURES)
     check_int('--dpi', args.dpi, 1, MAX_DPI)
     if getattr(args, 'csv', None):
@@ -42,7 +36,6 @@ def footer(config: str, checkpoint: str | os.PathLike | None = None) -> str:
 
 
 def save(figure: Figure, args: argparse.Namespace) -> None:
-    """Write a figure to ``--out``."""
     figure.savefig(args.out, dpi=args.dpi)
 
 

@@ -4,11 +4,19 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 
 Item = TypeVar('Item')
 
 
 def progress(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
-    """Iterate over ``items`` with a bar on stderr that shows the remaining time."""
-    yield from track(items, description, total, console=Console(stderr=True))
+    """Iterate over ``items`` with a bar on stderr that shows the remaining time.
+
+    The bar is removed at an error of ``items``, whose message then stands alone.
+    """
+    with Progress(console=Console(stderr=True)) as bar:
+        try:
+            yield from bar.track(items, total, description=description)
+        except BaseException:
+            bar.live.transient = True
+            raise

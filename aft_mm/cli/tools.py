@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from aft_mm.config.finding import install_root, similar_names
 from aft_mm.errors import UserError, user_errors
 
-#: The program of each command, or of each kind of the command `plot`.
+#: Summaries of the commands of several kinds.
+GROUPS = {
+    'plot': 'Plot a training, a model or its predictions.',
+    'compare': 'Compare runs, or groups of runs with several seeds.',
+    'convert': 'Convert data sets, vocabularies and checkpoints.',
+}
+#: The program of each command, or of each kind of a command.
 PROGRAMS: Mapping[str, str | Mapping[str, str]] = {
     'plot': {
         'curves': 'analysis_tools/plot_curves.py',
@@ -23,6 +29,20 @@ PROGRAMS: Mapping[str, str | Mapping[str, str]] = {
         'confusion': 'analysis_tools/confusion_matrix.py',
         'explore': 'analysis_tools/explore.py',
     },
+    'compare': {
+        'runs': 'analysis_tools/compare_runs.py',
+        'seeds': 'analysis_tools/compare_seeds.py',
+    },
+    'convert': {
+        'enwik8': 'dataset_converters/enwik8.py',
+        'subwords': 'dataset_converters/subwords.py',
+        'wmt14': 'dataset_converters/wmt14.py',
+        'shapenet': 'dataset_converters/shapenet.py',
+        'deit': 'model_converters/deit_to_aft.py',
+        'average': 'model_converters/average_checkpoints.py',
+    },
+    'complexity': 'analysis_tools/model_complexity.py',
+    'reference-bits': 'analysis_tools/reference_bits.py',
     'browse': 'analysis_tools/browse_dataset.py',
     'export': 'model_converters/export_onnx.py',
     'publish': 'model_converters/publish_model.py',
@@ -31,10 +51,8 @@ PROGRAMS: Mapping[str, str | Mapping[str, str]] = {
 }
 
 
-def summary(program: str | Mapping[str, str]) -> str:
+def summary(program: str) -> str:
     """Return the first line of the docstring of a program."""
-    if not isinstance(program, str):
-        return 'Plot a training, a model or its predictions.'
     text = (install_root() / 'tools' / program).read_text(encoding='utf-8')
     return (ast.get_docstring(ast.parse(text)) or '').partition('\n')[0]
 
@@ -43,7 +61,7 @@ def run_program(argv: Sequence[str]) -> None:
     """Run the program of a command.
 
     Args:
-        argv: The command, for `plot` its kind, and the arguments of the program.
+        argv: The command, its kind if it has several, and the arguments of the program.
     """
     command, *rest = argv
     program = PROGRAMS[command]

@@ -1,18 +1,20 @@
-"""Annotations of images: boxes and masks, checked before a run."""
+"""Annotations of images, checked before a run."""
 
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from xml.etree.ElementTree import ParseError, parse
 
 import numpy as np
-from mmengine.config import ConfigDict
 from PIL import Image
 
 from aft_mm.checks import described, is_int
 from aft_mm.errors import UserError
+
+if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
+    from mmengine.config import ConfigDict
 
 #: Bounds of annotations: pixels of an image (Pillow's own is 179 million), and a coordinate [px].
 MAX_PIXELS = 2**28
@@ -21,11 +23,11 @@ MAX_COORDINATE = 10**5
 ONE_NUMBER = ('L', 'P', '1')
 
 
-def check_boxes(key: str, root: str, dataset: ConfigDict) -> None:
+def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> None:
     """Refuse damaged annotations of an mmdet data set, and classes that differ from theirs.
 
-    mmdet numbers the classes of COCO by the order in the json file, and skips boxes of VOC with
-    other classes.
+    mmdet numbers COCO's classes by the order in the json file, and skips VOC boxes of other
+    classes.
     """
     classes = (dataset.get('metainfo') or {}).get('classes') or ()
     path = os.path.join(root, dataset.get('ann_file') or '')
@@ -64,12 +66,12 @@ def check_boxes(key: str, root: str, dataset: ConfigDict) -> None:
         )
 
 
-def check_masks(key: str, root: str, dataset: ConfigDict) -> None:
+def check_masks(key: str, root: str, dataset: 'ConfigDict') -> None:
     """Check the masks of an mmseg BaseSegDataset: size, format and class numbers.
 
     Raises:
-        UserError: a mask is missing, is not readable as class numbers, has another size than its
-            image, or a number that is neither a class nor ``ignore_index``.
+        UserError: a mask is missing, not of class numbers or of another size than its image, or a
+            number is neither a class nor ``ignore_index``.
     """
     prefix = dataset.get('data_prefix') or {}
     if not dataset.type.endswith('BaseSegDataset') or not prefix.get('seg_map_path'):
@@ -119,7 +121,7 @@ def mask_values(path: Path, image: Path) -> list[int]:
             mode, size = mask.mode, mask.size
             values = np.unique(np.asarray(mask)) if mode in ONE_NUMBER else np.zeros(0)
         with Image.open(image) as picture:
-            # Pillow does not rotate by EXIF here, and mmseg does.
+            # mmseg rotates by EXIF, Pillow does not.
             expected = picture.size if picture.getexif().get(274, 1) < 5 else picture.size[::-1]
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
@@ -150,7 +152,7 @@ def read_coco(path: str) -> dict:
 
     Raises:
         UserError: the file is damaged, an image has no local name or too many pixels, or a box or
-            mask does not fit its image.
+            mask does not fit.
     """
     try:
         content = json.loads(_read_text(path))
@@ -204,7 +206,7 @@ def read_coco(path: str) -> dict:
 
 
 def _are_numbers(values: Any) -> bool:
-    """Return whether a value is a list of numbers of a plausible size for coordinates in pixels."""
+    """Return whether a value is a list of plausible coordinates in pixels."""
     return isinstance(values, list) and all(
         type(value) in (int, float) and -MAX_COORDINATE <= value <= MAX_COORDINATE
         for value in values

@@ -1,6 +1,6 @@
 """Find a config by its name, in a checkout and in an installed package.
 
-Only the standard library is imported here, so that a mistyped name fails fast.
+Imports the standard library only, so that a mistyped name fails fast.
 """
 
 import os
@@ -22,8 +22,7 @@ INDEX = 'model-index.yml'
 def install_root() -> Path:
     """Return the folder with configs/, tools/ and model-index.yml.
 
-    That is the root of a checkout or, in an installed package, ``aft_mm/.mim`` as in OpenMMLab's
-    packages.
+    That is the root of a checkout, or ``aft_mm/.mim`` of an installed package.
 
     Raises:
         UserError: the package was installed without them.
@@ -51,24 +50,21 @@ def configs_by_name() -> dict[str, Path]:
 def find_config(name: str) -> str:
     """Return the path of a config, given its path or the name of a config of aft_mm.
 
-    A name may have the folder in front and .py at the end. A part of a name that only one config
-    has is enough: ``own/image-folder``.
+    A part that only one config has is enough: ``own/image-folder``.
 
     Raises:
-        UserError: there is no such config, several configs have this part, or it is not a Python
-            file.
+        UserError: no or several configs match, or it is not a Python file.
     """
     if not os.path.isfile(name):
         return str(our_config(name))
-    # YAML and JSON are refused: mmengine's YAML loader executes tags, and a file that looks like
-    # data should be data.
+    # mmengine's YAML loader executes tags.
     if os.path.splitext(name)[1] != '.py':
         raise UserError(f'config {name!r} must be a Python file whose name ends in .py')
     return name
 
 
 def our_config(name: str) -> Path:
-    """Return the config of aft_mm with this name or the only one that has this part of a name.
+    """Return the config of aft_mm with this name or the only one with this part.
 
     Raises:
         UserError: no config or several have it.
@@ -79,7 +75,7 @@ def our_config(name: str) -> Path:
     found = {other: path for other, path in known.items() if path.parent.name.startswith(folder)}
     if bare in found:
         return found[bare]
-    # A name that ends in .py may be a file that is missing.
+    # A name that ends in .py may be a missing file.
     parts = [] if name.endswith('.py') else [other for other in found if bare in other]
     parts.sort(key=lambda other: (not other.startswith(bare), other))
     if len(parts) == 1:
@@ -94,7 +90,7 @@ def our_config(name: str) -> Path:
 
 
 def check_checkpoint(path: str | None) -> None:
-    """Refuse a checkpoint file that does not exist, before anything is built.
+    """Refuse a checkpoint file that does not exist.
 
     Raises:
         UserError: ``path`` is neither a file nor an address.
@@ -104,7 +100,7 @@ def check_checkpoint(path: str | None) -> None:
 
 
 def similar_names(name: str, known: Collection[str]) -> list[str]:
-    """Return up to three names that have or resemble a name or a part of one."""
+    """Return up to three similar names."""
     size = len(re.split('[-_]', name))
     parts: dict[str, str] = {}
     for other in known:

@@ -43,7 +43,7 @@ READ = frozenset(
     }
     - {'self', 'cfg'}
 )
-#: Names of intermediate variables in configs, some of them similar to those in READ.
+#: Names of intermediate variables, some similar to those in READ.
 SHARED = frozenset(
     {
         'vis_backends',
@@ -56,7 +56,7 @@ SHARED = frozenset(
     }
 )
 SIMILARITY = 0.8  # cutoff of get_close_matches: two of ten letters differ
-#: Beginnings of library warnings that every run would show and no user can act on.
+#: Beginnings of library warnings that no user can act on.
 KNOWN_WARNINGS = (
     'pkg_resources is deprecated as an API',  # mmengine imports it to find mmdet and mmseg
     '``build_loss`` would be deprecated soon',  # mmseg calls its own function
@@ -76,8 +76,8 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
         options: Values by dotted keys; None skips the check of keys as well.
 
     Raises:
-        UserError: the file is not a Python file, fails when executed, or needs libraries that are
-            not installed; an entry is misspelt, or an option has no effect.
+        UserError: the file is not Python, fails, or needs libraries that are not installed; an
+            entry is misspelt, or an option has no effect.
     """
     path = find_config(path)
     ignore_known_warnings()
@@ -96,7 +96,7 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
         ) from error
     except RecursionError as error:
         raise UserError(f'config {path!r} has itself among its _base_') from error
-    except Exception as error:  # a config is a program and may raise anything
+    except Exception as error:  # a config may raise anything
         reason = ' '.join(str(error).split())
         raise UserError(
             f'config {path!r} cannot be read ({type(error).__name__}: {reason})'
@@ -119,10 +119,7 @@ def ignore_known_warnings() -> None:
 
 @contextmanager
 def _quotable_data_folder() -> Iterator[None]:
-    """Escape AFT_MM_DATA, which mmengine pastes between quotes with ``re.sub``.
-
-    ``re.sub`` needs every backslash twice.
-    """
+    """Escape AFT_MM_DATA, which mmengine pastes between quotes with ``re.sub``."""
     folder = os.environ.get('AFT_MM_DATA')
     if folder is None:
         yield
@@ -142,12 +139,12 @@ def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
     """Refuse misspelt entries, which would otherwise be ignored silently.
 
     Args:
-        cfg: The config; entries whose names are unlike all of READ are not checked.
+        cfg: The config; names unlike all of READ are not checked.
         options: Keys of ``--cfg-options``, which must exist.
 
     Raises:
-        UserError: an entry is almost the name of one in READ, or an option names a missing entry
-            or one that the config has already used, such as ``train_pipeline``.
+        UserError: an entry is almost one of READ, or an option names a missing entry or one already
+            used, such as ``train_pipeline``.
     """
     known = READ | SHARED
     for key in cfg:
@@ -169,7 +166,7 @@ def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
 
 
 def _places(key: str, value: Any, tree: Any, at: str = '') -> Iterator[str]:
-    """Yield where a tree holds a value: lists and dicts anywhere, other values under their key."""
+    """Yield where a tree holds a value."""
     items = (
         tree.items()
         if isinstance(tree, dict)
@@ -201,7 +198,7 @@ def check_settings(cfg: Config) -> None:
         if name in loop:
             check_int(f'train_cfg.{name}', loop[name], 1)
     for name, hook in (cfg.get('default_hooks') or {}).items():
-        # mmengine takes a negative interval as never, and divides by 0.
+        # mmengine divides by 0, and takes −1 as never.
         if hook and hook.get('interval', 1) != -1:
             check_int(
                 f'default_hooks.{name}.interval, which -1 turns off,', hook.get('interval', 1), 1
@@ -228,7 +225,7 @@ def check_settings(cfg: Config) -> None:
 
 
 def _check_loop(loop: ConfigDict) -> None:
-    """Refuse keys of ``train_cfg`` that its loop does not have, with those that it has."""
+    """Refuse keys of ``train_cfg`` that its loop does not have."""
     kind = loop.get('type') or (
         'EpochBasedTrainLoop' if loop.get('by_epoch', True) else 'IterBasedTrainLoop'
     )
@@ -296,7 +293,7 @@ def _check_files(dataset: ConfigDict, key: str) -> None:
         prefix = dataset.get('split') or ''
     prefixes = prefix.values() if isinstance(prefix, dict) else [prefix]
     files = [dataset.get(name) or '' for name in ('data_file', 'source_file', 'target_file')]
-    # A compressed text is read if there is no plain one.
+    # A compressed text is also found.
     files = [
         f'{path}.gz' if path and not os.path.exists(path) and os.path.exists(f'{path}.gz') else path
         for path in files

@@ -1,7 +1,6 @@
 """One file per kind of data; a new file in this folder is found without an edit here.
 
-Every class that a file registers is imported as ``aft_mm.datasets.NAME``, and used in configs as
-``aft_mm.NAME``.
+Registered classes are ``aft_mm.datasets.NAME``, in configs ``aft_mm.NAME``.
 """
 
 import importlib

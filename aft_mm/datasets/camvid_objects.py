@@ -8,13 +8,12 @@ import numpy as np
 from mmengine.dataset import BaseDataset
 from PIL import Image
 
-from aft_mm.checks import check_int, check_path, check_text
+from aft_mm.checks import IMAGE_SUFFIXES, check_int, check_path, check_text
 from aft_mm.registry import DATASETS
 
 from .file_dataset import reason_of
-from .image_files import IMAGE_SUFFIXES
 
-# In the order of the labels, with the colours of CamVid; 11 is unlabelled.
+# In the order of the labels; 11 is unlabelled.
 COLOURS = dict(
     sky=(128, 128, 128),
     building=(128, 0, 0),
@@ -36,11 +35,10 @@ UNLABELLED = len(LABELS)
 class CamVidObjects(BaseDataset):
     """CamVid in SegNet's layout as boxes and masks, in the sample format of mmdet.
 
-    CamVid labels pixels, not objects. An object here is an 8-connected region of one class, so cars
-    that touch in the image are one object. Regions smaller than ``min_area`` get ``ignore_flag=1``:
-    COCO's metric ignores them.
+    An object is an 8-connected region of one class, so cars that touch are one. Regions smaller
+    than ``min_area`` get ``ignore_flag=1``, as COCO's metric ignores them.
 
-    A sample is ``dict(img_path, img_id, height, width, instances)``. An instance is
+    A sample is ``dict(img_path, img_id, height, width, instances)``, an instance
     ``dict(bbox, bbox_label, ignore_flag, mask)``: corners ``x1, y1, x2, y2`` in px, the far ones
     exclusive, and the mask in COCO's run-length encoding.
 
@@ -50,12 +48,12 @@ class CamVidObjects(BaseDataset):
         min_area: Area of the smallest object [px].
         metainfo: ``classes``, some of CamVid's 11 (default: car, pedestrian, bicyclist), and
             ``palette`` (default: CamVid's colours).
-        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
         FileNotFoundError: If a folder or a label file is missing.
         ValueError: If a class is unknown, the split is empty, or a label file is damaged or does
-            not fit its frame.
+            not fit.
     """
 
     def __init__(
@@ -119,7 +117,7 @@ class CamVidObjects(BaseDataset):
         for index, name in enumerate(self.metainfo['classes']):
             is_class = (labels == LABELS.index(name)).astype(np.uint8)
             count, regions, stats, _ = cv2.connectedComponentsWithStats(is_class, connectivity=8)
-            for region in range(1, count):  # 0 is the rest of the frame
+            for region in range(1, count):  # 0 is the rest
                 x, y, width, height, area = stats[region].tolist()
                 mask = run_lengths.encode(np.asfortranarray(regions == region, dtype=np.uint8))
                 mask['counts'] = mask['counts'].decode()

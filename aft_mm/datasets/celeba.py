@@ -1,4 +1,4 @@
-"""CelebA in its distributed layout."""
+"""CelebA."""
 
 import os
 from pathlib import Path
@@ -13,15 +13,15 @@ SPLITS = ('train', 'val', 'test')  # 0, 1 and 2 in the list
 
 @DATASETS.register_module()
 class CelebA(FileDataset):
-    """CelebA as ``<data_root>/img_align_celeba/*.jpg`` and ``list_eval_partition.txt``, or a part of it.
+    """CelebA as ``<data_root>/img_align_celeba/*.jpg`` and ``list_eval_partition.txt``.
 
-    Every image in the list must exist. A sample is ``dict(img_path)``.
+    Listed images must exist. A sample is ``dict(img_path)``.
 
     Args:
         data_root: Folder that contains both.
         split: ``'train'``, ``'val'`` or ``'test'``.
-        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``;
-            ``test_mode`` defaults to True for ``'val'`` and ``'test'``.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True for
+            ``'val'`` and ``'test'``.
 
     Raises:
         FileNotFoundError: If the list, the folder or a listed image is missing.
@@ -36,7 +36,7 @@ class CelebA(FileDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Return one ``dict(img_path)`` per image of the split, in the order of the list."""
+        """Return one ``dict(img_path)`` per image, in the order of the list."""
         root = Path(self.data_root)
         partition, folder = root / 'list_eval_partition.txt', root / 'img_align_celeba'
         for path in (partition, folder):
@@ -63,7 +63,7 @@ def read_partition(path: Path) -> dict[str, list[str]]:
     """Return the image names of every split.
 
     Raises:
-        ValueError: If the file is not UTF-8, or a line is not the name of an image and 0, 1 or 2.
+        ValueError: If a line is not the name of an image and 0, 1 or 2.
     """
     names: dict[str, list[str]] = {split: [] for split in SPLITS}
     if not path.is_file():

@@ -8,12 +8,12 @@ from mmengine.dataset import BaseDataset
 from aft_mm.checks import check_choice, check_path
 from aft_mm.registry import DATASETS
 
-RECORD_BYTES = 1 + 3 * 32 * 32  # the label, then the planes R, G and B, each row by row
+RECORD_BYTES = 1 + 3 * 32 * 32  # the label, then R, G and B, each row by row
 
 
 @DATASETS.register_module()
 class CIFAR10Binary(BaseDataset):
-    """CIFAR-10 as ``<data_root>/cifar-10-batches-bin/*.bin``, all of it or a part.
+    """CIFAR-10 as ``<data_root>/cifar-10-batches-bin/*.bin``.
 
     A sample is ``dict(img=uint8 [32, 32, 3] in RGB order, gt_label=int)``.
 
@@ -21,7 +21,7 @@ class CIFAR10Binary(BaseDataset):
         data_root: Folder that contains ``cifar-10-batches-bin``.
         split: ``'train'`` (``data_batch_1.bin`` to ``data_batch_5.bin``) or ``'test'``
             (``test_batch.bin``).
-        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
         FileNotFoundError: If a file of the split is missing.
@@ -61,7 +61,6 @@ class CIFAR10Binary(BaseDataset):
         ]
 
     def _read(self, path: Path) -> np.ndarray:
-        """Return the records of one file, uint8 [N, 3073]."""
         if not path.is_file():
             raise FileNotFoundError(
                 f'{path} of the CIFAR-10 {self.split} split does not exist: point data_root '

@@ -15,7 +15,7 @@ class Digits(BaseDataset):
 
     Args:
         split: ``'train'`` (1,437 images) or ``'test'`` (a fifth of every class, 360 images).
-        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
         ImportError: If scikit-learn is not installed.

@@ -10,15 +10,15 @@ from typing import Any
 from mmengine.dataset import BaseDataset
 
 LONGEST_NAME = 300  # characters of a path in a message
-MAX_UNUSABLE = 20  # in a row: one chance in a million if half of the files are damaged
+MAX_UNUSABLE = 20  # in a row: one chance in a million at half damaged
 
 
 class UnusableFile(ValueError):  # noqa: N818 - not always an error: training replaces the file
-    """A file that cannot become a sample; the message is one line with its name."""
+    """A file that cannot become a sample, named in a one-line message."""
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a file cannot be read, without the wording of the library that read it."""
+    """Return why a file cannot be read."""
     if isinstance(error, FileNotFoundError):
         return 'it does not exist'
     if isinstance(error, MemoryError):
@@ -29,7 +29,7 @@ def reason_of(error: Exception) -> str:
 
 
 def quoted(path: str | os.PathLike) -> str:
-    """Return a path between quotes for a message, shortened if a list names an endless one."""
+    """Return a path between quotes for a message, shortened if endless."""
     text = repr(os.fspath(path))
     return text if len(text) <= LONGEST_NAME else f'{text[:LONGEST_NAME]}…'
 
@@ -38,8 +38,7 @@ def check_regular(path: str | os.PathLike) -> int:
     """Return the size of a file [bytes].
 
     Raises:
-        OSError: If it does not exist or is a folder, a pipe or a device, on which reading may wait
-            forever.
+        OSError: If it is missing, a folder, a pipe or a device.
     """
     if '\0' in os.fspath(path):
         raise OSError(0, 'its name has a zero byte')
@@ -72,20 +71,20 @@ def read_gzip(path: str | os.PathLike, most: int, name: str) -> bytes:
 class FileDataset(BaseDataset):
     """A dataset whose pipeline reads one file per sample.
 
-    In training, a file for which the pipeline raises :class:`UnusableFile` is replaced by a random
-    other one, and ``skipped`` of its ``data_samples`` holds the message. With ``test_mode=True`` the
-    error stops the run, since metrics over different files cannot be compared.
+    In training, a file that raises :class:`UnusableFile` is replaced by a random other one, and
+    ``skipped`` of its ``data_samples`` holds the message. With ``test_mode=True`` the error stops
+    the run, since metrics over different files are not comparable.
 
     Args:
-        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`; the last step of ``pipeline``
-            returns ``dict(inputs, data_samples)``.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`; the last step of ``pipeline`` returns
+            ``dict(inputs, data_samples)``.
 
     Raises:
         ValueError: If 20 files in a row are unusable.
     """
 
     def __getitem__(self, idx: int) -> Any:
-        """Return the sample of a file, or of another one with ``skipped`` in its metainfo."""
+        """Return the sample of a file, or of another with ``skipped`` in its metainfo."""
         if self.test_mode:
             return super().__getitem__(idx)
         skipped: list[str] = []

@@ -11,7 +11,7 @@ from aft_mm.registry import DATASETS
 from .utterances import Utterances
 
 WORDS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
-FIRST_TRAINING = 5  # index per speaker and digit; those before are the official test set
+FIRST_TRAINING = 5  # index per speaker and digit; smaller ones are the official test set
 _NAME = re.compile(r'(\d)_\w+_(\d+)')
 
 
@@ -21,8 +21,8 @@ class FSDD(Utterances):
 
     Args:
         data_root: Folder that contains ``recordings``.
-        split: ``'test'``, the official one (indices 0 to 4), or ``'train'``, all other files.
-        **kwargs: Arguments of :class:`Utterances`.
+        split: ``'test'``, the official one (indices 0 to 4), or ``'train'``, all others.
+        **kwargs: See :class:`Utterances`.
     """
 
     def __init__(self, data_root: str, split: str = 'train', **kwargs: Any) -> None:

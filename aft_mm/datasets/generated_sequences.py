@@ -1,4 +1,4 @@
-"""Tasks whose sequences are generated when they are read: copying, recall and ListOps."""
+"""Tasks with generated sequences: copying, recall and ListOps."""
 
 from statistics import median
 from typing import Any
@@ -14,11 +14,22 @@ from aft_mm.structures import SequenceSample
 SPLITS = ('train', 'val', 'test')
 
 
+def check_generated(split: str, num_samples: int, seed: int) -> None:
+    """Check the arguments of data that are generated.
+
+    Raises:
+        ValueError: one is out of range.
+    """
+    check_choice('split', split, SPLITS)
+    check_int('num_samples', num_samples, 1)
+    check_int('seed', seed, 0)
+
+
 class GeneratedSequences(Dataset):
     """Base class: a sample is ``dict(inputs=uint8 [T], data_samples=SequenceSample)``.
 
-    ``train`` makes new sequences from numpy's global generator on every access; those of ``val``
-    and ``test`` are fixed. A subclass implements :meth:`make`.
+    ``train`` makes new sequences from numpy's global generator; ``val`` and ``test`` are fixed. A
+    subclass implements :meth:`make`.
 
     Args:
         split: ``'train'``, ``'val'`` or ``'test'``.
@@ -35,9 +46,7 @@ class GeneratedSequences(Dataset):
     max_length: int
 
     def __init__(self, split: str = 'train', num_samples: int = 64_000, seed: int = 0) -> None:
-        check_choice('split', split, SPLITS)
-        check_int('num_samples', num_samples, 1)
-        check_int('seed', seed, 0)
+        check_generated(split, num_samples, seed)
         self.split = split
         self.num_samples = num_samples
         self.seed = seed
@@ -71,16 +80,16 @@ class GeneratedSequences(Dataset):
 
 @DATASETS.register_module()
 class CopyTask(GeneratedSequences):
-    """Random symbols, a separator, and the same symbols again (arXiv 2006.16236, section 4.1.1).
+    """Random symbols, a separator, and the same symbols again (arXiv 2006.16236, §4.1.1).
 
-    A sequence of 2·n + 1 tokens has n uniform in 1 … (max_length − 1) // 2 symbols, uniform in
-    1 … num_symbols, and 0 as the separator. Only the copy is predicted.
+    2·n + 1 tokens: n uniform in 1 … (max_length − 1) // 2, symbols in 1 … num_symbols, the
+    separator 0. Only the copy is predicted.
 
     Args:
         split: ``'train'``, ``'val'`` or ``'test'``.
         max_length: Largest number of tokens, 3 or more.
         num_symbols: Number of symbols without the separator, 1 to 255.
-        **kwargs: Arguments of :class:`GeneratedSequences`.
+        **kwargs: See :class:`GeneratedSequences`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -108,15 +117,15 @@ class CopyTask(GeneratedSequences):
 class AssociativeRecall(GeneratedSequences):
     """Multi-query associative recall: pairs of a key and a value, then the keys again.
 
-    ``k₁ v₁ … k_n v_n`` with different keys, then every key once more in random order, each followed
-    by its value; only these values are predicted (the task of arXiv 2312.04927, with all keys asked
-    and without filler). Keys are 0 … num_keys − 1, values the num_keys tokens after them.
+    ``k₁ v₁ … k_n v_n``, then every key in random order, followed by its value, which is predicted
+    (arXiv 2312.04927, all keys asked, no filler). Keys are 0 … num_keys − 1, values the num_keys
+    tokens after them.
 
     Args:
         split: ``'train'``, ``'val'`` or ``'test'``.
         num_pairs: Pairs n of a sequence, whose length is 4·n.
         num_keys: Number of different keys, and of values, num_pairs to 128.
-        **kwargs: Arguments of :class:`GeneratedSequences`.
+        **kwargs: See :class:`GeneratedSequences`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -147,9 +156,9 @@ class AssociativeRecall(GeneratedSequences):
 class ListOps(GeneratedSequences):
     """Nested lists of digits with an operation each, and the digit that they evaluate to.
 
-    ``[MAX 4 [MED 1 9 2 ] 0 ] = 4`` (arXiv 1804.06028, as in arXiv 2011.04006). Operations are the
-    largest, the smallest, the median (of an even number the lower mean, rounded down) and the sum
-    modulo 10. Only the digit after ``=`` is predicted; chance is about 17 %.
+    ``[MAX 4 [MED 1 9 2 ] 0 ] = 4`` (arXiv 1804.06028, as in arXiv 2011.04006), also with MIN and
+    SM, the sum modulo 10; medians are rounded down. Only the digit after ``=`` is predicted; chance
+    is about 17 %.
 
     Tokens: 0 to 9 are the digits, 10 to 13 open a list with MAX, MIN, MED or SM, 14 closes it, 15
     is ``=``.
@@ -160,7 +169,7 @@ class ListOps(GeneratedSequences):
         min_length: Smallest number of tokens.
         max_depth: Largest number of nested lists.
         max_args: Largest number of elements of a list, 2 or more.
-        **kwargs: Arguments of :class:`GeneratedSequences`.
+        **kwargs: See :class:`GeneratedSequences`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -200,7 +209,6 @@ class ListOps(GeneratedSequences):
                 return np.array(tokens), np.arange(len(tokens)) == len(tokens) - 1
 
     def _list(self, rng: np.random.Generator, depth: int) -> tuple[list[int], int]:
-        """Return the tokens of a random list and its value."""
         operation = int(rng.integers(len(self.OPERATIONS)))
         tokens, values = [10 + operation], []
         for _ in range(rng.integers(2, self.max_args, endpoint=True)):

@@ -7,29 +7,27 @@ from PIL import Image, ImageOps
 
 from .file_dataset import UnusableFile, check_regular, quoted, reason_of
 
-IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
 GREY = 'a grey image is read as three equal channels'
 ALPHA = 'a transparent image is laid on white'
-# A file may have 2^24 pixels, or 64 per byte. A scan of blank paper has fewer; decompression bombs
-# have hundreds.
+# A file may have 2^24 pixels, or 64 per byte; decompression bombs have hundreds.
 _SMALL = 2**24
 _PIXELS_PER_BYTE = 64
-# Of the other formats, Pillow reads EPS with Ghostscript, which runs the file as a program.
+# Pillow reads EPS with Ghostscript, which runs the file as a program.
 _FORMATS = ('BMP', 'DIB', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 
 
 def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
     """Read an image with Pillow, rotated by its EXIF orientation.
 
-    OpenCV would read a truncated JPEG without an error. A grey image gets three equal channels,
-    16-bit values lose their lower 8 bits, and a transparent image is composited on white.
+    Grey becomes three equal channels, 16 bits lose their lower 8, transparent images are put on
+    white.
 
     Returns:
         The image, uint8 [H, W, 3], and the warnings :data:`GREY` and :data:`ALPHA` that apply.
 
     Raises:
-        UnusableFile: If the file is missing, damaged or not an image, has far more pixels than its
-            size allows, or has values without a fixed range.
+        UnusableFile: If the file is missing, damaged, not an image or a decompression bomb, or has
+            values without a fixed range.
     """
     try:
         num_bytes = check_regular(path)

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from aft_mm.checks import check_path
+from aft_mm.checks import IMAGE_SUFFIXES, check_path
 from aft_mm.registry import DATASETS
 
 from .file_dataset import FileDataset
-from .image_files import IMAGE_SUFFIXES
 
 
 @DATASETS.register_module()
@@ -15,8 +14,8 @@ class ImageFolder(FileDataset):
 
     Args:
         data_root: The folder; subfolders are searched too.
-        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``;
-            use ``test_mode=True`` for validation and test.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`; use ``test_mode=True`` for validation
+            and test.
 
     Raises:
         FileNotFoundError: If ``data_root`` does not exist.

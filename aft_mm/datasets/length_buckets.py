@@ -1,4 +1,4 @@
-"""Batches of sequences of similar length."""
+"""Batches with buckets of length."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,15 +14,14 @@ from aft_mm.registry import DATA_SAMPLERS
 class LengthBatchSampler(Sampler):
     """Batches of sequences of similar length, a ``batch_sampler`` for mmengine's data loaders.
 
-    The dataset is sorted by length and split into buckets of equal size. Every epoch shuffles the
-    sequences of each bucket, splits them into batches of about equal size, and shuffles the
-    batches. A batch has `batch_size` sequences, or fewer if the longest of its bucket would exceed
-    `max_length` tokens with padding. With n processes, a batch is n times as large and each process
-    takes every n-th sequence.
+    The dataset is split by length into buckets of equal size. Every epoch shuffles each bucket,
+    splits it into batches of about equal size, and shuffles the batches. A batch has `batch_size`
+    sequences, or fewer if `max_length` tokens with padding would be exceeded. With n processes, a
+    batch is n times as large and each process takes every n-th sequence.
 
-    Every sequence is used once per epoch, by one process. The order depends only on the seed and
-    epoch of `sampler`, and every epoch has the same number of batches. A batch may be too large by
-    less than two sequences per process if a process would have none otherwise.
+    Every sequence is used once per epoch. The order depends only on seed and epoch of `sampler`,
+    the number of batches on neither. A batch may be too large by less than two sequences per
+    process if a process would have none otherwise.
 
     Args:
         sampler: mmengine's ``DefaultSampler``; its dataset has ``lengths``, int [N].
@@ -31,8 +30,8 @@ class LengthBatchSampler(Sampler):
         num_buckets: Number of buckets; fewer give more random batches with more padding.
 
     Raises:
-        ValueError: If an argument is out of range, a single sequence is longer than `max_length`,
-            or the dataset has no lengths or fewer sequences than processes.
+        ValueError: If an argument is out of range, a sequence is longer than `max_length`, or the
+            dataset has no lengths or fewer sequences than processes.
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class LengthBatchSampler(Sampler):
             self.buckets.append((bucket, min(batches, len(bucket) // processes)))
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches of this process."""
         sampler = self.sampler
         rng = np.random.default_rng([sampler.seed, sampler.epoch])
         batches = []
@@ -82,5 +80,4 @@ class LengthBatchSampler(Sampler):
             yield batches[i][sampler.rank :: sampler.world_size].tolist()
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch."""
         return sum(number for _, number in self.buckets)

@@ -11,22 +11,21 @@ from aft_mm.registry import DATASETS
 
 from .file_dataset import read_gzip
 
-# A .gz file may have 64 MB of content, or 100 times its size. The digits have 5 times their size.
+# A .gz file may have 64 MB of content, or 100 times its size.
 SMALL = 2**26
 MAX_RATIO = 100
 
 
 @DATASETS.register_module()
 class MNISTIdx(BaseDataset):
-    """MNIST as the four files of its original distribution, gzipped or not, or a part of it.
+    """MNIST as the four files of its original distribution, gzipped or not.
 
-    A sample is ``dict(img=uint8 [28, 28], gt_label=int)``. mmpretrain's MNIST reads unpacked files
-    only.
+    A sample is ``dict(img=uint8 [28, 28], gt_label=int)``.
 
     Args:
         data_root: Folder that contains ``train-images-idx3-ubyte.gz`` and its three companions.
         split: ``'train'`` or ``'test'``.
-        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
         FileNotFoundError: If a file of the split is missing.
@@ -63,8 +62,8 @@ class MNISTIdx(BaseDataset):
 def read_idx(path: Path, num_axes: int) -> np.ndarray:
     """Read an idx file of bytes, ``path`` itself or ``<path>.gz``.
 
-    An idx file has the bytes 0, 0, 8 (the code of uint8) and the number of axes, then the length of
-    every axis as a big-endian 32-bit integer, then the values in raster order.
+    It has the bytes 0, 0, 8 (uint8) and the number of axes, the length of every axis as a
+    big-endian 32-bit integer, and the values in raster order.
     """
     packed = path.with_name(f'{path.name}.gz')
     if not path.is_file() and not packed.is_file():

@@ -25,25 +25,24 @@ CHUNK = 100_000  # lines that are tokenised at once
 
 @DATASETS.register_module()
 class ParallelText(Dataset):
-    """Two files with one sentence per line; line n of one is the translation of line n of the other.
+    """Two files with one sentence per line; line n of one translates line n of the other.
 
     A sample is ``dict(inputs=int32 [T], data_samples=SequenceSample(length=T, source=int32 [S]))``:
-    the subwords of target and source, each with the end of the sentence as the last one.
+    the subwords of target and source, each with the end of the sentence.
 
-    In training, pairs with an empty side and pairs longer than ``max_length`` are left out and
-    logged. With ``test_mode=True`` no pair is left out, since scores over different sentences cannot
-    be compared: an empty line becomes the end of the sentence alone, a pair that is too long is an
-    error, and samples keep the target text as ``reference``. Invalid UTF-8 becomes U+FFFD and is
-    logged.
+    Training leaves out and logs pairs with an empty side or longer than ``max_length``. With
+    ``test_mode=True`` an empty line becomes the end of the sentence alone, a pair that is too long
+    is an error, and samples keep the target text as ``reference``. Invalid UTF-8 becomes U+FFFD and
+    is logged.
 
     Args:
         source_file: Path of the sentences, plain or gzip; ``<path>.gz`` is tried too.
         target_file: Path of their translations.
         subwords: Path of the :class:`Subwords` of both languages.
-        max_length: Largest number of subwords per side, the end of the sentence included.
-        test_mode: Whether all pairs are used, as described above.
-        cache_dir: Folder for the encoded text, one file per text and vocabulary. The first process
-            encodes, the others of the node wait and read.
+        max_length: Largest number of subwords per side, with the end of the sentence.
+        test_mode: Whether all pairs are used.
+        cache_dir: Folder for the encoded text. The first process of a node encodes, the others
+            wait.
 
     Attributes:
         lengths: Subwords of source and target of each pair, int64 [N, 2].
@@ -51,8 +50,8 @@ class ParallelText(Dataset):
 
     Raises:
         FileNotFoundError: If a file does not exist.
-        ValueError: If the files differ in the number of lines, no pair is left, or a pair of a test
-            is too long.
+        ValueError: If the numbers of lines differ, no pair is left, or a pair of a test is too
+            long.
     """
 
     def __init__(
@@ -97,7 +96,6 @@ class ParallelText(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict:
-        """Return pair ``index``."""
         if not 0 <= index < len(self):
             raise IndexError(f'index must be 0 to {len(self) - 1}, got {index}')
         row = self.rows[index]
@@ -113,7 +111,6 @@ class ParallelText(Dataset):
         return dict(inputs=target, data_samples=sample)
 
     def _usable(self, texts: Sequence[list[str]], lengths: np.ndarray) -> np.ndarray:
-        """Return the indices of the pairs that are used, counted from 0."""
         pairs = zip(*texts, strict=True)
         empty = ~np.array([bool(a.strip() and b.strip()) for a, b in pairs], bool)
         long = lengths.max(axis=1, initial=0) > self.max_length
@@ -145,7 +142,7 @@ class ParallelText(Dataset):
 
 
 def named(mask: np.ndarray) -> str:
-    """Format the lines of a mask as ``lines 3, 7, …``."""
+    """Format the lines of a mask as :func:`named_lines`."""
     return named_lines((np.flatnonzero(mask) + 1).tolist())
 
 
@@ -156,7 +153,7 @@ def named_lines(numbers: Sequence[int]) -> str:
 
 
 def read_lines(path: str) -> list[str]:
-    """Return the lines of a plain or gzip file; a warning names those that are not valid UTF-8."""
+    """Return the lines of a plain or gzip file; a warning names those of invalid UTF-8."""
     lines, invalid = split_lines(open_text(path)[:].tobytes())
     if invalid:
         print_log(
@@ -169,10 +166,7 @@ def read_lines(path: str) -> list[str]:
 
 
 def encode(lines: list[str], subwords: Subwords) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of all lines in one array, and their number per line, int64 [N].
-
-    The dtype of the tokens is the smallest that holds the vocabulary.
-    """
+    """Return the tokens of all lines in the smallest dtype, and their number per line, int64 [N]."""
     dtype = np.min_scalar_type(subwords.vocab_size - 1)
     tokens: list[np.ndarray] = [np.zeros(0, dtype)]
     lengths: list[int] = []
@@ -186,7 +180,7 @@ def encode(lines: list[str], subwords: Subwords) -> tuple[np.ndarray, np.ndarray
 def encode_cached(
     lines: list[str], subwords: Subwords, cache_dir: str | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return :func:`encode` of the lines, from `cache_dir` if it was computed before."""
+    """Return :func:`encode` of the lines, cached in `cache_dir`."""
     if cache_dir is None:
         return encode(lines, subwords)
     digest = hashlib.sha256(subwords.fingerprint.encode())

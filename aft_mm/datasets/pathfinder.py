@@ -6,28 +6,26 @@ import cv2
 import numpy as np
 from mmengine.dataset import BaseDataset
 
-from aft_mm.checks import check_choice, check_int
+from aft_mm.checks import check_int
 from aft_mm.registry import DATASETS
 
-SPLITS = ('train', 'val', 'test')
+from .generated_sequences import SPLITS, check_generated
 
 
 @DATASETS.register_module()
 class Pathfinder(BaseDataset):
     """Images of two dashed paths with a dot at two of their four ends.
 
-    Class 1 if both dots are at the ends of one path, class 0 if they are on different paths (after
-    arXiv 1808.08750 and arXiv 2011.04006; generated here, so numbers are not comparable with
-    theirs). A sample is ``dict(img=uint8 [size, size, 1], gt_label=int)``. All images are
-    generated when the dataset is built.
+    Class 1 if the dots are on one path, else 0 (after arXiv 1808.08750 and arXiv 2011.04006;
+    numbers are not comparable). A sample is ``dict(img=uint8 [size, size, 1], gt_label=int)``.
 
     Args:
         split: ``'train'``, ``'val'`` or ``'test'``.
         num_samples: Number of images.
         size: Height and width [px].
         num_steps: Dashes of a path.
-        seed: Seed of all splits; each has images of its own.
-        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
+        seed: Seed of all splits, which differ.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -44,11 +42,9 @@ class Pathfinder(BaseDataset):
         seed: int = 0,
         **kwargs,
     ) -> None:
-        check_choice('split', split, SPLITS)
-        check_int('num_samples', num_samples, 1)
+        check_generated(split, num_samples, seed)
         check_int('size', size, 16)
         check_int('num_steps', num_steps, 2)
-        check_int('seed', seed, 0)
         self.split, self.num_samples, self.size = split, num_samples, size
         self.num_steps, self.seed = num_steps, seed
         super().__init__(**kwargs)
@@ -65,7 +61,7 @@ class Pathfinder(BaseDataset):
         image = np.zeros((self.size, self.size), np.uint8)
         for points in (path, other):
             for start, end in zip(points[:-1], points[1:], strict=True):
-                # Dashes: half of every step.
+                # Half of every step is a dash.
                 middle, half = (start + end) / 2, (end - start) * 0.25
                 self._line(image, middle - half, middle + half)
         for dot in (path[0], path[-1] if label else other[-1]):
@@ -74,7 +70,7 @@ class Pathfinder(BaseDataset):
         return dict(img=image[..., None], gt_label=label)
 
     def _line(self, image: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
-        # cv2 takes fixed-point coordinates, here of 1/16 pixel.
+        # cv2 takes fixed-point coordinates.
         (x, y), (to_x, to_y) = np.rint(16 * start).tolist(), np.rint(16 * end).tolist()
         cv2.line(image, (int(x), int(y)), (int(to_x), int(to_y)), 160, 1, cv2.LINE_AA, 4)
 
@@ -87,7 +83,7 @@ class Pathfinder(BaseDataset):
         angle = turns.cumsum(1)
         steps = step * np.stack((np.cos(angle), np.sin(angle)), -1)
         paths = np.concatenate((start, start + steps.cumsum(1)), 1)
-        # Inside the image, and a path does not come back to itself.
+        # Inside the image and not back to itself.
         later, earlier = np.triu_indices(self.num_steps + 1, 2)
         own = np.linalg.norm(paths[:, later] - paths[:, earlier], axis=-1)
         inside = ((paths > margin) & (paths < self.size - margin)).all((1, 2))

@@ -15,17 +15,16 @@ from .shapenet import CLASS_NAMES, class_folder
 class PointClouds(FileDataset):
     """Point clouds as ``<data_root>/<class>/<split>/*.npy`` (or .pcd, .ply, .pts, .xyz).
 
-    This is the layout of ModelNet and of ShapeNetCore.v2.PC15k, whose class folders are named by
-    synset. A sample is ``dict(points_path, class_name)``.
+    The layout of ModelNet and ShapeNetCore.v2.PC15k. A sample is ``dict(points_path, class_name)``.
 
     Args:
         data_root: Folder that contains the class folders.
-        classes: Names of folders, or names of ShapeNetCore v2 classes such as ``'airplane'`` if the
-            folder is named by synset; ``'all'`` for every folder that has the split. An int is a
-            synset without its leading zeros.
-        split: Name of the folder in each class, such as ``'train'``, ``'val'`` or ``'test'``.
-        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``;
-            ``test_mode`` defaults to True except for ``'train'``.
+        classes: Names of folders, or of ShapeNetCore v2 classes such as ``'airplane'`` if folders
+            are named by synset; ``'all'`` for every folder with the split. An int is a synset
+            without leading zeros.
+        split: Folder in each class, such as ``'train'``, ``'val'`` or ``'test'``.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True except
+            for ``'train'``.
 
     Raises:
         FileNotFoundError: If ``data_root`` or the folder of a class is missing.
@@ -53,7 +52,7 @@ class PointClouds(FileDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Return one ``dict(points_path, class_name)`` per file, class by class, sorted by name."""
+        """Return one ``dict(points_path, class_name)`` per file, sorted by class and name."""
         root = Path(self.data_root)
         if not root.is_dir():
             raise FileNotFoundError(f'data_root {str(root)!r} is not a folder')
@@ -71,7 +70,6 @@ class PointClouds(FileDataset):
         ]
 
     def _files(self, root: Path, name: str, there: list[str]) -> list[Path]:
-        """Return the files of a class in the split."""
         folder = class_folder(name, there)
         if folder is None:
             raise FileNotFoundError(

@@ -16,12 +16,12 @@ def read_points(path: str | Path) -> np.ndarray:
     """Read the points of a ``.npy``, ``.pcd``, ``.ply`` or text file (``.pts``, ``.xyz``).
 
     Returns:
-        float64 [N, 3], columns x, y, z, in the unit of the file. In float32, a cloud far from the
-        origin would lose its shape.
+        float64 [N, 3], columns x, y, z, in the unit of the file; float32 loses shapes far from the
+        origin.
 
     Raises:
-        UnusableFile: If the file is missing, damaged, a mesh, or of another kind or shape, a
-            coordinate is not finite, or the points have no extent.
+        UnusableFile: If the file is missing, damaged, a mesh, or of another kind or shape, or the
+            points are not finite or have no extent.
     """
     path = Path(path)
     if path.suffix.lower() not in _READERS:
@@ -57,8 +57,7 @@ def _read_npy(path: Path) -> np.ndarray:
 
 
 def _read_pcd(path: Path) -> np.ndarray:
-    """Read any of the three encodings of PCD: text, binary and compressed."""
-    from pypcd4 import PointCloud  # slow, so not imported with the datasets
+    from pypcd4 import PointCloud  # slow
 
     _check_pcd_header(path)
     cloud = PointCloud.from_path(path)
@@ -72,7 +71,7 @@ def _read_pcd(path: Path) -> np.ndarray:
 
 
 def _check_pcd_header(path: Path) -> None:
-    """Check the sizes in a header, for which pypcd4 would allocate memory before it reads the data."""
+    """Check the sizes in a header, for which pypcd4 allocates memory."""
     header: dict[str, list[str]] = {}
     with path.open('rb') as file:
         for _ in range(_PCD_HEADER_LINES):
@@ -94,7 +93,7 @@ def _check_pcd_header(path: Path) -> None:
 
 
 def _read_ply(path: Path) -> np.ndarray:
-    import trimesh  # slow, too
+    import trimesh
 
     cloud = trimesh.load(path)
     if not isinstance(cloud, trimesh.PointCloud):
@@ -108,7 +107,7 @@ def _read_ply(path: Path) -> np.ndarray:
 
 
 def _announced(path: Path) -> int | None:
-    """Return the number of vertices in the header of a PLY file, which parsers do not check."""
+    """Return the number of vertices in a PLY header, which parsers do not check."""
     with path.open('rb') as file:
         for line in islice(file, LONGEST_HEADER):
             words = line.split()
@@ -125,7 +124,7 @@ def _read_text(path: Path) -> np.ndarray:
 
 _PCD_HEADER_LINES = 64
 _PCD_LINE_BYTES = 2**16
-_PCD_VALUES = 4096  # per point; the longest descriptor of the Point Cloud Library has 1,980
+_PCD_VALUES = 4096  # per point; the Point Cloud Library's longest descriptor has 1,980
 _PCD_RATIO = 300  # the highest compression of LZF
 _READERS = {
     '.npy': _read_npy,
@@ -135,5 +134,5 @@ _READERS = {
     '.xyz': _read_text,
 }
 POINT_SUFFIXES = tuple(_READERS)
-#: Meshes, which tools/dataset_converters/shapenet.py samples; a .ply file may be either.
+#: Meshes, which tools/dataset_converters/shapenet.py samples.
 MESH_SUFFIXES = ('.glb', '.obj', '.off', '.ply', '.stl')

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-#: WordNet synset of each class; the folders of the dataset are named by synset.
+#: WordNet synset of each class, the name of its folder.
 SYNSETS = dict(
     airplane='02691156',
     bag='02773838',
@@ -65,5 +65,5 @@ CLASS_NAMES = {synset: name for name, synset in SYNSETS.items()}
 
 
 def class_folder(name: str, there: Collection[str]) -> str | None:
-    """Return the folder of a class among those that exist, its name or its synset, or None."""
+    """Return the existing folder of a class, its name or its synset, or None."""
     return next((folder for folder in (name, SYNSETS.get(name)) if folder in there), None)

@@ -1,4 +1,4 @@
-"""Reading speech: filter banks of sound files, and features that Kaldi and Sphinx computed."""
+"""Reading speech: sound files, and features that Kaldi and Sphinx computed."""
 
 import math
 import re
@@ -18,14 +18,14 @@ CEPSTRA = 13  # per frame in Sphinx's files
 RATES = 1000, 384_000  # lowest and highest of a sound file [Hz]
 MAX_SAMPLES = 2**26  # per channel, before and after resampling: 70 minutes at 16 kHz
 MAX_SAMPLE = 2.0**15  # some programs store 16-bit integers as floats
-# Of the filters of the resampler, which has one per phase; 44.1 to 16 kHz has 2^17.
+# Of all filters of the resampler; 44.1 to 16 kHz has 2^17.
 MAX_TAPS = 2**24
-UNKNOWN_LENGTH = 2**63 - 1  # libsndfile's number of frames of a streamed FLAC file
-_BLOCK = 2**20  # samples of all channels that are decoded at once
-_FRAMES = 2**14  # whose filter banks are computed at once
+UNKNOWN_LENGTH = 2**63 - 1  # libsndfile's number of frames of streamed FLAC
+_BLOCK = 2**20  # samples decoded at once
+_FRAMES = 2**14  # frames computed at once
 _ADDRESS = re.compile(r'([^|]+\.ark):([0-9]{1,18})')
-# Header of each kind of binary matrix: offsets of the numbers of rows and columns, and the bytes per
-# value. A byte precedes each number in plain matrices, two floats precede both in compressed ones.
+# Binary matrices: offsets of rows and columns, and the bytes per value. A byte precedes each number
+# in plain matrices, two floats precede both in compressed ones.
 _MATRICES = {
     b'\0BFM ': (6, 11, 4),
     b'\0BDM ': (6, 11, 8),
@@ -38,14 +38,14 @@ _MATRICES = {
 def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
     """Read a sound file as mono at `sample_rate` [Hz].
 
-    libsndfile reads WAV, FLAC, OGG and more. Channels are averaged, other rates are resampled.
+    libsndfile reads WAV, FLAC, OGG and more. Channels are averaged.
 
     Returns:
-        The samples, float32 [N] within ±1, and warnings on how they were changed.
+        The samples, float32 [N] within ±1, and warnings about changes.
 
     Raises:
-        UnusableFile: If the file is missing, damaged or without sound, has more than
-            :data:`MAX_SAMPLES`, or a rate that is out of range or cannot be resampled.
+        UnusableFile: If the file is missing, damaged, without sound or longer than
+            :data:`MAX_SAMPLES`, or its rate is out of range or cannot be resampled.
     """
     num_sound_frames(path, sample_rate)  # the header
     parts, warnings = [], []
@@ -78,11 +78,10 @@ def _unusable(path: str, complaint: str) -> UnusableFile:
 
 
 def _opened(path: str) -> Any:
-    """Open a sound file; raises UnusableFile."""
-    import soundfile  # slow, and not always installed
+    import soundfile  # slow, and optional
 
     class Stream(soundfile.SoundFile):
-        """A file that is read from beginning to end: not every FLAC file can be searched."""
+        """A file read from beginning to end: not every FLAC file can be searched."""
 
         def seekable(self) -> bool:
             return False
@@ -95,11 +94,7 @@ def _opened(path: str) -> Any:
 
 
 def _blocks(path: str, file: Any) -> Iterator[np.ndarray]:
-    """Decode a file, whatever its header says of its length, as float32 [N, C].
-
-    Raises:
-        UnusableFile: If the file is damaged, has no sample, or more than :data:`MAX_SAMPLES`.
-    """
+    """Decode a file, whatever length its header has, as float32 [N, C]."""
     block = np.empty((max(1, _BLOCK // file.channels), file.channels), np.float32)
     found = 0
     while True:
@@ -133,7 +128,7 @@ def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) 
     inside = int(sample_rate * WINDOW)
     num_frames = 1 + (wave.shape[1] - inside) // shift
     parts = []
-    # Parts bound the memory: a frame takes ten times that of its samples.
+    # A frame takes ten times the memory of its samples.
     for frame in range(0, num_frames, _FRAMES):
         stop = (frame + _FRAMES - 1) * shift + inside
         parts.append(
@@ -152,7 +147,7 @@ def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) 
 def num_sound_frames(path: str, sample_rate: int) -> int:
     """Return the number of frames of :func:`filter_banks` for a file, from its header.
 
-    A file whose header has no length is decoded. Raises as :func:`read_sound`.
+    Without a length there, the file is decoded. Raises as :func:`read_sound`.
     """
     with _opened(path) as file:
         rate, frames = file.samplerate, file.frames
@@ -171,7 +166,7 @@ def num_sound_frames(path: str, sample_rate: int) -> int:
             f'at {rate} Hz',
         )
     divisor = math.gcd(rate, sample_rate)
-    # The filters of torchaudio have six zero crossings on either side.
+    # torchaudio's filters have six zero crossings on either side.
     width = 12 * max(1, rate / sample_rate) + rate // divisor
     if rate != sample_rate and sample_rate // divisor * width > MAX_TAPS:
         raise _unusable(
@@ -223,10 +218,10 @@ def read_kaldi(address: str) -> np.ndarray:
     """Read a matrix of a binary Kaldi archive, ``feats.ark:1234``, as float32 [T, F].
 
     Raises:
-        UnusableFile: If it is missing, damaged, not finite or not a matrix. Commands and pickles in
-            an archive are not run.
+        UnusableFile: If it is missing, damaged, not finite or not a matrix, such as a command or a
+            pickle.
     """
-    # The only maintained reader of archives with a permissive licence.
+    # The only maintained reader with a permissive licence.
     from kaldi_native_io import FloatMatrix
 
     num_kaldi_frames(address)
@@ -259,7 +254,7 @@ def num_kaldi_frames(address: str) -> int:
                 struct.unpack_from('<i', head, place)[0]
                 for place in (place_of_rows, place_of_columns)
             )
-            # The reader would allocate memory before it notices that the file is too short.
+            # The reader would allocate the memory first.
             if rows > 0 and columns > 0 and rows * columns * size < left:
                 return rows
     raise UnusableFile(f'{quoted(address)} of a Kaldi archive is not a complete matrix')

@@ -15,7 +15,7 @@ from aft_mm.structures import SequenceSample
 from .file_dataset import read_gzip
 
 SPLITS = ('train', 'val', 'test')
-# Largest compression of a .gz file. Text has 3 to 20, zeros have 1,000.
+# Text compresses 3 to 20 times, zeros 1,000 times.
 MAX_RATIO = 100
 
 
@@ -23,15 +23,13 @@ MAX_RATIO = 100
 class TextFile(Dataset):
     """The bytes of one file: the first part for training, then validation and test.
 
-    The default split is that of Transformer-XL for enwik8: 90, 5 and 5 of 100 million bytes. A
-    plain file is read one context at a time, a ``.gz`` file is decompressed into memory. A sample is
-    ``dict(inputs=uint8 [T], data_samples=SequenceSample(length=T, num_context))``.
+    The default split is Transformer-XL's for enwik8. A ``.gz`` file is decompressed into memory. A
+    sample is ``dict(inputs=uint8 [T], data_samples=SequenceSample(length=T, num_context))``.
 
-    - ``train``: random crops of ``context_length`` bytes, new ones on every access.
+    - ``train``: random crops of ``context_length`` bytes.
     - ``val``, ``test`` with ``evaluation='blocks'``: consecutive contexts; the last one is shorter.
     - ``val``, ``test`` with ``evaluation='strided'``: contexts that advance by ``stride`` bytes. In
-      all but the first, only the last ``stride`` bytes are predicted, the others are given
-      (``num_context``).
+      all but the first, only the last ``stride`` bytes are predicted (``num_context``).
 
     Args:
         data_file: Path of the file; ``<data_file>.gz`` is tried too.
@@ -40,7 +38,7 @@ class TextFile(Dataset):
         evaluation: ``'blocks'`` or ``'strided'``.
         stride: Step of a strided evaluation [bytes], 1 to ``context_length``.
         split_ratio: Shares of train, val and test, which sum to 1.
-        samples_per_epoch: Crops per training epoch; by default the number of contexts in the split.
+        samples_per_epoch: Crops per epoch; by default as many as contexts fit.
 
     Raises:
         FileNotFoundError: If the file does not exist.
@@ -89,7 +87,6 @@ class TextFile(Dataset):
                 f'the {split} split of {data_file!r} has {len(self.data)} bytes, '
                 f'which is shorter than one context of {context_length} bytes'
             )
-        # One window, and one more for every stride or part of a stride that is left.
         windows = 1 + -(-(len(self.data) - context_length) // self.stride)
         crops = samples_per_epoch or len(self.data) // context_length
         self.num_samples = crops if split == 'train' else windows
@@ -103,7 +100,6 @@ class TextFile(Dataset):
         return self.num_samples
 
     def __getitem__(self, index: int) -> dict:
-        """Return context ``index``; in training a random one."""
         if not 0 <= index < self.num_samples:
             raise IndexError(f'index must be 0 to {self.num_samples - 1}, got {index}')
         if self.split == 'train':
@@ -118,9 +114,9 @@ class TextFile(Dataset):
 
 
 class PlainFile:
-    """The bytes of a file, of which a slice is read when it is asked for.
+    """The bytes of a file, read slice by slice.
 
-    A memory-mapped file that is truncated while it is used would end the process (SIGBUS).
+    A memory-mapped file that is truncated would end the process (SIGBUS).
 
     Args:
         path: Path of the file.
@@ -144,7 +140,7 @@ class PlainFile:
         """Return a slice of the bytes, uint8 [N].
 
         Raises:
-            ValueError: If the file has become shorter, or is no longer there.
+            ValueError: If the file is shorter now, or gone.
         """
         start, stop, _ = place.indices(len(self))
         try:
@@ -159,7 +155,7 @@ class PlainFile:
 def take_split(
     data: np.ndarray | PlainFile, split: str, ratio: Sequence[float]
 ) -> np.ndarray | PlainFile:
-    """Return the part of ``data`` [N] that belongs to ``split``, train first and test last."""
+    """Return the part of ``data`` [N] that belongs to ``split``."""
     position = SPLITS.index(split)
     start, stop = (round(len(data) * sum(ratio[:i])) for i in (position, position + 1))
     return data.part(start, stop) if isinstance(data, PlainFile) else data[start:stop]

@@ -14,13 +14,12 @@ from aft_mm.registry import DATA_SAMPLERS
 class TokenBatchSampler(Sampler):
     """Batches of samples of similar length with at most ``batch_size`` tokens per process.
 
-    The length of a sample is that of its longest side. The number of samples times the longest
-    length is at most ``batch_size``. Every epoch shuffles the samples of each length, splits all
-    samples into batches from short to long, and shuffles the batches.
+    A sample is as long as its longest side; batches count padding. Every epoch shuffles the samples
+    of each length, splits all into batches from short to long, and shuffles the batches.
 
-    All of n processes compute the same batches of ``batch_size · n`` tokens from the seed and epoch
-    of the sampler, and each takes every n-th sample. The number of batches is the same in every
-    epoch. Only a batch with fewer samples than processes is left out.
+    All of n processes compute the same batches of ``batch_size · n`` tokens from seed and epoch of
+    the sampler, and each takes every n-th sample. The number of batches is the same in every epoch.
+    Only a batch with fewer samples than processes is left out.
 
     Args:
         sampler: mmengine's DefaultSampler of a dataset with ``lengths`` [N] or [N, sides].
@@ -28,7 +27,7 @@ class TokenBatchSampler(Sampler):
 
     Raises:
         ValueError: If the sampler or its dataset is of another kind, or the longest sample does not
-            fit into a batch.
+            fit.
     """
 
     def __init__(self, sampler: DefaultSampler, batch_size: int) -> None:
@@ -54,7 +53,6 @@ class TokenBatchSampler(Sampler):
         return len(self.bounds)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches of this process."""
         order, batches = np.arange(len(self.lengths)), np.arange(len(self))
         if self.sampler.shuffle:
             rng = np.random.default_rng([self.sampler.seed, self.sampler.epoch])
@@ -69,7 +67,7 @@ class TokenBatchSampler(Sampler):
         start, bounds = 0, []
         while start < len(lengths):
             window = lengths[start : start + budget // max(1, lengths[start])]
-            # The padded size grows with every sample, so those that fit come first.
+            # Padded sizes grow, so those that fit come first.
             count = int(np.count_nonzero(np.arange(1, len(window) + 1) * window <= budget))
             if count >= self.sampler.world_size:
                 bounds.append((start, start + count))

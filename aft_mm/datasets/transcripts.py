@@ -1,4 +1,4 @@
-"""Reading files of transcripts, one utterance per line."""
+"""Files of transcripts, one utterance per line."""
 
 import os
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import NamedTuple
 from aft_mm.checks import check_path, described
 
 LONGEST_LINE = 2**20  # bytes
-LONGEST_ID = 1000  # characters; a path has at most 4,096 on Linux
+LONGEST_ID = 1000  # characters
 
 
 class Transcripts(NamedTuple):
-    """Texts by the id of the utterance, and warnings about the file."""
+    """Texts by id, and warnings about the file."""
 
     texts: dict[str, str]
     warnings: list[str]
@@ -20,13 +20,13 @@ class Transcripts(NamedTuple):
 def read_transcripts(path: str) -> Transcripts:
     """Read lines of Kaldi, ``ID TEXT``, or Sphinx, ``TEXT (ID)``; the first line decides.
 
-    Empty lines are skipped. A line with an id only is an utterance without words. Bytes that are
-    not valid UTF-8 become U+FFFD. Warnings list all of these lines.
+    Empty lines are skipped, an id alone is an utterance without words, invalid UTF-8 becomes
+    U+FFFD; warnings list these lines.
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If it has no utterance, one of them twice, or a line of the other format or of
-            more than a megabyte.
+        ValueError: If it has no utterance, one twice, or a line of the other format or above a
+            megabyte.
     """
     check_path('transcripts', path)
     if not os.path.isfile(path):
@@ -80,9 +80,8 @@ def read_transcripts(path: str) -> Transcripts:
 
 
 def _sphinx_parts(line: str) -> tuple[str, str] | None:
-    """Return id and text of ``TEXT (ID)``, None if the line has another form.
-
-    The id has no space and at least one character. A regular expression would take quadratic time.
+    """Return id and text of ``TEXT (ID)``, else None. A regular expression would take quadratic
+    time.
     """
     start = line.rfind('(', 0, len(line) - 2)
     name = line[start + 1 : -1]
@@ -98,5 +97,4 @@ def warning_text(path: str, what: str, items: list) -> str:
 
 
 def _without_markers(text: str) -> str:
-    """Return a Sphinx transcript without ``<s>``, ``</s>`` and ``<sil>``."""
     return ' '.join(word for word in text.split() if word not in ('<s>', '</s>', '<sil>'))

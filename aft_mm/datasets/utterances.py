@@ -1,4 +1,4 @@
-"""Datasets of utterances: folders of sound, Kaldi's features, Sphinx's features."""
+"""Datasets of utterances: sound, and features of Kaldi and Sphinx."""
 
 import logging
 import os
@@ -26,19 +26,16 @@ SOUND = ('.wav', '.flac', '.ogg')
 class Utterances(FileDataset):
     """Utterances with transcripts; a subclass finds their files in :meth:`find`.
 
-    All headers are read before the first epoch. Training leaves out and logs files that are missing
-    or damaged, and utterances with more frames than `max_frames` or, after stacking, fewer than CTC
-    needs for their transcript. With ``test_mode=True`` nothing is left out: a file that is missing,
-    damaged or too long stops the run, and one that is too short is recognised with errors.
+    All headers are read first. Training leaves out and logs files that are missing, damaged, longer
+    than `max_frames` or, after stacking, too short for CTC. With ``test_mode=True`` these stop the
+    run, except short ones, which are recognised with errors.
 
     Args:
         units: Arguments of :class:`TextUnits`.
-        speaker: Regular expression; its first group, searched in the id of an utterance, is the
-            speaker. Required if :class:`NormalizeFeatures` is per speaker; all features are then
-            read once at the start.
+        speaker: Regular expression whose first group, searched in the id, is the speaker; for
+            :class:`NormalizeFeatures` per speaker, which reads all features at the start.
         max_frames: Largest number of frames per utterance, before stacking.
-        **kwargs: Arguments of :class:`FileDataset`; the pipeline begins with
-            :class:`LoadUtterance`.
+        **kwargs: See :class:`FileDataset`; the pipeline begins with :class:`LoadUtterance`.
 
     Raises:
         FileNotFoundError: If the transcripts do not exist.
@@ -134,7 +131,7 @@ class Utterances(FileDataset):
         return length if self.test_mode else None
 
     def full_init(self) -> None:
-        """Read the list and, if features are normalised per speaker, their statistics."""
+        """Read the list and the statistics of speakers, if needed."""
         if self._fully_initialized:
             return
         super().full_init()
@@ -195,7 +192,7 @@ class Utterances(FileDataset):
 
 
 def frames_needed(units: tuple[int, ...]) -> int:
-    """Return the frames that CTC needs: one per unit, and a blank between equal neighbours."""
+    """Return the frames that CTC needs: one per unit, a blank between equal ones."""
     return len(units) + sum(a == b for a, b in zip(units, units[1:], strict=False))
 
 
@@ -204,7 +201,6 @@ def warn(message: str) -> None:
 
 
 def _check_both(place: str, what: str, files: set[str], texts: set[str]) -> None:
-    """Log the files without a transcript; an id without a file is reported when it is read."""
     silent = sorted(files - texts)
     if silent:
         warn(warning_text(place, f'{what} have no transcript and are left out', silent))
@@ -219,12 +215,12 @@ def _check_both(place: str, what: str, files: set[str], texts: set[str]) -> None
 class SpeechFolder(Utterances):
     """A folder of WAV, FLAC or OGG files, with subfolders, and one file of transcripts.
 
-    The id of an utterance is the name of its file, or its path below the folder, without suffix.
+    An id is the name of the file, or its path below the folder, without suffix.
 
     Args:
         data_root: The folder.
         transcripts: File in the folder, see :func:`read_transcripts`.
-        **kwargs: Arguments of :class:`Utterances`.
+        **kwargs: See :class:`Utterances`.
     """
 
     def __init__(self, data_root: str, transcripts: str = 'text', **kwargs: Any) -> None:
@@ -255,13 +251,12 @@ class SpeechFolder(Utterances):
 class KaldiFeatures(Utterances):
     """A data folder of Kaldi: ``feats.scp``, ``text`` and, for speakers, ``utt2spk``.
 
-    ``feats.scp`` lists places in binary archives, ``ID FILE.ark:OFFSET``; a relative FILE is below
-    `archive_root`. Pipes are not run.
+    ``feats.scp`` has lines ``ID FILE.ark:OFFSET``; pipes are not run.
 
     Args:
         data_root: The folder.
         archive_root: Folder of relative archives; by default `data_root`.
-        **kwargs: Arguments of :class:`Utterances`.
+        **kwargs: See :class:`Utterances`.
     """
 
     def __init__(self, data_root: str, archive_root: str | None = None, **kwargs: Any) -> None:
@@ -297,7 +292,7 @@ class SphinxFeatures(Utterances):
         fileids: File with one path below `features` per line, without suffix.
         transcription: File of transcripts; their ids are the last parts of these paths.
         features: Folder of the features.
-        **kwargs: Arguments of :class:`Utterances`.
+        **kwargs: See :class:`Utterances`.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Keep freed memory in the process instead of returning it to the system.
 
-glibc maps every tensor of more than 32 MiB separately and unmaps it when it is freed, so operations
-on long sequences wait for zeroed pages: with 32,768 tokens of 256 channels that is half of the
-time, and the cost grows faster than the length. The tools read ``AFT_MM_MALLOC``:
+glibc maps and unmaps every tensor of more than 32 MiB, so operations on long sequences wait for
+zeroed pages, half of the time at 32,768 tokens of 256 channels. The tools read ``AFT_MM_MALLOC``:
 
 - ``keep`` (default): one heap, which grows and is reused.
 - ``system``: glibc's defaults.
@@ -21,13 +20,10 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep freed memory, in this process and those it forks.
+    """Make glibc keep freed memory, in this process and those it forks; return whether it does.
 
-    Nothing changes if ``AFT_MM_MALLOC`` or glibc's own variables say otherwise, if another
-    allocator is preloaded, or if the C library is not glibc.
-
-    Returns:
-        Whether freed memory is kept.
+    Does nothing if ``AFT_MM_MALLOC`` or glibc's own variables say otherwise, or the allocator is
+    not glibc's.
     """
     mode = os.environ.get(ENVIRONMENT_VARIABLE) or MODES[0]
     if mode not in MODES:
@@ -46,7 +42,6 @@ def _chosen_by_user() -> bool:
 
 
 def _is_glibc() -> bool:
-    """Return whether malloc of this process is glibc's."""
     if sys.platform != 'linux':
         return False
     try:

@@ -1,4 +1,4 @@
-"""Start and end of a distributed run, also without an accelerator.
+"""Start and end of a distributed run, also without an accelerator, and its order of sums.
 
 mmengine starts NCCL runs itself; on a CPU it fails, because it always asks for a CUDA device.
 """
@@ -11,15 +11,17 @@ import sys
 import threading
 import time
 
+import torch
 import torch.distributed as dist
 from mmengine.config import Config
 from mmengine.device import get_device
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from aft_mm.errors import UserError
 
 _POLL_SECONDS = 1  # between two checks of the launcher
 _GRACE_SECONDS = 30  # between SIGTERM and exit, as torchrun's
-# The launchers' variables for RANK, WORLD_SIZE and LOCAL_RANK.
 _RANK_VARIABLES = {
     'pytorch': ('RANK', 'WORLD_SIZE', 'LOCAL_RANK'),
     'slurm': ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_LOCALID'),
@@ -28,10 +30,9 @@ _RANK_VARIABLES = {
 
 
 def start_distributed(cfg: Config) -> None:
-    """Set torch's environment variables from the launcher's and, on a CPU, join a gloo group.
+    """Set torch's environment variables from the launcher's; on a CPU, join a gloo group.
 
-    On a CPU it also completes ``cfg.model_wrapper_cfg``: DistributedDataParallel takes no device
-    ids there. The process will end soon after the one that launched it.
+    On a CPU ``cfg.model_wrapper_cfg`` gets no device ids. The process ends with its launcher.
 
     Raises:
         UserError: the launcher did not set its environment variables.
@@ -55,6 +56,33 @@ def start_distributed(cfg: Config) -> None:
     cfg.model_wrapper_cfg.setdefault('device_ids', None)
 
 
+def fix_sum_order(model: nn.Module) -> bool:
+    """Let every iteration of a model add up gradients of several processes in the same order.
+
+    DistributedDataParallel moves the gradients to other buckets after the first backward pass that
+    it synchronises, and gloo adds more than two numbers in an order that depends on their place in
+    the bucket. The first step of a resumed run would be rounded differently. A backward pass of
+    sums of the parameters, which needs no data, makes it choose the final buckets.
+
+    Args:
+        model: The model of a runner before its first iteration; its gradients are dropped.
+
+    Returns:
+        False if the model is not a DistributedDataParallel with the usual buckets.
+    """
+    if not (isinstance(model, DistributedDataParallel) and hasattr(model, 'reducer')):
+        return False
+    if model.static_graph or any(getattr(module, 'sparse', False) for module in model.modules()):
+        return False
+    if not model.find_unused_parameters:  # else the first buckets are the final ones
+        model.reducer.prepare_for_backward([])
+        # As in a model, the gradients of the first parameters come last.
+        sums = [value.sum() for value in model.parameters() if value.requires_grad]
+        torch.autograd.backward(sums)
+        model.zero_grad()
+    return True
+
+
 def _export_environment(launcher: str) -> None:
     for target, source in zip(_RANK_VARIABLES['pytorch'], _RANK_VARIABLES[launcher], strict=True):
         if source not in os.environ:
@@ -76,7 +104,7 @@ def _export_environment(launcher: str) -> None:
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """Send SIGTERM to this process when its launcher is gone; else it would keep training."""
+    """Send SIGTERM to this process when its launcher is gone."""
     while os.getppid() == launcher:
         time.sleep(_POLL_SECONDS)
     print(
@@ -90,8 +118,8 @@ def _end_with_launcher(launcher: int) -> None:
 
 
 def _leave_gloo() -> None:
-    # A gloo thread that frees its last tensors while the interpreter exits aborts the process
-    # (pytorch/pytorch#190489); a short wait lets it finish.
+    # A gloo thread that frees tensors while the interpreter exits aborts the process
+    # (pytorch/pytorch#190489).
     time.sleep(0.2)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -23,14 +23,14 @@ from aft_mm.registry import LOOPS
 from aft_mm.structures import SequenceSample
 
 from .runner import task_model
-from .stop_signals import starting_workers
+from .stop_signals import protect_workers, starting_workers
 
 
 class StoppableEpochLoop(EpochBasedTrainLoop):
     """mmengine's epoch loop, which also checks ``stop_training`` after every iteration.
 
-    An epoch that is stopped early does not count, is not followed by ``after_train_epoch`` and is
-    not validated. With ``num_done`` the next epoch resumes after that many of its iterations.
+    An epoch that is stopped early does not count and is not validated. With ``num_done`` the next
+    epoch resumes after that many of its iterations.
     """
 
     num_done = 0
@@ -61,10 +61,8 @@ class StoppableEpochLoop(EpochBasedTrainLoop):
 
 
 class EndlessBatches:
-    """Replacement of the iterator of mmengine's iteration loop.
-
-    At a resume the loop asks for all batches that were trained on, only to drop them. They are not
-    loaded here.
+    """Iterator of mmengine's iteration loop that does not load the batches trained on before a
+    resume.
 
     Args:
         loop: The loop, whose iteration is that of the resumed run.
@@ -98,12 +96,12 @@ class EndlessBatches:
 def make_resumable(loop: BaseLoop, seeds: Sequence[int] | None = None) -> None:
     """Let mmengine's train loop stop and resume at any iteration.
 
-    The class and the iterator are replaced here, because configs select mmengine's loops with
-    ``by_epoch`` or their names. Loops of other classes are left alone.
+    Its class and iterator are replaced, because configs select mmengine's loops. Other classes are
+    left alone.
 
     Args:
-        loop: The train loop of a runner.
-        seeds: As for :class:`Batches`; by default they are left as they are.
+        loop: Train loop of a runner.
+        seeds: As for :class:`Batches`.
     """
     if isinstance(loop.dataloader.dataset, IterableDataset):  # its samples have no numbers
         return
@@ -122,13 +120,12 @@ def make_resumable(loop: BaseLoop, seeds: Sequence[int] | None = None) -> None:
 class Batches:
     """The batches of a data loader, from any of them on, with random numbers of their own.
 
-    With ``seeds``, random numbers of the samples and of the collate function depend on ``seeds``
-    and the number of the batch only, not on which worker loads it or when.
+    With ``seeds``, random numbers depend on ``seeds`` and the number of the batch only, not on the
+    worker.
 
     Args:
-        loader: The data loader. Its workers are not used; they are started again here.
-        seeds: Seed of the run and other numbers, all 0 or larger; none: the generators of the
-            process that loads a batch are used as they are.
+        loader: The data loader, whose workers are started again here.
+        seeds: Seed of the run and other numbers, all 0 or larger; none leaves the generators alone.
         endless: Restart the sampler at its end, with the next epoch.
     """
 
@@ -145,6 +142,7 @@ class Batches:
     def start(self, first: int, offset: int = 0) -> Iterator:
         """Return an iterator from batch ``first`` on; batch i has number ``offset + i``."""
         self.first, self.offset = first, offset
+        protect_workers(self.loader)  # starting_workers leaves signals blocked in other workers
         with starting_workers():
             return self._start()
 
@@ -152,7 +150,7 @@ class Batches:
         if not (self.first or self.is_seeded or self.endless):
             return iter(self.loader)
         if self.endless and hasattr(sampler_of(self.loader), '_indices_of_rank'):
-            # mmengine's InfiniteSampler continues where the loop's own iterator had prefetched.
+            # InfiniteSampler would continue where the loop's own iterator had prefetched.
             sampler = sampler_of(self.loader)
             sampler.indices = sampler._indices_of_rank()
         loader = self.loader
@@ -168,7 +166,7 @@ class Batches:
             worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context,
             # A new iterator takes a number from the generator, and persistent workers need one per
-            # run, not per epoch: from that of the process, a resumed run would take another.
+            # run, not per epoch: with that of the process a resumed run would differ.
             generator=torch.Generator() if self.is_seeded else loader.generator,
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=loader.persistent_workers,
@@ -227,7 +225,7 @@ class SeededBatches:
 
 
 def sampler_of(loader: DataLoader) -> Any:
-    """Return the sampler; a custom batch sampler has its own, which the loader does not know."""
+    """Return the sampler; the loader does not know that of a custom batch sampler."""
     return getattr(loader.batch_sampler, 'sampler', loader.sampler)
 
 
@@ -239,7 +237,7 @@ def seed_generators(seed: int) -> None:
 
 
 def derived_seed(seed: int, *parts: int) -> int:
-    """Return a 63-bit seed for one of many samples: same numbers, same seed; else unrelated.
+    """Return a 63-bit seed for one of many samples.
 
     Args:
         seed: Seed of the run, 0 or larger.
@@ -252,12 +250,10 @@ def derived_seed(seed: int, *parts: int) -> int:
 class GenerationTestLoop(TestLoop):
     """A test that also samples from the model: every sample of the data set gets ``generated``.
 
-    ``generated`` holds ``num_samples`` sequences of tokens, int64 ``[N, T]`` or ``[N, T, C]``, as long
-    as the sample's own and sampled from the first token on, with an encoder given the sample's
-    ``source``. The batch is then tested as usual, so a metric finds likelihood and sampled tokens
-    in one sample. The seed of a batch is derived from (``seed``, rank, batch number): batches do
-    not share noise, and runs with the same number of processes sample the same. The first rank
-    shows a progress bar of the tokens on stderr.
+    ``generated`` holds ``num_samples`` sequences of tokens, int64 ``[N, T]`` or ``[N, T, C]``, as
+    long as the sample, given its ``source`` if the model has an encoder. The batch is then tested
+    as usual. The seed of a batch is derived from (``seed``, rank, batch number). The first rank
+    shows a progress bar on stderr.
 
     Args:
         runner: The runner.
@@ -269,9 +265,8 @@ class GenerationTestLoop(TestLoop):
         top_k: Sample among the k most likely values only.
         top_p: Sample among the most likely values with this total probability only.
         seed: 0 or larger.
-        num_inputs: Sample for the first ``num_inputs`` samples of the data set only, over all
-            ranks; the others get no ``generated``. 0 measures the likelihood only. Needs a sampler
-            in the order of the data set.
+        num_inputs: Sample for the first ``num_inputs`` samples only, over all ranks, with a sampler
+            in the order of the data set; 0 measures the likelihood only.
 
     Raises:
         ValueError: an option is out of range.
@@ -306,7 +301,7 @@ class GenerationTestLoop(TestLoop):
         self.options = dict(temperature=temperature, top_k=top_k, top_p=top_p)
         self.seed = seed
         self.num_inputs = num_inputs
-        self.seen = 0  # samples of this rank in previous batches
+        self.seen = 0
 
     def run(self) -> dict:
         """Sample and test; return the metrics."""
@@ -319,7 +314,7 @@ class GenerationTestLoop(TestLoop):
         inputs, samples = data_batch['inputs'], data_batch['data_samples']
         num = len(samples)
         if self.num_inputs is not None:
-            # mmengine distributes samples in turn: the i-th of this rank is i·world_size + rank.
+            # The i-th sample of this rank is i·world_size + rank.
             share = -(-(self.num_inputs - self.runner.rank) // self.runner.world_size)
             num = min(num, max(0, share - self.seen))
         self.seen += len(samples)
@@ -330,7 +325,6 @@ class GenerationTestLoop(TestLoop):
     def _sample(
         self, idx: int, inputs: Sequence[torch.Tensor], samples: Sequence[SequenceSample]
     ) -> None:
-        """Give every sample ``num_samples`` sequences as long as its input."""
         sources = [sample.get('source') for sample in samples for _ in range(self.num_samples)]
         with autocast(enabled=self.fp16):
             tokens = task_model(self.runner).generate(
@@ -350,8 +344,7 @@ class GenerationTestLoop(TestLoop):
 class TranslationTestLoop(TestLoop):
     """A test that also translates: every sample of the data set gets the text ``translation``.
 
-    The translation is found by beam search from the sample's ``source``. The batch is then tested
-    as usual, so a metric finds likelihood and translation in one sample.
+    By beam search from the sample's ``source``; the batch is then tested as usual.
 
     Args:
         runner: The runner.
@@ -359,8 +352,8 @@ class TranslationTestLoop(TestLoop):
         evaluator: As for mmengine's TestLoop.
         fp16: Whether to test and translate under autocast.
         beam_size: Hypotheses kept at every token; 1 is greedy.
-        length_penalty: Exponent of the length by which scores are divided; larger values prefer
-            longer translations.
+        length_penalty: Exponent of the length by which scores are divided; larger prefers longer
+            translations.
 
     Raises:
         ValueError: an option is out of range.

@@ -4,14 +4,13 @@ import sys
 
 import torch
 
-#: Open files that are enough for the tensors of any batch on their way.
 ENOUGH = 65536
 
 
 def share_tensors_by_name() -> None:
     """Raise the limit on open files, or have workers send tensors by name if it stays low.
 
-    Torch's default way of sending a tensor keeps a file open until the batch is used.
+    Torch by default keeps a file open until a tensor is used.
     """
     if sys.platform == 'win32':  # tensors are sent by name anyway
         return

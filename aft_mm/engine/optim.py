@@ -67,8 +67,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """mmengine's default constructor with layer-wise decay of the learning rate.
 
     ``model.backbone.get_layer_depth`` gives the depth i of a parameter among n depths; its rate is
-    ``lr · decay_rate^(n − 1 − i)``. Head, neck and last norm have ``lr``, the last layer
-    ``lr · decay_rate``, the embeddings the lowest rate. For classifiers, detectors and segmentors.
+    ``lr · decay_rate^(n − 1 − i)``: ``lr`` for head, neck and last norm, the lowest for the
+    embeddings.
 
     Args:
         optim_wrapper_cfg: Config of the wrapper, with optimizer.lr.
@@ -95,9 +95,9 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         prefix: str = '',
         is_dcn_module: int | float | None = None,
     ) -> None:
-        """Add the default groups, one per parameter; then decay the rates of the whole model."""
+        """Add the default groups, one per parameter, and decay their rates."""
         super().add_params(params, module, prefix, is_dcn_module)
-        if prefix:  # the default implementation calls this method for every child
+        if prefix:  # called for every child by the default implementation
             return
         backbone = getattr(module, 'backbone', None)
         if not hasattr(backbone, 'get_layer_depth'):
@@ -119,14 +119,12 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 class InverseSqrtLR(ExponentialLR):
     """Learning rate ``peak · sqrt(begin / t)`` after a warm-up (arXiv 1706.03762, §5.3).
 
-    t counts epochs (or iterations, with ``by_epoch=False``) from the start of the run. For a warm-up
-    use mmengine's ``LinearLR`` with ``end`` equal to ``begin``.
+    For the warm-up use mmengine's ``LinearLR`` with ``end`` equal to ``begin``.
 
     Args:
         optimizer: Optimizer or optimizer wrapper.
         begin: First t of the decay, 1 or larger: the length of the warm-up.
-        by_epoch: Whether t counts epochs. mmengine sets ``end`` to the end of the run, and counts
-            it in epochs unless the config says ``by_epoch=False``.
+        by_epoch: Whether t counts epochs, not iterations. mmengine sets ``end`` in this unit.
         **kwargs: ``end``, ``last_step`` and ``verbose`` of mmengine's schedulers.
     """
 

@@ -1,8 +1,8 @@
 """Checks of a run before it starts: mistakes end it with a one-line message, not after an epoch.
 
-:data:`TRAIN_CHECKS` and :data:`TEST_CHECKS` are lists of functions ``(config, runner) -> None``.
-The commands call them in order after the runner is built; the checks of a data set also build it.
-Checks that need only the config are in `aft_mm/config/reading.py`.
+The commands call :data:`TRAIN_CHECKS` and :data:`TEST_CHECKS`, functions
+``(config, runner) -> None``, in order after the runner is built. Checks that need only the config
+are in `aft_mm/config/reading.py`.
 """
 
 import importlib
@@ -21,7 +21,6 @@ from .hooks import RegularizationHook, SampleVisualizationHook
 from .hooks.training import penalised_layers
 from .runner import task_model
 
-#: Test loops that sample from the model.
 SAMPLING_LOOPS = ('GenerationTestLoop', 'TranslationTestLoop')
 
 Check = Callable[[Config, Runner], None]
@@ -42,11 +41,11 @@ def check_torchvision() -> None:
 def choose_checkpoint(cfg: Config) -> str:
     """For ``--resume`` without a path, set ``load_from`` to the newest complete checkpoint.
 
-    With ``cfg.resume == 'auto'`` a work dir without checkpoints starts a new run; ``load_from``,
-    the weights with which it starts, is then kept.
+    With ``cfg.resume == 'auto'`` a work dir without checkpoints starts a new run from its
+    ``load_from``.
 
     Returns:
-        A warning if that is not the one named by ``last_checkpoint``, else ''.
+        A warning if ``last_checkpoint`` names another one, else ''.
 
     Raises:
         UserError: the work dir has no complete checkpoint.
@@ -100,10 +99,7 @@ def check_regularization(config: Config, runner: Runner) -> None:
 
 
 def check_steps(config: Config, runner: Runner) -> None:
-    """Refuse to sample from a causal mixer that cannot take one token at a time.
-
-    If nothing in the config samples, the log has a warning.
-    """
+    """Refuse, or warn if nothing samples, a causal mixer that cannot take one token at a time."""
     without = next(
         (
             type(layer).__name__
@@ -128,7 +124,7 @@ def _is_sampler(hook: Any) -> bool:
 
 
 def build_optimizer(config: Config, runner: Runner) -> None:
-    """Build the optimizer, so that its mistakes are found before the data sets are built."""
+    """Build the optimizer before the data sets, which take longer."""
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
 
 
@@ -164,7 +160,7 @@ def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
 
 
 def check_same_classes(trained: Any, validated: Any) -> None:
-    """Refuse data sets with different classes, as class folders have if one is missing."""
+    """Refuse data sets with different classes."""
     ours, theirs = (
         tuple((getattr(dataset, 'metainfo', None) or {}).get('classes') or ())
         for dataset in (trained, validated)
@@ -183,7 +179,7 @@ def check_same_classes(trained: Any, validated: Any) -> None:
 
 
 def check_batch(config: Config, runner: Runner) -> None:
-    """Refuse a batch larger than the training set, with which an epoch has no iteration."""
+    """Refuse a batch larger than the training set."""
     loader = runner.train_loop.dataloader
     samples = len(loader.dataset)
     if samples and not len(loader):
@@ -196,9 +192,7 @@ def check_batch(config: Config, runner: Runner) -> None:
 
 
 def shortened_warmup(schedules: Any, iterations: int, epochs: int) -> list[dict] | None:
-    """Return a warm-up and its successor for a run that would end before the warm-up does.
-
-    The warm-up takes a tenth of the iterations.
+    """Return a warm-up of a tenth of the iterations, for a run that would end within it.
 
     Args:
         schedules: Entries of ``param_scheduler``.
@@ -206,8 +200,8 @@ def shortened_warmup(schedules: Any, iterations: int, epochs: int) -> list[dict]
         epochs: Epochs of the run.
 
     Returns:
-        The new entries; None unless the given ones are a warm-up from 0 and one successor, and the
-        successor begins after the run.
+        The new entries; None unless the given ones are a warm-up from 0 and one successor after the
+        run.
     """
     if not isinstance(schedules, list) or len(schedules) != 2:
         return None

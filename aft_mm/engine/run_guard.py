@@ -1,4 +1,4 @@
-"""Guard a run: signals stop it with a checkpoint, and failures of the machine get one line."""
+"""Guard a run: signals stop it with a checkpoint, failures of the machine get one line."""
 
 import errno
 import logging
@@ -22,9 +22,8 @@ from aft_mm.errors import PEER_DIED, UserError
 from .hooks import StopHook
 from .stop_signals import Stopped, StopSignals, protect_workers
 
-#: ``extra`` of a log message that is written to the file only.
+#: ``extra`` of a message for the log file only.
 FILE_ONLY = dict(file_only=True)
-# Errors of a disk or a folder that can no longer be written.
 _UNWRITABLE = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -36,7 +35,6 @@ _UNWRITABLE = {
     errno.ENOENT,
     errno.ENOTDIR,
 }
-# Messages of gloo and NCCL when another process is gone.
 _PEER_GONE = re.compile(
     'Connection (closed|reset)|Broken pipe|Socket closed|ncclRemoteError|ncclSystemError',
     re.IGNORECASE,
@@ -46,8 +44,8 @@ _PEER_GONE = re.compile(
 class StopSignalHook(StopHook):
     """Ends the training after the iteration in which SIGTERM, SIGINT or SIGHUP arrived.
 
-    A signal to one process of a distributed run stops all of them. During a validation a signal
-    stops the run at once: the checkpoint of the epoch is already written.
+    A signal to one process stops all. During a validation the run stops at once: the epoch is
+    already saved.
 
     Args:
         signals: The signal handler.
@@ -70,11 +68,11 @@ class StopSignalHook(StopHook):
         self.signals.can_wait = True
 
     def before_val(self, runner: Runner) -> None:
-        """Do not wait: a validation may take long, and the training is saved."""
+        """Do not wait: the training is saved."""
         self.signals.can_wait = False
 
     def after_val(self, runner: Runner) -> None:
-        """Wait again once training continues."""
+        """Wait again."""
         self.signals.can_wait = runner.train_loop is not None
 
     def after_train(self, runner: Runner) -> None:
@@ -92,7 +90,7 @@ class StopSignalHook(StopHook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        """Stop the loop, also before its validation, because the sender may not wait for that."""
+        """Stop the loop, also before its validation."""
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
         if self.is_up and runner.train_loop.stop_training:
             runner.train_loop.val_begin = runner.max_iters + 1
@@ -124,7 +122,7 @@ class Run:
 
     def last_checkpoint(self) -> str:
         """Return ``; the last checkpoint is work_dirs/a/epoch_3.pth; to resume, …``."""
-        if self.runner is None or self.hook is None:  # no training
+        if self.runner is None or self.hook is None:
             return ''
         last = self.runner.message_hub.get_info('last_ckpt')
         if not last:
@@ -132,7 +130,7 @@ class Run:
         return f'; the last checkpoint is {last}; to resume, {self.command()}'
 
     def command(self) -> str:
-        """Return the command that resumes a training: the one that started it with ``--resume``."""
+        """Return the command that resumes a training."""
         if self.runner is not None and self.runner.distributed:
             return 'start it again with --resume'  # the launcher's arguments are not known here
         return f'run: {shlex.join([*_program(), *_with_resume(self.argv)])}'
@@ -149,7 +147,6 @@ def _program() -> list[str]:
 
 
 def _with_resume(argv: Sequence[str]) -> list[str]:
-    """Replace ``--resume [CHECKPOINT]`` by ``--resume`` at the end."""
     arguments: list[str] = []
     names_checkpoint = False
     for argument in argv:
@@ -165,16 +162,16 @@ def _with_resume(argv: Sequence[str]) -> list[str]:
 def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
     """Exit with a one-line message if the machine or another process ends a run.
 
-    That is a signal, a killed data loader worker, no memory, a full or unwritable disk, or the
-    death of another process of a distributed run. The message of a training names the last
-    checkpoint, and the exit status after a signal is 128 plus its number.
+    That is a signal, a killed worker, no memory, a full or unwritable disk, or the death of another
+    process. The message of a training names the last checkpoint; the exit status after a signal is
+    128 plus its number.
 
     Args:
-        argv: Arguments of the program, by default those of the process; they are part of the
-            command that resumes a training.
+        argv: Arguments of the program, part of the command that resumes a training; by default
+            those of the process.
     """
     run = Run(StopSignals(), sys.argv[1:] if argv is None else argv)
-    try:  # outside of the signals, because the death of a worker is raised at any point
+    try:  # outside of the signals: the death of a worker is raised at any point
         with _quiet_log(), run.signals, _deaths_of_workers():
             yield run
             if run.hook is not None and run.hook.is_up:
@@ -201,8 +198,7 @@ def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
 def _deaths_of_workers() -> Iterator[None]:
     """Raise the death of a data loader worker instead of the error of its closed connection.
 
-    The connection closes a moment before SIGCHLD arrives, for which torch raises a RuntimeError
-    that names the cause.
+    The connection closes a moment before SIGCHLD arrives.
     """
     try:
         yield
@@ -244,7 +240,6 @@ def reason(error: Exception) -> str | None:
 
 
 def _end(message: str, status: int) -> None:
-    """Print the last line, if this process has one, and exit."""
     if message:
         _report(message)
         print(message, file=sys.stderr)

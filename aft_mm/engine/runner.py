@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,14 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import nn
+from torch.utils._triton import has_triton
 
-from aft_mm.config.reading import check_settings, read_config
+from aft_mm.config.reading import DOWNSTREAM, check_settings, read_config
 from aft_mm.errors import UserError
 
 from .distributed import start_distributed
 
-#: Beginnings of messages that are written to the log file only: hundreds of lines that are the same
-#: in every run of a config and would hide a problem.
+#: Beginnings of the many messages that are the same in every run, written to the log file only.
 DETAILS = (
     f'\n{"-" * 60}\nSystem environment:',
     'Config:\n',
@@ -65,8 +66,7 @@ def load_run_config(args: argparse.Namespace) -> Config:
 def apply_safe_defaults(cfg: Config) -> None:
     """Make training write checkpoints atomically, resume exactly and stop at a non-finite loss.
 
-    mmengine's CheckpointHook becomes SafeCheckpointHook with the same options, and FiniteLossHook and
-    ExactResumeHook are added.
+    On CUDA, training is also compiled unless ``compile`` is in the config.
     """
     if cfg.get('default_hooks') is None:
         cfg.default_hooks = {}
@@ -82,10 +82,25 @@ def apply_safe_defaults(cfg: Config) -> None:
     ):
         if not {hook, hook.removeprefix('aft_mm.'), other} & {*given} - {None}:
             hooks[name] = dict(type=hook)
+    compiled = {'aft_mm.CompileHook', 'CompileHook'} & {*given}
+    if cfg.get('compile') is None and not compiled and can_compile(cfg):
+        hooks['compile'] = dict(type='aft_mm.CompileHook', module=None)
+
+
+def can_compile(cfg: Config) -> bool:
+    """Return whether training on this machine compiles the model unless the config says otherwise.
+
+    It does on a CUDA device with Triton and a C compiler. Images of detection and segmentation have
+    many sizes, each of which would be compiled.
+    """
+    if not torch.cuda.is_available() or cfg.get('default_scope') in DOWNSTREAM:
+        return False
+    has_compiler = any(map(shutil.which, (os.environ.get('CC', 'gcc'), 'clang')))
+    return has_triton() and has_compiler
 
 
 def build_runner(cfg: Config) -> Runner:
-    """Build the runner of ``cfg``: the one of ``runner_type`` if given, else a ConsoleRunner.
+    """Build the runner of ``cfg``, by default a ConsoleRunner.
 
     Raises:
         UserError: ``work_dir`` is not writable.

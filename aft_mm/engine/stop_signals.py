@@ -1,4 +1,4 @@
-"""Signals that stop a run: SIGTERM, SIGINT, SIGHUP, in its main process and in its workers."""
+"""Signals that stop a run: SIGTERM, SIGINT, SIGHUP, in its main process and its workers."""
 
 import os
 import signal
@@ -32,9 +32,8 @@ def _end_at_sigterm() -> None:
         _deliver_signals()
 
 
-# Pools of processes, as evaluation uses them, are ended with SIGTERM. A Python handler may never
-# run there: a signal is lost when a fork begins, and not handled by a child that waits for a lock.
-# So signals are blocked during a fork, and SIGTERM ends a child.
+# Pools of processes, as evaluation uses them, are ended with SIGTERM, where a Python handler may
+# never run. So signals are blocked during a fork, and SIGTERM ends a child.
 if hasattr(os, 'register_at_fork'):  # not on Windows
     os.register_at_fork(
         before=_hold_signals, after_in_parent=_deliver_signals, after_in_child=_end_at_sigterm
@@ -44,8 +43,7 @@ if hasattr(os, 'register_at_fork'):  # not on Windows
 class WorkerInit:
     """``worker_init_fn`` of a data loader whose workers survive a signal to the process group.
 
-    A queue, ``timeout`` and a container send SIGTERM to all processes of a run. Its workers must
-    continue until the main process has written a checkpoint, and end when that one does.
+    Workers must continue until the main process has written a checkpoint, and end with it.
 
     Args:
         init: The previous ``worker_init_fn`` or None.
@@ -108,9 +106,8 @@ class StopSignals:
     """Context manager that handles SIGTERM, SIGINT and SIGHUP of this process.
 
     While ``can_wait``, the first signal is stored in ``received``, which is checked after every
-    iteration, and a second one raises :class:`Stopped`; otherwise the first one raises it. With
-    ``patient``, further signals are ignored while ``can_wait``, because a launcher repeats the
-    signal that the keyboard sent to all processes.
+    iteration; otherwise, and for a second one, :class:`Stopped` is raised. With ``patient``,
+    further signals are ignored while ``can_wait``, because a launcher repeats that of the keyboard.
     """
 
     def __init__(self) -> None:

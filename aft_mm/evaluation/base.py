@@ -15,7 +15,7 @@ class Metric(BaseMetric):
     Args:
         collect_device: ``'gpu'`` gathers through the process group, on any device; ``'cpu'``
             through files in a folder that all ranks share.
-        **kwargs: Arguments of :class:`mmengine.evaluator.BaseMetric`, such as ``prefix``.
+        **kwargs: See :class:`mmengine.evaluator.BaseMetric`.
     """
 
     default_prefix = ''  # without one mmengine warns in every run
@@ -25,14 +25,10 @@ class Metric(BaseMetric):
 
 
 class GenerationMetric(Metric):
-    """Base class of metrics of the sequences that a test loop generates."""
+    """Base class of metrics of generated sequences."""
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Store the result of :meth:`_measure` for the tokens of each sequence of the batch.
-
-        Sequences without ``generated`` are stored as None, since mmengine drops repeated samples by
-        index.
-        """
+        """Store the result of :meth:`_measure` for each sequence, None without ``generated``."""
         for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
             is_measured = sample.get('generated') is not None
             self.results.append(self._measure(tokens, sample) if is_measured else None)
@@ -42,11 +38,7 @@ class GenerationMetric(Metric):
         raise NotImplementedError
 
     def _measured(self, results: list) -> list:
-        """Return what is stored, without None.
-
-        Without any, which is how ``test_cfg.num_inputs=0`` measures the likelihood only, there is a
-        warning, and the metric is left out.
-        """
+        """Return what is stored, without None; a warning if nothing is left."""
         measured = [result for result in results if result is not None]
         if not measured:
             print_log(

@@ -14,12 +14,11 @@ from .base import Metric
 class BLEU(Metric):
     """Corpus BLEU by sacrebleu, of detokenised text with one reference each, 0 to 100.
 
-    ``bleu`` is sacrebleu's default: cased, tokenised as ``13a``. ``bleu_length_ratio`` is the
-    length of the translations relative to the references. The log has sacrebleu's line with its
-    signature.
+    ``bleu`` is sacrebleu's default (cased, ``13a``), ``bleu_length_ratio`` the length relative to
+    the references. The log has sacrebleu's signature.
 
     Args:
-        **kwargs: Arguments of :class:`Metric`.
+        **kwargs: See :class:`Metric`.
 
     Raises:
         ValueError: If samples have no ``translation`` or ``reference``, or sacrebleu is missing

@@ -17,16 +17,14 @@ SPACE = '\u2423'  # jiwer would not count a space as a character
 class ErrorRate(Metric):
     """Phoneme, character or word error rate in percent, by jiwer.
 
-    ``100 · (S + D + I) / N``: the fewest substitutions, deletions and insertions that turn the
-    transcripts into the recognised texts, relative to the units N of all transcripts. With many
-    insertions it exceeds 100. Unknown symbols of a transcript count as the unit ``<unk>``.
+    ``100 · (S + D + I) / N``: the fewest substitutions, deletions and insertions over the units N
+    of all transcripts. Unknown symbols count as the unit ``<unk>``.
 
     Args:
-        per: ``'phoneme'`` or ``'character'`` for the units of the dataset, or ``'word'`` for the
-            words of a dataset of characters or words. Spaces are characters, except at both ends.
-        lexicon: Whether to measure the transcripts of the model's lexicon; then `prefix` is
-            ``'lexicon'``.
-        **kwargs: Arguments of :class:`Metric`.
+        per: ``'phoneme'``, ``'character'`` (also spaces inside) or ``'word'``, for a dataset of
+            characters or words.
+        lexicon: Whether to measure the transcripts of the lexicon; `prefix` is then ``'lexicon'``.
+        **kwargs: See :class:`Metric`.
 
     Raises:
         ValueError: If ``per`` is unknown, the dataset has no units, or its transcripts are empty.
@@ -74,13 +72,12 @@ class ErrorRate(Metric):
         return {f'{self.per}_error_rate': 100 * sum(errors.values()) / total, **kinds}
 
     def _text(self, names: Sequence[str], units: Sequence[int]) -> str:
-        """Return the units as words with spaces between them."""
         text = [names[unit] for unit in units]
         if self.per == 'word':
             words = any(len(name) > 1 for name in names[FIRST_SYMBOL:])
             return (' ' if words else '').join(text)
         if self.per == 'character':
-            # As jiwer counts characters: spaces at both ends are ignored.
+            # jiwer ignores spaces at both ends.
             spoken = [n for n, unit in enumerate(text) if unit != ' ']
             text = text[spoken[0] : spoken[-1] + 1] if spoken else []
         return ' '.join(unit.replace(' ', SPACE) for unit in text)

@@ -6,8 +6,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-# Implementations differ in details, so those of a well-known library are used.
 from torchmetrics.functional.image import (
     peak_signal_noise_ratio,
     structural_similarity_index_measure,
@@ -26,27 +24,24 @@ SMALLEST = 6  # pixels; half of SSIM's window is mirrored at the edges
 class ImageQuality(GenerationMetric):
     """Distance of sampled images to the truth and to their low-resolution input.
 
-    Three kinds of image are measured: ``sample``, each of the N samples per input; ``mean``, their
-    mean, which minimises the squared error but is blurred; ``bicubic``, the input enlarged by
-    interpolation. For each kind there are
+    For each ``kind``, ``sample``, ``mean`` (of the N samples of an input) and ``bicubic`` (the
+    enlarged input):
 
     - ``{kind}_psnr_db``: ``10 log₁₀ (255² / MSE)`` [dB]; infinite for the truth;
-    - ``{kind}_ssim``: structural similarity by torchmetrics, 1 for the truth; Gaussian window of
-      11 × 11 pixels with σ = 1.5, mirrored edges;
-    - ``{kind}_consistency_mse``: mean squared difference between the input and the image shrunk to
-      its size by area, for values from 0 to 1. Rounding to 8 bits alone gives up to
-      (1/510)² = 3.8e-6.
+    - ``{kind}_ssim``: structural similarity by torchmetrics, Gaussian window of 11 × 11 pixels with
+      σ = 1.5, mirrored edges;
+    - ``{kind}_consistency_mse``: mean squared difference between the input and the image shrunk by
+      area, for values from 0 to 1. Rounding to 8 bits gives up to 3.8e-6.
 
-    Each is averaged over the samples of an input, then over the inputs. Inputs without
-    ``generated`` are left out.
+    Averaged over the samples of an input, then over the inputs with ``generated``.
 
     Args:
         image_shape: ``(H, W, C)`` of the images.
         source_shape: ``(h, w, C)`` of the inputs, a divisor of ``image_shape``.
-        **kwargs: Arguments of :class:`Metric`.
+        **kwargs: See :class:`Metric`.
 
     Raises:
-        ValueError: If the shapes do not match each other or SSIM's window.
+        ValueError: If the shapes do not match.
     """
 
     def __init__(self, image_shape: Sequence[int], source_shape: Sequence[int], **kwargs) -> None:

@@ -17,13 +17,13 @@ class Likelihood(Metric):
     """Mean negative log-likelihood and perplexity over all predictions of the dataset.
 
     ``bits_per_{per} = Σ nats / (Σ predictions · ln 2)`` and
-    ``perplexity_per_{per} = exp(Σ nats / Σ predictions)``, the sums over all samples of all ranks.
-    Samples are thus weighted by length, and a sample that two ranks evaluate counts once.
+    ``perplexity_per_{per} = exp(Σ nats / Σ predictions)``, summed over all samples of all ranks,
+    each once.
 
     Args:
-        per: Name of one prediction: ``'dim'`` (a sub-pixel), ``'char'``,
-            ``'token'`` or ``'subword'``.
-        **kwargs: Arguments of :class:`Metric`.
+        per: Name of one prediction: ``'dim'`` (a sub-pixel), ``'char'``, ``'token'`` or
+            ``'subword'``.
+        **kwargs: See :class:`Metric`.
 
     Raises:
         ValueError: If ``per`` is unknown, or there is no prediction.
@@ -35,10 +35,8 @@ class Likelihood(Metric):
         super().__init__(**kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Store ``nats`` and ``num_dims`` of every sample.
-
-        One result per sample rather than per batch: mmengine repeats samples so that all ranks have
-        equally many, and drops the repetitions by their index.
+        """Store ``nats`` and ``num_dims`` of every sample, as mmengine drops repeated samples by
+        index.
         """
         self.results += [
             (float(sample['nats']), int(sample['num_dims'])) for sample in data_samples
@@ -68,7 +66,7 @@ class TokenAccuracy(Metric):
     Also the percentage of sequences in which all tokens are ranked first.
 
     Args:
-        **kwargs: Arguments of :class:`Metric`.
+        **kwargs: See :class:`Metric`.
 
     Raises:
         ValueError: If the model's head is not categorical, or there is no prediction.

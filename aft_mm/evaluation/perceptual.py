@@ -23,7 +23,7 @@ class _ImageSetMetric(GenerationMetric):
     Args:
         image_shape: ``(H, W, C)`` of the images; grey ones get three equal channels.
         batch_size: Number of images per forward pass of the network.
-        **kwargs: Arguments of :class:`Metric`.
+        **kwargs: See :class:`Metric`.
     """
 
     def __init__(self, image_shape: Sequence[int], batch_size: int = 32, **kwargs) -> None:
@@ -41,7 +41,6 @@ class _ImageSetMetric(GenerationMetric):
         return pictures.transpose(0, 3, 1, 2)
 
     def _batches(self, pictures: Sequence[np.ndarray]) -> Iterator[Tensor]:
-        """Yield images in batches [B, 3, H, W], uint8, on the device."""
         joined = torch.from_numpy(np.concatenate(pictures))
         for batch in joined.split(self.batch_size):
             yield batch.expand(-1, 3, -1, -1).to(get_device())
@@ -52,13 +51,11 @@ class FID(_ImageSetMetric):
     """Fréchet inception distance between sampled and true images (arXiv 1706.08500).
 
     ``fid`` = ``|μ − μ'|² + tr(Σ + Σ' − 2 (Σ Σ')^½)`` over the features of both sets, by
-    torchmetrics' FrechetInceptionDistance. It is biased: compare it only for equal numbers of
-    images.
+    torchmetrics. Its bias depends on the number of images.
 
     Args:
-        feature: Number of features of torch-fidelity's Inception (extra ``fid``), 64, 192, 768 or
-            2048, whose weights are downloaded once; or a module that maps images uint8
-            [B, 3, H, W] to features [B, F].
+        feature: 64, 192, 768 or 2048 features of torch-fidelity's Inception (extra ``fid``),
+            downloaded once; or a module from images uint8 [B, 3, H, W] to features [B, F].
         others: ``image_shape``, ``batch_size`` and arguments of :class:`Metric`.
 
     Raises:
@@ -100,9 +97,8 @@ class FID(_ImageSetMetric):
 class LPIPS(_ImageSetMetric):
     """Learned perceptual distance between sampled and true images (arXiv 1801.03924).
 
-    By torchmetrics' LearnedPerceptualImagePatchSimilarity, whose weights torchvision downloads
-    once. ``lpips`` is averaged over the samples of an image, then over the images; smaller is
-    better.
+    By torchmetrics, with weights that torchvision downloads once. ``lpips`` is averaged over the
+    samples of an image, then over the images; smaller is better.
 
     Args:
         net_type: ``'alex'``, ``'vgg'`` or ``'squeeze'``.
@@ -136,5 +132,4 @@ class LPIPS(_ImageSetMetric):
 
 
 def _unit(images: Tensor) -> Tensor:
-    """Scale bytes to −1 to 1."""
     return images.float() / 127.5 - 1

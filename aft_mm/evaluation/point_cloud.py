@@ -33,8 +33,7 @@ def chamfer_distances(clouds: Tensor, block: int, progress: bool = False) -> Ten
     for i in track(range(len(clouds)), 'Chamfer distances', **bar):
         for first in range(i + 1, len(clouds), block):
             others = slice(first, first + block)
-            # |a|² + |b|² − 2ab has an error of 1e-7 in float32 for coordinates of about 1, and
-            # none if these are quantised to 8 bits.
+            # Its error is 1e-7 in float32 for coordinates of about 1, and 0 at 8 bits.
             gaps = squares[i] + squares[others, :, None] - 2 * clouds[others] @ clouds[i].T
             distances[i, others] = gaps.amin(1).mean(1) + gaps.amin(2).mean(1)
     return (distances + distances.T).clamp_min(0)
@@ -44,7 +43,7 @@ def earth_mover_distances(clouds: Tensor, progress: bool = False) -> Tensor:
     """Compute the earth mover's distances between all pairs of M clouds, [M, P, 3] -> [M, M].
 
     ``d(a, b) = min_φ mean_i |a_i − b_φ(i)|`` over the permutations φ, in the unit of the
-    coordinates; exact, by scipy's assignment, on the CPU. O(M²·P³) time at worst, O(P²) memory.
+    coordinates; exact, by scipy, on the CPU. O(M²·P³) time at worst, O(P²) memory.
 
     Args:
         clouds: [M, P, 3] of a floating type.
@@ -64,14 +63,13 @@ def earth_mover_distances(clouds: Tensor, progress: bool = False) -> Tensor:
 def normalized(clouds: Tensor, references: Tensor) -> Tensor:
     """Normalise clouds [M, P, 3] by mean and standard deviation of all references [R, P, 3].
 
-    The mean is per axis, the standard deviation is over all points and axes, as PointFlow and PVD
-    normalise ShapeNet.
+    The mean is per axis, the deviation over all points and axes, as in PointFlow and PVD.
 
     Raises:
         ValueError: If all points of the references are equal.
     """
     first = references[0, 0]
-    # The deviation of equal numbers may differ from 0 by rounding.
+    # Rounding may give equal numbers a deviation.
     if (references == first).all():
         raise ValueError(f'references must hold points that differ, but all are {first.tolist()}')
     centre = references.mean((0, 1))
@@ -91,8 +89,7 @@ def coverage(distances: Tensor) -> float:
 def nearest_neighbor_accuracy(distances: Tensor, num_generated: int) -> float:
     """Return how often the nearest other cloud is from the same set (1-NNA, leave-one-out).
 
-    0.5 if the two sets cannot be distinguished, 1 if they can, 0 if the generated clouds are copies
-    of the references.
+    0.5 if the sets cannot be distinguished, 1 if they can, 0 for copies.
 
     Args:
         distances: [M, M] between all clouds, the generated ones first.

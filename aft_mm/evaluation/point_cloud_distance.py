@@ -1,4 +1,4 @@
-"""Distance of a set of generated point clouds from the test set."""
+"""Distance of generated point clouds from the test set."""
 
 import logging
 
@@ -22,7 +22,7 @@ from .point_cloud import (
     normalized,
 )
 
-# With fewer, a share is uncertain by more than 11 %; with one, coverage is 100 % and 1-NNA 0 %.
+# With fewer, a share is uncertain by more than 11 %.
 FEW_CLOUDS = 20
 MOST_GAPS = 2**25  # distances between points in memory, 128 MiB
 #: Unit of length for each normalization.
@@ -33,26 +33,24 @@ UNITS = dict(box='edges', set='deviations')
 class PointCloudDistance(GenerationMetric):
     """Chamfer or earth mover's distance between N generated clouds and N of the test set.
 
-    - ``mmd_squared_edges``: minimum matching distance, the mean distance from a test cloud to the
-      nearest generated one; smaller is better;
+    - ``mmd_squared_edges``: mean distance from a test cloud to the nearest generated one; smaller
+      is better;
     - ``coverage_percent``: share of test clouds that are nearest to a generated one; larger is
       better;
     - ``1nna_percent``: how often the nearest neighbour of a cloud is from the same set; 50 is best.
 
-    Clouds are decoded into the cube of side 1 around 0, so the unit of the Chamfer distance, the mean
-    squared distance to the nearest point summed over both directions, is the squared longest edge of
-    the bounding box. With ``emd``, there are also ``mmd_emd_edges``, ``coverage_emd_percent`` and
-    ``1nna_emd_percent`` for the exact earth mover's distance, the mean distance of assigned points.
+    The unit of the Chamfer distance is the squared longest edge of the bounding box. ``emd`` adds
+    ``mmd_emd_edges``, ``coverage_emd_percent`` and ``1nna_emd_percent``.
 
-    The test clouds are those with ``generated``, one sample each; below 20 a warning is logged.
-    2·N² pairs are compared, on the GPU if there is one.
+    The test clouds are those with ``generated``, one sample each; below 20 there is a warning. 2·N²
+    pairs are compared, on the GPU if possible.
 
     Args:
         num_bits: Bits per coordinate, as in ``PackPointCloud``.
-        emd: Also compute the earth mover's distance.
-        normalization: ``'box'``, or ``'set'`` to normalise coordinates by the test clouds, see
-            :func:`.point_cloud.normalized`; lengths are then named ``deviations``.
-        **kwargs: Arguments of :class:`Metric`.
+        emd: Also compute the exact earth mover's distance.
+        normalization: ``'box'``, or ``'set'`` to normalise by the test clouds, see
+            :func:`.point_cloud.normalized`; the unit is then ``deviations``.
+        **kwargs: See :class:`Metric`.
 
     Raises:
         ValueError: If an argument is not allowed, or a cloud has several samples.
@@ -75,7 +73,7 @@ class PointCloudDistance(GenerationMetric):
                 'PointCloudDistance needs two sets of equal size, so num_samples of test_cfg must '
                 f'be 1, got {len(generated)}'
             )
-        # Bytes, since all of them are sent to the first rank.
+        # All are sent to the first rank.
         return np.stack([generated[0].cpu().numpy(), tokens.cpu().numpy()]).astype(np.uint8)
 
     def compute_metrics(self, results: list) -> dict:

@@ -1,9 +1,8 @@
 """Adaptations of the host packages: what aft_mm changes in mmcv, and why.
 
 mmdet and mmseg import ``mmcv.ops``, which needs the compiled module ``mmcv._ext``. mmcv-lite ships
-everything but that module, and compiling it takes minutes and a C++ compiler. :func:`extension_spec`
-supplies a replacement built on torch and torchvision (:mod:`aft_mm.hosts.mmcv_ext`). A compiled
-``mmcv._ext`` that loads is always preferred.
+without it. :func:`extension_spec` supplies a replacement on torch and torchvision
+(:mod:`aft_mm.hosts.mmcv_ext`); a compiled one that loads is preferred.
 """
 
 import logging
@@ -33,7 +32,7 @@ logger = logging.getLogger('aft_mm.hosts')
 
 
 class _ReplacementLoader:
-    """Load the compiled extension if there is one that works, else the replacement."""
+    """Load a compiled extension that works, else the replacement."""
 
     def __init__(self, compiled: ModuleSpec | None) -> None:
         self.compiled = compiled
@@ -54,14 +53,14 @@ class _ReplacementLoader:
         return import_module('aft_mm.hosts.mmcv_ext').make_module(MMCV_EXT)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: both kinds of module are complete when they are created."""
+        """Do nothing: modules are complete when they are created."""
 
 
 def extension_spec(path: Sequence[str] | None) -> ModuleSpec:
     """Return the import spec of ``mmcv._ext``.
 
     Args:
-        path: ``mmcv.__path__``, where the compiled extension lies if there is one.
+        path: ``mmcv.__path__``, where a compiled extension may be.
     """
     compiled = PathFinder.find_spec(MMCV_EXT, path)
     return ModuleSpec(MMCV_EXT, _ReplacementLoader(compiled), origin='aft_mm.hosts.mmcv_ext')
@@ -78,7 +77,7 @@ def selected_operators() -> str:
 
 
 def quiet_pycocotools() -> None:
-    """Leave out the progress that pycocotools prints between the lines of the log."""
+    """Leave out the progress that pycocotools prints."""
     if find_spec('pycocotools') is None:
         return
     for name in ('coco', 'cocoeval'):

@@ -1,9 +1,8 @@
-"""The operators of ``mmcv._ext`` that training and inference of mmdet and mmseg models use.
+"""The operators of ``mmcv._ext`` that mmdet and mmseg models use.
 
-Every function has the signature under which ``mmcv/ops/*.py`` of mmcv 2.1 calls it: results are
-written into preallocated tensors where mmcv expects that. torchvision's operators are used where
-their definition is the same; the others are torch expressions, whose backward pass is autograd's.
-Operators that are not in :data:`SUPPORTED` raise an error when they are called, not on import.
+Functions have the signatures of mmcv 2.1 and write into preallocated tensors where it expects that.
+torchvision's operators are used where they have the same definition; the others are torch
+expressions with autograd. Operators outside :data:`SUPPORTED` raise when they are called.
 """
 
 import math
@@ -47,9 +46,9 @@ def _overlaps(one: Tensor, others: Tensor, offset: int) -> Tensor:
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
     """Indices of the boxes [N, 4] that non-maximum suppression keeps, best first."""
     if offset:
-        # A side of x2 − x1 + 1 is that of a box whose far corner lies one pixel further.
+        # With far corners one pixel further, sides are x2 − x1 + 1.
         boxes = boxes + boxes.new_tensor([0, 0, offset, offset])
-    # torchvision's sort is stable and mmcv's is not: sort as mmcv does, so that ties end equally.
+    # mmcv's sort is not stable, so that ties end equally.
     order = scores.sort(descending=True)[1]
     ranks = torch.arange(len(order), 0, -1, device=boxes.device, dtype=boxes.dtype)
     return order[torch.ops.torchvision.nms(boxes[order], ranks, iou_threshold)]
@@ -71,8 +70,8 @@ def softnms(
         boxes: [N, 4].
         scores: [N].
         dets: [N, 5], whose first rows receive the boxes with their decayed scores.
-        method: 0 drops boxes above the threshold, 1 multiplies their scores by ``1 − IoU``, 2 all
-            scores by ``exp(−IoU² / sigma)``.
+        method: 0 drops boxes above the threshold, 1 multiplies scores by ``1 − IoU``, 2 all by
+            ``exp(−IoU² / sigma)``.
 
     Returns:
         Indices of the rows of `dets` in `boxes`.
@@ -84,7 +83,7 @@ def softnms(
         best = int(left[:, 4].argmax())
         dets[len(order)] = left[best]
         order.append(int(indices[best]))
-        # mmcv moves the first of the remaining boxes to the place of the chosen one.
+        # mmcv moves the first remaining box to the place of the chosen one.
         left[best], indices[best] = left[0].clone(), indices[0].clone()
         chosen, left, indices = dets[len(order) - 1], left[1:], indices[1:]
         overlap = _overlaps(chosen[:4], left[:, :4], offset)
@@ -93,7 +92,7 @@ def softnms(
         else:
             decay = torch.where(overlap >= iou_threshold, 1 - overlap if method else 0.0, 1.0)
         left[:, 4] *= decay
-        # mmcv overwrites a dropped box with the last one, which decides between equal scores.
+        # As mmcv, which decides between equal scores.
         kept = left[:, 4] >= min_score
         number = int(kept.sum())
         holes = (~kept[:number]).nonzero()[:, 0]
@@ -322,7 +321,7 @@ def _sigmoid_focal_loss(
         -(1 - alpha) * p**gamma * (1 - p).clamp(min=TINY).log(),
     )
     if weight.numel():
-        # The background, which has the number of classes as its index, has no weight of its own.
+        # The background has no weight of its own.
         known = target < len(weight)
         factor = torch.where(known, weight[target.clamp(max=len(weight) - 1)], 1)
         loss = loss * factor[:, None]
@@ -595,8 +594,8 @@ def psamask_forward(input: Tensor, output: Tensor, **options: int) -> None:
 
     Args:
         input: [B, h_mask · w_mask, H, W], a mask around each place.
-        output: [B, H · W, H, W]; channels are targets of a place (psa_type 0, collect), or places
-            are targets of a channel (1, distribute).
+        output: [B, H · W, H, W]; channels are targets of a place (psa_type 0, collect), or the
+            reverse (1, distribute).
     """
     batch, _, height, width = input.shape
     laid = input.new_zeros(batch, height * width + 1, height, width)

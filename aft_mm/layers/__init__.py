@@ -32,7 +32,7 @@ from .mixers.softmax_attention import SoftmaxAttention
 from .mixers.strided_attention import StridedAttention
 from .mixers.token_shift import TokenShift
 
-# The imports above are for editors and type checkers; a new mixer is found without.
+# For editors and type checkers; a new mixer is found without.
 globals().update(MIXERS)
 
 __all__ = [

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import MLP, StochasticDepth
 
 from aft_mm.checks import check_config, check_int, check_number, check_probability
 from aft_mm.ops import select
@@ -13,7 +12,7 @@ from aft_mm.registry import MODELS
 
 from .mixers import ProjectedMemory, TokenMixer
 
-__all__ = ['Block', 'BlockState']
+__all__ = ['Block', 'BlockState', 'DropPath']
 
 
 class BlockState(NamedTuple):
@@ -28,6 +27,28 @@ class BlockState(NamedTuple):
         return self.mixing.position
 
 
+class DropPath(nn.Module):
+    """Skip a branch of a sample with probability p in training; scale the others by 1 / (1 − p).
+
+    Args:
+        p: probability, 0 to 1.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """Return the branch [B, ...] with the rows of skipped samples set to 0."""
+        if not self.training or self.p == 0:
+            return branch
+        kept = branch.new_empty(len(branch), *[1] * (branch.dim() - 1)).bernoulli_(1 - self.p)
+        return branch * (kept / (1 - self.p) if self.p < 1 else kept)
+
+    def extra_repr(self) -> str:
+        return f'p={self.p}'
+
+
 class Block(nn.Module):
     """Pre-norm block on [B, T, D].
 
@@ -37,20 +58,18 @@ class Block(nn.Module):
 
     Args:
         embed_dims: channels D.
-        token_mixer: config of the mixer, such as ``dict(type='aft_mm.AFTFull', rank=128)``.
+        token_mixer: config of the mixer, such as ``dict(type='aft_mm.AFTFull', rank=128)``;
             embed_dims, grid, num_prefix_tokens and proj_drop are added.
         grid: see :class:`TokenMixer`.
         num_prefix_tokens: see :class:`TokenMixer`.
         mlp_ratio: hidden channels of the MLP over D.
         drop_rate: dropout probability inside the MLP and after the mixer.
         drop_path_rate: probability of skipping a branch, per sample, in training.
-        cross_mixer: config of a non-causal mixer over the memory of an encoder. embed_dims and
-            proj_drop are added.
+        cross_mixer: config of a non-causal mixer over a memory; embed_dims and proj_drop are added.
 
     Raises:
         ValueError: `mlp_ratio` leaves the MLP without a channel; the cross mixer is causal, takes
-            no memory, or has a position bias that is not over the memory
-            (:attr:`TokenMixer.biased_memory`).
+            no memory, or has a bias that is not over it (:attr:`TokenMixer.biased_memory`).
     """
 
     def __init__(
@@ -94,14 +113,14 @@ class Block(nn.Module):
                 {'embed_dims': embed_dims, 'proj_drop': drop_rate, **cross_mixer}
             )
         self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6)
-        self.mlp = MLP(
-            embed_dims,
-            [mlp_dims, embed_dims],
-            activation_layer=nn.GELU,
-            inplace=None,
-            dropout=drop_rate,
+        self.mlp = nn.Sequential(
+            nn.Linear(embed_dims, mlp_dims),
+            nn.GELU(),
+            nn.Dropout(drop_rate),
+            nn.Linear(mlp_dims, embed_dims),
+            nn.Dropout(drop_rate),
         )
-        self.drop_path = StochasticDepth(drop_path_rate, mode='row')
+        self.drop_path = DropPath(drop_path_rate)
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.trunc_normal_(layer.weight, std=0.02)
@@ -183,10 +202,7 @@ class Block(nn.Module):
         return x_t, state._replace(mixing=mixing)
 
     def select_state(self, state: BlockState, rows: Tensor, same_memory: bool) -> BlockState:
-        """Return the state of the sequences rows [N].
-
-        With `same_memory` each place of the batch keeps the memory it has.
-        """
+        """Return the state of the sequences rows [N]; with `same_memory` places keep their memory."""
         mixing = self.token_mixer.select_state(state.mixing, rows)
         return BlockState(mixing, state.memory if same_memory else select(state.memory, rows))
 
@@ -202,7 +218,7 @@ class Block(nn.Module):
         return self.cross_mixer.project_memory(memory, mask)
 
     def _drop(self, branch: Tensor) -> Tensor:
-        # In a step of a small model, the call of a module takes a measurable share of the time.
+        # Calling a module takes a measurable share of a small step.
         return self.drop_path(branch) if self.training else branch
 
 

@@ -42,7 +42,7 @@ class PatchEmbedding(nn.Module):
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """Return the grid (H', W') of an image of this size in pixels."""
-        # Not -(-height // patch): ONNX rounds the quotient of a negative number towards zero.
+        # ONNX rounds the quotient of a negative number towards zero.
         patch = self.patch_size
         return (height + patch - 1) // patch, (width + patch - 1) // patch
 
@@ -51,11 +51,11 @@ class PatchEmbedding(nn.Module):
         height, width = image.shape[2:]
         grid = self.grid_of(height, width)
         bottom, right = grid[0] * self.patch_size - height, grid[1] * self.patch_size - width
-        # Symbolic sizes of an export are not ints, and the patch may or may not divide them.
+        # Symbolic sizes of an export are not ints.
         if not isinstance(bottom, int) or not isinstance(right, int) or bottom or right:
             image = F.pad(image, (0, right, 0, bottom))
         tokens = self.projection(image).flatten(2).transpose(1, 2)
-        # The residual stream keeps this layout: token-major here saves a copy in every layer.
+        # Token-major here saves a copy in every layer.
         return tokens.contiguous(), grid
 
 
@@ -84,8 +84,8 @@ class PositionEmbedding(GridParameters):
 class SinusoidalPositions(nn.Module):
     """Fixed sinusoidal vectors, one per token, [T, D] (arXiv 1706.03762, §3.5).
 
-    ``p_t = [sin(t / 10000^(2i/D)), cos(t / 10000^(2i/D))]`` for i = 0 … D/2 − 1, sine and cosine
-    alternating; wavelengths from 2π to 10,000·2π tokens. Not saved in checkpoints.
+    ``p_t = [sin(t / 10000^(2i/D)), cos(t / 10000^(2i/D))]`` for i = 0 … D/2 − 1, alternating. Not
+    saved in checkpoints.
 
     Args:
         grid: (T,).
@@ -117,10 +117,9 @@ class TokenEmbedding(nn.Module):
     Args:
         embed_dims: channels D.
         vocab_size: number of values V; tokens are 0 … V − 1.
-        num_kinds: number of alternating kinds of tokens, such as 3 for sub-pixels R, G, B, R, …
-            All share the table [V, D]; with more than one, a learned vector per kind is added.
-        scaled: initialise with standard deviation 1/√D and multiply by √D, to match the norm of
-            sinusoidal positions (arXiv 1706.03762, §3.4).
+        num_kinds: number of alternating kinds of tokens, such as 3 for sub-pixels R, G, B, R, …;
+            each adds a learned vector to the shared table [V, D].
+        scaled: initialise with standard deviation 1/√D and multiply by √D (arXiv 1706.03762, §3.4).
     """
 
     token_shape = ()
@@ -154,8 +153,8 @@ class TokenEmbedding(nn.Module):
             Vectors [B, T, D].
 
         Raises:
-            ValueError: another shape, or a token outside the vocabulary. In steps, values are
-                checked on a CPU only, see :meth:`SequenceDecoder.step`.
+            ValueError: another shape, or a token outside the vocabulary (in steps checked on a CPU
+                only).
         """
         if not isinstance(tokens, Tensor) or tokens.dim() != 2:
             refuse('tokens', 'a tensor [B, T]', tokens)
@@ -200,8 +199,8 @@ class PixelEmbedding(nn.Module):
             Vectors [B, T, D].
 
         Raises:
-            ValueError: another number of channels, or a value outside 0 … 255. In steps, values
-                are checked on a CPU only.
+            ValueError: another number of channels, or a value outside 0 … 255 (in steps checked on
+                a CPU only).
         """
         channels = self.projection.in_features
         if isinstance(tokens, Tensor) and tokens.dim() == 2 and channels == 1:
@@ -239,12 +238,10 @@ class FrameEmbedding(nn.Module):
 
 @MODELS.register_module()
 class ConvFrameEmbedding(FrameEmbedding):
-    """Convolutions over time in front of the blocks, so that a vector describes several frames.
+    """Convolutions over time in front of the blocks.
 
-    The projection of :class:`FrameEmbedding`, then per layer
-    ``x + relu(LayerNorm(conv(x)))`` with a kernel over time. Padding is set to 0 before every
-    convolution, so that an utterance gives the same vectors alone and in a batch. Frames are not
-    subsampled; ``StackFrames`` of the pipeline does that.
+    The projection of :class:`FrameEmbedding`, then per layer ``x + relu(LayerNorm(conv(x)))``.
+    Padding is set to 0 before every convolution. Frames are not subsampled.
 
     Args:
         embed_dims: channels D.
@@ -276,10 +273,10 @@ class ConvFrameEmbedding(FrameEmbedding):
 def _check_values(what: str, tokens: Tensor, size: int, in_step: bool) -> None:
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         refuse(f'a {what}', 'an integer', tokens)
-    # A compiled graph cannot read values; an index outside the table fails in it anyway.
+    # A compiled graph cannot read values.
     if torch.compiler.is_compiling() or not tokens.numel():
         return
-    # Reading one token from a device would cost more than the step.
+    # Reading from a device would cost more than the step.
     if in_step and tokens.device.type != 'cpu':
         return
     low, high = (int(value) for value in tokens.aminmax())

@@ -44,15 +44,14 @@ def check_kernel(kernel_size: int | Sequence[int], grid: Grid | None) -> Grid:
 
 
 def is_same(a: Grid, b: Grid) -> bool:
-    """Return whether two grids are known to be equal; symbolic sizes of an export never are."""
+    """Return whether two grids are known to be equal; symbolic sizes never are."""
     return all(isinstance(n, int) for n in (*a, *b)) and a == b
 
 
 def interpolate(x: Tensor, source: Grid, target: Grid, num_prefix_tokens: int = 0) -> Tensor:
     """Resample rows on a grid, ``[P + prod(source), C] -> [P + prod(target), C]``.
 
-    Linear, bicubic or trilinear, by the number of dimensions, with align_corners=False. The P rows
-    of the prefix tokens are copied. Equal grids return `x` itself.
+    Linear, bicubic or trilinear, with align_corners=False. The P rows of prefix tokens are copied.
     """
     if is_same(source, target):
         return x
@@ -65,8 +64,7 @@ def interpolate(x: Tensor, source: Grid, target: Grid, num_prefix_tokens: int = 
 def infer_grid(num_tokens: int, like: Grid) -> Grid | None:
     """Guess the grid of a checkpoint, which is not stored, from its number of positions.
 
-    Tries `like` itself, then a grid of equal sides, then one in the proportions of `like`.
-    Returns None if none of them has `num_tokens` positions.
+    Tries `like`, a grid of equal sides, and one in the proportions of `like`; else None.
     """
     if num_tokens < 1:
         return None
@@ -79,16 +77,15 @@ def infer_grid(num_tokens: int, like: Grid) -> Grid | None:
 class GridParameters(nn.Module):
     """Base class of parameters with one row per token, ``[P + prod(grid), C]``.
 
-    A checkpoint for another grid is interpolated when it is loaded.
+    A checkpoint for another grid is interpolated.
 
     Args:
         grid: sizes of the token grid, 1 to 3 dimensions.
         num_prefix_tokens: class tokens P in front of the grid.
 
     Raises:
-        ValueError: on loading, the checkpoint cannot be interpolated: its number of rows fits no
-            grid, or C differs. mmengine's loader would only log the mismatch and continue with
-            random weights.
+        ValueError: on loading, the number of rows fits no grid, or C differs; mmengine would only
+            log it.
     """
 
     def __init__(self, grid: Sequence[int], num_prefix_tokens: int = 0) -> None:
@@ -99,7 +96,7 @@ class GridParameters(nn.Module):
         self.num_tokens = num_prefix_tokens + prod(self.grid)
 
     def on_grid(self, rows: Tensor, grid: Grid | None) -> Tensor:
-        """Return `rows` for tokens on `grid`; None is the grid of this module.
+        """Return `rows` for tokens on `grid`, by default that of this module.
 
         A shorter sequence gets the first rows, an image or volume interpolated ones.
         """

@@ -1,7 +1,6 @@
-"""The learned position biases w of AFT.
+"""The learned position biases w of AFT; ops compute ``W = exp(w)``.
 
-A bias module holds the parameters, a mixer passes w to an op, and the op computes ``W = exp(w)``.
-Autocast is disabled here: w is an exponent, so its rounding error is the relative error of W.
+Autocast is disabled here: the rounding error of w is the relative error of W.
 """
 
 from collections.abc import Sequence
@@ -12,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aft_mm import ops
-from aft_mm.checks import check_flag, check_int, check_number, refuse
+from aft_mm.checks import check_flag, check_int, check_number
+from aft_mm.ops.dispatch import no_autocast
 from aft_mm.ops.geometry import near_radius
 
-from .grid import Grid, GridParameters, check_grid
+from .grid import Grid, GridParameters, check_grid, check_kernel
 
 __all__ = [
     'ConvPositionBias',
@@ -26,9 +26,9 @@ __all__ = [
 ]
 
 
-# The papers initialise with N(0, 1e-2). For u and v we read 1e-2 as a variance, which trained better
-# than a standard deviation of 0.01 in three runs of three. For a free w we read it as a standard
-# deviation, which was slightly ahead in one run of each (docs/configs.md).
+# The papers initialise with N(0, 1e-2). We read 1e-2 as a variance for u and v, and as a standard
+# deviation for a free w, which trained better in three runs of three, and slightly in one of each
+# (docs/configs.md).
 FACTOR_STD = 0.1
 FREE_STD = 0.01
 
@@ -36,14 +36,14 @@ FREE_STD = 0.01
 class FactorizedPositionBias(GridParameters):
     """Factorised bias ``w = u vᵀ`` with u, v [T, d'] (arXiv 2105.14103, eq. 7).
 
-    The factors are interpolated for another grid, see :class:`GridParameters`.
+    Interpolated for another grid, see :class:`GridParameters`.
 
     Args:
         grid: sizes of the token grid.
         rank: d'.
         num_prefix_tokens: class tokens P in front of the grid, T = P + prod(grid).
         init_std: u and v are initialised from N(0, init_std²), so w has a standard deviation of
-            init_std² √d'. Must not be 0: the gradient of each factor is a product with the other.
+            init_std² √d'; not 0, as gradients would be 0.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FactorizedPositionBias(GridParameters):
 
     def forward(self, grid: Grid | None = None, source_grid: Grid | None = None) -> Tensor:
         """Return w [T, S] for targets on `grid` and sources on `source_grid` (default: `grid`)."""
-        with torch.autocast(self.pos_u.device.type, enabled=False):
+        with no_autocast(self.pos_u):
             pos_u = self.on_grid(self.pos_u, grid)
             pos_v = self.on_grid(self.pos_v, grid if source_grid is None else source_grid)
             return pos_u @ pos_v.T
@@ -105,9 +105,8 @@ class FreePositionBias(GridParameters):
 class MemoryPositionBias(GridParameters):
     """Free matrix w [T, S] over a memory that covers the same area on another grid.
 
-    Initialised to ``−|p_t − p_s|² / (2 · 0.5²)``, p the cell centres in units of source cells, so
-    that a token first reads the source cells around its own place. The rows are interpolated for
-    another grid of the tokens.
+    Initialised to ``−|p_t − p_s|² / (2 · 0.5²)``, p the cell centres in units of source cells. Rows
+    are interpolated for another grid.
 
     Args:
         grid: sizes of the grid of the T tokens.
@@ -145,8 +144,8 @@ def _centres(grid: Grid, unit: Grid | None = None) -> Tensor:
 class FreeLocalPositionBias(GridParameters):
     """Free w per token and offset in a 1-d window (arXiv 2105.14103, non-factorised ablation).
 
-    The parameter is [T, s] for a causal window s and [T, 2s − 1] otherwise; its column
-    ``s − 1 + (t' − t)`` is w[t, t']. The rows are interpolated for another length.
+    The parameter is [T, s] for a causal window s, else [T, 2s − 1]; column ``s − 1 + (t' − t)`` is
+    w[t, t']. Rows are interpolated for another length.
 
     Args:
         grid: (T,).
@@ -174,7 +173,7 @@ class FreeLocalPositionBias(GridParameters):
         nn.init.normal_(self.weight, std=init_std)
 
     def factors(self, grid: Grid | None = None) -> tuple[Tensor, None]:
-        """Return the rows of w for the tokens of `grid`, and None for v, as the op expects."""
+        """Return the rows of w for `grid`, and None for v, as the op expects."""
         return self.on_grid(self.weight, grid), None
 
     def forward(self) -> Tensor:
@@ -195,7 +194,7 @@ class _CachedKernel(NamedTuple):
     autocast: bool
 
     def is_valid(self, parameters: Sequence[Tensor], autocast: bool) -> bool:
-        """Return whether these are the same parameters and none was written to."""
+        """Return whether no parameter was replaced or written to."""
         same = all(
             old.data_ptr() == new.data_ptr() and old.dtype == new.dtype and version == new._version
             for old, new, version in zip(self.parameters, parameters, self.versions, strict=True)
@@ -207,13 +206,12 @@ class ConvPositionBias(nn.Module):
     """Kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6, 8 and 10).
 
     With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head.
-    Both are initialised to 0, so the model starts as AFT-simple; w gets a gradient as soon as
-    γ ≠ 0.
+    Both are initialised to 0 unless `init_peak` is given, so the model starts as AFT-simple; w gets
+    a gradient as soon as γ ≠ 0.
 
-    With a temperature `tau` each head uses one position of its kernel: the bias is ``p ⊙ w``. In
-    evaluation p is 1 at the largest bias and 0 elsewhere, so ``exp(w) − 1``, what the kernel adds
-    to AFT-simple, is zero elsewhere. In training p is a Gumbel-softmax sample,
-    ``softmax((w + noise) / τ)``, a new one in every forward pass.
+    With a temperature `tau` each head uses one position: the bias is ``p ⊙ w``. In evaluation p is
+    1 at the largest bias, else 0. In training p is a Gumbel-softmax sample,
+    ``softmax((w + noise) / τ)``.
 
     Args:
         num_heads: h.
@@ -222,6 +220,9 @@ class ConvPositionBias(nn.Module):
         tau: τ, positive, or None for the whole kernel.
         init_std: w is initialised from N(0, init_std²). With `reparameterize` it only scales the
             learning rate of w's direction, and must not be 0.
+        init_peak: initial bias of one position per head, in nats; the others start near 0. Head i
+            has the i-th nearest position. 0 starts as AFT-simple.
+        causal: choose the positions of `init_peak` among the past ones.
     """
 
     def __init__(
@@ -231,10 +232,11 @@ class ConvPositionBias(nn.Module):
         reparameterize: bool = True,
         tau: float | None = None,
         init_std: float = 0.02,
+        init_peak: float = 0.0,
+        causal: bool = False,
     ) -> None:
         super().__init__()
-        if any(size % 2 == 0 for size in kernel_size):
-            refuse('kernel_size', 'odd', kernel_size)
+        kernel_size = check_kernel(kernel_size, None)
         check_flag('reparameterize', reparameterize)
         if reparameterize:
             check_number('init_std', init_std, above=0)
@@ -250,7 +252,29 @@ class ConvPositionBias(nn.Module):
         if reparameterize:
             self.gamma = nn.Parameter(torch.zeros(num_heads))
             self.beta = nn.Parameter(torch.zeros(num_heads))
+        check_number('init_peak', init_peak, 0)
+        if init_peak:
+            self._set_peaks(init_peak, causal)
         self._cached: _CachedKernel | None = None
+
+    @torch.no_grad()
+    def _set_peaks(self, peak: float, causal: bool) -> None:
+        """Set the bias of one position per head to about `peak`, that of the others to about 0."""
+        num_heads, *kernel = self.weight.shape
+        offsets = torch.cartesian_prod(*(torch.arange(k) - k // 2 for k in kernel))
+        number = len(offsets)
+        nearest = (offsets.view(number, -1) ** 2).sum(1).sort(stable=True).indices
+        if causal:  # in raster order, the first half of the kernel is the past
+            nearest = nearest[nearest <= number // 2]
+        heads = torch.arange(num_heads)
+        chosen = (heads, nearest[heads % len(nearest)])
+        if self.gamma is None or self.beta is None:
+            self.weight.flatten(1)[chosen] += peak
+        else:
+            # Normalised, the peak is sqrt(n - 1) and the other positions are -1 / sqrt(n - 1).
+            self.weight.flatten(1)[chosen] += number * self.weight.std()
+            self.gamma.fill_(peak * (number - 1) ** 0.5 / number)
+            self.beta.fill_(peak / number)
 
     def train(self, mode: bool = True) -> 'ConvPositionBias':
         """Set the training mode, and drop the kernel of :meth:`cached`."""
@@ -263,9 +287,9 @@ class ConvPositionBias(nn.Module):
     def cached(self) -> Tensor:
         """Return w [h, *kernel] as evaluation uses it, cached between calls without gradient.
 
-        The kernel is computed again after ``train`` or ``eval``, and when a parameter was replaced
-        or written to. A write through ``parameter.data`` is not detected: call ``eval`` before the
-        next forward pass, as mmengine's loops do.
+        It is computed again after ``train``, ``eval``, and a write to a parameter. A write through
+        ``parameter.data`` is not detected: call ``eval`` before the next forward pass, as
+        mmengine's loops do.
         """
         parameters = [p for p in (self.weight, self.gamma, self.beta) if p is not None]
         if not self._may_cache(parameters):
@@ -273,7 +297,7 @@ class ConvPositionBias(nn.Module):
         autocast = torch.is_autocast_enabled(self.weight.device.type)
         if self._cached is None or not self._cached.is_valid(parameters, autocast):
             if self.weight.is_cuda and torch.cuda.is_current_stream_capturing():
-                return self()  # a captured kernel has no values before the graph is replayed
+                return self()  # a captured kernel has no values before the replay
             with torch.inference_mode(False), torch.no_grad():
                 self._cached = _CachedKernel(
                     ops.mark_constant(self().clone()),
@@ -286,7 +310,7 @@ class ConvPositionBias(nn.Module):
     def _may_cache(self, parameters: Sequence[Tensor]) -> bool:
         if self.training or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return False
-        # Not for fake tensors, nor for what torch.func substitutes for parameters.
+        # Not for fake tensors, nor for those of torch.func.
         real = all(type(p) is nn.Parameter and not p.is_inference() for p in parameters)
         return real and not self.weight.is_meta and not torch.jit.is_tracing()
 

@@ -1,4 +1,4 @@
-"""Helpers of the token mixers: fused projections, projected memories, argument names."""
+"""Helpers of the token mixers."""
 
 import inspect
 from collections.abc import Sequence
@@ -34,14 +34,14 @@ class FusedLinear(NamedTuple):
 
 
 def fuse_linear(layers: Sequence[nn.Module]) -> FusedLinear | None:
-    """Return the layers as one, or None if one has a hook or is not a plain ``nn.Linear``."""
+    """Return the layers as one, or None if one has a hook or is no plain ``nn.Linear``."""
     linear = [layer for layer in layers if type(layer) is nn.Linear]
     hooks = any(layer._forward_hooks or layer._forward_pre_hooks for layer in linear)
     biases = [layer.bias for layer in linear if layer.bias is not None]
     if hooks or len(linear) < len(layers) or len(biases) not in (0, len(linear)):
         return None
     weights = [layer.weight for layer in linear]
-    # Keep a column-major layout: the product of a single row with the matrix is faster in it.
+    # Keep a column-major layout, in which single rows are multiplied faster.
     if all(weight.t().is_contiguous() for weight in weights):
         weight = torch.cat([weight.t() for weight in weights], 1).t()
     else:

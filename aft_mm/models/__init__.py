@@ -2,6 +2,7 @@
 
 from .algorithms import AutoregressiveModel, CTCModel
 from .backbones import AFTViT
+from .classifier import CLASSIFIERS, AFTClassifier
 from .data_preprocessor import SequencePreprocessor
 from .decoders import SequenceDecoder
 from .decoding import Hypothesis, beam_search, default_length, generate
@@ -12,6 +13,8 @@ from .necks import SimpleFeaturePyramid
 from .utterance_preprocessor import UtterancePreprocessor
 
 __all__ = [
+    'AFTClassifier',
+    'CLASSIFIERS',
     'AFTViT',
     'AutoregressiveModel',
     'BiLSTMEncoder',

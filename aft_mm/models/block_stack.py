@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from aft_mm.checks import check_choice, check_config, check_flag, check_int, check_probability
 from aft_mm.layers import Block, PositionEmbedding, SinusoidalPositions
 from aft_mm.layers.grid import check_grid
+from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
 POSITIONS = {'learned': PositionEmbedding, 'sinusoidal': SinusoidalPositions}
@@ -25,9 +25,9 @@ class BlockStack(BaseModule):
         embed_dims: channels D.
         num_layers: number of blocks.
         embedding: config of the token embedding, such as
-            ``dict(type='aft_mm.TokenEmbedding', vocab_size=256)``; embed_dims is added. The model
-            compares its attributes num_values and token_shape with those of the head. None for an
-            encoder that shares the embedding of the decoder.
+            ``dict(type='aft_mm.TokenEmbedding', vocab_size=256)``; embed_dims is added. Its
+            num_values and token_shape must be those of the head. None shares the decoder's
+            embedding.
         token_mixer: config of the mixer of every block; `causal` is set here.
         grid: grid of the position table and the mixers: (T,) of a sequence, or (H, W) of an image
             in raster order, with 3·W columns for sub-pixels.
@@ -40,7 +40,7 @@ class BlockStack(BaseModule):
         positions: 'learned', or 'sinusoidal', which needs a grid (T,).
         cross_mixer: config of a mixer over a memory, see :class:`Block`.
         with_cp: gradient checkpointing per block, non-reentrant.
-        init_cfg: see mmengine's BaseModule; the constructor already initialises the parameters.
+        init_cfg: see mmengine's BaseModule.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class BlockStack(BaseModule):
         self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
 
     def share_embedding(self, embedding: nn.Module) -> None:
-        """Use the embedding of another stack; the checkpoint stores it once, as that stack's."""
-        # Set as a plain attribute, it is not registered as a submodule.
+        """Use the embedding of another stack, which stores it in the checkpoint."""
+        # A plain attribute is not registered as a submodule.
         self.__dict__['embedding'] = embedding
 
     @property
@@ -116,7 +116,7 @@ class BlockStack(BaseModule):
 
     def position_of(self, index: Tensor) -> Tensor:
         """Return the position vectors [..., D] of the tokens with indices [...]."""
-        # The gradient of F.embedding sums in a fixed order, that of indexing does not.
+        # F.embedding sums gradients in a fixed order, indexing does not.
         return F.embedding(index // self.tokens_per_position, self.position_embedding())
 
     def run_blocks(
@@ -127,7 +127,7 @@ class BlockStack(BaseModule):
         memory_mask: Tensor | None = None,
         **pairs: Tensor | None,
     ) -> Tensor:
-        """Return x [B, T, D] after all blocks and the norm; arguments as :meth:`Block.forward`."""
+        """Return x [B, T, D] after blocks and norm; arguments as :meth:`Block.forward`."""
         inputs = (None, key_mask, memory, memory_mask)
         for layer in self.layers:
             if self.with_cp and torch.is_grad_enabled():
@@ -137,7 +137,6 @@ class BlockStack(BaseModule):
         return self.norm(x)
 
     def _places(self) -> Sequence[int]:
-        """Return the grid of the position table."""
         n = self.tokens_per_position
         if n == 1:
             return self.grid

@@ -1,9 +1,9 @@
 """Data preprocessor of token sequences."""
 
-from mmengine.model import BaseDataPreprocessor
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from aft_mm.openmmlab import BaseDataPreprocessor
 from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample
 
@@ -16,8 +16,8 @@ class SequencePreprocessor(BaseDataPreprocessor):
         """Collate a batch and move it to the device of the model.
 
         Args:
-            data: ``dict(inputs=[[T] or [T, C], …], data_samples=[SequenceSample, …])``; the
-                samples are optional.
+            data: ``dict(inputs=[[T] or [T, C], …], data_samples=[SequenceSample, …])``; the samples
+                are optional.
             training: not used.
 
         Returns:
@@ -25,7 +25,7 @@ class SequencePreprocessor(BaseDataPreprocessor):
 
         Raises:
             ValueError: a sequence is empty, not of integers or differs in C, a ``num_context``
-                leaves no token to predict, or the numbers of samples and sequences differ.
+                leaves no token, or the numbers of samples and sequences differ.
         """
         inputs = list(data['inputs'])
         _check_tokens(inputs)
@@ -44,7 +44,7 @@ class SequencePreprocessor(BaseDataPreprocessor):
                     f'got {context} of {len(tokens)} tokens'
                 )
             sample.set_metainfo(dict(length=len(tokens)))
-        # Tokens are moved as they are, often bytes, and become int64 on the device.
+        # Tokens are moved as they are, often bytes.
         batch = pad_sequence(inputs, batch_first=True)
         return dict(inputs=self.cast_data(batch).long(), data_samples=self.cast_data(samples))
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from mmengine.model import BaseDataPreprocessor
 from torch import Tensor
 
+from aft_mm.openmmlab import BaseDataPreprocessor
 from aft_mm.registry import MODELS
 
 
@@ -13,14 +13,12 @@ from aft_mm.registry import MODELS
 class MaskedDataPreprocessor(BaseDataPreprocessor):
     """Append a mask channel to the batch of another preprocessor, 1 inside each image.
 
-    ``[B, C, H, W] -> [B, C + 1, H, W]``, for AFTViT(with_mask_channel=True). Detectors and
-    segmentors pass only the batch to their backbone, so the mask must be part of it; it also
-    survives crops.
+    ``[B, C, H, W] -> [B, C + 1, H, W]``, for AFTViT(with_mask_channel=True): detectors and
+    segmentors pass only the batch to their backbone.
 
-    The size of an image is the `img_shape` of its sample after the inner preprocessor: mmdet
-    updates it when it resizes a batch, and mmseg sets it in training. Without samples or without
-    `img_shape` it is the size of the input image. Padding is at the bottom and on the right, as in
-    both packages. The padding of a `Pad` in the data pipeline counts as part of the image.
+    The size of an image is the `img_shape` of its sample after the inner preprocessor, else that of
+    the input. Padding is at the bottom and on the right; that of a `Pad` in the pipeline counts as
+    image.
 
     Args:
         preprocessor: config of the inner preprocessor, such as
@@ -37,7 +35,7 @@ class MaskedDataPreprocessor(BaseDataPreprocessor):
         Raises:
             ValueError: that batch is not [B, C, H, W].
         """
-        # BaseModel.to() only updates the outer preprocessor; keep the inner one on its device.
+        # BaseModel.to() only updates the outer preprocessor.
         self.preprocessor.to(self.device)
         given = [image.shape[-2:] for image in data['inputs']]
         batch = self.preprocessor(data, training)

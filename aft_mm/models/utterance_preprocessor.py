@@ -1,10 +1,10 @@
 """Data preprocessor of speech features."""
 
-from mmengine.model import BaseDataPreprocessor
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from aft_mm.checks import refuse
+from aft_mm.openmmlab import BaseDataPreprocessor
 from aft_mm.registry import MODELS
 from aft_mm.structures import UtteranceSample
 
@@ -26,7 +26,7 @@ class UtterancePreprocessor(BaseDataPreprocessor):
 
         Raises:
             ValueError: features have no frame, are not floats or differ in F, or the numbers of
-                samples and utterances differ.
+                samples differ.
         """
         inputs = list(data['inputs'])
         first = inputs[0]

@@ -4,8 +4,7 @@ The AFT ops compute, with different ``W = exp(w)``::
 
     y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} ⊙ v_t' / Σ_t' W[t,t'] e^{k_t'}
 
-Tensors are batch first. Exponentials and sums are float32 for every input dtype except float64; the
-output has the dtype of value.
+Exponentials and sums are float32 except for float64; the output has the dtype of value.
 
 They return [B, T, D] and take, in addition to what their docstrings list:
 
@@ -18,12 +17,12 @@ They return [B, T, D] and take, in addition to what their docstrings list:
 - gate: g, 'sigmoid', 'relu' or 'none'.
 
 Arguments that do not fit together raise ValueError. Results equal a float64 evaluation to rounding
-for any finite keys and position biases up to ±80, except that sums of relu keys may overflow.
+for any finite keys and position biases up to ±80; only sums of relu keys may overflow.
 
 In a causal op a NaN or infinite key or value does not reach earlier rows, other samples or other
 channels (of aft_conv: channels of other heads).
 
-Add a mixer of your own on top of the same parts: :func:`apply_gate` applies g(q) as every op does.
+For a mixer of your own, :func:`apply_gate` applies g(q) as every op does.
 """
 
 from .eager.online_softmax import apply_gate

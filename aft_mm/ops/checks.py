@@ -1,7 +1,4 @@
-"""Checks of the arguments of the public ops, which raise ValueError with a one-line message.
-
-Checks of plain values are in `aft_mm/checks.py`.
-"""
+"""Checks of the arguments of the public ops; those of plain values are in `aft_mm/checks.py`."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +20,7 @@ from .geometry import Window, near_radius
 
 GATES = ('sigmoid', 'relu', 'none')
 KEY_FUNCTIONS = ('softmax', 'relu', 'relu2')
-# Sums are float32, or float64; narrower floats and ints would lose too much.
+# Sums are float32, or float64.
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -44,7 +41,7 @@ def check_num_heads(num_heads: int, embed_dims: int) -> None:
 
 
 def check_key_function(key_function: str, gate: str) -> None:
-    """Check the key function, and that relu2, which gates its two terms separately, has its gate."""
+    """Check the key function, and that relu2 has its gate."""
     check_choice('key_function', key_function, KEY_FUNCTIONS)
     if key_function == 'relu2' and gate != 'relu':
         raise ValueError(f"gate must be 'relu' for key_function='relu2', got {gate!r}")
@@ -97,11 +94,11 @@ def check_tokens(
         query: The query, or None for ``gate='none'``.
         key: The keys.
         value: The values.
-        causal: Whether the op is causal, which needs T = S.
+        causal: Whether T must be S because the op is causal.
         key_mask: The mask, or None.
         gate: The name of the gate.
         same_length: Whether T must be S.
-        heads: The heads of the position bias, if a key has one channel per head.
+        heads: Channels of a key, if one per head.
     """
     check_tensor('value', value)
     check_tensor('key', key, value)
@@ -214,7 +211,7 @@ def check_window(window: Window, grid: Sequence[int] | None) -> None:
 
 
 def check_hard_window(window: Window, grid: Sequence[int] | None) -> None:
-    """Check a hard window: 1 or larger in 1-d, even in 2-d; otherwise a token would not see itself."""
+    """Check a hard window: 1 or larger in 1-d, even in 2-d, so that a token sees itself."""
     sizes = per_dimension('window', window, 1 if grid is None else len(grid))
     if len(sizes) == 2 and any(size % 2 for size in sizes):
         refuse('window', 'even in both dimensions of a grid (H, W)', window)

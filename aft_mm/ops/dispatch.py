@@ -1,9 +1,9 @@
 """Selection of the backend of a call, and the reasons why another one cannot run it.
 
-The first of :data:`DEFAULT_BACKENDS` without such a reason is used. The Triton kernels are used only
-after they have passed their check on this device (`selftest.py`, `kernel_results.py`). ``AFT_MM_BACKEND`` names other
-backends to try, such as ``triton`` or ``triton,eager``. If none of them can run the call, it fails
-with their reasons. A backend that fails after it was selected is not replaced by another one.
+The first of :data:`DEFAULT_BACKENDS` without such a reason is used, Triton only after its kernels
+passed their check on this device (`selftest.py`, `kernel_results.py`). ``AFT_MM_BACKEND`` names
+other backends to try, such as ``triton,eager``; if none can run the call, it fails with their
+reasons. A selected backend that fails is not replaced.
 """
 
 import logging
@@ -34,7 +34,7 @@ BACKENDS = ('triton', 'native', 'eager', 'reference')
 # Backends that are used without being requested.
 DEFAULT_BACKENDS = ('triton', 'native', 'eager')
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
-# Read once, because reading the environment takes half of the time of a selection.
+# Reading the environment takes half of the time of a selection.
 INTERPRETED = triton_availability.interpreted()
 logger = logging.getLogger('aft_mm.ops')
 
@@ -95,14 +95,15 @@ def _reasons_not_to_use_kernels(op: str, value: Any) -> list[str]:
     """Return why kernels that nobody requested are not used."""
     if path_choice.recording_or_replaying():
         return ['an exported graph replays the paths of eager']
-    reason = _kernel_objection(op, value.dtype, value.device.type, value.device.index)
+    compiled = torch.compiler.is_compiling()
+    reason = _kernel_objection(op, value.dtype, compiled, value.device.type, value.device.index)
     return [] if reason is None else [reason]
 
 
-# torch.compile uses the result as a constant and does not trace how it was found.
+# A constant of torch.compile.
 @triton_availability.constant
-def _kernel_objection(op: str, dtype: torch.dtype, *place) -> str | None:
-    return kernel_results.objection(op, dtype, *place)
+def _kernel_objection(op: str, dtype: torch.dtype, compiled: bool, *place) -> str | None:
+    return kernel_results.objection(op, dtype, compiled, *place)
 
 
 def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:
@@ -116,7 +117,7 @@ def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[s
     elif tensors[2].is_cuda or INTERPRETED:
         names = DEFAULT_BACKENDS
     else:
-        # Without a library the call need not be checked.
+        # Without a library nothing needs to be checked.
         if torch.compiler.is_compiling() or isinstance(native_availability.find_library(), str):
             return 'eager'
         return (
@@ -138,7 +139,7 @@ def backend_module(name: str) -> ModuleType:
         return eager
     if name == 'reference':
         return reference
-    # Loaded when first used: Triton, or the C++ loops, may not be installed.
+    # Triton or the C++ loops may not be installed.
     if name == 'native':
         from .native import bindings as native
 
@@ -169,8 +170,8 @@ def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
 def no_autocast(value: Tensor) -> AbstractContextManager:
     """Return a context without autocast, which would run float32 products of an op in bfloat16.
 
-    Entering it takes as long as three small products, so it is used only where autocast is on, or a
-    graph is compiled that may run where it is. The meta device has no autocast.
+    Used only where needed, as entering it takes as long as three small products. The meta device
+    has no autocast.
     """
     device = value.device.type
     if value.is_meta or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device)):

@@ -1,7 +1,4 @@
-"""The public AFT ops: they check the arguments, choose a backend and call it.
-
-:mod:`aft_mm.ops` describes the arguments that they share.
-"""
+"""The public AFT ops: they check the arguments, choose a backend and call it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,10 +25,10 @@ def aft_simple(
 
     - ``key_function='softmax'``: ``g(q) ⊙ Σ e^k ⊙ v / Σ e^k``.
     - ``'relu'``: the unnormalised ``g(q) ⊙ Σ relu(k) ⊙ v`` (ICLR submission, eq. 3).
-    - ``'relu2'``: ``Σ relu(q ⊙ k) ⊙ v = relu(q) ⊙ Σ relu(k) ⊙ v + relu(−q) ⊙ Σ relu(−k) ⊙ v``
-      (ICLR submission, eq. 6), with ``gate='relu'`` only.
+    - ``'relu2'``: ``Σ relu(q ⊙ k) ⊙ v = relu(q) ⊙ Σ relu(k) ⊙ v + relu(−q) ⊙ Σ relu(−k) ⊙ v`` (ICLR
+      submission, eq. 6), with ``gate='relu'`` only.
 
-    The arguments that all ops share are described in :mod:`aft_mm.ops`.
+    For shared arguments see :mod:`aft_mm.ops`.
 
     Args:
         key_function: 'softmax', 'relu' or 'relu2'.
@@ -101,9 +98,9 @@ def aft_local(
     """Compute AFT with a position bias in a window (arXiv 2105.14103, eq. 4 and 7).
 
     ``w = pos_u pos_vᵀ`` where ``|t − t'| < window``, on a 2-d grid where ``|Δrow| < s_r`` and
-    ``|Δcol| < s_c``. Outside the window w = 0, so W = 1: distant tokens still count.
+    ``|Δcol| < s_c``. Outside the window W = 1.
 
-    The arguments that all ops share are described in :mod:`aft_mm.ops`.
+    For shared arguments see :mod:`aft_mm.ops`.
 
     Args:
         pos_u: u [T, d']. Without `pos_v` w itself, on a 1-d grid: column ``s − 1 + (t' − t)`` of
@@ -136,12 +133,11 @@ def aft_conv(
     ``w[t, t'] = weight[head, centre + (t' − t)]`` inside the kernel. Outside it W = 1, or 0 with
     ``global_connectivity=False``. Head i belongs to the channels i·D/h … (i+1)·D/h − 1 of value.
 
-    The arguments that all ops share are described in :mod:`aft_mm.ops`.
+    For shared arguments see :mod:`aft_mm.ops`.
 
     Args:
         key: [B, T, h], one channel per head.
-        weight: w ``[h, *kernel]``, already reparameterised. Kernel sizes are odd and may exceed the
-            grid.
+        weight: w ``[h, *kernel]``, already reparameterised; sizes are odd and may exceed the grid.
         grid: 1, 2 or 3 sizes, whose product is T.
         global_connectivity: Whether W is 1 outside the kernel, else 0.
     """
@@ -172,13 +168,13 @@ def aft_local_hard(
 
     1-d: ``t − s < t' ≤ t`` (not causal: ``|t − t'| < s``).
 
-    2-d, for the token at row r and column c: a left block, rows ``r − s_h/2 < r' ≤ r`` and columns
+    2-d, for row r and column c: a left block, rows ``r − s_h/2 < r' ≤ r`` and columns
     ``c − s_w/2 < c' ≤ c``, and a right block, rows ``r − s_h/2 ≤ r' < r`` and columns
-    ``c < c' ≤ c + s_w/2``, which is the left block of the row above, moved right. Not causal: rows
-    ``r − s_h/2 < r' ≤ r + s_h/2``, columns ``c − s_w/2 < c' ≤ c + s_w/2``. Every token counts once;
-    the paper's pseudo code clamps an index, and so counts some tokens twice at the right border.
+    ``c < c' ≤ c + s_w/2``. Not causal: rows ``r − s_h/2 < r' ≤ r + s_h/2``, columns
+    ``c − s_w/2 < c' ≤ c + s_w/2``. Every token counts once; the paper's pseudo code counts some
+    twice at the right border.
 
-    The arguments that all ops share are described in :mod:`aft_mm.ops`.
+    For shared arguments see :mod:`aft_mm.ops`.
 
     Args:
         window: s of 1 or larger in 1-d; in 2-d an even int or a pair (s_h, s_w) of even ints.
@@ -209,10 +205,9 @@ def aft_local_learned(
     """Compute AFT whose local weights have a softmax of their own (ICLR submission, eq. 8).
 
     ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t' = g(q_t) ⊙ N_t / (Z_t D_t)`` with
-    the w of :func:`aft_local`, 0 outside the window, its numerator ``N = Σ W e^k v``, ``Z = Σ W``
-    and ``D = Σ e^k``, all over the visible tokens. The weights do not sum to one: W = 1, as for
-    window 0, gives AFT-simple divided by the number of visible tokens. Arguments are those of
-    :func:`aft_local`.
+    the w of :func:`aft_local`, 0 outside the window, ``N = Σ W e^k v``, ``Z = Σ W`` and
+    ``D = Σ e^k`` over the visible tokens. The weights do not sum to one: window 0 gives AFT-simple
+    over the number of visible tokens. Arguments are those of :func:`aft_local`.
     """
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
@@ -242,8 +237,7 @@ def _check_local(
 def _as_constants(grid: Sequence[int]) -> Sequence[int]:
     """Return the grid as constants of torch.compile, which makes one graph per grid.
 
-    It does not know that the product of symbolic sizes is the number of tokens, and torch.cond
-    refuses branches whose results are not known to have the same size.
+    torch.cond refuses branches whose results are not known to have the same size.
     """
     return [len(range(n)) for n in grid]
 

@@ -41,9 +41,7 @@ def hard_mask(
 ) -> Tensor:
     """Return the mask of the hard window of AFTLocalHard (ICLR submission, algorithms 1 and 2).
 
-    1-d: ``t − s < t' ≤ t`` (not causal: ``|t − t'| < s``). 2-d with ``(s_h, s_w)``, both even:
-    columns ``c − s_w/2 < c' ≤ c + s_w/2`` and rows ``r − s_h/2 < r' ≤ r``, right of c instead
-    ``r − s_h/2 ≤ r' < r`` (not causal: rows ``r − s_h/2 < r' ≤ r + s_h/2``, right of c too).
+    For its bounds see :func:`aft_mm.ops.aft_local_hard`.
     """
     if grid is None or len(grid) == 1:
         size = window if isinstance(window, int) else window[0]
@@ -65,8 +63,7 @@ def kernel_index(
 ) -> Tensor:
     """Return the flat index of the kernel entry for the source at t' and the target at t.
 
-    It is −1 outside the kernel. Per dimension the index is ``centre + (t' − t)``, the order of
-    torch's cross-correlation.
+    −1 outside the kernel; per dimension ``centre + (t' − t)``, as in torch's cross-correlation.
     """
     index = torch.zeros_like(target - source)
     inside = torch.ones_like(index, dtype=torch.bool)

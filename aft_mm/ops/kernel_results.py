@@ -1,7 +1,6 @@
 """Stored results of the check of the Triton kernels (`selftest.py`), which dispatch reads.
 
-A file below ``$XDG_CACHE_HOME`` or ``~/.cache`` holds the results for a device, the versions of what
-compiles the kernels, and the sources of the ops. Results for anything else do not count.
+A file below ``$XDG_CACHE_HOME`` or ``~/.cache`` holds them for a device, versions and sources.
 """
 
 import functools
@@ -18,6 +17,7 @@ import torch
 from .triton import availability
 
 COMMAND = 'aft_mm doctor --kernels'
+COMPILED = ', compiled'
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Result:
         status: 'passed', 'failed' or 'unchecked'.
         reason: why it is not 'passed'.
         error: the largest relative error.
-        speeds: device time of eager over that of the kernels, by mode, at two sizes.
+        speeds: device time of eager over that of the kernels, by mode, at two sizes. Modes that end
+            with :data:`COMPILED` have that of eager compiled by Inductor.
     """
 
     status: str
@@ -36,13 +37,17 @@ class Result:
     error: float | None = None
     speeds: dict[str, list[float]] = field(default_factory=dict)
 
-    @property
-    def objection(self) -> str | None:
-        """Why dispatch does not use the kernels; None if it does."""
+    def objection(self, compiled: bool) -> str | None:
+        """Return why dispatch does not use the kernels, in a `compiled` graph or not; None if it does."""
         if self.status != 'passed':
             return f'{self.status} on this device: {self.reason}'
-        slowest = min((min(found) for found in self.speeds.values()), default=1.0)
-        return None if slowest >= 1 else f'{slowest:.2f} times as fast as eager on this device'
+        graphs = {mode: x for mode, x in self.speeds.items() if mode.endswith(COMPILED)}
+        speeds = {mode: x for mode, x in self.speeds.items() if mode not in graphs}
+        rival = 'eager'
+        if compiled and graphs:
+            speeds, rival = graphs, 'compiled eager'
+        slowest = min((min(found) for found in speeds.values()), default=1.0)
+        return None if slowest >= 1 else f'{slowest:.2f} times as fast as {rival} on this device'
 
     def __str__(self) -> str:
         if self.status != 'passed':
@@ -92,9 +97,14 @@ def load_results(device_type: str, index: int | None) -> dict[str, Result]:
 
 
 def save_results(device_type: str, index: int | None, results: dict[str, Result]) -> Path:
-    """Add results to the file, atomically, and return its path."""
+    """Add results to the file, atomically, and return its path.
+
+    A check that was interrupted does not replace an earlier result.
+    """
     load_results.cache_clear()
-    merged = {**load_results(device_type, index), **results}
+    stored = load_results(device_type, index)
+    merged = {**stored, **{k: v for k, v in results.items() if v.status != 'unchecked'}}
+    merged = {**results, **merged}
     load_results.cache_clear()
     content = dict(
         key=device_key(device_type, index),
@@ -108,14 +118,16 @@ def save_results(device_type: str, index: int | None, results: dict[str, Result]
     return path
 
 
-def objection(op: str, dtype: torch.dtype, device_type: str, index: int | None) -> str | None:
+def objection(
+    op: str, dtype: torch.dtype, compiled: bool, device_type: str, index: int | None
+) -> str | None:
     """Return why the kernels of `op` are not used by default on this device; None if they are."""
     name = f'{op} {str(dtype).removeprefix("torch.")}'
     result = load_results(device_type, index).get(name)
     if result is None:
         _log_hint()
         return f'not checked on this device; {COMMAND} checks the kernels'
-    return result.objection
+    return result.objection(compiled)
 
 
 @functools.cache

@@ -33,27 +33,25 @@ def linear_attention(
     """Compute attention whose weights are products of features (arXiv 2006.16236, eq. 5 and 9).
 
     ``y_t = φ(q_t)ᵀ s_t / (φ(q_t)ᵀ z_t + eps)``, ``s_t = Σ φ(k_t') v_t'ᵀ``, ``z_t = Σ φ(k_t')``,
-    with sums over t' ≤ t if causal. Sums are float32, float64 for float64. The causal gradient
-    needs little memory besides inputs and outputs (algorithm 1), and is differentiable once only.
+    with sums over t' ≤ t if causal, in float32 or float64. The causal gradient needs little memory
+    (algorithm 1), and is differentiable once only.
 
     Args:
         query: [B, T, h, d].
         key: [B, S, h, d], S = T if causal.
         value: [B, S, h, m].
         feature_map: φ: 'elu' for ``elu(x) + 1``, 'relu', 'square' for ``x²``, or a function without
-            parameters from ``[..., d]`` to ``[..., d']`` that is never negative; a pair of
-            functions for queries and keys.
+            parameters from ``[..., d]`` to non-negative ``[..., d']``; a pair for queries and keys.
         causal: Whether sums run over t' ≤ t.
-        key_mask: bool [B, S], True for keys to keep. Hidden keys and values may hold NaN or inf and
-            get a gradient of 0.
+        key_mask: bool [B, S], True for keys to keep. Hidden ones may hold NaN or inf and get a
+            gradient of 0.
         eps: Added to the denominator, 0 or larger.
 
     Returns:
         [B, T, h, m] in the dtype of value; 0 for a row whose weights are all 0.
 
     Raises:
-        ValueError: If the arguments do not fit together, for a negative eps and, on a CPU, for a
-            negative feature.
+        ValueError: If the arguments do not fit together, eps or, on a CPU, a feature is negative.
     """
     _check(query, key, value, causal, key_mask)
     _check_eps(eps)
@@ -131,13 +129,11 @@ def linear_attention_prefill(
         state: A fresh state.
         key: [B, L, h, d].
         value: [B, L, h, m].
-        lengths: The number of tokens of each prompt [B], 0 to L. Later tokens are padding, which
-            may hold NaN.
+        lengths: The number of tokens of each prompt [B], 0 to L; the rest is padding.
         feature_map: That of the op.
 
     Raises:
-        ValueError: If the state has taken a token or was made for other sizes, or a length is
-            outside 0 to L.
+        ValueError: If the state is used or of other sizes, or a length is outside 0 to L.
     """
     _check_state(state, key[:, 0], value[:, 0], 'a prompt')
     tokens = key.shape[1]

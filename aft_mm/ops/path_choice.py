@@ -1,18 +1,18 @@
 """The choice between the fast and the safe path of an op, and results cached for a constant.
 
 Each op has a fast path that is exact to tolerance under a condition on the values of its inputs,
-and a safe path for every other input. :func:`choose` evaluates the condition and runs one of them.
+and a safe path. :func:`choose` evaluates the condition and runs one of them.
 
-An exported graph cannot read values. A run on real tensors records which paths it took, and tracing
-replays them::
+An exported graph cannot read values. A run on real tensors records its paths, and tracing replays
+them::
 
     with record_paths() as paths:
         model(example)
     with replay_paths(paths):
         program = torch.export.export(model, (example,))
 
-Reading a value synchronises with the device. Results that depend only on a tensor marked with
-:func:`mark_constant` are therefore cached, by :func:`cached` and :func:`cached_check`.
+Reading a value synchronises with the device, so results of a tensor marked with
+:func:`mark_constant` are cached, by :func:`cached` and :func:`cached_check`.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -26,14 +26,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 # The cached results of each constant tensor, by name.
 _constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-# Context variables: other threads and tasks keep choosing by value.
+# Other threads and tasks keep choosing by value.
 _recorded: ContextVar[list[bool] | None] = ContextVar('recorded', default=None)
 _replayed: ContextVar[Iterator[bool] | None] = ContextVar('replayed', default=None)
 
 
 def recording() -> bool:
-    """Return whether paths are recorded; they may then depend on position biases, not on keys."""
-    # A compiled graph chooses by itself, and the compiler does not trace context variables.
+    """Return whether paths are recorded, which then do not depend on keys."""
+    # The compiler does not trace context variables.
     return not torch.compiler.is_dynamo_compiling() and _recorded.get() is not None
 
 
@@ -50,8 +50,15 @@ def recording_or_replaying() -> bool:
 
 
 def transformed(*tensors: Tensor) -> bool:
-    """Return whether a torch.func transform wraps a tensor; it sees plain operations only."""
+    """Return whether a torch.func transform wraps a tensor."""
     return any(torch.func.debug_unwrap(x) is not x for x in tensors)
+
+
+def may_read(x: Tensor) -> bool:
+    """Return whether the value of x may be read now: not in a graph, nor under torch.func."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or recording_or_replaying():
+        return False
+    return not x.is_meta and not transformed(x)
 
 
 def choose(
@@ -62,7 +69,7 @@ def choose(
 ) -> Tensor:
     """Return ``fast(*operands)`` if the scalar condition holds, else ``safe(*operands)``.
 
-    In a graph of torch.compile the choice is made by torch.cond when the graph runs.
+    In a graph of torch.compile torch.cond chooses when the graph runs.
 
     Args:
         condition: Whether `fast` is exact to tolerance, a bool or a scalar tensor.
@@ -70,7 +77,7 @@ def choose(
         safe: The path that is exact for any finite input.
         operands: The arguments of both, tensors that torch.cond can trace.
     """
-    # The compiler folds this condition; it cannot trace a context variable.
+    # The compiler cannot trace a context variable.
     replayed = None if torch.compiler.is_dynamo_compiling() else _replayed.get()
     if replayed is not None:
         path = next(replayed, None)
@@ -89,7 +96,7 @@ def choose(
         except RuntimeError:
             if not transformed(condition):
                 raise
-            holds = False  # torch.func.vmap hides the value; the safe path is always right
+            holds = False  # torch.func.vmap hides the value
     else:
         holds = condition
     recorded = _recorded.get()
@@ -106,8 +113,8 @@ def _choose_in_training_graph(
 ) -> Tensor:
     """Make the choice of :func:`choose` in a compiled graph with a gradient.
 
-    The backward pass of torch.cond runs its branches a second time, so `fast` stays outside of it.
-    Where the condition fails `fast` runs on zeros, and its output is dropped.
+    The backward pass of torch.cond runs its branches again, so `fast` stays outside of it, on zeros
+    where the condition fails.
     """
     result = fast(*(torch.where(condition, x, 0) for x in operands))
 
@@ -121,11 +128,11 @@ def _choose_in_training_graph(
 def record_paths() -> Iterator[list[bool]]:
     """Record the paths of a run, chosen as if the range of the keys was unbounded.
 
-    The recorded paths are therefore exact for any key. An op whose path depends on keys alone, such
-    as aft_local_hard, takes the safe one. Paths recorded inside another recording belong to both.
+    So they are exact for any key: aft_local_hard, which depends on keys alone, takes the safe path.
+    Nested recordings both get a path.
 
     Yields:
-        The list of the paths, True for fast, which grows during the run.
+        The growing list of the paths, True for fast.
     """
     outer = _recorded.get()
     recorded: list[bool] = []
@@ -146,7 +153,7 @@ def replay_paths(paths: Sequence[bool]) -> Iterator[None]:
         paths: What :func:`record_paths` yielded.
 
     Raises:
-        RuntimeError: If the runs took a number of paths that is not a multiple of ``len(paths)``.
+        RuntimeError: If the runs took another number of paths.
     """
     taken = 0
 
@@ -171,14 +178,14 @@ def replay_paths(paths: Sequence[bool]) -> Iterator[None]:
 def mark_constant(x: Tensor) -> Tensor:
     """Mark a tensor as never written to again and return it.
 
-    Ops then cache what depends on its values alone, for as long as the tensor lives.
+    Ops then cache what depends on its values alone.
     """
     _constants[x] = {}
     return x
 
 
 def cached(x: Tensor, name: Hashable, make: Callable[[], Any]) -> Any:
-    """Return ``make()``, which depends on x alone; cached under `name` if x is a constant."""
+    """Return ``make()``, which depends on x alone; cached under `name` if x is constant."""
     results = None if torch.compiler.is_compiling() else _constants.get(x)
     if results is None:
         return make()
@@ -189,7 +196,7 @@ def cached(x: Tensor, name: Hashable, make: Callable[[], Any]) -> Any:
 
 
 def cached_check(x: Tensor, name: Hashable, check: Callable[[], Tensor]) -> Tensor | bool:
-    """Return ``check()``, or its cached value as a bool if x is a constant."""
+    """Return ``check()``, or its cached value as a bool if x is constant."""
     if torch.compiler.is_compiling() or x not in _constants:
         return check()
     return cached(x, name, lambda: bool(check()))

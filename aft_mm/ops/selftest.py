@@ -1,17 +1,17 @@
-"""Cases of the ops, and the check of the Triton kernels on the user's device.
+"""The check of the Triton kernels on the user's device.
 
 ``aft_mm doctor --kernels`` or ``python -m aft_mm.ops --verify`` compares the kernels with the
-float64 oracle on :data:`CASES` and :data:`LONG_CASES`, with inputs that are known to break kernels,
+float64 oracle on the cases of `cases.py`, with inputs that are known to break kernels,
 and compares their device time with eager's. The results are stored in the cache folder for this
 device, these versions and these sources. Dispatch only reads them: without a result, eager is used.
 
 Each op is checked in a process of its own, because a kernel that accesses invalid memory breaks the
-CUDA context of its process. Only a wrong number, a device fault or a crash is a failure. A missing
-compiler, too little memory or an interrupt leaves the op unchecked.
+CUDA context. Only a wrong number, a device fault or a crash is a failure. A missing compiler, too
+little memory or an interrupt leaves the op unchecked.
 """
 
 import functools
-import inspect
+import importlib
 import json
 import math
 import os
@@ -22,14 +22,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import functional, steps
-from .kernel_results import Result, save_results
+from . import steps
+from .cases import CASES, LONG_CASES, TIMED_CASES, Case
+from .kernel_results import COMPILED, Result, save_results
 from .state import prefill
 from .triton import availability
 from .triton.block_sizes import count_processors
@@ -41,218 +42,12 @@ TOLERANCE = {
     torch.float16: 2e-3,
     torch.bfloat16: 2e-2,
 }
-# Names of the gradients of the inputs; the biases are w, or u and v.
+# The biases are w, or u and v.
 GRADIENTS = ('grad_query', 'grad_key', 'grad_value', 'grad_bias', 'grad_bias_v')
-# The least scale of an error. Where one key takes all the weight, gradients are differences of terms
-# of about 1 that cancel, so there it is 1.
+# The least scale of an error. Where one key takes all the weight, gradients are differences of
+# terms of about 1.
 LEAST_SCALE, LEAST_SCALE_OF_TERMS = 1e-3, 1.0
 DTYPES = {str(dtype).removeprefix('torch.'): dtype for dtype in availability.DTYPES}
-CHANNELS = 6
-
-
-@dataclass(frozen=True)
-class Case:
-    """An op with its options, T, S and the shapes of its bias parameters.
-
-    weights_sum_to_one: whether the output is a gated mean of the values.
-    """
-
-    name: str
-    op: str
-    tokens: int
-    options: dict[str, Any] = field(default_factory=dict)
-    sources: int | None = None
-    heads: int = CHANNELS
-    parameters: tuple[tuple[int, ...], ...] = ()
-    weights_sum_to_one: bool = True
-    channels: int = CHANNELS
-
-    @property
-    def function(self) -> Callable[..., Tensor]:
-        """The public op."""
-        return getattr(functional, self.op)
-
-    @property
-    def all_options(self) -> dict[str, Any]:
-        """Every keyword of the op, defaults included."""
-        keywords = inspect.signature(self.function).parameters.values()
-        defaults = {p.name: p.default for p in keywords if p.kind == p.KEYWORD_ONLY}
-        return {**defaults, **self.options}
-
-    def shapes(self, batch: int) -> list[tuple[int, ...]]:
-        """Shapes of query, key, value and the bias parameters."""
-        sources = self.sources or self.tokens
-        tokens = (self.tokens, self.channels), (sources, self.heads), (sources, self.channels)
-        return [*((batch, *size) for size in tokens), *self.parameters]
-
-    def inputs(self, batch: int = 2, dtype=torch.float64, bias_scale: float = 1.0) -> list[Tensor]:
-        """query, key, value and the bias parameters, all randn."""
-        tensors = [torch.randn(shape, dtype=torch.float64) for shape in self.shapes(batch)]
-        tensors[3:] = [x * bias_scale for x in tensors[3:]]
-        return [x.to(dtype).requires_grad_() for x in tensors]
-
-    def __call__(self, *tensors: Tensor | None, **extra) -> Tensor:
-        return self.function(*tensors, **{**self.options, **extra})
-
-
-def simple(tokens: int, sources: int | None = None, channels: int = CHANNELS, **options) -> Case:
-    """A case of AFT-simple."""
-    label = '-'.join(f'{k}={v}' for k, v in options.items())
-    if options.get('key_function') == 'relu2':
-        options['gate'] = 'relu'
-    one = 'key_function' not in options
-    name = f'simple-{tokens}-{label}'
-    return Case(name, 'aft_simple', tokens, options, sources, channels, (), one, channels)
-
-
-def full(
-    tokens: int, sources: int | None = None, causal: bool = False, channels: int = CHANNELS
-) -> Case:
-    """A case of AFT-full."""
-    shape = tokens, sources or tokens
-    name = 'full-{}x{}-causal={}'.format(*shape, causal)
-    options = dict(causal=causal)
-    return Case(name, 'aft_full', tokens, options, sources, channels, (shape,), True, channels)
-
-
-def local(
-    tokens: int,
-    window: int | tuple[int, int],
-    grid: tuple[int, int] | None = None,
-    causal: bool = False,
-    rank: int = 3,
-    op: str = 'aft_local',
-    channels: int = CHANNELS,
-) -> Case:
-    """A case of AFT-local or AFT-local-learned with factors, or with a free bias if `rank` is 0."""
-    parameters: tuple[tuple[int, ...], ...] = ((tokens, rank),) * 2
-    if not rank:
-        assert isinstance(window, int)
-        parameters = ((tokens, window if causal else 2 * window - 1),)
-    name = f'{op[4:]}-{"" if rank else "free-"}{grid or tokens}-s={window}-causal={causal}'
-    options = dict(window=window, grid=grid, causal=causal)
-    one = op == 'aft_local'
-    return Case(name, op, tokens, options, None, channels, parameters, one, channels)
-
-
-learned = functools.partial(local, op='aft_local_learned')
-
-
-def conv(
-    grid: Sequence[int],
-    kernel: Sequence[int],
-    heads: int = 2,
-    causal: bool = False,
-    channels: int = CHANNELS,
-    **options,
-) -> Case:
-    """A case of AFT-conv."""
-    name = f'conv-{grid}-k={kernel}-h={heads}-causal={causal}{"-degenerate" if options else ""}'
-    options = dict(grid=tuple(grid), causal=causal, **options)
-    tokens, weight = math.prod(grid), ((heads, *kernel),)
-    return Case(name, 'aft_conv', tokens, options, None, heads, weight, True, channels)
-
-
-def hard(
-    tokens: int,
-    window: int | tuple[int, int],
-    grid: tuple[int, int] | None = None,
-    causal: bool = True,
-    channels: int = CHANNELS,
-) -> Case:
-    """A case of AFT-local-hard."""
-    name = f'window-{grid or tokens}-s={window}-causal={causal}'
-    options = dict(window=window, grid=grid, causal=causal)
-    return Case(name, 'aft_local_hard', tokens, options, None, channels, (), True, channels)
-
-
-# Small cases of all ops and options: the tests and the check run over them.
-CASES = [
-    simple(7),
-    simple(5, 9),
-    simple(131, causal=True),
-    simple(1, causal=True),
-    simple(7, key_function='relu'),
-    simple(7, key_function='relu', causal=True),
-    simple(7, key_function='relu2'),
-    simple(5, 9, key_function='relu2'),
-    simple(7, key_function='relu2', causal=True),
-    full(1),
-    full(7, 4),
-    full(63),
-    full(7, causal=True),
-    full(63, causal=True),
-    local(7, 3),
-    local(63, 0),
-    local(63, 1, causal=True),
-    local(130, 5),
-    local(130, 40, causal=True),
-    local(131, 33),
-    local(110, (2, 3), (11, 10)),
-    local(110, (3, 4), (10, 11), causal=True),
-    local(111, 2, (37, 3), causal=True),
-    local(12, (9, 9), (3, 4)),
-    local(7, 1, rank=0),
-    local(7, 20, causal=True, rank=0),
-    local(63, 5, rank=0),
-    local(63, 33, causal=True, rank=0),
-    local(131, 5, rank=0),
-    local(131, 40, causal=True, rank=0),
-    conv((7,), (3,)),
-    conv((9,), (5,), causal=True),
-    conv((1, 9), (1, 5), heads=6),
-    conv((5, 4), (3, 3), heads=1),
-    conv((5, 7), (3, 5), heads=6),
-    conv((4, 5), (9, 13), heads=3),
-    conv((3, 14), (3, 13), heads=3),
-    conv((5, 4), (3, 5), causal=True),
-    conv((3, 4, 2), (3, 1, 3)),
-    conv((3, 2, 4), (3, 3, 5), causal=True),
-    conv((5, 4), (3, 3), global_connectivity=False),
-    conv((5, 4), (3, 3), causal=True, global_connectivity=False),
-    hard(1, 1),
-    hard(63, 5),
-    hard(63, 100),
-    hard(30, 4, causal=False),
-    hard(35, (4, 2), (5, 7)),
-    hard(35, (2, 6), (7, 5)),
-    hard(12, (4, 12), (3, 4)),
-    hard(35, 4, (5, 7), causal=False),
-    learned(7, 3),
-    learned(63, 0),
-    learned(7, 0, causal=True),
-    learned(130, 4),
-    learned(130, 40, causal=True),
-    learned(63, 4, causal=True, rank=0),
-    learned(130, 40, rank=0),
-    learned(110, (2, 3), (11, 10), causal=True),
-    learned(12, (9, 9), (3, 4)),
-]
-# Two per op that take the branches of default configs: tiles outside the window, a sequence in
-# chunks, more than one step over the rank, aligned and odd channels.
-LONG_CASES = [
-    simple(3000, causal=True, channels=64),
-    simple(601, causal=True, channels=65),
-    full(300, causal=True, channels=64),
-    full(257, 401, channels=65),
-    local(600, 32, causal=True, rank=64, channels=64),
-    local(600, (3, 4), (24, 25), rank=40, channels=65),
-    learned(600, 32, causal=True, rank=64, channels=64),
-    learned(600, (3, 4), (24, 25), rank=40, channels=65),
-    conv((28, 28), (11, 11), heads=64, channels=64),
-    conv((600,), (31,), heads=5, channels=65),
-    hard(1000, 100, channels=64),
-    hard(600, (8, 6), (30, 20), channels=65),
-]
-# Cases that are timed, near the sizes of configs: (small, large).
-TIMED_CASES = {
-    'aft_simple': [simple(n, causal=True, channels=d) for n, d in ((512, 256), (3072, 512))],
-    'aft_full': [full(n, channels=384) for n in (196, 1024)],
-    'aft_local': [local(n, 32, causal=True, rank=64, channels=512) for n in (512, 3072)],
-    'aft_local_learned': [learned(n, 32, causal=True, rank=64, channels=512) for n in (512, 3072)],
-    'aft_conv': [conv((n, n), (11, 11), heads=384, channels=384) for n in (14, 32)],
-    'aft_local_hard': [hard(n, 32, channels=512) for n in (512, 3072)],
-}
 TWISTS = (
     'masked',
     'raised',
@@ -261,16 +56,16 @@ TWISTS = (
     'large bias',
     'crowd',
     'strided',
-    'float32 bias',
     'ungated',
-    'relu gate',
 )
+# Gates of the twists; all others have a sigmoid.
+GATES = {'ungated': 'none', 'strided': 'relu'}
 BATCH, STEPS, RUNS = 3, 3, 3
-# Sequences per multiprocessor of the twist 'crowd': more programs than run at the same time.
+# Sequences per multiprocessor of the twist 'crowd', more than run at the same time.
 CROWD = 16
 TIMED_BATCH = 16
 # Seconds for the check of one op in all types, most of which is compilation.
-TIME_LIMIT = 3600
+TIME_LIMIT = 1800
 
 
 class WrongResultError(Exception):
@@ -303,7 +98,7 @@ def check_cases(op: str, device: torch.device, dtype: torch.dtype) -> list[tuple
     tensors = [torch.empty(1, 1, 1, device=device, dtype=dtype)] * 3
     tensors += [torch.empty(1, device=device)] * is_step  # the state is float32
     found: list[Case] = []
-    for case in CASES + LONG_CASES:
+    for case in representatives(CASES) + LONG_CASES:
         free_bias = 'window' in case.options and len(case.parameters) == 1
         if is_step and (case.sources or (free_bias and not case.options['causal'])):
             continue  # has no causal form of the same shapes
@@ -315,18 +110,31 @@ def check_cases(op: str, device: torch.device, dtype: torch.dtype) -> list[tuple
             found.append(case)
     pairs = [(case, 'plain') for case in found]
     for twist in TWISTS:
-        usable = [case for case in found if _applies(twist, case, is_step, dtype)]
+        usable = [case for case in found if _applies(twist, case, is_step)]
         if twist == 'crowd':  # many sequences of a short case
-            usable = [case for case in usable if case.tokens < 132]
-        pairs += [(case, twist) for case in usable[-2 if twist == 'float32 bias' else -1 :]]
+            usable = [case for case in usable if case not in LONG_CASES]
+        pairs += [(case, twist) for case in usable[-1:]]
     return pairs
 
 
-def _applies(twist: str, case: Case, is_step: bool, dtype: torch.dtype) -> bool:
+def representatives(cases: Sequence[Case]) -> list[Case]:
+    """Return the shortest case of each op, and of cases that differ only in sizes the longest.
+
+    Others would take minutes to compile and run the same lines of a kernel.
+    """
+    shortest: dict[str, Case] = {}
+    longest: dict[tuple, Case] = {}
+    for case in sorted(cases, key=lambda case: case.tokens):
+        shortest.setdefault(case.op, case)
+        options = dict(case.options, window=None, grid=len(case.options.get('grid') or ()))
+        form = case.op, *sorted(options.items(), key=str), len(case.parameters)
+        longest[form] = case
+    return [*shortest.values(), *(x for x in longest.values() if x not in shortest.values())]
+
+
+def _applies(twist: str, case: Case, is_step: bool) -> bool:
     if twist == 'large bias':
         return bool(case.parameters)
-    if twist == 'float32 bias':
-        return bool(case.parameters) and dtype != torch.float32
     softmax = case.options.get('key_function', 'softmax') == 'softmax'
     return softmax and not (is_step and twist == 'masked')
 
@@ -362,13 +170,12 @@ def twisted_inputs(
         ]
     if twist == 'ungated':
         tensors[0] = None
-    bias_dtype = torch.float32 if twist == 'float32 bias' else dtype
+    bias_dtype = torch.float32 if case in LONG_CASES else dtype  # as under autocast
     return [*tensors, *(x.to(device, bias_dtype) for x in biases)]
 
 
-def _gate(case: Case, twist: str) -> dict[str, str]:
-    gate = {'ungated': 'none', 'relu gate': 'relu'}.get(twist)
-    return dict(gate=gate) if gate else {}
+def _gate(twist: str) -> dict[str, str]:
+    return dict(gate=GATES[twist]) if twist in GATES else {}
 
 
 def _repeat(tensors: Sequence[Tensor | None], copies: int) -> list[Any]:
@@ -400,7 +207,7 @@ def _expected_of_op(case: Case, tensors, copies: int, mask, **gate) -> list[Tens
     wide = [x if x is None else x.double() for x in tensors]
     with using('reference'):
         found = run_op(case, wide, 1, mask, **gate)
-    # Only the gradients of the biases are sums over sequences.
+    # Gradients of biases are sums over sequences.
     per_token = 2 + sum(x is not None for x in tensors[:3])
     repeated = [x.repeat(copies, 1, 1) for x in found[:per_token]]
     return repeated + [x * copies for x in found[per_token:]]
@@ -454,6 +261,41 @@ def _expected_of_steps(case: Case, tensors, copies: int, **gate) -> list[Tensor]
     return [rows.repeat(copies, 1, 1)]
 
 
+def _copies(case: Case, twist: str, processors: int) -> int:
+    return math.ceil(CROWD * processors / BATCH) if twist == 'crowd' else case.copies
+
+
+def _key_mask(case: Case, twist: str, device: torch.device) -> Tensor | None:
+    """Return a mask that hides some keys, and those of the second sequence; None if all are kept."""
+    if twist != 'masked':
+        return None
+    shape = BATCH, case.sources or case.tokens
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.6
+    mask[1] = False
+    return mask.to(device)
+
+
+def run_kernels(
+    op: str,
+    case: Case,
+    twist: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    processors: int,
+) -> list[Tensor]:
+    """Return the results of the kernels for a case; hidden keys and values hold NaN and inf."""
+    tensors, gate = twisted_inputs(case, twist, device, dtype), _gate(twist)
+    copies, mask = _copies(case, twist, processors), _key_mask(case, twist, device)
+    with using('triton'):
+        if op.endswith('_step'):
+            return run_steps(case, tensors, copies, **gate)
+        if mask is not None:
+            hidden, (query, key, value, *biases) = ~mask.unsqueeze(-1), tensors
+            key, value = key.masked_fill(hidden, torch.nan), value.masked_fill(hidden, torch.inf)
+            tensors = [query, key, value, *biases]
+        return run_op(case, tensors, copies, mask, **gate)
+
+
 def check_case(
     op: str, case: Case, twist: str, device: torch.device, dtype: torch.dtype, processors: int
 ) -> float:
@@ -462,26 +304,13 @@ def check_case(
     Raises:
         WrongResultError: if an error is too large, or results differ between runs.
     """
-    tensors, gate, mask = twisted_inputs(case, twist, device, dtype), _gate(case, twist), None
-    copies = math.ceil(CROWD * processors / BATCH) if twist == 'crowd' else 1
+    tensors, copies = twisted_inputs(case, twist, device, dtype), _copies(case, twist, processors)
     if op.endswith('_step'):
-        expected = _expected_of_steps(case, tensors, copies, **gate)
-        with using('triton'):
-            runs = [run_steps(case, tensors, copies, **gate) for _ in range(RUNS)]
+        expected = _expected_of_steps(case, tensors, copies, **_gate(twist))
     else:
-        inputs = tensors
-        if twist == 'masked':
-            # Hidden keys and values hold NaN and inf; the second sequence sees nothing.
-            shape = BATCH, case.sources or case.tokens
-            mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.6
-            mask[1] = False
-            mask = mask.to(device)
-            hidden, (query, key, value, *biases) = ~mask.unsqueeze(-1), tensors
-            key, value = key.masked_fill(hidden, torch.nan), value.masked_fill(hidden, torch.inf)
-            inputs = [query, key, value, *biases]
-        expected = _expected_of_op(case, tensors, copies, mask, **gate)
-        with using('triton'):
-            runs = [run_op(case, inputs, copies, mask, **gate) for _ in range(RUNS)]
+        mask = _key_mask(case, twist, device)
+        expected = _expected_of_op(case, tensors, copies, mask, **_gate(twist))
+    runs = [run_kernels(op, case, twist, device, dtype, processors) for _ in range(RUNS)]
     terms = twist in ('raised', 'lowered', 'spike', 'large bias') or case.tokens == 1
     least, worst = LEAST_SCALE_OF_TERMS if terms else LEAST_SCALE, 0.0
     names = (
@@ -502,7 +331,7 @@ def check_case(
 
 
 def device_seconds(call: Callable[[], object], repeats: int = 5, calls: int = 10) -> float:
-    """Return the device time of a call: CUDA events, with all launches queued beforehand."""
+    """Return the device time of a call by CUDA events, with all launches queued beforehand."""
     call()
     torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -523,7 +352,9 @@ def device_seconds(call: Callable[[], object], repeats: int = 5, calls: int = 10
     return statistics.median(found)
 
 
-def _timed_calls(op: str, case: Case, device: torch.device, dtype: torch.dtype) -> dict:
+def _timed_calls(
+    op: str, case: Case, device: torch.device, dtype: torch.dtype, compiled: bool
+) -> dict:
     """Return the calls to time by mode; biases are float32, as under autocast."""
     scales = [1.0] * 3 + [0.1] * len(case.parameters)
     dtypes = [dtype] * 3 + [torch.float32] * len(case.parameters)
@@ -538,26 +369,42 @@ def _timed_calls(op: str, case: Case, device: torch.device, dtype: torch.dtype) 
         token = [x[:, -1] for x in (query, key, value)]
         return dict(step=torch.no_grad()(lambda: _step_of(case)(state, *token, *biases)))
     leaves = [x.requires_grad_() for x in tensors]
+    function = functools.partial(case.function, **case.options)
+    if compiled:
+        function = torch.compile(function, fullgraph=True, dynamic=False)
 
     def train() -> None:
-        torch.autograd.grad(case(*leaves).sum(), leaves)
+        torch.autograd.grad(function(*leaves).sum(), leaves)
 
-    return dict(inference=torch.no_grad()(lambda: case(*leaves)), training=train)
+    return dict(inference=torch.no_grad()(lambda: function(*leaves)), training=train)
 
 
 def measure_speeds(op: str, device: torch.device, dtype: torch.dtype) -> dict[str, list[float]]:
-    """Return device time of eager over that of the kernels, by mode, at the two sizes."""
+    """Return device time of eager over that of the kernels, by mode, at the two sizes.
+
+    Modes with COMPILED compare with eager compiled by Inductor; they are left out if that fails.
+    """
     speeds: dict[str, list[float]] = {}
+    is_step = op.endswith('_step')
+
+    def measure(backend: str, case: Case, compiled: bool) -> dict[str, float]:
+        with using(backend):
+            calls = _timed_calls(op, case, device, dtype, compiled)
+            return {mode: device_seconds(call) for mode, call in calls.items()}
+
     for case in TIMED_CASES[op.removesuffix('_step')]:
-        if op.endswith('_step'):
+        if is_step:
             case = replace(case, options={**case.options, 'causal': True})
-        seconds = {}
-        for backend in ('eager', 'triton'):
-            with using(backend):
-                calls = _timed_calls(op, case, device, dtype)
-                seconds[backend] = {mode: device_seconds(call) for mode, call in calls.items()}
-        for mode, theirs in seconds['eager'].items():
-            speeds.setdefault(mode, []).append(theirs / seconds['triton'][mode])
+        kernels, others = measure('triton', case, False), measure('eager', case, False)
+        if not is_step:
+            try:
+                compiled = measure('eager', case, True)
+            except RuntimeError:
+                compiled = {}
+            others |= {mode + COMPILED: seconds for mode, seconds in compiled.items()}
+        for mode, theirs in others.items():
+            ours = kernels[mode.removesuffix(COMPILED)]
+            speeds.setdefault(mode, []).append(theirs / ours)
     return speeds
 
 
@@ -585,9 +432,14 @@ def run_child(op: str, device_name: str, dtypes: Sequence[str]) -> None:
     for name in dtypes:
         dtype = DTYPES[name]
         try:
-            # New memory holds NaN, so that a kernel that does not write all of its output fails.
+            # A kernel must write all of its output: new memory holds NaN.
             torch.use_deterministic_algorithms(True, warn_only=True)
             pairs = check_cases(op, device, dtype)
+            if device.type == 'cuda' and not op.endswith('_step'):  # which have few kernels
+                compile_ahead = importlib.import_module('.triton.compile_ahead', __package__)
+                with compile_ahead.compile_only():
+                    for pair in pairs:
+                        run_kernels(op, *pair, device, dtype, processors)
             errors = [check_case(op, *pair, device, dtype, processors) for pair in pairs]
             torch.use_deterministic_algorithms(False)
             speeds = measure_speeds(op, device, dtype) if device.type == 'cuda' else {}
@@ -596,7 +448,7 @@ def run_child(op: str, device_name: str, dtypes: Sequence[str]) -> None:
             result = classify(error)
         print(json.dumps(asdict(result)), flush=True)
         if result.status == 'failed':
-            return  # a device fault breaks this process; the parent starts another one
+            return  # the parent starts another process
 
 
 def check_op(op: str, device: str, dtypes: Sequence[str]) -> dict[str, Result]:
@@ -629,7 +481,8 @@ def _exit_result(code: int | None, errors: str) -> Result:
     if code < 0:
         crashes = signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL
         status = 'failed' if -code in crashes else 'unchecked'
-        return Result(status, f'ended by signal {-code} ({signal.strsignal(-code)})')
+        memory = ', perhaps for lack of memory' if -code == signal.SIGKILL else ''
+        return Result(status, f'ended by signal {-code} ({signal.strsignal(-code)}){memory}')
     lines = errors.strip().splitlines()
     return Result('unchecked', lines[-1] if lines else f'exited with status {code}')
 
@@ -654,6 +507,8 @@ def check_kernels(
     if place.type == 'cuda' and place.index is None and torch.cuda.is_available():
         place = torch.device('cuda', torch.cuda.current_device())
     missing = availability.machine_reasons(place.type, place.index)
+    if not missing and place.type == 'cuda':
+        missing = availability.missing_for_compilation()
     if missing:
         raise RuntimeError(f'the kernels cannot be checked on {device}: triton {missing[0]}')
     passed = True

@@ -11,9 +11,9 @@ from . import checks
 from .eager.online_softmax import ShiftedSum, append, column_shift, lowest, reduce
 from .eager.simple import relu_terms
 
-# The position of a state whose buffers a later step has overwritten.
+# Position of a state that a later step has overwritten.
 USED_UP = -1
-# If the sums of older tokens exceed those of the buffer by e^40, the latter are below rounding.
+# By e^40 more of older tokens the buffer is below rounding.
 MAX_LEAD = 40.0
 
 
@@ -77,12 +77,11 @@ def check_state(state: StepState, tokens: int | None = None) -> None:
 def check_position(position: Tensor, tokens: int | None = None) -> None:
     """Check that the position [B] of a state is not used up, and below `tokens`.
 
-    On a CPU only: elsewhere reading it would synchronise with the device. Not in a compiled graph,
-    which reading would break.
+    On a CPU only and not in a compiled graph, as it reads values.
     """
     if position.device.type != 'cpu' or torch.compiler.is_compiling() or not position.numel():
         return
-    # As Python ints: a comparison, its `any` and its `bool` are three torch operations.
+    # A comparison, its `any` and its `bool` are three torch operations.
     positions = position.tolist()
     if min(positions) < 0:
         raise ValueError(
@@ -93,7 +92,7 @@ def check_position(position: Tensor, tokens: int | None = None) -> None:
 
 
 def use_up(position: Tensor) -> None:
-    """Mark a state whose buffers a step has overwritten, where :func:`check_position` reads it."""
+    """Mark a state whose buffers a step has overwritten."""
     if position.device.type == 'cpu':
         position.fill_(USED_UP)
 
@@ -107,8 +106,7 @@ def per_channel(key: Tensor, value: Tensor) -> Tensor:
 class BufferSums(NamedTuple):
     """``Σ e^(k + w) v`` and ``Σ e^(k + w)`` of the buffer [B, 1, D], divided by e^(high + rest).
 
-    high is the largest key. It is separate because in ``high + rest`` the bias would be rounded to
-    the precision of the key.
+    high is the largest key, separate because ``high + rest`` would round the bias.
     """
 
     high: Tensor
@@ -121,7 +119,7 @@ def buffer_sums(state: StepState, bias: Tensor) -> BufferSums:
     """Return the sums of the buffer with the bias w [B, n] or [B, n, h], −inf where hidden."""
     bias = bias.to(state.keys.dtype)
     high = column_shift(state.keys, 1)
-    # In place: the buffer is read once, and the result is small enough to stay in the cache.
+    # The buffer is read once, and the result stays in the cache.
     weights = (state.keys - high).add_(bias if bias.dim() == 3 else bias.unsqueeze(-1))
     rest = column_shift(weights, 1)
     weights = per_channel(weights.sub_(rest).exp_(), state.values)
@@ -132,7 +130,7 @@ def buffer_sums(state: StepState, bias: Tensor) -> BufferSums:
 
 def add_outside(near: BufferSums, outside: ShiftedSum) -> tuple[Tensor, Tensor]:
     """Return numerator and denominator of all tokens, over the shift of the buffer."""
-    # Next to sums that lead by more the buffer is below rounding, and e^40 overflows no sum.
+    # Beyond this lead the buffer is below rounding, and e^40 overflows no sum.
     lead = ((outside.shift - near.high).sub_(near.rest)).clamp_max_(MAX_LEAD).exp_()
     return (
         torch.addcmul(near.numerator, outside.numerator, lead),
@@ -147,7 +145,7 @@ def slot_tokens(last: Tensor, size: int) -> Tensor:
 
 
 def common_position(position: Tensor) -> int | None:
-    """Return the position [B] if it is the same for all sequences; None off the CPU or if not."""
+    """Return the position [B] if it is common to all sequences; None off the CPU or if not."""
     if position.device.type != 'cpu' or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
     positions = position.tolist()
@@ -159,7 +157,7 @@ def push(state: StepState, key: Tensor, value: Tensor, update_sums: bool) -> Ste
     """Store the token in place; with `update_sums` add the one that it replaces to the sums."""
     size, sums, buffers = state.keys.shape[1], state.sums, (state.keys, state.values)
     position = common_position(state.position)
-    if position is not None:  # a view takes half as long as an index per sequence
+    if position is not None:  # faster than an index per sequence
         old_key, old_value = (x.narrow(1, position % size, 1) for x in buffers)
     else:
         slot = (state.position % size).view(-1, 1, 1)
@@ -191,16 +189,15 @@ def prefill(
         state: A fresh state, from the ``init_state`` of any op.
         key: [B, L, D], [B, L, h] for aft_conv.
         value: [B, L, D].
-        lengths: The number of tokens of each prompt [B], 0 to L. Later tokens are padding, which
-            may hold NaN.
+        lengths: The number of tokens of each prompt [B], 0 to L; the rest is padding, which may
+            hold NaN.
         key_function: That of :func:`aft_simple`.
 
     Returns:
-        The state after the first lengths[b] tokens of each sequence.
+        The state after lengths[b] tokens of each sequence.
 
     Raises:
-        ValueError: If the state has taken a token, or was made for another op or size, or a length
-            is outside 0 to L.
+        ValueError: If the state is used or of another op or size, or a length is outside 0 to L.
     """
     check_choice('key_function', key_function, checks.KEY_FUNCTIONS)
     check_state(state)
@@ -230,9 +227,8 @@ def select(state: Any, rows: Tensor) -> Any:
     """Return the state of the sequences rows [N] of the batch, in this order, as a copy.
 
     Args:
-        state: The state of any op, or tuples and lists of states. The first axis of every tensor is
-            B.
-        rows: Indices into the batch [N]; an index may occur more than once.
+        state: State of any op, or tuples and lists of states.
+        rows: Indices into the batch [N], also repeated.
     """
     if isinstance(state, Tensor):
         return state.index_select(0, rows)

@@ -1,9 +1,8 @@
 """Causal ops one token at a time: ``NAME_init_state`` makes a state, ``NAME_step`` adds a token.
 
-Called with the tokens in order, the steps return the rows of the parallel causal op. query, key, value are
-[B, D] (key [B, h] for aft_conv, query None with ``gate='none'``), outputs [B, D].
-:func:`aft_mm.ops.prefill` takes a whole prompt at once; each sequence counts its own tokens, so
-prompts may differ in length. The state, and the cost of a step at any position:
+Steps return the rows of the parallel causal op. query, key, value are [B, D] (key [B, h] for
+aft_conv, query None with ``gate='none'``), outputs [B, D]. :func:`aft_mm.ops.prefill` takes whole
+prompts, also of different lengths. The state, and the cost of a step:
 
 =================  ==============================================================  =============
 op                 state per sequence                                              time per step
@@ -16,11 +15,11 @@ aft_local_learned  as aft_local                                                 
 aft_full           every token, O(T·D): each row weighs them differently           O(T·D)
 =================  ==============================================================  =============
 
-States are float32 (or the `dtype` given) and updated in place: a step returns the next state, and
-the previous one must not be used again. There is no gradient.
+States are float32 (or `dtype`) and updated in place: the previous one must not be used again. There
+is no gradient.
 
-A step never synchronises with the device, so a CUDA graph can capture it. A token past the last
-position of the bias or grid raises ValueError on a CPU; on other devices torch handles the index.
+A step never synchronises, so a CUDA graph can capture it. A token past the last position raises
+ValueError on a CPU; elsewhere torch handles the index.
 """
 
 import math

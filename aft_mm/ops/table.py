@@ -56,7 +56,7 @@ def print_table() -> None:
             options = {**KERNELS.get(op, {}), **native_availability.KERNELS.get(op, {})}
             try:
                 used = choose_backend(op, tensors, options)
-            except BackendError:  # the requested backend cannot; the reasons below say why
+            except BackendError:  # the reasons below say why
                 used = None
             cells = []
             for backend in BACKENDS:

@@ -1,4 +1,4 @@
-"""The data samples that travel between dataset, model and metric, and bicubic enlarging."""
+"""Data samples, and bicubic enlarging."""
 
 from .images import enlarge_bicubic
 from .samples import SequenceSample, UtteranceSample

@@ -1,7 +1,11 @@
 """Images as arrays."""
 
-import numpy as np
-from PIL import Image
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ['enlarge_bicubic']
 
@@ -16,6 +20,9 @@ def enlarge_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     Returns:
         uint8 [H, W, C].
     """
+    import numpy as np
+    from PIL import Image
+
     height, width = size
     planes = [
         Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC)

@@ -1,6 +1,6 @@
 """The data samples that travel between dataset, model and metric."""
 
-from mmengine.structures import BaseDataElement
+from aft_mm.openmmlab import BaseDataElement
 
 __all__ = ['SequenceSample', 'UtteranceSample']
 
@@ -28,8 +28,7 @@ class SequenceSample(BaseDataElement):
     ``generated``         data      tokens [N, T] or [N, T, C] that the model sampled
     ====================  ========  ===========================================================
 
-    Example: ``SequenceSample(metainfo=dict(length=7, num_context=0), source=tokens)``. The model
-    sets nats, num_dims and num_correct; the test loop sets generated.
+    Example: ``SequenceSample(metainfo=dict(length=7, num_context=0), source=tokens)``.
     """
 
 
@@ -50,6 +49,5 @@ class UtteranceSample(BaseDataElement):
     ``score``             data      their log probability in nats, of the beam or the best path
     ====================  ========  ===========================================================
 
-    Example: ``UtteranceSample(metainfo=dict(name='a', text='no', units=(15, 16), length=31))``. The
-    model sets recognized and score.
+    Example: ``UtteranceSample(metainfo=dict(name='a', text='no', units=(15, 16), length=31))``.
     """

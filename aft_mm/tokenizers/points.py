@@ -1,15 +1,20 @@
 """Point clouds as tokens and back."""
 
-import numpy as np
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from aft_mm.checks import check_choice, check_int
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ['bounding_cube', 'check_num_bits', 'check_order', 'decode_points', 'encode_points']
 
 Box = tuple[tuple[float, float, float], float]  # centre, side
 
 UNIT_CUBE: Box = ((0.0, 0.0, 0.0), 1.0)
-# Largest rounding error outside the box, in sides: an eighth of an 8-bit bin.
+# Largest rounding error outside the box, in sides.
 SLACK = 2**-11
 ORDERS = ('raw', 'quantized')
 
@@ -18,12 +23,13 @@ def bounding_cube(points: np.ndarray) -> Box:
     """Return the cube around a cloud: the centre and longest edge of its bounding box.
 
     Args:
-        points: [P, 3], in any unit; centre and side have the same unit.
+        points: [P, 3], in any unit.
 
     Raises:
-        ValueError: If there is no point, a coordinate is not finite, or the points are equal up to
-            the resolution of float64.
+        ValueError: If there is no point, a coordinate is not finite, or the points are equal.
     """
+    import numpy as np
+
     points = _checked(points)
     low, high = points.min(0), points.max(0)
     centre = low / 2 + high / 2
@@ -52,25 +58,25 @@ def encode_points(
     """Quantise a cloud to b = ``num_bits`` per coordinate and flatten it to a sequence.
 
     ``q = min(⌊(p − centre) / side · 2^b + 2^(b−1)⌋, 2^b − 1)`` for each coordinate. Points are
-    sorted by z, then y, then x, and each gives the tokens z, y, x. The tokens do not depend on the
-    order in which the points are given.
+    sorted by z, then y, then x, and each gives the tokens z, y, x.
 
     Args:
         points: [P, 3], columns x, y, z.
         num_bits: b, 1 to 8.
-        box: ``(centre, side)`` of the cube that is divided into 2^b bins along each axis; by
-            default the :func:`bounding_cube` of the points.
-        order: What is sorted. ``'raw'``: the coordinates before they are quantised, as in the ICLR
-            submission. z never decreases along the sequence, but y may for equal tokens z.
-            ``'quantized'``: the tokens, which leaves a model less to predict.
+        box: ``(centre, side)`` of the cube of 2^b bins per axis; by default the
+            :func:`bounding_cube`.
+        order: ``'raw'`` sorts the coordinates, as in the ICLR submission, so y may decrease for
+            equal tokens z; ``'quantized'`` sorts the tokens, which leaves less to predict.
 
     Returns:
         uint8 [3·P].
 
     Raises:
         ValueError: If ``num_bits`` or ``order`` is not allowed, the points have no bounding cube or
-            are outside of ``box``, or its side is not above 0.
+            are outside of ``box``, or its side is not positive.
     """
+    import numpy as np
+
     check_order(order)
     bins = _num_bins(num_bits)
     points = _checked(points)
@@ -85,14 +91,14 @@ def encode_points(
         )
     tokens = np.floor(unit * bins + bins // 2).clip(0, bins - 1).astype(np.uint8)
     keys = points if order == 'raw' else tokens
-    # The last column is the major key of lexsort, and comes first in the sequence.
+    # The last column is lexsort's major key.
     return tokens[np.lexsort(keys.T), ::-1].reshape(-1)
 
 
 def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None) -> np.ndarray:
     """Return the points of tokens, ``p = ((q + 1/2) / 2^b − 1/2) · side + centre``.
 
-    A point comes back as the centre of its bin, ``|p' − p| ≤ side / 2^(b+1)`` along each axis.
+    A point becomes the centre of its bin, ``|p' − p| ≤ side / 2^(b+1)`` along each axis.
 
     Args:
         tokens: [..., 3·P] of 0 to 2^b − 1, the coordinates of a point as z, y, x.
@@ -105,6 +111,8 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
     Raises:
         ValueError: If ``num_bits`` or a token is out of range, or the last point is incomplete.
     """
+    import numpy as np
+
     bins = _num_bins(num_bits)
     tokens = np.asarray(tokens)
     if tokens.ndim < 1 or tokens.shape[-1] % 3:
@@ -131,6 +139,8 @@ def _num_bins(num_bits: int) -> int:
 
 def _checked(points: np.ndarray) -> np.ndarray:
     """Return the points as float64, in which a cloud far from the origin keeps its shape."""
+    import numpy as np
+
     points = np.asarray(points, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] != 3 or not len(points):
         raise ValueError(

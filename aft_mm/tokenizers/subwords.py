@@ -19,11 +19,10 @@ class Subwords:
     Attributes:
         vocab_size: Number of subwords V; tokens are 0 … V − 1.
         end: The token that ends a sentence.
-        fingerprint: First digits of the file's SHA-256, to match weights with their vocabulary.
+        fingerprint: First digits of the file's SHA-256.
 
     Raises:
-        ValueError: If the file does not exist or is not such a model, or sentencepiece is missing
-            (extra ``text``).
+        ValueError: If the file is not such a model, or sentencepiece is missing (extra ``text``).
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
@@ -60,7 +59,7 @@ class Subwords:
         return [[*tokens, self.end] for tokens in self._processor.encode(list(lines))]
 
     def unknown(self, line: str) -> str:
-        """Return the characters of a line without a subword, which all get the same token."""
+        """Return the characters of a line without a subword."""
         tokens, unknown = self._processor.encode(line), self._processor.unk_id()
         pieces = zip(tokens, self._processor.encode(line, out_type=str), strict=True)
         characters = ''.join(piece for token, piece in pieces if token == unknown)
@@ -77,8 +76,8 @@ class Subwords:
 def split_lines(content: bytes) -> tuple[list[str], list[int]]:
     r"""Return the lines of a UTF-8 text, and the numbers (from 1) of those with invalid UTF-8.
 
-    Lines end with \n or \r\n only. Python's ``splitlines`` also splits at other characters that
-    occur in web text, which would misalign the two files of a pair. Invalid bytes become U+FFFD.
+    Lines end with \n or \r\n only, unlike those of ``splitlines``, which would misalign pairs.
+    Invalid bytes become U+FFFD.
     """
     rows = content.split(b'\n')
     if not rows[-1]:

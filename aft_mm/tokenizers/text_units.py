@@ -17,21 +17,19 @@ _VARIANT = re.compile(r'\(\w+\)$')  # A(2), the second way to say A
 class TextUnits:
     """Transcripts as ints and back: 0 is CTC's blank, 1 is unknown, then the symbols follow.
 
-    Without a lexicon, the symbols are characters, including the space if wanted. With a lexicon,
-    they are phonemes and every word is looked up. A character or word without symbols becomes the
-    single unit ``<unk>``, so that the rest of the transcript can be used.
+    Symbols are characters or, with a lexicon, phonemes. A character or word without symbols becomes
+    the unit ``<unk>``.
 
     Args:
         symbols: Characters or phonemes, in the order of their ints.
-        lexicon: Path of a dictionary in the format of CMUdict, ``WORD  P1 P2 …``. Of several
-            pronunciations, ``WORD(2)``, the first is used. Stress digits are removed if no symbol
-            has one.
-        level: ``'word'`` for symbols that are words, the units of a small vocabulary.
+        lexicon: Path of a dictionary in the format of CMUdict, ``WORD  P1 P2 …``; the first
+            pronunciation is used. Stress digits are removed if no symbol has one.
+        level: ``'word'`` for symbols that are words.
         case: ``'upper'`` or ``'lower'`` converts transcripts to the case of the symbols or lexicon.
 
     Raises:
         ValueError: If symbols are empty, repeated or, without a lexicon, longer than one character;
-            at the first transcript, if the lexicon has a phoneme that is not a symbol.
+            at the first transcript, if the lexicon has an unknown phoneme.
     """
 
     def __init__(
@@ -100,8 +98,8 @@ class TextUnits:
 def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
     """Return the first pronunciation of every word of a dictionary in the format of CMUdict.
 
-    Lines that begin with ``;;;`` or ``#`` are comments, as is text after a ``#`` between spaces. Lines that are
-    not valid UTF-8 are read as Latin-1, the encoding of CMUdict.
+    Lines that begin with ``;;;`` or ``#`` are comments, as is text after a ``#`` between spaces.
+    Invalid UTF-8 is read as Latin-1.
 
     Raises:
         FileNotFoundError: If the file does not exist.

@@ -34,7 +34,7 @@ def new_figure(width: float, height: float, title: str = '', footer: str = '') -
 
 
 def choose(name: str, choice: Choice, count: int, most: int | None = None) -> list[int]:
-    """Return the indices of the heads, layers or tokens to draw.
+    """Return the indices of the heads, layers or tokens to plot.
 
     Args:
         name: Name of the argument, for the message.

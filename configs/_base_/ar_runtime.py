@@ -1,25 +1,22 @@
-# Autoregressive models: our own task models, so our own scope. Types of other libraries are written
-# with their prefix, `mmpretrain.X`; those of mmengine need none.
+# Our own task models, so our own scope; types of other libraries have a prefix, `mmpretrain.X`.
 default_scope = 'aft_mm'
 
-# Registers the safe loading of checkpoints, also where a tool loads before it builds.
+# Registers the safe loading of checkpoints.
 custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
 
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50),
     param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='aft_mm.SafeCheckpointHook', interval=1, max_keep_ckpts=3),
+    checkpoint=dict(
+        type='aft_mm.SafeCheckpointHook', interval=1, max_keep_ckpts=3, save_best='auto'
+    ),
     # A run that is killed loses five minutes, however long an epoch is.
     minutes=dict(type='aft_mm.PeriodicCheckpointHook', minutes=5),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    # A run that resumes at any iteration has the bits of an uninterrupted one.
     exact_resume=dict(type='aft_mm.ExactResumeHook'),
-    # Data that the model cannot take stops the run before its first iteration.
     first_sample=dict(type='aft_mm.SanityCheckHook'),
-    # A non-finite loss or gradient stops the run before it reaches the weights.
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
-    # The log shows the loss in bits in addition to nats.
     loss_unit=dict(type='aft_mm.BitsPerDimHook'),
 )
 

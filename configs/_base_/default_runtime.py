@@ -1,7 +1,7 @@
 # Types without a prefix are looked up in mmpretrain, ours are written `aft_mm.X`.
 default_scope = 'mmpretrain'
 
-# Registers the safe loading of checkpoints, also where a tool loads before it builds.
+# Registers the safe loading of checkpoints.
 custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
 
 default_hooks = dict(
@@ -11,14 +11,10 @@ default_hooks = dict(
     checkpoint=dict(
         type='aft_mm.SafeCheckpointHook', interval=1, max_keep_ckpts=3, save_best='auto'
     ),
-    # A run that is killed loses five minutes, however long an epoch is.
     minutes=dict(type='aft_mm.PeriodicCheckpointHook', minutes=5),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    # A run that resumes at any iteration has the bits of an uninterrupted one.
     exact_resume=dict(type='aft_mm.ExactResumeHook'),
-    # A truncated image stops the run before its first iteration.
     check_images=dict(type='aft_mm.CheckImagesHook'),
-    # A non-finite loss or gradient stops the run before it reaches the weights.
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
     visualization=dict(type='VisualizationHook', enable=False),
 )

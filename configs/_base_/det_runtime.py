@@ -1,17 +1,14 @@
 # mmdet's runtime; types without a prefix are looked up in mmdet, ours are written `aft_mm.X`.
 _base_ = 'mmdet::_base_/default_runtime.py'
 
-# Registers the safe loading of checkpoints, also where a tool loads before it builds.
+# Registers the safe loading of checkpoints.
 custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
 
 default_hooks = dict(
     logger=dict(interval=10),
     checkpoint=dict(type='aft_mm.SafeCheckpointHook', max_keep_ckpts=3, save_best='auto'),
-    # A run that is killed loses five minutes, however long an epoch is.
     minutes=dict(type='aft_mm.PeriodicCheckpointHook', minutes=5),
-    # A run that resumes at any iteration has the bits of an uninterrupted one.
     exact_resume=dict(type='aft_mm.ExactResumeHook'),
-    # A non-finite loss or gradient stops the run before it reaches the weights.
     finite_loss=dict(type='aft_mm.FiniteLossHook'),
 )
 vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]

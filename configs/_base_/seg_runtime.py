@@ -1,11 +1,10 @@
 # mmseg's runtime; types without a prefix are looked up in mmseg, ours are written `aft_mm.X`.
 _base_ = 'mmseg::_base_/default_runtime.py'
 
-# Registers the safe loading of checkpoints, also where a tool loads before it builds.
+# Registers the safe loading of checkpoints.
 custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
 
-# A non-finite loss or gradient stops the run before it reaches the weights, and a run that is killed
-# loses five minutes and resumes to the bits of an uninterrupted one; default_hooks are the schedule's.
+# default_hooks are the schedule's.
 custom_hooks = [
     dict(type='aft_mm.FiniteLossHook'),
     dict(type='aft_mm.PeriodicCheckpointHook', minutes=5),

@@ -5,8 +5,7 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
-# Of everything a quarter and less, for a CPU: 64 channels, 32 tokens, 1,000 updates of 32 sequences,
-# the last 200 at 1e-4. The mini configs differ only in the token mixer.
+# For a CPU: 64 channels, 32 tokens, 1,000 updates of 32 sequences, the last 200 at 1e-4.
 model = dict(
     decoder=dict(
         embed_dims=64, grid=(32,), token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=8)

@@ -5,7 +5,7 @@ _base_ = [
     '../_base_/det_runtime.py',
 ]
 
-# One class of the 80: the others have a few objects each in so few images.
+# One class of 80: the others have few objects.
 metainfo = dict(classes=('person',), palette=[(220, 20, 60)])
 
 train_dataloader = dict(batch_size=4, dataset=dict(metainfo=metainfo))

@@ -5,7 +5,7 @@ _base_ = [
     '../_base_/det_runtime.py',
 ]
 
-# The other classes with objects, pedestrians and bicyclists, are a few places of the map each.
+# Pedestrians and bicyclists cover a few places of the map each.
 metainfo = dict(classes=('car',))
 
 train_dataloader = dict(batch_size=4, dataset=dict(metainfo=metainfo))

@@ -5,9 +5,8 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
-# W = 1 in a block of 8 x 8 sub-pixels that ends at the target and in one to the right above it, on
-# the raster of 32 rows of 96, W = 0 outside.
-# Blocks are recomputed: their activations would take 31 GB of a GPU.
+# Windows of 16 x 16 sub-pixels on the raster of 32 rows of 96. Blocks are recomputed: their
+# activations would take 31 GB of a GPU.
 model = dict(
     decoder=dict(
         with_cp=True,

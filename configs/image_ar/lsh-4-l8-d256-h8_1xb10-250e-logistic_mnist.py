@@ -5,8 +5,7 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
-# A token sees the last 32 tokens of its bucket, not Reformer's chunks, and the rotations are sampled
-# once: fewer pairs and a lower recall than in the paper, see docs/mixers.md#recall-of-lsh.
+# Fewer pairs and a lower recall than in the paper, see docs/mixers.md#recall-of-lsh.
 model = dict(
     decoder=dict(
         token_mixer=dict(

@@ -5,8 +5,7 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
-# Queries, keys and MLP of half the width, as in arXiv 1904.10509, §7.2; the stride is its 128. The
-# recipe is that of the other softmax attention here.
+# Queries, keys and MLP of half the width and stride 128, as in arXiv 1904.10509, §7.2.
 model = dict(
     decoder=dict(
         num_layers=128,

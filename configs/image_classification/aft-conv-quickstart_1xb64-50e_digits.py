@@ -6,7 +6,7 @@ _base_ = [
     '../_base_/default_runtime.py',
 ]
 
-# 4 x 4 tokens of 2 x 2 pixels, and a kernel with a bias for every offset between two of them.
+# 4 x 4 tokens of 2 x 2 pixels, and a bias for every offset.
 model = dict(
     type='ImageClassifier',
     backbone=dict(

@@ -1,10 +1,10 @@
 _base_ = './aft-conv-small-h384-k11_8xb128-300e_in1k.py'
 
-# Section 8, eq. 9: the entropy of softmax(w) over the kernel, summed over heads and layers, is
-# added to the loss with weight 0.001.
+# Section 8, eq. 9: the entropy of softmax(w) over the kernel is added to the loss with weight
+# 0.001.
 model = dict(backbone=dict(token_mixer=dict(sparsity='entropy')))
 
-# A list replaces the inherited one, so the average of the weights is repeated here.
+# A list replaces the inherited one.
 custom_hooks = [
     dict(
         type='EMAHook',

@@ -1,5 +1,4 @@
 _base_ = './aft-conv-small-h384-k11_8xb128-300e_in1k.py'
 
-# Ours, table 10 has it with a 7 x 7 kernel: w itself is the parameter, without the gain and the
-# shift of equation 8.
+# Ours (table 10: a 7 x 7 kernel): w itself is the parameter, without equation 8.
 model = dict(backbone=dict(token_mixer=dict(reparameterize=False)))

@@ -1,10 +1,10 @@
-# By the recipe of DeiT III for ViT-S (arXiv 2204.07118, and the command of its code): LAMB, binary
-# cross entropy, 3-Augment, 800 epochs at batch 2048. Its LayerScale is left out.
+# DeiT III for ViT-S (arXiv 2204.07118): LAMB, binary cross entropy, 3-Augment, 800 epochs at batch
+# 2048, without LayerScale.
 _base_ = 'aft-conv-small-h384-k11_8xb128-300e_in1k.py'
 
 model = dict(
     backbone=dict(drop_path_rate=0.05),
-    # The sum over the 1000 classes, as mmpretrain has it, times 1e-3 is their mean.
+    # mmpretrain sums over the 1000 classes.
     head=dict(
         loss=dict(_delete_=True, type='CrossEntropyLoss', use_sigmoid=True, loss_weight=1e-3)
     ),
@@ -28,7 +28,7 @@ train_pipeline = [
 ]
 train_dataloader = dict(batch_size=256, dataset=dict(pipeline=train_pipeline))
 
-# LAMB cuts the gradients at a norm of 1 by itself.
+# LAMB clips gradients at a norm of 1 itself.
 optim_wrapper = dict(optimizer=dict(_delete_=True, type='Lamb', lr=4e-3, weight_decay=0.05))
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-6 / 4e-3, begin=0, end=5, convert_to_iter_based=True),

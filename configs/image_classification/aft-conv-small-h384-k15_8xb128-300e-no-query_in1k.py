@@ -1,4 +1,4 @@
 _base_ = './aft-conv-small-h384-k15_8xb128-300e_in1k.py'
 
-# Table 12: without sigmoid(q), the output is the weighted mean of the values alone.
+# Table 12: without sigmoid(q).
 model = dict(backbone=dict(token_mixer=dict(query=False)))

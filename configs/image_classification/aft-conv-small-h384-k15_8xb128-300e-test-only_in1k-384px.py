@@ -5,7 +5,7 @@ _base_ = './aft-conv-small-h384-k15_8xb128-300e_in1k.py'
 #     python tools/test.py THIS CHECKPOINT_OF_THE_224_LEAF
 model = dict(backbone=dict(img_size=384))
 
-# The short edge is int(384 * 256 / 224), so the crop covers 0.875 of it as at 224 px.
+# The crop covers 0.875 of the short edge.
 test_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='ResizeEdge', scale=438, edge='short', backend='pillow', interpolation='bicubic'),

@@ -5,9 +5,8 @@ _base_ = [
     '../_base_/default_runtime.py',
 ]
 
-# Ours, next to table 8: DeiT base with the schedule that the paper gives for AFT-conv of this size
-# (100 epochs at batch 64), everything else as in DeiT. The paper's own row, 82.9 %, is a pretrained
-# DeiT base at crop size 384, which it did not train.
+# Ours, next to table 8: DeiT base with the paper's schedule for AFT-conv of this size, 100 epochs
+# at batch 64. The paper's 82.9 % is a pretrained DeiT base.
 model = dict(
     backbone=dict(arch='base', img_size=384, token_mixer=dict(num_heads=12)),
     head=dict(in_channels=768),

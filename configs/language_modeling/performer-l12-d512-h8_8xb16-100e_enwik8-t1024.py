@@ -5,7 +5,7 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
-# The papers do not give the number of features: d/h ln(d/h) = 267, sampled again as in Performer's own code.
+# The papers give no number of features: d/h ln(d/h) = 267, resampled as in Performer's code.
 model = dict(
     decoder=dict(
         embed_dims=512,

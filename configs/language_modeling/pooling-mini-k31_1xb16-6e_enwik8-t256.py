@@ -1,6 +1,6 @@
 _base_ = './aft-local-32-mini_1xb16-6e_enwik8-t256.py'
 
-# A control. An MLP of 576 channels, for as many parameters as with softmax attention.
+# A control. An MLP of 576 channels, for equal parameters.
 model = dict(
     decoder=dict(
         mlp_ratio=576 / 128,

@@ -5,9 +5,8 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
-# The papers give no number of rounds; buckets and chunks are those of arXiv 2006.16236, §4.
-# A token sees the last 32 tokens of its bucket, not Reformer's chunks, and the rotations are sampled
-# once: fewer pairs and a lower recall than in the paper, see docs/mixers.md#recall-of-lsh.
+# The rounds are our choice, buckets and chunks those of arXiv 2006.16236, §4. Fewer pairs and a
+# lower recall than in the paper, see docs/mixers.md#recall-of-lsh.
 model = dict(
     decoder=dict(
         embed_dims=512,

@@ -25,4 +25,3 @@ train_dataloader = dict(
 val_dataloader = dict(batch_size=64, dataset=dict(data_file=data_file, context_length=256))
 test_dataloader = dict(batch_size=64, dataset=dict(data_file=data_file, context_length=256))
 train_cfg = dict(max_epochs=6)
-default_hooks = dict(checkpoint=dict(save_best='bits_per_char', rule='less'))

@@ -5,8 +5,7 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
-# A window of 256 coordinates, about 85 points. The paper names no model for point clouds: window, rank
-# and the recipe are those of its CIFAR-10 models, a choice of this project.
+# A window of 256 coordinates, about 85 points. Window, rank and recipe are those of CIFAR-10, our choice.
 # Blocks are recomputed: their activations would take 62 GB of a GPU.
 model = dict(
     decoder=dict(with_cp=True, token_mixer=dict(type='aft_mm.AFTLocal', window=256, rank=64))

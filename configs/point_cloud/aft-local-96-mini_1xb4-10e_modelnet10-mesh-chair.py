@@ -1,7 +1,7 @@
 _base_ = './aft-local-96-mini_1xb4-40e_modelnet10-chair.py'
 
-# The official meshes of ModelNet10, of which tools/dataset_converters/shapenet.py draws 15,000 points
-# each: <data_root>/chair/{train,test}/*.npy. Four times as many chairs, so a quarter of the epochs.
+# 15,000 points of each official mesh of ModelNet10 by tools/dataset_converters/shapenet.py:
+# <data_root>/chair/{train,test}/*.npy. Four times as many chairs, so a quarter of the epochs.
 data_root = '{{$AFT_MM_DATA:data}}/ModelNet10.PC15k'
 
 train_dataloader = dict(dataset=dict(data_root=data_root))

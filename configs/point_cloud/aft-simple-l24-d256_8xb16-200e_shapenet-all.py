@@ -5,8 +5,7 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
-# The paper names no model for point clouds: the recipe is that of its CIFAR-10 models, a choice of
-# this project.
+# The recipe is that of the paper's CIFAR-10 models, our choice.
 # Blocks are recomputed: their activations would take 58 GB of a GPU.
 model = dict(decoder=dict(with_cp=True, token_mixer=dict(type='aft_mm.AFTSimple')))
 

@@ -4,7 +4,7 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
-# The recurrent baseline of arXiv 2006.16236, §4.3: 3 layers of 320 units each way.
+# The recurrent baseline of arXiv 2006.16236, §4.3.
 model = dict(
     type='aft_mm.CTCModel',
     encoder=dict(type='aft_mm.BiLSTMEncoder', num_features=40, hidden_dims=320, num_layers=3),

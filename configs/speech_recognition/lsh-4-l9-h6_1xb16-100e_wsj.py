@@ -5,8 +5,8 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
-# Four rounds of hashing; 64 buckets and chunks of 32 are those of the paper's other experiments. The
-# encoder is not causal, so the chunks are Reformer's; the rotations are sampled once.
+# 64 buckets and chunks of 32 as in the paper's other experiments. The encoder is not causal, so
+# chunks are Reformer's.
 model = dict(
     encoder=dict(
         token_mixer=dict(

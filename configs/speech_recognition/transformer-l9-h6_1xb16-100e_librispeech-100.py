@@ -5,8 +5,7 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
-# The model and recipe of the Wall Street Journal, for data without a licence: characters in place of
-# phonemes, and longer utterances.
+# As for the Wall Street Journal, with characters and longer utterances.
 model = dict(
     encoder=dict(grid=(3600,), token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=6)),
     head=dict(num_classes=30),

@@ -1,7 +1,7 @@
 _base_ = './aft-local2d-hard-l32-d256_8xb16-200e_celeba-8to32.py'
 
-# Ours, no attention at all: the encoder is AFT too, and the decoder reads its memory by a learned bias
-# between every pixel and every pixel of the input, which begins where both lie at the same place.
+# Ours, no attention at all: the encoder is AFT too, and the decoder reads its memory by a learned
+# bias, which starts at equal positions.
 model = dict(
     encoder=dict(token_mixer=dict(_delete_=True, type='aft_mm.AFTFull', rank=None)),
     decoder=dict(

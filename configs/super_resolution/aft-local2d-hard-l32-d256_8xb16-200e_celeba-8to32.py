@@ -5,12 +5,10 @@ _base_ = [
     '../_base_/ar_runtime.py',
 ]
 
-# W = 1 in a block of 8 x 8 pixels that ends at the target and in one to the right above it, W = 0
-# outside.
+# W = 1 in a block of 8 x 8 pixels that ends at the target and in one above to the right, else 0.
 model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTLocalHard', window=(16, 16))))
 
-# The paper tuned learning rate and dropout for this task and does not print them: those of its
-# CIFAR-10 models, 3e-3 and 0.1, are a choice of this project.
+# Learning rate and dropout are those of the paper's CIFAR-10 models, our choice.
 train_dataloader = dict(batch_size=16)
 test_cfg = dict(type='aft_mm.GenerationTestLoop', num_samples=4, temperature=0.8, num_inputs=1024)
 default_hooks = dict(data_report=dict(type='aft_mm.SkippedDataReportHook'))

@@ -1,7 +1,6 @@
 _base_ = './aft-local2d-mini_1xb8-16e_celeba-8to32.py'
 
-# What reads the input is softmax attention of 8 heads, as in the paper: the encoder and the cross
-# mixer.
+# Encoder and cross mixer are softmax attention of 8 heads, as in the paper.
 model = dict(
     encoder=dict(token_mixer=dict(_delete_=True, type='aft_mm.SoftmaxAttention', num_heads=8)),
     decoder=dict(cross_mixer=dict(_delete_=True, type='aft_mm.SoftmaxAttention', num_heads=8)),

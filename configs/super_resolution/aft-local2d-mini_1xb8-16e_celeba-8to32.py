@@ -18,7 +18,7 @@ model = dict(
         embed_dims=128,
         num_layers=4,
         token_mixer=dict(type='aft_mm.AFTLocal', window=(4, 4), rank=32),
-        # Begins where source and target lie at the same place, which softmax attention has to find.
+        # Starts at equal positions, which softmax attention has to find.
         cross_mixer=dict(
             _delete_=True, type='aft_mm.AFTFull', rank=None, grid=(32, 32), source_grid=(8, 8)
         ),
@@ -42,8 +42,7 @@ train_dataloader = dict(
 val_dataloader = dict(num_workers=1)
 test_dataloader = dict(num_workers=1)
 
-# So small a model wants large steps. Those of the head would be too large then: 128 inputs that move a
-# mean together, where a grey level is 1/128.
+# Large steps for a small model, but not for the head, whose 128 inputs move a mean together.
 optim_wrapper = dict(
     optimizer=dict(lr=1e-2),
     paramwise_cfg=dict(

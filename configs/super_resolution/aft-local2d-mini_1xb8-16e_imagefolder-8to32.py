@@ -1,7 +1,7 @@
 _base_ = './aft-local2d-mini_1xb8-16e_celeba-8to32.py'
 
-# Images of your own, any size from 32 x 32 on, in <data_root>/{train,val,test}/ and folders below;
-# the largest square in the middle of each is shrunk.
+# Your own images, at least 32 x 32, below <data_root>/{train,val,test}/; the largest central square
+# is shrunk.
 data_root = '{{$AFT_MM_DATA:data}}/images'
 pipeline = [
     dict(type='aft_mm.LoadRGBImage'),

@@ -17,8 +17,7 @@ model = dict(
     head=dict(embed_dims=512),
 )
 
-# The paper tuned learning rate and dropout for this task and does not print them: those of its
-# CIFAR-10 models, 3e-3 and 0.1, are a choice of this project.
+# Learning rate and dropout are those of the paper's CIFAR-10 models, our choice.
 train_dataloader = dict(batch_size=16)
 test_cfg = dict(type='aft_mm.GenerationTestLoop', num_samples=4, temperature=0.8, num_inputs=1024)
 default_hooks = dict(data_report=dict(type='aft_mm.SkippedDataReportHook'))

@@ -1,6 +1,5 @@
-# A Mask R-CNN of two small blocks on twelve images below data/, which a test writes: 3 epochs of 6.
-_base_ = '../../configs/detection/mask-rcnn-aft-conv-mini_1xb4-160e-person_coco-mini.py'
-custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'], allow_failed_imports=False)
+# A Mask R-CNN of two small blocks.
+_base_ = ['../../configs/_base_/models/mask_rcnn_aft_conv_mini.py', 'tiny_boxes.py']
 
 model = dict(
     backbone=dict(
@@ -18,40 +17,4 @@ model = dict(
     ),
     test_cfg=dict(rcnn=dict(score_thr=0.0, max_per_img=5)),
 )
-train_pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
-    dict(type='RandomResize', scale=(64, 48), ratio_range=(0.8, 1.25), keep_ratio=True),
-    dict(type='RandomFlip', prob=0.5),
-    dict(type='PackDetInputs'),
-]
-metainfo = dict(_delete_=True, classes=('RBC', 'WBC', 'Platelets'))
-root = '{{$AFT_MM_DATA:data}}/bccd/'
-train_dataloader = dict(
-    batch_size=2,
-    dataset=dict(
-        data_root=root,
-        ann_file='annotations_coco/instances_train.json',
-        data_prefix=dict(img='JPEGImages/'),
-        metainfo=metainfo,
-        filter_cfg=dict(min_size=8),
-        pipeline=train_pipeline,
-    ),
-)
-val_dataloader = dict(
-    num_workers=0,
-    persistent_workers=False,
-    dataset=dict(
-        data_root=root,
-        ann_file='annotations_coco/instances_val.json',
-        data_prefix=dict(img='JPEGImages/'),
-        metainfo=metainfo,
-    ),
-)
-val_evaluator = dict(ann_file=root + 'annotations_coco/instances_val.json')
-train_cfg = dict(max_epochs=3, val_interval=1)
-default_hooks = dict(
-    logger=dict(interval=2), checkpoint=dict(save_best='auto'), stop=dict(type='StopHere')
-)
-vis_backends = [dict(type='LocalVisBackend')]
-visualizer = dict(vis_backends=vis_backends)
+val_evaluator = dict(metric=['bbox', 'segm'])

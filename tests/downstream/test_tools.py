@@ -56,7 +56,7 @@ pytestmark = pytest.mark.slow
 def call(run, shared_data, tmp_path):
     """Return a function that runs a tool on a small part of the data of a config."""
 
-    def call_tool(tool, case, *words, options=(), env=None):
+    def call_tool(tool, case, *words, options=(), env=None, ranks=None):
         if not (shared_data / case.data).is_dir():
             pytest.skip(f'needs {case.data} under AFT_MM_DATA')
         (tmp_path / 'config.py').write_text(
@@ -78,9 +78,8 @@ def call(run, shared_data, tmp_path):
             ),
         ]
         command = [ROOT / 'tools' / tool, 'config.py', *words, '--cfg-options', *options]
-        if tool.endswith('.sh'):
-            command = ['bash', *command]
-        return run(*command, cwd=tmp_path, env={'AFT_MM_DATA': str(shared_data), **(env or {})})
+        env = {'AFT_MM_DATA': str(shared_data), **(env or {})}
+        return run(*command, cwd=tmp_path, env=env, ranks=ranks)
 
     return call_tool
 
@@ -119,7 +118,7 @@ def test_two_processes_on_a_cpu(call, tmp_path):
         data='bccd',
         length='train_cfg.max_epochs=1',
     )
-    result = call('dist_train.sh', case, '2', '--work-dir', 'work')
+    result = call('train.py', case, '--work-dir', 'work', '--launcher', 'pytorch', ranks=2)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / 'work/epoch_1.pth').exists()
     assert 'pascal_voc/mAP' in result.stdout + result.stderr

@@ -99,6 +99,15 @@ def test_programs_of_the_tools_are_commands(tmp_path, monkeypatch):
     assert (sys.argv, sys.path) == before
 
 
+def test_own_data_are_refused_without_an_import_of_torch(tmp_path):
+    (tmp_path / 'photos/cat').mkdir(parents=True)
+    (tmp_path / 'photos/cat/1.jpg').write_bytes(b'')
+    words = ['aft_mm', 'new', 'image-folder', str(tmp_path / 'photos')]
+    shown, imported = imports_of_help('main()', [words], 'print(end)')
+    assert shown[-1].endswith("must hold at least 2 classes, got 'cat'")
+    assert not {'torch', 'mmengine', 'matplotlib'} & imported
+
+
 def _kinds(program):
     return [[]] if isinstance(program, str) else [[kind] for kind in program]
 

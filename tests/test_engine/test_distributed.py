@@ -6,9 +6,11 @@ import socket
 
 import pytest
 import torch
+import torch.distributed as dist
 from mmengine.config import Config
+from torch import nn
 
-from aft_mm.engine.distributed import start_distributed
+from aft_mm.engine.distributed import fix_sum_order, start_distributed
 
 SCRIPT = """
 import json, os, sys
@@ -117,6 +119,32 @@ def test_mpi(run, script):
         find_unused_parameters=False,
         device_ids=None,
     )
+
+
+@pytest.mark.parametrize(
+    ('options', 'expected'),
+    [
+        ({}, True),
+        (dict(find_unused_parameters=True), True),
+        (dict(static_graph=True), False),
+        (dict(sparse=True), False),
+    ],
+    ids=str,
+)
+def test_sums_are_fixed_before_training_and_leave_no_gradient(options, expected):
+    dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        layer = nn.Embedding(5, 3, sparse=options.pop('sparse', False))
+        assert not fix_sum_order(layer)
+        model = nn.parallel.DistributedDataParallel(layer, **options)
+        assert fix_sum_order(model) == expected
+        for _ in range(2):
+            assert layer.weight.grad is None
+            model(torch.tensor([1, 2, 1])).sum().backward()
+            assert layer.weight.grad.to_dense().sum(1).tolist() == [0, 6, 3, 0, 0]
+            model.zero_grad()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_one_process_starts_nothing():

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import logging
+import multiprocessing
 import random
 from types import SimpleNamespace
 
@@ -27,7 +28,12 @@ from aft_mm.engine import (
     ExactResumeHook,
     RegularizationHook,
 )
-from aft_mm.engine.hooks.training import check_random_state, random_state, set_random_state
+from aft_mm.engine.hooks.training import (
+    check_random_state,
+    parts_to_compile,
+    random_state,
+    set_random_state,
+)
 from aft_mm.engine.loops import Batches
 from aft_mm.engine.preflight import check_regularization
 from aft_mm.errors import UserError
@@ -108,6 +114,24 @@ class TestCompileHook:
         with pytest.raises(torch._dynamo.exc.Unsupported):
             model.backbone(torch.randn(3, 3, 8, 8))
 
+    def test_backbones_and_decoders_of_this_package_are_found(self, model, caplog):
+        assert parts_to_compile(model) == ['backbone']
+        model.decoder, model.neck = copy.deepcopy(model.backbone), nn.Identity()
+        assert parts_to_compile(model) == ['backbone', 'decoder']
+        model.backbone = nn.Identity()
+        assert parts_to_compile(model) == ['decoder']
+        hook, log = CompileHook(module=None, backend='eager'), logging.getLogger('compile')
+        this = runner(model, logger=log)
+        hook.before_run(this)
+        assert model.decoder._compiled_call_impl is not None
+        with caplog.at_level(logging.INFO, 'compile'):
+            for _ in range(2):
+                hook.before_train_iter(this, 0)
+                hook.after_train_iter(this, 0)
+        assert len(caplog.records) == 1 and 'compile=False turns this off' in caplog.text
+        model.encoder = nn.Identity()
+        assert parts_to_compile(model) == []
+
     def test_a_copy_such_as_the_ema_model_still_works(self, model):
         x = torch.randn(3, 3, 8, 8)
         CompileHook(backend='eager').before_run(runner(model))
@@ -184,7 +208,19 @@ def test_batches_depend_on_their_number_only():
         assert not {item[1] for batch in later for item in batch} & {
             item[1] for batch in whole for item in batch
         }
+        batches.own = None  # ends its workers, which would ignore the signal of an exit
     assert list(Batches(noise_loader(0), (7, 1)).start(0)) != whole
+
+
+def test_workers_end_with_the_interpreter():
+    batches = Batches(noise_loader(2, persistent_workers=True), (7, 0))
+    list(batches.start(0))
+    workers = multiprocessing.active_children()
+    assert len(workers) >= 2
+    for worker in workers:
+        worker.terminate()  # as at exit
+        worker.join(20)
+        assert not worker.is_alive()
 
 
 def test_endless_batches_restart_the_sampler():

@@ -141,15 +141,6 @@ class Clock(Hook):
         self.validated.append(runner.iter)
 
 
-@pytest.fixture(autouse=True, scope='module')
-def short_logs():
-    """Save the time in which mmengine collects the environment and formats the config."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('mmengine.runner.runner.collect_env', dict)
-        patch.setattr(Config, 'pretty_text', '')
-        yield
-
-
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()

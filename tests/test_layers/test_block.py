@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torchvision.ops import StochasticDepth
 
 from aft_mm.layers import Block, PatchEmbedding, PositionEmbedding
+from aft_mm.layers.block import DropPath
 
 MIXER = dict(type='aft_mm.AFTLocal', window=2, rank=3)
 
@@ -52,6 +54,16 @@ def test_drop_path_skips_whole_samples():
     skipped = (block(x) == x).flatten(1).all(1).float().mean()
     assert 0.7 < skipped < 0.9
     assert torch.equal(block.eval()(x), block(x))
+
+
+@pytest.mark.parametrize('p', [0.0, 0.4, 1.0])
+def test_drop_path_is_that_of_torchvision(p):
+    x, found = torch.randn(50, 3, 8), []
+    for drop in (DropPath(p), StochasticDepth(p, mode='row')):
+        torch.manual_seed(0)
+        found.append(drop(x))
+        assert drop.eval()(x) is x
+    assert torch.equal(*found)
 
 
 def test_mixer_and_mlp_get_the_drop_rate():

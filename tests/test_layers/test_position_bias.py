@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from aft_mm.layers import AFTConv, AFTFull, AFTLocal
@@ -344,3 +345,26 @@ def test_aft_full_over_a_memory_is_equation_2_with_its_bias():
 def test_bad_arguments_of_a_bias_over_a_memory_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         AFTFull(6, **{**dict(rank=None, grid=(3, 4), source_grid=(2, 2)), **wrong})
+
+
+@pytest.mark.parametrize('reparameterize', [True, False])
+def test_init_peak_starts_every_head_at_its_nearest_position(reparameterize):
+    options = dict(reparameterize=reparameterize, init_std=1e-3, init_peak=3.0)
+    bias = ConvPositionBias(6, (3, 3), **options)().flatten(1)
+    peaks = bias.argmax(1)
+    assert peaks[0] == 4  # the centre, then its four neighbours in some order, then a corner
+    assert sorted(peaks[1:5].tolist()) == [1, 3, 5, 7] and peaks[5] in (0, 2, 6, 8)
+    torch.testing.assert_close(bias, 3.0 * F.one_hot(peaks, 9), atol=1.5, rtol=0)
+
+    # With a large peak a causal head copies the token of its position.
+    options = dict(options, init_peak=60.0, gate='none', qkv_bias=False)
+    mixer = AFTConv(6, num_heads=3, kernel_size=5, causal=True, grid=(7,), **options)
+    nn.init.eye_(mixer.value.weight)
+    nn.init.eye_(mixer.proj.weight)
+    nn.init.zeros_(mixer.proj.bias)
+    x = torch.randn(2, 7, 6)
+    past = F.pad(x, (0, 0, 2, 0))
+    expected = torch.cat([x[..., :2], past[:, 1:8, 2:4], past[:, :7, 4:]], dim=-1)
+    torch.testing.assert_close(mixer(x)[:, 2:], expected[:, 2:])
+    with pytest.raises(ValueError, match='init_peak must be a finite number, 0 or larger, got -1'):
+        AFTConv(6, num_heads=3, kernel_size=5, init_peak=-1)

@@ -1,4 +1,4 @@
-"""The op cases of `aft_mm.ops.selftest`, and a function to run a case with gradients."""
+"""The op cases of `aft_mm.ops.cases`, and a function to run a case with gradients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aft_mm.ops import aft_full, selftest
-from aft_mm.ops.selftest import CHANNELS, TOLERANCE, Case
+from aft_mm.ops import aft_full
+from aft_mm.ops import cases as table
+from aft_mm.ops.cases import CHANNELS, Case
+from aft_mm.ops.selftest import TOLERANCE
 
 __all__ = ['CASES', 'CAUSAL_CASES', 'CHANNELS', 'IDS', 'ONE_OF_EACH', 'PAIR_CASES', 'STEP_CASES']
 __all__ += ['TOLERANCE', 'Case', 'run_with_gradients']
@@ -78,7 +80,7 @@ PAIR_CASES = [
     pairs(33, heads=3, causal=True, per_sample=False),
     pairs(33, heads=2, causal=True, masked=True),
 ]
-CASES = [*selftest.CASES, *PAIR_CASES]
+CASES = [*table.CASES, *PAIR_CASES]
 IDS = [case.name for case in CASES]
 ONE_OF_EACH = {
     f'{case.op}-{len(case.parameters)}-{case.options.get("causal", False)}': case

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,9 +30,11 @@ def _faster_and_as_on_a_device(monkeypatch):
     """Speed up Triton's interpreter, and round tf32 operands like a device.
 
     The functions of the language are patched once instead of at each call, types are looked up
-    once, and scans are vectorised instead of running element by element.
+    once, scans are vectorised instead of running element by element, the shapes of tensors are made
+    once per shape, and sums of indices are not also computed in 64 bits to find an overflow.
     """
     import triton.language as tl
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     exact = interpreter.InterpreterBuilder.create_dot
@@ -49,11 +52,39 @@ def _faster_and_as_on_a_device(monkeypatch):
         return np.dtype(np.uint64) if kind.scalar.is_ptr() else find_type(kind.scalar)
 
     monkeypatch.setattr(interpreter, '_get_np_dtype', find_type_once)
+    monkeypatch.setattr(TritonSemantic, 'binary_op_sanitize_overflow_impl', lambda *args: None)
+    monkeypatch.setattr(tl.core.tensor, '__init__', _make_tensor)
+    monkeypatch.setattr(tl.core.block_type, '__init__', _make_block_type)
     replaced = interpreter._patch_lang(SimpleNamespace(__globals__=dict(tl=tl, core=tl.core)))
     nothing = interpreter._LangPatchScope()
     monkeypatch.setattr(interpreter, '_patch_lang', lambda function: nothing)
     yield
     replaced.restore()
+
+
+def _make_tensor(self, handle, type):
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.numel, self.shape = _shape_of_tensor(tuple(type.shape) if type.is_block() else ())
+
+
+@functools.cache
+def _shape_of_tensor(sizes):
+    import triton.language as tl
+
+    return tl.constexpr(math.prod(sizes)), tl.core.tuple([tl.constexpr(size) for size in sizes])
+
+
+def _make_block_type(self, element_ty, shape):
+    sizes = tuple([getattr(size, 'value', size) for size in shape])
+    self.element_ty, self.name = element_ty, f'<{sizes}, {element_ty}>'
+    self.numel, self.shape = _shape_of_type(sizes)
+
+
+@functools.cache
+def _shape_of_type(sizes):
+    import triton.language as tl
+
+    return tl.core.validate_block_shape(sizes), tl.core.tuple(sizes)
 
 
 def _scan_rows(self, inputs):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
-from aft_mm.ops.eager import banded_matmul
+from aft_mm.ops.eager import banded_matmul, full_local
 from aft_mm.ops.selftest import GRADIENTS
 
 from . import cases
@@ -73,3 +73,26 @@ def test_inference_is_equal_and_does_not_write_to_inputs(case):
         got = case(*tensors)
     assert torch.equal(got, expected)
     assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
+
+
+@pytest.mark.parametrize('case', BANDED[::4], ids=lambda case: case.name)
+def test_shapes_of_gradients_on_the_meta_device(case):
+    tensors = [x.detach().to('meta').requires_grad_() for x in case.inputs(dtype=torch.float32)]
+    output = case(*tensors)
+    gradients = torch.autograd.grad(output, tensors, torch.empty_like(output))
+    assert [x.shape for x in gradients] == [x.shape for x in tensors]
+
+
+def test_keys_are_not_read_where_the_bias_decides(monkeypatch):
+    case = next(c for c in BANDED if c.op == 'aft_full' and c.sources)
+    *tokens, bias = case.inputs(dtype=torch.float32)
+    tokens[1] = tokens[1] + torch.arange(tokens[1].shape[1])[:, None] * 1e4
+    expected = case(*tokens, bias)
+
+    def unread(key, dim):
+        raise AssertionError('the keys were read')
+
+    monkeypatch.setattr(full_local, 'key_range', unread)
+    assert torch.equal(case(*tokens, bias), expected)
+    with pytest.raises(AssertionError, match='the keys were read'):
+        case(*tokens, 61 * bias.sign())

@@ -36,6 +36,9 @@ def precisions(monkeypatch):
         return chosen[-1]
 
     monkeypatch.setattr(bf16_matmul, 'bmm_to_float32', lambda a, b: torch.bmm(a.float(), b.float()))
+    monkeypatch.setattr(
+        bf16_matmul, 'add_bmm', lambda x, a, b: torch.baddbmm(x, a.float(), b.float())
+    )
     set_precision(monkeypatch, matmul_precision)
     monkeypatch.setattr(conv, 'DENSE_DEVICES', ('cpu',))
     monkeypatch.setattr(conv_dense, 'is_applicable', lambda *args: True)

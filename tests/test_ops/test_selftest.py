@@ -12,8 +12,9 @@ import torch
 
 from aft_mm.ops import __main__ as program
 from aft_mm.ops import dispatch, eager, kernel_results, reference, selftest
+from aft_mm.ops.cases import Case
 from aft_mm.ops.kernel_results import Result
-from aft_mm.ops.selftest import LONG_CASES, Case, WrongResultError
+from aft_mm.ops.selftest import WrongResultError
 from aft_mm.ops.triton import availability
 
 CPU = torch.device('cpu')
@@ -157,24 +158,47 @@ def test_wrong_values_gradients_and_varying_results_are_found(monkeypatch):
             check[0](*check[1:])
 
 
-def test_the_check_runs_the_branches_of_default_configs(monkeypatch):
-    """Two long cases per op: tiles outside the window, chunks, more than one step of the rank."""
-    monkeypatch.setattr(availability, 'machine_reasons', lambda kind, index: ())
-    fits = dict(dtype=torch.bfloat16, device=torch.device('meta'))
-    ops = {case.op for case in LONG_CASES}
-    assert {op: sum(case.op == op for case in LONG_CASES) for op in ops} == dict.fromkeys(ops, 2)
-    assert ops == set(selftest.TIMED_CASES)
-    assert {op.removesuffix('_step') for op in availability.KERNELS} <= ops
-    factors = [case.parameters[0][1] for case in LONG_CASES if len(case.parameters) == 2]
-    assert min(factors) > 32  # terms of u · v at once
+def test_an_interrupted_check_does_not_replace_a_result(machine):
+    store(float32=PASSED)
+    interrupted = Result('unchecked', 'ended by signal 15')
+    store(float32=interrupted, float16=interrupted)
+    assert kernel_results.load_results('cpu', None) == {
+        'aft_simple float32': PASSED,
+        'aft_simple float16': interrupted,
+    }
+
+
+def test_a_compiled_graph_is_compared_with_inductor(machine, monkeypatch):
+    """Kernels that are faster than eager may be slower than what Inductor fuses."""
+    speeds = {'inference': [1.5, 2.0], 'inference' + kernel_results.COMPILED: [0.9, 1.1]}
+    store(float32=Result('passed', error=0.0, speeds=speeds))
+    assert dispatch.is_applicable('triton', *CALL)
     with monkeypatch.context() as patch:
-        # On a device all cases run; here only their selection is tested.
-        patch.setattr(selftest.torch, 'empty', lambda *size, **options: torch.zeros(1))
-        for op in availability.KERNELS:
-            found = selftest.check_cases(op, torch.device('cuda'), fits['dtype'])
-            names = {case.name for case, _ in found}
-            assert names & {case.name for case in LONG_CASES}, op
-            assert {twist for _, twist in found} >= {'plain', 'crowd', 'strided', 'spike'}
+        patch.setattr(torch.compiler, 'is_compiling', lambda: True)
+        (reason,) = dispatch.unsupported_reasons('triton', *CALL)
+        assert reason == '0.90 times as fast as compiled eager on this device'
+    times = {'triton': 2.0, 'eager': 3.0}
+    monkeypatch.setattr(
+        selftest, 'device_seconds', lambda call: times[os.environ[dispatch.ENVIRONMENT_VARIABLE]]
+    )
+    monkeypatch.setattr(selftest, '_timed_calls', lambda *call: dict(inference=call[-1]))
+    found = selftest.measure_speeds('aft_simple', CPU, torch.float32)
+    assert found == dict.fromkeys(speeds, [1.5, 1.5])
+    assert set(selftest.measure_speeds('aft_simple_step', CPU, torch.float32)) == {'inference'}
+
+
+@pytest.mark.parametrize('lacks', ['compiler', 'header'])
+def test_what_triton_needs_to_compile_is_named(lacks, machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    if lacks == 'compiler':
+        monkeypatch.setenv('CC', 'no-such-compiler')
+    else:
+        monkeypatch.setattr(availability.shutil, 'which', lambda name: name)
+        monkeypatch.setattr(availability.sysconfig, 'get_paths', lambda: dict(include=tmp_path))
+    with pytest.raises(
+        RuntimeError, match='no-such-compiler' if lacks == 'compiler' else 'Python.h'
+    ):
+        selftest.check_kernels(device='cuda')
 
 
 def test_nothing_to_check_is_a_one_line_error(machine, monkeypatch):

@@ -133,7 +133,9 @@ function drawOverview() {
 }
 
 // --- grid of tokens and kernel
-const tileOf = cells => Math.max(6, Math.min(56, Math.floor(392 / cells)));
+// Three maps of an image fill the width of the page.
+const widest = Math.max(392, Math.floor((Math.min(innerWidth, 1440) - 150) / 3));
+const tileOf = cells => Math.max(6, Math.min(64, Math.floor(widest / cells)));
 const tile = tileOf(Math.max(H, W));
 function drawQuery() {
   const context = prepare($('query'), W * tile, H * tile);
@@ -209,7 +211,22 @@ function drawImages() {
     const context = prepare($(`share-${i}`), width, height);
     paint(context, 0, 0, width, height, H, W, (r, c) => colour(image.shares[r * W + c] / top));
     outline(context, state.column * tile, state.row * tile, tile, tile, '--ink', 1);
+    legend($(`keymap-${i}`), -1, Math.exp(-most).toPrecision(3),
+           `${Math.exp(most).toPrecision(3)} times the mean`);
+    legend($(`share-${i}`), 0, '0', percent(top));
   });
+}
+// A colour scale below a canvas; `from` is the position of its left end, −1 or 0.
+function legend(canvas, from, low, high) {
+  const [left, ramp, right] = canvas.nextElementSibling.children;
+  left.textContent = low;
+  right.textContent = high;
+  ramp.style.background = gradient(from);
+}
+function gradient(from) {
+  const stops = [...Array(21).keys()].map(i => colour(from + (1 - from) * i / 20))
+    .map(c => `rgb(${c.join(' ')})`);
+  return `linear-gradient(to right, ${stops.join(',')})`;
 }
 
 // --- readout
@@ -239,9 +256,7 @@ function drawScale() {
   const limit = limitOf(state.layer);
   const from = $('measure').value === 'w' ? -limit : Math.max(-limit, -1);
   const left = bend(from) / bend(limit);
-  const stops = [...Array(21).keys()].map(i => colour(left + (1 - left) * i / 20))
-    .map(c => `rgb(${c.join(' ')})`);
-  document.querySelector('.ramp').style.background = `linear-gradient(to right, ${stops.join(',')})`;
+  document.querySelector('#scale .ramp').style.background = gradient(left);
   const name = $('measure').selectedOptions[0].textContent;
   $('low').textContent = `${name}: ${(neutral() + from).toPrecision(3)}`;
   $('high').textContent = `${(neutral() + limit).toPrecision(3)}, middle ${neutral()}; ` +
@@ -382,7 +397,11 @@ async function start() {
       const canvas = document.createElement('canvas');
       Object.assign(canvas, {id: `${id}-${i}`, role: 'img', ariaLabel: `${image.name}: ${text}`});
       caption.textContent = text;
-      figure.append(canvas, caption);
+      const scale = Object.assign(document.createElement('div'), {className: 'scale'});
+      scale.append(...['', 'ramp', ''].map(className =>
+        Object.assign(document.createElement('span'), {className})));
+      figure.append(canvas, scale, caption);
+      scale.hidden = id === 'picture';
       row.append(figure);
     }
     section.append(title, row);

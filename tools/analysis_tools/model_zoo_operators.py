@@ -1,7 +1,7 @@
 """List the operators of mmcv that the models of mmdet's and mmseg's configs use.
 
-Every config that the two wheels carry is built, and the operators are found in the classes of its
-modules. Models without a replacement for one of their operators need the compiled mmcv.
+Every config of the two wheels is built, and its modules are searched for operators. Models without a
+replacement for one of their operators need the compiled mmcv.
 """
 
 import argparse
@@ -22,7 +22,7 @@ parser.add_argument('--only', default='*', metavar='PATTERN', help='configs, suc
 
 
 def missing_functions() -> dict[str, set[str]]:
-    """The functions of ``mmcv._ext`` without a replacement, by the module of ``mmcv.ops``."""
+    """Return the functions of ``mmcv._ext`` without a replacement, by module of ``mmcv.ops``."""
     import mmcv
 
     from aft_mm.hosts.mmcv_ext import SUPPORTED
@@ -37,7 +37,7 @@ def missing_functions() -> dict[str, set[str]]:
 
 
 def used_operators(model) -> set[tuple[str, str]]:
-    """Module and name of the layers of ``mmcv.ops`` in a model, and of the functions it imports."""
+    """Return module and name of what a model uses of ``mmcv.ops``: layers, imported functions."""
     found = set()
     for layer in {type(layer) for layer in model.modules()}:
         for base in layer.__mro__:
@@ -59,7 +59,7 @@ def reason(error: Exception) -> str:
 
 
 def build(registry, model):
-    """A model on the meta device where its constructor allows that."""
+    """Build a model, on the meta device where its constructor allows that."""
     import torch
 
     with torch.device('meta'):

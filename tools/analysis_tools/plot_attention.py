@@ -86,7 +86,7 @@ def draw_relative_attention(
 
     Args:
         attention: Layer name to ``[h, 2H − 1, 2W − 1]`` of :func:`mean_relative_attention`.
-        heads: Heads to draw, see :func:`aft_mm.visualization.choose`.
+        heads: Heads to plot, see :func:`aft_mm.visualization.choose`.
         footer: Small print below the figure.
     """
     if not attention:

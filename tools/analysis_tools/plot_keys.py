@@ -82,7 +82,7 @@ def draw_key_maps(
     Args:
         image: uint8 [H, W, 3].
         keys: Layer name to the maps [h, H', W'] of :func:`key_maps`.
-        heads: Heads to draw, see :func:`aft_mm.visualization.choose`.
+        heads: Heads to plot, see :func:`aft_mm.visualization.choose`.
         footer: Small print below the figure.
     """
     if not keys:

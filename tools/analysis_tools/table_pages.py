@@ -30,7 +30,7 @@ SCHEDULE = re.compile(r'_(\d+)xb(\d+)-(\d+)e')
 
 
 def memory_gb(name: str, memory: dict[str, Any], batch: int | None) -> str:
-    """GB of one card by count: saved for the backward pass, weights, gradients, optimizer."""
+    """Return the GB of one card by count: saved activations, weights, gradients, optimizer."""
     if name not in memory:
         return '–'
     count = memory[name]
@@ -40,7 +40,7 @@ def memory_gb(name: str, memory: dict[str, Any], batch: int | None) -> str:
 
 
 def hours(name: str, parameters: int, facts: dict[str, Any], with_cp: bool) -> str:
-    """Hours of all cards: 6 FLOP per weight and token, 8 with recomputation, over the rate."""
+    """Return the hours of all cards: 6 FLOP per weight and token (8 with recomputation) / rate."""
     schedule = SCHEDULE.search(name)
     if schedule is None:
         return '–'
@@ -57,7 +57,7 @@ def hours(name: str, parameters: int, facts: dict[str, Any], with_cp: bool) -> s
 
 
 def table(page: dict[str, Any], metafile: dict[str, Any], memory: dict[str, Any]) -> str:
-    """The rows of the paper's table with their counts."""
+    """Return the rows of the paper's table with their counts."""
     columns = {
         header: name
         for header, name in metafile['Tables'][page['table']].items()
@@ -114,7 +114,7 @@ def commands(page: dict[str, Any]) -> str:
 
 
 def render(page: dict[str, Any], data: dict[str, str], memory: dict[str, Any]) -> str:
-    """One page."""
+    """Return one page."""
     metafile = read_metafile(ROOT / 'configs' / page['task'])
     time = page.get('hours_text') or (
         f'Hours are at {page["hours"]["rate"]} TFLOP/s per card ({page["hours"]["source"]}).'
@@ -155,7 +155,7 @@ Rows, choices and what the paper leaves open: [README]({readme}). What the count
 
 
 def wrapped(*texts: str) -> str:
-    """One paragraph in lines of 118 characters."""
+    """Wrap a paragraph to lines of 118 characters."""
     words = ' '.join(' '.join(texts).split())
     return '\n'.join(textwrap.wrap(words, 118, break_long_words=False, break_on_hyphens=False))
 
@@ -191,7 +191,7 @@ the loss continues.
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Path and text of every page."""
+    """Return path and text of every page."""
     facts = yaml.safe_load((FOLDER / 'tables.yml').read_text(encoding='utf-8'))
     memory = json.loads(MEMORY.read_text(encoding='utf-8')) if MEMORY.exists() else {}
     yield FOLDER / 'index.md', index(facts['pages'])
@@ -200,7 +200,7 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def count(path: Path) -> dict[str, Any]:
-    """Bytes saved for the backward pass of one sample, and what scales them."""
+    """Count the bytes saved for the backward pass of one sample, and the sizes that scale them."""
     import torch
     from mmengine.registry import MODELS, init_default_scope
     from model_complexity import Likelihood

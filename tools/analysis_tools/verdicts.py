@@ -1,7 +1,7 @@
-"""Student and Welch intervals over seeds, and what they say about an expected sign.
+"""Student and Welch intervals over seeds, and their verdict on an expected sign.
 
-Used by compare_seeds.py. A verdict says what the runs at hand show, nothing about a paper: other data
-and other schedules can neither confirm nor contradict one.
+Used by compare_seeds.py. A verdict is about these runs, not about a paper: other data
+and schedules can neither confirm nor contradict one.
 """
 
 import math

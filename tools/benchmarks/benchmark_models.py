@@ -111,7 +111,8 @@ from rivals import missing
 from torch import Tensor, nn
 
 import aft_mm.models  # noqa: F401 - registers what is built below
-from aft_mm.ops.selftest import TOLERANCE, conv
+from aft_mm.ops.cases import conv
+from aft_mm.ops.selftest import TOLERANCE
 from aft_mm.registry import MODELS
 
 Cell = tuple[str, str]

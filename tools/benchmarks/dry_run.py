@@ -179,7 +179,7 @@ def losses(runner: Runner) -> list[float]:
 
 
 def dry_run(path: str, batch: int) -> dict[str, Any]:
-    """Train two iterations; train one, save and resume; return what was measured."""
+    """Train two iterations, and one, save and resume; return the measurements."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         config = read_config(path)
@@ -203,7 +203,7 @@ def dry_run(path: str, batch: int) -> dict[str, Any]:
 
 
 def passes(row: dict[str, Any]) -> bool:
-    """Return whether losses, memory and the resumed run are as they should be."""
+    """Return whether losses, memory and the resumed run pass."""
     return (
         all(map(math.isfinite, row['losses']))
         and len(row['losses']) == 2

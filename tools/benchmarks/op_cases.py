@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aft_mm.ops.selftest import Case, conv, full, hard, learned, local, simple
+from aft_mm.ops.cases import Case, conv, full, hard, learned, local, simple
 
 RANK = 64
 

@@ -3,7 +3,6 @@
 The result is FOLDER/enwik8, which aft_mm.TextFile reads.
 """
 
-import argparse
 import gzip
 import os
 import struct
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
 
 SIZE = 100_000_000  # bytes
@@ -81,7 +81,7 @@ def unpack(archive: Path, folder: Path, size: int) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = tool_parser(__doc__)
     parser.add_argument('archive', type=Path, help='enwik8.zip or enwik8.gz')
     parser.add_argument(
         'folder',

@@ -82,7 +82,7 @@ class Mesh(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """Hash of class and model, 32 bytes."""
+        """Return a hash of class and model, 32 bytes."""
         return hashlib.sha256(f'{self.folder}/{self.name}'.encode()).digest()
 
 

@@ -31,10 +31,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # before the slow imports
 
-from aft_mm.checks import check_number
+from aft_mm.checks import IMAGE_SUFFIXES, check_number
 from aft_mm.cli.own_data import list_images, split_classes
 from aft_mm.cli.progress import progress
-from aft_mm.datasets.image_files import IMAGE_SUFFIXES
 
 
 def split(source: Path, share: float, seed: int) -> dict[str, list[str]]:

@@ -15,10 +15,10 @@ NON_COMMERCIAL = 'CC-BY-NC-4.0'
 
 
 class DataSet(NamedTuple):
-    """What the source of a data set allows.
+    """A data set and the terms of its source.
 
     Args:
-        name: For people.
+        name: Name for display.
         terms: Licence or terms that the source states.
         samples: Whether its pictures, texts, shapes or recordings may be published here.
         weights: SPDX identifier of the licence that the terms suggest for trained weights, or None

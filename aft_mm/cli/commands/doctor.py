@@ -23,29 +23,25 @@ from aft_mm.errors import UserError
 from ... import __version__
 from .list_configs import NEEDS, is_installed, missing
 
-#: Packages whose versions a bug report should name, in addition to those of SAME_MODULES.
+#: Packages that a bug report should name, in addition to those of SAME_MODULES.
 SHOWN = ('torch', 'torchvision', 'torchaudio', 'triton', 'numpy', 'setuptools')
 DATA = re.compile(r'\{\{\$AFT_MM_DATA:data\}\}/([\w.-]+)')
 
 
 def print_versions(versions: dict[str, str]) -> None:
-    """Print the versions of Python, the platform and the installed packages."""
     print(f'aft_mm {__version__}, Python {platform.python_version()}, {platform.platform()}')
     names = [*SHOWN, *(name for names in SAME_MODULES.values() for name in names)]
     print(', '.join(f'{name} {versions[name]}' for name in names if name in versions))
 
 
 def broken_imports() -> Iterator[tuple[str, str]]:
-    """Yield packages that are installed but cannot be imported, each with a command that fixes it.
-
-    An example is torchvision with a torch that it was not built for.
-    """
+    """Yield packages that cannot be imported, each with a command that fixes it."""
     for name in ('torch', 'torchvision', 'torchaudio', 'mmengine', 'mmcv', 'mmpretrain'):
         if not is_installed(name):
             continue
         try:
             importlib.import_module(name)
-        except Exception as error:  # an import may raise anything
+        except Exception as error:
             reason = ' '.join(str(error).split())
             lacks = error.name if isinstance(error, ModuleNotFoundError) and error.name else ''
             package = SAME_MODULES.get(lacks, (lacks,))[0]
@@ -85,7 +81,6 @@ def print_devices() -> None:
 
 
 def print_tasks() -> None:
-    """Print the tasks that need more packages than aft_mm."""
     for task, (_, extra) in NEEDS.items():
         lacks, fix = missing(task), install_command(extra)
         print(f'{task}: ' + (f'{", ".join(lacks)} missing; {fix}' if lacks else 'ready'))
@@ -98,7 +93,6 @@ def print_tasks() -> None:
 
 
 def print_data() -> None:
-    """Print which of the data folders that configs read exist."""
     folder = Path(os.environ.get('AFT_MM_DATA', 'data'))
     print(
         f'data: {folder.absolute()}'
@@ -148,7 +142,7 @@ def main(args: argparse.Namespace) -> None:
     if 'torch' in sys.modules:
         try:
             print_devices()
-        except ValueError as error:  # AFT_MM_BACKEND names an unknown backend
+        except ValueError as error:
             found.append((str(error), 'unset AFT_MM_BACKEND'))
         print()
     print_tasks()

@@ -12,7 +12,7 @@ import yaml
 from aft_mm.config.finding import INDEX, configs_by_name, install_command, install_root
 from aft_mm.errors import UserError, user_errors
 
-#: Requirements of each folder of configs in addition to aft_mm: modules, and the extra with them.
+#: Further requirements of each folder of configs: modules, and their extra.
 NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     'detection': (('mmdet',), 'downstream'),
     'segmentation': (('mmseg',), 'downstream'),
@@ -28,7 +28,6 @@ def missing(task: str) -> list[str]:
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module or submodule can be found."""
     package, _, rest = module.partition('.')
     found = importlib.util.find_spec(package)
     if found is None or not rest:

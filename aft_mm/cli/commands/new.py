@@ -27,16 +27,17 @@ class Kind(NamedTuple):
     batch_size: int
     seconds: float  # of an iteration, one CPU thread (docs/get_started.md, Minutes on a CPU)
     iterations: int  # of a training of few images
+    counted: str = ''  # unit of the counts of the classes
 
 
 KINDS = {
-    'image-folder': Kind(own_data.image_folder, 'image-folder', '', 50, 0.5, 800),
-    'coco': Kind(own_data.coco, 'coco-json', 'detection', 4, 1.5, 840),
-    'voc': Kind(own_data.voc, 'voc-xml', 'detection', 4, 1.5, 840),
-    'masks': Kind(own_data.masks, 'mask-png', 'segmentation', 4, 0.75, 1200),
+    'image-folder': Kind(own_data.image_folder, 'image-folder', '', 50, 0.5, 800, 'images'),
+    'coco': Kind(own_data.coco, 'coco-json', 'detection', 4, 1.5, 840, 'boxes'),
+    'voc': Kind(own_data.voc, 'voc-xml', 'detection', 4, 1.5, 840, 'boxes'),
+    'masks': Kind(own_data.masks, 'mask-png', 'segmentation', 4, 0.75, 1200, 'images'),
     'text': Kind(own_data.text, 'text-file', '', 16, 0.5, 3000),
 }
-#: Images of a class below which a model trained on them is poor (docs/tasks/own_data.md).
+#: Images of a class below which results are poor (docs/tasks/own_data.md).
 FEW = 20
 
 
@@ -52,7 +53,6 @@ def default_name(root: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text file, and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding='utf-8')
 
@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> None:
             write(folder / name, content)
     print(f'{args.path}: {", ".join(found.about)}')
     for name, number in list(found.counts.items())[:20]:
-        print(f'  {name}: {number:,}')
+        print(f'  {name}: {number:,} {kind.counted}')
     few = [name for name, number in found.counts.items() if number < FEW]
     if few:
         print(f'fewer than {FEW} of {", ".join(few[:5])}: expect a poor model of these')

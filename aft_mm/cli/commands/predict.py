@@ -18,19 +18,15 @@ from aft_mm.apis import ImagePredictor, Prediction
 from aft_mm.checks import check_int, check_number
 from aft_mm.cli.own_data import list_images
 from aft_mm.cli.progress import progress
+from aft_mm.config.images import check_image
 from aft_mm.config.reading import read_config
-from aft_mm.engine.hooks.sanity import check_image
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 
 COLUMNS = ('path', 'label', 'class_name', 'score', 'share', 'x1', 'y1', 'x2', 'y2')
 
 
 def find_images(inputs: Sequence[str]) -> list[str]:
-    """Return the image files of files, folders and patterns, each once, and check that all are whole.
-
-    Raises:
-        UserError: there is no such file, a folder or pattern has no image, or one is damaged.
-    """
+    """Return and check the image files of files, folders and patterns, each once."""
     found: list[str] = []
     for given in inputs:
         if os.path.isdir(given):
@@ -54,7 +50,6 @@ def find_images(inputs: Sequence[str]) -> list[str]:
 
 
 def rows(prediction: Prediction) -> list[dict]:
-    """Return the lines of the table of an image."""
     return [
         {
             'path': prediction.path,
@@ -81,8 +76,10 @@ def main(args: argparse.Namespace) -> None:
         with open(out / 'predictions.csv', 'w', newline='', encoding='utf-8') as file:
             table = csv.DictWriter(file, COLUMNS)
             table.writeheader()
-            for first in progress(range(0, len(paths), args.batch_size), 'predicting'):
-                for prediction in predictor(paths[first : first + args.batch_size]):
+            starts = range(0, len(paths), args.batch_size)
+            results = (predictor(paths[first : first + args.batch_size]) for first in starts)
+            for predictions in progress(results, 'predicting', len(starts)):
+                for prediction in predictions:
                     table.writerows(rows(prediction))
                     name = re.sub(r'[^\w.-]+', '_', Path(prediction.path).stem)[:80]
                     name = f'{len(written):0{digits}}_{name}.png'
@@ -97,4 +94,8 @@ def main(args: argparse.Namespace) -> None:
         (out / 'predictions.json').write_text(
             json.dumps(written, indent=1, ensure_ascii=False), encoding='utf-8'
         )
-    print(f'{len(paths):,} images: {out}/predictions.csv, predictions.json and pictures')
+    boxes = sum('box' in one for image in written for one in image['found'])
+    if predictor.scope == 'mmdet':
+        print(f'{boxes:,} boxes with a score of at least {args.score:g} (--score)')
+    pictures = '' if args.no_pictures else ' and pictures/'
+    print(f'{len(paths):,} images: {out}/predictions.csv, predictions.json{pictures}')

@@ -23,21 +23,15 @@ from aft_mm.visualization import draw_completions, draw_point_clouds, draw_sampl
 SUFFIXES = dict(
     ImageGenerator=('.png',), PointCloudGenerator=('.ply', '.png'), TextGenerator=('.txt',)
 )
-# Models that another command samples from.
 OTHER_TOOLS = dict(
     SuperResolver='needs an input image; use `aft_mm super-resolve`',
     Translator='needs an input text; use `aft_mm translate`',
 )
-# Arguments of one kind of model only.
 ARGUMENTS = dict(complete='ImageGenerator', prompt='TextGenerator', num_chars='TextGenerator')
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    """Read the config and refuse arguments that do not fit its kind of model.
-
-    Raises:
-        UserError: an argument or a file cannot be used.
-    """
+    """Read the config and refuse arguments that do not fit its kind of model."""
     config = read_config(args.config, args.cfg_options)
     check_checkpoint(args.checkpoint)
     check_draws(config)

@@ -21,7 +21,6 @@ from aft_mm.ops.dispatch import BackendError, requested_backends
 
 
 def apply_args(cfg: Config, args: argparse.Namespace) -> None:
-    """Apply the arguments of the command to the config."""
     cfg.load_from = args.checkpoint
     cfg.resume = False
     for option, suffix in (('out', '.json'), ('dump', '.pkl')):
@@ -40,15 +39,14 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
             )
         cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
         cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
-        # The state_dict of a checkpoint already holds the averaged weights, and mmpretrain's EMAHook
-        # cannot load into a model wrapped for augmentation.
+        # The state_dict already holds averaged weights, and mmpretrain's EMAHook cannot load into a
+        # model wrapped for augmentation.
         cfg.custom_hooks = [
             hook for hook in cfg.get('custom_hooks', []) if not hook.type.endswith('EMAHook')
         ]
 
 
 def test(args: argparse.Namespace) -> None:
-    """Build the runner, check it, then test."""
     with user_errors(ValueError):
         requested_backends()
         keep_freed_memory()

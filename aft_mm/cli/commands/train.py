@@ -34,12 +34,19 @@ from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
 from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
+#: Command that uses a trained sequence model and its further words, by an entry of its config.
+USES = {
+    'subwords': ('translate', ''),
+    'units': ('transcribe', 'FILE'),
+    'source_shape': ('super-resolve', 'IN OUT.png'),
+    'point_cloud': ('sample', '--out sample.ply'),
+    'image_shape': ('sample', '--out sample.png'),
+}
 #: Size of a validation set up to which its confusion matrix is plotted after a training.
 MOST_CLASSIFIED = 10_000
 
 
 def apply_args(cfg: Config, args: argparse.Namespace) -> None:
-    """Apply the arguments of the command to the config."""
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.amp:
@@ -112,16 +119,24 @@ def report(runner: Runner, config: str) -> None:
                 *('confusion', whole, checkpoint, '--split', 'val'),
                 out=f'{runner.work_dir}/confusion.png',
             )
-    predicts = scope in ('mmpretrain', 'mmdet', 'mmseg')
     ours = install_root() in Path(config).parents
     words = [Path(config).stem if ours else config, lines['checkpoint']]
-    lines['next'] = shlex.join(['aft_mm', 'predict' if predicts else 'test', *words])
-    lines['next'] += ' PATH --out predictions' if predicts else ''
+    use, more = next_command(runner.cfg)
+    lines['next'] = f'{shlex.join(["aft_mm", use, *words])} {more}'.rstrip()
     title = f' trained {runner.iter:,} iterations '
     print(f'{title:─^80}')
     for name, line in lines.items():
         print(f'{name:11}{line}')
     print('─' * 80)
+
+
+def next_command(cfg: Config) -> tuple[str, str]:
+    """Return the command that uses a trained model, and what follows config and checkpoint."""
+    if cfg.get('default_scope') in ('mmpretrain', 'mmdet', 'mmseg'):
+        return 'predict', 'PATH --out predictions'
+    if 'data_file' in cfg.train_dataloader.dataset:
+        return 'sample', '--out sample.txt'
+    return next((USES[name] for name in USES if name in cfg), ('test', ''))
 
 
 def plot(*words: str, out: str) -> str:

@@ -26,11 +26,7 @@ BATCHES = 16  # whose lines are sorted by length together
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    """Read the config and refuse arguments that cannot be used.
-
-    Raises:
-        UserError: an argument or a file cannot be used.
-    """
+    """Read the config and refuse arguments that cannot be used."""
     config = read_config(args.config, args.cfg_options)
     check_checkpoint(args.checkpoint)
     check_task(config, 'Translator')
@@ -59,7 +55,6 @@ def read_chunks(file: BinaryIO, size: int) -> Iterator[list[str]]:
 
 
 def translate(args: argparse.Namespace, translator: Translator, out: BinaryIO) -> None:
-    """Translate stdin chunk by chunk."""
     done = 0
     columns = SpinnerColumn(), TextColumn('{task.completed} lines'), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -76,7 +71,7 @@ def translate(args: argparse.Namespace, translator: Translator, out: BinaryIO) -
 def output_lines(
     args: argparse.Namespace, translator: Translator, lines: list[str], first: int
 ) -> Iterator[str]:
-    """Yield the output for some input lines, of which ``first`` is the index of the first."""
+    """Yield the output for input lines; ``first`` is the index of the first."""
     beam = dict(beam_size=args.beam_size, length_penalty=args.length_penalty)
     if args.sample:
         options = {**sampling_options(args), 'seed': args.seed + first}
@@ -91,7 +86,7 @@ def output_lines(
 
 def main(args: argparse.Namespace) -> None:
     out = sys.stdout.buffer
-    # mmengine logs to stdout, which is for translations.
+    # mmengine logs to stdout.
     with user_errors(*DATA_ERRORS), redirect_stdout(sys.stderr):
         keep_freed_memory()
         config = check_args(args)

@@ -15,7 +15,7 @@ from ..image_files import read_rgb
 class LoadRGBImage(BaseTransform):
     """Read ``results['img_path']`` into ``results['img']``, uint8 RGB [H, W, 3].
 
-    See :func:`aft_mm.datasets.read_rgb`, whose warnings become ``results['warnings']``,
+    Warnings of :func:`aft_mm.datasets.read_rgb` become ``results['warnings']``,
     ``{warning: file}``.
     """
 
@@ -32,8 +32,7 @@ class LoadRGBImage(BaseTransform):
 class SuperResolutionPair(BaseTransform):
     """The central square of an image at two sizes: target ``img`` and input ``source``.
 
-    ``img`` is the square shrunk to ``size`` px, ``source`` is ``img`` shrunk again, both by area
-    interpolation. Flip before this step.
+    ``source`` is ``img`` shrunk again, both by area interpolation. Flip before this step.
 
     Args:
         size: Height and width of ``img`` [px].
@@ -72,11 +71,11 @@ class SuperResolutionPair(BaseTransform):
 
 
 def central_square(image: np.ndarray, edge: int) -> np.ndarray:
-    """Return the central [edge, edge, C] of an image [H, W, C], rounded to the top left."""
+    """Return the central [edge, edge, C] of an image [H, W, C]."""
     top, left = ((length - edge) // 2 for length in image.shape[:2])
     return image[top : top + edge, left : left + edge]
 
 
 def shrink(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize to [size, size, C] by area; OpenCV weights pixels that are covered in part."""
+    """Resize to [size, size, C] by area."""
     return mmcv.imresize(image, (size, size), interpolation='area', backend='cv2')

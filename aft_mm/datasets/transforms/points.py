@@ -16,7 +16,7 @@ from ..point_files import read_points
 class LoadPoints(BaseTransform):
     """Read ``results['points_path']`` into ``results['points']``, float64 [N, 3], columns x, y, z.
 
-    For formats see :func:`aft_mm.datasets.read_points`, which raises UnusableFile.
+    See :func:`aft_mm.datasets.read_points`.
     """
 
     def transform(self, results: dict) -> dict:
@@ -30,17 +30,15 @@ class PackPointCloud(BaseTransform):
     """Sample points of a cloud and encode them as a sequence; the last step of a pipeline.
 
     Returns ``dict(inputs=uint8 [3·num_points], data_samples=SequenceSample(length, num_context=0,
-    box))`` with the tokens of :func:`aft_mm.tokenizers.encode_points`. The box is the bounding cube
-    of the whole cloud. Points are sampled without replacement, or with replacement and a warning
-    from clouds with fewer points.
+    box))`` with the tokens of :func:`aft_mm.tokenizers.encode_points`; the box is the cloud's
+    bounding cube. Clouds with fewer points are sampled with replacement and a warning.
 
     Args:
         num_points: Number of points.
         num_bits: Bits per coordinate, 1 to 8.
         order: ``'raw'`` sorts and then quantises the points, as in the ICLR submission;
             ``'quantized'`` quantises and then sorts.
-        seed: None uses numpy's global generator; with an int, each cloud always gives the same
-            points, as a test needs.
+        seed: None uses numpy's global generator; an int always gives a cloud the same points.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class PackPointCloud(BaseTransform):
         """Pack ``results['points']``, [N, 3]."""
         points = results['points']
         short = len(points) < self.num_points
-        # numpy's global generator is seeded in every worker.
+        # The global generator is seeded in every worker.
         generator = (
             np.random
             if self.seed is None

@@ -15,7 +15,7 @@ from aft_mm.structures import SequenceSample
 class RandomValueShift(BaseTransform):
     """Add one random integer to all sub-pixels of an image, clipped to 0..255.
 
-    The brightness augmentation of the CIFAR-10 models of both AFT papers.
+    The augmentation of both AFT papers on CIFAR-10.
 
     Args:
         max_shift: The integer is uniform in ``[-max_shift, max_shift]``, in grey levels.
@@ -37,14 +37,13 @@ class RandomValueShift(BaseTransform):
 class PackSequence(BaseTransform):
     """Flatten an image to a sequence in raster order; the last step of a pipeline.
 
-    Returns ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``. The image
-    ``results['source']`` of :class:`SuperResolutionPair` is flattened into the sample's ``source``,
-    and ``results['warnings']`` are copied.
+    Returns ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``, with
+    ``source`` and ``warnings`` if ``results`` has them.
 
     Args:
         image_shape: ``(H, W, C)`` of every image, C = 1 or 3 (RGB).
-        tokens: ``'subpixels'``: T = H·W·C values, R, G, B of a pixel in turn; ``'pixels'``:
-            T = H·W vectors of C values.
+        tokens: ``'subpixels'``: T = H·W·C values, R, G, B of a pixel in turn; ``'pixels'``: T = H·W
+            vectors of C values.
 
     Raises:
         ValueError: If an image has another shape or is not uint8.
@@ -80,5 +79,5 @@ class PackSequence(BaseTransform):
     def _flatten(self, image: np.ndarray) -> torch.Tensor:
         """Tokens [T] or [T, C] of an image [H, W, C]."""
         shape = (-1,) if self.tokens == 'subpixels' else (-1, image.shape[-1])
-        # torch does not support the negative strides of a flipped image.
+        # torch does not support negative strides, as of a flipped image.
         return torch.from_numpy(np.ascontiguousarray(image.reshape(shape)))

@@ -23,7 +23,7 @@ from ..sound_files import (
     read_sound,
 )
 
-#: Smallest standard deviation of a bin; bins of silence are constant.
+#: Smallest standard deviation of a bin; silence is constant.
 SMALLEST_STD = 1e-5
 
 
@@ -31,15 +31,14 @@ SMALLEST_STD = 1e-5
 class LoadUtterance(BaseTransform):
     """Read ``results['path']`` into ``results['features']``, float32 [T, F].
 
-    ``a.mfc`` is read as features of Sphinx, ``a.ark:123`` as a matrix of a Kaldi archive, and any
-    other path as sound, for which :func:`filter_banks` are computed. Changes to the sound are noted
-    in ``warnings``.
+    ``a.mfc`` is read as features of Sphinx, ``a.ark:123`` as a matrix of a Kaldi archive, other
+    paths as sound with :func:`filter_banks`. ``warnings`` notes changes to the sound.
 
     Args:
         sample_rate: Rate to which sound is resampled [Hz].
         num_mel_bins: F of the filter banks.
-        cache_dir: Folder in which filter banks are cached, one file each, until the sound file or
-            these settings change; None computes them every time.
+        cache_dir: Folder that caches filter banks until the sound file or these settings change, or
+            None.
     """
 
     def __init__(
@@ -118,8 +117,8 @@ class NormalizeFeatures(BaseTransform):
     """Subtract the mean of every bin and divide by its standard deviation.
 
     Args:
-        per: ``'utterance'``: over its own frames; ``'speaker'``: over all frames of the speaker,
-            which the dataset reads once at the start, see :class:`Utterances`.
+        per: ``'utterance'``, or ``'speaker'``: over all frames of the speaker, see
+            :class:`Utterances`.
     """
 
     def __init__(self, per: str = 'utterance') -> None:
@@ -127,7 +126,7 @@ class NormalizeFeatures(BaseTransform):
         self.per = per
 
     def transform(self, results: dict) -> dict:
-        """Normalise ``results['features']``; without ``statistics`` by those of the utterance."""
+        """Normalise ``results['features']``, by ``statistics`` if there."""
         features = results['features']
         own = self.per == 'utterance' or 'statistics' not in results
         if own:
@@ -141,7 +140,7 @@ class NormalizeFeatures(BaseTransform):
 
 
 class Moments:
-    """Mean and standard deviation over the frames of many utterances, added one by one."""
+    """Running mean and standard deviation over the frames of utterances."""
 
     def __init__(self) -> None:
         self.number, self.sum, self.squares = 0, 0.0, 0.0
@@ -204,7 +203,7 @@ class SpecAugment(BaseTransform):
 class StackFrames(BaseTransform):
     """Concatenate every n = `num_frames` consecutive frames, [T, F] -> [⌈T/n⌉, n·F].
 
-    The last frame is repeated if T is not a multiple of n.
+    The last frame is repeated if necessary.
     """
 
     def __init__(self, num_frames: int) -> None:

@@ -36,11 +36,11 @@ from ..runner import task_model
 from .stopping import INSIDE_EPOCH, TIME_BUDGET, StopHook, agreed
 from .training import waiting_gradients
 
-#: Entry of a checkpoint's meta with the properties of the run that a resume compares.
+#: Entry of a checkpoint's meta: what a resume compares.
 RUN = 'run'
 #: Entry of a checkpoint's meta: whether it was written after its validation.
 VALIDATED = 'validated'
-# Settings of torch's optimizers that newer versions of torch or a schedule add.
+# Settings that newer versions of torch or a schedule add to optimizers.
 _NEW_SETTINGS = {
     'initial_lr',
     'maximize',
@@ -55,22 +55,23 @@ _NEW_SETTINGS = {
 
 @HOOKS.register_module()
 class SafeCheckpointHook(CheckpointHook):
-    """mmengine's CheckpointHook, robust against crashes and against foreign checkpoints.
+    """mmengine's CheckpointHook, robust against crashes and foreign checkpoints.
 
-    - A checkpoint and ``last_checkpoint`` are replaced atomically, and an old checkpoint is removed
-      only when the new one is on the disk and named.
-    - A checkpoint holds tensors and plain Python types, which ``torch.load`` reads with
-      ``weights_only=True``. ``meta`` also holds what a resume compares: the number of processes,
-      the iterations of an epoch, the optimizer.
-    - A resumed checkpoint names the best weights and the old checkpoints to remove. Only files in
-      this run's own folder, with the names that a run gives, are removed; others are left alone
-      with a warning.
+    - A checkpoint and ``last_checkpoint`` are replaced atomically; an old checkpoint is removed
+      once the new one is on the disk and named.
+    - A checkpoint holds tensors and plain types, readable with ``weights_only=True``. ``meta`` has
+      what a resume compares: number of processes, iterations of an epoch, optimizer.
+    - A resumed run removes only files of its own folder with the names of a run; a warning lists
+      others.
+
+    - ``save_best='auto'`` knows that fewer bits and errors are better.
 
     Args:
         **kwargs: Those of :class:`mmengine.hooks.CheckpointHook`.
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault('less_keys', (*self._default_less_keys, 'bits_per_', 'error_rate'))
         elsewhere = '://' in str(kwargs.get('out_dir')) or kwargs.get('file_client_args')
         if not elsewhere and not kwargs.get('backend_args'):
             kwargs['backend_args'] = ATOMIC_BACKEND
@@ -135,7 +136,7 @@ class SafeCheckpointHook(CheckpointHook):
         checkpoint['meta'][RUN] = _properties(runner)
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
-        """Do as mmengine, in another order: write, name, then remove the oldest."""
+        """Do as mmengine, but write, name, then remove the oldest."""
         # Gathered here, because only the first process writes.
         runner.waiting_gradients = waiting_gradients(runner)
         hub, outdated = runner.message_hub, None
@@ -176,7 +177,7 @@ class SafeCheckpointHook(CheckpointHook):
 
 @contextmanager
 def _without_own_deprecations(runner: Runner) -> Iterator[None]:
-    """Hide the deprecation warning of the FileClient that mmengine's CheckpointHook creates."""
+    """Hide the deprecation warning of the FileClient in mmengine's CheckpointHook."""
 
     def keep(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith(('"FileClient" will be', '"HardDiskBackend" is'))
@@ -191,7 +192,6 @@ def _without_own_deprecations(runner: Runner) -> Iterator[None]:
 
 
 def _properties(runner: Runner) -> dict[str, Any]:
-    """Return the properties that must be the same when a run resumes."""
     return dict(
         num_processes=runner.world_size,
         num_threads=torch.get_num_threads(),
@@ -205,9 +205,8 @@ def _properties(runner: Runner) -> dict[str, Any]:
 class PeriodicCheckpointHook(StopHook):
     """Write ``iter_N.pth`` whenever the last checkpoint is ``minutes`` old.
 
-    ``last_checkpoint`` names it, and ``--resume`` resumes from there, inside an epoch as described
-    in :class:`TimeBudgetHook`. It is removed when the next checkpoint is written; the checkpoint
-    from which the run was resumed is kept.
+    It is removed when the next checkpoint is written; the one from which the run was resumed is
+    kept.
 
     Args:
         minutes: Time between two checkpoints.
@@ -241,8 +240,7 @@ class PeriodicCheckpointHook(StopHook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
         """Save if it is time and this iteration made a step."""
-        # Called in every iteration, because all processes must take part: is_up differs between
-        # them once the first has saved.
+        # All processes must take part: is_up differs between them once the first has saved.
         self.is_up = self.is_time(runner) or self.is_up
         if self.is_up and runner.optim_wrapper.should_update() and self.can_save(runner, batch_idx):
             self.is_up = False
@@ -266,7 +264,6 @@ class PeriodicCheckpointHook(StopHook):
         runner.logger.info(f'Saving checkpoint at {iteration} iterations')
 
     def _remove_outdated(self, runner: Runner) -> None:
-        """Remove the file once ``last_checkpoint`` names another one."""
         newest = runner.message_hub.get_info('last_ckpt', None)
         if self.written is not None and newest is not None and Path(newest) != self.written:
             self.written.unlink(missing_ok=True)
@@ -278,12 +275,11 @@ class CheckpointCompatibilityHook(Hook):
     """Refuse a checkpoint of another architecture, which mmengine loads with only a warning.
 
     Args:
-        strict: True requires exactly the tensors of the model, for testing and resuming, and the
-            subwords of the checkpoint if the data has subwords, because the same token would mean
-            another text. False, for fine-tuning, allows what the model's own loading allows.
+        strict: True, for testing and resuming, requires exactly the tensors of the model and the
+            same subwords. False, for fine-tuning, allows what the model's loading allows.
         resume: True also refuses interpolated position biases, which do not fit the optimizer
-            state, and a checkpoint from inside an epoch unless a StopHook resumes there: mmengine's
-            loop would repeat the epoch and count its iterations twice.
+            state, and a checkpoint from inside an epoch without a StopHook, which mmengine would
+            repeat.
     """
 
     priority = 'VERY_HIGH'
@@ -320,7 +316,6 @@ class CheckpointCompatibilityHook(Hook):
 
 
 def _check_subwords(runner: Runner, meta: dict, resume: bool) -> None:
-    """Compare the subwords of the checkpoint with those of the data set."""
     saved = (meta.get('dataset_meta') or {}).get('subwords')
     if saved is None:
         return
@@ -335,13 +330,12 @@ def _check_subwords(runner: Runner, meta: dict, resume: bool) -> None:
 
 @HOOKS.register_module()
 class ResumeCheckHook(Hook):
-    """Refuse to resume a run under other conditions than it started with, before it trains.
+    """Refuse to resume a run under other conditions than it started with.
 
-    Refused are checkpoints without training state, checkpoints of another optimizer or schedule,
-    averaged weights in a run without averaging, and an iteration that is not a whole number of
-    epochs of this run, because the number of processes or the batch size changed or the run stopped
-    inside an epoch. Another number of processes with epochs of the same length, and an average that
-    starts at the resume, are only logged.
+    Refused are checkpoints without training state or with another optimizer or schedule, averaged
+    weights in a run without averaging, and an iteration that is not a whole number of epochs,
+    because processes or batch size changed. Another number of processes with epochs of the same
+    length, and an average that starts at the resume, are only logged.
     """
 
     priority = 'VERY_HIGH'
@@ -356,7 +350,7 @@ class ResumeCheckHook(Hook):
             self._check(runner, checkpoint)
         except UserError:
             raise
-        except Exception as error:  # values of types that no run writes
+        except Exception as error:
             raise UserError(
                 'the training state of the checkpoint is not as mmengine writes it '
                 f'({type(error).__name__}: {error})'
@@ -427,11 +421,7 @@ class ResumeCheckHook(Hook):
 
 
 def _check_numbers(meta: dict) -> None:
-    """Refuse a meta whose counts are not numbers.
-
-    Raises:
-        UserError: ``epoch``, ``iter``, the seed or an entry of a hook cannot be used.
-    """
+    """Refuse a meta whose counts, seed or hook entries cannot be used."""
     inside = meta.get(INSIDE_EPOCH, {'num_done': 0})
     seconds = meta.get(TIME_BUDGET, {}).get('seconds', 0.0)
     counts = [
@@ -451,11 +441,7 @@ def _check_numbers(meta: dict) -> None:
 
 
 def _check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
-    """Refuse the state of another optimizer, with which torch may fail or, worse, train.
-
-    Raises:
-        UserError: its name, its settings, its groups or the shapes of its state differ.
-    """
+    """Refuse the state of another optimizer, with which torch may train."""
     groups = state.get('param_groups') if isinstance(state, dict) else None
     if not isinstance(groups, list) or not isinstance(state.get('state'), dict):
         return  # several optimizers, which mmengine compares by name
@@ -490,19 +476,14 @@ def _check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
 
 
 def _settings(groups: list[dict]) -> set[str]:
-    """Return the settings that all groups of an optimizer have."""
     return set.intersection(*map(set, groups)) - _NEW_SETTINGS if groups else set()
 
 
 def _check_schedules(runner: Runner, checkpoint: dict) -> None:
-    """Refuse the state of other schedules, which mmengine would partly ignore.
-
-    Raises:
-        UserError: their number or a kind differs.
-    """
+    """Refuse the state of other schedules, which mmengine would partly ignore."""
     saved, own = checkpoint.get('param_schedulers', []), runner.param_schedulers or []
     if not (isinstance(saved, list) and isinstance(own, list)):
-        return  # several optimizers, which mmengine compares by name
+        return
     states = [schedule.state_dict() for schedule in own]
     if [set(one) for one in saved] != [set(one) for one in states]:
         raise UserError(
@@ -514,11 +495,7 @@ def _check_schedules(runner: Runner, checkpoint: dict) -> None:
 
 
 def _check_types(owner: str, saved: dict, own: dict) -> None:
-    """Refuse other types where the run has numbers.
-
-    Raises:
-        UserError: a number of ``own`` is not a number in ``saved``.
-    """
+    """Refuse other types where the run has numbers."""
     for key, value in own.items():
         if isinstance(value, int | float) and not isinstance(
             saved.get(key, value), int | float | Tensor | None
@@ -536,12 +513,11 @@ def _warn(message: str) -> None:
 class ValidateFirstHook(Hook):
     """Run the validation that follows the checkpoint from which a run resumes.
 
-    mmengine saves an epoch before it is validated, and again only if its weights are the best so
-    far. A run that resumes from the first checkpoint would skip the validation: its metrics, its
-    best weights and, with ``ReduceOnPlateauLR`` and the like, its learning rates would differ.
+    mmengine saves an epoch before it validates it. A run that resumes in between would skip the
+    metrics, the best weights and the step of ``ReduceOnPlateauLR``.
     """
 
-    priority = 'LOWEST'  # after the checks of a resume, and after StopHook has found the position
+    priority = 'LOWEST'  # after the checks of a resume and StopHook's position
 
     def __init__(self) -> None:
         self.is_validating = False

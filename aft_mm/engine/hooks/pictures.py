@@ -31,12 +31,12 @@ from ..runner import task_model
 
 
 class SampleVisualizationHook(Hook):
-    """Add :meth:`pictures` to the visual backends of the run every ``interval`` epochs.
+    """Add :meth:`pictures` to the visual backends every ``interval`` epochs.
 
-    Only the first rank samples, with random numbers of its own.
+    Only the first rank samples, with its own random numbers.
 
     Args:
-        interval: Epochs between pictures; the last epoch always has pictures. 0 takes none.
+        interval: Epochs between pictures, also taken after the last epoch; 0 takes none.
     """
 
     priority = 'LOWEST'  # after the checkpoint has been written
@@ -76,8 +76,8 @@ class SampleHook(SampleVisualizationHook):
         image_shape: ``(H, W, C)`` of the images.
         interval: As for :class:`SampleVisualizationHook`.
         num_samples: Unconditional samples; 0 omits the picture.
-        num_images: Number of first validation images to complete; 0 omits the picture, as does a
-            run without validation.
+        num_images: First validation images to complete; 0 omits the picture, as does a run without
+            validation.
         num_completions: Completions of each.
         temperature: Divides the logits; below 1 likely values become likelier.
         seed: Seed of the samples, the same in every epoch.

@@ -1,9 +1,7 @@
-"""Find broken data and broken numbers early: images, first samples, skipped files, losses."""
+"""Find broken data and numbers early: images, first samples, skipped files, losses."""
 
 import math
-import os
 from collections import Counter
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,32 +11,23 @@ import torch
 from mmengine.dist import all_gather_object, all_reduce
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from aft_mm.checks import check_int
+from aft_mm.config.images import check_image
 from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 
 from ..runner import task_model
-
-# The end of a complete file by its first bytes: JPEG's last marker, PNG's last chunk.
-_ENDS: Mapping[bytes, bytes] = {
-    b'\xff\xd8': b'\xff\xd9',
-    b'\x89PNG': b'IEND\xaeB`\x82',
-}
-# Pillow's errors for damaged files, files that are not images, and too many pixels.
-_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.DecompressionBombError)
 
 
 @HOOKS.register_module()
 class CheckImagesHook(Hook):
     """Find unreadable image files in all data sets of a run before it starts.
 
-    OpenCV decodes a truncated JPEG without an error and fills the rest with grey. The header and the
-    end of each file are read; a file that is not a JPEG or PNG, or does not end like one (trailing
-    zero bytes ignored), is decoded. Each rank checks its share of the files.
+    OpenCV decodes a truncated JPEG without an error. Header and end of each file are read; a file
+    that does not end like a JPEG or PNG is decoded. Each rank checks its share.
 
     Args:
         num_threads: Files read at the same time.
@@ -64,7 +53,7 @@ class CheckImagesHook(Hook):
             return
         infos = map(dataset.get_data_info, range(runner.rank, len(dataset), runner.world_size))
         paths = [info['img_path'] for info in infos if 'img_path' in info]
-        if not paths:  # all images in one file, such as CIFAR's
+        if not paths:
             return
         runner.logger.info(
             f'CheckImagesHook: this rank checks {len(paths)} image files of the {name} set'
@@ -74,41 +63,11 @@ class CheckImagesHook(Hook):
                 pass
 
 
-def check_image(path: str, name: str = 'training') -> None:
-    """Raise a :class:`UserError` if an image of the set ``name`` cannot be read completely."""
-    what = f'image {path!r} of the {name} set'
-    try:
-        with open(path, 'rb') as file:
-            start = file.read(8)
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 4096))
-            tail = file.read().rstrip(b'\0')
-    except OSError as error:
-        raise UserError(f'{what} cannot be read: {error}') from error
-    if size == 0:
-        raise UserError(f'{what} is empty')
-    end = next((_ENDS[magic] for magic in _ENDS if start.startswith(magic)), None)
-    try:
-        with Image.open(path) as image:
-            mode = image.mode
-            if end is None or not tail.endswith(end):
-                image.load()
-    except _DAMAGE as error:
-        raise UserError(
-            f'{what} is truncated, not an image or has too many pixels: {error}'
-        ) from error
-    if mode == 'F':
-        raise UserError(
-            f'{what} has floating-point values of unknown range; save it with 8 or 16 bits per value'
-        )
-
-
 @HOOKS.register_module()
 class SanityCheckHook(Hook):
-    """Run the first sample of every data set through model and head before the set is used.
+    """Run the first sample of every data set through the model before the set is used.
 
-    An empty data set, or a sample that does not fit the pipeline or the model, then ends the run with
-    a one-line message.
+    An empty data set, or a sample that does not fit, ends the run with a one-line message.
     """
 
     def __init__(self) -> None:
@@ -121,7 +80,7 @@ class SanityCheckHook(Hook):
             self.before_val(runner)
 
     def before_val(self, runner: Runner) -> None:
-        """Do the same for validation, once in a run."""
+        """Do the same for validation, once."""
         if not self.validation_checked:
             self._check(runner, 'validation', runner.val_loop.dataloader)
             self.validation_checked = True
@@ -165,16 +124,16 @@ class Notes:
 class SkippedDataReportHook(Hook):
     """Report the messages that data sets attach to their samples, over all ranks.
 
-    - ``skipped``: at the end of every epoch, how many files were replaced by others, and why.
-    - ``warnings``: each warning once in a run, with the first file it is about.
+    - ``skipped``: every epoch, how many files were replaced, and why.
+    - ``warnings``: each once in a run, with its first file.
     """
 
     def __init__(self) -> None:
-        # By mode, of this rank: an iteration-based loop validates in the middle of an epoch.
+        # By mode: an iteration-based loop validates in the middle of an epoch.
         self.notes: dict[str, Notes] = {}
-        self.reported: set[str] = set()  # warnings of the run
+        self.reported: set[str] = set()
 
-    # mmengine's Hook calls this and the next method for training, validation and test.
+    # Called for training, validation and test.
     def _after_iter(
         self,
         runner: Runner,
@@ -183,13 +142,11 @@ class SkippedDataReportHook(Hook):
         outputs: Any = None,
         mode: str = 'train',
     ) -> None:
-        """Collect the messages of a batch."""
         notes = self.notes.setdefault(mode, Notes())
         for sample in data_batch['data_samples']:
             notes.add(Notes(Counter(sample.get('skipped', ())), sample.get('warnings', {})))
 
     def _after_epoch(self, runner: Runner, mode: str = 'train') -> None:
-        """Log the messages of all ranks."""
         notes = Notes()
         for of_rank in all_gather_object(self.notes.pop(mode, Notes())):
             notes.add(of_rank)
@@ -208,11 +165,7 @@ class SkippedDataReportHook(Hook):
 
 
 def _title(runner: Runner, mode: str) -> str:
-    """Name the epoch that ended; warnings must differ, because mmengine logs each only once.
-
-    mmengine counts an epoch as done before its validation, and has no epochs in a loop of
-    iterations.
-    """
+    """Name the epoch that ended; warnings must differ, because mmengine logs each only once."""
     if mode == 'train':
         return f'train epoch {runner.epoch + 1}'
     if mode == 'val' and runner.iter:
@@ -224,9 +177,8 @@ def _title(runner: Runner, mode: str) -> str:
 class FiniteLossHook(Hook):
     """Stop the run at a non-finite loss or gradient, before the optimizer step.
 
-    The weights remain those of the previous step. Gradients are checked before they are clipped,
-    because clipping by a non-finite norm spoils all of them. With float16 the loss scaler skips steps
-    with infinite gradients as usual, and only a non-finite loss stops the run.
+    Gradients are checked before clipping, which would spoil all of them. With float16 the loss
+    scaler skips infinite gradients as usual, and only a non-finite loss stops the run.
     """
 
     def __init__(self) -> None:
@@ -258,7 +210,7 @@ class FiniteLossHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        """Check the loss of an iteration without a step: accumulating, or skipped by the scaler."""
+        """Check the loss of an iteration without a step."""
         if self.loss is not None:
             self._check(runner, {})
 
@@ -282,7 +234,6 @@ class FiniteLossHook(Hook):
 
 
 def _largest(gradients: dict[str, Tensor]) -> str:
-    """Format the largest gradient and its parameter; NaN counts as largest."""
     if not gradients:
         return 'none'
     value, index = torch.stack(list(gradients.values())).max(0)

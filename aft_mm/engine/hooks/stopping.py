@@ -27,15 +27,14 @@ TIME_BUDGET = 'time_budget'
 class StopHook(Hook):
     """Ends the training when :meth:`is_time` returns True, with a checkpoint to resume from.
 
-    Training stops after an iteration with an optimizer step. The checkpoint ``iter_N.pth`` is
-    written to the work dir, unless this iteration has one, and ``last_checkpoint`` names it. A run
-    by epochs that stopped inside an epoch resumes with the remaining batches in the same order.
+    Training stops after an iteration with an optimizer step and writes ``iter_N.pth``, unless it
+    exists. A run by epochs resumes with the remaining batches of the epoch in the same order.
     """
 
     priority = 'LOWEST'  # after the schedulers and CheckpointHook
 
     def __init__(self) -> None:
-        self.loaded: dict[str, Any] = {}  # meta of the loaded checkpoint
+        self.loaded: dict[str, Any] = {}
         self.is_up = False
         self.saved = -1  # iterations done at the last checkpoint that can be resumed
 
@@ -45,10 +44,10 @@ class StopHook(Hook):
 
     @abstractmethod
     def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
-        """Log where the run stopped and how it resumes; called in the first process only."""
+        """Log where the run stopped and how it resumes, in the first process."""
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Keep the meta of the checkpoint until it is known whether the run is resumed."""
+        """Keep the meta until it is known whether the run is resumed."""
         self.loaded = checkpoint.get('meta', {})
 
     def before_train(self, runner: Runner) -> None:
@@ -129,7 +128,6 @@ class StopHook(Hook):
 def _resume_inside_epoch(
     loop: StoppableEpochLoop, num_done: int, epoch_length: int, **others: Any
 ) -> None:
-    """Skip the batches that were trained on, which come first in the same order."""
     if len(loop.dataloader) != epoch_length:
         raise UserError(
             f'the checkpoint was written after {num_done} of the {epoch_length} iterations of an '
@@ -143,25 +141,22 @@ def _resume_inside_epoch(
 class TimeBudgetHook(StopHook):
     """End the training after ``days`` + ``hours`` + ``minutes``, with a checkpoint to resume from.
 
-    Every ``interval`` iterations the first process checks its clock. When the time is up, all
-    processes stop after the next iteration with an optimizer step, as described in
-    :class:`StopHook`. ``max_keep_ckpts`` does not count the checkpoint.
-
-    - *What counts.* The time from loading the first batch on, including validation and
-      checkpoints. Every checkpoint holds the time used so far, and a resumed run continues from
-      that value. A resumed run without time left is refused before it trains.
-    - *Inside an epoch.* A run by epochs stops inside the epoch, is not validated then, and resumes
-      there. The batch size and the number of processes must be the same.
-    - *At the end of an epoch* the run stops after the validation there, if any.
-    - *By iterations* mmengine's loop stops, validates and resumes as usual. A custom train loop
-      stops where it checks ``stop_training``.
+    - The time counts from loading the first batch on, including validation and checkpoints. Every
+      checkpoint holds the time used, from which a resumed run continues; one without time left is
+      refused.
+    - Processes stop after the next iteration with an optimizer step. ``max_keep_ckpts`` does not
+      count the checkpoint.
+    - A run by epochs stops inside the epoch without validation and resumes there, with the same
+      batch size and number of processes. At the end of an epoch it stops after the validation.
+    - A loop by iterations stops, validates and resumes as usual; a custom one stops where it checks
+      ``stop_training``.
 
     Args:
         days: Part of the budget; the three are added.
         hours: Part of the budget.
         minutes: Part of the budget.
-        interval: Iterations between two checks of the clock, by which the run may exceed the budget;
-            in a distributed run every check waits for all processes.
+        interval: Iterations between two checks of the first process's clock, by which the run may
+            exceed the budget; every check waits for all processes.
 
     Raises:
         ValueError: the budget is not positive and finite, or ``interval`` is below 1.
@@ -195,7 +190,7 @@ class TimeBudgetHook(StopHook):
         super().before_train(runner)
 
     def is_time(self, runner: Runner) -> bool:
-        """Compare the clock of the first process with the budget, every ``interval`` iterations."""
+        """Compare the clock of the first process with the budget."""
         return self.every_n_train_iters(runner, self.interval) and agreed(
             self.used() >= self.budget
         )
@@ -206,7 +201,7 @@ class TimeBudgetHook(StopHook):
         checkpoint['meta'][TIME_BUDGET] = dict(seconds=self.used())
 
     def used(self) -> float:
-        """Return the seconds that the run has taken, including the time before it was resumed."""
+        """Return the seconds that the run has taken, with those before it was resumed."""
         return self.used_before + monotonic() - self.start
 
     def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
@@ -226,5 +221,4 @@ def agreed(decision: bool) -> bool:
 
 
 def _duration(seconds: float) -> str:
-    """Format seconds as ``7 days, 0:00:00``."""
     return str(timedelta(seconds=round(seconds)))

@@ -20,6 +20,7 @@ from aft_mm.checks import check_number, check_text
 from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
 
+from ..distributed import fix_sum_order
 from ..loops import make_resumable
 from ..runner import task_model
 
@@ -34,29 +35,62 @@ MAX_GRAPHS = 2**20  # in effect no limit
 class CompileHook(Hook):
     """Compile one part of the model before a run, with no graph breaks.
 
-    mmengine's ``cfg.compile`` compiles the training step, with a graph break at every backward and
-    optimizer call. This hook compiles a part in place: state dict keys do not change, and a copy
-    such as the EMA model stays uncompiled.
+    mmengine's ``cfg.compile`` breaks the graph at every backward and optimizer call. Here state
+    dict keys do not change, and a copy such as the EMA model stays uncompiled.
+
+    The log has the seconds of the first iteration, which compiles.
 
     Args:
-        module: Attribute of the model to compile.
+        module: Attribute of the model to compile, or None for its backbone and its decoder, as far
+            as they are of this package. A model with an encoder stays as it is: its sequences have
+            other lengths in each batch, and each length would be compiled.
         **kwargs: Those of ``torch.compile``, such as ``backend`` or ``mode``. By default
             ``fullgraph`` is True, so a graph break is an error, and ``dynamic`` is False, one graph
             per image size: torch 2.11 cannot trace ``torch.cond`` with a symbolic size.
     """
 
-    def __init__(self, module: str = 'backbone', **kwargs) -> None:
-        check_text('module of CompileHook', module)
+    def __init__(self, module: str | None = 'backbone', **kwargs) -> None:
+        if module is not None:
+            check_text('module of CompileHook', module)
         self.module = module
+        self.start: float | None = None
         self.kwargs = {'fullgraph': True, 'dynamic': False, **kwargs}
 
     def before_run(self, runner: Runner) -> None:
-        """Compile before anything else; weights are loaded in place later."""
-        # By default torch gives up after 8 sizes, which is an error with fullgraph.
+        """Compile before weights are loaded in place."""
+        # By default torch gives up after 8 sizes.
         limits = torch._dynamo.config
         limits.cache_size_limit = max(limits.cache_size_limit, MAX_GRAPHS)
         limits.accumulated_cache_size_limit = max(limits.accumulated_cache_size_limit, MAX_GRAPHS)
-        task_model(runner).get_submodule(self.module).compile(**self.kwargs)
+        model = task_model(runner)
+        for name in parts_to_compile(model) if self.module is None else [self.module]:
+            model.get_submodule(name).compile(**self.kwargs)
+            self.start = 0.0
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        """Start the clock of the first iteration."""
+        if self.start == 0.0:
+            self.start = perf_counter()
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        """Log the seconds of the first iteration."""
+        if self.start is not None:
+            runner.logger.info(
+                f'torch.compile: the first iteration took {perf_counter() - self.start:.0f} s; '
+                'each further size of a batch is compiled once; compile=False turns this off'
+            )
+            self.start = None
+
+
+def parts_to_compile(model: nn.Module) -> list[str]:
+    """Return the names of the backbone and the decoder of this package; none next to an encoder."""
+    parts = dict(model.named_children())
+    if 'encoder' in parts:
+        return []
+    names = [name for name in ('backbone', 'decoder') if name in parts]
+    return [name for name in names if type(parts[name]).__module__.startswith('aft_mm.')]
 
 
 def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
@@ -79,21 +113,21 @@ class ExactResumeHook(Hook):
     mmengine's checkpoints hold neither random state nor accumulated gradients. Here:
 
     - Every epoch is seeded from (seed, iteration, rank).
-    - A checkpoint holds the state of the generators of Python, numpy and torch, and gradients
-      that wait for a step. They are restored before the first batch of a run that resumes inside
-      an epoch, or in a loop of iterations.
+    - A checkpoint holds the state of the generators and gradients that wait for a step. They are
+      restored before the first batch of a resumed run.
     - Workers of the training data loader seed every batch from (seed, rank, number of the batch).
     - In a distributed run every iteration and validation is seeded from (seed, iteration, rank)
       instead, because only the first process writes the checkpoint.
+    - Sums over more than two processes have the same order in the first iteration as later.
     - A validation leaves the generators as they were.
 
-    On a GPU operations without a deterministic algorithm can differ, which is logged at a resume.
+    On a GPU operations without a deterministic algorithm can differ, which is logged.
     """
 
     priority = 'VERY_HIGH'  # other hooks may use random numbers
 
     def __init__(self) -> None:
-        self.loaded: dict[str, Any] = {}  # checkpoint, without weights
+        self.loaded: dict[str, Any] = {}
         self.before_validation: dict[str, Any] | None = None
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -107,17 +141,19 @@ class ExactResumeHook(Hook):
         if state is not None:
             try:
                 check_random_state(state)
-            except Exception as error:  # of any type, as the values are
+            except Exception as error:
                 raise UserError(
                     f'the random state of the checkpoint cannot be used ({error})'
                 ) from error
             self.loaded[RANDOM_STATE] = state
 
     def before_train(self, runner: Runner) -> None:
-        """Seed the batches; at a resume, restore gradients and warn if bits may differ."""
+        """Seed the batches and fix the order of sums; restore gradients; warn if bits may differ."""
         loop = runner.train_loop
         is_seeded = runner.distributed or runner.train_dataloader.num_workers > 0
         make_resumable(loop, (runner.seed, runner.rank) if is_seeded else ())
+        # The sum of two numbers does not depend on their order.
+        has_fixed_sums = runner.world_size <= 2 or fix_sum_order(runner.model)
         if not runner.iter:  # only weights were loaded
             self.loaded = {}
             return
@@ -134,7 +170,7 @@ class ExactResumeHook(Hook):
             if not fits or gradient.shape != parameter.shape:
                 raise UserError(f'the model has no parameter for the gradient {name!r:.100}')
             parameter.grad = gradient.to(parameter)
-        if runner.world_size > 2:
+        if not has_fixed_sums:
             runner.logger.info(
                 f'the sums of gradients over {runner.world_size} processes may be rounded '
                 'differently from those of an uninterrupted run'
@@ -167,7 +203,7 @@ class ExactResumeHook(Hook):
             self._seed(runner, runner.iter)
 
     def after_val(self, runner: Runner) -> None:
-        """Restore it: a run that resumes after the validation does not repeat it."""
+        """Restore the generators."""
         if self.before_validation is not None:
             set_random_state(self.before_validation)
             self.before_validation = None
@@ -238,8 +274,7 @@ def check_random_state(state: dict[str, Any]) -> None:
 class EpochTimeHook(Hook):
     """Log the seconds of every training epoch, without checkpoint and validation.
 
-    They are written to the log and, as ``seconds_per_epoch``, to the scalars of the run. An epoch
-    that was resumed in the middle is not counted.
+    The scalar is ``seconds_per_epoch``. An epoch that was resumed in the middle is not counted.
     """
 
     priority = 'VERY_HIGH'  # before other hooks at the end of an epoch
@@ -267,8 +302,7 @@ class BitsPerDimHook(Hook):
     """Log ``loss_bits_per_X = loss / ln 2`` in addition to the loss in nats.
 
     X is the unit of the validation metric :class:`aft_mm.evaluation.Likelihood`: dim, char, token
-    or subword. Nothing is logged if there is no such metric, or if labels are smoothed and the loss
-    is not a likelihood.
+    or subword. Nothing is logged without this metric or with smoothed labels.
     """
 
     priority = 'HIGH'  # before LoggerHook reads the scalars
@@ -310,10 +344,8 @@ def penalised_layers(model: nn.Module) -> list[nn.Module]:
 class RegularizationHook(Hook):
     """Add ``weight * sum of layer.regularization_loss()`` to the losses, over layers that have one.
 
-    A layer has none if it lacks the method or if the method returns None.
-
     For ``AFTConv(sparsity='entropy')`` that is the entropy of its position biases in nats, summed
-    over the heads, which the paper uses with weight 0.001 (arXiv 2105.14103, eq. 9).
+    over the heads; the paper's weight is 0.001 (arXiv 2105.14103, eq. 9).
 
     Args:
         weight: Factor of the summed penalty, dimensionless.
@@ -344,5 +376,5 @@ class RegularizationHook(Hook):
                     layer.regularization_loss() for layer in layers
                 )
 
-        # Inside the forward of the model, so that DistributedDataParallel sees the gradients.
+        # In the forward of the model, so that DistributedDataParallel sees the gradients.
         model.register_forward_hook(add_penalty, with_kwargs=True)

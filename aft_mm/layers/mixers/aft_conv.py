@@ -21,8 +21,7 @@ SPARSITIES = ('none', 'entropy', 'gumbel')
 class AFTConv(AFTMixer):
     """AFT with a bias per head that depends on the offset only (arXiv 2105.14103, eq. 6 and 8).
 
-    Fully convolutional: accepts any grid of the kernel's number of dimensions. Keys have h
-    channels, one per head of D/h value channels.
+    Accepts any grid of the kernel's number of dimensions. Keys have h channels, one per head.
 
     Args:
         embed_dims: channels D.
@@ -31,15 +30,16 @@ class AFTConv(AFTMixer):
         reparameterize: ``γ (w − mean) / std + β`` (eq. 8); False is an ablation of the paper.
         query: False leaves out query and gate, another ablation.
         global_connectivity: False sets W = 0 outside the kernel (§5.3).
-        sparsity: 'entropy' adds :meth:`regularization_loss`; 'gumbel' uses one position of the
-            kernel per head, see :class:`ConvPositionBias` (§8).
-        tau: temperature of the Gumbel-softmax samples in training, for sparsity='gumbel' only; None
-            is the paper's 0.5.
+        sparsity: 'entropy' adds :meth:`regularization_loss`; 'gumbel' uses one position per head,
+            see :class:`ConvPositionBias` (§8).
+        tau: temperature of the samples of sparsity='gumbel'; None is the paper's 0.5.
         init_std: standard deviation of w at initialisation.
+        init_peak: initial bias of one position per head, see :class:`ConvPositionBias`; the default
+            is the paper's start, AFT-simple.
         gate: see :class:`AFTMixer`.
         qkv_bias: see :class:`TokenMixer`.
-        **kwargs: see :class:`AFTMixer`. Without a grid, `kernel_size` sets the number of
-            dimensions. A grid is required for steps.
+        **kwargs: see :class:`AFTMixer`. Steps need a grid; without one, `kernel_size` sets the
+            dimensions.
     """
 
     example = dict(num_heads=4, kernel_size=3)
@@ -55,6 +55,7 @@ class AFTConv(AFTMixer):
         sparsity: str = 'none',
         tau: float | None = None,
         init_std: float = 0.02,
+        init_peak: float = 0.0,
         gate: str = 'sigmoid',
         qkv_bias: bool = True,
         **kwargs: Any,
@@ -77,16 +78,18 @@ class AFTConv(AFTMixer):
         self.global_connectivity = global_connectivity
         self.sparsity = sparsity
         self.key = nn.Linear(embed_dims, num_heads, bias=qkv_bias)
-        self.pos_bias = ConvPositionBias(num_heads, kernel, reparameterize, tau, init_std)
+        self.pos_bias = ConvPositionBias(
+            num_heads, kernel, reparameterize, tau, init_std, init_peak, self.causal
+        )
 
     def position_bias(self) -> Tensor:
         """Return w ``[h, *kernel]`` as evaluation uses it."""
         return self.pos_bias()
 
     def regularization_loss(self) -> Tensor | None:
-        """Return the penalty of sparsity='entropy', a scalar, or None for any other sparsity.
+        """Return the penalty of sparsity='entropy', else None.
 
-        It is the entropy of softmax(w) over the kernel in nats, summed over the heads (eq. 9).
+        It is the entropy of softmax(w) over the kernel in nats, summed over heads (eq. 9).
         """
         return self.pos_bias.entropy() if self.sparsity == 'entropy' else None
 

@@ -38,17 +38,15 @@ class AFTFullState(NamedTuple):
 class AFTFull(AFTMixer):
     """AFT with a dense position bias, ``w = u vᵀ`` or a free matrix (arXiv 2105.14103, eq. 2, 7).
 
-    A sequence may be shorter than the constructor's grid, and an image may have another grid: the
-    bias is cropped or interpolated. The state of a step is O(T·D).
+    For a shorter sequence or another grid of an image the bias is cropped or interpolated. The
+    state of a step is O(T·D).
 
     Args:
         embed_dims: channels D.
         rank: d' of u and v; None for the free matrix.
-        source_grid: sizes of the grid of a memory, for a cross mixer. w [T, S] is then free and
-            initialised by the distance of target and source, see :class:`MemoryPositionBias`.
-            Needs rank=None, causal=False, a gate, and no init_std.
-        init_std: standard deviation at initialisation of u and v (default 0.1) or of the free w
-            (default 0.01).
+        source_grid: grid of a memory, for a cross mixer with free w [T, S], see
+            :class:`MemoryPositionBias`. Needs rank=None, causal=False, a gate, and no init_std.
+        init_std: standard deviation of u and v (default 0.1) or of the free w (default 0.01).
         **kwargs: see :class:`AFTMixer`; grid is required.
     """
 
@@ -99,7 +97,7 @@ class AFTFull(AFTMixer):
         """Return :meth:`TokenMixer.step_memory` with row position [B] of w."""
         if not self.biased_memory:
             return super().step_memory(x_t, memory, position)
-        # One row of W = e^w is a factor of e^k, so this is AFT-simple with the keys k + w.
+        # One row of W is a factor of e^k: AFT-simple with the keys k + w.
         key = memory.key + self.pos_bias()[position].unsqueeze(-1)
         query = None if self.query is None else self.query(x_t.unsqueeze(1))
         mixed = ops.aft_simple(query, key, memory.value, key_mask=memory.key_mask, gate=self.gate)
@@ -111,7 +109,7 @@ class AFTFull(AFTMixer):
         return state._replace(mixing=super().select_state(state.mixing, rows))
 
     def _resolve_grid(self, num_tokens: int, grid: Sequence[int] | None = None) -> Grid:
-        # While an image is generated, only its first tokens read the memory.
+        # A generated image begins with its first tokens.
         return (num_tokens,) if self.biased_memory else super()._resolve_grid(num_tokens, grid)
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:

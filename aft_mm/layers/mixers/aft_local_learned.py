@@ -9,12 +9,12 @@ from .aft_local import AFTLocal
 class AFTLocalLearned(AFTLocal):
     """AFT-local with a separate softmax over the position weights (ICLR submission, eq. 8).
 
-    ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t'`` over all visible tokens, with
-    w = 0 outside the window. The products of the two weights do not sum to one.
+    ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t'`` over all visible tokens, with w =
+    0 outside the window. The weights do not sum to one.
 
     Args:
         embed_dims: channels D.
-        window: see :class:`AFTLocal`; 0 gives every visible token the same position weight.
+        window: see :class:`AFTLocal`; 0 gives all tokens the same position weight.
         rank: see :class:`AFTLocal`.
         init_std: see :class:`AFTLocal`.
         **kwargs: see :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.

@@ -42,7 +42,7 @@ class AFTSimple(OpMixer):
         check_key_function(key_function, gate)
         super().__init__(embed_dims, gate=gate, **kwargs)
         self.key_function = key_function
-        # Without a query the op does not know the number of targets.
+        # Without a query the number of targets is unknown.
         self.takes_memory = self.query is not None
 
     def _op_options(self, grid: Grid | None) -> dict[str, Any]:

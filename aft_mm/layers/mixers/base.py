@@ -1,4 +1,4 @@
-"""Base classes of all token mixers: projections, masks, grids and steps."""
+"""Base classes of all token mixers."""
 
 from collections.abc import Sequence
 from math import prod
@@ -32,7 +32,7 @@ def _check_tokens(name: str, x: Tensor, *shape: str | int) -> None:
 
 
 def _hide_tokens(x: Tensor, key_mask: Tensor) -> Tensor:
-    """Return x [B, T, D] with hidden tokens set to 0, as 0 · NaN would reach the gradients."""
+    """Return x [B, T, D] with hidden tokens set to 0, as 0 · NaN would reach gradients."""
     check_mask(key_mask, x)
     return x.masked_fill(~key_mask.unsqueeze(-1), 0)
 
@@ -40,15 +40,14 @@ def _hide_tokens(x: Tensor, key_mask: Tensor) -> Tensor:
 class TokenMixer(nn.Module):
     """Base class of token mixers, ``[B, T, D] -> [B, T, D]``: projections around an op.
 
-    A subclass implements :meth:`_mix`. To generate token by token it also implements
-    :meth:`_init_state` and :meth:`_mix_step`, and :meth:`_prefill` if its state is not an
-    :class:`aft_mm.ops.StepState`. The rest is inherited. The class attributes below describe the
-    mixer to the block, the decoder and the tests.
+    A subclass implements :meth:`_mix`; for steps also :meth:`_init_state` and :meth:`_mix_step`,
+    and :meth:`_prefill` if its state is not an :class:`aft_mm.ops.StepState`. Class attributes
+    describe the mixer to block, decoder and tests.
 
     Args:
         embed_dims: channels D.
-        grid: sizes of the token grid: (T,) of a sequence, (H, W) of an image, or of a volume. None
-            for a mixer without learned positions and for sequences of any length.
+        grid: sizes of the token grid: (T,) of a sequence, (H, W) of an image, or of a volume; None
+            without learned positions.
         num_prefix_tokens: class tokens P in front of the grid, T = P + prod(grid).
         causal: token t only sees tokens t' ≤ t, in raster order.
         qkv_bias: whether the query, key and value projections have a bias.
@@ -59,9 +58,9 @@ class TokenMixer(nn.Module):
         ValueError: an argument is out of range.
     """
 
-    #: Arguments of a small mixer with embed_dims=12, used by the tests. Only the required ones.
+    #: Required arguments of a small mixer with embed_dims=12, for the tests.
     example: ClassVar[dict[str, Any]] = {}
-    #: Whether the weights of the tokens that a token sees sum to one.
+    #: Whether the weights of the visible tokens sum to one.
     normalized: ClassVar[bool] = True
     #: Whether the mixer accepts causal=True.
     can_be_causal: ClassVar[bool] = True
@@ -73,10 +72,10 @@ class TokenMixer(nn.Module):
     takes_pairs: ClassVar[bool] = False
     #: Whether class tokens may precede the grid.
     takes_prefix_tokens: ClassVar[bool] = False
-    #: The type that :meth:`_init_state` returns; :meth:`step` refuses any other. A state of your
-    #: own is a NamedTuple with a ``position`` [B] (int64, the index of the next token of each
-    #: sequence). Its tensors have the batch as first axis, and may lie in nested tuples or lists.
-    #: A field that Python counts, such as the length of a growing cache, rules out CUDA graphs.
+    #: The type that :meth:`_init_state` returns. An own state is a NamedTuple with a ``position``
+    #: [B] (int64, the index of the next token); its tensors, also in nested tuples or lists, have
+    #: the batch as first axis. A field that Python counts, such as the length of a growing cache,
+    #: rules out CUDA graphs.
     state_type: ClassVar[Any] = ops.StepState
 
     def __init__(
@@ -128,7 +127,7 @@ class TokenMixer(nn.Module):
             x: tokens [B, T, D].
             grid: grid of these tokens, if it is not the constructor's.
             memory: tokens [B, S, D] to take keys and values from (cross-attention), or the result
-                of :meth:`project_memory`, which includes the mask.
+                of :meth:`project_memory`.
             key_mask: bool [B, S], True = keep. Padding may hold NaN and gets zero gradient.
             **pairs: position_bias and pair_mask for :class:`AFTBias`, or another mixer with
                 :attr:`takes_pairs`, which takes them as keywords of :meth:`_mix`.
@@ -137,8 +136,8 @@ class TokenMixer(nn.Module):
             Mixed tokens [B, T, D].
 
         Raises:
-            ValueError: x is not a float tensor of this shape, T is not P + prod(grid), the mask
-                has another shape or type, or the mixer takes no memory.
+            ValueError: x or the mask has another shape or type, T is not P + prod(grid), or the
+                mixer takes no memory.
         """
         _check_tokens('x', x, 'B', 'T', self.embed_dims)
         for name in pairs if not self.takes_pairs else ():
@@ -203,7 +202,7 @@ class TokenMixer(nn.Module):
 
         Args:
             x: prompts [B, L, D]. L may be shorter than the grid. Padding may hold NaN.
-            lengths: number of tokens of each prompt [B], 0 to L; the rest of each row is padding.
+            lengths: number of tokens of each prompt [B], 0 to L; the rest is padding.
 
         Returns:
             Mixed tokens [B, L, D], arbitrary at padding, and the state for :meth:`step`.
@@ -220,7 +219,7 @@ class TokenMixer(nn.Module):
         key, value = self.key(x), self.value(x)
         prompt: list[Any] = [query, key, value]
         if self.grid is not None and len(self.grid) > 1:
-            # The op needs the whole raster. It is causal, so the filling changes nothing before it.
+            # The op needs the whole raster, and is causal.
             rest = self.num_prefix_tokens + prod(self.grid) - length
             prompt = [None if p is None else F.pad(p, (0, 0, 0, rest)) for p in prompt]
         grid = self._resolve_grid(prompt[1].shape[1])
@@ -280,15 +279,14 @@ class TokenMixer(nn.Module):
         grid: Grid,
         key_mask: Tensor | None,
     ) -> Tensor:
-        """Mix all tokens at once; :meth:`forward` projects before and after it.
+        """Mix projected tokens.
 
         Args:
             query: [B, T, D], or None if ``self.query`` is None.
             key: [B, S, D]. S = T without a memory.
             value: [B, S, D].
             grid: grid of the T tokens, prefix tokens not counted.
-            key_mask: bool [B, S], True = keep. Hidden tokens must not contribute; a token that sees
-                none gets 0.
+            key_mask: bool [B, S], True = keep. A token that sees none gets 0.
 
         Returns:
             Mixed tokens [B, T, D].
@@ -300,7 +298,7 @@ class TokenMixer(nn.Module):
         raise NotImplementedError
 
     def _prefill(self, state: Any, key: Tensor, value: Tensor, lengths: Tensor) -> Any:
-        """Return the state after lengths[b] tokens of each sequence b; override it for own states.
+        """Return the state after lengths[b] tokens of each sequence b.
 
         Args:
             state: fresh from :meth:`_init_state`.
@@ -315,13 +313,13 @@ class TokenMixer(nn.Module):
     ) -> tuple[Tensor, Any]:
         """Mix one token, query, key and value [B, D]; return it [B, D] and the next state.
 
-        The buffers of `state` may be overwritten. The new ``position`` is larger by one.
+        Buffers of `state` may be overwritten; ``position`` is increased by one.
         """
         raise NotImplementedError
 
     @property
     def _state_options(self) -> dict[str, Any]:
-        """Device and dtype of a state: sums are float32, or float64 for a float64 model."""
+        """Device and dtype of a state: float32, or float64 for a float64 model."""
         weight = self.proj.weight
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         return dict(device=weight.device, dtype=dtype)
@@ -338,7 +336,7 @@ class TokenMixer(nn.Module):
     def _resolve_grid(self, num_tokens: int, grid: Sequence[int] | None = None) -> Grid:
         """Return the grid of `num_tokens` tokens: the given one, else the constructor's.
 
-        A sequence may be of any length, whatever the constructor's grid (T,).
+        A sequence may be of any length.
         """
         length = num_tokens - self.num_prefix_tokens
         if grid is not None:
@@ -383,18 +381,18 @@ class AFTMixer(TokenMixer):
 class OpMixer(AFTMixer):
     """Base class of mixers that mix by one op of :mod:`aft_mm.ops`, with its steps.
 
-    A subclass names the op and returns its options and, if it has one, its position bias.
+    A subclass names the op and returns its options and position bias.
     """
 
     #: Name of the op; the ops of its steps are ``NAME_init_state`` and ``NAME_step``.
     op: ClassVar[str]
 
     def _op_options(self, grid: Grid | None) -> dict[str, Any]:
-        """Return the options that the op, its state and its step take, for tokens on `grid`."""
+        """Return the options of the op, its state and its step, for tokens on `grid`."""
         raise NotImplementedError
 
     def _op_bias(self, grid: Grid | None = None) -> Sequence[Tensor | None]:
-        """Return the position bias that the op takes, for tokens on `grid` or the constructor's."""
+        """Return the position bias of the op for tokens on `grid`, by default the constructor's."""
         return ()
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:

@@ -19,11 +19,10 @@ from .token_table import TokenTable
 class DenseSynthesizer(TokenMixer):
     """Attention weights predicted by each token alone, without keys (arXiv 2005.00743, §3.1).
 
-    ``softmax(W₂ relu(W₁ x)) v`` per head, with W₁ [D, D] and W₂ [T, D/h] for each head. A token
-    predicts one weight per position, so a sequence may be shorter than `grid`, but not longer.
+    ``softmax(W₂ relu(W₁ x)) v`` per head, with W₁ [D, D] and W₂ [T, D/h] for each head, and T the
+    largest length.
 
-    Time O(T²·D), memory O(T²·h + T·D). The state of a step is O(T·D), the values of all tokens; its
-    cost is O(T·D).
+    Time O(T²·D), memory O(T²·h + T·D). State and cost of a step are O(T·D).
 
     Args:
         embed_dims: channels D.
@@ -39,7 +38,7 @@ class DenseSynthesizer(TokenMixer):
         super().__init__(embed_dims, **kwargs)
         check_num_heads(num_heads, embed_dims)
         self.num_heads = num_heads
-        self.key = nn.Identity()  # there are no keys; the query is W₁ x
+        self.key = nn.Identity()  # no keys; the query is W₁ x
         tokens = prod(self._required_grid())
         self.weight = nn.Parameter(torch.empty(num_heads, embed_dims // num_heads, tokens))
         self.bias = nn.Parameter(torch.zeros(num_heads * tokens))

@@ -24,18 +24,16 @@ _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 class KernelMixer(AFTMixer):
     """Base class of the controls: AFT-conv with weights that do not depend on the tokens.
 
-    ``y_t = proj(g(q_t) ⊙ Σ_t' K[t' − t] ⊙ v_t')``. There are no keys, and tokens outside the grid
-    are 0. A causal mixer uses the half of the kernel up to its centre in raster order, as
-    :class:`AFTConv` does. A subclass implements :meth:`kernel`.
+    ``y_t = proj(g(q_t) ⊙ Σ_t' K[t' − t] ⊙ v_t')``, 0 outside the grid. A causal mixer uses the
+    kernel up to its centre in raster order. A subclass implements :meth:`kernel`.
 
-    Time and memory O(T·k·D) and O(T·D) for k kernel entries. The state and the cost of a step are
-    O(r·D), with r the reach of the kernel in raster order.
+    Time O(T·k·D), memory O(T·D) for k kernel entries. State and cost of a step are O(r·D), with r
+    the reach of the kernel in raster order.
 
     Args:
         embed_dims: channels D.
         kernel_size: odd sizes, an int for all dimensions or one per dimension.
-        **kwargs: see :class:`AFTMixer`. Without a grid, `kernel_size` sets the number of
-            dimensions.
+        **kwargs: see :class:`AFTMixer`. Without a grid, `kernel_size` sets the dimensions.
     """
 
     normalized = False
@@ -103,7 +101,7 @@ class KernelMixer(AFTMixer):
         used, state = state, push(state, value[:, :1], value, update_sums=False)
         use_up(used.position)
         seen = ((index >= 0) & (tokens >= 0)).unsqueeze(-1)
-        # The dtype of the parallel convolution, so that both round the weights alike.
+        # Both round the weights alike.
         kernel = self._visible_kernel().flatten(1).mT.to(value.dtype)
         weights = kernel[index.clamp_min(0)] * seen
         mixed = (weights * state.values).sum(1)
@@ -117,7 +115,7 @@ class DepthwiseConv(KernelMixer):
     """A gated depthwise convolution, a control for AFT-conv with the same kernel.
 
     ``y_t = proj(g(q_t) ⊙ Σ_t' K[t' − t] ⊙ v_t')`` with a learned K ``[D, *kernel]``, initialised as
-    torch's convolutions. See :class:`KernelMixer` for its cost.
+    torch's convolutions.
 
     Args:
         embed_dims: channels D.

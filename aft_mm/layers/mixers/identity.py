@@ -14,9 +14,7 @@ from .depthwise_conv import KernelMixer
 
 @MODELS.register_module()
 class Identity(KernelMixer):
-    """No mixing, ``y = proj(g(query(x)) ⊙ value(x))``: the model sees one token at a time.
-
-    The lower bound of every comparison of mixers: what is better than this comes from other tokens.
+    """No mixing, ``y = proj(g(query(x)) ⊙ value(x))``, the lower bound of comparisons.
 
     Args:
         embed_dims: channels D.

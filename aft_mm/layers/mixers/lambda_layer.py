@@ -18,12 +18,12 @@ from .base import TokenMixer
 class LambdaLayer(TokenMixer):
     """Lambda layer with full context (LambdaNetworks, arXiv 2102.08602).
 
-    ``y_t = λ_tᵀ q_t`` with ``λ_t = Σ_t' (softmax(k)[t'] + e[t' − t]) v_t'ᵀ``, shared by all h heads.
-    The softmax is over the tokens, and e is learned for every offset on the grid. Queries and keys
-    are batch-normalised over the tokens that are not hidden.
+    ``y_t = λ_tᵀ q_t`` with ``λ_t = Σ_t' (softmax(k)[t'] + e[t' − t]) v_t'ᵀ``, shared by all h
+    heads. The softmax is over tokens; e is learned per offset. Queries and keys are
+    batch-normalised over visible tokens.
 
-    Time ``O(T²·h·(|k| + D/h))``, memory ``O(T²·(h + |k|))``. It cannot be causal, as batch statistics
-    depend on later tokens. timm's LambdaLayer takes maps [B, C, H, W] only, and no masks.
+    Time ``O(T²·h·(|k| + D/h))``, memory ``O(T²·(h + |k|))``. Not causal, as batch statistics depend
+    on later tokens.
 
     Args:
         embed_dims: channels D.
@@ -44,7 +44,7 @@ class LambdaLayer(TokenMixer):
         check_int('key_dims', key_dims, 1)
         learned = self._required_grid()
         self.num_heads, self.key_dims = num_heads, key_dims
-        # Without bias: BatchNorm would subtract it.
+        # BatchNorm would subtract a bias.
         self.query = nn.Linear(embed_dims, num_heads * key_dims, bias=False)
         self.key = nn.Linear(embed_dims, key_dims, bias=False)
         self.value = nn.Linear(

@@ -15,7 +15,7 @@ from .base import TokenMixer
 
 
 class FeatureAttention(TokenMixer):
-    """Base class of linear attention; a subclass chooses the features.
+    """Base class of linear attention.
 
     Args:
         embed_dims: channels D.
@@ -70,8 +70,8 @@ class FeatureAttention(TokenMixer):
 class LinearAttention(FeatureAttention):
     """Linear attention, ``φ(q) Σ φ(k) vᵀ / φ(q) Σ φ(k)`` per head (arXiv 2006.16236, eq. 5).
 
-    Time O(T·D²/h), memory O(T·D), see :func:`aft_mm.ops.linear_attention`. The state of a step
-    holds the two sums, D²/h + D numbers for any number of tokens.
+    Time O(T·D²/h), memory O(T·D), state of a step D²/h + D numbers; see
+    :func:`aft_mm.ops.linear_attention`.
 
     Args:
         embed_dims: channels D.

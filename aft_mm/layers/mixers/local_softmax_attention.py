@@ -23,7 +23,7 @@ Places = tuple[Tensor, Tensor]
 class Blocks(NamedTuple):
     """Size of the blocks of a grid (H, W), and of the margins that their queries also see.
 
-    Each field is (rows, columns); a sequence is a grid of one row.
+    Fields are (rows, columns); a sequence is a grid of one row.
     """
 
     size: tuple[int, ...]
@@ -82,13 +82,12 @@ class Blocks(NamedTuple):
 class LocalSoftmaxAttention(TokenMixer):
     """Softmax attention in local blocks (Image Transformer, arXiv 1802.05751, §3.3).
 
-    The tokens are divided into blocks. A query sees its own block and a margin around it: the
-    tokens before and after the block of a sequence, or the rows and columns around the block of a
-    2-d grid. If causal, it only sees tokens that are not later in raster order. The paper generates
-    block by block; here, as for every mixer, tokens are generated in raster order.
+    A query sees its own block and a margin around it: tokens before and after, or rows and columns
+    around it; if causal, up to itself in raster order, also when generating, where the paper goes
+    block by block.
 
-    Time O(T·m·D), memory O(T·(m + D)), with m tokens in a block and its margin. The state and the
-    cost of a step are O(r·D), with r the reach of a block and its margin in raster order.
+    Time O(T·m·D), memory O(T·(m + D)), with m tokens in a block and its margin. State and cost of a
+    step are O(r·D), with r the reach of both in raster order.
 
     Args:
         embed_dims: channels D.
@@ -119,7 +118,7 @@ class LocalSoftmaxAttention(TokenMixer):
         size = self._sizes('window', window, smallest=1)
         before = size if margin is None else self._sizes('margin', margin, smallest=0)
         if self.raster is None:
-            # In a causal sequence, nothing after the block is visible.
+            # Causal: nothing after the block is visible.
             after = (0,) if self.causal else before
             self.blocks = Blocks((1, *size), (0, *before), (0, *after))
         else:
@@ -137,8 +136,8 @@ class LocalSoftmaxAttention(TokenMixer):
         query = blocks._replace(before=(0, 0), after=(0, 0)).cut(query, grid)
         key, value = blocks.cut(key, grid), blocks.cut(value, grid)
         query, key, value = (split_heads(x, self.num_heads) for x in (query, key, value))
-        # Fused kernels take 4 dimensions: [n, B·h, tokens, D/h] if all sequences share a mask of
-        # T·m entries, else [n·B, h, tokens, D/h].
+        # Fused kernels take 4 dimensions: [n, B·h, tokens, D/h] with a shared mask, else [n·B, h,
+        # tokens, D/h].
         merged = (1, 2) if key_mask is None else (0, 1)
         parts = (query, key, value, visible.unsqueeze(2))
         mixed = masked_attention(*(part.flatten(*merged) for part in parts)).view(query.shape)
@@ -176,5 +175,5 @@ class LocalSoftmaxAttention(TokenMixer):
 
 
 def _without_infinity(state: StepState) -> StepState:
-    """Return the state with keys of 0 in empty slots; they are masked, and q · (−inf) is NaN."""
+    """Return the state with keys of 0 in empty slots, as q · (−inf) is NaN."""
     return state._replace(keys=state.keys.masked_fill(state.keys == -torch.inf, 0))

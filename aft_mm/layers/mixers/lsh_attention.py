@@ -16,7 +16,7 @@ from .base import TokenMixer
 from .softmax_attention import split_heads
 from .token_table import TokenTable
 
-# The logit of a token with itself: low enough to count only if the token sees no other.
+# A token with itself: counts only if it sees no other.
 SELF_LOGIT = -1e5
 
 
@@ -47,19 +47,16 @@ class _Order(NamedTuple):
 class LSHAttention(TokenMixer):
     """Softmax attention among tokens of the same hash bucket (Reformer, arXiv 2001.04451, §2).
 
-    Query and key share one projection, and keys are scaled to length 1. Each round hashes the
-    tokens into buckets, ``argmax([xR, −xR])``, and sorts them by bucket. If causal, a token sees
-    the last chunk_size tokens of its bucket before it. Otherwise it sees the tokens of its bucket
-    in its chunk of the sorted tokens and in the chunk before. (The paper uses chunks in both cases;
-    their boundaries depend on the number of later tokens, which steps cannot know.) The rounds are
-    combined by a softmax over the union of the tokens they see, each counted once. A token sees
-    itself only if it sees no other.
+    Query and key share one projection, and keys have length 1. Each round hashes tokens into
+    buckets, ``argmax([xR, −xR])``, and sorts them by bucket. A token sees those of its bucket in
+    its chunk of the sorted tokens and the chunk before; if causal, the last chunk_size earlier
+    tokens of its bucket (the paper's chunks depend on later tokens, which steps cannot know). One
+    softmax covers the union of the rounds. A token sees itself only if it sees no other.
 
     Time and memory O(rounds·T·c·D), with c the chunk size; the sort is O(T log T). The state of a
-    step is O(T·D), the keys and values of all tokens; its cost is O(rounds·c·D).
+    step is O(T·D), its cost O(rounds·c·D).
 
-    The random rotations R are a buffer sampled once, so steps, forward, all processes with one
-    seed, and loaded checkpoints share them.
+    The rotations R are a buffer sampled once.
 
     Args:
         embed_dims: channels D.
@@ -127,7 +124,7 @@ class LSHAttention(TokenMixer):
         logits = _take(key, token) @ _with_chunk_before(_take(_unit(key), token)).mT
         logits = logits.to(_wide(logits)) * key.shape[-1] ** -0.5
         logits = logits.masked_fill(token.unsqueeze(-1) == source.unsqueeze(-2), SELF_LOGIT)
-        # Softmax over the union of the rounds: a token seen in several rounds counts once.
+        # A token seen in several rounds counts once.
         logits = (logits - count.clamp_min(1).to(logits).log()).masked_fill(~own, -torch.inf)
         lowest = torch.finfo(logits.dtype).min
         total = logits.logsumexp(-1, keepdim=True).clamp_min(lowest)
@@ -175,7 +172,7 @@ class LSHAttention(TokenMixer):
         bucket = order.bucket.gather(-1, order.token)
         sizes = bucket.new_zeros(*bucket.shape[:-1], self.num_buckets + 1)
         ends = sizes.scatter_add_(-1, bucket, torch.ones_like(bucket)).cumsum(-1)
-        # The number of later tokens in the bucket: its last token goes into the last slot.
+        # Later tokens in the bucket: the last goes into the last slot.
         after = ends.gather(-1, bucket) - 1 - tokens
         slots = self.chunk_size + 1
         slot = bucket * slots + (slots - 1 - after)

@@ -1,6 +1,7 @@
 """Performer attention: linear attention over random features of the softmax kernel."""
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from aft_mm.registry import MODELS
 from ..grid import Grid
 from .linear_attention import FeatureAttention
 
-# Exponents of key features are clamped to this range: e^±80 is normal in float32 and leaves room
-# for sums. The upper end is more than 8 standard deviations away, for a key of any length.
+# Clamps exponents of key features: e^±80 is normal in float32 and leaves room for sums; the upper
+# end is more than 8 standard deviations away.
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -80.0, 40.0
 
 
@@ -22,19 +23,17 @@ LOWEST_EXPONENT, HIGHEST_EXPONENT = -80.0, 40.0
 class PerformerAttention(FeatureAttention):
     """Linear attention over positive orthogonal random features (arXiv 2009.14794, FAVOR+).
 
-    ``φ(x) = exp(ω x − |x|² / 2)`` for x = q or k divided by (D/h)^¼. The rows of ω are orthogonal
-    in blocks of D/h and have the norms of Gaussian vectors, so the mean of ``φ(q)·φ(k)`` is
-    ``exp(q·k / √(D/h))``. Stabilisation must not depend on later tokens: queries are divided by
-    their largest feature, which cancels, and exponents of keys are clamped to −80 … 40. The state
-    of a step has (D + h)·m numbers.
+    ``φ(x) = exp(ω x − |x|² / 2)`` for x = q or k divided by (D/h)^¼, with the mean of ``φ(q)·φ(k)``
+    equal to ``exp(q·k / √(D/h))``. Rows of ω are orthogonal in blocks of D/h. Queries are divided
+    by their largest feature; exponents of keys are clamped to −80 … 40. The state of a step has (D
+    + h)·m numbers.
 
-    ω and the seed of later samples are buffers, sampled with torch's generator. They are saved in
-    checkpoints, and all processes that start from one seed share them.
+    ω and the seed of later samples are buffers.
 
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D.
-        num_features: m per head; None for D/h · ln(D/h), rounded up, as the paper proposes.
+        num_features: m per head; None for the paper's D/h · ln(D/h), rounded up.
         redraw: sample a new ω every so many training iterations; None never does.
         **kwargs: see :class:`TokenMixer`.
     """
@@ -62,23 +61,23 @@ class PerformerAttention(FeatureAttention):
                 check_int(name, number, 1)
         self.num_features, self.redraw = num_features, redraw
         self.feature_map = (self._query_features, self._key_features)
-        # The seed of later samples of ω.
         self.register_buffer('seed', torch.randint(2**32, ()))
         self.register_buffer('iterations', torch.tensor(0))
         self.register_buffer('projection', sample_projection(num_features, dims))
-        # A copy of the buffer, as reading that would synchronise with the device.
+        # Reading the buffer would synchronise.
         self._iterations: int | None = 0
         self._counted_version: int | None = None
+        if redraw is not None:
+            _exclude_count_from_graphs()
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         if self.training and self.redraw is not None:
             self._count_iteration()
         return super()._mix(query, key, value, grid, key_mask)
 
-    @torch.compiler.disable
     def _count_iteration(self) -> None:
-        # An iteration ends when the optimizer writes to the weights, which torch counts. Until then
-        # all passes, of accumulated gradients or recomputed blocks, must use the same features.
+        # An iteration ends when the optimizer writes to the weights. Until then all passes must use
+        # the same features.
         version = self.key.weight._version
         if version == self._counted_version:
             return
@@ -112,6 +111,13 @@ class PerformerAttention(FeatureAttention):
         self._iterations = None
 
 
+@cache
+def _exclude_count_from_graphs() -> None:
+    # Not a decorator: torch.compiler.disable imports the compiler, which takes seconds.
+    cls: Any = PerformerAttention
+    cls._count_iteration = torch.compiler.disable(cls._count_iteration)
+
+
 def sample_projection(
     number: int, dims: int, generator: torch.Generator | None = None, device: str | None = None
 ) -> Tensor:
@@ -120,7 +126,7 @@ def sample_projection(
     blocks = []
     for _ in range(-(-number // dims)):
         directions, upper = torch.linalg.qr(torch.randn(dims, dims, **options))
-        # Without the signs of the diagonal the directions, and so the estimate, would be biased.
+        # Without these signs the estimate would be biased.
         directions = (directions * upper.diagonal().sign()).T
         blocks.append(directions * torch.randn(dims, dims, **options).norm(dim=1, keepdim=True))
     return torch.cat(blocks)[:number]

@@ -45,8 +45,8 @@ class KeyValueCache(NamedTuple):
 
 
 def masked_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
-    """Return scaled_dot_product_attention over visible keys, 0 for a query that sees none."""
-    # Some kernels give NaN for a fully masked row, so it sees everything and is set to 0.
+    """Return scaled_dot_product_attention over visible keys, 0 without any."""
+    # Some kernels give NaN for a fully masked row.
     some = visible.any(-1, keepdim=True)
     return some * F.scaled_dot_product_attention(query, key, value, attn_mask=visible | ~some)
 
@@ -80,13 +80,13 @@ class SoftmaxAttention(TokenMixer):
     """Multi-head attention, ``softmax(q kᵀ / √(D/h)) v`` per head.
 
     Uses torch's scaled_dot_product_attention. A query that sees no key gets 0. The state of a step
-    caches the keys and values of all tokens so far, O(t·D), which is also its cost.
+    caches keys and values, O(t·D), which is also its cost.
 
     Args:
         embed_dims: channels D.
         num_heads: h, a divisor of D.
-        stateful: False caches no keys and values. Each step then projects and mixes all tokens so
-            far again, O(t·D² + t²·D), which is what the papers measure; grid is required for steps.
+        stateful: False recomputes all tokens in each step, O(t·D² + t²·D), as the papers measure;
+            grid is then required for steps.
         **kwargs: see :class:`TokenMixer`.
     """
 

@@ -23,10 +23,9 @@ PATTERNS = ('strided', 'fixed')
 class StridedAttention(TokenMixer):
     """Softmax attention over O(√T) tokens (Sparse Transformer, arXiv 1904.10509, §4).
 
-    With stride l, in raster order: 'strided' sees the tokens at most l away and those at a distance
-    that is a multiple of l; 'fixed' sees its own block of l tokens and the last `summary` tokens of
-    every block. If causal, it only sees tokens that are not later. Each head takes one softmax over
-    both sets, the merged head of the paper.
+    With stride l, in raster order: 'strided' sees tokens at most l or a multiple of l away; 'fixed'
+    its own block of l tokens and the last `summary` tokens of every block. Each head takes one
+    softmax over both sets, the paper's merged head.
 
     Time O(T·(l + T/l)·D), memory O(T·(l + T/l)·h); for 'fixed' T/l · summary replaces T/l. The
     state of a step is O(T·D), its cost O((l + T/l)·D).
@@ -129,7 +128,7 @@ class StridedAttention(TokenMixer):
     ) -> tuple[Tensor, Tensor]:
         """Return what is visible of _near and of _far, bool [1 or B, 1, R, l, n] each."""
         target = torch.arange(tokens + pad, device=device).view(-1, self.stride, 1)
-        # Token t has index t + 1, so that 0 marks the padding next to the first and last block.
+        # 0 marks the padding next to the first and last block.
         index = 1 + target
         exists = torch.ones(1, tokens, dtype=torch.bool, device=device)
         exists = F.pad(exists if key_mask is None else key_mask, (0, pad)).view(-1, *target.shape)
@@ -173,7 +172,7 @@ class StridedAttention(TokenMixer):
         return (weights @ values).transpose(1, 2).flatten(1), state
 
     def _sources(self, target: Tensor, tokens: int) -> Tensor:
-        """Return the tokens that targets [B, 1] may see, each once, [B, n]; some are out of range."""
+        """Return the tokens that targets [B, 1] may see, [B, n]; some are out of range."""
         stride, blocks = self.stride, -(-tokens // self.stride)
         if self.pattern == 'strided':
             back = torch.arange(blocks + 1, device=target.device)

@@ -16,10 +16,9 @@ from .depthwise_conv import KernelMixer
 class TokenShift(KernelMixer):
     """Each group of channels comes from one neighbour, a control without learned weights.
 
-    The channels are divided into groups of equal size: one from the token itself, one from the
-    previous token along each dimension and, if not causal, one from the next. In a causal sequence
-    half of the channels come from the previous token, as in RWKV's token shift; on an image this is
-    ShiftViT's shift (arXiv 2201.10801) with more channels.
+    Groups of equal size come from the token itself, the previous token along each dimension and, if
+    not causal, the next. For a causal sequence this is RWKV's token shift, on an image ShiftViT's
+    (arXiv 2201.10801) with more channels.
 
     Args:
         embed_dims: channels D.

@@ -32,8 +32,8 @@ class TokenTable(NamedTuple):
         """Return the state with one more token, [B, C] per table; overwrites this one.
 
         Raises:
-            ValueError: a token of another batch or size. On a CPU also for a full table and for a
-                state that was already used; elsewhere these checks would synchronise.
+            ValueError: a token of another batch or size; on a CPU also a full table or a used
+                state.
         """
         allowed = [(rows.shape[0], rows.shape[2]) for rows in self.rows]
         if [tuple(row.shape) for row in token] != allowed:
@@ -52,9 +52,7 @@ class TokenTable(NamedTuple):
         return TokenTable(self.rows, position)
 
     def fill(self, prompt: Sequence[Tensor], lengths: Tensor) -> 'TokenTable':
-        """Return the state after prompts [B, L, C] per table, of lengths [B].
-
-        Padding, the rows from lengths[b] on, is stored too and overwritten later.
+        """Return the state after prompts [B, L, C] per table, of lengths [B], padding included.
 
         Raises:
             ValueError: L exceeds the number of rows.

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from mmengine.dist import all_reduce, get_world_size
-from mmengine.model import BaseModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from aft_mm.checks import check_choice, check_config, refuse
+from aft_mm.openmmlab import BaseModel, all_reduce, get_world_size
 from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample
 
@@ -25,14 +24,14 @@ class AutoregressiveModel(BaseModel):
     Args:
         decoder: config of :class:`SequenceDecoder`.
         head: config of :class:`CategoricalHead` or :class:`LogisticMixtureHead`.
-        encoder: config of :class:`SequenceEncoder` for the ``source`` of the samples; the decoder
-            then needs a cross mixer. With ``embedding=None`` it shares the decoder's embedding.
+        encoder: config of :class:`SequenceEncoder` for the ``source`` of the samples, with a cross
+            mixer in the decoder. ``embedding=None`` shares the decoder's.
         data_preprocessor: config; :class:`SequencePreprocessor` by default.
-        init_cfg: see mmengine's BaseModule; the parts already initialise themselves.
+        init_cfg: see mmengine's BaseModule.
 
     Raises:
-        ValueError: head and decoder differ in channels, number of values or token shape, or
-            encoder and decoder share an embedding and differ in channels.
+        ValueError: head and decoder differ in channels, number of values or token shape, or encoder
+            and decoder share an embedding but not the channels.
     """
 
     def __init__(
@@ -72,14 +71,14 @@ class AutoregressiveModel(BaseModel):
             mode: 'tensor', 'loss' or 'predict'.
 
         Returns:
-            For 'tensor', hidden vectors [B, T, D]. For 'loss', ``dict(loss=…)``, the mean nats per
-            dimension over the predicted tokens of all processes. For 'predict', the samples with
-            ``nats`` and ``num_dims``, computed in float64 from the logits on, and with
-            ``num_correct`` for a categorical head.
+            'tensor': hidden vectors [B, T, D]. 'loss': ``dict(loss=…)``, the mean nats per
+            dimension over the predicted tokens of all processes. 'predict': the samples with
+            ``nats`` (float64 from the logits on), ``num_dims`` and, for a categorical head,
+            ``num_correct``.
 
         Raises:
-            ValueError: another mode, another number of samples than sequences, a token outside the
-                vocabulary, or a sequence longer than the position table.
+            ValueError: another mode or number of samples, a token outside the vocabulary, or a
+                sequence longer than the position table.
         """
         check_choice('mode', mode, MODES)
         if not isinstance(inputs, Tensor) or inputs.dim() < 2:
@@ -96,7 +95,7 @@ class AutoregressiveModel(BaseModel):
         num_dims = counted.sum(1) * self.head.dims_per_token
         if mode == 'loss':
             nats = self.head.loss(hidden, inputs).masked_fill(~counted, 0)
-            # Every token has the same weight, whichever process it is on.
+            # Every token has the same weight on any process.
             total = num_dims.sum()
             all_reduce(total)
             return dict(loss=nats.sum() * get_world_size() / total)
@@ -167,9 +166,8 @@ class AutoregressiveModel(BaseModel):
 
 
 def _counted(inputs: Tensor, samples: list[SequenceSample]) -> Tensor:
-    """Return which tokens are predicted, bool [B, T]: neither context nor padding.
-
-    A sample may choose among the other tokens by ``predicted``.
+    """Return which tokens are predicted, bool [B, T]: no context, no padding, as ``predicted``
+    allows.
     """
     spans = [(s.get('num_context', 0), s.get('length', inputs.shape[1])) for s in samples]
     first, end = torch.tensor(spans, device=inputs.device).unsqueeze(-1).unbind(1)

@@ -3,11 +3,10 @@
 from typing import Any
 
 import torch
-from mmengine.dist import all_reduce, get_world_size
-from mmengine.model import BaseModel
 from torch import Tensor
 
 from aft_mm.checks import check_choice, check_config, check_int
+from aft_mm.openmmlab import BaseModel, all_reduce, get_world_size
 from aft_mm.registry import MODELS
 from aft_mm.structures import UtteranceSample
 from aft_mm.tokenizers import TextUnits
@@ -27,11 +26,11 @@ class CTCModel(BaseModel):
             :class:`BiLSTMEncoder`.
         head: config of :class:`CTCHead`.
         beam_size: number of prefixes of the beam search; 1 decodes greedily.
-        lexicon: ``dict(units=…, words=[…])`` with the units of the data set; 'predict' also gives
-            ``in_lexicon``, the units of the most likely transcript of these words, by a beam of at
-            least 16 prefixes.
+        lexicon: ``dict(units=…, words=[…])`` with the units of the data set; 'predict' then adds
+            ``in_lexicon``, the most likely transcript of these words, by a beam of at least 16
+            prefixes.
         data_preprocessor: config; :class:`UtterancePreprocessor` by default.
-        init_cfg: see mmengine's BaseModel; the parts already initialise themselves.
+        init_cfg: see mmengine's BaseModel.
 
     Raises:
         ValueError: encoder and head differ in channels.
@@ -76,14 +75,13 @@ class CTCModel(BaseModel):
             mode: 'tensor', 'loss' or 'predict'.
 
         Returns:
-            For 'tensor', log probabilities [B, T, V] of the blank and the units, arbitrary at
-            padding. For 'loss', ``dict(loss=…)``, ``Σ −log p(units) / Σ units`` in nats, summed
-            over the utterances of all processes. For 'predict', the samples with ``recognized``
-            and ``score``.
+            'tensor': log probabilities [B, T, V] of the blank and the units, arbitrary at padding.
+            'loss': ``dict(loss=…)``, ``Σ −log p(units) / Σ units`` in nats over the utterances of
+            all processes. 'predict': the samples with ``recognized`` and ``score``.
 
         Raises:
-            ValueError: another mode, another number of samples than utterances, features of another
-                F, more frames than positions, or as :meth:`CTCHead.nats`.
+            ValueError: another mode, number of samples or F, more frames than positions, or as
+                :meth:`CTCHead.nats`.
         """
         check_choice('mode', mode, MODES)
         samples = [UtteranceSample() for _ in inputs] if data_samples is None else data_samples
@@ -115,7 +113,7 @@ class CTCModel(BaseModel):
         Args:
             log_probs: [T, V].
             beam_size: the model's by default.
-            lexicon: the words that may occur; the beam then has at least 16 prefixes.
+            lexicon: words that may occur; the beam then has at least 16 prefixes.
         """
         size = self.beam_size if beam_size is None else beam_size
         if lexicon is not None:
@@ -127,7 +125,7 @@ class CTCModel(BaseModel):
     ) -> Tensor:
         targets = [sample.units for sample in samples]
         nats = self.head.nats(log_probs, lengths, targets).sum()
-        # Gradients are averaged over processes, which may hold different numbers of units.
+        # Gradients are averaged over processes, which may differ in the number of units.
         number = torch.tensor(float(sum(map(len, targets))), device=nats.device)
         all_reduce(number)
         return nats * get_world_size() / number.clamp_min(1)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -22,6 +21,7 @@ from aft_mm.checks import (
     refuse,
 )
 from aft_mm.layers import Block, GridParameters, PatchEmbedding, PositionEmbedding
+from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
 OUT_TYPES = ('avg_featmap', 'cls_token', 'featmap')
@@ -31,40 +31,39 @@ OUT_TYPES = ('avg_featmap', 'cls_token', 'featmap')
 class AFTViT(BaseModule):
     """Vision transformer with any token mixer (arXiv 2105.14103, §5.3).
 
-    Patches, blocks and a final norm. DeiT is ``AFTViT(arch, with_cls_token=True,
-    out_type='cls_token', token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=3))``. AFT-conv
-    uses no class token and no position embedding, and averages the tokens.
+    DeiT is ``AFTViT(arch, with_cls_token=True, out_type='cls_token',
+    token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=3))``. AFT-conv has neither class
+    token nor position embedding, and averages the tokens.
 
-    Images of any size are accepted: they are padded at the bottom and on the right to a multiple of
-    the patch, and learned positions are interpolated, also when a checkpoint is loaded. Loading is
-    strict even if the caller asks for strict=False.
+    Images of any size are padded at the bottom and on the right to a multiple of the patch, and
+    learned positions are interpolated, also from a checkpoint. Loading is strict even with
+    strict=False.
 
     Args:
         arch: 'tiny', 'small', 'base' (D = 192, 384, 768, 12 layers), or a dict with embed_dims,
             num_layers and optionally mlp_ratio (default 4).
-        img_size: image size (H, W) in pixels of the learned positions, or one int for both.
+        img_size: size (H, W) in pixels, or one int, for the learned positions.
         patch_size: side of a patch in pixels.
         in_channels: channels of the image.
         token_mixer: config of the mixer of every block; None is AFT-full with rank 128.
         with_cls_token: prepend a learned class token, for mixers that accept one.
         position_embedding: add a learned vector per token.
-        out_indices: layer or layers whose outputs are returned, negative ones from the end. Later
-            layers are not run. The final norm is applied to the output of the last layer only.
+        out_indices: layers whose outputs are returned, negative ones from the end. Later layers are
+            not run, and only the last one has the final norm.
         out_type: 'avg_featmap' for the mean over the grid [B, D], 'cls_token' for [B, D], 'featmap'
             for [B, D, H', W'] with ``H' = ⌈H / patch⌉``.
-        drop_rate: dropout probability after the embedding, after mixers and in MLPs.
+        drop_rate: dropout probability after embedding and mixers and in MLPs.
         drop_path_rate: drop path probability of the last layer; it rises linearly from 0.
-        frozen_stages: freeze the embeddings and the first n layers (with all layers, also the norm)
-            and keep them in evaluation mode; below 1 for none.
+        frozen_stages: freeze the embeddings and the first n layers (with all, also the norm) in
+            evaluation mode; below 1 for none.
         with_cp: gradient checkpointing per block, non-reentrant.
         final_norm: LayerNorm after the last layer.
-        with_mask_channel: the image has one more channel, 1 inside and 0 in the padding, as added
-            by MaskedDataPreprocessor. Tokens of padding only are hidden from the others, 0 in
-            'featmap', and not counted in 'avg_featmap'. Each image of a padded batch then has the
-            same output as alone, unless learned positions or biases are interpolated to the grid
-            of the batch.
-        bfloat16: run under bfloat16 autocast and return float32, for heads that need it.
-        init_cfg: see mmengine's BaseModule; the constructor already initialises as in the paper.
+        with_mask_channel: the image has the channel of MaskedDataPreprocessor, 1 inside and 0 in
+            the padding. Tokens of padding only are hidden, 0 in 'featmap' and not counted in
+            'avg_featmap', so an image has the same output as alone, unless positions or biases are
+            interpolated to the grid of the batch.
+        bfloat16: run under bfloat16 autocast and return float32.
+        init_cfg: see mmengine's BaseModule; the default is the paper's initialisation.
 
     Raises:
         ValueError: an argument is out of range; on loading, the checkpoint has other parameters.
@@ -235,7 +234,7 @@ class AFTViT(BaseModule):
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Return the depth of a parameter and the number of depths, for layer-wise decay.
 
-        The embeddings have depth 0, layer i has i + 1, and the parameters after it the last one.
+        The embeddings have depth 0, layer i has i + 1, parameters after it the last one.
         """
         num_depths = len(self.layers) + 2
         name = param_name.removeprefix(prefix)
@@ -332,11 +331,11 @@ class AFTViT(BaseModule):
             x = x.masked_fill(~seen, 0)
         if self.out_type == 'avg_featmap':
             return x.mean(dim=1) if seen is None else x.sum(dim=1) / seen.sum(dim=1)
-        # mmcv's RoIAlign assumes contiguous maps and ignores their strides.
+        # mmcv's RoIAlign ignores strides.
         return x.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        """Raise ValueError for other parameters, which mmengine's loader would only log."""
+        """Raise ValueError for other parameters, which mmengine would only log."""
         own = self.state_dict()
         loaded = {
             name.removeprefix(prefix): tensor
@@ -350,7 +349,7 @@ class AFTViT(BaseModule):
             for name, _ in module.named_parameters()
         }
         fixed = own.keys() & loaded.keys() - on_grid
-        # Keys of other modules, such as a head, are left to the loader.
+        # Keys of other modules are left to the loader.
         ours = {name.partition('.')[0] for name in own} | {'cls_token', 'pos_embed', 'norm'}
         complaints = {
             'lacks': [name for name in own if name not in loaded],

@@ -23,8 +23,7 @@ class DecoderState(NamedTuple):
     def hold(self, last: int) -> None:
         """Move sequences past token `last` back to it, in place.
 
-        A complete sequence can so take part in the steps of its batch without leaving the position
-        table. Its outputs are arbitrary.
+        So a complete sequence stays inside the position table while its batch takes steps.
         """
         self.position.clamp_(max=last)
         for block in self.blocks:
@@ -33,11 +32,10 @@ class DecoderState(NamedTuple):
 
 @MODELS.register_module()
 class SequenceDecoder(BlockStack):
-    """Autoregressive decoder, whose output at t only depends on the tokens before t.
+    """Autoregressive decoder: the output at t depends on the tokens before t only.
 
-    ``hidden_t = norm(blocks(x))_t`` with ``x_0 = start + p_0`` and
-    ``x_t = embedding(token_{t−1}) + p_t``, so hidden[:, t] predicts token t, and T tokens give T
-    predictions.
+    ``hidden_t = norm(blocks(x))_t`` predicts token t, with ``x_0 = start + p_0`` and
+    ``x_t = embedding(token_{t−1}) + p_t``.
 
     A decoder of CIFAR-10 images is ``SequenceDecoder(256, 24, embedding=dict(
     type='aft_mm.TokenEmbedding', vocab_size=256, num_kinds=3), token_mixer=dict(
@@ -45,7 +43,7 @@ class SequenceDecoder(BlockStack):
 
     Args:
         *args: see :class:`BlockStack`.
-        **kwargs: see :class:`BlockStack`; `causal` is set here, and any causal mixer can be used.
+        **kwargs: see :class:`BlockStack`; `causal` is set here.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -73,7 +71,7 @@ class SequenceDecoder(BlockStack):
         self.check_length(length)
         x = self._embed(tokens)[:, :length]
         if len(self.grid) > 1:
-            # Mixers on a 2-d grid need the whole image; later tokens do not affect earlier ones.
+            # Mixers on a 2-d grid need the whole image.
             x = F.pad(x, (0, 0, 0, self.max_length - length))
         return self.run_blocks(x, None, memory, memory_mask)[:, :length]
 
@@ -88,14 +86,14 @@ class SequenceDecoder(BlockStack):
         """Run prompts in one parallel pass, without gradient.
 
         Args:
-            tokens: prompts [B, L] or [B, L, C]. L is less than the length of the position table.
+            tokens: prompts [B, L] or [B, L, C], shorter than the position table.
             lengths: number of tokens of each prompt [B], 0 allowed; the rest is padding.
             memory: output [B, S, D] of an encoder.
             memory_mask: bool [B, S], True = keep.
 
         Returns:
-            The hidden vector [B, D] that predicts token lengths[b] of each sequence, and the state
-            for :meth:`step`, which includes the projected memory.
+            The hidden vector [B, D] that predicts token lengths[b], and the state for :meth:`step`,
+            which includes the projected memory.
 
         Raises:
             ValueError: as :meth:`forward`.
@@ -122,8 +120,8 @@ class SequenceDecoder(BlockStack):
             The hidden vector [B, D] that predicts the next token, and the next state.
 
         Raises:
-            ValueError: on a CPU, past the position table or for a token outside the vocabulary.
-                Elsewhere the check would synchronise at every token, and is left to torch.
+            ValueError: on a CPU, past the position table or for a token outside the vocabulary;
+                elsewhere the check would synchronise.
         """
         position = state.position + 1
         if position.device.type == 'cpu' and not torch.compiler.is_compiling():

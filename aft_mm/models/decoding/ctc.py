@@ -25,9 +25,8 @@ class Hypothesis(NamedTuple):
 
 
 def decode_greedily(log_probs: Tensor) -> Hypothesis:
-    """Return the most likely alignment of log_probs [T, V], without repetitions and blanks.
-
-    Its score is the log probability of that alignment alone.
+    """Return the most likely alignment of log_probs [T, V], without repetitions and blanks; its
+    score is that of the alignment.
     """
     _check(log_probs)
     best, path = log_probs.max(-1)
@@ -46,8 +45,8 @@ class Lexicon:
     def __init__(self, words: Sequence[Prefix], separator: int | None = None) -> None:
         if not words or not all(words) or any(separator in word for word in words):
             refuse('words', 'one or more of one or more units, without the separator', words)
-        # A state is the set of possible places, each the units of a word so far; () is between
-        # two words. Without a separator, a transcript may be divided into words in several ways.
+        # A state is the set of possible places, each the units of a word so far; () is between two
+        # words.
         self.words = frozenset(words)
         self.separator = separator
         self.next_units: dict[Prefix, set[int]] = defaultdict(set)
@@ -59,7 +58,7 @@ class Lexicon:
 
     @classmethod
     def of(cls, words: Sequence[str], units: TextUnits) -> 'Lexicon':
-        """Return the lexicon of words as their units, with the space between them if there is one.
+        """Return the lexicon of words as their units, separated by the space if there is one.
 
         Raises:
             ValueError: a word has an unknown unit.
@@ -89,16 +88,15 @@ def decode_by_beam(
 ) -> list[Hypothesis]:
     """Return the most likely transcripts of log_probs [T, V], best first.
 
-    Prefix beam search (Hannun et al. 2014): each prefix carries the summed probability of its
-    alignments so far, separately for those that end in a blank and in its last unit. After every
-    frame the `beam_size` most likely prefixes survive; ties are broken by their units. Scores are
-    exact if no prefix is dropped.
+    Prefix beam search (Hannun et al. 2014): a prefix carries the summed probability of its
+    alignments, separately for those that end in a blank and in its last unit. Ties are broken by
+    units. Scores are exact if no prefix is dropped.
 
     Args:
         log_probs: log probabilities [T, V], blank first.
         beam_size: number of prefixes, and the largest number of results.
-        lexicon: only transcripts of its words are considered; a result is empty if the beam has
-            found no complete one.
+        lexicon: only transcripts of its words are considered; without a complete one the result is
+            empty.
     """
     check_int('beam_size', beam_size, 1)
     _check(log_probs)

@@ -1,16 +1,14 @@
 """Sampling from an autoregressive model and beam search, one step per token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from mmengine.logging import print_log
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 
 from aft_mm.checks import check_flag, check_int, check_number, refuse
+from aft_mm.openmmlab import print_log
 
 from .sampling import check_logits, check_sampling
 from .step_graph import CompiledSteps, make_steps, step_layout
@@ -39,39 +37,35 @@ def generate(
 ) -> Tensor:
     """Sample sequences that continue the prompts.
 
-    Prompts, also of different lengths, are run in one parallel pass. Every further token is one
-    step that carries the state, replayed as a CUDA graph on a GPU. The model runs in evaluation
-    mode; afterwards every module is in its previous mode.
+    Prompts, also of different lengths, are run in one parallel pass, further tokens in steps,
+    replayed as a CUDA graph on a GPU. The model runs in evaluation mode and returns to its previous
+    one.
 
     Args:
         model: an :class:`AutoregressiveModel`.
         length: tokens T per sequence, including the prompt.
-        prompts: one sequence of tokens [L] or [L, C] per sample, tensors or lists, or a batch
-            [B, L] or [B, L, C]. None starts without any.
-        batch_size: number of samples B, if neither prompts nor source set it; 1 by default.
+        prompts: sequences [L] or [L, C], tensors or lists, or a batch [B, L] or [B, L, C]; or None.
+        batch_size: number of samples B without prompts and source; 1 by default.
         temperature: see :func:`sample_categorical`, also for the next three.
         top_k: number of most probable values to sample from.
         top_p: total probability of the values to sample from.
         greedy: take the most probable value instead of sampling.
-        seed: 0 to 2^63 − 1. One seed gives the same tokens on one device, with and without the
-            state. None takes a seed from torch's generator.
+        seed: 0 to 2^63 − 1, the same tokens on one device; None takes one from torch's generator.
         use_state: False runs the whole decoder for every token, to check the steps.
         progress: show a progress bar on stderr.
         source: one source sequence per sample, for the model's encoder.
-        end_token: ends a sequence and fills the rest of it. Sampling stops when all sequences have
-            ended; this check synchronises at every token.
-        compiled: use torch.compile for the steps on a CPU. The first call compiles for seconds to
-            minutes, later calls with as many sequences do not. Equal to plain steps up to rounding,
-            which occasionally changes a token. Ignored on other devices, without the state, and
-            with a state that grows, such as that of softmax attention.
+        end_token: ends a sequence and fills the rest of it; the check for the end of all sequences
+            synchronises at every token.
+        compiled: use torch.compile for the steps on a CPU, except with a state that grows, as of
+            softmax attention. The first call for a number of sequences compiles for seconds to
+            minutes. Rounding may change a token.
 
     Returns:
         Sequences int64 [B, T] or [B, T, C], prompts included.
 
     Raises:
-        ValueError: length is outside 1 … the position table; a prompt is empty, as long as
-            `length`, or of another shape than the head's tokens; a token is outside the
-            vocabulary; an option is out of range; or the numbers of samples differ.
+        ValueError: length, a token or an option is out of range; a prompt is empty, as long as
+            `length`, or of another shape; or the numbers of samples differ.
     """
     check_sampling(temperature, top_k, top_p, seed)
     flags = dict(greedy=greedy, use_state=use_state, progress=progress, compiled=compiled)
@@ -96,7 +90,7 @@ def generate(
         generator=torch.Generator(device).manual_seed(_new_seed() if seed is None else seed),
     )
     columns = compiled and device.type == 'cpu'
-    # Weights and results must be normal tensors, even if the caller is in inference mode.
+    # Results must be normal tensors, also in inference mode.
     with torch.inference_mode(False), torch.no_grad(), _evaluating(model):
         with step_layout(decoder, columns), torch.inference_mode():
             memory = model.encode([None] * batch_size if source is None else list(source))
@@ -133,13 +127,12 @@ def _extend(
 
     if use_state:
         hidden, state = decoder.prefill(tokens[:, :longest], lengths, *memory)
-        # With prompts of one length, all sequences are complete at the same time.
+        # Prompts of one length are complete at the same time.
         step = decoder.step if longest == int(lengths.min()) else hold_and_step
         advance = make_steps(step, tokens[:, 0], hidden, state, steps - 1, compiled)
         if isinstance(advance, CompiledSteps):
             print_log(f'compiled the step in {advance.seconds:.1f} s', 'current')
-    console = Console(stderr=True)
-    for i in track(range(steps), 'tokens', console=console, disable=not progress):
+    for i in _tracked(steps) if progress else range(steps):
         # A sequence with a longer prompt is complete earlier and stays at its last token.
         position = (lengths + i).clamp_max(last)
         if not use_state:
@@ -153,6 +146,13 @@ def _extend(
                 break
         if use_state and i + 1 < steps:
             hidden = advance(tokens[row, position])
+
+
+def _tracked(steps: int) -> Iterable[int]:
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(range(steps), 'tokens', console=Console(stderr=True))
 
 
 class Hypothesis(NamedTuple):
@@ -180,11 +180,11 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Search the sequences with the best scores for each source.
 
-    ``score = log p(y | x) / ((5 + |y|) / 6)^α`` with α = `length_penalty`, counting the end as a
-    token of y (arXiv 1609.08144, eq. 14). At every token the K = `beam_size` most probable
-    continuations survive; each that ends leaves one place less. A source is done when no place is
-    left, or when no open sequence can reach its best results any more, which changes no result. A
-    sequence of the largest length is forced to end. Results do not depend on the batch.
+    ``score = log p(y | x) / ((5 + |y|) / 6)^α`` with α = `length_penalty`, counting the end (arXiv
+    1609.08144, eq. 14). At every token the K = `beam_size` most probable continuations survive;
+    each that ends leaves one place less. A source is done when no place is left or no open sequence
+    can reach its best results. At the largest length a sequence must end. Results do not depend on
+    the batch.
 
     Args:
         model: an :class:`AutoregressiveModel` with an encoder and a categorical head.
@@ -192,16 +192,16 @@ def beam_search(
         end_token: ends a sequence.
         beam_size: K; 1 always takes the most probable token.
         num_best: number of results per source, at most K.
-        length_penalty: α, 0 or larger; larger values favour longer sequences.
-        max_length: largest number of tokens, including the end. At most, and by default
-            :func:`default_length`, limited by the position table.
+        length_penalty: α ≥ 0; larger favours longer sequences.
+        max_length: largest number of tokens with the end; at most, and by default,
+            :func:`default_length`.
 
     Returns:
         For each source up to `num_best` results, best first.
 
     Raises:
-        ValueError: an option is out of range, the model has another head or no encoder, or logits
-            are not finite.
+        ValueError: an option is out of range, the head or encoder does not fit, or logits are not
+            finite.
     """
     check_int('beam_size', beam_size, 1)
     check_int('num_best', num_best, 1, beam_size)
@@ -247,7 +247,7 @@ def _search(
     hidden, state = hidden[rows], model.decoder.select_state(state, rows)
     tokens = none.unsqueeze(1).expand(-1, width, -1)
     log_p = hidden.new_full((len(going), width), -torch.inf)
-    log_p[:, 0] = 0  # all beams start equal, so only one may be extended
+    log_p[:, 0] = 0  # all beams start equal, so only one is extended
     for length in range(1, max(limits) + 1):
         must_end = torch.tensor([limits[i] == length for i in going], device=device)
         log_p, beam, token = _extended(model.head.logits(hidden), log_p, must_end, end)
@@ -262,7 +262,7 @@ def _search(
             )
         tokens = torch.cat([tokens, token.unsqueeze(-1)], -1)
         log_p = log_p.masked_fill(ends, -torch.inf)
-        # An upper bound of the scores still possible: the best beam, at the largest length.
+        # An upper bound of the scores still possible.
         hope = [
             best / _penalty(limits[i], alpha)
             for i, best in zip(going, log_p.amax(1).tolist(), strict=True)
@@ -306,7 +306,6 @@ def _penalty(length: int, alpha: float) -> float:
 
 
 def _worst(found: list[Hypothesis], num_best: int) -> float:
-    """Return the score that a further result must exceed to be among the `num_best`."""
     scores = sorted((h.score for h in found), reverse=True)
     return scores[num_best - 1] if len(scores) >= num_best else -float('inf')
 
@@ -379,8 +378,7 @@ def _check_prompt(
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluate within the context: dropout in a step would disturb all later states."""
-    # Modules may differ in mode: frozen ones are in evaluation mode while training.
+    # Frozen modules are in evaluation mode while training.
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -17,8 +17,8 @@ def check_sampling(
     """Check the options of :func:`sample_categorical`, and a seed.
 
     Raises:
-        ValueError: unless 0 < temperature < ∞, top_k is an int of 1 or larger, 0 < top_p ≤ 1 and
-            seed is an int of at most 63 bits, the limit of some devices.
+        ValueError: unless 0 < temperature < ∞, top_k is an int ≥ 1, 0 < top_p ≤ 1 and seed is an
+            int of at most 63 bits.
     """
     check_number('temperature', temperature, above=0)
     if top_k is not None:
@@ -52,8 +52,8 @@ def sample_categorical(
         logits: [B, V].
         temperature: above 0.
         top_k: only sample among the k most probable values.
-        top_p: only sample among the smallest set of most probable values, after `top_k`, with a
-            total probability of at least p.
+        top_p: after `top_k`, only sample among the fewest most probable values with a total
+            probability of at least p.
         greedy: take the most probable value instead of sampling.
         generator: torch's default generator if None.
 
@@ -61,8 +61,7 @@ def sample_categorical(
         Values int64 [B].
 
     Raises:
-        ValueError: as :func:`check_sampling`. On a CPU also if a row has NaN or no finite logit;
-            elsewhere this check would synchronise.
+        ValueError: as :func:`check_sampling`; on a CPU also if a row has NaN or no finite logit.
     """
     check_sampling(temperature, top_k, top_p)
     check_flag('greedy', greedy)
@@ -73,8 +72,7 @@ def sample_categorical(
     p = (logits.double() / temperature).softmax(-1)
     if top_k is not None or top_p is not None:
         p = p * _most_probable(p, top_k, top_p)
-    # Values stay unsorted: the noise then belongs to a value, not to its rank, which rounding
-    # may change.
+    # Values stay unsorted, so that noise belongs to a value and not to its rank.
     return torch.multinomial(p, 1, generator=generator).squeeze(-1)
 
 

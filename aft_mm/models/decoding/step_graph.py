@@ -1,8 +1,8 @@
 """Runners for the steps of a decoder: eager, on fixed buffers, as a CUDA graph, or compiled.
 
-A step is hundreds of small kernels, which a GPU finishes faster than Python launches them. A CUDA
-graph launches them at once, but always reads and writes the same memory, so token, state and output
-need fixed buffers. On a CPU torch.compile fuses the kernels to a few, on the same buffers.
+A GPU finishes the small kernels of a step faster than Python launches them. A CUDA graph launches
+them at once, on fixed buffers. On a CPU torch.compile fuses the kernels to a few, on the same
+buffers.
 """
 
 import time
@@ -29,7 +29,7 @@ __all__ = [
 # (token, state) -> (hidden, state), see SequenceDecoder.step.
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
-# A graph costs one step to warm up, one to capture, and its instantiation by the driver.
+# A graph costs two steps and its instantiation by the driver.
 FEWEST_STEPS = 8
 MOST_GRAPHS = 2**20  # practically unlimited
 
@@ -74,14 +74,14 @@ class CapturedSteps(StaticSteps):
     def __init__(self, step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:
         super().__init__(step, token, hidden, state)
         with torch.cuda.device_of(token):
-            # Warm up outside the capture, on a copy of the state, which must not advance.
+            # Warm up on a copy of the state.
             side, current = torch.cuda.Stream(), torch.cuda.current_stream()
             side.wait_stream(current)
             with torch.cuda.stream(side):
                 step(self.token, copy_state(state))
             current.wait_stream(side)
             self.graph = torch.cuda.CUDAGraph()
-            # Other threads, of data loaders and process groups, may keep using the device.
+            # Other threads may keep using the device.
             with torch.cuda.graph(self.graph, capture_error_mode='thread_local'):
                 super()._advance()
 
@@ -93,11 +93,11 @@ class CompiledSteps(StaticSteps):
     """Steps on fixed buffers by torch.compile; equal to plain steps up to rounding.
 
     Attributes:
-        seconds: duration of the first step, which compiles or loads kernels from torch's cache.
+        seconds: duration of the first step, which compiles or loads kernels.
     """
 
     def __init__(self, step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:
-        # Copies are dense: a view into a larger buffer has strides that depend on the length.
+        # Dense copies, as strides of a view depend on the length.
         super().__init__(step, token, hidden, copy_state(state))
         start = time.perf_counter()
         _compiled_advance()(step, self.token.clone(), self.hidden.clone(), copy_state(self.state))
@@ -118,8 +118,7 @@ def _advance_in_place(step: Step, token: Tensor, hidden: Tensor, state: Any) -> 
 
 @cache
 def _compiled_advance() -> Callable[..., None]:
-    """Return one compiled function for all generations, so that equal sizes compile once."""
-    # By default torch gives up after 8 sizes, which is an error with fullgraph.
+    # By default torch gives up after 8 sizes.
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, MOST_GRAPHS)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, MOST_GRAPHS)
@@ -131,8 +130,8 @@ def make_steps(
 ) -> PlainSteps:
     """Return the fastest runner for `count` steps.
 
-    If :func:`graph_pays`, this is a CUDA graph on a GPU, and compiled steps on a CPU if `compiled`
-    is set. Otherwise steps are eager.
+    If :func:`graph_pays`, a CUDA graph on a GPU, compiled steps on a CPU if `compiled`; else eager
+    steps.
     """
     if token.device.type == 'cuda' and graph_pays(state, count):
         return CapturedSteps(step, token, hidden, state)
@@ -143,14 +142,14 @@ def make_steps(
 
 @contextmanager
 def step_layout(decoder: nn.Module, columns: bool) -> Iterator[None]:
-    """Lay out the weights for fast steps on a CPU within the context, and restore them after it.
+    """Lay out the weights for fast steps on a CPU within the context.
 
-    Query, key and value are projected in one product. With `columns` the matrices of linear layers
-    are column-major, in which torch's product with a single row is up to twice as fast.
+    Query, key and value are projected in one product. With `columns`, matrices are column-major, in
+    which torch's product with a single row is up to twice as fast.
     """
     device = next(decoder.parameters()).device.type
     mixers = [module for module in decoder.modules() if isinstance(module, TokenMixer)]
-    # Autocast would cast the fused weights at every token. On a GPU this was not measured.
+    # Autocast would cast the fused weights at every token. On a GPU it was not measured.
     if device != 'cpu' or torch.is_autocast_enabled(device):
         mixers = []
     linear = [module for module in decoder.modules() if type(module) is nn.Linear]
@@ -169,10 +168,7 @@ def step_layout(decoder: nn.Module, columns: bool) -> Iterator[None]:
 
 
 def graph_pays(state: Any, count: int) -> bool:
-    """Return whether `count` steps are worth a graph, and the state consists of tensors only.
-
-    A growing cache counts its tokens in Python, which a graph does not see.
-    """
+    """Return whether `count` steps are worth a graph, and the state consists of tensors only."""
     return count >= FEWEST_STEPS and all(isinstance(x, Tensor) for x in leaves(state))
 
 

@@ -1,10 +1,10 @@
 """The recurrent baseline of speech recognition."""
 
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from aft_mm.checks import check_int, check_probability, refuse
+from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
 
@@ -18,7 +18,7 @@ def check_features(features: Tensor, num_features: int) -> None:
 class BiLSTMEncoder(BaseModule):
     """Bidirectional LSTM, ``[B, T, F] -> [B, T, 2·H]`` (arXiv 2006.16236, §4.3).
 
-    Padding is skipped: both directions only read the frames of the utterance.
+    Padding is skipped.
 
     Args:
         num_features: features F of a frame.
@@ -56,7 +56,7 @@ class BiLSTMEncoder(BaseModule):
 
         Args:
             features: [B, T, F].
-            mask: bool [B, T], True for the frames of the utterance, which come first.
+            mask: bool [B, T], True for frames, which come first.
 
         Raises:
             ValueError: another F.

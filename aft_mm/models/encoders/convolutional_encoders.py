@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from aft_mm.checks import check_int, check_probability, check_sizes, refuse
+from aft_mm.checks import check_int, check_probability, check_sizes
+from aft_mm.layers.grid import check_kernel
+from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
 from .bi_lstm_encoder import check_features
@@ -40,17 +41,15 @@ class TDNNEncoder(BaseModule):
         check_int('embed_dims', embed_dims, 1)
         check_sizes('dilations', dilations, tuple(range(1, 33)))
         check_probability('drop_rate', drop_rate)
-        check_int('kernel_size', kernel_size, 1)
-        if kernel_size % 2 == 0:
-            refuse('kernel_size', 'odd', kernel_size)
+        (size,) = check_kernel(kernel_size, (1,))
         self.num_features, self.embed_dims = num_features, embed_dims
         self.layers = nn.ModuleList(
             nn.Sequential(
                 nn.Conv1d(
                     num_features if n == 0 else embed_dims,
                     embed_dims,
-                    kernel_size,
-                    padding=kernel_size // 2 * dilation,
+                    size,
+                    padding=size // 2 * dilation,
                     dilation=dilation,
                 ),
                 nn.BatchNorm1d(embed_dims),
@@ -73,7 +72,7 @@ class TDNNEncoder(BaseModule):
 class ConformerEncoder(BaseModule):
     """torchaudio's Conformer (arXiv 2005.08100), ``[B, T, F] -> [B, T, D]``.
 
-    Its convolutions read padding, so that a result depends a little on the batch.
+    Its convolutions read padding: results depend a little on the batch.
 
     Args:
         num_features: features F of a frame.

@@ -12,7 +12,7 @@ from ..block_stack import BlockStack
 
 @MODELS.register_module()
 class SequenceEncoder(BlockStack):
-    """Encoder of tokens or frames, ``[B, S] -> [B, S, D]``, in which every token sees all others.
+    """Encoder of tokens or frames, ``[B, S] -> [B, S, D]``; every token sees all others.
 
     The output is the memory of a decoder, or the input of :class:`CTCHead`.
 

@@ -20,10 +20,9 @@ class CategoricalHead(nn.Module):
     Args:
         embed_dims: channels D.
         num_classes: V.
-        tied: use the table of the decoder's embedding as W, see :meth:`tie`. The checkpoint stores
-            it once, with the embedding.
-        label_smoothing: ε of the loss, ``(1 − ε) (−log p(target)) + ε mean_v(−log p(v))``
-            (arXiv 1512.00567, §7). Likelihoods are computed without it.
+        tied: use the table of the decoder's embedding as W, see :meth:`tie`.
+        label_smoothing: ε of the loss, ``(1 − ε) (−log p(target)) + ε mean_v(−log p(v))`` (arXiv
+            1512.00567, §7); likelihoods are without it.
     """
 
     dims_per_token = 1
@@ -43,7 +42,7 @@ class CategoricalHead(nn.Module):
         self.tied = tied
         self.label_smoothing = label_smoothing
         self.bias = nn.Parameter(torch.zeros(num_classes))
-        # Inside a tuple, the embedding is not registered as a submodule.
+        # A tuple is not registered as a submodule.
         self._embedding: tuple[TokenEmbedding, ...] = ()
         self.register_parameter('weight', None)
         if not tied:
@@ -88,7 +87,7 @@ class CategoricalHead(nn.Module):
         return self._cross_entropy(hidden, targets, dtype, 0.0)
 
     def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the training loss of each target, [...]: :meth:`nats` with label smoothing."""
+        """Return :meth:`nats` with label smoothing, [...]."""
         return self._cross_entropy(hidden, targets, torch.float32, self.label_smoothing)
 
     def _cross_entropy(

@@ -16,8 +16,7 @@ BLANK = 0
 class CTCHead(nn.Module):
     """CTC head, ``softmax(W h + b)`` per frame over the blank, 0, and V − 1 units.
 
-    The probability of a transcript is the sum over all its alignments, in which units may repeat
-    and blanks may separate them (Graves et al. 2006).
+    The probability of a transcript is the sum over all its alignments (Graves et al. 2006).
 
     Args:
         embed_dims: channels D.
@@ -50,8 +49,7 @@ class CTCHead(nn.Module):
             targets: units of each utterance, 1 to V − 1.
 
         Raises:
-            ValueError: a unit is out of range, or an utterance has too few frames for its target,
-                so that the loss would be infinite.
+            ValueError: a unit is out of range, or an utterance has too few frames for its target.
         """
         for length, target in zip(lengths, targets, strict=True):
             repeats = sum(a == b for a, b in zip(target, target[1:], strict=False))

@@ -22,10 +22,9 @@ class LogisticMixtureHead(nn.Module):
 
     ``p(x) = Σ_k π_k Π_c [σ((x_c + 1/255 − μ_kc) / s_kc) − σ((x_c − 1/255 − μ_kc) / s_kc)]``
 
-    where the bins of 0 and 255 extend to −∞ and ∞, so the 256 probabilities sum to one. With three
-    channels the later means depend on the earlier values: ``μ_G + α x_R`` and
-    ``μ_B + β x_R + γ x_G``, with α, β, γ the tanh of further outputs. Log scales are clamped to ±7;
-    the lower bound is that of the paper's implementation.
+    where the bins of 0 and 255 extend to −∞ and ∞. Of three channels, later means are
+    ``μ_G + α x_R`` and ``μ_B + β x_R + γ x_G``, with α, β, γ the tanh of further outputs. Log
+    scales are clamped to ±7; the lower bound is that of the paper's code.
 
     Args:
         embed_dims: channels D.
@@ -76,14 +75,14 @@ class LogisticMixtureHead(nn.Module):
         return -(log_pi + log_p).logsumexp(-1)
 
     def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the training loss of each target, [...]: :meth:`nats`."""
+        """Return :meth:`nats`, [...]."""
         return self.nats(hidden, targets)
 
     def sample(self, hidden: Tensor, **options: Any) -> Tensor:
         """Sample a pixel per row of hidden [B, D], int64 [B, C], or [B] with one channel.
 
-        Channels are sampled in turn, each from its distribution over the 256 values given the
-        earlier channels. For `options` see :func:`sample_categorical`.
+        Channels are sampled in turn, given the earlier ones. For `options` see
+        :func:`sample_categorical`.
         """
         log_weight, mean, log_scale, coefficient = self._mixture(hidden, torch.float64)
         values = torch.arange(self.num_values, device=hidden.device)
@@ -99,7 +98,7 @@ class LogisticMixtureHead(nn.Module):
 
     def _mixture(self, hidden: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Return log π [..., K], means and log scales [..., K, C], coefficients [..., K, C(C−1)/2]."""
-        # No autocast: at the smallest scale, rounding a mean moves it by the width of a bin.
+        # At the smallest scale, rounding a mean would move it by the width of a bin.
         with torch.autocast(hidden.device.type, enabled=False):
             weight, bias = self.proj.weight.to(dtype), self.proj.bias.to(dtype)
             outputs = F.linear(hidden.to(dtype), weight, bias)
@@ -128,8 +127,7 @@ def _conditional(mean: Tensor, coefficient: Tensor, x: Tensor) -> Tensor:
 def _log_bin(values: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
     """Return the log of the mass of a logistic in the bin of each value.
 
-    ``σ(a) − σ(b) = σ(a) σ(−b) (1 − e^(b − a))`` avoids a difference of nearly equal numbers, and
-    its logarithm is finite however far the mean is.
+    ``σ(a) − σ(b) = σ(a) σ(−b) (1 − e^(b − a))`` does not cancel, and its logarithm is finite.
     """
     inverse = torch.exp(-log_scale)
     centred = _scaled(values, mean.dtype) - mean

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import torch.nn.functional as F
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
 
@@ -24,19 +24,18 @@ class ChannelNorm(nn.LayerNorm):
 class SimpleFeaturePyramid(BaseModule):
     """The feature pyramid of ViTDet: all levels from one map (arXiv 2203.16527, §3).
 
-    Finer levels use transposed convolutions of stride 2, each of which halves the channels, with
-    norm and GELU between them. Coarser levels use max pooling. Each level ends in a 1 × 1 and a
-    3 × 3 convolution with norms. From a map [B, D, H, W], a level n times finer is n·H × n·W and
-    one n times coarser ``⌈H / n⌉ × ⌈W / n⌉``.
+    Finer levels, n·H × n·W, use transposed convolutions of stride 2, which halve the channels, with
+    norm and GELU between them; coarser ones, ``⌈H / n⌉ × ⌈W / n⌉``, max pooling. Each ends in a 1 ×
+    1 and a 3 × 3 convolution with norms.
 
     Args:
         in_channels: channels D of the map.
         out_channels: channels of every level.
         in_stride: stride of the map in pixels, the patch_size of the backbone.
-        strides: strides of the levels in pixels, ascending. Each is in_stride times a power of 2;
-            a level n times finer needs D divisible by n.
-        num_outs: number of levels. Levels beyond `strides` take every second position of the level
-            before, as in FPN, for detectors that need a fifth level. None for one per stride.
+        strides: strides of the levels in pixels, ascending: in_stride times powers of 2. A level n
+            times finer needs D divisible by n.
+        num_outs: number of levels; those beyond `strides` take every second position of the level
+            before, as in FPN. None for one per stride.
         init_cfg: see mmengine's BaseModule.
 
     Raises:
@@ -72,7 +71,7 @@ class SimpleFeaturePyramid(BaseModule):
                 'inputs of SimpleFeaturePyramid must be 1 map, of one layer in out_indices of the '
                 f'backbone, got {len(inputs)}'
             )
-        # mmcv's RoIAlign assumes contiguous maps and ignores their strides.
+        # mmcv's RoIAlign ignores strides.
         outputs = [level(inputs[0]).contiguous() for level in self.levels]
         while len(outputs) < self.num_outs:
             outputs.append(F.max_pool2d(outputs[-1], kernel_size=1, stride=2))
@@ -81,7 +80,7 @@ class SimpleFeaturePyramid(BaseModule):
 
 def _level(in_channels: int, out_channels: int, in_stride: int, stride: int) -> nn.Sequential:
     finer, coarser = max(in_stride // max(stride, 1), 1), max(stride // in_stride, 1)
-    # A number is a power of 2 if it has one bit.
+    # A power of 2 has one bit.
     if stride * finer != in_stride * coarser or (finer * coarser).bit_count() != 1:
         raise ValueError(
             f'strides must be in_stride={in_stride}, the patch size, times a power of 2, '

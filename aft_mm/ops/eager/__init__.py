@@ -4,11 +4,11 @@ The numerics policy, which every backend follows:
 
 - Exponentials and sums are float32 for every input dtype (float64 stays float64); outputs have the
   dtype of value.
-- Each op has a fast path with one common shift and plain sums. It is exact to tolerance while the
-  range of keys and biases is below that of float32 exponents, which is checked. Otherwise a safe
-  path is taken, in float64 and with sums that carry their own shift (`online_softmax.py`), for any
-  finite key and |w| up to 80.
-- Shifts are detached: they cancel in the quotient, so its gradient does not depend on them.
+- Each op has a fast path with one common shift and plain sums, exact to tolerance while the range
+  of keys and biases is below that of float32 exponents, which is checked. Otherwise a safe path, in
+  float64 and with sums that carry their own shift (`online_softmax.py`), takes any finite key and
+  |w| up to 80.
+- Shifts are detached: they cancel in the quotient.
 - Operands of a matrix product may be rounded if the error stays within twice that of rounding the
   result (`bf16_matmul.py`). w, an exponent, is never rounded.
 
@@ -23,10 +23,9 @@ One file per op:
 - `linear.py`: linear attention;
 - `steps.py`: all of them one token at a time.
 
-Shared: `online_softmax.py` (shifted sums, running sums, masks, gate), `banded_matmul.py` (products
-with W in tiles and their backward pass), `onednn_matmul.py` and `bf16_matmul.py` (how they are
-multiplied), `custom_ops.py` (what torch.compile treats as one node), `../path_choice.py` (fast or
-safe).
+Shared: `online_softmax.py` (shifted sums, masks, gate), `banded_matmul.py` (products with W in
+tiles), `onednn_matmul.py` and `bf16_matmul.py` (how they are multiplied), `custom_ops.py` (single
+nodes for torch.compile), `../path_choice.py` (fast or safe).
 """
 
 from .conv import aft_conv

@@ -1,15 +1,15 @@
 """``Σ W e^k v / Σ W e^k`` with W in tiles and one shift per column, and its backward pass.
 
-Tokens are columns: key and value are [T, C] with C = B·D, so a block product is one matrix product
-for the whole batch. The tiles [n, c, (before + 1 + after)·c] hold each block of c tokens against
-the blocks around it.
+Tokens are columns: key and value are [T, C] with C = B·D, so a block is one matrix product for the
+whole batch. The tiles [n, c, (before + 1 + after)·c] hold each block of c tokens against those
+around it.
 
-The backward pass is written out: autograd would save several copies of keys and values, and add up
-the gradient of overlapping blocks block by block. Both passes are the same banded product, with W
-forward and Wᵀ backward.
+Both passes are the same banded product, with W forward and Wᵀ backward; autograd would save several
+copies of keys and values.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,17 +21,17 @@ from . import onednn_matmul
 from .bf16_matmul import grad_weights, multiply, refuse_second_derivative, split_terms
 from .online_softmax import column_shift, mean, prefix_sum, shift, suffix_sum
 
-# Elements of key that are worked on at once, which bounds the memory of temporaries. Wider products
-# are faster.
-CHUNK = 2**21
+# Elements of key that are worked on at once, which bounds temporaries. On a CPU they should fit into
+# its caches; a GPU needs large products and few launches.
+CHUNK, CUDA_CHUNK = 2**21, 2**25
 SMALLEST_WIDTH = 64
 
 
 class TileReach(NamedTuple):
-    """Blocks that a tile of W covers before and after its own, what is outside, and the precision.
+    """Blocks that a tile of W covers before and after its own, and what is outside.
 
-    past, future: whether W is 1 before and after the tiles, else 0. A lone tile covers everything.
-    precision: that of the products, see `bf16_matmul.py`.
+    past, future: whether W is 1 before and after the tiles, else 0. precision: see
+    `bf16_matmul.py`.
     """
 
     before: int
@@ -63,7 +63,7 @@ def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
 def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0) -> Tensor:
     """Return [T, C] as overlapping views [n, (before + 1 + after)·c, C] around each block."""
     if before == after == 0 and block == x.shape[0]:
-        return x.unsqueeze(0)  # unfold takes no size that an exported graph leaves open
+        return x.unsqueeze(0)  # an exported graph leaves sizes open
     tail = -x.shape[0] % block + after * block
     if before or tail:
         x = F.pad(x, (0, 0, before * block, tail), value=fill)
@@ -79,7 +79,7 @@ def banded_mean(key: Tensor, value: Tensor, tiles: Tensor, reach: TileReach) -> 
         tiles: w [n, c, (before + 1 + after)·c], −inf where hidden.
         reach: What the tiles cover.
     """
-    # The compiler decides what to save and recompute, and needs plain operations for that.
+    # The compiler decides what to save and recompute.
     if torch.compiler.is_compiling():
         return _composed_mean(key, value, tiles, reach)
     if transformed(key, value, tiles):
@@ -99,7 +99,7 @@ def _composed_mean(key: Tensor, value: Tensor, tiles: Tensor, reach: TileReach) 
 
 
 def tile_weights(tiles: Tensor, global_term: bool) -> Tensor:
-    """Return W of the tiles of w; without a global term each row is divided by its maximum."""
+    """Return W of the tiles of w; without a global term each row over its maximum."""
     return torch.exp(tiles if global_term else tiles - column_shift(tiles, 2))
 
 
@@ -110,7 +110,7 @@ def banded_product(x: Tensor, weights: Tensor, reach: TileReach) -> Tensor:
 
 
 def _terms(key: Tensor, value: Tensor) -> Tensor:
-    """Return ``e^k v`` and ``e^k`` side by side, [S, 2·C], without autograd, for one product."""
+    """Return ``e^k v`` and ``e^k`` side by side, [S, 2·C], without autograd."""
     columns = key.shape[1]
     terms = key.new_empty(len(key), 2 * columns)
     exp_key = torch.sub(key, column_shift(key, 0), out=terms[:, columns:]).exp_()
@@ -121,7 +121,7 @@ def _terms(key: Tensor, value: Tensor) -> Tensor:
 def _column_chunks(*tensors: Any) -> Iterable[Sequence[Any]]:
     """Yield the tensors [T, C], or None, a chunk of columns at a time."""
     tokens, columns = tensors[0].shape
-    count = -(-tokens * columns // CHUNK)
+    count = -(-tokens * columns // (CUDA_CHUNK if tensors[0].is_cuda else CHUNK))
     width = max(SMALLEST_WIDTH, -(-columns // max(count, 1)))
     if columns <= width:
         return [tensors]
@@ -149,7 +149,7 @@ def _mean_and_denominator(
 def _products(x: Tensor, weights: Tensor, reach: TileReach) -> Iterable[tuple[slice, Tensor]]:
     """Return :func:`banded_product` in pieces: pairs of rows and their result."""
     before, after, past, future, precision = reach
-    # A lone tile covers everything, and its rows are not padded.
+    # A lone tile covers everything.
     outside = None
     if (past or future) and len(weights) > 1:
         outside = _outside_sums(x, weights.shape[2] // reach.blocks, reach)
@@ -177,14 +177,14 @@ def _outside_sums(x: Tensor, block: int, reach: TileReach) -> Tensor | None:
 
 def _near_product(weights: Tensor, x: Tensor, before: int, after: int, precision: str) -> Tensor:
     """Return the product [n, c, C] of the tiles with x [S, C]."""
-    # The terms are split before the blocks overlap.
+    # Split before the blocks overlap.
     block = weights.shape[2] // (before + 1 + after)
     terms = [neighbours(term, block, before, after) for term in split_terms(x, precision)]
     return multiply(weights, terms)
 
 
 def _transposed(weights: Tensor, before: int, after: int) -> Tensor:
-    """Return the tiles of Wᵀ: their rows are the sources, and they cover `after` blocks before."""
+    """Return the tiles of Wᵀ, whose rows are the sources."""
     count, block, columns = weights.shape
     reach = before + 1 + after
     if reach == 1:
@@ -192,7 +192,7 @@ def _transposed(weights: Tensor, before: int, after: int) -> Tensor:
     squares = weights.view(count, block, reach, block)
     result = weights.new_empty(count, block, reach, block)
     for slot in range(reach):
-        distance = slot - after  # from the block of the source to that of the target
+        distance = slot - after  # from the source's block to the target's
         blocks = slice(max(0, -distance), count - max(0, distance))
         targets = slice(max(0, distance), count - max(0, -distance))
         for edge in (slice(blocks.start), slice(blocks.stop, None)):
@@ -218,13 +218,13 @@ def _add_grad_tiles(
     if precision == 'fp32' and onednn_matmul.is_applicable(grad_tiles, grads):
         onednn_matmul.add_grad_tiles(grad_tiles, grads, terms, before)
         return
-    # Two products: where the two cancel, they do so term by term.
+    # Two products, so that they cancel term by term.
     pairs = zip(grads.chunk(2, 1), terms.chunk(2, 1), strict=True)
     grad_tiles += sum(_grad_tiles(g, x, grad_tiles, before, after, precision) for g, x in pairs)
 
 
 class _NearProduct(torch.autograd.Function):
-    """:func:`_near_product` for the compiler; the backward pass uses the same rounded W."""
+    """:func:`_near_product` for the compiler, with the same rounded W backward."""
 
     @staticmethod
     def forward(
@@ -273,7 +273,8 @@ class _BandedMean(torch.autograd.Function):
         transposed = _transposed(weights, before, after)
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
         grad_tiles = torch.zeros_like(weights) if ctx.needs_input_grad[2] else None
-        with torch.autocast(grad.device.type, enabled=False):
+        # The meta device has no autocast.
+        with nullcontext() if grad.is_meta else torch.autocast(grad.device.type, enabled=False):
             tensors = (key, value, grad, result, denominator, grad_key, grad_value)
             for k, v, g, y, d, grad_k, grad_v in _column_chunks(*tensors):
                 terms = _terms(k, v)
@@ -287,7 +288,7 @@ class _BandedMean(torch.autograd.Function):
                 for rows, sums in _products(grads, transposed, reach.transposed):
                     grad_term, grad_weight = sums.chunk(2, 1)
                     torch.mul(grad_term, exp_key[rows], out=grad_v[rows])
-                    # Rounded as the other product is: the difference of equal ones is 0.
+                    # Rounded as the other product: equal ones cancel.
                     grad_weight.add_(grad_term.mul_(v[rows]))
                     torch.mul(grad_weight, exp_key[rows], out=grad_k[rows])
         if grad_tiles is not None:

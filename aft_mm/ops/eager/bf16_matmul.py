@@ -1,18 +1,14 @@
 """Products of weights W with terms, such as ``e^k v`` and ``e^k``, in the precision of the tokens.
 
-A precision is one of
-
 - ``'fp32'``: operands are multiplied as they are; torch's switches decide about tf32;
-- ``'bf16'``: W and the terms are rounded to bfloat16 once;
-- ``'bf16x2'``: W is rounded to bfloat16 once, the terms are split into two bfloat16 summands.
+- ``'bf16'``: W and the terms are rounded to bfloat16;
+- ``'bf16x2'``: W is rounded to bfloat16, the terms are split into two bfloat16 summands.
 
-The last two are for bfloat16 tokens on CUDA, which have 8 bits already: tensor cores multiply
-bfloat16 operands and accumulate in float32. Without a gradient ``'bf16'`` is used. With one,
-``'bf16x2'``: gradients are differences of products with the same W, so the rounding of W cancels,
-but that of the terms, or of tf32, does not. The gradient of W is a product of two such terms.
+The last two are for bfloat16 tokens on CUDA, without and with a gradient. Gradients are differences
+of products with the same W, so the rounding of W cancels, but that of the terms does not.
 
-The largest error of a gradient is then 1.4 times that of rounding the result to bfloat16. With
-bfloat16 terms it is 3.4 times, and 26 if values are close; with tf32 0.5 and 3.9 (docs/ops.md).
+The largest error of a gradient is 1.4 times that of rounding the result to bfloat16; with bfloat16
+terms 3.4 times, and 26 if values are close; with tf32 0.5 and 3.9 (docs/ops.md).
 """
 
 from collections.abc import Sequence
@@ -44,14 +40,14 @@ def multiply(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
     if terms[0].dtype != torch.bfloat16:
         return torch.bmm(weights, terms[0])
     rounded = weights.bfloat16()
-    products = [bmm_to_float32(rounded, term) for term in terms]
-    return products[0] if len(products) == 1 else products[0] + products[1]
+    result = bmm_to_float32(rounded, terms[0])
+    return result if len(terms) == 1 else add_bmm(result, rounded, terms[1])
 
 
 def grad_weights(grads: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor:
     """Return the gradient of W [n, t, s] from that of W times the terms; both split.
 
-    The product of the two low summands is below the rounding error of the others and left out.
+    The product of the two low summands is below rounding and left out.
 
     Args:
         grads: :func:`split_terms` of [n, t, C].
@@ -59,11 +55,11 @@ def grad_weights(grads: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor:
     """
     columns = [term.transpose(1, 2) for term in terms]
     result = multiply(grads[0], columns)
-    return result + multiply(grads[1], columns[:1]) if len(grads) > 1 else result
+    return add_bmm(result, grads[1], columns[0]) if len(grads) > 1 else result
 
 
 def refuse_second_derivative() -> None:
-    """Raise RuntimeError in a backward pass that is recorded by autograd itself."""
+    """Raise RuntimeError in a backward pass that autograd records."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             'the gradient of products of bfloat16 tokens on CUDA is differentiable once; float32 '
@@ -76,8 +72,16 @@ def bmm_to_float32(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b, out_dtype=torch.float32)
 
 
+def add_bmm(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return the float32 `total` plus the product of bfloat16 matrices, in one pass."""
+    # torch 2.11 cannot trace the latter, and a compiler fuses the sum.
+    if torch.compiler.is_compiling() or total.is_meta:
+        return total + bmm_to_float32(a, b)
+    return torch.baddbmm(total, a, b, out_dtype=torch.float32)
+
+
 class RoundedProduct(torch.autograd.Function):
-    """W times terms in ``'bf16x2'``; the backward pass uses the same rounded W."""
+    """W times terms in ``'bf16x2'``, with the same rounded W backward."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, terms: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """AFT-conv: w depends on the offset only, per head. :func:`aft_conv` chooses among five forms.
 
 Tensors are key [B, T, h], −inf where hidden, value [B, T, D] and weight w [h, *K] with an odd size
-per dimension of the grid. Convolutions run on [B, *grid, channels], viewed channels-last: nothing
-is copied, and torch's channels-last depthwise convolution has no slow kernel sizes
-(docs/benchmarks.md).
+per dimension of the grid. Convolutions run on [B, *grid, channels], viewed channels-last, without
+copies (docs/benchmarks.md).
 """
 
 import math
@@ -33,12 +32,12 @@ from .online_softmax import (
     zero_if_finite,
 )
 
-# The difference form loses a factor e^−w of precision: w ≥ −3 keeps 5 of float32's 7 digits.
+# The difference form loses a factor e^−w of precision: w ≥ −3 keeps 5 of 7 digits.
 DIFFERENCE_LOWEST_BIAS = -3.0
-# oneDNN takes 1.3 to 3 times as long for kernels of these columns as for those of FAST_COLUMNS.
+# oneDNN takes 1.3 to 3 times as long for these columns as for FAST_COLUMNS.
 SLOW_COLUMNS = (11, 13)
 FAST_COLUMNS = 15
-# Terms that a thread convolves at once without a gradient: fewer need more calls, more memory.
+# Terms that a thread convolves at once without a gradient.
 TERMS_AT_ONCE = 2**20
 DENSE_DEVICES = ('cuda',)
 
@@ -48,27 +47,26 @@ def aft_conv(
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_conv` by the fastest form that is exact to tolerance.
 
-    The forms, of which the first three are fast, and the last two the safe path:
+    Three fast forms, and two safe ones:
 
-    1. *dense* (`conv_dense.py`): one matrix product per head with W as a [T, T] matrix. On CUDA and
-       small grids matrix units beat a depthwise convolution. It subtracts nothing, so one shift per
-       column is its only condition.
-    2. *difference*, ``conv(e^k v, e^w − 1) + Σ e^k v`` over the same of 1, the form of the paper:
-       two convolutions and two sums. It cancels where e^w is small, so it needs w ≥ −3.
+    1. *dense* (`conv_dense.py`): one matrix product per head with W as a [T, T] matrix, on CUDA and
+      small grids. It subtracts nothing; one shift per column is its only condition.
+    2. *difference*, ``conv(e^k v, e^w − 1) + Σ e^k v`` over the same of 1, the form of the paper.
+      It cancels where e^w is small, so it needs w ≥ −3.
     3. *inference*: the difference form on a CPU without a gradient, a few samples at a time over
-       memory that is reused, with the kernel prepared once for a constant w.
-    4. *additive*, ``conv(e^k v, e^w)`` plus the sums outside the kernel: no difference, so any w,
-       but the sums outside take a pass per dimension.
+      reused memory, with the kernel prepared once for a constant w.
+    4. *additive*, ``conv(e^k v, e^w)`` plus the sums outside the kernel, a pass per dimension: any
+      w.
     5. *exact* (`conv_exact.py`): entry by entry of the kernel in float64, each row with its own
-       shift. By far the slowest, and right for any finite key and |w| up to 80.
+      shift. By far the slowest, and right for any finite key and |w| up to 80.
 
-    With ``global_connectivity=False`` there are no sums outside of the kernel: 2 subtracts nothing,
-    and 5 takes the place of 4. O(T·K·D) time, O(T²·D) for the dense form.
+    With ``global_connectivity=False`` 2 subtracts nothing, and 5 takes the place of 4. O(T·K·D)
+    time, O(T²·D) for the dense form.
     """
     original_weight, dtype = weight, value.dtype
     weight = weight.to(torch.float64 if dtype == torch.float64 else torch.float32)
     weight = crop_kernel(weight, grid)
-    # Every row sees the largest key then, so w alone decides, and a constant w is checked once.
+    # Every row sees the largest key then, and a constant w is checked once.
     weight_decides = global_connectivity and not causal
 
     def check(difference: bool) -> Tensor | bool:
@@ -124,7 +122,7 @@ def is_one_shift_exact(
         is_exact = bias_range <= FAST_BIAS_RANGE
     else:
         exponents = key_range(key, 1) + bias_range
-        if causal:  # the convolution multiplies later tokens by 0, which is NaN for a NaN
+        if causal:  # the convolution multiplies later tokens by 0
             exponents = exponents + zero_if_finite(value)
         is_exact = exponents <= FAST_RANGE
     if difference and global_connectivity:  # a kernel alone subtracts nothing
@@ -154,8 +152,8 @@ def convolved_mean(
 ) -> Tensor:
     """Return ``Σ W e^k v / Σ W e^k`` [B, T, D] by the difference form, or the additive one.
 
-    Each of the two sums is a convolution plus a sum outside of it: the sum over all (visible)
-    tokens in the difference form, that over the tokens outside the kernel in the additive form.
+    Each sum is a convolution plus the sum over all visible tokens (difference) or over those
+    outside the kernel (additive).
     """
     heads = key.shape[-1]
     outside: Callable[[Tensor], Tensor] | None = None
@@ -170,8 +168,8 @@ def convolved_mean(
         grid_dims = tuple(range(1, 1 + len(grid)))
         kernel, outside = torch.expm1(weight), partial(torch.sum, dim=grid_dims, keepdim=True)
     if causal:
-        # The middle entry is the token itself, earlier entries are earlier in raster order. Made by
-        # arange: Inductor loses a literal inside torch.cond.
+        # Later entries in raster order are 0. Made by arange, as Inductor loses a literal inside
+        # torch.cond.
         entries = kernel[0].numel()
         past = torch.arange(entries, device=kernel.device) <= entries // 2
         kernel = kernel * past.view(kernel.shape[1:])
@@ -197,7 +195,7 @@ def _running_sum(x: Tensor) -> Tensor:
 
 def convolve(x: Tensor, kernel: Tensor) -> Tensor:
     """Return the cross-correlation of x [B, *grid, C] with kernel [C, *K], per channel."""
-    if x.dim() == 3:  # as a grid of one row: 1-d convolution has no channels-last layout
+    if x.dim() == 3:  # a grid of one row: 1-d has no channels-last layout
         return convolve(x.unsqueeze(1), kernel.unsqueeze(1)).squeeze(1)
     function = F.conv2d if x.dim() == 4 else F.conv3d
     padding = [size // 2 for size in kernel.shape[1:]]
@@ -206,9 +204,9 @@ def convolve(x: Tensor, kernel: Tensor) -> Tensor:
 
 
 def with_fast_columns(kernel: Tensor) -> Tensor:
-    """Return the kernel, padded with columns of 0 where oneDNN convolves faster with them.
+    """Return the kernel, padded with columns of 0 where oneDNN is faster with them.
 
-    Without a gradient only: the gradients of a wider kernel take up to five times as long.
+    Without a gradient only: those of a wider kernel take up to five times as long.
     """
     columns = kernel.shape[-1]
     if columns not in SLOW_COLUMNS or kernel.device.type != 'cpu':
@@ -246,8 +244,7 @@ def safe_conv_mean(
     return choose(is_exact, additive, exact, key, value, weight)
 
 
-# The safe path takes thousands of small operations for a large kernel. Traced, they would make a
-# graph that takes minutes to compile, for a path that is hardly ever taken.
+# Traced, its thousands of operations would take minutes to compile.
 safe_conv_mean_node = as_graph_node('aft_mm::safe_conv_mean', safe_conv_mean)
 
 
@@ -290,8 +287,8 @@ def _inference_mean(
 ) -> Tensor:
     """Return ``g(q) Σ W e^k v / Σ W e^k`` [B, T, D] with the kernel of :func:`_inference_kernel`.
 
-    A few samples at a time: fresh pages from the system cost more than most operations. bfloat16
-    tokens are computed in float32 too: a bfloat16 convolution gains less than conversions cost.
+    A few samples at a time, as fresh pages cost more than most operations; in float32, as a
+    bfloat16 convolution gains less than conversions cost.
     """
     batch, tokens, _ = value.shape
     at_once = torch.get_num_threads() * TERMS_AT_ONCE
@@ -318,7 +315,7 @@ def _convolved_mean_in_place(
     sums = []
     for x, own_kernel in ((terms.flatten(2), kernel[:channels]), (exp_key, kernel[channels:])):
         outside = x.sum(1, keepdim=True)
-        if x is exp_key:  # a positive denominator where every key is hidden
+        if x is exp_key:  # positive where every key is hidden
             outside.clamp_min_(torch.finfo(key.dtype).tiny)
         sums.append(convolve(x.unflatten(1, grid), own_kernel).flatten(1, -2).add_(outside))
     mixed, normalizer = sums

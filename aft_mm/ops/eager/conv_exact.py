@@ -30,8 +30,8 @@ ENTRIES_AT_ONCE = 8
 def outside_sums(x: Summable, reach: Sequence[int], causal: bool, dim: int = 1) -> Summable:
     """Return the sums over the grid dimensions from `dim` on, outside the box ``|Δ| ≤ reach``.
 
-    The complement of the box is split into disjoint boxes, one dimension at a time. With `causal`
-    only what is earlier in raster order counts.
+    The complement is split into disjoint boxes, one dimension at a time. With `causal` only earlier
+    tokens count.
     """
     here = reach[0]
     lines = x
@@ -59,10 +59,8 @@ def exact_conv_mean(
 ) -> Tensor:
     """Return ``Σ W e^k v / Σ W e^k`` [B, T, D]: one pass for the largest key, one for the sums.
 
-    Shifts are keys and not keys plus w: next to a key of 1e16 float64 loses w.
-
-    The backward pass recomputes the terms of a few entries at a time instead of saving those of the
-    whole kernel, except inside torch.func, where checkpointing does not work.
+    Shifts are keys and not keys plus w: next to a key of 1e16 float64 loses w. The backward pass
+    recomputes the terms, except inside torch.func, where checkpointing does not work.
     """
     heads, kernel = key.shape[-1], weight.shape[1:]
     key = key.unflatten(1, grid).unsqueeze(-1)

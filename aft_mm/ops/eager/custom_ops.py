@@ -1,4 +1,4 @@
-"""Functions that torch.compile must not trace: one node of a graph each, by torch.library."""
+"""Functions that torch.compile must not trace, as one node of a graph each."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,12 +17,12 @@ def as_graph_node(name: str, function: Callable[..., Tensor]) -> Callable[..., T
     Its gradient is a second node, which runs `function` again.
 
     Args:
-        name: The name of the operator, such as ``'aft_mm::safe_conv_mean'``.
-        function: It returns a tensor like `value` and is differentiable.
+        name: Name of the operator.
+        function: Differentiable, returns a tensor like `value`.
     """
 
     def backward(grad: Tensor, key: Tensor, value: Tensor, weight: Tensor, *options: Any):
-        # An operator runs below autograd, where torch.func still differentiates.
+        # torch.func differentiates above operators.
         def of_tensors(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
             return function(key, value, weight, *options)
 

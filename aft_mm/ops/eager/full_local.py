@@ -1,8 +1,8 @@
 """AFT-full, AFT-local and AFT-local-learned: a dense or banded ``exp(w)`` times the keys.
 
 Products run in blocks of tokens, in O(T·(D + s)) memory, with tokens as columns: key and value are
-[T, C] with C = B·D (`banded_matmul.py`). :class:`BlockBandedBias` holds w in tiles, the rows of a
-block of c tokens against the blocks around it. Outside the tiles W = 1 (`global_term`) or W = 0.
+[T, C] with C = B·D (`banded_matmul.py`). Outside the tiles of :class:`BlockBandedBias` W = 1
+(`global_term`) or W = 0.
 """
 
 from typing import NamedTuple
@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import path_choice
 from ..geometry import Window, near_mask, near_radius
-from ..path_choice import choose
+from ..path_choice import choose, may_read
 from .banded_matmul import (
     TileReach,
     banded_mean,
@@ -42,11 +41,11 @@ from .online_softmax import (
     zero_if_finite,
 )
 
-# Smaller blocks take longer to launch than to compute. Of tiles as large as the window half lies
-# outside it, of tiles with this many blocks per window a fifth.
+# Smaller blocks take longer to launch than to compute. Half of tiles as large as the window lies
+# outside it, a fifth with this many blocks per window.
 SMALLEST_BLOCK = 32
 BLOCKS_PER_WINDOW = 4
-# Below this length the diagonal is summed term by term instead of being halved again.
+# Below this length the diagonal is summed term by term.
 SMALLEST_HALF = 8
 
 
@@ -71,7 +70,7 @@ class BlockBandedBias(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Tokens c per block; the columns of a lone tile may have another length."""
+        """Tokens c per block."""
         return self.tiles.shape[2] // self.reach.blocks
 
 
@@ -85,7 +84,7 @@ def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Ten
 
 
 def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:
-    """Compute :func:`aft_mm.ops.aft_local` in O(T·s·D): block products and sums outside them."""
+    """Compute :func:`aft_mm.ops.aft_local` in O(T·s·D): block products and sums outside."""
     band = local_bias(pos_u, pos_v, window, grid, causal, sum_dtype(value))
     return _gated_mean(query, key, value, band, key_mask, gate)
 
@@ -93,10 +92,7 @@ def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask
 def aft_local_learned(
     query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
 ) -> Tensor:
-    """Compute :func:`aft_mm.ops.aft_local_learned` in O(T·s·D).
-
-    The numerator of aft_local over the sums of the weights and of the keys.
-    """
+    """Compute :func:`aft_mm.ops.aft_local_learned` in O(T·s·D)."""
     dtype, batch, precision = value.dtype, value.shape[0], matmul_precision(value)
     key, value = hide(key, value, key_mask)
     band = local_bias(pos_u, pos_v, window, grid, causal, key.dtype)
@@ -169,9 +165,7 @@ def weighted_mean(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
         return exact_mean(*wide)[0, 0].to(key.dtype)
 
     def otherwise(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
-        # A graph makes one choice, for |w| up to 80.
-        in_graph = torch.compiler.is_compiling() or path_choice.recording_or_replaying()
-        if band.global_term or in_graph:
+        if band.global_term or not may_read(tiles):  # a graph makes one choice, for |w| up to 80
             return safe(key, value, tiles)
         return choose(_row_range(tiles) > WIDE_RANGE, exact, safe, key, value, tiles)
 
@@ -193,17 +187,19 @@ def normalized_mean(key: Tensor, value: Tensor, visible: Tensor, band: BlockBand
     return choose(is_exact, fast, safe, key, value, visible, band.tiles)
 
 
-def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
+def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor | bool:
     """Return whether one common shift and float32 are exact to tolerance."""
     tiles = band.tiles.detach()
     if band.global_term:  # tokens outside the tiles have w = 0 in every row
         bias_range = tiles.amax().clamp_min(0) - _visible(tiles).amin().clamp_max(0)
     else:
         bias_range = _row_range(tiles)
+    if not band.causal and may_read(bias_range) and bool(bias_range <= FAST_BIAS_RANGE):
+        return True  # whatever the keys are
     exponents = key_range(key, 0) + bias_range
     if not band.causal:
         return (exponents <= FAST_RANGE) | (bias_range <= FAST_BIAS_RANGE)
-    # A product multiplies the rows before a NaN by 0, which is NaN.
+    # NaN also reaches earlier rows by 0 · NaN.
     return exponents + zero_if_finite(value) <= FAST_RANGE
 
 
@@ -225,7 +221,7 @@ def _future(tokens: int, device: torch.device) -> Tensor:
 def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
     """Return row i of each block [n, c, K] from column first + i on: [n, c, columns], 0 elsewhere.
 
-    Read with rows shorter by one than they are stored, each row starts one element further right.
+    Read with rows shorter by one, each row starts one element further right.
     """
     count, block, offsets = rows.shape
     width = offsets + block - 1
@@ -244,8 +240,7 @@ def _tile_product(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
 def _diagonal_sums(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
     """Return the causal sums inside each block: key, value [n, c, C], weights [n, c, c].
 
-    The block is halved again and again. A square below the diagonal holds only keys that all of its
-    rows see, so its own maximum starves none of them.
+    The block is halved again and again; all rows see all keys of a square below the diagonal.
     """
     count, length, columns = key.shape
     levels = 0
@@ -277,10 +272,10 @@ def _diagonal_squares(x: Tensor, size: int) -> Tensor:
 
 
 def _term_by_term(key: Tensor, value: Tensor, weights: Tensor, size: int) -> ShiftedSum:
-    """Return the causal sums in squares of `size`, each row with the largest key that it sees."""
+    """Return the causal sums in squares of `size`, each row shifted by its largest key."""
     key, value = (part.reshape(-1, 1, size, part.shape[-1]) for part in (key, value))
     squares = _diagonal_squares(weights, size).unsqueeze(-1)
-    # Values are masked too: one that is not finite stays so after a product with 0.
+    # A value that is not finite stays so after a product with 0.
     hidden = _future(size, key.device).unsqueeze(-1)
     rows = key.expand(-1, size, -1, -1)
     keys, values = (

@@ -1,10 +1,9 @@
 """Linear attention, and its causal gradient in constant memory.
 
 Causal sums run in chunks: products inside a chunk, and the state ``[s, z] = Σ φ(k) [v, 1]ᵀ`` of the
-chunks before it, a span of chunks at a time. Only the inputs are saved. The backward pass is
-algorithm 1 of arXiv 2006.16236 in chunks: the states run forwards again for the gradient of the
-queries, then ``Σ φ(q) ∂ᵀ`` runs backwards for those of keys and values. Two numbers per row are
-stored in between, the denominator and its gradient.
+chunks before it. Only inputs are saved. The backward pass is algorithm 1 of arXiv 2006.16236 in
+chunks: states run forwards again for the gradient of the queries, then ``Σ φ(q) ∂ᵀ`` backwards for
+keys and values. In between, the denominator of each row and its gradient are stored.
 """
 
 from collections.abc import Iterable
@@ -18,14 +17,14 @@ from torch.autograd.function import once_differentiable
 from ..linear_terms import FeatureMap, LinearState, features, resolve
 from .online_softmax import mean, sum_dtype
 
-# T·d·CHUNK operations inside the chunks against T·d·m / CHUNK elements of states.
+# T·d·CHUNK operations in chunks against T·d·m / CHUNK elements of states.
 CHUNK = 32
-# Rows of a span over all sequences and heads, which bounds the memory of temporaries.
+# Rows of a span, which bounds temporaries.
 SPAN_ROWS = 2048
 
 
 class _Terms(NamedTuple):
-    """φ(q), φ(k) and [v, 1] of some chunks in the dtype of sums, [B, h, n, C, ·]."""
+    """φ(q), φ(k) and [v, 1] of some chunks, [B, h, n, C, ·]."""
 
     query: Tensor
     key: Tensor
@@ -41,14 +40,14 @@ class _Terms(NamedTuple):
 
 
 class FeatureMaps(NamedTuple):
-    """The feature maps of queries and keys, and the constant added to the denominator."""
+    """Feature maps of queries and keys, and the constant added to the denominator."""
 
     query_map: FeatureMap
     key_map: FeatureMap
     eps: float
 
     def query(self, x: Tensor) -> Tensor:
-        """Return φ(q), divided by its largest feature unless eps > 0: products could underflow."""
+        """Return φ(q), divided by its largest feature unless eps > 0."""
         mapped = features(self.query_map, x)
         if self.eps:
             return mapped
@@ -86,12 +85,12 @@ def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -
 
 
 def linear_attention_step(state, query, key, value, *, feature_map, eps):
-    """Compute one step in O(d·m) per head; the token is added to the sums in place."""
+    """Compute one step in O(d·m) per head, in place."""
     maps, sums = FeatureMaps(*resolve(feature_map), eps), state.sums
     # As chunks of one token, [B, h, 1, ·].
     tokens = (x.to(sums.dtype).unsqueeze(2) for x in (query, key, value))
     query_features, key_features, value_and_one = maps.apply(tokens, None)
-    # One pass: a product and a sum would read and write the state twice.
+    # In one pass.
     sums.flatten(0, 1).baddbmm_(key_features.mT.flatten(0, 1), value_and_one.flatten(0, 1))
     mixed = _quotient(query_features @ sums, eps).squeeze(2)
     return mixed.to(value.dtype), LinearState(sums, state.position + 1)
@@ -110,7 +109,7 @@ def _with_one(value: Tensor) -> Tensor:
 
 
 def _chunks(x: Tensor, chunk: int | None) -> Tensor:
-    """Return [B, T, h, c] as [B, h, n, C, c], padded with 0; None for one chunk of all tokens."""
+    """Return [B, T, h, c] as [B, h, n, C, c], padded with 0; None for one chunk."""
     x = x.transpose(1, 2)
     if chunk is None:
         return x.unsqueeze(2)
@@ -222,9 +221,9 @@ def _grad_sources(
     Args:
         terms: The terms of the span.
         later: ``Σ φ(q) ∂ᵀ`` over the tokens after it.
-        grad: The gradient of its output, in chunks.
-        denominator: The first result of :func:`_grad_quotient`.
-        grad_denominator: The second one.
+        grad: Gradient of its output, in chunks.
+        denominator: From :func:`_grad_quotient`.
+        grad_denominator: From :func:`_grad_quotient`.
     """
     grad_sums = torch.cat((grad / denominator, grad_denominator), -1)
     grad_weights = (grad_sums @ terms.value.mT).tril()
@@ -237,7 +236,7 @@ def _grad_sources(
 
 def _empty_state(key: Tensor, value: Tensor, maps: FeatureMaps) -> Tensor:
     dtype = sum_dtype(value)
-    # A feature map may have another number of features than of channels.
+    # Feature maps may change the number of channels.
     dims = maps.key_map(key[:1, :1].to(dtype)).shape[-1]
     return value.new_zeros(len(value), value.shape[2], dims, value.shape[3] + 1, dtype=dtype)
 

@@ -1,7 +1,6 @@
-"""Banded products in float32 with oneDNN, one tile at a time, on a CPU where it beats torch's BLAS.
+"""Banded products in float32 with oneDNN, tile by tile, on a CPU where it beats torch's BLAS.
 
-torch passes float32 products to MKL, which uses AVX-512 on Intel processors only; oneDNN uses it
-wherever it exists. Nothing beyond the ends of the sequence is multiplied, and the caller works on
+MKL uses AVX-512 on Intel processors only; oneDNN uses it wherever it exists. The caller works on
 the rows of a tile while they are in the cache.
 """
 
@@ -14,9 +13,9 @@ from torch.autograd import forward_ad
 
 from ..path_choice import transformed
 
-# With fewer multiplications per tile the call costs more than the product.
+# With fewer multiplications per tile the call dominates.
 FEWEST = 2**22
-# A tile is too small for more threads; one product of all tiles is then faster.
+# A tile is too small for more threads.
 MOST_THREADS = 8
 
 
@@ -34,7 +33,7 @@ def onednn_is_faster() -> bool:
 def is_applicable(weights: Tensor, x: Tensor) -> bool:
     """Return whether tiles W [n, c, s] times rows of x [S, C] are multiplied here.
 
-    Not if autograd, forward mode, torch.func or a compiler must see the operations.
+    False if autograd, torch.func or a compiler must see the operations.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
@@ -52,13 +51,13 @@ def is_applicable(weights: Tensor, x: Tensor) -> bool:
 def _multiply(a: Tensor, b: Tensor, row: Tensor | None = None) -> Tensor:
     """Return ``a bᵀ + row`` of a [n, k] and b [m, k]; b or bᵀ must be contiguous.
 
-    oneDNN has kernels for these layouts only and is a thousand times slower for others.
+    oneDNN is a thousand times slower for other layouts.
     """
     return torch.ops.mkldnn._linear_pointwise(a, b, row, 'none', [], '')
 
 
 def _sources(tile: int, shape: Sequence[int], before: int, tokens: int) -> tuple[slice, slice]:
-    """Return the tokens that a tile sees and the columns of the tile that belong to them."""
+    """Return the tokens that a tile sees, and their columns."""
     first = (tile - before) * shape[0]
     start, stop = max(first, 0), min(first + shape[1], tokens)
     return slice(start, stop), slice(start - first, stop - first)

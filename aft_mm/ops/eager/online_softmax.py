@@ -1,13 +1,12 @@
 """Sums of ``e^k v`` and ``e^k`` that neither overflow nor underflow, and what all ops share.
 
 :class:`ShiftedSum` is the state of online softmax: shift, numerator and denominator, the last two
-divided by ``e^shift``. Adding two states rescales both to the larger shift, so a row is never
-scaled by a key that it does not see. :func:`add`, :func:`pad`, :func:`shift`, :func:`sliding_sum`,
+divided by ``e^shift``. Adding two rescales both to the larger shift, so no row is scaled by a key
+that it does not see. :func:`add`, :func:`pad`, :func:`shift`, :func:`sliding_sum`,
 :func:`prefix_sum`, :func:`suffix_sum` and :func:`total` take a ShiftedSum on the safe paths and a
-plain tensor, with one common shift, on the fast ones.
+plain tensor on the fast ones.
 
-The file also holds the prologue of every op (:func:`hide`), its epilogue (:func:`apply_gate`), and
-the running sum along an axis (:func:`scan`).
+:func:`hide` begins every op, :func:`apply_gate` ends it; :func:`scan` is a running sum.
 """
 
 from collections.abc import Callable
@@ -22,18 +21,17 @@ from .. import path_choice
 from ..path_choice import transformed
 from ..reference import GATES
 
-# The largest range of the exponents (keys plus biases) for plain float32 sums with one shift: e^±70
-# is a normal number and leaves room for millions of terms; e^-88 is flushed to 0, e^88 overflows.
+# The largest range of exponents for plain float32 sums with one shift: e^±70 is normal and leaves
+# room for millions of terms; e^-88 is flushed to 0, e^88 overflows.
 FAST_RANGE = 70.0
-# Without causality every row sees the largest key, so only the biases can starve a row. Terms that
-# are flushed to 0 are then below e^(60 - 88) of the sum.
+# Without causality only biases can starve a row; terms that are flushed to 0 are below e^(60 - 88)
+# of the sum.
 FAST_BIAS_RANGE = 60.0
-# Below this size a second pass is cheaper than reading the result of the first.
+# Below this size a second pass is cheaper than reading a result.
 SMALLEST_READ = 2**15
-# Inductor splits longer scans on a GPU, which fails in torch 2.11 if the scanned tensor has an
-# element per column.
+# Inductor splits longer scans on a GPU, which fails in torch 2.11 for one element per column.
 LONGEST_COMPILED_SCAN = 128
-# Rows of a block of `scan`, and the sizes from which on blocks are faster than torch's cumsum.
+# Rows of a block of `scan`, and the sizes from which it beats torch's cumsum.
 SCAN_BLOCK = 32
 SMALLEST_SCAN, FEWEST_SCAN_COLUMNS = 2**15, 16
 
@@ -61,13 +59,13 @@ def sum_dtype(value: Tensor) -> torch.dtype:
 def hide(
     key: Tensor, value: Tensor, key_mask: Tensor | None, fill: float = -torch.inf
 ) -> tuple[Tensor, Tensor]:
-    """Return key and value in the dtype of sums, with hidden keys at `fill` and hidden values at 0.
+    """Return key and value in the dtype of sums, hidden keys at `fill` and hidden values at 0.
 
     Args:
         key: [B, S, D or h].
         value: [B, S, D].
         key_mask: bool [B, S], True for keys to keep, or None.
-        fill: What a hidden key becomes.
+        fill: Value of hidden keys.
     """
     dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
     key, value = key.to(dtype), value.to(dtype)
@@ -84,33 +82,32 @@ def apply_gate(
 
     Args:
         query: [..., D], or None for ``gate='none'``.
-        mixed: [..., D], broadcast to the shape of `query`; its dtype is that of the product.
+        mixed: [..., D], broadcast to `query`; the product has its dtype.
         gate: g, 'sigmoid', 'relu' or 'none'.
-        dtype: The dtype of the result; None for that of `mixed`.
+        dtype: That of the result, by default of `mixed`.
     """
     if gate != 'none':
         gating = GATES[gate](query.to(mixed.dtype))
-        # In place over the temporary without autograd: fresh pages cost more than the product.
+        # In place without autograd: fresh pages cost more than the product.
         mixed = gating * mixed if torch.is_grad_enabled() else gating.mul_(mixed)
     return mixed if dtype is None else mixed.to(dtype)
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """Return the shift of an empty sum; with −inf the sum of two empty ones would be NaN."""
+    """Return the shift of an empty sum; −inf would give NaN."""
     return torch.finfo(dtype).min
 
 
 def key_range(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """Return the largest minus the smallest visible key along `dim`, for the worst column.
 
-    Hidden keys are −inf. Columns in which every key is hidden do not count; the range is 0 if that
-    is all of them, so that the range of the biases added to it still counts.
+    Hidden keys are −inf; columns without a visible key count as 0.
     """
     key = key.detach()
     if path_choice.recording():
         return key.new_tensor(torch.inf)
     smallest = None
-    # On a CPU one pass less if no key is hidden.
+    # One pass less on a CPU if no key is hidden.
     may_read = key.device.type == 'cpu' and key.numel() >= SMALLEST_READ
     if may_read and not torch.compiler.is_compiling() and not path_choice.replaying():
         if not transformed(key):
@@ -124,13 +121,13 @@ def key_range(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 
 def zero_if_finite(x: Tensor) -> Tensor:
-    """Return 0, or NaN if the sum of x is not finite; no comparison holds for NaN."""
+    """Return 0, or NaN if the sum of x is not finite."""
     total = x.detach().sum()
     return total - total
 
 
 def column_shift(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """Return the detached maximum along `dim` (kept), finite also if every key is hidden."""
+    """Return the detached maximum along `dim` (kept), finite also if all keys are hidden."""
     return key.detach().amax(dim, keepdim=True).clamp_min(torch.finfo(key.dtype).min)
 
 
@@ -207,7 +204,7 @@ def shift(x: Summable, steps: int, dim: int) -> Summable:
 def sliding_sum(x: Summable, before: int, after: int, dim: int) -> Summable:
     """Return ``y[t] = Σ x[t − before … t + after]``; a negative bound excludes tokens near t.
 
-    Doubles the length of the window until it is complete: O(log) passes without a subtraction.
+    The window is doubled until it is complete: O(log) passes without a subtraction.
     """
     length = _length(x, dim)
     if not path_choice.replaying():  # a graph with an open length cannot be clipped to it
@@ -215,7 +212,7 @@ def sliding_sum(x: Summable, before: int, after: int, dim: int) -> Summable:
     size = before + after + 1
     if size < 1:
         return shift(x, length, dim)
-    # Extend the sequence so that windows which end beyond it exist, then read at t + after.
+    # So that windows which end beyond the sequence exist.
     x = pad(x, 0, max(after, 0), dim)
     result: Summable | None = None
     done, power, power_size = 0, x, 1
@@ -260,9 +257,8 @@ def total(x: Summable, dim: int) -> Summable:
 def mean(numerator: Tensor, denominator: Tensor, in_place: bool = False) -> Tensor:
     """Return numerator / denominator, 0 where nothing was visible.
 
-    A quotient and not a product with the reciprocal, whose gradient squares 1 / denominator and
-    overflows long before that of the quotient. An empty sum is divided by ∞, which passes no
-    gradient; a tiny number would pass an infinite one, and 0 · ∞ is NaN.
+    The gradient of a reciprocal would overflow. An empty sum is divided by ∞, which passes no
+    gradient.
 
     Args:
         in_place: Whether the numerator may be overwritten if gradients are off.
@@ -275,7 +271,7 @@ def mean(numerator: Tensor, denominator: Tensor, in_place: bool = False) -> Tens
 
 
 def running_sum(x: Tensor, dim: int) -> Tensor:
-    """Return ``x.cumsum(dim)``; a compiler can fuse it with what computes x, on any device."""
+    """Return ``x.cumsum(dim)``, which a compiler can fuse on any device."""
     length, longest = x.shape[dim], LONGEST_COMPILED_SCAN
     if not torch.compiler.is_compiling() or path_choice.replaying() or length <= longest:
         return scan(x, dim)
@@ -286,7 +282,7 @@ def running_sum(x: Tensor, dim: int) -> Tensor:
 
 
 def is_block_scan_applicable(x: Tensor, dim: int) -> bool:
-    """Return whether a scan in blocks is faster, and no transform must see plain operations."""
+    """Return whether a scan in blocks is faster, and need not be traced."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
     if x.device.type != 'cpu' or x.numel() < SMALLEST_SCAN:
@@ -303,8 +299,7 @@ def is_block_scan_applicable(x: Tensor, dim: int) -> bool:
 def scan(x: Tensor, dim: int, reverse: bool = False) -> Tensor:
     """Return ``x.cumsum(dim)``, with `reverse` the sums from the end, in blocks on a CPU.
 
-    torch.cumsum walks down one column after another; blocks add whole rows. Nothing is subtracted,
-    so a NaN or a large term does not reach rows that do not see it.
+    Blocks add whole rows. Nothing is subtracted, so a NaN or a large term reaches no other rows.
     """
     if not is_block_scan_applicable(x, dim):
         return x.flip(dim).cumsum(dim).flip(dim) if reverse else x.cumsum(dim)
@@ -328,12 +323,11 @@ class _Scan(torch.autograd.Function):
 def scan_in_place(x: Tensor, dim: int, reverse: bool = False) -> Tensor:
     """Compute :func:`scan` over x itself, a temporary that autograd does not see.
 
-    Adds row after row in all blocks at once, after the total of the previous blocks was added to
-    the first row of each.
+    Row after row in all blocks at once, after the totals of previous blocks were added.
     """
     dim %= x.dim()
     length, rest = x.shape[dim], x.shape[dim] % SCAN_BLOCK
-    # The rows that do not fill a block are summed last.
+    # Rows that do not fill a block come last.
     blocks = x.narrow(dim, rest if reverse else 0, length - rest).unflatten(dim, (-1, SCAN_BLOCK))
     totals = scan(blocks.sum(dim + 1), dim, reverse)
     rows, others = blocks.unbind(dim + 1), totals.shape[dim] - 1

@@ -91,16 +91,13 @@ def _mean_and_denominator(key: Tensor, value: Tensor, shift: Tensor) -> tuple[Te
     result = scan_in_place(weight * value, 1)
     denominator = scan_in_place(weight, 1)
     tiny = torch.finfo(denominator.dtype).tiny
-    if (denominator[:, 0] < tiny).any():  # the sums grow: no later token sees less
+    if (denominator[:, 0] < tiny).any():  # no later token sees less
         denominator.masked_fill_(denominator < tiny, torch.inf)
     return result.div_(denominator), denominator
 
 
 class _RunningMean(torch.autograd.Function):
-    """:func:`running_mean` with a backward pass of its own.
-
-    That of autograd reads the tokens twice as often and allocates memory each time.
-    """
+    """:func:`running_mean` with its own backward pass, which reads the tokens half as often."""
 
     @staticmethod
     def forward(ctx: Any, key: Tensor, value: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""Steps: one token at a time on the state of `ops/state.py`.
-
-Called by `ops/steps.py`, which checks the arguments and documents what a step is.
-"""
+"""Steps: one token at a time on the state of `ops/state.py`, called by `ops/steps.py`."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,7 +17,7 @@ from ..state import (
 from .online_softmax import append, apply_gate, mean
 from .simple import apply_relu2_gates, relu_terms
 
-# The bias of every slot of a buffer of n once token t [B] is in it, [B, n] or [B, n, h].
+# Biases of the slots of a buffer of n with token t [B], [B, n] or [B, n, h].
 SlotBias = Callable[[Tensor, int], Tensor]
 
 
@@ -71,7 +68,7 @@ def aft_conv_step(
 def aft_local_hard_step(
     state, query, key, value, *, window, grid, gate
 ) -> tuple[Tensor, StepState]:
-    """Sum the buffer, which holds the window, in O(r·D)."""
+    """Sum the buffer, the window, in O(r·D)."""
 
     def window_bias(target: Tensor, source: Tensor) -> Tensor:
         return torch.where(hard_mask(target, source, window, grid, causal=True), 0.0, -torch.inf)
@@ -110,7 +107,7 @@ def _step(
     gate: str,
     global_term: bool,
 ) -> tuple[Tensor, StepState]:
-    """Weigh the buffer with the token in it; with `global_term` W = 1 for older tokens, else 0."""
+    """Weigh the buffer with the token in it; older tokens have W = 1 with `global_term`, else 0."""
     bias = slot_bias(state.position, state.keys.shape[1])
     state = push(state, key, value, update_sums=global_term)
     near = buffer_sums(state, bias)
@@ -135,7 +132,7 @@ def _near_slot_bias(
     grid: Sequence[int] | None,
     dtype: torch.dtype,
 ) -> SlotBias:
-    # In 1-d the buffer is as long as the window: every token in it is near.
+    # A 1-d buffer is as long as the window.
     all_near = (grid is None or len(grid) == 1) and near_radius(window, grid) >= 0
 
     def token_bias(target: Tensor, source: Tensor) -> Tensor:
@@ -143,7 +140,7 @@ def _near_slot_bias(
             last = pos_u.shape[1] - 1
             bias = pos_u[target, (last + source - target).clamp(0, last)]
         else:
-            # w is an exponent, which autocast and low precision must not round, as in the op.
+            # w is an exponent, which autocast must not round.
             bias = (pos_v[source].to(dtype) * pos_u[target].to(dtype)).sum(-1)
         if all_near:
             return bias
@@ -153,7 +150,7 @@ def _near_slot_bias(
         common = common_position(position) if all_near and pos_v is not None else None
         if common is None or pos_v is None or len(pos_v) < size:
             return _slot_bias(token_bias)(position, size)
-        # The tokens are contiguous, but for the slots after the last one written.
+        # Tokens are contiguous up to the last one written.
         first = max(common + 1 - size, 0)
         rows = pos_v.narrow(0, first, size).to(dtype)
         return (rows * pos_u.select(0, common).to(dtype)).sum(1).roll(first % size).unsqueeze(0)

@@ -51,9 +51,9 @@ def _window_sums(x: Summable, window: Window, grid: tuple[int, ...], causal: boo
     rows, columns = (size // 2 for size in as_pair(window))
     if not causal:
         return sliding_sum(sliding_sum(x, columns - 1, columns, 2), rows - 1, rows, 1)
-    if not path_choice.replaying():  # as in `sliding_sum`
+    if not path_choice.replaying():
         columns = min(columns, grid[1])
-    # The right block is the left block of the row above, whose column may lie beyond the grid.
+    # The right block is the left block of the row above, which may end beyond the grid.
     left = sliding_sum(sliding_sum(pad(x, 0, columns, 2), columns - 1, 0, 2), rows - 1, 0, 1)
     right = shift(pad(left, -columns, 0, 2), 1, 1)
     return add(pad(left, 0, -columns, 2), right)

@@ -1,7 +1,6 @@
 """Where the C++ loops are, and which calls they support.
 
-The file name of the library holds a digest of the sources, so a library of other sources is never
-called.
+File names hold a digest of the sources, so an outdated library is never called.
 """
 
 import ctypes
@@ -20,13 +19,13 @@ from torch.nn import Parameter
 from .. import path_choice
 
 FOLDER = Path(__file__).parent
-# The ops that have a loop, and the options that it needs.
+# Ops with a loop, and the options that it needs.
 KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(key_function='softmax', causal=True),
     'aft_conv': {},
 }
 DTYPES = (torch.float32, torch.bfloat16)
-# The sets of instructions that a library is built for, by torch's name of the one it uses itself.
+# By torch's name of the instructions it uses itself.
 INSTRUCTIONS = {'AVX512': 'avx512', 'AVX2': 'avx2'}
 logger = logging.getLogger('aft_mm.ops')
 BUILD_COMMAND = 'python setup.py build_ext --inplace'
@@ -45,7 +44,7 @@ def library_path(instructions: str) -> Path:
 
 @functools.cache
 def find_library() -> Path | str:
-    """Return the library for this processor, or the reason why there is none."""
+    """Return the library for this processor, or why there is none."""
     capability = torch.backends.cpu.get_cpu_capability()
     path = library_path(INSTRUCTIONS.get(capability, 'any'))
     if not path.exists():
@@ -76,14 +75,14 @@ def _is_intact(path: Path) -> bool:
 
 @functools.cache
 def load(path: Path) -> ctypes.CDLL:
-    """Load the library, which takes its threads from the OpenMP that torch has loaded."""
+    """Load the library, with the threads of torch's OpenMP."""
     return ctypes.CDLL(str(path))
 
 
 def unsupported_reasons(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> list[str]:
-    """Return why the loops do not support the call; empty if they do.
+    """Return why the loops do not support a call; empty if they do.
 
     Args:
         op: The name of the op.

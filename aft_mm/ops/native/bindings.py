@@ -1,7 +1,7 @@
 """Calls of the C++ loops: tensors go in by address, gradients come back through autograd.
 
-Whatever torch checks before its own operators read memory is checked here before an address is
-taken: lazy signs, missing memory, and the dtype, shape and device of saved tensors.
+Checked before an address is taken, as torch does: lazy signs, missing memory, and dtype, shape and
+device of saved tensors.
 """
 
 import ctypes
@@ -22,12 +22,10 @@ from ..path_choice import cached
 from . import availability
 
 GATES = ('none', 'sigmoid', 'relu')
-# Tokens between the sums that causal AFT-simple saves for its gradient; the same as in simple.cpp.
+# Tokens between the sums saved for the gradient; the same as in simple.cpp.
 SEGMENT = 32
-# Samples whose kernel gradients are summed by one thread. It does not depend on the number of
-# threads, so a run is reproducible to the bit.
+# Samples whose kernel gradients one thread sums, for reproducible bits.
 SAMPLES = 8
-# What the functions of the library return if their memory could not be allocated.
 OUT_OF_MEMORY = 1
 PLAIN_TYPES = frozenset([Tensor, Parameter, type(None)])
 
@@ -41,9 +39,8 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
 def aft_conv(
     query, key, value, weight, *, grid: Sequence[int], global_connectivity, causal, key_mask, gate
 ) -> Tensor:
-    """Compute :func:`aft_mm.ops.aft_conv` in O(T·K·D) by the difference form, if it is exact.
-
-    Otherwise the forms of eager are used.
+    """Compute :func:`aft_mm.ops.aft_conv` in O(T·K·D) by the difference form, if exact, else by
+    eager.
     """
     options: dict[str, Any] = dict(global_connectivity=global_connectivity, causal=causal)
     weight_decides = global_connectivity and not causal
@@ -70,13 +67,13 @@ def aft_conv(
 
 
 def _of_one_dtype(*tokens: Tensor | None) -> list[Tensor | None]:
-    """Return query, key and value, in float32 if their dtypes differ: no key is rounded."""
+    """Return query, key and value, in float32 if their dtypes differ."""
     mixed = len({x.dtype for x in tokens if x is not None}) > 1
     return [x if x is None else _dense(x.float() if mixed else x) for x in tokens]
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Return x with contiguous channels, and negated if it is a lazy negation."""
+    """Return x with contiguous channels and resolved negation."""
     if x.is_neg():
         x = x.resolve_neg()
     return x if x.stride()[-1] == 1 else x.contiguous()
@@ -87,7 +84,7 @@ def _resolved(x: Tensor | None) -> Tensor | None:
 
 
 def _version(x: Tensor) -> int | None:
-    """Return how often x was written to, or None for an inference tensor, which is not counted."""
+    """Return how often x was written to, or None for an inference tensor."""
     return None if x.is_inference() else x._version
 
 
@@ -152,7 +149,7 @@ class _Simple(NamedTuple):
 class _Conv(NamedTuple):
     """AFT-conv of query, key, value and, where it is differentiated, weight [h, *K].
 
-    `kernel` [entries, h] is made of `constant_weight`, the weight without a gradient, at `version`.
+    `kernel` [entries, h] is made of `constant_weight` at `version`.
     """
 
     gate: str
@@ -247,14 +244,14 @@ class _Differentiable(torch.autograd.Function):
         types = map(type, (grad, saved, *tensors))
         if _needs_torch(grad) or not PLAIN_TYPES.issuperset(types):
             return None, *_grads_by_eager(ctx.op, grad, wanted, tensors)
-        # Hooks of saved tensors may return them with other strides.
+        # Hooks may return saved tensors with other strides.
         dense = [x if x is None else _dense(x) for x in (grad, *tensors)]
         saved = None if saved is None else saved.resolve_neg().contiguous()
         return None, *ctx.op.backward(dense[0], saved, wanted, *dense[1:])
 
 
 def _check_hooks(x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
-    """Check a saved tensor, which hooks may have replaced; torch checks those of gradients."""
+    """Check a saved tensor, which hooks may have replaced."""
     if x.dtype != dtype or x.shape != shape or not x.is_cpu:
         raise RuntimeError(
             f'hooks must return a saved tensor as {dtype} {list(shape)} on cpu, got {x.dtype} '
@@ -263,7 +260,7 @@ def _check_hooks(x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
 
 
 def _needs_torch(grad: Tensor) -> bool:
-    """Return whether the gradient is itself differentiated, or is not plain memory."""
+    """Return whether the gradient is differentiated itself, or not plain memory."""
     return (
         torch.is_grad_enabled()
         or forward_ad._current_level >= 0

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..eager.conv import crop_kernel
-from .block_sizes import MatmulBlock
+from .block_sizes import MatmulBlock, cdiv
 from .full_local import MatmulCall, launch_backward, launch_forward
 from .online_softmax import strided
 from .tiling import TileBand, choose_block, new_saved
@@ -135,7 +135,7 @@ class PaddedMaps(NamedTuple):
     ) -> None:
         group, share = self.channels // self.heads, self.channels // x.shape[2]
         sizes = self.places, self.batch, self.channels
-        programs = tuple(map(triton.cdiv, sizes, MOVED))
+        programs = tuple(map(cdiv, sizes, MOVED))
         order = MoveSizes(self.places, self.row, self.grid[1], *sizes[1:], group, share)
         tokens = Tokens(x, *x.stride())
         move[programs](moved, tokens, strided(mask), order, FILL=fill, BACK=back, BLOCK=MOVED)

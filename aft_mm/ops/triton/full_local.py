@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from ..eager.banded_matmul import neighbours, split
 from ..geometry import as_pair
 from . import matmul, operands, recompute_flagged
-from .block_sizes import MatmulBlock, count_processors
+from .block_sizes import MatmulBlock, cdiv, count_processors
 from .online_softmax import new_like, strided
 from .tiling import (
     SavedParts,
@@ -60,14 +59,15 @@ class MatmulCall(NamedTuple):
         """Return the sizes, and which tiles meet."""
         return self.band.extents(len(self.value), self.value.shape[2], transposed)
 
-    def inputs(self, shifts: Tensor) -> MatmulInputs:
+    def inputs(self, saved: SavedParts) -> MatmulInputs:
         """Return the inputs of the kernels."""
         return MatmulInputs(
             self.extents(),
             _tokens(self.key),
             _tokens(self.value),
             self.band.locate(self.table),
-            Shifts(shifts, *((1, 0) if self.band.shared else (0, 1))),
+            Shifts(saved.shifts, *((1, 0) if self.band.shared else (0, 1))),
+            _tokens(saved.centre),
             _tokens(self.query),
             strided(self.key_mask),
         )
@@ -75,7 +75,7 @@ class MatmulCall(NamedTuple):
     @property
     def parts(self) -> int:
         """Number of blocks of channels."""
-        return triton.cdiv(self.value.shape[2], self.block.width)
+        return cdiv(self.value.shape[2], self.block.width)
 
     @property
     def form(self) -> matmul.MatmulForm:
@@ -108,7 +108,7 @@ class MatmulCall(NamedTuple):
 
 
 def _units(saved: SavedParts, call: MatmulCall, inputs: MatmulInputs) -> Tensor:
-    """Write the units of all tiles and return the index of the first visible key [B, D]."""
+    """Write the units of all tiles and the centre, and return the index of the first visible key [B, D]."""
     batch, _, channels = call.value.shape
     shape = batch, call.band.source_tiles, channels
     maxima = call.key.new_empty(shape, dtype=torch.float32)
@@ -226,7 +226,7 @@ def launch_forward(call: MatmulCall, kept: Tensor | None) -> Tensor:
         parts = (value.new_empty(shape, dtype=torch.float32) for shape in shapes)
         saved = SavedParts(None, None, None, *parts)
     with torch.cuda.device_of(value):
-        inputs = call.inputs(saved.shifts)
+        inputs = call.inputs(saved)
         firsts = _units(saved, call, inputs)
         units = _tile_units(saved, band)
         token_major = call.block.operand != torch.float32
@@ -260,7 +260,7 @@ def launch_backward(
     tensors = parts.flags, parts.mean, parts.log, parts.unit, gradient, grad_log
     saved = matmul.BackwardInputs(*map(_tokens, tensors))
     with torch.cuda.device_of(value):
-        inputs = call.inputs(parts.shifts)
+        inputs = call.inputs(parts)
         x, sums = _new_terms(call, band.tiles, band.has_outside, token_major=False)
         operands.target_terms[call.programs(band.tiles)](
             grad_query, x, _tokens(sums), saved, inputs, GATE=call.gate, **call.tile
@@ -294,8 +294,8 @@ def _along_diagonals(grad_tiles: Tensor, band: TileBand) -> Tensor:
 def share_out(steps: int, pairs: int, device: torch.device) -> tuple[int, int]:
     """Return the number of programs per tile of w, and the steps of each."""
     wanted = PROGRAMS_PER_PROCESSOR * count_processors(device)
-    each = triton.cdiv(steps, triton.cdiv(wanted, pairs))
-    return triton.cdiv(steps, each), each
+    each = cdiv(steps, cdiv(wanted, pairs))
+    return cdiv(steps, each), each
 
 
 def _bias_gradient(
@@ -313,7 +313,7 @@ def _bias_gradient(
         owners, items = items, owners
         shape = owners, block.tile, band.reach * block.tile
     pairs = owners * band.reach * (block.tile // side)
-    steps = items * triton.cdiv(2 * call.value.shape[2], block.step)
+    steps = items * cdiv(2 * call.value.shape[2], block.step)
     parts, each = share_out(steps, pairs, device)
     # Zeros, because no program writes the entries outside the window.
     grad_table = torch.zeros(parts, *shape, dtype=torch.float32, device=device)

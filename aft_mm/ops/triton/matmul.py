@@ -1,7 +1,7 @@
 """Matrix products of AFT-full, AFT-local and AFT-conv, ``y_t = g(q_t) n_t / d_t``, and their gradients.
 
 A program multiplies the W of a tile of targets, step by step, with the terms of the sources for a
-block of channels (`operands.py`): (n, d) = W (E v, E), one product per step. In causal ops the unit
+block of channels (`operands.py`): (n, d) = W (E (v − m), E), one product per step. In causal ops the unit
 differs between tiles, so the sums are rescaled at tile borders, per channel, as in flash attention.
 The unit rises along the sequence; products with Wᵀ walk backwards.
 
@@ -9,11 +9,11 @@ Exactness is checked afterwards. All entries of W and E are at most 1, so a term
 is below e^−87, which is negligible if d ≥ e^−40. If d is smaller although the row sees a key, or
 n/d is not finite, the program sets a flag and `recompute_flagged.py` recomputes the tile.
 
-Saved for the gradient: the mean o = n/d, and ``λ = log d`` relative to a unit and the shift of w.
+Saved for the gradient: the mean o = m + n/d, and ``λ = log d`` relative to a unit and the shift of w.
 With α = dy g(q) and the gradient β of λ,
 
-    a = α e^−λ    c = (β − α o) e^−λ    (A, C) = Wᵀ (a, c)
-    dv = E A      dk = E (v A + C)      dw = W ⊙ Σ (a, c) (E v, E)ᵀ
+    a = α e^−λ    c = (β − α (o − m)) e^−λ    (A, C) = Wᵀ (a, c)
+    dv = E A      dk = E ((v − m) A + C)      dw = W ⊙ Σ (a, c) (E (v − m), E)ᵀ
 
 where Σ runs over sequences and channels. There are no atomic additions; results are deterministic.
 
@@ -183,7 +183,8 @@ def mean_forward(result, inputs, operand, firsts, FORM: tl.constexpr, GATE: tl.c
         sees &= rows[:, None] >= first
     else:
         sees &= first < extents.sources
-    mean = numerator / tl.maximum(denominator, TINY)
+    centre = load_vector(inputs.centre, batch, 0, columns, inside, 0.0)[None, :]
+    mean = numerator / tl.maximum(denominator, TINY) + tl.where(denominator > 0, centre, 0.0)
     exact = (denominator >= SMALLEST) & (tl.abs(mean) < float('inf'))
     flag = tl.max(tl.max((sees & ~exact).to(tl.int32), 1), 0)
     at = result.flags.at + batch * result.flags.batch + tile * result.flags.token + part

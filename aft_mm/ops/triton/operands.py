@@ -2,7 +2,11 @@
 
 ``E = e^{k − unit}`` has a unit per tile and channel: the largest key of the sequence, or for causal
 ops of the tile and all tiles before it, all of which are visible to later tiles. The two terms of a
-channel are adjacent: (E v, E) of a source; (a, c) of a target, for the gradient (`matmul.py`).
+channel are adjacent: (E (v − m), E) of a source; (a, c) of a target, for the gradient (`matmul.py`).
+
+The centre m of a sequence and channel is the mean of its first tile of values. Tensor cores cut
+operands to 11 bits or fewer, so without it gradients, which are sums of W E (v − o), would be wrong
+for values far from 0.
 
 terms [B, tokens, N] have N = 2 · channels numbers, padded with 0 to whole tiles and blocks. Sums
 over tiles [B, tiles, N] in float32 replace the tokens outside the window.
@@ -56,11 +60,13 @@ def load_keys(inputs, batch, rows, columns):
 
 @triton.jit
 def load_source(inputs, units, batch, tile, rows, columns):
-    """Return E and v of these tokens, both 0 where the key is hidden."""
+    """Return E and v − m of these tokens; E is 0 where the key is hidden."""
     keys, seen = load_keys(inputs, batch, rows, columns)
     values = tl.load(tokens_at(inputs.value, batch, rows, columns), mask=seen, other=0.0)
-    unit = load_vector(units, batch, tile, columns, columns < inputs.extents.channels, 0.0)
-    return tl.where(seen, tl.exp(keys - unit[None, :]), 0.0), values.to(tl.float32)
+    inside = columns < inputs.extents.channels
+    unit = load_vector(units, batch, tile, columns, inside, 0.0)
+    values = values.to(tl.float32) - load_vector(inputs.centre, batch, 0, columns, inside, 0.0)
+    return tl.where(seen, tl.exp(keys - unit[None, :]), 0.0), values
 
 
 @triton.jit
@@ -76,7 +82,7 @@ def store_terms(terms, sums, pair, weight, tile, batch, part, NUMBERS: tl.conste
 
 @triton.jit
 def key_maxima(maxima, firsts, inputs, TILE: tl.constexpr, WIDTH: tl.constexpr):
-    """Compute the largest visible key of each tile (LOWEST without one) and the first visible token."""
+    """Compute the centre, and the largest visible key (LOWEST without one) and first token of tiles."""
     extents = inputs.extents
     tile, batch, _, rows, columns = locate_program(extents, TILE, WIDTH, False)
     keys, seen = load_keys(inputs, batch, rows, columns)
@@ -85,11 +91,17 @@ def key_maxima(maxima, firsts, inputs, TILE: tl.constexpr, WIDTH: tl.constexpr):
     tl.store(maxima.at + at, tl.max(tl.where(seen, keys, LOWEST), 0), mask=inside)
     first = tl.min(tl.where(seen, rows[:, None], extents.sources), 0)
     tl.store(firsts + at, first, mask=inside)
+    if tile == 0:
+        values = tl.load(tokens_at(inputs.value, batch, rows, columns), mask=seen, other=0.0)
+        number = tl.sum(seen.to(tl.float32), 0)
+        centre = tl.sum(values.to(tl.float32), 0) / tl.maximum(number, 1.0)
+        centre = tl.where(tl.abs(centre) < float('inf'), centre, 0.0)
+        tl.store(inputs.centre.at + batch * inputs.centre.batch + columns, centre, mask=inside)
 
 
 @triton.jit
 def key_terms(terms, sums, inputs, units, TILE: tl.constexpr, WIDTH: tl.constexpr):
-    """Compute (E v, E) and, unless `sums` is None, their sums over each tile."""
+    """Compute (E (v − m), E) and, unless `sums` is None, their sums over each tile."""
     tile, batch, part, rows, columns = locate_program(inputs.extents, TILE, WIDTH, False)
     weight, values = load_source(inputs, units, batch, tile, rows, columns)
     pair = tl.interleave(weight * values, weight)
@@ -141,6 +153,8 @@ def target_terms(
     scale = tl.where(flagged, 0.0, tl.exp(-log))
     # Not 0 · NaN, which would make the whole product NaN.
     grad_term = tl.where(scale == 0, 0.0, scale * grad_mean)
+    inside = columns < extents.channels
+    mean -= load_vector(inputs.centre, batch, 0, columns, inside, 0.0)
     grad_weight = tl.where(scale == 0, 0.0, scale * (grad_log - grad_mean * mean))
     weight = tl.full([TILE], 1.0, tl.float32)
     if sums is not None:

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .block_sizes import count_processors, find_block
+from .block_sizes import cdiv, count_processors, find_block
 from .online_softmax import (
     HIGHEST,
     LOWEST,
@@ -374,15 +374,15 @@ def plan_chunks(value: Tensor) -> ChunkPlan:
     processors = count_processors(value.device)
     tile = find_block('scan', value.device)
     width = tile.row_bytes // value.itemsize
-    if batch * triton.cdiv(channels, width) < 2 * processors:
+    if batch * cdiv(channels, width) < 2 * processors:
         width //= 2
-    programs = batch * triton.cdiv(channels, width)
+    programs = batch * cdiv(channels, width)
     chunks = 1
     if 2 * programs < processors:
         chunks = min(2 * processors // programs, tokens // SHORTEST_CHUNK, MOST_CHUNKS.value)
     rows = tile.groups * tile.rows
-    chunk = triton.cdiv(triton.cdiv(tokens, max(chunks, 1)), rows) * rows
-    return ChunkPlan(chunk, triton.cdiv(tokens, chunk), width, programs)
+    chunk = cdiv(cdiv(tokens, max(chunks, 1)), rows) * rows
+    return ChunkPlan(chunk, cdiv(tokens, chunk), width, programs)
 
 
 def _launch_settings(kernel: str, value: Tensor) -> tuple[ChunkPlan, ScanSizes, dict]:

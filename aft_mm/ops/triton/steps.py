@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..geometry import Window, as_pair
 from ..state import StepState
-from .block_sizes import BufferStepBlock, find_block
+from .block_sizes import BufferStepBlock, cdiv, find_block
 from .online_softmax import LOWEST, add_token, exp, gate_value, place_in, store_entry, strided
 from .torch_ops import register
 
@@ -367,7 +367,7 @@ def simple_step(
     sums, (batch, channels) = (shift, numerator, denominator), value.shape
     state, token, results = _bundle(sums, position, query, key, value)
     block = find_block('simple_step', value.device)
-    programs = batch * triton.cdiv(channels, block.channels)
+    programs = batch * cdiv(channels, block.channels)
     if programs:
         with torch.cuda.device_of(value):
             simple_step_kernel[(programs,)](
@@ -411,7 +411,7 @@ def buffer_step(
     limit = len(bias) if kind in ('full', 'free', 'factors') else ENDLESS
     rank = 0 if pos_v is None else pos_v.shape[1]
     with torch.cuda.device_of(value):
-        buffer_step_kernel[(batch * triton.cdiv(heads, sizes.heads),)](
+        buffer_step_kernel[(batch * cdiv(heads, sizes.heads),)](
             state,
             token,
             StepBias(strided(bias), strided(pos_v), rank, limit),

@@ -1,15 +1,15 @@
 """Tiles of a product: block sizes, which tiles meet, and the layout of saved tensors."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from ..geometry import as_pair, near_radius
-from .block_sizes import MatmulBlock, find_block
+from .block_sizes import MatmulBlock, cdiv, find_block
 from .weights import BiasTable, Extents, WeightForm
 
 
@@ -42,12 +42,12 @@ class TileBand(NamedTuple):
     @property
     def tiles(self) -> int:
         """Number of tiles of targets."""
-        return triton.cdiv(self.targets, self.tile)
+        return cdiv(self.targets, self.tile)
 
     @property
     def source_tiles(self) -> int:
         """Number of tiles of sources."""
-        return triton.cdiv(self.sources, self.tile)
+        return cdiv(self.sources, self.tile)
 
     @property
     def radius(self) -> int:
@@ -59,7 +59,7 @@ class TileBand(NamedTuple):
         """Tiles of sources before a tile of targets that meet it."""
         if self.window is None:
             return max(self.tiles, self.source_tiles)
-        before = triton.cdiv(max(self.radius, 0), self.tile)
+        before = cdiv(max(self.radius, 0), self.tile)
         # The shared tile holds the whole window, even beyond the sequence.
         return before if self.shared else min(before, self.tiles - 1)
 
@@ -81,6 +81,9 @@ class TileBand(NamedTuple):
     @property
     def form(self) -> WeightForm:
         """What kernels are specialised for."""
+        return _form(self)
+
+    def _new_form(self) -> WeightForm:
         near = 'dense' if self.window is None else 'line'
         if self.grid is not None and len(self.grid) == 2:
             near = 'grid'
@@ -88,6 +91,9 @@ class TileBand(NamedTuple):
 
     def extents(self, batches: int, channels: int, transposed: bool = False) -> Extents:
         """Return the sizes for kernels; `transposed`: tiles of targets that a tile of sources meets."""
+        return _extents(self, batches, channels, transposed)
+
+    def _new_extents(self, batches: int, channels: int, transposed: bool) -> Extents:
         reach = (self.after, self.before) if transposed else (self.before, self.after)
         sizes = batches, channels, self.targets, self.sources, *reach
         if self.window is None:
@@ -122,6 +128,11 @@ class TileBand(NamedTuple):
         )
 
 
+# A launch takes longer in Python than on the device, so descriptions are kept for each shape.
+_form = functools.lru_cache(TileBand._new_form)
+_extents = functools.lru_cache(TileBand._new_extents)
+
+
 def make_band(
     table: Tensor,
     value: Tensor,
@@ -138,7 +149,7 @@ def make_band(
 
 
 class SavedParts(NamedTuple):
-    """What the gradient needs: mean, λ and its unit, units of tiles, shifts of w and flags.
+    """What the gradient needs: mean, λ and its unit, units of tiles, centre, shifts of w and flags.
 
     Views of one tensor, which is what an op may keep.
     """
@@ -147,6 +158,7 @@ class SavedParts(NamedTuple):
     log: Tensor
     unit: Tensor
     units: Tensor
+    centre: Tensor
     shifts: Tensor
     flags: Tensor
 
@@ -156,9 +168,10 @@ def saved_shapes(value: Tensor, band: TileBand, width: int) -> list[tuple[int, .
     batch, _, channels = value.shape
     tokens = batch, band.targets, channels
     tiles = max(band.tiles, band.source_tiles) if band.causal else 1
-    flags = batch, band.tiles, triton.cdiv(channels, width)
+    flags = batch, band.tiles, cdiv(channels, width)
     shifts = batch if band.shared else band.targets
-    return [tokens, tokens, tokens, (batch, tiles, channels), (shifts,), flags]
+    centre = batch, 1, channels
+    return [tokens, tokens, tokens, (batch, tiles, channels), centre, (shifts,), flags]
 
 
 def count_saved(value: Tensor, band: TileBand, width: int) -> int:

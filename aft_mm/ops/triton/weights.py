@@ -80,6 +80,7 @@ class MatmulInputs(NamedTuple):
     value: Any
     bias: Any
     shifts: Any
+    centre: Any
     query: Any
     key_mask: Any
     # Triton 3.6 drops constants (strides of 1) after the last None of a tuple, and in a tuple next to

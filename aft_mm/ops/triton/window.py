@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..geometry import as_pair
-from .block_sizes import find_block
+from .block_sizes import cdiv, find_block
 from .online_softmax import (
     LOWEST,
     Tensors,
@@ -266,8 +266,8 @@ class _Pass(NamedTuple):
     def launch(self, kernel, lanes: int, *arguments, **options) -> None:
         """Launch the kernel on `lanes` lanes."""
         block = find_block('window', self.value.device)
-        channels = triton.cdiv(self.value.shape[2], block.channels)
-        programs = triton.cdiv(lanes, block.lanes), channels
+        channels = cdiv(self.value.shape[2], block.channels)
+        programs = cdiv(lanes, block.lanes), channels
         sizes = WindowTile(block.lanes, block.rows, block.channels)
         kernel[programs](*arguments, **options, BLOCK=sizes, num_warps=block.warps)
 
@@ -276,12 +276,12 @@ class _Pass(NamedTuple):
     ) -> None:
         """Sum windows along one axis into `sums`, or into the results if that is None."""
         ends = strided(new_sums(self.value, walk.lines * walk.length))
-        blocks = walk.batch * walk.lines * triton.cdiv(walk.length, walk.window)
+        blocks = walk.batch * walk.lines * cdiv(walk.length, walk.window)
         options = dict(KIND=kind, GATE=self.gate)
         self.launch(ends_of_blocks, blocks, ends, source, walk, axes[0], **options)
         results = self.results if sums is None else Tensors(sums=strided(sums))
         form = kind, self.result if sums is None else 'sums', self.gate
-        blocks = walk.batch * walk.lines * triton.cdiv(walk.results + walk.ahead, walk.window)
+        blocks = walk.batch * walk.lines * cdiv(walk.results + walk.ahead, walk.window)
         arguments = results, self.inputs, source, ends, walk, axes
         self.launch(sum_windows, blocks, *arguments, FORM=form)
 

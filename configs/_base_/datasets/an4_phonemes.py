@@ -1,5 +1,5 @@
-# AN4 as cepstra of Sphinx, 13 per frame of 10 ms, of which three are stacked; transcripts as phonemes of
-# its dictionary. The speakers of the test part, which the curve shows, are not in the training.
+# AN4 as cepstra of Sphinx, 13 per frame of 10 ms, stacked by three; transcripts as phonemes. The
+# curve shows the test part, of other speakers.
 data_root = '{{$AFT_MM_DATA:data}}/an4_mfcc'
 units = dict(
     symbols=[

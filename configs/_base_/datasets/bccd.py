@@ -1,6 +1,6 @@
-# BCCD: red and white blood cells and platelets under a microscope, 640 x 480, boxes in COCO's format.
+# BCCD: blood cells and platelets under a microscope, 640 x 480, boxes in COCO's format.
 data_root = '{{$AFT_MM_DATA:data}}/bccd/'
-# In the order of the json files: mmdet numbers the classes as they stand there.
+# In the order of the json files, as mmdet numbers them.
 metainfo = dict(
     classes=('RBC', 'WBC', 'Platelets'), palette=[(220, 20, 60), (0, 92, 230), (255, 196, 0)]
 )

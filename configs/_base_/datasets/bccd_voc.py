@@ -1,4 +1,4 @@
-# The same images of BCCD with the boxes of its XML files, as PASCAL VOC has them.
+# BCCD with its boxes in VOC's format.
 _base_ = './bccd.py'
 
 train_dataloader = dict(

@@ -1,11 +1,11 @@
-# CelebA as it is distributed, <data_root>/img_align_celeba/*.jpg and list_eval_partition.txt, as pairs
-# of 8 x 8 and 32 x 32 pixels. The paper's "dev" is `val` here.
+# CelebA, <data_root>/img_align_celeba/*.jpg and list_eval_partition.txt, as pairs of 8 x 8 and 32 x
+# 32 pixels. The paper's "dev" is `val`.
 data_root = '{{$AFT_MM_DATA:data}}/celeba'
 image_shape = (32, 32, 3)
 source_shape = (8, 8, 3)
 
-# The middle 138 x 138 of 218 x 178 pixels (height x width), what the published code of the Image
-# Transformer keeps. The paper names no crop: this one is a choice of this project.
+# The middle 138 x 138 of 218 x 178 pixels, as in the code of the Image Transformer; the paper names
+# no crop.
 pipeline = [
     dict(type='aft_mm.LoadRGBImage'),
     dict(type='aft_mm.SuperResolutionPair', size=32, scale_factor=4, crop_size=138),

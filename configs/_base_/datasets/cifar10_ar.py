@@ -1,5 +1,5 @@
-# CIFAR-10 in its binary distribution, <data_root>/cifar-10-batches-bin/*.bin, as sequences of 3,072
-# sub-pixels. The whole training set is trained on, so the curve shows the test set.
+# CIFAR-10, <data_root>/cifar-10-batches-bin/*.bin, as sequences of 3,072 sub-pixels. The curve
+# shows the test set.
 data_root = '{{$AFT_MM_DATA:data}}/cifar10'
 image_shape = (32, 32, 3)
 
@@ -11,7 +11,7 @@ train_pipeline = [
 ]
 test_pipeline = [dict(type='aft_mm.PackSequence', image_shape=image_shape, tokens='subpixels')]
 
-# The images are in memory already: workers would only copy them.
+# The images are in memory already.
 train_dataloader = dict(
     num_workers=0,
     persistent_workers=False,

@@ -1,5 +1,4 @@
-# A few images of COCO 2017 in its layout, with boxes and masks, at less than half their size. The config
-# says which classes.
+# A few images of COCO 2017 in its layout, with boxes and masks, at less than half their size.
 data_root = '{{$AFT_MM_DATA:data}}/coco_mini/'
 
 train_pipeline = [

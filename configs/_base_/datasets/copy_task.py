@@ -1,5 +1,4 @@
-# Sequences that repeat themselves, made as they are asked for; an epoch of training is 1,000 batches
-# of 64.
+# Generated sequences; an epoch of training is 1,000 batches of 64.
 train_dataloader = dict(
     num_workers=0,
     persistent_workers=False,

@@ -1,6 +1,5 @@
-# Spoken digits, <data_root>/recordings/*.wav of 8 kHz, one unit per word. The official test part,
-# indices 0 to 4 of each speaker and digit, is also what the curve shows; its speakers are those of
-# the training.
+# Spoken digits, <data_root>/recordings/*.wav of 8 kHz, one unit per word. The curve shows the
+# official test part, of the same speakers.
 data_root = '{{$AFT_MM_DATA:data}}/fsdd'
 words = ['zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine']
 units = dict(symbols=words, level='word')

@@ -22,7 +22,7 @@ train_pipeline = [
         magnitude_std=0.5,
         hparams=dict(pad_val=[round(x) for x in bgr_mean], interpolation='bicubic'),
     ),
-    # Before the normalisation, so noise of N(mean, std) is the N(0, 1) that DeiT fills in after it.
+    # Before the normalisation: DeiT's N(0, 1) after it.
     dict(
         type='RandomErasing',
         erase_prob=0.25,
@@ -35,7 +35,7 @@ train_pipeline = [
     dict(type='PackInputs'),
 ]
 
-# The crop covers 224/256 = 0.875 of the short edge.
+# The crop covers 0.875 of the short edge.
 test_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='ResizeEdge', scale=256, edge='short', backend='pillow', interpolation='bicubic'),
@@ -43,7 +43,7 @@ test_pipeline = [
     dict(type='PackInputs'),
 ]
 
-# Repeated augmentation: an epoch shows a third of the images, each three times, on different GPUs.
+# Repeated augmentation: a third of the images, each three times.
 train_dataloader = dict(
     num_workers=8,
     persistent_workers=False,
@@ -63,11 +63,11 @@ val_dataloader = dict(
 )
 val_evaluator = dict(type='Accuracy', topk=(1, 5))
 
-# The labels of the test split are not public: test on val, as everybody does.
+# The labels of the test split are not public.
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
 
-# `tools/test.py --tta`: the mean of the scores of an image and its mirror image.
+# `--tta`: the mean scores of an image and its mirror image.
 tta_model = dict(type='AverageClsScoreTTA')
 tta_pipeline = test_pipeline[:-1] + [
     dict(

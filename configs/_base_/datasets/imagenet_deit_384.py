@@ -4,7 +4,7 @@ data_preprocessor = dict(
     num_classes=1000, mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True
 )
 
-# Images are BGR until the preprocessor turns them round.
+# Images are BGR until the data preprocessor.
 bgr_mean = data_preprocessor['mean'][::-1]
 bgr_std = data_preprocessor['std'][::-1]
 
@@ -22,7 +22,7 @@ train_pipeline = [
         magnitude_std=0.5,
         hparams=dict(pad_val=[round(x) for x in bgr_mean], interpolation='bicubic'),
     ),
-    # Before the normalisation, so noise of N(mean, std) is the N(0, 1) that DeiT fills in after it.
+    # Before the normalisation: DeiT's N(0, 1) after it.
     dict(
         type='RandomErasing',
         erase_prob=0.25,
@@ -35,7 +35,7 @@ train_pipeline = [
     dict(type='PackInputs'),
 ]
 
-# The short edge is int(384 * 256 / 224), so the crop covers 0.875 of it as at 224 px.
+# The crop covers 0.875 of the short edge.
 test_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='ResizeEdge', scale=438, edge='short', backend='pillow', interpolation='bicubic'),
@@ -43,7 +43,7 @@ test_pipeline = [
     dict(type='PackInputs'),
 ]
 
-# Repeated augmentation: an epoch shows a third of the images, each three times, on different GPUs.
+# Repeated augmentation: a third of the images, each three times.
 train_dataloader = dict(
     num_workers=8,
     persistent_workers=False,
@@ -63,11 +63,11 @@ val_dataloader = dict(
 )
 val_evaluator = dict(type='Accuracy', topk=(1, 5))
 
-# The labels of the test split are not public: test on val, as everybody does.
+# The labels of the test split are not public.
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
 
-# `tools/test.py --tta`: the mean of the scores of an image and its mirror image.
+# `--tta`: the mean scores of an image and its mirror image.
 tta_model = dict(type='AverageClsScoreTTA')
 tta_pipeline = test_pipeline[:-1] + [
     dict(

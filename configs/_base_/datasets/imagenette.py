@@ -69,7 +69,7 @@ val_evaluator = dict(type='Accuracy', topk=(1,))
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
 
-# `tools/test.py --tta`: the mean of the scores of an image and its mirror image.
+# `--tta`: the mean scores of an image and its mirror image.
 tta_model = dict(type='AverageClsScoreTTA')
 tta_pipeline = test_pipeline[:-1] + [
     dict(

@@ -1,6 +1,5 @@
-# The 100 hours of clean LibriSpeech, spelled: <data_root>/{train-clean-100,dev-clean,test-clean} with FLAC
-# files below them, each with a file `text`, the *.trans.txt of its chapters in one. The longest utterances
-# have about 35 seconds; a longer one is left out of the training and refused in tests.
+# 100 hours of LibriSpeech, spelled: <data_root>/{train-clean-100,dev-clean,test-clean} with FLAC
+# files and a file `text` each. The longest utterances have about 35 seconds.
 data_root = '{{$AFT_MM_DATA:data}}/librispeech'
 units = dict(symbols=" 'ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
@@ -15,7 +14,7 @@ pipeline = [
     dict(type='aft_mm.PackUtterance'),
 ]
 
-# A batch takes 24,000 frames at most, padding included.
+# A batch has at most 24,000 frames with padding.
 train_dataloader = dict(
     num_workers=4,
     persistent_workers=False,

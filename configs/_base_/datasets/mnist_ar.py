@@ -1,11 +1,11 @@
-# MNIST in its original files, <data_root>/train-images-idx3-ubyte.gz and so on, as sequences of 784
-# grey values. The whole training set is trained on, so the curve shows the test set.
+# MNIST, <data_root>/train-images-idx3-ubyte.gz and so on, as sequences of 784 grey values. The
+# curve shows the test set.
 data_root = '{{$AFT_MM_DATA:data}}/mnist'
 image_shape = (28, 28, 1)
 
 pipeline = [dict(type='aft_mm.PackSequence', image_shape=image_shape, tokens='subpixels')]
 
-# The images are in memory already: workers would only copy them.
+# The images are in memory already.
 train_dataloader = dict(
     num_workers=0,
     persistent_workers=False,

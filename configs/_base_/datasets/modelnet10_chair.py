@@ -1,6 +1,5 @@
-# Chairs of ModelNet10 as PCD files of 1,024 points, <data_root>/chair/{train,test}/*.pcd. There is no
-# validation split, so the curve shows the test set. Quantised first and then sorted, which leaves less
-# to predict: the numbers of docs/reproduction.md are of that order.
+# Chairs of ModelNet10 as PCD files of 1,024 points, <data_root>/chair/{train,test}/*.pcd, quantised
+# and then sorted. The curve shows the test set.
 data_root = '{{$AFT_MM_DATA:data}}/modelnet10_pcd'
 point_cloud = dict(num_points=1024, num_bits=8, up='z')
 

@@ -1,6 +1,5 @@
-# Multi30k, task 1: <folder>/train.de, train.en, val.* and test_2016_flickr.*, plain or gzip. The subwords
-# are trained on the training text and stored next to it; Translator and tools/translate.py read the entry
-# of this name.
+# Multi30k, task 1: <folder>/train.de, train.en, val.* and test_2016_flickr.*, plain or gzip.
+# Translator and tools/translate.py read the entry `subwords`.
 folder = '{{$AFT_MM_DATA:data}}/multi30k'
 subwords = folder + '/subwords.model'
 
@@ -19,7 +18,7 @@ train_dataloader = dict(
     ),
 )
 
-# Sentences are tested in their own order, whatever the number of processes.
+# Sentences are tested in their own order.
 val_dataloader = dict(
     batch_size=64,
     num_workers=0,

@@ -1,6 +1,6 @@
-# Point clouds of ShapeNetCore v2, <data_root>/<synset>/{train,val,test}/*.npy with 15,000 points each,
-# of which 2,048 are sampled; tools/dataset_converters/shapenet.py creates them from meshes. The ICLR
-# submission gives the 2,048 points, sorted first and then quantised to 8 bits; it names no split.
+# ShapeNetCore v2, <data_root>/<synset>/{train,val,test}/*.npy with 15,000 points each
+# (tools/dataset_converters/shapenet.py), of which 2,048 are sampled, sorted and then quantised to 8
+# bits.
 data_root = '{{$AFT_MM_DATA:data}}/ShapeNetCore.v2.PC15k'
 point_cloud = dict(num_points=2048, num_bits=8, up='y')
 

@@ -1,6 +1,6 @@
-# WMT14 English-German, as tools/dataset_converters/wmt14.py lays it out: <folder>/train.en, train.de,
-# val.* (newstest2013) and test.* (newstest2014), plain or gzip, and the subwords that are trained of the
-# training text. Translator and tools/translate.py read the entry of this name.
+# WMT14 English-German by tools/dataset_converters/wmt14.py: <folder>/train.en, train.de, val.*
+# (newstest2013) and test.* (newstest2014), plain or gzip. Translator and tools/translate.py read
+# the entry `subwords`.
 folder = '{{$AFT_MM_DATA:data}}/wmt14_en_de'
 subwords = folder + '/subwords.model'
 
@@ -16,12 +16,12 @@ train_dataloader = dict(
         target_file=folder + '/train.de',
         subwords=subwords,
         max_length=256,
-        # Encoded by one process of the node, once; the others read it.
+        # Encoded by one process of the node.
         cache_dir=folder + '/cache',
     ),
 )
 
-# Sentences are tested in their own order, whatever the number of processes.
+# Sentences are tested in their own order.
 val_dataloader = dict(
     batch_size=64,
     num_workers=0,

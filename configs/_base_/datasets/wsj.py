@@ -1,6 +1,6 @@
-# Wall Street Journal in the layout of Kaldi's recipe, <data_root>/{train_si284,test_dev93,test_eval92}/
-# {feats.scp,text,utt2spk} with 40 filter banks and no deltas, and CMUdict as <data_root>/cmudict-0.7b;
-# 80 hours, utterances of 2,400 frames at most. A word that the dictionary lacks is one unit <unk>.
+# Wall Street Journal in Kaldi's layout, <data_root>/{train_si284,test_dev93,test_eval92}/
+# {feats.scp,text,utt2spk} with 40 filter banks, and CMUdict as <data_root>/cmudict-0.7b; utterances
+# of 2,400 frames at most. Unknown words are <unk>.
 data_root = '{{$AFT_MM_DATA:data}}/wsj'
 units = dict(
     symbols=[
@@ -54,7 +54,7 @@ pipeline = [
     dict(type='aft_mm.PackUtterance'),
 ]
 
-# A batch takes 24,000 frames at most, padding included.
+# A batch has at most 24,000 frames with padding.
 train_dataloader = dict(
     num_workers=4,
     persistent_workers=False,

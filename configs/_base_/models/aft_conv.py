@@ -1,5 +1,4 @@
-# AFT-conv tiny: no position embedding, no class token; global average pooling instead, so that
-# the model is fully convolutional. The configs set heads and kernel size.
+# AFT-conv tiny, fully convolutional: no position embedding, no class token, global average pooling.
 model = dict(
     type='ImageClassifier',
     backbone=dict(

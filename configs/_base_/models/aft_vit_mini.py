@@ -1,4 +1,4 @@
-# A small ViT on an 8 x 8 grid of tokens, pooled; the configs choose the token mixer.
+# A small ViT on an 8 x 8 grid of tokens, pooled.
 model = dict(
     type='ImageClassifier',
     backbone=dict(

@@ -1,4 +1,4 @@
-# Text byte by byte. L = 24, d = 256, T = 1024; the configs choose the token mixer.
+# Text byte by byte. L = 24, d = 256, T = 1024.
 model = dict(
     type='aft_mm.AutoregressiveModel',
     decoder=dict(

@@ -1,6 +1,5 @@
-# The copy task of the linear-transformer paper (arXiv 2006.16236, §4.1.1): 4 layers, 10 symbols and a
-# separator, sequences of up to 128 tokens. It does not say the width: d = 256 is that of its image
-# models. Without dropout, a choice of this project. The configs choose the token mixer.
+# The copy task of arXiv 2006.16236, §4.1.1: 4 layers, 10 symbols and a separator, sequences of up
+# to 128 tokens. Width and no dropout are our choices.
 model = dict(
     type='aft_mm.AutoregressiveModel',
     decoder=dict(

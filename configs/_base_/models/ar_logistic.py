@@ -1,6 +1,5 @@
-# The decoder of the linear-transformer paper (arXiv 2006.16236, §4.2): 28 x 28 grey pixels, each
-# from a mixture of 10 logistics, L = 8, d = 256; the configs choose the token mixer. The paper does
-# not mention dropout; 0.1 is a choice of this project.
+# The decoder of arXiv 2006.16236, §4.2: 28 x 28 grey pixels, each from a mixture of 10 logistics, L
+# = 8, d = 256. Dropout 0.1 is our choice.
 model = dict(
     type='aft_mm.AutoregressiveModel',
     decoder=dict(

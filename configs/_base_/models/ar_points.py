@@ -1,7 +1,6 @@
-# 2,048 points as 6,144 coordinates z, y, x, 8 bits each, as in the ICLR submission, which names no
-# architecture for them. The rest is a choice of this project: one vector per point of the sequence,
-# shared by its three coordinates, one per kind of coordinate, one per value; L = 24, d = 256 and
-# dropout of its CIFAR-10 models. The configs choose the token mixer.
+# 2,048 points as 6,144 coordinates z, y, x, 8 bits each, as in the ICLR submission. Our choices:
+# one vector per point, one per kind of coordinate, one per value; L = 24, d = 256 and dropout of
+# its CIFAR-10 models.
 model = dict(
     type='aft_mm.AutoregressiveModel',
     decoder=dict(

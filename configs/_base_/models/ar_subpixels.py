@@ -1,6 +1,5 @@
-# A 32 x 32 image as 3,072 sub-pixels, R, G, B of a pixel one after the other: one table of
-# embeddings and one prediction head for the three colours. L = 24, d = 256; the configs choose the
-# token mixer.
+# A 32 x 32 image as 3,072 sub-pixels, with one table of embeddings and one head for the three
+# colours. L = 24, d = 256.
 model = dict(
     type='aft_mm.AutoregressiveModel',
     decoder=dict(

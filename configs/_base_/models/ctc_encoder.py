@@ -1,6 +1,5 @@
-# The speech recogniser of the linear-transformer paper (arXiv 2006.16236, §4.3): 9 layers, 6 heads of
-# 32 channels, CTC over phonemes. It reads 40 filter banks of 2,400 frames at most; how they reach the
-# encoder it does not say: here one by one, with learned positions. The configs choose the token mixer.
+# The speech recogniser of arXiv 2006.16236, §4.3: 9 layers, 6 heads of 32 channels, CTC over
+# phonemes, 40 filter banks of 2,400 frames at most. Learned positions are our choice.
 model = dict(
     type='aft_mm.CTCModel',
     encoder=dict(

@@ -1,5 +1,5 @@
-# Lambda tiny as arXiv 2105.14103 compares with it: DeiT without class token, global average pooling,
-# |k| = 16 over the full context, 3 heads (table 7; 6 in the small size).
+# Lambda tiny of arXiv 2105.14103, table 7: DeiT without class token, global average pooling, |k| =
+# 16 over the full context, 3 heads (small: 6).
 model = dict(
     type='ImageClassifier',
     backbone=dict(

@@ -1,5 +1,4 @@
-# Mask R-CNN on AFT-conv tiny instead of a ResNet and its FPN. The backbone does not know the size
-# of the images: it is fully convolutional, and the mask says where the images of a batch end.
+# Mask R-CNN on AFT-conv tiny. The backbone is fully convolutional; the mask says where images end.
 _base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'
 
 model = dict(

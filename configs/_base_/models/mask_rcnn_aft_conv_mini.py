@@ -41,12 +41,12 @@ model = dict(
             conv_out_channels=96,
             num_convs=2,
             num_classes=1,
-            # mmdet starts the last convolution at a deviation of 1.4 where there is one class;
-            # a cosine, ten times (`tempearture`, as mmdet spells it), starts lower.
+            # With one class mmdet starts the last convolution at a deviation of 1.4; a cosine
+            # (`tempearture`, as mmdet spells it) starts lower.
             predictor_cfg=dict(type='NormedConv2d', tempearture=10),
         ),
     ),
-    # Fewer proposals and samples than mmdet's: an image has a few objects, and masks cost the most.
+    # Fewer proposals and samples than mmdet's, for a few objects.
     train_cfg=dict(
         rpn=dict(sampler=dict(num=64)),
         rpn_proposal=dict(nms_pre=300, max_per_img=100),

@@ -1,4 +1,4 @@
-# RetinaNet on AFT-conv tiny in the place of a ResNet and its FPN; see mask_rcnn_aft_conv.py.
+# RetinaNet on AFT-conv tiny; see mask_rcnn_aft_conv.py.
 _base_ = 'mmdet::_base_/models/retinanet_r50_fpn.py'
 
 model = dict(

@@ -1,6 +1,6 @@
-# The base Transformer of arXiv 1706.03762, as OpenNMT has it: 6 + 6 layers, d 512, 8 heads, one table
-# for source, target and output. The configs choose the self-attention of the decoder, the only part that
-# the paper replaces. Ours: pre-norm blocks with GELU, and the grids, the longest sentences.
+# OpenNMT's base Transformer: 6 + 6 layers, d 512, 8 heads, one table for source, target and output.
+# The configs choose the self-attention of the decoder. Ours: pre-norm blocks with GELU, and the
+# grids, the longest sentences.
 model = dict(
     type='aft_mm.AutoregressiveModel',
     encoder=dict(

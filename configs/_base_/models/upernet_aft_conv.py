@@ -1,4 +1,4 @@
-# UPerNet on AFT-conv tiny: four layers of a plain backbone, resized to strides of 4 to 32 pixels.
+# UPerNet on four layers of AFT-conv tiny, resized to strides of 4 to 32 pixels.
 _base_ = 'mmseg::_base_/models/upernet_vit-b16_ln_mln.py'
 
 model = dict(

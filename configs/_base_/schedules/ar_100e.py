@@ -1,11 +1,9 @@
-# Text in arXiv 2105.14103, §5.2: AdamW at 3e-3 with the warm-up of arXiv 1706.03762, weight decay
-# 0.5 on the weights of linear layers, 100 epochs at batch 128.
-# The ICLR submission prints the same numbers for the same models and names Adam. Its gradient would
-# be that of 0.25 * sum(w^2) more, 1,900 nats for the linear weights of L = 24, d = 256 at the start next
-# to a loss of 5.5, and the weights would collapse. So AdamW is used for its models, too.
+# Text in arXiv 2105.14103, §5.2: AdamW at 3e-3, weight decay 0.5 on the weights of linear layers,
+# 100 epochs at batch 128. The ICLR submission says Adam, with which decay would collapse the
+# weights (configs/language_modeling/README.md).
 optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=3e-3, weight_decay=0.5),
-    # Decay would pull W = exp(w) towards 1, that is every AFT towards AFT-simple.
+    # Decay would pull W = exp(w) towards 1.
     paramwise_cfg=dict(
         norm_decay_mult=0.0,
         bias_decay_mult=0.0,
@@ -19,8 +17,7 @@ optim_wrapper = dict(
     ),
 )
 
-# 3e-3 after 4,000 iterations, then 3e-3 * sqrt(4000 / t): a reading, as the paper says neither how
-# long the warm-up is nor what comes after it.
+# 3e-3 after 4,000 iterations, then 3e-3 * sqrt(4000 / t): our reading of arXiv 1706.03762.
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, begin=0, end=4000, by_epoch=False),
     dict(type='aft_mm.InverseSqrtLR', begin=4000, by_epoch=False),
@@ -30,5 +27,5 @@ train_cfg = dict(by_epoch=True, max_epochs=100, val_interval=5)
 val_cfg = dict()
 test_cfg = dict()
 
-# `--auto-scale-lr` scales the rate to the batch that is really used.
+# For `--auto-scale-lr`.
 auto_scale_lr = dict(base_batch_size=128)

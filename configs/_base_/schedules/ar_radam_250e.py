@@ -1,6 +1,5 @@
-# MNIST in the linear-transformer paper (arXiv 2006.16236, §4.2): RAdam at 1e-4, 250 epochs at batch
-# 10. The rate is constant and there is no weight decay, as the paper names neither a schedule nor a
-# decay.
+# MNIST in arXiv 2006.16236, §4.2: RAdam at a constant 1e-4, 250 epochs at batch 10. The paper names
+# no weight decay.
 optim_wrapper = dict(optimizer=dict(type='RAdam', lr=1e-4))
 param_scheduler = [dict(type='ConstantLR', factor=1.0)]
 
@@ -8,5 +7,5 @@ train_cfg = dict(by_epoch=True, max_epochs=250, val_interval=10)
 val_cfg = dict()
 test_cfg = dict()
 
-# `--auto-scale-lr` scales the rate to the actual batch size.
+# For `--auto-scale-lr`.
 auto_scale_lr = dict(base_batch_size=10)

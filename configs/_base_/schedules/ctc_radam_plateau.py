@@ -1,6 +1,5 @@
-# The transformers of the linear-transformer paper on speech (arXiv 2006.16236, §4.3): RAdam at 1e-4,
-# halved when the validation error stops falling. The paper gives neither patience nor number
-# of epochs: 3 and 100 are choices of this project, as is gradient clipping.
+# arXiv 2006.16236, §4.3: RAdam at 1e-4, halved when the validation error stops falling. Our
+# choices: patience 3, 100 epochs, gradient clipping.
 optim_wrapper = dict(optimizer=dict(type='RAdam', lr=1e-4), clip_grad=dict(max_norm=5.0))
 param_scheduler = [
     dict(
@@ -17,5 +16,5 @@ train_cfg = dict(by_epoch=True, max_epochs=100, val_interval=1)
 val_cfg = dict()
 test_cfg = dict()
 
-# `--auto-scale-lr` scales the rate to the batch that is really used.
+# For `--auto-scale-lr`.
 auto_scale_lr = dict(base_batch_size=16)

@@ -1,12 +1,11 @@
-# DeiT (arXiv 2012.12877, table 9): 300 epochs of AdamW at batch 1024, 5 of them warming up.
-# No gradient clipping, as in DeiT's own code (mmpretrain's configs clip at 5 and warm up for 20).
+# DeiT (arXiv 2012.12877, table 9): 300 epochs of AdamW at batch 1024, 5 of them warming up, no
+# gradient clipping.
 optim_wrapper = dict(
     optimizer=dict(
         type='AdamW', lr=5e-4 * 1024 / 512, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05
     ),
-    # DeiT decays no bias, norm or other vector, nor the class token and the position embedding.
-    # What makes the position bias w is spared likewise: decay would pull W = exp(w) towards 1,
-    # that is every AFT towards AFT-simple, and shrink the gains of AFT-conv, which start at 0.
+    # DeiT decays no vectors, class token or position embedding. Decay of the position bias would
+    # pull W = exp(w) towards 1.
     paramwise_cfg=dict(
         norm_decay_mult=0.0,
         bias_decay_mult=0.0,
@@ -19,7 +18,7 @@ optim_wrapper = dict(
     ),
 )
 
-# From a thousandth of the rate to the full rate step by step, then down to 1e-5 epoch by epoch.
+# Warm-up by iterations, then down to 1e-5 by epochs.
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, begin=0, end=5, convert_to_iter_based=True),
     dict(type='CosineAnnealingLR', eta_min=1e-5, begin=5),
@@ -40,5 +39,5 @@ custom_hooks = [
     )
 ]
 
-# `--auto-scale-lr` scales the rate to the batch that is really used: lr = 5e-4 * batch / 512.
+# For `--auto-scale-lr`: lr = 5e-4 * batch / 512.
 auto_scale_lr = dict(base_batch_size=1024)

@@ -1,5 +1,5 @@
-# mmdet's 12 epochs with AdamW, as plain backbones are trained (arXiv 2203.16527, appendix), and a
-# learning rate that falls from the last layer of the backbone to the first.
+# mmdet's 12 epochs with AdamW, as plain backbones are trained (arXiv 2203.16527, appendix), and
+# layer-wise decay of the learning rate.
 _base_ = 'mmdet::_base_/schedules/schedule_1x.py'
 
 optim_wrapper = dict(

@@ -1,5 +1,5 @@
-# mmseg's 160,000 iterations with the AdamW of its plain vision transformers, and a learning rate
-# that falls from the last layer of the backbone to the first.
+# mmseg's 160,000 iterations with the AdamW of its vision transformers, and layer-wise decay of the
+# learning rate.
 _base_ = 'mmseg::_base_/schedules/schedule_160k.py'
 
 optim_wrapper = dict(

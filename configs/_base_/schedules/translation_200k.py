@@ -1,7 +1,6 @@
-# OpenNMT-py's recipe of the base Transformer: Adam with betas 0.9 and 0.998, warm-up over 8,000 updates,
-# then the inverse square root, factor 2: 2 * 512^-0.5 * 8000^-0.5 = 9.88e-4 at the peak; 200,000 updates
-# of 8 x 4,096 tokens (there 4 GPUs that accumulate twice). Beam and length penalty are those of arXiv
-# 1706.03762. The paper names OpenNMT's base model only.
+# OpenNMT-py's recipe of the base Transformer: Adam with betas 0.9 and 0.998, warm-up over 8,000
+# updates, then the inverse square root, 2 * 512^-0.5 * 8000^-0.5 = 9.88e-4 at the peak; 200,000
+# updates of 8 x 4,096 tokens. Beam and length penalty are those of arXiv 1706.03762.
 optim_wrapper = dict(optimizer=dict(type='Adam', lr=9.88e-4, betas=(0.9, 0.998), eps=1e-9))
 
 param_scheduler = [

@@ -1,0 +1,433 @@
+"""Image and language models with AFT for Transformers; importing this module registers them.
+
+``AutoModelForImageClassification``, ``AutoBackbone`` and ``AutoModelForCausalLM`` then read the
+checkpoints of these classes. The parameters have the names of mmpretrain's ImageClassifier with
+:class:`AFTViT` and of :class:`AutoregressiveModel`, so that ``load_state_dict`` converts the
+checkpoints of either side.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    AutoBackbone,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    Cache,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers import initialization as init
+from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
+from transformers.modeling_outputs import (
+    BackboneOutput,
+    BaseModelOutputWithPooling,
+    CausalLMOutputWithPast,
+    ImageClassifierOutput,
+)
+
+from aft_mm.checks import refuse
+from aft_mm.models import AFTViT, AutoregressiveModel, CategoricalHead
+
+__all__ = [
+    'AFTBackbone',
+    'AFTCache',
+    'AFTConfig',
+    'AFTForCausalLM',
+    'AFTForImageClassification',
+    'AFTModel',
+    'AFTTextConfig',
+]
+
+
+class AFTConfig(BackboneConfigMixin, PreTrainedConfig):
+    """Config of the image models.
+
+    Args:
+        backbone: arguments of :class:`AFTViT`, such as ``dict(arch='tiny', position_embedding=
+            False, token_mixer=dict(type='aft_mm.AFTConv', num_heads=32, kernel_size=11))``.
+        out_features: stages that :class:`AFTBackbone` returns, among 'stage1', …; the last one by
+            default.
+        out_indices: their indices, instead of `out_features`.
+        **kwargs: see Transformers' PreTrainedConfig, such as num_labels.
+    """
+
+    model_type = 'aft'
+
+    def __init__(
+        self,
+        backbone: dict[str, Any] | None = None,
+        out_features: list[str] | None = None,
+        out_indices: list[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.backbone = {} if backbone is None else dict(backbone)
+        super().__init__(**kwargs)
+        arch = self.backbone.get('arch', 'tiny')
+        arch = arch if isinstance(arch, dict) else AFTViT.architectures[arch]
+        self.hidden_size, self.num_hidden_layers = arch['embed_dims'], arch['num_layers']
+        self.stage_names = [f'stage{i + 1}' for i in range(self.num_hidden_layers)]
+        self.set_output_features_output_indices(out_features, out_indices)
+
+
+class AFTTextConfig(PreTrainedConfig):
+    """Config of the language model.
+
+    Args:
+        model: ``dict(decoder=…, head=…)``, the configs of a :class:`SequenceDecoder` with a
+            TokenEmbedding and of a :class:`CategoricalHead`; a small model of bytes by default.
+        **kwargs: see Transformers' PreTrainedConfig, such as eos_token_id and pad_token_id.
+    """
+
+    model_type = 'aft_text'
+
+    def __init__(self, model: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        self.model = _BYTES if model is None else dict(model)
+        super().__init__(**kwargs)
+        decoder = self.model['decoder']
+        self.hidden_size, self.num_hidden_layers = decoder['embed_dims'], decoder['num_layers']
+        self.vocab_size = decoder['embedding'].get('vocab_size')
+
+
+# Transformers also makes configs without arguments.
+_BYTES = dict(
+    decoder=dict(
+        type='aft_mm.SequenceDecoder',
+        embed_dims=256,
+        num_layers=6,
+        embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=256),
+        token_mixer=dict(type='aft_mm.AFTLocal', window=32, rank=64),
+        grid=[1024],
+    ),
+    head=dict(type='aft_mm.CategoricalHead', embed_dims=256, num_classes=256),
+)
+
+
+class _Model(PreTrainedModel):
+    """Base class: the parts initialise themselves."""
+
+    supports_gradient_checkpointing = True
+    # The loss is a mean over the batch, also where Trainer accumulates gradients.
+    accepts_loss_kwargs = False
+
+    def _init_weights(self, module: nn.Module) -> None:
+        # Transformers makes the model without data before it reads a checkpoint. Parameters and
+        # buffers that the checkpoint lacks get the values of a new model.
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        tensors = dict([*self.named_parameters(), *self.named_buffers()])
+        read = {name for name, t in tensors.items() if getattr(t, '_is_hf_initialized', False)}
+        if not read or all(getattr(t, '_is_hf_initialized', False) for t in own):
+            return
+        with torch.device('cpu'):
+            fresh = type(self)(self.config)
+        values = dict([*fresh.named_parameters(), *fresh.named_buffers()])
+        for name in tensors.keys() - read:
+            init.copy_(tensors[name], values[name])
+            tensors[name]._is_hf_initialized = True
+
+    def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
+        for module in self.modules():
+            if hasattr(module, 'with_cp'):
+                module.with_cp = enable
+
+
+class _ImageModel(_Model):
+    config_class = AFTConfig
+    base_model_prefix = 'backbone'
+    main_input_name = 'pixel_values'
+    _no_split_modules = ['Block']
+
+    def __init__(self, config: AFTConfig) -> None:
+        super().__init__(config)
+        self.backbone = AFTViT(**config.backbone)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.backbone.patch_embed.projection
+
+    def _tokens(self, pixel_values: Tensor, hidden: bool | None) -> tuple[Tensor, tuple | None]:
+        """Return the normalised tokens [B, T, D], and those after each layer if `hidden`."""
+        if not (self.config.output_hidden_states if hidden is None else hidden):
+            return self.backbone.forward_intermediates(pixel_values, indices=1)[0], None
+        last, maps = self.backbone.forward_intermediates(
+            pixel_values, output_fmt='NLC', return_prefix_tokens=True
+        )
+        return last, tuple(torch.cat([prefix, tokens], 1) for tokens, prefix in maps)
+
+    def _pool(self, tokens: Tensor) -> Tensor:
+        prefix = self.backbone.num_prefix_tokens
+        return tokens[:, 0] if self.backbone.out_type == 'cls_token' else tokens[:, prefix:].mean(1)
+
+
+class AFTModel(_ImageModel):
+    """Image model without a head.
+
+    Args:
+        config: see :class:`AFTConfig`.
+    """
+
+    _keys_to_ignore_on_load_unexpected = [r'^head\.']
+
+    def __init__(self, config: AFTConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **unused: Any,
+    ) -> BaseModelOutputWithPooling | tuple:
+        """Return the tokens [B, T, D] after the final norm, class token first, and pooled [B, D].
+
+        Args:
+            pixel_values: images [B, C, H, W].
+            output_hidden_states: also return the tokens after each layer.
+            return_dict: False for a tuple.
+            **unused: other arguments of Transformers.
+        """
+        tokens, hidden = self._tokens(pixel_values, output_hidden_states)
+        output = BaseModelOutputWithPooling(tokens, self._pool(tokens), hidden)
+        return output.to_tuple() if return_dict is False else output
+
+
+class AFTForImageClassification(_ImageModel):
+    """Image model with a linear classifier on the pooled tokens.
+
+    Args:
+        config: see :class:`AFTConfig`; out_type of the backbone chooses the pooling.
+    """
+
+    def __init__(self, config: AFTConfig) -> None:
+        super().__init__(config)
+        classifier = nn.Linear(config.hidden_size, config.num_labels)
+        nn.init.trunc_normal_(classifier.weight, std=0.02)
+        nn.init.zeros_(classifier.bias)
+        self.head = nn.ModuleDict(dict(fc=classifier))
+        self.post_init()
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **unused: Any,
+    ) -> ImageClassifierOutput | tuple:
+        """Return logits [B, num_labels], and the cross entropy if labels [B] are given.
+
+        Args:
+            pixel_values: images [B, C, H, W].
+            labels: class of each image.
+            output_hidden_states: also return the tokens after each layer.
+            return_dict: False for a tuple.
+            **unused: other arguments of Transformers.
+        """
+        tokens, hidden = self._tokens(pixel_values, output_hidden_states)
+        logits = self.head['fc'](self._pool(tokens))
+        loss = None if labels is None else F.cross_entropy(logits, labels)
+        output = ImageClassifierOutput(loss, logits, hidden)
+        return output.to_tuple() if return_dict is False else output
+
+
+class AFTBackbone(BackboneMixin, _ImageModel):
+    """Feature maps for detectors and segmentors of Transformers.
+
+    Args:
+        config: see :class:`AFTConfig`; out_features chooses the stages.
+    """
+
+    has_attentions = False
+    _keys_to_ignore_on_load_unexpected = [r'^head\.']
+
+    def __init__(self, config: AFTConfig) -> None:
+        super().__init__(config)
+        self.num_features = [config.hidden_size] * config.num_hidden_layers
+        self.post_init()
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **unused: Any,
+    ) -> BackboneOutput | tuple:
+        """Return one map [B, D, H', W'] per stage of out_features, the last stage normalised.
+
+        Args:
+            pixel_values: images [B, C, H, W].
+            output_hidden_states: also return the maps of all stages.
+            return_dict: False for a tuple.
+            **unused: other arguments of Transformers.
+        """
+        wanted = sorted(i % len(self.stage_names) for i in self.out_indices)
+        every = output_hidden_states
+        if every is None:
+            every = self.config.output_hidden_states
+        run = None if every else wanted
+        maps = self.backbone.forward_intermediates(pixel_values, run, intermediates_only=True)
+        maps = dict(zip(run or range(len(maps)), maps, strict=True))
+        last = len(self.stage_names) - 1
+        features = {i: maps[i] for i in wanted}
+        if last in features:
+            features[last] = self.backbone.norm(maps[last].movedim(1, -1)).movedim(-1, 1)
+        hidden = tuple(maps.values()) if every else None
+        output = BackboneOutput(tuple(features.values()), hidden)
+        return output.to_tuple() if return_dict is False else output
+
+
+class AFTCache(Cache):
+    """State of :class:`AFTForCausalLM` between tokens, of the same size for every length.
+
+    AFT-local keeps a window, AFT-conv its kernel, AFT-simple one sum, AFT-full a row per token of
+    its grid. Only the state of softmax attention grows.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        #: State of the decoder; None before the prompt.
+        self.state: Any = None
+        self.length = 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of tokens seen, padding included."""
+        return self.length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self.state, self.length = None, 0
+
+
+class AFTForCausalLM(_Model, GenerationMixin):
+    """Language model whose ``generate`` carries a state of constant size.
+
+    Unlike most models of Transformers it also predicts the first token: its loss counts every
+    label, as :class:`AutoregressiveModel` does.
+
+    Args:
+        config: see :class:`AFTTextConfig`.
+
+    Raises:
+        ValueError: decoder and head of the config do not fit together.
+    """
+
+    config_class = AFTTextConfig
+    base_model_prefix = 'decoder'
+    _no_split_modules = ['Block']
+    _is_stateful = True
+
+    def __init__(self, config: AFTTextConfig) -> None:
+        super().__init__(config)
+        # Checks that decoder and head fit.
+        model = AutoregressiveModel(**config.model)
+        if not isinstance(model.head, CategoricalHead):
+            refuse('head', 'a CategoricalHead', config.model['head'])
+        self.decoder, self.head = model.decoder, model.head
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.decoder.embedding
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: AFTCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        return_dict: bool | None = None,
+        **unused: Any,
+    ) -> CausalLMOutputWithPast | tuple:
+        """Return logits [B, L, V]; row t predicts token t + 1.
+
+        The row after the last position of the decoder is 0.
+
+        Args:
+            input_ids: tokens [B, L]. With a filled cache, only the new ones.
+            attention_mask: [B, L], 0 for padding on the left or on the right. Not used with a
+                filled cache.
+            past_key_values: from a previous call; it is overwritten.
+            labels: [B, L], usually `input_ids` itself, −100 for tokens without a loss.
+            use_cache: return a cache; default False.
+            logits_to_keep: number of last rows to return, 0 for all.
+            return_dict: False for a tuple.
+            **unused: other arguments of Transformers.
+
+        Raises:
+            ValueError: a sequence is longer than the position table, or a token is outside the
+                vocabulary.
+        """
+        cache, loss = past_key_values, None
+        if cache is not None and cache.state is not None:
+            logits = self._continue(input_ids, cache)
+        else:
+            # Padding on the left is moved to the end: positions start at 0.
+            mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            order = mask.bool().logical_not().long().argsort(dim=1, stable=True)
+            tokens, lengths = input_ids.gather(1, order), mask.bool().sum(1)
+            if use_cache and logits_to_keep == 1 and labels is None:
+                cache = AFTCache() if cache is None else cache
+                hidden = self._read_prompt(tokens, lengths, cache).unsqueeze(1)
+                logits = self.head.logits(hidden)
+            else:
+                hidden = self._hidden(tokens)
+                if labels is not None:
+                    rows = self.head.logits(hidden[:, : tokens.shape[1]]).float()
+                    loss = F.cross_entropy(rows.mT, labels.gather(1, order))
+                logits = self.head.logits(hidden[:, 1:])
+                logits = F.pad(logits, (0, 0, 0, input_ids.shape[1] - logits.shape[1]))
+                back = order.argsort(dim=1).unsqueeze(-1).expand_as(logits)
+                logits = logits.gather(1, back)
+                if use_cache:
+                    cache = AFTCache() if cache is None else cache
+                    self._read_prompt(tokens, lengths, cache)
+        logits = logits[:, -logits_to_keep:] if logits_to_keep else logits
+        output = CausalLMOutputWithPast(loss, logits, cache if use_cache else None)
+        return output.to_tuple() if return_dict is False else output
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict:
+        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        return {**inputs, 'logits_to_keep': 1}
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def _reorder_cache(self, cache: AFTCache, beam_idx: Tensor) -> AFTCache:
+        cache.state = self.decoder.select_state(cache.state, beam_idx)
+        return cache
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        """Return vectors [B, L + 1, D] that predict the tokens [B, L] and the next one, if any."""
+        has_next = tokens.shape[1] < self.decoder.max_length
+        return self.decoder(F.pad(tokens, (0, 1)) if has_next else tokens)
+
+    def _read_prompt(self, tokens: Tensor, lengths: Tensor, cache: AFTCache) -> Tensor:
+        longest = int(lengths.max())
+        hidden, cache.state = self.decoder.prefill(tokens[:, :longest], lengths)
+        cache.length = tokens.shape[1]
+        return hidden
+
+    def _continue(self, tokens: Tensor, cache: AFTCache) -> Tensor:
+        logits = []
+        for token in tokens.unbind(1):
+            hidden, cache.state = self.decoder.step(token, cache.state)
+            logits.append(self.head.logits(hidden))
+        cache.length += tokens.shape[1]
+        return torch.stack(logits, 1)
+
+
+AutoConfig.register('aft', AFTConfig)
+AutoConfig.register('aft_text', AFTTextConfig)
+AutoModel.register(AFTConfig, AFTModel)
+AutoModelForImageClassification.register(AFTConfig, AFTForImageClassification)
+AutoBackbone.register(AFTConfig, AFTBackbone)
+AutoModelForCausalLM.register(AFTTextConfig, AFTForCausalLM)

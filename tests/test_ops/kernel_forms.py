@@ -1,0 +1,61 @@
+"""Which forms of the Triton kernels a piece of code launches, without compiling or running them.
+
+A form is a kernel with the types of its arguments, those that are None, and its constants. Triton
+compiles a form again for numbers that are 1 or multiples of 16, which is not counted here.
+"""
+
+from contextlib import contextmanager
+from unittest import mock
+
+from triton.runtime import JITFunction, driver
+
+from aft_mm.ops import state
+from aft_mm.ops.triton import availability, block_sizes, full_local, simple
+
+from .triton_offline import OfflineDriver
+
+PROCESSORS = 132
+
+
+class _Driver(OfflineDriver):
+    def get_current_device(self):
+        return 'recorded'  # kernels that other tests compiled are recorded, too
+
+
+def _form(name, signature, constants):
+    def describe(kind, path):
+        if isinstance(kind, tuple):
+            return tuple(describe(x, (*path, i)) for i, x in enumerate(kind))
+        if kind == 'constexpr' and type(constants.get(path)) is not int:
+            return str(constants.get(path))
+        return 'number' if kind in ('i32', 'i64', 'constexpr') else kind
+
+    return name, *(describe(kind, (i,)) for i, kind in enumerate(signature.values()))
+
+
+@contextmanager
+def recorded_forms():
+    """Record forms on CPU tensors as on an H100; every op uses the Triton backend."""
+    forms, run = set(), JITFunction.run
+
+    def record(self, key, signature, device, constants, *others):
+        forms.add(_form(self.__name__, signature, constants))
+        return object()
+
+    def launch(self, *args, grid, warmup, **options):
+        return run(self, *args, grid=grid, warmup=True, **options)
+
+    def processors(device):
+        return PROCESSORS
+
+    def everything(*place):
+        return ()
+
+    with mock.patch.multiple(JITFunction, _do_compile=record, run=launch):
+        with mock.patch.object(driver, '_active', _Driver(90)):
+            with mock.patch.object(block_sizes, 'capability', lambda *device: (9, 0)):
+                with mock.patch.object(full_local, 'count_processors', processors):
+                    with mock.patch.object(simple, 'count_processors', processors):
+                        with mock.patch.object(availability, 'machine_reasons', everything):
+                            with mock.patch.object(state, 'check_position', everything):
+                                yield forms

@@ -1,0 +1,248 @@
+"""The models for Transformers: our numbers, generate with the state, checkpoints, Trainer."""
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch.utils.data import StackDataset
+
+from aft_mm.models import AFTClassifier, AutoregressiveModel, generate
+
+from .documents import blocks
+
+pytest.importorskip('transformers', reason='transformers is not installed')
+hf = pytest.importorskip('aft_mm.transformers')
+
+V, T = 11, 24
+IMAGES = dict(arch=dict(embed_dims=16, num_layers=3), img_size=32)
+FULL = dict(IMAGES, with_cls_token=True, out_type='cls_token')
+MIXERS = [
+    dict(type='aft_mm.AFTLocal', window=4, rank=4),
+    dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=5),
+    dict(type='aft_mm.AFTSimple'),
+    dict(type='aft_mm.SoftmaxAttention', num_heads=2),
+]
+every_mixer = pytest.mark.parametrize('mixer', MIXERS, ids=lambda mixer: mixer['type'])
+
+
+def parts(mixer, **head):
+    return dict(
+        decoder=dict(
+            type='aft_mm.SequenceDecoder',
+            embed_dims=16,
+            num_layers=2,
+            embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=V),
+            token_mixer=mixer,
+            grid=(T,),
+        ),
+        head=dict(type='aft_mm.CategoricalHead', embed_dims=16, num_classes=V, **head),
+    )
+
+
+def language_models(mixer=MIXERS[0], **head):
+    """Return a model for Transformers and ours with the same random weights."""
+    torch.manual_seed(0)
+    model = hf.AFTForCausalLM(hf.AFTTextConfig(parts(mixer, **head), pad_token_id=0)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    ours = AutoregressiveModel(**parts(mixer, **head)).eval()
+    ours.load_state_dict(model.state_dict())
+    return model, ours
+
+
+def tokens(*shape):
+    return torch.randint(1, V, shape)
+
+
+def equal(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_logits_and_loss_are_ours():
+    model, ours = language_models()
+    for length in (5, T):  # without and with a token after the last one
+        ids = tokens(3, length)
+        output = model(ids, labels=ids)
+        torch.testing.assert_close(output.loss, ours(ids, mode='loss')['loss'])
+        expected = ours.head.logits(ours(ids))[:, 1:]
+        torch.testing.assert_close(output.logits[:, : length - 1], expected)
+        assert output.logits.shape == (3, length, V)
+    labels = ids.clone()
+    labels[:, :7] = -100
+    nats = ours.head.nats(ours(ids), ids)[:, 7:].mean()
+    torch.testing.assert_close(model(ids, labels=labels).loss, nats)
+
+
+def test_padding_on_either_side_changes_nothing():
+    model, _ = language_models()
+    ids = tokens(1, 9)
+    alone = model(ids, labels=ids)
+    for sides in ((3, 0), (0, 3), (2, 1)):
+        mask = torch.nn.functional.pad(torch.ones_like(ids), sides)
+        padded = torch.nn.functional.pad(ids, sides)
+        output = model(padded, mask, labels=padded.masked_fill(mask == 0, -100))
+        torch.testing.assert_close(output.logits[mask.bool()], alone.logits[0])
+        torch.testing.assert_close(output.loss, alone.loss)
+
+
+@every_mixer
+def test_greedy_generation_is_ours(mixer):
+    model, ours = language_models(mixer)
+    ids = tokens(3, 7)
+    expected = generate(ours, T, ids, greedy=True)
+    assert torch.equal(model.generate(ids, max_length=T, do_sample=False), expected)
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    found = model.generate(ids, attention_mask=mask, max_length=T, do_sample=False)
+    assert torch.equal(found[[0, 2]], expected[[0, 2]])
+    alone = generate(ours, T - 4, [ids[1, 4:]], greedy=True)
+    assert torch.equal(found[1, 4:], alone[0])
+
+
+@pytest.mark.parametrize(
+    'options', [dict(num_beams=3), dict(do_sample=True), dict(do_sample=True, num_beams=2)]
+)
+@every_mixer
+def test_generation_with_the_state_is_that_without(mixer, options):
+    model, _ = language_models(mixer)
+    ids, found = tokens(2, 5), []
+    for use_cache in (True, False):
+        torch.manual_seed(1)
+        found.append(model.generate(ids, max_length=T, use_cache=use_cache, **options))
+    assert torch.equal(*found)
+
+
+def test_the_cache_continues_and_has_one_size():
+    model, _ = language_models()
+    ids = tokens(2, 12)
+    whole = model(ids).logits
+    first = model(ids[:, :4], use_cache=True)
+    cache = first.past_key_values
+    sizes = []
+    torch.testing.assert_close(first.logits, whole[:, :4])
+    for start, end in ((4, 5), (5, 12)):
+        step = model(ids[:, start:end], past_key_values=cache, use_cache=True)
+        torch.testing.assert_close(step.logits, whole[:, start:end])
+        state = cache.state.blocks[0].mixing
+        sizes.append(sum(t.numel() for t in state if isinstance(t, torch.Tensor)))
+    assert cache.get_seq_length() == 12 and sizes[0] == sizes[1]
+    more = torch.cat([ids, whole[:, -1:].argmax(-1)], 1)
+    text = model.generate(more, max_length=T, do_sample=False)
+    found = model.generate(more, max_length=T, do_sample=False, past_key_values=cache)
+    assert torch.equal(found, text)
+
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_a_language_model_is_saved_and_loaded(tied, tmp_path):
+    mixer = dict(type='aft_mm.TokenShift')  # its one-hot weights are not saved
+    model, ours = language_models(mixer, tied=tied)
+    model.save_pretrained(tmp_path)
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = tokens(2, 9)
+    assert type(loaded) is hf.AFTForCausalLM
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    ours.load_state_dict(loaded.state_dict())
+
+
+@pytest.mark.parametrize('backbone', [IMAGES, FULL], ids=['mean', 'class-token'])
+def test_an_image_model_is_saved_and_loaded(backbone, tmp_path):
+    from transformers import AutoBackbone, AutoModel, AutoModelForImageClassification
+
+    model = hf.AFTForImageClassification(hf.AFTConfig(backbone, num_labels=5)).eval()
+    image, labels = torch.randn(2, 3, 32, 48), torch.tensor([1, 4])
+    output = model(image, labels=labels, output_hidden_states=True)
+    torch.testing.assert_close(
+        output.loss, torch.nn.functional.cross_entropy(output.logits, labels)
+    )
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    assert torch.equal(loaded(image).logits, output.logits)
+
+    base = AutoModel.from_pretrained(tmp_path).eval()(image)
+    torch.testing.assert_close(model.head['fc'](base.pooler_output), output.logits)
+    torch.testing.assert_close(
+        model.backbone.norm(output.hidden_states[-1]), base.last_hidden_state
+    )
+    features = hf.AFTBackbone.from_pretrained(tmp_path, out_features=['stage1', 'stage3']).eval()
+    assert features.channels == [16, 16]
+    maps = features(image).feature_maps
+    grid = output.hidden_states[0].shape[1] - model.backbone.num_prefix_tokens, 16
+    for found, tokens in zip(maps, (output.hidden_states[0], base.last_hidden_state), strict=True):
+        torch.testing.assert_close(found.flatten(2).mT, tokens[:, -grid[0] :])
+    assert maps[0].shape == (2, 16, 2, 3)
+    assert type(AutoBackbone.from_config(model.config)) is hf.AFTBackbone
+
+    fresh = AutoModelForImageClassification.from_pretrained(
+        tmp_path, num_labels=7, ignore_mismatched_sizes=True
+    )
+    assert fresh(image).logits.shape == (2, 7)
+    assert 0.005 < fresh.head['fc'].weight.std() < 0.05  # initialised, not left as memory
+
+
+def test_image_weights_are_those_of_the_plain_classifier():
+    model = hf.AFTForImageClassification(hf.AFTConfig(FULL, num_labels=5)).eval()
+    mixer = dict(type='aft_mm.AFTFull', rank=128)
+    options = dict(class_token=True, global_pool='token', num_classes=5)
+    plain = AFTClassifier(IMAGES['arch'], mixer, img_size=32, **options).eval()
+    plain.load_state_dict(model.state_dict())
+    image = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(plain(image), model(image).logits)
+    model.load_state_dict(plain.state_dict())
+
+
+def test_trainer_runs_an_epoch_of_the_digits(tmp_path):
+    pytest.importorskip('accelerate', reason='accelerate is not installed')
+    from transformers import Trainer, TrainingArguments
+
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
+    samples = StackDataset(pixel_values=images, labels=torch.tensor(digits.target))
+    train, test = torch.utils.data.random_split(samples, [1437, 360])
+    mixer = dict(type='aft_mm.AFTConv', num_heads=8, kernel_size=5)
+    backbone = dict(
+        arch=dict(embed_dims=32, num_layers=2),
+        img_size=8,
+        patch_size=2,
+        in_channels=1,
+        token_mixer=mixer,
+    )
+    torch.manual_seed(0)
+    model = hf.AFTForImageClassification(hf.AFTConfig(backbone, num_labels=10))
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            torch.nn.init.trunc_normal_(layer.weight, std=layer.in_features**-0.5)
+    arguments = TrainingArguments(
+        tmp_path,
+        num_train_epochs=1,
+        per_device_train_batch_size=32,
+        learning_rate=3e-3,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy='no',
+        gradient_checkpointing=True,
+    )
+    trainer = Trainer(model, arguments, train_dataset=train, eval_dataset=test)
+    before = trainer.evaluate()['eval_loss']
+    trainer.train()
+    assert trainer.evaluate()['eval_loss'] < 0.8 * before
+
+
+def test_messages():
+    with pytest.raises(ValueError, match='head must be a CategoricalHead, got'):
+        head = dict(type='aft_mm.LogisticMixtureHead', embed_dims=16, num_channels=3)
+        model = parts(MIXERS[0])
+        model['decoder']['embedding'] = dict(type='aft_mm.PixelEmbedding', num_channels=3)
+        hf.AFTForCausalLM(hf.AFTTextConfig({**model, 'head': head}))
+    model, _ = language_models()
+    with pytest.raises(ValueError, match=f'position table of {T} tokens, got {T + 1}'):
+        model(tokens(1, T + 1))
+
+
+def test_the_documented_example_runs():
+    *_, example, conversion = blocks('docs/tutorials/plain_pytorch.md', 'python')
+    names: dict = {}
+    exec(example, names)
+    exec(conversion, names)
+    assert names['text'].shape[0] == 2 and names['text'].shape[1] > 16

@@ -1,0 +1,167 @@
+"""Count launches and bytes of ops: composite, compiled by Inductor, and as Triton kernels.
+
+    python tools/benchmarks/op_counts.py --json OUT.json
+
+Nothing is computed, and no GPU is needed. Composite operations are recorded on the meta device.
+Inductor counts the buffers that the kernels of its CUDA source read and write. A Triton kernel counts
+each of its tensors once. The bound reads query, key, value and bias once and writes the output, with
+backward twice that and the output's gradient. Tokens are bfloat16, biases float32.
+"""
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from aft_mm import ops
+from aft_mm.ops.eager import banded_matmul, conv, conv_dense, full_local
+from aft_mm.ops.selftest import using
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # the offline compilers belong to the tests
+
+from model_costs import FREE, _nbytes  # noqa: E402
+from triton.runtime import JITFunction  # noqa: E402
+
+from tests.test_ops.inductor_offline import source_and_bytes  # noqa: E402
+from tests.test_ops.kernel_forms import recorded_forms  # noqa: E402
+
+# Op, options, tokens, and shapes of the biases.
+CASES = {
+    'conv small, 224 px': ('aft_conv', dict(grid=(14, 14)), (128, 196, 384), ((384, 11, 11),)),
+    'local-256': ('aft_local', dict(causal=True, window=256), (16, 3072, 256), ((3072, 64),) * 2),
+    'simple': ('aft_simple', dict(causal=True), (16, 3072, 256), ()),
+}
+
+
+class _Launches(TorchDispatchMode):
+    """Record the bytes of each operation, also of those inside of the ops of this package."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved: list[int] = []
+
+    def add(self, *arguments) -> None:
+        """Record a launch, each of whose tensors counts once."""
+        tensors = {id(x): x for x in tree_leaves(arguments) if isinstance(x, Tensor)}
+        self.moved.append(sum(map(_nbytes, tensors.values())))
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == 'aft_mm':
+            below = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # the function, not this mode
+            with self:
+                return function.redispatch(below, *args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        if not function.is_view and not function.overloadpacket.__name__.startswith(FREE):
+            self.add(args, kwargs, result)
+        return result
+
+
+@contextmanager
+def _as_on_cuda():
+    """Choose precision, dense form and chunks as on a CUDA device."""
+
+    def precision(value: Tensor) -> str:
+        return 'bf16x2' if torch.is_grad_enabled() else 'bf16'
+
+    with ExitStack() as stack:
+        for module in (conv, full_local):
+            stack.enter_context(mock.patch.object(module, 'matmul_precision', precision))
+        stack.enter_context(mock.patch.object(conv, 'DENSE_DEVICES', ('cpu', 'cuda', 'meta')))
+        stack.enter_context(mock.patch.object(conv_dense, 'is_applicable', lambda *args: True))
+        chunk = getattr(banded_matmul, 'CUDA_CHUNK', banded_matmul.CHUNK)
+        stack.enter_context(mock.patch.object(banded_matmul, 'CHUNK', chunk))
+        yield
+
+
+def _step(op: str, options: dict, training: bool, *inputs: Tensor) -> tuple:
+    leaves = [x.detach().requires_grad_(training) for x in inputs]
+    with torch.set_grad_enabled(training):
+        output = getattr(ops, op)(*leaves, **options)
+        if training:
+            return output, *torch.autograd.grad(output, leaves, torch.empty_like(output))
+        return (output,)
+
+
+def _inputs(tokens, biases, device: str) -> list[Tensor]:
+    made = [torch.empty(tokens, dtype=torch.bfloat16, device=device) for _ in range(3)]
+    return [*made, *(torch.empty(shape, device=device) for shape in biases)]
+
+
+def composite(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
+    """Return launches and bytes of the composite operations."""
+    with _as_on_cuda(), using('eager'), _Launches() as recorder:
+        _step(op, options, training, *_inputs(tokens, biases, 'meta'))
+    return len(recorder.moved), sum(recorder.moved)
+
+
+def compiled(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
+    """Return launches and bytes of what Inductor writes for the fast path."""
+
+    def fast_path(condition, fast, safe, operands):
+        return fast(*operands)
+
+    def step(*inputs):
+        return _step(op, options, training, *inputs)
+
+    with _as_on_cuda(), using('eager'):
+        with mock.patch.object(torch.compiler, 'is_compiling', lambda: True):
+            with mock.patch.object(torch, 'cond', fast_path):
+                source, moved = source_and_bytes(step, *[tokens] * 3, *biases, dtype=torch.bfloat16)
+    return source.count('.run(') + source.count(' extern_kernels.'), moved
+
+
+def kernels(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
+    """Return launches and bytes of the Triton kernels and the operations around them."""
+    with recorded_forms(), using('triton'), _Launches() as recorder:
+        run = JITFunction.run
+
+        def launch(self, *args, **arguments):
+            recorder.add(args)
+            return run(self, *args, **arguments)
+
+        with mock.patch.object(JITFunction, 'run', launch):
+            _step(op, options, training, *_inputs(tokens, biases, 'cpu'))
+    return len(recorder.moved), sum(recorder.moved)
+
+
+def bound(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
+    """Return one launch and the bytes that any form must move, with backward two."""
+    inputs = sum(x.nbytes for x in _inputs(tokens, biases, 'meta'))
+    output = 2 * torch.Size(tokens).numel()
+    return (2, 3 * inputs + 2 * output) if training else (1, inputs + output)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--json', type=Path, help='write the rows to this file')
+    args = parser.parse_args()
+    rows = []
+    print('| op | composite | compiled | kernels | bound |\n| --- | --- | --- | --- | --- |')
+    for name, case in CASES.items():
+        numbers = torch.Size(case[2]).numel()
+        for training in (False, True):
+            row = dict(op=name, training=training)
+            for form in (composite, compiled, kernels, bound):
+                launches, moved = form(*case, training)
+                row[form.__name__] = dict(launches=launches, bytes_per_number=moved / numbers)
+            rows.append(row)
+            cells = [
+                f'{row[form]["bytes_per_number"]:.0f} ({row[form]["launches"]})'
+                for form in ('composite', 'compiled', 'kernels', 'bound')
+            ]
+            mode = 'with backward' if training else 'forward'
+            print(f'| {name}, {mode} | ' + ' | '.join(cells) + ' |', flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(dict(rows=rows), indent=1) + '\n')
+
+
+if __name__ == '__main__':
+    main()
