@@ -1,6 +1,7 @@
 """Build the runner of a config: a Runner with a short console log and safe default hooks."""
 
 import argparse
+import importlib.util
 import logging
 import os
 import shutil
@@ -17,7 +18,6 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import nn
-from torch.utils._triton import has_triton
 
 from aft_mm.config.reading import DOWNSTREAM, check_settings, read_config
 from aft_mm.errors import UserError
@@ -96,7 +96,7 @@ def can_compile(cfg: Config) -> bool:
     if not torch.cuda.is_available() or cfg.get('default_scope') in DOWNSTREAM:
         return False
     has_compiler = any(map(shutil.which, (os.environ.get('CC', 'gcc'), 'clang')))
-    return has_triton() and has_compiler
+    return importlib.util.find_spec('triton') is not None and has_compiler
 
 
 def build_runner(cfg: Config) -> Runner:

@@ -54,7 +54,7 @@ def test_the_page_shows_the_values_of_the_model(
     tiny_classifier, picture, tmp_path, open_page, capsys
 ):
     main([*tiny_classifier, str(picture), '--out', str(tmp_path / 'page.html')])
-    assert '2 layers and 1 images written to' in capsys.readouterr().out
+    assert 'wrote 2 layers and 1 images to' in capsys.readouterr().out
     page = open_page(tmp_path / 'page.html')
     assert page.run('document.title') == 'classifier'
     assert not page.run(

@@ -68,7 +68,7 @@ def samples(config, part):
 def test_a_folder_without_parts_is_split_by_class(photos, capsys):
     main(['new', 'image-folder', 'photos/', '--val', '0.2'])
     shown = capsys.readouterr().out
-    assert 'photos/: 35 images of 3 classes, 8 x 6 pixels\n  cat: 5\n' in shown
+    assert 'photos/: 35 images of 3 classes, 8 x 6 pixels\n  cat: 5 images\n' in shown
     assert 'training 28 images, validation 7, sampled with seed 0 into photos_split/' in shown
     assert (
         shown.endswith('next: aft_mm train photos.py\n') and 'fewer than 20 of cat, dog é' in shown

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aft_mm.ops import aft_full
-from aft_mm.ops import cases as table
+from aft_mm.ops import aft_full, cases
 from aft_mm.ops.cases import CHANNELS, Case
 from aft_mm.ops.selftest import TOLERANCE
 
@@ -80,7 +79,7 @@ PAIR_CASES = [
     pairs(33, heads=3, causal=True, per_sample=False),
     pairs(33, heads=2, causal=True, masked=True),
 ]
-CASES = [*table.CASES, *PAIR_CASES]
+CASES = [*cases.CASES, *PAIR_CASES]
 IDS = [case.name for case in CASES]
 ONE_OF_EACH = {
     f'{case.op}-{len(case.parameters)}-{case.options.get("causal", False)}': case

@@ -366,6 +366,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     # Of torch and its exporter about their own code.
     warnings.simplefilter('ignore', FutureWarning)
+    warnings.filterwarnings('ignore', message='The given buffer is not writable')
     with user_errors(*CONFIG_ERRORS):
         print(export(args))
 

@@ -4,10 +4,11 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any
 
+from triton import AsyncCompileMode
 from triton.runtime import JITFunction, driver
-from triton.runtime._async_compile import AsyncCompileMode, active_mode
 
 
 class _WithLaunchers(AsyncCompileMode):
@@ -30,20 +31,17 @@ def compile_only() -> Iterator[None]:
     """
     run = JITFunction.run
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as executor:
-        mode = _WithLaunchers(executor, ignore_errors=True)
+        with _WithLaunchers(executor, ignore_errors=True):
+            context = copy_context()  # has the mode, also in the threads of backward passes
 
-        def compile_kernel(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-            token = active_mode.set(mode)  # also in the threads of backward passes
+            def compile_kernel(
+                self: Any, *args: Any, grid: Any, warmup: bool, **options: Any
+            ) -> Any:
+                options.update(grid=grid, warmup=True)
+                return context.copy().run(run, self, *args, **options)
+
+            JITFunction.run = compile_kernel
             try:
-                return run(self, *args, grid=grid, warmup=True, **options)
-            finally:
-                active_mode.reset(token)
-
-        JITFunction.run = compile_kernel
-        try:
-            with mode:
-                # The mode of this thread, which the calls set themselves.
-                active_mode.set(None)
                 yield
-        finally:
-            JITFunction.run = run
+            finally:
+                JITFunction.run = run
