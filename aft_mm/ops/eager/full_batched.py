@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import path_choice
-from ..path_choice import choose, transformed
+from ..path_choice import choose, may_read, transformed
 from .online_softmax import (
     FAST_BIAS_RANGE,
     apply_gate,
@@ -86,8 +86,7 @@ def _weighted_mean(
         key_mask: bool [N, S], or None.
         differ: Whether some rows see other keys than others.
     """
-    in_graph = torch.compiler.is_compiling() or path_choice.recording_or_replaying()
-    in_graph = in_graph or key.is_meta or transformed(key, value, bias)
+    in_graph = not all(map(may_read, (key, value, bias)))
     masked = differ or key_mask is not None
     if not in_graph and _is_plain_exact(key, value, bias, masked):
         return _mean(key, value, bias, shifted=False, seeing=not masked)

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import path_choice
 from ..geometry import Window, near_mask, near_radius
 from ..path_choice import choose, may_read
 from .banded_matmul import (
@@ -166,9 +165,7 @@ def weighted_mean(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
         return exact_mean(*wide)[0, 0].to(key.dtype)
 
     def otherwise(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
-        # A graph makes one choice, for |w| up to 80.
-        in_graph = torch.compiler.is_compiling() or path_choice.recording_or_replaying()
-        if band.global_term or in_graph:
+        if band.global_term or not may_read(tiles):  # a graph makes one choice, for |w| up to 80
             return safe(key, value, tiles)
         return choose(_row_range(tiles) > WIDE_RANGE, exact, safe, key, value, tiles)
 
