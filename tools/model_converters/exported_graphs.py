@@ -88,7 +88,9 @@ class CTC(nn.Module):
 
     def forward(self, frames: Tensor, mask: Tensor) -> tuple[Tensor]:
         hidden, _ = self.encoder(frames, mask)
-        return (self.head.log_probs(hidden)[:, : frames.shape[1]],)
+        # A slice would have other strides at the full length, which a graph may not depend on.
+        frame = torch.arange(frames.shape[1])
+        return (self.head.log_probs(hidden).index_select(1, frame),)
 
 
 class StateLayout:

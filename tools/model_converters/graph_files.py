@@ -103,12 +103,15 @@ def write(program: ExportedProgram, graph: Graph, path: Path) -> None:
 
 def quantize(path: Path) -> None:
     """Store the weights of matrix products in int8, per output channel; rounds their inputs too."""
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    model = onnx.load(path)
+    del model.graph.value_info[:]  # stale shapes of weights that the exporter transposed
     logging.getLogger().addFilter(_is_no_advice)
     try:
         quantize_dynamic(
-            path,
+            model,
             path,
             op_types_to_quantize=['MatMul', 'Gemm'],
             per_channel=True,
