@@ -39,13 +39,19 @@ model = dict(
 OTHER_SIZES = [(48, 32), (40, 56), (25, 35), (9, 48)]
 
 
-@pytest.fixture(scope='module')
-def tool():
-    path = ROOT / 'tools/model_converters/export_onnx.py'
-    spec = importlib.util.spec_from_file_location('export_onnx', path)
+def script(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope='module')
+def tool():
+    folder = ROOT / 'tools/model_converters'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)  # as python TOOL does
+        yield script(folder / 'export_onnx.py')
 
 
 @pytest.fixture
@@ -125,6 +131,116 @@ def test_torch_export_equals_the_model_at_any_size(tool, files, tmp_path):
             torch.testing.assert_close(program(image)[0], model(image), atol=1e-4, rtol=0)
 
 
+DECODER = """
+default_scope = 'aft_mm'
+custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
+model = dict(
+    type='aft_mm.AutoregressiveModel',
+    decoder=dict(
+        type='aft_mm.SequenceDecoder', embed_dims=12, num_layers=2, grid=(20,),
+        embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=11), token_mixer={mixer}),
+    head=dict(type='aft_mm.{head}', embed_dims=12, {values}))
+"""
+CTC = """
+default_scope = 'aft_mm'
+custom_imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
+model = dict(
+    type='aft_mm.CTCModel',
+    encoder=dict(
+        type='aft_mm.SequenceEncoder', embed_dims=12, num_layers=1, grid=(20,),
+        embedding=dict(type='aft_mm.ConvFrameEmbedding', num_features=5),
+        token_mixer={mixer}),
+    head=dict(type='aft_mm.CTCHead', embed_dims=12, num_classes=6))
+"""
+
+
+def save(folder, text):
+    """Write config and checkpoint of a sequence model with large weights, and return the model."""
+    (folder / 'config.py').write_text(text)
+    torch.manual_seed(0)
+    model = MODELS.build(Config.fromfile(folder / 'config.py').model).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    torch.save(dict(meta={}, state_dict=model.state_dict()), folder / 'model.pth')
+    return str(folder / 'config.py'), str(folder / 'model.pth'), model
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    'mixer',
+    [
+        "dict(type='aft_mm.AFTSimple')",
+        "dict(type='aft_mm.AFTLocal', window=4, rank=3)",
+        "dict(type='aft_mm.SoftmaxAttention', num_heads=3)",
+    ],
+    ids=['simple', 'local', 'softmax'],
+)
+def test_a_loop_without_torch_continues_prompts_like_the_model(mixer, tool, tmp_path):
+    import onnxruntime
+
+    values = 'num_classes=11'
+    text = DECODER.format(mixer=mixer, head='CategoricalHead', values=values)
+    config, checkpoint, model = save(tmp_path, text)
+    tool.main([config, checkpoint, str(tmp_path / 'model.onnx'), '--steps'])
+    sessions = [
+        onnxruntime.InferenceSession(str(tmp_path / f'model-{name}.onnx'))
+        for name in ('prompt', 'step')
+    ]
+    loop = script(ROOT / 'examples/generate_onnx.py')
+    for length in (1, 6):
+        prompts = torch.randint(11, (1, length))
+        expected = model.generate(20, prompts, greedy=True)
+        assert len(expected.unique()) > 2
+        assert loop.generate(*sessions, prompts.numpy(), 20).tolist() == expected.tolist()
+
+
+def test_a_ctc_graph_equals_the_model_at_any_length(tool, tmp_path):
+    config, checkpoint, model = save(tmp_path, CTC.format(mixer="dict(type='aft_mm.AFTSimple')"))
+    tool.main([config, checkpoint, str(tmp_path / 'model.pt2')])
+    program = torch.export.load(tmp_path / 'model.pt2').module()
+    for length in (4, 17):
+        frames = torch.randn(3, length, 5)
+        (found,) = program(frames, torch.ones(3, length, dtype=torch.bool))
+        torch.testing.assert_close(found, model(frames), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    'text, words, message',
+    [
+        (
+            DECODER.format(
+                mixer="dict(type='aft_mm.AFTSimple')",
+                head='LogisticMixtureHead',
+                values='num_channels=1',
+            ).replace("TokenEmbedding', vocab_size=11", "PixelEmbedding', num_channels=1"),
+            ['--steps'],
+            'must be aft_mm.CategoricalHead, got LogisticMixtureHead',
+        ),
+        (
+            DECODER.format(
+                mixer="dict(type='aft_mm.LinearAttention', num_heads=3)",
+                head='CategoricalHead',
+                values='num_classes=11',
+            ),
+            ['--steps'],
+            'must be one of AFTConv, .* with a state, got LinearAttention',
+        ),
+        (
+            CTC.format(mixer="dict(type='aft_mm.AFTSimple')"),
+            ['--dynamic'],
+            '--dynamic is for images',
+        ),
+    ],
+    ids=['head', 'mixer', 'option'],
+)
+def test_sequence_models_without_a_graph_are_refused(text, words, message, tool, tmp_path):
+    config, checkpoint, _ = save(tmp_path, text)
+    with pytest.raises(SystemExit, match=message) as error:
+        tool.main([config, checkpoint, str(tmp_path / 'model.pt2'), *words])
+    assert '\n' not in str(error.value)
+    assert not list(tmp_path.glob('*.pt2'))
+
+
 class Op(nn.Module):
     """AFT-conv without global connectivity, whose form depends on the keys only."""
 
@@ -180,10 +296,11 @@ def test_paths_of_another_model_are_refused():
 @pytest.mark.parametrize(
     'mixer, words, message',
     [
-        (CONV, ['model.bin'], r'OUT must end in .onnx or .pt2'),
+        (CONV, ['model.bin'], r'OUT must end in .onnx, .xml or .pt2'),
         (LOCAL, ['m.pt2', '--dynamic'], '--dynamic needs one of the mixers AFTConv.* got AFTLocal'),
         (CONV, ['m.pt2', '--dynamic', '--size', '8', '32'], '--size must be at least 9, got 8 32'),
-        (CONV, ['m.pt2', '--size', '0', '32'], '--size must be at least 1, got 0 32'),
+        (CONV, ['m.pt2', '--size', '7', '32'], '--size must be at least 8, got 7 32'),
+        (CONV, ['m.pt2', '--int8'], 'OUT must end in .onnx for --int8'),
     ],
 )
 def test_bad_arguments_are_rejected(mixer, words, message, tool, files, tmp_path):
@@ -196,7 +313,7 @@ def test_bad_arguments_are_rejected(mixer, words, message, tool, files, tmp_path
 
 def test_another_backbone_and_missing_packages_are_refused(tool, files, tmp_path, monkeypatch):
     config, checkpoint, _ = files(CONV)
-    monkeypatch.setattr(tool, 'PACKAGES', ('no_such_package',))
+    monkeypatch.setitem(tool.PACKAGES, '.onnx', ('no_such_package',))
     with pytest.raises(SystemExit, match='packages no_such_package: pip install onnx'):
         tool.main([config, checkpoint, str(tmp_path / 'model.onnx')])
     path = Path(config)
@@ -300,7 +417,7 @@ def test_maps_are_those_of_whole_images(tool, files, tmp_path):
 def test_a_graph_that_does_not_run_is_removed(tool, files, tmp_path, monkeypatch):
     config, checkpoint, _ = files(CONV)
 
-    def load(path):
+    def load(path, graph):
         assert path.exists()
         raise RuntimeError('no such operator')
 
@@ -314,12 +431,12 @@ def test_a_graph_that_differs_from_the_model_is_removed(tool, files, tmp_path, m
     config, checkpoint, _ = files(CONV)
     write = tool.write
 
-    def and_change(program, names, path):
-        write(program, names, path)
+    def and_change(program, graph, path):
+        write(program, graph, path)
         for parameter in program.parameters():  # also of the model
             parameter.data.add_(1.0)
 
     monkeypatch.setattr(tool, 'write', and_change)
-    with pytest.raises(SystemExit, match=r'differs from the model by .* 1 x 3 x 32 x 48'):
+    with pytest.raises(SystemExit, match=r'differs from the model by .* image of 1 x 3 x 32 x 48'):
         tool.main([config, checkpoint, str(tmp_path / 'model.pt2')])
     assert not (tmp_path / 'model.pt2').exists()

@@ -167,6 +167,8 @@ def check_prefill(
 
 def check_lengths(lengths: Tensor, position: Tensor, tokens: int) -> None:
     """Check the lengths [B] of prompts, at most `tokens`, and that their state is fresh."""
+    if torch.compiler.is_compiling():  # a graph cannot read values
+        return
     if lengths.shape != position.shape or (lengths < 0).any() or (lengths > tokens).any():
         raise ValueError(
             f'lengths must be {len(position)} ints of 0 to {tokens}, got {lengths.tolist()}'

@@ -1,4 +1,4 @@
-"""Export a trained model: OUT.onnx for ONNX (opset 18), OUT.pt2 for torch.
+"""Export a trained model: OUT.onnx for ONNX (opset 18), OUT.xml for OpenVINO, OUT.pt2 for torch.
 
 The input of the graph is `image` [B, C, H, W], normalised like the data_preprocessor of the config
 but without mask channel. A classifier returns `scores` [B, classes] before the softmax, a segmentor
@@ -10,21 +10,26 @@ before the softmax; row t predicts byte t from those before it, so text may be p
 With --dynamic, for classifiers and backbones, B is arbitrary, and H and W are at least one patch
 plus one pixel.
 
+With --steps, an autoregressive model with a categorical head gives two files for batch 1.
+OUT-prompt reads `tokens` [1, L], L from 0 on (a translation also `source` and `source_mask` [1, S]),
+and returns `scores` [1, V] of the next token and the state. OUT-step reads `token` [1] and the state,
+and returns `scores` and the next state. examples/generate_onnx.py is the loop.
+
+A CTC model reads `frames` [B, T, F] and `mask` [B, T], and returns `log_probs` [B, T, V].
+
 AFT chooses among several forms of its sums depending on the values of keys and biases, which a
 graph cannot do. The exported form depends on the position biases of the checkpoint only and is
 valid for keys of any range, and hence for any image. A slower form is used for biases with a range
 above 60 nats and for windows without global connectivity. The exported file is compared with the
-model on other images, with --dynamic also of other sizes.
+model on other inputs, also of other sizes where sizes are open.
+
+--int8 then stores the weights of matrix products of OUT.onnx in int8.
 """
 
 import argparse
-import importlib.util
-import logging
-import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from aft_mm.cli.arguments import check_writable, tool_parser
 from aft_mm.errors import UserError, user_errors
@@ -34,7 +39,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = tool_parser(__doc__)
     parser.add_argument('config', help='path of the config')
     parser.add_argument('checkpoint', help='path of a checkpoint written by tools/train.py')
-    parser.add_argument('out', metavar='OUT', type=Path, help='OUT.onnx or OUT.pt2')
+    parser.add_argument('out', metavar='OUT', type=Path, help='OUT.onnx, OUT.xml or OUT.pt2')
     parser.add_argument(
         '--dynamic', action='store_true', help='support any image size and batch size'
     )
@@ -48,6 +53,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--backbone', action='store_true', help='export feature maps instead of scores'
     )
+    parser.add_argument(
+        '--steps', action='store_true', help='export a prompt and a step, to generate sequences'
+    )
+    parser.add_argument('--int8', action='store_true', help='quantise matrix products of OUT.onnx')
     return parser.parse_args(argv)
 
 
@@ -55,24 +64,32 @@ if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
 import torch
+from exported_graphs import Call, Decoder, Graph, Transcriber, check_decoder, check_encoder
+from graph_files import (
+    OPSET,
+    PACKAGES,
+    check_packages,
+    load,
+    quantize,
+    remove,
+    size_of,
+    trace,
+    write,
+)
 from mmengine.config import Config
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
-from torch.fx import GraphModule
-from torch.fx.node import map_aggregate
+from torch.export import Dim
 
 from aft_mm.apis import load_model
 from aft_mm.apis.loading import task_of
-from aft_mm.config.finding import install_command
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.layers.mixers import AFTConv, AFTFull, AFTSimple, SoftmaxAttention
 from aft_mm.models import AFTViT
-from aft_mm.ops import record_paths, replay_paths
 
-OPSET = 18
 TOLERANCE = 1e-4
-PACKAGES = ('onnx', 'onnxscript', 'onnxruntime')
+# Root mean square of the change by int8 over that of the scores around their mean.
+INT8_TOLERANCE = 0.1
 # Other mixers split the tokens into blocks that depend on the grid size.
 ANY_SIZE = (AFTConv, AFTFull, AFTSimple, SoftmaxAttention)
 
@@ -137,113 +154,100 @@ KINDS: Mapping[str, tuple[type[Exported], list[str]]] = {
 }
 
 
-def trace(
-    model: nn.Module, example: Tensor, smallest: int | None
-) -> tuple[ExportedProgram, list[bool]]:
-    """Return the graph of a model, and the recorded choices of AFT's forms.
-
-    Args:
-        model: Function of an image or a text.
-        example: Input of the size of the graph.
-        smallest: If given, the graph supports any B, and any H and W not below this size.
-    """
-    shapes = None
-    if smallest is not None:
-        height, width = (Dim(name, min=smallest) for name in ('height', 'width'))
-        shapes = ({0: Dim('batch', min=1), 2: height, 3: width},)
-    with torch.no_grad():
-        with record_paths() as paths:
-            model(example)
-        with replay_paths(paths):
-            program = torch.export.export(model, (example,), dynamic_shapes=shapes, strict=False)
-    return program, paths
-
-
 def example(shape: Sequence[int]) -> Tensor:
     """Return random tokens [B, T], or a random image [B, C, H, W]."""
     return torch.randint(256, shape) if len(shape) == 2 else torch.randn(*shape)
 
 
-def shrink_constants(program: ExportedProgram) -> None:
-    """Replace constants outside of float32 by its extremes.
-
-    The exporter to ONNX writes them as float32, also in the float64 sums of the safe form, where the
-    lowest number means an empty sum and would become −inf.
-    """
-    limits = torch.finfo(torch.float32)
-
-    def shrunk(value: Any) -> Any:
-        if not isinstance(value, float) or not math.isfinite(value) or value == 0:
-            return value
-        return math.copysign(min(max(abs(value), limits.tiny), limits.max), value)
-
-    for module in program.graph_module.modules():
-        if isinstance(module, GraphModule):
-            for node in module.graph.nodes:
-                node.args = map_aggregate(node.args, shrunk)
-            module.recompile()
-
-
-def write(program: ExportedProgram, names: Sequence[str], path: Path) -> None:
-    """Write a graph in the format given by the file suffix.
+class OneInput:
+    """The graph of a function of one input, and its check.
 
     Args:
-        program: The graph.
-        names: Names of its input and outputs.
-        path: The file.
+        model: Function of an image or a text.
+        names: Names of the input and the outputs.
+        size: Shape of an example.
+        patch: Side of a patch in pixels.
+        smallest: If given, the graph supports any B, and any H and W not below this size.
     """
-    if path.suffix == '.pt2':
-        torch.export.save(program, path)
-        return
-    shrink_constants(program)
-    # It warns about every op with several outputs that it does not optimise.
-    logging.getLogger('onnxscript.optimizer').setLevel(logging.ERROR)
-    onnx_program = torch.onnx.export(
-        program,
-        dynamo=True,
-        opset_version=OPSET,
-        input_names=names[:1],
-        output_names=names[1:],
-        verbose=False,
-    )
-    onnx_program.save(str(path), external_data=False)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: list[str],
+        size: tuple[int, ...],
+        patch: int = 0,
+        smallest: int | None = None,
+    ) -> None:
+        self.model, self.shapes, axes = model, [size], None
+        if smallest is not None:
+            height, width = (Dim(name, min=smallest) for name in ('height', 'width'))
+            axes = [{0: Dim('batch', min=1), 2: height, 3: width}]
+            # Other grids, and sizes that are not a multiple of the patch size.
+            _, channels, high, wide = size
+            self.shapes += [
+                (1, channels, wide + patch, high),
+                (3, channels, high, wide + patch // 2 + 1),
+            ]
+        self.graphs = [Graph('', model, {names[0]: example(size)}, names[1:], axes)]
+        self.name = names[0]
+
+    def cases(self, calls: Mapping[str, Call]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield a name, outputs of the model and of the graph."""
+        for shape in self.shapes:
+            inputs = example(shape)
+            name = f'input of {" x ".join(map(str, shape))}'
+            found = calls['']({self.name: inputs})
+            for ours, theirs in zip(self.model(inputs), found, strict=True):
+                yield name, ours, theirs
 
 
-def load(path: Path) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Load an exported file as a function of its input."""
-    if path.suffix == '.pt2':
-        return torch.export.load(path).module()
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
-
-    (name,) = [given.name for given in session.get_inputs()]
-
-    def call(inputs: Tensor) -> list[Tensor]:
-        return [torch.from_numpy(part) for part in session.run(None, {name: inputs.numpy()})]
-
-    return call
+Exportable = OneInput | Decoder | Transcriber
 
 
-def check(path: Path, model: nn.Module, shapes: Sequence[Sequence[int]]) -> float:
-    """Compare a file with the model on random inputs and return the largest difference.
+@torch.no_grad()
+def check(exportable: Exportable, paths: Sequence[Path]) -> float:
+    """Compare files with the model on other inputs and return the largest difference.
 
     Raises:
         UserError: The difference exceeds 1e-4 times the largest output, or times 1.
     """
-    call, worst = load(path), 0.0
-    for shape in shapes:
-        inputs = example(shape)
-        with torch.no_grad():
-            for ours, theirs in zip(model(inputs), call(inputs), strict=True):
-                difference = (ours - theirs).abs().max().item()
-                if not difference <= TOLERANCE * max(1.0, ours.abs().max().item()):
-                    raise UserError(
-                        f'the exported graph differs from the model by {difference:.1e} on an '
-                        f'input of {" x ".join(map(str, shape))}, so {str(path)!r} is removed'
-                    )
-                worst = max(worst, difference)
+    calls = {
+        graph.name: load(path, graph) for graph, path in zip(exportable.graphs, paths, strict=True)
+    }
+    worst = 0.0
+    for name, ours, theirs in exportable.cases(calls):
+        difference = (ours - theirs).abs().max().item()
+        if not difference <= TOLERANCE * max(1.0, ours.abs().max().item()):
+            files = ', '.join(repr(str(path)) for path in paths)
+            raise UserError(
+                f'the exported graph differs from the model by {difference:.1e} on a random '
+                f'{name}, so {files} is removed'
+            )
+        worst = max(worst, difference)
     return worst
+
+
+@torch.no_grad()
+def check_int8(exportable: Exportable, paths: Sequence[Path]) -> float:
+    """Return the root mean square of the change by int8 over the deviation of the outputs.
+
+    Raises:
+        UserError: It exceeds 0.1.
+    """
+    calls = {
+        graph.name: load(path, graph) for graph, path in zip(exportable.graphs, paths, strict=True)
+    }
+    changes, outputs = [], []
+    for _, ours, theirs in exportable.cases(calls):
+        changes.append((ours - theirs).flatten())
+        outputs.append((ours - ours.mean()).flatten())
+    change = (torch.cat(changes).square().mean() / torch.cat(outputs).square().mean()).sqrt().item()
+    if not change <= INT8_TOLERANCE:
+        raise UserError(
+            f'--int8 changes the outputs by {change:.1%} of their deviation, more than '
+            f'{INT8_TOLERANCE:.0%}, so the file is removed'
+        )
+    return change
 
 
 def check_args(args: argparse.Namespace) -> Config:
@@ -252,20 +256,27 @@ def check_args(args: argparse.Namespace) -> Config:
     Raises:
         UserError: An argument or a file cannot be used, or a package is missing.
     """
-    if args.out.suffix not in ('.onnx', '.pt2'):
-        raise UserError(f'OUT must end in .onnx or .pt2, got {str(args.out)!r}')
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if args.out.suffix == '.onnx' and missing:
-        raise UserError(
-            f'ONNX needs the packages {", ".join(missing)}: {install_command("export")}'
-        )
+    if args.out.suffix not in PACKAGES:
+        raise UserError(f'OUT must end in .onnx, .xml or .pt2, got {str(args.out)!r}')
+    if args.int8 and args.out.suffix != '.onnx':
+        raise UserError(f'OUT must end in .onnx for --int8, got {str(args.out)!r}')
+    check_packages(args.out.suffix)
     check_writable('OUT', [str(args.out)])
     config = read_config(args.config)
     kind = kind_of(config)
+    if args.steps and kind != 'AutoregressiveModel':
+        raise UserError(f'--steps needs an autoregressive model, got {config.model.type}')
+    if kind == 'CTCModel' or args.steps:
+        for name in ('dynamic', 'size', 'backbone'):
+            if getattr(args, name):
+                raise UserError(f'--{name} is for images, got {config.model.type}')
+        return config
     if kind == 'AutoregressiveModel' and task_of(config) == 'TextGenerator':
         if args.dynamic or args.size or args.backbone:
             raise UserError('a text model has one length and no --dynamic, --size and --backbone')
         return config
+    if kind == 'AutoregressiveModel':
+        raise UserError(f'the model of {args.config} needs --steps, which exports its generation')
     settings = config.model.get('backbone', {})
     if settings.get('type') != 'aft_mm.AFTViT':
         raise UserError(
@@ -316,49 +327,79 @@ def smallest_side(backbone: AFTViT) -> int:
     return backbone.patch_embed.patch_size + 1
 
 
+def make_exportable(
+    args: argparse.Namespace, config: Config, model: nn.Module
+) -> tuple[Exportable, str]:
+    """Return the graphs of a model, and their inputs and outputs in words.
+
+    Raises:
+        UserError: The model cannot be exported with these arguments.
+    """
+    if args.steps:
+        check_decoder(model, args.config)
+        decoder = Decoder(model)
+        return decoder, f'tokens [1, 0 to {decoder.longest}] to scores and state'
+    if kind_of(config) == 'CTCModel':
+        check_encoder(model.encoder, args.config)
+        transcriber = Transcriber(model)
+        return transcriber, f'frames [B, 1 to {transcriber.longest}, F] to log_probs'
+    wrapper, names = KINDS[kind_of(config)] if not args.backbone else (Exported, [])
+    if wrapper is TextModel:
+        names, shape = ['tokens', *names], (1, model.decoder.max_length)
+        one = OneInput(wrapper(model).eval(), names, shape)
+        return one, f'tokens [{shape[0]}, {shape[1]}] to scores'
+    backbone = model.backbone
+    height, width = args.size or image_size(config)
+    patch, channels = backbone.patch_embed.patch_size, backbone.patch_embed.projection.in_channels
+    smallest = smallest_side(backbone) if args.dynamic else None
+    if min(height, width) < (smallest or patch):
+        raise UserError(f'--size must be at least {smallest or patch}, got {height} {width}')
+    names = ['image', *(names or [f'map{index}' for index in backbone.out_indices])]
+    size = (2 if args.dynamic else 1, channels, height, width)
+    exported = wrapper(backbone if args.backbone else model).eval()
+    shape = ['B', channels, 'H', 'W'] if args.dynamic else size
+    about = f'image [{", ".join(map(str, shape))}] to {", ".join(names[1:])}'
+    if smallest:
+        about += f', H and W from {smallest}'
+    return OneInput(exported, names, size, patch, smallest), about
+
+
 def export(args: argparse.Namespace) -> str:
-    """Export and check the graph, and return a description of it.
+    """Export and check the graphs, and return a description of them.
 
     Raises:
         UserError: The model cannot be exported with these arguments.
     """
     config = check_args(args)
     _, model = load_model(config, args.checkpoint, device='cpu')
-    wrapper, names = KINDS[kind_of(config)] if not args.backbone else (Exported, [])
-    smallest = None
-    if wrapper is TextModel:
-        names = ['tokens', *names]
-        shapes = [(1, model.decoder.max_length)]
-    else:
-        backbone = model.backbone
-        height, width = args.size or image_size(config)
-        patch = backbone.patch_embed.patch_size
-        channels = backbone.patch_embed.projection.in_channels
-        smallest = smallest_side(backbone) if args.dynamic else None
-        if min(height, width) < (smallest or 1):
-            raise UserError(f'--size must be at least {smallest or 1}, got {height} {width}')
-        names = ['image', *(names or [f'map{index}' for index in backbone.out_indices])]
-        shapes = [(2 if args.dynamic else 1, channels, height, width)]
-    exported = wrapper(backbone if args.backbone else model).eval()
-    program, paths = trace(exported, example(shapes[0]), smallest)
-    write(program, names, args.out)
-    if args.dynamic:  # other grids, and sizes that are not a multiple of the patch size
-        shapes += [
-            (1, channels, width + patch, height),
-            (3, channels, height, width + patch // 2 + 1),
-        ]
+    exportable, sizes = make_exportable(args, config, model)
+    paths, choices = [], []
+    for graph in exportable.graphs:
+        name = f'{args.out.stem}-{graph.name}' if graph.name else args.out.stem
+        paths.append(args.out.with_name(name + args.out.suffix))
+    quantised = ''
     try:
-        difference = check(args.out, exported, shapes)
+        for graph, path in zip(exportable.graphs, paths, strict=True):
+            program, chosen = trace(graph)
+            choices += chosen
+            write(program, graph, path)
+        difference = check(exportable, paths)
+        if args.int8:
+            before = sum(map(size_of, paths))
+            for path in paths:
+                quantize(path)
+            ratio = sum(map(size_of, paths)) / before
+            change = check_int8(exportable, paths)
+            quantised = f'; int8: {ratio:.2f} x the bytes, outputs change by {change:.1%}'
     except BaseException:  # including interrupts: keep no file that was not checked
-        args.out.unlink()
+        for path in paths:
+            remove(path)
         raise
-    shape = ['B', channels, 'H', 'W'] if args.dynamic else shapes[0]
-    safe = f', {paths.count(False)} sums in the safe form' if not all(paths) else ''
-    kind = f'ONNX opset {OPSET}' if args.out.suffix == '.onnx' else f'torch {torch.__version__}'
+    safe = f', {choices.count(False)} sums in the safe form' if not all(choices) else ''
+    kinds = {'.pt2': f'torch {torch.__version__}', '.xml': 'OpenVINO'}
     return (
-        f'{args.out}: {kind}, {names[0]} [{", ".join(map(str, shape))}] to '
-        f'{", ".join(names[1:])}{f", H and W from {smallest}" if smallest else ""}{safe}; '
-        f'differs from the model by at most {difference:.1e}'
+        f'{", ".join(map(str, paths))}: {kinds.get(args.out.suffix, f"ONNX opset {OPSET}")}, '
+        f'{sizes}{safe}; differs from the model by at most {difference:.1e}{quantised}'
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aft_mm.checks import check_flag
 from aft_mm.ops.checks import check_num_heads
+from aft_mm.ops.path_choice import recording_or_replaying
 from aft_mm.ops.state import check_position, use_up
 from aft_mm.registry import MODELS
 
@@ -158,10 +159,12 @@ class SoftmaxAttention(TokenMixer):
             return state
         tokens = key.shape[1]
         visible = torch.arange(tokens, device=key.device) < lengths[:, None]
+        # A graph cannot read values; prompts of an exported one have no padding.
+        padded = not recording_or_replaying() and not bool(visible.all())
         return KeyValueCache(
             self._heads(key),
             self._heads(value),
-            None if bool(visible.all()) else visible,
+            visible if padded else None,
             tokens,
             lengths.to(state.position, copy=True),
         )

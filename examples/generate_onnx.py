@@ -1,0 +1,34 @@
+"""Continue a text by the files of `aft_mm export CONFIG CHECKPOINT OUT.onnx --steps`.
+
+It needs numpy and onnxruntime only. Tokens are bytes, as in the configs of language modelling.
+"""
+
+import argparse
+
+import numpy as np
+import onnxruntime
+
+
+def generate(prompt, step, tokens, length, **source):
+    """Return tokens [1, L] continued greedily to `length`; a translation also takes its source."""
+    names = [x.name for x in prompt.get_outputs()]
+    state = dict(zip(names, prompt.run(None, {'tokens': tokens, **source}), strict=True))
+    names = [x.name.removeprefix('next.') for x in step.get_outputs()]
+    while True:
+        token = state.pop('scores').argmax(-1)
+        tokens = np.append(tokens, token[:, None], 1)
+        if tokens.shape[1] >= length:
+            return tokens
+        state.update(zip(names, step.run(None, {'token': token, **state}), strict=True))
+
+
+if __name__ == '__main__':
+    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('prompt', help='OUT-prompt.onnx')
+    parser.add_argument('step', help='OUT-step.onnx')
+    parser.add_argument('text')
+    parser.add_argument('length', type=int, help='bytes in all, up to those of the position table')
+    args = parser.parse_args()
+    sessions = [onnxruntime.InferenceSession(path) for path in (args.prompt, args.step)]
+    start = np.frombuffer(args.text.encode(), np.uint8)[None].astype(np.int64)
+    print(bytes(generate(*sessions, start, args.length)[0].tolist()).decode(errors='replace'))

@@ -1,0 +1,339 @@
+"""Graphs of the sequence models for export_onnx.py: decoders with a state, and CTC models."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+from aft_mm.errors import UserError
+from aft_mm.layers.mixers import (
+    AFTConv,
+    AFTFull,
+    AFTLocal,
+    AFTLocalHard,
+    AFTLocalLearned,
+    AFTSimple,
+    SoftmaxAttention,
+    TokenMixer,
+)
+from aft_mm.layers.mixers.softmax_attention import KeyValueCache
+from aft_mm.models.block_stack import BlockStack
+
+# Function of named inputs.
+Call = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
+
+STEPPED = (
+    AFTConv,
+    AFTFull,
+    AFTLocal,
+    AFTLocalHard,
+    AFTLocalLearned,
+    AFTSimple,
+    SoftmaxAttention,
+)
+# Graphs of other mixers, and of causal AFT, have a fixed length and pad their input to it.
+ANY_LENGTH = (AFTSimple, SoftmaxAttention)
+CHECKED_STEPS = 4
+
+
+class Graph(NamedTuple):
+    """A function of tensors, and how it is exported.
+
+    name: suffix of the file, such as 'step', or empty. inputs: examples by name. dynamic: the open
+    axes of each input, in order.
+    """
+
+    name: str
+    module: nn.Module
+    inputs: dict[str, Tensor]
+    outputs: list[str]
+    dynamic: list[dict[int, Any]] | None = None
+
+
+def mixer_of(stack: BlockStack) -> TokenMixer:
+    return stack.layers[0].token_mixer
+
+
+def pad_tokens(x: Tensor, length: int) -> Tensor:
+    """Return x [B, T, ...] with zeros up to `length`, for any T up to it."""
+    return torch.cat([x, x.new_zeros(x.shape[0], length, *x.shape[2:])], 1)[:, :length]
+
+
+class Encoder(nn.Module):
+    """``(tokens, mask) -> [B, S, D]`` for any S; with `pad`, S is that of the position table."""
+
+    def __init__(self, encoder: BlockStack) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.pad = not isinstance(mixer_of(encoder), ANY_LENGTH)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        if self.pad:
+            length = self.encoder.max_length
+            tokens, mask = pad_tokens(tokens, length), pad_tokens(mask, length)
+        return self.encoder(tokens, mask), mask
+
+
+class CTC(nn.Module):
+    """``(frames [B, T, F], mask [B, T]) -> log_probs [B, T, V]``."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.head = Encoder(model.encoder), model.head
+
+    def forward(self, frames: Tensor, mask: Tensor) -> tuple[Tensor]:
+        hidden, _ = self.encoder(frames, mask)
+        # A slice would have other strides at the full length, which a graph may not depend on.
+        frame = torch.arange(frames.shape[1])
+        return (self.head.log_probs(hidden).index_select(1, frame),)
+
+
+class StateLayout:
+    """The tensors of a decoder's state, by name, without what follows from the others.
+
+    Args:
+        state: State of one sequence after `length` tokens.
+        length: Number of tokens.
+    """
+
+    def __init__(self, state: Any, length: int) -> None:
+        self.leaves, self.spec = pytree.tree_flatten_with_path(state)
+        self.offsets = {
+            path: int(leaf[0]) - length for path, leaf in self.leaves if path[-1].name == 'position'
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tensors that change in a step, then 'position'."""
+        return [*(self._name(path) for path, _ in self._stored(memory=False)), 'position']
+
+    @property
+    def memory_names(self) -> list[str]:
+        return [self._name(path) for path, _ in self._stored(memory=True)]
+
+    def flatten(self, state: Any) -> tuple[Tensor, ...]:
+        """Return the tensors of :attr:`names` and of :attr:`memory_names`."""
+        found = dict(zip((path for path, _ in self.leaves), pytree.tree_leaves(state), strict=True))
+        changing = [found[path] for path, _ in self._stored(memory=False)]
+        memory = [found[path] for path, _ in self._stored(memory=True)]
+        return (*changing, state.position, *memory)
+
+    def build(self, parts: Sequence[Tensor]) -> Any:
+        """Return the state of the tensors of :meth:`flatten`, which a step may overwrite."""
+        given = dict(zip([*self.names, *self.memory_names], parts, strict=True))
+        position, leaves = given['position'], []
+        for path, leaf in self.leaves:
+            if not isinstance(leaf, Tensor):
+                leaves.append(leaf)
+            elif path[-1].name == 'position':  # of a block, which counts the start
+                leaves.append(position + self.offsets[path])
+            elif not leaf.numel() or self._is_constant(leaf):  # an unused buffer, or no state
+                leaves.append(leaf)
+            else:
+                leaves.append(given[self._name(path)].clone())
+        return pytree.tree_unflatten(leaves, self.spec)
+
+    def _stored(self, memory: bool) -> list[tuple[Any, Tensor]]:
+        return [
+            (path, leaf)
+            for path, leaf in self.leaves
+            if isinstance(leaf, Tensor)
+            and leaf.numel()
+            and path[-1].name != 'position'
+            and not self._is_constant(leaf)
+            and ('memory' in pytree.keystr(path)) == memory
+        ]
+
+    def _is_constant(self, leaf: Tensor) -> bool:
+        return len(leaf) != 1  # such as the bias of AFT-full
+
+    def _name(self, path: Any) -> str:
+        return '.'.join(re.findall(r'\w+', pytree.keystr(path)))
+
+
+def _is_cache(x: Any) -> bool:
+    return isinstance(x, KeyValueCache)
+
+
+def without_counts(state: Any) -> Any:
+    """Return a state whose caches are full, so that their length is that of their tensors."""
+
+    def fill(x: Any) -> Any:
+        return x._replace(used=0) if _is_cache(x) else x
+
+    return pytree.tree_map(fill, state, is_leaf=_is_cache)
+
+
+def with_room(state: Any) -> Any:
+    """Return a state of :func:`without_counts` with caches that have room for one token."""
+
+    def grow(x: Any) -> Any:
+        if not _is_cache(x):
+            return x
+        key, value = (F.pad(part, (0, 0, 0, 1)) for part in (x.key, x.value))
+        return x._replace(key=key, value=value, used=x.key.shape[2])
+
+    return pytree.tree_map(grow, state, is_leaf=_is_cache)
+
+
+class Prompt(nn.Module):
+    """``(tokens [1, L], source and its mask if any) -> (scores [1, V], *state)``."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.encoder = None if model.encoder is None else Encoder(model.encoder)
+        self.pad = not isinstance(mixer_of(model.decoder), SoftmaxAttention)
+        self.layout: StateLayout | None = None
+
+    def forward(self, tokens: Tensor, *source: Tensor) -> tuple[Tensor, ...]:
+        decoder, length = self.model.decoder, tokens.shape[1]
+        lengths = torch.full((1,), length, dtype=torch.long)
+        if self.pad:
+            tokens = pad_tokens(tokens, decoder.max_length - 1)
+        memory = () if self.encoder is None else self.encoder(*source)
+        hidden, state = decoder.prefill(tokens, lengths, *memory)
+        state = without_counts(state)
+        if self.layout is None:
+            self.layout = StateLayout(state, length)
+        return (self.model.head.logits(hidden), *self.layout.flatten(state))
+
+
+class Step(nn.Module):
+    """``(token [1], *state, *memory) -> (scores [1, V], *state)``."""
+
+    def __init__(self, model: nn.Module, layout: StateLayout) -> None:
+        super().__init__()
+        self.model, self.layout = model, layout
+
+    def forward(self, token: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        hidden, after = self.model.decoder.step(token, with_room(self.layout.build(state)))
+        changed = self.layout.flatten(without_counts(after))[: len(self.layout.names)]
+        return (self.model.head.logits(hidden), *changed)
+
+
+class Decoder:
+    """The two graphs of an autoregressive model, and their check."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.vocabulary = model, model.head.num_values
+        self.has_source = model.encoder is not None
+        longest = model.decoder.max_length - 1
+        self.longest = longest
+        prompt = Prompt(model)
+        inputs = self.random_inputs(min(3, longest))
+        axes: list[dict[int, Any]] = [{1: Dim('length', min=0, max=longest)}]
+        source: dict[int, Any] = {}
+        if self.has_source:
+            source = {1: Dim('source_length', min=1, max=model.encoder.max_length)}
+            axes += [source, source]
+        with torch.no_grad():
+            _, *state = prompt(*inputs.values())
+        layout = prompt.layout
+        names = [*layout.names, *layout.memory_names]
+        self.prompt = Graph('prompt', prompt, inputs, ['scores', *names], axes)
+        # The caches, the position and the memory.
+        cached = {} if prompt.pad else {2: Dim('cached', min=1, max=longest)}
+        memory = {} if prompt.encoder is None or prompt.encoder.pad else source
+        axes = [{}, *[cached] * (len(layout.names) - 1), {}]
+        axes += [memory] * len(layout.memory_names)
+        inputs = dict(token=torch.randint(self.vocabulary, (1,)))
+        inputs.update(zip(names, state, strict=True))
+        outputs = ['scores', *(f'next.{name}' for name in layout.names)]
+        self.step = Graph('step', Step(model, layout), inputs, outputs, axes)
+        self.graphs = [self.prompt, self.step]
+
+    def random_inputs(self, length: int) -> dict[str, Tensor]:
+        """Return random tokens [1, L], and a source with padding if there is an encoder."""
+        inputs = dict(tokens=torch.randint(self.vocabulary, (1, length)))
+        if self.has_source:
+            encoder = self.model.encoder
+            size = min(length + 3, encoder.max_length)
+            inputs['source'] = torch.randint(encoder.embedding.num_values, (1, size))
+            inputs['source_mask'] = torch.arange(size)[None] < max(size - 1, 1)
+        return inputs
+
+    def cases(self, calls: Mapping[str, Call]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield a name, scores of the model and of the graphs: prompts, then steps after them."""
+        decoder, head = self.model.decoder, self.model.head
+        lengths = {2, 0, 1, min(7, self.longest), max(self.longest - CHECKED_STEPS, 0)}
+        for length in sorted(lengths):
+            inputs = self.random_inputs(length)
+            steps = min(CHECKED_STEPS, self.longest - length)
+            tokens = torch.cat(
+                [inputs['tokens'], torch.randint(self.vocabulary, (1, steps + 1))], 1
+            )
+            memory = ()
+            if self.has_source:
+                mask = inputs['source_mask']
+                memory = self.model.encoder(inputs['source'], mask), mask
+            expected = head.logits(decoder(tokens, *memory))
+            state = dict(zip(self.prompt.outputs, calls['prompt'](inputs), strict=True))
+            yield f'prompt of {length} tokens', expected[:, length], state.pop('scores')
+            for place in range(length, length + steps):
+                found = calls['step']({'token': tokens[:, place], **state})
+                new = dict(zip(self.step.outputs, found, strict=True))
+                scores = new.pop('scores')
+                yield f'step after {place} tokens', expected[:, place + 1], scores
+                state.update({name.removeprefix('next.'): x for name, x in new.items()})
+
+
+class Transcriber:
+    """The graph of a CTC model, and its check."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        longest = model.encoder.max_length
+        self.longest = longest
+        axes = {0: Dim('batch', min=1), 1: Dim('frames', min=1, max=longest)}
+        inputs = self.random_inputs(2, min(9, longest))
+        self.graph = Graph('', CTC(model), inputs, ['log_probs'], [axes, axes])
+        self.graphs = [self.graph]
+
+    def random_inputs(self, batch: int, length: int) -> dict[str, Tensor]:
+        features = self.model.encoder.embedding.projection.in_features
+        lengths = torch.randint(1, length + 1, (batch, 1))
+        lengths[0] = length
+        mask = torch.arange(length) < lengths
+        return dict(frames=torch.randn(batch, length, features), mask=mask)
+
+    def cases(self, calls: Mapping[str, Call]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield a name, log probabilities of the model and of the graph at frames in the mask."""
+        for batch, length in enumerate(sorted({1, 2, min(23, self.longest), self.longest}), 1):
+            inputs = self.random_inputs(batch, length)
+            frames, mask = inputs.values()
+            expected = self.model.head.log_probs(self.model.encoder(frames, mask))
+            yield f'batch of {length} frames', expected[mask], calls[''](inputs)[0][mask]
+
+
+def check_decoder(model: nn.Module, config: str) -> None:
+    """Check that steps of the model export.
+
+    Raises:
+        UserError: The head, the tokens or the mixer do not.
+    """
+    if not hasattr(model.head, 'logits') or model.head.token_shape:
+        raise UserError(
+            f'the head of {config} must be aft_mm.CategoricalHead, got {type(model.head).__name__}'
+        )
+    mixer = mixer_of(model.decoder)
+    if not isinstance(mixer, STEPPED) or not getattr(mixer, 'stateful', True):
+        allowed = ', '.join(kind.__name__ for kind in STEPPED)
+        raise UserError(
+            f'the mixer of {config} must be one of {allowed}, with a state, '
+            f'got {type(mixer).__name__}'
+        )
+    check_encoder(model.encoder, config)
+
+
+def check_encoder(encoder: nn.Module | None, config: str) -> None:
+    """Raise a UserError unless the encoder is a stack of blocks."""
+    if encoder is not None and not isinstance(encoder, BlockStack):
+        raise UserError(
+            f'the encoder of {config} must be aft_mm.SequenceEncoder, got {type(encoder).__name__}'
+        )

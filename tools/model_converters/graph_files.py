@@ -1,0 +1,165 @@
+"""Files of exported graphs for export_onnx.py: written, quantised and run."""
+
+import importlib.util
+import logging
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from exported_graphs import Call, Graph
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.fx.node import map_aggregate
+
+from aft_mm.config.finding import install_command
+from aft_mm.errors import UserError
+from aft_mm.ops import record_paths, replay_paths
+
+OPSET = 18
+ONNX = ('onnx', 'onnxscript', 'onnxruntime')
+PACKAGES = {'.onnx': ONNX, '.xml': (*ONNX, 'openvino'), '.pt2': ()}
+
+
+def check_packages(suffix: str) -> None:
+    """Raise a UserError unless the packages of a file format are installed."""
+    missing = [name for name in PACKAGES[suffix] if importlib.util.find_spec(name) is None]
+    if missing:
+        command = install_command('export')
+        if 'openvino' in missing:
+            command += ' openvino'
+        raise UserError(f'{suffix} needs the packages {", ".join(missing)}: {command}')
+
+
+def trace(graph: Graph) -> tuple[ExportedProgram, list[bool]]:
+    """Return the graph, and the recorded choices of AFT's forms."""
+    examples = tuple(graph.inputs.values())
+    shapes: Any = graph.dynamic
+    if shapes is not None:
+        # The arguments after *, such as a state, are one entry.
+        named = graph.module.forward.__code__.co_argcount - 1
+        shapes = tuple(shapes[:named])
+        if len(examples) > named:
+            shapes = (*shapes, tuple(graph.dynamic[named:]))
+    with torch.no_grad():
+        with record_paths() as paths:
+            graph.module(*examples)
+        with replay_paths(paths):
+            program = torch.export.export(
+                graph.module, examples, dynamic_shapes=shapes, strict=False
+            )
+    return program, paths
+
+
+def shrink_constants(program: ExportedProgram) -> None:
+    """Replace constants outside of float32 by its extremes.
+
+    The exporter to ONNX writes them as float32, also in the float64 sums of the safe form, where the
+    lowest number means an empty sum and would become −inf.
+    """
+    limits = torch.finfo(torch.float32)
+
+    def shrunk(value: Any) -> Any:
+        if not isinstance(value, float) or not math.isfinite(value) or value == 0:
+            return value
+        return math.copysign(min(max(abs(value), limits.tiny), limits.max), value)
+
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule):
+            for node in module.graph.nodes:
+                node.args = map_aggregate(node.args, shrunk)
+            module.recompile()
+
+
+def write(program: ExportedProgram, graph: Graph, path: Path) -> None:
+    """Write a graph in the format given by the file suffix."""
+    if path.suffix == '.pt2':
+        torch.export.save(program, path)
+        return
+    shrink_constants(program)
+    # It warns about every op with several outputs that it does not optimise.
+    logging.getLogger('onnxscript.optimizer').setLevel(logging.ERROR)
+    onnx_program = torch.onnx.export(
+        program,
+        dynamo=True,
+        opset_version=OPSET,
+        input_names=list(graph.inputs),
+        output_names=graph.outputs,
+        verbose=False,
+    )
+    if path.suffix == '.onnx':
+        onnx_program.save(str(path), external_data=False)
+        return
+    import openvino
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / 'model.onnx')
+        onnx_program.save(file, external_data=False)
+        openvino.save_model(openvino.convert_model(file), str(path), compress_to_fp16=False)
+
+
+def quantize(path: Path) -> None:
+    """Store the weights of matrix products in int8, per output channel; rounds their inputs too."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(path)
+    del model.graph.value_info[:]  # stale shapes of weights that the exporter transposed
+    logging.getLogger().addFilter(_is_no_advice)
+    try:
+        quantize_dynamic(
+            model,
+            path,
+            op_types_to_quantize=['MatMul', 'Gemm'],
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+        )
+    finally:
+        logging.getLogger().removeFilter(_is_no_advice)
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return 'pre-processing before quantization' not in record.getMessage()
+
+
+def load(path: Path, graph: Graph) -> Call:
+    """Load an exported file as a function of named inputs."""
+    if path.suffix == '.pt2':
+        module = torch.export.load(path).module()
+        return lambda inputs: module(*(inputs[name] for name in graph.inputs))
+    if path.suffix == '.xml':
+        import openvino
+
+        # Recent CPUs would compute in bfloat16.
+        compiled = openvino.Core().compile_model(path, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32'})
+
+        def infer(inputs: Any) -> Sequence[Tensor]:
+            arrays = {name: inputs[name].numpy() for name in graph.inputs}
+            found = compiled(arrays)
+            return [torch.from_numpy(found[name].copy()) for name in graph.outputs]
+
+        return infer
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
+
+    def call(inputs: Any) -> Sequence[Tensor]:
+        arrays = {name: inputs[name].numpy() for name in graph.inputs}
+        return [torch.from_numpy(part) for part in session.run(None, arrays)]
+
+    return call
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a graph, with those of the weights of .xml."""
+    weights = path.with_suffix('.bin')
+    return path.stat().st_size + (weights.stat().st_size if path.suffix == '.xml' else 0)
+
+
+def remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    if path.suffix == '.xml':
+        path.with_suffix('.bin').unlink(missing_ok=True)
