@@ -19,7 +19,7 @@ copyright = 'the aft_mm contributors'
 release = re.search("__version__ = '(.+)'", (ROOT / 'aft_mm/__init__.py').read_text()).group(1)
 
 root_doc = 'docs/index'
-include_patterns = ['docs/**', 'configs/*/README.md', '*.md']
+include_patterns = ['docs/**', 'configs/*/README.md', 'examples/*/README.md', '*.md']
 exclude_patterns = ['README.md', 'docs/_build', 'docs/results/**.md']
 extensions = ['sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'sphinx.ext.viewcode', 'myst_nb']
 myst_enable_extensions = ['dollarmath']

@@ -369,7 +369,7 @@ def _timed_calls(
         token = [x[:, -1] for x in (query, key, value)]
         return dict(step=torch.no_grad()(lambda: _step_of(case)(state, *token, *biases)))
     leaves = [x.requires_grad_() for x in tensors]
-    function = functools.partial(case.function, **case.options)
+    function: Callable[..., Any] = functools.partial(case.function, **case.options)
     if compiled:
         function = torch.compile(function, fullgraph=True, dynamic=False)
 
