@@ -35,6 +35,7 @@ HELD = {
     ('docs/tasks/speech_recognition.md', 1): 'test_guides',
     ('docs/tasks/super_resolution.md', 1): 'test_guides',
     **{('docs/tutorials/own_mixer.md', index): 'test_site' for index in range(4)},
+    ('docs/tutorials/plain_pytorch.md', 2): 'test_examples',
     **{('docs/tutorials/plain_pytorch.md', index): 'test_transformers' for index in (4, 5)},
     ('docs/analysis.md', 0): 'needs checkpoints of a classifier, a detector and a segmentor, which '
     'test_apis/test_hosts.py has one by one',
@@ -248,6 +249,7 @@ SETTINGS = {
     'docs/tasks/point_cloud.md': clouds,
     'docs/tasks/speech_recognition.md': speech,
     'docs/tasks/super_resolution.md': super_resolution,
+    'docs/tutorials/plain_pytorch.md': nothing,
 }
 
 

@@ -16,8 +16,8 @@ sys.addaudithook(lambda event, args: met.append(event) if event in WATCHED else 
 
 import aft_mm
 for module in pkgutil.walk_packages(aft_mm.__path__, 'aft_mm.'):
-    # What wraps a package that need not be there is imported when it serves.
-    if not {'triton', '__main__'} & set(module.name.split('.')):
+    # Modules that wrap optional packages.
+    if not {'triton', 'timm', 'transformers', '__main__'} & set(module.name.split('.')):
         importlib.import_module(module.name)
 sys.argv[:] = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name='__main__')

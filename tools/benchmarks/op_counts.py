@@ -15,6 +15,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
+
+def parse_args() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--json', type=Path, help='write the rows to this file')
+    return parser.parse_args()
+
+
+if __name__ == '__main__':
+    parse_args()  # --help and a wrong argument end before the slow imports
+
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -140,9 +153,7 @@ def bound(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--json', type=Path, help='write the rows to this file')
-    args = parser.parse_args()
+    args = parse_args()
     rows = []
     print('| op | composite | compiled | kernels | bound |\n| --- | --- | --- | --- | --- |')
     for name, case in CASES.items():
