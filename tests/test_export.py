@@ -173,11 +173,10 @@ def save(folder, text):
 @pytest.mark.parametrize(
     'mixer',
     [
-        "dict(type='aft_mm.AFTSimple')",
         "dict(type='aft_mm.AFTLocal', window=4, rank=3)",
         "dict(type='aft_mm.SoftmaxAttention', num_heads=3)",
     ],
-    ids=['simple', 'local', 'softmax'],
+    ids=['local', 'softmax'],
 )
 def test_a_loop_without_torch_continues_prompts_like_the_model(mixer, tool, tmp_path):
     import onnxruntime
