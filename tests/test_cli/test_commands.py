@@ -313,7 +313,8 @@ class TestDoctor:
             tool('doctor').main([])
         out = capsys.readouterr().out
         assert end.value.code == 1 and out.endswith('- a\n  b\n')
-        assert 'found: mnist\n' in out and 'cifar10' in out.partition('missing: ')[2]
+        missing = out.partition('missing: ')[2]
+        assert 'found: mnist\n' in out and 'cifar10' in missing and 'my_images' not in missing
         assert 'eager' in out and 'aft_conv_step' in out and 'torch 2' in out
         assert 'operators of mmcv: torchvision\n' in out or 'operators of mmcv: compiled\n' in out
 

@@ -106,6 +106,7 @@ def print_data() -> None:
         {
             name
             for path in (install_root() / 'configs').rglob('*.py')
+            if path.parent.name != 'own_data'
             for name in DATA.findall(path.read_text(encoding='utf-8'))
         }
     )
