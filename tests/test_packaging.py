@@ -126,6 +126,7 @@ def test_metadata(wheel):
         'transformers',
         'docs',
         'export',
+        'openvino',
         'dev',
     }
     assert set(metadata.get_all('Provides-Extra')) == extras
