@@ -161,27 +161,19 @@ def plain_log(message: str, logger: str | None = None) -> None:
     logging.getLogger('aft_mm').info(message)
 
 
-plain_registries: Any = SimpleNamespace(
-    Registry=PlainRegistry,
-    **{
-        name: PlainRegistry(name)
-        for name in (
-            'DATASETS',
-            'DATA_SAMPLERS',
-            'HOOKS',
-            'LOOPS',
-            'METRICS',
-            'MODELS',
-            'OPTIMIZERS',
-            'OPTIM_WRAPPERS',
-            'OPTIM_WRAPPER_CONSTRUCTORS',
-            'PARAM_SCHEDULERS',
-            'TRANSFORMS',
-            'VISBACKENDS',
-            'VISUALIZERS',
-        )
-    },
-)
+class PlainRegistries:
+    """Registries by name, each made when it is first read, as attributes of mmengine's module are."""
+
+    Registry = PlainRegistry
+
+    def __getattr__(self, name: str) -> PlainRegistry:
+        if not name.isupper():
+            raise AttributeError(name)
+        setattr(self, name, PlainRegistry(name))
+        return getattr(self, name)
+
+
+plain_registries: Any = PlainRegistries()
 if TYPE_CHECKING or HAS_MMENGINE:
     from mmengine import registry as registries
     from mmengine.dist import all_reduce, get_world_size
