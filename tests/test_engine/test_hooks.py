@@ -208,7 +208,6 @@ def test_batches_depend_on_their_number_only():
         assert not {item[1] for batch in later for item in batch} & {
             item[1] for batch in whole for item in batch
         }
-        batches.own = None  # ends its workers, which would ignore the signal of an exit
     assert list(Batches(noise_loader(0), (7, 1)).start(0)) != whole
 
 
