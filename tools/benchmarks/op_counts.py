@@ -89,8 +89,7 @@ def _as_on_cuda():
             stack.enter_context(mock.patch.object(module, 'matmul_precision', precision))
         stack.enter_context(mock.patch.object(conv, 'DENSE_DEVICES', ('cpu', 'cuda', 'meta')))
         stack.enter_context(mock.patch.object(conv_dense, 'is_applicable', lambda *args: True))
-        chunk = getattr(banded_matmul, 'CUDA_CHUNK', banded_matmul.CHUNK)
-        stack.enter_context(mock.patch.object(banded_matmul, 'CHUNK', chunk))
+        stack.enter_context(mock.patch.object(banded_matmul, 'CHUNK', banded_matmul.CUDA_CHUNK))
         yield
 
 
