@@ -399,30 +399,36 @@ def test_a_segmentor_gives_the_scores_of_every_pixel(tool, tmp_path):
     torch.testing.assert_close(scores[0], sample.seg_logits.data, atol=1e-4, rtol=1e-4)
 
 
-def test_a_detector_gives_all_boxes(tool, tmp_path):
+@pytest.mark.parametrize('suffix', ['pt2', pytest.param('onnx', marks=needs_onnx)])
+def test_a_detector_gives_the_boxes_of_mmdet(suffix, tool, tmp_path):
+    """For any score threshold."""
     mmdet = pytest.importorskip('mmdet.structures', reason='mmdet has the detector')
-    graph, model = exported(tool, tmp_path, 'tiny_detection', '--size', '48', '64')
-    image = torch.randn(1, 3, 48, 64)
-    boxes, scores = graph(image)
+    pack(tmp_path, 'tiny_detection', lambda config: config.model.test_cfg.update(max_per_img=30))
+    files = [str(tmp_path / name) for name in ('config.py', 'checkpoint.pth')]
+    checkpoint = torch.load(files[1])
+    for name, tensor in checkpoint['state_dict'].items():
+        if 'retina_' in name:  # so that scores are below 1, and boxes of the size of anchors
+            tensor.mul_(0.1)
+    torch.save(checkpoint, files[1])
+    tool.main([*files, str(tmp_path / f'model.{suffix}'), '--size', '48', '64'])
+    _, model = load_model(*files, 'cpu')
+    image, mask = torch.randn(1, 3, 48, 64), torch.ones(1, 1, 48, 64)
+    if suffix == 'pt2':
+        boxes, scores, labels = torch.export.load(tmp_path / 'model.pt2').module()(image)
+    else:
+        runtime = pytest.importorskip('onnxruntime')
+        session = runtime.InferenceSession(str(tmp_path / 'model.onnx'))
+        boxes, scores, labels = map(torch.from_numpy, session.run(None, dict(image=image.numpy())))
     size = dict(img_shape=(48, 64), scale_factor=(1, 1), batch_input_shape=(48, 64))
-    model.test_cfg.update(nms=dict(type='nms', iou_threshold=1.0), max_per_img=20)
-    model.bbox_head.test_cfg = model.test_cfg
-    mask = torch.ones(1, 1, 48, 64)
-    samples = [mmdet.DetDataSample(metainfo=size)]
-    (sample,) = model(torch.cat([image, mask], 1), samples, mode='predict')
-    found = sample.pred_instances
-    boxes, scores = boxes[0], scores[0]
-    drawn = (boxes[:, 2:] > boxes[:, :2]).all(1)  # mmdet drops the boxes outside of the image
-    boxes, scores = boxes[drawn], scores[drawn]
-    best, index = scores.flatten().topk(20)
-    torch.testing.assert_close(best, found.scores, atol=1e-5, rtol=1e-4)
-    classes = scores.shape[1]
-    apart = best.diff().abs() > 1e-4  # equal scores may come in another order
-    sure = torch.cat([torch.tensor([True]), apart]) & torch.cat([apart, torch.tensor([False])])
-    assert sure.sum() > 3
-    torch.testing.assert_close(
-        boxes[index // classes][sure], found.bboxes[sure], atol=1e-2, rtol=1e-3
-    )
+    for threshold in (0.0, scores.quantile(0.6).item()):
+        model.bbox_head.test_cfg.score_thr = threshold
+        samples = [mmdet.DetDataSample(metainfo=size)]
+        (sample,) = model(torch.cat([image, mask], 1), samples, mode='predict')
+        found, count = sample.pred_instances, int((scores > threshold).sum())
+        assert len(found) == count and count > 3
+        torch.testing.assert_close(scores[:count], found.scores, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(boxes[:count], found.bboxes, atol=1e-2, rtol=1e-3)
+        assert labels[:count].equal(found.labels)
 
 
 def test_maps_are_those_of_whole_images(tool, files, tmp_path):

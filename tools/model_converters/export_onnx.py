@@ -2,9 +2,10 @@
 
 The input of the graph is `image` [B, C, H, W], normalised like the data_preprocessor of the config
 but without mask channel. A classifier returns `scores` [B, classes] before the softmax, a segmentor
-`scores` [B, classes, H, W] before the softmax, and a single-stage detector with anchors `boxes`
-[B, N, 4], x1, y1, x2, y2 in pixels of the input, and `scores` [B, N, classes] after the sigmoid: all
-boxes, before non-maximum suppression. With --backbone the outputs are maps [B, D, H', W'], one per
+`scores` [B, classes, H, W] before the softmax, and a single-stage detector with anchors its N best
+boxes after non-maximum suppression, N up to max_per_img of test_cfg: `boxes` [N, 4], x1, y1, x2, y2
+in pixels of the input, `scores` [N] after the sigmoid, in descending order, and `labels` [N]. The
+graph applies no score_thr. With --backbone the outputs are maps [B, D, H', W'], one per
 entry of out_indices. A text model reads `tokens`, bytes int64 [B, T], and returns `scores` [B, T, 256]
 before the softmax; row t predicts byte t from those before it, so text may be padded at the end.
 With --dynamic, for classifiers and backbones, B is arbitrary, and H and W are at least one patch
@@ -79,6 +80,7 @@ from graph_files import (
 from mmengine.config import Config
 from torch import Tensor, nn
 from torch.export import Dim
+from torchvision.ops import nms
 
 from aft_mm.apis import load_model
 from aft_mm.apis.loading import task_of
@@ -105,6 +107,11 @@ class Exported(nn.Module):
         output = self.model(inputs)
         return (output,) if isinstance(output, Tensor) else tuple(output)
 
+    @staticmethod
+    def match(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield pairs of outputs to compare."""
+        return zip(ours, theirs, strict=True)
+
 
 class Segmentor(Exported):
     """Wrap a segmentor: the scores at the size of the image."""
@@ -121,21 +128,58 @@ class Segmentor(Exported):
 
 
 class Detector(Exported):
-    """Wrap a single-stage detector with anchors: its boxes and their scores."""
+    """Wrap a single-stage detector with anchors: its best boxes after non-maximum suppression.
+
+    They are those of the model for any `score_thr`, since a box suppresses only boxes of lower scores.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        settings = model.test_cfg
+        if settings.nms.type != 'nms' or not model.bbox_head.use_sigmoid_cls:
+            raise UserError(
+                'the detector must have sigmoid scores and test_cfg.nms of type nms, got '
+                f'{settings.nms.type} and use_sigmoid_cls={model.bbox_head.use_sigmoid_cls}'
+            )
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        head = self.model.bbox_head
-        levels = [[level.permute(0, 2, 3, 1) for level in output] for output in self.model(inputs)]
-        scores, deltas = (
-            torch.cat([level.reshape(len(inputs), -1, size) for level in output], 1)
-            for output, size in zip(levels, (head.cls_out_channels, 4), strict=True)
-        )
-        anchors = head.prior_generator.grid_priors(
-            [level.shape[1:3] for level in levels[0]], device=inputs.device
-        )
-        boxes = head.bbox_coder.decode(torch.cat(anchors), deltas[0])  # of the only image
+        head, settings = self.model.bbox_head, self.model.test_cfg
+        classes, device = head.cls_out_channels, inputs.device
+        levels = list(zip(*self.model(inputs), strict=True))
+        grids = [logits.shape[2:] for logits, _ in levels]
+        best = []
+        for (logits, deltas), anchors in zip(
+            levels, head.prior_generator.grid_priors(grids, device=device), strict=True
+        ):
+            scores = logits[0].permute(1, 2, 0).sigmoid().flatten()
+            scores, entry = scores.topk(min(settings.nms_pre, len(scores)))
+            anchor = entry // classes
+            deltas = deltas[0].permute(1, 2, 0).reshape(-1, 4)[anchor]
+            best.append((scores, entry % classes, head.bbox_coder.decode(anchors[anchor], deltas)))
+        scores, labels, boxes = (torch.cat(parts) for parts in zip(*best, strict=True))
         most = boxes.new_tensor(inputs.shape[:1:-1]).repeat(2)  # W, H, W, H
-        return boxes.clamp(min=0).minimum(most)[None], scores.sigmoid()
+        boxes = boxes.clamp(min=0).minimum(most)
+        # Boxes of other classes are moved apart, as in mmcv.
+        moved = boxes + labels[:, None] * (boxes.max() + 1)
+        keep = nms(moved, scores, settings.nms.iou_threshold)
+        inside = (boxes[:, 2:] - boxes[:, :2] > settings.get('min_bbox_size', -1)).all(1)
+        keep = keep[inside[keep]][: settings.max_per_img]
+        return boxes[keep], scores[keep], labels[keep]
+
+    @staticmethod
+    def match(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the rows of `ours`, and for each of them the nearest of `theirs` of the same class.
+
+        Boxes with equal scores come in either order, and the last of them may be missing.
+        """
+        sure = ours[1] > min(ours[1].min(), theirs[1].min()) + TOLERANCE
+        rows, others = (
+            torch.cat([boxes, scores[:, None], labels[:, None]], 1)
+            for boxes, scores, labels in (ours, theirs)
+        )
+        rows = rows[sure]
+        classes = rows.new_tensor([1, 1, 1, 1, 1, 1e4])
+        yield rows, others[torch.cdist(rows * classes, others * classes, p=1).argmin(1)]
 
 
 class TextModel(Exported):
@@ -149,7 +193,7 @@ class TextModel(Exported):
 KINDS: Mapping[str, tuple[type[Exported], list[str]]] = {
     'ImageClassifier': (Exported, ['scores']),
     'EncoderDecoder': (Segmentor, ['scores']),
-    'RetinaNet': (Detector, ['boxes', 'scores']),
+    'RetinaNet': (Detector, ['boxes', 'scores', 'labels']),
     'AutoregressiveModel': (TextModel, ['scores']),
 }
 
@@ -172,7 +216,7 @@ class OneInput:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Exported,
         names: list[str],
         size: tuple[int, ...],
         patch: int = 0,
@@ -197,7 +241,7 @@ class OneInput:
             inputs = example(shape)
             name = f'input of {" x ".join(map(str, shape))}'
             found = calls['']({self.name: inputs})
-            for ours, theirs in zip(self.model(inputs), found, strict=True):
+            for ours, theirs in self.model.match(self.model(inputs), found):
                 yield name, ours, theirs
 
 
