@@ -118,8 +118,9 @@ def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[s
         names = DEFAULT_BACKENDS
     else:
         # Without a library nothing needs to be checked.
-        if torch.compiler.is_compiling() or isinstance(native_availability.find_library(), str):
-            return 'eager'
+        if not torch.compiler.is_compiling():
+            if isinstance(native_availability.find_library(), str):
+                return 'eager'
         return (
             'eager' if native_availability.unsupported_reasons(op, tensors, options) else 'native'
         )

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from .. import path_choice
+from ..triton.availability import constant
 
 FOLDER = Path(__file__).parent
 # Ops with a loop, and the options that it needs.
@@ -92,7 +93,9 @@ def unsupported_reasons(
     if op not in KERNELS:
         return ['has no loop']
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return ['a graph consists of torch operations']
+        if _is_node_applicable(op, tensors, options):
+            return []
+        return ['a graph calls the loops only for inference by torch.compile on a CPU']
     reasons = []
     if not isinstance(library := find_library(), Path):
         reasons.append(library)
@@ -120,3 +123,27 @@ def unsupported_reasons(
     if needs_torch:
         reasons.append('a dispatch mode or a subclass of torch.Tensor needs torch operations')
     return reasons
+
+
+def _is_node_applicable(
+    op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
+) -> bool:
+    """Return whether a graph may have a loop as a node: of torch.compile, without gradients."""
+    if not torch.compiler.is_dynamo_compiling() or not _may_be_in_graphs():
+        return False
+    given = [x for x in (*tensors, options.get('key_mask')) if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return False
+    return (
+        all(x.device.type == 'cpu' for x in given)
+        and tensors[2].dtype in DTYPES
+        and len(options.get('grid', ())) <= 2
+        and all(options.get(name, needed) == needed for name, needed in KERNELS[op].items())
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+# Traced, is_exporting would always be True.
+@constant
+def _may_be_in_graphs() -> bool:
+    return isinstance(find_library(), Path) and not torch.compiler.is_exporting()

@@ -32,6 +32,8 @@ PLAIN_TYPES = frozenset([Tensor, Parameter, type(None)])
 
 def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
     """Compute causal :func:`aft_mm.ops.aft_simple` in O(T·D), scaled by the largest key so far."""
+    if torch.compiler.is_compiling():
+        return _simple_node(query, key, value, key_mask, gate)
     tokens = _of_one_dtype(query, key, value)
     return _run(_Simple(gate, _resolved(key_mask)), *tokens).to(value.dtype)
 
@@ -46,24 +48,42 @@ def aft_conv(
     weight_decides = global_connectivity and not causal
     cropped = crop_kernel(weight.float(), grid)
 
-    def make_kernel() -> Tensor | None:
+    def is_exact() -> Tensor:
         tokens = (key, value) if weight_decides else hide(key, value, key_mask)
-        if not is_one_shift_exact(
+        return is_one_shift_exact(
             tokens[0], tokens[1], cropped, global_connectivity, causal, difference=True
-        ):
-            return None
+        )
+
+    def make_kernel() -> Tensor:
         kernel = (torch.expm1 if global_connectivity else torch.exp)(cropped.detach())
         return kernel.flatten(1).T.contiguous()
 
-    kernel = cached(weight, ('loops', *grid), make_kernel) if weight_decides else make_kernel()
+    if torch.compiler.is_compiling():
+        given = query, key, value, cropped, make_kernel(), is_exact(), list(grid)
+        return _conv_node(*given, *options.values(), key_mask, gate)
+
+    def make_exact_kernel() -> Tensor | None:
+        return make_kernel() if is_exact() else None
+
+    if weight_decides:
+        kernel = cached(weight, ('loops', *grid), make_exact_kernel)
+    else:
+        kernel = make_exact_kernel()
     if kernel is None:
         options.update(grid=grid, key_mask=key_mask, gate=gate)
         return eager.aft_conv(query, key, value, weight, **options)
+    return _run_conv(query, key, value, cropped, kernel, grid, key_mask, gate, **options)
+
+
+def _run_conv(
+    query, key, value, weight, kernel, grid, key_mask, gate, global_connectivity, causal
+) -> Tensor:
+    """Run the loop with a kernel that was made of a cropped weight."""
     tokens = _of_one_dtype(query, key, value)
-    constant = cropped.detach()
+    constant = weight.detach()
     call = gate, _resolved(key_mask), grid, global_connectivity, causal
     op = _Conv(*call, kernel, constant, _version(constant))
-    return _run(op, *tokens, cropped if cropped.requires_grad else None).to(value.dtype)
+    return _run(op, *tokens, weight if weight.requires_grad else None).to(value.dtype)
 
 
 def _of_one_dtype(*tokens: Tensor | None) -> list[Tensor | None]:
@@ -279,3 +299,39 @@ def _grads_by_eager(
         needed = [x for x, need in zip(tensors, wanted, strict=True) if need and x is not None]
         grads = iter(torch.autograd.grad(output, needed, grad, create_graph=create_graph))
     return [next(grads) if need else None for need in wanted]
+
+
+# Nodes of a graph of torch.compile, for inference. Values are read when the graph runs.
+@torch.library.custom_op('aft_mm::native_simple', mutates_args=())
+def _simple_node(
+    query: Tensor | None, key: Tensor, value: Tensor, key_mask: Tensor | None, gate: str
+) -> Tensor:
+    options = dict(key_function='softmax', causal=True, key_mask=key_mask, gate=gate)
+    return aft_simple(query, key, value, **options)
+
+
+@torch.library.custom_op('aft_mm::native_conv', mutates_args=())
+def _conv_node(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    kernel: Tensor,
+    is_exact: Tensor,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
+    options: dict[str, Any] = dict(global_connectivity=global_connectivity, causal=causal)
+    options.update(grid=grid, key_mask=key_mask, gate=gate)
+    if is_exact:
+        return _run_conv(query, key, value, weight, kernel, **options)
+    return eager.aft_conv(query, key, value, weight, **options)
+
+
+@_simple_node.register_fake
+@_conv_node.register_fake
+def _(query, key, value, *others):
+    return torch.empty_like(value, memory_format=torch.contiguous_format)
