@@ -23,6 +23,7 @@ import benchmark_attention  # noqa: E402
 import benchmark_efficiency  # noqa: E402
 import benchmark_models  # noqa: E402
 import benchmark_ops  # noqa: E402
+import benchmark_runtimes  # noqa: E402
 import benchmark_sampling  # noqa: E402
 import bounds  # noqa: E402
 import decoders  # noqa: E402
@@ -38,6 +39,7 @@ PROGRAMS = [
     *('benchmark_attention', 'benchmark_efficiency', 'benchmark_iterations', 'benchmark_models'),
     *(
         'benchmark_ops',
+        'benchmark_runtimes',
         'benchmark_sampling',
         'bounds',
         'dry_run',
@@ -161,6 +163,27 @@ def test_models(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(eager, 'aft_conv', scaled(eager.aft_conv))
     with pytest.raises(SystemExit, match='aft-tiny-h32-k3 at 32 px .*: not timed'):
         benchmark_models.main(['--models', names[0], *more, *COMMON])
+
+
+def test_runtimes(tmp_path, monkeypatch):
+    """The best form of each model, against that of the first; wrong forms are not timed."""
+    path, names = tmp_path / 'out.json', ['bound-tiny-h32-k3', 'aft-tiny-h32-k3']
+    monkeypatch.setattr(benchmark_runtimes, 'in_fresh_process', lambda *args: dict(peak_mib=1.0))
+    monkeypatch.setattr(benchmark_runtimes, 'line', str)
+    more = ['--size', '32', '--batch', '2', '--runtimes', 'eager', 'onnxruntime', *COMMON]
+    more += ['--dtype', 'float32', 'bfloat16']
+    monkeypatch.setitem(benchmark_runtimes.TOLERANCE, 'bfloat16', 0)
+    benchmark_runtimes.main(['--models', *names, *more, '--json', str(path)])
+    rows = rows_of(path)
+    reasons = {(row['runtime'], row['dtype']): row.get('reason') for row in rows if 'model' in row}
+    assert reasons['eager', 'float32'] is None
+    assert reasons['eager', 'bfloat16'].startswith('wrong by')
+    if importlib.util.find_spec('onnxruntime'):
+        assert reasons['onnxruntime', 'float32'] is None
+        assert reasons['onnxruntime', 'bfloat16'] == 'ONNX Runtime has no bfloat16 on a CPU'
+    best = {row['best_of']: row for row in rows if row.get('of') == 'float32'}
+    assert best[names[0]]['speed_vs_bound-tiny-h32-k3'] == 1
+    assert best[names[1]]['images_per_second'] > 0
 
 
 def test_efficiency(tmp_path, monkeypatch):

@@ -49,6 +49,9 @@ MODEL_RIVALS = dict(
     vit_relpos_small_patch16_224='small',
     convnext_tiny='small',
     convnext_femto='tiny',
+    efficientvit_b1='tiny',
+    edgenext_small='tiny',
+    pit_s_224='small',
 )
 
 

@@ -53,7 +53,8 @@ DEFAULTS = {
             *('deit-tiny', 'aft-tiny-h32-k11', 'aft-tiny-h192-k11', 'bound-tiny-h32-k11'),
             *('deit-small', 'aft-small-h16-k11', 'aft-small-h384-k11', 'aft-small-h384-k15'),
             'bound-small-h384-k11',
-            *MODEL_RIVALS,
+            *('deit3_small_patch16_224', 'vit_relpos_small_patch16_224'),
+            *('convnext_tiny', 'convnext_femto'),
         ],
         forms=list(FORMS),
         batch=128,
@@ -126,8 +127,8 @@ def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
         import timm
 
         timm_name = name if kind == 'rival' else f'deit_{arch}_patch16_224'
-        # A ConvNeXt supports every image size.
-        options = {} if timm_name.startswith('convnext') else dict(img_size=size)
+        # Convolutional networks support every image size.
+        options = dict(img_size=size) if timm_name.startswith(('deit', 'vit', 'pit')) else {}
         model = timm.create_model(timm_name, num_classes=0, **options)
     else:
         mixer = 'AFTConv' if kind == 'aft' else ProjectionsOnly.__name__

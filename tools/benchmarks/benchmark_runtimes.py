@@ -1,0 +1,279 @@
+"""Measure backbones in the form in which people deploy them on a CPU: by runtime and data type.
+
+Each model is converted for every runtime and type, and its features are compared with those of torch
+in float32. The calls of one size and batch are interleaved. A ratio is the median over rounds of
+time(best form of DeiT) / time(best form of the model), by data type and over all of them.
+
+    OMP_NUM_THREADS=1 python tools/benchmarks/benchmark_runtimes.py --threads 1 --json OUT.json
+
+Load time and peak memory are those of a fresh process that loads the converted file and runs it once;
+torch.compile compiles in it. A form that cannot run, or is wrong, has a row with the reason.
+"""
+
+import argparse
+import importlib.util
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+from arguments import common_parser, positive_int
+from benchmark_models import image_side, known_name
+
+TOOLS = Path(__file__).parents[1]
+DTYPES = ('float32', 'bfloat16', 'int8')
+RUNTIMES = ('eager', 'compiled', 'aoti', 'onnxruntime', 'openvino')
+DEFAULTS = {
+    'cpu': dict(
+        models=['deit-tiny', 'aft-tiny-h32-k11', 'bound-tiny-h32-k11', 'convnext_femto'],
+        size=[224],
+        batch=[1, 16],
+        dtype=list(DTYPES),
+        runtimes=list(RUNTIMES),
+        rounds=15,
+    )
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = common_parser(__doc__, DEFAULTS)
+    parser.add_argument('--models', nargs='+', type=known_name, metavar='MODEL')
+    parser.add_argument('--size', nargs='+', type=image_side, help='image sides in px')
+    parser.add_argument('--batch', nargs='+', type=positive_int, help='images per batch')
+    parser.add_argument('--dtype', nargs='+', choices=DTYPES)
+    parser.add_argument('--runtimes', nargs='+', choices=RUNTIMES)
+    return parser
+
+
+if __name__ == '__main__':
+    make_parser().parse_args()  # before the slow imports
+
+import torch
+from benchmark_models import build, check_op, features, random_images
+from measuring import Times, in_fresh_process, interleaved, proc_status, ratio
+from parity import relative_error
+from record import fill_in, set_up_torch, write_json
+from torch import Tensor, nn
+
+sys.path.append(str(TOOLS / 'model_converters'))
+from exported_graphs import Graph
+from graph_files import quantize, trace, write
+
+# Relative error of the features. int8 rounds weights and inputs; its error is in the row.
+TOLERANCE = dict(float32=1e-3, bfloat16=5e-2, int8=0.5)
+# Forms that no package here offers.
+REFUSED = {
+    ('eager', 'int8'): 'torch alone has no int8 form',
+    ('compiled', 'int8'): 'torch alone has no int8 form',
+    ('aoti', 'int8'): 'torch alone has no int8 form',
+    ('onnxruntime', 'bfloat16'): 'ONNX Runtime has no bfloat16 on a CPU',
+}
+PACKAGES = dict(onnxruntime=('onnx', 'onnxscript', 'onnxruntime'), openvino=('openvino',))
+Cell = tuple[str, str, str]
+Call = Callable[[Tensor], Tensor]
+
+
+class Features(nn.Module):
+    """The first output of a backbone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> tuple[Tensor]:
+        return (features(self.model(image)),)
+
+
+def reason_against(runtime: str, dtype: str) -> str | None:
+    """Return why a form cannot run here, or None."""
+    needed = [
+        *PACKAGES.get(runtime, ()),
+        *(('nncf',) if (runtime, dtype) == ('openvino', 'int8') else ()),
+    ]
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        return f'{", ".join(missing)} is not installed'
+    return REFUSED.get((runtime, dtype))
+
+
+def convert(name: str, runtime: str, dtype: str, images: Tensor, folder: Path) -> Path | None:
+    """Write the file of a form, if it has one."""
+    if runtime in ('eager', 'compiled'):
+        return None
+    torch_dtype = dtype if runtime == 'aoti' else 'float32'
+    model = Features(build(name, images.shape[-1], torch_dtype))
+    inputs = dict(image=images.to(getattr(torch, torch_dtype)))
+    graph = Graph('', model, inputs, ['features'])
+    program, _ = trace(graph)
+    path = folder / f'{name}-{runtime}-{dtype}'
+    if runtime == 'aoti':
+        path = path.with_suffix('.pt2')
+        with torch.no_grad():
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=str(path), inductor_configs={'freezing': True}
+            )
+        return path
+    path = path.with_suffix('.onnx' if runtime == 'onnxruntime' else '.xml')
+    write(program, graph, path)
+    if (runtime, dtype) == ('onnxruntime', 'int8'):
+        quantize(path)
+    if (runtime, dtype) == ('openvino', 'int8'):
+        import nncf
+        import openvino
+
+        samples = nncf.Dataset([image[None].numpy() for image in images])
+        model = nncf.quantize(
+            openvino.Core().read_model(path), samples, model_type=nncf.ModelType.TRANSFORMER
+        )
+        path = path.with_name(f'{path.stem}-quantised.xml')
+        openvino.save_model(model, path, compress_to_fp16=False)
+    return path
+
+
+def load(name: str, runtime: str, dtype: str, path: Path | None, size: int, threads: int) -> Call:
+    """Return a form as a function of float32 images."""
+    if path is None:
+        cast = getattr(torch, dtype)
+        model = build(name, size, dtype)
+        if runtime == 'compiled':
+            model = torch.compile(model, dynamic=False, options=dict(freezing=True))
+        return torch.inference_mode()(lambda images: features(model(images.to(cast))))
+    if runtime == 'aoti':
+        cast = getattr(torch, dtype)
+        package = torch._inductor.aoti_load_package(str(path))
+        return lambda images: package(images.to(cast))[0]
+    if runtime == 'onnxruntime':
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
+        return lambda images: torch.from_numpy(session.run(None, {'image': images.numpy()})[0])
+    import openvino
+
+    precision = 'bf16' if dtype == 'bfloat16' else 'f32'
+    settings = dict(INFERENCE_PRECISION_HINT=precision, INFERENCE_NUM_THREADS=threads)
+    compiled = openvino.Core().compile_model(path, 'CPU', settings)
+    return lambda images: torch.from_numpy(compiled(images.numpy())[0])
+
+
+def loading(cell: Cell, path: Path | None, size: int, batch: int, threads: int) -> dict:
+    """Return the seconds to load a form and run it once, and the peak memory of the process."""
+    torch.set_num_threads(threads)
+    images = random_images(batch, size, 'float32')
+    start = time.perf_counter()
+    load(*cell, path, size, threads)(images)
+    return dict(load_seconds=time.perf_counter() - start, peak_mib=proc_status('VmHWM'))
+
+
+def run_case(args: argparse.Namespace, size: int, batch: int, folder: Path) -> list[dict]:
+    """Measure all forms at one size and batch."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    images = random_images(batch, size, 'float32')
+    rows, calls, paths = [], {}, {}
+    for name in args.models:
+        check_op(name, size, 'float32', 'cpu')
+        expected = load(name, 'eager', 'float32', None, size, args.threads)(images)
+        for runtime, dtype in product(args.runtimes, args.dtype):
+            cell = name, runtime, dtype
+            row = dict(model=name, runtime=runtime, dtype=dtype, size=size, batch=batch)
+            rows.append(row)
+            if reason := reason_against(runtime, dtype):
+                row['reason'] = reason
+                continue
+            try:
+                path = convert(*cell, images, folder)
+                call = load(*cell, path, size, args.threads)
+                row['error'] = relative_error(call(images).float(), expected)
+            except Exception as error:  # of a runtime, about a graph that it lacks an op for
+                row['reason'] = f'{type(error).__name__}: {str(error).splitlines()[0]}'
+                continue
+            if not row['error'] <= TOLERANCE[dtype]:
+                row['reason'] = f'wrong by {row["error"]:.1e}, more than {TOLERANCE[dtype]}'
+                continue
+            paths[cell], calls[cell] = path, partial(call, images)
+    times = interleaved(calls, args.rounds)
+    for row in rows:
+        cell = row['model'], row['runtime'], row['dtype']
+        if cell in calls:
+            seconds = sorted(times[cell])
+            row['images_per_second'] = batch / statistics.median(seconds)
+            row['milliseconds_p90'] = 1e3 * seconds[int(0.9 * (len(seconds) - 1))]
+            row |= in_fresh_process(loading, cell, paths[cell], size, batch, args.threads)
+    return rows + best_forms(args, size, batch, times)
+
+
+def best_forms(args: argparse.Namespace, size: int, batch: int, times: Times) -> list[dict]:
+    """Return the best form of each model, by data type and of all, against that of the first model."""
+    rows = []
+    for dtypes in ([dtype] for dtype in args.dtype):
+        rows += _best(args, size, batch, times, dtypes)
+    return rows + _best(args, size, batch, times, args.dtype)
+
+
+def _best(args, size: int, batch: int, times: Times, dtypes: list[str]) -> list[dict]:
+    best: dict[str, Cell] = {}
+    for name in args.models:
+        forms = [cell for cell in times if cell[0] == name and cell[2] in dtypes]
+        if forms:
+            best[name] = min(forms, key=lambda cell: statistics.median(times[cell]))
+    first = best.get(args.models[0])
+    return [
+        dict(
+            best_of=name,
+            of='/'.join(dtypes),
+            runtime=cell[1],
+            dtype=cell[2],
+            size=size,
+            batch=batch,
+            images_per_second=batch / statistics.median(times[cell]),
+            **({f'speed_vs_{args.models[0]}': ratio(times, first, cell)} if first else {}),
+        )
+        for name, cell in best.items()
+    ]
+
+
+def line(row: dict) -> str:
+    what = f'best of {row["of"]}' if 'best_of' in row else ''
+    name = row.get('best_of') or row['model']
+    start = (
+        f'{row["size"]:>4} px x {row["batch"]:<3} {name:<22} {row["runtime"]:<12}{row["dtype"]:<9}'
+    )
+    if 'reason' in row:
+        return f'{start} not run: {row["reason"]}'
+    text = f'{start}{row["images_per_second"]:8.1f} images/s'
+    if what:
+        ratios = [
+            f'{value:.2f} x {key[9:]}' for key, value in row.items() if key.startswith('speed')
+        ]
+        return f'{text}   {what}   {" ".join(ratios)}'
+    return (
+        f'{text}   p90 {row["milliseconds_p90"]:7.1f} ms   load {row["load_seconds"]:5.1f} s   '
+        f'peak {row["peak_mib"]:6.0f} MiB   error {row["error"]:.0e}'
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    if args.device not in (None, 'cpu'):
+        parser.error(f'argument --device: must be cpu, got {args.device!r}')
+    args.device = 'cpu'
+    fill_in(parser, args, DEFAULTS)
+    set_up_torch(args)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for size, batch in product(args.size, args.batch):
+            found = run_case(args, size, batch, Path(folder))
+            print('\n'.join(map(line, found)), flush=True)
+            rows += found
+    write_json(args.json, rows, args)
+
+
+if __name__ == '__main__':
+    main()
