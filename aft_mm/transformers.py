@@ -6,11 +6,15 @@ checkpoints of these classes. The parameters have the names of mmpretrain's Imag
 checkpoints of either side.
 """
 
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoBackbone,
     AutoConfig,
@@ -31,7 +35,7 @@ from transformers.modeling_outputs import (
     ImageClassifierOutput,
 )
 
-from aft_mm.checks import refuse
+from aft_mm.checks import check_int, refuse
 from aft_mm.models import AFTViT, AutoregressiveModel, CategoricalHead
 
 __all__ = [
@@ -108,6 +112,20 @@ _BYTES = dict(
 )
 
 
+@contextmanager
+def _recorded(layers: nn.ModuleList) -> Iterator[list[Tensor]]:
+    """Yield a list that gets the tokens that enter the first layer, and leave each layer."""
+    states: list[Tensor] = []
+    hooks = [layers[0].register_forward_pre_hook(lambda layer, inputs: states.append(inputs[0]))]
+    for layer in layers:
+        hooks.append(layer.register_forward_hook(lambda layer, inputs, x: states.append(x)))
+    try:
+        yield states
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 class _Model(PreTrainedModel):
     """Base class: the parts initialise themselves."""
 
@@ -130,15 +148,30 @@ class _Model(PreTrainedModel):
             init.copy_(tensors[name], values[name])
             tensors[name]._is_hf_initialized = True
 
-    def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable | None = None,
+        every_n_layers: int = 1,
+    ) -> None:
+        """Set `with_cp`: every block, without reentry, kept on its device."""
+        function = getattr(gradient_checkpointing_func, 'func', gradient_checkpointing_func)
+        if every_n_layers != 1:
+            refuse('every_n_layers', '1', every_n_layers)
+        if function not in (None, checkpoint):
+            raise ValueError('offload must be False, got True')
         for module in self.modules():
             if hasattr(module, 'with_cp'):
                 module.with_cp = enable
 
+    @property
+    def is_activation_checkpointing(self) -> bool:
+        """Whether blocks are computed again in the backward pass."""
+        return any(getattr(module, 'with_cp', False) for module in self.modules())
+
 
 class _ImageModel(_Model):
     config_class = AFTConfig
-    base_model_prefix = 'backbone'
     main_input_name = 'pixel_values'
     _no_split_modules = ['Block']
 
@@ -150,13 +183,11 @@ class _ImageModel(_Model):
         return self.backbone.patch_embed.projection
 
     def _tokens(self, pixel_values: Tensor, hidden: bool | None) -> tuple[Tensor, tuple | None]:
-        """Return the normalised tokens [B, T, D], and those after each layer if `hidden`."""
-        if not (self.config.output_hidden_states if hidden is None else hidden):
-            return self.backbone.forward_intermediates(pixel_values, indices=1)[0], None
-        last, maps = self.backbone.forward_intermediates(
-            pixel_values, output_fmt='NLC', return_prefix_tokens=True
-        )
-        return last, tuple(torch.cat([prefix, tokens], 1) for tokens, prefix in maps)
+        """Return the normalised tokens [B, T, D], and the :func:`_recorded` ones if `hidden`."""
+        with _recorded(self.backbone.layers) as states:
+            tokens = self.backbone.forward_intermediates(pixel_values, indices=1)[0]
+        wanted = self.config.output_hidden_states if hidden is None else hidden
+        return tokens, tuple(states) if wanted else None
 
     def _pool(self, tokens: Tensor) -> Tensor:
         prefix = self.backbone.num_prefix_tokens
@@ -187,7 +218,8 @@ class AFTModel(_ImageModel):
 
         Args:
             pixel_values: images [B, C, H, W].
-            output_hidden_states: also return the tokens after each layer.
+            output_hidden_states: also return the tokens [B, T, D] that enter the first layer and
+                leave each layer.
             return_dict: False for a tuple.
             **unused: other arguments of Transformers.
         """
@@ -224,7 +256,8 @@ class AFTForImageClassification(_ImageModel):
         Args:
             pixel_values: images [B, C, H, W].
             labels: class of each image.
-            output_hidden_states: also return the tokens after each layer.
+            output_hidden_states: also return the tokens [B, T, D] that enter the first layer and
+                leave each layer.
             return_dict: False for a tuple.
             **unused: other arguments of Transformers.
         """
@@ -319,7 +352,6 @@ class AFTForCausalLM(_Model, GenerationMixin):
     """
 
     config_class = AFTTextConfig
-    base_model_prefix = 'decoder'
     _no_split_modules = ['Block']
     _is_stateful = True
 
@@ -335,6 +367,55 @@ class AFTForCausalLM(_Model, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embedding
 
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Use the table [V, D] of another embedding, of the same shape."""
+        embedding = self.decoder.embedding
+        if value.weight.shape != embedding.weight.shape:
+            allowed = (
+                f'an embedding {list(embedding.weight.shape)}; resize_token_embeddings adds rows'
+            )
+            refuse('value', allowed, value.weight)
+        embedding.weight = value.weight
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        **unused: Any,
+    ) -> nn.Module:
+        """Change the number of token values in embedding and head, and return the embedding.
+
+        New rows are the mean of the old ones.
+
+        Args:
+            new_num_tokens: vocabulary V, by default the current one.
+            pad_to_multiple_of: V is rounded up to a multiple of this.
+            **unused: other arguments of Transformers.
+        """
+        size = self.config.vocab_size if new_num_tokens is None else new_num_tokens
+        if pad_to_multiple_of is not None:
+            check_int('pad_to_multiple_of', pad_to_multiple_of, 1)
+            size += -size % pad_to_multiple_of
+        kept = min(size, self.config.vocab_size)
+        model = copy.deepcopy(self.config.model)
+        model['decoder']['embedding']['vocab_size'] = model['head']['num_classes'] = size
+        self.config.model, self.config.vocab_size = model, size
+        fresh = AutoregressiveModel(**model).to(self.device, self.dtype)
+        tables = zip(
+            [*fresh.head.parameters(), fresh.decoder.embedding.weight],
+            [*self.head.parameters(), self.decoder.embedding.weight],
+            strict=True,
+        )
+        with torch.no_grad():
+            for new, old in tables:
+                new[:kept], new[kept:] = old[:kept], old.mean(0)
+        self.decoder.embedding, self.head = fresh.decoder.embedding, fresh.head
+        return self.decoder.embedding
+
     def forward(
         self,
         input_ids: Tensor,
@@ -343,6 +424,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **unused: Any,
     ) -> CausalLMOutputWithPast | tuple:
@@ -358,6 +440,8 @@ class AFTForCausalLM(_Model, GenerationMixin):
             labels: [B, L], usually `input_ids` itself, −100 for tokens without a loss.
             use_cache: return a cache; default False.
             logits_to_keep: number of last rows to return, 0 for all.
+            output_hidden_states: also return the vectors [B, L, D] that enter the first block and
+                leave each block, the last ones normalised. Not with a filled cache.
             return_dict: False for a tuple.
             **unused: other arguments of Transformers.
 
@@ -365,32 +449,41 @@ class AFTForCausalLM(_Model, GenerationMixin):
             ValueError: a sequence is longer than the position table, or a token is outside the
                 vocabulary.
         """
-        cache, loss = past_key_values, None
+        cache, loss, states = past_key_values, None, None
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         if cache is not None and cache.state is not None:
+            if output_hidden_states:
+                refuse('output_hidden_states', 'False with a filled cache', True)
             logits = self._continue(input_ids, cache)
         else:
             # Padding on the left is moved to the end: positions start at 0.
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             order = mask.bool().logical_not().long().argsort(dim=1, stable=True)
             tokens, lengths = input_ids.gather(1, order), mask.bool().sum(1)
-            if use_cache and logits_to_keep == 1 and labels is None:
+            if use_cache and logits_to_keep == 1 and labels is None and not output_hidden_states:
                 cache = AFTCache() if cache is None else cache
                 hidden = self._read_prompt(tokens, lengths, cache).unsqueeze(1)
                 logits = self.head.logits(hidden)
             else:
-                hidden = self._hidden(tokens)
+                hidden, *states = self._hidden(tokens, output_hidden_states)
                 if labels is not None:
                     rows = self.head.logits(hidden[:, : tokens.shape[1]]).float()
                     loss = F.cross_entropy(rows.mT, labels.gather(1, order))
-                logits = self.head.logits(hidden[:, 1:])
-                logits = F.pad(logits, (0, 0, 0, input_ids.shape[1] - logits.shape[1]))
-                back = order.argsort(dim=1).unsqueeze(-1).expand_as(logits)
-                logits = logits.gather(1, back)
+                back = order.argsort(dim=1).unsqueeze(-1)
+
+                def rows_of(x: Tensor) -> Tensor:
+                    """Return the rows after each token of the input, 0 where there is none."""
+                    x = F.pad(x[:, 1:], (0, 0, 0, input_ids.shape[1] + 1 - x.shape[1]))
+                    return x.gather(1, back.expand(-1, -1, x.shape[2]))
+
+                logits = rows_of(self.head.logits(hidden))
+                states = tuple(map(rows_of, states))
                 if use_cache:
                     cache = AFTCache() if cache is None else cache
                     self._read_prompt(tokens, lengths, cache)
         logits = logits[:, -logits_to_keep:] if logits_to_keep else logits
-        output = CausalLMOutputWithPast(loss, logits, cache if use_cache else None)
+        output = CausalLMOutputWithPast(loss, logits, cache if use_cache else None, states or None)
         return output.to_tuple() if return_dict is False else output
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict:
@@ -405,10 +498,17 @@ class AFTForCausalLM(_Model, GenerationMixin):
         cache.state = self.decoder.select_state(cache.state, beam_idx)
         return cache
 
-    def _hidden(self, tokens: Tensor) -> Tensor:
-        """Return vectors [B, L + 1, D] that predict the tokens [B, L] and the next one, if any."""
+    def _hidden(self, tokens: Tensor, with_states: bool) -> list[Tensor]:
+        """Return vectors [B, L + 1, D] that predict the tokens [B, L] and the next one, if any.
+
+        Those before the first block and after each follow if `with_states`.
+        """
         has_next = tokens.shape[1] < self.decoder.max_length
-        return self.decoder(F.pad(tokens, (0, 1)) if has_next else tokens)
+        with _recorded(self.decoder.layers) as states:
+            hidden = self.decoder(F.pad(tokens, (0, 1)) if has_next else tokens)
+        if not with_states:
+            return [hidden]
+        return [hidden, *(x[:, : hidden.shape[1]] for x in states[:-1]), hidden]
 
     def _read_prompt(self, tokens: Tensor, lengths: Tensor, cache: AFTCache) -> Tensor:
         longest = int(lengths.max())

@@ -131,6 +131,77 @@ def test_the_cache_continues_and_has_one_size():
     assert torch.equal(found, text)
 
 
+def test_checkpointing_changes_memory_not_gradients():
+    model, _ = language_models()
+    model.train()
+    ids, grads = tokens(2, 9), []
+    for enable in (False, True):
+        model.zero_grad()
+        if enable:
+            model.activation_checkpointing_enable({'use_reentrant': False})
+        saved: list = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, saved=saved: saved.append(x) or x, lambda x: x
+        ):
+            output = model(ids, labels=ids, output_hidden_states=True)
+        output.loss.backward()
+        grads.append((len(saved), [x.grad for x in model.parameters()]))
+        assert model.is_activation_checkpointing is enable
+    assert grads[1][0] < grads[0][0] and equal(grads[0][1], grads[1][1])
+    model.activation_checkpointing_disable()
+    assert not model.is_activation_checkpointing
+    with pytest.raises(ValueError, match='every_n_layers must be 1, got 2'):
+        model.activation_checkpointing_enable(every_n_layers=2)
+    with pytest.raises(ValueError, match='offload must be False'):
+        model.activation_checkpointing_enable(offload=True)
+
+
+def test_hidden_states_are_those_of_the_blocks():
+    model, ours = language_models()
+    ids = tokens(2, 9)
+    output = model(ids, output_hidden_states=True)
+    states = output.hidden_states
+    assert len(states) == 1 + len(ours.decoder.layers)
+    torch.testing.assert_close(ours.head.logits(states[-1]), output.logits)
+    block = ours.decoder.layers[1]
+    whole = torch.nn.functional.pad(ids, (0, 1))
+    x = ours.decoder.layers[0](ours.decoder._embed(whole)[:, :10])
+    torch.testing.assert_close(states[1], x[:, 1:])
+    torch.testing.assert_close(states[-1], ours.decoder.norm(block(x))[:, 1:])
+    padded = model(
+        torch.nn.functional.pad(ids, (3, 0)),
+        torch.nn.functional.pad(torch.ones_like(ids), (3, 0)),
+        output_hidden_states=True,
+    )
+    torch.testing.assert_close(padded.hidden_states[-1][:, 3:], states[-1])
+    assert model(ids).hidden_states is None
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match='output_hidden_states must be False with a filled cache'):
+        model(ids[:, :1], past_key_values=cache, output_hidden_states=True)
+
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_the_vocabulary_grows_and_shrinks(tied, tmp_path):
+    model, _ = language_models(tied=tied)
+    ids = tokens(2, 9)
+    before = model(ids).logits
+    assert model.resize_token_embeddings(pad_to_multiple_of=8) is model.get_input_embeddings()
+    found = model(ids).logits
+    assert model.config.vocab_size == found.shape[-1] == 16
+    torch.testing.assert_close(found[..., :V], before)
+    model(ids.clamp_min(14))  # a new token
+    model.save_pretrained(tmp_path)
+    loaded = hf.AFTForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(ids).logits, found)
+    loaded.resize_token_embeddings(V)
+    torch.testing.assert_close(loaded(ids).logits, before)
+    table = torch.nn.Embedding(V, 16)
+    loaded.set_input_embeddings(table)
+    assert loaded.get_input_embeddings().weight is table.weight
+    with pytest.raises(ValueError, match=r'value must be an embedding \[11, 16\]'):
+        loaded.set_input_embeddings(torch.nn.Embedding(V + 1, 16))
+
+
 @pytest.mark.parametrize('tied', [False, True])
 def test_a_language_model_is_saved_and_loaded(tied, tmp_path):
     mixer = dict(type='aft_mm.TokenShift')  # its one-hot weights are not saved
@@ -167,9 +238,10 @@ def test_an_image_model_is_saved_and_loaded(backbone, tmp_path):
     features = hf.AFTBackbone.from_pretrained(tmp_path, out_features=['stage1', 'stage3']).eval()
     assert features.channels == [16, 16]
     maps = features(image).feature_maps
-    grid = output.hidden_states[0].shape[1] - model.backbone.num_prefix_tokens, 16
-    for found, tokens in zip(maps, (output.hidden_states[0], base.last_hidden_state), strict=True):
-        torch.testing.assert_close(found.flatten(2).mT, tokens[:, -grid[0] :])
+    states, grid = output.hidden_states, 6
+    assert len(states) == 4 and states[0].shape == states[3].shape
+    for found, tokens in zip(maps, (states[1], base.last_hidden_state), strict=True):
+        torch.testing.assert_close(found.flatten(2).mT, tokens[:, -grid:])
     assert maps[0].shape == (2, 16, 2, 3)
     assert type(AutoBackbone.from_config(model.config)) is hf.AFTBackbone
 
