@@ -123,25 +123,36 @@ def test_no_temporary_grows_with_the_batch_squared_length_and_channels(key_scale
     assert recorder.largest <= 2 * full_batched.EXACT_CHUNK < batch * tokens**2 * dims
 
 
-@pytest.mark.parametrize('bias_scale', [1, 100], ids=['fast', 'exact'])
+@pytest.mark.parametrize('shape', [(2, T, S), (B, T, S), (B, 2, T, S)], ids=str)
 @pytest.mark.parametrize('masked', [False, True])
-def test_exported_graph_is_valid_for_other_keys(masked, bias_scale):
+def test_exported_graph_is_valid_for_other_inputs(masked, shape):
+    """Biases per head are parameters, those per sample inputs, which may be of any size."""
+    heads = None if shape == (B, T, S) else 2
+
     class Op(torch.nn.Module):
         def forward(self, key, value, bias, mask):
             options = dict(pair_mask=mask) if masked else {}
-            return ops.aft_full(None, key, value, bias, gate='none', **options)
+            return ops.aft_full(None, key, value, bias, gate='none', num_heads=heads, **options)
 
     mask = torch.rand(B, T, S) < 0.7
-    inputs = torch.randn(B, S, D), torch.randn(B, S, D), bias_scale * torch.randn(B, T, S), mask
+    inputs = torch.randn(B, S, D), torch.randn(B, S, D), torch.randn(*shape), mask
     with ops.record_paths() as paths:
         Op()(*inputs)
-    assert paths == [not masked and bias_scale == 1]
+    per_sample = shape[0] == B
+    assert paths == [not masked and not per_sample]
     with ops.replay_paths(paths), torch.no_grad():
         program = torch.export.export(Op(), inputs, strict=False)
     names = {str(node.target) for node in program.graph.nodes}
     assert not [name for name in names if 'aft_mm' in name or 'cond' in name]
-    other = 300 * inputs[0], *inputs[1:]
+    other = [300 * inputs[0], inputs[1], (1e4 if per_sample else 1) * inputs[2], mask]
     torch.testing.assert_close(program.module()(*other), Op()(*other))
+    runtime = pytest.importorskip('onnxruntime')
+    pytest.importorskip('onnxscript')
+    graph = torch.onnx.export(program, dynamo=True, verbose=False)
+    session = runtime.InferenceSession(graph.model_proto.SerializeToString())
+    feeds = {x.name: y.numpy() for x, y in zip(session.get_inputs(), other, strict=False)}
+    (found,) = session.run(None, feeds)
+    torch.testing.assert_close(torch.from_numpy(found), Op()(*other), rtol=1e-5, atol=1e-6)
 
 
 def test_masked_pairs_compile_as_one_graph():

@@ -66,6 +66,8 @@ def aft_full_batched(
     if visible is not None:
         bias = bias.masked_fill(~visible, -torch.inf)
     differ = causal or pair_mask is not None
+    if path_choice.recording():  # a bias per sample is an input of the graph, and may be any other
+        differ = differ or position_bias.dim() == (3 if num_heads is None else 4)
     mixed = _weighted_mean(key, value, bias, key_mask, differ)
     if shared:
         mixed = mixed.view(heads, targets, batch, -1).permute(2, 1, 0, 3)
