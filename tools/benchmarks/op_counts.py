@@ -13,6 +13,7 @@ import json
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 
@@ -40,7 +41,8 @@ from aft_mm.ops.selftest import using
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # the offline compilers belong to the tests
 
-from model_costs import FREE, _nbytes  # noqa: E402
+from bounds import ATTAINED, BATCH, DECODERS, GPUS, IMAGES, SEQUENCES, kernel_seconds  # noqa: E402
+from model_costs import FREE, Kernel, _nbytes, decoder_kernels, image_kernels  # noqa: E402
 from triton.runtime import JITFunction  # noqa: E402
 
 from tests.test_ops.inductor_offline import source_and_bytes  # noqa: E402
@@ -49,6 +51,7 @@ from tests.test_ops.kernel_forms import recorded_forms  # noqa: E402
 # Op, options, tokens, and shapes of the biases.
 CASES = {
     'conv small, 224 px': ('aft_conv', dict(grid=(14, 14)), (128, 196, 384), ((384, 11, 11),)),
+    'conv small, 512 px': ('aft_conv', dict(grid=(32, 32)), (32, 1024, 384), ((384, 11, 11),)),
     'local-256': ('aft_local', dict(causal=True, window=256), (16, 3072, 256), ((3072, 64),) * 2),
     'simple': ('aft_simple', dict(causal=True), (16, 3072, 256), ()),
 }
@@ -84,11 +87,17 @@ def _as_on_cuda():
     def precision(value: Tensor) -> str:
         return 'bf16x2' if torch.is_grad_enabled() else 'bf16'
 
+    is_applicable = conv_dense.is_applicable
+
+    def dense(value: Tensor, *args) -> bool:
+        on_cuda = SimpleNamespace(device=SimpleNamespace(type='cuda'), shape=value.shape)
+        return is_applicable(on_cuda, *args)
+
     with ExitStack() as stack:
         for module in (conv, full_local):
             stack.enter_context(mock.patch.object(module, 'matmul_precision', precision))
         stack.enter_context(mock.patch.object(conv, 'DENSE_DEVICES', ('cpu', 'cuda', 'meta')))
-        stack.enter_context(mock.patch.object(conv_dense, 'is_applicable', lambda *args: True))
+        stack.enter_context(mock.patch.object(conv_dense, 'is_applicable', dense))
         stack.enter_context(mock.patch.object(banded_matmul, 'CHUNK', banded_matmul.CUDA_CHUNK))
         yield
 
@@ -151,6 +160,50 @@ def bound(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, 
     return (2, 3 * inputs + 2 * output) if training else (1, inputs + output)
 
 
+FORMS = ('composite', 'compiled', 'kernels', 'bound')
+
+
+def model_row(name: str, models: list[list[Kernel]], numbers: int, row: dict) -> dict:
+    """Return time(rival) / time(AFT) for each form of the mixing of an H200.
+
+    Args:
+        name: What the models do.
+        models: Kernels of AFT and of its rival.
+        numbers: Numbers of a tensor of tokens.
+        row: Counts of the op.
+    """
+    gpu = GPUS['h200']
+
+    def total(kernels) -> float:
+        return sum(kernel_seconds(kernel, gpu, 'bfloat16') for kernel in kernels)
+
+    aft, rival = models
+    rest = total(kernel for kernel in aft if kernel.kind != 'mixing')
+    # A training step has one kernel for each direction.
+    layers = sum(kernel.kind == 'mixing' for kernel in aft) // (2 if row['training'] else 1)
+    found = dict(model=name)
+    for form in FORMS:
+        moved = row[form]['bytes_per_number'] * numbers / (ATTAINED['memory'] * gpu.memory)
+        mixing = max(moved, row[form]['launches'] * gpu.launch)
+        found[form] = total(rival) / (rest + layers * mixing)
+    return found
+
+
+def model_rows(rows: list[dict]) -> list[dict]:
+    """Return :func:`model_row` of AFT-conv small and of the AFT-local decoder."""
+    counts, found = {(row['op'], row['training']): row for row in rows}, []
+    for size in (224, 512):
+        names = [f'image_classification/{name}' for name in IMAGES['small h384 k11']]
+        models = [image_kernels(name, size, BATCH, torch.bfloat16) for name in names]
+        row = counts[f'conv small, {size} px', False]
+        numbers = BATCH * (size // 16) ** 2 * 384
+        found.append(model_row(f'AFT-conv small, {size} px, inference', models, numbers, row))
+    *names, lengths = DECODERS['AFT-local-256, L 24, d 256']
+    models = [decoder_kernels(name, lengths[0], SEQUENCES, torch.bfloat16) for name in names]
+    row, numbers = counts['local-256', True], SEQUENCES * lengths[0] * 256
+    return [*found, model_row('AFT-local-256, training step', models, numbers, row)]
+
+
 def main() -> None:
     args = parse_args()
     rows = []
@@ -164,13 +217,16 @@ def main() -> None:
                 row[form.__name__] = dict(launches=launches, bytes_per_number=moved / numbers)
             rows.append(row)
             cells = [
-                f'{row[form]["bytes_per_number"]:.0f} ({row[form]["launches"]})'
-                for form in ('composite', 'compiled', 'kernels', 'bound')
+                f'{row[form]["bytes_per_number"]:.0f} ({row[form]["launches"]})' for form in FORMS
             ]
             mode = 'with backward' if training else 'forward'
             print(f'| {name}, {mode} | ' + ' | '.join(cells) + ' |', flush=True)
+    models = model_rows(rows)
+    print('\n| model | composite | compiled | kernels | bound |\n| --- | --- | --- | --- | --- |')
+    for row in models:
+        print(f'| {row["model"]} | ' + ' | '.join(f'{row[form]:.2f}' for form in FORMS) + ' |')
     if args.json:
-        args.json.write_text(json.dumps(dict(rows=rows), indent=1) + '\n')
+        args.json.write_text(json.dumps(dict(rows=rows, models=models), indent=1) + '\n')
 
 
 if __name__ == '__main__':
