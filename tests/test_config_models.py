@@ -166,7 +166,7 @@ class TestTraining:
         else:
             chance, gap = (256, 1.5)
             if name in (*CLASSIFIERS, *COPY):
-                chance, gap = (11 if name in COPY else 10), 0.7
+                chance, gap = (config.model.head.num_classes, 0.7)
             assert loss.item() == pytest.approx(math.log(chance), abs=gap)
         if name in COPY:
             metrics = {}
@@ -321,12 +321,24 @@ class TestParameters:
         ('group', 'number', 'ratio'),
         [
             (names('image_classification', pattern='-mini.*8e_cifar10'), 3, 1.04),
+            (names('image_classification', pattern='-mini.*cifar10full'), 4, 1.002),
+            (names('synthetic_tasks', pattern='mqar'), 11, 1.002),
+            (names('synthetic_tasks', pattern='listops'), 11, 1.002),
             (names('image_classification', pattern='-mini.*40e_imagenette'), 3, 1.04),
             (names('speech_recognition', pattern='an4-phonemes'), 7, 1.25),
             (names('machine_translation', pattern='mini'), 3, 1.005),
             (names('machine_translation', pattern='base'), 3, 1.005),
         ],
-        ids=['cifar10', 'imagenette', 'an4', 'multi30k', 'wmt14'],
+        ids=[
+            'cifar10',
+            'cifar10-full',
+            'mqar',
+            'listops',
+            'imagenette',
+            'an4',
+            'multi30k',
+            'wmt14',
+        ],
     )
     def test_compared_models_have_similar_sizes(self, group, number, ratio):
         sizes = [count(name) for name in group]
@@ -463,6 +475,8 @@ class TestExperiments:
             (names('copy_task', pattern='l4-d256'), 6, [MIXER]),
             (names('copy_task', pattern='mini'), 6, [MIXER]),
             (names('language_modeling', pattern='mini'), 25, [MIXER, 'model.decoder.mlp_ratio']),
+            (names('synthetic_tasks', pattern='mqar'), 11, [MIXER, 'model.decoder.mlp_ratio']),
+            (names('synthetic_tasks', pattern='listops'), 11, [MIXER, 'model.decoder.mlp_ratio']),
             (names('image_ar', pattern='mini.*mnist'), 3, [MIXER, 'model.decoder.grid']),
             (names('super_resolution', pattern='2d-hard-.*8to32'), 3, READERS),
             (names('super_resolution', pattern='aft-local2d-mini.*celeba'), 2, READERS),

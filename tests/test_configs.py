@@ -82,6 +82,7 @@ ABLATIONS = {
     'no-global': dict(global_connectivity=False),
     'entropy': dict(sparsity='entropy'),
     'gumbel': dict(sparsity='gumbel', tau=0.5),
+    'peak': dict(init_peak=6),
 }
 # Meaning of the number after a family.
 NUMBER = {'lsh': 'num_rounds'}
@@ -97,6 +98,7 @@ SIZES = {
     ('language_modeling', 'mini'): (4, 128),
     ('point_cloud', 'mini'): (4, 128),
     ('super_resolution', 'mini'): (4, 128),
+    ('synthetic_tasks', 'mini'): (2, 64),
     ('speech_recognition', None): (9, 192),
 }
 # How the folder of a data set, or the file in configs/_base_/datasets, begins if it is not with the
@@ -105,7 +107,9 @@ DATA_NAMES = {'in1k': 'imagenet', 'imagefolder': 'images'}
 # Options of a dataset that select its samples.
 SAMPLES = ('split', 'data_root', 'source_file', 'transcription', 'ann_file', 'data_prefix')
 # Height, width (unless given in the name) and classes.
-IMAGES = dict(in1k=(224, 1000), imagenette=(224, 10), cifar10=(32, 10), digits=(8, 10))
+IMAGES = dict(
+    in1k=(224, 1000), imagenette=(224, 10), cifar10=(32, 10), cifar10full=(32, 10), digits=(8, 10)
+)
 SEQUENCES = dict(cifar10=(32, 32, 3), mnist=(28, 28, 1))
 
 
@@ -131,7 +135,7 @@ CLASSIFIERS = names('image_classification')
 DECODERS = names('image_ar', 'language_modeling')
 PAIRS, CLOUDS = names('super_resolution'), names('point_cloud')
 SPEECH, TRANSLATION = names('speech_recognition'), names('machine_translation')
-COPY = names('copy_task')
+COPY = names('copy_task', 'synthetic_tasks')
 MINI = [name for name in PATHS if fields(name)['size'] == 'mini']
 SPLITS = ('train', 'val', 'test')
 

@@ -44,6 +44,8 @@ HELD = {
 # Programs outside the repository.
 OTHERS = {
     'source',
+    'xz',
+    'head',
     'export',
     'pip',
     'tensorboard',

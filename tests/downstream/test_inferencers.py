@@ -1,4 +1,4 @@
-"""DetInferencer of mmdet, inference_model of mmseg and `aft_mm predict` on our models."""
+"""DetInferencer of mmdet, MMSegInferencer and inference_model of mmseg, and `aft_mm predict` on our models."""
 
 import json
 
@@ -8,7 +8,7 @@ import torch
 from mmdet.apis import DetInferencer
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
-from mmseg.apis import inference_model, init_model
+from mmseg.apis import MMSegInferencer, inference_model, init_model
 from PIL import Image
 
 from aft_mm.apis.loading import build_model, load_model
@@ -89,6 +89,8 @@ def test_mmseg_inference(checkpoint, tool, tmp_path, monkeypatch):
     mask = result.pred_sem_seg.data
     assert mask.shape == (1, 60, 84) and len(mask.unique()) > 1
     assert torch.equal(result.seg_logits.data.argmax(0, keepdim=True), mask)
+    inferred = MMSegInferencer(*files, device='cpu')(image)['predictions']
+    np.testing.assert_array_equal(inferred, mask[0])
     _, model = load_model(*files, 'cpu')
     for name, value in model.state_dict().items():
         assert torch.equal(host.state_dict()[name], value), name

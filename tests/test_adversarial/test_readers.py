@@ -7,6 +7,7 @@ one-line ValueError or UnpicklingError that contains the name of the file.
 import gzip
 import io
 import json
+import lzma
 import multiprocessing
 import os
 import pickle
@@ -243,6 +244,12 @@ def readers(tool: Callable) -> dict[str, Reader]:
         'train-images-idx3-ubyte.gz': Reader(mnist, read_mnist),
         'cifar-10-batches-bin/test_batch.bin': Reader(
             cifar,
+            lambda path: CIFAR10Binary(
+                str(path.parent.parent), 'test', lazy_init=True
+            ).load_data_list(),
+        ),
+        'cifar-10-batches-bin/test_batch.bin.xz': Reader(
+            lambda path: path.write_bytes(lzma.compress(bytes(3073))),
             lambda path: CIFAR10Binary(
                 str(path.parent.parent), 'test', lazy_init=True
             ).load_data_list(),

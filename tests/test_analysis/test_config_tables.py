@@ -18,6 +18,7 @@ TASKS = [
     ROOT / 'configs' / task
     for task in (
         'copy_task',
+        'synthetic_tasks',
         'image_ar',
         'image_classification',
         'language_modeling',

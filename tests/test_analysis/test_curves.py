@@ -2,8 +2,10 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
+import plot_curves
 import pytest
 from plot_curves import draw_curves
 from run_logs import read_scalars
@@ -212,3 +214,21 @@ def test_bad_logs_are_named(tmp_path):
         draw_curves({})
     with pytest.raises(ValueError, match="the log 'a' has no loss; it has no metric"):
         draw_curves({'a': [dict(step=1)]})
+
+
+def test_times_of_a_benchmark_replace_those_of_the_logs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    log = [dict(iter=i, step=i, epoch=1, loss=2.0, time=9.0) for i in (10, 20)]
+    Path('x-mini_seed0.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in log))
+    Path('times.json').write_text(json.dumps(dict(rows=[dict(config='x-mini', milliseconds=500)])))
+    drawn = []
+    monkeypatch.setattr(
+        plot_curves, 'draw_curves', lambda *a, **k: drawn.append(draw_curves(*a, **k)) or drawn[0]
+    )
+    words = ['x=x-mini_seed0.jsonl', '--out', 'a.png', '--times', 'times.json', '--over']
+    plot_curves.main([*words, 'time'])
+    (axis,) = drawn[0].axes
+    assert axis.get_lines()[0].get_xdata().tolist() == [5.0, 10.0]
+    assert axis.get_xlabel().startswith('training time [s]')
+    with pytest.raises(SystemExit, match='--over must be time with --times, got epoch'):
+        plot_curves.main([*words, 'epoch'])

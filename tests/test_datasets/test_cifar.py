@@ -1,6 +1,7 @@
 """CIFAR-10 in both distributed formats."""
 
 import hashlib
+import lzma
 import pickle
 
 import numpy as np
@@ -105,6 +106,55 @@ def test_label_above_nine_is_refused(binary_root):
         CIFAR10Binary(str(binary_root), 'test')
 
 
+@pytest.fixture
+def packed_root(binary_root):
+    """The first four training files and the test file, compressed, without the folder between."""
+    for path in (binary_root / 'cifar-10-batches-bin').iterdir():
+        if path.name != 'data_batch_5.bin':
+            filters = [dict(id=lzma.FILTER_DELTA, dist=1), dict(id=lzma.FILTER_LZMA2, preset=0)]
+            packed = lzma.compress(path.read_bytes(), filters=filters)
+            (binary_root / 'packed').mkdir(exist_ok=True)
+            (binary_root / 'packed' / f'{path.name}.xz').write_bytes(packed)
+    return binary_root / 'packed'
+
+
+def test_part_of_the_files_compressed(binary_root, packed_root):
+    plain, part = CIFAR10Binary(str(binary_root)), CIFAR10Binary(str(packed_root), num_batches=4)
+
+    assert len(part) == 4 * RECORDS
+    for i, sample in enumerate(part):
+        np.testing.assert_array_equal(sample['img'], plain[i]['img'])
+        assert sample['gt_label'] == plain[i]['gt_label']
+    assert len(CIFAR10Binary(str(packed_root), 'test')) == RECORDS
+    with pytest.raises(FileNotFoundError, match='data_batch_5.bin .*not exist.*set num_batches'):
+        CIFAR10Binary(str(packed_root))
+    with pytest.raises(ValueError, match='num_batches must be an int, 1 to 5, got 6'):
+        CIFAR10Binary(str(packed_root), num_batches=6)
+
+
+@pytest.mark.parametrize(
+    'damage, message',
+    [
+        (lambda packed: packed[:-9], 'is not a whole xz file: '),
+        (lambda packed: b'\xfd7zXZ\x00' + packed[7:], 'is not a whole xz file: '),
+        (lambda packed: b'', 'is not a whole xz file: '),
+        (
+            lambda packed: lzma.compress(lzma.decompress(packed)[:-10]),
+            'got 21501 bytes: it is trun',
+        ),
+        (lambda packed: lzma.compress(bytes(10_001 * 3073)), 'at most 30,730,000 bytes when decom'),
+    ],
+    ids=['truncated', 'damaged', 'empty', 'of another size', 'too large'],
+)
+def test_damaged_compressed_file_is_refused(packed_root, damage, message):
+    path = packed_root / 'test_batch.bin.xz'
+    path.write_bytes(damage(path.read_bytes()))
+
+    with pytest.raises(ValueError, match=message) as caught:
+        CIFAR10Binary(str(packed_root), 'test')
+    assert 'test_batch.bin.xz' in str(caught.value) and '\n' not in str(caught.value)
+
+
 def test_missing_folder_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match='data_batch_1.bin.*AFT_MM_DATA'):
         CIFAR10Binary(str(tmp_path))
@@ -144,3 +194,13 @@ def test_data_pack(shared_data):
     assert train.metainfo['classes'][train[0]['gt_label']] == 'frog'
     assert test.metainfo['classes'][test[0]['gt_label']] == 'cat'
     assert {sample['gt_label'] for sample in train} == set(range(10))
+
+
+def test_full_data_pack(shared_data):
+    root = shared_data / 'cifar10_full'
+    if not root.is_dir():
+        pytest.skip(f'the full CIFAR-10 pack is not at {root}')
+    test = CIFAR10Binary(str(root), 'test')
+
+    assert len(test) == 5000
+    assert {sample['gt_label'] for sample in test} == set(range(10))

@@ -1,9 +1,11 @@
-"""Embeddings of tokens and pixels; test_block.py has those of patches and positions."""
+"""Embeddings, except for patches and positions, which test_block.py has."""
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from aft_mm.layers import PixelEmbedding, TokenEmbedding
+from aft_mm.layers import ConvPatchEmbedding, PixelEmbedding, TokenEmbedding
 
 
 @pytest.fixture(autouse=True)
@@ -89,3 +91,35 @@ def test_bad_arguments_raise_a_one_line_error():
         with pytest.raises(ValueError, match=message) as error:
             build()
         assert '\n' not in str(error.value)
+
+
+def test_convolutional_patches():
+    """The pooled maximum before the monotonic batch norm and ReLU equals that after them."""
+    embedding = ConvPatchEmbedding(3, 8, 4).eval()
+    for norm in (m for m in embedding.modules() if isinstance(m, nn.BatchNorm2d)):
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        nn.init.normal_(norm.bias)
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    image = torch.randn(2, 3, 13, 22)
+    tokens, grid = embedding(image)
+
+    x = F.pad(image, (0, 2, 0, 3))
+    for conv, norm in zip(embedding.projection[0::4], embedding.projection[2::4], strict=True):
+        x = F.max_pool2d(norm(F.conv2d(x, conv.weight, padding=1)).relu(), 2)
+    assert grid == (4, 6) and x.shape[1] == 8
+    torch.testing.assert_close(tokens, x.flatten(2).mT)
+    assert [conv.out_channels for conv in embedding.projection[0::4]] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    'sizes, message',
+    [
+        ((8, 1), 'patch_size of a convolutional stem must be a power of two from 2 on, got 1'),
+        ((8, 6), 'patch_size of a convolutional stem must be a power of two from 2 on, got 6'),
+        ((6, 8), 'embed_dims must be a multiple of 4, got 6'),
+    ],
+)
+def test_sizes_of_convolutional_patches_are_checked(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        ConvPatchEmbedding(3, *sizes)

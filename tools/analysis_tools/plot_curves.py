@@ -8,6 +8,7 @@
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 from aft_mm.cli.arguments import add_picture_arguments, add_runs, tool_parser
@@ -29,6 +30,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         '--over', choices=('iteration', 'epoch', 'time'), default='iteration', help='x axis'
     )
     parser.add_argument(
+        '--times',
+        type=Path,
+        metavar='JSON',
+        help='with --over time: use the times per iteration in this output of '
+        'tools/benchmarks/benchmark_iterations.py instead of those of the logs, which must be named '
+        'CONFIG_seedN.jsonl',
+    )
+    parser.add_argument(
         '--reference',
         nargs='*',
         default=[],
@@ -47,9 +56,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from run_logs import (
     epoch_length,
+    is_training,
     mean_and_error,
     read_scalars,
+    read_times,
     seconds_at,
+    time_of,
     trained,
     validated_metrics,
     validations,
@@ -346,6 +358,21 @@ def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
     return by_label('[LABEL=]LOG', pairs)
 
 
+def replace_times(
+    runs: Mapping[str, Sequence[Records]],
+    logs: Mapping[str, Sequence[str]],
+    args: argparse.Namespace,
+) -> None:
+    """Replace the times of the training records by those of --times."""
+    if args.over != 'time':
+        raise UserError(f'--over must be time with --times, got {args.over}')
+    milliseconds = read_times(args.times)
+    for label, paths in logs.items():
+        seconds = time_of(paths, milliseconds) / 1000
+        for record in (r for records in runs[label] for r in records if is_training(r)):
+            record['time'] = seconds
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
@@ -353,8 +380,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_picture(args)
         logs = runs_of(args)
         references = by_label('--reference', [pair(text) for text in args.reference])
+        runs = {label: [read_scalars(path) for path in paths] for label, paths in logs.items()}
+        if args.times:
+            replace_times(runs, logs, args)
         curves = draw_curves(
-            {label: [read_scalars(path) for path in paths] for label, paths in logs.items()},
+            runs,
             metric=args.metric,
             references={label: number(label, text) for label, text in references.items()},
             over=args.over,

@@ -6,7 +6,6 @@
 """
 
 import argparse
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,7 +58,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-from run_logs import read_scalars
+from run_logs import read_scalars, read_times, time_of
 
 from aft_mm.checks import check_int
 from aft_mm.cli.pictures import check_picture, save
@@ -163,26 +162,6 @@ def _draw(
         axis.fill_between(
             x, mean - error, mean + error, color=style['color'], alpha=0.2, linewidth=0
         )
-
-
-def read_times(path: Path) -> dict[str, float]:
-    """Read milliseconds per iteration of each config from a file of benchmark_iterations.py."""
-    try:
-        rows = json.loads(path.read_text(encoding='utf-8'))['rows']
-        return {row['config']: float(row['milliseconds']) for row in rows}
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            '--times must be a JSON file of tools/benchmarks/benchmark_iterations.py with a time '
-            f'for each config, got {str(path)!r}'
-        ) from error
-
-
-def time_of(files: Sequence[str], times: dict[str, float]) -> float:
-    """Return the time of the config in the name of the first file, CONFIG_seedN.jsonl."""
-    config = Path(files[0]).stem.rpartition('_seed')[0]
-    if config not in times:
-        raise UserError(f'--times must have the config {config!r} of {files[0]!r}, but does not')
-    return times[config]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

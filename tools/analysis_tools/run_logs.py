@@ -130,6 +130,26 @@ def seconds_at(records: Sequence[dict], iterations: Sequence[int]) -> np.ndarray
     return np.interp(wanted, [0, *iteration], [0, *clock]) + beyond
 
 
+def read_times(path: Path) -> dict[str, float]:
+    """Read milliseconds per iteration of each config from a file of benchmark_iterations.py."""
+    try:
+        rows = json.loads(path.read_text(encoding='utf-8'))['rows']
+        return {row['config']: float(row['milliseconds']) for row in rows}
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            '--times must be a JSON file of tools/benchmarks/benchmark_iterations.py with a time '
+            f'for each config, got {str(path)!r}'
+        ) from error
+
+
+def time_of(files: Sequence[str], times: dict[str, float]) -> float:
+    """Return the time of the config in the name of the first file, CONFIG_seedN.jsonl."""
+    config = Path(files[0]).stem.rpartition('_seed')[0]
+    if config not in times:
+        raise UserError(f'--times must have the config {config!r} of {files[0]!r}, but does not')
+    return times[config]
+
+
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     """Return mean and standard error s / √n, s the sample standard deviation; None for n = 1."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

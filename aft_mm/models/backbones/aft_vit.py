@@ -20,7 +20,13 @@ from aft_mm.checks import (
     per_dimension,
     refuse,
 )
-from aft_mm.layers import Block, GridParameters, PatchEmbedding, PositionEmbedding
+from aft_mm.layers import (
+    Block,
+    ConvPatchEmbedding,
+    GridParameters,
+    PatchEmbedding,
+    PositionEmbedding,
+)
 from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
@@ -44,6 +50,7 @@ class AFTViT(BaseModule):
             num_layers and optionally mlp_ratio (default 4).
         img_size: size (H, W) in pixels, or one int, for the learned positions.
         patch_size: side of a patch in pixels.
+        conv_stem: embed patches by convolutions with batch norm, see :class:`ConvPatchEmbedding`.
         in_channels: channels of the image.
         token_mixer: config of the mixer of every block; None is AFT-full with rank 128.
         with_cls_token: prepend a learned class token, for mixers that accept one.
@@ -93,6 +100,7 @@ class AFTViT(BaseModule):
         final_norm: bool = True,
         with_mask_channel: bool = False,
         bfloat16: bool = False,
+        conv_stem: bool = False,
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         super().__init__(init_cfg)
@@ -108,6 +116,7 @@ class AFTViT(BaseModule):
             final_norm=final_norm,
             with_mask_channel=with_mask_channel,
             bfloat16=bfloat16,
+            conv_stem=conv_stem,
         )
         for name, flag in flags.items():
             check_flag(name, flag)
@@ -125,7 +134,8 @@ class AFTViT(BaseModule):
         self.with_mask_channel = with_mask_channel
         self.bfloat16 = bfloat16
 
-        self.patch_embed = PatchEmbedding(in_channels, embed_dims, patch_size)
+        embedding = ConvPatchEmbedding if conv_stem else PatchEmbedding
+        self.patch_embed = embedding(in_channels, embed_dims, patch_size)
         self.grid = self.patch_embed.grid_of(*per_dimension('img_size', img_size, 2))
         self.cls_token = self.pos_embed = None
         if with_cls_token:
