@@ -164,7 +164,7 @@ def save(folder, text):
     torch.manual_seed(0)
     model = MODELS.build(Config.fromfile(folder / 'config.py').model).eval()
     for name, parameter in model.named_parameters():
-        nn.init.normal_(parameter, std=3.0 if 'position_embedding' in name else 0.5)
+        nn.init.normal_(parameter, std=30.0 if 'position_embedding' in name else 0.5)
     torch.save(dict(meta={}, state_dict=model.state_dict()), folder / 'model.pth')
     return str(folder / 'config.py'), str(folder / 'model.pth'), model
 
