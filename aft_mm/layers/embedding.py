@@ -38,6 +38,7 @@ class PatchEmbedding(nn.Module):
         check_int('in_channels', in_channels, 1)
         check_int('embed_dims', embed_dims, 1)
         check_int('patch_size', patch_size, 1)
+        self.in_channels = in_channels
         self.patch_size = patch_size
         self.projection = nn.Conv2d(in_channels, embed_dims, patch_size, stride=patch_size)
 
@@ -84,8 +85,9 @@ class ConvPatchEmbedding(PatchEmbedding):
             conv = nn.Conv2d(in_channels, dims, 3, padding=1, bias=False)
             layers += [conv, nn.MaxPool2d(2), nn.BatchNorm2d(dims), nn.ReLU()]
             in_channels, dims = dims, 2 * dims
+        stem = nn.Sequential(*layers)
         # Twice as fast on a CPU.
-        self.projection = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+        self.projection = stem.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 class PositionEmbedding(GridParameters):

@@ -394,7 +394,7 @@ def make_exportable(
         return one, f'tokens [{shape[0]}, {shape[1]}] to scores'
     backbone = model.backbone
     height, width = args.size or image_size(config)
-    patch, channels = backbone.patch_embed.patch_size, backbone.patch_embed.projection.in_channels
+    patch, channels = backbone.patch_embed.patch_size, backbone.patch_embed.in_channels
     smallest = smallest_side(backbone) if args.dynamic else None
     if min(height, width) < (smallest or patch):
         raise UserError(f'--size must be at least {smallest or patch}, got {height} {width}')
