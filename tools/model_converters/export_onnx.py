@@ -86,6 +86,7 @@ from aft_mm.apis import load_model
 from aft_mm.apis.loading import task_of
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS
+from aft_mm.layers import ConvPatchEmbedding
 from aft_mm.layers.mixers import AFTConv, AFTFull, AFTSimple, SoftmaxAttention
 from aft_mm.models import AFTViT
 
@@ -367,6 +368,8 @@ def smallest_side(backbone: AFTViT) -> int:
     if not isinstance(mixer, ANY_SIZE):
         allowed = ', '.join(kind.__name__ for kind in ANY_SIZE)
         raise UserError(f'--dynamic needs one of the mixers {allowed}, got {type(mixer).__name__}')
+    if isinstance(backbone.patch_embed, ConvPatchEmbedding):
+        raise UserError('--dynamic needs the patch embedding of conv_stem=False, got True')
     # A grid with one row or column has another graph, since torch broadcasts sizes of 1.
     return backbone.patch_embed.patch_size + 1
 
