@@ -6,7 +6,7 @@ WORK_DIR := work_dirs/quickstart
 # Wheel cache of `make compiled-mmcv`.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream compiled-mmcv matrix docs linkcheck test test-transformers dry-run sanitize lint licenses release-weights \
+.PHONY: quickstart downstream compiled-mmcv matrix docs linkcheck test test-transformers test-demo dry-run sanitize lint licenses release-weights \
 	wheels release-check check-tag clean
 
 # The locks are complete, so pip resolves nothing.
@@ -84,6 +84,14 @@ $(VENV)/transformers: $(VENV)/development requirements/transformers.txt
 
 test-transformers: $(VENV)/transformers
 	PYTHONPATH=$< $(BIN)/python -m pytest tests/test_transformers.py
+
+# gradio needs an older Pillow than the lock has.
+$(VENV)/demo: $(VENV)/development requirements/demo.txt
+	$(PIN) --quiet --upgrade --target $@ -r requirements/demo.txt
+	touch $@
+
+test-demo: $(VENV)/demo
+	PYTHONPATH=$< $(BIN)/python -m pytest tests/test_analysis/test_demo.py
 
 # Two iterations of every config of docs/tables at full size on random data: hours.
 dry-run: $(VENV)/installed

@@ -124,6 +124,7 @@ def test_metadata(wheel):
         'fid',
         'timm',
         'transformers',
+        'demo',
         'docs',
         'export',
         'openvino',
@@ -373,13 +374,13 @@ def licenses(root):
 
 
 def test_every_pin_has_hashes_and_make_requires_them(root):
-    for name in ('lock', 'dev', 'downstream', 'mmcv', 'docs', 'release', 'transformers'):
+    for name in ('lock', 'dev', 'downstream', 'mmcv', 'docs', 'release', 'transformers', 'demo'):
         pins = re.split(r'\n(?=\S)', (root / f'requirements/{name}.txt').read_text())
         assert pins and all(re.search('--hash=sha256:[0-9a-f]{64}', pin) for pin in pins)
     names = 'Makefile', 'requirements/build_mmcv.sh', 'packaging/build.sh'
     commands = ''.join((root / name).read_text() for name in names)
     installs = re.findall('(.*)-r (?:requirements/|"[$]req)', commands)
-    assert len(installs) == 7
+    assert len(installs) == 8
     assert all('$(PIN) ' in line or '--require-hashes ' in line for line in installs)
     (pin,) = re.findall('^PIN := (.*)', commands, re.M)
     assert '--no-deps --require-hashes' in pin
@@ -393,6 +394,7 @@ def test_every_pin_has_hashes_and_make_requires_them(root):
         ['lock', 'downstream'],
         ['lock', 'docs'],
         ['lock', 'dev', 'transformers'],
+        ['lock', 'dev', 'demo'],
     ],
     ids='+'.join,
 )

@@ -44,6 +44,7 @@ PROGRAMS: Mapping[str, str | Mapping[str, str]] = {
     'complexity': 'analysis_tools/model_complexity.py',
     'reference-bits': 'analysis_tools/reference_bits.py',
     'browse': 'analysis_tools/browse_dataset.py',
+    'demo': 'analysis_tools/demo.py',
     'export': 'model_converters/export_onnx.py',
     'publish': 'model_converters/publish_model.py',
     'split': 'dataset_converters/split_folder.py',

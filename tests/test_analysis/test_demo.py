@@ -1,0 +1,104 @@
+"""The page of `aft_mm demo`, through a client and in a browser."""
+
+import shutil
+import subprocess
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import demo
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from aft_mm.apis.loading import load_model
+
+from ..test_documents import ROOT, pack
+
+needs_gradio = pytest.mark.skipif(find_spec('gradio') is None, reason='gradio is not installed')
+BROWSER = next(filter(None, map(shutil.which, ['chromium', 'google-chrome'])), None)
+
+
+@contextmanager
+def opened(folder, name):
+    """Yield the address of the page of a small model with random weights."""
+    config = str(ROOT / f'tests/configs/{name}.py')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / 'tests/configs')
+        _, model = load_model(config, None, 'cpu')
+        torch.save(dict(state_dict=model.state_dict(), meta={}), folder / 'checkpoint.pth')
+        page = demo.make_page(config, str(folder / 'checkpoint.pth'))
+    *_, address, _ = page.launch(
+        prevent_thread_lock=True, server_name='127.0.0.1', share=False, quiet=True
+    )
+    try:
+        yield address
+    finally:
+        page.close()
+
+
+def call(address, *inputs):
+    from gradio_client import Client
+
+    return Client(address, verbose=False).predict(*inputs, api_name='/run')
+
+
+@needs_gradio
+def test_a_text_is_continued(tmp_path):
+    with opened(tmp_path, 'tiny_text') as address:
+        text = call(address, 'ab', 10, 0.8, 0)
+        assert text.startswith('ab') and text == call(address, 'ab', 10, 0.8, 0)
+        assert text != call(address, 'ab', 10, 0.8, 1)
+        with pytest.raises(Exception, match='the text must be shorter than 32 bytes, got 60'):
+            call(address, 'a' * 60, 10, 0.8, 0)
+
+
+@needs_gradio
+def test_the_top_of_a_picture_is_kept(tmp_path):
+    from gradio_client import handle_file
+
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / 'a.png')
+    with opened(tmp_path, 'tiny_pixels') as address:
+        file = call(address, handle_file(tmp_path / 'a.png'), 0.5, 0)
+        found = np.asarray(Image.open(file).convert('L'))
+        assert (found[:4] == pixels[:4]).all() and (found[4:] != pixels[4:]).any()
+        sampled = np.asarray(Image.open(call(address, None, 0.5, 0)).convert('L'))
+        assert sampled.shape == (8, 8)
+
+
+@needs_gradio
+def test_a_classifier_shows_classes_and_keys(tmp_path):
+    from gradio_client import handle_file
+
+    Image.fromarray(np.full((20, 24, 3), 90, np.uint8)).save(tmp_path / 'a.png')
+    with opened(tmp_path, 'tiny') as address:
+        classes, keys = call(address, handle_file(tmp_path / 'a.png'))
+        scores = [entry['confidence'] for entry in classes['confidences']]
+        assert scores == sorted(scores, reverse=True) and 0 < sum(scores) <= 1.001
+        assert 'image/' in keys['plot'][:20]
+        with pytest.raises(Exception, match='an image must be given, got none'):
+            call(address, None)
+        if BROWSER is None:
+            pytest.skip('there is no chromium for the page itself; its functions passed')
+        page = subprocess.run(
+            [BROWSER, '--headless', '--no-sandbox', '--virtual-time-budget=20000', '--dump-dom']
+            + [f'--user-data-dir={tmp_path / "browser"}', address],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        ).stdout
+        assert 'aft_mm: tiny' in page and 'picture' in page and 'Submit' in page
+
+
+def test_models_without_a_page_and_a_missing_gradio_are_refused(tmp_path, monkeypatch):
+    pack(tmp_path, 'tiny_super_resolution')
+    files = [str(tmp_path / name) for name in ('config.py', 'checkpoint.pth')]
+    with pytest.raises(SystemExit, match='must be for ImageClassifier, .*, got SuperResolver'):
+        demo.main(files)
+    pack(tmp_path, 'tiny_text')
+    monkeypatch.setattr(demo.importlib.util, 'find_spec', lambda name: None)
+    with pytest.raises(SystemExit, match='the demo needs gradio: pip install'):
+        demo.main(files)
+    with pytest.raises(SystemExit, match="'none.pth' does not exist"):
+        demo.main([files[0], 'none.pth'])
