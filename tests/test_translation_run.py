@@ -163,7 +163,9 @@ def test_two_processes_have_the_loss_and_the_weights_of_one(train, data, run, tm
     np.testing.assert_allclose(both, list(alone.values()), rtol=1e-5)
     weights = load(tmp_path, 'epoch_1.pth')['state_dict']
     for name, value in load(one.work_dir, 'epoch_1.pth')['state_dict'].items():
-        torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-5, msg=name)
+        # A bias of the keys cancels: its gradient is rounding, which Adam scales up.
+        if not name.endswith('.key.bias'):
+            torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-5, msg=name)
 
 
 def test_the_test_loop_and_translator_agree(trained, translator, data, monkeypatch):

@@ -43,6 +43,7 @@ MIXER_NAMES = (
 )
 
 CHANNELS = dict(tiny=192, small=384, base=768)
+PATCH = 16
 # Models of timm, and the DeiT with about as many parameters.
 MODEL_RIVALS = dict(
     deit3_small_patch16_224='small',
@@ -124,3 +125,16 @@ def parse_name(text: str) -> tuple[str, str, int, int]:
         'a model must be deit-ARCH, aft-ARCH-hHEADS-kKERNEL or bound-ARCH-hHEADS-kKERNEL with '
         f'ARCH among {", ".join(CHANNELS)}, or one of {", ".join(MODEL_RIVALS)}, got {text!r}'
     )
+
+
+def known_name(text: str) -> str:
+    """Check the name of a model."""
+    parse_name(text)
+    return text
+
+
+def image_side(text: str) -> int:
+    """Parse the side of an image, a multiple of the patch size."""
+    if positive_int(text) % PATCH:
+        raise argparse.ArgumentTypeError(f'must be a multiple of {PATCH}, got {text!r}')
+    return int(text)

@@ -28,13 +28,15 @@ from arguments import (
     CLOCKS,
     DTYPES,
     MODEL_RIVALS,
+    PATCH,
     common_parser,
+    image_side,
+    known_name,
     named_in_errors,
     parse_name,
     positive_int,
 )
 
-PATCH = 16
 FORMS = ('eager', 'compiled')
 DEFAULTS = {
     'cpu': dict(
@@ -61,19 +63,6 @@ DEFAULTS = {
         rounds=20,
     ),
 }
-
-
-def known_name(text: str) -> str:
-    """Check the name of a model."""
-    parse_name(text)
-    return text
-
-
-def image_side(text: str) -> int:
-    """Parse the side of an image, a multiple of the patch size."""
-    if positive_int(text) % PATCH:
-        raise argparse.ArgumentTypeError(f'must be a multiple of {PATCH}, got {text!r}')
-    return int(text)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -21,8 +21,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from arguments import common_parser, positive_int
-from benchmark_models import image_side, known_name
+from arguments import common_parser, image_side, known_name, positive_int
 
 TOOLS = Path(__file__).parents[1]
 DTYPES = ('float32', 'bfloat16', 'int8')

@@ -39,6 +39,7 @@ DATA_SETS = {
     'imagenet': DataSet('ImageNet-1K', RESEARCH, False, NON_COMMERCIAL),
     'imagenette': DataSet('Imagenette', 'as ImageNet', False, NON_COMMERCIAL),
     'cifar10': DataSet('CIFAR-10', 'none stated', False, None),
+    'cifar10_full': DataSet('CIFAR-10, 40,000 images', 'as CIFAR-10', False, None),
     'mnist': DataSet('MNIST', 'CC BY-SA 3.0', True, 'CC-BY-SA-3.0'),
     'celeba': DataSet('CelebA', f'{RESEARCH}; no copies or derived data', False, None),
     'coco': DataSet('COCO 2017', 'boxes CC BY 4.0; a licence per image', False, None),
