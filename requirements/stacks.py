@@ -47,8 +47,9 @@ CHECKS: dict[str, tuple[str, ...]] = {
 #: Packages that come with torch, and those of the lock that the fork replaces.
 WITH_TORCH = re.compile('torch|torchvision|torchaudio|triton|nvidia-.*|cuda-.*')
 OPENMMLAB = re.compile('mmengine|mmcv-lite|mmpretrain|mmdet|mmsegmentation')
-# Without onedl-mmdetection: it imports imgaug, which fails with numpy 2.
-ONEDL = 'onedl-mmengine', 'onedl-mmcv', 'onedl-mmpretrain', 'onedl-mmsegmentation'
+# Without onedl-mmdetection, which imports imgaug, which fails with numpy 2, and without
+# onedl-mmsegmentation: onedl-mmengine looks for the configs mmseg:: in a package mmsegmentation.
+ONEDL = 'onedl-mmengine', 'onedl-mmcv', 'onedl-mmpretrain'
 STATED = 'torch', 'torchvision', 'triton', 'torchaudio', 'numpy', 'mmengine', 'mmcv', 'mmcv-lite'
 STATED += ('mmpretrain', 'mmdet', 'mmsegmentation', *ONEDL)
 
