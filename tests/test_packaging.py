@@ -473,4 +473,4 @@ def test_downstream_is_within_the_ranges(wheel, root, licenses):
 
 def test_torch_and_torchvision_are_pinned_as_a_pair(root, licenses):
     pins = set(map(str, licenses.pins(root / 'requirements/lock.txt')))
-    assert {'torch==2.12.1', 'torchvision==0.27.1'} <= pins
+    assert {'torch==2.11.0', 'torchvision==0.26.0'} <= pins

@@ -34,7 +34,7 @@ def check_torchvision() -> None:
         version = next((found.version for found in distributions(name='torchvision')), '(none)')
         raise UserError(
             f'torch {torch.__version__} and torchvision {version} do not work together ({error}); '
-            'install a matching pair, such as torch 2.12.1 with torchvision 0.27.1'
+            'install a matching pair, such as torch 2.11.0 with torchvision 0.26.0'
         ) from error
 
 

@@ -98,16 +98,8 @@ LACKING = {
         'get_device_capability',
         lambda index: (10, 3),
     ),
-    'needs Triton 3.6 or 3.7, got 3.5.1': (
-        triton_availability,
-        'TRITON_VERSIONS',
-        ((3, 6), (3, 7)),
-    ),
-    'needs Triton 3.6 or 3.7, got 3.10.0': (
-        triton_availability,
-        'TRITON_VERSIONS',
-        ((3, 6), (3, 7)),
-    ),
+    'needs Triton 3.6, got 3.5.1': (triton_availability, 'ONLY_TRITON', (3, 6)),
+    'needs Triton 3.6, got 3.10.0': (triton_availability, 'ONLY_TRITON', (3, 6)),
 }
 
 

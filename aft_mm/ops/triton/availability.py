@@ -65,8 +65,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OLDEST_CAPABILITY = (8, 0)
 # Triton 3.6 is reported to compile products in a loop wrongly for this chip.
 REFUSED_CAPABILITY = 10
-# The versions of torch 2.11 and 2.12. Newer ones spill registers in one kernel; 3.2 lacks tuples in kernels.
-TRITON_VERSIONS = ((3, 6), (3, 7))
+# The version that torch 2.11 ships. Others are untested; 3.2 lacks tuples in kernels.
+ONLY_TRITON = (3, 6)
 
 
 def interpreted() -> bool:
@@ -109,9 +109,8 @@ def ask_machine(device_type: str, index: int | None, interpreted: bool) -> tuple
         if capability[0] == REFUSED_CAPABILITY:
             return ('is refused on compute capability {}.{}'.format(*capability),)
     version = importlib.import_module('triton').__version__
-    if tuple(map(int, version.split('.')[:2])) not in TRITON_VERSIONS:
-        allowed = ' or '.join(f'{major}.{minor}' for major, minor in TRITON_VERSIONS)
-        return (f'needs Triton {allowed}, got {version}',)
+    if tuple(map(int, version.split('.')[:2])) != ONLY_TRITON:
+        return ('needs Triton {}.{}, got {}'.format(*ONLY_TRITON, version),)
     return ()
 
 
