@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.associative_scan import associative_scan_op
 
 from ..path_choice import choose
 from .online_softmax import (
@@ -88,7 +87,7 @@ def _scan_sums(shift: Tensor, *sums: Tensor, reverse: bool = False) -> list[Tens
     parts = [part.movedim(1, 0) for part in (shift, *sums)]
     if reverse:
         parts = [part.flip(0) for part in parts]
-    parts = associative_scan_op(_add_sums, parts, ())
+    parts = torch.ops.higher_order.associative_scan(_add_sums, parts, ())
     if reverse:
         parts = [part.flip(0) for part in parts]
     return [part.movedim(0, 1) for part in parts]
