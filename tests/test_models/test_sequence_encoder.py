@@ -51,14 +51,14 @@ def test_a_batch_of_sources_equals_each_alone():
 
 @pytest.mark.parametrize('starts', [None, (3, 1, 5)])
 def test_generation_reads_the_source(starts):
-    net, given = model(encoder=ENCODER, cross_mixer=CROSS), sources()
+    net, given = model(encoder=ENCODER, cross_mixer=CROSS), sources() * 8
     for layer in net.decoder.layers:  # otherwise the source hardly changes the samples
-        layer.cross_mixer.proj.weight.data *= 20
-    starts = None if starts is None else [tokens(length) for length in starts]
+        layer.cross_mixer.proj.weight.data *= 50
+    starts = None if starts is None else [tokens(length) for length in starts] * 8
     generated = net.generate(9, starts, source=given, seed=0)
     assert torch.equal(generated, net.generate(9, starts, source=given, seed=0, use_state=False))
     assert not torch.equal(generated, net.generate(9, starts, source=given[::-1], seed=0))
-    assert generated.shape == (3, 9)
+    assert generated.shape == (24, 9)
     lists = [source.tolist() for source in given]
     assert torch.equal(generated, net.generate(9, starts, source=lists, seed=0))
     with pytest.raises(ValueError, match='a token must be an integer, got torch.float32'):

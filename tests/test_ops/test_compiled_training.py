@@ -1,6 +1,7 @@
 """Compiled training steps: one graph, and no more expensive operations than without a compiler."""
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aft_mm.ops.eager import online_softmax
+from aft_mm import ops
+from aft_mm.ops import reference
+from aft_mm.ops.eager import online_softmax, simple
 
 from .cases import CAUSAL_CASES, ONE_OF_EACH, run_with_gradients
 
@@ -96,3 +99,27 @@ def test_running_sums_are_compiled_once(monkeypatch):
     function = torch.compile(case.function, fullgraph=True, backend=counting(compiled))
     run_with_gradients(lambda *x: function(*x, **case.options), tensors)
     assert_no_more_work(compiled, case, tensors)
+
+
+@pytest.mark.parametrize('scale', [1.0, 1e4])
+def test_one_scan_is_exact_for_any_key(scale, monkeypatch):
+    """The form that is compiled for a GPU, with hidden NaN and rows that see nothing."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(simple, 'is_one_scan', lambda key: True)
+    query, key, value = torch.randn(3, 2, 67, 5)
+    key_mask = torch.rand(2, 67) < 0.7
+    key_mask[:, :3] = key_mask[1, 3:40] = False
+    key, value = key * scale, value.masked_fill(~key_mask.unsqueeze(-1), torch.nan)
+
+    def run(function, dtype):
+        inputs = [x.to(dtype).requires_grad_() for x in (query, key, value)]
+        output = function(*inputs, causal=True, key_mask=key_mask)
+        weight = torch.linspace(-1, 1, output.numel(), dtype=dtype).view_as(output)
+        return output, *torch.autograd.grad((output * weight).sum(), inputs)
+
+    compiled = torch.compile(ops.aft_simple, fullgraph=True, backend='aot_eager')
+    expected = run(
+        partial(reference.aft_simple, key_function='softmax', gate='sigmoid'), torch.float64
+    )
+    for got, wanted in zip(run(compiled, torch.float32), expected, strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)

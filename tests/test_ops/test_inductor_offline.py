@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aft_mm import ops
-from aft_mm.ops.eager import banded_matmul, bf16_matmul, conv, conv_dense, full_local
+from aft_mm.ops.eager import banded_matmul, bf16_matmul, conv, conv_dense, full_local, simple
 
 pytest.importorskip('triton', reason='Inductor writes Triton source for a GPU')
 
@@ -62,6 +62,29 @@ def test_inductor_writes_forward_and_backward_for_cuda(case, path, monkeypatch):
 
     source = source_of(step, tokens, tokens, tokens, *biases, dtype=torch.float32)
     assert 'triton_heuristics' in source
+
+
+@pytest.mark.parametrize('training, launches', [(False, 1), (True, 3)])
+def test_causal_simple_is_one_scan_per_direction(training, launches, monkeypatch):
+    monkeypatch.setattr(simple, 'is_one_scan', lambda key: True)  # traced on the CPU
+
+    def step(*inputs):
+        leaves = [x.detach().requires_grad_(training) for x in inputs]
+        with torch.set_grad_enabled(training):
+            output = ops.aft_simple(*leaves, causal=True)
+            return output, *(torch.autograd.grad(output.sum(), leaves) if training else ())
+
+    source = source_of(step, *[T3072] * 3, dtype=torch.bfloat16)
+    assert source.count('.run(') == launches
+    assert source.count('tl.associative_scan') == 1 + training
+
+
+def test_few_columns_are_not_one_scan():
+    with pretended_device():
+        for columns, expected in ((1023, False), (1024, True)):
+            key = torch.empty(1, 300, columns, device='cuda')
+            assert simple.is_one_scan(key) is expected
+    assert not simple.is_one_scan(torch.empty(1, 300, 1024))
 
 
 # Number of bfloat16 products for tensor cores, without and with a gradient:

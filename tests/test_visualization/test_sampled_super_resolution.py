@@ -49,9 +49,9 @@ def test_samples_depend_on_source_seed_and_options(model, images):
 
 def test_one_channel(images):
     grey = super_resolution_model(channels=1)
-    samples = super_resolve(grey, images[..., :1], (6, 4, 1), 1, seed=0)
-    assert samples.shape == (3, 1, 6, 4, 1)
-    assert (samples != super_resolve(grey, 255 - images[..., :1], (6, 4, 1), 1, seed=0)).any()
+    samples = super_resolve(grey, images[..., :1], (6, 4, 1), 20, seed=0)
+    assert samples.shape == (3, 20, 6, 4, 1)
+    assert (samples != super_resolve(grey, 255 - images[..., :1], (6, 4, 1), 20, seed=0)).any()
 
 
 @pytest.mark.parametrize(

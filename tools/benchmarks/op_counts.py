@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from aft_mm import ops
-from aft_mm.ops.eager import banded_matmul, conv, conv_dense, full_local
+from aft_mm.ops.eager import banded_matmul, conv, conv_dense, full_local, simple
 from aft_mm.ops.selftest import using
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,10 @@ def compiled(op: str, options: dict, tokens, biases, training: bool) -> tuple[in
 
     with _as_on_cuda(), using('eager'):
         with mock.patch.object(torch.compiler, 'is_compiling', lambda: True):
-            with mock.patch.object(torch, 'cond', fast_path):
+            with (
+                mock.patch.object(torch, 'cond', fast_path),
+                mock.patch.object(simple, 'is_one_scan', lambda key: True),
+            ):
                 source, moved = source_and_bytes(step, *[tokens] * 3, *biases, dtype=torch.bfloat16)
     return source.count('.run(') + source.count(' extern_kernels.'), moved
 

@@ -1,7 +1,7 @@
 """AFT-conv: w depends on the offset only, per head. :func:`aft_conv` chooses among five forms.
 
 Tensors are key [B, T, h], −inf where hidden, value [B, T, D] and weight w [h, *K] with an odd size
-per dimension of the grid. Convolutions run on [B, *grid, channels], viewed channels-last, without
+per dimension of the grid. Convolutions run on tokens viewed as a channels-last grid, without
 copies (docs/benchmarks.md).
 """
 
@@ -156,17 +156,16 @@ def convolved_mean(
     outside the kernel (additive).
     """
     heads = key.shape[-1]
-    outside: Callable[[Tensor], Tensor] | None = None
+    outside: Callable[[Tensor], Tensor] | None = None  # of tokens [B, T, C]
     if not global_connectivity:
         kernel = torch.exp(weight)
     elif additive:
         reach = [size // 2 for size in weight.shape[1:]]
-        kernel, outside = torch.exp(weight), partial(outside_sums, reach=reach, causal=causal)
+        kernel, outside = torch.exp(weight), partial(_outside_sums, grid, reach, causal)
     elif causal:
-        kernel, outside = torch.expm1(weight), _running_sum
+        kernel, outside = torch.expm1(weight), partial(running_sum, dim=1)
     else:
-        grid_dims = tuple(range(1, 1 + len(grid)))
-        kernel, outside = torch.expm1(weight), partial(torch.sum, dim=grid_dims, keepdim=True)
+        kernel, outside = torch.expm1(weight), partial(torch.sum, dim=1, keepdim=True)
     if causal:
         # Later entries in raster order are 0. Made by arange, as Inductor loses a literal inside
         # torch.cond.
@@ -179,28 +178,36 @@ def convolved_mean(
     terms = exp_key.unsqueeze(-1) * value.unflatten(-1, (heads, -1))
     sums = []
     for x in (terms.flatten(2), exp_key):
-        x = x.unflatten(1, grid)
-        convolved = convolve(x, kernel.repeat_interleave(x.shape[-1] // heads, 0))
+        convolved = convolve(x, kernel.repeat_interleave(x.shape[-1] // heads, 0), grid)
         if outside is not None:
-            convolved += outside(x)
-        sums.append(convolved.flatten(1, -2).unflatten(-1, (heads, -1)))
+            # In place in a graph, the sum would be written through the views, by transposing back.
+            add = torch.add if path_choice.replaying() else Tensor.add_
+            convolved = add(convolved, outside(x))
+        sums.append(convolved.unflatten(-1, (heads, -1)))
     numerator, denominator = sums
     return mean(numerator, denominator, in_place=True).flatten(2)
 
 
-def _running_sum(x: Tensor) -> Tensor:
-    """Return the running sum of x [B, *grid, C] in raster order."""
-    return running_sum(x.flatten(1, -2), 1).view_as(x)
+def _outside_sums(grid: Sequence[int], reach: Sequence[int], causal: bool, x: Tensor) -> Tensor:
+    return outside_sums(x.unflatten(1, grid), reach, causal).flatten(1, -2)
 
 
-def convolve(x: Tensor, kernel: Tensor) -> Tensor:
-    """Return the cross-correlation of x [B, *grid, C] with kernel [C, *K], per channel."""
-    if x.dim() == 3:  # a grid of one row: 1-d has no channels-last layout
-        return convolve(x.unsqueeze(1), kernel.unsqueeze(1)).squeeze(1)
-    function = F.conv2d if x.dim() == 4 else F.conv3d
-    padding = [size // 2 for size in kernel.shape[1:]]
-    x, kernel = x.movedim(-1, 1), kernel.unsqueeze(1)
-    return function(x, kernel, padding=padding, groups=len(kernel)).movedim(1, -1)
+def convolve(x: Tensor, kernel: Tensor, grid: Sequence[int]) -> Tensor:
+    """Return the cross-correlation of tokens x [B, T, C] with kernel [C, *K], per channel.
+
+    In eager mode the grid is a channels-last view.
+    """
+    if len(grid) == 1:  # a grid of one row: 1-d has no channels-last layout
+        grid, kernel = (1, *grid), kernel.unsqueeze(1)
+    function = partial(
+        F.conv2d if len(grid) == 2 else F.conv3d,
+        weight=kernel.unsqueeze(1),
+        padding=[size // 2 for size in kernel.shape[1:]],
+        groups=len(kernel),
+    )
+    if path_choice.replaying():  # runtimes transpose three dimensions faster than four
+        return function(x.transpose(1, 2).unflatten(-1, grid)).flatten(2).transpose(1, 2)
+    return function(x.unflatten(1, grid).movedim(-1, 1)).movedim(1, -1).flatten(1, -2)
 
 
 def with_fast_columns(kernel: Tensor) -> Tensor:
@@ -317,7 +324,7 @@ def _convolved_mean_in_place(
         outside = x.sum(1, keepdim=True)
         if x is exp_key:  # positive where every key is hidden
             outside.clamp_min_(torch.finfo(key.dtype).tiny)
-        sums.append(convolve(x.unflatten(1, grid), own_kernel).flatten(1, -2).add_(outside))
+        sums.append(convolve(x, own_kernel, grid).add_(outside))
     mixed, normalizer = sums
     mixed.unflatten(-1, (heads, -1)).div_(normalizer.unsqueeze(-1))
     return mixed

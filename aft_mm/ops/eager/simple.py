@@ -20,6 +20,9 @@ from .online_softmax import (
     scan_in_place,
 )
 
+# One scan keeps a column in one program; fewer columns leave most of a GPU idle.
+FEWEST_SCANNED_COLUMNS = 1024
+
 
 def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_simple` in O(T·D): a softmax over tokens, or running sums."""
@@ -32,7 +35,9 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
             return apply_relu2_gates(query, mixed, dtype)
     else:
         key, value = hide(key, value, key_mask)
-        if causal:
+        if causal and is_one_scan(key):
+            mixed = _ScannedMean.apply(key, value)[0]
+        elif causal:
             is_exact = key_range(key, 1) <= FAST_RANGE
             mixed = choose(is_exact, running_mean, _safe_running_mean, key, value)
         else:
@@ -55,6 +60,72 @@ def apply_relu2_gates(query: Tensor, mixed: Tensor, dtype: torch.dtype) -> Tenso
     query = query.to(mixed.dtype)
     positive, negative = mixed.chunk(2, -1)
     return (torch.relu(query) * positive + torch.relu(-query) * negative).to(dtype)
+
+
+def is_one_scan(key: Tensor) -> bool:
+    """Return whether a compiler writes the whole running mean as one scan, which only a GPU can."""
+    return (
+        torch.compiler.is_compiling()
+        and not torch.compiler.is_exporting()
+        and key.device.type == 'cuda'
+        and key.numel() >= FEWEST_SCANNED_COLUMNS * key.shape[1]
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _scan_sums(shift: Tensor, *sums: Tensor, reverse: bool = False) -> list[Tensor]:
+    """Return running sums along the tokens, each divided by ``e^shift`` before and after.
+
+    Args:
+        shift: exponents [B, T, D].
+        sums: two tensors [B, T, D], divided by ``e^shift``.
+        reverse: sum from the last token.
+
+    Returns:
+        The running maximum of `shift` and the two sums.
+    """
+    parts = [part.movedim(1, 0) for part in (shift, *sums)]
+    if reverse:
+        parts = [part.flip(0) for part in parts]
+    parts = torch.ops.higher_order.associative_scan(_add_sums, parts, ())
+    if reverse:
+        parts = [part.flip(0) for part in parts]
+    return [part.movedim(0, 1) for part in parts]
+
+
+def _add_sums(shift_a, a0, a1, shift_b, b0, b1) -> list[Tensor]:
+    shift = torch.maximum(shift_a, shift_b)
+    scale_a, scale_b = torch.exp(shift_a - shift), torch.exp(shift_b - shift)
+    return [shift, a0 * scale_a + b0 * scale_b, a1 * scale_a + b1 * scale_b]
+
+
+class _ScannedMean(torch.autograd.Function):
+    """:func:`running_mean` as online softmax, exact for any key, with one scan in each direction.
+
+    The gradient that autograd derives from the scan would read hundreds of times as many bytes.
+    """
+
+    @staticmethod
+    def forward(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        limits = torch.finfo(key.dtype)
+        visible = (key != -torch.inf).to(key.dtype)
+        largest, numerator, denominator = _scan_sums(key.clamp_min(limits.min), value, visible)
+        empty = denominator == 0
+        # log Σ e^k, with which the backward pass needs neither the maximum nor the denominator
+        log_sum = (largest + denominator.log()).masked_fill(empty, limits.max)
+        return numerator / denominator.masked_fill(empty, torch.inf), log_sum
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        ctx.save_for_backward(*inputs, *output)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, unused: Tensor) -> tuple[Tensor, Tensor]:
+        key, value, result, log_sum = ctx.saved_tensors
+        shift, grad_term, grad_weight = _scan_sums(-log_sum, grad, grad * result, reverse=True)
+        weight = torch.exp(key + shift)
+        return weight * (value * grad_term - grad_weight), weight * grad_term
 
 
 def _safe_running_mean(key: Tensor, value: Tensor) -> Tensor:
