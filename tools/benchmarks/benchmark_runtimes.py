@@ -28,7 +28,13 @@ DTYPES = ('float32', 'bfloat16', 'int8')
 RUNTIMES = ('eager', 'compiled', 'aoti', 'onnxruntime', 'openvino')
 DEFAULTS = {
     'cpu': dict(
-        models=['deit-tiny', 'aft-tiny-h32-k11', 'bound-tiny-h32-k11', 'convnext_femto'],
+        models=[
+            'deit-tiny',
+            'aft-tiny-h32-k11',
+            'convnext_femto',
+            'efficientvit_b1',
+            'edgenext_small',
+        ],
         size=[224],
         batch=[1, 16],
         dtype=list(DTYPES),
