@@ -68,7 +68,7 @@ def is_one_scan(key: Tensor) -> bool:
         torch.compiler.is_compiling()
         and not torch.compiler.is_exporting()
         and key.device.type == 'cuda'
-        and key.numel() >= FEWEST_SCANNED_COLUMNS * key.shape[1]
+        and key.shape[0] * key.shape[2] >= FEWEST_SCANNED_COLUMNS
         and not torch._C._are_functorch_transforms_active()
     )
 
