@@ -105,7 +105,8 @@ def test_running_sums_are_compiled_once(monkeypatch):
 def test_one_scan_is_exact_for_any_key(scale, monkeypatch):
     """The form that is compiled for a GPU, with hidden NaN and rows that see nothing."""
     torch._dynamo.reset()
-    monkeypatch.setattr(simple, 'is_one_scan', lambda key: True)
+    monkeypatch.setattr(simple, 'SCAN_DEVICES', ('cpu',))
+    monkeypatch.setattr(simple, 'FEWEST_SCANNED_COLUMNS', 10)
     query, key, value = torch.randn(3, 2, 67, 5)
     key_mask = torch.rand(2, 67) < 0.7
     key_mask[:, :3] = key_mask[1, 3:40] = False
@@ -117,9 +118,19 @@ def test_one_scan_is_exact_for_any_key(scale, monkeypatch):
         weight = torch.linspace(-1, 1, output.numel(), dtype=dtype).view_as(output)
         return output, *torch.autograd.grad((output * weight).sum(), inputs)
 
-    compiled = torch.compile(ops.aft_simple, fullgraph=True, backend='aot_eager')
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend('aot_eager')(graph, inputs)
+
+    compiled = torch.compile(ops.aft_simple, fullgraph=True, backend=backend)
     expected = run(
         partial(reference.aft_simple, key_function='softmax', gate='sigmoid'), torch.float64
     )
     for got, wanted in zip(run(compiled, torch.float32), expected, strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+    (graph,) = graphs
+    called = {node.target for module in graph.modules() for node in module.graph.nodes}
+    assert torch.ops.higher_order.associative_scan in called
+    assert torch.ops.higher_order.cond not in called

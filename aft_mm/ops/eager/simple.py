@@ -22,6 +22,7 @@ from .online_softmax import (
 
 # One scan keeps a column in one program; fewer columns leave most of a GPU idle.
 FEWEST_SCANNED_COLUMNS = 1024
+SCAN_DEVICES = ('cuda',)
 
 
 def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
@@ -65,9 +66,8 @@ def apply_relu2_gates(query: Tensor, mixed: Tensor, dtype: torch.dtype) -> Tenso
 def is_one_scan(key: Tensor) -> bool:
     """Return whether a compiler writes the whole running mean as one scan, which only a GPU can."""
     return (
-        torch.compiler.is_compiling()
-        and not torch.compiler.is_exporting()
-        and key.device.type == 'cuda'
+        torch.compiler.is_dynamo_compiling()
+        and key.device.type in SCAN_DEVICES
         and key.shape[0] * key.shape[2] >= FEWEST_SCANNED_COLUMNS
         and not torch._C._are_functorch_transforms_active()
     )
