@@ -74,6 +74,18 @@ def test_probabilities_of_one_channel_sum_to_one(dtype, tolerance, scale):
     assert (total - 1).abs().max() < tolerance
 
 
+@pytest.mark.parametrize('scale', [0.3, 1.0, 30.0])
+def test_float32_is_enough_to_sample(scale):
+    head = randomize(mixture(1), std=scale)
+    hidden = torch.randn(50, 1, D).expand(-1, 256, -1)
+    values = VALUES.expand(50, 256)
+    single, double = (
+        (-head.nats(hidden, values, dtype)).exp() for dtype in (torch.float32, torch.float64)
+    )
+    # The share of samples that differ from those of float64.
+    assert ((single - double).abs().sum(1) / 2).max() < 1e-3
+
+
 def test_conditional_probabilities_of_three_channels_sum_to_one():
     head = mixture(3, num_components=4)
     hidden = torch.randn(D)

@@ -81,10 +81,11 @@ class LogisticMixtureHead(nn.Module):
     def sample(self, hidden: Tensor, **options: Any) -> Tensor:
         """Sample a pixel per row of hidden [B, D], int64 [B, C], or [B] with one channel.
 
-        Channels are sampled in turn, given the earlier ones. For `options` see
-        :func:`sample_categorical`.
+        Channels are sampled in turn, given the earlier ones, from probabilities in float32, or in
+        the type of `hidden` if that is wider. For `options` see :func:`sample_categorical`.
         """
-        log_weight, mean, log_scale, coefficient = self._mixture(hidden, torch.float64)
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        log_weight, mean, log_scale, coefficient = self._mixture(hidden, dtype)
         values = torch.arange(self.num_values, device=hidden.device)
         pixel = torch.zeros(len(hidden), self.num_channels, dtype=torch.long, device=hidden.device)
         for c in range(self.num_channels):
