@@ -13,7 +13,8 @@ import torch
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
-from aft_mm.ops import eager
+from aft_mm.ops import eager, reference
+from aft_mm.ops.cases import conv
 
 ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / 'tools' / 'benchmarks'
@@ -29,9 +30,10 @@ import bounds  # noqa: E402
 import decoders  # noqa: E402
 import measuring  # noqa: E402
 import pair_bias  # noqa: E402
+import parity  # noqa: E402
 import plot_models  # noqa: E402
 import training_step  # noqa: E402
-from op_cases import CASES  # noqa: E402
+from op_cases import CASES, sized  # noqa: E402
 from op_costs import compulsory_bytes, operations  # noqa: E402
 
 COMMON = ['--device', 'cpu', '--threads', '1', '--rounds', '1']
@@ -160,9 +162,32 @@ def test_models(tmp_path, monkeypatch, capsys):
     if 'deit-tiny' in rows:
         plot_models.main([str(path), '--png', str(png)])
         assert '| aft-tiny-h32-k3, 32, float32 | ' in capsys.readouterr().out and png.exists()
+    more[1:2] = ['32', '64']
+    benchmark_models.main(['--models', *names[:2], *more, '--train', *COMMON, '--json', str(path)])
+    plot_models.main([str(path), '--png', str(png), '--by-side'])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-4].startswith('| model | 32 px, s, MiB | 64 px, s, MiB | slope, s |')
+    for row in rows_of(path):
+        cells = next(line for line in lines[-2:] if row['model'] in line).split(' | ')
+        seconds, mib = cells[1 if row['size'] == 32 else 2].split(', ')
+        assert float(seconds) == pytest.approx(1 / row['images_per_second'], rel=0.01)
+        assert float(mib.replace(',', '')) == pytest.approx(row['peak_mib'], abs=0.51)
     monkeypatch.setattr(eager, 'aft_conv', scaled(eager.aft_conv))
     with pytest.raises(SystemExit, match='aft-tiny-h32-k3 at 32 px .*: not timed'):
         benchmark_models.main(['--models', names[0], *more, *COMMON])
+
+
+def test_long_sequences_are_compared_with_eager_in_float64(monkeypatch):
+    case = sized(conv((5, 7), (3, 3), 2, channels=4), 2)
+    tensors = case.tensors(torch.float32, 'cpu')
+    exact = parity.Oracle.of(case, tensors)
+    monkeypatch.setattr(parity, 'MOST_ORACLE_TOKENS', 34)
+    monkeypatch.setattr(reference, 'aft_conv', None)
+    long = parity.Oracle.of(case, tensors)
+    torch.testing.assert_close(long.output, exact.output)
+    assert long.output.dtype == torch.float64
+    for found, expected in zip(long.gradients, exact.gradients, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_runtimes(tmp_path, monkeypatch):

@@ -14,6 +14,9 @@ the wall time.
 
     python tools/benchmarks/benchmark_models.py --size 224 384 --dtype float32 --json out.json
 
+With `--train`, forward and backward are measured instead of inference, with the activations of each
+block recomputed (eager, float32, on a CPU).
+
 If an op differs from the float64 oracle, the tool stops with the error. A compiled AFT-conv that
 differs from the eager one, and a network that does not support a size, get a row with the reason.
 """
@@ -79,6 +82,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument('--forms', nargs='+', choices=FORMS, help='forms of each model')
     parser.add_argument('--batch', type=positive_int, help='images per batch')
+    parser.add_argument(
+        '--train', action='store_true', help='measure forward and backward with recomputation'
+    )
     parser.add_argument(
         '--clock',
         choices=CLOCKS,
@@ -160,14 +166,37 @@ def in_form(model: nn.Module, form: str) -> Callable[[Tensor], Tensor]:
     return torch.compile(model, dynamic=False) if form == 'compiled' else model
 
 
+def training(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return a function that runs forward and backward and recomputes each block."""
+    if hasattr(model, 'set_grad_checkpointing'):  # of timm
+        model.set_grad_checkpointing(True)
+    else:
+        model.with_cp = True
+    model.train()
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def step(images: Tensor) -> Tensor:
+        output = features(model(images.clone()))
+        output.square().mean().backward()
+        model.zero_grad(set_to_none=True)
+        return output.detach()
+
+    return step
+
+
 @torch.inference_mode()
-def cpu_peak(name: str, form: str, size: int, dtype: str, batch: int, threads: int) -> float:
-    """Return the peak memory of one inference in MiB, without model and images."""
+def cpu_peak(
+    name: str, form: str, size: int, dtype: str, batch: int, threads: int, train: bool
+) -> float:
+    """Return the peak memory of a call in MiB, without model and images."""
     torch.set_num_threads(threads)
-    model, images = in_form(build(name, size, dtype), form), random_images(batch, size, dtype)
-    # Compiled code supports one shape.
-    model(images if form == 'compiled' else images[:1])
-    return added_peak(partial(model, images))
+    with torch.inference_mode(not train):
+        model, images = build(name, size, dtype), random_images(batch, size, dtype)
+    call = training(model) if train else in_form(model, form)
+    # Compiled code supports one shape, and a backward pass of another size takes as long.
+    call(images if form == 'compiled' or train else images[:1])
+    return added_peak(partial(call, images))
 
 
 def profile(call: Callable[[], object], device: str, top: int = 14) -> list[dict]:
@@ -237,8 +266,9 @@ def admit(
             if kind in ('deit', 'rival') and (reason := missing('timm')):
                 row['reason'] = reason
                 continue
-            model = model or build(name, size, dtype, args.device)
-            call = partial(in_form(model, form), images)
+            with torch.inference_mode(not args.train):
+                model = model or build(name, size, dtype, args.device)
+            call = partial(training(model) if args.train else in_form(model, form), images)
             ours = form == 'compiled' and kind in ('aft', 'bound')
             reason = reason_against(call, name, partial(model, images) if ours else None)
             if reason is None:
@@ -277,7 +307,7 @@ def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
         if torch.device(args.device).type == 'cuda':
             row['peak_mib'] = added_peak(calls[cell], args.device)
         else:
-            settings = size, dtype, args.batch, args.threads
+            settings = size, dtype, args.batch, args.threads, args.train
             row['peak_mib'] = in_fresh_process(cpu_peak, *cell, *settings)
         if row['model'].startswith('aft'):
             row['profile'] = profile(calls[cell], torch.device(args.device).type)
@@ -300,6 +330,8 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args, DEFAULTS)
+    if args.train and (args.device != 'cpu' or args.forms != ['eager']):
+        parser.error('argument --train: needs --device cpu and --forms eager')
     for name in args.models:
         # Without timm, its models are reported as not run.
         if parse_name(name)[0] in ('aft', 'bound'):

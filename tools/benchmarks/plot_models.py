@@ -4,6 +4,10 @@
 
 There is one group of bars per model size, image size and dtype, for eager models only. A Markdown
 table with a row per AFT-conv and per other network is printed.
+
+With `--by-side`, seconds and peak memory of an image are plotted over its side instead, and the
+table has them with the slopes of their logarithms over that of the number of pixels. If runs share a
+model and a size, the first one counts.
 """
 
 import argparse
@@ -15,6 +19,9 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('runs', type=Path, nargs='+', metavar='JSON')
     parser.add_argument('--png', type=Path, required=True, help='path of the picture')
+    parser.add_argument(
+        '--by-side', action='store_true', help='plot seconds and memory over the side of the image'
+    )
     return parser.parse_args(arguments)
 
 
@@ -24,8 +31,15 @@ if __name__ == '__main__':
 import matplotlib
 
 matplotlib.use('Agg')
+import numpy as np
 from arguments import parse_name
 from matplotlib import pyplot as plt
+
+# Quantities of an image over its side: title and unit, and function of a row and the batch.
+COSTS = {
+    'seconds': lambda row, batch: 1 / row['images_per_second'],
+    'MiB': lambda row, batch: row['peak_mib'] / batch,
+}
 
 
 def groups(runs: list[dict]) -> dict[str, dict[str, float]]:
@@ -88,9 +102,62 @@ def plot(runs: list[dict], path: Path) -> None:
     plt.close(figure)
 
 
+def costs(runs: list[dict], unit: str) -> dict[str, dict[int, float]]:
+    """Return seconds or MiB of an image by model and side."""
+    found: dict[str, dict[int, float]] = {}
+    for run in runs:
+        batch = run['environment']['settings']['batch']
+        for row in run['rows']:
+            if row['form'] == 'eager' and 'reason' not in row:
+                sides = found.setdefault(row['model'], {})
+                sides.setdefault(row['size'], COSTS[unit](row, batch))
+    return {model: dict(sorted(sides.items())) for model, sides in found.items()}
+
+
+def slope(sides: dict[int, float]) -> float:
+    """Return the slope of the log of a cost over the log of the number of pixels."""
+    return np.polyfit(2 * np.log(list(sides)), np.log(list(sides.values())), 1)[0]
+
+
+def plot_sides(runs: list[dict], path: Path) -> None:
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout='constrained')
+    for ax, unit in zip(axes, COSTS, strict=True):
+        for model, sides in costs(runs, unit).items():
+            ax.plot(list(sides), list(sides.values()), 'o-', label=model)
+        ticks = sorted({side for sides in costs(runs, unit).values() for side in sides})
+        ax.set_xscale('log', base=2)
+        ax.set_yscale('log')
+        ax.set_xticks(ticks, ticks)
+        ax.set(xlabel='side of the image, px', ylabel=f'{unit} per image')
+        ax.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    figure.suptitle(runs[0]['environment']['device_name'], fontsize=10)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def side_table(runs: list[dict]) -> list[str]:
+    """Return a table of seconds and MiB, with a row per model."""
+    seconds, mib = (costs(runs, unit) for unit in COSTS)
+    sides = sorted({side for row in seconds.values() for side in row})
+    head = ['model', *(f'{side} px, s, MiB' for side in sides), 'slope, s', 'slope, MiB']
+    lines = [f'| {" | ".join(head)} |', f'|{" --- |" * len(head)}']
+    for model, row in seconds.items():
+        cells = [
+            f'{row[side]:.3g}, {mib[model][side]:,.0f}' if side in row else '–' for side in sides
+        ]
+        slopes = [f'{slope(found):.2f}' if len(found) > 1 else '–' for found in (row, mib[model])]
+        lines.append(f'| {" | ".join([model, *cells, *slopes])} |')
+    return lines
+
+
 def main(arguments: list[str] | None = None) -> None:
     args = parse_args(arguments)
     runs = [json.loads(path.read_text()) for path in args.runs]
+    if args.by_side:
+        plot_sides(runs, args.png)
+        print('\n'.join(side_table(runs)))
+        return
     plot(runs, args.png)
     print('\n'.join(table(runs)))
 
