@@ -70,6 +70,14 @@ def _conv(batch, grid, channels, heads, kernel, **more) -> BenchmarkCase:
     return sized(conv(grid, (kernel, kernel), heads, channels=channels), batch, **more)
 
 
+def _slide(side: int, tokens: int) -> BenchmarkCase:
+    """Tokens at random places of a grid, whose other places are hidden, as tiles of a slide."""
+    case = _conv(1, (side, side), 192, 32, 11)
+    places = torch.randperm(side**2, generator=torch.Generator().manual_seed(0))[:tokens]
+    case.options['key_mask'] = torch.zeros(1, side**2, dtype=torch.bool).index_fill_(1, places, True)
+    return case
+
+
 def _hard(batch, tokens, channels, window, grid=None, **more) -> BenchmarkCase:
     return sized(hard(tokens, window, grid, channels=channels), batch, **more)
 
@@ -114,6 +122,7 @@ CASES: dict[str, BenchmarkCase] = {
     'conv-b32-32x32-d384-h384-k11': _conv(32, (32, 32), 384, 384, 11, rivals=('softmax',)),
     'conv-b2-50x84-d256-h256-k3': _conv(2, (50, 84), 256, 256, 3, rivals=('softmax',)),
     'conv-b2-50x84-d256-h256-k27': _conv(2, (50, 84), 256, 256, 27, rivals=('softmax',)),
+    'slide-100000-of-400x400-d192-h32-k11': _slide(400, 100_000),
     'window-b8-t1024-d512-s32': _hard(8, 1024, 512, 32, rivals=('softmax-causal',)),
     'window-b2-32x96-d256-s16x16': _hard(
         2, 3072, 256, (16, 16), (32, 96), rivals=('softmax-causal',)
