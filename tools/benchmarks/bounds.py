@@ -202,11 +202,11 @@ def op_row(name: str, case: BenchmarkCase, training: bool, gpu: Gpu, precision: 
 
 
 def op_rows(gpu: Gpu, precision: str) -> list[dict]:
-    """Return rows of the GPU cases of benchmark_ops.py, except those that only vary a kernel size."""
+    """Return rows of the GPU cases of benchmark_ops.py without masks that do not only vary a kernel."""
     return [
         op_row(name, case, training, gpu, precision)
         for name, case in CASES.items()
-        if not name.startswith('small-') and case.baseline is None
+        if not name.startswith('small-') and case.baseline is None and case.kept is None
         for training in (False, True)
     ]
 

@@ -4,6 +4,7 @@ Cases named 'small-*' are suited for a CPU and for timing the oracle.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -21,12 +22,19 @@ class BenchmarkCase(Case):
         key_scale: Factor of the keys.
         rivals: Names of :data:`rivals.RIVALS` that are timed in addition to the backends.
         baseline: Name of the case whose time is the unit of this one.
+        kept: Number of random positions that key_mask keeps; None for no mask.
     """
 
     batch: int = 1
     key_scale: float = 1.0
     rivals: tuple[str, ...] = ()
     baseline: str | None = None
+    kept: int | None = None
+
+    def __call__(self, *tensors: Tensor | None, **extra) -> Tensor:
+        if self.kept is not None:
+            extra['key_mask'] = _mask(self.batch, self.tokens, self.kept, tensors[2].device)
+        return super().__call__(*tensors, **extra)
 
     @property
     def input_shapes(self) -> list[tuple[int, ...]]:
@@ -46,6 +54,12 @@ class BenchmarkCase(Case):
             (torch.randn(shape, generator=generator, device=device) * scale).to(kind)
             for shape, scale, kind in zip(self.input_shapes, scales, dtypes, strict=True)
         ]
+
+
+@cache
+def _mask(batch: int, tokens: int, kept: int, device: torch.device) -> Tensor:
+    order = torch.rand(batch, tokens, generator=torch.Generator().manual_seed(0)).argsort(-1)
+    return (order < kept).to(device)
 
 
 def sized(case: Case, batch: int, **more) -> BenchmarkCase:
@@ -68,14 +82,6 @@ def _local(batch, tokens, channels, window, causal=True, make=local, **more) -> 
 
 def _conv(batch, grid, channels, heads, kernel, **more) -> BenchmarkCase:
     return sized(conv(grid, (kernel, kernel), heads, channels=channels), batch, **more)
-
-
-def _slide(side: int, tokens: int) -> BenchmarkCase:
-    """Tokens at random places of a grid, whose other places are hidden, as tiles of a slide."""
-    case = _conv(1, (side, side), 192, 32, 11)
-    places = torch.randperm(side**2, generator=torch.Generator().manual_seed(0))[:tokens]
-    case.options['key_mask'] = torch.zeros(1, side**2, dtype=torch.bool).index_fill_(1, places, True)
-    return case
 
 
 def _hard(batch, tokens, channels, window, grid=None, **more) -> BenchmarkCase:
@@ -122,7 +128,8 @@ CASES: dict[str, BenchmarkCase] = {
     'conv-b32-32x32-d384-h384-k11': _conv(32, (32, 32), 384, 384, 11, rivals=('softmax',)),
     'conv-b2-50x84-d256-h256-k3': _conv(2, (50, 84), 256, 256, 3, rivals=('softmax',)),
     'conv-b2-50x84-d256-h256-k27': _conv(2, (50, 84), 256, 256, 27, rivals=('softmax',)),
-    'slide-100000-of-400x400-d192-h32-k11': _slide(400, 100_000),
+    # Tiles of a slide, with gaps.
+    'conv-b1-400x400-d192-h32-k11-kept100000': _conv(1, (400, 400), 192, 32, 11, kept=100_000),
     'window-b8-t1024-d512-s32': _hard(8, 1024, 512, 32, rivals=('softmax-causal',)),
     'window-b2-32x96-d256-s16x16': _hard(
         2, 3072, 256, (16, 16), (32, 96), rivals=('softmax-causal',)
