@@ -21,7 +21,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from arguments import common_parser, image_side, known_name, positive_int
+from arguments import CLOCKS, common_parser, image_side, known_name, positive_int
 
 TOOLS = Path(__file__).parents[1]
 DTYPES = ('float32', 'bfloat16', 'int8')
@@ -51,6 +51,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument('--batch', nargs='+', type=positive_int, help='images per batch')
     parser.add_argument('--dtype', nargs='+', choices=DTYPES)
     parser.add_argument('--runtimes', nargs='+', choices=RUNTIMES)
+    parser.add_argument(
+        '--clock', choices=CLOCKS, default='wall', help='wall time or CPU time; default %(default)s'
+    )
     return parser
 
 
@@ -202,7 +205,7 @@ def run_case(args: argparse.Namespace, size: int, batch: int, folder: Path) -> l
                 row['reason'] = f'wrong by {row["error"]:.1e}, more than {TOLERANCE[dtype]}'
                 continue
             paths[cell], calls[cell] = path, partial(call, images)
-    times = interleaved(calls, args.rounds)
+    times = interleaved(calls, args.rounds, clock=args.clock)
     for row in rows:
         cell = row['model'], row['runtime'], row['dtype']
         if cell in calls:
