@@ -130,7 +130,7 @@ def plot_sides(runs: list[dict], path: Path) -> None:
         ax.set_xticks(ticks, ticks)
         ax.set(xlabel='side of the image, px', ylabel=f'{unit} per image')
         ax.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+    axes[1].legend(fontsize=8, loc='lower right')
     figure.suptitle(runs[0]['environment']['device_name'], fontsize=10)
     figure.savefig(path, dpi=110)
     plt.close(figure)
