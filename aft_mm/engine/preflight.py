@@ -111,16 +111,14 @@ def check_steps(config: Config, runner: Runner) -> None:
     if without is None:
         return
     loop = (runner.cfg.get('test_cfg') or {}).get('type') or ''
-    samplers = [type(hook).__name__ for hook in runner.hooks if _is_sampler(hook)]
+    samplers = [
+        type(hook).__name__ for hook in runner.hooks if isinstance(hook, SampleVisualizationHook)
+    ]
     samplers += [name for name in SAMPLING_LOOPS if name in str(loop)]
     problem = f'{without} has no _init_state and _mix_step: the model cannot be sampled from'
     if samplers:
         raise UserError(f'{problem}, as {samplers[0]} of the config would')
     runner.logger.warning(problem)
-
-
-def _is_sampler(hook: Any) -> bool:
-    return isinstance(hook, SampleVisualizationHook)
 
 
 def build_optimizer(config: Config, runner: Runner) -> None:

@@ -52,7 +52,7 @@ def requested_backends() -> tuple[str, ...]:
     names = os.environ.get(ENVIRONMENT_VARIABLE)
     if not names:
         return ()
-    requested = tuple(name.strip() for name in names.split(','))
+    requested = tuple(map(str.strip, names.split(',')))
     for name in requested:
         if name not in BACKENDS:
             raise ValueError(

@@ -9,7 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aft_mm import ops
-from aft_mm.checks import check_choice, check_flag, check_int, check_probability, refuse
+from aft_mm.checks import (
+    check_choice,
+    check_flag,
+    check_int,
+    check_probability,
+    check_sizes,
+    refuse,
+)
 from aft_mm.ops.checks import FLOATS, GATES, check_mask
 
 from ..grid import Grid, check_grid
@@ -340,7 +347,7 @@ class TokenMixer(nn.Module):
         """
         length = num_tokens - self.num_prefix_tokens
         if grid is not None:
-            check_grid(grid)
+            check_sizes('grid', grid, (1, 2, 3))
         elif self.grid is None or len(self.grid) == 1:
             grid = (length,)
         else:

@@ -50,7 +50,11 @@ class AutoregressiveModel(BaseModel):
         self.encoder = None if encoder is None else MODELS.build(encoder)
         self.decoder = MODELS.build(decoder)
         if self.encoder is not None and self.encoder.embedding is None:
-            self._check_shared()
+            if self.encoder.embed_dims != self.decoder.embed_dims:
+                raise ValueError(
+                    'encoder and decoder that share an embedding must have the same embed_dims, '
+                    f'got {self.encoder.embed_dims} and {self.decoder.embed_dims}'
+                )
             self.encoder.share_embedding(self.decoder.embedding)
         self.head = MODELS.build(head)
         if getattr(self.head, 'tied', False):
@@ -142,13 +146,6 @@ class AutoregressiveModel(BaseModel):
         tokens = pad_sequence(given, batch_first=True).to(device)
         mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
         return self.encoder(tokens, mask), mask
-
-    def _check_shared(self) -> None:
-        if self.encoder.embed_dims != self.decoder.embed_dims:
-            raise ValueError(
-                'encoder and decoder that share an embedding must have the same embed_dims, got '
-                f'{self.encoder.embed_dims} and {self.decoder.embed_dims}'
-            )
 
     def _check_head(self) -> None:
         embedding = self.decoder.embedding

@@ -120,7 +120,11 @@ class AFTViT(BaseModule):
         )
         for name, flag in flags.items():
             check_flag(name, flag)
-        _check_out_type(out_type, with_cls_token)
+        if out_type not in OUT_TYPES or (out_type == 'cls_token' and not with_cls_token):
+            raise ValueError(
+                f"out_type must be one of {', '.join(OUT_TYPES)}, 'cls_token' only with a class "
+                f'token, got {out_type!r} with with_cls_token={with_cls_token}'
+            )
         if token_mixer is not None:
             check_config('token_mixer', token_mixer)
         self.embed_dims = embed_dims
@@ -157,7 +161,10 @@ class AFTViT(BaseModule):
             for i in range(num_layers)
         )
         self.norm = nn.LayerNorm(embed_dims, eps=1e-6) if final_norm else nn.Identity()
-        self._freeze()
+        for module in self._frozen_modules():
+            module.requires_grad_(False)
+        if self.cls_token is not None and frozen_stages > 0:
+            self.cls_token.requires_grad_(False)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """Return one output per entry of out_indices, in ascending order.
@@ -269,12 +276,6 @@ class AFTViT(BaseModule):
         check_number('arch.mlp_ratio', settings['mlp_ratio'], above=0)
         return settings['embed_dims'], settings['num_layers'], settings['mlp_ratio']
 
-    def _freeze(self) -> None:
-        for module in self._frozen_modules():
-            module.requires_grad_(False)
-        if self.cls_token is not None and self.frozen_stages > 0:
-            self.cls_token.requires_grad_(False)
-
     def _frozen_modules(self) -> list[nn.Module]:
         if self.frozen_stages < 1:
             return []
@@ -379,14 +380,6 @@ class AFTViT(BaseModule):
                     f'{f" and {len(names) - 1} more" if len(names) > 1 else ""}'
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _check_out_type(out_type: str, with_cls_token: bool) -> None:
-    if out_type not in OUT_TYPES or (out_type == 'cls_token' and not with_cls_token):
-        raise ValueError(
-            f"out_type must be one of {', '.join(OUT_TYPES)}, 'cls_token' only with a class "
-            f'token, got {out_type!r} with with_cls_token={with_cls_token}'
-        )
 
 
 def _absolute(out_indices: int | Sequence[int], num_layers: int) -> tuple[int, ...]:

@@ -82,12 +82,13 @@ def generate(
     batch_size = _batch_size(prompts, source, batch_size)
     device = next(model.parameters()).device
     tokens, lengths = _start(prompts, batch_size, length, head.token_shape)
+    seed = int(torch.randint(2**62, ())) if seed is None else seed
     options = dict(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         greedy=greedy,
-        generator=torch.Generator(device).manual_seed(_new_seed() if seed is None else seed),
+        generator=torch.Generator(device).manual_seed(seed),
     )
     columns = compiled and device.type == 'cpu'
     # Results must be normal tensors, also in inference mode.
@@ -330,10 +331,6 @@ def _start(
         tokens[i, : len(prompt)] = prompt
         lengths[i] = len(prompt)
     return tokens, lengths
-
-
-def _new_seed() -> int:
-    return int(torch.randint(2**62, ()))
 
 
 def _batch_size(prompts: Tokens | None, source: Tokens | None, batch_size: int | None) -> int:
