@@ -274,7 +274,7 @@ def _bound(variable: str, default: int) -> int:
 
 
 def _remove_parts(path: Path, seconds: int) -> None:
-    """Remove what killed downloads of this address have left."""
+    """Remove the temporary files of killed downloads of this address."""
     for part in path.parent.glob(f'.{path.name}.*.part'):
         if time.time() - part.stat().st_mtime > seconds + _TIMEOUT:
             part.unlink(missing_ok=True)
@@ -338,7 +338,7 @@ def load_from_torchvision(filename: str, map_location: Any = None) -> dict:
 
 
 def load_from_openmmlab(filename: str, map_location: Any = None) -> dict:
-    """Raise a :class:`UserError`: the host of these addresses is gone."""
+    """Raise a :class:`UserError`: the host of these addresses no longer exists."""
     raise UserError(
         f'checkpoint {filename!r} is on a host that no longer exists; give a file or an http address'
     )

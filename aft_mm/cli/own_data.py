@@ -1,4 +1,4 @@
-"""What a folder or file of own data holds: its parts, its classes, and the config to train on it."""
+"""Inspect a folder or file of user data: its sets, its classes, and the config to train on it."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ Parts = dict[str, list[str]]
 
 @dataclass
 class OwnData:
-    """Own data, as described by a config.
+    """Data of the user, as a config describes them.
 
     Args:
         about: What was found, one line per fact.

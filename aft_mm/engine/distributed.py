@@ -57,7 +57,7 @@ def start_distributed(cfg: Config) -> None:
 
 
 def fix_sum_order(model: nn.Module) -> bool:
-    """Let every iteration of a model add up gradients of several processes in the same order.
+    """Make every iteration add up the gradients of several processes in the same order.
 
     DistributedDataParallel moves the gradients to other buckets after the first backward pass that
     it synchronises, and gloo adds more than two numbers in an order that depends on their place in

@@ -118,7 +118,7 @@ def make_resumable(loop: BaseLoop, seeds: Sequence[int] | None = None) -> None:
 
 
 class Batches:
-    """The batches of a data loader, from any of them on, with random numbers of their own.
+    """The batches of a data loader from any batch on, each with its own random numbers.
 
     With ``seeds``, random numbers depend on ``seeds`` and the number of the batch only, not on the
     worker.
@@ -344,7 +344,7 @@ class GenerationTestLoop(TestLoop):
 class TranslationTestLoop(TestLoop):
     """A test that also translates: every sample of the data set gets the text ``translation``.
 
-    By beam search from the sample's ``source``; the batch is then tested as usual.
+    It is found by beam search from ``source``; the batch is then tested as usual.
 
     Args:
         runner: The runner.

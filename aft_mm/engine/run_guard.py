@@ -1,4 +1,4 @@
-"""Guard a run: signals stop it with a checkpoint, failures of the machine get one line."""
+"""Guard a run: signals stop it with a checkpoint, failures of the machine with one line."""
 
 import errno
 import logging
@@ -242,7 +242,7 @@ def _quiet_log() -> Iterator[None]:
 
 
 def reason(error: Exception) -> str | None:
-    """Return what the machine did to a run, in a few words; None for what may be a bug."""
+    """Describe a failure of the machine in a few words; return None for a possible bug."""
     message = ' '.join(str(error).split())
     out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
     if out_of_memory or "can't allocate memory" in message:
@@ -270,5 +270,5 @@ def _end(message: str, status: int) -> None:
 
 
 def _report(message: str) -> None:
-    """Tell torchrun, if there is one, why this process ends."""
+    """Report to torchrun, if there is one, why this process ends."""
     get_error_handler().record_exception(UserError(message.removeprefix('Error: ')))

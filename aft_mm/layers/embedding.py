@@ -62,7 +62,7 @@ class PatchEmbedding(nn.Module):
 
 
 class ConvPatchEmbedding(PatchEmbedding):
-    """Convolutions in place of the projection of :class:`PatchEmbedding` (arXiv 2104.05704).
+    """Convolutions that replace the projection of :class:`PatchEmbedding` (arXiv 2104.05704).
 
     log₂(patch) times a 3 × 3 convolution, max pooling by 2, batch norm and ReLU. The channels
     double from D / 2^(n − 1) to D.

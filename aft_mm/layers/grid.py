@@ -98,7 +98,7 @@ class GridParameters(nn.Module):
     def on_grid(self, rows: Tensor, grid: Grid | None) -> Tensor:
         """Return `rows` for tokens on `grid`, by default that of this module.
 
-        A shorter sequence gets the first rows, an image or volume interpolated ones.
+        A shorter sequence gets the first rows; an image or volume gets interpolated rows.
         """
         if grid is None or is_same(grid, self.grid):
             return rows

@@ -1,4 +1,4 @@
-"""A classifier of images without OpenMMLab's task model."""
+"""An image classifier without OpenMMLab's task model."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -117,7 +117,7 @@ def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[s
     elif tensors[2].is_cuda or INTERPRETED:
         names = DEFAULT_BACKENDS
     else:
-        # Without a library nothing needs to be checked.
+        # Without a library there is nothing to check.
         if not torch.compiler.is_compiling():
             if isinstance(native_availability.find_library(), str):
                 return 'eager'
@@ -171,8 +171,8 @@ def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
 def no_autocast(value: Tensor) -> AbstractContextManager:
     """Return a context without autocast, which would run float32 products of an op in bfloat16.
 
-    Used only where needed, as entering it takes as long as three small products. The meta device
-    has no autocast.
+    It is used only where needed, because entering it takes as long as three small products. The
+    meta device has no autocast.
     """
     device = value.device.type
     if value.is_meta or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device)):

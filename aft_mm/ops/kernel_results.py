@@ -1,6 +1,6 @@
 """Stored results of the check of the Triton kernels (`selftest.py`), which dispatch reads.
 
-A file below ``$XDG_CACHE_HOME`` or ``~/.cache`` holds them for a device, versions and sources.
+They are in a file below ``$XDG_CACHE_HOME`` or ``~/.cache``, per device, versions and sources.
 """
 
 import functools

@@ -409,7 +409,7 @@ def measure_speeds(op: str, device: torch.device, dtype: torch.dtype) -> dict[st
 
 
 def classify(error: BaseException) -> Result:
-    """Return the result for an exception: failed for wrong numbers and device faults only."""
+    """Return the result for an exception: failed only for wrong numbers and device faults."""
     text = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
     faults: tuple[str, ...] = (
         'illegal memory',

@@ -108,7 +108,7 @@ def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
 
 @HOOKS.register_module(name=['ExactResumeHook', 'EpochSeedHook'])  # the second in older configs
 class ExactResumeHook(Hook):
-    """Let a run that resumes at any iteration end in the same bits as an uninterrupted one.
+    """Make a run that resumes at any iteration bit-identical to an uninterrupted one.
 
     mmengine's checkpoints hold neither random state nor accumulated gradients. Here:
 
@@ -121,7 +121,7 @@ class ExactResumeHook(Hook):
     - Sums over more than two processes have the same order in the first iteration as later.
     - A validation leaves the generators as they were.
 
-    On a GPU operations without a deterministic algorithm can differ, which is logged.
+    On a GPU, operations without a deterministic algorithm can differ; the log says so.
     """
 
     priority = 'VERY_HIGH'  # other hooks may use random numbers

@@ -1,4 +1,4 @@
-"""AFT-full with a position bias that comes with the call."""
+"""AFT-full with a position bias passed to the call."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -17,15 +17,15 @@ from .base import AFTMixer
 
 @MODELS.register_module()
 class AFTBias(AFTMixer):
-    """AFT-full whose w describes the tokens of the call (arXiv 2105.14103, eq. 2).
+    """AFT-full whose w is an argument of the call (arXiv 2105.14103, eq. 2).
 
-    w may be the negative distances of points, the weights of a graph, or any relation of real
-    objects. Pass it to the block or encoder around the mixer::
+    w may be the negative distances of points, the weights of a graph, or any other relation of
+    tokens. Pass it to the block or encoder around the mixer::
 
         encoder(tokens, position_bias=-distances, pair_mask=adjacency)
 
     Without it w = 0, as in AFT-simple. Tokens have no order beyond w and the mask, and sequences may
-    have any length. There are no steps, as the bias belongs to whole sequences.
+    have any length. There are no steps, because the bias belongs to whole sequences.
 
     Args:
         embed_dims: channels D.

@@ -24,8 +24,8 @@ from .base import OpMixer
 class AFTLocal(OpMixer):
     """AFT with ``w = u vᵀ`` in a window and w = 0 outside it (arXiv 2105.14103, eq. 4 and 7).
 
-    Tokens outside the window count with W = 1. Sequences may be shorter and images have another
-    grid; the window, in tokens, stays the same.
+    Tokens outside the window have W = 1. Sequences may be shorter, and images may have another
+    grid; the window keeps its size in tokens.
 
     Args:
         embed_dims: channels D.

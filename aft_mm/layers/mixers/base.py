@@ -79,10 +79,10 @@ class TokenMixer(nn.Module):
     takes_pairs: ClassVar[bool] = False
     #: Whether class tokens may precede the grid.
     takes_prefix_tokens: ClassVar[bool] = False
-    #: The type that :meth:`_init_state` returns. An own state is a NamedTuple with a ``position``
-    #: [B] (int64, the index of the next token); its tensors, also in nested tuples or lists, have
-    #: the batch as first axis. A field that Python counts, such as the length of a growing cache,
-    #: rules out CUDA graphs.
+    #: The type that :meth:`_init_state` returns. A new state type is a NamedTuple with a
+    #: ``position`` [B] (int64, the index of the next token); its tensors, also in nested tuples or
+    #: lists, have the batch as first axis. A field that Python counts, such as the length of a
+    #: growing cache, rules out CUDA graphs.
     state_type: ClassVar[Any] = ops.StepState
 
     def __init__(
@@ -386,7 +386,7 @@ class AFTMixer(TokenMixer):
 
 
 class OpMixer(AFTMixer):
-    """Base class of mixers that mix by one op of :mod:`aft_mm.ops`, with its steps.
+    """Base class of mixers that call one op of :mod:`aft_mm.ops`, and its steps.
 
     A subclass names the op and returns its options and position bias.
     """

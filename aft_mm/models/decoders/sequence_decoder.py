@@ -23,7 +23,7 @@ class DecoderState(NamedTuple):
     def hold(self, last: int) -> None:
         """Move sequences past token `last` back to it, in place.
 
-        So a complete sequence stays inside the position table while its batch takes steps.
+        This keeps a complete sequence inside the position table while its batch takes steps.
         """
         self.position.clamp_(max=last)
         for block in self.blocks:

@@ -37,9 +37,8 @@ def generate(
 ) -> Tensor:
     """Sample sequences that continue the prompts.
 
-    Prompts, also of different lengths, are run in one parallel pass, further tokens in steps,
-    replayed as a CUDA graph on a GPU. The model runs in evaluation mode and returns to its previous
-    one.
+    Prompts, also of different lengths, are run in one parallel pass, and further tokens in steps,
+    replayed as a CUDA graph on a GPU. The model runs in evaluation mode; its mode is restored.
 
     Args:
         model: an :class:`AutoregressiveModel`.
@@ -182,10 +181,9 @@ def beam_search(
     """Search the sequences with the best scores for each source.
 
     ``score = log p(y | x) / ((5 + |y|) / 6)^α`` with α = `length_penalty`, counting the end (arXiv
-    1609.08144, eq. 14). At every token the K = `beam_size` most probable continuations survive;
-    each that ends leaves one place less. A source is done when no place is left or no open sequence
-    can reach its best results. At the largest length a sequence must end. Results do not depend on
-    the batch.
+    1609.08144, eq. 14). At every token the K = `beam_size` most probable continuations are kept;
+    each one that ends reduces K by one. A source is done when K is 0 or no open sequence can reach
+    its best results. At the largest length a sequence must end. Results do not depend on the batch.
 
     Args:
         model: an :class:`AutoregressiveModel` with an encoder and a categorical head.

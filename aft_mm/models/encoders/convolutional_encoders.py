@@ -1,4 +1,4 @@
-"""Encoders of speech to compare with: a TDNN, and torchaudio's Conformer."""
+"""Baseline encoders of speech: a TDNN, and torchaudio's Conformer."""
 
 from collections.abc import Sequence
 
@@ -72,7 +72,7 @@ class TDNNEncoder(BaseModule):
 class ConformerEncoder(BaseModule):
     """torchaudio's Conformer (arXiv 2005.08100), ``[B, T, F] -> [B, T, D]``.
 
-    Its convolutions read padding: results depend a little on the batch.
+    Its convolutions read padding, so results depend slightly on the batch.
 
     Args:
         num_features: features F of a frame.
