@@ -48,7 +48,7 @@ def averaged(path: str, number: int) -> Iterator[str]:
         number: How many checkpoints to average; 1 yields `path` itself.
 
     Raises:
-        UserError: the folder has fewer checkpoints of this kind up to `path`.
+        UserError: The folder has fewer checkpoints of this kind up to `path`.
         ValueError: `number` is not 1 or larger.
     """
     check_int('--average', number, 1)

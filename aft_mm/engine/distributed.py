@@ -35,7 +35,7 @@ def start_distributed(cfg: Config) -> None:
     On a CPU ``cfg.model_wrapper_cfg`` gets no device ids. The process ends with its launcher.
 
     Raises:
-        UserError: the launcher did not set its environment variables.
+        UserError: The launcher did not set its environment variables.
     """
     if cfg.launcher == 'none':
         return

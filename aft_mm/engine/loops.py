@@ -269,7 +269,7 @@ class GenerationTestLoop(TestLoop):
             in the order of the data set; 0 measures the likelihood only.
 
     Raises:
-        ValueError: an option is out of range.
+        ValueError: An option is out of range.
     """
 
     def __init__(
@@ -356,8 +356,8 @@ class TranslationTestLoop(TestLoop):
             translations.
 
     Raises:
-        ValueError: an option is out of range.
-        UserError: the data set has no ``subwords``.
+        ValueError: An option is out of range.
+        UserError: The data set has no ``subwords``.
     """
 
     def __init__(

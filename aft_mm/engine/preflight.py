@@ -48,7 +48,7 @@ def choose_checkpoint(cfg: Config) -> str:
         A warning if ``last_checkpoint`` names another one, else ''.
 
     Raises:
-        UserError: the work dir has no complete checkpoint.
+        UserError: The work dir has no complete checkpoint.
     """
     is_auto = cfg.get('resume') == 'auto'
     if not cfg.get('resume') or cfg.get('load_from') and not is_auto:

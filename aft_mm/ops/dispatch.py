@@ -47,7 +47,7 @@ def requested_backends() -> tuple[str, ...]:
     """Return the backends that ``AFT_MM_BACKEND`` names, in order.
 
     Raises:
-        ValueError: for an unknown name.
+        ValueError: For an unknown name.
     """
     names = os.environ.get(ENVIRONMENT_VARIABLE)
     if not names:
@@ -110,7 +110,7 @@ def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[s
     """Return the name of the backend for the call.
 
     Raises:
-        BackendError: if none of the requested backends can run it.
+        BackendError: If none of the requested backends can run it.
     """
     if os.environ.get(ENVIRONMENT_VARIABLE):
         names = requested_backends()

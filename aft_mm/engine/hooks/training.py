@@ -134,7 +134,7 @@ class ExactResumeHook(Hook):
         """Keep the state until it is known whether the run is resumed.
 
         Raises:
-            UserError: it is not random state.
+            UserError: It is not random state.
         """
         self.loaded = {key: checkpoint[key] for key in (GRADIENTS,) if key in checkpoint}
         state = checkpoint.get('meta', {}).get(RANDOM_STATE)
@@ -359,7 +359,7 @@ class RegularizationHook(Hook):
         """Extend the losses of the model by ``loss_regularization``.
 
         Raises:
-            UserError: no layer of the model has a ``regularization_loss``.
+            UserError: No layer of the model has a ``regularization_loss``.
         """
         model = task_model(runner)
         layers = penalised_layers(model)

@@ -28,15 +28,15 @@ class AFTBias(AFTMixer):
     have any length. There are no steps, because the bias belongs to whole sequences.
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         num_heads: h, if the bias of the call is [h, T, S] or [B, h, T, S]; None for [T, S] or
             [B, T, S]. See :func:`aft_mm.ops.aft_full`.
-        scales: initial values of a learned factor per head: the bias of the call, [T, S] or
+        scales: Initial values of a learned factor per head: the bias of the call, [T, S] or
             [B, T, S], is then multiplied by ``scale[i]`` in head i. Needs num_heads=None.
-        **kwargs: see :class:`AFTMixer`.
+        **kwargs: See :class:`AFTMixer`.
 
     Raises:
-        ValueError: as :class:`AFTMixer`; in a call, as :func:`aft_mm.ops.aft_full`, or `scales`
+        ValueError: As :class:`AFTMixer`; in a call, as :func:`aft_mm.ops.aft_full`, or `scales`
             without a bias.
     """
 

@@ -49,10 +49,10 @@ class StaticSteps(PlainSteps):
     """Steps on fixed buffers; each call overwrites the hidden vectors of the last one.
 
     Args:
-        step: see :meth:`SequenceDecoder.step`.
+        step: See :meth:`SequenceDecoder.step`.
         token: a tensor with the shape and type of the tokens.
         hidden: a tensor with the shape and type of the hidden vectors.
-        state: the first state, which becomes the buffer.
+        state: The first state, which becomes the buffer.
     """
 
     def __init__(self, step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:
