@@ -42,7 +42,7 @@ class OwnData:
     """Data of the user, as a config describes them.
 
     Args:
-        about: What was found, one line per fact.
+        about: The findings, one line per fact.
         counts: Images, boxes or masks of each class.
         parts: Samples for training and validation.
         config: Lines of the config below its base. ``SPLIT`` is the folder of ``files``.

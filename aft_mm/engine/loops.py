@@ -265,7 +265,7 @@ class GenerationTestLoop(TestLoop):
         top_k: Sample among the k most likely values only.
         top_p: Sample among the most likely values with this total probability only.
         seed: 0 or larger.
-        num_inputs: Sample for the first ``num_inputs`` samples only, over all ranks, with a sampler
+        num_inputs: Sample only for the first ``num_inputs`` samples, over all ranks, with a sampler
             in the order of the data set; 0 measures the likelihood only.
 
     Raises:

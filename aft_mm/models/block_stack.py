@@ -36,7 +36,7 @@ class BlockStack(BaseModule):
         drop_rate: Dropout probability after the embedding, after mixers and in MLPs.
         tokens_per_position: Number of consecutive tokens that share a position, such as the 3
             coordinates of a point; a divisor of T, for a grid (T,) only. A checkpoint with another
-            value looks like one of another length, and its table is interpolated.
+            value is treated as one of another length: its table is interpolated.
         positions: 'learned', or 'sinusoidal', which needs a grid (T,).
         cross_mixer: Config of a mixer over a memory, see :class:`Block`.
         with_cp: Gradient checkpointing per block, non-reentrant.

@@ -91,7 +91,7 @@ def check_tokens(
     """Check query [B, T, D], key [B, S, D or heads], value [B, S, D] and key_mask [B, S].
 
     Args:
-        same_length: Whether T must be S, as if the op is causal.
+        same_length: Whether T must be S, which a causal op requires too.
         heads: Channels of a key, if one per head.
     """
     check_tensor('value', value)

@@ -150,7 +150,7 @@ def replay_paths(paths: Sequence[bool]) -> Iterator[None]:
     """Replay the paths of a recorded run in order, for any number of runs.
 
     Args:
-        paths: What :func:`record_paths` yielded.
+        paths: The list that :func:`record_paths` yielded.
 
     Raises:
         RuntimeError: If the runs took another number of paths.

@@ -19,7 +19,7 @@ from .list_configs import NEEDS, missing
 
 
 class Kind(NamedTuple):
-    """How data of one kind are inspected and trained on."""
+    """A kind of data: its inspection, its base config and its training."""
 
     inspect: Callable[[Path, float, int], OwnData]
     base: str

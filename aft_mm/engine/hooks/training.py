@@ -42,8 +42,8 @@ class CompileHook(Hook):
 
     Args:
         module: Attribute of the model to compile, or None for its backbone and its decoder, as far
-            as they are of this package. A model with an encoder stays as it is: its sequences have
-            other lengths in each batch, and each length would be compiled.
+            as they are of this package. A model with an encoder is not compiled: its sequences
+            differ in length from batch to batch, and each length would be compiled.
         **kwargs: Those of ``torch.compile``, such as ``backend`` or ``mode``. By default
             ``fullgraph`` is True, so a graph break is an error, and ``dynamic`` is False, one graph
             per image size: torch 2.11 cannot trace ``torch.cond`` with a symbolic size.

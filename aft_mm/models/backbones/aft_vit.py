@@ -66,9 +66,9 @@ class AFTViT(BaseModule):
         with_cp: Gradient checkpointing per block, non-reentrant.
         final_norm: LayerNorm after the last layer.
         with_mask_channel: The image has the channel of MaskedDataPreprocessor, 1 inside and 0 in
-            the padding. Tokens of padding only are hidden, 0 in 'featmap' and not counted in
-            'avg_featmap', so an image has the same output as alone, unless positions or biases are
-            interpolated to the grid of the batch.
+            the padding. Tokens with only padding are hidden, 0 in 'featmap' and not counted in
+            'avg_featmap', so an image has the same output in a batch as alone, unless positions or
+            biases are interpolated to the grid of the batch.
         bfloat16: Run under bfloat16 autocast and return float32.
         init_cfg: See mmengine's BaseModule; the default is the paper's initialisation.
 

@@ -55,9 +55,9 @@ def generate(
         source: One source sequence per sample, for the model's encoder.
         end_token: Ends a sequence and fills the rest of it; the check for the end of all sequences
             synchronises at every token.
-        compiled: Use torch.compile for the steps on a CPU, except with a state that grows, as of
-            softmax attention. The first call for a number of sequences compiles for seconds to
-            minutes. Rounding may change a token.
+        compiled: Use torch.compile for the steps on a CPU, except with a state that grows, such as
+            that of softmax attention. The first call for a number of sequences compiles for seconds
+            to minutes. Rounding may change a token.
 
     Returns:
         Sequences int64 [B, T] or [B, T, C], prompts included.

@@ -50,8 +50,8 @@ class StaticSteps(PlainSteps):
 
     Args:
         step: See :meth:`SequenceDecoder.step`.
-        token: a tensor with the shape and type of the tokens.
-        hidden: a tensor with the shape and type of the hidden vectors.
+        token: A tensor with the shape and type of the tokens.
+        hidden: A tensor with the shape and type of the hidden vectors.
         state: The first state, which becomes the buffer.
     """
 
@@ -93,7 +93,7 @@ class CompiledSteps(StaticSteps):
     """Steps on fixed buffers by torch.compile; equal to plain steps up to rounding.
 
     Attributes:
-        seconds: duration of the first step, which compiles or loads kernels.
+        seconds: Duration of the first step, which compiles or loads kernels.
     """
 
     def __init__(self, step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:

@@ -28,7 +28,7 @@ class SequenceEncoder(BlockStack):
         """Return the encoded vectors [B, S, D].
 
         Args:
-            tokens: What the embedding takes, such as int64 [B, S] or frames [B, S, F].
+            tokens: Input of the embedding, such as int64 [B, S] or frames [B, S, F].
             mask: bool [B, S], True = keep.
             **pairs: position_bias and pair_mask of the tokens for the mixers, such as
                 :class:`aft_mm.layers.AFTBias`.

@@ -233,7 +233,7 @@ def safe_conv_mean(
     """Return the mean of :func:`convolved_mean` for any finite key: additive if that fits, or exact.
 
     Args:
-        is_exact: What :func:`is_one_shift_exact` returned for the additive form, if known.
+        is_exact: Result of :func:`is_one_shift_exact` for the additive form, if known.
     """
     options: dict[str, Any] = dict(
         grid=grid, global_connectivity=global_connectivity, causal=causal

@@ -80,7 +80,7 @@ class TileBand(NamedTuple):
 
     @property
     def form(self) -> WeightForm:
-        """What kernels are specialised for."""
+        """Constants for which kernels are specialised."""
         return _form(self)
 
     def _new_form(self) -> WeightForm:
