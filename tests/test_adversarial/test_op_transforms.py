@@ -27,7 +27,7 @@ def _seed():
 @pytest.mark.parametrize('scale', [1, 100], ids=['fast', 'safe'])
 @pytest.mark.parametrize('case', VARIED, ids=names)
 def test_second_derivatives(case, scale):
-    """They were silently zero for aft_full and aft_local; compared with differences of gradients."""
+    """They were silently zero for aft_full and aft_local; compared with gradient differences."""
     tensors = case.inputs(batch=1)
     with torch.no_grad():
         tensors[1].mul_(scale)
