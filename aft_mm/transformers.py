@@ -53,12 +53,12 @@ class AFTConfig(BackboneConfigMixin, PreTrainedConfig):
     """Config of the image models.
 
     Args:
-        backbone: Arguments of :class:`AFTViT`, such as ``dict(arch='tiny', position_embedding=
+        backbone: arguments of :class:`AFTViT`, such as ``dict(arch='tiny', position_embedding=
             False, token_mixer=dict(type='aft_mm.AFTConv', num_heads=32, kernel_size=11))``.
-        out_features: Stages that :class:`AFTBackbone` returns, among 'stage1', …; the last one by
+        out_features: stages that :class:`AFTBackbone` returns, among 'stage1', …; the last one by
             default.
-        out_indices: Their indices, instead of `out_features`.
-        **kwargs: See Transformers' PreTrainedConfig, such as num_labels.
+        out_indices: their indices, instead of `out_features`.
+        **kwargs: see Transformers' PreTrainedConfig, such as num_labels.
     """
 
     model_type = 'aft'
@@ -85,7 +85,7 @@ class AFTTextConfig(PreTrainedConfig):
     Args:
         model: ``dict(decoder=…, head=…)``, the configs of a :class:`SequenceDecoder` with a
             TokenEmbedding and of a :class:`CategoricalHead`; a small model of bytes by default.
-        **kwargs: See Transformers' PreTrainedConfig, such as eos_token_id and pad_token_id.
+        **kwargs: see Transformers' PreTrainedConfig, such as eos_token_id and pad_token_id.
     """
 
     model_type = 'aft_text'
@@ -198,7 +198,7 @@ class AFTModel(_ImageModel):
     """Image model without a head.
 
     Args:
-        config: See :class:`AFTConfig`.
+        config: see :class:`AFTConfig`.
     """
 
     _keys_to_ignore_on_load_unexpected = [r'^head\.']
@@ -217,11 +217,11 @@ class AFTModel(_ImageModel):
         """Return the tokens [B, T, D] after the final norm, class token first, and pooled [B, D].
 
         Args:
-            pixel_values: Images [B, C, H, W].
-            output_hidden_states: Also return the tokens [B, T, D] that enter the first layer and
+            pixel_values: images [B, C, H, W].
+            output_hidden_states: also return the tokens [B, T, D] that enter the first layer and
                 leave each layer.
             return_dict: False for a tuple.
-            **unused: Other arguments of Transformers.
+            **unused: other arguments of Transformers.
         """
         tokens, hidden = self._tokens(pixel_values, output_hidden_states)
         output = BaseModelOutputWithPooling(tokens, self._pool(tokens), hidden)
@@ -232,7 +232,7 @@ class AFTForImageClassification(_ImageModel):
     """Image model with a linear classifier on the pooled tokens.
 
     Args:
-        config: See :class:`AFTConfig`; out_type of the backbone chooses the pooling.
+        config: see :class:`AFTConfig`; out_type of the backbone chooses the pooling.
     """
 
     def __init__(self, config: AFTConfig) -> None:
@@ -254,12 +254,12 @@ class AFTForImageClassification(_ImageModel):
         """Return logits [B, num_labels], and the cross entropy if labels [B] are given.
 
         Args:
-            pixel_values: Images [B, C, H, W].
-            labels: Class of each image.
-            output_hidden_states: Also return the tokens [B, T, D] that enter the first layer and
+            pixel_values: images [B, C, H, W].
+            labels: class of each image.
+            output_hidden_states: also return the tokens [B, T, D] that enter the first layer and
                 leave each layer.
             return_dict: False for a tuple.
-            **unused: Other arguments of Transformers.
+            **unused: other arguments of Transformers.
         """
         tokens, hidden = self._tokens(pixel_values, output_hidden_states)
         logits = self.head['fc'](self._pool(tokens))
@@ -272,7 +272,7 @@ class AFTBackbone(BackboneMixin, _ImageModel):
     """Feature maps for detectors and segmentors of Transformers.
 
     Args:
-        config: See :class:`AFTConfig`; out_features chooses the stages.
+        config: see :class:`AFTConfig`; out_features chooses the stages.
     """
 
     has_attentions = False
@@ -293,10 +293,10 @@ class AFTBackbone(BackboneMixin, _ImageModel):
         """Return one map [B, D, H', W'] per stage of out_features, the last stage normalised.
 
         Args:
-            pixel_values: Images [B, C, H, W].
-            output_hidden_states: Also return the maps of all stages.
+            pixel_values: images [B, C, H, W].
+            output_hidden_states: also return the maps of all stages.
             return_dict: False for a tuple.
-            **unused: Other arguments of Transformers.
+            **unused: other arguments of Transformers.
         """
         wanted = sorted(i % len(self.stage_names) for i in self.out_indices)
         every = output_hidden_states
@@ -345,10 +345,10 @@ class AFTForCausalLM(_Model, GenerationMixin):
     label, as :class:`AutoregressiveModel` does.
 
     Args:
-        config: See :class:`AFTTextConfig`.
+        config: see :class:`AFTTextConfig`.
 
     Raises:
-        ValueError: Decoder and head of the config do not fit together.
+        ValueError: decoder and head of the config do not fit together.
     """
 
     config_class = AFTTextConfig
@@ -392,9 +392,9 @@ class AFTForCausalLM(_Model, GenerationMixin):
         New rows are the mean of the old ones.
 
         Args:
-            new_num_tokens: Vocabulary V, by default the current one.
+            new_num_tokens: vocabulary V, by default the current one.
             pad_to_multiple_of: V is rounded up to a multiple of this.
-            **unused: Other arguments of Transformers.
+            **unused: other arguments of Transformers.
         """
         size = self.config.vocab_size if new_num_tokens is None else new_num_tokens
         if pad_to_multiple_of is not None:
@@ -433,17 +433,17 @@ class AFTForCausalLM(_Model, GenerationMixin):
         The row after the last position of the decoder is 0.
 
         Args:
-            input_ids: Tokens [B, L]. With a filled cache, only the new ones.
+            input_ids: tokens [B, L]. With a filled cache, only the new ones.
             attention_mask: [B, L], 0 for padding on the left or on the right. Not used with a
                 filled cache.
-            past_key_values: From a previous call; it is overwritten.
+            past_key_values: from a previous call; it is overwritten.
             labels: [B, L], usually `input_ids` itself, −100 for tokens without a loss.
-            use_cache: Return a cache; default False.
-            logits_to_keep: Number of last rows to return, 0 for all.
-            output_hidden_states: Also return the vectors [B, L, D] that enter the first block and
+            use_cache: return a cache; default False.
+            logits_to_keep: number of last rows to return, 0 for all.
+            output_hidden_states: also return the vectors [B, L, D] that enter the first block and
                 leave each block, the last ones normalised. Not with a filled cache.
             return_dict: False for a tuple.
-            **unused: Other arguments of Transformers.
+            **unused: other arguments of Transformers.
 
         Raises:
             ValueError: a sequence is longer than the position table, or a token is outside the

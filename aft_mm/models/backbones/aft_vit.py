@@ -120,11 +120,7 @@ class AFTViT(BaseModule):
         )
         for name, flag in flags.items():
             check_flag(name, flag)
-        if out_type not in OUT_TYPES or (out_type == 'cls_token' and not with_cls_token):
-            raise ValueError(
-                f"out_type must be one of {', '.join(OUT_TYPES)}, 'cls_token' only with a class "
-                f'token, got {out_type!r} with with_cls_token={with_cls_token}'
-            )
+        _check_out_type(out_type, with_cls_token)
         if token_mixer is not None:
             check_config('token_mixer', token_mixer)
         self.embed_dims = embed_dims
@@ -380,6 +376,14 @@ class AFTViT(BaseModule):
                     f'{f" and {len(names) - 1} more" if len(names) > 1 else ""}'
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _check_out_type(out_type: str, with_cls_token: bool) -> None:
+    if out_type not in OUT_TYPES or (out_type == 'cls_token' and not with_cls_token):
+        raise ValueError(
+            f"out_type must be one of {', '.join(OUT_TYPES)}, 'cls_token' only with a class "
+            f'token, got {out_type!r} with with_cls_token={with_cls_token}'
+        )
 
 
 def _absolute(out_indices: int | Sequence[int], num_layers: int) -> tuple[int, ...]:
