@@ -33,10 +33,10 @@ class PlainRegistry:
     """Classes by name; a child shares the table of its parent.
 
     Args:
-        name: of the kind of classes.
-        parent: registry whose table is shared.
-        scope: not used; types may be written as ``aft_mm.NAME`` or ``NAME``.
-        locations: packages that register classes, imported before a lookup.
+        name: Of the kind of classes.
+        parent: Registry whose table is shared.
+        scope: Not used; types may be written as ``aft_mm.NAME`` or ``NAME``.
+        locations: Packages that register classes, imported before a lookup.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PlainRegistry:
         """Return the class of a name, with or without the scope.
 
         Raises:
-            KeyError: no class has this name.
+            KeyError: No class has this name.
         """
         for location in self._locations:
             import_module(location)

@@ -5,8 +5,9 @@ registry when it first looks up a name, so configs need no further import. mmeng
 ImportError raised here, so this module imports nothing that can fail. Where mmengine is not
 installed, a registry is a table of names, see :mod:`aft_mm.openmmlab`.
 
-Importing it also makes mmengine read checkpoints with :mod:`aft_mm.checkpoint`, imported at the
-first one, and find bases of configs written as ``aft_mm::own_data/image-folder``.
+Importing this module also makes mmengine read checkpoints with :mod:`aft_mm.checkpoint`, which is
+imported when it is first needed, and find bases of configs written as
+``aft_mm::own_data/image-folder``.
 """
 
 import functools
@@ -51,7 +52,7 @@ DATA_SAMPLERS = root.Registry(
 TRANSFORMS = root.Registry(
     'transform', parent=root.TRANSFORMS, scope='aft_mm', locations=['aft_mm.datasets.transforms']
 )
-# Measures of how good a model is.
+# Metrics.
 METRICS = root.Registry(
     'metric', parent=root.METRICS, scope='aft_mm', locations=['aft_mm.evaluation']
 )

@@ -76,7 +76,7 @@ def leave_out(app, what, name, thing, skip, options) -> bool | None:
 
 
 def setup(app) -> None:
-    """What this page adds to Sphinx."""
+    """Register the additions of this file to Sphinx."""
     app.add_post_transform(FolderLinks)
     app.connect('autodoc-skip-member', leave_out)
     app.add_html_math_renderer('mathml', (draw_inline, None), (draw_block, None))

@@ -20,7 +20,7 @@ def pins(path: str | Path) -> Iterator[Requirement]:
 
 
 def first_line(package: Distribution) -> str:
-    """Of the file with its licence, such as ``The MIT License``; empty if there is none."""
+    """Return the first line of its licence file, such as ``The MIT License``; empty if there is none."""
     for name in package.metadata.get_all('License-File', []):
         for text in (package.read_text(name), package.read_text(f'licenses/{name}')):
             if text and text.strip():
@@ -29,7 +29,7 @@ def first_line(package: Distribution) -> str:
 
 
 def license_of(package: Distribution) -> str:
-    """What a package states, in the order of precision: SPDX, classifiers, free text."""
+    """Return the licence that a package states: SPDX, else classifiers, else free text."""
     metadata = package.metadata
     stated = metadata.get('License-Expression')
     if not stated:

@@ -33,7 +33,7 @@ class Prediction:
     """The prediction for an image.
 
     Args:
-        path: The image.
+        path: Path of the image.
         found: One dict per class, box or class of a mask: ``label``, ``class_name``, and ``score``,
             or the share of the pixels as ``share``; a box has ``box``, x1, y1, x2, y2 [px].
         picture: The image with the prediction, RGB uint8 [H, W, 3].
@@ -58,7 +58,7 @@ class ImagePredictor:
         config: Config of a classifier, detector or segmentor, or its path.
         checkpoint: Path or http address of a checkpoint.
         device: Device; by default an accelerator if there is one.
-        score: Least score of a box.
+        score: Minimum score of a box.
 
     Raises:
         UserError: A file does not exist, the checkpoint belongs to another model, or the config is

@@ -45,10 +45,10 @@ def averaged(path: str, number: int) -> Iterator[str]:
 
     Args:
         path: The last of the checkpoints, such as ``work_dirs/NAME/epoch_100.pth``.
-        number: How many checkpoints to average; 1 yields `path` itself.
+        number: Number of checkpoints to average; 1 yields `path` itself.
 
     Raises:
-        UserError: the folder has fewer checkpoints of this kind up to `path`.
+        UserError: The folder has fewer checkpoints of this kind up to `path`.
         ValueError: `number` is not 1 or larger.
     """
     check_int('--average', number, 1)

@@ -47,7 +47,7 @@ def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
         else ''.
 
     Raises:
-        UserError: there are checkpoints, but all are damaged.
+        UserError: There are checkpoints, but all are damaged.
     """
     pointer = Path(folder, POINTER)
     why = f'{str(pointer)!r} is missing'
@@ -91,8 +91,8 @@ def num_iterations(path: str | Path) -> int:
     """Read a training checkpoint completely and return its iteration.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        UnpicklingError: the file is damaged or has no optimizer state.
+        FileNotFoundError: There is no such file.
+        UnpicklingError: The file is damaged or has no optimizer state.
     """
     checkpoint = load_from_local(str(path))
     done = checkpoint.get('meta', {}).get('iter')

@@ -112,8 +112,8 @@ def load_from_local(filename: str, map_location: Any = None) -> dict:
         The checkpoint dict.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        pickle.UnpicklingError: the file asks for other objects, is damaged, or holds no dict.
+        FileNotFoundError: There is no such file.
+        pickle.UnpicklingError: The file asks for other objects, is damaged, or holds no dict.
     """
     filename = os.path.expanduser(filename)
     if not os.path.isfile(filename):
@@ -129,8 +129,8 @@ def load_from_http(filename: str, map_location: Any = None) -> dict:
     (AFT_MM_DOWNLOAD_BYTES) in an hour (AFT_MM_DOWNLOAD_SECONDS).
 
     Raises:
-        UserError: the download failed, or ``#`` is not followed by a sha256.
-        pickle.UnpicklingError: as for :func:`load_from_local`.
+        UserError: The download failed, or ``#`` is not followed by a sha256.
+        pickle.UnpicklingError: As for :func:`load_from_local`.
     """
     path = _first_on_machine(cached, filename)
     try:
@@ -161,7 +161,7 @@ def load_from_hub(filename: str, map_location: Any = None) -> dict:
     Raises:
         UserError: huggingface_hub is missing, the address is malformed, the download failed, or the
             sha256 differs.
-        pickle.UnpicklingError: as for :func:`load_from_local`.
+        pickle.UnpicklingError: As for :func:`load_from_local`.
     """
     return _load(str(_first_on_machine(_from_hub, filename)), map_location)
 
@@ -216,7 +216,7 @@ def cached(address: str) -> Path:
     """Return the path of an address in torch's hub folder; download it if necessary.
 
     Raises:
-        UserError: the download failed.
+        UserError: The download failed.
     """
     try:
         name = re.sub(r'[^\w.-]', '_', os.path.basename(urlparse(address).path), flags=re.ASCII)
@@ -274,7 +274,7 @@ def _bound(variable: str, default: int) -> int:
 
 
 def _remove_parts(path: Path, seconds: int) -> None:
-    """Remove what killed downloads of this address have left."""
+    """Remove the temporary files of killed downloads of this address."""
     for part in path.parent.glob(f'.{path.name}.*.part'):
         if time.time() - part.stat().st_mtime > seconds + _TIMEOUT:
             part.unlink(missing_ok=True)
@@ -338,7 +338,7 @@ def load_from_torchvision(filename: str, map_location: Any = None) -> dict:
 
 
 def load_from_openmmlab(filename: str, map_location: Any = None) -> dict:
-    """Raise a :class:`UserError`: the host of these addresses is gone."""
+    """Raise a :class:`UserError`: the host of these addresses no longer exists."""
     raise UserError(
         f'checkpoint {filename!r} is on a host that no longer exists; give a file or an http address'
     )
@@ -382,7 +382,7 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
         The names of interpolated tensors.
 
     Raises:
-        UserError: the checkpoint does not fit the model.
+        UserError: The checkpoint does not fit the model.
     """
     weights = checkpoint.get('state_dict', checkpoint)
     if not isinstance(weights, Mapping) or not all(isinstance(key, str) for key in weights):

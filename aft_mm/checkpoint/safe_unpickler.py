@@ -115,8 +115,8 @@ class RecordingUnpickler(pickle._Unpickler):
         names: Dotted names that the pickle may use.
 
     Raises:
-        Refused: the pickle uses another name.
-        UnpicklingError: it calls something other than a name, or sets another state than that of a
+        Refused: The pickle uses another name.
+        UnpicklingError: It calls something other than a name, or sets another state than that of a
             call.
     """
 
@@ -421,7 +421,7 @@ def history_buffer(log_history: Any, count_history: Any, max_length: Any) -> His
     """Build mmengine's history of a scalar from two rows of numbers.
 
     Raises:
-        UnpicklingError: the rows are not numbers of the same length.
+        UnpicklingError: The rows are not numbers of the same length.
     """
     rows = [np.asarray(row) for row in (log_history, count_history)]
     if (
@@ -483,8 +483,8 @@ def read_archive(path: str, map_location: Any = None) -> Any:
         map_location: Device of the tensors, by default the CPU.
 
     Raises:
-        Refused: the file names a function or class that no checkpoint needs.
-        UnpicklingError, zipfile.BadZipFile, EOFError, ...: the file is damaged or was not written
+        Refused: The file names a function or class that no checkpoint needs.
+        UnpicklingError, zipfile.BadZipFile, EOFError, ...: The file is damaged or was not written
             by torch.save.
     """
     device = torch.device('cpu' if map_location is None else map_location)

@@ -45,7 +45,7 @@ def read_safetensors(path: str, map_location: Any = None) -> dict:
     """Read ``state_dict`` and ``meta`` of any safetensors file, and compare its ``sha256``.
 
     Raises:
-        UnpicklingError, SafetensorError, ValueError, ...: the file is damaged or of another format.
+        UnpicklingError, SafetensorError, ValueError, ...: The file is damaged or of another format.
     """
     with safe_open(path, 'pt', device='cpu') as file:
         metadata = json.loads((file.metadata() or {}).get(_ENTRY, '{}'))

@@ -133,7 +133,7 @@ def check_output(name: str, path: str | os.PathLike, suffixes: Sequence[str]) ->
     """Check the suffix of an output file and that it can be written.
 
     Raises:
-        UserError: the suffix is not one of ``suffixes``, or the file cannot be written.
+        UserError: The suffix is not one of ``suffixes``, or the file cannot be written.
     """
     check_suffix(name, path, suffixes)
     check_writable(name, [os.fspath(path)])

@@ -1,4 +1,4 @@
-"""What a folder or file of own data holds: its parts, its classes, and the config to train on it."""
+"""Inspect a folder or file of user data: its sets, its classes, and the config to train on it."""
 
 import gzip
 import json
@@ -39,10 +39,10 @@ Parts = dict[str, list[str]]
 
 @dataclass
 class OwnData:
-    """Own data, as described by a config.
+    """Data of the user, as a config describes them.
 
     Args:
-        about: What was found, one line per fact.
+        about: The findings, one line per fact.
         counts: Images, boxes or masks of each class.
         parts: Samples for training and validation.
         config: Lines of the config below its base. ``SPLIT`` is the folder of ``files``.

@@ -79,8 +79,8 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float =
     parser.add_argument(
         '--compile',
         action='store_true',
-        help='compile the step of a token on a CPU: takes seconds to minutes, then steps are '
-        'faster; for many or long samples',
+        help='compile the step of a token on a CPU, which takes seconds to minutes; use it for many or '
+        'long samples',
     )
     add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
 
@@ -118,7 +118,7 @@ def add_average(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar='N',
-        help='use the mean of the weights of CHECKPOINT, such as epoch_100.pth, and the N - 1 saved '
+        help='average the weights of CHECKPOINT, such as epoch_100.pth, and the N - 1 checkpoints '
         'before it',
     )
 
@@ -127,17 +127,19 @@ def new(parser: argparse.ArgumentParser) -> None:
     """Write a config for your own data.
 
         image-folder  PATH/CLASS/*.jpg, or train/ and val/ of such folders
-        coco          a json file with boxes, or a folder with one for each part, and the images
+        coco          a json file with boxes, or a folder with one per set, and the images
         voc           PATH/JPEGImages, PATH/Annotations and, if there are lists, PATH/ImageSets/Main
         masks         PATH/images and PATH/masks (grey level = class), or train, train_masks, val …
         text          a file, plain or gzip
 
-    Data without a validation part are split: the same share of every class is sampled for
-    validation. Nothing is moved or changed; the lists are written next to the config.
+    Without a validation set, the same share of every class is sampled for validation. Files are not
+    moved or changed; the lists are written next to the config.
     """
     parser.add_argument('kind', choices=('image-folder', 'coco', 'voc', 'masks', 'text'))
     parser.add_argument('path', metavar='PATH', help='the data')
-    parser.add_argument('--out', metavar='NAME.py', help='the config (default: PATH.py, here)')
+    parser.add_argument(
+        '--out', metavar='NAME.py', help='the config (default: PATH.py in this folder)'
+    )
     parser.add_argument(
         '--val', type=float, default=0.2, help='share of validation images (default: 0.2)'
     )
@@ -180,7 +182,7 @@ def test(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--tta',
         action='store_true',
-        help='average over augmented copies of each image, as given by tta_model and tta_pipeline',
+        help='average over augmented copies of each image, defined by tta_model and tta_pipeline',
     )
     add_run_arguments(parser)
 
@@ -202,9 +204,9 @@ def predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--out', required=True, metavar='DIR', help='folder of the results')
     parser.add_argument('--batch-size', type=int, default=8, help='images per batch (default: 8)')
     parser.add_argument(
-        '--score', type=float, default=0.3, help='least score of a box (default: 0.3)'
+        '--score', type=float, default=0.3, help='minimum score of a box (default: 0.3)'
     )
-    parser.add_argument('--no-pictures', action='store_true', help='write the numbers only')
+    parser.add_argument('--no-pictures', action='store_true', help='do not draw the predictions')
     parser.add_argument('--device', help='by default an accelerator, if there is one')
     add_config_options(parser, 'model.test_cfg.max_per_img=300')
 
@@ -278,9 +280,9 @@ def super_resolve(parser: argparse.ArgumentParser) -> None:
         const=2,
         metavar='OVERLAP',
         help='cut the image into tiles of the size that the model reads, which overlap by at least '
-        'OVERLAP pixels (default: 2). Each tile is sampled on its own, and overlapping tiles are '
-        'blended linearly: that hides the seams, but overlaps are smoother, and objects across '
-        'tiles may not fit together. For models trained on crops. If the model reads 8 x 8 pixels, '
+        'OVERLAP pixels (default: 2). Tiles are sampled independently and blended linearly, which '
+        'hides the seams, but overlaps are smoother, and objects across tiles may not fit together. '
+        'Use it for models trained on crops. If the model reads 8 x 8 pixels, '
         'an image of H x W takes about H * W / (8 - OVERLAP)^2 tiles',
     )
     add_sampling_arguments(parser, temperature=0.8)
@@ -314,7 +316,7 @@ def translate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--sample',
         action='store_true',
-        help='sample a translation with the following arguments, instead of beam search',
+        help='sample a translation with the arguments below instead of beam search',
     )
     add_sampling_arguments(parser)
 
@@ -396,8 +398,8 @@ def list_configs(parser: argparse.ArgumentParser) -> None:
 def config(parser: argparse.ArgumentParser) -> None:
     """Copy a config to edit it.
 
-    The copy holds all entries of the bases that something reads, each once, and the current
-    AFT_MM_DATA as the data folder.
+    The copy contains all entries of the bases that are used, each once, and the current AFT_MM_DATA
+    as the data folder.
     """
     add_config(parser)
     parser.add_argument(
@@ -406,7 +408,7 @@ def config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--keep-bases',
         action='store_true',
-        help='copy only the file, which keeps inheriting from the original bases',
+        help='copy only the file itself, which inherits from the original bases',
     )
     add_config_options(parser, 'model.backbone.img_size=64')
 

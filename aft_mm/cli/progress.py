@@ -12,7 +12,7 @@ Item = TypeVar('Item')
 def progress(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
     """Iterate over ``items`` with a bar on stderr that shows the remaining time.
 
-    The bar is removed at an error of ``items``, whose message then stands alone.
+    If ``items`` raises an error, the bar is removed so that only the message is left.
     """
     with Progress(console=Console(stderr=True)) as bar:
         try:

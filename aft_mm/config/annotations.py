@@ -148,10 +148,10 @@ def _read_text(path: str) -> str:
 
 
 def read_coco(path: str) -> dict:
-    """Read annotations of COCO, and check what mmdet and pycocotools believe.
+    """Read annotations of COCO, and check what mmdet and pycocotools do not.
 
     Raises:
-        UserError: the file is damaged, an image has no local name or too many pixels, or a box or
+        UserError: The file is damaged, an image has no local name or too many pixels, or a box or
             mask does not fit.
     """
     try:

@@ -25,7 +25,7 @@ def install_root() -> Path:
     That is the root of a checkout, or ``aft_mm/.mim`` of an installed package.
 
     Raises:
-        UserError: the package was installed without them.
+        UserError: The package was installed without them.
     """
     for folder in (PACKAGE.parent, PACKAGE / '.mim'):
         if (folder / INDEX).is_file() and (folder / 'configs').is_dir():
@@ -53,7 +53,7 @@ def find_config(name: str) -> str:
     A part that only one config has is enough: ``own/image-folder``.
 
     Raises:
-        UserError: no or several configs match, or it is not a Python file.
+        UserError: No or several configs match, or it is not a Python file.
     """
     if not os.path.isfile(name):
         return str(our_config(name))
@@ -67,7 +67,7 @@ def our_config(name: str) -> Path:
     """Return the config of aft_mm with this name or the only one with this part.
 
     Raises:
-        UserError: no config or several have it.
+        UserError: No config or several have it.
     """
     *folders, bare = Path(name).as_posix().removesuffix('.py').split('/')
     folder = '/'.join(folders).removeprefix('configs').strip('/')
@@ -116,7 +116,7 @@ def find_base(name: str) -> str:
     """Return the path of a base written as ``aft_mm::NAME`` or ``aft_mm::_base_/FILE.py``.
 
     Raises:
-        UserError: there is no such config.
+        UserError: There is no such config.
     """
     name = name.partition('::')[2]
     path = install_root() / 'configs' / name

@@ -1,4 +1,4 @@
-"""Whether an image file is whole, without an import of torch."""
+"""Check that an image file is complete, without importing torch."""
 
 import os
 from collections.abc import Mapping

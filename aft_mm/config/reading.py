@@ -76,7 +76,7 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
         options: Values by dotted keys; None skips the check of keys as well.
 
     Raises:
-        UserError: the file is not Python, fails, or needs libraries that are not installed; an
+        UserError: The file is not Python, fails, or needs libraries that are not installed; an
             entry is misspelt, or an option has no effect.
     """
     path = find_config(path)
@@ -143,7 +143,7 @@ def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
         options: Keys of ``--cfg-options``, which must exist.
 
     Raises:
-        UserError: an entry is almost one of READ, or an option names a missing entry or one already
+        UserError: An entry is almost one of READ, or an option names a missing entry or one already
             used, such as ``train_pipeline``.
     """
     known = READ | SHARED
@@ -189,7 +189,7 @@ def check_settings(cfg: Config) -> None:
 
     Raises:
         ValueError: a number is out of range.
-        UserError: the optimizer is unknown, or a pipeline is empty.
+        UserError: The optimizer is unknown, or a pipeline is empty.
     """
     check_flag('resume', cfg.get('resume', False))
     loop = cfg.get('train_cfg') or {}

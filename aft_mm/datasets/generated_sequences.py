@@ -18,7 +18,7 @@ def check_generated(split: str, num_samples: int, seed: int) -> None:
     """Check the arguments of data that are generated.
 
     Raises:
-        ValueError: one is out of range.
+        ValueError: One is out of range.
     """
     check_choice('split', split, SPLITS)
     check_int('num_samples', num_samples, 1)

@@ -19,8 +19,8 @@ _FORMATS = ('BMP', 'DIB', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
     """Read an image with Pillow, rotated by its EXIF orientation.
 
-    Grey becomes three equal channels, 16 bits lose their lower 8, transparent images are put on
-    white.
+    Grey becomes three equal channels, 16 bits lose their lower 8, transparent images get a white
+    background.
 
     Returns:
         The image, uint8 [H, W, 3], and the warnings :data:`GREY` and :data:`ALPHA` that apply.

@@ -31,7 +31,7 @@ class ParallelText(Dataset):
     the subwords of target and source, each with the end of the sentence.
 
     Training leaves out and logs pairs with an empty side or longer than ``max_length``. With
-    ``test_mode=True`` an empty line becomes the end of the sentence alone, a pair that is too long
+    ``test_mode=True`` an empty line becomes only the end of the sentence, a pair that is too long
     is an error, and samples keep the target text as ``reference``. Invalid UTF-8 becomes U+FFFD and
     is logged.
 

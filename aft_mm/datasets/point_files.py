@@ -1,5 +1,6 @@
 """Reading point clouds."""
 
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -50,10 +51,6 @@ def read_points(path: str | Path) -> np.ndarray:
 
 def _unreadable(path: Path, reason: str) -> UnusableFile:
     return UnusableFile(f'point cloud {quoted(path)} cannot be read: {reason}')
-
-
-def _read_npy(path: Path) -> np.ndarray:
-    return np.load(path, allow_pickle=False)
 
 
 def _read_pcd(path: Path) -> np.ndarray:
@@ -127,7 +124,7 @@ _PCD_LINE_BYTES = 2**16
 _PCD_VALUES = 4096  # per point; the Point Cloud Library's longest descriptor has 1,980
 _PCD_RATIO = 300  # the highest compression of LZF
 _READERS = {
-    '.npy': _read_npy,
+    '.npy': partial(np.load, allow_pickle=False),
     '.pcd': _read_pcd,
     '.ply': _read_ply,
     '.pts': _read_text,

@@ -8,6 +8,8 @@ from aft_mm.checks import check_path, described
 
 LONGEST_LINE = 2**20  # bytes
 LONGEST_ID = 1000  # characters
+#: Words of Sphinx that are not spoken.
+MARKERS = ('<s>', '</s>', '<sil>')
 
 
 class Transcripts(NamedTuple):
@@ -65,7 +67,7 @@ def read_transcripts(path: str) -> Transcripts:
             raise ValueError(
                 f'line {number} of transcripts {path!r} repeats the utterance {name!r}'
             )
-        texts[name] = _without_markers(text) if sphinx else ' '.join(text.split())
+        texts[name] = ' '.join(w for w in text.split() if not sphinx or w not in MARKERS)
         if not texts[name]:
             silent.append(name)
     if not texts:
@@ -94,7 +96,3 @@ def warning_text(path: str, what: str, items: list) -> str:
     """Return a message such as ``'text': 2 line(s) are empty: 3, 9``, with at most five items."""
     shown = ', '.join(map(str, items[:5])) + (', …' if len(items) > 5 else '')
     return f'{str(path)!r}: {len(items)} {what}: {shown}'
-
-
-def _without_markers(text: str) -> str:
-    return ' '.join(word for word in text.split() if word not in ('<s>', '</s>', '<sil>'))

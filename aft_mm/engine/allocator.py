@@ -1,7 +1,8 @@
 """Keep freed memory in the process instead of returning it to the system.
 
 glibc maps and unmaps every tensor of more than 32 MiB, so operations on long sequences wait for
-zeroed pages, half of the time at 32,768 tokens of 256 channels. The tools read ``AFT_MM_MALLOC``:
+zeroed pages, for half of the time at 32,768 tokens of 256 channels. The tools read
+``AFT_MM_MALLOC``:
 
 - ``keep`` (default): one heap, which grows and is reused.
 - ``system``: glibc's defaults.

@@ -35,7 +35,7 @@ def start_distributed(cfg: Config) -> None:
     On a CPU ``cfg.model_wrapper_cfg`` gets no device ids. The process ends with its launcher.
 
     Raises:
-        UserError: the launcher did not set its environment variables.
+        UserError: The launcher did not set its environment variables.
     """
     if cfg.launcher == 'none':
         return
@@ -57,7 +57,7 @@ def start_distributed(cfg: Config) -> None:
 
 
 def fix_sum_order(model: nn.Module) -> bool:
-    """Let every iteration of a model add up gradients of several processes in the same order.
+    """Make every iteration add up the gradients of several processes in the same order.
 
     DistributedDataParallel moves the gradients to other buckets after the first backward pass that
     it synchronises, and gloo adds more than two numbers in an order that depends on their place in

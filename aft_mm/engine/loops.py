@@ -118,7 +118,7 @@ def make_resumable(loop: BaseLoop, seeds: Sequence[int] | None = None) -> None:
 
 
 class Batches:
-    """The batches of a data loader, from any of them on, with random numbers of their own.
+    """The batches of a data loader from any batch on, each with its own random numbers.
 
     With ``seeds``, random numbers depend on ``seeds`` and the number of the batch only, not on the
     worker.
@@ -265,11 +265,11 @@ class GenerationTestLoop(TestLoop):
         top_k: Sample among the k most likely values only.
         top_p: Sample among the most likely values with this total probability only.
         seed: 0 or larger.
-        num_inputs: Sample for the first ``num_inputs`` samples only, over all ranks, with a sampler
+        num_inputs: Sample only for the first ``num_inputs`` samples, over all ranks, with a sampler
             in the order of the data set; 0 measures the likelihood only.
 
     Raises:
-        ValueError: an option is out of range.
+        ValueError: An option is out of range.
     """
 
     def __init__(
@@ -344,7 +344,7 @@ class GenerationTestLoop(TestLoop):
 class TranslationTestLoop(TestLoop):
     """A test that also translates: every sample of the data set gets the text ``translation``.
 
-    By beam search from the sample's ``source``; the batch is then tested as usual.
+    It is found by beam search from ``source``; the batch is then tested as usual.
 
     Args:
         runner: The runner.
@@ -356,8 +356,8 @@ class TranslationTestLoop(TestLoop):
             translations.
 
     Raises:
-        ValueError: an option is out of range.
-        UserError: the data set has no ``subwords``.
+        ValueError: An option is out of range.
+        UserError: The data set has no ``subwords``.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     Raises:
         ValueError: ``decay_rate`` is out of range.
-        UserError: the optimizer has no lr, or the backbone no get_layer_depth.
+        UserError: The optimizer has no lr, or the backbone no get_layer_depth.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:

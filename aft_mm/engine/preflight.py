@@ -48,7 +48,7 @@ def choose_checkpoint(cfg: Config) -> str:
         A warning if ``last_checkpoint`` names another one, else ''.
 
     Raises:
-        UserError: the work dir has no complete checkpoint.
+        UserError: The work dir has no complete checkpoint.
     """
     is_auto = cfg.get('resume') == 'auto'
     if not cfg.get('resume') or cfg.get('load_from') and not is_auto:
@@ -111,16 +111,14 @@ def check_steps(config: Config, runner: Runner) -> None:
     if without is None:
         return
     loop = (runner.cfg.get('test_cfg') or {}).get('type') or ''
-    samplers = [type(hook).__name__ for hook in runner.hooks if _is_sampler(hook)]
+    samplers = [
+        type(hook).__name__ for hook in runner.hooks if isinstance(hook, SampleVisualizationHook)
+    ]
     samplers += [name for name in SAMPLING_LOOPS if name in str(loop)]
     problem = f'{without} has no _init_state and _mix_step: the model cannot be sampled from'
     if samplers:
         raise UserError(f'{problem}, as {samplers[0]} of the config would')
     runner.logger.warning(problem)
-
-
-def _is_sampler(hook: Any) -> bool:
-    return isinstance(hook, SampleVisualizationHook)
 
 
 def build_optimizer(config: Config, runner: Runner) -> None:

@@ -1,4 +1,4 @@
-"""Guard a run: signals stop it with a checkpoint, failures of the machine get one line."""
+"""Guard a run: signals stop it with a checkpoint, failures of the machine with one line."""
 
 import errno
 import logging
@@ -24,6 +24,7 @@ from .stop_signals import Stopped, StopSignals, protect_workers
 
 #: ``extra`` of a message for the log file only.
 FILE_ONLY = dict(file_only=True)
+ENOUGH_FILES = 65536
 _UNWRITABLE = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -170,6 +171,7 @@ def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
         argv: Arguments of the program, part of the command that resumes a training; by default
             those of the process.
     """
+    _allow_many_open_files()
     run = Run(StopSignals(), sys.argv[1:] if argv is None else argv)
     try:  # outside of the signals: the death of a worker is raised at any point
         with _quiet_log(), run.signals, _deaths_of_workers():
@@ -192,6 +194,27 @@ def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
             raise
         _report(message + run.last_checkpoint())
         raise SystemExit(f'Error: {message}{run.last_checkpoint()}') from None
+
+
+def _allow_many_open_files() -> None:
+    """Raise the limit on open files, or have workers send tensors by name if it stays low.
+
+    By default torch keeps a file open for each tensor that a worker sends, until it is used.
+    """
+    if sys.platform == 'win32':  # tensors are sent by name anyway
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= ENOUGH_FILES:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+    except (OSError, ValueError):  # macOS has a lower limit than it names
+        limit = soft
+    if limit < ENOUGH_FILES and 'file_system' in torch.multiprocessing.get_all_sharing_strategies():
+        torch.multiprocessing.set_sharing_strategy('file_system')
 
 
 @contextmanager
@@ -219,7 +242,7 @@ def _quiet_log() -> Iterator[None]:
 
 
 def reason(error: Exception) -> str | None:
-    """Return what the machine did to a run, in a few words; None for what may be a bug."""
+    """Describe a failure of the machine in a few words; return None for a possible bug."""
     message = ' '.join(str(error).split())
     out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
     if out_of_memory or "can't allocate memory" in message:
@@ -247,5 +270,5 @@ def _end(message: str, status: int) -> None:
 
 
 def _report(message: str) -> None:
-    """Tell torchrun, if there is one, why this process ends."""
+    """Report to torchrun, if there is one, why this process ends."""
     get_error_handler().record_exception(UserError(message.removeprefix('Error: ')))

@@ -45,7 +45,7 @@ def load_run_config(args: argparse.Namespace) -> Config:
         args: ``config``, ``cfg_options``, ``work_dir``, ``launcher`` and ``local_rank``.
 
     Raises:
-        UserError: the config cannot be read, or the launcher's environment is incomplete.
+        UserError: The config cannot be read, or the launcher's environment is incomplete.
         ValueError: a number of the config is out of range.
     """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))

@@ -33,7 +33,7 @@ from .mixers.softmax_attention import SoftmaxAttention
 from .mixers.strided_attention import StridedAttention
 from .mixers.token_shift import TokenShift
 
-# For editors and type checkers; a new mixer is found without.
+# For editors and type checkers; a new mixer is found without it.
 globals().update(MIXERS)
 
 __all__ = [

@@ -31,7 +31,7 @@ class DropPath(nn.Module):
     """Skip a branch of a sample with probability p in training; scale the others by 1 / (1 − p).
 
     Args:
-        p: probability, 0 to 1.
+        p: Probability, 0 to 1.
     """
 
     def __init__(self, p: float) -> None:
@@ -57,15 +57,15 @@ class Block(nn.Module):
     truncated N(0, 0.02²), bias 0.
 
     Args:
-        embed_dims: channels D.
-        token_mixer: config of the mixer, such as ``dict(type='aft_mm.AFTFull', rank=128)``;
+        embed_dims: Channels D.
+        token_mixer: Config of the mixer, such as ``dict(type='aft_mm.AFTFull', rank=128)``;
             embed_dims, grid, num_prefix_tokens and proj_drop are added.
-        grid: see :class:`TokenMixer`.
-        num_prefix_tokens: see :class:`TokenMixer`.
-        mlp_ratio: hidden channels of the MLP over D.
-        drop_rate: dropout probability inside the MLP and after the mixer.
-        drop_path_rate: probability of skipping a branch, per sample, in training.
-        cross_mixer: config of a non-causal mixer over a memory; embed_dims and proj_drop are added.
+        grid: See :class:`TokenMixer`.
+        num_prefix_tokens: See :class:`TokenMixer`.
+        mlp_ratio: Hidden channels of the MLP over D.
+        drop_rate: Dropout probability inside the MLP and after the mixer.
+        drop_path_rate: Probability of skipping a branch, per sample, in training.
+        cross_mixer: Config of a non-causal mixer over a memory; embed_dims and proj_drop are added.
 
     Raises:
         ValueError: `mlp_ratio` leaves the MLP without a channel; the cross mixer is causal, takes
@@ -139,10 +139,10 @@ class Block(nn.Module):
         """Run the block.
 
         Args:
-            x: tokens [B, T, D].
-            grid: grid of these tokens, if it is not the constructor's.
+            x: Tokens [B, T, D].
+            grid: Grid of these tokens, if it is not the constructor's.
             key_mask: bool [B, T], True = keep.
-            memory: tokens [B, S, D] for the cross mixer.
+            memory: Tokens [B, S, D] for the cross mixer.
             memory_mask: bool [B, S], True = keep.
             **pairs: position_bias and pair_mask of these tokens, see :meth:`TokenMixer.forward`.
 
@@ -170,9 +170,9 @@ class Block(nn.Module):
         """Run whole prompts in one pass, see :meth:`TokenMixer.prefill` and :meth:`forward`.
 
         Args:
-            x: prompts [B, L, D].
-            lengths: number of tokens of each prompt [B].
-            memory: tokens [B, S, D] for the cross mixer, which later steps read too.
+            x: Prompts [B, L, D].
+            lengths: Number of tokens of each prompt [B].
+            memory: Tokens [B, S, D] for the cross mixer, which later steps read too.
             memory_mask: bool [B, S], True = keep.
 
         Returns:

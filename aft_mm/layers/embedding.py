@@ -28,9 +28,9 @@ class PatchEmbedding(nn.Module):
     ``H' = ⌈H / patch⌉``; other image sizes are padded with zeros at the bottom and on the right.
 
     Args:
-        in_channels: channels C of the image.
-        embed_dims: channels D of a token.
-        patch_size: side of a patch in pixels.
+        in_channels: Channels C of the image.
+        embed_dims: Channels D of a token.
+        patch_size: Side of a patch in pixels.
     """
 
     def __init__(self, in_channels: int, embed_dims: int, patch_size: int) -> None:
@@ -62,15 +62,15 @@ class PatchEmbedding(nn.Module):
 
 
 class ConvPatchEmbedding(PatchEmbedding):
-    """Convolutions in place of the projection of :class:`PatchEmbedding` (arXiv 2104.05704).
+    """Convolutions that replace the projection of :class:`PatchEmbedding` (arXiv 2104.05704).
 
     log₂(patch) times a 3 × 3 convolution, max pooling by 2, batch norm and ReLU. The channels
     double from D / 2^(n − 1) to D.
 
     Args:
-        in_channels: channels C of the image.
-        embed_dims: channels D of a token, a multiple of patch / 2.
-        patch_size: side of the pixels per token, a power of two from 2 on.
+        in_channels: Channels C of the image.
+        embed_dims: Channels D of a token, a multiple of patch / 2.
+        patch_size: Side of the pixels per token, a power of two from 2 on.
     """
 
     def __init__(self, in_channels: int, embed_dims: int, patch_size: int) -> None:
@@ -96,9 +96,9 @@ class PositionEmbedding(GridParameters):
     Interpolated for another grid, see :class:`GridParameters`.
 
     Args:
-        grid: sizes of the token grid.
-        embed_dims: channels D.
-        num_prefix_tokens: class tokens P in front of the grid, T = P + prod(grid).
+        grid: Sizes of the token grid.
+        embed_dims: Channels D.
+        num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
     """
 
     def __init__(self, grid: Sequence[int], embed_dims: int, num_prefix_tokens: int = 0) -> None:
@@ -120,7 +120,7 @@ class SinusoidalPositions(nn.Module):
 
     Args:
         grid: (T,).
-        embed_dims: channels D, even.
+        embed_dims: Channels D, even.
     """
 
     table: Tensor
@@ -146,11 +146,11 @@ class TokenEmbedding(nn.Module):
     """One learned vector per token value, ``[B, T] -> [B, T, D]``, from truncated N(0, 0.02²).
 
     Args:
-        embed_dims: channels D.
-        vocab_size: number of values V; tokens are 0 … V − 1.
-        num_kinds: number of alternating kinds of tokens, such as 3 for sub-pixels R, G, B, R, …;
+        embed_dims: Channels D.
+        vocab_size: Number of values V; tokens are 0 … V − 1.
+        num_kinds: Number of alternating kinds of tokens, such as 3 for sub-pixels R, G, B, R, …;
             each adds a learned vector to the shared table [V, D].
-        scaled: initialise with standard deviation 1/√D and multiply by √D (arXiv 1706.03762, §3.4).
+        scaled: Initialise with standard deviation 1/√D and multiply by √D (arXiv 1706.03762, §3.4).
     """
 
     token_shape = ()
@@ -178,13 +178,13 @@ class TokenEmbedding(nn.Module):
 
         Args:
             tokens: [B, T] of any integer type.
-            position: index [B] of the first token, given in steps; 0 by default.
+            position: Index [B] of the first token, given in steps; 0 by default.
 
         Returns:
             Vectors [B, T, D].
 
         Raises:
-            ValueError: another shape, or a token outside the vocabulary (in steps checked on a CPU
+            ValueError: Another shape, or a token outside the vocabulary (in steps checked on a CPU
                 only).
         """
         if not isinstance(tokens, Tensor) or tokens.dim() != 2:
@@ -206,8 +206,8 @@ class PixelEmbedding(nn.Module):
     """Linear projection of whole pixels scaled to [−1, 1], ``W (x / 127.5 − 1) + b``.
 
     Args:
-        embed_dims: channels D.
-        num_channels: colours C of a pixel, values 0 … 255. With 1, tokens may also be [B, T].
+        embed_dims: Channels D.
+        num_channels: Colours C of a pixel, values 0 … 255. With 1, tokens may also be [B, T].
     """
 
     num_values = 256
@@ -224,13 +224,13 @@ class PixelEmbedding(nn.Module):
 
         Args:
             tokens: [B, T, C] of any integer type.
-            position: not used, except that it marks a step.
+            position: Not used, except that it marks a step.
 
         Returns:
             Vectors [B, T, D].
 
         Raises:
-            ValueError: another number of channels, or a value outside 0 … 255 (in steps checked on
+            ValueError: Another number of channels, or a value outside 0 … 255 (in steps checked on
                 a CPU only).
         """
         channels = self.projection.in_features
@@ -248,8 +248,8 @@ class FrameEmbedding(nn.Module):
     """Linear projection of frames of real features, such as filter banks.
 
     Args:
-        embed_dims: channels D.
-        num_features: features F of a frame.
+        embed_dims: Channels D.
+        num_features: Features F of a frame.
     """
 
     def __init__(self, embed_dims: int, num_features: int) -> None:
@@ -275,10 +275,10 @@ class ConvFrameEmbedding(FrameEmbedding):
     Padding is set to 0 before every convolution. Frames are not subsampled.
 
     Args:
-        embed_dims: channels D.
-        num_features: features F of a frame.
-        num_layers: number of convolutions.
-        kernel_size: frames of a kernel, odd.
+        embed_dims: Channels D.
+        num_features: Features F of a frame.
+        num_layers: Number of convolutions.
+        kernel_size: Frames of a kernel, odd.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ def check_grid(grid: Sequence[int], name: str = 'grid') -> Grid:
     """Return the grid as a tuple.
 
     Raises:
-        ValueError: it is not 1 to 3 positive ints.
+        ValueError: It is not 1 to 3 positive ints.
     """
     check_sizes(name, grid, (1, 2, 3))
     return tuple(grid)
@@ -29,7 +29,7 @@ def check_kernel(kernel_size: int | Sequence[int], grid: Grid | None) -> Grid:
     """Return the odd kernel size of each dimension of the grid, or of `kernel_size` without one.
 
     Raises:
-        ValueError: it is not one odd int, or one per dimension, of 1 to 3.
+        ValueError: It is not one odd int, or one per dimension, of 1 to 3.
     """
     if grid is not None:
         dims = len(grid)
@@ -80,11 +80,11 @@ class GridParameters(nn.Module):
     A checkpoint for another grid is interpolated.
 
     Args:
-        grid: sizes of the token grid, 1 to 3 dimensions.
-        num_prefix_tokens: class tokens P in front of the grid.
+        grid: Sizes of the token grid, 1 to 3 dimensions.
+        num_prefix_tokens: Class tokens P in front of the grid.
 
     Raises:
-        ValueError: on loading, the number of rows fits no grid, or C differs; mmengine would only
+        ValueError: On loading, the number of rows fits no grid, or C differs; mmengine would only
             log it.
     """
 
@@ -98,7 +98,7 @@ class GridParameters(nn.Module):
     def on_grid(self, rows: Tensor, grid: Grid | None) -> Tensor:
         """Return `rows` for tokens on `grid`, by default that of this module.
 
-        A shorter sequence gets the first rows, an image or volume interpolated ones.
+        A shorter sequence gets the first rows; an image or volume gets interpolated rows.
         """
         if grid is None or is_same(grid, self.grid):
             return rows

@@ -39,9 +39,9 @@ class FactorizedPositionBias(GridParameters):
     Interpolated for another grid, see :class:`GridParameters`.
 
     Args:
-        grid: sizes of the token grid.
+        grid: Sizes of the token grid.
         rank: d'.
-        num_prefix_tokens: class tokens P in front of the grid, T = P + prod(grid).
+        num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
         init_std: u and v are initialised from N(0, init_std²), so w has a standard deviation of
             init_std² √d'; not 0, as gradients would be 0.
     """
@@ -79,8 +79,8 @@ class FreePositionBias(GridParameters):
     Interpolated along both axes for another grid, see :class:`GridParameters`.
 
     Args:
-        grid: sizes of the token grid.
-        num_prefix_tokens: class tokens P in front of the grid, T = P + prod(grid).
+        grid: Sizes of the token grid.
+        num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
         init_std: w is initialised from N(0, init_std²), 0 allowed.
     """
 
@@ -109,9 +109,9 @@ class MemoryPositionBias(GridParameters):
     are interpolated for another grid.
 
     Args:
-        grid: sizes of the grid of the T tokens.
-        source_grid: sizes of the grid of the S tokens of the memory, of as many dimensions.
-        num_prefix_tokens: must be 0, as class tokens have no place on a grid.
+        grid: Sizes of the grid of the T tokens.
+        source_grid: Sizes of the grid of the S tokens of the memory, of as many dimensions.
+        num_prefix_tokens: Must be 0, as class tokens have no place on a grid.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class FreeLocalPositionBias(GridParameters):
     Args:
         grid: (T,).
         window: s, 1 or larger.
-        causal: whether the window only covers earlier tokens.
+        causal: Whether the window only covers earlier tokens.
         init_std: w is initialised from N(0, init_std²), 0 allowed.
     """
 
@@ -215,14 +215,14 @@ class ConvPositionBias(nn.Module):
 
     Args:
         num_heads: h.
-        kernel_size: odd sizes, one per dimension.
+        kernel_size: Odd sizes, one per dimension.
         reparameterize: False uses w itself as the bias.
         tau: τ, positive, or None for the whole kernel.
         init_std: w is initialised from N(0, init_std²). With `reparameterize` it only scales the
             learning rate of w's direction, and must not be 0.
-        init_peak: initial bias of one position per head, in nats; the others start near 0. Head i
+        init_peak: Initial bias of one position per head, in nats; the others start near 0. Head i
             has the i-th nearest position. 0 starts as AFT-simple.
-        causal: choose the positions of `init_peak` among the past ones.
+        causal: Choose the positions of `init_peak` among the past ones.
     """
 
     def __init__(

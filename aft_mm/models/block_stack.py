@@ -22,25 +22,25 @@ class BlockStack(BaseModule):
     """Embedding, positions, pre-norm blocks and a final LayerNorm.
 
     Args:
-        embed_dims: channels D.
-        num_layers: number of blocks.
-        embedding: config of the token embedding, such as
+        embed_dims: Channels D.
+        num_layers: Number of blocks.
+        embedding: Config of the token embedding, such as
             ``dict(type='aft_mm.TokenEmbedding', vocab_size=256)``; embed_dims is added. Its
             num_values and token_shape must be those of the head. None shares the decoder's
             embedding.
-        token_mixer: config of the mixer of every block; `causal` is set here.
-        grid: grid of the position table and the mixers: (T,) of a sequence, or (H, W) of an image
+        token_mixer: Config of the mixer of every block; `causal` is set here.
+        grid: Grid of the position table and the mixers: (T,) of a sequence, or (H, W) of an image
             in raster order, with 3·W columns for sub-pixels.
-        causal: whether a token only sees the tokens before it.
-        mlp_ratio: hidden channels of the MLP over D.
-        drop_rate: dropout probability after the embedding, after mixers and in MLPs.
-        tokens_per_position: number of consecutive tokens that share a position, such as the 3
+        causal: Whether a token only sees the tokens before it.
+        mlp_ratio: Hidden channels of the MLP over D.
+        drop_rate: Dropout probability after the embedding, after mixers and in MLPs.
+        tokens_per_position: Number of consecutive tokens that share a position, such as the 3
             coordinates of a point; a divisor of T, for a grid (T,) only. A checkpoint with another
-            value looks like one of another length, and its table is interpolated.
+            value is treated as one of another length: its table is interpolated.
         positions: 'learned', or 'sinusoidal', which needs a grid (T,).
-        cross_mixer: config of a mixer over a memory, see :class:`Block`.
-        with_cp: gradient checkpointing per block, non-reentrant.
-        init_cfg: see mmengine's BaseModule.
+        cross_mixer: Config of a mixer over a memory, see :class:`Block`.
+        with_cp: Gradient checkpointing per block, non-reentrant.
+        init_cfg: See mmengine's BaseModule.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A classifier of images without OpenMMLab's task model."""
+"""An image classifier without OpenMMLab's task model."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,23 +21,23 @@ class AFTClassifier(nn.Module):
 
 
     Args:
-        arch: see :class:`AFTViT`.
-        token_mixer: config of the mixer of every block.
-        class_token: prepend a learned class token and add learned positions.
-        img_size: size (H, W) in pixels, or one int for both, of learned positions and of biases.
+        arch: See :class:`AFTViT`.
+        token_mixer: Config of the mixer of every block.
+        class_token: Prepend a learned class token and add learned positions.
+        img_size: Size (H, W) in pixels, or one int for both, of learned positions and of biases.
             Images of other sizes are accepted.
-        patch_size: side of a patch in pixels.
-        in_chans: channels of the image.
-        num_classes: number of classes, 0 for none.
+        patch_size: Side of a patch in pixels.
+        in_chans: Channels of the image.
+        num_classes: Number of classes, 0 for none.
         global_pool: 'avg' for the mean of the tokens, 'token' for the class token, '' for none.
-        drop_rate: dropout probability before the classifier.
-        proj_drop_rate: dropout probability after the embedding, after mixers and in MLPs.
-        drop_path_rate: drop path probability of the last layer; it rises linearly from 0.
-        device: of the parameters.
-        dtype: of the parameters.
+        drop_rate: Dropout probability before the classifier.
+        proj_drop_rate: Dropout probability after the embedding, after mixers and in MLPs.
+        drop_path_rate: Drop path probability of the last layer; it rises linearly from 0.
+        device: Of the parameters.
+        dtype: Of the parameters.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: An argument is out of range.
     """
 
     def __init__(

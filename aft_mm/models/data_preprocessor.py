@@ -18,7 +18,7 @@ class SequencePreprocessor(BaseDataPreprocessor):
         Args:
             data: ``dict(inputs=[[T] or [T, C], …], data_samples=[SequenceSample, …])``; the samples
                 are optional.
-            training: not used.
+            training: Not used.
 
         Returns:
             ``dict(inputs, data_samples)``; each sample has its ``length`` in tokens.

@@ -21,7 +21,7 @@ class MaskedDataPreprocessor(BaseDataPreprocessor):
     image.
 
     Args:
-        preprocessor: config of the inner preprocessor, such as
+        preprocessor: Config of the inner preprocessor, such as
             ``dict(type='mmdet.DetDataPreprocessor')``.
     """
 
@@ -33,7 +33,7 @@ class MaskedDataPreprocessor(BaseDataPreprocessor):
         """Return the inner preprocessor's batch with the mask as last channel.
 
         Raises:
-            ValueError: that batch is not [B, C, H, W].
+            ValueError: That batch is not [B, C, H, W].
         """
         # BaseModel.to() only updates the outer preprocessor.
         self.preprocessor.to(self.device)

@@ -19,13 +19,13 @@ class UtterancePreprocessor(BaseDataPreprocessor):
         Args:
             data: ``dict(inputs=[[T, F], …], data_samples=[UtteranceSample, …])``; the samples are
                 optional.
-            training: not used.
+            training: Not used.
 
         Returns:
             ``dict(inputs, data_samples)``; each sample has its ``length`` in frames.
 
         Raises:
-            ValueError: features have no frame, are not floats or differ in F, or the numbers of
+            ValueError: Features have no frame, are not floats or differ in F, or the numbers of
                 samples differ.
         """
         inputs = list(data['inputs'])

@@ -22,7 +22,7 @@ for any finite keys and position biases up to ±80; only sums of relu keys may o
 In a causal op a NaN or infinite key or value does not reach earlier rows, other samples or other
 channels (of aft_conv: channels of other heads).
 
-For a mixer of your own, :func:`apply_gate` applies g(q) as every op does.
+In your own mixer, :func:`apply_gate` applies g(q) as every op does.
 """
 
 from .eager.online_softmax import apply_gate

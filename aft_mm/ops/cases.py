@@ -1,4 +1,4 @@
-"""Cases of the ops, which tests, the check of the kernels and benchmarks run over."""
+"""Cases of the ops for tests, the check of the kernels and benchmarks."""
 
 import functools
 import inspect

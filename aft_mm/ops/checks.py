@@ -91,13 +91,7 @@ def check_tokens(
     """Check query [B, T, D], key [B, S, D or heads], value [B, S, D] and key_mask [B, S].
 
     Args:
-        query: The query, or None for ``gate='none'``.
-        key: The keys.
-        value: The values.
-        causal: Whether T must be S because the op is causal.
-        key_mask: The mask, or None.
-        gate: The name of the gate.
-        same_length: Whether T must be S.
+        same_length: Whether T must be S, which a causal op requires too.
         heads: Channels of a key, if one per head.
     """
     check_tensor('value', value)

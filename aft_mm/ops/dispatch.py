@@ -47,12 +47,12 @@ def requested_backends() -> tuple[str, ...]:
     """Return the backends that ``AFT_MM_BACKEND`` names, in order.
 
     Raises:
-        ValueError: for an unknown name.
+        ValueError: For an unknown name.
     """
     names = os.environ.get(ENVIRONMENT_VARIABLE)
     if not names:
         return ()
-    requested = tuple(name.strip() for name in names.split(','))
+    requested = tuple(map(str.strip, names.split(',')))
     for name in requested:
         if name not in BACKENDS:
             raise ValueError(
@@ -110,14 +110,14 @@ def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[s
     """Return the name of the backend for the call.
 
     Raises:
-        BackendError: if none of the requested backends can run it.
+        BackendError: If none of the requested backends can run it.
     """
     if os.environ.get(ENVIRONMENT_VARIABLE):
         names = requested_backends()
     elif tensors[2].is_cuda or INTERPRETED:
         names = DEFAULT_BACKENDS
     else:
-        # Without a library nothing needs to be checked.
+        # Without a library there is nothing to check.
         if not torch.compiler.is_compiling():
             if isinstance(native_availability.find_library(), str):
                 return 'eager'
@@ -171,8 +171,8 @@ def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
 def no_autocast(value: Tensor) -> AbstractContextManager:
     """Return a context without autocast, which would run float32 products of an op in bfloat16.
 
-    Used only where needed, as entering it takes as long as three small products. The meta device
-    has no autocast.
+    It is used only where needed, because entering it takes as long as three small products. The
+    meta device has no autocast.
     """
     device = value.device.type
     if value.is_meta or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device)):

@@ -54,11 +54,11 @@ def aft_full(
     """Compute AFT with a dense position bias, ``W = exp(w)`` (arXiv 2105.14103, eq. 2).
 
     The bias may differ from sample to sample (distances, adjacency, relative positions of
-    objects), and from head to head; `num_heads` tells the two apart. Head i weighs the channels
+    objects), and from head to head; `num_heads` tells the two apart. Head i applies to the channels
     i·D/h … (i+1)·D/h − 1; keys have all D channels. A bias per sample or head and a mask of pairs
     are exact for any finite keys and biases, ±1e4 included, not only for biases up to ±80.
 
-    The arguments that all ops share are described in :mod:`aft_mm.ops`.
+    For shared arguments see :mod:`aft_mm.ops`.
 
     Args:
         position_bias: w [T, S], or [B, T, S] per sample. With `num_heads` [h, T, S], or
@@ -202,7 +202,7 @@ def aft_local_learned(
     key_mask: Tensor | None = None,
     gate: str = 'sigmoid',
 ) -> Tensor:
-    """Compute AFT whose local weights have a softmax of their own (ICLR submission, eq. 8).
+    """Compute AFT with a separate softmax over the local weights (ICLR submission, eq. 8).
 
     ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t' = g(q_t) ⊙ N_t / (Z_t D_t)`` with
     the w of :func:`aft_local`, 0 outside the window, ``N = Σ W e^k v``, ``Z = Σ W`` and

@@ -1,6 +1,6 @@
 """Stored results of the check of the Triton kernels (`selftest.py`), which dispatch reads.
 
-A file below ``$XDG_CACHE_HOME`` or ``~/.cache`` holds them for a device, versions and sources.
+They are in a file below ``$XDG_CACHE_HOME`` or ``~/.cache``, per device, versions and sources.
 """
 
 import functools
@@ -26,9 +26,9 @@ class Result:
 
     Args:
         status: 'passed', 'failed' or 'unchecked'.
-        reason: why it is not 'passed'.
-        error: the largest relative error.
-        speeds: device time of eager over that of the kernels, by mode, at two sizes. Modes that end
+        reason: Why it is not 'passed'.
+        error: The largest relative error.
+        speeds: Device time of eager over that of the kernels, by mode, at two sizes. Modes that end
             with :data:`COMPILED` have that of eager compiled by Inductor.
     """
 

@@ -129,7 +129,7 @@ def record_paths() -> Iterator[list[bool]]:
     """Record the paths of a run, chosen as if the range of the keys was unbounded.
 
     So they are exact for any key: aft_local_hard, which depends on keys alone, takes the safe path.
-    Nested recordings both get a path.
+    A nested recording also adds its paths to the outer one.
 
     Yields:
         The growing list of the paths, True for fast.
@@ -147,10 +147,10 @@ def record_paths() -> Iterator[list[bool]]:
 
 @contextmanager
 def replay_paths(paths: Sequence[bool]) -> Iterator[None]:
-    """Take the paths of a recorded run in order, for any number of runs.
+    """Replay the paths of a recorded run in order, for any number of runs.
 
     Args:
-        paths: What :func:`record_paths` yielded.
+        paths: The list that :func:`record_paths` yielded.
 
     Raises:
         RuntimeError: If the runs took another number of paths.
@@ -178,7 +178,7 @@ def replay_paths(paths: Sequence[bool]) -> Iterator[None]:
 def mark_constant(x: Tensor) -> Tensor:
     """Mark a tensor as never written to again and return it.
 
-    Ops then cache what depends on its values alone.
+    Ops then cache results that depend only on its values.
     """
     _constants[x] = {}
     return x

@@ -302,7 +302,7 @@ def check_case(
     """Compare the kernels with the oracle, three times; return the largest relative error.
 
     Raises:
-        WrongResultError: if an error is too large, or results differ between runs.
+        WrongResultError: If an error is too large, or results differ between runs.
     """
     tensors, copies = twisted_inputs(case, twist, device, dtype), _copies(case, twist, processors)
     if op.endswith('_step'):
@@ -409,7 +409,7 @@ def measure_speeds(op: str, device: torch.device, dtype: torch.dtype) -> dict[st
 
 
 def classify(error: BaseException) -> Result:
-    """Return the result for an exception: failed for wrong numbers and device faults only."""
+    """Return the result for an exception: failed only for wrong numbers and device faults."""
     text = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
     faults: tuple[str, ...] = (
         'illegal memory',
@@ -493,15 +493,15 @@ def check_kernels(
     """Check kernels on a device, print a line for each and store the results.
 
     Args:
-        ops: the ops and steps, all by default.
-        dtypes: names of types, all by default.
+        ops: The ops and steps, all by default.
+        dtypes: Names of types, all by default.
         device: 'cuda', 'cuda:1', ..., or 'cpu' in Triton's interpreter.
 
     Returns:
         Whether all passed.
 
     Raises:
-        RuntimeError: if the kernels cannot run on the device.
+        RuntimeError: If the kernels cannot run on the device.
     """
     place = torch.device(device)
     if place.type == 'cuda' and place.index is None and torch.cuda.is_available():

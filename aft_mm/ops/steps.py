@@ -99,7 +99,7 @@ def aft_full_init_state(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
-    """Return a buffer for all `num_tokens` keys and values, which every row of w weighs."""
+    """Return a buffer for all `num_tokens` keys and values, since every row of w covers them."""
     return new_state(batch_size, embed_dims, num_tokens, device, dtype)
 
 

@@ -22,7 +22,7 @@ CLIP = 10.0
 
 
 class Encoded(NamedTuple):
-    """What the decoder reads of the points of B instances."""
+    """Data of the points of B instances that the decoder reads."""
 
     first: Tensor  # [B, N, D], part of the query of the point where the tour starts
     last: Tensor  # [B, N, D], part of the query of the last point

@@ -1,4 +1,4 @@
-"""Checkpoints that nobody means well with, made on the fly."""
+"""Malicious checkpoints, written by the tests."""
 
 import pickle
 import struct
@@ -36,7 +36,7 @@ class Dtype:
 
 
 def array(state):
-    """An array of a file's own making: ``_reconstruct`` and a state."""
+    """An array with any state: ``_reconstruct`` and the state."""
     return Call(np.empty(0).__reduce__()[0], np.ndarray, (0,), b'b', state=state)
 
 
@@ -97,7 +97,7 @@ OBJECTS = {
 
 
 def save_pickle(path, data):
-    """Torch's archive around a pickle of one's own."""
+    """Save any pickle in torch's archive format."""
     with zipfile.ZipFile(path, 'w') as archive:
         archive.writestr('a/data.pkl', data)
         archive.writestr('a/version', '3')
@@ -113,7 +113,7 @@ def nested_list(depth):
 
 
 def copies(num):
-    """One text of 1 MB encoded again and again, 10 bytes of file each."""
+    """A text of 1 MB, encoded many times, with 10 bytes of file each."""
     text = 10**6 * b'a'
     start = (
         b'\x80\x02}X\x01\x00\x00\x00a]c_codecs\nencode\nq\x01X'
@@ -125,7 +125,7 @@ def copies(num):
 
 
 def save_views(path, num):
-    """Many weights that are one: 4 MB that claim to be a hundred times as much."""
+    """Many views of one weight: 4 MB that claim to be a hundred times as much."""
     weight = torch.zeros(1000, 1000)
     torch.save(dict(state_dict={str(i): weight.view(1000, 1000) for i in range(num)}), path)
 

@@ -1,4 +1,4 @@
-"""Checkpoint files of others: refused in one sentence, and nothing is called, written or taken."""
+"""Hostile checkpoint files are refused with one line; nothing is called, written or allocated."""
 
 import http.server
 import json
@@ -25,7 +25,7 @@ REFUSED = '(is refused because it asks for|is damaged or holds)'
 
 
 def refused(path):
-    """The sentence that refuses a file."""
+    """Return the message with which a file is refused."""
     with pytest.raises(pickle.UnpicklingError, match=REFUSED) as error:
         load_from_local(str(path))
     assert str(path) in str(error.value) and '\n' not in str(error.value)
@@ -50,7 +50,7 @@ def test_no_object_is_built_by_the_state_of_a_file(name, zipped, tmp_path):
     ],
 )
 def test_tools_refuse_an_object_array_and_live(name, words, tool, config, tmp_path, monkeypatch):
-    """Stock numpy writes to an address of the file's choice and dies."""
+    """Stock numpy writes to an address that the file chooses, and crashes."""
     monkeypatch.chdir(tmp_path)
     state = dict(
         state_dict={}, meta=dict(experiment_name=hostile.OBJECTS['object array at an address']())
@@ -78,7 +78,7 @@ PICKLES = {
 
 
 def read_all(paths, report):
-    """Write what reading the files gives, and the memory that it takes [kB]."""
+    """Write the results of reading the files, and the memory it takes [kB]."""
     resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     messages = []
@@ -166,7 +166,7 @@ def test_a_file_that_is_cut_or_overwritten_anywhere_is_refused_or_whole(tmp_path
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """Answers by path, in full or cut short; what was asked for is counted."""
+    """Serve content by path, whole or truncated, and count the requests."""
     answers, asked = {}, []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -236,7 +236,7 @@ def test_a_damaged_download_is_not_met_again(server, tmp_path):
 
 @pytest.fixture
 def raw_server(tmp_path, monkeypatch):
-    """A server whose answer is any generator of bytes; a closed connection ends it."""
+    """A server that sends bytes from a generator until the connection is closed."""
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'hub'))
     answers, ended = {}, threading.Event()
 
@@ -263,7 +263,7 @@ def raw_server(tmp_path, monkeypatch):
 
 
 def endless(*start, block=bytes(2**20), pause=0.0):
-    """An answer that begins as given and goes on for ever."""
+    """A response that begins as given and never ends."""
 
     def answer():
         yield from start

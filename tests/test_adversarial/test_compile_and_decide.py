@@ -54,7 +54,7 @@ def test_sizes_that_change(op, causal, dynamic):
 
 
 def test_inductor_takes_a_causal_convolution_on_a_picture(monkeypatch):
-    """A literal inside of torch.cond was 'non-tensor input' once.
+    """A literal inside torch.cond used to be a 'non-tensor input'.
 
     The C++ code is written and not compiled, which takes half a minute, so the output is empty.
     """

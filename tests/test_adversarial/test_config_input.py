@@ -1,4 +1,4 @@
-"""What configs and command lines say wrongly ends in one sentence, before the work."""
+"""Mistakes in configs and command lines end with one line before any work."""
 
 import inspect
 import os

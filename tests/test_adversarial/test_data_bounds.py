@@ -1,4 +1,4 @@
-"""What a file claims is not believed: lengths, rates, sizes of masks, sparse and packed archives."""
+"""Claims of a file are checked: lengths, rates, sizes of masks, sparse and packed archives."""
 
 import gzip
 import importlib
@@ -42,7 +42,7 @@ rng = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def quickly():
-    """What is refused takes no time, and what waits for ever is ended."""
+    """Fail a test that takes long or never ends."""
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail('the reader hangs'))
     signal.alarm(60)
     start = time.process_time()  # other processes may be busy
@@ -62,7 +62,7 @@ def sound(path, rate=16000, samples=None, **options):
 
 
 def flac(path, announced):
-    """A FLAC file of 20,000 samples whose header has another number of them."""
+    """A FLAC file of 20,000 samples whose header claims another number."""
     sound(path, samples=np.random.default_rng(1).normal(size=20_000) * 0.1)
     data = bytearray(path.read_bytes())
     field = int.from_bytes(data[18:26], 'big')  # the last 36 bits are the number of samples

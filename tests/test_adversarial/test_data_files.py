@@ -1,4 +1,4 @@
-"""Small files that would become large, and configs that are not what they look like."""
+"""Small files that expand, and configs that are not what they look like."""
 
 import gzip
 import os
@@ -20,7 +20,7 @@ MEGABYTES = 50
 
 @pytest.fixture(autouse=True)
 def quickly():
-    """Whatever a file claims, it is refused before there is time to fill the memory."""
+    """Fail a test that takes long: a file must be refused before it fills the memory."""
     start = time.process_time()  # other processes may be busy
     yield
     assert time.process_time() - start < 10

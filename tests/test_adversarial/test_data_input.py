@@ -29,7 +29,7 @@ def chunk(kind, data):
 
 
 def bomb(path):
-    """A PNG whose header promises 3.6 thousand million pixels."""
+    """A PNG whose header claims 3.6 billion pixels."""
     header = struct.pack('>IIBBBBB', 60000, 60000, 8, 2, 0, 0, 0)
     path.write_bytes(
         b'\x89PNG\r\n\x1a\n'
@@ -80,7 +80,7 @@ def test_a_whole_image_passes(tmp_path, name):
 
 
 class Images(list):
-    """As much of a data set as the hook asks for."""
+    """The part of a data set that the hook uses."""
 
     def get_data_info(self, index):
         return dict(img_path=str(self[index]))

@@ -1,4 +1,4 @@
-"""Runs of six tasks that stop at random moments and resume to the bits of one that did not."""
+"""Runs that stop at random moments and resume are bit-identical to uninterrupted ones."""
 
 import functools
 import importlib
@@ -170,7 +170,7 @@ def train(run, root, config, data):
 
 @pytest.fixture(scope='module', autouse=True)
 def short_runs(config):
-    """Do once what all runs do: import, and read lists of configs; save reports and plots."""
+    """Do once what all runs share: imports, lists of configs, reports and plots."""
     for module in IMPORTED:
         if importlib.util.find_spec(module.partition('.')[0]):
             importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Nothing is fetched or told: neither an import nor a training speaks to another machine."""
+"""Imports and training do not use the network."""
 
 import json
 import sys

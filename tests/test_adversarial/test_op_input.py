@@ -1,4 +1,4 @@
-"""What the ops are called with ends in one sentence that names the argument."""
+"""Wrong arguments of ops raise one-line errors that name the argument."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ OPS = {case.op: case for case in reversed(CASES)}
 
 
 def sentence(call, name):
-    """The message of the ValueError, which begins with the name of what is wrong."""
+    """Return the message of the ValueError, which begins with the name of the argument."""
     with pytest.raises(ValueError, match=f'^{name}.* (must|holds) ') as error:
         call()
     assert '\n' not in str(error.value)
@@ -26,7 +26,7 @@ def sentence(call, name):
 
 
 def values():
-    """What is no dense tensor of floats on the device of the others."""
+    """Values that are not a dense float tensor on the device of the others."""
     numbers = torch.randn(3, 4, 5)
     yield from (None, 5.0, 'x', [[1.0]], np.zeros((2, 3, 4)))
     for dtype in (torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn):

@@ -1,4 +1,4 @@
-"""Derivatives of derivatives, torch.func and numbers that are none: right, whatever the op."""
+"""Second derivatives, torch.func, and NaN in every op."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def _seed():
 @pytest.mark.parametrize('scale', [1, 100], ids=['fast', 'safe'])
 @pytest.mark.parametrize('case', VARIED, ids=names)
 def test_second_derivatives(case, scale):
-    """Silently zero once, for aft_full and aft_local; here against differences of gradients."""
+    """They were silently zero for aft_full and aft_local; compared with gradient differences."""
     tensors = case.inputs(batch=1)
     with torch.no_grad():
         tensors[1].mul_(scale)
@@ -85,7 +85,7 @@ def test_torch_func(case, scale):
 @pytest.mark.parametrize('which', [1, 2], ids=['key', 'value'])
 @pytest.mark.parametrize('case', CAUSAL_CASES, ids=names)
 def test_what_is_no_number_leaves_the_rows_before_it_alone(case, which, number):
-    """The other channels and samples altogether."""
+    """Other channels and samples stay unchanged altogether."""
     tensors = [x.detach() for x in case.inputs(dtype=torch.float32)]
     before = case(*tensors)
     cut = 2 * case.tokens // 3

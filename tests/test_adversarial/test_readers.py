@@ -54,7 +54,7 @@ rng = np.random.default_rng(0)
 
 
 class Reader(NamedTuple):
-    """How a whole file is made, and how it is read."""
+    """How to write an intact file and how to read it."""
 
     make: Callable[[Path], None]
     read: Callable[[Path], object]
@@ -343,7 +343,7 @@ PLACES = {
 
 
 def refuse_all(reader: Reader, path: Path, report: Path) -> None:
-    """Read every variant of a file, and write down what is not refused properly."""
+    """Read every variant of a file, and record those that are not refused properly."""
     warnings.simplefilter('ignore')
     os.dup2(os.open(report.with_suffix('.log'), os.O_CREAT | os.O_WRONLY, 0o600), 2)
     used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()

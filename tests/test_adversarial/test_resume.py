@@ -23,7 +23,7 @@ pytestmark = pytest.mark.adversarial
 
 @pytest.fixture
 def train(tool, config, monkeypatch):
-    """Train the tiny classifier in a folder; what --resume is given, and what is changed."""
+    """Train the tiny classifier in a folder, with a value of --resume and changes of the config."""
 
     def call(folder, *words, resume=None, name='tiny_without_chance'):
         monkeypatch.chdir(folder)
@@ -49,7 +49,7 @@ def train(tool, config, monkeypatch):
 
 @pytest.fixture(scope='module')
 def whole_run(tmp_path_factory, root, config):
-    """A run that nothing happened to."""
+    """An uninterrupted run."""
     folder = tmp_path_factory.mktemp('whole')
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(root / 'tests/configs'))

@@ -1,4 +1,4 @@
-"""Runs that a signal, a full disk, a dead process or the network ends."""
+"""Runs ended by a signal, a full disk, a dead process or the network."""
 
 import errno
 import multiprocessing
@@ -39,7 +39,7 @@ class FailHook(Hook):
 
 @pytest.fixture
 def train(tool, config, tmp_path, monkeypatch):
-    """Train the tiny classifier here while ``action`` happens to it; how it ended."""
+    """Train the tiny classifier here with ``action`` in between; return how it ended."""
     monkeypatch.chdir(tmp_path)
 
     def call(action=None, *words, place='after_train_iter', resume=False, workers=0):
@@ -58,7 +58,7 @@ def train(tool, config, tmp_path, monkeypatch):
 
 
 def ends(call, *args, **kwargs):
-    """The status or sentence with which it ends."""
+    """Return the status or message with which it ends."""
     with pytest.raises(SystemExit) as end:
         call(*args, **kwargs)
     return end.value.code
@@ -73,7 +73,7 @@ def weights(path='work/epoch_3.pth'):
 
 
 def stop(train, signum, capfd):
-    """Train until a signal ends the run, with the sentence that says so."""
+    """Train until a signal ends the run, and check its message."""
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     assert ends(train, send(signum)) == 128 + signum
     assert capfd.readouterr().err.splitlines()[-1] == (
@@ -206,7 +206,7 @@ def kill_worker(runner):
 
 
 def lose_connection(runner):
-    """What a worker leaves that dies while it sends: torch says why when SIGCHLD has come."""
+    """Simulate a worker that dies while it sends: torch knows the reason after SIGCHLD."""
 
     def die(signum, frame):
         signal.signal(signal.SIGALRM, before)

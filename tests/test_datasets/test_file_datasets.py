@@ -1,4 +1,4 @@
-"""Data sets of files: what they list, and what becomes of a file that cannot be used."""
+"""Data sets of files: their lists, and files that cannot be used."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Generated data: what a sample is, and when it is the same."""
+"""Generated data: samples, and when they repeat."""
 
 from statistics import median_low
 

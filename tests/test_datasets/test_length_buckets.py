@@ -1,4 +1,4 @@
-"""Batches of like lengths: every sequence once, alike in every process, the same again."""
+"""Batches of similar lengths: every sequence once, equal in all processes, repeatable."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Pairs of sentences as subwords: what is read, left out, refused and said."""
+"""Pairs of sentences as subwords: pairs that are read, left out or refused, and messages."""
 
 import gzip
 import logging
@@ -46,7 +46,7 @@ def build(folder, tmp_path):
 
 @pytest.fixture
 def warnings(monkeypatch):
-    """What is written to the log of the run."""
+    """Return the warnings in the log of the run."""
     logger = MMLogger.get_instance(f'parallel {id(monkeypatch)}')
     said = []
     handler = logging.Handler(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Points drawn from a cloud and laid out as a sequence."""
+"""Points sampled from a cloud as a sequence."""
 
 import numpy as np
 import pytest

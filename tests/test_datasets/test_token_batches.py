@@ -1,4 +1,4 @@
-"""Batches by tokens: what they hold, for one process and several."""
+"""Batches by tokens, for one process and several."""
 
 import itertools
 
@@ -13,7 +13,7 @@ from aft_mm.engine.loops import Batches
 
 
 class Lengths:
-    """A data set of nothing but lengths."""
+    """A data set that has only lengths."""
 
     def __init__(self, lengths):
         self.lengths = np.asarray(lengths)

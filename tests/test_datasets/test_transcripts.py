@@ -1,4 +1,4 @@
-"""Transcripts and the units that they are made of."""
+"""Transcripts and their units."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Utterances from sound, Kaldi's and Sphinx's files, and what is said about unusual ones."""
+"""Utterances from sound, Kaldi's and Sphinx's files, and messages about unusual ones."""
 
 import struct
 from pathlib import Path
@@ -48,7 +48,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def log(monkeypatch):
-    """What the log is told; mmengine's is no child of the one that pytest looks at."""
+    """Return the messages of the log; pytest does not read mmengine's logger."""
     lines = []
     monkeypatch.setattr(utterances, 'print_log', lambda line, *_: lines.append(line))
     return lines

@@ -1,4 +1,4 @@
-"""What the tools ask of glibc: freed memory is used again, unless the user says otherwise."""
+"""The tools make glibc reuse freed memory, unless the user says otherwise."""
 
 import os
 import shutil

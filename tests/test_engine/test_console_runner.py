@@ -1,4 +1,4 @@
-"""What the console shows of a run, and what the log file has."""
+"""Messages of a run on the console and in the log file."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The hooks, each on a runner or a stand-in with what the hook reads."""
+"""The hooks, each on a runner or on a stand-in with the attributes that it reads."""
 
 import copy
 import itertools
@@ -42,7 +42,7 @@ from aft_mm.registry import DATASETS, MODELS
 
 
 class Penalised(nn.Linear):
-    """A layer with a penalty of its own."""
+    """A layer with its own penalty."""
 
     def regularization_loss(self):
         return self.weight.square().mean()

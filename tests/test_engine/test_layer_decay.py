@@ -15,7 +15,7 @@ NO_DECAY = dict(
 
 
 class Detector(nn.Module):
-    """What detectors and segmentors have in common."""
+    """The parts that detectors and segmentors share."""
 
     def __init__(self, backbone=None, **options):
         super().__init__()

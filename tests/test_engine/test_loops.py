@@ -1,4 +1,4 @@
-"""GenerationTestLoop: what a metric gets to see, and which noise is in it."""
+"""GenerationTestLoop: the samples that a metric gets, and their noise."""
 
 from types import SimpleNamespace
 
@@ -129,7 +129,7 @@ def test_samples_are_those_of_the_model(points, pairs):
 
 
 def test_no_two_batches_or_ranks_share_noise_and_runs_repeat(points):
-    """The model draws from nothing, so that only the noise tells two draws apart."""
+    """The model samples without context, so that two samples differ only by the noise."""
     ranks = [drawn(run(points, rank=rank, world_size=2, batch_size=1)) for rank in (0, 1)]
     every = [tuple(tokens.flatten().tolist()) for tokens in ranks[0] + ranks[1]]
     assert len(set(every)) == 7
@@ -155,7 +155,7 @@ def test_options_change_the_samples(points, options):
 
 
 def test_autocast_reaches_the_samples(points, monkeypatch):
-    """The logits of the first token, before which nothing was drawn, are of fewer bits."""
+    """The logits of the first token, before any sampling, have fewer bits."""
     sample, seen = points.head.sample, []
 
     def record(hidden, **options):

@@ -1,4 +1,4 @@
-"""SanityCheckHook, and what bad sequence data gets from tools/train.py."""
+"""SanityCheckHook, and messages of tools/train.py about bad sequence data."""
 
 import re
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a run says about files that it cannot use or that are unusual."""
+"""Messages of a run about files that it cannot use or that are unusual."""
 
 import logging
 import re
@@ -158,7 +158,7 @@ def test_each_rank_adds_its_files_and_each_warning_is_logged_once(monkeypatch, c
 
 
 class Notebook(Dataset):
-    """Four samples with a sentence in the place of a file."""
+    """Four samples with a message in the place of a file."""
 
     metainfo = {}
 

@@ -121,7 +121,7 @@ NUMBER = itertools.count()  # runs of one name would share their messages
 
 
 class Clock(Hook):
-    """A second per iteration; the machine fails where it is told to."""
+    """A clock of one second per iteration; the machine fails at a given time."""
 
     def __init__(self):
         self.now, self.iterations, self.validated, self.fail_after = 100.0, [], [], None
@@ -317,7 +317,7 @@ def test_loaded_weights_do_not_use_up_time(train, clock):
 
 
 def test_a_random_order_of_samples_is_restored(train, whole):
-    """Without a fixed seed every process draws another one."""
+    """Without a fixed seed every process samples another one."""
     train(8)
     resumed = train(100, resume=True, **{'train_dataloader.sampler.seed': 6})
     assert_same_state(load(resumed), whole())

@@ -1,4 +1,4 @@
-"""Which forms of the Triton kernels a piece of code launches, without compiling or running them.
+"""Record the forms of the Triton kernels that code launches, without compiling or running them.
 
 A form is a kernel with the types of its arguments, those that are None, and its constants. Triton
 compiles a form again for numbers that are 1 or multiples of 16, which is not counted here.

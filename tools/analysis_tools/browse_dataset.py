@@ -127,7 +127,7 @@ def draw_segments(
 
     Args:
         image: RGB uint8 [H, W, 3].
-        labels: ints [H, W].
+        labels: Ints [H, W].
         names: Class names; without them there is no legend.
         ignore: Label of pixels without a class, which keep their colour.
     """

@@ -56,7 +56,7 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -
     contain the counts.
 
     Args:
-        counts: ints [K, K], images by true and predicted class.
+        counts: Ints [K, K], images by true and predicted class.
         names: Names of the K classes.
         footer: Small print below the figure.
     """

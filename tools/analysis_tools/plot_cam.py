@@ -65,7 +65,7 @@ def draw_cams(
 
     Args:
         images: uint8 [H, W, 3].
-        cams: floats [H, W], 0 (dark) to 1 (light).
+        cams: Floats [H, W], 0 (dark) to 1 (light).
         titles: Titles of the maps, such as class and probability.
         footer: Small print below the figure.
 

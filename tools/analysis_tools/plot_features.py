@@ -62,7 +62,7 @@ def draw_features(
 
     Args:
         points: [N, 2] of t-SNE.
-        labels: ints [N].
+        labels: Ints [N].
         names: Class names.
         title: Title of the figure.
         footer: Small print below the figure.

@@ -126,7 +126,7 @@ def render(page: dict[str, Any], data: dict[str, str], memory: dict[str, Any]) -
 
 <!-- Written by tools/analysis_tools/table_pages.py; edit docs/tables/tables.yml instead. -->
 
-Rows, choices and what the paper leaves open: [README]({readme}). What the counts mean: [index](index.md).
+The [README]({readme}) explains rows and choices, the [index](index.md) the counts.
 
 ## Data
 
@@ -134,17 +134,17 @@ Rows, choices and what the paper leaves open: [README]({readme}). What the count
 
 ## Commands
 
-{cards}, one row of the table:
+One row of the table, on {cards}:
 
 {commands(page)}
 {wrapped(page['columns'])}
 
-## Card, hours and the paper's numbers
+## Memory, hours and the paper's numbers
 
 {table(page, metafile, memory)}
 {note}
 
-## When to be content
+## Tolerance
 
 {wrapped(page['tolerance'][0].upper() + page['tolerance'][1:])}
 
@@ -163,14 +163,14 @@ def wrapped(*texts: str) -> str:
 def index(pages: list[dict[str, Any]]) -> str:
     lines = ''.join(f'- [{page["title"]}]({page["page"]}.md)\n' for page in pages)
     names = '\n'.join(page['page'] for page in pages)
-    return f"""# From nothing to a table
+    return f"""# Reproduce a table
 
 <!-- Written by tools/analysis_tools/table_pages.py; edit docs/tables/tables.yml instead. -->
 
-A page per table of the papers: data, commands, memory and hours by count, the paper's numbers, and how close is close
-enough, a judgement of this project. Nothing of these tables was trained here. Installation is in
-[get started](../get_started.md), several machines in [cluster](../tutorials/cluster.md). Set `AFT_MM_DATA` if the
-data are not in `data/`. Rows of a table differ in `CONFIG` only.
+Each table of the papers has a page with data, commands, computed memory and hours, the paper's numbers, and the tolerance
+that we suggest. None of these models was trained here. See [get started](../get_started.md) for the installation and
+[cluster](../tutorials/cluster.md) for several machines. Set `AFT_MM_DATA` if the data are not in `data/`. Rows of a table
+differ only in `CONFIG`.
 
 {lines}
 **Memory** is counted in float32 (`model_complexity.py`): activations saved for the backward pass, weights, gradients
@@ -179,8 +179,8 @@ and two moments, without temporary buffers. Rows marked "recomputed" have `with_
 
 **Hours** are counted, not measured: 6 FLOP per weight and token, 8 with recomputation.
 
-**In the first hour** of any row the loss is finite and memory is near the count. Stop and resume once (`--resume`):
-the loss continues.
+**In the first hour** check that the loss is finite and memory is near the count. Stop and resume once (`--resume`); the
+loss must continue.
 
 ```{{toctree}}
 :hidden:

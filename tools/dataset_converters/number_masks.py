@@ -46,7 +46,7 @@ def count_colours(paths: Sequence[Path]) -> Counter[int]:
     """Count the pixels of each colour.
 
     Raises:
-        UserError: there are too many colours for classes, as after smoothing or in a JPEG.
+        UserError: There are too many colours for classes, as after smoothing or in a JPEG.
     """
     counts: Counter[int] = Counter()
     for path in progress(paths, 'counting colours'):

@@ -11,16 +11,8 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from aft_mm.errors import UserError
-from aft_mm.layers.mixers import (
-    AFTConv,
-    AFTFull,
-    AFTLocal,
-    AFTLocalHard,
-    AFTLocalLearned,
-    AFTSimple,
-    SoftmaxAttention,
-    TokenMixer,
-)
+from aft_mm.layers import mixers
+from aft_mm.layers.mixers import AFTSimple, SoftmaxAttention, TokenMixer
 from aft_mm.layers.mixers.softmax_attention import KeyValueCache
 from aft_mm.models.block_stack import BlockStack
 
@@ -28,11 +20,11 @@ from aft_mm.models.block_stack import BlockStack
 Call = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
 
 STEPPED = (
-    AFTConv,
-    AFTFull,
-    AFTLocal,
-    AFTLocalHard,
-    AFTLocalLearned,
+    mixers.AFTConv,
+    mixers.AFTFull,
+    mixers.AFTLocal,
+    mixers.AFTLocalHard,
+    mixers.AFTLocalLearned,
     AFTSimple,
     SoftmaxAttention,
 )

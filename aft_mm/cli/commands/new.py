@@ -1,4 +1,4 @@
-"""Write the config that trains on own data."""
+"""Write a config for data of the user."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ from .list_configs import NEEDS, missing
 
 
 class Kind(NamedTuple):
-    """How data of one kind are inspected and trained on."""
+    """A kind of data: its inspection, its base config and its training."""
 
     inspect: Callable[[Path, float, int], OwnData]
     base: str
@@ -47,7 +47,7 @@ def epochs(kind: Kind, samples: int) -> int:
 
 
 def default_name(root: Path) -> str:
-    """Return the name of the config for data in ``root``, which hides no module of Python."""
+    """Return the name of the config for data in ``root``, which shadows no module of Python."""
     name = root.resolve().name.partition('.')[0] or 'data'
     return f'{name}_config.py' if name in sys.stdlib_module_names else f'{name}.py'
 

@@ -13,7 +13,6 @@ from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data
 from aft_mm.engine import CheckpointCompatibilityHook, build_runner, load_run_config, run_guard
 from aft_mm.engine.allocator import keep_freed_memory
-from aft_mm.engine.open_files import share_tensors_by_name
 from aft_mm.engine.preflight import TEST_CHECKS, check_torchvision
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
 from aft_mm.hosts import quiet_pycocotools
@@ -50,7 +49,6 @@ def test(args: argparse.Namespace) -> None:
     with user_errors(ValueError):
         requested_backends()
         keep_freed_memory()
-        share_tensors_by_name()
     with user_errors(*CONFIG_ERRORS):
         check_torchvision()
         cfg = load_run_config(args)

@@ -27,14 +27,13 @@ from aft_mm.engine import (
     run_guard,
 )
 from aft_mm.engine.allocator import keep_freed_memory
-from aft_mm.engine.open_files import share_tensors_by_name
 from aft_mm.engine.preflight import TRAIN_CHECKS, check_torchvision, choose_checkpoint
 from aft_mm.engine.run_guard import Run
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
 from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
-#: Command that uses a trained sequence model and its further words, by an entry of its config.
+#: Command that uses a trained sequence model and its further arguments, by an entry of its config.
 USES = {
     'subwords': ('translate', ''),
     'units': ('transcribe', 'FILE'),
@@ -66,7 +65,6 @@ def train(args: argparse.Namespace, run: Run) -> None:
     with user_errors(ValueError):
         requested_backends()
         keep_freed_memory()
-        share_tensors_by_name()
     with user_errors(*CONFIG_ERRORS):
         check_torchvision()
         cfg = load_run_config(args)

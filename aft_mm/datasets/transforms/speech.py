@@ -153,7 +153,7 @@ class Moments:
         self.squares = self.squares + np.square(frames).sum(0)
 
     def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return both, [F]."""
+        """Return mean and standard deviation, [F]."""
         mean = self.sum / self.number
         return mean, np.sqrt(np.maximum(self.squares / self.number - mean**2, 0))
 

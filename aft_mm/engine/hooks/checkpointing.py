@@ -292,7 +292,7 @@ class CheckpointCompatibilityHook(Hook):
         """Load the weights before mmengine does.
 
         Raises:
-            UserError: the checkpoint does not fit.
+            UserError: The checkpoint does not fit.
         """
         inside_epoch = checkpoint.get('meta', {}).get(INSIDE_EPOCH, {}).get('num_done')
         if (
@@ -344,7 +344,7 @@ class ResumeCheckHook(Hook):
         """Compare the checkpoint with the run.
 
         Raises:
-            UserError: the run cannot resume from the checkpoint.
+            UserError: The run cannot resume from the checkpoint.
         """
         try:
             self._check(runner, checkpoint)

@@ -1,4 +1,4 @@
-"""Pictures that a model samples while it trains."""
+"""Pictures sampled from a model during training."""
 
 import logging
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Find broken data and numbers early: images, first samples, skipped files, losses."""
+"""Find invalid data and numbers early: images, first samples, skipped files, losses."""
 
 import math
 from collections import Counter

@@ -159,7 +159,7 @@ class TimeBudgetHook(StopHook):
             exceed the budget; every check waits for all processes.
 
     Raises:
-        ValueError: the budget is not positive and finite, or ``interval`` is below 1.
+        ValueError: The budget is not positive and finite, or ``interval`` is below 1.
     """
 
     def __init__(

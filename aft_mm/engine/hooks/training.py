@@ -42,8 +42,8 @@ class CompileHook(Hook):
 
     Args:
         module: Attribute of the model to compile, or None for its backbone and its decoder, as far
-            as they are of this package. A model with an encoder stays as it is: its sequences have
-            other lengths in each batch, and each length would be compiled.
+            as they are of this package. A model with an encoder is not compiled: its sequences
+            differ in length from batch to batch, and each length would be compiled.
         **kwargs: Those of ``torch.compile``, such as ``backend`` or ``mode``. By default
             ``fullgraph`` is True, so a graph break is an error, and ``dynamic`` is False, one graph
             per image size: torch 2.11 cannot trace ``torch.cond`` with a symbolic size.
@@ -108,7 +108,7 @@ def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
 
 @HOOKS.register_module(name=['ExactResumeHook', 'EpochSeedHook'])  # the second in older configs
 class ExactResumeHook(Hook):
-    """Let a run that resumes at any iteration end in the same bits as an uninterrupted one.
+    """Make a run that resumes at any iteration bit-identical to an uninterrupted one.
 
     mmengine's checkpoints hold neither random state nor accumulated gradients. Here:
 
@@ -121,7 +121,7 @@ class ExactResumeHook(Hook):
     - Sums over more than two processes have the same order in the first iteration as later.
     - A validation leaves the generators as they were.
 
-    On a GPU operations without a deterministic algorithm can differ, which is logged.
+    On a GPU, operations without a deterministic algorithm can differ; the log says so.
     """
 
     priority = 'VERY_HIGH'  # other hooks may use random numbers
@@ -134,7 +134,7 @@ class ExactResumeHook(Hook):
         """Keep the state until it is known whether the run is resumed.
 
         Raises:
-            UserError: it is not random state.
+            UserError: It is not random state.
         """
         self.loaded = {key: checkpoint[key] for key in (GRADIENTS,) if key in checkpoint}
         state = checkpoint.get('meta', {}).get(RANDOM_STATE)
@@ -359,7 +359,7 @@ class RegularizationHook(Hook):
         """Extend the losses of the model by ``loss_regularization``.
 
         Raises:
-            UserError: no layer of the model has a ``regularization_loss``.
+            UserError: No layer of the model has a ``regularization_loss``.
         """
         model = task_model(runner)
         layers = penalised_layers(model)

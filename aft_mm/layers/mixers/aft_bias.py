@@ -1,4 +1,4 @@
-"""AFT-full with a position bias that comes with the call."""
+"""AFT-full with a position bias passed to the call."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -17,26 +17,26 @@ from .base import AFTMixer
 
 @MODELS.register_module()
 class AFTBias(AFTMixer):
-    """AFT-full whose w describes the tokens of the call (arXiv 2105.14103, eq. 2).
+    """AFT-full whose w is an argument of the call (arXiv 2105.14103, eq. 2).
 
-    w may be the negative distances of points, the weights of a graph, or any relation of real
-    objects. Pass it to the block or encoder around the mixer::
+    w may be the negative distances of points, the weights of a graph, or any other relation of
+    tokens. Pass it to the block or encoder around the mixer::
 
         encoder(tokens, position_bias=-distances, pair_mask=adjacency)
 
     Without it w = 0, as in AFT-simple. Tokens have no order beyond w and the mask, and sequences may
-    have any length. There are no steps, as the bias belongs to whole sequences.
+    have any length. There are no steps, because the bias belongs to whole sequences.
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         num_heads: h, if the bias of the call is [h, T, S] or [B, h, T, S]; None for [T, S] or
             [B, T, S]. See :func:`aft_mm.ops.aft_full`.
-        scales: initial values of a learned factor per head: the bias of the call, [T, S] or
+        scales: Initial values of a learned factor per head: the bias of the call, [T, S] or
             [B, T, S], is then multiplied by ``scale[i]`` in head i. Needs num_heads=None.
-        **kwargs: see :class:`AFTMixer`.
+        **kwargs: See :class:`AFTMixer`.
 
     Raises:
-        ValueError: as :class:`AFTMixer`; in a call, as :func:`aft_mm.ops.aft_full`, or `scales`
+        ValueError: As :class:`AFTMixer`; in a call, as :func:`aft_mm.ops.aft_full`, or `scales`
             without a bias.
     """
 

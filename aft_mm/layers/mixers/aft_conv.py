@@ -24,21 +24,21 @@ class AFTConv(AFTMixer):
     Accepts any grid of the kernel's number of dimensions. Keys have h channels, one per head.
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         num_heads: h, a divisor of D.
-        kernel_size: odd sizes, an int for all dimensions or one per dimension; may exceed the grid.
+        kernel_size: Odd sizes, an int for all dimensions or one per dimension; may exceed the grid.
         reparameterize: ``γ (w − mean) / std + β`` (eq. 8); False is an ablation of the paper.
         query: False leaves out query and gate, another ablation.
         global_connectivity: False sets W = 0 outside the kernel (§5.3).
         sparsity: 'entropy' adds :meth:`regularization_loss`; 'gumbel' uses one position per head,
             see :class:`ConvPositionBias` (§8).
-        tau: temperature of the samples of sparsity='gumbel'; None is the paper's 0.5.
-        init_std: standard deviation of w at initialisation.
-        init_peak: initial bias of one position per head, see :class:`ConvPositionBias`; the default
+        tau: Temperature of the samples of sparsity='gumbel'; None is the paper's 0.5.
+        init_std: Standard deviation of w at initialisation.
+        init_peak: Initial bias of one position per head, see :class:`ConvPositionBias`; the default
             is the paper's start, AFT-simple.
-        gate: see :class:`AFTMixer`.
-        qkv_bias: see :class:`TokenMixer`.
-        **kwargs: see :class:`AFTMixer`. Steps need a grid; without one, `kernel_size` sets the
+        gate: See :class:`AFTMixer`.
+        qkv_bias: See :class:`TokenMixer`.
+        **kwargs: See :class:`AFTMixer`. Steps need a grid; without one, `kernel_size` sets the
             dimensions.
     """
 

@@ -42,12 +42,12 @@ class AFTFull(AFTMixer):
     state of a step is O(T·D).
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         rank: d' of u and v; None for the free matrix.
-        source_grid: grid of a memory, for a cross mixer with free w [T, S], see
+        source_grid: Grid of a memory, for a cross mixer with free w [T, S], see
             :class:`MemoryPositionBias`. Needs rank=None, causal=False, a gate, and no init_std.
-        init_std: standard deviation of u and v (default 0.1) or of the free w (default 0.01).
-        **kwargs: see :class:`AFTMixer`; grid is required.
+        init_std: Standard deviation of u and v (default 0.1) or of the free w (default 0.01).
+        **kwargs: See :class:`AFTMixer`; grid is required.
     """
 
     takes_memory = True

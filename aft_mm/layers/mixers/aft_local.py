@@ -24,17 +24,17 @@ from .base import OpMixer
 class AFTLocal(OpMixer):
     """AFT with ``w = u vᵀ`` in a window and w = 0 outside it (arXiv 2105.14103, eq. 4 and 7).
 
-    Tokens outside the window count with W = 1. Sequences may be shorter and images have another
-    grid; the window, in tokens, stays the same.
+    Tokens outside the window have W = 1. Sequences may be shorter, and images may have another
+    grid; the window keeps its size in tokens.
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         window: s of ``|t − t'| < s``, 0 for AFT-simple; on a 2-d grid a pair (s_r, s_c) or an int
             for both.
         rank: d' of u and v; None for a free w in a 1-d window of 1 or larger, see
             :class:`FreeLocalPositionBias`.
-        init_std: standard deviation of u and v (default 0.1) or of the free w (default 0.01).
-        **kwargs: see :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
+        init_std: Standard deviation of u and v (default 0.1) or of the free w (default 0.01).
+        **kwargs: See :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
     """
 
     example = dict(window=2)

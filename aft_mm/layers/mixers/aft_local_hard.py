@@ -20,10 +20,10 @@ class AFTLocalHard(OpMixer):
     see :func:`aft_mm.ops.aft_local_hard`.
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         window: s, 1 or larger; on a 2-d grid an even pair (s_h, s_w) or an even int for both.
-        causal: see :class:`TokenMixer`; True by default, as in the paper.
-        **kwargs: see :class:`AFTMixer`.
+        causal: See :class:`TokenMixer`; True by default, as in the paper.
+        **kwargs: See :class:`AFTMixer`.
     """
 
     example = dict(window=4)

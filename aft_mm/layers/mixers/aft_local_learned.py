@@ -13,11 +13,11 @@ class AFTLocalLearned(AFTLocal):
     0 outside the window. The weights do not sum to one.
 
     Args:
-        embed_dims: channels D.
-        window: see :class:`AFTLocal`; 0 gives all tokens the same position weight.
-        rank: see :class:`AFTLocal`.
-        init_std: see :class:`AFTLocal`.
-        **kwargs: see :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
+        embed_dims: Channels D.
+        window: See :class:`AFTLocal`; 0 gives all tokens the same position weight.
+        rank: See :class:`AFTLocal`.
+        init_std: See :class:`AFTLocal`.
+        **kwargs: See :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
     """
 
     normalized = False

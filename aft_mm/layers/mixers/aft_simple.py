@@ -17,12 +17,12 @@ class AFTSimple(OpMixer):
     """AFT without position bias, W = 1 (arXiv 2105.14103, eq. 5). The state of a step is O(D).
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         key_function: 'softmax'; 'relu' for the unnormalised ``Σ relu(k) ⊙ v`` (ICLR submission,
             eq. 3); 'relu2' for ``relu(q) ⊙ Σ relu(k) ⊙ v + relu(−q) ⊙ Σ relu(−k) ⊙ v`` (eq. 6).
-        gate: see :class:`AFTMixer`. The default is 'sigmoid', or 'relu' with 'relu2', which allows
+        gate: See :class:`AFTMixer`. The default is 'sigmoid', or 'relu' with 'relu2', which allows
             no other.
-        **kwargs: see :class:`AFTMixer`.
+        **kwargs: See :class:`AFTMixer`.
     """
 
     op = 'aft_simple'

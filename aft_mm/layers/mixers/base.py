@@ -9,7 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aft_mm import ops
-from aft_mm.checks import check_choice, check_flag, check_int, check_probability, refuse
+from aft_mm.checks import (
+    check_choice,
+    check_flag,
+    check_int,
+    check_probability,
+    check_sizes,
+    refuse,
+)
 from aft_mm.ops.checks import FLOATS, GATES, check_mask
 
 from ..grid import Grid, check_grid
@@ -45,17 +52,17 @@ class TokenMixer(nn.Module):
     describe the mixer to block, decoder and tests.
 
     Args:
-        embed_dims: channels D.
-        grid: sizes of the token grid: (T,) of a sequence, (H, W) of an image, or of a volume; None
+        embed_dims: Channels D.
+        grid: Sizes of the token grid: (T,) of a sequence, (H, W) of an image, or of a volume; None
             without learned positions.
-        num_prefix_tokens: class tokens P in front of the grid, T = P + prod(grid).
-        causal: token t only sees tokens t' ≤ t, in raster order.
-        qkv_bias: whether the query, key and value projections have a bias.
-        proj_drop: dropout probability of the output.
+        num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
+        causal: Token t only sees tokens t' ≤ t, in raster order.
+        qkv_bias: Whether the query, key and value projections have a bias.
+        proj_drop: Dropout probability of the output.
 
     Raises:
-        TypeError: an argument is unknown.
-        ValueError: an argument is out of range.
+        TypeError: An argument is unknown.
+        ValueError: An argument is out of range.
     """
 
     #: Required arguments of a small mixer with embed_dims=12, for the tests.
@@ -72,10 +79,10 @@ class TokenMixer(nn.Module):
     takes_pairs: ClassVar[bool] = False
     #: Whether class tokens may precede the grid.
     takes_prefix_tokens: ClassVar[bool] = False
-    #: The type that :meth:`_init_state` returns. An own state is a NamedTuple with a ``position``
-    #: [B] (int64, the index of the next token); its tensors, also in nested tuples or lists, have
-    #: the batch as first axis. A field that Python counts, such as the length of a growing cache,
-    #: rules out CUDA graphs.
+    #: The type that :meth:`_init_state` returns. A new state type is a NamedTuple with a
+    #: ``position`` [B] (int64, the index of the next token); its tensors, also in nested tuples or
+    #: lists, have the batch as first axis. A field that Python counts, such as the length of a
+    #: growing cache, rules out CUDA graphs.
     state_type: ClassVar[Any] = ops.StepState
 
     def __init__(
@@ -124,9 +131,9 @@ class TokenMixer(nn.Module):
         """Mix the tokens x [B, T, D].
 
         Args:
-            x: tokens [B, T, D].
-            grid: grid of these tokens, if it is not the constructor's.
-            memory: tokens [B, S, D] to take keys and values from (cross-attention), or the result
+            x: Tokens [B, T, D].
+            grid: Grid of these tokens, if it is not the constructor's.
+            memory: Tokens [B, S, D] to take keys and values from (cross-attention), or the result
                 of :meth:`project_memory`.
             key_mask: bool [B, S], True = keep. Padding may hold NaN and gets zero gradient.
             **pairs: position_bias and pair_mask for :class:`AFTBias`, or another mixer with
@@ -158,7 +165,7 @@ class TokenMixer(nn.Module):
         """Project a memory [B, S, D] once, for many calls of :meth:`forward`.
 
         Raises:
-            ValueError: the mixer takes no memory, or as :meth:`forward`.
+            ValueError: The mixer takes no memory, or as :meth:`forward`.
         """
         if self.causal or not self.takes_memory:
             raise ValueError(
@@ -185,7 +192,7 @@ class TokenMixer(nn.Module):
         """Return the state before the first token. docs/mixers.md lists the sizes.
 
         Raises:
-            ValueError: the mixer is not causal, or implements no steps.
+            ValueError: The mixer is not causal, or implements no steps.
         """
         if not self.has_steps:
             raise ValueError(
@@ -201,14 +208,14 @@ class TokenMixer(nn.Module):
         """Mix whole prompts in one parallel pass and return the state after them.
 
         Args:
-            x: prompts [B, L, D]. L may be shorter than the grid. Padding may hold NaN.
-            lengths: number of tokens of each prompt [B], 0 to L; the rest is padding.
+            x: Prompts [B, L, D]. L may be shorter than the grid. Padding may hold NaN.
+            lengths: Number of tokens of each prompt [B], 0 to L; the rest is padding.
 
         Returns:
             Mixed tokens [B, L, D], arbitrary at padding, and the state for :meth:`step`.
 
         Raises:
-            ValueError: as :meth:`init_state` and :meth:`forward`, or lengths is not [B].
+            ValueError: As :meth:`init_state` and :meth:`forward`, or lengths is not [B].
         """
         _check_tokens('x', x, 'B', 'T', self.embed_dims)
         length, state = x.shape[1], self.init_state(len(x))
@@ -231,14 +238,14 @@ class TokenMixer(nn.Module):
         """Mix one token; a loop of steps equals the causal :meth:`forward`.
 
         Args:
-            x_t: next token of each sequence [B, D].
-            state: from :meth:`init_state`, :meth:`prefill` or the last step. It is overwritten.
+            x_t: Next token of each sequence [B, D].
+            state: From :meth:`init_state`, :meth:`prefill` or the last step. It is overwritten.
 
         Returns:
             Mixed token [B, D] and the next state.
 
         Raises:
-            ValueError: the state is of another mixer or batch.
+            ValueError: The state is of another mixer or batch.
         """
         self._check_step(x_t, state)
         if self._fused is None:
@@ -285,7 +292,7 @@ class TokenMixer(nn.Module):
             query: [B, T, D], or None if ``self.query`` is None.
             key: [B, S, D]. S = T without a memory.
             value: [B, S, D].
-            grid: grid of the T tokens, prefix tokens not counted.
+            grid: Grid of the T tokens, prefix tokens not counted.
             key_mask: bool [B, S], True = keep. A token that sees none gets 0.
 
         Returns:
@@ -301,7 +308,7 @@ class TokenMixer(nn.Module):
         """Return the state after lengths[b] tokens of each sequence b.
 
         Args:
-            state: fresh from :meth:`_init_state`.
+            state: Fresh from :meth:`_init_state`.
             key: [B, L, D]. Tokens from lengths[b] on are padding and must be ignored.
             value: [B, L, D].
             lengths: [B], 0 to L.
@@ -340,7 +347,7 @@ class TokenMixer(nn.Module):
         """
         length = num_tokens - self.num_prefix_tokens
         if grid is not None:
-            check_grid(grid)
+            check_sizes('grid', grid, (1, 2, 3))
         elif self.grid is None or len(self.grid) == 1:
             grid = (length,)
         else:
@@ -365,9 +372,9 @@ class AFTMixer(TokenMixer):
     """Base class of mixers with a gate, ``y = proj(g(query(x)) ⊙ mix(key(x), value(x)))``.
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         gate: g, 'sigmoid', 'relu', or 'none', which also leaves out the query projection.
-        **kwargs: see :class:`TokenMixer`.
+        **kwargs: See :class:`TokenMixer`.
     """
 
     def __init__(self, embed_dims: int, *, gate: str = 'sigmoid', **kwargs: Any) -> None:
@@ -379,7 +386,7 @@ class AFTMixer(TokenMixer):
 
 
 class OpMixer(AFTMixer):
-    """Base class of mixers that mix by one op of :mod:`aft_mm.ops`, with its steps.
+    """Base class of mixers that call one op of :mod:`aft_mm.ops`, and its steps.
 
     A subclass names the op and returns its options and position bias.
     """

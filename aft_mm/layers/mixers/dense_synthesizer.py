@@ -25,9 +25,9 @@ class DenseSynthesizer(TokenMixer):
     Time O(T²·D), memory O(T²·h + T·D). State and cost of a step are O(T·D).
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         num_heads: h, a divisor of D.
-        **kwargs: see :class:`TokenMixer`; grid is required.
+        **kwargs: See :class:`TokenMixer`; grid is required.
     """
 
     example = dict(num_heads=3)

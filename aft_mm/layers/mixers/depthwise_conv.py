@@ -31,9 +31,9 @@ class KernelMixer(AFTMixer):
     the reach of the kernel in raster order.
 
     Args:
-        embed_dims: channels D.
-        kernel_size: odd sizes, an int for all dimensions or one per dimension.
-        **kwargs: see :class:`AFTMixer`. Without a grid, `kernel_size` sets the dimensions.
+        embed_dims: Channels D.
+        kernel_size: Odd sizes, an int for all dimensions or one per dimension.
+        **kwargs: See :class:`AFTMixer`. Without a grid, `kernel_size` sets the dimensions.
     """
 
     normalized = False
@@ -118,9 +118,9 @@ class DepthwiseConv(KernelMixer):
     torch's convolutions.
 
     Args:
-        embed_dims: channels D.
-        kernel_size: odd sizes, an int for all dimensions or one per dimension.
-        **kwargs: see :class:`KernelMixer`.
+        embed_dims: Channels D.
+        kernel_size: Odd sizes, an int for all dimensions or one per dimension.
+        **kwargs: See :class:`KernelMixer`.
     """
 
     example = dict(kernel_size=3)

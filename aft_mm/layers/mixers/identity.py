@@ -17,8 +17,8 @@ class Identity(KernelMixer):
     """No mixing, ``y = proj(g(query(x)) ⊙ value(x))``, the lower bound of comparisons.
 
     Args:
-        embed_dims: channels D.
-        **kwargs: see :class:`AFTMixer`.
+        embed_dims: Channels D.
+        **kwargs: See :class:`AFTMixer`.
     """
 
     normalized = True

@@ -26,10 +26,10 @@ class LambdaLayer(TokenMixer):
     on later tokens.
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         num_heads: h, a divisor of D.
         key_dims: ``|k|``.
-        **kwargs: see :class:`TokenMixer`; grid is required.
+        **kwargs: See :class:`TokenMixer`; grid is required.
     """
 
     can_be_causal = False

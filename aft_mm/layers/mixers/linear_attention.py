@@ -18,9 +18,9 @@ class FeatureAttention(TokenMixer):
     """Base class of linear attention.
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         num_heads: h, a divisor of D.
-        **kwargs: see :class:`TokenMixer`.
+        **kwargs: See :class:`TokenMixer`.
     """
 
     takes_memory = True
@@ -74,10 +74,10 @@ class LinearAttention(FeatureAttention):
     :func:`aft_mm.ops.linear_attention`.
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         num_heads: h, a divisor of D.
         feature_map: φ, 'elu' for ``elu(x) + 1`` as in the paper, 'relu' or 'square'.
-        **kwargs: see :class:`TokenMixer`.
+        **kwargs: See :class:`TokenMixer`.
     """
 
     def __init__(

@@ -90,11 +90,11 @@ class LocalSoftmaxAttention(TokenMixer):
     step are O(r·D), with r the reach of both in raster order.
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         num_heads: h, a divisor of D.
-        window: tokens of a block; on a 2-d grid a pair (rows, columns) or an int for both.
-        margin: size of the margin, as `window`; None for that of the window.
-        **kwargs: see :class:`TokenMixer`; grid is required in 2-d.
+        window: Tokens of a block; on a 2-d grid a pair (rows, columns) or an int for both.
+        margin: Size of the margin, as `window`; None for that of the window.
+        **kwargs: See :class:`TokenMixer`; grid is required in 2-d.
     """
 
     example = dict(num_heads=3, window=2)

@@ -59,12 +59,12 @@ class LSHAttention(TokenMixer):
     The rotations R are a buffer sampled once.
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         num_heads: h, a divisor of D.
-        num_rounds: hashes per token; more rounds miss fewer similar tokens.
-        num_buckets: an even number, or 1 for no hashing.
+        num_rounds: Hashes per token; more rounds miss fewer similar tokens.
+        num_buckets: An even number, or 1 for no hashing.
         chunk_size: c.
-        **kwargs: see :class:`TokenMixer`; grid is required for steps.
+        **kwargs: See :class:`TokenMixer`; grid is required for steps.
     """
 
     rotations: Tensor

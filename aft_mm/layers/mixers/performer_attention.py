@@ -31,11 +31,11 @@ class PerformerAttention(FeatureAttention):
     ω and the seed of later samples are buffers.
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         num_heads: h, a divisor of D.
         num_features: m per head; None for the paper's D/h · ln(D/h), rounded up.
-        redraw: sample a new ω every so many training iterations; None never does.
-        **kwargs: see :class:`TokenMixer`.
+        redraw: Sample a new ω every so many training iterations; None never does.
+        **kwargs: See :class:`TokenMixer`.
     """
 
     example = dict(num_heads=3, num_features=10)

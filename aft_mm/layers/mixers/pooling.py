@@ -16,9 +16,9 @@ class Pooling(KernelMixer):
     PoolFormer (arXiv 2111.11418) has no projections and no gate.
 
     Args:
-        embed_dims: channels D.
-        kernel_size: odd sizes, an int for all dimensions or one per dimension.
-        **kwargs: see :class:`KernelMixer`.
+        embed_dims: Channels D.
+        kernel_size: Odd sizes, an int for all dimensions or one per dimension.
+        **kwargs: See :class:`KernelMixer`.
     """
 
     example = dict(kernel_size=3)

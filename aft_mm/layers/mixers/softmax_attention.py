@@ -84,11 +84,11 @@ class SoftmaxAttention(TokenMixer):
     caches keys and values, O(t·D), which is also its cost.
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         num_heads: h, a divisor of D.
         stateful: False recomputes all tokens in each step, O(t·D² + t²·D), as the papers measure;
             grid is then required for steps.
-        **kwargs: see :class:`TokenMixer`.
+        **kwargs: See :class:`TokenMixer`.
     """
 
     example = dict(num_heads=3)

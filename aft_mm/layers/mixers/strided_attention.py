@@ -31,13 +31,13 @@ class StridedAttention(TokenMixer):
     state of a step is O(T·D), its cost O((l + T/l)·D).
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         num_heads: h, a divisor of D and of qk_dims.
         stride: l, near √T.
         pattern: 'strided' for images, 'fixed' for text.
-        summary: tokens of a block that all later tokens see, 1 to l; for 'fixed' only.
-        qk_dims: channels of query and key; None for D.
-        **kwargs: see :class:`TokenMixer`; grid is required for steps.
+        summary: Tokens of a block that all later tokens see, 1 to l; for 'fixed' only.
+        qk_dims: Channels of query and key; None for D.
+        **kwargs: See :class:`TokenMixer`; grid is required for steps.
     """
 
     state_type = TokenTable

@@ -21,8 +21,8 @@ class TokenShift(KernelMixer):
     (arXiv 2201.10801) with more channels.
 
     Args:
-        embed_dims: channels D.
-        **kwargs: see :class:`AFTMixer`. Without a grid, tokens are a sequence.
+        embed_dims: Channels D.
+        **kwargs: See :class:`AFTMixer`. Without a grid, tokens are a sequence.
     """
 
     one_hot: Tensor

@@ -22,15 +22,15 @@ class AutoregressiveModel(BaseModel):
     """Autoregressive model, ``p(x) = Π_t p(x_t | x_<t)``, or ``p(x | source)`` with an encoder.
 
     Args:
-        decoder: config of :class:`SequenceDecoder`.
-        head: config of :class:`CategoricalHead` or :class:`LogisticMixtureHead`.
-        encoder: config of :class:`SequenceEncoder` for the ``source`` of the samples, with a cross
+        decoder: Config of :class:`SequenceDecoder`.
+        head: Config of :class:`CategoricalHead` or :class:`LogisticMixtureHead`.
+        encoder: Config of :class:`SequenceEncoder` for the ``source`` of the samples, with a cross
             mixer in the decoder. ``embedding=None`` shares the decoder's.
-        data_preprocessor: config; :class:`SequencePreprocessor` by default.
-        init_cfg: see mmengine's BaseModule.
+        data_preprocessor: Config; :class:`SequencePreprocessor` by default.
+        init_cfg: See mmengine's BaseModule.
 
     Raises:
-        ValueError: head and decoder differ in channels, number of values or token shape, or encoder
+        ValueError: Head and decoder differ in channels, number of values or token shape, or encoder
             and decoder share an embedding but not the channels.
     """
 
@@ -50,7 +50,11 @@ class AutoregressiveModel(BaseModel):
         self.encoder = None if encoder is None else MODELS.build(encoder)
         self.decoder = MODELS.build(decoder)
         if self.encoder is not None and self.encoder.embedding is None:
-            self._check_shared()
+            if self.encoder.embed_dims != self.decoder.embed_dims:
+                raise ValueError(
+                    'encoder and decoder that share an embedding must have the same embed_dims, '
+                    f'got {self.encoder.embed_dims} and {self.decoder.embed_dims}'
+                )
             self.encoder.share_embedding(self.decoder.embedding)
         self.head = MODELS.build(head)
         if getattr(self.head, 'tied', False):
@@ -66,8 +70,8 @@ class AutoregressiveModel(BaseModel):
         """Run the model.
 
         Args:
-            inputs: tokens int64 [B, T] or [B, T, C], padded by :class:`SequencePreprocessor`.
-            data_samples: one sample per sequence, with ``length``, ``num_context`` and ``source``.
+            inputs: Tokens int64 [B, T] or [B, T, C], padded by :class:`SequencePreprocessor`.
+            data_samples: One sample per sequence, with ``length``, ``num_context`` and ``source``.
             mode: 'tensor', 'loss' or 'predict'.
 
         Returns:
@@ -77,7 +81,7 @@ class AutoregressiveModel(BaseModel):
             ``num_correct``.
 
         Raises:
-            ValueError: another mode or number of samples, a token outside the vocabulary, or a
+            ValueError: Another mode or number of samples, a token outside the vocabulary, or a
                 sequence longer than the position table.
         """
         check_choice('mode', mode, MODES)
@@ -142,13 +146,6 @@ class AutoregressiveModel(BaseModel):
         tokens = pad_sequence(given, batch_first=True).to(device)
         mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
         return self.encoder(tokens, mask), mask
-
-    def _check_shared(self) -> None:
-        if self.encoder.embed_dims != self.decoder.embed_dims:
-            raise ValueError(
-                'encoder and decoder that share an embedding must have the same embed_dims, got '
-                f'{self.encoder.embed_dims} and {self.decoder.embed_dims}'
-            )
 
     def _check_head(self) -> None:
         embedding = self.decoder.embedding

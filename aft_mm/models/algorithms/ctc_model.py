@@ -22,18 +22,18 @@ class CTCModel(BaseModel):
     """Model ``p(units | features)`` of an encoder of frames and CTC (Graves et al. 2006).
 
     Args:
-        encoder: config of :class:`SequenceEncoder` with :class:`FrameEmbedding`, or of
+        encoder: Config of :class:`SequenceEncoder` with :class:`FrameEmbedding`, or of
             :class:`BiLSTMEncoder`.
-        head: config of :class:`CTCHead`.
-        beam_size: number of prefixes of the beam search; 1 decodes greedily.
+        head: Config of :class:`CTCHead`.
+        beam_size: Number of prefixes of the beam search; 1 decodes greedily.
         lexicon: ``dict(units=…, words=[…])`` with the units of the data set; 'predict' then adds
             ``in_lexicon``, the most likely transcript of these words, by a beam of at least 16
             prefixes.
-        data_preprocessor: config; :class:`UtterancePreprocessor` by default.
-        init_cfg: see mmengine's BaseModel.
+        data_preprocessor: Config; :class:`UtterancePreprocessor` by default.
+        init_cfg: See mmengine's BaseModel.
 
     Raises:
-        ValueError: encoder and head differ in channels.
+        ValueError: Encoder and head differ in channels.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class CTCModel(BaseModel):
         """Run the model.
 
         Args:
-            inputs: features [B, T, F], padded by :class:`UtterancePreprocessor`.
-            data_samples: one sample per utterance, with ``length`` and, for the loss, ``units``.
+            inputs: Features [B, T, F], padded by :class:`UtterancePreprocessor`.
+            data_samples: One sample per utterance, with ``length`` and, for the loss, ``units``.
             mode: 'tensor', 'loss' or 'predict'.
 
         Returns:
@@ -80,7 +80,7 @@ class CTCModel(BaseModel):
             all processes. 'predict': the samples with ``recognized`` and ``score``.
 
         Raises:
-            ValueError: another mode, number of samples or F, more frames than positions, or as
+            ValueError: Another mode, number of samples or F, more frames than positions, or as
                 :meth:`CTCHead.nats`.
         """
         check_choice('mode', mode, MODES)
@@ -112,8 +112,8 @@ class CTCModel(BaseModel):
 
         Args:
             log_probs: [T, V].
-            beam_size: the model's by default.
-            lexicon: words that may occur; the beam then has at least 16 prefixes.
+            beam_size: The model's by default.
+            lexicon: Words that may occur; the beam then has at least 16 prefixes.
         """
         size = self.beam_size if beam_size is None else beam_size
         if lexicon is not None:

@@ -48,32 +48,32 @@ class AFTViT(BaseModule):
     Args:
         arch: 'tiny', 'small', 'base' (D = 192, 384, 768, 12 layers), or a dict with embed_dims,
             num_layers and optionally mlp_ratio (default 4).
-        img_size: size (H, W) in pixels, or one int, for the learned positions.
-        patch_size: side of a patch in pixels.
-        conv_stem: embed patches by convolutions with batch norm, see :class:`ConvPatchEmbedding`.
-        in_channels: channels of the image.
-        token_mixer: config of the mixer of every block; None is AFT-full with rank 128.
-        with_cls_token: prepend a learned class token, for mixers that accept one.
-        position_embedding: add a learned vector per token.
-        out_indices: layers whose outputs are returned, negative ones from the end. Later layers are
+        img_size: Size (H, W) in pixels, or one int, for the learned positions.
+        patch_size: Side of a patch in pixels.
+        conv_stem: Embed patches by convolutions with batch norm, see :class:`ConvPatchEmbedding`.
+        in_channels: Channels of the image.
+        token_mixer: Config of the mixer of every block; None is AFT-full with rank 128.
+        with_cls_token: Prepend a learned class token, for mixers that accept one.
+        position_embedding: Add a learned vector per token.
+        out_indices: Layers whose outputs are returned, negative ones from the end. Later layers are
             not run, and only the last one has the final norm.
         out_type: 'avg_featmap' for the mean over the grid [B, D], 'cls_token' for [B, D], 'featmap'
             for [B, D, H', W'] with ``H' = ⌈H / patch⌉``.
-        drop_rate: dropout probability after embedding and mixers and in MLPs.
-        drop_path_rate: drop path probability of the last layer; it rises linearly from 0.
-        frozen_stages: freeze the embeddings and the first n layers (with all, also the norm) in
+        drop_rate: Dropout probability after embedding and mixers and in MLPs.
+        drop_path_rate: Drop path probability of the last layer; it rises linearly from 0.
+        frozen_stages: Freeze the embeddings and the first n layers (with all, also the norm) in
             evaluation mode; below 1 for none.
-        with_cp: gradient checkpointing per block, non-reentrant.
+        with_cp: Gradient checkpointing per block, non-reentrant.
         final_norm: LayerNorm after the last layer.
-        with_mask_channel: the image has the channel of MaskedDataPreprocessor, 1 inside and 0 in
-            the padding. Tokens of padding only are hidden, 0 in 'featmap' and not counted in
-            'avg_featmap', so an image has the same output as alone, unless positions or biases are
-            interpolated to the grid of the batch.
-        bfloat16: run under bfloat16 autocast and return float32.
-        init_cfg: see mmengine's BaseModule; the default is the paper's initialisation.
+        with_mask_channel: The image has the channel of MaskedDataPreprocessor, 1 inside and 0 in
+            the padding. Tokens with only padding are hidden, 0 in 'featmap' and not counted in
+            'avg_featmap', so an image has the same output in a batch as alone, unless positions or
+            biases are interpolated to the grid of the batch.
+        bfloat16: Run under bfloat16 autocast and return float32.
+        init_cfg: See mmengine's BaseModule; the default is the paper's initialisation.
 
     Raises:
-        ValueError: an argument is out of range; on loading, the checkpoint has other parameters.
+        ValueError: An argument is out of range; on loading, the checkpoint has other parameters.
     """
 
     architectures = {
@@ -157,7 +157,10 @@ class AFTViT(BaseModule):
             for i in range(num_layers)
         )
         self.norm = nn.LayerNorm(embed_dims, eps=1e-6) if final_norm else nn.Identity()
-        self._freeze()
+        for module in self._frozen_modules():
+            module.requires_grad_(False)
+        if self.cls_token is not None and frozen_stages > 0:
+            self.cls_token.requires_grad_(False)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """Return one output per entry of out_indices, in ascending order.
@@ -166,7 +169,7 @@ class AFTViT(BaseModule):
             image: [B, C, H, W], C including the mask channel.
 
         Raises:
-            ValueError: another number of channels.
+            ValueError: Another number of channels.
         """
         with self._autocast(image):
             tokens, grid, key_mask = self._run(image, self.out_indices)
@@ -196,13 +199,13 @@ class AFTViT(BaseModule):
         """Return features of layers with the interface of timm's vision transformers.
 
         Args:
-            x: images [B, C, H, W].
-            indices: layers; an int n for the last n, None for all.
-            return_prefix_tokens: return pairs of a feature and the class tokens [B, P, D].
-            norm: apply the final norm to every feature, instead of to none.
-            stop_early: do not run the layers after the last of `indices`.
+            x: Images [B, C, H, W].
+            indices: Layers; an int n for the last n, None for all.
+            return_prefix_tokens: Return pairs of a feature and the class tokens [B, P, D].
+            norm: Apply the final norm to every feature, instead of to none.
+            stop_early: Do not run the layers after the last of `indices`.
             output_fmt: 'NCHW' for [B, D, H', W'], 'NLC' for [B, H'·W', D].
-            intermediates_only: return the features only.
+            intermediates_only: Return the features only.
 
         Returns:
             The features, or the tokens [B, T, D] after the last layer run and the final norm, and
@@ -268,12 +271,6 @@ class AFTViT(BaseModule):
         check_int('arch.num_layers', settings['num_layers'], 1)
         check_number('arch.mlp_ratio', settings['mlp_ratio'], above=0)
         return settings['embed_dims'], settings['num_layers'], settings['mlp_ratio']
-
-    def _freeze(self) -> None:
-        for module in self._frozen_modules():
-            module.requires_grad_(False)
-        if self.cls_token is not None and self.frozen_stages > 0:
-            self.cls_token.requires_grad_(False)
 
     def _frozen_modules(self) -> list[nn.Module]:
         if self.frozen_stages < 1:

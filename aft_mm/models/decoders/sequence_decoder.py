@@ -23,7 +23,7 @@ class DecoderState(NamedTuple):
     def hold(self, last: int) -> None:
         """Move sequences past token `last` back to it, in place.
 
-        So a complete sequence stays inside the position table while its batch takes steps.
+        This keeps a complete sequence inside the position table while its batch takes steps.
         """
         self.position.clamp_(max=last)
         for block in self.blocks:
@@ -42,8 +42,8 @@ class SequenceDecoder(BlockStack):
     type='aft_mm.AFTLocal', window=256, rank=64), grid=(3072,))``.
 
     Args:
-        *args: see :class:`BlockStack`.
-        **kwargs: see :class:`BlockStack`; `causal` is set here.
+        *args: See :class:`BlockStack`.
+        **kwargs: See :class:`BlockStack`; `causal` is set here.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -60,7 +60,7 @@ class SequenceDecoder(BlockStack):
 
         Args:
             tokens: int64 [B, T] or [B, T, C].
-            memory: output [B, S, D] of an encoder.
+            memory: Output [B, S, D] of an encoder.
             memory_mask: bool [B, S], True = keep.
 
         Raises:
@@ -86,9 +86,9 @@ class SequenceDecoder(BlockStack):
         """Run prompts in one parallel pass, without gradient.
 
         Args:
-            tokens: prompts [B, L] or [B, L, C], shorter than the position table.
-            lengths: number of tokens of each prompt [B], 0 allowed; the rest is padding.
-            memory: output [B, S, D] of an encoder.
+            tokens: Prompts [B, L] or [B, L, C], shorter than the position table.
+            lengths: Number of tokens of each prompt [B], 0 allowed; the rest is padding.
+            memory: Output [B, S, D] of an encoder.
             memory_mask: bool [B, S], True = keep.
 
         Returns:
@@ -96,7 +96,7 @@ class SequenceDecoder(BlockStack):
             which includes the projected memory.
 
         Raises:
-            ValueError: as :meth:`forward`.
+            ValueError: As :meth:`forward`.
         """
         self.check_length(tokens.shape[1] + 1)
         x = self._embed(tokens)
@@ -113,14 +113,14 @@ class SequenceDecoder(BlockStack):
         """Take one token per sequence and predict the next, without gradient.
 
         Args:
-            token: the token at state.position, [B] or [B, C].
-            state: from :meth:`prefill` or the last step. It is overwritten.
+            token: The token at state.position, [B] or [B, C].
+            state: From :meth:`prefill` or the last step. It is overwritten.
 
         Returns:
             The hidden vector [B, D] that predicts the next token, and the next state.
 
         Raises:
-            ValueError: on a CPU, past the position table or for a token outside the vocabulary;
+            ValueError: On a CPU, past the position table or for a token outside the vocabulary;
                 elsewhere the check would synchronise.
         """
         position = state.position + 1

@@ -38,8 +38,8 @@ class Lexicon:
     """A loop over words: a transcript is one or more of them, with the separator between them.
 
     Args:
-        words: units of each word.
-        separator: unit between two words, such as the space; None for none.
+        words: Units of each word.
+        separator: Unit between two words, such as the space; None for none.
     """
 
     def __init__(self, words: Sequence[Prefix], separator: int | None = None) -> None:
@@ -93,9 +93,9 @@ def decode_by_beam(
     units. Scores are exact if no prefix is dropped.
 
     Args:
-        log_probs: log probabilities [T, V], blank first.
-        beam_size: number of prefixes, and the largest number of results.
-        lexicon: only transcripts of its words are considered; without a complete one the result is
+        log_probs: Log probabilities [T, V], blank first.
+        beam_size: Number of prefixes, and the largest number of results.
+        lexicon: Only transcripts of its words are considered; without a complete one the result is
             empty.
     """
     check_int('beam_size', beam_size, 1)

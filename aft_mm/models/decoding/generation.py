@@ -37,34 +37,33 @@ def generate(
 ) -> Tensor:
     """Sample sequences that continue the prompts.
 
-    Prompts, also of different lengths, are run in one parallel pass, further tokens in steps,
-    replayed as a CUDA graph on a GPU. The model runs in evaluation mode and returns to its previous
-    one.
+    Prompts, also of different lengths, are run in one parallel pass, and further tokens in steps,
+    replayed as a CUDA graph on a GPU. The model runs in evaluation mode; its mode is restored.
 
     Args:
-        model: an :class:`AutoregressiveModel`.
-        length: tokens T per sequence, including the prompt.
-        prompts: sequences [L] or [L, C], tensors or lists, or a batch [B, L] or [B, L, C]; or None.
-        batch_size: number of samples B without prompts and source; 1 by default.
-        temperature: see :func:`sample_categorical`, also for the next three.
-        top_k: number of most probable values to sample from.
-        top_p: total probability of the values to sample from.
-        greedy: take the most probable value instead of sampling.
+        model: An :class:`AutoregressiveModel`.
+        length: Tokens T per sequence, including the prompt.
+        prompts: Sequences [L] or [L, C], tensors or lists, or a batch [B, L] or [B, L, C]; or None.
+        batch_size: Number of samples B without prompts and source; 1 by default.
+        temperature: See :func:`sample_categorical`, also for the next three.
+        top_k: Number of most probable values to sample from.
+        top_p: Total probability of the values to sample from.
+        greedy: Take the most probable value instead of sampling.
         seed: 0 to 2^63 − 1, the same tokens on one device; None takes one from torch's generator.
         use_state: False runs the whole decoder for every token, to check the steps.
-        progress: show a progress bar on stderr.
-        source: one source sequence per sample, for the model's encoder.
-        end_token: ends a sequence and fills the rest of it; the check for the end of all sequences
+        progress: Show a progress bar on stderr.
+        source: One source sequence per sample, for the model's encoder.
+        end_token: Ends a sequence and fills the rest of it; the check for the end of all sequences
             synchronises at every token.
-        compiled: use torch.compile for the steps on a CPU, except with a state that grows, as of
-            softmax attention. The first call for a number of sequences compiles for seconds to
-            minutes. Rounding may change a token.
+        compiled: Use torch.compile for the steps on a CPU, except with a state that grows, such as
+            that of softmax attention. The first call for a number of sequences compiles for seconds
+            to minutes. Rounding may change a token.
 
     Returns:
         Sequences int64 [B, T] or [B, T, C], prompts included.
 
     Raises:
-        ValueError: length, a token or an option is out of range; a prompt is empty, as long as
+        ValueError: Length, a token or an option is out of range; a prompt is empty, as long as
             `length`, or of another shape; or the numbers of samples differ.
     """
     check_sampling(temperature, top_k, top_p, seed)
@@ -82,12 +81,13 @@ def generate(
     batch_size = _batch_size(prompts, source, batch_size)
     device = next(model.parameters()).device
     tokens, lengths = _start(prompts, batch_size, length, head.token_shape)
+    seed = int(torch.randint(2**62, ())) if seed is None else seed
     options = dict(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         greedy=greedy,
-        generator=torch.Generator(device).manual_seed(_new_seed() if seed is None else seed),
+        generator=torch.Generator(device).manual_seed(seed),
     )
     columns = compiled and device.type == 'cpu'
     # Results must be normal tensors, also in inference mode.
@@ -181,26 +181,25 @@ def beam_search(
     """Search the sequences with the best scores for each source.
 
     ``score = log p(y | x) / ((5 + |y|) / 6)^α`` with α = `length_penalty`, counting the end (arXiv
-    1609.08144, eq. 14). At every token the K = `beam_size` most probable continuations survive;
-    each that ends leaves one place less. A source is done when no place is left or no open sequence
-    can reach its best results. At the largest length a sequence must end. Results do not depend on
-    the batch.
+    1609.08144, eq. 14). At every token the K = `beam_size` most probable continuations are kept;
+    each one that ends reduces K by one. A source is done when K is 0 or no open sequence can reach
+    its best results. At the largest length a sequence must end. Results do not depend on the batch.
 
     Args:
-        model: an :class:`AutoregressiveModel` with an encoder and a categorical head.
-        source: source sequences [S], also of different lengths.
-        end_token: ends a sequence.
+        model: An :class:`AutoregressiveModel` with an encoder and a categorical head.
+        source: Source sequences [S], also of different lengths.
+        end_token: Ends a sequence.
         beam_size: K; 1 always takes the most probable token.
-        num_best: number of results per source, at most K.
+        num_best: Number of results per source, at most K.
         length_penalty: α ≥ 0; larger favours longer sequences.
-        max_length: largest number of tokens with the end; at most, and by default,
+        max_length: Largest number of tokens with the end; at most, and by default,
             :func:`default_length`.
 
     Returns:
         For each source up to `num_best` results, best first.
 
     Raises:
-        ValueError: an option is out of range, the head or encoder does not fit, or logits are not
+        ValueError: An option is out of range, the head or encoder does not fit, or logits are not
             finite.
     """
     check_int('beam_size', beam_size, 1)
@@ -284,10 +283,10 @@ def _extended(
     """Extend the beams by one token.
 
     Args:
-        logits: of the beams [B · width, V].
-        log_p: log probabilities of the beams [B, width].
-        must_end: sources whose next token is the end, bool [B].
-        end: end token.
+        logits: Of the beams [B · width, V].
+        log_p: Log probabilities of the beams [B, width].
+        must_end: Sources whose next token is the end, bool [B].
+        end: End token.
 
     Returns:
         Log probability, previous beam and token of the best beams, [B, width] each.
@@ -330,10 +329,6 @@ def _start(
         tokens[i, : len(prompt)] = prompt
         lengths[i] = len(prompt)
     return tokens, lengths
-
-
-def _new_seed() -> int:
-    return int(torch.randint(2**62, ()))
 
 
 def _batch_size(prompts: Tokens | None, source: Tokens | None, batch_size: int | None) -> int:

@@ -17,7 +17,7 @@ def check_sampling(
     """Check the options of :func:`sample_categorical`, and a seed.
 
     Raises:
-        ValueError: unless 0 < temperature < ∞, top_k is an int ≥ 1, 0 < top_p ≤ 1 and seed is an
+        ValueError: Unless 0 < temperature < ∞, top_k is an int ≥ 1, 0 < top_p ≤ 1 and seed is an
             int of at most 63 bits.
     """
     check_number('temperature', temperature, above=0)
@@ -50,18 +50,18 @@ def sample_categorical(
 
     Args:
         logits: [B, V].
-        temperature: above 0.
-        top_k: only sample among the k most probable values.
-        top_p: after `top_k`, only sample among the fewest most probable values with a total
+        temperature: Above 0.
+        top_k: Only sample among the k most probable values.
+        top_p: After `top_k`, only sample among the fewest most probable values with a total
             probability of at least p.
-        greedy: take the most probable value instead of sampling.
+        greedy: Take the most probable value instead of sampling.
         generator: torch's default generator if None.
 
     Returns:
         Values int64 [B].
 
     Raises:
-        ValueError: as :func:`check_sampling`; on a CPU also if a row has NaN or no finite logit.
+        ValueError: As :func:`check_sampling`; on a CPU also if a row has NaN or no finite logit.
     """
     check_sampling(temperature, top_k, top_p)
     check_flag('greedy', greedy)

@@ -49,10 +49,10 @@ class StaticSteps(PlainSteps):
     """Steps on fixed buffers; each call overwrites the hidden vectors of the last one.
 
     Args:
-        step: see :meth:`SequenceDecoder.step`.
-        token: a tensor with the shape and type of the tokens.
-        hidden: a tensor with the shape and type of the hidden vectors.
-        state: the first state, which becomes the buffer.
+        step: See :meth:`SequenceDecoder.step`.
+        token: A tensor with the shape and type of the tokens.
+        hidden: A tensor with the shape and type of the hidden vectors.
+        state: The first state, which becomes the buffer.
     """
 
     def __init__(self, step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:
@@ -93,7 +93,7 @@ class CompiledSteps(StaticSteps):
     """Steps on fixed buffers by torch.compile; equal to plain steps up to rounding.
 
     Attributes:
-        seconds: duration of the first step, which compiles or loads kernels.
+        seconds: Duration of the first step, which compiles or loads kernels.
     """
 
     def __init__(self, step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:

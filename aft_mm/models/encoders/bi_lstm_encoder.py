@@ -21,11 +21,11 @@ class BiLSTMEncoder(BaseModule):
     Padding is skipped.
 
     Args:
-        num_features: features F of a frame.
-        hidden_dims: channels H of each direction.
-        num_layers: number of layers.
-        drop_rate: dropout probability between layers.
-        init_cfg: see mmengine's BaseModule; the default is torch's initialisation.
+        num_features: Features F of a frame.
+        hidden_dims: Channels H of each direction.
+        num_layers: Number of layers.
+        drop_rate: Dropout probability between layers.
+        init_cfg: See mmengine's BaseModule; the default is torch's initialisation.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class BiLSTMEncoder(BaseModule):
             mask: bool [B, T], True for frames, which come first.
 
         Raises:
-            ValueError: another F.
+            ValueError: Another F.
         """
         check_features(features, self.lstm.input_size)
         if mask is None:

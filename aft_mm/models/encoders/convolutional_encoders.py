@@ -1,4 +1,4 @@
-"""Encoders of speech to compare with: a TDNN, and torchaudio's Conformer."""
+"""Baseline encoders of speech: a TDNN, and torchaudio's Conformer."""
 
 from collections.abc import Sequence
 
@@ -19,12 +19,12 @@ class TDNNEncoder(BaseModule):
     Padding is set to 0 before every convolution. Batch norm in training includes it.
 
     Args:
-        num_features: features F of a frame.
-        embed_dims: channels D.
-        kernel_size: frames of every kernel, odd.
-        dilations: frames between the entries of a kernel, one per layer.
-        drop_rate: dropout probability after every layer.
-        init_cfg: see mmengine's BaseModule; the default is torch's initialisation.
+        num_features: Features F of a frame.
+        embed_dims: Channels D.
+        kernel_size: Frames of every kernel, odd.
+        dilations: Frames between the entries of a kernel, one per layer.
+        drop_rate: Dropout probability after every layer.
+        init_cfg: See mmengine's BaseModule; the default is torch's initialisation.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class TDNNEncoder(BaseModule):
 class ConformerEncoder(BaseModule):
     """torchaudio's Conformer (arXiv 2005.08100), ``[B, T, F] -> [B, T, D]``.
 
-    Its convolutions read padding: results depend a little on the batch.
+    Its convolutions read padding, so results depend slightly on the batch.
 
     Args:
-        num_features: features F of a frame.
-        embed_dims: channels D.
-        num_layers: number of blocks.
-        num_heads: attention heads, a divisor of D.
-        kernel_size: frames of the depthwise convolution, odd.
-        drop_rate: dropout probability.
-        init_cfg: see mmengine's BaseModule; the default is torch's initialisation.
+        num_features: Features F of a frame.
+        embed_dims: Channels D.
+        num_layers: Number of blocks.
+        num_heads: Attention heads, a divisor of D.
+        kernel_size: Frames of the depthwise convolution, odd.
+        drop_rate: Dropout probability.
+        init_cfg: See mmengine's BaseModule; the default is torch's initialisation.
     """
 
     def __init__(

@@ -17,8 +17,8 @@ class SequenceEncoder(BlockStack):
     The output is the memory of a decoder, or the input of :class:`CTCHead`.
 
     Args:
-        *args: see :class:`BlockStack`.
-        **kwargs: see :class:`BlockStack`; `causal` is set here.
+        *args: See :class:`BlockStack`.
+        **kwargs: See :class:`BlockStack`; `causal` is set here.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -28,7 +28,7 @@ class SequenceEncoder(BlockStack):
         """Return the encoded vectors [B, S, D].
 
         Args:
-            tokens: what the embedding takes, such as int64 [B, S] or frames [B, S, F].
+            tokens: Input of the embedding, such as int64 [B, S] or frames [B, S, F].
             mask: bool [B, S], True = keep.
             **pairs: position_bias and pair_mask of the tokens for the mixers, such as
                 :class:`aft_mm.layers.AFTBias`.

@@ -18,9 +18,9 @@ class CategoricalHead(nn.Module):
     """Categorical distribution over V values, ``softmax(W h + b)``.
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         num_classes: V.
-        tied: use the table of the decoder's embedding as W, see :meth:`tie`.
+        tied: Use the table of the decoder's embedding as W, see :meth:`tie`.
         label_smoothing: ε of the loss, ``(1 − ε) (−log p(target)) + ε mean_v(−log p(v))`` (arXiv
             1512.00567, §7); likelihoods are without it.
     """
@@ -53,7 +53,7 @@ class CategoricalHead(nn.Module):
         """Use the table of `embedding` as W.
 
         Raises:
-            ValueError: it is not a TokenEmbedding with a table [V, D].
+            ValueError: It is not a TokenEmbedding with a table [V, D].
         """
         if not isinstance(embedding, TokenEmbedding) or embedding.weight.shape != self.shape:
             raise ValueError(
@@ -66,7 +66,7 @@ class CategoricalHead(nn.Module):
         """Return logits [..., V] for hidden [..., D].
 
         Raises:
-            ValueError: the head is tied, and :meth:`tie` was not called.
+            ValueError: The head is tied, and :meth:`tie` was not called.
         """
         if self.tied and not self._embedding:
             raise ValueError('tie(embedding) must be called before a tied head is used')
@@ -78,11 +78,11 @@ class CategoricalHead(nn.Module):
 
         Args:
             hidden: [..., D].
-            targets: integers [...].
-            dtype: type of the result.
+            targets: Integers [...].
+            dtype: Type of the result.
 
         Raises:
-            ValueError: targets of another shape, or not of integers.
+            ValueError: Targets of another shape, or not of integers.
         """
         return self._cross_entropy(hidden, targets, dtype, 0.0)
 

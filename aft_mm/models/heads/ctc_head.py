@@ -19,7 +19,7 @@ class CTCHead(nn.Module):
     The probability of a transcript is the sum over all its alignments (Graves et al. 2006).
 
     Args:
-        embed_dims: channels D.
+        embed_dims: Channels D.
         num_classes: V, the blank included.
     """
 
@@ -45,8 +45,8 @@ class CTCHead(nn.Module):
 
         Args:
             log_probs: [B, T, V].
-            lengths: number of frames of each utterance.
-            targets: units of each utterance, 1 to V − 1.
+            lengths: Number of frames of each utterance.
+            targets: Units of each utterance, 1 to V − 1.
 
         Raises:
             ValueError: a unit is out of range, or an utterance has too few frames for its target.

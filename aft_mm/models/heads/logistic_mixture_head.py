@@ -27,8 +27,8 @@ class LogisticMixtureHead(nn.Module):
     scales are clamped to ±7; the lower bound is that of the paper's code.
 
     Args:
-        embed_dims: channels D.
-        num_channels: colours C of a pixel, 1 or 3.
+        embed_dims: Channels D.
+        num_channels: Colours C of a pixel, 1 or 3.
         num_components: K.
     """
 
@@ -55,11 +55,11 @@ class LogisticMixtureHead(nn.Module):
 
         Args:
             hidden: [..., D].
-            targets: integers 0 … 255 [..., C], or [...] with one channel.
-            dtype: type of the result.
+            targets: Integers 0 … 255 [..., C], or [...] with one channel.
+            dtype: Type of the result.
 
         Raises:
-            ValueError: targets of another shape, or not of integers.
+            ValueError: Targets of another shape, or not of integers.
         """
         shape = (*hidden.shape[:-1], self.num_channels)
         if self.num_channels == 1 and targets.shape == shape[:-1]:

@@ -29,17 +29,17 @@ class SimpleFeaturePyramid(BaseModule):
     1 and a 3 × 3 convolution with norms.
 
     Args:
-        in_channels: channels D of the map.
-        out_channels: channels of every level.
-        in_stride: stride of the map in pixels, the patch_size of the backbone.
-        strides: strides of the levels in pixels, ascending: in_stride times powers of 2. A level n
+        in_channels: Channels D of the map.
+        out_channels: Channels of every level.
+        in_stride: Stride of the map in pixels, the patch_size of the backbone.
+        strides: Strides of the levels in pixels, ascending: in_stride times powers of 2. A level n
             times finer needs D divisible by n.
-        num_outs: number of levels; those beyond `strides` take every second position of the level
+        num_outs: Number of levels; those beyond `strides` take every second position of the level
             before, as in FPN. None for one per stride.
-        init_cfg: see mmengine's BaseModule.
+        init_cfg: See mmengine's BaseModule.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: An argument is out of range.
     """
 
     def __init__(

@@ -77,7 +77,7 @@ def banded_mean(key: Tensor, value: Tensor, tiles: Tensor, reach: TileReach) -> 
         key: [S, C], −inf where hidden.
         value: [S, C].
         tiles: w [n, c, (before + 1 + after)·c], −inf where hidden.
-        reach: What the tiles cover.
+        reach: The blocks that the tiles cover.
     """
     # The compiler decides what to save and recompute.
     if torch.compiler.is_compiling():

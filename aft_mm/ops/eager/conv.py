@@ -58,7 +58,7 @@ def aft_conv(
     4. *additive*, ``conv(e^k v, e^w)`` plus the sums outside the kernel, a pass per dimension: any
       w.
     5. *exact* (`conv_exact.py`): entry by entry of the kernel in float64, each row with its own
-      shift. By far the slowest, and right for any finite key and |w| up to 80.
+      shift. It is by far the slowest, and right for any finite key and |w| up to 80.
 
     With ``global_connectivity=False`` 2 subtracts nothing, and 5 takes the place of 4. O(T·K·D)
     time, O(T²·D) for the dense form.
@@ -233,7 +233,7 @@ def safe_conv_mean(
     """Return the mean of :func:`convolved_mean` for any finite key: additive if that fits, or exact.
 
     Args:
-        is_exact: What :func:`is_one_shift_exact` returned for the additive form, if known.
+        is_exact: Result of :func:`is_one_shift_exact` for the additive form, if known.
     """
     options: dict[str, Any] = dict(
         grid=grid, global_connectivity=global_connectivity, causal=causal
@@ -294,8 +294,8 @@ def _inference_mean(
 ) -> Tensor:
     """Return ``g(q) Σ W e^k v / Σ W e^k`` [B, T, D] with the kernel of :func:`_inference_kernel`.
 
-    A few samples at a time, as fresh pages cost more than most operations; in float32, as a
-    bfloat16 convolution gains less than conversions cost.
+    It processes a few samples at a time, because new memory pages cost more than most operations,
+    and in float32, because a bfloat16 convolution gains less than the conversions cost.
     """
     batch, tokens, _ = value.shape
     at_once = torch.get_num_threads() * TERMS_AT_ONCE

@@ -1,4 +1,4 @@
-"""Functions that torch.compile must not trace, as one node of a graph each."""
+"""Functions that torch.compile must not trace, each as one node of a graph."""
 
 from collections.abc import Callable
 from typing import Any

@@ -64,7 +64,7 @@ class BlockBandedBias(NamedTuple):
 
     @property
     def reach(self) -> TileReach:
-        """What the tiles cover, and where outside them W = 1."""
+        """The blocks that the tiles cover, and where W = 1 outside them."""
         future = self.global_term and not self.causal
         return TileReach(self.before, self.after, self.global_term, future, self.precision)
 

@@ -70,7 +70,7 @@ class FeatureMaps(NamedTuple):
 def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -> Tensor:
     """Compute :func:`aft_mm.ops.linear_attention` in O(T·d·(m + CHUNK)).
 
-    Not causal it is two products, φ(q) (φ(k)ᵀ v).
+    If not causal, it is two products, φ(q) (φ(k)ᵀ v).
     """
     maps = FeatureMaps(*resolve(feature_map), eps)
     if key_mask is not None:

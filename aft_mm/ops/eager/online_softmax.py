@@ -88,7 +88,7 @@ def apply_gate(
     """
     if gate != 'none':
         gating = GATES[gate](query.to(mixed.dtype))
-        # In place without autograd: fresh pages cost more than the product.
+        # In place without autograd: new memory pages cost more than the product.
         mixed = gating * mixed if torch.is_grad_enabled() else gating.mul_(mixed)
     return mixed if dtype is None else mixed.to(dtype)
 
@@ -323,7 +323,7 @@ class _Scan(torch.autograd.Function):
 def scan_in_place(x: Tensor, dim: int, reverse: bool = False) -> Tensor:
     """Compute :func:`scan` over x itself, a temporary that autograd does not see.
 
-    Row after row in all blocks at once, after the totals of previous blocks were added.
+    It adds the totals of previous blocks, then row after row in all blocks at once.
     """
     dim %= x.dim()
     length, rest = x.shape[dim], x.shape[dim] % SCAN_BLOCK

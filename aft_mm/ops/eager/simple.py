@@ -77,9 +77,9 @@ def _scan_sums(shift: Tensor, *sums: Tensor, reverse: bool = False) -> list[Tens
     """Return running sums along the tokens, each divided by ``e^shift`` before and after.
 
     Args:
-        shift: exponents [B, T, D].
-        sums: two tensors [B, T, D], divided by ``e^shift``.
-        reverse: sum from the last token.
+        shift: Exponents [B, T, D].
+        sums: Two tensors [B, T, D], divided by ``e^shift``.
+        reverse: Sum from the last token.
 
     Returns:
         The running maximum of `shift` and the two sums.

@@ -38,7 +38,7 @@ def aft_simple_step(state, query, key, value, *, key_function, gate) -> tuple[Te
 
 
 def aft_full_step(state, query, key, value, position_bias, *, gate) -> tuple[Tensor, StepState]:
-    """Weigh every token with the row of w, in O(T·D)."""
+    """Weight every token by the row of w, in O(T·D)."""
     slot_bias = _slot_bias(lambda t, s: position_bias[t, s])
     return _step(state, query, key, value, slot_bias, gate, global_term=False)
 
@@ -46,7 +46,7 @@ def aft_full_step(state, query, key, value, position_bias, *, gate) -> tuple[Ten
 def aft_local_step(
     state, query, key, value, pos_u, pos_v, *, window, grid, gate
 ) -> tuple[Tensor, StepState]:
-    """Weigh the buffer with the row of w and add the sums of older tokens, in O(r·D)."""
+    """Weight the buffer by the row of w and add the sums of older tokens, in O(r·D)."""
     slot_bias = _near_slot_bias(pos_u, pos_v, window, grid, state.keys.dtype)
     return _step(state, query, key, value, slot_bias, gate, global_term=True)
 
@@ -54,7 +54,7 @@ def aft_local_step(
 def aft_conv_step(
     state, query, key, value, weight, *, grid, global_connectivity, gate
 ) -> tuple[Tensor, StepState]:
-    """Weigh the buffer with the kernel and, if W = 1 outside, add the older tokens, in O(r·D)."""
+    """Weight the buffer by the kernel and, if W = 1 outside, add the older tokens, in O(r·D)."""
     outside = 0.0 if global_connectivity else -torch.inf
 
     def kernel_bias(target: Tensor, source: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def aft_conv_step(
 def aft_local_hard_step(
     state, query, key, value, *, window, grid, gate
 ) -> tuple[Tensor, StepState]:
-    """Sum the buffer, the window, in O(r·D)."""
+    """Sum the buffer, which is the window, in O(r·D)."""
 
     def window_bias(target: Tensor, source: Tensor) -> Tensor:
         return torch.where(hard_mask(target, source, window, grid, causal=True), 0.0, -torch.inf)
@@ -79,7 +79,7 @@ def aft_local_hard_step(
 def aft_local_learned_step(
     state, query, key, value, pos_u, pos_v, *, window, grid, gate
 ) -> tuple[Tensor, StepState]:
-    """Weigh the buffer with the row of w and the keys, and add the older tokens, in O(r·D)."""
+    """Weight the buffer by the row of w and the keys, and add the older tokens, in O(r·D)."""
     target, size = state.position[:, None], state.keys.shape[1]
     bias = _near_slot_bias(pos_u, pos_v, window, grid, state.keys.dtype)(state.position, size)
     bias = bias.masked_fill(slot_tokens(state.position, size) < 0, -torch.inf)
@@ -107,7 +107,7 @@ def _step(
     gate: str,
     global_term: bool,
 ) -> tuple[Tensor, StepState]:
-    """Weigh the buffer with the token in it; older tokens have W = 1 with `global_term`, else 0."""
+    """Weight the buffer and its new token; older tokens have W = 1 with `global_term`, else 0."""
     bias = slot_bias(state.position, state.keys.shape[1])
     state = push(state, key, value, update_sums=global_term)
     near = buffer_sums(state, bias)

@@ -1,4 +1,4 @@
-"""Where the C++ loops are, and which calls they support.
+"""The path of the C++ loops, and the calls that they support.
 
 File names hold a digest of the sources, so an outdated library is never called.
 """
@@ -26,7 +26,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     'aft_conv': {},
 }
 DTYPES = (torch.float32, torch.bfloat16)
-# By torch's name of the instructions it uses itself.
+# By torch's name for the instructions that it uses itself.
 INSTRUCTIONS = {'AVX512': 'avx512', 'AVX2': 'avx2'}
 logger = logging.getLogger('aft_mm.ops')
 BUILD_COMMAND = 'python setup.py build_ext --inplace'

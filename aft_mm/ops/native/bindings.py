@@ -1,7 +1,7 @@
 """Calls of the C++ loops: tensors go in by address, gradients come back through autograd.
 
-Checked before an address is taken, as torch does: lazy signs, missing memory, and dtype, shape and
-device of saved tensors.
+Before an address is passed, this module checks for lazy negation and missing memory, and compares
+dtype, shape and device of saved tensors, as torch does.
 """
 
 import ctypes

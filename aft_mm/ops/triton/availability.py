@@ -1,4 +1,4 @@
-"""Which calls have a Triton kernel, and the reasons why others have none, without loading Triton.
+"""The calls with a Triton kernel, and the reasons why others have none, without loading Triton.
 
 ``TRITON_INTERPRET=1``, set before the first call, runs the kernels in Triton's interpreter on the
 CPU. That is slow and meant for tests.

@@ -79,7 +79,7 @@ class MatmulCall(NamedTuple):
 
     @property
     def form(self) -> matmul.MatmulForm:
-        """What the kernels of `matmul.py` and `recompute_flagged.py` are specialised for."""
+        """Constants for which `matmul.py` and `recompute_flagged.py` specialise their kernels."""
         block = self.block
         return matmul.MatmulForm(*self.band.form, block.width, block.step, block.precision, GROUP)
 

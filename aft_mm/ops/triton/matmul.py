@@ -35,7 +35,7 @@ from .weights import bias_pointer, load_bias, load_shifts, load_vector, span, te
 
 INTERPRETED = tl.constexpr(interpreted())
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
-# e^−40, below which a denominator may have lost what counts.
+# e^−40, below which a denominator may have lost significant terms.
 SMALLEST = tl.constexpr(4.248354255291589e-18)
 
 
@@ -74,7 +74,7 @@ class BackwardInputs(NamedTuple):
 
 
 class MatmulForm(NamedTuple):
-    """What the kernels of a product are specialised for: the fields of `WeightForm`, and sizes.
+    """Constants of the kernels of a product: the fields of `WeightForm`, and sizes.
 
     width: channels of a program; step: tokens of a step; group: targets and sources that
     `recompute_flagged.py` processes at once.

@@ -461,7 +461,7 @@ def _step(
 
 
 def aft_full_step(state, query, key, value, position_bias, *, gate) -> tuple[Tensor, StepState]:
-    """O(T·D): weigh every token so far by the row of w."""
+    """O(T·D): weight every token so far by the row of w."""
     return _step(state, (query, key, value), 'full', (), False, gate, position_bias)
 
 

@@ -25,7 +25,7 @@ def choose_block(value: Tensor, save: bool) -> MatmulBlock:
 
 
 class TileBand(NamedTuple):
-    """Which tiles of tokens meet; with window None all do, with a dense w.
+    """The tiles of tokens that meet; with window None all of them, with a dense w.
 
     Tiles within the window have a w; visible tokens outside them have W = 1. `shared`: each sequence
     has its own w, which depends only on the distance of two tokens.
@@ -80,7 +80,7 @@ class TileBand(NamedTuple):
 
     @property
     def form(self) -> WeightForm:
-        """What kernels are specialised for."""
+        """Constants for which kernels are specialised."""
         return _form(self)
 
     def _new_form(self) -> WeightForm:
@@ -149,7 +149,7 @@ def make_band(
 
 
 class SavedParts(NamedTuple):
-    """What the gradient needs: mean, λ and its unit, units of tiles, centre, shifts of w and flags.
+    """Saved for the gradient: mean, λ and its unit, units of tiles, centre, shifts of w and flags.
 
     Views of one tensor, which is what an op may keep.
     """

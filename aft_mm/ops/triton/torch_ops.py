@@ -34,9 +34,9 @@ def register(
         backward: (gradient, saved, *tensors, *options, wanted: Sequence[bool]) -> the contiguous
             gradients of the tensors, of which those not `wanted` may be None. Registered as
             ``aft_mm::<forward.__name__>_backward``, whose own gradient is a RuntimeError.
-        fake: the results of `forward` as empty tensors, from the same arguments.
-        mutates: names of the tensors that `forward` writes into.
-        public_name: the name of the op in the error for a second gradient.
+        fake: The results of `forward` as empty tensors, from the same arguments.
+        mutates: Names of the tensors that `forward` writes into.
+        public_name: The name of the op in the error for a second gradient.
 
     Returns:
         The operator.

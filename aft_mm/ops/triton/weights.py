@@ -46,7 +46,7 @@ class BiasTable(NamedTuple):
 
 
 class Shifts(NamedTuple):
-    """What is subtracted from w, per target or per sequence."""
+    """The shift subtracted from w, per target or per sequence."""
 
     at: Any
     batch_stride: Any
@@ -89,7 +89,7 @@ class MatmulInputs(NamedTuple):
 
 
 class WeightForm(NamedTuple):
-    """What kernels are specialised for.
+    """Constants for which kernels are specialised.
 
     near: 'dense', or where the window lies: on a 'line' or a 'grid'; has_outside: visible tokens that
     no tile of w covers have W = 1; shared: each sequence has its own W, with equal tiles; tile:

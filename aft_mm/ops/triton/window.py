@@ -245,7 +245,7 @@ def find_places(window: Sequence[int], grid: Sequence[int], causal: bool) -> Pla
 
 
 class _Pass(NamedTuple):
-    """What the kernels of a pass share: a value for shapes, the places, inputs and results."""
+    """Data that the kernels of a pass share: a value for shapes, the places, inputs and results."""
 
     value: Tensor
     places: Places
