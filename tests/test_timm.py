@@ -64,7 +64,7 @@ def test_classifier_is_replaced_and_pooling_changed(name):
     torch.testing.assert_close(model(image), tokens[:, model.num_prefix_tokens :].mean(1))
     assert (pooled.equal(model(image))) == (name == 'aft_conv_tiny')
     assert [layer.drop_path.p for layer in model.backbone.layers] == [0, 0.15, 0.3]
-    with pytest.raises(ValueError, match='global_pool must be'):
+    with pytest.raises(ValueError, match="global_pool must be one of '', avg.*, got 'max'"):
         model.reset_classifier(2, 'max')
 
 
@@ -82,6 +82,17 @@ def test_features_only_gives_the_maps_of_the_layers():
     for found, expected in zip(model.eval()(image), maps[:2], strict=True):
         assert found.shape == (2, 12, 3, 4)
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize('indices', [(0, 3), (-4,), (), 0, 4, 1.5])
+def test_a_layer_that_does_not_exist_is_refused(indices):
+    with pytest.raises(
+        ValueError, match=r'indices must be (one or more ints, -3 to 2|an int, 1 to 3)'
+    ):
+        small().prune_intermediate_layers(indices)
+    if indices not in ((), 0):  # timm's own default
+        with pytest.raises(ValueError, match='indices must be'):
+            small(features_only=True, out_indices=indices)
 
 
 def test_parameter_groups_and_checkpointing():
