@@ -14,30 +14,35 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import (
-    AutoBackbone,
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    Cache,
-    GenerationMixin,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
-from transformers import initialization as init
-from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import (
-    BackboneOutput,
-    BaseModelOutputWithPooling,
-    CausalLMOutputWithPast,
-    ImageClassifierOutput,
-)
 
 from aft_mm.checks import check_int, refuse
+from aft_mm.errors import missing_package
 from aft_mm.layers import Block
 from aft_mm.models import AFTViT, AutoregressiveModel, CategoricalHead
+
+try:
+    from transformers import (
+        AutoBackbone,
+        AutoConfig,
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForImageClassification,
+        Cache,
+        GenerationMixin,
+        PreTrainedConfig,
+        PreTrainedModel,
+    )
+    from transformers import initialization as init
+    from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
+    from transformers.modeling_layers import GradientCheckpointingLayer
+    from transformers.modeling_outputs import (
+        BackboneOutput,
+        BaseModelOutputWithPooling,
+        CausalLMOutputWithPast,
+        ImageClassifierOutput,
+    )
+except ImportError as error:
+    raise missing_package(error, 'aft_mm.transformers', 'transformers') from None
 
 __all__ = [
     'AFTBackbone',

@@ -1,5 +1,8 @@
 """The models for timm: timm's interface, and the weights of mmpretrain's classifiers."""
 
+import importlib
+import sys
+
 import pytest
 import timm
 import torch
@@ -112,3 +115,12 @@ def test_parameter_groups_and_checkpointing():
         model(image).square().sum().backward()
         gradients.append([p.grad for p in model.parameters()])
     torch.testing.assert_close(*gradients)
+
+
+def test_an_unsuitable_timm_is_named(monkeypatch):
+    monkeypatch.delattr('timm.models.register_model')
+    monkeypatch.delitem(sys.modules, 'aft_mm.timm')
+    with pytest.raises(
+        ImportError, match=r'^aft_mm.timm needs another version of timm, .*\[timm\]'
+    ):
+        importlib.import_module('aft_mm.timm')
