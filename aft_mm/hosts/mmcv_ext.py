@@ -158,7 +158,8 @@ def roi_align_forward(
         pooled = torch.ops.torchvision.roi_align(
             input, rois, spatial_scale, *size, sampling_ratio, aligned
         )
-        output.copy_(pooled.masked_fill(lost, math.nan))
+        shift = torch.zeros_like(lost, dtype=pooled.dtype).masked_fill_(lost, math.nan)
+        torch.add(pooled, shift, out=output)  # one pass
         return
     for index, roi in enumerate(rois):
         y, x = _sample_points(roi, size, spatial_scale, sampling_ratio, aligned)
@@ -184,15 +185,17 @@ def roi_align_forward(
 
 
 def _finite(rois: Tensor) -> tuple[Tensor, Tensor]:
-    """Replace rois [K, 5] with NaN or infinity, at which torchvision reads outside of the map, by 0.
+    """Move rois [K, 5] with NaN or infinity, at which torchvision reads any memory, off the map.
 
     Such a region pools to NaN and has no gradient.
 
     Returns:
-        The rois, and a mask [K, 1, 1, 1] of the replaced ones.
+        The rois, and a mask [K, 1, 1, 1] of the moved ones.
     """
     lost = rois.isfinite().all(1).logical_not()
-    return rois.masked_fill(lost[:, None], 0), lost[:, None, None, None]
+    rois = rois.masked_fill(lost[:, None], -1e4)
+    rois[:, 0].masked_fill_(lost, 0)
+    return rois, lost[:, None, None, None]
 
 
 def roi_align_backward(
@@ -211,7 +214,6 @@ def roi_align_backward(
 ) -> None:
     """Add the gradient of :func:`roi_align_forward` to `grad_input` [B, C, H, W]."""
     rois, lost = _finite(rois)
-    grad_output = grad_output.masked_fill(lost, 0)
     if pool_mode == 1:
         grad_input += torch.ops.torchvision._roi_align_backward(
             grad_output,
@@ -224,6 +226,7 @@ def roi_align_backward(
             aligned,
         )
         return
+    grad_output = grad_output.masked_fill(lost, 0)
     height, width = grad_input.shape[2:]
     for index, roi in enumerate(rois):
         target = grad_input[int(roi[0])].flatten(1)
@@ -300,7 +303,6 @@ def roi_pool_forward(
                 line = (top + place // (right - left)) * width
                 argmax[index, :, row, column] = (line + left + place % (right - left)).int()
     output.masked_fill_(lost, math.nan)
-    argmax.masked_fill_(lost, -1)
 
 
 def _bin(start: float, side: float, index: int, size: int) -> tuple[int, int]:
