@@ -100,7 +100,8 @@ def check_flag(name: str, value: Any) -> None:
 def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
     """Check for one of the strings `allowed`."""
     if not isinstance(value, str) or value not in allowed:
-        refuse(name, f'one of {", ".join(allowed)}', value)
+        names = ', '.join(choice or repr(choice) for choice in allowed)
+        refuse(name, f'one of {names}', value)
 
 
 def check_text(name: str, value: Any) -> None:

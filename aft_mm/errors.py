@@ -23,6 +23,17 @@ class UserError(ValueError):
     """The config, the data or a file cannot be used; the message is one line."""
 
 
+def missing_package(error: ImportError, module: str, package: str) -> ImportError:
+    """Return the error to raise where `module` imports `package`, an extra of the same name."""
+    name = error.name or ''
+    if name.partition('.')[0] != package:
+        return error
+    command = f'which pip install aft_mm[{package}] installs'
+    if name == package and isinstance(error, ModuleNotFoundError):
+        return ModuleNotFoundError(f'{module} needs {package}, {command}', name=package)
+    return ImportError(f'{module} needs another version of {package}, {command}: {error}')
+
+
 @contextmanager
 def user_errors(*errors: type[Exception]) -> Iterator[None]:
     """Exit with a one-line message instead of a traceback if the user can fix the error.

@@ -78,6 +78,8 @@ class PlainRegistry:
 
     def build(self, config: Mapping[str, Any]) -> Any:
         """Return an object of the class `type` with the other entries as arguments."""
+        if not isinstance(config, Mapping) or 'type' not in config:
+            raise ValueError(f'config must be a dict with a type, got {config!r}')
         arguments = dict(config)
         cls = arguments.pop('type')
         return (self.get(cls) if isinstance(cls, str) else cls)(**arguments)

@@ -6,11 +6,16 @@ timm's own models. Another mixer is an argument: ``token_mixer=dict(type='aft_mm
 
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
+from aft_mm.errors import missing_package
 from aft_mm.models import CLASSIFIERS, AFTClassifier
+
+try:
+    from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+    from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+except ImportError as error:
+    raise missing_package(error, 'aft_mm.timm', 'timm') from None
 
 __all__: list[str] = []
 

@@ -7,36 +7,42 @@ checkpoints of either side.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
-from transformers import (
-    AutoBackbone,
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    Cache,
-    GenerationMixin,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
-from transformers import initialization as init
-from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
-from transformers.modeling_outputs import (
-    BackboneOutput,
-    BaseModelOutputWithPooling,
-    CausalLMOutputWithPast,
-    ImageClassifierOutput,
-)
 
 from aft_mm.checks import check_int, refuse
+from aft_mm.errors import missing_package
+from aft_mm.layers import Block
 from aft_mm.models import AFTViT, AutoregressiveModel, CategoricalHead
+
+try:
+    from transformers import (
+        AutoBackbone,
+        AutoConfig,
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForImageClassification,
+        Cache,
+        GenerationMixin,
+        PreTrainedConfig,
+        PreTrainedModel,
+    )
+    from transformers import initialization as init
+    from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
+    from transformers.modeling_layers import GradientCheckpointingLayer
+    from transformers.modeling_outputs import (
+        BackboneOutput,
+        BaseModelOutputWithPooling,
+        CausalLMOutputWithPast,
+        ImageClassifierOutput,
+    )
+except ImportError as error:
+    raise missing_package(error, 'aft_mm.transformers', 'transformers') from None
 
 __all__ = [
     'AFTBackbone',
@@ -55,8 +61,8 @@ class AFTConfig(BackboneConfigMixin, PreTrainedConfig):
     Args:
         backbone: arguments of :class:`AFTViT`, such as ``dict(arch='tiny', position_embedding=
             False, token_mixer=dict(type='aft_mm.AFTConv', num_heads=32, kernel_size=11))``.
-        out_features: stages that :class:`AFTBackbone` returns, among 'stage1', …; the last one by
-            default.
+        out_features: stages that :class:`AFTBackbone` returns, among 'stem' (the embedded
+            patches), 'stage1', …; the last one by default.
         out_indices: their indices, instead of `out_features`.
         **kwargs: see Transformers' PreTrainedConfig, such as num_labels.
     """
@@ -75,7 +81,7 @@ class AFTConfig(BackboneConfigMixin, PreTrainedConfig):
         arch = self.backbone.get('arch', 'tiny')
         arch = arch if isinstance(arch, dict) else AFTViT.architectures[arch]
         self.hidden_size, self.num_hidden_layers = arch['embed_dims'], arch['num_layers']
-        self.stage_names = [f'stage{i + 1}' for i in range(self.num_hidden_layers)]
+        self.stage_names = ['stem', *(f'stage{i + 1}' for i in range(self.num_hidden_layers))]
         self.set_output_features_output_indices(out_features, out_indices)
 
 
@@ -126,12 +132,23 @@ def _recorded(layers: nn.ModuleList) -> Iterator[list[Tensor]]:
             hook.remove()
 
 
+class CheckpointedBlock(GradientCheckpointingLayer, Block):
+    """Block whose activations Transformers can checkpoint."""
+
+
 class _Model(PreTrainedModel):
     """Base class: the parts initialise themselves."""
 
+    _no_split_modules = ['CheckpointedBlock']
     supports_gradient_checkpointing = True
     # The loss is a mean over the batch, also where Trainer accumulates gradients.
     accepts_loss_kwargs = False
+
+    def post_init(self) -> None:
+        for module in self.modules():
+            if type(module) is Block:
+                module.__class__ = CheckpointedBlock
+        super().post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
         # Transformers makes the model without data before it reads a checkpoint. Parameters and
@@ -148,32 +165,10 @@ class _Model(PreTrainedModel):
             init.copy_(tensors[name], values[name])
             tensors[name]._is_hf_initialized = True
 
-    def _set_gradient_checkpointing(
-        self,
-        enable: bool = True,
-        gradient_checkpointing_func: Callable | None = None,
-        every_n_layers: int = 1,
-    ) -> None:
-        """Set `with_cp`: every block, without reentry, kept on its device."""
-        function = getattr(gradient_checkpointing_func, 'func', gradient_checkpointing_func)
-        if every_n_layers != 1:
-            refuse('every_n_layers', '1', every_n_layers)
-        if function not in (None, checkpoint):
-            raise ValueError('offload must be False, got True')
-        for module in self.modules():
-            if hasattr(module, 'with_cp'):
-                module.with_cp = enable
-
-    @property
-    def is_activation_checkpointing(self) -> bool:
-        """Whether blocks are computed again in the backward pass."""
-        return any(getattr(module, 'with_cp', False) for module in self.modules())
-
 
 class _ImageModel(_Model):
     config_class = AFTConfig
     main_input_name = 'pixel_values'
-    _no_split_modules = ['Block']
 
     def __init__(self, config: AFTConfig) -> None:
         super().__init__(config)
@@ -251,11 +246,13 @@ class AFTForImageClassification(_ImageModel):
         return_dict: bool | None = None,
         **unused: Any,
     ) -> ImageClassifierOutput | tuple:
-        """Return logits [B, num_labels], and the cross entropy if labels [B] are given.
+        """Return logits [B, num_labels], and the loss if labels are given.
 
         Args:
             pixel_values: images [B, C, H, W].
-            labels: class of each image.
+            labels: class of each image [B], for the cross entropy. Floats [B, num_labels] are the
+                several classes of an image, or targets of a regression, as problem_type of the
+                config says.
             output_hidden_states: also return the tokens [B, T, D] that enter the first layer and
                 leave each layer.
             return_dict: False for a tuple.
@@ -263,7 +260,7 @@ class AFTForImageClassification(_ImageModel):
         """
         tokens, hidden = self._tokens(pixel_values, output_hidden_states)
         logits = self.head['fc'](self._pool(tokens))
-        loss = None if labels is None else F.cross_entropy(logits, labels)
+        loss = None if labels is None else self.loss_function(labels, logits, self.config)
         output = ImageClassifierOutput(loss, logits, hidden)
         return output.to_tuple() if return_dict is False else output
 
@@ -280,7 +277,7 @@ class AFTBackbone(BackboneMixin, _ImageModel):
 
     def __init__(self, config: AFTConfig) -> None:
         super().__init__(config)
-        self.num_features = [config.hidden_size] * config.num_hidden_layers
+        self.num_features = [config.hidden_size] * len(config.stage_names)
         self.post_init()
 
     def forward(
@@ -294,7 +291,7 @@ class AFTBackbone(BackboneMixin, _ImageModel):
 
         Args:
             pixel_values: images [B, C, H, W].
-            output_hidden_states: also return the maps of all stages.
+            output_hidden_states: also return the maps of all stages, not normalised.
             return_dict: False for a tuple.
             **unused: other arguments of Transformers.
         """
@@ -302,15 +299,19 @@ class AFTBackbone(BackboneMixin, _ImageModel):
         every = output_hidden_states
         if every is None:
             every = self.config.output_hidden_states
-        run = None if every else wanted
-        maps = self.backbone.forward_intermediates(pixel_values, run, intermediates_only=True)
-        maps = dict(zip(run or range(len(maps)), maps, strict=True))
-        last = len(self.stage_names) - 1
-        features = {i: maps[i] for i in wanted}
-        if last in features:
-            features[last] = self.backbone.norm(maps[last].movedim(1, -1)).movedim(-1, 1)
-        hidden = tuple(maps.values()) if every else None
-        output = BackboneOutput(tuple(features.values()), hidden)
+        count = len(self.backbone.layers)
+        layers = range(count) if every else sorted({max(i - 1, 0) for i in wanted})
+        with _recorded(self.backbone.layers) as states:
+            found = self.backbone.forward_intermediates(
+                pixel_values, layers, intermediates_only=True
+            )
+        maps = {i + 1: m for i, m in zip(layers, found, strict=True)}
+        patches = states[0][:, self.backbone.num_prefix_tokens :]
+        maps[0] = patches.mT.reshape(found[0].shape).to(found[0].dtype)
+        hidden = tuple(maps[i] for i in range(count + 1)) if every else None
+        if count in wanted:
+            maps[count] = self.backbone.norm(maps[count].movedim(1, -1)).movedim(-1, 1)
+        output = BackboneOutput(tuple(maps[i] for i in wanted), hidden)
         return output.to_tuple() if return_dict is False else output
 
 
@@ -352,7 +353,6 @@ class AFTForCausalLM(_Model, GenerationMixin):
     """
 
     config_class = AFTTextConfig
-    _no_split_modules = ['Block']
     _is_stateful = True
 
     def __init__(self, config: AFTTextConfig) -> None:

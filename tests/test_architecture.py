@@ -33,7 +33,7 @@ ALLOWED = {
     'checkpoint': {'structures'} | GROUND,
     'config': {'structures'} | GROUND,
     'timm': {'models'} | GROUND,
-    'transformers': {'models'} | GROUND,
+    'transformers': {'layers', 'models'} | GROUND,
     'hosts': {'structures'} | GROUND,
     'engine': {'checkpoint', 'config', 'visualization', 'structures'} | GROUND,
 }

@@ -1,5 +1,8 @@
 """The models for timm: timm's interface, and the weights of mmpretrain's classifiers."""
 
+import importlib
+import sys
+
 import pytest
 import timm
 import torch
@@ -64,7 +67,7 @@ def test_classifier_is_replaced_and_pooling_changed(name):
     torch.testing.assert_close(model(image), tokens[:, model.num_prefix_tokens :].mean(1))
     assert (pooled.equal(model(image))) == (name == 'aft_conv_tiny')
     assert [layer.drop_path.p for layer in model.backbone.layers] == [0, 0.15, 0.3]
-    with pytest.raises(ValueError, match='global_pool must be'):
+    with pytest.raises(ValueError, match="global_pool must be one of '', avg.*, got 'max'"):
         model.reset_classifier(2, 'max')
 
 
@@ -84,6 +87,17 @@ def test_features_only_gives_the_maps_of_the_layers():
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize('indices', [(0, 3), (-4,), (), 0, 4, 1.5])
+def test_a_layer_that_does_not_exist_is_refused(indices):
+    with pytest.raises(
+        ValueError, match=r'indices must be (one or more ints, -3 to 2|an int, 1 to 3)'
+    ):
+        small().prune_intermediate_layers(indices)
+    if indices not in ((), 0):  # timm's own default
+        with pytest.raises(ValueError, match='indices must be'):
+            small(features_only=True, out_indices=indices)
+
+
 def test_parameter_groups_and_checkpointing():
     model = small('aft_full_tiny').train()
     groups = group_parameters(model, model.group_matcher(), reverse=True)
@@ -101,3 +115,12 @@ def test_parameter_groups_and_checkpointing():
         model(image).square().sum().backward()
         gradients.append([p.grad for p in model.parameters()])
     torch.testing.assert_close(*gradients)
+
+
+def test_an_unsuitable_timm_is_named(monkeypatch):
+    monkeypatch.delattr('timm.models.register_model')
+    monkeypatch.delitem(sys.modules, 'aft_mm.timm')
+    with pytest.raises(
+        ImportError, match=r'^aft_mm.timm needs another version of timm, .*\[timm\]'
+    ):
+        importlib.import_module('aft_mm.timm')

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
@@ -99,6 +100,19 @@ def test_numbers_are_those_with_mmengine():
 
 if __name__ == '__main__':
     sys.meta_path[:] = [OnlyTorch(finder) for finder in sys.meta_path]
+    for package in ('timm', 'transformers'):
+        try:
+            import_module(f'aft_mm.{package}')
+        except ModuleNotFoundError as error:
+            assert str(error).startswith(f'aft_mm.{package} needs {package}, ')
+            assert str(error).endswith(f'which pip install aft_mm[{package}] installs')
+    for config in ({}, 'AFTViT'):
+        try:
+            import_module('aft_mm.registry').MODELS.build(config)
+        except ValueError as error:
+            assert str(error) == f'config must be a dict with a type, got {config!r}'
+        else:
+            raise AssertionError(config)
     result = sums()
     assert not {'numpy', 'mmengine', 'torchvision'} & sys.modules.keys()
     print(json.dumps(result))

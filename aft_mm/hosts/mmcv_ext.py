@@ -153,11 +153,13 @@ def roi_align_forward(
 ) -> None:
     """RoIAlign of maps [B, C, H, W] at rois [K, 5]; pool_mode 1 averages samples, 0 takes their max."""
     size = aligned_height, aligned_width
+    rois, lost = _finite(rois)
     if pool_mode == 1:
         pooled = torch.ops.torchvision.roi_align(
             input, rois, spatial_scale, *size, sampling_ratio, aligned
         )
-        output.copy_(pooled)
+        shift = torch.zeros_like(lost, dtype=pooled.dtype).masked_fill_(lost, math.nan)
+        torch.add(pooled, shift, out=output)  # one pass
         return
     for index, roi in enumerate(rois):
         y, x = _sample_points(roi, size, spatial_scale, sampling_ratio, aligned)
@@ -179,6 +181,21 @@ def roi_align_forward(
             .gather(2, column.permute(1, 2, 0))
             .permute(2, 0, 1)
         )
+    output.masked_fill_(lost, math.nan)
+
+
+def _finite(rois: Tensor) -> tuple[Tensor, Tensor]:
+    """Move rois [K, 5] with NaN or infinity, at which torchvision reads any memory, off the map.
+
+    Such a region pools to NaN and has no gradient.
+
+    Returns:
+        The rois, and a mask [K, 1, 1, 1] of the moved ones.
+    """
+    lost = rois.isfinite().all(1).logical_not()
+    rois = rois.masked_fill(lost[:, None], -1e4)
+    rois[:, 0].masked_fill_(lost, 0)
+    return rois, lost[:, None, None, None]
 
 
 def roi_align_backward(
@@ -196,6 +213,7 @@ def roi_align_backward(
     aligned: bool,
 ) -> None:
     """Add the gradient of :func:`roi_align_forward` to `grad_input` [B, C, H, W]."""
+    rois, lost = _finite(rois)
     if pool_mode == 1:
         grad_input += torch.ops.torchvision._roi_align_backward(
             grad_output,
@@ -208,6 +226,7 @@ def roi_align_backward(
             aligned,
         )
         return
+    grad_output = grad_output.masked_fill(lost, 0)
     height, width = grad_input.shape[2:]
     for index, roi in enumerate(rois):
         target = grad_input[int(roi[0])].flatten(1)
@@ -265,6 +284,7 @@ def roi_pool_forward(
 ) -> None:
     """Largest value of a map [B, C, H, W] in each bin of rois [K, 5]; 0 for an empty bin."""
     argmax.fill_(-1)
+    rois, lost = _finite(rois)
     height, width = input.shape[2:]
     for index, roi in enumerate(rois):
         x1, y1, x2, y2 = (float(v) for v in (roi[1], roi[2], roi[3] + 1, roi[4] + 1))
@@ -282,6 +302,7 @@ def roi_pool_forward(
                 output[index, :, row, column] = best
                 line = (top + place // (right - left)) * width
                 argmax[index, :, row, column] = (line + left + place % (right - left)).int()
+    output.masked_fill_(lost, math.nan)
 
 
 def _bin(start: float, side: float, index: int, size: int) -> tuple[int, int]:
@@ -381,6 +402,23 @@ def softmax_focal_loss_backward(
 # Deformable and masked convolutions
 
 
+def _deform_conv2d(
+    input: Tensor,
+    offset: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Sequence[tuple[int, int]],
+    mask: Tensor | None = None,
+) -> Tensor:
+    """torchvision's deformable convolution; an output whose offset is NaN is NaN, without gradient.
+
+    torchvision itself reads outside of the map there.
+    """
+    lost = offset.isnan()
+    output = deform_conv2d(input, offset.masked_fill(lost, 0), weight, bias, *geometry, mask)
+    return output.masked_fill(lost.any(1, keepdim=True), math.nan)
+
+
 def deform_conv_forward(
     input: Tensor,
     weight: Tensor,
@@ -391,7 +429,7 @@ def deform_conv_forward(
     **options: int,
 ) -> None:
     """Deformable convolution v1; input [B, C, H, W], offset [B, 2 · groups · kH · kW, H', W']."""
-    output.copy_(deform_conv2d(input, offset, weight, None, *_geometry(options)))
+    output.copy_(_deform_conv2d(input, offset, weight, None, _geometry(options)))
 
 
 def _geometry(options: dict[str, int]) -> list[tuple[int, int]]:
@@ -411,7 +449,7 @@ def deform_conv_backward_input(
     """Add the gradients of :func:`deform_conv_forward` to `grad_input` and `grad_offset`."""
 
     def forward(input: Tensor, offset: Tensor) -> Tensor:
-        return deform_conv2d(input, offset, weight, None, *_geometry(options))
+        return _deform_conv2d(input, offset, weight, None, _geometry(options))
 
     found = _gradients(forward, [input, offset], grad_output)
     grad_input += found[0]
@@ -432,7 +470,7 @@ def deform_conv_backward_parameters(
     """Add `scale` times the gradient of the weight of :func:`deform_conv_forward`."""
 
     def forward(weight: Tensor) -> Tensor:
-        return deform_conv2d(input, offset, weight, None, *_geometry(options))
+        return _deform_conv2d(input, offset, weight, None, _geometry(options))
 
     grad_weight += scale * _gradients(forward, [grad_weight], grad_output)[0]
 
@@ -452,7 +490,7 @@ def modulated_deform_conv_forward(
 ) -> None:
     """Deformable convolution v2: every sample is multiplied by mask [B, groups · kH · kW, H', W']."""
     places = _modulated_geometry(options)
-    output.copy_(deform_conv2d(input, offset, weight, bias if with_bias else None, *places, mask))
+    output.copy_(_deform_conv2d(input, offset, weight, bias if with_bias else None, places, mask))
 
 
 def _modulated_geometry(options: dict[str, int]) -> list[tuple[int, int]]:
@@ -481,7 +519,7 @@ def modulated_deform_conv_backward(
     places = _modulated_geometry(options)
 
     def forward(input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
-        return deform_conv2d(input, offset, weight, None, *places, mask)
+        return _deform_conv2d(input, offset, weight, None, places, mask)
 
     found = _gradients(forward, [input, weight, offset, mask], grad_output)
     for total, one in zip((grad_input, grad_weight, grad_offset, grad_mask), found, strict=True):

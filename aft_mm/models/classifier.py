@@ -117,16 +117,13 @@ class AFTClassifier(nn.Module):
         Returns:
             The layers of `indices`, counted from the first.
         """
-        depth = len(self.backbone.layers)
-        if isinstance(indices, int):
-            indices = range(depth - indices, depth)
-        kept = [index % depth for index in indices]
-        self.backbone.layers = self.backbone.layers[: max(kept) + 1]
+        kept = self.backbone.layers_of(indices)
+        self.backbone.layers = self.backbone.layers[: kept[-1] + 1]
         if prune_norm:
             self.backbone.norm = nn.Identity()
         if prune_head:
             self.reset_classifier(0, '')
-        return kept
+        return list(kept)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Make a new classifier, and change the pooling unless `global_pool` is None."""

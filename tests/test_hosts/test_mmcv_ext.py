@@ -54,9 +54,10 @@ def compiled():
 
 
 @pytest.mark.parametrize('offset', [0, 1])
-def test_nms_equals_its_definition(offset):
-    boxes, scores = boxes_and_scores('random', 60)
-    found = []
+@pytest.mark.parametrize('kind', KINDS)
+def test_nms_equals_its_definition(kind, offset):
+    boxes, scores = boxes_and_scores(kind, 60)
+    found: list[int] = []
     for i in scores.argsort(descending=True).tolist():
         if all(iou(boxes[i].tolist(), boxes[j].tolist(), offset) <= 0.3 for j in found):
             found.append(i)
@@ -96,6 +97,17 @@ def test_nan_scores_and_boxes_neither_fail_nor_remove_other_boxes():
     boxes[7] = float('inf')
     found = OURS.nms(boxes, scores, 0.5, 0)
     assert 3 in found and len(found) == len(set(found.tolist())) <= 20
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_nms_match_groups_what_nms_keeps(kind):
+    boxes, scores = boxes_and_scores(kind, 60)
+    groups = OURS.nms_match(torch.cat((boxes, scores[:, None]), 1), 0.3)
+    assert sorted(itertools.chain(*groups)) == list(range(len(boxes)))
+    for first, *others in groups:
+        assert all(iou(boxes[first].tolist(), boxes[i].tolist()) >= 0.3 for i in others)
+    kept = OURS.nms(boxes, scores, 0.3, 0)
+    assert [group[0] for group in groups] == kept.tolist()
 
 
 def test_nms_of_a_hundred_thousand_boxes():
@@ -204,6 +216,34 @@ def test_roi_align_equals_the_compiled_operator(compiled, mode, ratio, aligned):
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize('ratio', [0, 2])
+@pytest.mark.parametrize('number', [float('nan'), float('inf'), -float('inf')])
+def test_a_region_with_nan_or_infinity_pools_to_nan(roi_align, number, ratio):
+    """torchvision's operator alone ends the process here."""
+    x = torch.randn(2, 2, 7, 9, requires_grad=True)
+    rois = ROIS.clone()
+    rois[torch.arange(4), torch.arange(1, 5)] = number
+    rois = torch.cat((rois, ROIS))
+    found = roi_align(x, rois, ratio=ratio)
+    assert found[:4].isnan().all()
+    alone = roi_align(x, ROIS, ratio=ratio)
+    assert torch.equal(found[4:], alone)
+    (grad,) = torch.autograd.grad(found.sum(), x)
+    torch.testing.assert_close(grad, torch.autograd.grad(alone.sum(), x)[0])
+
+
+def test_a_region_with_nan_or_infinity_is_nan_in_roi_pool(monkeypatch):
+    from mmcv.ops import RoIPool
+
+    monkeypatch.setattr(sys.modules['mmcv.ops.roi_pool'], 'ext_module', OURS)
+    x = torch.randn(2, 2, 7, 9, requires_grad=True)
+    rois = torch.tensor([[0, float('nan'), 0, 3, 3], [0, 1, 1, 5, 5], [1, 0, 0, float('inf'), 3]])
+    found = RoIPool((2, 2), 1.0)(x, rois)
+    assert found[[0, 2]].isnan().all()
+    found.sum().backward()
+    assert x.grad.sum() == 2 * 4  # 2 channels, 4 bins of one region
+
+
 def test_roi_pool_takes_the_maximum_of_a_bin(monkeypatch):
     from mmcv.ops import RoIPool
 
@@ -291,6 +331,25 @@ def test_deformable_convolution_without_an_offset_is_a_convolution(deformable):
     expected = F.conv2d(x, weight, None, 2, 1, 1, 2)
     torch.testing.assert_close(found[0], expected)
     torch.testing.assert_close(found[1], expected + bias[:, None, None])
+
+
+def test_a_nan_offset_gives_nan_at_its_place_only(deformable):
+    """torchvision's operator alone ends the process here."""
+    x, offset, mask, weight, bias = deformable_inputs()
+    lost = offset.detach().clone()
+    lost[0, 1, 1, 2] = lost[1, ::2, 0, 3] = float('nan')
+    lost.requires_grad_()
+    expected = deformable(OURS, x, offset, mask, weight, bias)
+    found = deformable(OURS, x, lost, mask, weight, bias)
+    seen = torch.ones(2, 1, 3, 4, dtype=torch.bool)
+    seen[0, 0, 1, 2] = seen[1, 0, 0, 3] = False
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a.isnan(), ~seen.expand_as(a))
+        torch.testing.assert_close(a.nan_to_num(0), b * seen)
+    inputs = [x, mask, weight]
+    one = torch.autograd.grad(sum(y.nansum() for y in found), [*inputs, lost])
+    other = torch.autograd.grad(sum((y * seen).sum() for y in expected), [*inputs, offset])
+    torch.testing.assert_close(one, other)
 
 
 def test_deformable_convolutions_gradcheck(deformable):

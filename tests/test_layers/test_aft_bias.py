@@ -92,6 +92,17 @@ def test_bad_calls_name_the_argument():
     with pytest.raises(ValueError, match='scales must be a list of numbers, one per head, got 2.0'):
         build('AFTBias', scales=2.0)
     with pytest.raises(
+        ValueError, match='scales must be a list whose length divides embed_dims=12'
+    ):
+        build('AFTBias', scales=[1.0] * 5)
+    with pytest.raises(ValueError, match=r'position_bias must be a tensor of .* got \[1, 2\]'):
+        build('AFTBias', scales=[1.0])(x, position_bias=[1, 2])
+    for mask in ([True], torch.ones(T, T, dtype=torch.bool), torch.ones(B, T, T)):
+        with pytest.raises(
+            ValueError, match=rf'pair_mask must be bool \[{B}, {T}, {T}\] with True'
+        ):
+            build('AFTBias')(x, pair_mask=mask)
+    with pytest.raises(
         ValueError, match='num_heads must be an int that divides embed_dims=12, got 5'
     ):
         build('AFTBias', num_heads=5)

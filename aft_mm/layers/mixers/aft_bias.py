@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import check_number, refuse
-from aft_mm.ops.checks import check_num_heads
+from aft_mm.ops.checks import check_num_heads, check_tensor
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
@@ -61,7 +61,8 @@ class AFTBias(AFTMixer):
                 refuse('scales', 'a list of numbers, one per head', scales)
             for scale in scales:
                 check_number('scales', scale)
-            check_num_heads(len(scales), embed_dims)
+            if embed_dims % len(scales):
+                refuse('scales', f'a list whose length divides embed_dims={embed_dims}', scales)
             num_heads = len(scales)
             self.scale = nn.Parameter(torch.tensor(scales, dtype=torch.float32))
         self.num_heads = num_heads
@@ -84,8 +85,10 @@ class AFTBias(AFTMixer):
                 raise ValueError('position_bias must be given for AFTBias with scales, got None')
             if pair_mask is None:
                 return ops.aft_simple(query, key, value, **options)
-            position_bias, options['num_heads'] = key.new_zeros(pair_mask.shape[1:]), None
+            targets = key.shape[1] if query is None else query.shape[1]
+            position_bias, options['num_heads'] = key.new_zeros(targets, key.shape[1]), None
         elif self.scale is not None:
+            check_tensor('position_bias', position_bias, key)
             if position_bias.dim() not in (2, 3):
                 refuse('position_bias', '[T, S] or [B, T, S] with scales', position_bias)
             position_bias = self.scale.view(-1, 1, 1) * position_bias.unsqueeze(-3)

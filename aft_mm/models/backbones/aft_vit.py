@@ -125,7 +125,7 @@ class AFTViT(BaseModule):
             check_config('token_mixer', token_mixer)
         self.embed_dims = embed_dims
         self.out_type = out_type
-        self.out_indices = _absolute(out_indices, num_layers)
+        self.out_indices = _absolute('out_indices', out_indices, num_layers)
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
         self.num_prefix_tokens = int(with_cls_token)
@@ -186,6 +186,23 @@ class AFTViT(BaseModule):
             for i in range(len(self.layers))
         ]
 
+    def layers_of(self, indices: int | Sequence[int] | None) -> tuple[int, ...]:
+        """Return ascending layers, counted from the first.
+
+        Args:
+            indices: layers, negative ones from the last; an int n for the last n, None for all.
+
+        Raises:
+            ValueError: there is no such layer.
+        """
+        depth = len(self.layers)
+        if indices is None:
+            indices = range(depth)
+        elif is_int(indices):
+            check_int('indices', indices, 1, depth)
+            indices = range(depth - indices, depth)
+        return _absolute('indices', indices, depth)
+
     def forward_intermediates(
         self,
         x: Tensor,
@@ -215,14 +232,8 @@ class AFTViT(BaseModule):
             ValueError: `indices` or `output_fmt` is out of range, or as :meth:`forward`.
         """
         check_choice('output_fmt', output_fmt, ('NCHW', 'NLC'))
-        depth = len(self.layers)
-        if indices is None:
-            indices = range(depth)
-        elif isinstance(indices, int):
-            check_int('indices', indices, 1, depth)
-            indices = range(depth - indices, depth)
-        wanted = _absolute(list(indices), depth)
-        last = wanted[-1] if stop_early or intermediates_only else depth - 1
+        wanted = self.layers_of(indices)
+        last = wanted[-1] if stop_early or intermediates_only else len(self.layers) - 1
         with self._autocast(x):
             tokens, grid, _ = self._run(x, sorted({*wanted, last}))
             final = self.norm(tokens[-1])
@@ -386,9 +397,9 @@ def _check_out_type(out_type: str, with_cls_token: bool) -> None:
         )
 
 
-def _absolute(out_indices: int | Sequence[int], num_layers: int) -> tuple[int, ...]:
-    indices = (out_indices,) if is_int(out_indices) else out_indices
+def _absolute(name: str, wanted: int | Sequence[int], num_layers: int) -> tuple[int, ...]:
+    indices = (wanted,) if is_int(wanted) else wanted
     fits = isinstance(indices, Sequence) and len(indices) > 0
     if not fits or not all(is_int(i) and -num_layers <= i < num_layers for i in indices):
-        refuse('out_indices', f'one or more ints, {-num_layers} to {num_layers - 1}', out_indices)
+        refuse(name, f'one or more ints, {-num_layers} to {num_layers - 1}', wanted)
     return tuple(sorted({i % num_layers for i in indices}))
