@@ -1,4 +1,4 @@
-_base_ = './transformer-mini_1xb16-30e_fsdd.py'
+_base_ = './transformer-mini_1xb16-100e_fsdd.py'
 
 # As many weights as the others have.
 model = dict(

@@ -1,5 +1,5 @@
 # Spoken digits (FSDD), one unit per word, one layer behind three convolutions.
-#     aft_mm train transformer-mini_1xb16-30e_fsdd
+#     aft_mm train transformer-mini_1xb16-100e_fsdd
 _base_ = [
     '../_base_/models/ctc_encoder.py',
     '../_base_/datasets/fsdd.py',
@@ -23,6 +23,6 @@ model = dict(
 )
 
 train_dataloader = dict(batch_size=16)
-train_cfg = dict(max_epochs=30, val_interval=15)
-default_hooks = dict(checkpoint=dict(interval=15))
+train_cfg = dict(max_epochs=100, val_interval=50)
+default_hooks = dict(checkpoint=dict(interval=50))
 optim_wrapper = dict(optimizer=dict(lr=4e-3))
