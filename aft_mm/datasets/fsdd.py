@@ -1,18 +1,18 @@
 """The Free Spoken Digit Dataset."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from aft_mm.checks import check_choice, check_path
+from aft_mm.checks import check_choice, check_path, refuse
 from aft_mm.registry import DATASETS
 
 from .utterances import Utterances
 
 WORDS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 FIRST_TRAINING = 5  # index per speaker and digit; smaller ones are the official test set
-_NAME = re.compile(r'(\d)_\w+_(\d+)')
+_NAME = re.compile(r'(\d)_(\w+)_(\d+)')
 
 
 @DATASETS.register_module()
@@ -22,18 +22,39 @@ class FSDD(Utterances):
     Args:
         data_root: Folder that contains ``recordings``.
         split: ``'test'``, the official one (indices 0 to 4), or ``'train'``, all others.
+        speakers: Names of the speakers to use, such as ``['jackson']``, or None for all.
         **kwargs: See :class:`Utterances`.
+
+    Raises:
+        ValueError: If an argument is out of range, or a speaker has no recording.
     """
 
-    def __init__(self, data_root: str, split: str = 'train', **kwargs: Any) -> None:
+    def __init__(
+        self,
+        data_root: str,
+        split: str = 'train',
+        speakers: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         check_path('data_root', data_root)
         check_choice('split', split, ('train', 'test'))
+        if speakers is not None and (isinstance(speakers, str) or not speakers):
+            refuse('speakers', 'a list of names', speakers)
         self.split = split
+        self.speakers = speakers
         super().__init__(data_root=data_root, **kwargs)
 
     def find(self) -> Iterator[tuple[str, str, str]]:
         """See :class:`Utterances`."""
+        found = []
         for path in sorted(Path(self.data_root, 'recordings').glob('*.wav')):
             match = _NAME.fullmatch(path.stem)
-            if match and (int(match[2]) >= FIRST_TRAINING) == (self.split == 'train'):
-                yield path.stem, str(path), WORDS[int(match[1])]
+            if match and (int(match[3]) >= FIRST_TRAINING) == (self.split == 'train'):
+                found.append((match[2], path, WORDS[int(match[1])]))
+        names = {name for name, _, _ in found}
+        chosen = names if self.speakers is None else set(self.speakers)
+        if not chosen <= names:
+            refuse('speakers', f'of {", ".join(sorted(names))}', self.speakers)
+        for name, path, word in found:
+            if name in chosen:
+                yield path.stem, str(path), word

@@ -307,6 +307,21 @@ def test_digits(shared_data):
     assert all(int(info['name'][-1]) < 5 for info in infos)
     assert test[249]['inputs'].shape == (test.lengths[249], 40)
 
+    def said_by(speakers):
+        data = FSDD(
+            str(shared_data / 'fsdd'), 'test', speakers=speakers, units=UNITS, pipeline=[LOAD, PACK]
+        )
+        return [data.get_data_info(i)['name'].split('_')[1] for i in range(len(data))]
+
+    names = sorted({info['name'].split('_')[1] for info in infos})
+    assert len(names) == 5
+    assert {name: said_by(names).count(name) for name in names} == dict.fromkeys(names, 50)
+    assert said_by(names[1:2]) == names[1:2] * 50
+    with pytest.raises(ValueError, match=f'speakers must be of {names[0]}, .*, got'):
+        said_by([names[0], 'nobody'])
+    with pytest.raises(ValueError, match='speakers must be a list of names'):
+        said_by(names[0])
+
 
 def test_a_folder_in_the_format_of_kaldi_text(shared_data):
     if not (shared_data / 'yesno').is_dir():
