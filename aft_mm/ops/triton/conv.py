@@ -162,7 +162,17 @@ class PaddedMaps(NamedTuple):
 
 
 def aft_conv(
-    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate
+    query,
+    key,
+    value,
+    weight,
+    *,
+    grid: Sequence[int],
+    global_connectivity,
+    causal,
+    key_mask,
+    gate,
+    known=None,
 ) -> Tensor:
     """Compute AFT-conv [B, T, D] on a 1-d or 2-d grid, not causal, with global connectivity."""
     weight = crop_kernel(weight, grid)
