@@ -58,16 +58,17 @@ def nodes_of(module):
     return module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ()
 
 
-def by_oracle(mixer, x):
+def by_oracle(mixer, x, **options):
     """Return the output in float64, from the sums as written."""
     mixer = copy.deepcopy(mixer).double()
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(ops, 'aft_conv', lambda *args, _known, **kw: reference.aft_conv(*args, **kw))
-        return mixer(x.double(), grid=GRID)
+        return mixer(x.double(), grid=GRID, **options)
 
 
-def assert_near_oracle(mixer, got, x):
-    torch.testing.assert_close(got.double(), by_oracle(mixer, x), rtol=1e-4, atol=2e-4)
+def assert_near_oracle(mixer, got, x, **options):
+    expected = by_oracle(mixer, x, **options)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=2e-4)
 
 
 @torch.no_grad()
@@ -147,12 +148,13 @@ def test_a_write_without_eval_is_detected(write):
     mixer, graphs = make_mixer(), Graphs()
     compiled = torch.compile(mixer, fullgraph=True, backend=graphs)
     x, reads = tokens(), []
+    key_mask = torch.rand(x.shape[:2]) < 0.7
 
     def run():
         with torch.no_grad(), ReadCounter() as counter:
-            got = compiled(x, grid=GRID)
+            got = compiled(x, grid=GRID, key_mask=key_mask)
         reads.append(counter.count)
-        assert_near_oracle(mixer, got, x)
+        assert_near_oracle(mixer, got, x, key_mask=key_mask)
 
     run(), run()
     for form in FORMS:

@@ -154,5 +154,5 @@ def test_evaluation_of_conv_has_no_choice(is_dense, form, monkeypatch):
     multiplied = is_dense and form != 'exact'
     assert source.count('extern_kernels.bmm_dtype(') == multiplied
     assert source.count('extern_kernels.convolution(') == 2 * (not is_dense and form != 'exact')
-    assert ('repeat_conv_mean_if_written' in source) == (form != 'exact')
+    assert ('repeat_conv_if_written' in source) == (form != 'exact')
     assert ('exact_conv_mean' in source) == (form == 'exact')

@@ -108,6 +108,7 @@ def aft_conv(
         dense = conv_dense.is_applicable(value, weight, grid, precision)
         if dense:
             fast = partial(conv_dense.dense_mean, precision=precision, **options)
+    tokens = query, key, value, key_mask
     key, value = hide(key, value, key_mask)
 
     def safe(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
@@ -119,10 +120,11 @@ def aft_conv(
         return safe_conv_mean(key, value, weight, **options, is_exact=check(difference=False))
 
     mixed = choose(check(difference=not dense), fast, safe, key, value, weight)
+    output = apply_gate(query, mixed, gate, dtype)
     if form in ('difference', 'additive'):
         difference = form == 'difference' and not dense
-        _repeat_if_written(mixed, key, value, weight, list(grid), known.parameters, difference)
-    return apply_gate(query, mixed, gate, dtype)
+        _repeat_if_written(output, *tokens, weight, known.parameters, list(grid), gate, difference)
+    return output
 
 
 def is_one_shift_exact(
@@ -325,33 +327,37 @@ safe_conv_mean_node = as_graph_node('aft_mm::safe_conv_mean', safe_conv_mean)
 exact_conv_mean_node = as_graph_node('aft_mm::exact_conv_mean', _exact_conv_mean)
 
 
-@torch.library.custom_op('aft_mm::repeat_conv_mean_if_written', mutates_args=('mixed',))
+@torch.library.custom_op('aft_mm::repeat_conv_if_written', mutates_args=('output',))
 def _repeat_if_written(
-    mixed: Tensor,
+    output: Tensor,
+    query: Tensor | None,
     key: Tensor,
     value: Tensor,
+    key_mask: Tensor | None,
     weight: Tensor,
-    grid: Sequence[int],
     parameters: Sequence[Tensor],
+    grid: Sequence[int],
+    gate: str,
     difference: bool,
 ) -> None:
-    """Compute the mean again if the parameters of w were written to and its form does not fit.
+    """Compute the output again if the parameters of w were written to and its form does not fit.
 
     If they were not, nothing is read of the device and nothing done, also in a CUDA graph.
     """
     read = _read.get(parameters[0].data_ptr())
     if read is not None and read.is_valid(parameters):
         return
-    if mixed.is_cuda and torch.cuda.is_current_stream_capturing():
+    if output.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             'a CUDA graph of aft_conv must be captured after eval(), got parameters written since'
         )
     if not is_one_shift_exact(key, value, weight, True, False, difference):
-        mixed.copy_(safe_conv_mean(key, value, weight, grid, True, False))
+        mixed = safe_conv_mean(*hide(key, value, key_mask), weight, grid, True, False)
+        output.copy_(apply_gate(query, mixed, gate))
 
 
 @_repeat_if_written.register_fake
-def _(mixed, *others) -> None:
+def _(output, *others) -> None:
     return None
 
 
