@@ -46,17 +46,7 @@ _read: WeakValueDictionary[int, Snapshot] = WeakValueDictionary()
 
 
 def aft_conv(
-    query,
-    key,
-    value,
-    weight,
-    *,
-    grid: Sequence[int],
-    global_connectivity,
-    causal,
-    key_mask,
-    gate,
-    known=None,
+    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_conv` by the fastest form that is exact to tolerance.
 
