@@ -14,8 +14,6 @@ from aft_mm.ops import reference
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.eager import conv
 
-from .test_cached_kernel import ReadCounter
-
 GRID = (5, 7)
 CHANNELS = 8
 # The bias of one entry of each head, and the form that is exact for it.
@@ -47,7 +45,7 @@ class Graphs(list):
 
     def __call__(self, graph, inputs):
         self.append(graph)
-        return graph
+        return torch._dynamo.lookup_backend('aot_eager')(graph, inputs)
 
     def names(self):
         """Return the names of the functions that the last graph calls."""
@@ -88,7 +86,7 @@ def test_the_graph_has_one_form(form):
     set_bias(mixer, form)
     mixer.eval()
     compiled = torch.compile(mixer, fullgraph=True, backend=graphs)
-    for scale in (1.0, 200.0):  # the weights alone decide
+    for scale in (1.0, 50.0):  # the weights alone decide
         assert_right(mixer, compiled, tokens(scale))
     assert len(graphs) == 1 and 'cond' not in graphs.names()
     assert ('exact_conv_mean' in graphs.names()) == (form == 'exact')
@@ -129,11 +127,14 @@ def test_a_written_kernel_changes_the_form(write, dynamic):
     compiled = torch.compile(mixer, fullgraph=True, dynamic=dynamic, backend=graphs)
     x = tokens()
     assert_right(mixer, compiled, x)
-    for i, form in enumerate(['exact', 'additive', 'difference'], start=2):
+    counts = []
+    for form in ('exact', 'additive', 'difference'):
         write(mixer, form)
         assert_right(mixer, compiled, x)
         assert 'cond' not in graphs.names()
-        assert len(graphs) == min(i, 3)  # the first graph fits again
+        counts.append(len(graphs))
+    assert counts[2] == counts[1]  # the first graph fits again
+    assert dynamic or counts == [2, 3, 3]  # with symbolic sizes a compilation may start twice
 
 
 def replace(mixer, form):
@@ -143,17 +144,19 @@ def replace(mixer, form):
 
 
 @pytest.mark.parametrize('write', [set_bias, replace])
-def test_a_write_without_eval_is_detected(write):
+def test_a_write_without_eval_is_detected(write, monkeypatch):
     """The graph computes the mean again where its form does not fit, and reads values only then."""
     mixer, graphs = make_mixer(), Graphs()
     compiled = torch.compile(mixer, fullgraph=True, backend=graphs)
-    x, reads = tokens(), []
+    x, reads, check = tokens(50.0), [], conv.is_one_shift_exact
     key_mask = torch.rand(x.shape[:2]) < 0.7
 
     def run():
-        with torch.no_grad(), ReadCounter() as counter:
+        calls = []
+        with torch.no_grad(), monkeypatch.context() as patch:
+            patch.setattr(conv, 'is_one_shift_exact', lambda *x: calls.append(1) or check(*x))
             got = compiled(x, grid=GRID, key_mask=key_mask)
-        reads.append(counter.count)
+        reads.append(len(calls))
         assert_near_oracle(mixer, got, x, key_mask=key_mask)
 
     run(), run()
@@ -162,8 +165,8 @@ def test_a_write_without_eval_is_detected(write):
         run()
     mixer.eval()
     run(), run()
-    # Not counted are the compilations. A mean that is computed again asks for the safe form, too.
-    assert reads[1:5] == [0, 1, 2, 2] and reads[6] == 0
+    # A mean that is computed again also asks for its safe form.
+    assert reads == [0, 0, 1, 2, 2, 0, 0]
     assert len(graphs) <= 2 + (write is replace)
 
 
