@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from aft_mm import ops
 from aft_mm.checks import check_flag, check_int, check_number
 from aft_mm.ops.dispatch import no_autocast
+from aft_mm.ops.eager.conv import KnownForm, read_form
 from aft_mm.ops.geometry import near_radius
+from aft_mm.ops.path_choice import Snapshot, compiling_not_exporting
 
 from .grid import Grid, GridParameters, check_grid, check_kernel
 
@@ -186,20 +188,29 @@ class FreeLocalPositionBias(GridParameters):
 
 
 class _CachedKernel(NamedTuple):
-    """A kernel, and the storage and version of the parameters it was computed from."""
+    """A kernel, and the parameters it was computed from."""
 
     kernel: Tensor
-    parameters: list[Tensor]
-    versions: list[int]
+    parameters: Snapshot
     autocast: bool
 
     def is_valid(self, parameters: Sequence[Tensor], autocast: bool) -> bool:
         """Return whether no parameter was replaced or written to."""
-        same = all(
-            old.data_ptr() == new.data_ptr() and old.dtype == new.dtype and version == new._version
-            for old, new, version in zip(self.parameters, parameters, self.versions, strict=True)
-        )
-        return same and autocast == self.autocast
+        return self.parameters.is_valid(parameters) and autocast == self.autocast
+
+
+@torch.no_grad()
+def _update_form(bias: 'ConvPositionBias', *args: Any) -> None:
+    """Read which form of AFT-conv is exact for the kernel of evaluation; a hook of loading."""
+    parameters = bias._parameters_of_kernel()
+    bias._form = bias._parameters_of_form = None
+    if bias._may_cache(parameters) and not _is_capturing(bias.weight):
+        bias._form, bias._parameters_of_form = read_form(bias(), parameters)
+
+
+def _is_capturing(x: Tensor) -> bool:
+    # A captured tensor has no values before the replay.
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 class ConvPositionBias(nn.Module):
@@ -224,6 +235,10 @@ class ConvPositionBias(nn.Module):
             has the i-th nearest position. 0 starts as AFT-simple.
         causal: Choose the positions of `init_peak` among the past ones.
     """
+
+    # Of known_form.
+    _form: str | None = None
+    _parameters_of_form: Snapshot | None = None
 
     def __init__(
         self,
@@ -256,6 +271,7 @@ class ConvPositionBias(nn.Module):
         if init_peak:
             self._set_peaks(init_peak, causal)
         self._cached: _CachedKernel | None = None
+        self.register_load_state_dict_post_hook(_update_form)
 
     @torch.no_grad()
     def _set_peaks(self, peak: float, causal: bool) -> None:
@@ -281,10 +297,12 @@ class ConvPositionBias(nn.Module):
     def train(self, mode: bool = True) -> 'ConvPositionBias':
         """Set the training mode, and drop the kernel of :meth:`cached`."""
         self._cached = None
-        return super().train(mode)
+        super().train(mode)
+        _update_form(self)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_cached': None}
+        return {**self.__dict__, '_cached': None, '_form': None, '_parameters_of_form': None}
 
     def cached(self) -> Tensor:
         """Return w [h, *kernel] as evaluation uses it, cached between calls without gradient.
@@ -293,21 +311,35 @@ class ConvPositionBias(nn.Module):
         ``parameter.data`` is not detected: call ``eval`` before the next forward pass, as
         mmengine's loops do.
         """
-        parameters = [p for p in (self.weight, self.gamma, self.beta) if p is not None]
+        parameters = self._parameters_of_kernel()
         if not self._may_cache(parameters):
             return self()
         autocast = torch.is_autocast_enabled(self.weight.device.type)
         if self._cached is None or not self._cached.is_valid(parameters, autocast):
-            if self.weight.is_cuda and torch.cuda.is_current_stream_capturing():
-                return self()  # a captured kernel has no values before the replay
+            if _is_capturing(self.weight):
+                return self()
             with torch.inference_mode(False), torch.no_grad():
                 self._cached = _CachedKernel(
-                    ops.mark_constant(self().clone()),
-                    [p.detach() for p in parameters],
-                    [p._version for p in parameters],
-                    autocast,
+                    ops.mark_constant(self().clone()), Snapshot(parameters), autocast
                 )
         return self._cached.kernel
+
+    def known_form(self) -> KnownForm | None:
+        """Return the form of AFT-conv for :meth:`cached`, if torch.compile traces an evaluation.
+
+        So its graph has one form and no choice. ``eval`` and ``load_state_dict`` read the form, and
+        the next call compiles again if it changed. Other writes are detected as by :meth:`cached`,
+        but a CUDA graph that is replayed does not detect them.
+        """
+        if self.training or torch.is_grad_enabled() or not compiling_not_exporting():
+            return None
+        parameters = self._parameters_of_kernel()
+        if self._form is None or not all(type(p) is nn.Parameter for p in parameters):
+            return None
+        return KnownForm(self._form, parameters)
+
+    def _parameters_of_kernel(self) -> list[Tensor]:
+        return [p for p in (self.weight, self.gamma, self.beta) if p is not None]
 
     def _may_cache(self, parameters: Sequence[Tensor]) -> bool:
         if self.training or torch.compiler.is_compiling() or torch.is_grad_enabled():

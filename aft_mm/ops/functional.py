@@ -8,6 +8,7 @@ from torch import Tensor
 
 from . import checks
 from .dispatch import implementation, no_autocast
+from .eager.conv import KnownForm
 from .geometry import Window
 
 
@@ -127,6 +128,7 @@ def aft_conv(
     causal: bool = False,
     key_mask: Tensor | None = None,
     gate: str = 'sigmoid',
+    _known: KnownForm | None = None,
 ) -> Tensor:
     """Compute AFT whose position bias depends on the offset only (arXiv 2105.14103, eq. 6 and 8).
 
@@ -140,6 +142,7 @@ def aft_conv(
         weight: w ``[h, *kernel]``, already reparameterised; sizes are odd and may exceed the grid.
         grid: 1, 2 or 3 sizes, whose product is T.
         global_connectivity: Whether W is 1 outside the kernel, else 0.
+        _known: The form that fits `weight`, for a compiled graph without a choice.
     """
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tensor('weight', weight)
@@ -149,7 +152,7 @@ def aft_conv(
     checks.check_conv(weight, grid, key.shape[1], global_connectivity)
     if torch.compiler.is_dynamo_compiling():
         grid = _as_constants(grid)
-    options = dict(grid=grid, global_connectivity=global_connectivity, **shared)
+    options = dict(grid=grid, global_connectivity=global_connectivity, known=_known, **shared)
     return _run('aft_conv', query, key, value, weight, **options)
 
 

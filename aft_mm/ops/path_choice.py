@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .triton.availability import constant
+
 # The cached results of each constant tensor, by name.
 _constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 # Other threads and tasks keep choosing by value.
@@ -49,6 +51,17 @@ def recording_or_replaying() -> bool:
     return _recorded.get() is not None or _replayed.get() is not None
 
 
+def compiling_not_exporting() -> bool:
+    """Return whether torch.compile is making a graph, which is made again if a constant changes."""
+    return torch.compiler.is_dynamo_compiling() and not _exporting()
+
+
+# Traced, is_exporting would always be True.
+@constant
+def _exporting() -> bool:
+    return torch.compiler.is_exporting()
+
+
 def transformed(*tensors: Tensor) -> bool:
     """Return whether a torch.func transform wraps a tensor."""
     return any(torch.func.debug_unwrap(x) is not x for x in tensors)
@@ -69,7 +82,7 @@ def choose(
 ) -> Tensor:
     """Return ``fast(*operands)`` if the scalar condition holds, else ``safe(*operands)``.
 
-    In a graph of torch.compile torch.cond chooses when the graph runs.
+    In a graph of torch.compile torch.cond chooses when the graph runs, unless the condition is known.
 
     Args:
         condition: Whether `fast` is exact to tolerance, a bool or a scalar tensor.
@@ -84,7 +97,7 @@ def choose(
         if path is None:
             raise RuntimeError('replay_paths got no paths, but the run chose one')
         return fast(*operands) if path else safe(*operands)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and not isinstance(condition, bool):
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
             return _choose_in_training_graph(condition, fast, safe, operands)
         return torch.cond(condition, fast, safe, operands)
@@ -99,7 +112,7 @@ def choose(
             holds = False  # torch.func.vmap hides the value
     else:
         holds = condition
-    recorded = _recorded.get()
+    recorded = None if torch.compiler.is_dynamo_compiling() else _recorded.get()
     if recorded is not None:
         recorded.append(holds)
     return fast(*operands) if holds else safe(*operands)
@@ -172,6 +185,25 @@ def replay_paths(paths: Sequence[bool]) -> Iterator[None]:
         raise RuntimeError(
             f'replay_paths must get the paths of the same model, got {len(paths)} for a run that '
             f'chose {taken}'
+        )
+
+
+class Snapshot:
+    """Tells whether tensors are those of an earlier time and were not written to since.
+
+    It keeps their memory, so no other tensor gets their addresses. A write through ``data`` is not
+    detected.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = [x.detach() for x in tensors]
+        self.versions = [x._version for x in tensors]
+
+    def is_valid(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether no tensor was replaced or written to."""
+        return all(
+            old.data_ptr() == new.data_ptr() and old.dtype == new.dtype and version == new._version
+            for old, new, version in zip(self.tensors, tensors, self.versions, strict=True)
         )
 
 

@@ -5,8 +5,6 @@ with ``log W`` as a dense ``[h, T, S]`` or ``[B, h, T, S]`` tensor (−inf where
 ``[B, T, S, D]`` products in memory. The other backends are tested against it, on small inputs.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -118,7 +116,7 @@ def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask
 
 
 def aft_conv(
-    query, key, value, weight, *, grid: Sequence[int], global_connectivity, causal, key_mask, gate
+    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
 ) -> Tensor:
     """``W = exp(w[t' − t])`` per head inside the kernel, 1 (or 0) outside (eq. 6, 8)."""
     tokens = key.shape[1]

@@ -132,3 +132,27 @@ def test_tokens_on_a_device_choose_their_products(grad):
         assert len(list(banded_matmul._column_chunks(columns))) == 1
         weight = torch.empty(384, 11, 11, device='cuda')
         assert conv_dense.is_applicable(value, weight, (14, 14), precision())
+
+
+# Launches and products of an evaluation with a known form: bfloat16 products on small grids,
+# convolutions on large ones.
+@pytest.mark.parametrize('form', ['difference', 'additive', 'exact'])
+@pytest.mark.parametrize('is_dense', [False, True], ids=['convolved', 'dense'])
+def test_evaluation_of_conv_has_no_choice(is_dense, form, monkeypatch):
+    op, options, tokens, biases = CASES['conv']
+    monkeypatch.setattr(torch, 'cond', None)
+    monkeypatch.setattr(conv, 'matmul_precision', lambda value: 'bf16')
+    monkeypatch.setattr(conv, 'DENSE_DEVICES', ('cpu', 'cuda'))
+    monkeypatch.setattr(conv_dense, 'is_applicable', lambda *args: is_dense)
+
+    def step(*inputs):
+        with torch.no_grad():
+            known = conv.KnownForm(form, inputs[3:])
+            return (getattr(ops, op)(*inputs, _known=known, **options),)
+
+    source = source_of(step, tokens, tokens, tokens, *biases, dtype=torch.bfloat16)
+    multiplied = is_dense and form != 'exact'
+    assert source.count('extern_kernels.bmm_dtype(') == multiplied
+    assert source.count('extern_kernels.convolution(') == 2 * (not is_dense and form != 'exact')
+    assert ('repeat_conv_if_written' in source) == (form != 'exact')
+    assert ('exact_conv_mean' in source) == (form == 'exact')

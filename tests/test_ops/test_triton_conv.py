@@ -113,7 +113,7 @@ def test_the_op_does_not_synchronise():
     gradient = torch.randn_like(tensors[2])
     mask = torch.ones(1, 10, dtype=torch.bool, device=DEVICE)
     with NoWait():
-        places, call = library._call(*tensors, mask, [2, 5], 'sigmoid', True)
+        places, call, moved = library._call(*tensors, mask, [2, 5], 'sigmoid', True, gradient)
         saved = tiling.new_saved(call.value, call.band, call.block.width)
         places.move_back(launch.launch_forward(call, saved))
-        launch.launch_backward(places.move(gradient), None, saved, call, True)
+        launch.launch_backward(moved, None, saved, call, True)

@@ -32,7 +32,7 @@ def call(dtype, window, *bias, grid=None, causal=True, save=True, masked=False, 
     band = tiling.make_band(table, value, window, grid, causal, cut.tile)
     gate = ('sigmoid' if causal else 'none'), band, cut
     inputs = launch.MatmulCall(query if causal else None, key, value, table, key_mask, *gate)
-    saved = tiling.new_saved(value, band, cut.width) if save else None
+    saved = tiling.new_saved(value, band, cut.width, save)
     launch.launch_forward(inputs, saved)
     if save:
         launch.launch_backward(torch.empty_like(value), None, saved, inputs, True)

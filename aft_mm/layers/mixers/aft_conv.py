@@ -94,6 +94,7 @@ class AFTConv(AFTMixer):
         return self.pos_bias.entropy() if self.sparsity == 'entropy' else None
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        weight_decides = self.global_connectivity and not self.causal
         return ops.aft_conv(
             query,
             key,
@@ -104,6 +105,7 @@ class AFTConv(AFTMixer):
             causal=self.causal,
             key_mask=key_mask,
             gate=self.gate,
+            _known=self.pos_bias.known_form() if weight_decides else None,
         )
 
     def _init_state(self, batch_size: int) -> Any:

@@ -8,14 +8,15 @@ copies (docs/benchmarks.md).
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .. import path_choice
-from ..path_choice import cached, cached_check, choose, transformed
+from ..path_choice import Snapshot, cached, cached_check, choose, transformed
 from . import conv_dense
 from .bf16_matmul import matmul_precision
 from .conv_exact import exact_conv_mean, outside_sums
@@ -40,10 +41,12 @@ FAST_COLUMNS = 15
 # Terms that a thread convolves at once without a gradient.
 TERMS_AT_ONCE = 2**20
 DENSE_DEVICES = ('cuda',)
+# The parameters of each known form, by the address of the first, as they were when it was read.
+_read: WeakValueDictionary[int, Snapshot] = WeakValueDictionary()
 
 
 def aft_conv(
-    query, key, value, weight, *, grid: Sequence[int], global_connectivity, causal, key_mask, gate
+    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_conv` by the fastest form that is exact to tolerance.
 
@@ -62,14 +65,19 @@ def aft_conv(
 
     With ``global_connectivity=False`` 2 subtracts nothing, and 5 takes the place of 4. O(T·K·D)
     time, O(T²·D) for the dense form.
+
+    Where w alone decides, a graph with a :class:`KnownForm` does not choose.
     """
     original_weight, dtype = weight, value.dtype
     weight = weight.to(torch.float64 if dtype == torch.float64 else torch.float32)
     weight = crop_kernel(weight, grid)
     # Every row sees the largest key then, and a constant w is checked once.
     weight_decides = global_connectivity and not causal
+    form = known.form if known and weight_decides and torch.compiler.is_compiling() else None
 
     def check(difference: bool) -> Tensor | bool:
+        if form is not None:
+            return form == 'difference' or (form == 'additive' and not difference)
         operands = key, value, weight, global_connectivity, causal, difference
         if not weight_decides:
             return is_one_shift_exact(*operands)
@@ -90,16 +98,23 @@ def aft_conv(
         dense = conv_dense.is_applicable(value, weight, grid, precision)
         if dense:
             fast = partial(conv_dense.dense_mean, precision=precision, **options)
+    tokens = query, key, value, key_mask
     key, value = hide(key, value, key_mask)
 
     def safe(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
+        if form == 'exact':  # for any w
+            return exact_conv_mean_node(key, value, weight, grid, global_connectivity, causal)
+        if form is None and torch.compiler.is_compiling():
             mix = safe_conv_mean if path_choice.replaying() else safe_conv_mean_node
             return mix(key, value, weight, grid, global_connectivity, causal)
         return safe_conv_mean(key, value, weight, **options, is_exact=check(difference=False))
 
     mixed = choose(check(difference=not dense), fast, safe, key, value, weight)
-    return apply_gate(query, mixed, gate, dtype)
+    output = apply_gate(query, mixed, gate, dtype)
+    if form in ('difference', 'additive'):
+        difference = form == 'difference' and not dense
+        _repeat_if_written(output, *tokens, weight, known.parameters, list(grid), gate, difference)
+    return output
 
 
 def is_one_shift_exact(
@@ -128,6 +143,34 @@ def is_one_shift_exact(
     if difference and global_connectivity:  # a kernel alone subtracts nothing
         is_exact = is_exact & (smallest >= DIFFERENCE_LOWEST_BIAS)
     return is_exact
+
+
+class KnownForm(NamedTuple):
+    """The form of a w and the parameters that w is computed from, for a graph with this form only.
+
+    The graph must be made again where the form changes. Until then a call after a write to the
+    parameters reads the device, and is computed again if the form does not fit.
+    """
+
+    form: str
+    parameters: Sequence[Tensor]
+
+
+def read_form(weight: Tensor, parameters: Sequence[Tensor]) -> tuple[str, Snapshot]:
+    """Return the fastest form that is exact for w: 'difference', 'additive' or 'exact'.
+
+    For an op that is not causal and has global connectivity, on any grid. Reads the values of w.
+
+    Returns:
+        The form, and what is known of the parameters, to be kept as long as the form is used.
+    """
+    snapshot = Snapshot(parameters)
+    _read[parameters[0].data_ptr()] = snapshot
+    weight = weight.to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
+    for form in ('difference', 'additive'):
+        if is_one_shift_exact(weight, weight, weight, True, False, form == 'difference'):
+            return form, snapshot
+    return 'exact', snapshot
 
 
 def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
@@ -240,8 +283,7 @@ def safe_conv_mean(
     )
 
     def exact(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-        mixed = exact_conv_mean(key.double(), value.double(), weight.double(), **options)
-        return mixed.to(key.dtype)
+        return _exact_conv_mean(key, value, weight, **options)
 
     if not global_connectivity:
         return exact(key, value, weight)
@@ -251,8 +293,62 @@ def safe_conv_mean(
     return choose(is_exact, additive, exact, key, value, weight)
 
 
-# Traced, its thousands of operations would take minutes to compile.
+def _exact_conv_mean(
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    causal: bool,
+) -> Tensor:
+    mixed = exact_conv_mean(
+        key.double(),
+        value.double(),
+        weight.double(),
+        grid=grid,
+        global_connectivity=global_connectivity,
+        causal=causal,
+    )
+    return mixed.to(key.dtype)
+
+
+# Traced, their thousands of operations would take minutes to compile.
 safe_conv_mean_node = as_graph_node('aft_mm::safe_conv_mean', safe_conv_mean)
+exact_conv_mean_node = as_graph_node('aft_mm::exact_conv_mean', _exact_conv_mean)
+
+
+@torch.library.custom_op('aft_mm::repeat_conv_if_written', mutates_args=('output',))
+def _repeat_if_written(
+    output: Tensor,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    weight: Tensor,
+    parameters: Sequence[Tensor],
+    grid: Sequence[int],
+    gate: str,
+    difference: bool,
+) -> None:
+    """Compute the output again if the parameters of w were written to and its form does not fit.
+
+    If they were not, nothing is read of the device and nothing done, also in a CUDA graph.
+    """
+    read = _read.get(parameters[0].data_ptr())
+    if read is not None and read.is_valid(parameters):
+        return
+    if output.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            'a CUDA graph of aft_conv must be captured after eval(), got parameters written since'
+        )
+    if not is_one_shift_exact(key, value, weight, True, False, difference):
+        mixed = safe_conv_mean(*hide(key, value, key_mask), weight, grid, True, False)
+        output.copy_(apply_gate(query, mixed, gate))
+
+
+@_repeat_if_written.register_fake
+def _(output, *others) -> None:
+    return None
 
 
 def is_inference_applicable(*tensors: Tensor | None) -> bool:

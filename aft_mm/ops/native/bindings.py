@@ -39,7 +39,7 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
 
 
 def aft_conv(
-    query, key, value, weight, *, grid: Sequence[int], global_connectivity, causal, key_mask, gate
+    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_conv` in O(T·K·D) by the difference form, if exact, else by
     eager.

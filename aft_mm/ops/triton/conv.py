@@ -30,13 +30,13 @@ from .weights import Tokens
 
 # Places, sequences and channels that a program copies; reads are contiguous along the channels,
 # writes along the sequences.
-MOVED = (4, 32, 32)
+MOVED = (2, 32, 32)
 # Tokens along a side of a tile; with 128 a map of 14 × 14 would fill two thirds of its tiles.
 LARGEST_TILE = 64
 
 
 class MoveSizes(NamedTuple):
-    """Sizes of a copy; `share`: channels per column of x."""
+    """Sizes of a copy; `share`: channels per column of the key."""
 
     places: Any
     row: Any
@@ -48,10 +48,13 @@ class MoveSizes(NamedTuple):
 
 
 @triton.jit
-def move(moved, x, mask, order, FILL: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy x [B, T, D] to `moved` [h, places, B · d], or back with BACK.
+def move(
+    moved, tensors, key_mask, order, FILLS: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Copy each tensor [B, T, D] to its `moved` [h, places, B · d], or back with BACK.
 
-    Places without a token, and tokens that `mask` [B, T] hides, become FILL.
+    Places without a token become the FILL of the tensor. The key, whose FILL is not 0, may have fewer
+    channels; tokens that `key_mask` [B, T] hides are filled, too.
     """
     PLACES: tl.constexpr = BLOCK[0]
     SEQUENCES: tl.constexpr = BLOCK[1]
@@ -62,20 +65,23 @@ def move(moved, x, mask, order, FILL: tl.constexpr, BACK: tl.constexpr, BLOCK: t
     inside = (place < order.places) & (batch < order.batches) & (channel < order.channels)
     real = inside & (place % order.row < order.width)
     token = (place // order.row * order.width + place % order.row).to(tl.int64)
-    at = batch.to(tl.int64) * x.batch + token * x.token
-    at += (channel // order.share).to(tl.int64) * x.channel
     head = (channel // order.group).to(tl.int64)
-    to = moved + (head * order.places + place) * (order.batches * order.group)
+    to = (head * order.places + place) * (order.batches * order.group)
     to += batch * order.group + channel % order.group
-    if BACK:
-        numbers = tl.load(to, mask=real)
-        tl.store(x.at + at, numbers.to(x.at.dtype.element_ty), mask=real)
-    else:
-        if mask is not None:
-            seen = batch.to(tl.int64) * mask[1] + token * mask[2]
-            real &= tl.load(mask[0] + seen, mask=real, other=0) != 0
-        numbers = tl.load(x.at + at, mask=real, other=FILL)
-        tl.store(to, numbers.to(moved.dtype.element_ty), mask=inside)
+    for i in tl.static_range(len(FILLS)):
+        x = tensors[i]
+        column = channel if FILLS[i] == 0 else channel // order.share
+        at = x.at + batch.to(tl.int64) * x.batch + token * x.token + column.to(tl.int64) * x.channel
+        if BACK:
+            numbers = tl.load(moved[i] + to, mask=real)
+            tl.store(at, numbers.to(x.at.dtype.element_ty), mask=real)
+        else:
+            seen = real
+            if FILLS[i] != 0 and key_mask is not None:
+                shown = batch.to(tl.int64) * key_mask[1] + token * key_mask[2]
+                seen &= tl.load(key_mask[0] + shown, mask=real, other=0) != 0
+            numbers = tl.load(at, mask=seen, other=FILLS[i])
+            tl.store(moved[i] + to, numbers.to(moved[i].dtype.element_ty), mask=inside)
 
 
 class PaddedMaps(NamedTuple):
@@ -108,37 +114,34 @@ class PaddedMaps(NamedTuple):
         return self.heads, self.places, self.batch * self.channels // self.heads
 
     def move(
-        self,
-        x: Tensor | None,
-        fill: float = 0.0,
-        mask: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor | None:
-        """Copy x [B, T, D], or [B, T, h] for all channels of a head, to [h, places, B · d]."""
-        if x is None:
-            return None
-        moved = torch.empty(self.shape, dtype=dtype or x.dtype, device=x.device)
-        self._launch(moved, x, mask, fill, False)
+        self, *others: Tensor | None, key: Tensor | None = None, key_mask: Tensor | None = None
+    ) -> list[Tensor | None]:
+        """Copy tensors [B, T, D], and last the key, to [h, places, B · d]; None stays None."""
+        tensors = [*others] if key is None else [*others, key]
+        fills = [0.0] * len(others) + [float('-inf')]
+        moved = [None if x is None else x.new_empty(self.shape) for x in tensors]
+        # Gradients of a key that several channels share are added before they are rounded.
+        if key is not None and self.heads != self.channels:
+            moved[-1] = key.new_empty(self.shape, dtype=torch.float32)
+        self._launch(moved, tensors, fills, key_mask, False)
         return moved
 
-    def move_back(self, moved: Tensor | None) -> Tensor | None:
-        """Copy [h, places, B · d] to [B, T, D]."""
-        if moved is None:
-            return None
+    def move_back(self, *moved: Tensor | None) -> list[Tensor | None]:
+        """Copy tensors [h, places, B · d] to [B, T, D]; None stays None."""
         shape = self.batch, self.grid[0] * self.grid[1], self.channels
-        x = torch.empty(shape, dtype=moved.dtype, device=moved.device)
-        self._launch(moved, x, None, 0.0, True)
-        return x
+        tensors = [None if x is None else x.new_empty(shape) for x in moved]
+        self._launch(moved, tensors, [0.0] * len(moved), None, True)
+        return tensors
 
-    def _launch(
-        self, moved: Tensor, x: Tensor, mask: Tensor | None, fill: float, back: bool
-    ) -> None:
-        group, share = self.channels // self.heads, self.channels // x.shape[2]
+    def _launch(self, moved, tensors, fills, key_mask: Tensor | None, back: bool) -> None:
+        copies = [x for x in zip(moved, tensors, fills, strict=False) if x[1] is not None]
+        to, given, fills = zip(*copies, strict=True)
+        group, share = self.channels // self.heads, self.channels // given[-1].shape[2]
         sizes = self.places, self.batch, self.channels
-        programs = tuple(map(cdiv, sizes, MOVED))
         order = MoveSizes(self.places, self.row, self.grid[1], *sizes[1:], group, share)
-        tokens = Tokens(x, *x.stride())
-        move[programs](moved, tokens, strided(mask), order, FILL=fill, BACK=back, BLOCK=MOVED)
+        tokens = tuple(Tokens(x, *x.stride()) for x in given)
+        programs = tuple(map(cdiv, sizes, MOVED))
+        move[programs](to, tokens, strided(key_mask), order, FILLS=fills, BACK=back, BLOCK=MOVED)
 
     def tiles(self, value: Tensor, save: bool) -> tuple[TileBand, MatmulBlock]:
         """Return the tiles of places, and a block no wider than the channels."""
@@ -162,7 +165,7 @@ class PaddedMaps(NamedTuple):
 
 
 def aft_conv(
-    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate
+    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
 ) -> Tensor:
     """Compute AFT-conv [B, T, D] on a 1-d or 2-d grid, not causal, with global connectivity."""
     weight = crop_kernel(weight, grid)
@@ -176,14 +179,14 @@ def _map(value: Tensor, weight: Tensor, grid: Sequence[int]) -> PaddedMaps:
     return PaddedMaps(value.shape[0], weight.shape[0], value.shape[2], grid, weight.shape[1:])
 
 
-def _call(query, key, value, weight, key_mask, grid, gate, save) -> tuple[PaddedMaps, MatmulCall]:
+def _call(query, key, value, weight, key_mask, grid, gate, save, *gradient: Tensor) -> tuple:
+    """Return the maps, the product of the moved tensors, and the moved gradient of the output."""
     places = _map(value, weight, grid)
     band, block = places.tiles(value, save)
-    # Gradients of a key that several channels share are added before they are rounded.
-    wide = torch.float32 if places.heads != places.channels else None
-    keys = places.move(key, float('-inf'), key_mask, wide)
-    queries, values, table = places.move(query), places.move(value), places.table(weight)
-    return places, MatmulCall(queries, keys, values, table, None, gate, band, block)
+    *others, keys = places.move(query, value, *gradient, key=key, key_mask=key_mask)
+    queries, values, *grad_output = others
+    call = MatmulCall(queries, keys, values, places.table(weight), None, gate, band, block)
+    return places, call, *grad_output
 
 
 def conv(
@@ -197,14 +200,13 @@ def conv(
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return AFT-conv [B, T, D] on a 2-d grid, and with `save` what its gradient needs."""
-    nothing = value.new_empty(0, dtype=torch.float32)
     if not len(value):
-        return torch.empty_like(value, memory_format=torch.contiguous_format), nothing
+        return value.new_empty(value.shape), value.new_empty(0, dtype=torch.float32)
     with torch.cuda.device_of(value):
         places, call = _call(query, key, value, weight, key_mask, grid, gate, save)
-        kept = new_saved(call.value, call.band, call.block.width) if save else None
-        output = places.move_back(launch_forward(call, kept))
-    return output, nothing if kept is None else kept
+        kept = new_saved(call.value, call.band, call.block.width, save)
+        (output,) = places.move_back(launch_forward(call, kept))
+    return output, kept
 
 
 def conv_backward(
@@ -215,10 +217,9 @@ def conv_backward(
     if not len(value):
         return [None if x is None else torch.zeros_like(x) for x in inputs]
     with torch.cuda.device_of(value):
-        places, call = _call(*inputs, key_mask, grid, gate, True)
-        grad_output = places.move(gradient)
+        places, call, grad_output = _call(*inputs, key_mask, grid, gate, True, gradient)
         *others, grad_table = launch_backward(grad_output, None, saved, call, wanted[3])
-        grad_query, grad_key, grad_value = map(places.move_back, others)
+        grad_query, grad_key, grad_value = places.move_back(*others)
     if key.shape[2] != value.shape[2]:
         grad_key = grad_key.unflatten(-1, (key.shape[2], -1)).sum(-1).to(key.dtype)
     grad_weight = places.table_back(grad_table) if wanted[3] else None
@@ -228,10 +229,9 @@ def conv_backward(
 def _empty(query, key, value, weight, key_mask, grid, gate, save):
     output = value.new_empty(value.shape)
     places = _map(value, weight, grid)
-    if not save or not len(value):
-        return output, value.new_empty(0, dtype=torch.float32)
     band, block = places.tiles(value, save)
-    return output, new_saved(value.new_empty(places.shape), band, block.width)
+    like, some = value.new_empty(places.shape), save and len(value) > 0
+    return output, new_saved(like, band, block.width, some)
 
 
 conv = register(conv, conv_backward, fake=_empty, public_name='aft_conv')

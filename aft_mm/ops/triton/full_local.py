@@ -211,15 +211,15 @@ def _operand(
     return matmul.MatmulOperand((weights, width, *each), x, units, past, future)
 
 
-def launch_forward(call: MatmulCall, kept: Tensor | None) -> Tensor:
-    """Return the output [B, T, D]; unless `kept` is None, write what the gradient needs into it."""
+def launch_forward(call: MatmulCall, kept: Tensor) -> Tensor:
+    """Return the output [B, T, D]; unless `kept` is empty, write what the gradient needs into it."""
     value, band, width = call.value, call.band, call.block.width
     batch, _, channels = value.shape
     shape = batch, band.targets, channels
     output = torch.empty(shape, dtype=value.dtype, device=value.device)
     if batch == 0:
         return output
-    if kept is not None:
+    if kept.numel():
         saved = split_saved(kept, value, band, width)
     else:
         shapes = saved_shapes(value, band, width)[3:]
@@ -415,9 +415,8 @@ def product(
 ) -> tuple[Tensor, Tensor]:
     """Return AFT-full, or AFT-local with a window, [B, T, D]; with `save` also what backward needs."""
     call = _call(query, key, value, table, key_mask, window, grid, causal, gate, save)
-    kept = new_saved(value, call.band, call.block.width) if save else None
-    output = launch_forward(call, kept)
-    return output, value.new_empty(0, dtype=torch.float32) if kept is None else kept
+    kept = new_saved(value, call.band, call.block.width, save)
+    return launch_forward(call, kept), kept
 
 
 def product_backward(
@@ -431,9 +430,7 @@ def product_backward(
 def _empty(query, key, value, *others):
     call = _call(query, key, value, *others)
     output = value.new_empty(value.shape[0], call.band.targets, value.shape[2])
-    if not others[-1]:
-        return output, value.new_empty(0, dtype=torch.float32)
-    return output, new_saved(value, call.band, call.block.width)
+    return output, new_saved(value, call.band, call.block.width, others[-1])
 
 
 product = register(product, product_backward, fake=_empty, public_name='aft_full and aft_local')

@@ -179,9 +179,9 @@ def count_saved(value: Tensor, band: TileBand, width: int) -> int:
     return sum(map(math.prod, saved_shapes(value, band, width)))
 
 
-def new_saved(value: Tensor, band: TileBand, width: int) -> Tensor:
-    """Return room for :class:`SavedParts`."""
-    return value.new_empty(count_saved(value, band, width), dtype=torch.float32)
+def new_saved(value: Tensor, band: TileBand, width: int, save: bool = True) -> Tensor:
+    """Return room for :class:`SavedParts`, none without `save`."""
+    return value.new_empty(count_saved(value, band, width) if save else 0, dtype=torch.float32)
 
 
 def split_saved(saved: Tensor, value: Tensor, band: TileBand, width: int) -> SavedParts:

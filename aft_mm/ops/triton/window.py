@@ -65,14 +65,6 @@ class Walk(NamedTuple):
     channels: int
 
 
-class WindowTile(NamedTuple):
-    """Lanes and channels of a program, and places that are loaded at once."""
-
-    lanes: int
-    rows: int
-    channels: int
-
-
 @triton.jit
 def find_lanes(walk, blocks, BLOCK: tl.constexpr):
     """Return sequence, line and first place of each lane, its channels, and which exist."""
@@ -268,8 +260,7 @@ class _Pass(NamedTuple):
         block = find_block('window', self.value.device)
         channels = cdiv(self.value.shape[2], block.channels)
         programs = cdiv(lanes, block.lanes), channels
-        sizes = WindowTile(block.lanes, block.rows, block.channels)
-        kernel[programs](*arguments, **options, BLOCK=sizes, num_warps=block.warps)
+        kernel[programs](*arguments, **options, BLOCK=block, num_warps=block.warps)
 
     def sum_along(
         self, walk: Walk, source: Tensors, axes: tuple[Axis, Axis], sums: Tensor | None, kind: str

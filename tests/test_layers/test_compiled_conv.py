@@ -1,0 +1,264 @@
+"""Compiled evaluation of AFT-conv: one form in the graph, the one that is exact for the kernel."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from aft_mm import ops
+from aft_mm.layers.mixers import AFTConv
+from aft_mm.ops import reference
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+from aft_mm.ops.eager import conv
+
+GRID = (5, 7)
+CHANNELS = 8
+# The bias of one entry of each head, and the form that is exact for it.
+FORMS = {'difference': 2.0, 'additive': -30.0, 'exact': -75.0}
+
+
+@pytest.fixture(autouse=True)
+def _eager(monkeypatch):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
+
+
+def make_mixer(**options):
+    return AFTConv(
+        CHANNELS, num_heads=4, kernel_size=(3, 3), reparameterize=False, **options
+    ).eval()
+
+
+@torch.no_grad()
+def set_bias(mixer, form):
+    """Write a kernel that needs `form`."""
+    mixer.pos_bias.weight.normal_(std=0.5)
+    mixer.pos_bias.weight[:, 0, 1] = FORMS[form]
+
+
+class Graphs(list):
+    """A backend that collects graphs and runs them as they are."""
+
+    def __call__(self, graph, inputs):
+        self.append(graph)
+        return torch._dynamo.lookup_backend('aot_eager')(graph, inputs)
+
+    def names(self):
+        """Return the names of the functions that the last graph calls."""
+        return ' '.join(str(node.target) for m in self[-1].modules() for node in nodes_of(m))
+
+
+def nodes_of(module):
+    return module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ()
+
+
+def by_oracle(mixer, x, **options):
+    """Return the output in float64, from the sums as written."""
+    mixer = copy.deepcopy(mixer).double()
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(ops, 'aft_conv', lambda *args, _known, **kw: reference.aft_conv(*args, **kw))
+        return mixer(x.double(), grid=GRID, **options)
+
+
+def assert_near_oracle(mixer, got, x, **options):
+    expected = by_oracle(mixer, x, **options)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=2e-4)
+
+
+@torch.no_grad()
+def assert_right(mixer, compiled, x):
+    got = compiled(x, grid=GRID)
+    assert_near_oracle(mixer, got, x)
+    torch.testing.assert_close(got, mixer(x, grid=GRID), rtol=1e-5, atol=1e-5)
+
+
+def tokens(key_scale=1.0):
+    return torch.randn(2, GRID[0] * GRID[1], CHANNELS) * key_scale
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_the_graph_has_one_form(form):
+    mixer, graphs = make_mixer(), Graphs()
+    set_bias(mixer, form)
+    mixer.eval()
+    compiled = torch.compile(mixer, fullgraph=True, backend=graphs)
+    for scale in (1.0, 50.0):  # the weights alone decide
+        assert_right(mixer, compiled, tokens(scale))
+    assert len(graphs) == 1 and 'cond' not in graphs.names()
+    assert ('exact_conv_mean' in graphs.names()) == (form == 'exact')
+    assert ('cumsum' in graphs.names()) == (form == 'additive')
+
+
+def by_loading(mixer, form):
+    other = make_mixer()
+    set_bias(other, form)
+    mixer.pos_bias.load_state_dict(other.pos_bias.state_dict())
+
+
+def by_assigning(mixer, form):
+    other = make_mixer()
+    set_bias(other, form)
+    mixer.load_state_dict(mixer.state_dict() | other.state_dict(), assign=True)
+
+
+def by_training(mixer, form):
+    mixer.train()
+    set_bias(mixer, form)
+    mixer.eval()
+
+
+def by_data(mixer, form):
+    mixer.pos_bias.weight.data[:, 0, 1] = FORMS[form]
+    mixer.eval()
+
+
+WRITES = [by_loading, by_assigning, by_training, by_data]
+
+
+@pytest.mark.parametrize(
+    'write, dynamic', [(write, False) for write in WRITES] + [(by_training, True)]
+)
+def test_a_written_kernel_changes_the_form(write, dynamic):
+    mixer, graphs = make_mixer(), Graphs()
+    compiled = torch.compile(mixer, fullgraph=True, dynamic=dynamic, backend=graphs)
+    x = tokens()
+    assert_right(mixer, compiled, x)
+    counts = []
+    for form in ('exact', 'additive', 'difference'):
+        write(mixer, form)
+        assert_right(mixer, compiled, x)
+        assert 'cond' not in graphs.names()
+        counts.append(len(graphs))
+    assert counts[2] == counts[1]  # the first graph fits again
+    assert dynamic or counts == [2, 3, 3]  # with symbolic sizes a compilation may start twice
+
+
+def replace(mixer, form):
+    other = make_mixer()
+    set_bias(other, form)
+    mixer.pos_bias.weight = other.pos_bias.weight
+
+
+@pytest.mark.parametrize('write', [set_bias, replace])
+def test_a_write_without_eval_is_detected(write, monkeypatch):
+    """The graph computes the mean again where its form does not fit, and reads values only then."""
+    mixer, graphs = make_mixer(), Graphs()
+    compiled = torch.compile(mixer, fullgraph=True, backend=graphs)
+    x, reads, check = tokens(50.0), [], conv.is_one_shift_exact
+    key_mask = torch.rand(x.shape[:2]) < 0.7
+
+    def run():
+        calls = []
+        with torch.no_grad(), monkeypatch.context() as patch:
+            patch.setattr(conv, 'is_one_shift_exact', lambda *x: calls.append(1) or check(*x))
+            got = compiled(x, grid=GRID, key_mask=key_mask)
+        reads.append(len(calls))
+        assert_near_oracle(mixer, got, x, key_mask=key_mask)
+
+    run(), run()
+    for form in FORMS:
+        write(mixer, form)
+        run()
+    mixer.eval()
+    run(), run()
+    # A mean that is computed again also asks for its safe form.
+    assert reads == [0, 0, 1, 2, 2, 0, 0]
+    assert len(graphs) <= 2 + (write is replace)
+
+
+@pytest.mark.parametrize('options', [dict(causal=True), dict(global_connectivity=False)], ids=str)
+def test_keys_still_decide_where_rows_see_other_keys(options):
+    mixer, graphs = make_mixer(**options), Graphs()
+    compiled = torch.compile(mixer, fullgraph=True, backend=graphs)
+    for scale in (1.0, 200.0):
+        x = tokens(scale)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, grid=GRID), mixer(x, grid=GRID))
+    assert len(graphs) == 1 and 'cond' in graphs.names()
+
+
+def test_training_in_a_graph_chooses_by_value():
+    mixer, graphs = make_mixer(), Graphs()
+    compiled = torch.compile(mixer, fullgraph=True, backend=graphs)
+    compiled(tokens(), grid=GRID).sum().backward()
+    assert 'cond' in graphs.names()
+    mixer.train()
+    compiled(tokens(), grid=GRID).sum().backward()
+    assert 'cond' in graphs.names()
+
+
+def test_an_exported_graph_chooses_by_value():
+    mixer = make_mixer(grid=GRID)
+    with torch.no_grad():
+        program = torch.export.export(mixer, (tokens(),), strict=True)
+    names = [str(node.target) for node in program.graph.nodes]
+    assert any('cond' in name for name in names)
+    assert not any('if_written' in name for name in names)
+
+
+def test_the_form_is_unknown_without_values_and_in_copies():
+    bias = make_mixer().pos_bias
+    assert bias._form == 'difference'
+    for other in (copy.deepcopy(bias), pickle.loads(pickle.dumps(bias)), bias.train()):
+        assert other._form is None
+    assert copy.deepcopy(bias).to('meta').eval()._form is None
+    assert bias.eval().known_form() is None  # without a graph values are read
+
+
+def test_parameters_of_torch_func_choose_by_value():
+    mixer, other, graphs = make_mixer(), make_mixer(), Graphs()
+    set_bias(other, 'exact')
+    state = {name: x.detach() for name, x in other.state_dict().items()}
+
+    def run(state, x):
+        return torch.func.functional_call(mixer, state, (x,), dict(grid=GRID))
+
+    x = tokens()
+    with torch.no_grad():
+        got = torch.compile(run, fullgraph=True, backend=graphs)(state, x)
+    torch.testing.assert_close(got.double(), by_oracle(other, x), rtol=1e-4, atol=1e-5)
+    assert 'cond' in graphs.names()
+
+
+@pytest.mark.parametrize('kernel', [(3,), (9,), (3, 5), (11, 11), (3, 3, 3)], ids=str)
+@pytest.mark.parametrize('form', FORMS)
+def test_a_form_is_exact_on_every_grid(kernel, form, monkeypatch):
+    weight = torch.randn(2, *kernel) * 0.5
+    weight.flatten(1)[:, 0] = FORMS[form]
+    assert conv.read_form(weight, [weight])[0] == form
+    known = conv.KnownForm(form, [weight])
+    for grid in ((4, 3, 5)[: len(kernel)], (1, 7, 2)[: len(kernel)]):
+        query, value = torch.randn(2, 2, math.prod(grid), 4)
+        key = 50 * torch.randn(2, math.prod(grid), 2)
+        inputs = query, key, value, weight
+        options = dict(grid=grid, global_connectivity=True, causal=False, gate='sigmoid')
+        options['key_mask'] = torch.rand(2, math.prod(grid)) < 0.8
+        with torch.no_grad(), monkeypatch.context() as patch:
+            patch.setattr(torch.compiler, 'is_compiling', lambda: True)
+            got = conv.aft_conv(*inputs, known=known, **options)
+        expected = reference.aft_conv(*inputs, **options)
+        torch.testing.assert_close(got.double(), expected.double(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_is_compiled_again_once_for_all_layers():
+    model = nn.ModuleList(make_mixer() for _ in range(3))
+
+    def run(x):
+        for mixer in model:
+            x = mixer(x, grid=GRID)
+        return x
+
+    graphs = Graphs()
+    compiled = torch.compile(run, fullgraph=True, backend=graphs)
+    x = tokens()
+    with torch.no_grad():
+        for form in ('difference', 'additive', 'difference'):
+            for mixer in model:
+                set_bias(mixer, form)
+            model.eval()
+            torch.testing.assert_close(compiled(x), run(x), rtol=1e-4, atol=1e-5)
+    assert len(graphs) == 2
