@@ -45,6 +45,8 @@ HELD = {
 OTHERS = {
     'source',
     'xz',
+    'gzip',
+    'sacrebleu',
     'head',
     'export',
     'pip',
