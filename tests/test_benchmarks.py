@@ -43,6 +43,7 @@ PROGRAMS = [
         'benchmark_ops',
         'benchmark_runtimes',
         'benchmark_sampling',
+        'benchmark_tiles',
         'bounds',
         'dry_run',
         'first_gpu_hour',

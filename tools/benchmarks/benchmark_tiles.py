@@ -1,0 +1,171 @@
+"""Compare a segmentor on a whole large image with the same segmentor on tiles of it.
+
+    python tools/benchmarks/benchmark_tiles.py CONFIG CHECKPOINT --columns 6 --json OUT.json
+
+The image is a mosaic of the config's test images, so its labels are known, and each test image alone
+is the reference. The table has mIoU and accuracy in percent, the accuracy of pixels next to tile
+borders inside of a test image, seconds, and MiB in addition to the model and the image.
+"""
+
+import argparse
+from pathlib import Path
+
+from arguments import CLOCKS, positive_int
+
+
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('config', type=Path, help='config of a segmentor of mmseg')
+    parser.add_argument('checkpoint', type=Path)
+    parser.add_argument('--columns', type=positive_int, default=6, help='default %(default)s')
+    parser.add_argument('--tile', type=positive_int, default=512, help='px; default %(default)s')
+    parser.add_argument(
+        '--overlaps',
+        type=int,
+        nargs='+',
+        default=[0, 128],
+        help='px that neighbouring tiles share; default %(default)s',
+    )
+    parser.add_argument('--seam', type=positive_int, default=16, help='px; default %(default)s')
+    parser.add_argument('--rounds', type=positive_int, default=3, help='default %(default)s')
+    parser.add_argument('--threads', type=positive_int, default=1, help='default %(default)s')
+    parser.add_argument('--clock', choices=CLOCKS, default='cpu', help='default %(default)s')
+    parser.add_argument('--json', type=Path, help='write rows and environment to this file')
+    args = parser.parse_args(arguments)
+    if not all(0 <= x < args.tile for x in args.overlaps):
+        parser.error(f'argument --overlaps: must be in 0 to {args.tile - 1}, got {args.overlaps}')
+    return args
+
+
+if __name__ == '__main__':
+    parse_args()  # before the slow imports
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from measuring import added_peak, in_fresh_process, interleaved
+from mmengine.config import Config
+from mmengine.registry import DATASETS, DefaultScope
+from record import write_json
+from torch import Tensor
+
+from aft_mm.apis.loading import load_model
+
+
+def read_frames(config: Config, model: Any) -> tuple[Tensor, Tensor]:
+    """Return the test images [N, 3, H, W], normalised for the model, and their labels [N, H, W]."""
+    with DefaultScope.overwrite_default_scope(config.default_scope):
+        items = [x for x in DATASETS.build(config.test_dataloader.dataset)]
+    labels = torch.cat([x['data_samples'].gt_sem_seg.data for x in items])
+    data = dict(
+        inputs=[x['inputs'] for x in items], data_samples=[x['data_samples'] for x in items]
+    )
+    return model.data_preprocessor(data)['inputs'], labels.long()
+
+
+def mosaic(frames: Tensor, columns: int) -> Tensor:
+    """Join as many frames [N, ..., H, W] as fill rows of `columns` to one image [1, ..., R·H, C·W]."""
+    rows = [torch.cat(list(x), -1) for x in frames.split(columns) if len(x) == columns]
+    return torch.cat(rows, -2)[None]
+
+
+@torch.no_grad()
+def segment_whole(model: Any, image: Tensor) -> Tensor:
+    """Return the labels [N, H, W] of images [N, 3, H, W]."""
+    meta = [dict(ori_shape=image.shape[2:], img_shape=image.shape[2:])] * len(image)
+    return model.encode_decode(image, meta).argmax(1)
+
+
+@torch.no_grad()
+def segment_tiles(model: Any, image: Tensor, size: int, overlap: int) -> Tensor:
+    """Return the labels of an image as mmseg's 'slide' mode does, the mean of overlapping logits."""
+    model.test_cfg.update(mode='slide', crop_size=(size, size), stride=(size - overlap,) * 2)
+    meta = [dict(ori_shape=image.shape[2:], img_shape=image.shape[2:])]
+    return model.slide_inference(image, meta).argmax(1)
+
+
+def seam_mask(shape: Sequence[int], frame: Sequence[int], size: int, width: int) -> Tensor:
+    """Return a bool mask [H, W] of pixels within `width` of a border of tiles without overlap.
+
+    Borders within `width` of the border of a frame are left out.
+    """
+    masks = []
+    for length, period in zip(shape, frame, strict=True):
+        near = torch.zeros(length, dtype=torch.bool)
+        for start in range(size, length, size):
+            if width <= start % period <= period - width:
+                near[start - width : start + width] = True
+        masks.append(near)
+    return masks[0][:, None] | masks[1][None, :]
+
+
+def score(found: Tensor, labels: Tensor, classes: int, seam: Tensor | None = None) -> dict:
+    """Return mIoU and accuracy in percent; labels of `classes` and more are ignored."""
+    known = labels < classes
+    pairs = torch.bincount(labels[known] * classes + found[known], minlength=classes**2)
+    table = pairs.view(classes, classes).double()
+    hit = table.diagonal()
+    union = table.sum(0) + table.sum(1) - hit
+    right = (found == labels)[known]
+    row = dict(
+        miou=100 * (hit / union).nanmean().item(), accuracy=100 * right.double().mean().item()
+    )
+    if seam is not None:
+        near = seam.expand_as(known)[known]
+        row['seam_accuracy'] = 100 * right[near].double().mean().item()
+    return row
+
+
+def peak(args: argparse.Namespace, overlap: int | None) -> float:
+    torch.set_num_threads(1)
+    config, model = load_model(str(args.config), str(args.checkpoint), 'cpu')
+    image = mosaic(read_frames(config, model)[0], args.columns)
+    segment_whole(model, image[..., : args.tile, : args.tile])  # loads libraries
+    return added_peak(lambda: run(model, image, args.tile, overlap))
+
+
+def run(model: Any, image: Tensor, size: int, overlap: int | None) -> Tensor:
+    """Segment the whole image if `overlap` is None, and tiles otherwise."""
+    if overlap is None:
+        return segment_whole(model, image)
+    return segment_tiles(model, image, size, overlap)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = parse_args(arguments)
+    torch.set_num_threads(args.threads)
+    args.device = 'cpu'
+    config, model = load_model(str(args.config), str(args.checkpoint), 'cpu')
+    frames, frame_labels = read_frames(config, model)
+    image, labels = mosaic(frames, args.columns), mosaic(frame_labels, args.columns)
+    used = len(frames) // args.columns * args.columns
+    classes = model.decode_head.num_classes
+    seam = seam_mask(labels.shape[1:], frames.shape[2:], args.tile, args.seam)
+    size = f'{image.shape[3]} x {image.shape[2]}'
+    print(f'{used} images as one of {size} px, tiles of {args.tile} px', flush=True)
+
+    alone = torch.cat([segment_whole(model, x) for x in frames[:used].split(1)])
+    alone_row = score(mosaic(alone, args.columns), labels, classes, seam)
+    rows = [dict(form='each image alone', **alone_row)]
+    forms: dict[str, int | None] = dict(whole=None)
+    forms |= {f'tiles, overlap {x} px': x for x in args.overlaps}
+    calls: dict[str, Callable[[], Tensor]] = {
+        name: lambda x=overlap: run(model, image, args.tile, x) for name, overlap in forms.items()
+    }
+    found = {name: call() for name, call in calls.items()}
+    times = interleaved(calls, args.rounds, clock=args.clock)
+    for name, overlap in forms.items():
+        row = dict(form=name, **score(found[name], labels, classes, seam))
+        row['seconds'] = statistics.median(times[name])
+        row['mib'] = in_fresh_process(peak, args, overlap)
+        rows.append(row)
+    for row in rows:
+        shown = ', '.join(f'{k} {v:.2f}' for k, v in row.items() if k != 'form')
+        print(f'{row["form"]:<24} {shown}', flush=True)
+    write_json(args.json, rows, args, image_size=size, images=used)
+
+
+if __name__ == '__main__':
+    main()
