@@ -1,0 +1,7 @@
+_base_ = './transformer-mini_1xb8-40e_an4-characters.py'
+
+model = dict(
+    encoder=dict(
+        token_mixer=dict(_delete_=True, type='aft_mm.AFTConv', num_heads=8, kernel_size=15)
+    )
+)

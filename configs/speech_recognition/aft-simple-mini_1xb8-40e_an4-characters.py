@@ -1,0 +1,3 @@
+_base_ = './transformer-mini_1xb8-40e_an4-characters.py'
+
+model = dict(encoder=dict(token_mixer=dict(_delete_=True, type='aft_mm.AFTSimple')))
