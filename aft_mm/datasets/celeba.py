@@ -15,7 +15,7 @@ SPLITS = ('train', 'val', 'test')  # 0, 1 and 2 in the list
 class CelebA(FileDataset):
     """CelebA as ``<data_root>/img_align_celeba/*.jpg`` and ``list_eval_partition.txt``.
 
-    Listed images must exist. A sample is ``dict(img_path)``.
+    A sample is ``dict(img_path)``.
 
     Args:
         data_root: Folder that contains both.
@@ -36,7 +36,6 @@ class CelebA(FileDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Return one ``dict(img_path)`` per image, in the order of the list."""
         root = Path(self.data_root)
         partition, folder = root / 'list_eval_partition.txt', root / 'img_align_celeba'
         for path in (partition, folder):

@@ -1,4 +1,4 @@
-"""Batches with buckets of length."""
+"""Batches of sequences of similar length."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,14 +14,13 @@ from aft_mm.registry import DATA_SAMPLERS
 class LengthBatchSampler(Sampler):
     """Batches of sequences of similar length, a ``batch_sampler`` for mmengine's data loaders.
 
-    The dataset is split by length into buckets of equal size. Every epoch shuffles each bucket,
-    splits it into batches of about equal size, and shuffles the batches. A batch has `batch_size`
-    sequences, or fewer if `max_length` tokens with padding would be exceeded. With n processes, a
-    batch is n times as large and each process takes every n-th sequence.
+    The dataset is split by length into buckets of equal size; every epoch shuffles each bucket, splits
+    it into batches of about equal size, and shuffles the batches. With n processes, a batch is n times
+    as large and each process takes every n-th sequence.
 
-    Every sequence is used once per epoch. The order depends only on seed and epoch of `sampler`,
-    the number of batches on neither. A batch may be too large by less than two sequences per
-    process if a process would have none otherwise.
+    Every sequence is used once per epoch, in an order of seed and epoch of `sampler`; the number of
+    batches depends on neither. A batch exceeds the limits by less than two sequences per process if a
+    process would have none otherwise.
 
     Args:
         sampler: mmengine's ``DefaultSampler``; its dataset has ``lengths``, int [N].

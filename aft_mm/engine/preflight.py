@@ -1,8 +1,7 @@
 """Checks of a run before it starts: mistakes end it with a one-line message, not after an epoch.
 
-The commands call :data:`TRAIN_CHECKS` and :data:`TEST_CHECKS`, functions
-``(config, runner) -> None``, in order after the runner is built. Checks that need only the config
-are in `aft_mm/config/reading.py`.
+:data:`TRAIN_CHECKS` and :data:`TEST_CHECKS` are called in order after the runner is built. Checks
+of the config alone are in `aft_mm/config/reading.py`.
 """
 
 import importlib
@@ -41,8 +40,7 @@ def check_torchvision() -> None:
 def choose_checkpoint(cfg: Config) -> str:
     """For ``--resume`` without a path, set ``load_from`` to the newest complete checkpoint.
 
-    With ``cfg.resume == 'auto'`` a work dir without checkpoints starts a new run from its
-    ``load_from``.
+    ``cfg.resume == 'auto'`` starts a new run from its ``load_from`` if there is none.
 
     Returns:
         A warning if ``last_checkpoint`` names another one, else ''.
@@ -137,7 +135,6 @@ def check_classes(config: Config, runner: Runner) -> None:
 
 
 def check_test_classes(config: Config, runner: Runner) -> None:
-    """Build the test set and compare its classes with the heads."""
     check_num_classes(task_model(runner), runner.test_loop.dataloader.dataset, 'test')
 
 
@@ -194,8 +191,7 @@ def shortened_warmup(schedules: Any, iterations: int, epochs: int) -> list[dict]
 
     Args:
         schedules: Entries of ``param_scheduler``.
-        iterations: Iterations of the run.
-        epochs: Epochs of the run.
+        iterations, epochs: Length of the run.
 
     Returns:
         The new entries; None unless the given ones are a warm-up from 0 and one successor after the

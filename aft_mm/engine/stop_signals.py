@@ -32,8 +32,8 @@ def _end_at_sigterm() -> None:
         _deliver_signals()
 
 
-# Pools of processes, as evaluation uses them, are ended with SIGTERM, where a Python handler may
-# never run. So signals are blocked during a fork, and SIGTERM ends a child.
+# Pools of processes are ended with SIGTERM, where a Python handler may never run. So signals are
+# blocked during a fork, and SIGTERM ends a child.
 if hasattr(os, 'register_at_fork'):  # not on Windows
     os.register_at_fork(
         before=_hold_signals, after_in_parent=_deliver_signals, after_in_child=_end_at_sigterm
@@ -43,7 +43,7 @@ if hasattr(os, 'register_at_fork'):  # not on Windows
 class WorkerInit:
     """``worker_init_fn`` of a data loader whose workers survive a signal to the process group.
 
-    Workers must continue until the main process has written a checkpoint, and end with it.
+    They must continue until the main process has written a checkpoint, and end with it.
 
     Args:
         init: The previous ``worker_init_fn`` or None.
@@ -64,7 +64,7 @@ class WorkerInit:
 
 
 def _end_with_parent() -> None:
-    """Ignore signals, except SIGTERM of the main process, which ends a worker."""
+    """Ignore signals, except SIGTERM of the main process."""
     while True:
         received = signal.sigwaitinfo(WATCHED)
         if received.si_signo == signal.SIGTERM and received.si_pid == os.getppid():
@@ -92,9 +92,6 @@ class Stopped(BaseException):
     """A signal arrived when the run could not wait for the end of an iteration.
 
     Not an Exception, so that no ``except Exception`` swallows it.
-
-    Args:
-        signum: Number of the signal.
     """
 
     def __init__(self, signum: int) -> None:
@@ -105,9 +102,9 @@ class Stopped(BaseException):
 class StopSignals:
     """Context manager that handles SIGTERM, SIGINT and SIGHUP of this process.
 
-    While ``can_wait``, the first signal is stored in ``received``, which is checked after every
-    iteration; otherwise, and for a second one, :class:`Stopped` is raised. With ``patient``,
-    further signals are ignored while ``can_wait``, because a launcher repeats that of the keyboard.
+    While ``can_wait``, the first signal is stored in ``received``; otherwise, and for a second one,
+    :class:`Stopped` is raised. With ``patient``, further signals are ignored while ``can_wait``,
+    because a launcher repeats that of the keyboard.
     """
 
     def __init__(self) -> None:
@@ -132,7 +129,7 @@ class StopSignals:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a fork, which also got the keyboard's SIGINT
-            # A data loader worker continues until its parent has finished.
+            # a data loader worker continues until its parent has finished
             if get_worker_info() is None:
                 signal.signal(signum, signal.SIG_DFL)
                 os.kill(os.getpid(), signum)
