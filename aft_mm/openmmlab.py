@@ -1,7 +1,7 @@
 """The parts of mmengine that layers and models use, or stand-ins where mmengine is not installed.
 
-With the stand-ins, ``aft_mm.layers`` and ``aft_mm.models`` need torch only. They have the same
-constructors and the same state dicts; what belongs to mmengine's Runner is missing.
+The stand-ins, which need torch only, have the same constructors and state dicts; what belongs to
+mmengine's Runner is missing.
 """
 
 import logging
@@ -35,7 +35,7 @@ class PlainRegistry:
     Args:
         name: Of the kind of classes.
         parent: Registry whose table is shared.
-        scope: Not used; types may be written as ``aft_mm.NAME`` or ``NAME``.
+        scope: Not used.
         locations: Packages that register classes, imported before a lookup.
     """
 
@@ -52,8 +52,6 @@ class PlainRegistry:
         self._locations.update(locations)
 
     def register_module(self, name: str | None = None, force: bool = False) -> Any:
-        """Return a decorator that registers a class, as `name` or under its own name."""
-
         def register(cls: type) -> type:
             key = name or cls.__name__
             if not force and self.module_dict.get(key, cls) is not cls:
@@ -64,11 +62,7 @@ class PlainRegistry:
         return register
 
     def get(self, name: str) -> type:
-        """Return the class of a name, with or without the scope.
-
-        Raises:
-            KeyError: No class has this name.
-        """
+        """Return the class of a name, with or without the scope, or raise a KeyError."""
         for location in self._locations:
             import_module(location)
         key = name.rpartition('.')[2]
@@ -142,7 +136,6 @@ class PlainDataElement(SimpleNamespace):
         return name in vars(self)
 
     def to(self, device: torch.device) -> 'PlainDataElement':
-        """Return a copy with its tensors on the device."""
         copy = type(self)()
         for name, value in vars(self).items():
             setattr(copy, name, value.to(device) if isinstance(value, Tensor) else value)
@@ -164,7 +157,7 @@ def plain_log(message: str, logger: str | None = None) -> None:
 
 
 class PlainRegistries:
-    """Registries by name, each made when it is first read, as attributes of mmengine's module are."""
+    """Registries by name, each made when it is first read."""
 
     Registry = PlainRegistry
 

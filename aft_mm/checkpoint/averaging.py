@@ -44,7 +44,7 @@ def averaged(path: str, number: int) -> Iterator[str]:
     """Yield the path of a temporary checkpoint, the mean of `path` and those before it.
 
     Args:
-        path: The last of the checkpoints, such as ``work_dirs/NAME/epoch_100.pth``.
+        path: The last of the checkpoints.
         number: Number of checkpoints to average; 1 yields `path` itself.
 
     Raises:

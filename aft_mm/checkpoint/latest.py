@@ -43,8 +43,7 @@ def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
     That is the one named by ``last_checkpoint`` or, if it is damaged, the newest complete one.
 
     Returns:
-        Its path, None without a checkpoint, and a warning if ``last_checkpoint`` names another,
-        else ''.
+        Its path or None, and a warning if ``last_checkpoint`` names another one, else ''.
 
     Raises:
         UserError: There are checkpoints, but all are damaged.

@@ -1,16 +1,9 @@
 """Read torch.save files without executing their pickle.
 
 Stock OpenMMLab checkpoints hold numpy values, log histories and scheduler methods, which
-``torch.load(weights_only=True)`` refuses and plain pickle would let run any code. So a pickle is
-read in three steps:
-
-1. :class:`RecordingUnpickler` calls nothing: a name becomes a :class:`Name`, a call a
-  :class:`RecordedCall`.
-2. :class:`ObjectBuilder` builds tensors, arrays and plain values from these records. Everything
-  else is refused.
-3. :func:`read_archive` reads both formats of torch.save: since torch 1.6 a zip archive,
-  ``NAME/data.pkl`` and a record ``NAME/data/KEY`` per storage; before, four pickles, a list of keys
-  and the storages.
+``torch.load(weights_only=True)`` refuses and plain pickle would let run any code. So
+:class:`RecordingUnpickler` calls nothing and records names and calls, from which
+:class:`ObjectBuilder` builds tensors, arrays and plain values; everything else is refused.
 """
 
 import io
@@ -83,12 +76,7 @@ class Name:
 
 
 class RecordedCall:
-    """A call that the pickle asks for, with the items and the state it sets on the result.
-
-    Args:
-        name: Dotted name of the function.
-        args: Its arguments, which may be records themselves.
-    """
+    """A call that the pickle asks for, with the items and the state it sets on the result."""
 
     __slots__ = ('name', 'args', 'items', 'state')
 
@@ -106,9 +94,7 @@ class RecordedCall:
 
 
 class RecordingUnpickler(pickle._Unpickler):
-    """Reads a pickle and records its calls instead of executing them.
-
-    Only the opcodes that torch.save writes are allowed.
+    """Reads a pickle with the opcodes of torch.save and records its calls instead of executing them.
 
     Args:
         file: File at the start of the pickle.
@@ -249,8 +235,7 @@ class ObjectBuilder:
     Args:
         read_storage: Returns the bytes of a storage as a uint8 tensor, given the fields after
             ``'storage'`` in torch's persistent id.
-        limit: Maximum bytes of all values, because a small file can refer to the same bytes many
-            times.
+        limit: Maximum bytes of all values, because a small file can refer to the same bytes many times.
     """
 
     def __init__(self, read_storage: Callable[..., Tensor], limit: int) -> None:
@@ -262,8 +247,8 @@ class ObjectBuilder:
         """Return the value of a record; a record used twice gives the same object.
 
         Raises:
-            Refused: a call is not one that a checkpoint needs.
-            UnpicklingError: a record contains itself, or the values exceed the memory limit.
+            Refused: A call is not one that a checkpoint needs.
+            UnpicklingError: A record contains itself, or the values exceed the memory limit.
         """
         if record is None or isinstance(record, (bool, int, float, str, bytes)):
             return record
@@ -291,7 +276,6 @@ class ObjectBuilder:
         return _CALLS[record.name](self, *record.args)
 
     def spend(self, num_bytes: int) -> None:
-        """Raise an UnpicklingError if ``num_bytes`` more exceed the limit."""
         self.left -= num_bytes
         if self.left < 0:
             raise UnpicklingError('its values would take many times the memory of the file')
@@ -476,16 +460,14 @@ _MEMORY_FACTOR = 8
 def read_archive(path: str, map_location: Any = None) -> Any:
     """Read tensors, plain values and mmengine's log histories from a file of torch.save.
 
-    Checksums are verified.
-
     Args:
         path: Path of the file.
         map_location: Device of the tensors, by default the CPU.
 
     Raises:
         Refused: The file names a function or class that no checkpoint needs.
-        UnpicklingError, zipfile.BadZipFile, EOFError, ...: The file is damaged or was not written
-            by torch.save.
+        UnpicklingError, zipfile.BadZipFile, EOFError, ...: The file is damaged or was not written by
+            torch.save.
     """
     device = torch.device('cpu' if map_location is None else map_location)
     limit = _MEMORY_FACTOR * os.path.getsize(path) + 2**20
@@ -498,7 +480,7 @@ def read_archive(path: str, map_location: Any = None) -> Any:
 
 
 class _Zip:
-    """A zip archive, as written since torch 1.6."""
+    """``NAME/data.pkl`` and ``NAME/data/KEY`` per storage in a zip archive, since torch 1.6."""
 
     def __init__(self, archive: zipfile.ZipFile, size: int, device: torch.device) -> None:
         records = archive.infolist()
@@ -543,7 +525,7 @@ class _Zip:
 
 
 class _Legacy:
-    """A file of torch before 1.6."""
+    """Four pickles, a list of keys and the storages: a file of torch before 1.6."""
 
     def __init__(self, file: io.BufferedReader, device: torch.device) -> None:
         self.file = file
@@ -578,7 +560,6 @@ class _Legacy:
 
 
 def _fill(storage: Tensor, source: IO[bytes]) -> None:
-    """Fill ``storage`` with bytes of ``source``."""
     rest = memoryview(storage.numpy())
     while len(rest):
         num_bytes = source.readinto(rest[: 2**24])  # type: ignore[attr-defined]

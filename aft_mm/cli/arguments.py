@@ -1,7 +1,4 @@
-"""Arguments that several tools have, and checks of their output files.
-
-Nothing heavy is imported, so that `--help` is fast.
-"""
+"""Arguments that several tools have, and checks of their output files, without heavy imports."""
 
 import argparse
 import os
@@ -110,7 +107,7 @@ def check_writable(name: str, paths: Sequence[str]) -> None:
         paths: The files; existing files are not changed.
 
     Raises:
-        UserError: a file cannot be written.
+        UserError: A file cannot be written.
     """
     for path in map(Path, paths):
         try:
@@ -118,23 +115,18 @@ def check_writable(name: str, paths: Sequence[str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open('ab').close()
             if not existed:
-                path.unlink(missing_ok=True)  # another process may have been first
+                path.unlink(missing_ok=True)  # another process may be first
         except OSError as error:
             raise UserError(f'{name} {str(path)!r} cannot be written: {error.strerror}') from error
 
 
 def check_suffix(name: str, path: str | os.PathLike, suffixes: Sequence[str]) -> None:
-    """Raise a :class:`UserError` if the name of an output file has none of the suffixes."""
     if Path(path).suffix not in suffixes:
         raise UserError(f'{name} must end in {" or ".join(suffixes)}, got {os.fspath(path)!r}')
 
 
 def check_output(name: str, path: str | os.PathLike, suffixes: Sequence[str]) -> None:
-    """Check the suffix of an output file and that it can be written.
-
-    Raises:
-        UserError: The suffix is not one of ``suffixes``, or the file cannot be written.
-    """
+    """Raise a UserError unless an output file has one of the suffixes and can be written."""
     check_suffix(name, path, suffixes)
     check_writable(name, [os.fspath(path)])
 

@@ -33,7 +33,7 @@ def installed() -> dict[str, str]:
 
 
 def own_requirements() -> list[Requirement]:
-    """Return the requirements in the metadata of aft_mm; none if it was not installed."""
+    """Return the requirements of aft_mm; none if it was not installed."""
     try:
         texts = requires('aft_mm') or ()
     except PackageNotFoundError:
@@ -43,7 +43,7 @@ def own_requirements() -> list[Requirement]:
 
 
 def torch_requirements() -> dict[str, Requirement]:
-    """Return the torch that torchvision and torchaudio were built for, by their metadata."""
+    """Return the torch that torchvision and torchaudio were built for."""
     found: dict[str, Requirement] = {}
     for name in ('torchvision', 'torchaudio'):
         try:

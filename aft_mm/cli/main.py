@@ -16,7 +16,7 @@ from .. import __version__
 from .parsers import COMMANDS, LATEST
 from .tools import GROUPS, PROGRAMS, run_program, summary
 
-# The dynamic linker's messages for a library that does not fit into the memory.
+# The dynamic linker's messages without memory.
 NO_MEMORY = re.compile('failed to map segment|[Cc]annot allocate memory')
 
 
@@ -96,7 +96,7 @@ def run(command: str, args: argparse.Namespace) -> None:
 
 
 def check_paths(args: argparse.Namespace) -> None:
-    """Find the config, and check that files and folders exist, before torch is imported."""
+    """Find the config, and check files and folders, before torch is imported."""
     if 'config' in args:
         args.config = find_config(args.config)
     check_checkpoint(getattr(args, 'checkpoint', None))

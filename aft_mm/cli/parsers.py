@@ -1,7 +1,4 @@
-"""The arguments of every command.
-
-Nothing heavy is imported: modules in `commands/` are imported after arguments were parsed.
-"""
+"""The arguments of every command, without heavy imports."""
 
 import argparse
 import glob

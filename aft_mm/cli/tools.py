@@ -1,7 +1,4 @@
-"""The programs of tools/ as commands: `aft_mm plot cam ...` runs tools/analysis_tools/plot_cam.py.
-
-A wheel contains tools/, so that one file is the command and the script.
-"""
+"""The programs of tools/ as commands: `aft_mm plot cam ...` runs tools/analysis_tools/plot_cam.py."""
 
 import ast
 import sys
@@ -10,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from aft_mm.config.finding import install_root, similar_names
 from aft_mm.errors import UserError, user_errors
 
-#: Summaries of the commands of several kinds.
 GROUPS = {
     'plot': 'Plot a training, a model or its predictions.',
     'compare': 'Compare runs, or groups of runs with several seeds.',

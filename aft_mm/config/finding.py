@@ -1,7 +1,4 @@
-"""Find a config by its name, in a checkout and in an installed package.
-
-Imports the standard library only, so that a mistyped name fails fast.
-"""
+"""Find a config by its name, with the standard library only, so that a mistyped name fails fast."""
 
 import os
 import re
@@ -20,9 +17,7 @@ INDEX = 'model-index.yml'
 
 @cache
 def install_root() -> Path:
-    """Return the folder with configs/, tools/ and model-index.yml.
-
-    That is the root of a checkout, or ``aft_mm/.mim`` of an installed package.
+    """Return the folder with configs/, tools/ and model-index.yml: a checkout or ``aft_mm/.mim``.
 
     Raises:
         UserError: The package was installed without them.
@@ -48,9 +43,7 @@ def configs_by_name() -> dict[str, Path]:
 
 
 def find_config(name: str) -> str:
-    """Return the path of a config, given its path or the name of a config of aft_mm.
-
-    A part that only one config has is enough: ``own/image-folder``.
+    """Return the path of a config, given its path, its name or a part that only one config has.
 
     Raises:
         UserError: No or several configs match, or it is not a Python file.
@@ -90,17 +83,12 @@ def our_config(name: str) -> Path:
 
 
 def check_checkpoint(path: str | None) -> None:
-    """Refuse a checkpoint file that does not exist.
-
-    Raises:
-        UserError: ``path`` is neither a file nor an address.
-    """
+    """Raise a UserError if ``path`` is neither a file nor an address."""
     if path and '://' not in path and not os.path.isfile(os.path.expanduser(path)):
         raise UserError(f'checkpoint {path!r} does not exist')
 
 
 def similar_names(name: str, known: Collection[str]) -> list[str]:
-    """Return up to three similar names."""
     size = len(re.split('[-_]', name))
     parts: dict[str, str] = {}
     for other in known:
@@ -124,7 +112,7 @@ def find_base(name: str) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra of aft_mm, with or without a checkout."""
+    """Return the command that installs an extra of aft_mm."""
     if extra == 'downstream' and (PACKAGE.parent / 'Makefile').is_file():
         return 'make downstream'
     try:

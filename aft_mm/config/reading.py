@@ -56,16 +56,13 @@ SHARED = frozenset(
     }
 )
 SIMILARITY = 0.8  # cutoff of get_close_matches: two of ten letters differ
-#: Beginnings of library warnings that no user can act on.
+#: Library warnings that no user can act on.
 KNOWN_WARNINGS = (
     'pkg_resources is deprecated as an API',  # mmengine imports it to find mmdet and mmseg
     '``build_loss`` would be deprecated soon',  # mmseg calls its own function
     'Default ``avg_non_ignore`` is False',  # the value of mmseg's own configs
     'The draw is False, it means that the hook',  # from mmseg's default runtime
 )
-
-
-# Reading.
 
 
 def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
@@ -76,8 +73,8 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
         options: Values by dotted keys; None skips the check of keys as well.
 
     Raises:
-        UserError: The file is not Python, fails, or needs libraries that are not installed; an
-            entry is misspelt, or an option has no effect.
+        UserError: The file is not Python, fails, or needs libraries that are not installed; an entry is
+            misspelt, or an option has no effect.
     """
     path = find_config(path)
     ignore_known_warnings()
@@ -112,7 +109,6 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
 
 
 def ignore_known_warnings() -> None:
-    """Silence :data:`KNOWN_WARNINGS`; all other warnings are shown."""
     for beginning in KNOWN_WARNINGS:
         warnings.filterwarnings('ignore', re.escape(beginning), UserWarning)
 
@@ -130,9 +126,6 @@ def _quotable_data_folder() -> Iterator[None]:
         yield
     finally:
         os.environ['AFT_MM_DATA'] = folder
-
-
-# Checking.
 
 
 def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
@@ -188,7 +181,7 @@ def check_settings(cfg: Config) -> None:
     """Check the numbers of a run: epochs, intervals, learning rate, normalisation.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: A number is out of range.
         UserError: The optimizer is unknown, or a pipeline is empty.
     """
     check_flag('resume', cfg.get('resume', False))
@@ -225,7 +218,6 @@ def check_settings(cfg: Config) -> None:
 
 
 def _check_loop(loop: ConfigDict) -> None:
-    """Refuse keys of ``train_cfg`` that its loop does not have."""
     kind = loop.get('type') or (
         'EpochBasedTrainLoop' if loop.get('by_epoch', True) else 'IterBasedTrainLoop'
     )
@@ -269,8 +261,8 @@ def check_data(cfg: Config, *splits: str) -> None:
         splits: ``'train'``, ``'val'`` or ``'test'``.
 
     Raises:
-        UserError: a file or folder is missing, or a folder is empty.
-        ValueError: a batch size is out of range.
+        UserError: A file or folder is missing, or a folder is empty.
+        ValueError: A batch size is out of range.
     """
     for split in splits:
         loader = cfg.get(f'{split}_dataloader')

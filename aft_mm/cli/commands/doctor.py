@@ -117,7 +117,6 @@ def print_data() -> None:
 
 
 def check_kernels() -> None:
-    """Check the Triton kernels on the current device; exit with status 1 unless all pass."""
     selftest = importlib.import_module('aft_mm.ops.selftest')
     try:
         passed = selftest.check_kernels(
@@ -130,7 +129,6 @@ def check_kernels() -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Print what is installed and what is wrong; exit with status 1 if anything is wrong."""
     if args.kernels:
         check_kernels()
         return

@@ -57,7 +57,6 @@ def check_args(args: argparse.Namespace) -> Config:
 
 
 def first_images(config: Config, num: int) -> np.ndarray:
-    """Return the first ``num`` images of the test set: uint8 ``[num, H, W, C]``."""
     init_default_scope(config.get('default_scope', 'mmengine'))
     dataset = DATASETS.build(config.test_dataloader.dataset)
     num = min(num, len(dataset))

@@ -21,7 +21,6 @@ from aft_mm.visualization import draw_alignment
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    """Read the config and refuse arguments that cannot be used."""
     config = read_config(args.config, args.cfg_options)
     check_checkpoint(args.checkpoint)
     if task_of(config) != 'SpeechRecognizer':
@@ -70,7 +69,6 @@ def recognise(
 
 
 def lines(path: str, found: Recognition | None, num_best: int) -> Iterator[str]:
-    """Yield the output lines for one file."""
     if num_best == 1:
         yield f'{path}\t{found.text if found else ""}'
     elif found is None:

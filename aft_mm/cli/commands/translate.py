@@ -26,7 +26,6 @@ BATCHES = 16  # whose lines are sorted by length together
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    """Read the config and refuse arguments that cannot be used."""
     config = read_config(args.config, args.cfg_options)
     check_checkpoint(args.checkpoint)
     check_task(config, 'Translator')
