@@ -16,7 +16,7 @@ def is_int(value: Any) -> bool:
     """Return whether the value is an int and not a bool, in an exported graph also a symbol or tensor."""
     if isinstance(value, int):
         return not isinstance(value, bool)
-    # importing torch takes seconds; before that, no value is torch's
+    # Importing torch takes seconds; before that, no value is torch's.
     torch = sys.modules.get('torch')
     if torch is None:
         return False

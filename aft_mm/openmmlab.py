@@ -62,7 +62,6 @@ class PlainRegistry:
         return register
 
     def get(self, name: str) -> type:
-        """Return the class of a name, with or without the scope, or raise a KeyError."""
         for location in self._locations:
             import_module(location)
         key = name.rpartition('.')[2]
@@ -71,7 +70,6 @@ class PlainRegistry:
         return self.module_dict[key]
 
     def build(self, config: Mapping[str, Any]) -> Any:
-        """Return an object of the class `type` with the other entries as arguments."""
         if not isinstance(config, Mapping) or 'type' not in config:
             raise ValueError(f'config must be a dict with a type, got {config!r}')
         arguments = dict(config)
@@ -100,7 +98,6 @@ class PlainDataPreprocessor(nn.Module):
         return self._here.device
 
     def cast_data(self, data: Any) -> Any:
-        """Return tensors and samples, also of lists, on the device."""
         if isinstance(data, list):
             return [self.cast_data(item) for item in data]
         return data.to(self.device)

@@ -86,7 +86,6 @@ def _lazy_loader(kind: str) -> Callable[..., dict]:
 
 
 def register_safe_loading() -> None:
-    """Make mmengine read all checkpoints with :mod:`aft_mm.checkpoint`."""
     from mmengine.runner import CheckpointLoader
 
     for kind, prefixes in _CHECKPOINT_PREFIXES.items():
@@ -105,7 +104,6 @@ class _MMCVOperators(MetaPathFinder):
 
 
 def _register_bases() -> None:
-    """Make mmengine find bases of configs written as ``aft_mm::NAME``."""
     from mmengine.config import Config
 
     find_base = Config._get_cfg_path

@@ -131,7 +131,7 @@ def _recorded(layers: nn.ModuleList) -> Iterator[list[Tensor]]:
 
 
 class CheckpointedBlock(GradientCheckpointingLayer, Block):
-    """Block whose activations Transformers can checkpoint."""
+    pass
 
 
 class _Model(PreTrainedModel):
@@ -253,11 +253,7 @@ class AFTForImageClassification(_ImageModel):
 
 
 class AFTBackbone(BackboneMixin, _ImageModel):
-    """Feature maps for detectors and segmentors of Transformers.
-
-    Args:
-        config: see :class:`AFTConfig`; out_features chooses the stages.
-    """
+    """Feature maps for detectors and segmentors of Transformers, see :class:`AFTConfig`."""
 
     has_attentions = False
     _keys_to_ignore_on_load_unexpected = [r'^head\.']
@@ -340,7 +336,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
 
     def __init__(self, config: AFTTextConfig) -> None:
         super().__init__(config)
-        # checks that decoder and head fit
+        # Checks that decoder and head fit.
         model = AutoregressiveModel(**config.model)
         if not isinstance(model.head, CategoricalHead):
             refuse('head', 'a CategoricalHead', config.model['head'])
@@ -355,7 +351,6 @@ class AFTForCausalLM(_Model, GenerationMixin):
         return self.config.vocab_size
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Use the table [V, D] of another embedding, of the same shape."""
         embedding = self.decoder.embedding
         if value.weight.shape != embedding.weight.shape:
             allowed = (

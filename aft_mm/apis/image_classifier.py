@@ -85,8 +85,7 @@ class ImageClassifier:
 
         Args:
             images: Path of a file or a folder (all image files below it, sorted by path), an RGB array
-                uint8 [H, W, 3], an array [H, W] or [H, W, 1] for a model of grey images, or a list of
-                these.
+                uint8 [H, W, 3], an array [H, W] or [H, W, 1] for a model of grey images, or a list.
             batch_size: Images per forward pass; consecutive images of one size are batched.
             progress: Show a progress bar on stderr.
 
@@ -95,8 +94,7 @@ class ImageClassifier:
             [classes]), ``class_name`` (None if the model has no names), and ``path`` of a file.
 
         Raises:
-            ValueError: A file or folder does not exist, holds no image or cannot be read, an array has
-                another shape or type, or ``batch_size`` is below 1.
+            ValueError: An image cannot be read or has another shape or type, or ``batch_size`` is below 1.
         """
         check_int('batch_size', batch_size, 1)
         inputs = self._as_list(images)
@@ -222,7 +220,6 @@ class ImageClassifier:
         return found
 
     def _checked(self, image: np.ndarray) -> np.ndarray:
-        """Return an array as [H, W, C] with the model's number of channels."""
         pixels = image[..., None] if image.ndim == 2 else image
         if pixels.dtype != np.uint8 or pixels.shape[2:] != (self._channels,) or not pixels.size:
             raise UserError(
@@ -232,7 +229,6 @@ class ImageClassifier:
         return pixels
 
     def _pixels(self, image: Source) -> np.ndarray:
-        """Return an image as uint8 [H, W, C], RGB or grey depending on the model."""
         if isinstance(image, np.ndarray):
             return self._checked(image)
         pixels = read_rgb(os.fspath(image))[0]

@@ -130,5 +130,4 @@ class TextGenerator:
 
 
 def decode(tokens: torch.Tensor) -> str:
-    """Decode bytes ``[T]`` as UTF-8."""
     return bytes(tokens.tolist()).decode(errors='replace')

@@ -37,7 +37,7 @@ def cross_fade_weights(starts: Sequence[int], size: int, overlap: int) -> np.nda
 def cut_tiles(
     image: np.ndarray, rows: Sequence[int], columns: Sequence[int], size: tuple[int, int]
 ) -> np.ndarray:
-    """Cut an image ``[H, W, C]`` into tiles ``[rows · columns, h, w, C]``, row by row."""
+    """Cut an image ``[H, W, C]`` into tiles ``[rows · columns, h, w, C]``."""
     height, width = size
     return np.stack([image[y : y + height, x : x + width] for y in rows for x in columns])
 

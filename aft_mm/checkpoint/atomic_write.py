@@ -36,8 +36,6 @@ def write_whole(path: str | Path) -> Iterator[BinaryIO]:
 
 
 class AtomicFileBackend(LocalBackend):
-    """mmengine's local files, written with :func:`write_whole`."""
-
     def put(self, obj: bytes, filepath: str | Path) -> None:
         Path(filepath).parent.mkdir(parents=True, exist_ok=True)
         with write_whole(filepath) as file:

@@ -139,7 +139,7 @@ def load_from_http(filename: str, map_location: Any = None) -> dict:
 
 
 def _first_on_machine(download: Callable[[str], Path], address: str) -> Path:
-    """Call ``download`` in the first process of this machine, then in the others."""
+    """Call ``download`` in the first process of this machine first."""
     first = int(os.environ.get('LOCAL_RANK', 0)) == 0
     if is_distributed() and not first:
         barrier()
@@ -210,11 +210,7 @@ def _check_hash(digest: str, wanted: str, address: str) -> None:
 
 
 def cached(address: str) -> Path:
-    """Return the path of an address in torch's hub folder; download it if necessary.
-
-    Raises:
-        UserError: The download failed.
-    """
+    """Return the path of an address in torch's hub folder; download it if necessary."""
     try:
         name = re.sub(r'[^\w.-]', '_', os.path.basename(urlparse(address).path), flags=re.ASCII)
         digits = hashlib.sha256(address.encode(errors='surrogateescape')).hexdigest()[:16]

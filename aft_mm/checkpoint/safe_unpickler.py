@@ -223,7 +223,6 @@ _NUMPY_CODE = re.compile(r'b1|[iu][1248]|f[248]|c8|c16|U\d{1,6}')
 
 
 def storage_dtype(name: Any) -> torch.dtype:
-    """Return the dtype of a storage class; uint8 for an untyped storage."""
     if type(name) is not Name or name.path not in (*STORAGES, UNTYPED):
         raise UnpicklingError(f'{name!r:.100} is not a storage class')
     return STORAGES.get(name.path, torch.uint8)

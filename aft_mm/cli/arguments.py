@@ -132,6 +132,6 @@ def check_output(name: str, path: str | os.PathLike, suffixes: Sequence[str]) ->
 
 
 def numbered(path: str, num: int) -> list[str]:
-    """Return ``num`` file names: ``path`` itself for one, ``a-1.png``, ``a-2.png``, … for more."""
+    """Return ``path`` for one file, else ``a-1.png``, ``a-2.png``, …."""
     stem, suffix = os.path.splitext(path)
     return [path] if num == 1 else [f'{stem}-{i + 1}{suffix}' for i in range(num)]

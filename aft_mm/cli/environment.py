@@ -28,7 +28,6 @@ OVER_EACH_OTHER = {'mmcv-lite', 'mmcv'}
 
 
 def installed() -> dict[str, str]:
-    """Return the version of every installed package by normalised name."""
     return {canonicalize_name(found.name): found.version for found in distributions() if found.name}
 
 

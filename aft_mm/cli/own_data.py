@@ -74,7 +74,6 @@ def split_by_label(
 
 
 def split_classes(files: Sequence[str], share: float, seed: int) -> Parts:
-    """Split files whose first folder is their class."""
     labels = [file.partition('/')[0] for file in files]
     alone = next((name for name, number in Counter(labels).items() if number < 2), None)
     if alone:
@@ -196,7 +195,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
 
 
 def coco(root: Path, share: float, seed: int) -> OwnData:
-    """Inspect COCO json files and their images: one file, or one for each part."""
+    """Inspect one COCO json file, or one for each part, and the images."""
     files = _parts_of(
         [root] if root.is_file() else sorted(root.rglob('*.json')), f'{root}: json files'
     )
@@ -283,7 +282,6 @@ def _part_lists(parts: Parts) -> dict[str, str]:
 
 
 def voc(root: Path, share: float, seed: int) -> OwnData:
-    """Inspect JPEGImages/ and Annotations/ of PASCAL VOC, and the lists of ImageSets/Main/."""
     for name in ('JPEGImages', 'Annotations'):
         if not (root / name).is_dir():
             raise UserError(f'folder {str(root)!r} must hold {name}/, got none')
@@ -422,7 +420,6 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
 
 
 def text(path: Path, share: float, seed: int) -> OwnData:
-    """Inspect a text, plain or gzip."""
     if not path.is_file():
         raise UserError(f'text {str(path)!r} must be one file; join several with `cat`')
     try:

@@ -16,7 +16,6 @@ from .arguments import MAX_DPI, PICTURES, check_output
 
 
 def check_picture(args: argparse.Namespace) -> None:
-    """Check the files that a tool will write and read, and ``--dpi``."""
     check_output('--out', args.out, PICTURES)
     check_int('--dpi', args.dpi, 1, MAX_DPI)
     if getattr(args, 'csv', None):

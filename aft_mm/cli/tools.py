@@ -49,17 +49,12 @@ PROGRAMS: Mapping[str, str | Mapping[str, str]] = {
 
 
 def summary(program: str) -> str:
-    """Return the first line of the docstring of a program."""
     text = (install_root() / 'tools' / program).read_text(encoding='utf-8')
     return (ast.get_docstring(ast.parse(text)) or '').partition('\n')[0]
 
 
 def run_program(argv: Sequence[str]) -> None:
-    """Run the program of a command.
-
-    Args:
-        argv: The command, its kind if it has several, and the arguments of the program.
-    """
+    """Run the program of a command, given the command, its kind if it has several, and its arguments."""
     command, *rest = argv
     program = PROGRAMS[command]
     if not isinstance(program, str):

@@ -159,7 +159,6 @@ def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
 
 
 def _places(key: str, value: Any, tree: Any, at: str = '') -> Iterator[str]:
-    """Yield where a tree holds a value."""
     items = (
         tree.items()
         if isinstance(tree, dict)
@@ -238,7 +237,6 @@ def _check_loop(loop: ConfigDict) -> None:
 
 
 def _entry(cfg: Any, key: str) -> Any:
-    """Return ``cfg.a.b`` for ``'a.b'``, None if it is missing."""
     for part in key.split('.'):
         cfg = cfg.get(part) if isinstance(cfg, dict | Config) else None
     return cfg

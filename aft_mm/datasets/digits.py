@@ -42,6 +42,6 @@ class Digits(BaseDataset):
         chosen = train_test_split(
             np.arange(len(digits.target)), test_size=0.2, stratify=digits.target, random_state=0
         )[self.split == 'test']
-        # ink is 0 to 16
+        # Ink is 0 to 16.
         images = np.rint(digits.images[..., None] * (255 / 16)).astype(np.uint8)
         return [dict(img=images[i], gt_label=int(digits.target[i])) for i in chosen]

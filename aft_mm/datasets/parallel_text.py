@@ -30,15 +30,15 @@ class ParallelText(Dataset):
     subwords of target and source, each with the end of the sentence.
 
     Training leaves out and logs pairs with an empty side or longer than ``max_length``. With
-    ``test_mode=True`` an empty line becomes only the end of the sentence, a pair that is too long is an
-    error, and samples keep the target text as ``reference``.
+    ``test_mode=True`` all are used, a longer pair is an error, and samples keep the target text as
+    ``reference``.
 
     Args:
         source_file: Path of the sentences, plain or gzip; ``<path>.gz`` is tried too.
         target_file: Path of their translations.
         subwords: Path of the :class:`Subwords` of both languages.
         max_length: Largest number of subwords per side, with the end of the sentence.
-        test_mode: Whether all pairs are used.
+        test_mode: See above.
         cache_dir: Folder for the encoded text, which the first process of a node writes.
 
     Attributes:

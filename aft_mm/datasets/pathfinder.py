@@ -69,7 +69,7 @@ class Pathfinder(BaseDataset):
         return dict(img=image[..., None], gt_label=label)
 
     def _line(self, image: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
-        # in cv2's fixed-point coordinates
+        # In cv2's fixed-point coordinates.
         (x, y), (to_x, to_y) = np.rint(16 * start).tolist(), np.rint(16 * end).tolist()
         cv2.line(image, (int(x), int(y)), (int(to_x), int(to_y)), 160, 1, cv2.LINE_AA, 4)
 

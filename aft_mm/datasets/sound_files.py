@@ -18,7 +18,7 @@ CEPSTRA = 13  # per frame in Sphinx's files
 RATES = 1000, 384_000  # lowest and highest of a sound file [Hz]
 MAX_SAMPLES = 2**26  # per channel, before and after resampling: 70 minutes at 16 kHz
 MAX_SAMPLE = 2.0**15  # some programs store 16-bit integers as floats
-# of all filters of the resampler; 44.1 to 16 kHz has 2^17
+# Of all filters of the resampler; 44.1 to 16 kHz has 2^17.
 MAX_TAPS = 2**24
 UNKNOWN_LENGTH = 2**63 - 1  # libsndfile's number of frames of streamed FLAC
 _BLOCK = 2**20  # samples decoded at once

@@ -156,7 +156,6 @@ class Utterances(FileDataset):
 
     @property
     def place(self) -> str:
-        """The dataset's name in messages."""
         return str(self.data_root)
 
     def _steps(self, kind: type) -> list:

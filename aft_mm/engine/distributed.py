@@ -56,9 +56,9 @@ def start_distributed(cfg: Config) -> None:
 def fix_sum_order(model: nn.Module) -> bool:
     """Make every iteration add up the gradients of several processes in the same order.
 
-    DistributedDataParallel moves gradients to other buckets after its first backward pass, and gloo's
-    order of sums depends on the place in the bucket: a resumed run would round its first step
-    differently. A backward pass without data makes it choose the final buckets.
+    DistributedDataParallel changes its buckets after the first backward pass, and gloo's order of sums
+    depends on the place in the bucket: a resumed run would round its first step differently. A backward
+    pass without data makes it choose the final buckets.
 
     Args:
         model: The model of a runner before its first iteration; its gradients are dropped.
@@ -72,7 +72,7 @@ def fix_sum_order(model: nn.Module) -> bool:
         return False
     if not model.find_unused_parameters:  # else the first buckets are the final ones
         model.reducer.prepare_for_backward([])
-        # gradients of the first parameters come last, as in a model
+        # Gradients of the first parameters come last, as in a model.
         sums = [value.sum() for value in model.parameters() if value.requires_grad]
         torch.autograd.backward(sums)
         model.zero_grad()
@@ -100,7 +100,6 @@ def _export_environment(launcher: str) -> None:
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """Send SIGTERM to this process when its launcher is gone."""
     while os.getppid() == launcher:
         time.sleep(_POLL_SECONDS)
     print(

@@ -144,7 +144,7 @@ class Batches:
         if not (self.first or self.is_seeded or self.endless):
             return iter(self.loader)
         if self.endless and hasattr(sampler_of(self.loader), '_indices_of_rank'):
-            # else InfiniteSampler would continue where the loop's own iterator had prefetched
+            # Else InfiniteSampler would continue where the loop's own iterator had prefetched.
             sampler = sampler_of(self.loader)
             sampler.indices = sampler._indices_of_rank()
         loader = self.loader
@@ -171,8 +171,6 @@ class Batches:
 
 
 class NumberedBatchSampler:
-    """Batch sampler of a :class:`Batches`: the indices of a batch, with its number if seeded."""
-
     def __init__(self, batches: Batches) -> None:
         self.batches = batches
 
@@ -196,8 +194,6 @@ class NumberedBatchSampler:
 
 
 class SeededBatches:
-    """Data set that returns whole batches and seeds the process before each."""
-
     def __init__(self, dataset: Any, seeds: Sequence[int]) -> None:
         self.dataset = dataset
         self.seeds = seeds
@@ -219,7 +215,6 @@ def sampler_of(loader: DataLoader) -> Any:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the generators of Python, numpy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -86,7 +86,6 @@ def check_widths(config: Config, runner: Runner) -> None:
 
 
 def check_regularization(config: Config, runner: Runner) -> None:
-    """Refuse layers with a penalty that no hook adds to the loss."""
     penalised = penalised_layers(runner.model)
     if penalised and not any(isinstance(hook, RegularizationHook) for hook in runner.hooks):
         raise UserError(
@@ -125,7 +124,6 @@ def build_optimizer(config: Config, runner: Runner) -> None:
 
 
 def check_classes(config: Config, runner: Runner) -> None:
-    """Build the data sets; compare their classes with the heads and with each other."""
     trained = runner.train_loop.dataloader.dataset
     check_num_classes(task_model(runner), trained, 'training')
     if runner.val_loop is not None:
@@ -139,7 +137,6 @@ def check_test_classes(config: Config, runner: Runner) -> None:
 
 
 def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
-    """Refuse a head with fewer classes than the data set."""
     metainfo = getattr(dataset, 'metainfo', None) or {}
     classes = metainfo.get('classes') or metainfo.get('units')  # units of speech, with the blank
     for name in ('head', 'bbox_head', 'decode_head', 'auxiliary_head', 'roi_head.bbox_head'):
@@ -155,7 +152,6 @@ def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
 
 
 def check_same_classes(trained: Any, validated: Any) -> None:
-    """Refuse data sets with different classes."""
     ours, theirs = (
         tuple((getattr(dataset, 'metainfo', None) or {}).get('classes') or ())
         for dataset in (trained, validated)
@@ -174,7 +170,6 @@ def check_same_classes(trained: Any, validated: Any) -> None:
 
 
 def check_batch(config: Config, runner: Runner) -> None:
-    """Refuse a batch larger than the training set."""
     loader = runner.train_loop.dataloader
     samples = len(loader.dataset)
     if samples and not len(loader):

@@ -85,13 +85,11 @@ class StopSignalHook(StopHook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        """Stop the loop, also before its validation."""
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
         if self.is_up and runner.train_loop.stop_training:
             runner.train_loop.val_begin = runner.max_iters + 1
 
     def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
-        """Store the message that ends the program."""
         name = signal.Signals(self.signals.received or signal.SIGTERM).name
         self.message = (
             f'{name} stopped the run after iteration {iteration}; the checkpoint is '
@@ -110,7 +108,6 @@ class Run:
         self.hook: StopSignalHook | None = None
 
     def watch(self, runner: Runner) -> None:
-        """Let a signal stop the training of ``runner`` after an iteration."""
         self.runner = runner
         self.hook = StopSignalHook(self.signals, self.command())
         runner.register_hook(self.hook)
@@ -125,7 +122,6 @@ class Run:
         return f'; the last checkpoint is {last}; to resume, {self.command()}'
 
     def command(self) -> str:
-        """Return the command that resumes a training."""
         if self.runner is not None and self.runner.distributed:
             return 'start it again with --resume'  # the launcher's arguments are not known here
         return f'run: {shlex.join([*_program(), *_with_resume(self.argv)])}'
@@ -258,5 +254,4 @@ def _end(message: str, status: int) -> None:
 
 
 def _report(message: str) -> None:
-    """Report the end of this process to torchrun."""
     get_error_handler().record_exception(UserError(message.removeprefix('Error: ')))

@@ -125,7 +125,6 @@ def task_model(runner: Runner) -> nn.Module:
 
 
 def is_for_the_console(record: logging.LogRecord) -> bool:
-    """Return False for messages of :data:`DETAILS` and those marked ``file_only``."""
     return not (getattr(record, 'file_only', False) or record.getMessage().startswith(DETAILS))
 
 
@@ -145,7 +144,6 @@ class ConsoleRunner(Runner):
         return logger
 
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
-        """Warn if weight decay pulls position biases to 0."""
         built = super().build_optim_wrapper(optim_wrapper)
         if built is not optim_wrapper and isinstance(built, OptimWrapper):
             warning = decayed_biases(self.model, built)

@@ -28,7 +28,7 @@ def _end_at_sigterm() -> None:
     handler = signal.getsignal(signal.SIGTERM)
     if isinstance(getattr(handler, '__self__', None), StopSignals):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if not _is_starting_workers:  # else ignore_signals will handle them
+    if not _is_starting_workers:  # else WorkerInit handles them
         _deliver_signals()
 
 
@@ -72,7 +72,6 @@ def _end_with_parent() -> None:
 
 
 def protect_workers(loader: DataLoader) -> None:
-    """Let the workers that ``loader`` will start survive a signal to the process group."""
     if loader.num_workers and not isinstance(loader.worker_init_fn, WorkerInit):
         loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
 
@@ -129,7 +128,7 @@ class StopSignals:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a fork, which also got the keyboard's SIGINT
-            # a data loader worker continues until its parent has finished
+            # A data loader worker continues until its parent has finished.
             if get_worker_info() is None:
                 signal.signal(signum, signal.SIG_DFL)
                 os.kill(os.getpid(), signum)

@@ -26,7 +26,6 @@ class Metric(BaseMetric):
 
 class GenerationMetric(Metric):
     """Base class of metrics of generated sequences."""
-
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
             is_measured = sample.get('generated') is not None
@@ -37,7 +36,6 @@ class GenerationMetric(Metric):
         raise NotImplementedError
 
     def _measured(self, results: list) -> list:
-        """Return what is stored; warn if it is nothing."""
         measured = [result for result in results if result is not None]
         if not measured:
             print_log(

@@ -104,5 +104,4 @@ def image_quality(images: Tensor, truth: Tensor, source: Tensor) -> dict[str, fl
 
 
 def _pictures(tokens: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return tokens [N, T, C] or [N, T·C] in raster order as float64 [N, C, H, W]."""
     return tokens.cpu().double().reshape(len(tokens), *shape).permute(0, 3, 1, 2)

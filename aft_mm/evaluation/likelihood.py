@@ -33,7 +33,7 @@ class Likelihood(Metric):
         super().__init__(**kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        # per sample, as mmengine drops repeated samples by index
+        # Per sample, as mmengine drops repeated samples by index.
         self.results += [
             (float(sample['nats']), int(sample['num_dims'])) for sample in data_samples
         ]

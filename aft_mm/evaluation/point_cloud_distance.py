@@ -69,7 +69,7 @@ class PointCloudDistance(GenerationMetric):
                 'PointCloudDistance needs two sets of equal size, so num_samples of test_cfg must '
                 f'be 1, got {len(generated)}'
             )
-        # bytes, as all are sent to the first rank
+        # Bytes, as all are sent to the first rank.
         return np.stack([generated[0].cpu().numpy(), tokens.cpu().numpy()]).astype(np.uint8)
 
     def compute_metrics(self, results: list) -> dict:

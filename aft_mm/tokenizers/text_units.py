@@ -79,7 +79,6 @@ class TextUnits:
 
     @cached_property
     def words(self) -> dict[str, tuple[int, ...]]:
-        """Units of every word of the lexicon, which is read when first needed."""
         stressed = any(symbol[-1].isdigit() for symbol in self.names)
         found = {}
         for word, phonemes in read_lexicon(self.lexicon).items():

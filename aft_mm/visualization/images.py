@@ -100,12 +100,10 @@ def given_rows(keep: float, height: int) -> int:
 
 
 def to_images(tokens: torch.Tensor, image_shape: Sequence[int]) -> np.ndarray:
-    """Reshape tokens ``[N, T]`` or ``[N, T, C]`` in raster order to uint8 ``[N, H, W, C]``."""
     return tokens.cpu().numpy().astype(np.uint8).reshape(len(tokens), *image_shape)
 
 
 def enlargement(width: int) -> int:
-    """Return the smallest integer factor that makes a picture at least :data:`CELL` wide."""
     return -(-CELL // width)
 
 
@@ -125,7 +123,7 @@ def draw_samples(
     Raises:
         ValueError: ``images`` has another shape or type, or is empty.
     """
-    # the tools check first that torchvision matches torch
+    # The tools check first that torchvision matches torch.
     from torchvision.utils import make_grid
 
     images = np.asarray(images)

@@ -41,6 +41,7 @@ def check_settings(settings: Any) -> None:
 
 
 def check_up(up: str) -> None:
+    """Check the name of the up axis."""
     check_choice('up of a point cloud', up, AXES)
 
 
@@ -134,10 +135,9 @@ def draw_point_clouds(
 
 
 def _draw_cloud(axis, points: np.ndarray) -> None:
-    """Scatter points ``[P, 3]``, the last column upwards."""
     low, high = points.min(0), points.max(0)
     centre, reach = (low + high) / 2, max(1e-6, (high - low).max() / 2)
-    # in points² of 1/72 inch
+    # In points² of 1/72 inch.
     size = np.clip(4000 / len(points), 1.5, 12)
     height = (points[:, 2] - low[2]) / max(1e-6, high[2] - low[2])
     # The yellow end of the colour map is invisible on white.

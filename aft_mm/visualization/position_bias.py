@@ -20,7 +20,7 @@ SCALES = {'layer': 'one colour scale per layer', 'all': 'one colour scale'}
 VIEWS = ('queries', 'matrix')
 PREFIX = 'prefix'
 MOST_IN_A_ROW = 4  # layers with a single panel
-# ratio above which most of a linear scale would be one colour
+# Ratio above which most of a linear scale would be one colour.
 LINEAR_RANGE = 100
 
 
@@ -37,11 +37,9 @@ def draw_position_bias(
 ) -> Figure:
     """Draw ``exp(w) - 1`` or ``exp(w)``, one row per layer, one column per head or query token.
 
-    For ``exp(w) - 1`` white means W = exp(w) = 1, as without a bias; red tokens count more, blue ones
-    less. The scale is symmetric, linear up to 1 and logarithmic beyond. For ``exp(w)`` it goes from the
-    smallest (dark) to the largest value (light), logarithmic if their ratio exceeds 100.
-
-    The content of a row depends on the shape of w:
+    For ``exp(w) - 1`` white means W = exp(w) = 1, as without a bias; the scale is symmetric, linear up
+    to 1 and logarithmic beyond. For ``exp(w)`` it goes from the smallest to the largest value,
+    logarithmic if their ratio exceeds 100. The content of a row depends on the shape of w:
 
     - ``[h, kernel_h, kernel_w]``: the kernel of each head over the offset to the source token; for
       ``[h, kernel_d, kernel_h, kernel_w]`` its middle plane. More than 24 heads are tiles of one
@@ -49,13 +47,13 @@ def draw_position_bias(
     - ``[h, kernel]``: one panel, heads by offsets.
     - ``[1, T, T]`` on a 2-d grid with ``view='queries'``: rows of w, folded onto the grid; a cross
       marks the query.
-    - ``[1, T, T]`` on another grid, or with ``view='matrix'``: one panel, target tokens by source
-      tokens, prefix tokens first; by offset if w is 0 outside a band narrower than T / 4.
+    - ``[1, T, T]`` otherwise: one panel, target by source tokens, prefix tokens first; by offset if w
+      is 0 outside a band narrower than T / 4.
 
     Args:
         biases: Layer name to position bias w, as returned by a mixer's ``position_bias()``.
         grid: The grid of the tokens, needed for ``[1, T, T]`` only.
-        num_prefix_tokens: Class tokens before those of the grid; omitted from maps over the grid.
+        num_prefix_tokens: Class tokens before those of the grid.
         heads: Heads to plot, see :func:`choose`.
         queries: Query tokens of the grid, in raster order; ``'prefix'`` for the prefix tokens.
         view: ``'queries'`` or ``'matrix'``, for ``[1, T, T]`` on a 2-d grid.
@@ -67,8 +65,7 @@ def draw_position_bias(
         A figure with its own Agg canvas, see :func:`.figures.new_figure`.
 
     Raises:
-        ValueError: ``biases`` is empty, w has another shape, a head or query is out of range, or
-            another argument is not one of its allowed values.
+        ValueError: ``biases`` is empty, w has another shape, or an argument is out of range.
     """
     check_choice('view', view, VIEWS)
     check_choice('quantity', quantity, QUANTITIES)
@@ -137,7 +134,6 @@ def _draw_scale(figure: Figure, image: Any, axes: list[Axes], label: str) -> Non
 
 
 def _tiles_height(rows: Mapping[str, list[dict[str, Any]]]) -> float:
-    """The height in inches of a row of tiles 9 inches wide."""
     shapes = [panel['values'].shape for panels in rows.values() for panel in panels]
     return max(9 * height / width for height, width in shapes) + 0.35
 
@@ -161,7 +157,6 @@ def _norm(pictures: list[np.ndarray], quantity: str) -> Normalize:
 def _kernel_panels(
     name: str, values: np.ndarray, grid: tuple[int, ...] | None, heads: Choice
 ) -> list[dict[str, Any]]:
-    """The panels for ``[h, *kernel]``."""
     if values.ndim not in (2, 3, 4):
         raise ValueError(
             f'the position bias of {name} must be [h, *kernel] with 1 to 3 kernel '

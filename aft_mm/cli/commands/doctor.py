@@ -54,7 +54,6 @@ def broken_imports() -> Iterator[tuple[str, str]]:
 
 
 def print_devices() -> None:
-    """Print the devices, and which backend is used for which op on each."""
     torch = importlib.import_module('torch')
     threads = torch.get_num_threads()
     print(

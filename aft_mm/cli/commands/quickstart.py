@@ -14,7 +14,6 @@ NAME = 'aft-conv-quickstart_1xb64-50e_digits'
 
 
 def call(*argv: str | Path) -> None:
-    """Print a command and run it; exit with its status if it fails."""
     print('+', *argv, flush=True)
     # Operations of such a small model are faster than synchronising two threads.
     environment = {'OMP_NUM_THREADS': '1', **os.environ}

@@ -64,7 +64,6 @@ def first_images(config: Config, num: int) -> np.ndarray:
 
 
 def files_of(args: argparse.Namespace) -> list[str]:
-    """Return the files to write: one per point cloud, or one in all."""
     return numbered(args.out, (args.num or 1) if Path(args.out).suffix == '.ply' else 1)
 
 

@@ -70,7 +70,6 @@ def translate(args: argparse.Namespace, translator: Translator, out: BinaryIO) -
 def output_lines(
     args: argparse.Namespace, translator: Translator, lines: list[str], first: int
 ) -> Iterator[str]:
-    """Yield the output for input lines; ``first`` is the index of the first."""
     beam = dict(beam_size=args.beam_size, length_penalty=args.length_penalty)
     if args.sample:
         options = {**sampling_options(args), 'seed': args.seed + first}

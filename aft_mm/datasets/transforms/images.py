@@ -69,11 +69,9 @@ class SuperResolutionPair(BaseTransform):
 
 
 def central_square(image: np.ndarray, edge: int) -> np.ndarray:
-    """Return the central [edge, edge, C] of an image [H, W, C]."""
     top, left = ((length - edge) // 2 for length in image.shape[:2])
     return image[top : top + edge, left : left + edge]
 
 
 def shrink(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize to [size, size, C] by area."""
     return mmcv.imresize(image, (size, size), interpolation='area', backend='cv2')

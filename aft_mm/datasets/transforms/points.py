@@ -26,14 +26,13 @@ class PackPointCloud(BaseTransform):
     """Sample points of a cloud and encode them as a sequence; the last step of a pipeline.
 
     Returns ``dict(inputs=uint8 [3·num_points], data_samples=SequenceSample(length, num_context=0,
-    box))`` with the tokens of :func:`aft_mm.tokenizers.encode_points`; the box is the cloud's bounding
-    cube. Clouds with fewer points are sampled with replacement and a warning.
+    box))`` with the tokens of :func:`aft_mm.tokenizers.encode_points` in the cloud's bounding cube.
+    Clouds with fewer points are sampled with replacement and a warning.
 
     Args:
         num_points: Number of points.
         num_bits: Bits per coordinate, 1 to 8.
-        order: ``'raw'`` sorts and then quantises the points, as in the ICLR submission; ``'quantized'``
-            quantises and then sorts.
+        order: See :func:`aft_mm.tokenizers.encode_points`.
         seed: None uses numpy's global generator; an int always gives a cloud the same points.
     """
 

@@ -106,7 +106,6 @@ class LoadUtterance(BaseTransform):
 
 
 def is_kaldi(path: str) -> bool:
-    """Return whether a path is an address in a Kaldi archive."""
     return '.ark:' in path or path.rstrip().endswith('|')
 
 
@@ -142,14 +141,12 @@ class Moments:
         self.number, self.sum, self.squares = 0, 0.0, 0.0
 
     def add(self, features: np.ndarray) -> None:
-        """Add the frames of an utterance [T, F]."""
         frames = features.astype(np.float64)
         self.number += len(frames)
         self.sum = self.sum + frames.sum(0)
         self.squares = self.squares + np.square(frames).sum(0)
 
     def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and standard deviation, [F]."""
         mean = self.sum / self.number
         return mean, np.sqrt(np.maximum(self.squares / self.number - mean**2, 0))
 

@@ -279,7 +279,7 @@ class CheckpointCompatibilityHook(Hook):
         self.resume = resume
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Load the weights before mmengine does; raise a UserError if they do not fit."""
+        """Load the weights before mmengine does."""
         inside_epoch = checkpoint.get('meta', {}).get(INSIDE_EPOCH, {}).get('num_done')
         if (
             self.resume
@@ -326,7 +326,6 @@ class ResumeCheckHook(Hook):
     priority = 'VERY_HIGH'
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Raise a UserError if the run cannot resume from the checkpoint."""
         try:
             self._check(runner, checkpoint)
         except UserError:
@@ -421,7 +420,6 @@ def _check_numbers(meta: dict) -> None:
 
 
 def _check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
-    """Refuse the state of another optimizer, with which torch may train."""
     groups = state.get('param_groups') if isinstance(state, dict) else None
     if not isinstance(groups, list) or not isinstance(state.get('state'), dict):
         return  # several optimizers, which mmengine compares by name
@@ -475,7 +473,6 @@ def _check_schedules(runner: Runner, checkpoint: dict) -> None:
 
 
 def _check_types(owner: str, saved: dict, own: dict) -> None:
-    """Refuse other types where the run has numbers."""
     for key, value in own.items():
         if isinstance(value, int | float) and not isinstance(
             saved.get(key, value), int | float | Tensor | None

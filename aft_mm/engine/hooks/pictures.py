@@ -58,7 +58,6 @@ class SampleVisualizationHook(Hook):
 
 
 def validation_samples(runner: Runner, num: int) -> list[dict]:
-    """Return at most ``num`` first samples of the validation set."""
     dataset = runner.val_loop.dataloader.dataset
     return [dataset[i] for i in range(min(num, len(dataset)))]
 
@@ -155,7 +154,6 @@ class PointCloudHook(SampleVisualizationHook):
         self.options = dict(temperature=temperature, seed=seed, progress=True)
 
     def before_train(self, runner: Runner) -> None:
-        """Refuse a model with another vocabulary or length than the training samples."""
         model = task_model(runner)
         check_points(model, self.num_bits)
         length = len(runner.train_loop.dataloader.dataset[0]['inputs'])

@@ -85,7 +85,6 @@ class StopHook(Hook):
         )
 
     def after_train_epoch(self, runner: Runner) -> None:
-        """Save at the end of an epoch, unless CheckpointHook has."""
         loop = runner.train_loop
         if self.is_up and loop.stop_training and not isinstance(loop, IterBasedTrainLoop):
             self._save(runner, runner.epoch + 1, runner.iter)
@@ -186,7 +185,6 @@ class TimeBudgetHook(StopHook):
         checkpoint['meta'][TIME_BUDGET] = dict(seconds=self.used())
 
     def used(self) -> float:
-        """Return the seconds that the run has taken, with those before its resume."""
         return self.used_before + monotonic() - self.start
 
     def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:

@@ -88,7 +88,6 @@ def parts_to_compile(model: nn.Module) -> list[str]:
 
 
 def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
-    """Return the gradients of each process that wait for a step, if any."""
     wrapper = runner.optim_wrapper
     if not isinstance(wrapper, OptimWrapper) or wrapper.should_update():
         return []
@@ -152,7 +151,7 @@ class ExactResumeHook(Hook):
         rows = self.loaded.get(GRADIENTS, [])
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise UserError('gradients of the checkpoint must be a list of one dict per process')
-        # another number of processes changes the bits anyway
+        # Another number of processes changes the bits anyway.
         for name, gradient in rows[runner.rank % len(rows)].items() if rows else ():
             parameter = parameters.get(name)
             fits = parameter is not None and isinstance(gradient, Tensor)
@@ -197,7 +196,7 @@ class ExactResumeHook(Hook):
         if 'optimizer' not in checkpoint:
             return
         if not runner.distributed:
-            # a validation that finds the best weights writes a checkpoint
+            # A validation that finds the best weights writes a checkpoint.
             checkpoint['meta'][RANDOM_STATE] = self.before_validation or random_state()
         if runner.distributed:  # SafeCheckpointHook gathers them: only the first process is here
             rows = getattr(runner, 'waiting_gradients', [])
@@ -235,7 +234,6 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Invert :func:`random_state`."""
     version, numbers, gauss = state['python']
     name, key, *others = state['numpy']
     random.setstate((version, tuple(numbers.tolist()), gauss))
@@ -312,7 +310,6 @@ class BitsPerDimHook(Hook):
 
 
 def penalised_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model whose ``regularization_loss()`` is not None."""
     return [
         layer
         for layer in model.modules()
