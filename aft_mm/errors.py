@@ -43,7 +43,7 @@ def user_errors(*errors: type[Exception]) -> Iterator[None]:
 
     Args:
         *errors: Further types that are the user's mistake inside this block. Unless aft_mm raised the
-            error on purpose, the message ends with file and line, because it may be a bug.
+            error, the message ends with file and line, because it may be a bug.
     """
     expected: tuple[type[Exception], ...] = (ValueError, *errors)
     try:

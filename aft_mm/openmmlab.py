@@ -30,12 +30,11 @@ HAS_MMENGINE = find_spec('mmengine') is not None
 
 
 class PlainRegistry:
-    """Classes by name; a child shares the table of its parent.
+    """Classes by name; a child shares the table of its parent. `scope` is not used.
 
     Args:
         name: Of the kind of classes.
         parent: Registry whose table is shared.
-        scope: Not used.
         locations: Packages that register classes, imported before a lookup.
     """
 

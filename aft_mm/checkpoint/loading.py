@@ -156,8 +156,7 @@ def load_from_hub(filename: str, map_location: Any = None) -> dict:
     ``hf://ORG/NAME@REVISION/FILE`` selects a branch, tag or commit; ``#sha256=...`` is compared.
 
     Raises:
-        UserError: huggingface_hub is missing, the address is malformed, the download failed, or the
-            sha256 differs.
+        UserError: huggingface_hub is missing, the address is malformed, or the download failed.
         pickle.UnpicklingError: As for :func:`load_from_local`.
     """
     return _load(str(_first_on_machine(_from_hub, filename)), map_location)
@@ -342,13 +341,7 @@ LOADERS = {
 
 
 def load_for_mmengine(kind: str, filename: str, map_location: Any = None) -> dict:
-    """Load a checkpoint without the config text that mmengine's inferencers would execute.
-
-    Args:
-        kind: Key of :data:`LOADERS`.
-        filename: Path or address.
-        map_location: Device of the tensors, by default the CPU.
-    """
+    """Load a checkpoint without the config text that mmengine's inferencers would execute."""
     checkpoint = LOADERS[kind](filename, map_location)
     checkpoint.get('meta', {}).pop('cfg', None)
     return checkpoint

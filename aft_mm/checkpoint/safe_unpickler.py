@@ -96,12 +96,8 @@ class RecordedCall:
 class RecordingUnpickler(pickle._Unpickler):
     """Reads a pickle with the opcodes of torch.save and records its calls instead of executing them.
 
-    Args:
-        file: File at the start of the pickle.
-        names: Dotted names that the pickle may use.
-
     Raises:
-        Refused: The pickle uses another name.
+        Refused: The pickle uses a name that is not among `names`.
         UnpicklingError: It calls something other than a name, or sets another state than that of a
             call.
     """
@@ -232,9 +228,9 @@ class ObjectBuilder:
     """Builds values from the records of :class:`RecordingUnpickler`.
 
     Args:
-        read_storage: Returns the bytes of a storage as a uint8 tensor, given the fields after
-            ``'storage'`` in torch's persistent id.
-        limit: Maximum bytes of all values, because a small file can refer to the same bytes many times.
+        read_storage: Returns a storage as a uint8 tensor, given torch's persistent id after
+            ``'storage'``.
+        limit: Maximum bytes of all values, as a small file can refer to the same bytes many times.
     """
 
     def __init__(self, read_storage: Callable[..., Tensor], limit: int) -> None:
@@ -243,12 +239,7 @@ class ObjectBuilder:
         self.built: dict[int, tuple[Any, Any]] = {}  # by id of the record, which is kept alive
 
     def build(self, record: Any) -> Any:
-        """Return the value of a record; a record used twice gives the same object.
-
-        Raises:
-            Refused: A call is not one that a checkpoint needs.
-            UnpicklingError: A record contains itself, or the values exceed the memory limit.
-        """
+        """Return the value of a record; a record used twice gives the same object."""
         if record is None or isinstance(record, (bool, int, float, str, bytes)):
             return record
         if id(record) not in self.built:
@@ -401,11 +392,7 @@ class ObjectBuilder:
 
 
 def history_buffer(log_history: Any, count_history: Any, max_length: Any) -> HistoryBuffer:
-    """Build mmengine's history of a scalar from two rows of numbers.
-
-    Raises:
-        UnpicklingError: The rows are not numbers of the same length.
-    """
+    """Build mmengine's history of a scalar from two rows of numbers, or raise an UnpicklingError."""
     rows = [np.asarray(row) for row in (log_history, count_history)]
     if (
         any(row.ndim != 1 or row.dtype.kind not in 'fiu' for row in rows)
@@ -459,14 +446,9 @@ _MEMORY_FACTOR = 8
 def read_archive(path: str, map_location: Any = None) -> Any:
     """Read tensors, plain values and mmengine's log histories from a file of torch.save.
 
-    Args:
-        path: Path of the file.
-        map_location: Device of the tensors, by default the CPU.
-
     Raises:
         Refused: The file names a function or class that no checkpoint needs.
-        UnpicklingError, zipfile.BadZipFile, EOFError, ...: The file is damaged or was not written by
-            torch.save.
+        UnpicklingError, zipfile.BadZipFile, EOFError, ...: The file is damaged or of another kind.
     """
     device = torch.device('cpu' if map_location is None else map_location)
     limit = _MEMORY_FACTOR * os.path.getsize(path) + 2**20

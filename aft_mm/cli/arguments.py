@@ -23,8 +23,7 @@ class AtMost(int):
 def tool_parser(about: str | None) -> argparse.ArgumentParser:
     """Return the parser of a program of tools/, which may run as a command such as `aft_mm plot`.
 
-    Args:
-        about: Its docstring. As a command, examples name the command instead of the file.
+    `about` is its docstring. As a command, examples name the command instead of the file.
     """
     prog = os.path.basename(sys.argv[0])
     if prog.startswith('aft_mm '):
@@ -70,10 +69,7 @@ def add_choice_arguments(
 def add_network_arguments(parser: argparse.ArgumentParser, num: int, random: bool = False) -> None:
     """Add a network of any library, its checkpoint, its input, a table and the picture.
 
-    Args:
-        parser: The parser.
-        num: Default number of images.
-        random: Whether random weights and noise are allowed.
+    With `random`, random weights and noise are allowed.
     """
     parser.add_argument(
         'config',
@@ -100,15 +96,7 @@ def add_runs(parser: argparse.ArgumentParser, kind: str) -> None:
 
 
 def check_writable(name: str, paths: Sequence[str]) -> None:
-    """Check that files can be written; create their folders.
-
-    Args:
-        name: Name of the argument, for the message.
-        paths: The files; existing files are not changed.
-
-    Raises:
-        UserError: A file cannot be written.
-    """
+    """Check that files can be written; create their folders, and raise a UserError with `name`."""
     for path in map(Path, paths):
         try:
             existed = path.exists()

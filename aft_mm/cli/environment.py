@@ -60,14 +60,7 @@ def problems(
     needed: Iterable[Requirement],
     built_for: Mapping[str, Requirement],
 ) -> Iterator[tuple[str, str]]:
-    """Yield problems of the environment, each with the command that fixes it.
-
-    Args:
-        versions: Installed packages, from :func:`installed`.
-        python: The version of Python.
-        needed: Required packages, from :func:`own_requirements`.
-        built_for: Required torch of other packages, from :func:`torch_requirements`.
-    """
+    """Yield problems of the environment, each with the command that fixes it."""
     if not PYTHON.contains(python):
         yield (
             f'Python {python} is not supported ({PYTHON}; mmengine calls pkgutil.find_loader, '

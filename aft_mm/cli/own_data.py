@@ -38,15 +38,7 @@ Parts = dict[str, list[str]]
 
 @dataclass
 class OwnData:
-    """Data of the user, as a config describes them.
-
-    Args:
-        about: The findings, one line per fact.
-        counts: Images, boxes or masks of each class.
-        parts: Samples for training and validation.
-        config: Lines of the config below its base. ``SPLIT`` is the folder of ``files``.
-        files: Text of the files that define the split, by name.
-    """
+    """Data of the user: samples of each part, lines of the config, and files that ``SPLIT`` stands for."""
 
     about: list[str]
     counts: Counter[str]

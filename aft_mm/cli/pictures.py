@@ -39,7 +39,6 @@ def save(figure: Figure, args: argparse.Namespace) -> None:
 
 
 def write_csv(path: str, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows with the same keys; floats with six digits."""
     with open(path, 'w', newline='', encoding='utf-8') as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()

@@ -71,12 +71,7 @@ def box_classes(path: Path) -> list[str]:
 
 
 def check_masks(key: str, root: str, dataset: 'ConfigDict') -> None:
-    """Check the masks of an mmseg BaseSegDataset: size, format and class numbers.
-
-    Raises:
-        UserError: A mask is missing, not of class numbers or of another size than its image, or a
-            number is neither a class nor ``ignore_index``.
-    """
+    """Refuse masks of an mmseg BaseSegDataset of another size or format, or with other class numbers."""
     prefix = dataset.get('data_prefix') or {}
     if not dataset.type.endswith('BaseSegDataset') or not prefix.get('seg_map_path'):
         return
@@ -111,12 +106,7 @@ def check_masks(key: str, root: str, dataset: 'ConfigDict') -> None:
 
 
 def mask_values(path: Path, image: Path) -> list[int]:
-    """Return the values of a mask in increasing order.
-
-    Raises:
-        UserError: A file cannot be read, the mask is not one of class numbers, or ``image`` has another
-            size.
-    """
+    """Return the values of a mask in increasing order, or raise a UserError if it does not fit."""
     try:
         with Image.open(path) as mask:
             mode, size = mask.mode, mask.size
@@ -149,12 +139,7 @@ def _read_text(path: str) -> str:
 
 
 def read_coco(path: str) -> dict:
-    """Read annotations of COCO, and check what mmdet and pycocotools do not.
-
-    Raises:
-        UserError: The file is damaged, an image has no local name or too many pixels, or a box or mask
-            does not fit.
-    """
+    """Read annotations of COCO, and raise a UserError for what mmdet and pycocotools do not check."""
     try:
         content = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:

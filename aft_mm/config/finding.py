@@ -17,11 +17,7 @@ INDEX = 'model-index.yml'
 
 @cache
 def install_root() -> Path:
-    """Return the folder with configs/, tools/ and model-index.yml: a checkout or ``aft_mm/.mim``.
-
-    Raises:
-        UserError: The package was installed without them.
-    """
+    """Return the folder with configs/, tools/ and model-index.yml: a checkout or ``aft_mm/.mim``."""
     for folder in (PACKAGE.parent, PACKAGE / '.mim'):
         if (folder / INDEX).is_file() and (folder / 'configs').is_dir():
             return folder
@@ -43,11 +39,7 @@ def configs_by_name() -> dict[str, Path]:
 
 
 def find_config(name: str) -> str:
-    """Return the path of a config, given its path, its name or a part that only one config has.
-
-    Raises:
-        UserError: No or several configs match, or it is not a Python file.
-    """
+    """Return the path of a config, given its path, its name or a part that only one config has."""
     if not os.path.isfile(name):
         return str(our_config(name))
     # mmengine's YAML loader executes tags.
@@ -57,11 +49,7 @@ def find_config(name: str) -> str:
 
 
 def our_config(name: str) -> Path:
-    """Return the config of aft_mm with this name or the only one with this part.
-
-    Raises:
-        UserError: No config or several have it.
-    """
+    """Return the config of aft_mm with this name or the only one with this part, or raise a UserError."""
     *folders, bare = Path(name).as_posix().removesuffix('.py').split('/')
     folder = '/'.join(folders).removeprefix('configs').strip('/')
     known = configs_by_name()
@@ -101,11 +89,7 @@ def similar_names(name: str, known: Collection[str]) -> list[str]:
 
 
 def find_base(name: str) -> str:
-    """Return the path of a base written as ``aft_mm::NAME`` or ``aft_mm::_base_/FILE.py``.
-
-    Raises:
-        UserError: There is no such config.
-    """
+    """Return the path of a base written as ``aft_mm::NAME`` or ``aft_mm::_base_/FILE.py``."""
     name = name.partition('::')[2]
     path = install_root() / 'configs' / name
     return str(path if path.is_file() else our_config(name))

@@ -73,8 +73,7 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
         options: Values by dotted keys; None skips the check of keys as well.
 
     Raises:
-        UserError: The file is not Python, fails, or needs libraries that are not installed; an entry is
-            misspelt, or an option has no effect.
+        UserError: The file fails or needs missing libraries, or an entry or option has no effect.
     """
     path = find_config(path)
     ignore_known_warnings()
@@ -129,15 +128,9 @@ def _quotable_data_folder() -> Iterator[None]:
 
 
 def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
-    """Refuse misspelt entries, which would otherwise be ignored silently.
+    """Refuse misspelt entries, and `options` that are missing or already used, as ``train_pipeline``.
 
-    Args:
-        cfg: The config; names unlike all of READ are not checked.
-        options: Keys of ``--cfg-options``, which must exist.
-
-    Raises:
-        UserError: An entry is almost one of READ, or an option names a missing entry or one already
-            used, such as ``train_pipeline``.
+    They would otherwise be ignored silently.
     """
     known = READ | SHARED
     for key in cfg:
@@ -177,12 +170,7 @@ def _places(key: str, value: Any, tree: Any, at: str = '') -> Iterator[str]:
 
 
 def check_settings(cfg: Config) -> None:
-    """Check the numbers of a run: epochs, intervals, learning rate, normalisation.
-
-    Raises:
-        ValueError: A number is out of range.
-        UserError: The optimizer is unknown, or a pipeline is empty.
-    """
+    """Check the numbers of a run, its optimizer and its pipelines; raises ValueError."""
     check_flag('resume', cfg.get('resume', False))
     loop = cfg.get('train_cfg') or {}
     _check_loop(loop)
@@ -252,16 +240,7 @@ def _check_dataset(key: str, dataset: ConfigDict) -> None:
 
 
 def check_data(cfg: Config, *splits: str) -> None:
-    """Check that the files and folders of the data sets exist, and the batch sizes.
-
-    Args:
-        cfg: The config.
-        splits: ``'train'``, ``'val'`` or ``'test'``.
-
-    Raises:
-        UserError: A file or folder is missing, or a folder is empty.
-        ValueError: A batch size is out of range.
-    """
+    """Check that the files and folders of the data sets of some splits exist, and the batch sizes."""
     for split in splits:
         loader = cfg.get(f'{split}_dataloader')
         if loader:

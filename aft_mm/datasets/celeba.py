@@ -59,11 +59,7 @@ class CelebA(FileDataset):
 
 
 def read_partition(path: Path) -> dict[str, list[str]]:
-    """Return the image names of every split.
-
-    Raises:
-        ValueError: If a line is not the name of an image and 0, 1 or 2.
-    """
+    """Return the image names of every split; raises ValueError."""
     names: dict[str, list[str]] = {split: [] for split in SPLITS}
     if not path.is_file():
         raise ValueError(f'{path} must be a list of images, but is not a regular file')

@@ -113,12 +113,9 @@ class TextFile(Dataset):
 
 
 class PlainFile:
-    """The bytes of a file, read slice by slice; a memory map of a truncated file ends the process.
+    """The bytes of a file from `start` to `stop`, read slice by slice.
 
-    Args:
-        path: Path of the file.
-        start: First byte of the part.
-        stop: The byte after the last one; None for the size of the file.
+    A memory map of a truncated file would end the process.
     """
 
     def __init__(self, path: str | Path, start: int = 0, stop: int | None = None) -> None:
@@ -133,11 +130,7 @@ class PlainFile:
         return PlainFile(self.path, self.start + start, self.start + stop)
 
     def __getitem__(self, place: slice) -> np.ndarray:
-        """Return a slice of the bytes, uint8 [N].
-
-        Raises:
-            ValueError: If the file is shorter now, or gone.
-        """
+        """Return a slice of the bytes, uint8 [N]; a ValueError if the file is shorter now."""
         start, stop, _ = place.indices(len(self))
         try:
             data = np.fromfile(self.path, np.uint8, max(0, stop - start), offset=self.start + start)

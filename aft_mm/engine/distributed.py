@@ -58,10 +58,7 @@ def fix_sum_order(model: nn.Module) -> bool:
 
     DistributedDataParallel changes its buckets after the first backward pass, and gloo's order of sums
     depends on the place in the bucket: a resumed run would round its first step differently. A backward
-    pass without data makes it choose the final buckets.
-
-    Args:
-        model: The model of a runner before its first iteration; its gradients are dropped.
+    pass without data makes it choose the final buckets; gradients are dropped.
 
     Returns:
         False if the model is not a DistributedDataParallel with the usual buckets.

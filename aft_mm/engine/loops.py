@@ -60,12 +60,7 @@ class StoppableEpochLoop(EpochBasedTrainLoop):
 
 
 class EndlessBatches:
-    """Iterator of mmengine's iteration loop that does not load batches from before a resume.
-
-    Args:
-        loop: The loop, whose iteration is that of the resumed run.
-        batches: The batches of its data loader.
-    """
+    """Iterator of mmengine's iteration loop that does not load batches from before a resume."""
 
     def __init__(self, loop: IterBasedTrainLoop, batches: 'Batches') -> None:
         self.loop = loop
@@ -90,14 +85,10 @@ class EndlessBatches:
 
 
 def make_resumable(loop: BaseLoop, seeds: Sequence[int] | None = None) -> None:
-    """Let mmengine's train loop stop and resume at any iteration.
+    """Let mmengine's train loop stop and resume at any iteration; `seeds` are those of Batches.
 
     Its class and iterator are replaced, because configs select mmengine's loops. Other classes are left
     alone.
-
-    Args:
-        loop: Train loop of a runner.
-        seeds: As for :class:`Batches`.
     """
     if isinstance(loop.dataloader.dataset, IterableDataset):  # its samples have no numbers
         return

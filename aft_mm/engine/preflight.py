@@ -44,9 +44,6 @@ def choose_checkpoint(cfg: Config) -> str:
 
     Returns:
         A warning if ``last_checkpoint`` names another one, else ''.
-
-    Raises:
-        UserError: The work dir has no complete checkpoint.
     """
     is_auto = cfg.get('resume') == 'auto'
     if not cfg.get('resume') or cfg.get('load_from') and not is_auto:
@@ -184,13 +181,7 @@ def check_batch(config: Config, runner: Runner) -> None:
 def shortened_warmup(schedules: Any, iterations: int, epochs: int) -> list[dict] | None:
     """Return a warm-up of a tenth of the iterations, for a run that would end within it.
 
-    Args:
-        schedules: Entries of ``param_scheduler``.
-        iterations, epochs: Length of the run.
-
-    Returns:
-        The new entries; None unless the given ones are a warm-up from 0 and one successor after the
-        run.
+    None unless the schedules are a warm-up from 0 and one successor after the run.
     """
     if not isinstance(schedules, list) or len(schedules) != 2:
         return None

@@ -41,9 +41,6 @@ DETAILS = (
 def load_run_config(args: argparse.Namespace) -> Config:
     """Read and check ``args.config``, apply the arguments of a run and join the process group.
 
-    Args:
-        args: ``config``, ``cfg_options``, ``work_dir``, ``launcher`` and ``local_rank``.
-
     Raises:
         UserError: The config cannot be read, or the launcher's environment is incomplete.
         ValueError: A number of the config is out of range.

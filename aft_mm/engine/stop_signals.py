@@ -43,10 +43,7 @@ if hasattr(os, 'register_at_fork'):  # not on Windows
 class WorkerInit:
     """``worker_init_fn`` of a data loader whose workers survive a signal to the process group.
 
-    They must continue until the main process has written a checkpoint, and end with it.
-
-    Args:
-        init: The previous ``worker_init_fn`` or None.
+    They continue until the main process has written a checkpoint, and end with it.
     """
 
     def __init__(self, init: Callable[[int], None] | None) -> None:

@@ -26,6 +26,7 @@ class Metric(BaseMetric):
 
 class GenerationMetric(Metric):
     """Base class of metrics of generated sequences."""
+
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
             is_measured = sample.get('generated') is not None

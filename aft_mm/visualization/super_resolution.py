@@ -17,12 +17,7 @@ from .images import check_image_shape, draw_header, draw_samples, enlargement, t
 def check_super_resolution(
     model: nn.Module, image_shape: Sequence[int], source_shape: Sequence[int]
 ) -> None:
-    """Check that images and their inputs have as many values as the sequences of ``model``.
-
-    Raises:
-        UserError: The model has no encoder, images (H, W, C) or inputs (h, w, C) have another number of
-            values, or H and W are not the same multiple of h and w.
-    """
+    """Raise a UserError unless images (H, W, C) and inputs (h, w, C) fit each other and ``model``."""
     check_image_shape(model, image_shape)
     if model.encoder is None:
         raise UserError('super-resolution needs a model with an encoder, but it has none')
