@@ -47,8 +47,7 @@ class PointCloudGenerator:
 
         Args:
             num: Number of clouds.
-            **options: Options of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``, ``top_p``,
-                ``greedy``, ``seed`` and ``progress`` (on by default).
+            **options: Options of ``AutoregressiveModel.generate``.
 
         Returns:
             float32 ``[num, P, 3]``, columns x, y, z, in the cube of side 1 around 0.

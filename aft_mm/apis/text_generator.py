@@ -51,8 +51,7 @@ class TextGenerator:
             num_chars: Number of bytes to sample, by default as many as the model's position table holds
                 after the longest prompt. A character of UTF-8 may take several; invalid ones become
                 U+FFFD.
-            **options: Options of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``, ``top_p``,
-                ``greedy``, ``seed`` and ``progress`` (on by default).
+            **options: Options of ``AutoregressiveModel.generate``.
 
         Returns:
             The prompt followed by the sampled bytes; a list for a list of prompts.

@@ -108,8 +108,7 @@ class Translator:
         Args:
             texts: Sentences.
             batch_size: Sentences per batch; samples depend on it.
-            **options: Options of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``, ``top_p``,
-                ``greedy`` and ``seed``.
+            **options: Options of ``AutoregressiveModel.generate``.
         """
 
         def sample(sources: list[torch.Tensor]) -> list[list[Translation]]:

@@ -36,7 +36,7 @@ def sample_images(
         model: An autoregressive model without an encoder.
         image_shape: (H, W, C).
         num: Number of images.
-        **options: Passed to ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
+        **options: Passed to ``model.generate``.
 
     Returns:
         uint8 ``[num, H, W, C]``.

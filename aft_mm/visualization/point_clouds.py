@@ -64,7 +64,7 @@ def sample_points(model: nn.Module, num: int, num_bits: int = 8, **options: Any)
         model: An autoregressive model without an encoder; its position table holds P points.
         num: Number of clouds.
         num_bits: Bits per coordinate.
-        **options: Passed to ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
+        **options: Passed to ``model.generate``.
 
     Returns:
         float32 ``[num, P, 3]``, columns x, y, z, in the cube of side 1 around 0, the bounding cube of

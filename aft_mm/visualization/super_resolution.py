@@ -46,7 +46,7 @@ def super_resolve(
         images: uint8 ``[N, h, w, C]``.
         image_shape: ``(H, W, C)`` of the enlargements.
         num: Samples per image.
-        **options: Passed to ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
+        **options: Passed to ``model.generate``.
 
     Returns:
         uint8 ``[N, num, H, W, C]``.
