@@ -1,7 +1,4 @@
-"""Checks of plain values: one function per kind of value, and one form of message.
-
-All raise ValueError ``NAME must be ALLOWED, got VALUE``, for a wrong type or size.
-"""
+"""Checks of plain values, which raise ValueError ``NAME must be ALLOWED, got VALUE``."""
 
 import math
 import os
@@ -16,13 +13,10 @@ IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tif
 
 
 def is_int(value: Any) -> bool:
-    """Return whether the value is an int, and not a bool.
-
-    Sizes may be symbols in an exported graph, and tensors in torch.jit.
-    """
+    """Return whether the value is an int and not a bool, in an exported graph also a symbol or tensor."""
     if isinstance(value, int):
         return not isinstance(value, bool)
-    # Without an import of torch, which takes seconds; before one, no value is torch's.
+    # Importing torch takes seconds; before that, no value is torch's.
     torch = sys.modules.get('torch')
     if torch is None:
         return False
@@ -56,7 +50,6 @@ def _bounds(least: float | None, most: float | None) -> str:
 
 
 def check_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
-    """Check for an int of at least `least` and at most `most`."""
     if (
         not is_int(value)
         or (least is not None and value < least)
@@ -87,7 +80,6 @@ def check_number(
 
 
 def check_probability(name: str, value: Any) -> None:
-    """Check for a number from 0 to 1."""
     check_number(name, value, 0, 1)
 
 
@@ -98,20 +90,17 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
-    """Check for one of the strings `allowed`."""
     if not isinstance(value, str) or value not in allowed:
         names = ', '.join(choice or repr(choice) for choice in allowed)
         refuse(name, f'one of {names}', value)
 
 
 def check_text(name: str, value: Any) -> None:
-    """Check for a string that is not empty."""
     if not isinstance(value, str) or not value:
         refuse(name, 'a string that is not empty', value)
 
 
 def check_path(name: str, value: Any) -> None:
-    """Check for the path of a file or folder."""
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         refuse(name, 'the path of a file or folder', value)
 

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent
 PEER_DIED = 'another process of the run has died'
 # Packages that receive user input; ops count as layers.
 TAKES_INPUT = ('checks', 'datasets', 'layers', 'models')
-#: Errors of a config with a mistake, raised when objects are built from it.
+#: Errors of a config with a mistake.
 CONFIG_ERRORS = (TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError)
 #: Errors when a data set is built; mmpretrain raises a RuntimeError if it is empty.
 DATA_ERRORS = (*CONFIG_ERRORS, RuntimeError, EOFError)
@@ -38,12 +38,12 @@ def missing_package(error: ImportError, module: str, package: str) -> ImportErro
 def user_errors(*errors: type[Exception]) -> Iterator[None]:
     """Exit with a one-line message instead of a traceback if the user can fix the error.
 
-    That is a :class:`UserError`, a refused checkpoint, or a ValueError that data sets, layers or
-    models of aft_mm raise, also in a worker.
+    That is a :class:`UserError`, a refused checkpoint, or a ValueError that data sets, layers or models
+    of aft_mm raise, also in a worker.
 
     Args:
-        *errors: Further types that are the user's mistake inside this block. Unless aft_mm raised
-            the error on purpose, the message ends with file and line, because it may be a bug.
+        *errors: Further types that are the user's mistake inside this block. Unless aft_mm raised the
+            error, the message ends with file and line, because it may be a bug.
     """
     expected: tuple[type[Exception], ...] = (ValueError, *errors)
     try:

@@ -1,7 +1,7 @@
 """The parts of mmengine that layers and models use, or stand-ins where mmengine is not installed.
 
-With the stand-ins, ``aft_mm.layers`` and ``aft_mm.models`` need torch only. They have the same
-constructors and the same state dicts; what belongs to mmengine's Runner is missing.
+The stand-ins, which need torch only, have the same constructors and state dicts; what belongs to
+mmengine's Runner is missing.
 """
 
 import logging
@@ -30,12 +30,11 @@ HAS_MMENGINE = find_spec('mmengine') is not None
 
 
 class PlainRegistry:
-    """Classes by name; a child shares the table of its parent.
+    """Classes by name; a child shares the table of its parent. `scope` is not used.
 
     Args:
         name: Of the kind of classes.
         parent: Registry whose table is shared.
-        scope: Not used; types may be written as ``aft_mm.NAME`` or ``NAME``.
         locations: Packages that register classes, imported before a lookup.
     """
 
@@ -52,8 +51,6 @@ class PlainRegistry:
         self._locations.update(locations)
 
     def register_module(self, name: str | None = None, force: bool = False) -> Any:
-        """Return a decorator that registers a class, as `name` or under its own name."""
-
         def register(cls: type) -> type:
             key = name or cls.__name__
             if not force and self.module_dict.get(key, cls) is not cls:
@@ -64,11 +61,6 @@ class PlainRegistry:
         return register
 
     def get(self, name: str) -> type:
-        """Return the class of a name, with or without the scope.
-
-        Raises:
-            KeyError: No class has this name.
-        """
         for location in self._locations:
             import_module(location)
         key = name.rpartition('.')[2]
@@ -77,7 +69,6 @@ class PlainRegistry:
         return self.module_dict[key]
 
     def build(self, config: Mapping[str, Any]) -> Any:
-        """Return an object of the class `type` with the other entries as arguments."""
         if not isinstance(config, Mapping) or 'type' not in config:
             raise ValueError(f'config must be a dict with a type, got {config!r}')
         arguments = dict(config)
@@ -106,7 +97,6 @@ class PlainDataPreprocessor(nn.Module):
         return self._here.device
 
     def cast_data(self, data: Any) -> Any:
-        """Return tensors and samples, also of lists, on the device."""
         if isinstance(data, list):
             return [self.cast_data(item) for item in data]
         return data.to(self.device)
@@ -142,7 +132,6 @@ class PlainDataElement(SimpleNamespace):
         return name in vars(self)
 
     def to(self, device: torch.device) -> 'PlainDataElement':
-        """Return a copy with its tensors on the device."""
         copy = type(self)()
         for name, value in vars(self).items():
             setattr(copy, name, value.to(device) if isinstance(value, Tensor) else value)
@@ -164,7 +153,7 @@ def plain_log(message: str, logger: str | None = None) -> None:
 
 
 class PlainRegistries:
-    """Registries by name, each made when it is first read, as attributes of mmengine's module are."""
+    """Registries by name, each made when it is first read."""
 
     Registry = PlainRegistry
 

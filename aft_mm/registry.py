@@ -1,13 +1,9 @@
 """Registries of the package, children of mmengine's root: types are written ``aft_mm.X``.
 
 mmengine imports this module when it first meets the prefix ``aft_mm.``, and the locations of a
-registry when it first looks up a name, so configs need no further import. mmengine hides an
-ImportError raised here, so this module imports nothing that can fail. Where mmengine is not
-installed, a registry is a table of names, see :mod:`aft_mm.openmmlab`.
-
-Importing this module also makes mmengine read checkpoints with :mod:`aft_mm.checkpoint`, which is
-imported when it is first needed, and find bases of configs written as
-``aft_mm::own_data/image-folder``.
+registry when it first looks up a name. It hides an ImportError raised here, so this module imports
+nothing that can fail. Importing it also makes mmengine read checkpoints with
+:mod:`aft_mm.checkpoint` and find bases of configs written as ``aft_mm::own_data/image-folder``.
 """
 
 import functools
@@ -36,27 +32,21 @@ __all__ = [
     'register_safe_loading',
 ]
 
-# Token mixers, blocks, backbones and the rest of a model.
 MODELS = root.Registry(
     'model', parent=root.MODELS, scope='aft_mm', locations=['aft_mm.layers', 'aft_mm.models']
 )
-# One file per kind of data.
 DATASETS = root.Registry(
     'dataset', parent=root.DATASETS, scope='aft_mm', locations=['aft_mm.datasets']
 )
-# The order of samples and their batches.
 DATA_SAMPLERS = root.Registry(
     'data sampler', parent=root.DATA_SAMPLERS, scope='aft_mm', locations=['aft_mm.datasets']
 )
-# Steps of a data pipeline.
 TRANSFORMS = root.Registry(
     'transform', parent=root.TRANSFORMS, scope='aft_mm', locations=['aft_mm.datasets.transforms']
 )
-# Metrics.
 METRICS = root.Registry(
     'metric', parent=root.METRICS, scope='aft_mm', locations=['aft_mm.evaluation']
 )
-# Training: hooks, optimizer wrappers, their constructors and schedules.
 HOOKS = root.Registry('hook', parent=root.HOOKS, scope='aft_mm', locations=['aft_mm.engine'])
 OPTIM_WRAPPERS = root.Registry(
     'optim_wrapper', parent=root.OPTIM_WRAPPERS, scope='aft_mm', locations=['aft_mm.engine']
@@ -70,7 +60,6 @@ OPTIM_WRAPPER_CONSTRUCTORS = root.Registry(
 PARAM_SCHEDULERS = root.Registry(
     'parameter scheduler', parent=root.PARAM_SCHEDULERS, scope='aft_mm', locations=['aft_mm.engine']
 )
-# Test loops that also sample from the model.
 LOOPS = root.Registry('loop', parent=root.LOOPS, scope='aft_mm', locations=['aft_mm.engine'])
 # mmengine warns if the default scope lacks one of these.
 for _parent in (root.OPTIMIZERS, root.VISBACKENDS, root.VISUALIZERS):
@@ -97,7 +86,6 @@ def _lazy_loader(kind: str) -> Callable[..., dict]:
 
 
 def register_safe_loading() -> None:
-    """Make mmengine read all checkpoints with :mod:`aft_mm.checkpoint`."""
     from mmengine.runner import CheckpointLoader
 
     for kind, prefixes in _CHECKPOINT_PREFIXES.items():
@@ -116,13 +104,12 @@ class _MMCVOperators(MetaPathFinder):
 
 
 def _register_bases() -> None:
-    """Make mmengine find bases of configs written as ``aft_mm::NAME``."""
     from mmengine.config import Config
 
     find_base = Config._get_cfg_path
 
     def find(name: str, filename: str) -> tuple[str, str | None]:
-        # The scope None: types of ours keep the default scope.
+        # Scope None: types of ours keep the default scope.
         if name.startswith('aft_mm::'):
             return import_module('aft_mm.config.finding').find_base(name), None
         return find_base(name, filename)

@@ -1,7 +1,6 @@
-"""Register the image classifiers with timm.
+"""Register the image classifiers with timm: ``timm.create_model('aft_conv_tiny', num_classes=10)``.
 
-After ``import aft_mm.timm``, ``timm.create_model('aft_conv_tiny', num_classes=10)`` works as for
-timm's own models. Another mixer is an argument: ``token_mixer=dict(type='aft_mm.AFTSimple')``.
+Another mixer is an argument: ``token_mixer=dict(type='aft_mm.AFTSimple')``.
 """
 
 from typing import Any

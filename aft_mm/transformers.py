@@ -1,9 +1,7 @@
 """Image and language models with AFT for Transformers; importing this module registers them.
 
-``AutoModelForImageClassification``, ``AutoBackbone`` and ``AutoModelForCausalLM`` then read the
-checkpoints of these classes. The parameters have the names of mmpretrain's ImageClassifier with
-:class:`AFTViT` and of :class:`AutoregressiveModel`, so that ``load_state_dict`` converts the
-checkpoints of either side.
+The parameters have the names of mmpretrain's ImageClassifier with :class:`AFTViT` and of
+:class:`AutoregressiveModel`, so that ``load_state_dict`` converts the checkpoints of either side.
 """
 
 import copy
@@ -59,10 +57,10 @@ class AFTConfig(BackboneConfigMixin, PreTrainedConfig):
     """Config of the image models.
 
     Args:
-        backbone: arguments of :class:`AFTViT`, such as ``dict(arch='tiny', position_embedding=
-            False, token_mixer=dict(type='aft_mm.AFTConv', num_heads=32, kernel_size=11))``.
-        out_features: stages that :class:`AFTBackbone` returns, among 'stem' (the embedded
-            patches), 'stage1', …; the last one by default.
+        backbone: arguments of :class:`AFTViT`, such as ``dict(arch='tiny', position_embedding=False,
+            token_mixer=dict(type='aft_mm.AFTConv', num_heads=32, kernel_size=11))``.
+        out_features: stages that :class:`AFTBackbone` returns, among 'stem' (the embedded patches),
+            'stage1', …; the last one by default.
         out_indices: their indices, instead of `out_features`.
         **kwargs: see Transformers' PreTrainedConfig, such as num_labels.
     """
@@ -104,7 +102,7 @@ class AFTTextConfig(PreTrainedConfig):
         self.vocab_size = decoder['embedding'].get('vocab_size')
 
 
-# Transformers also makes configs without arguments.
+# Transformers makes configs without arguments.
 _BYTES = dict(
     decoder=dict(
         type='aft_mm.SequenceDecoder',
@@ -133,12 +131,10 @@ def _recorded(layers: nn.ModuleList) -> Iterator[list[Tensor]]:
 
 
 class CheckpointedBlock(GradientCheckpointingLayer, Block):
-    """Block whose activations Transformers can checkpoint."""
+    pass
 
 
 class _Model(PreTrainedModel):
-    """Base class: the parts initialise themselves."""
-
     _no_split_modules = ['CheckpointedBlock']
     supports_gradient_checkpointing = True
     # The loss is a mean over the batch, also where Trainer accumulates gradients.
@@ -151,8 +147,8 @@ class _Model(PreTrainedModel):
         super().post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        # Transformers makes the model without data before it reads a checkpoint. Parameters and
-        # buffers that the checkpoint lacks get the values of a new model.
+        # Transformers makes the model without data before it reads a checkpoint; what the checkpoint
+        # lacks gets the values of a new model.
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         tensors = dict([*self.named_parameters(), *self.named_buffers()])
         read = {name for name, t in tensors.items() if getattr(t, '_is_hf_initialized', False)}
@@ -190,11 +186,7 @@ class _ImageModel(_Model):
 
 
 class AFTModel(_ImageModel):
-    """Image model without a head.
-
-    Args:
-        config: see :class:`AFTConfig`.
-    """
+    """Image model without a head, see :class:`AFTConfig`."""
 
     _keys_to_ignore_on_load_unexpected = [r'^head\.']
 
@@ -213,8 +205,8 @@ class AFTModel(_ImageModel):
 
         Args:
             pixel_values: images [B, C, H, W].
-            output_hidden_states: also return the tokens [B, T, D] that enter the first layer and
-                leave each layer.
+            output_hidden_states: also return the tokens [B, T, D] that enter the first layer and leave each
+                layer.
             return_dict: False for a tuple.
             **unused: other arguments of Transformers.
         """
@@ -224,10 +216,9 @@ class AFTModel(_ImageModel):
 
 
 class AFTForImageClassification(_ImageModel):
-    """Image model with a linear classifier on the pooled tokens.
+    """Image model with a linear classifier on the pooled tokens, see :class:`AFTConfig`.
 
-    Args:
-        config: see :class:`AFTConfig`; out_type of the backbone chooses the pooling.
+    out_type of the backbone chooses the pooling.
     """
 
     def __init__(self, config: AFTConfig) -> None:
@@ -249,13 +240,9 @@ class AFTForImageClassification(_ImageModel):
         """Return logits [B, num_labels], and the loss if labels are given.
 
         Args:
-            pixel_values: images [B, C, H, W].
-            labels: class of each image [B], for the cross entropy. Floats [B, num_labels] are the
-                several classes of an image, or targets of a regression, as problem_type of the
-                config says.
-            output_hidden_states: also return the tokens [B, T, D] that enter the first layer and
-                leave each layer.
-            return_dict: False for a tuple.
+            pixel_values, output_hidden_states, return_dict: see :class:`AFTModel`.
+            labels: class of each image [B]; floats [B, num_labels] are several classes, or targets of a
+                regression, as problem_type of the config says.
             **unused: other arguments of Transformers.
         """
         tokens, hidden = self._tokens(pixel_values, output_hidden_states)
@@ -266,11 +253,7 @@ class AFTForImageClassification(_ImageModel):
 
 
 class AFTBackbone(BackboneMixin, _ImageModel):
-    """Feature maps for detectors and segmentors of Transformers.
-
-    Args:
-        config: see :class:`AFTConfig`; out_features chooses the stages.
-    """
+    """Feature maps for detectors and segmentors of Transformers, see :class:`AFTConfig`."""
 
     has_attentions = False
     _keys_to_ignore_on_load_unexpected = [r'^head\.']
@@ -316,11 +299,7 @@ class AFTBackbone(BackboneMixin, _ImageModel):
 
 
 class AFTCache(Cache):
-    """State of :class:`AFTForCausalLM` between tokens, of the same size for every length.
-
-    AFT-local keeps a window, AFT-conv its kernel, AFT-simple one sum, AFT-full a row per token of
-    its grid. Only the state of softmax attention grows.
-    """
+    """State of :class:`AFTForCausalLM` between tokens; only that of softmax attention grows."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -342,8 +321,8 @@ class AFTCache(Cache):
 class AFTForCausalLM(_Model, GenerationMixin):
     """Language model whose ``generate`` carries a state of constant size.
 
-    Unlike most models of Transformers it also predicts the first token: its loss counts every
-    label, as :class:`AutoregressiveModel` does.
+    Unlike most models of Transformers it also predicts the first token: its loss counts every label, as
+    :class:`AutoregressiveModel` does.
 
     Args:
         config: see :class:`AFTTextConfig`.
@@ -372,7 +351,6 @@ class AFTForCausalLM(_Model, GenerationMixin):
         return self.config.vocab_size
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Use the table [V, D] of another embedding, of the same shape."""
         embedding = self.decoder.embedding
         if value.weight.shape != embedding.weight.shape:
             allowed = (
@@ -428,26 +406,22 @@ class AFTForCausalLM(_Model, GenerationMixin):
         return_dict: bool | None = None,
         **unused: Any,
     ) -> CausalLMOutputWithPast | tuple:
-        """Return logits [B, L, V]; row t predicts token t + 1.
-
-        The row after the last position of the decoder is 0.
+        """Return logits [B, L, V]; row t predicts token t + 1, and is 0 after the last position.
 
         Args:
             input_ids: tokens [B, L]. With a filled cache, only the new ones.
-            attention_mask: [B, L], 0 for padding on the left or on the right. Not used with a
-                filled cache.
+            attention_mask: [B, L], 0 for padding on either side. Not used with a filled cache.
             past_key_values: from a previous call; it is overwritten.
             labels: [B, L], usually `input_ids` itself, −100 for tokens without a loss.
             use_cache: return a cache; default False.
             logits_to_keep: number of last rows to return, 0 for all.
-            output_hidden_states: also return the vectors [B, L, D] that enter the first block and
-                leave each block, the last ones normalised. Not with a filled cache.
+            output_hidden_states: also return the vectors [B, L, D] that enter the first block and leave
+                each block, the last ones normalised. Not with a filled cache.
             return_dict: False for a tuple.
             **unused: other arguments of Transformers.
 
         Raises:
-            ValueError: a sequence is longer than the position table, or a token is outside the
-                vocabulary.
+            ValueError: a sequence is longer than the position table, or a token is outside the vocabulary.
         """
         cache, loss, states = past_key_values, None, None
         if output_hidden_states is None:

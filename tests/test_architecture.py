@@ -142,6 +142,7 @@ def test_configs_import_nothing_and_tools_use_public_names():
     for path in (ROOT / 'tools').rglob('*.py'):
         private = [name for _, name in imports(path) if 'aft_mm' in name and '._' in name]
         assert not private, f'{path} imports {private}'
+        assert not [name for _, name in imports(path) if name.startswith('tests')], path
 
 
 def test_files_are_short():

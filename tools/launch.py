@@ -45,7 +45,6 @@ VARIABLES = dict(NNODES=(1, 1), NODE_RANK=(0, 0), PORT=(29500, 1), RDZV_TIMEOUT=
 
 
 def number(name: str, text: str, least: int) -> int:
-    """Parse an integer of at least ``least``."""
     if not text.isdecimal() or int(text) < least:
         raise UserError(f'{name} must be a number of at least {least}, got {text!r}')
     return int(text)
@@ -87,7 +86,6 @@ def torchrun_words(args: argparse.Namespace) -> list[str]:
 
 
 def check_port(port: int) -> None:
-    """Raise a :class:`UserError` if another process uses ``port``."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -102,7 +100,6 @@ def check_port(port: int) -> None:
 
 
 def root_cause(failures: dict[int, ProcessFailure]) -> str:
-    """Return a one-line message about the process that failed first."""
     # A killed process leaves no message, and the others may report its loss first.
     order = sorted(
         failures,
@@ -125,7 +122,6 @@ def root_cause(failures: dict[int, ProcessFailure]) -> str:
 
 
 def message_of(failure: ProcessFailure) -> str:
-    """Return the error message of a process, '' if it left none."""
     if not failure.error_file_data or not Path(failure.error_file).is_file():
         return ''
     message = failure.message

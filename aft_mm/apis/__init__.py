@@ -32,5 +32,4 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Return the public names, without the modules of this package."""
     return __all__

@@ -42,15 +42,12 @@ class ImageClassifier:
     Images go through the pipeline of ``test_dataloader``, as in a test.
 
     Args:
-        config: Config of mmpretrain's ImageClassifier, or its path.
-        checkpoint: Path or http address of a checkpoint.
-        device: Device; by default an accelerator if there is one.
+        config, checkpoint, device: See :func:`load_model`.
         classes: Names of the classes; by default those stored in the checkpoint. If it stores none,
             predictions have no class name, since the dataset of the config may be another one.
 
     Raises:
-        UserError: A file does not exist, the checkpoint belongs to another model, the config is
-            not one of a classifier, or the number of names is not the number of classes.
+        UserError: As for :func:`load_model`, or the number of names is not the number of classes.
     """
 
     def __init__(
@@ -87,20 +84,17 @@ class ImageClassifier:
         """Classify images.
 
         Args:
-            images: Path of a file, path of a folder (all image files below it, sorted by path), an
-                RGB array uint8 [H, W, 3], an array [H, W] or [H, W, 1] for a model of grey images,
-                or a list of these.
+            images: Path of a file or a folder (all image files below it, sorted by path), an RGB array
+                uint8 [H, W, 3], an array [H, W] or [H, W, 1] for a model of grey images, or a list.
             batch_size: Images per forward pass; consecutive images of one size are batched.
             progress: Show a progress bar on stderr.
 
         Returns:
-            One dict per image: ``label`` (int), its ``score``, the ``scores`` of all classes
-            (float32 [classes]), ``class_name`` (None if the model has no names), and ``path`` for
-            an image read from a file.
+            One dict per image: ``label`` (int), its ``score``, the ``scores`` of all classes (float32
+            [classes]), ``class_name`` (None if the model has no names), and ``path`` of a file.
 
         Raises:
-            ValueError: A file or folder does not exist, holds no image or cannot be read, an array
-                has another shape or type, or ``batch_size`` is below 1.
+            ValueError: An image cannot be read or has another shape or type, or ``batch_size`` is below 1.
         """
         check_int('batch_size', batch_size, 1)
         inputs = self._as_list(images)
@@ -139,7 +133,7 @@ class ImageClassifier:
             return self._of_array(dict(img=pixels.copy(), img_shape=size, ori_shape=size))
         except UserError:
             raise
-        except Exception as error:  # steps of the pipeline raise anything on a bad file
+        except Exception as error:  # steps raise anything on a bad file
             what = 'an array' if isinstance(image, np.ndarray) else repr(os.fspath(image))
             reason = ' '.join(str(error).split())
             raise UserError(f'images must be readable images, got {what} ({reason})') from error
@@ -155,8 +149,8 @@ class ImageClassifier:
 
         Args:
             images, batch_size, progress: As for calling the object.
-            folder: Folder to which the pictures are also written: ``0000_cat.png`` for the image
-                a/cat.jpg, ``0001.png`` for an array.
+            folder: Folder to which the pictures are also written: ``0000_cat.png`` for a/cat.jpg,
+                ``0001.png`` for an array.
 
         Returns:
             RGB uint8 [H, W, 3] per image; small images are magnified.
@@ -196,7 +190,7 @@ class ImageClassifier:
         )
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
-        """Return a list of files and arrays, with folders replaced by their files."""
+        """Return files and arrays; folders are replaced by their files."""
         alone = isinstance(images, str | os.PathLike | np.ndarray)
         found: list[Source] = []
         for image in [images] if alone else images:
@@ -226,7 +220,6 @@ class ImageClassifier:
         return found
 
     def _checked(self, image: np.ndarray) -> np.ndarray:
-        """Return an array as [H, W, C] with the model's number of channels."""
         pixels = image[..., None] if image.ndim == 2 else image
         if pixels.dtype != np.uint8 or pixels.shape[2:] != (self._channels,) or not pixels.size:
             raise UserError(
@@ -236,7 +229,6 @@ class ImageClassifier:
         return pixels
 
     def _pixels(self, image: Source) -> np.ndarray:
-        """Return an image as uint8 [H, W, C], RGB or grey depending on the model."""
         if isinstance(image, np.ndarray):
             return self._checked(image)
         pixels = read_rgb(os.fspath(image))[0]
@@ -244,7 +236,6 @@ class ImageClassifier:
         return np.asarray(Image.fromarray(pixels).convert('L'))[..., None] if grey else pixels
 
     def _predict(self, images: Sequence[Source]) -> list[DataSample]:
-        """Predict images; consecutive ones of the same size share a batch."""
         samples = [self.preprocess(image) for image in images]
         predictions: list[DataSample] = []
         with torch.no_grad():

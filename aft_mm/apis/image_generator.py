@@ -27,12 +27,10 @@ class ImageGenerator:
 
     Args:
         config: Config with ``image_shape = (H, W, C)``, or its path.
-        checkpoint: Path or http address of a checkpoint written by ``tools/train.py``.
-        device: Device; by default an accelerator if there is one.
+        checkpoint, device: See :func:`load_model`.
 
     Raises:
-        UserError: A file does not exist, the checkpoint belongs to another model, or the config is
-            not one of an image model.
+        UserError: As for :func:`load_model`.
     """
 
     def __init__(
@@ -46,10 +44,7 @@ class ImageGenerator:
         check_image_shape(self.model, self.image_shape)
 
     def sample(self, num: int = 1, **options: Any) -> np.ndarray:
-        """Sample images.
-
-        Returns:
-            uint8 ``[num, H, W, C]``.
+        """Sample images, uint8 ``[num, H, W, C]``.
 
         Raises:
             ValueError: ``num`` is below 1, or an option is out of range.
@@ -61,15 +56,14 @@ class ImageGenerator:
 
         Args:
             images: uint8 ``[N, H, W, C]``, RGB if C = 3.
-            keep: Share of the rows, from the top, that is given to the model. At least one row
-                must be given and one left.
+            keep: Share of the rows, from the top, that is given; at least one row is given and one left.
 
         Returns:
             uint8 ``[N, H, W, C]``.
 
         Raises:
-            ValueError: ``images`` is empty or has another shape or type, or ``keep`` or an option
-                is out of range.
+            ValueError: ``images`` is empty or has another shape or type, or ``keep`` or an option is out
+                of range.
         """
         images = np.asarray(images)
         if images.shape[1:] != self.image_shape or images.dtype != np.uint8:

@@ -19,7 +19,7 @@ from aft_mm.errors import UserError
 from .image_classifier import ImageClassifier
 from .loading import CLASSIFIERS, load_model, task_of
 
-#: Command for the models that do not predict from an image.
+#: Command for models without an image as input.
 OTHERS = {
     'Translator': 'translate',
     'SpeechRecognizer': 'transcribe',
@@ -34,8 +34,8 @@ class Prediction:
 
     Args:
         path: Path of the image.
-        found: One dict per class, box or class of a mask: ``label``, ``class_name``, and ``score``,
-            or the share of the pixels as ``share``; a box has ``box``, x1, y1, x2, y2 [px].
+        found: One dict per class, box or class of a mask: ``label``, ``class_name``, and ``score``, or
+            the share of the pixels as ``share``; a box has ``box``, x1, y1, x2, y2 [px].
         picture: The image with the prediction, RGB uint8 [H, W, 3].
         mask: Class of each pixel, uint8 [H, W], of a segmentor.
     """
@@ -56,13 +56,11 @@ class ImagePredictor:
 
     Args:
         config: Config of a classifier, detector or segmentor, or its path.
-        checkpoint: Path or http address of a checkpoint.
-        device: Device; by default an accelerator if there is one.
+        checkpoint, device: See :func:`load_model`.
         score: Minimum score of a box.
 
     Raises:
-        UserError: A file does not exist, the checkpoint belongs to another model, or the config is
-            for another task.
+        UserError: As for :func:`load_model`.
     """
 
     def __init__(

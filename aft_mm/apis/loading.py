@@ -66,7 +66,7 @@ def check_task(config: Config, name: str) -> None:
 def build_model(config: Config) -> Any:
     """Build the model of a config as a Runner does: in its scope and with its data preprocessor.
 
-    Its ``dataset_meta``, the attribute that mmdet and mmseg use, is empty.
+    Its ``dataset_meta``, as mmdet and mmseg call it, is empty.
     """
     settings = config.model.copy()
     if config.get('data_preprocessor') is not None:
@@ -87,17 +87,17 @@ def load_model(
 
     Args:
         config: The config, or its path.
-        checkpoint: Path or address of the checkpoint; None for random weights with seed 0.
+        checkpoint: Path or http address of the checkpoint; None for random weights with seed 0.
         device: Device; by default an accelerator if there is one.
         task: Name of the inferencer that will use the model; None accepts any model.
 
     Returns:
-        The config and the model, in evaluation mode and without gradients. The ``dataset_meta`` of
-        the model is that of the checkpoint, such as the names of classes.
+        The config and the model, in evaluation mode, without gradients, and with the ``dataset_meta``
+        of the checkpoint.
 
     Raises:
-        UserError: A file does not exist, the config is for another task or needs missing libraries,
-            or the checkpoint belongs to another model.
+        UserError: A file does not exist, the config is for another task or needs missing libraries, or
+            the checkpoint belongs to another model.
         pickle.UnpicklingError: The checkpoint is damaged, or holds more than training state.
     """
     if not isinstance(config, Config):

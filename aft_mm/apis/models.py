@@ -22,7 +22,7 @@ from .loading import build_model, load_model
 def register_models() -> dict[str, Model]:
     """Register our models in mmpretrain's ModelHub, once, and return them by name.
 
-    Afterwards ``mmpretrain.get_model`` and mmpretrain's inferencers accept the names.
+    ``mmpretrain.get_model`` and mmpretrain's inferencers then accept the names.
 
     Raises:
         UserError: The package was installed without its configs.
@@ -52,19 +52,16 @@ def get_model(
     pretrained: str | os.PathLike | bool | None = None,
     device: str | torch.device | None = None,
 ) -> nn.Module:
-    """Build a model of any task by its name, in evaluation mode.
-
-    mmpretrain's inferencers accept the model: ``FeatureExtractor(get_model(name, path))``.
+    """Build a model of any task by its name, in evaluation mode; mmpretrain's inferencers accept it.
 
     Args:
         name: One of :func:`list_models`, or a part of it that no other name has.
-        pretrained: Path or http address of a checkpoint, loaded safely and strictly, with its
-            names of classes; True for the released weights; None or False keeps the initial ones.
-        device: Device; by default an accelerator if there is one.
+        pretrained: Path or http address of a checkpoint; True for the released weights; None or False
+            keeps the initial ones.
+        device: See :func:`load_model`.
 
     Raises:
-        UserError: The name is unknown, the checkpoint does not exist or belongs to another model,
-            there are no released weights, or the model needs missing libraries.
+        UserError: As for :func:`load_model`, the name is unknown, or there are no released weights.
     """
     models = register_models()
     if name not in models:

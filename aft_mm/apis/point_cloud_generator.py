@@ -23,14 +23,11 @@ class PointCloudGenerator:
         write_ply('chair.ply', clouds[0])
 
     Args:
-        config: Config with ``point_cloud = dict(num_points=..., num_bits=..., up=...)``, or its
-            path.
-        checkpoint: Path or http address of a checkpoint written by ``tools/train.py``.
-        device: Device; by default an accelerator if there is one.
+        config: Config with ``point_cloud = dict(num_points=..., num_bits=..., up=...)``, or its path.
+        checkpoint, device: See :func:`load_model`.
 
     Raises:
-        UserError: A file does not exist, the checkpoint belongs to another model, the config is
-            not one of a point cloud model, or its ``point_cloud`` does not match its model.
+        UserError: As for :func:`load_model`, or ``point_cloud`` does not match the model.
     """
 
     def __init__(
@@ -50,8 +47,7 @@ class PointCloudGenerator:
 
         Args:
             num: Number of clouds.
-            **options: Options of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``,
-                ``top_p``, ``greedy``, ``seed`` and ``progress`` (on by default).
+            **options: Options of ``AutoregressiveModel.generate``.
 
         Returns:
             float32 ``[num, P, 3]``, columns x, y, z, in the cube of side 1 around 0.
@@ -73,6 +69,6 @@ def write_ply(path: str | os.PathLike, points: np.ndarray) -> None:
         raise UserError(f'points must be one cloud [P, 3], got {list(shape)}')
     if os.path.splitext(path)[1] != '.ply':
         raise UserError(f'path must be a file name that ends in .ply, got {str(path)!r}')
-    import trimesh  # slow to import, and needed here only
+    import trimesh  # slow
 
     trimesh.PointCloud(points).export(os.fspath(path), file_type='ply')

@@ -39,18 +39,15 @@ class SpeechRecognizer:
         for found in recognizer(['a.wav', 'b.flac'], beam_size=16):
             print(found.text, found.alternatives)
 
-    Files go through the pipeline of the test set. If it normalises per speaker, every file counts
-    as a speaker of its own.
+    Files go through the pipeline of the test set; every file counts as a speaker of its own.
 
     Args:
         config: Config of speech recognition with the entry ``units``, or its path.
-        checkpoint: Path or http address of a checkpoint written by ``tools/train.py``.
-        device: Device; by default an accelerator if there is one.
+        checkpoint, device: See :func:`load_model`.
         words: The only words of the transcripts. ``score`` is then the log-probability of the text.
 
     Raises:
-        UserError: A file does not exist, the checkpoint belongs to another model, or the config is
-            not one of speech recognition.
+        UserError: As for :func:`load_model`.
     """
 
     def __init__(
@@ -105,11 +102,7 @@ class SpeechRecognizer:
         return found[0] if isinstance(paths, str | os.PathLike) else found
 
     def read(self, path: str | os.PathLike) -> dict:
-        """Return the sample of a file for :meth:`stream`.
-
-        Raises:
-            UserError: The file cannot be read, or is longer than the model's position table.
-        """
+        """Return the sample of a file for :meth:`stream`; raises a UserError as calling the object does."""
         check_path('path', path)
         results: dict = dict(path=os.fspath(path), name=os.fspath(path))
         try:
@@ -131,11 +124,7 @@ class SpeechRecognizer:
     def stream(
         self, samples: Sequence[dict], beam_size: int | None = None, batch_size: int = 8
     ) -> Iterator[Recognition]:
-        """Recognise samples of :meth:`read`, batch by batch.
-
-        Raises:
-            ValueError: A number is out of range.
-        """
+        """Recognise samples of :meth:`read`, batch by batch; arguments are as for calling the object."""
         check_int('batch_size', batch_size, 1)
         if beam_size is not None:
             check_int('beam_size', beam_size, 1)

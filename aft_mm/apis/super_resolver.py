@@ -33,18 +33,15 @@ class SuperResolver:
         samples = resolver(resolver.fit(photo), num=4)  # the centre of a larger image
         samples = resolver.tile(photo)                  # a larger image, tile by tile
 
-    Calling and :meth:`tile` take the options of ``AutoregressiveModel.generate``: ``temperature``
-    (0.8 by default), ``top_k``, ``top_p``, ``greedy``, ``seed`` and ``progress`` (on by default).
+    Calling and :meth:`tile` take the options of ``AutoregressiveModel.generate``: ``temperature`` (0.8
+    by default), ``top_k``, ``top_p``, ``greedy``, ``seed`` and ``progress`` (on by default).
 
     Args:
-        config: Config with ``image_shape = (H, W, C)`` and ``source_shape = (h, w, C)``, or its
-            path.
-        checkpoint: Path or http address of a checkpoint written by ``tools/train.py``.
-        device: Device; by default an accelerator if there is one.
+        config: Config with ``image_shape = (H, W, C)`` and ``source_shape = (h, w, C)``, or its path.
+        checkpoint, device: See :func:`load_model`.
 
     Raises:
-        UserError: A file does not exist, the checkpoint belongs to another model, or the config is
-            not one of super-resolution.
+        UserError: As for :func:`load_model`.
     """
 
     def __init__(
@@ -84,24 +81,21 @@ class SuperResolver:
         return self._sample(image[None], num, **options)[0]
 
     def fit(self, image: np.ndarray, crop_size: int | None = None) -> np.ndarray:
-        """Shrink the centre of a larger image to the input size of the model.
+        """Shrink the central square of a larger image to the input size of the model, by area.
 
-        The central square is shrunk by area averaging. This suits models of whole objects, such as
-        aligned faces. Training shrinks twice, to the output size and then to the input size, with
-        rounding after each step, so values may differ by one.
+        For models of whole objects, such as aligned faces. Training shrinks in two steps, so values may
+        differ by one.
 
         Args:
             image: uint8 ``[H', W', C]``.
-            crop_size: Edge of the square [px], by default the largest possible. A face should fill
-                the square as in the training images.
+            crop_size: Edge of the square [px], by default the largest possible.
 
         Returns:
             uint8 ``[h, w, C]``.
 
         Raises:
-            UserError: ``image`` has another type or is smaller than the input of the model,
-                ``crop_size`` is smaller than that or larger than the image, or the input of the
-                model is not square.
+            UserError: ``image`` has another type or is smaller than the input of the model, ``crop_size``
+                is out of range, or the input of the model is not square.
         """
         image = self._checked(image)
         size, width, _ = self.source_shape
@@ -123,25 +117,23 @@ class SuperResolver:
     def tile(self, image: np.ndarray, num: int = 1, overlap: int = 2, **options: Any) -> np.ndarray:
         """Sample enlargements of a larger image, tile by tile.
 
-        The image is covered with as few overlapping tiles of h x w pixels as possible, evenly
-        spaced; see :meth:`tile_starts`. Each tile is sampled independently of its neighbours, and
-        overlapping tiles fade linearly into each other. This hides the seams, but overlaps are
-        smoother than the rest, and structures larger than a tile may not fit together. It suits
-        models trained on crops of images.
+        The image is covered with the fewest overlapping tiles of h x w pixels. Each is sampled
+        independently, and overlapping tiles fade linearly into each other: overlaps are smoother than the
+        rest, and structures larger than a tile may not fit together.
 
         Args:
             image: uint8 ``[H', W', C]``.
             num: Number of samples.
-            overlap: Minimum overlap of neighbouring tiles in pixels of ``image``, 0 to the edge of
-                a tile − 1.
+            overlap: Minimum overlap of neighbouring tiles in pixels of ``image``, 0 to the edge of a
+                tile − 1.
             **options: Options of ``AutoregressiveModel.generate``.
 
         Returns:
             uint8 ``[num, H'·f, W'·f, C]`` with f = H / h.
 
         Raises:
-            UserError: ``image`` has another type or is smaller than a tile, or ``overlap`` or
-                ``num`` is out of range.
+            UserError: ``image`` has another type or is smaller than a tile, or ``overlap`` or ``num`` is
+                out of range.
             ValueError: An option is out of range.
         """
         rows, columns = self.tile_starts(image, overlap)
@@ -171,11 +163,7 @@ class SuperResolver:
         )
 
     def tile_starts(self, image: np.ndarray, overlap: int = 2) -> tuple[list[int], list[int]]:
-        """Return the rows and columns of ``image`` where the tiles of :meth:`tile` begin.
-
-        Raises:
-            UserError: As for :meth:`tile`.
-        """
+        """Return the rows and columns of ``image`` where the tiles of :meth:`tile` begin."""
         image = self._checked(image)
         height, width, _ = self.source_shape
         return (
@@ -188,7 +176,6 @@ class SuperResolver:
         return super_resolve(self.model, images, self.image_shape, num, **options)
 
     def _checked(self, image: np.ndarray) -> np.ndarray:
-        """Return the image as an array with checked type, number of channels and minimum size."""
         image = np.asarray(image)
         height, width, channels = self.source_shape
         if image.ndim != 3 or image.shape[2] != channels or image.dtype != np.uint8:

@@ -24,13 +24,10 @@ class TextGenerator:
         generator.score('In 1989 ').sum()  # log p, in nats
 
     Args:
-        config: Config of a text model, or its path.
-        checkpoint: Path or http address of a checkpoint written by ``tools/train.py``.
-        device: Device; by default an accelerator if there is one.
+        config, checkpoint, device: See :func:`load_model`.
 
     Raises:
-        UserError: A file does not exist, the checkpoint belongs to another model, or the config is
-            not one of a text model.
+        UserError: As for :func:`load_model`.
     """
 
     def __init__(
@@ -51,18 +48,17 @@ class TextGenerator:
 
         Args:
             prompt: Text to continue, or a list of texts of any lengths; None starts from nothing.
-            num_chars: Number of bytes to sample, by default as many as the model's position table
-                holds after the longest prompt. Text is UTF-8, so a character may take several
-                bytes; invalid bytes become U+FFFD.
-            **options: Options of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``,
-                ``top_p``, ``greedy``, ``seed`` and ``progress`` (on by default).
+            num_chars: Number of bytes to sample, by default as many as the model's position table holds
+                after the longest prompt. A character of UTF-8 may take several; invalid ones become
+                U+FFFD.
+            **options: Options of ``AutoregressiveModel.generate``.
 
         Returns:
             The prompt followed by the sampled bytes; a list for a list of prompts.
 
         Raises:
-            ValueError: A prompt is empty or not a str, prompt and ``num_chars`` exceed the model's
-                position table, or an option is out of range.
+            ValueError: A prompt is empty or not a str, prompt and ``num_chars`` exceed the model's position
+                table, or an option is out of range.
         """
         if num_chars is not None:
             check_int('num_chars', num_chars, 1)
@@ -112,7 +108,6 @@ class TextGenerator:
 
     @staticmethod
     def _texts(name: str, text: str | Sequence[str], hint: str = '') -> list[str]:
-        """Check one or several texts and return them as a list."""
         texts = [text] if isinstance(text, str | bytes) else list(text)
         if not texts or not all(isinstance(part, str) and part for part in texts):
             raise UserError(
@@ -122,7 +117,7 @@ class TextGenerator:
         return texts
 
     def _length(self, longest: int, num_chars: int | None) -> int:
-        """Return the total number of bytes, including those of the longest prompt."""
+        """Return the number of bytes with the longest prompt."""
         limit = self.model.decoder.max_length
         if longest + (num_chars or 1) > limit:
             wanted = 'at least 1' if num_chars is None else num_chars
@@ -134,5 +129,4 @@ class TextGenerator:
 
 
 def decode(tokens: torch.Tensor) -> str:
-    """Decode bytes ``[T]`` as UTF-8."""
     return bytes(tokens.tolist()).decode(errors='replace')

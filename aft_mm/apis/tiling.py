@@ -8,15 +8,9 @@ from aft_mm.checks import check_int
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
-    """Return the starts of the fewest tiles that cover an axis with a minimum overlap.
+    """Return the starts of the fewest, evenly spaced tiles that cover an axis of at least `size`.
 
-    Args:
-        length: Length of the axis, at least ``size``.
-        size: Length of a tile.
-        overlap: Minimum overlap of neighbouring tiles, 0 to size − 1.
-
-    Returns:
-        Evenly spaced starts; the first tile begins and the last one ends with the axis.
+    `overlap`, 0 to size − 1, is the minimum of neighbouring tiles.
     """
     check_int('overlap (--tile)', overlap, 0, size - 1)
     count = -(-(length - size) // (size - overlap)) + 1
@@ -26,9 +20,8 @@ def tile_starts(length: int, size: int, overlap: int) -> list[int]:
 def cross_fade_weights(starts: Sequence[int], size: int, overlap: int) -> np.ndarray:
     """Return the weight of each tile at each pixel of an axis, float64 ``[tiles, length]``.
 
-    The weight of a tile rises linearly over its first ``overlap`` pixels and falls linearly over
-    its last ones. The weights of a pixel are normalised to a sum of one, so where two tiles overlap
-    by exactly ``overlap`` pixels, one fades linearly into the other.
+    It rises linearly over the first ``overlap`` pixels of a tile and falls over its last ones; the
+    weights of a pixel sum to one.
     """
     place = np.arange(size) + 0.5
     window = np.minimum(1, np.minimum(place, size - place) / max(overlap, 0.5))
@@ -41,7 +34,7 @@ def cross_fade_weights(starts: Sequence[int], size: int, overlap: int) -> np.nda
 def cut_tiles(
     image: np.ndarray, rows: Sequence[int], columns: Sequence[int], size: tuple[int, int]
 ) -> np.ndarray:
-    """Cut an image ``[H, W, C]`` into tiles ``[rows · columns, h, w, C]``, row by row."""
+    """Cut an image ``[H, W, C]`` into tiles ``[rows · columns, h, w, C]``."""
     height, width = size
     return np.stack([image[y : y + height, x : x + width] for y in rows for x in columns])
 
@@ -53,8 +46,7 @@ def join_tiles(
 
     Args:
         tiles: N samples of each tile, row by row: uint8 ``[rows · columns, N, h, w, C]``.
-        rows: Ascending first rows of the tiles, in pixels of the tiles.
-        columns: Ascending first columns of the tiles.
+        rows, columns: Ascending starts of the tiles, in their pixels.
         overlap: As for :func:`cross_fade_weights`.
 
     Returns:

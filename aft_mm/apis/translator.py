@@ -33,14 +33,12 @@ class Translator:
         print(translator('Ein Hund rennt.'))
 
     Args:
-        config: Config of a translation model, or its path; the entry ``subwords`` is the path of
-            the vocabulary.
-        checkpoint: Path or http address of a checkpoint written by ``tools/train.py``.
-        device: Device; by default an accelerator if there is one.
+        config: Config of a translation model, or its path; the entry ``subwords`` is the path of the
+            vocabulary.
+        checkpoint, device: See :func:`load_model`.
 
     Raises:
-        UserError: A file does not exist, the checkpoint belongs to another model or was trained
-            with another vocabulary, or the config is not one of translation.
+        UserError: As for :func:`load_model`, or the model was trained with another vocabulary.
     """
 
     def __init__(
@@ -68,11 +66,11 @@ class Translator:
         """Translate one sentence or a list of sentences.
 
         Args:
-            text: A sentence, or a list. The translation of a blank sentence is empty. A sentence
-                longer than the model's position table is truncated with a warning in the log.
+            text: A sentence, or a list. A sentence longer than the model's position table is truncated with
+                a warning in the log.
             batch_size: Sentences per batch.
-            **options: Options of :func:`aft_mm.models.beam_search`: ``beam_size``,
-                ``length_penalty`` and ``max_length``.
+            **options: Options of :func:`aft_mm.models.beam_search`: ``beam_size``, ``length_penalty`` and
+                ``max_length``.
 
         Returns:
             The translation; a list for a list of sentences.
@@ -87,10 +85,9 @@ class Translator:
     def n_best(
         self, texts: Sequence[str], num_best: int, batch_size: int = 32, **options: Any
     ) -> list[list[Translation]]:
-        """Return the ``num_best`` best translations of each sentence, best first.
+        """Return at most ``num_best`` translations of each sentence, best first.
 
-        There may be fewer, if the beam has found fewer. Arguments are as for calling the object;
-        ``beam_size`` must be at least ``num_best``.
+        Arguments are as for calling the object; ``beam_size`` must be at least ``num_best``.
         """
 
         def search(sources: list[torch.Tensor]) -> list[list[Translation]]:
@@ -111,8 +108,7 @@ class Translator:
         Args:
             texts: Sentences.
             batch_size: Sentences per batch; samples depend on it.
-            **options: Options of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``,
-                ``top_p``, ``greedy`` and ``seed``.
+            **options: Options of ``AutoregressiveModel.generate``.
         """
 
         def sample(sources: list[torch.Tensor]) -> list[list[Translation]]:

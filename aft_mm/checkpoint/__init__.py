@@ -1,13 +1,4 @@
-"""Checkpoints: read without running code from the file, written whole or not at all.
-
-- `loading.py`: mmengine's loaders, and loading weights into a model
-- `safe_unpickler.py`: torch.save's formats and the few objects a checkpoint may contain
-- `safetensors.py`: weights in the safetensors format
-- `plain_types.py`: training state as plain Python types and tensors
-- `atomic_write.py`: files that appear only when complete
-- `latest.py`: the newest complete checkpoint of a run
-- `averaging.py`: the mean of the weights of several checkpoints
-"""
+"""Checkpoints: read without running code from the file, written whole or not at all."""
 
 from .atomic_write import ATOMIC_BACKEND, write_whole
 from .averaging import average, averaged

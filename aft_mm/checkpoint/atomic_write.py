@@ -36,10 +36,7 @@ def write_whole(path: str | Path) -> Iterator[BinaryIO]:
 
 
 class AtomicFileBackend(LocalBackend):
-    """mmengine's local files, written with :func:`write_whole`."""
-
     def put(self, obj: bytes, filepath: str | Path) -> None:
-        """Write ``obj`` to ``filepath``, whose folder is created if needed."""
         Path(filepath).parent.mkdir(parents=True, exist_ok=True)
         with write_whole(filepath) as file:
             file.write(obj)

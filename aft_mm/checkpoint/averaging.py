@@ -41,14 +41,10 @@ def average(paths: Sequence[str]) -> dict:
 
 @contextmanager
 def averaged(path: str, number: int) -> Iterator[str]:
-    """Yield the path of a temporary checkpoint, the mean of `path` and those before it.
-
-    Args:
-        path: The last of the checkpoints, such as ``work_dirs/NAME/epoch_100.pth``.
-        number: Number of checkpoints to average; 1 yields `path` itself.
+    """Yield the path of a temporary checkpoint, the mean of `path` and the `number` − 1 before it.
 
     Raises:
-        UserError: The folder has fewer checkpoints of this kind up to `path`.
+        UserError: There are fewer checkpoints of this kind in the folder.
         ValueError: `number` is not 1 or larger.
     """
     check_int('--average', number, 1)

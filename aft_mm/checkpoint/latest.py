@@ -43,8 +43,7 @@ def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
     That is the one named by ``last_checkpoint`` or, if it is damaged, the newest complete one.
 
     Returns:
-        Its path, None without a checkpoint, and a warning if ``last_checkpoint`` names another,
-        else ''.
+        Its path or None, and a warning if ``last_checkpoint`` names another one, else ''.
 
     Raises:
         UserError: There are checkpoints, but all are damaged.
@@ -88,12 +87,7 @@ def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
 
 
 def num_iterations(path: str | Path) -> int:
-    """Read a training checkpoint completely and return its iteration.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        UnpicklingError: The file is damaged or has no optimizer state.
-    """
+    """Read a training checkpoint completely and return its iteration; raises as load_from_local."""
     checkpoint = load_from_local(str(path))
     done = checkpoint.get('meta', {}).get('iter')
     if 'optimizer' not in checkpoint or type(done) is not int:

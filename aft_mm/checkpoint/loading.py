@@ -1,4 +1,4 @@
-"""The loaders that mmengine calls, and loading weights into a model."""
+"""Loaders for mmengine, and loading weights into a model."""
 
 import hashlib
 import http.client
@@ -77,7 +77,6 @@ def _load(filename: str, map_location: Any) -> dict:
 
 
 def _check_weights(filename: str, checkpoint: dict) -> None:
-    """Raise an UnpicklingError if ``state_dict`` is not tensors by name."""
     weights = checkpoint.get('state_dict', {})
     if not isinstance(weights, Mapping):
         raise pickle.UnpicklingError(
@@ -100,16 +99,15 @@ def _check_weights(filename: str, checkpoint: dict) -> None:
 def load_from_local(filename: str, map_location: Any = None) -> dict:
     """Load weights and mmengine's training state from a checkpoint file.
 
-    ``.safetensors`` is read as such, other files as those of torch.save: no code of the file is
-    run, checksums are verified, and memory is limited by the file size. ``meta`` still contains the
-    text of the config, which is a program.
+    ``.safetensors`` is read as such, other files as those of torch.save: no code of the file is run,
+    checksums are verified, and memory is limited by the file size.
 
     Args:
         filename: Path of the file.
         map_location: Device of the tensors, by default the CPU.
 
     Returns:
-        The checkpoint dict.
+        The checkpoint dict, whose ``meta`` may contain the text of the config, a program.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -124,8 +122,8 @@ def load_from_local(filename: str, map_location: Any = None) -> dict:
 def load_from_http(filename: str, map_location: Any = None) -> dict:
     """Download a checkpoint into torch's hub folder and load it with :func:`load_from_local`.
 
-    Its length must match the server's, and its sha256 ``ADDRESS#sha256=...`` or the digits in the
-    file name (torch.hub's convention), if given. One process per machine downloads, at most 20 GB
+    Its length must match the server's, and its sha256 ``ADDRESS#sha256=...`` or the digits in the file
+    name (torch.hub's convention), if given. One process per machine downloads, at most 20 GB
     (AFT_MM_DOWNLOAD_BYTES) in an hour (AFT_MM_DOWNLOAD_SECONDS).
 
     Raises:
@@ -136,18 +134,18 @@ def load_from_http(filename: str, map_location: Any = None) -> dict:
     try:
         return _load(str(path), map_location)
     except pickle.UnpicklingError:
-        path.unlink(missing_ok=True)  # so that the next try downloads it again
+        path.unlink(missing_ok=True)  # the next try downloads it again
         raise
 
 
 def _first_on_machine(download: Callable[[str], Path], address: str) -> Path:
-    """Call ``download`` in the first process of this machine, then in the others."""
+    """Call ``download`` in the first process of this machine first."""
     first = int(os.environ.get('LOCAL_RANK', 0)) == 0
     if is_distributed() and not first:
         barrier()
     try:
         return download(address)
-    finally:  # also after an error, for which the others would wait
+    finally:  # the others wait also after an error
         if is_distributed() and first:
             barrier()
 
@@ -155,12 +153,10 @@ def _first_on_machine(download: Callable[[str], Path], address: str) -> Path:
 def load_from_hub(filename: str, map_location: Any = None) -> dict:
     """Load ``hf://ORG/NAME/FILE`` from the Hugging Face hub with :func:`load_from_local`.
 
-    ``hf://ORG/NAME@REVISION/FILE`` selects a branch, tag or commit; ``#sha256=...`` at the end is
-    compared. huggingface_hub downloads into its cache, once per machine.
+    ``hf://ORG/NAME@REVISION/FILE`` selects a branch, tag or commit; ``#sha256=...`` is compared.
 
     Raises:
-        UserError: huggingface_hub is missing, the address is malformed, the download failed, or the
-            sha256 differs.
+        UserError: huggingface_hub is missing, the address is malformed, or the download failed.
         pickle.UnpicklingError: As for :func:`load_from_local`.
     """
     return _load(str(_first_on_machine(_from_hub, filename)), map_location)
@@ -213,11 +209,7 @@ def _check_hash(digest: str, wanted: str, address: str) -> None:
 
 
 def cached(address: str) -> Path:
-    """Return the path of an address in torch's hub folder; download it if necessary.
-
-    Raises:
-        UserError: The download failed.
-    """
+    """Return the path of an address in torch's hub folder; download it if necessary."""
     try:
         name = re.sub(r'[^\w.-]', '_', os.path.basename(urlparse(address).path), flags=re.ASCII)
         digits = hashlib.sha256(address.encode(errors='surrogateescape')).hexdigest()[:16]
@@ -237,7 +229,6 @@ def cached(address: str) -> Path:
 
 
 def _download(address: str, path: Path) -> None:
-    """Download to ``path``; nothing is left there if length or hash does not match."""
     plain, wanted = _split_hash(address)
     if urlparse(plain).scheme not in ('http', 'https'):
         raise UserError(f'checkpoint {address!r} must be an http or https address')
@@ -274,14 +265,14 @@ def _bound(variable: str, default: int) -> int:
 
 
 def _remove_parts(path: Path, seconds: int) -> None:
-    """Remove the temporary files of killed downloads of this address."""
+    """Remove the temporary files of killed downloads."""
     for part in path.parent.glob(f'.{path.name}.*.part'):
         if time.time() - part.stat().st_mtime > seconds + _TIMEOUT:
             part.unlink(missing_ok=True)
 
 
 def _received(address: str, seconds: int) -> Iterator[Any]:
-    """Yield the Content-Length of an address, None without one, then the blocks of its content."""
+    """Yield the Content-Length of an address or None, then the blocks of its content."""
     # A server can hold every call of http.client for hours with one byte per minute.
     blocks: queue.Queue = queue.Queue(8)
     ended = threading.Event()
@@ -325,11 +316,7 @@ def _received(address: str, seconds: int) -> Iterator[Any]:
 
 
 def load_from_torchvision(filename: str, map_location: Any = None) -> dict:
-    """Load ``torchvision://NAME`` from its address with :func:`load_from_http`.
-
-    Raises:
-        UserError: torchvision has no such name.
-    """
+    """Load ``torchvision://NAME`` with :func:`load_from_http`; raise a UserError if there is none."""
     name = filename.partition('://')[2]
     addresses = get_torchvision_models()
     if name not in addresses:
@@ -338,7 +325,7 @@ def load_from_torchvision(filename: str, map_location: Any = None) -> dict:
 
 
 def load_from_openmmlab(filename: str, map_location: Any = None) -> dict:
-    """Raise a :class:`UserError`: the host of these addresses no longer exists."""
+    """Raise a :class:`UserError`: the host no longer exists."""
     raise UserError(
         f'checkpoint {filename!r} is on a host that no longer exists; give a file or an http address'
     )
@@ -354,13 +341,7 @@ LOADERS = {
 
 
 def load_for_mmengine(kind: str, filename: str, map_location: Any = None) -> dict:
-    """Load a checkpoint without the config text that mmengine's inferencers would execute.
-
-    Args:
-        kind: Key of :data:`LOADERS`.
-        filename: Path or address.
-        map_location: Device of the tensors, by default the CPU.
-    """
+    """Load a checkpoint without the config text that mmengine's inferencers would execute."""
     checkpoint = LOADERS[kind](filename, map_location)
     checkpoint.get('meta', {}).pop('cfg', None)
     return checkpoint
@@ -376,7 +357,7 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
         model: Model to load into.
         checkpoint: A checkpoint or state dict, as a loader returns it.
         name: Name of the model for the error message.
-        strict: True requires matching names and shapes; False, for fine-tuning, does not.
+        strict: Require matching names and shapes.
 
     Returns:
         The names of interpolated tensors.
@@ -438,7 +419,7 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
 
 
 def _without_prefix(weights: Mapping) -> OrderedDict:
-    """Remove the ``module.`` of a wrapper from the names, also of the versions."""
+    """Remove the ``module.`` of a wrapper from the names."""
     state = OrderedDict((key.removeprefix('module.'), value) for key, value in weights.items())
     versions = getattr(weights, '_metadata', None)
     if versions is not None:
@@ -450,9 +431,7 @@ def _without_prefix(weights: Mapping) -> OrderedDict:
 
 
 def _copy(model: nn.Module, weights: Mapping) -> tuple:
-    """Copy what fits; return missing, unexpected and reshaped names and the number that cannot be
-    copied.
-    """
+    """Copy what fits; return missing, unexpected and reshaped names and the number of uncopied ones."""
     own = model.state_dict()
     reshaped: list[str] = []
     uncopied = 0

@@ -46,10 +46,7 @@ def plain_hub(state: dict) -> dict:
 
 
 def restored_hub(state: Any) -> dict:
-    """Invert :func:`plain_hub`, without the text of the config, which mmengine's inferencers would
-    run.
-
-    The state of a stock checkpoint is otherwise unchanged.
+    """Invert :func:`plain_hub`, without the config text, which mmengine's inferencers would run.
 
     Raises:
         UnpicklingError: ``state`` is not the state of a MessageHub.

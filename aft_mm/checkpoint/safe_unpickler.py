@@ -1,16 +1,9 @@
 """Read torch.save files without executing their pickle.
 
 Stock OpenMMLab checkpoints hold numpy values, log histories and scheduler methods, which
-``torch.load(weights_only=True)`` refuses and plain pickle would let run any code. So a pickle is
-read in three steps:
-
-1. :class:`RecordingUnpickler` calls nothing: a name becomes a :class:`Name`, a call a
-  :class:`RecordedCall`.
-2. :class:`ObjectBuilder` builds tensors, arrays and plain values from these records. Everything
-  else is refused.
-3. :func:`read_archive` reads both formats of torch.save: since torch 1.6 a zip archive,
-  ``NAME/data.pkl`` and a record ``NAME/data/KEY`` per storage; before, four pickles, a list of keys
-  and the storages.
+``torch.load(weights_only=True)`` refuses and plain pickle would let run any code. So
+:class:`RecordingUnpickler` calls nothing and records names and calls, from which
+:class:`ObjectBuilder` builds tensors, arrays and plain values; everything else is refused.
 """
 
 import io
@@ -83,12 +76,7 @@ class Name:
 
 
 class RecordedCall:
-    """A call that the pickle asks for, with the items and the state it sets on the result.
-
-    Args:
-        name: Dotted name of the function.
-        args: Its arguments, which may be records themselves.
-    """
+    """A call that the pickle asks for, with the items and the state it sets on the result."""
 
     __slots__ = ('name', 'args', 'items', 'state')
 
@@ -106,16 +94,10 @@ class RecordedCall:
 
 
 class RecordingUnpickler(pickle._Unpickler):
-    """Reads a pickle and records its calls instead of executing them.
-
-    Only the opcodes that torch.save writes are allowed.
-
-    Args:
-        file: File at the start of the pickle.
-        names: Dotted names that the pickle may use.
+    """Reads a pickle with the opcodes of torch.save and records its calls instead of executing them.
 
     Raises:
-        Refused: The pickle uses another name.
+        Refused: The pickle uses a name that is not among `names`.
         UnpicklingError: It calls something other than a name, or sets another state than that of a
             call.
     """
@@ -237,7 +219,6 @@ _NUMPY_CODE = re.compile(r'b1|[iu][1248]|f[248]|c8|c16|U\d{1,6}')
 
 
 def storage_dtype(name: Any) -> torch.dtype:
-    """Return the dtype of a storage class; uint8 for an untyped storage."""
     if type(name) is not Name or name.path not in (*STORAGES, UNTYPED):
         raise UnpicklingError(f'{name!r:.100} is not a storage class')
     return STORAGES.get(name.path, torch.uint8)
@@ -247,10 +228,9 @@ class ObjectBuilder:
     """Builds values from the records of :class:`RecordingUnpickler`.
 
     Args:
-        read_storage: Returns the bytes of a storage as a uint8 tensor, given the fields after
-            ``'storage'`` in torch's persistent id.
-        limit: Maximum bytes of all values, because a small file can refer to the same bytes many
-            times.
+        read_storage: Returns a storage as a uint8 tensor, given torch's persistent id after
+            ``'storage'``.
+        limit: Maximum bytes of all values, as a small file can refer to the same bytes many times.
     """
 
     def __init__(self, read_storage: Callable[..., Tensor], limit: int) -> None:
@@ -259,12 +239,7 @@ class ObjectBuilder:
         self.built: dict[int, tuple[Any, Any]] = {}  # by id of the record, which is kept alive
 
     def build(self, record: Any) -> Any:
-        """Return the value of a record; a record used twice gives the same object.
-
-        Raises:
-            Refused: a call is not one that a checkpoint needs.
-            UnpicklingError: a record contains itself, or the values exceed the memory limit.
-        """
+        """Return the value of a record; a record used twice gives the same object."""
         if record is None or isinstance(record, (bool, int, float, str, bytes)):
             return record
         if id(record) not in self.built:
@@ -291,7 +266,6 @@ class ObjectBuilder:
         return _CALLS[record.name](self, *record.args)
 
     def spend(self, num_bytes: int) -> None:
-        """Raise an UnpicklingError if ``num_bytes`` more exceed the limit."""
         self.left -= num_bytes
         if self.left < 0:
             raise UnpicklingError('its values would take many times the memory of the file')
@@ -418,11 +392,7 @@ class ObjectBuilder:
 
 
 def history_buffer(log_history: Any, count_history: Any, max_length: Any) -> HistoryBuffer:
-    """Build mmengine's history of a scalar from two rows of numbers.
-
-    Raises:
-        UnpicklingError: The rows are not numbers of the same length.
-    """
+    """Build mmengine's history of a scalar from two rows of numbers, or raise an UnpicklingError."""
     rows = [np.asarray(row) for row in (log_history, count_history)]
     if (
         any(row.ndim != 1 or row.dtype.kind not in 'fiu' for row in rows)
@@ -476,16 +446,9 @@ _MEMORY_FACTOR = 8
 def read_archive(path: str, map_location: Any = None) -> Any:
     """Read tensors, plain values and mmengine's log histories from a file of torch.save.
 
-    Checksums are verified.
-
-    Args:
-        path: Path of the file.
-        map_location: Device of the tensors, by default the CPU.
-
     Raises:
         Refused: The file names a function or class that no checkpoint needs.
-        UnpicklingError, zipfile.BadZipFile, EOFError, ...: The file is damaged or was not written
-            by torch.save.
+        UnpicklingError, zipfile.BadZipFile, EOFError, ...: The file is damaged or of another kind.
     """
     device = torch.device('cpu' if map_location is None else map_location)
     limit = _MEMORY_FACTOR * os.path.getsize(path) + 2**20
@@ -498,7 +461,7 @@ def read_archive(path: str, map_location: Any = None) -> Any:
 
 
 class _Zip:
-    """A zip archive, as written since torch 1.6."""
+    """``NAME/data.pkl`` and ``NAME/data/KEY`` per storage in a zip archive, since torch 1.6."""
 
     def __init__(self, archive: zipfile.ZipFile, size: int, device: torch.device) -> None:
         records = archive.infolist()
@@ -543,7 +506,7 @@ class _Zip:
 
 
 class _Legacy:
-    """A file of torch before 1.6."""
+    """Four pickles, a list of keys and the storages: a file of torch before 1.6."""
 
     def __init__(self, file: io.BufferedReader, device: torch.device) -> None:
         self.file = file
@@ -578,7 +541,6 @@ class _Legacy:
 
 
 def _fill(storage: Tensor, source: IO[bytes]) -> None:
-    """Fill ``storage`` with bytes of ``source``."""
     rest = memoryview(storage.numpy())
     while len(rest):
         num_bytes = source.readinto(rest[: 2**24])  # type: ignore[attr-defined]

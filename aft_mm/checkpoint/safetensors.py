@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 SUFFIX = '.safetensors'
-#: One entry, as the library writes several in any order, so bytes would differ.
+#: One entry: the library writes several in any order.
 _ENTRY = 'aft_mm'
-# The key under which a state_dict keeps the version of each module.
+# Key of a state_dict for the version of each module.
 _VERSION = 'version'
 
 
@@ -67,6 +67,6 @@ def read_safetensors(path: str, map_location: Any = None) -> dict:
 
 
 def _sha256_of_weights(file: bytes) -> str:
-    """Hash the bytes after the header, whose length is in the first eight bytes."""
+    """Hash the bytes after the header."""
     view = memoryview(file)
     return hashlib.sha256(view[8 + int.from_bytes(view[:8], 'little') :]).hexdigest()

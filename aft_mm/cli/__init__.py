@@ -1,1 +1,1 @@
-"""The command line: imports everything, imported by nothing in the package."""
+"""The command line."""

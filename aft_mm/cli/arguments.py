@@ -1,7 +1,4 @@
-"""Arguments that several tools have, and checks of their output files.
-
-Nothing heavy is imported, so that `--help` is fast.
-"""
+"""Arguments that several tools have, and checks of their output files, without heavy imports."""
 
 import argparse
 import os
@@ -26,8 +23,7 @@ class AtMost(int):
 def tool_parser(about: str | None) -> argparse.ArgumentParser:
     """Return the parser of a program of tools/, which may run as a command such as `aft_mm plot`.
 
-    Args:
-        about: Its docstring. As a command, examples name the command instead of the file.
+    `about` is its docstring. As a command, examples name the command instead of the file.
     """
     prog = os.path.basename(sys.argv[0])
     if prog.startswith('aft_mm '):
@@ -73,10 +69,7 @@ def add_choice_arguments(
 def add_network_arguments(parser: argparse.ArgumentParser, num: int, random: bool = False) -> None:
     """Add a network of any library, its checkpoint, its input, a table and the picture.
 
-    Args:
-        parser: The parser.
-        num: Default number of images.
-        random: Whether random weights and noise are allowed.
+    With `random`, random weights and noise are allowed.
     """
     parser.add_argument(
         'config',
@@ -103,43 +96,30 @@ def add_runs(parser: argparse.ArgumentParser, kind: str) -> None:
 
 
 def check_writable(name: str, paths: Sequence[str]) -> None:
-    """Check that files can be written; create their folders.
-
-    Args:
-        name: Name of the argument, for the message.
-        paths: The files; existing files are not changed.
-
-    Raises:
-        UserError: a file cannot be written.
-    """
+    """Check that files can be written; create their folders, and raise a UserError with `name`."""
     for path in map(Path, paths):
         try:
             existed = path.exists()
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open('ab').close()
             if not existed:
-                path.unlink(missing_ok=True)  # another process may have been first
+                path.unlink(missing_ok=True)  # another process may be first
         except OSError as error:
             raise UserError(f'{name} {str(path)!r} cannot be written: {error.strerror}') from error
 
 
 def check_suffix(name: str, path: str | os.PathLike, suffixes: Sequence[str]) -> None:
-    """Raise a :class:`UserError` if the name of an output file has none of the suffixes."""
     if Path(path).suffix not in suffixes:
         raise UserError(f'{name} must end in {" or ".join(suffixes)}, got {os.fspath(path)!r}')
 
 
 def check_output(name: str, path: str | os.PathLike, suffixes: Sequence[str]) -> None:
-    """Check the suffix of an output file and that it can be written.
-
-    Raises:
-        UserError: The suffix is not one of ``suffixes``, or the file cannot be written.
-    """
+    """Raise a UserError unless an output file has one of the suffixes and can be written."""
     check_suffix(name, path, suffixes)
     check_writable(name, [os.fspath(path)])
 
 
 def numbered(path: str, num: int) -> list[str]:
-    """Return ``num`` file names: ``path`` itself for one, ``a-1.png``, ``a-2.png``, … for more."""
+    """Return ``path`` for one file, else ``a-1.png``, ``a-2.png``, …."""
     stem, suffix = os.path.splitext(path)
     return [path] if num == 1 else [f'{stem}-{i + 1}{suffix}' for i in range(num)]

@@ -28,12 +28,11 @@ OVER_EACH_OTHER = {'mmcv-lite', 'mmcv'}
 
 
 def installed() -> dict[str, str]:
-    """Return the version of every installed package by normalised name."""
     return {canonicalize_name(found.name): found.version for found in distributions() if found.name}
 
 
 def own_requirements() -> list[Requirement]:
-    """Return the requirements in the metadata of aft_mm; none if it was not installed."""
+    """Return the requirements of aft_mm; none if it was not installed."""
     try:
         texts = requires('aft_mm') or ()
     except PackageNotFoundError:
@@ -43,7 +42,7 @@ def own_requirements() -> list[Requirement]:
 
 
 def torch_requirements() -> dict[str, Requirement]:
-    """Return the torch that torchvision and torchaudio were built for, by their metadata."""
+    """Return the torch that torchvision and torchaudio were built for."""
     found: dict[str, Requirement] = {}
     for name in ('torchvision', 'torchaudio'):
         try:
@@ -61,14 +60,7 @@ def problems(
     needed: Iterable[Requirement],
     built_for: Mapping[str, Requirement],
 ) -> Iterator[tuple[str, str]]:
-    """Yield problems of the environment, each with the command that fixes it.
-
-    Args:
-        versions: Installed packages, from :func:`installed`.
-        python: The version of Python.
-        needed: Required packages, from :func:`own_requirements`.
-        built_for: Required torch of other packages, from :func:`torch_requirements`.
-    """
+    """Yield problems of the environment, each with the command that fixes it."""
     if not PYTHON.contains(python):
         yield (
             f'Python {python} is not supported ({PYTHON}; mmengine calls pkgutil.find_loader, '

@@ -16,12 +16,11 @@ from .. import __version__
 from .parsers import COMMANDS, LATEST
 from .tools import GROUPS, PROGRAMS, run_program, summary
 
-# The dynamic linker's messages for a library that does not fit into the memory.
+# The dynamic linker's messages without memory.
 NO_MEMORY = re.compile('failed to map segment|[Cc]annot allocate memory')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command named by the first argument."""
     parser = argparse.ArgumentParser(
         prog='aft_mm',
         description='Attention Free Transformer for mmengine and mmpretrain.',
@@ -55,7 +54,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def script(command: str, argv: Sequence[str] | None = None) -> None:
-    """Run one command, for the script of the same name in tools/."""
     run(command, parse_args(command, argv))
 
 
@@ -72,7 +70,6 @@ def parse_args(command: str, argv: Sequence[str] | None = None) -> argparse.Name
 
 
 def run(command: str, args: argparse.Namespace) -> None:
-    """Find the config, then import and run the command."""
     module, _ = COMMANDS[command]
     with user_errors():
         check_paths(args)
@@ -96,7 +93,7 @@ def run(command: str, args: argparse.Namespace) -> None:
 
 
 def check_paths(args: argparse.Namespace) -> None:
-    """Find the config, and check that files and folders exist, before torch is imported."""
+    """Find the config, and check files and folders, before torch is imported."""
     if 'config' in args:
         args.config = find_config(args.config)
     check_checkpoint(getattr(args, 'checkpoint', None))

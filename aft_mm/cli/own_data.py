@@ -1,4 +1,4 @@
-"""Inspect a folder or file of user data: its sets, its classes, and the config to train on it."""
+"""Inspect user data: sets, classes, and the config to train on them."""
 
 import gzip
 import json
@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from pprint import pformat
 from typing import TypeVar
-from xml.etree.ElementTree import ParseError, parse
 
 import numpy as np
 from PIL import Image
 
 from aft_mm.checks import IMAGE_SUFFIXES
-from aft_mm.config.annotations import mask_values, read_coco
+from aft_mm.config.annotations import box_classes, mask_values, read_coco
 from aft_mm.config.images import check_image
 from aft_mm.errors import UserError
 
@@ -30,7 +29,7 @@ PARTS = ('train', 'val', 'test')
 FOLDERS = ('train', *VALIDATION, 'test')
 #: Label of pixels that belong to no class.
 IGNORED = 255
-#: Least size of a text [bytes]: 5 % of it, the validation part, are one context of the model.
+#: Least size of a text [bytes]: its validation part, 5 %, is one context.
 LEAST_TEXT = 20 * 256
 
 Item = TypeVar('Item')
@@ -39,15 +38,7 @@ Parts = dict[str, list[str]]
 
 @dataclass
 class OwnData:
-    """Data of the user, as a config describes them.
-
-    Args:
-        about: The findings, one line per fact.
-        counts: Images, boxes or masks of each class.
-        parts: Samples for training and validation.
-        config: Lines of the config below its base. ``SPLIT`` is the folder of ``files``.
-        files: Text of the files that define the split, by name.
-    """
+    """Data of the user: samples of each part, lines of the config, and files that ``SPLIT`` stands for."""
 
     about: list[str]
     counts: Counter[str]
@@ -59,11 +50,7 @@ class OwnData:
 def split_by_label(
     items: Sequence[Item], labels: Sequence[Hashable], share: float, seed: int
 ) -> dict[str, list[Item]]:
-    """Sample the same share of each label for validation, at least one of two or more.
-
-    Returns:
-        The items of ``'train'`` and ``'val'``, in the given order.
-    """
+    """Sample the same share of each label for ``'val'``, at least one of two or more; keep the order."""
     rng = np.random.default_rng(seed)
     groups: dict[Hashable, list[int]] = {}
     for index, label in enumerate(labels):
@@ -79,7 +66,6 @@ def split_by_label(
 
 
 def split_classes(files: Sequence[str], share: float, seed: int) -> Parts:
-    """Split files whose first folder is their class."""
     labels = [file.partition('/')[0] for file in files]
     alone = next((name for name, number in Counter(labels).items() if number < 2), None)
     if alone:
@@ -201,7 +187,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
 
 
 def coco(root: Path, share: float, seed: int) -> OwnData:
-    """Inspect COCO json files and their images: one file, or one for each part."""
+    """Inspect one COCO json file, or one for each part, and the images."""
     files = _parts_of(
         [root] if root.is_file() else sorted(root.rglob('*.json')), f'{root}: json files'
     )
@@ -288,7 +274,6 @@ def _part_lists(parts: Parts) -> dict[str, str]:
 
 
 def voc(root: Path, share: float, seed: int) -> OwnData:
-    """Inspect JPEGImages/ and Annotations/ of PASCAL VOC, and the lists of ImageSets/Main/."""
     for name in ('JPEGImages', 'Annotations'):
         if not (root / name).is_dir():
             raise UserError(f'folder {str(root)!r} must hold {name}/, got none')
@@ -308,7 +293,7 @@ def voc(root: Path, share: float, seed: int) -> OwnData:
     every = [stem for part in stems.values() for stem in part]
     if not every:
         raise UserError(f'folder {str(folder)!r} must hold xml files, got none')
-    found = {stem: _voc_names(folder / f'{stem}.xml') for stem in every}
+    found = {stem: box_classes(folder / f'{stem}.xml') for stem in every}
     counts = Counter(name for names in found.values() for name in names)
     if not counts:
         raise UserError(f'the xml files of {str(folder)!r} must hold boxes, got none')
@@ -346,10 +331,7 @@ def voc(root: Path, share: float, seed: int) -> OwnData:
 
 
 def masks(root: Path, share: float, seed: int) -> OwnData:
-    """Inspect images/ and masks/, or the same for each part: train/ and train_masks/, val/ ….
-
-    The classes are the lines of classes.txt, if there is one.
-    """
+    """Inspect images/ and masks/, or train/ and train_masks/, val/ …, and perhaps classes.txt."""
     validation = next((name for name in VALIDATION if (root / name).is_dir()), 'val')
     given = (root / 'train').is_dir()
     names = {'train': 'train', 'val': validation} if given else {'all': 'images'}
@@ -430,7 +412,6 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
 
 
 def text(path: Path, share: float, seed: int) -> OwnData:
-    """Inspect a text, plain or gzip."""
     if not path.is_file():
         raise UserError(f'text {str(path)!r} must be one file; join several with `cat`')
     try:
@@ -487,7 +468,6 @@ def _parts_of(paths: Sequence[Path], what: str, optional: bool = False) -> dict[
 
 
 def _image_folder(name: str, around: Sequence[Path], path: Path) -> Path:
-    """Return the folder that holds the image ``name`` of the annotations ``path``."""
     parts = ('', 'images', 'JPEGImages', 'train', 'val', 'train2017', 'val2017')
     for folder in around:
         for inner in parts:
@@ -499,17 +479,7 @@ def _image_folder(name: str, around: Sequence[Path], path: Path) -> Path:
     )
 
 
-def _voc_names(path: Path) -> list[str]:
-    """Return the class of every box of an xml file."""
-    try:
-        return [box.findtext('name', '') for box in parse(path).iter('object')]
-    except (ParseError, OSError, ValueError) as error:
-        reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
-        raise UserError(f'boxes {str(path)!r} cannot be read: {reason}') from error
-
-
 def _mask_classes(root: Path, counts: Counter[int]) -> list[str]:
-    """Return the names in classes.txt, or one name per number of the masks."""
     listed = root / 'classes.txt'
     if listed.is_file():
         return [line.strip() for line in listed.read_text('utf-8').splitlines() if line.strip()]

@@ -1,7 +1,4 @@
-"""The arguments of every command.
-
-Nothing heavy is imported: modules in `commands/` are imported after arguments were parsed.
-"""
+"""The arguments of every command, without heavy imports."""
 
 import argparse
 import glob
@@ -46,7 +43,6 @@ def add_config_options(parser: argparse.ArgumentParser, example: str) -> None:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that training and testing share."""
     parser.add_argument(
         '--work-dir', help='folder of logs and checkpoints (default: work_dirs/NAME)'
     )
@@ -62,7 +58,6 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float = 1.0) -> None:
-    """Add the arguments of tools that sample from a model."""
     parser.add_argument(
         '--temperature',
         type=float,
@@ -86,7 +81,6 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float =
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of ``AutoregressiveModel.generate`` among the arguments."""
     options = {
         name: getattr(args, name) for name in ('temperature', 'top_k', 'top_p', 'greedy', 'seed')
     }

@@ -16,7 +16,6 @@ from .arguments import MAX_DPI, PICTURES, check_output
 
 
 def check_picture(args: argparse.Namespace) -> None:
-    """Check the files that a tool will write and read, and ``--dpi``."""
     check_output('--out', args.out, PICTURES)
     check_int('--dpi', args.dpi, 1, MAX_DPI)
     if getattr(args, 'csv', None):
@@ -40,7 +39,6 @@ def save(figure: Figure, args: argparse.Namespace) -> None:
 
 
 def write_csv(path: str, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows with the same keys; floats with six digits."""
     with open(path, 'w', newline='', encoding='utf-8') as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()

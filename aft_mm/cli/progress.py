@@ -10,10 +10,7 @@ Item = TypeVar('Item')
 
 
 def progress(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
-    """Iterate over ``items`` with a bar on stderr that shows the remaining time.
-
-    If ``items`` raises an error, the bar is removed so that only the message is left.
-    """
+    """Iterate over ``items`` with a bar on stderr, which an error removes."""
     with Progress(console=Console(stderr=True)) as bar:
         try:
             yield from bar.track(items, total, description=description)

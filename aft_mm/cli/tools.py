@@ -1,7 +1,4 @@
-"""The programs of tools/ as commands: `aft_mm plot cam ...` runs tools/analysis_tools/plot_cam.py.
-
-A wheel contains tools/, so that one file is the command and the script.
-"""
+"""The programs of tools/ as commands: `aft_mm plot cam ...` runs tools/analysis_tools/plot_cam.py."""
 
 import ast
 import sys
@@ -10,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from aft_mm.config.finding import install_root, similar_names
 from aft_mm.errors import UserError, user_errors
 
-#: Summaries of the commands of several kinds.
 GROUPS = {
     'plot': 'Plot a training, a model or its predictions.',
     'compare': 'Compare runs, or groups of runs with several seeds.',
@@ -53,17 +49,12 @@ PROGRAMS: Mapping[str, str | Mapping[str, str]] = {
 
 
 def summary(program: str) -> str:
-    """Return the first line of the docstring of a program."""
     text = (install_root() / 'tools' / program).read_text(encoding='utf-8')
     return (ast.get_docstring(ast.parse(text)) or '').partition('\n')[0]
 
 
 def run_program(argv: Sequence[str]) -> None:
-    """Run the program of a command.
-
-    Args:
-        argv: The command, its kind if it has several, and the arguments of the program.
-    """
+    """Run the program of a command, given the command, its kind if it has several, and its arguments."""
     command, *rest = argv
     program = PROGRAMS[command]
     if not isinstance(program, str):

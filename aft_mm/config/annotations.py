@@ -16,7 +16,7 @@ from aft_mm.errors import UserError
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import ConfigDict
 
-#: Bounds of annotations: pixels of an image (Pillow's own is 179 million), and a coordinate [px].
+#: Pixels of an image (Pillow's bound is 179 million), and a coordinate [px].
 MAX_PIXELS = 2**28
 MAX_COORDINATE = 10**5
 #: Pillow's modes with one number per pixel that mmseg reads without a change.
@@ -26,8 +26,7 @@ ONE_NUMBER = ('L', 'P', '1')
 def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> None:
     """Refuse damaged annotations of an mmdet data set, and classes that differ from theirs.
 
-    mmdet numbers COCO's classes by the order in the json file, and skips VOC boxes of other
-    classes.
+    mmdet numbers COCO's classes by the order in the json file, and skips VOC boxes of other classes.
     """
     classes = (dataset.get('metainfo') or {}).get('classes') or ()
     path = os.path.join(root, dataset.get('ann_file') or '')
@@ -52,11 +51,7 @@ def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> None:
             place = folder / f'{image.strip()}.xml'
             if place.exists() and not place.is_file():  # on a pipe, reading would wait for ever
                 raise UserError(f'boxes {str(place)[:300]!r} is not a regular file')
-            try:
-                found = {box.findtext('name', '') for box in parse(place).iter('object')}
-            except (ParseError, OSError, ValueError) as error:
-                reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
-                raise UserError(f'boxes {str(place)[:300]!r} cannot be read: {reason}') from error
+            found = set(box_classes(place))
             if found.intersection(classes):
                 return
             others |= found
@@ -66,13 +61,17 @@ def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> None:
         )
 
 
-def check_masks(key: str, root: str, dataset: 'ConfigDict') -> None:
-    """Check the masks of an mmseg BaseSegDataset: size, format and class numbers.
+def box_classes(path: Path) -> list[str]:
+    """Return the class of every box of a VOC file; raise a UserError if it cannot be read."""
+    try:
+        return [box.findtext('name', '') for box in parse(path).iter('object')]
+    except (ParseError, OSError, ValueError) as error:
+        reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
+        raise UserError(f'boxes {str(path)[:300]!r} cannot be read: {reason}') from error
 
-    Raises:
-        UserError: a mask is missing, not of class numbers or of another size than its image, or a
-            number is neither a class nor ``ignore_index``.
-    """
+
+def check_masks(key: str, root: str, dataset: 'ConfigDict') -> None:
+    """Refuse masks of an mmseg BaseSegDataset of another size or format, or with other class numbers."""
     prefix = dataset.get('data_prefix') or {}
     if not dataset.type.endswith('BaseSegDataset') or not prefix.get('seg_map_path'):
         return
@@ -107,15 +106,7 @@ def check_masks(key: str, root: str, dataset: 'ConfigDict') -> None:
 
 
 def mask_values(path: Path, image: Path) -> list[int]:
-    """Return the values of a mask in increasing order.
-
-    Args:
-        path: The mask.
-        image: Its image, which must have the same size.
-
-    Raises:
-        UserError: a file cannot be read, or the mask is not one of class numbers.
-    """
+    """Return the values of a mask in increasing order, or raise a UserError if it does not fit."""
     try:
         with Image.open(path) as mask:
             mode, size = mask.mode, mask.size
@@ -148,12 +139,7 @@ def _read_text(path: str) -> str:
 
 
 def read_coco(path: str) -> dict:
-    """Read annotations of COCO, and check what mmdet and pycocotools do not.
-
-    Raises:
-        UserError: The file is damaged, an image has no local name or too many pixels, or a box or
-            mask does not fit.
-    """
+    """Read annotations of COCO, and raise a UserError for what mmdet and pycocotools do not check."""
     try:
         content = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
@@ -206,7 +192,6 @@ def read_coco(path: str) -> dict:
 
 
 def _are_numbers(values: Any) -> bool:
-    """Return whether a value is a list of plausible coordinates in pixels."""
     return isinstance(values, list) and all(
         type(value) in (int, float) and -MAX_COORDINATE <= value <= MAX_COORDINATE
         for value in values
@@ -220,7 +205,7 @@ def _box_problem(box: Any) -> str:
 
 
 def _mask_problem(mask: Any, size: tuple[int, int]) -> str:
-    """Return why a mask, polygons or run lengths, does not fit an image; '' if it does."""
+    """Return why a mask, polygons or run lengths, does not fit an image, or ''."""
     if isinstance(mask, list):
         if all(map(_are_numbers, mask)):
             return ''

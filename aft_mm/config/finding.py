@@ -1,7 +1,4 @@
-"""Find a config by its name, in a checkout and in an installed package.
-
-Imports the standard library only, so that a mistyped name fails fast.
-"""
+"""Find a config by its name, with the standard library only, so that a mistyped name fails fast."""
 
 import os
 import re
@@ -20,13 +17,7 @@ INDEX = 'model-index.yml'
 
 @cache
 def install_root() -> Path:
-    """Return the folder with configs/, tools/ and model-index.yml.
-
-    That is the root of a checkout, or ``aft_mm/.mim`` of an installed package.
-
-    Raises:
-        UserError: The package was installed without them.
-    """
+    """Return the folder with configs/, tools/ and model-index.yml: a checkout or ``aft_mm/.mim``."""
     for folder in (PACKAGE.parent, PACKAGE / '.mim'):
         if (folder / INDEX).is_file() and (folder / 'configs').is_dir():
             return folder
@@ -48,13 +39,7 @@ def configs_by_name() -> dict[str, Path]:
 
 
 def find_config(name: str) -> str:
-    """Return the path of a config, given its path or the name of a config of aft_mm.
-
-    A part that only one config has is enough: ``own/image-folder``.
-
-    Raises:
-        UserError: No or several configs match, or it is not a Python file.
-    """
+    """Return the path of a config, given its path, its name or a part that only one config has."""
     if not os.path.isfile(name):
         return str(our_config(name))
     # mmengine's YAML loader executes tags.
@@ -64,11 +49,7 @@ def find_config(name: str) -> str:
 
 
 def our_config(name: str) -> Path:
-    """Return the config of aft_mm with this name or the only one with this part.
-
-    Raises:
-        UserError: No config or several have it.
-    """
+    """Return the config of aft_mm with this name or the only one with this part, or raise a UserError."""
     *folders, bare = Path(name).as_posix().removesuffix('.py').split('/')
     folder = '/'.join(folders).removeprefix('configs').strip('/')
     known = configs_by_name()
@@ -90,17 +71,12 @@ def our_config(name: str) -> Path:
 
 
 def check_checkpoint(path: str | None) -> None:
-    """Refuse a checkpoint file that does not exist.
-
-    Raises:
-        UserError: ``path`` is neither a file nor an address.
-    """
+    """Raise a UserError if ``path`` is neither a file nor an address."""
     if path and '://' not in path and not os.path.isfile(os.path.expanduser(path)):
         raise UserError(f'checkpoint {path!r} does not exist')
 
 
 def similar_names(name: str, known: Collection[str]) -> list[str]:
-    """Return up to three similar names."""
     size = len(re.split('[-_]', name))
     parts: dict[str, str] = {}
     for other in known:
@@ -113,18 +89,14 @@ def similar_names(name: str, known: Collection[str]) -> list[str]:
 
 
 def find_base(name: str) -> str:
-    """Return the path of a base written as ``aft_mm::NAME`` or ``aft_mm::_base_/FILE.py``.
-
-    Raises:
-        UserError: There is no such config.
-    """
+    """Return the path of a base written as ``aft_mm::NAME`` or ``aft_mm::_base_/FILE.py``."""
     name = name.partition('::')[2]
     path = install_root() / 'configs' / name
     return str(path if path.is_file() else our_config(name))
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra of aft_mm, with or without a checkout."""
+    """Return the command that installs an extra of aft_mm."""
     if extra == 'downstream' and (PACKAGE.parent / 'Makefile').is_file():
         return 'make downstream'
     try:

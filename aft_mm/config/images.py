@@ -7,12 +7,12 @@ from PIL import Image
 
 from aft_mm.errors import UserError
 
-# The end of a complete file by its first bytes: JPEG's last marker, PNG's last chunk.
+# Last bytes of a complete file by its first: JPEG's marker, PNG's chunk.
 _ENDS: Mapping[bytes, bytes] = {
     b'\xff\xd8': b'\xff\xd9',
     b'\x89PNG': b'IEND\xaeB`\x82',
 }
-# Pillow's errors for damaged files, files that are not images, and too many pixels.
+# Pillow's errors for damaged files, other files, and too many pixels.
 _DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.DecompressionBombError)
 
 

@@ -56,16 +56,13 @@ SHARED = frozenset(
     }
 )
 SIMILARITY = 0.8  # cutoff of get_close_matches: two of ten letters differ
-#: Beginnings of library warnings that no user can act on.
+#: Library warnings that no user can act on.
 KNOWN_WARNINGS = (
     'pkg_resources is deprecated as an API',  # mmengine imports it to find mmdet and mmseg
     '``build_loss`` would be deprecated soon',  # mmseg calls its own function
     'Default ``avg_non_ignore`` is False',  # the value of mmseg's own configs
     'The draw is False, it means that the hook',  # from mmseg's default runtime
 )
-
-
-# Reading.
 
 
 def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
@@ -76,8 +73,7 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
         options: Values by dotted keys; None skips the check of keys as well.
 
     Raises:
-        UserError: The file is not Python, fails, or needs libraries that are not installed; an
-            entry is misspelt, or an option has no effect.
+        UserError: The file fails or needs missing libraries, or an entry or option has no effect.
     """
     path = find_config(path)
     ignore_known_warnings()
@@ -112,7 +108,6 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
 
 
 def ignore_known_warnings() -> None:
-    """Silence :data:`KNOWN_WARNINGS`; all other warnings are shown."""
     for beginning in KNOWN_WARNINGS:
         warnings.filterwarnings('ignore', re.escape(beginning), UserWarning)
 
@@ -132,19 +127,10 @@ def _quotable_data_folder() -> Iterator[None]:
         os.environ['AFT_MM_DATA'] = folder
 
 
-# Checking.
-
-
 def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
-    """Refuse misspelt entries, which would otherwise be ignored silently.
+    """Refuse misspelt entries, and `options` that are missing or already used, as ``train_pipeline``.
 
-    Args:
-        cfg: The config; names unlike all of READ are not checked.
-        options: Keys of ``--cfg-options``, which must exist.
-
-    Raises:
-        UserError: An entry is almost one of READ, or an option names a missing entry or one already
-            used, such as ``train_pipeline``.
+    They would otherwise be ignored silently.
     """
     known = READ | SHARED
     for key in cfg:
@@ -166,7 +152,6 @@ def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
 
 
 def _places(key: str, value: Any, tree: Any, at: str = '') -> Iterator[str]:
-    """Yield where a tree holds a value."""
     items = (
         tree.items()
         if isinstance(tree, dict)
@@ -185,12 +170,7 @@ def _places(key: str, value: Any, tree: Any, at: str = '') -> Iterator[str]:
 
 
 def check_settings(cfg: Config) -> None:
-    """Check the numbers of a run: epochs, intervals, learning rate, normalisation.
-
-    Raises:
-        ValueError: a number is out of range.
-        UserError: The optimizer is unknown, or a pipeline is empty.
-    """
+    """Check the numbers of a run, its optimizer and its pipelines; raises ValueError."""
     check_flag('resume', cfg.get('resume', False))
     loop = cfg.get('train_cfg') or {}
     _check_loop(loop)
@@ -225,7 +205,6 @@ def check_settings(cfg: Config) -> None:
 
 
 def _check_loop(loop: ConfigDict) -> None:
-    """Refuse keys of ``train_cfg`` that its loop does not have."""
     kind = loop.get('type') or (
         'EpochBasedTrainLoop' if loop.get('by_epoch', True) else 'IterBasedTrainLoop'
     )
@@ -246,7 +225,6 @@ def _check_loop(loop: ConfigDict) -> None:
 
 
 def _entry(cfg: Any, key: str) -> Any:
-    """Return ``cfg.a.b`` for ``'a.b'``, None if it is missing."""
     for part in key.split('.'):
         cfg = cfg.get(part) if isinstance(cfg, dict | Config) else None
     return cfg
@@ -262,16 +240,7 @@ def _check_dataset(key: str, dataset: ConfigDict) -> None:
 
 
 def check_data(cfg: Config, *splits: str) -> None:
-    """Check that the files and folders of the data sets exist, and the batch sizes.
-
-    Args:
-        cfg: The config.
-        splits: ``'train'``, ``'val'`` or ``'test'``.
-
-    Raises:
-        UserError: a file or folder is missing, or a folder is empty.
-        ValueError: a batch size is out of range.
-    """
+    """Check that the files and folders of the data sets of some splits exist, and the batch sizes."""
     for split in splits:
         loader = cfg.get(f'{split}_dataloader')
         if loader:

@@ -1,7 +1,4 @@
-"""One file per kind of data; a new file in this folder is found without an edit here.
-
-Registered classes are ``aft_mm.datasets.NAME``, in configs ``aft_mm.NAME``.
-"""
+"""One file per kind of data, found without an edit here; in configs, classes are ``aft_mm.NAME``."""
 
 import importlib
 import pkgutil

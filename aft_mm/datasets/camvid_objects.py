@@ -35,25 +35,22 @@ UNLABELLED = len(LABELS)
 class CamVidObjects(BaseDataset):
     """CamVid in SegNet's layout as boxes and masks, in the sample format of mmdet.
 
-    An object is an 8-connected region of one class, so cars that touch are one. Regions smaller
-    than ``min_area`` get ``ignore_flag=1``, as COCO's metric ignores them.
-
-    A sample is ``dict(img_path, img_id, height, width, instances)``, an instance
-    ``dict(bbox, bbox_label, ignore_flag, mask)``: corners ``x1, y1, x2, y2`` in px, the far ones
-    exclusive, and the mask in COCO's run-length encoding.
+    An object is an 8-connected region of one class, so cars that touch are one. A sample is
+    ``dict(img_path, img_id, height, width, instances)``, an instance
+    ``dict(bbox, bbox_label, ignore_flag, mask)``: ``x1, y1, x2, y2`` in px, the far ones exclusive, and
+    COCO's run-length encoding.
 
     Args:
         data_root: Folder with ``<split>/*`` and ``<split>annot/*.png``.
         split: ``'train'``, ``'val'`` or ``'test'``, or the name of another pair of folders.
-        min_area: Area of the smallest object [px].
+        min_area: Smaller regions [px] get ``ignore_flag=1``.
         metainfo: ``classes``, some of CamVid's 11 (default: car, pedestrian, bicyclist), and
             ``palette`` (default: CamVid's colours).
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
         FileNotFoundError: If a folder or a label file is missing.
-        ValueError: If a class is unknown, the split is empty, or a label file is damaged or does
-            not fit.
+        ValueError: If a class is unknown, the split is empty, or a label file is damaged.
     """
 
     def __init__(
@@ -79,7 +76,6 @@ class CamVidObjects(BaseDataset):
         super().__init__(data_root=data_root, metainfo=metainfo, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Return one sample per frame, ordered by file name."""
         frames = Path(self.data_root) / self.split
         folder = Path(self.data_root) / f'{self.split}annot'
         for path in (frames, folder):
@@ -111,7 +107,7 @@ class CamVidObjects(BaseDataset):
         return samples
 
     def _objects(self, labels: np.ndarray) -> Iterator[dict]:
-        # Installed with mmdet, whose pipelines read the samples.
+        # Installed with mmdet.
         from pycocotools import mask as run_lengths
 
         for index, name in enumerate(self.metainfo['classes']):
@@ -130,7 +126,6 @@ class CamVidObjects(BaseDataset):
 
 
 def _read_labels(path: Path, frame: Path) -> np.ndarray:
-    """Return the labels of a frame, uint8 [H, W]."""
     if not path.exists():
         raise FileNotFoundError(f'{path} does not exist: every frame of CamVid needs a label file')
     try:

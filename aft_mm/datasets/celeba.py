@@ -15,7 +15,7 @@ SPLITS = ('train', 'val', 'test')  # 0, 1 and 2 in the list
 class CelebA(FileDataset):
     """CelebA as ``<data_root>/img_align_celeba/*.jpg`` and ``list_eval_partition.txt``.
 
-    Listed images must exist. A sample is ``dict(img_path)``.
+    A sample is ``dict(img_path)``.
 
     Args:
         data_root: Folder that contains both.
@@ -36,7 +36,6 @@ class CelebA(FileDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Return one ``dict(img_path)`` per image, in the order of the list."""
         root = Path(self.data_root)
         partition, folder = root / 'list_eval_partition.txt', root / 'img_align_celeba'
         for path in (partition, folder):
@@ -60,11 +59,7 @@ class CelebA(FileDataset):
 
 
 def read_partition(path: Path) -> dict[str, list[str]]:
-    """Return the image names of every split.
-
-    Raises:
-        ValueError: If a line is not the name of an image and 0, 1 or 2.
-    """
+    """Return the image names of every split; raises ValueError."""
     names: dict[str, list[str]] = {split: [] for split in SPLITS}
     if not path.is_file():
         raise ValueError(f'{path} must be a list of images, but is not a regular file')

@@ -22,8 +22,7 @@ class CIFAR10Binary(BaseDataset):
 
     Args:
         data_root: Folder that contains ``cifar-10-batches-bin`` or the files.
-        split: ``'train'`` (``data_batch_1.bin`` to ``data_batch_5.bin``) or ``'test'``
-            (``test_batch.bin``).
+        split: ``'train'`` or ``'test'``.
         num_batches: Number of training files, 1 to 5; fewer leave the last ones out.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
@@ -59,7 +58,6 @@ class CIFAR10Binary(BaseDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Return one ``dict(img, gt_label)`` per record, in the order of the files."""
         folder = Path(self.data_root) / 'cifar-10-batches-bin'
         folder = folder if folder.is_dir() else folder.parent
         names = ['test_batch.bin']

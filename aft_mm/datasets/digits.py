@@ -30,7 +30,6 @@ class Digits(BaseDataset):
         super().__init__(**kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Return one ``dict(img, gt_label)`` per digit of the split."""
         try:
             from sklearn.datasets import load_digits
             from sklearn.model_selection import train_test_split
@@ -43,6 +42,6 @@ class Digits(BaseDataset):
         chosen = train_test_split(
             np.arange(len(digits.target)), test_size=0.2, stratify=digits.target, random_state=0
         )[self.split == 'test']
-        # The ink of a pixel is 0 to 16.
+        # Ink is 0 to 16.
         images = np.rint(digits.images[..., None] * (255 / 16)).astype(np.uint8)
         return [dict(img=images[i], gt_label=int(digits.target[i])) for i in chosen]

@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import logging
 import lzma
 import os
 import stat
@@ -10,13 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 from mmengine.dataset import BaseDataset
+from mmengine.logging import print_log
 
 LONGEST_NAME = 300  # characters of a path in a message
 MAX_UNUSABLE = 20  # in a row: one chance in a million at half damaged
 
 
 class UnusableFile(ValueError):  # noqa: N818 - not always an error: training replaces the file
-    """A file that cannot become a sample, named in a one-line message."""
+    """A file that cannot become a sample."""
+
+
+def warn(message: str) -> None:
+    print_log(message, 'current', logging.WARNING)
 
 
 def reason_of(error: Exception) -> str:
@@ -84,9 +90,9 @@ def _decompressed(
 class FileDataset(BaseDataset):
     """A dataset whose pipeline reads one file per sample.
 
-    In training, a file that raises :class:`UnusableFile` is replaced by a random other one, and
-    ``skipped`` of its ``data_samples`` holds the message. With ``test_mode=True`` the error stops
-    the run, since metrics over different files are not comparable.
+    In training, a file that raises :class:`UnusableFile` is replaced by a random other one, with the
+    message in ``skipped`` of ``data_samples``. With ``test_mode=True`` the error stops the run, since
+    metrics over different files are not comparable.
 
     Args:
         **kwargs: See :class:`mmengine.dataset.BaseDataset`; the last step of ``pipeline`` returns
@@ -97,7 +103,6 @@ class FileDataset(BaseDataset):
     """
 
     def __getitem__(self, idx: int) -> Any:
-        """Return the sample of a file, or of another with ``skipped`` in its metainfo."""
         if self.test_mode:
             return super().__getitem__(idx)
         skipped: list[str] = []

@@ -45,7 +45,6 @@ class FSDD(Utterances):
         super().__init__(data_root=data_root, **kwargs)
 
     def find(self) -> Iterator[tuple[str, str, str]]:
-        """See :class:`Utterances`."""
         found = []
         for path in sorted(Path(self.data_root, 'recordings').glob('*.wav')):
             match = _NAME.fullmatch(path.stem)

@@ -15,11 +15,7 @@ SPLITS = ('train', 'val', 'test')
 
 
 def check_generated(split: str, num_samples: int, seed: int) -> None:
-    """Check the arguments of data that are generated.
-
-    Raises:
-        ValueError: One is out of range.
-    """
+    """Check the arguments of generated data; raise a ValueError."""
     check_choice('split', split, SPLITS)
     check_int('num_samples', num_samples, 1)
     check_int('seed', seed, 0)
@@ -28,8 +24,8 @@ def check_generated(split: str, num_samples: int, seed: int) -> None:
 class GeneratedSequences(Dataset):
     """Base class: a sample is ``dict(inputs=uint8 [T], data_samples=SequenceSample)``.
 
-    ``train`` makes new sequences from numpy's global generator; ``val`` and ``test`` are fixed. A
-    subclass implements :meth:`make`.
+    ``train`` makes new sequences in every epoch; ``val`` and ``test`` are fixed. A subclass implements
+    :meth:`make`.
 
     Args:
         split: ``'train'``, ``'val'`` or ``'test'``.
@@ -57,14 +53,12 @@ class GeneratedSequences(Dataset):
 
     @property
     def metainfo(self) -> dict:
-        """Facts about the data for the log and the checkpoint."""
         return dict(vocab_size=self.vocab_size, split=self.split, max_length=self.max_length)
 
     def __len__(self) -> int:
         return self.num_samples
 
     def __getitem__(self, index: int) -> dict:
-        """Return sequence ``index``; in training a new one."""
         if not 0 <= index < self.num_samples:
             raise IndexError(f'index must be 0 to {self.num_samples - 1}, got {index}')
         key: Any = [self.seed, SPLITS.index(self.split), index]
@@ -82,17 +76,14 @@ class GeneratedSequences(Dataset):
 class CopyTask(GeneratedSequences):
     """Random symbols, a separator, and the same symbols again (arXiv 2006.16236, §4.1.1).
 
-    2·n + 1 tokens: n uniform in 1 … (max_length − 1) // 2, symbols in 1 … num_symbols, the
-    separator 0. Only the copy is predicted.
+    2·n + 1 tokens: n uniform in 1 … (max_length − 1) // 2, symbols in 1 … num_symbols, the separator 0.
+    Only the copy is predicted.
 
     Args:
-        split: ``'train'``, ``'val'`` or ``'test'``.
+        split: See :class:`GeneratedSequences`.
         max_length: Largest number of tokens, 3 or more.
         num_symbols: Number of symbols without the separator, 1 to 255.
         **kwargs: See :class:`GeneratedSequences`.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     def __init__(
@@ -106,7 +97,6 @@ class CopyTask(GeneratedSequences):
         self.vocab_size = num_symbols + 1
 
     def make(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """See :class:`GeneratedSequences`."""
         number = rng.integers(1, (self.max_length - 1) // 2, endpoint=True)
         symbols = rng.integers(1, self.num_symbols, number, endpoint=True, dtype=np.uint8)
         tokens = np.concatenate((symbols, [np.uint8(0)], symbols))
@@ -115,20 +105,16 @@ class CopyTask(GeneratedSequences):
 
 @DATASETS.register_module()
 class AssociativeRecall(GeneratedSequences):
-    """Multi-query associative recall: pairs of a key and a value, then the keys again.
+    """Multi-query associative recall (arXiv 2312.04927, all keys asked, no filler).
 
-    ``k₁ v₁ … k_n v_n``, then every key in random order, followed by its value, which is predicted
-    (arXiv 2312.04927, all keys asked, no filler). Keys are 0 … num_keys − 1, values the num_keys
-    tokens after them.
+    ``k₁ v₁ … k_n v_n``, then every key in random order, followed by its value, which is predicted. Keys
+    are 0 … num_keys − 1, values the num_keys tokens after them.
 
     Args:
-        split: ``'train'``, ``'val'`` or ``'test'``.
+        split: See :class:`GeneratedSequences`.
         num_pairs: Pairs n of a sequence, whose length is 4·n.
         num_keys: Number of different keys, and of values, num_pairs to 128.
         **kwargs: See :class:`GeneratedSequences`.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     def __init__(
@@ -143,7 +129,6 @@ class AssociativeRecall(GeneratedSequences):
         self.max_length = 4 * num_pairs
 
     def make(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """See :class:`GeneratedSequences`."""
         keys = rng.permutation(self.num_keys)[: self.num_pairs]
         values = self.num_keys + rng.integers(0, self.num_keys, self.num_pairs)
         pairs = np.stack((keys, values), 1)
@@ -156,23 +141,17 @@ class AssociativeRecall(GeneratedSequences):
 class ListOps(GeneratedSequences):
     """Nested lists of digits with an operation each, and the digit that they evaluate to.
 
-    ``[MAX 4 [MED 1 9 2 ] 0 ] = 4`` (arXiv 1804.06028, as in arXiv 2011.04006), also with MIN and
-    SM, the sum modulo 10; medians are rounded down. Only the digit after ``=`` is predicted; chance
-    is about 17 %.
-
-    Tokens: 0 to 9 are the digits, 10 to 13 open a list with MAX, MIN, MED or SM, 14 closes it, 15
-    is ``=``.
+    ``[MAX 4 [MED 1 9 2 ] 0 ] = 4`` (arXiv 1804.06028, as in arXiv 2011.04006), also with MIN and SM,
+    the sum modulo 10; medians are rounded down. Only the last digit is predicted; chance is about 17 %.
+    Tokens are the digits, 10 to 13 for MAX, MIN, MED and SM, 14 for ``]`` and 15 for ``=``.
 
     Args:
-        split: ``'train'``, ``'val'`` or ``'test'``.
+        split: See :class:`GeneratedSequences`.
         max_length: Largest number of tokens, 6 or more.
         min_length: Smallest number of tokens.
         max_depth: Largest number of nested lists.
         max_args: Largest number of elements of a list, 2 or more.
         **kwargs: See :class:`GeneratedSequences`.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     OPERATIONS = (max, min, lambda values: int(median(values)), lambda values: sum(values) % 10)
@@ -201,7 +180,6 @@ class ListOps(GeneratedSequences):
         self.max_args = max_args
 
     def make(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """See :class:`GeneratedSequences`."""
         while True:
             tokens, value = self._list(rng, self.max_depth)
             if self.min_length <= len(tokens) + 2 <= self.max_length:

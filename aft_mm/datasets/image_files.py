@@ -19,8 +19,7 @@ _FORMATS = ('BMP', 'DIB', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
     """Read an image with Pillow, rotated by its EXIF orientation.
 
-    Grey becomes three equal channels, 16 bits lose their lower 8, transparent images get a white
-    background.
+    16 bits lose their lower 8.
 
     Returns:
         The image, uint8 [H, W, 3], and the warnings :data:`GREY` and :data:`ALPHA` that apply.
@@ -56,7 +55,7 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ('1', 'L', 'LA', 'La'):
         warnings.append(GREY)
-    if image.has_transparency_data:  # which may be opaque all over
+    if image.has_transparency_data:  # perhaps opaque
         image = image.convert('RGBA')
         if np.asarray(image.getchannel('A')).min() < 255:
             warnings.append(ALPHA)

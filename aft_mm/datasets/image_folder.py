@@ -14,8 +14,7 @@ class ImageFolder(FileDataset):
 
     Args:
         data_root: The folder; subfolders are searched too.
-        **kwargs: See :class:`mmengine.dataset.BaseDataset`; use ``test_mode=True`` for validation
-            and test.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`; use ``test_mode=True`` for validation.
 
     Raises:
         FileNotFoundError: If ``data_root`` does not exist.
@@ -27,7 +26,6 @@ class ImageFolder(FileDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Return one ``dict(img_path)`` per image."""
         root = Path(self.data_root)
         if not root.is_dir():
             raise FileNotFoundError(f'data_root {str(root)!r} is not a folder')

@@ -1,4 +1,4 @@
-"""Batches with buckets of length."""
+"""Batches of sequences of similar length."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,20 +14,17 @@ from aft_mm.registry import DATA_SAMPLERS
 class LengthBatchSampler(Sampler):
     """Batches of sequences of similar length, a ``batch_sampler`` for mmengine's data loaders.
 
-    The dataset is split by length into buckets of equal size. Every epoch shuffles each bucket,
-    splits it into batches of about equal size, and shuffles the batches. A batch has `batch_size`
-    sequences, or fewer if `max_length` tokens with padding would be exceeded. With n processes, a
-    batch is n times as large and each process takes every n-th sequence.
-
-    Every sequence is used once per epoch. The order depends only on seed and epoch of `sampler`,
-    the number of batches on neither. A batch may be too large by less than two sequences per
-    process if a process would have none otherwise.
+    The dataset is split by length into buckets of equal size; every epoch shuffles each bucket, splits
+    it into batches, and shuffles the batches. Of n processes each takes every n-th sequence of a batch
+    that is n times as large. Every sequence is used once per epoch; the number of batches is constant.
+    A batch exceeds the limits by less than two sequences per process if a process would have none
+    otherwise.
 
     Args:
         sampler: mmengine's ``DefaultSampler``; its dataset has ``lengths``, int [N].
         batch_size: Largest number of sequences per batch and process.
         max_length: Largest number of tokens per batch and process, with padding; None: no limit.
-        num_buckets: Number of buckets; fewer give more random batches with more padding.
+        num_buckets: Fewer buckets give more random batches with more padding.
 
     Raises:
         ValueError: If an argument is out of range, a sequence is longer than `max_length`, or the

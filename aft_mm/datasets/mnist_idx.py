@@ -42,7 +42,6 @@ class MNISTIdx(BaseDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Return one ``dict(img, gt_label)`` per digit, in the order of the files."""
         folder, prefix = Path(self.data_root), self.FILES[self.split]
         images = read_idx(folder / f'{prefix}-images-idx3-ubyte', num_axes=3)
         labels = read_idx(folder / f'{prefix}-labels-idx1-ubyte', num_axes=1)
@@ -62,8 +61,8 @@ class MNISTIdx(BaseDataset):
 def read_idx(path: Path, num_axes: int) -> np.ndarray:
     """Read an idx file of bytes, ``path`` itself or ``<path>.gz``.
 
-    It has the bytes 0, 0, 8 (uint8) and the number of axes, the length of every axis as a
-    big-endian 32-bit integer, and the values in raster order.
+    It has the bytes 0, 0, 8 and the number of axes, the lengths as big-endian 32-bit integers, and the
+    values in raster order.
     """
     packed = path.with_name(f'{path.name}.gz')
     if not path.is_file() and not packed.is_file():

@@ -1,7 +1,6 @@
 """Sentences and their translations."""
 
 import hashlib
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from filelock import FileLock
-from mmengine.logging import print_log
 from torch.utils.data import Dataset
 
 from aft_mm.checks import check_flag, check_int, check_path
@@ -17,6 +15,7 @@ from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 from aft_mm.tokenizers import Subwords, split_lines
 
+from .file_dataset import warn
 from .text_file import open_text
 
 MOST_NAMED = 5  # line numbers per message of the log
@@ -27,22 +26,20 @@ CHUNK = 100_000  # lines that are tokenised at once
 class ParallelText(Dataset):
     """Two files with one sentence per line; line n of one translates line n of the other.
 
-    A sample is ``dict(inputs=int32 [T], data_samples=SequenceSample(length=T, source=int32 [S]))``:
-    the subwords of target and source, each with the end of the sentence.
+    A sample is ``dict(inputs=int32 [T], data_samples=SequenceSample(length=T, source=int32 [S]))``: the
+    subwords of target and source, each with the end of the sentence.
 
     Training leaves out and logs pairs with an empty side or longer than ``max_length``. With
-    ``test_mode=True`` an empty line becomes only the end of the sentence, a pair that is too long
-    is an error, and samples keep the target text as ``reference``. Invalid UTF-8 becomes U+FFFD and
-    is logged.
+    ``test_mode=True`` all are used, a longer pair is an error, and samples keep the target text as
+    ``reference``.
 
     Args:
         source_file: Path of the sentences, plain or gzip; ``<path>.gz`` is tried too.
         target_file: Path of their translations.
         subwords: Path of the :class:`Subwords` of both languages.
         max_length: Largest number of subwords per side, with the end of the sentence.
-        test_mode: Whether all pairs are used.
-        cache_dir: Folder for the encoded text. The first process of a node encodes, the others
-            wait.
+        test_mode: See above.
+        cache_dir: Folder for the encoded text, which the first process of a node writes.
 
     Attributes:
         lengths: Subwords of source and target of each pair, int64 [N, 2].
@@ -50,8 +47,7 @@ class ParallelText(Dataset):
 
     Raises:
         FileNotFoundError: If a file does not exist.
-        ValueError: If the numbers of lines differ, no pair is left, or a pair of a test is too
-            long.
+        ValueError: If the numbers of lines differ, no pair is left, or a pair of a test is too long.
     """
 
     def __init__(
@@ -89,7 +85,6 @@ class ParallelText(Dataset):
 
     @property
     def metainfo(self) -> dict:
-        """Facts about the data for the log and the checkpoint."""
         return dict(vocab_size=self.subwords.vocab_size, subwords=self.subwords.fingerprint)
 
     def __len__(self) -> int:
@@ -130,11 +125,9 @@ class ParallelText(Dataset):
         ]
         rows = np.flatnonzero(~(empty | long))
         if left_out:
-            print_log(
+            warn(
                 f'of the {len(lengths):,} pairs of {" and ".join(self.files)} '
-                f'{" and ".join(left_out)} are left out',
-                'current',
-                logging.WARNING,
+                f'{" and ".join(left_out)} are left out'
             )
         if not len(rows):
             raise ValueError(f'{" and ".join(self.files)} have no pair that can be used')
@@ -142,7 +135,6 @@ class ParallelText(Dataset):
 
 
 def named(mask: np.ndarray) -> str:
-    """Format the lines of a mask as :func:`named_lines`."""
     return named_lines((np.flatnonzero(mask) + 1).tolist())
 
 
@@ -156,11 +148,9 @@ def read_lines(path: str) -> list[str]:
     """Return the lines of a plain or gzip file; a warning names those of invalid UTF-8."""
     lines, invalid = split_lines(open_text(path)[:].tobytes())
     if invalid:
-        print_log(
+        warn(
             f'{path!r} is not valid UTF-8 in {named_lines(invalid)}, {len(invalid):,} in '
-            'all; invalid bytes became U+FFFD',
-            'current',
-            logging.WARNING,
+            'all; invalid bytes became U+FFFD'
         )
     return lines
 
@@ -198,8 +188,5 @@ def encode_cached(
             with np.load(path) as cached:
                 return cached['tokens'], cached['lengths']
     except OSError as error:
-        message = (
-            f'cache_dir {cache_dir!r} cannot be used, so every process encodes the text: {error}'
-        )
-        print_log(message, 'current', logging.WARNING)
+        warn(f'cache_dir {cache_dir!r} cannot be used, so every process encodes the text: {error}')
         return encode(lines, subwords)

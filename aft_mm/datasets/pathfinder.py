@@ -16,15 +16,15 @@ from .generated_sequences import SPLITS, check_generated
 class Pathfinder(BaseDataset):
     """Images of two dashed paths with a dot at two of their four ends.
 
-    Class 1 if the dots are on one path, else 0 (after arXiv 1808.08750 and arXiv 2011.04006;
-    numbers are not comparable). A sample is ``dict(img=uint8 [size, size, 1], gt_label=int)``.
+    Class 1 if the dots are on one path, else 0 (after arXiv 1808.08750 and arXiv 2011.04006; numbers
+    are not comparable). A sample is ``dict(img=uint8 [size, size, 1], gt_label=int)``.
 
     Args:
         split: ``'train'``, ``'val'`` or ``'test'``.
         num_samples: Number of images.
         size: Height and width [px].
         num_steps: Dashes of a path.
-        seed: Seed of all splits, which differ.
+        seed: Seed of all splits.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
@@ -50,7 +50,6 @@ class Pathfinder(BaseDataset):
         super().__init__(**kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Return one ``dict(img, gt_label)`` per image."""
         rng = np.random.default_rng([self.seed, SPLITS.index(self.split)])
         found: list[dict] = []
         while len(found) < self.num_samples:
@@ -70,7 +69,7 @@ class Pathfinder(BaseDataset):
         return dict(img=image[..., None], gt_label=label)
 
     def _line(self, image: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
-        # cv2 takes fixed-point coordinates.
+        # In cv2's fixed-point coordinates.
         (x, y), (to_x, to_y) = np.rint(16 * start).tolist(), np.rint(16 * end).tolist()
         cv2.line(image, (int(x), int(y)), (int(to_x), int(to_y)), 160, 1, cv2.LINE_AA, 4)
 

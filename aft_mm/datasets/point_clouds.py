@@ -19,12 +19,11 @@ class PointClouds(FileDataset):
 
     Args:
         data_root: Folder that contains the class folders.
-        classes: Names of folders, or of ShapeNetCore v2 classes such as ``'airplane'`` if folders
-            are named by synset; ``'all'`` for every folder with the split. An int is a synset
-            without leading zeros.
+        classes: Names of folders, or of ShapeNetCore v2 classes if folders are named by synset;
+            ``'all'`` for every folder with the split.
         split: Folder in each class, such as ``'train'``, ``'val'`` or ``'test'``.
-        **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True except
-            for ``'train'``.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True except for
+            ``'train'``.
 
     Raises:
         FileNotFoundError: If ``data_root`` or the folder of a class is missing.
@@ -52,7 +51,6 @@ class PointClouds(FileDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Return one ``dict(points_path, class_name)`` per file, sorted by class and name."""
         root = Path(self.data_root)
         if not root.is_dir():
             raise FileNotFoundError(f'data_root {str(root)!r} is not a folder')

@@ -104,7 +104,7 @@ def _read_ply(path: Path) -> np.ndarray:
 
 
 def _announced(path: Path) -> int | None:
-    """Return the number of vertices in a PLY header, which parsers do not check."""
+    """Return the vertices in a PLY header, which parsers do not check."""
     with path.open('rb') as file:
         for line in islice(file, LONGEST_HEADER):
             words = line.split()

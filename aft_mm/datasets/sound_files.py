@@ -24,8 +24,8 @@ UNKNOWN_LENGTH = 2**63 - 1  # libsndfile's number of frames of streamed FLAC
 _BLOCK = 2**20  # samples decoded at once
 _FRAMES = 2**14  # frames computed at once
 _ADDRESS = re.compile(r'([^|]+\.ark):([0-9]{1,18})')
-# Binary matrices: offsets of rows and columns, and the bytes per value. A byte precedes each number
-# in plain matrices, two floats precede both in compressed ones.
+# Binary matrices: offsets of rows and columns, and bytes per value. A byte precedes each number in
+# plain matrices, two floats precede both in compressed ones.
 _MATRICES = {
     b'\0BFM ': (6, 11, 4),
     b'\0BDM ': (6, 11, 8),
@@ -36,9 +36,7 @@ _MATRICES = {
 
 
 def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
-    """Read a sound file as mono at `sample_rate` [Hz].
-
-    libsndfile reads WAV, FLAC, OGG and more. Channels are averaged.
+    """Read a sound file as mono at `sample_rate` [Hz] with libsndfile; channels are averaged.
 
     Returns:
         The samples, float32 [N] within ±1, and warnings about changes.
@@ -116,8 +114,8 @@ def _blocks(path: str, file: Any) -> Iterator[np.ndarray]:
 def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) -> np.ndarray:
     """Compute Kaldi's log mel filter banks, float32 [T, num_mel_bins], of samples [N] within ±1.
 
-    Windows of 25 ms every 10 ms, ``T = 1 + ⌊(N − window) / shift⌋``, no dither. Sound shorter than
-    a window is padded with zeros to one frame.
+    Windows of 25 ms every 10 ms, ``T = 1 + ⌊(N − window) / shift⌋``, no dither; shorter sound is padded
+    to one frame.
     """
     from torchaudio.compliance import kaldi
 
@@ -141,13 +139,13 @@ def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) 
                 frame_shift=1000 * SHIFT,
             ).numpy()
         )
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return np.concatenate(parts)
 
 
 def num_sound_frames(path: str, sample_rate: int) -> int:
-    """Return the number of frames of :func:`filter_banks` for a file, from its header.
+    """Return the number of frames of :func:`filter_banks` for a file, by its header if possible.
 
-    Without a length there, the file is decoded. Raises as :func:`read_sound`.
+    Raises as :func:`read_sound`.
     """
     with _opened(path) as file:
         rate, frames = file.samplerate, file.frames
@@ -218,8 +216,7 @@ def read_kaldi(address: str) -> np.ndarray:
     """Read a matrix of a binary Kaldi archive, ``feats.ark:1234``, as float32 [T, F].
 
     Raises:
-        UnusableFile: If it is missing, damaged, not finite or not a matrix, such as a command or a
-            pickle.
+        UnusableFile: If it is missing, damaged, not finite or not a matrix.
     """
     # The only maintained reader with a permissive licence.
     from kaldi_native_io import FloatMatrix

@@ -23,13 +23,13 @@ MAX_RATIO = 100
 class TextFile(Dataset):
     """The bytes of one file: the first part for training, then validation and test.
 
-    The default split is Transformer-XL's for enwik8. A ``.gz`` file is decompressed into memory. A
-    sample is ``dict(inputs=uint8 [T], data_samples=SequenceSample(length=T, num_context))``.
+    The default split is Transformer-XL's for enwik8. A sample is
+    ``dict(inputs=uint8 [T], data_samples=SequenceSample(length=T, num_context))``.
 
     - ``train``: random crops of ``context_length`` bytes.
     - ``val``, ``test`` with ``evaluation='blocks'``: consecutive contexts; the last one is shorter.
-    - ``val``, ``test`` with ``evaluation='strided'``: contexts that advance by ``stride`` bytes. In
-      all but the first, only the last ``stride`` bytes are predicted (``num_context``).
+    - ``val``, ``test`` with ``evaluation='strided'``: contexts that advance by ``stride`` bytes. In all
+      but the first, only the last ``stride`` bytes are predicted (``num_context``).
 
     Args:
         data_file: Path of the file; ``<data_file>.gz`` is tried too.
@@ -37,7 +37,7 @@ class TextFile(Dataset):
         context_length: Bytes T of a context.
         evaluation: ``'blocks'`` or ``'strided'``.
         stride: Step of a strided evaluation [bytes], 1 to ``context_length``.
-        split_ratio: Shares of train, val and test, which sum to 1.
+        split_ratio: Shares of train, val and test.
         samples_per_epoch: Crops per epoch; by default as many as contexts fit.
 
     Raises:
@@ -93,7 +93,6 @@ class TextFile(Dataset):
 
     @property
     def metainfo(self) -> dict:
-        """Facts about the data for the log and the checkpoint."""
         return dict(vocab_size=256, split=self.split, context_length=self.context_length)
 
     def __len__(self) -> int:
@@ -114,14 +113,9 @@ class TextFile(Dataset):
 
 
 class PlainFile:
-    """The bytes of a file, read slice by slice.
+    """The bytes of a file from `start` to `stop`, read slice by slice.
 
-    A memory-mapped file that is truncated would end the process (SIGBUS).
-
-    Args:
-        path: Path of the file.
-        start: First byte of the part.
-        stop: The byte after the last one; None for the size of the file.
+    A memory map of a truncated file would end the process.
     """
 
     def __init__(self, path: str | Path, start: int = 0, stop: int | None = None) -> None:
@@ -133,15 +127,10 @@ class PlainFile:
         return self.stop - self.start
 
     def part(self, start: int, stop: int) -> 'PlainFile':
-        """Return the bytes from `start` to `stop` of this part, unread."""
         return PlainFile(self.path, self.start + start, self.start + stop)
 
     def __getitem__(self, place: slice) -> np.ndarray:
-        """Return a slice of the bytes, uint8 [N].
-
-        Raises:
-            ValueError: If the file is shorter now, or gone.
-        """
+        """Return a slice of the bytes, uint8 [N]; a ValueError if the file is shorter now."""
         start, stop, _ = place.indices(len(self))
         try:
             data = np.fromfile(self.path, np.uint8, max(0, stop - start), offset=self.start + start)
@@ -155,7 +144,6 @@ class PlainFile:
 def take_split(
     data: np.ndarray | PlainFile, split: str, ratio: Sequence[float]
 ) -> np.ndarray | PlainFile:
-    """Return the part of ``data`` [N] that belongs to ``split``."""
     position = SPLITS.index(split)
     start, stop = (round(len(data) * sum(ratio[:i])) for i in (position, position + 1))
     return data.part(start, stop) if isinstance(data, PlainFile) else data[start:stop]

@@ -14,12 +14,10 @@ from aft_mm.registry import DATA_SAMPLERS
 class TokenBatchSampler(Sampler):
     """Batches of samples of similar length with at most ``batch_size`` tokens per process.
 
-    A sample is as long as its longest side; batches count padding. Every epoch shuffles the samples
-    of each length, splits all into batches from short to long, and shuffles the batches.
-
-    All of n processes compute the same batches of ``batch_size · n`` tokens from seed and epoch of
-    the sampler, and each takes every n-th sample. The number of batches is the same in every epoch.
-    Only a batch with fewer samples than processes is left out.
+    A sample is as long as its longest side; batches count padding. Every epoch shuffles the samples of
+    each length, splits all into batches from short to long, and shuffles the batches. Of n processes
+    each takes every n-th sample of a batch of ``batch_size · n`` tokens. Only a batch with fewer
+    samples than processes is left out; the number of batches is constant.
 
     Args:
         sampler: mmengine's DefaultSampler of a dataset with ``lengths`` [N] or [N, sides].

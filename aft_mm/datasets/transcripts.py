@@ -13,8 +13,6 @@ MARKERS = ('<s>', '</s>', '<sil>')
 
 
 class Transcripts(NamedTuple):
-    """Texts by id, and warnings about the file."""
-
     texts: dict[str, str]
     warnings: list[str]
 
@@ -22,8 +20,8 @@ class Transcripts(NamedTuple):
 def read_transcripts(path: str) -> Transcripts:
     """Read lines of Kaldi, ``ID TEXT``, or Sphinx, ``TEXT (ID)``; the first line decides.
 
-    Empty lines are skipped, an id alone is an utterance without words, invalid UTF-8 becomes
-    U+FFFD; warnings list these lines.
+    Empty lines are skipped, an id alone is an utterance without words, invalid UTF-8 becomes U+FFFD;
+    warnings list these lines.
 
     Raises:
         FileNotFoundError: If the file does not exist.
@@ -82,9 +80,7 @@ def read_transcripts(path: str) -> Transcripts:
 
 
 def _sphinx_parts(line: str) -> tuple[str, str] | None:
-    """Return id and text of ``TEXT (ID)``, else None. A regular expression would take quadratic
-    time.
-    """
+    """Return id and text of ``TEXT (ID)``, else None; a regular expression takes quadratic time."""
     start = line.rfind('(', 0, len(line) - 2)
     name = line[start + 1 : -1]
     if start < 0 or not line.endswith(')') or name.split() != [name]:

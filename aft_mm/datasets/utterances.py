@@ -1,6 +1,5 @@
 """Datasets of utterances: sound, and features of Kaldi and Sphinx."""
 
-import logging
 import os
 import re
 from collections import defaultdict
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mmengine.logging import print_log
 
 from aft_mm.checks import check_int, check_path, refuse
 from aft_mm.registry import DATASETS
 from aft_mm.tokenizers import TextUnits
 
-from .file_dataset import FileDataset, UnusableFile
+from .file_dataset import FileDataset, UnusableFile, warn
 from .transcripts import Transcripts, read_transcripts, warning_text
 from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
 
@@ -26,9 +24,9 @@ SOUND = ('.wav', '.flac', '.ogg')
 class Utterances(FileDataset):
     """Utterances with transcripts; a subclass finds their files in :meth:`find`.
 
-    All headers are read first. Training leaves out and logs files that are missing, damaged, longer
-    than `max_frames` or, after stacking, too short for CTC. With ``test_mode=True`` these stop the
-    run, except short ones, which are recognised with errors.
+    Training leaves out and logs files that are missing, damaged, longer than `max_frames` or, after
+    stacking, too short for CTC, by their headers. With ``test_mode=True`` these stop the run, except
+    short ones, which are recognised with errors.
 
     Args:
         units: Arguments of :class:`TextUnits`.
@@ -70,7 +68,6 @@ class Utterances(FileDataset):
         raise NotImplementedError
 
     def load_data_list(self) -> list[dict]:
-        """Check every utterance, and log what is unusual."""
         notes: dict[str, list[str]] = defaultdict(list)
         unknown: dict[str, list[str]] = defaultdict(list)
         found = []
@@ -103,7 +100,7 @@ class Utterances(FileDataset):
     def _usable_length(
         self, name: str, path: str, units: tuple[int, ...], notes: dict[str, list]
     ) -> int | None:
-        """Return the frames after stacking, or None and a note if it cannot be trained on."""
+        """Return the frames after stacking, or None and a note if it is left out."""
         try:
             frames = self._load_step().num_frames(path)
         except UnusableFile as error:
@@ -131,7 +128,6 @@ class Utterances(FileDataset):
         return length if self.test_mode else None
 
     def full_init(self) -> None:
-        """Read the list and the statistics of speakers, if needed."""
         if self._fully_initialized:
             return
         super().full_init()
@@ -153,7 +149,6 @@ class Utterances(FileDataset):
         self.statistics = {speaker: parts.mean_and_std() for speaker, parts in sums.items()}
 
     def get_data_info(self, idx: int) -> dict:
-        """Return an entry of the list, with the ``statistics`` of its speaker if needed."""
         info = super().get_data_info(idx)
         if info['speaker'] in self.statistics:
             info['statistics'] = self.statistics[info['speaker']]
@@ -161,7 +156,6 @@ class Utterances(FileDataset):
 
     @property
     def place(self) -> str:
-        """The name of the dataset in messages."""
         return str(self.data_root)
 
     def _steps(self, kind: type) -> list:
@@ -184,7 +178,6 @@ class Utterances(FileDataset):
         return match[1]
 
     def _texts(self, path: Path) -> dict[str, str]:
-        """Return the transcripts; warnings about the file are logged."""
         transcripts: Transcripts = read_transcripts(str(path))
         for line in transcripts.warnings:
             warn(line)
@@ -194,10 +187,6 @@ class Utterances(FileDataset):
 def frames_needed(units: tuple[int, ...]) -> int:
     """Return the frames that CTC needs: one per unit, a blank between equal ones."""
     return len(units) + sum(a == b for a, b in zip(units, units[1:], strict=False))
-
-
-def warn(message: str) -> None:
-    print_log(message, 'current', logging.WARNING)
 
 
 def _check_both(place: str, what: str, files: set[str], texts: set[str]) -> None:
@@ -229,7 +218,6 @@ class SpeechFolder(Utterances):
         super().__init__(data_root=data_root, ann_file=transcripts, **kwargs)
 
     def find(self) -> Iterator[tuple[str, str, str]]:
-        """See :class:`Utterances`."""
         texts = self._texts(Path(self.ann_file))
         paths: dict[str, str] = {}
         for path in sorted(Path(self.data_root).rglob('*')):
@@ -268,7 +256,6 @@ class KaldiFeatures(Utterances):
         super().__init__(data_root=data_root, **kwargs)
 
     def find(self) -> Iterator[tuple[str, str, str]]:
-        """See :class:`Utterances`."""
         places = read_transcripts(str(Path(self.data_root, 'feats.scp'))).texts
         texts = self._texts(Path(self.data_root, 'text'))
         speakers = Path(self.data_root, 'utt2spk')
@@ -316,7 +303,6 @@ class SphinxFeatures(Utterances):
         )
 
     def find(self) -> Iterator[tuple[str, str, str]]:
-        """See :class:`Utterances`."""
         path = Path(self.data_root, self.fileids)
         if not os.path.isfile(path):
             raise FileNotFoundError(f'fileids {str(path)!r} does not exist')

@@ -1,4 +1,4 @@
-"""The Runner and its parts: hooks, loops, optimizers, and the guard of a run."""
+"""The Runner and its parts."""
 
 from .hooks import (
     BitsPerDimHook,

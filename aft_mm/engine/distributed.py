@@ -1,7 +1,4 @@
-"""Start and end of a distributed run, also without an accelerator, and its order of sums.
-
-mmengine starts NCCL runs itself; on a CPU it fails, because it always asks for a CUDA device.
-"""
+"""Start and end of a distributed run, also on a CPU, where mmengine fails, and its order of sums."""
 
 import atexit
 import os
@@ -32,7 +29,7 @@ _RANK_VARIABLES = {
 def start_distributed(cfg: Config) -> None:
     """Set torch's environment variables from the launcher's; on a CPU, join a gloo group.
 
-    On a CPU ``cfg.model_wrapper_cfg`` gets no device ids. The process ends with its launcher.
+    The process ends with its launcher.
 
     Raises:
         UserError: The launcher did not set its environment variables.
@@ -59,13 +56,9 @@ def start_distributed(cfg: Config) -> None:
 def fix_sum_order(model: nn.Module) -> bool:
     """Make every iteration add up the gradients of several processes in the same order.
 
-    DistributedDataParallel moves the gradients to other buckets after the first backward pass that
-    it synchronises, and gloo adds more than two numbers in an order that depends on their place in
-    the bucket. The first step of a resumed run would be rounded differently. A backward pass of
-    sums of the parameters, which needs no data, makes it choose the final buckets.
-
-    Args:
-        model: The model of a runner before its first iteration; its gradients are dropped.
+    DistributedDataParallel changes its buckets after the first backward pass, and gloo's order of sums
+    depends on the place in the bucket: a resumed run would round its first step differently. A backward
+    pass without data makes it choose the final buckets; gradients are dropped.
 
     Returns:
         False if the model is not a DistributedDataParallel with the usual buckets.
@@ -76,7 +69,7 @@ def fix_sum_order(model: nn.Module) -> bool:
         return False
     if not model.find_unused_parameters:  # else the first buckets are the final ones
         model.reducer.prepare_for_backward([])
-        # As in a model, the gradients of the first parameters come last.
+        # Gradients of the first parameters come last, as in a model.
         sums = [value.sum() for value in model.parameters() if value.requires_grad]
         torch.autograd.backward(sums)
         model.zero_grad()
@@ -104,7 +97,6 @@ def _export_environment(launcher: str) -> None:
 
 
 def _end_with_launcher(launcher: int) -> None:
-    """Send SIGTERM to this process when its launcher is gone."""
     while os.getppid() == launcher:
         time.sleep(_POLL_SECONDS)
     print(
@@ -118,8 +110,7 @@ def _end_with_launcher(launcher: int) -> None:
 
 
 def _leave_gloo() -> None:
-    # A gloo thread that frees tensors while the interpreter exits aborts the process
-    # (pytorch/pytorch#190489).
+    # A gloo thread that frees tensors at exit aborts the process (pytorch/pytorch#190489).
     time.sleep(0.2)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -29,8 +29,8 @@ from .stop_signals import protect_workers, starting_workers
 class StoppableEpochLoop(EpochBasedTrainLoop):
     """mmengine's epoch loop, which also checks ``stop_training`` after every iteration.
 
-    An epoch that is stopped early does not count and is not validated. With ``num_done`` the next
-    epoch resumes after that many of its iterations.
+    An epoch that is stopped early does not count and is not validated. With ``num_done`` the next epoch
+    resumes after that many of its iterations.
     """
 
     num_done = 0
@@ -39,7 +39,6 @@ class StoppableEpochLoop(EpochBasedTrainLoop):
     restore: Callable[[], None] | None = None  # called before the first batch of a resumed epoch
 
     def run_epoch(self) -> None:
-        """Run an epoch, or the rest of it, until its end or ``stop_training``."""
         num_done, self.num_done = self.num_done, 0
         self.begin = self._epoch, self._iter - num_done
         self.runner.call_hook('before_train_epoch')
@@ -61,22 +60,14 @@ class StoppableEpochLoop(EpochBasedTrainLoop):
 
 
 class EndlessBatches:
-    """Iterator of mmengine's iteration loop that does not load the batches trained on before a
-    resume.
-
-    Args:
-        loop: The loop, whose iteration is that of the resumed run.
-        batches: The batches of its data loader.
-    """
+    """Iterator of mmengine's iteration loop that does not load batches from before a resume."""
 
     def __init__(self, loop: IterBasedTrainLoop, batches: 'Batches') -> None:
         self.loop = loop
         self.batches = batches
         self.num_skipped = 0
         self.iterator: Iterator | None = None
-        self.restore: Callable[[], None] | None = (
-            None  # called before the first batch after a resume
-        )
+        self.restore: Callable[[], None] | None = None  # called before a resumed run's first batch
 
     def __iter__(self) -> 'EndlessBatches':
         return self
@@ -94,14 +85,10 @@ class EndlessBatches:
 
 
 def make_resumable(loop: BaseLoop, seeds: Sequence[int] | None = None) -> None:
-    """Let mmengine's train loop stop and resume at any iteration.
+    """Let mmengine's train loop stop and resume at any iteration; `seeds` are those of Batches.
 
-    Its class and iterator are replaced, because configs select mmengine's loops. Other classes are
-    left alone.
-
-    Args:
-        loop: Train loop of a runner.
-        seeds: As for :class:`Batches`.
+    Its class and iterator are replaced, because configs select mmengine's loops. Other classes are left
+    alone.
     """
     if isinstance(loop.dataloader.dataset, IterableDataset):  # its samples have no numbers
         return
@@ -120,12 +107,10 @@ def make_resumable(loop: BaseLoop, seeds: Sequence[int] | None = None) -> None:
 class Batches:
     """The batches of a data loader from any batch on, each with its own random numbers.
 
-    With ``seeds``, random numbers depend on ``seeds`` and the number of the batch only, not on the
-    worker.
-
     Args:
         loader: The data loader, whose workers are started again here.
-        seeds: Seed of the run and other numbers, all 0 or larger; none leaves the generators alone.
+        seeds: Numbers, 0 or larger, that with the batch's own seed it, whatever the worker; none leaves
+            the generators alone.
         endless: Restart the sampler at its end, with the next epoch.
     """
 
@@ -150,7 +135,7 @@ class Batches:
         if not (self.first or self.is_seeded or self.endless):
             return iter(self.loader)
         if self.endless and hasattr(sampler_of(self.loader), '_indices_of_rank'):
-            # InfiniteSampler would continue where the loop's own iterator had prefetched.
+            # Else InfiniteSampler would continue where the loop's own iterator had prefetched.
             sampler = sampler_of(self.loader)
             sampler.indices = sampler._indices_of_rank()
         loader = self.loader
@@ -165,8 +150,8 @@ class Batches:
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context,
-            # A new iterator takes a number from the generator, and persistent workers need one per
-            # run, not per epoch: with that of the process a resumed run would differ.
+            # A new iterator takes a number from the generator, persistent workers one per run: from the
+            # generator of the process a resumed run would differ.
             generator=torch.Generator() if self.is_seeded else loader.generator,
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=loader.persistent_workers,
@@ -177,8 +162,6 @@ class Batches:
 
 
 class NumberedBatchSampler:
-    """Batch sampler of a :class:`Batches`: the indices of a batch, with its number if seeded."""
-
     def __init__(self, batches: Batches) -> None:
         self.batches = batches
 
@@ -202,13 +185,6 @@ class NumberedBatchSampler:
 
 
 class SeededBatches:
-    """Data set that returns whole batches and seeds the process before each.
-
-    Args:
-        dataset: The data set.
-        seeds: Numbers from which, with that of the batch, its seed is derived.
-    """
-
     def __init__(self, dataset: Any, seeds: Sequence[int]) -> None:
         self.dataset = dataset
         self.seeds = seeds
@@ -230,7 +206,6 @@ def sampler_of(loader: DataLoader) -> Any:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the generators of Python, numpy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -250,23 +225,19 @@ def derived_seed(seed: int, *parts: int) -> int:
 class GenerationTestLoop(TestLoop):
     """A test that also samples from the model: every sample of the data set gets ``generated``.
 
-    ``generated`` holds ``num_samples`` sequences of tokens, int64 ``[N, T]`` or ``[N, T, C]``, as
-    long as the sample, given its ``source`` if the model has an encoder. The batch is then tested
-    as usual. The seed of a batch is derived from (``seed``, rank, batch number). The first rank
-    shows a progress bar on stderr.
+    These are ``num_samples`` sequences of tokens, int64 ``[N, T]`` or ``[N, T, C]``, as long as the
+    sample, given its ``source`` if there is an encoder.
 
     Args:
-        runner: The runner.
-        dataloader: As for mmengine's TestLoop.
-        evaluator: As for mmengine's TestLoop.
+        runner, dataloader, evaluator: As for mmengine's TestLoop.
         fp16: Whether to test and sample under autocast.
         num_samples: Sequences per sample.
-        temperature: Divides the logits; below 1 likely values become likelier.
+        temperature: Divides the logits.
         top_k: Sample among the k most likely values only.
         top_p: Sample among the most likely values with this total probability only.
-        seed: 0 or larger.
-        num_inputs: Sample only for the first ``num_inputs`` samples, over all ranks, with a sampler
-            in the order of the data set; 0 measures the likelihood only.
+        seed: 0 or larger; a batch is seeded from (``seed``, rank, batch number).
+        num_inputs: Sample only for the first ``num_inputs`` samples, over all ranks, with a sampler in
+            the order of the data set; 0 measures the likelihood only.
 
     Raises:
         ValueError: An option is out of range.
@@ -304,13 +275,11 @@ class GenerationTestLoop(TestLoop):
         self.seen = 0
 
     def run(self) -> dict:
-        """Sample and test; return the metrics."""
         self.seen = 0
         return super().run()
 
     @torch.no_grad()
     def run_iter(self, idx: int, data_batch: dict) -> None:
-        """Sample for batch ``idx``, then test it."""
         inputs, samples = data_batch['inputs'], data_batch['data_samples']
         num = len(samples)
         if self.num_inputs is not None:
@@ -342,18 +311,14 @@ class GenerationTestLoop(TestLoop):
 
 @LOOPS.register_module()
 class TranslationTestLoop(TestLoop):
-    """A test that also translates: every sample of the data set gets the text ``translation``.
-
-    It is found by beam search from ``source``; the batch is then tested as usual.
+    """A test that also translates by beam search: every sample gets the text ``translation``.
 
     Args:
-        runner: The runner.
+        runner, evaluator: As for mmengine's TestLoop.
         dataloader: As for mmengine's TestLoop, over a data set with ``subwords``.
-        evaluator: As for mmengine's TestLoop.
         fp16: Whether to test and translate under autocast.
         beam_size: Hypotheses kept at every token; 1 is greedy.
-        length_penalty: Exponent of the length by which scores are divided; larger prefers longer
-            translations.
+        length_penalty: Exponent of the length by which scores are divided.
 
     Raises:
         ValueError: An option is out of range.
@@ -382,7 +347,6 @@ class TranslationTestLoop(TestLoop):
 
     @torch.no_grad()
     def run_iter(self, idx: int, data_batch: dict) -> None:
-        """Translate batch ``idx``, then test it."""
         samples = data_batch['data_samples']
         with autocast(enabled=self.fp16):
             found = task_model(self.runner).beam_search(

@@ -26,7 +26,7 @@ class AutocastOptimWrapper(AmpOptimWrapper):
     """mmengine's ``AmpOptimWrapper`` with ``torch.autocast``: works on a CPU and under compilation.
 
     Args:
-        dtype: ``'bfloat16'`` (default, without loss scaling) or, on CUDA, ``'float16'``.
+        dtype: ``'bfloat16'``, without loss scaling, or, on CUDA, ``'float16'``.
         loss_scale: ``'dynamic'``, a float (the constant scale) or a dict of arguments for
             ``torch.amp.GradScaler``; only for float16.
         **kwargs: Those of ``mmengine.optim.OptimWrapper``.
@@ -54,7 +54,6 @@ class AutocastOptimWrapper(AmpOptimWrapper):
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        """Autocast, and skip gradient synchronisation while gradients accumulate."""
         with (
             OptimWrapper.optim_context(self, model),
             torch.autocast(self.device_type, self.cast_dtype),
@@ -66,15 +65,13 @@ class AutocastOptimWrapper(AmpOptimWrapper):
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """mmengine's default constructor with layer-wise decay of the learning rate.
 
-    ``model.backbone.get_layer_depth`` gives the depth i of a parameter among n depths; its rate is
-    ``lr · decay_rate^(n − 1 − i)``: ``lr`` for head, neck and last norm, the lowest for the
-    embeddings.
+    The rate is ``lr · decay_rate^(n − 1 − i)`` for a parameter of depth i among n, as
+    ``model.backbone.get_layer_depth`` gives them: ``lr`` for the head, the lowest for the embeddings.
 
     Args:
         optim_wrapper_cfg: Config of the wrapper, with optimizer.lr.
-        paramwise_cfg: ``decay_rate`` in (0, 1], and options of the default constructor, such as
-            ``norm_decay_mult`` and ``custom_keys``; an ``lr_mult`` there is multiplied with the
-            decay.
+        paramwise_cfg: ``decay_rate`` in (0, 1], and options of the default constructor; its
+            ``lr_mult`` is multiplied with the decay.
 
     Raises:
         ValueError: ``decay_rate`` is out of range.
@@ -95,7 +92,6 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         prefix: str = '',
         is_dcn_module: int | float | None = None,
     ) -> None:
-        """Add the default groups, one per parameter, and decay their rates."""
         super().add_params(params, module, prefix, is_dcn_module)
         if prefix:  # called for every child by the default implementation
             return
@@ -123,8 +119,8 @@ class InverseSqrtLR(ExponentialLR):
 
     Args:
         optimizer: Optimizer or optimizer wrapper.
-        begin: First t of the decay, 1 or larger: the length of the warm-up.
-        by_epoch: Whether t counts epochs, not iterations. mmengine sets ``end`` in this unit.
+        begin: First t of the decay, 1 or larger.
+        by_epoch: Whether t counts epochs, not iterations.
         **kwargs: ``end``, ``last_step`` and ``verbose`` of mmengine's schedulers.
     """
 

@@ -1,8 +1,7 @@
 """Checks of a run before it starts: mistakes end it with a one-line message, not after an epoch.
 
-The commands call :data:`TRAIN_CHECKS` and :data:`TEST_CHECKS`, functions
-``(config, runner) -> None``, in order after the runner is built. Checks that need only the config
-are in `aft_mm/config/reading.py`.
+:data:`TRAIN_CHECKS` and :data:`TEST_CHECKS` are called in order after the runner is built. Checks
+of the config alone are in `aft_mm/config/reading.py`.
 """
 
 import importlib
@@ -41,14 +40,10 @@ def check_torchvision() -> None:
 def choose_checkpoint(cfg: Config) -> str:
     """For ``--resume`` without a path, set ``load_from`` to the newest complete checkpoint.
 
-    With ``cfg.resume == 'auto'`` a work dir without checkpoints starts a new run from its
-    ``load_from``.
+    ``cfg.resume == 'auto'`` starts a new run from its ``load_from`` if there is none.
 
     Returns:
         A warning if ``last_checkpoint`` names another one, else ''.
-
-    Raises:
-        UserError: The work dir has no complete checkpoint.
     """
     is_auto = cfg.get('resume') == 'auto'
     if not cfg.get('resume') or cfg.get('load_from') and not is_auto:
@@ -88,7 +83,6 @@ def check_widths(config: Config, runner: Runner) -> None:
 
 
 def check_regularization(config: Config, runner: Runner) -> None:
-    """Refuse layers with a penalty that no hook adds to the loss."""
     penalised = penalised_layers(runner.model)
     if penalised and not any(isinstance(hook, RegularizationHook) for hook in runner.hooks):
         raise UserError(
@@ -127,7 +121,6 @@ def build_optimizer(config: Config, runner: Runner) -> None:
 
 
 def check_classes(config: Config, runner: Runner) -> None:
-    """Build the data sets; compare their classes with the heads and with each other."""
     trained = runner.train_loop.dataloader.dataset
     check_num_classes(task_model(runner), trained, 'training')
     if runner.val_loop is not None:
@@ -137,12 +130,10 @@ def check_classes(config: Config, runner: Runner) -> None:
 
 
 def check_test_classes(config: Config, runner: Runner) -> None:
-    """Build the test set and compare its classes with the heads."""
     check_num_classes(task_model(runner), runner.test_loop.dataloader.dataset, 'test')
 
 
 def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
-    """Refuse a head with fewer classes than the data set."""
     metainfo = getattr(dataset, 'metainfo', None) or {}
     classes = metainfo.get('classes') or metainfo.get('units')  # units of speech, with the blank
     for name in ('head', 'bbox_head', 'decode_head', 'auxiliary_head', 'roi_head.bbox_head'):
@@ -158,7 +149,6 @@ def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
 
 
 def check_same_classes(trained: Any, validated: Any) -> None:
-    """Refuse data sets with different classes."""
     ours, theirs = (
         tuple((getattr(dataset, 'metainfo', None) or {}).get('classes') or ())
         for dataset in (trained, validated)
@@ -177,7 +167,6 @@ def check_same_classes(trained: Any, validated: Any) -> None:
 
 
 def check_batch(config: Config, runner: Runner) -> None:
-    """Refuse a batch larger than the training set."""
     loader = runner.train_loop.dataloader
     samples = len(loader.dataset)
     if samples and not len(loader):
@@ -192,14 +181,7 @@ def check_batch(config: Config, runner: Runner) -> None:
 def shortened_warmup(schedules: Any, iterations: int, epochs: int) -> list[dict] | None:
     """Return a warm-up of a tenth of the iterations, for a run that would end within it.
 
-    Args:
-        schedules: Entries of ``param_scheduler``.
-        iterations: Iterations of the run.
-        epochs: Epochs of the run.
-
-    Returns:
-        The new entries; None unless the given ones are a warm-up from 0 and one successor after the
-        run.
+    None unless the schedules are a warm-up from 0 and one successor after the run.
     """
     if not isinstance(schedules, list) or len(schedules) != 2:
         return None

@@ -45,8 +45,7 @@ _PEER_GONE = re.compile(
 class StopSignalHook(StopHook):
     """Ends the training after the iteration in which SIGTERM, SIGINT or SIGHUP arrived.
 
-    A signal to one process stops all. During a validation the run stops at once: the epoch is
-    already saved.
+    A signal to one process stops all. A validation is stopped at once: the epoch is already saved.
 
     Args:
         signals: The signal handler.
@@ -60,7 +59,6 @@ class StopSignalHook(StopHook):
         self.message = ''
 
     def before_train(self, runner: Runner) -> None:
-        """From here on a signal waits for the end of an iteration."""
         super().before_train(runner)
         for loop in (runner.train_loop, runner.val_loop):
             if loop is not None:
@@ -69,19 +67,15 @@ class StopSignalHook(StopHook):
         self.signals.can_wait = True
 
     def before_val(self, runner: Runner) -> None:
-        """Do not wait: the training is saved."""
         self.signals.can_wait = False
 
     def after_val(self, runner: Runner) -> None:
-        """Wait again."""
         self.signals.can_wait = runner.train_loop is not None
 
     def after_train(self, runner: Runner) -> None:
-        """Do not wait: the last iteration is done."""
         self.signals.can_wait = False
 
     def is_time(self, runner: Runner) -> bool:
-        """Return whether any process received a signal."""
         received = torch.tensor(self.signals.received or 0)
         if runner.distributed:
             all_reduce(received, 'max')
@@ -91,13 +85,11 @@ class StopSignalHook(StopHook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        """Stop the loop, also before its validation."""
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
         if self.is_up and runner.train_loop.stop_training:
             runner.train_loop.val_begin = runner.max_iters + 1
 
     def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
-        """Store the message that ends the program, and log it to the file."""
         name = signal.Signals(self.signals.received or signal.SIGTERM).name
         self.message = (
             f'{name} stopped the run after iteration {iteration}; the checkpoint is '
@@ -116,7 +108,6 @@ class Run:
         self.hook: StopSignalHook | None = None
 
     def watch(self, runner: Runner) -> None:
-        """Let a signal stop the training of ``runner`` after an iteration."""
         self.runner = runner
         self.hook = StopSignalHook(self.signals, self.command())
         runner.register_hook(self.hook)
@@ -131,14 +122,12 @@ class Run:
         return f'; the last checkpoint is {last}; to resume, {self.command()}'
 
     def command(self) -> str:
-        """Return the command that resumes a training."""
         if self.runner is not None and self.runner.distributed:
             return 'start it again with --resume'  # the launcher's arguments are not known here
         return f'run: {shlex.join([*_program(), *_with_resume(self.argv)])}'
 
 
 def _program() -> list[str]:
-    """Return how the training was started, without its arguments."""
     path = Path(sys.argv[0])
     if path.stem == 'aft_mm':  # aft_mm.exe on Windows
         return ['aft_mm', 'train']
@@ -163,13 +152,11 @@ def _with_resume(argv: Sequence[str]) -> list[str]:
 def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
     """Exit with a one-line message if the machine or another process ends a run.
 
-    That is a signal, a killed worker, no memory, a full or unwritable disk, or the death of another
-    process. The message of a training names the last checkpoint; the exit status after a signal is
-    128 plus its number.
+    That is a signal, a killed worker, no memory, an unwritable disk, or the death of another process.
+    The exit status after a signal is 128 plus its number.
 
     Args:
-        argv: Arguments of the program, part of the command that resumes a training; by default
-            those of the process.
+        argv: Arguments of the command that resumes the training; by default those of the process.
     """
     _allow_many_open_files()
     run = Run(StopSignals(), sys.argv[1:] if argv is None else argv)
@@ -199,7 +186,7 @@ def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
 def _allow_many_open_files() -> None:
     """Raise the limit on open files, or have workers send tensors by name if it stays low.
 
-    By default torch keeps a file open for each tensor that a worker sends, until it is used.
+    By default torch keeps a file open for each tensor that a worker sends.
     """
     if sys.platform == 'win32':  # tensors are sent by name anyway
         return
@@ -219,15 +206,12 @@ def _allow_many_open_files() -> None:
 
 @contextmanager
 def _deaths_of_workers() -> Iterator[None]:
-    """Raise the death of a data loader worker instead of the error of its closed connection.
-
-    The connection closes a moment before SIGCHLD arrives.
-    """
+    """Raise the death of a worker, not the error of its connection, which closes before SIGCHLD."""
     try:
         yield
     except (OSError, EOFError) as error:
         if getattr(error, 'errno', None) not in _UNWRITABLE:
-            time.sleep(1)  # interrupted by the signal
+            time.sleep(1)  # SIGCHLD interrupts it
         raise
 
 
@@ -242,7 +226,7 @@ def _quiet_log() -> Iterator[None]:
 
 
 def reason(error: Exception) -> str | None:
-    """Describe a failure of the machine in a few words; return None for a possible bug."""
+    """Describe a failure of the machine; return None for a possible bug."""
     message = ' '.join(str(error).split())
     out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
     if out_of_memory or "can't allocate memory" in message:
@@ -270,5 +254,4 @@ def _end(message: str, status: int) -> None:
 
 
 def _report(message: str) -> None:
-    """Report to torchrun, if there is one, why this process ends."""
     get_error_handler().record_exception(UserError(message.removeprefix('Error: ')))

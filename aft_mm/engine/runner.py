@@ -41,12 +41,9 @@ DETAILS = (
 def load_run_config(args: argparse.Namespace) -> Config:
     """Read and check ``args.config``, apply the arguments of a run and join the process group.
 
-    Args:
-        args: ``config``, ``cfg_options``, ``work_dir``, ``launcher`` and ``local_rank``.
-
     Raises:
         UserError: The config cannot be read, or the launcher's environment is incomplete.
-        ValueError: a number of the config is out of range.
+        ValueError: A number of the config is out of range.
     """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     cfg = read_config(args.config, args.cfg_options)
@@ -84,15 +81,14 @@ def apply_safe_defaults(cfg: Config) -> None:
             hooks[name] = dict(type=hook)
     compiled = {'aft_mm.CompileHook', 'CompileHook'} & {*given}
     if cfg.get('compile') is None and not compiled and can_compile(cfg):
-        # AFT models are one graph. A layer that breaks it must not end a run that did not ask for this.
+        # A layer that breaks the graph must not end a run that did not ask for this.
         hooks['compile'] = dict(type='aft_mm.CompileHook', module=None, fullgraph=False)
 
 
 def can_compile(cfg: Config) -> bool:
-    """Return whether training on this machine compiles the model unless the config says otherwise.
+    """Return whether training is compiled by default: on CUDA with Triton and a C compiler.
 
-    It does on a CUDA device with Triton and a C compiler. Images of detection and segmentation have
-    many sizes, each of which would be compiled.
+    Images of detection and segmentation have many sizes, each of which would be compiled.
     """
     if not torch.cuda.is_available() or cfg.get('default_scope') in DOWNSTREAM:
         return False
@@ -126,20 +122,18 @@ def task_model(runner: Runner) -> nn.Module:
 
 
 def is_for_the_console(record: logging.LogRecord) -> bool:
-    """Return False for messages of :data:`DETAILS` and those marked ``file_only``."""
     return not (getattr(record, 'file_only', False) or record.getMessage().startswith(DETAILS))
 
 
 class ConsoleRunner(Runner):
     """mmengine's Runner with a short console log; the log file gets everything.
 
-    ``log_level='DEBUG'`` shows everything on the console, too.
+    With ``log_level='DEBUG'`` the console gets everything, too.
     """
 
     def build_logger(
         self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any
     ) -> MMLogger:
-        """Build mmengine's logger, with the details filtered from the console."""
         logger = super().build_logger(log_level=log_level, log_file=log_file, **kwargs)
         for handler in logger.handlers:
             if not isinstance(handler, logging.FileHandler) and handler.level > logging.DEBUG:
@@ -147,7 +141,6 @@ class ConsoleRunner(Runner):
         return logger
 
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
-        """Build mmengine's wrapper, and warn if weight decay pulls position biases to 0."""
         built = super().build_optim_wrapper(optim_wrapper)
         if built is not optim_wrapper and isinstance(built, OptimWrapper):
             warning = decayed_biases(self.model, built)
@@ -156,12 +149,10 @@ class ConsoleRunner(Runner):
         return built
 
     def train(self) -> nn.Module:
-        """Log model and device, then train."""
         self._introduce()
         return super().train()
 
     def test(self) -> dict[str, float]:
-        """Log model and device, then test."""
         self._introduce()
         return super().test()
 
@@ -180,7 +171,7 @@ class ConsoleRunner(Runner):
 
 
 def decayed_biases(model: nn.Module, optim_wrapper: OptimWrapper) -> str:
-    """Return a warning about position biases with weight decay; '' if there are none."""
+    """Return a warning about position biases with weight decay, or ''."""
     decays = {
         id(parameter): group['weight_decay']
         for group in optim_wrapper.optimizer.param_groups

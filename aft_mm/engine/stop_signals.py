@@ -28,12 +28,12 @@ def _end_at_sigterm() -> None:
     handler = signal.getsignal(signal.SIGTERM)
     if isinstance(getattr(handler, '__self__', None), StopSignals):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if not _is_starting_workers:  # else ignore_signals will handle them
+    if not _is_starting_workers:  # else WorkerInit handles them
         _deliver_signals()
 
 
-# Pools of processes, as evaluation uses them, are ended with SIGTERM, where a Python handler may
-# never run. So signals are blocked during a fork, and SIGTERM ends a child.
+# Pools of processes are ended with SIGTERM, where a Python handler may never run. So signals are
+# blocked during a fork, and SIGTERM ends a child.
 if hasattr(os, 'register_at_fork'):  # not on Windows
     os.register_at_fork(
         before=_hold_signals, after_in_parent=_deliver_signals, after_in_child=_end_at_sigterm
@@ -43,10 +43,7 @@ if hasattr(os, 'register_at_fork'):  # not on Windows
 class WorkerInit:
     """``worker_init_fn`` of a data loader whose workers survive a signal to the process group.
 
-    Workers must continue until the main process has written a checkpoint, and end with it.
-
-    Args:
-        init: The previous ``worker_init_fn`` or None.
+    They continue until the main process has written a checkpoint, and end with it.
     """
 
     def __init__(self, init: Callable[[int], None] | None) -> None:
@@ -64,7 +61,7 @@ class WorkerInit:
 
 
 def _end_with_parent() -> None:
-    """Ignore signals, except SIGTERM of the main process, which ends a worker."""
+    """Ignore signals, except SIGTERM of the main process."""
     while True:
         received = signal.sigwaitinfo(WATCHED)
         if received.si_signo == signal.SIGTERM and received.si_pid == os.getppid():
@@ -72,7 +69,6 @@ def _end_with_parent() -> None:
 
 
 def protect_workers(loader: DataLoader) -> None:
-    """Let the workers that ``loader`` will start survive a signal to the process group."""
     if loader.num_workers and not isinstance(loader.worker_init_fn, WorkerInit):
         loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
 
@@ -92,9 +88,6 @@ class Stopped(BaseException):
     """A signal arrived when the run could not wait for the end of an iteration.
 
     Not an Exception, so that no ``except Exception`` swallows it.
-
-    Args:
-        signum: Number of the signal.
     """
 
     def __init__(self, signum: int) -> None:
@@ -105,9 +98,9 @@ class Stopped(BaseException):
 class StopSignals:
     """Context manager that handles SIGTERM, SIGINT and SIGHUP of this process.
 
-    While ``can_wait``, the first signal is stored in ``received``, which is checked after every
-    iteration; otherwise, and for a second one, :class:`Stopped` is raised. With ``patient``,
-    further signals are ignored while ``can_wait``, because a launcher repeats that of the keyboard.
+    While ``can_wait``, the first signal is stored in ``received``; otherwise, and for a second one,
+    :class:`Stopped` is raised. With ``patient``, further signals are ignored while ``can_wait``,
+    because a launcher repeats that of the keyboard.
     """
 
     def __init__(self) -> None:

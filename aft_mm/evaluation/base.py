@@ -13,8 +13,8 @@ class Metric(BaseMetric):
     """Base class of the metrics.
 
     Args:
-        collect_device: ``'gpu'`` gathers through the process group, on any device; ``'cpu'``
-            through files in a folder that all ranks share.
+        collect_device: ``'gpu'`` gathers through the process group, on any device; ``'cpu'`` through
+            files in a folder that all ranks share.
         **kwargs: See :class:`mmengine.evaluator.BaseMetric`.
     """
 
@@ -28,7 +28,6 @@ class GenerationMetric(Metric):
     """Base class of metrics of generated sequences."""
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Store the result of :meth:`_measure` for each sequence, None without ``generated``."""
         for tokens, sample in zip(data_batch['inputs'], data_samples, strict=True):
             is_measured = sample.get('generated') is not None
             self.results.append(self._measure(tokens, sample) if is_measured else None)
@@ -38,7 +37,6 @@ class GenerationMetric(Metric):
         raise NotImplementedError
 
     def _measured(self, results: list) -> list:
-        """Return what is stored, without None; a warning if nothing is left."""
         measured = [result for result in results if result is not None]
         if not measured:
             print_log(

@@ -14,15 +14,14 @@ from .base import Metric
 class BLEU(Metric):
     """Corpus BLEU by sacrebleu, of detokenised text with one reference each, 0 to 100.
 
-    ``bleu`` is sacrebleu's default (cased, ``13a``), ``bleu_length_ratio`` the length relative to
-    the references. The log has sacrebleu's signature.
+    ``bleu`` is sacrebleu's default (cased, ``13a``), ``bleu_length_ratio`` the length relative to the
+    references. The log has sacrebleu's signature.
 
     Args:
         **kwargs: See :class:`Metric`.
 
     Raises:
-        ValueError: If samples have no ``translation`` or ``reference``, or sacrebleu is missing
-            (extra ``text``).
+        ValueError: If samples have no ``translation`` or ``reference``, or sacrebleu is missing.
     """
 
     def __init__(self, **kwargs) -> None:
@@ -36,7 +35,6 @@ class BLEU(Metric):
         self.score = sacrebleu.BLEU()
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Keep ``translation`` and ``reference`` of every sample."""
         for sample in data_samples:
             if 'translation' not in sample or 'reference' not in sample:
                 raise ValueError(
@@ -47,7 +45,6 @@ class BLEU(Metric):
             self.results.append((sample['translation'], sample['reference']))
 
     def compute_metrics(self, results: list) -> dict:
-        """``{'bleu': ..., 'bleu_length_ratio': ...}``."""
         translations, references = zip(*results, strict=True)
         score = self.score.corpus_score(translations, [references])
         print_log(f'{score.format(signature=str(self.score.get_signature()))}', 'current')

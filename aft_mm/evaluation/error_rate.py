@@ -17,12 +17,11 @@ SPACE = '\u2423'  # jiwer would not count a space as a character
 class ErrorRate(Metric):
     """Phoneme, character or word error rate in percent, by jiwer.
 
-    ``100 · (S + D + I) / N``: the fewest substitutions, deletions and insertions over the units N
-    of all transcripts. Unknown symbols count as the unit ``<unk>``.
+    ``100 · (S + D + I) / N``: the fewest substitutions, deletions and insertions over the units N of
+    all transcripts. Unknown symbols count as the unit ``<unk>``.
 
     Args:
-        per: ``'phoneme'``, ``'character'`` (also spaces inside) or ``'word'``, for a dataset of
-            characters or words.
+        per: ``'phoneme'``, ``'character'`` (also spaces inside) or ``'word'``.
         lexicon: Whether to measure the transcripts of the lexicon; `prefix` is then ``'lexicon'``.
         **kwargs: See :class:`Metric`.
 
@@ -40,7 +39,6 @@ class ErrorRate(Metric):
         super().__init__(**kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Keep the transcript and the recognised text, as words for jiwer."""
         names = (self.dataset_meta or {}).get('units')
         if names is None:
             raise ValueError(
@@ -52,7 +50,6 @@ class ErrorRate(Metric):
         ]
 
     def compute_metrics(self, results: list) -> dict:
-        """``{'phoneme_error_rate': ..., 'percent_deletions': ..., ...}`` of all samples."""
         import jiwer
 
         references, hypotheses = (list(column) for column in zip(*results, strict=True))

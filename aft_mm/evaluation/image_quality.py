@@ -24,14 +24,14 @@ SMALLEST = 6  # pixels; half of SSIM's window is mirrored at the edges
 class ImageQuality(GenerationMetric):
     """Distance of sampled images to the truth and to their low-resolution input.
 
-    For each ``kind``, ``sample``, ``mean`` (of the N samples of an input) and ``bicubic`` (the
-    enlarged input):
+    For each ``kind``, ``sample``, ``mean`` (of the N samples of an input) and ``bicubic`` (the enlarged
+    input):
 
     - ``{kind}_psnr_db``: ``10 log₁₀ (255² / MSE)`` [dB]; infinite for the truth;
     - ``{kind}_ssim``: structural similarity by torchmetrics, Gaussian window of 11 × 11 pixels with
       σ = 1.5, mirrored edges;
     - ``{kind}_consistency_mse``: mean squared difference between the input and the image shrunk by
-      area, for values from 0 to 1. Rounding to 8 bits gives up to 3.8e-6.
+      area, for values from 0 to 1; rounding to 8 bits gives up to 3.8e-6.
 
     Averaged over the samples of an input, then over the inputs with ``generated``.
 
@@ -63,7 +63,6 @@ class ImageQuality(GenerationMetric):
         super().__init__(**kwargs)
 
     def compute_metrics(self, results: list) -> dict:
-        """``{'sample_psnr_db': ..., 'sample_ssim': ..., 'mean_psnr_db': ..., ...}``."""
         measured = self._measured(results)
         if not measured:
             return {}
@@ -92,8 +91,8 @@ def image_quality(images: Tensor, truth: Tensor, source: Tensor) -> dict[str, fl
 
     Args:
         images: [N, C, H, W], float, 0 to 255.
-        truth: [1, C, H, W], same range.
-        source: [1, C, h, w], same range; h divides H, w divides W.
+        truth: [1, C, H, W].
+        source: [1, C, h, w]; h divides H, w divides W.
     """
     truth = truth.expand_as(images)
     shrunk = F.interpolate(images, size=source.shape[2:], mode='area')
@@ -105,5 +104,4 @@ def image_quality(images: Tensor, truth: Tensor, source: Tensor) -> dict[str, fl
 
 
 def _pictures(tokens: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return tokens [N, T, C] or [N, T·C] in raster order as float64 [N, C, H, W]."""
     return tokens.cpu().double().reshape(len(tokens), *shape).permute(0, 3, 1, 2)

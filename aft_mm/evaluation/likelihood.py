@@ -16,13 +16,11 @@ from .base import Metric
 class Likelihood(Metric):
     """Mean negative log-likelihood and perplexity over all predictions of the dataset.
 
-    ``bits_per_{per} = Σ nats / (Σ predictions · ln 2)`` and
-    ``perplexity_per_{per} = exp(Σ nats / Σ predictions)``, summed over all samples of all ranks,
-    each once.
+    ``bits_per_{per} = Σ nats / (Σ predictions · ln 2)``,
+    ``perplexity_per_{per} = exp(Σ nats / Σ predictions)``.
 
     Args:
-        per: Name of one prediction: ``'dim'`` (a sub-pixel), ``'char'``, ``'token'`` or
-            ``'subword'``.
+        per: Name of one prediction: ``'dim'`` (a sub-pixel), ``'char'``, ``'token'`` or ``'subword'``.
         **kwargs: See :class:`Metric`.
 
     Raises:
@@ -35,15 +33,12 @@ class Likelihood(Metric):
         super().__init__(**kwargs)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Store ``nats`` and ``num_dims`` of every sample, as mmengine drops repeated samples by
-        index.
-        """
+        # Per sample, as mmengine drops repeated samples by index.
         self.results += [
             (float(sample['nats']), int(sample['num_dims'])) for sample in data_samples
         ]
 
     def compute_metrics(self, results: list) -> dict:
-        """``{'bits_per_dim': ..., 'perplexity_per_dim': ...}`` of all samples."""
         nats, predictions = (math.fsum(column) for column in zip(*results, strict=True))
         if not predictions:
             raise ValueError(
@@ -73,7 +68,6 @@ class TokenAccuracy(Metric):
     """
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Store ``num_correct`` and ``num_dims`` of every sample."""
         for sample in data_samples:
             if 'num_correct' not in sample:
                 raise ValueError(
@@ -83,7 +77,6 @@ class TokenAccuracy(Metric):
             self.results.append((int(sample['num_correct']), int(sample['num_dims'])))
 
     def compute_metrics(self, results: list) -> dict:
-        """``{'percent_correct_tokens': ..., 'percent_correct_sequences': ...}``."""
         correct, tokens = (sum(column) for column in zip(*results, strict=True))
         if not tokens:
             raise ValueError(

@@ -33,7 +33,6 @@ class _ImageSetMetric(GenerationMetric):
         super().__init__(**kwargs)
 
     def _measure(self, tokens: Tensor, sample: dict) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pair (truth [1, C, H, W], samples [N, C, H, W])."""
         return self._pictures(tokens[None]), self._pictures(sample['generated'])
 
     def _pictures(self, tokens: Tensor) -> np.ndarray:
@@ -48,14 +47,14 @@ class _ImageSetMetric(GenerationMetric):
 
 @METRICS.register_module()
 class FID(_ImageSetMetric):
-    """Fréchet inception distance between sampled and true images (arXiv 1706.08500).
+    """Fréchet inception distance between sampled and true images (arXiv 1706.08500), by torchmetrics.
 
-    ``fid`` = ``|μ − μ'|² + tr(Σ + Σ' − 2 (Σ Σ')^½)`` over the features of both sets, by
-    torchmetrics. Its bias depends on the number of images.
+    ``fid`` = ``|μ − μ'|² + tr(Σ + Σ' − 2 (Σ Σ')^½)`` over the features of both sets; its bias depends
+    on the number of images.
 
     Args:
-        feature: 64, 192, 768 or 2048 features of torch-fidelity's Inception (extra ``fid``),
-            downloaded once; or a module from images uint8 [B, 3, H, W] to features [B, F].
+        feature: 64, 192, 768 or 2048 features of torch-fidelity's Inception (extra ``fid``), downloaded
+            once; or a module from images uint8 [B, 3, H, W] to features [B, F].
         others: ``image_shape``, ``batch_size`` and arguments of :class:`Metric`.
 
     Raises:
@@ -80,7 +79,6 @@ class FID(_ImageSetMetric):
 
     @torch.no_grad()
     def compute_metrics(self, results: list) -> dict:
-        """``{'fid': ...}``."""
         pairs = self._measured(results)
         if not pairs:
             return {}
@@ -95,10 +93,10 @@ class FID(_ImageSetMetric):
 
 @METRICS.register_module()
 class LPIPS(_ImageSetMetric):
-    """Learned perceptual distance between sampled and true images (arXiv 1801.03924).
+    """Learned perceptual distance between sampled and true images (arXiv 1801.03924), by torchmetrics.
 
-    By torchmetrics, with weights that torchvision downloads once. ``lpips`` is averaged over the
-    samples of an image, then over the images; smaller is better.
+    ``lpips`` is averaged over the samples of an image, then over the images; smaller is better.
+    torchvision downloads the weights once.
 
     Args:
         net_type: ``'alex'``, ``'vgg'`` or ``'squeeze'``.
@@ -118,7 +116,6 @@ class LPIPS(_ImageSetMetric):
 
     @torch.no_grad()
     def compute_metrics(self, results: list) -> dict:
-        """``{'lpips': ...}``."""
         self.distance.to(get_device())
         means = []
         for truth, generated in self._measured(results):

@@ -42,8 +42,8 @@ def chamfer_distances(clouds: Tensor, block: int, progress: bool = False) -> Ten
 def earth_mover_distances(clouds: Tensor, progress: bool = False) -> Tensor:
     """Compute the earth mover's distances between all pairs of M clouds, [M, P, 3] -> [M, M].
 
-    ``d(a, b) = min_φ mean_i |a_i − b_φ(i)|`` over the permutations φ, in the unit of the
-    coordinates; exact, by scipy, on the CPU. O(M²·P³) time at worst, O(P²) memory.
+    ``d(a, b) = min_φ mean_i |a_i − b_φ(i)|`` over the permutations φ, in the unit of the coordinates;
+    exact, by scipy, on the CPU. O(M²·P³) time at worst, O(P²) memory.
 
     Args:
         clouds: [M, P, 3] of a floating type.

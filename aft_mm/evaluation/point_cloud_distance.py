@@ -33,17 +33,14 @@ UNITS = dict(box='edges', set='deviations')
 class PointCloudDistance(GenerationMetric):
     """Chamfer or earth mover's distance between N generated clouds and N of the test set.
 
-    - ``mmd_squared_edges``: mean distance from a test cloud to the nearest generated one; smaller
-      is better;
-    - ``coverage_percent``: share of test clouds that are nearest to a generated one; larger is
+    - ``mmd_squared_edges``: mean distance from a test cloud to the nearest generated one; smaller is
       better;
+    - ``coverage_percent``: share of test clouds that are nearest to a generated one; larger is better;
     - ``1nna_percent``: how often the nearest neighbour of a cloud is from the same set; 50 is best.
 
     The unit of the Chamfer distance is the squared longest edge of the bounding box. ``emd`` adds
-    ``mmd_emd_edges``, ``coverage_emd_percent`` and ``1nna_emd_percent``.
-
-    The test clouds are those with ``generated``, one sample each; below 20 there is a warning. 2·N²
-    pairs are compared, on the GPU if possible.
+    ``mmd_emd_edges``, ``coverage_emd_percent`` and ``1nna_emd_percent``. The test clouds are those with
+    ``generated``, one sample each.
 
     Args:
         num_bits: Bits per coordinate, as in ``PackPointCloud``.
@@ -66,18 +63,16 @@ class PointCloudDistance(GenerationMetric):
         super().__init__(**kwargs)
 
     def _measure(self, tokens: Tensor, sample: dict) -> np.ndarray:
-        """Return the generated tokens and those of the cloud, [2, T]."""
         generated = sample['generated']
         if len(generated) != 1:
             raise ValueError(
                 'PointCloudDistance needs two sets of equal size, so num_samples of test_cfg must '
                 f'be 1, got {len(generated)}'
             )
-        # All are sent to the first rank.
+        # Bytes, as all are sent to the first rank.
         return np.stack([generated[0].cpu().numpy(), tokens.cpu().numpy()]).astype(np.uint8)
 
     def compute_metrics(self, results: list) -> dict:
-        """``{'mmd_squared_edges': ..., 'coverage_percent': ..., '1nna_percent': ..., ...}``."""
         pairs = self._measured(results)
         if not pairs:
             return {}
@@ -103,7 +98,6 @@ class PointCloudDistance(GenerationMetric):
 
 
 def _compared(distances: Tensor, num_generated: int, unit: str, kind: str) -> dict[str, float]:
-    """Return the three metrics of distances [M, M], generated clouds first."""
     across = distances[:num_generated, num_generated:]
     return {
         f'mmd_{unit}': minimum_matching_distance(across),

@@ -20,10 +20,7 @@ ORDERS = ('raw', 'quantized')
 
 
 def bounding_cube(points: np.ndarray) -> Box:
-    """Return the cube around a cloud: the centre and longest edge of its bounding box.
-
-    Args:
-        points: [P, 3], in any unit.
+    """Return the cube around a cloud [P, 3]: the centre and longest edge of its bounding box.
 
     Raises:
         ValueError: If there is no point, a coordinate is not finite, or the points are equal.
@@ -48,7 +45,7 @@ def bounding_cube(points: np.ndarray) -> Box:
 
 
 def check_order(order: str) -> None:
-    """Raise ValueError unless ``order`` is allowed in :func:`encode_points`."""
+    """Raise a ValueError unless ``order`` is allowed."""
     check_choice('order', order, ORDERS)
 
 
@@ -57,23 +54,22 @@ def encode_points(
 ) -> np.ndarray:
     """Quantise a cloud to b = ``num_bits`` per coordinate and flatten it to a sequence.
 
-    ``q = min(⌊(p − centre) / side · 2^b + 2^(b−1)⌋, 2^b − 1)`` for each coordinate. Points are
-    sorted by z, then y, then x, and each gives the tokens z, y, x.
+    ``q = min(⌊(p − centre) / side · 2^b + 2^(b−1)⌋, 2^b − 1)`` for each coordinate. Points are sorted
+    by z, then y, then x, and each gives the tokens z, y, x.
 
     Args:
         points: [P, 3], columns x, y, z.
         num_bits: b, 1 to 8.
-        box: ``(centre, side)`` of the cube of 2^b bins per axis; by default the
-            :func:`bounding_cube`.
-        order: ``'raw'`` sorts the coordinates, as in the ICLR submission, so y may decrease for
-            equal tokens z; ``'quantized'`` sorts the tokens, which leaves less to predict.
+        box: ``(centre, side)`` of the cube of 2^b bins per axis; by default the :func:`bounding_cube`.
+        order: ``'raw'`` sorts the coordinates, as in the ICLR submission, so y may decrease for equal
+            tokens z; ``'quantized'`` sorts the tokens, which leaves less to predict.
 
     Returns:
         uint8 [3·P].
 
     Raises:
-        ValueError: If ``num_bits`` or ``order`` is not allowed, the points have no bounding cube or
-            are outside of ``box``, or its side is not positive.
+        ValueError: If an argument is not allowed, the points have no bounding cube or are outside of
+            ``box``, or its side is not positive.
     """
     import numpy as np
 
@@ -128,7 +124,7 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
 
 
 def check_num_bits(num_bits: int) -> None:
-    """Raise ValueError unless ``num_bits`` is 1 to 8."""
+    """Raise a ValueError unless ``num_bits`` is 1 to 8."""
     check_int('num_bits', num_bits, 1, 8)
 
 

@@ -22,7 +22,7 @@ class Subwords:
         fingerprint: First digits of the file's SHA-256.
 
     Raises:
-        ValueError: If the file is not such a model, or sentencepiece is missing (extra ``text``).
+        ValueError: If the file is not such a model, or sentencepiece is missing.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
@@ -77,7 +77,6 @@ def split_lines(content: bytes) -> tuple[list[str], list[int]]:
     r"""Return the lines of a UTF-8 text, and the numbers (from 1) of those with invalid UTF-8.
 
     Lines end with \n or \r\n only, unlike those of ``splitlines``, which would misalign pairs.
-    Invalid bytes become U+FFFD.
     """
     rows = content.split(b'\n')
     if not rows[-1]:

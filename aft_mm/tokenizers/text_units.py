@@ -17,8 +17,7 @@ _VARIANT = re.compile(r'\(\w+\)$')  # A(2), the second way to say A
 class TextUnits:
     """Transcripts as ints and back: 0 is CTC's blank, 1 is unknown, then the symbols follow.
 
-    Symbols are characters or, with a lexicon, phonemes. A character or word without symbols becomes
-    the unit ``<unk>``.
+    Symbols are characters or, with a lexicon, phonemes.
 
     Args:
         symbols: Characters or phonemes, in the order of their ints.
@@ -28,8 +27,8 @@ class TextUnits:
         case: ``'upper'`` or ``'lower'`` converts transcripts to the case of the symbols or lexicon.
 
     Raises:
-        ValueError: If symbols are empty, repeated or, without a lexicon, longer than one character;
-            at the first transcript, if the lexicon has an unknown phoneme.
+        ValueError: If symbols are empty, repeated or, without a lexicon, longer than one character; at
+            the first transcript, if the lexicon has an unknown phoneme.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class TextUnits:
 
     @cached_property
     def words(self) -> dict[str, tuple[int, ...]]:
-        """Units of every word of the lexicon, which is read when first needed."""
         stressed = any(symbol[-1].isdigit() for symbol in self.names)
         found = {}
         for word, phonemes in read_lexicon(self.lexicon).items():

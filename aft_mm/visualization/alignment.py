@@ -18,8 +18,7 @@ def draw_alignment(
 ) -> Figure:
     """Draw CTC posteriors over time with the most likely alignment.
 
-    There is one row for each unit that is likely at some time, in order of first appearance, and a
-    last row for the blank. Each unit of the alignment is written above its most likely frame.
+    Each unit that is likely at some time has a row, in order of first appearance, the blank the last.
 
     Args:
         log_probs: Log-probabilities [T, V], the blank first.
@@ -66,7 +65,7 @@ def draw_alignment(
     axis.set_yticks(range(len(rows)), [names[unit].replace(' ', '␣') for unit in rows], fontsize=8)
     axis.set_xlabel('seconds')
     for number, (frame, unit) in enumerate(peaks):
-        # Alternate between two heights, since labels of neighbouring units may overlap.
+        # Two heights in turn, since neighbouring labels may overlap.
         axis.text(
             (frame + 0.5) * seconds_per_frame,
             -0.7 - 0.9 * (number % 2),

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from aft_mm.checks import is_int, refuse
 
 NARROWEST = 4.2  # inches, so that the title fits
-#: Maximum number of panels per row with their own axes; more become tiles of one picture.
+#: Most panels per row; more become tiles of one picture.
 MOST_PANELS = 24
 
 Choice = str | Sequence[int]
@@ -22,7 +22,7 @@ def new_figure(width: float, height: float, title: str = '', footer: str = '') -
         width: Inches, at least :data:`NARROWEST`.
         height: Inches.
         title: Text above the figure.
-        footer: Small print below the figure, such as the names of config and checkpoint.
+        footer: Small print below the figure.
     """
     figure = Figure(figsize=(max(NARROWEST, width), height), layout='constrained')
     FigureCanvasAgg(figure)
@@ -38,8 +38,8 @@ def choose(name: str, choice: Choice, count: int, most: int | None = None) -> li
 
     Args:
         name: Name of the argument, for the message.
-        choice: ``'all'``, ``'first:16'``, ``'even:12'`` (evenly spaced with both ends), ``'0,3,7'``
-            or a sequence of ints. ``first`` and ``even`` give fewer where there are fewer.
+        choice: ``'all'``, ``'first:16'``, ``'even:12'`` (evenly spaced with both ends), ``'0,3,7'`` or
+            a sequence of ints. ``first`` and ``even`` give fewer where there are fewer.
         count: Number to choose from.
         most: Maximum number to choose; None for any number.
 

@@ -17,11 +17,7 @@ CELL = 96  # minimum width of a picture in a grid, in pixels
 
 
 def check_image_shape(model: nn.Module, image_shape: Sequence[int]) -> None:
-    """Check that an image has as many values as the sequences of ``model``.
-
-    Raises:
-        UserError: Images of ``image_shape`` (H, W, C) have another number of values.
-    """
+    """Raise a UserError unless images (H, W, C) have as many values as the sequences of ``model``."""
     values = model.decoder.max_length * model.head.dims_per_token
     check_sizes('image_shape (H, W, C)', image_shape, (3,))
     if np.prod(image_shape) != values:
@@ -40,7 +36,7 @@ def sample_images(
         model: An autoregressive model without an encoder.
         image_shape: (H, W, C).
         num: Number of images.
-        **options: Passed to ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
+        **options: Passed to ``model.generate``.
 
     Returns:
         uint8 ``[num, H, W, C]``.
@@ -70,8 +66,8 @@ def complete_images(
         uint8 ``[N, H, W, C]``.
 
     Raises:
-        UserError: The model was built for another image shape, there is no image, or
-            ``num_given_rows`` is out of range.
+        UserError: The model was built for another image shape, there is no image, or ``num_given_rows``
+            is out of range.
     """
     image_shape = images.shape[1:]
     check_image_shape(model, image_shape)
@@ -92,11 +88,7 @@ def complete_images(
 
 
 def given_rows(keep: float, height: int) -> int:
-    """Convert a share of an image into a number of rows.
-
-    Raises:
-        UserError: No row would be given, or none would be left to sample.
-    """
+    """Convert a share of an image into rows; raise a UserError if no row is given or none left."""
     check_number('keep (--complete)', keep)
     rows = round(keep * height)
     if not 1 <= rows < height:
@@ -108,12 +100,10 @@ def given_rows(keep: float, height: int) -> int:
 
 
 def to_images(tokens: torch.Tensor, image_shape: Sequence[int]) -> np.ndarray:
-    """Reshape tokens ``[N, T]`` or ``[N, T, C]`` in raster order to uint8 ``[N, H, W, C]``."""
     return tokens.cpu().numpy().astype(np.uint8).reshape(len(tokens), *image_shape)
 
 
 def enlargement(width: int) -> int:
-    """Return the smallest integer factor that makes a picture at least :data:`CELL` wide."""
     return -(-CELL // width)
 
 
@@ -133,7 +123,7 @@ def draw_samples(
     Raises:
         ValueError: ``images`` has another shape or type, or is empty.
     """
-    # Imported here because the tools check first that torchvision matches torch.
+    # The tools check first that torchvision matches torch.
     from torchvision.utils import make_grid
 
     images = np.asarray(images)
@@ -159,8 +149,7 @@ def draw_completions(
     Args:
         images: uint8 ``[N, H, W, C]``.
         completions: uint8 ``[N, K, H, W, C]``.
-        num_given_rows: Rows from the top that the model was given; the rest of the first picture
-            of a row is grey.
+        num_given_rows: Rows from the top that the model was given; others are grey.
         scale: As for :func:`draw_samples`.
 
     Returns:
@@ -183,13 +172,10 @@ def draw_completions(
 
 
 def draw_header(names: Sequence[str], width: int) -> np.ndarray:
-    """Draw column titles, black on white: uint8 ``[20, width, 3]``.
-
-    All have the largest font size at which the longest fits its column, at least 6 pixels.
-    """
+    """Draw column titles, black on white: uint8 ``[20, width, 3]``."""
     picture = Image.new('RGB', (width, HEADER), 'white')
     draw, column = ImageDraw.Draw(picture), width / len(names)
-    for size in range(13, 5, -1):
+    for size in range(13, 5, -1):  # the largest at which the longest fits
         font = ImageFont.load_default(size=size)  # has no ×
         if max(map(font.getlength, names)) < column:
             break

@@ -19,12 +19,7 @@ AXES = dict(x=(1, 2, 0), y=(2, 0, 1), z=(0, 1, 2))
 
 
 def check_settings(settings: Any) -> None:
-    """Check the entry ``point_cloud`` of a config.
-
-    Raises:
-        UserError: It is not a dict with num_points, num_bits and up.
-        ValueError: One of them is out of range.
-    """
+    """Check the entry ``point_cloud`` of a config: num_points, num_bits and up."""
     missing = [
         name
         for name in ('num_points', 'num_bits', 'up')
@@ -46,12 +41,7 @@ def check_up(up: str) -> None:
 
 
 def check_points(model: nn.Module, num_bits: int, num_points: int | None = None) -> None:
-    """Check that ``model`` was built for the tokens of a point cloud.
-
-    Raises:
-        UserError: The model does not have 2^num_bits values per token, its length is not a
-            multiple of 3 or not that of ``num_points``, or it has an encoder.
-    """
+    """Raise a UserError unless ``model`` was built for the tokens of a point cloud."""
     length, head = model.decoder.max_length, model.head
     fits = model.encoder is None and head.token_shape == () and length % 3 == 0
     if not fits or head.num_values != 2**num_bits:
@@ -74,11 +64,11 @@ def sample_points(model: nn.Module, num: int, num_bits: int = 8, **options: Any)
         model: An autoregressive model without an encoder; its position table holds P points.
         num: Number of clouds.
         num_bits: Bits per coordinate.
-        **options: Passed to ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
+        **options: Passed to ``model.generate``.
 
     Returns:
-        float32 ``[num, P, 3]``, columns x, y, z, in the cube of side 1 around 0. The side of the
-        cube is the longest edge of a cloud's bounding box.
+        float32 ``[num, P, 3]``, columns x, y, z, in the cube of side 1 around 0, the bounding cube of
+        a cloud.
 
     Raises:
         UserError: The model was built for other tokens.
@@ -95,8 +85,7 @@ def draw_point_clouds(
 ) -> np.ndarray:
     """Draw each cloud in its own panel, seen from the side and slightly from above.
 
-    The three axes of a panel have the same length, that of the longest edge of the cloud's bounding
-    box. Colour is height, from violet (lowest) to light green.
+    The axes of a panel have equal scales. Colour is height, from violet (lowest) to light green.
 
     Args:
         clouds: Clouds ``[P, 3]`` with columns x, y, z; P may differ.
@@ -107,8 +96,8 @@ def draw_point_clouds(
         uint8 ``[H', W', 3]``, RGB on white.
 
     Raises:
-        ValueError: There is no cloud, a cloud is not ``[P, 3]`` of finite numbers, or ``up`` is
-            not an axis.
+        ValueError: There is no cloud, a cloud is not ``[P, 3]`` of finite numbers, or ``up`` is not an
+            axis.
     """
     check_choice('up', up, AXES)
     if columns is not None:
@@ -141,10 +130,9 @@ def draw_point_clouds(
 
 
 def _draw_cloud(axis, points: np.ndarray) -> None:
-    """Scatter points ``[P, 3]``, the last column upwards."""
     low, high = points.min(0), points.max(0)
     centre, reach = (low + high) / 2, max(1e-6, (high - low).max() / 2)
-    # Fewer points are drawn larger; in points² of 1/72 inch.
+    # In points² of 1/72 inch.
     size = np.clip(4000 / len(points), 1.5, 12)
     height = (points[:, 2] - low[2]) / max(1e-6, high[2] - low[2])
     # The yellow end of the colour map is invisible on white.

@@ -20,7 +20,7 @@ SCALES = {'layer': 'one colour scale per layer', 'all': 'one colour scale'}
 VIEWS = ('queries', 'matrix')
 PREFIX = 'prefix'
 MOST_IN_A_ROW = 4  # layers with a single panel
-# Above this ratio of largest to smallest value, most of a linear scale would be one colour.
+# Ratio above which most of a linear scale would be one colour.
 LINEAR_RANGE = 100
 
 
@@ -37,27 +37,23 @@ def draw_position_bias(
 ) -> Figure:
     """Draw ``exp(w) - 1`` or ``exp(w)``, one row per layer, one column per head or query token.
 
-    For ``exp(w) - 1`` white means W = exp(w) = 1, a source token that counts as it would without a
-    bias; red tokens count more, blue ones less. The scale is symmetric around 0, linear up to 1 and
-    logarithmic beyond. For ``exp(w)`` the scale goes from the smallest (dark) to the largest value
-    (light); it is logarithmic if their ratio exceeds 100.
-
-    The content of a row depends on the shape of w:
+    For ``exp(w) - 1`` white means W = exp(w) = 1, as without a bias; the scale is symmetric, linear up
+    to 1 and logarithmic beyond. For ``exp(w)`` it goes from the smallest to the largest value,
+    logarithmic if their ratio exceeds 100. The content of a row depends on the shape of w:
 
     - ``[h, kernel_h, kernel_w]``: the kernel of each head over the offset to the source token; for
       ``[h, kernel_d, kernel_h, kernel_w]`` its middle plane. More than 24 heads are tiles of one
-      picture, in reading order.
+      picture.
     - ``[h, kernel]``: one panel, heads by offsets.
-    - ``[1, T, T]`` on a 2-d grid with ``view='queries'``: the row of w of some query tokens, folded
-      onto the grid. A cross marks the query.
-    - ``[1, T, T]`` on another grid, or with ``view='matrix'``: one panel, target tokens by source
-      tokens with prefix tokens first. If w is 0 outside a band narrower than a quarter of T, the
-      panel shows target tokens by offset (source − target).
+    - ``[1, T, T]`` on a 2-d grid with ``view='queries'``: rows of w, folded onto the grid; a cross
+      marks the query.
+    - ``[1, T, T]`` otherwise: one panel, target by source tokens, prefix tokens first; by offset if w
+      is 0 outside a band narrower than T / 4.
 
     Args:
         biases: Layer name to position bias w, as returned by a mixer's ``position_bias()``.
         grid: The grid of the tokens, needed for ``[1, T, T]`` only.
-        num_prefix_tokens: Class tokens before those of the grid; omitted from maps over the grid.
+        num_prefix_tokens: Class tokens before those of the grid.
         heads: Heads to plot, see :func:`choose`.
         queries: Query tokens of the grid, in raster order; ``'prefix'`` for the prefix tokens.
         view: ``'queries'`` or ``'matrix'``, for ``[1, T, T]`` on a 2-d grid.
@@ -69,8 +65,7 @@ def draw_position_bias(
         A figure with its own Agg canvas, see :func:`.figures.new_figure`.
 
     Raises:
-        ValueError: ``biases`` is empty, w has another shape, a head or query is out of range, or
-            another argument is not one of its allowed values.
+        ValueError: ``biases`` is empty, w has another shape, or an argument is out of range.
     """
     check_choice('view', view, VIEWS)
     check_choice('quantity', quantity, QUANTITIES)
@@ -95,7 +90,7 @@ def draw_position_bias(
 def _draw_rows(
     rows: Mapping[str, list[dict[str, Any]]], quantity: str, shared: bool, title: str, footer: str
 ) -> Figure:
-    """Draw one row of panels per layer, or several layers per row if each has a single panel."""
+    """One row of panels per layer, or several layers per row if each has one panel."""
     single = all(len(panels) == 1 for panels in rows.values())
     columns = min(MOST_IN_A_ROW, len(rows)) if single else max(map(len, rows.values()))
     tiled = single and 'tiles' in next(iter(rows.values()))[0]
@@ -126,7 +121,6 @@ def _draw_rows(
 
 
 def _draw_scale(figure: Figure, image: Any, axes: list[Axes], label: str) -> None:
-    """Add a colour bar with a few ticks next to ``axes``."""
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.01)
     if isinstance(image.norm, SymLogNorm):
         most = int(np.log10(image.norm.vmax))
@@ -140,13 +134,11 @@ def _draw_scale(figure: Figure, image: Any, axes: list[Axes], label: str) -> Non
 
 
 def _tiles_height(rows: Mapping[str, list[dict[str, Any]]]) -> float:
-    """Return the height in inches of a row of tiles 9 inches wide."""
     shapes = [panel['values'].shape for panels in rows.values() for panel in panels]
     return max(9 * height / width for height, width in shapes) + 0.35
 
 
 def _norm(pictures: list[np.ndarray], quantity: str) -> Normalize:
-    """Return the colour scale for some panels."""
     known = np.concatenate([picture[np.isfinite(picture)] for picture in pictures])
     if quantity == 'exp-1':
         limit = max(1e-3, float(np.abs(known).max()))
@@ -165,7 +157,6 @@ def _norm(pictures: list[np.ndarray], quantity: str) -> Normalize:
 def _kernel_panels(
     name: str, values: np.ndarray, grid: tuple[int, ...] | None, heads: Choice
 ) -> list[dict[str, Any]]:
-    """Return the panels for ``[h, *kernel]``: values, title, labels and extent of each."""
     if values.ndim not in (2, 3, 4):
         raise ValueError(
             f'the position bias of {name} must be [h, *kernel] with 1 to 3 kernel '
@@ -203,7 +194,6 @@ def _kernel_panels(
 
 
 def _lines(values: np.ndarray, heads: list[int]) -> dict[str, Any]:
-    """Return the panel for 1-d kernels: heads by offsets."""
     reach = values.shape[1] / 2
     shown = choose('heads', 'even:12', len(heads))
     return dict(
@@ -220,7 +210,7 @@ def _lines(values: np.ndarray, heads: list[int]) -> dict[str, Any]:
 def _query_panels(
     values: np.ndarray, grid: tuple[int, ...], num_prefix_tokens: int, queries: Choice
 ) -> list[dict[str, Any]]:
-    """Return the panels for a dense bias ``[T, T]``: rows of some queries, folded onto the grid."""
+    """The panels for a dense bias ``[T, T]``: rows of some queries, folded onto the grid."""
     sources = values[:, num_prefix_tokens:].reshape(-1, *grid)
     labels = dict(xlabel='column', ylabel='row')
     if isinstance(queries, str) and queries == PREFIX:
@@ -248,7 +238,7 @@ def _query_panels(
 
 
 def _band(w: np.ndarray, values: np.ndarray, num_prefix_tokens: int) -> dict[str, Any]:
-    """Return the panel for ``[T, T]``, by offset if w is 0 outside a narrow band."""
+    """The panel for ``[T, T]``, by offset if w is 0 outside a narrow band."""
     target, source = w.nonzero()
     offset = source - target
     if not len(offset) or 4 * (np.ptp(offset) + 1) >= len(values):
@@ -285,7 +275,6 @@ def _tile(pictures: np.ndarray, columns: int) -> np.ndarray:
 
 
 def _label_tiles(axis: Axes, count: int, columns: int, height: int, numbers: Sequence[int]) -> None:
-    """Label each row of :func:`_tile` with the number of its first picture."""
     rows = range(-(-count // columns))
     axis.set_yticks(
         [row * (height + 1) + (height - 1) / 2 for row in rows],
@@ -296,7 +285,6 @@ def _label_tiles(axis: Axes, count: int, columns: int, height: int, numbers: Seq
 
 
 def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: str) -> Any:
-    """Draw one panel and return its image for the colour bar."""
     image = axis.imshow(
         panel['values'],
         cmap='RdBu_r' if quantity == 'exp-1' else 'cividis',
@@ -323,7 +311,7 @@ def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: st
 def mixers_with_bias(model: nn.Module) -> dict[str, nn.Module]:
     """Return the token mixers with a position bias over their own tokens, by layer name.
 
-    For a model with an encoder, only those of the decoder, whose tokens share one grid.
+    Of a model with an encoder, only those of the decoder, whose tokens share one grid.
     """
     return {
         name: module

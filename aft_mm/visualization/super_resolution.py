@@ -17,13 +17,7 @@ from .images import check_image_shape, draw_header, draw_samples, enlargement, t
 def check_super_resolution(
     model: nn.Module, image_shape: Sequence[int], source_shape: Sequence[int]
 ) -> None:
-    """Check that images and their inputs have as many values as the sequences of ``model``.
-
-    Raises:
-        UserError: The model has no encoder, images of ``image_shape`` (H, W, C) or inputs of
-            ``source_shape`` (h, w, C) have another number of values, or H and W are not the same
-            multiple of h and w.
-    """
+    """Raise a UserError unless images (H, W, C) and inputs (h, w, C) fit each other and ``model``."""
     check_image_shape(model, image_shape)
     if model.encoder is None:
         raise UserError('super-resolution needs a model with an encoder, but it has none')
@@ -52,7 +46,7 @@ def super_resolve(
         images: uint8 ``[N, h, w, C]``.
         image_shape: ``(H, W, C)`` of the enlargements.
         num: Samples per image.
-        **options: Passed to ``model.generate``: temperature, top_k, top_p, greedy, seed, progress.
+        **options: Passed to ``model.generate``.
 
     Returns:
         uint8 ``[N, num, H, W, C]``.
@@ -81,12 +75,11 @@ def draw_super_resolution(
     """Arrange one row per input: the input, its bicubic upscaling, the samples, the original.
 
     Pictures are magnified by an integer factor, without smoothing, to at least 96 pixels wide.
-    Every column has a title.
 
     Args:
         inputs: uint8 ``[N, h, w, C]``, C = 1 or 3 (RGB).
-        samples: uint8 ``[N, K, H, W, C]``, K samples of each input, H / h = W / w an integer; or
-            a mapping from model names to such arrays, drawn next to each other.
+        samples: uint8 ``[N, K, H, W, C]``, K samples of each input, H / h = W / w an integer; or a
+            mapping from model names to such arrays, drawn next to each other.
         targets: uint8 ``[N, H, W, C]``, the originals; None omits the column.
 
     Returns:
@@ -139,7 +132,6 @@ def draw_super_resolution(
 
 
 def _factor(inputs: np.ndarray, samples: np.ndarray) -> int:
-    """Return the integer ratio of the sizes of samples and inputs."""
     if inputs.ndim == 4 and samples.ndim == 5 and len(inputs) == len(samples):
         factor = samples.shape[2] // max(1, inputs.shape[1])
         size = tuple(factor * edge for edge in inputs.shape[1:3])

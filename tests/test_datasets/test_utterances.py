@@ -50,7 +50,7 @@ def folder(tmp_path):
 def log(monkeypatch):
     """Return the messages of the log; pytest does not read mmengine's logger."""
     lines = []
-    monkeypatch.setattr(utterances, 'print_log', lambda line, *_: lines.append(line))
+    monkeypatch.setattr(utterances, 'warn', lines.append)
     return lines
 
 

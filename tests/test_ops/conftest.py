@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import math
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +13,9 @@ import torch
 
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.triton import availability as triton_availability
+
+# Offline compilers that tests and tools share.
+sys.path.append(str(Path(__file__).parents[2] / 'tools/benchmarks'))
 
 
 @pytest.fixture
@@ -118,9 +123,8 @@ def compiled(request, monkeypatch):
     pytest.importorskip('triton', reason='Triton is not installed')
     if triton_availability.interpreted():
         pytest.skip("Triton's interpreter does not compile")
+    from kernel_forms import OfflineDriver
     from triton.runtime import JITFunction, driver
-
-    from .triton_offline import OfflineDriver
 
     kernels, run = {}, JITFunction.run
 

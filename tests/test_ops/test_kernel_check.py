@@ -9,6 +9,7 @@ import pytest
 import torch
 
 pytest.importorskip('triton', reason='Triton is not installed')
+from kernel_forms import PROCESSORS, OfflineDriver, recorded_forms  # noqa: E402
 from triton.runtime import JITFunction, driver  # noqa: E402
 
 from aft_mm.layers.mixers import AFTMixer  # noqa: E402
@@ -19,8 +20,6 @@ from aft_mm.ops.triton import availability  # noqa: E402
 from aft_mm.ops.triton.compile_ahead import compile_only  # noqa: E402
 
 from ..all_configs import build_model, configs_of, load_config  # noqa: E402
-from .kernel_forms import PROCESSORS, recorded_forms  # noqa: E402
-from .triton_offline import OfflineDriver  # noqa: E402
 
 if availability.interpreted():
     pytest.skip("Triton's interpreter does not compile", allow_module_level=True)

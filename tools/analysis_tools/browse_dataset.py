@@ -67,7 +67,7 @@ LARGE = 200  # pixels; in larger images, fonts and lines grow with the image
 
 
 def enlarge(image: np.ndarray, edge: int = LEAST_EDGE) -> np.ndarray:
-    """Magnify an image [H, W, C] by an integer factor until its longer edge has ``edge`` pixels."""
+    """Magnify an image [H, W, C] by an integer until its longer edge has ``edge`` pixels."""
     factor = max(1, -(-edge // max(image.shape[:2])))
     return image.repeat(factor, axis=0).repeat(factor, axis=1)
 
@@ -86,8 +86,7 @@ def draw_instances(
         boxes: [N, 4], x1, y1, x2, y2 in pixels.
         names: N class names.
         masks: bool [N, H, W].
-        classes: All class names. Colours follow their order, so that they agree between pictures;
-            by default the names of this picture.
+        classes: All class names, whose order gives the colours; by default those of this picture.
 
     Returns:
         uint8 [H, W, 3].
@@ -151,7 +150,7 @@ def _class_colours(labels: np.ndarray) -> np.ndarray:
 
 
 def _legend(labels: Sequence[int], names: Sequence[str], width: int) -> np.ndarray:
-    """Draw the names and colours of classes, wrapped to a width: uint8 [H, width, 3]."""
+    """Draw names and colours of classes, wrapped to a width: uint8 [H, width, 3]."""
     scale = max(1, width / LARGE)
     font = ImageFont.truetype(findfont(FONT), FONT_SIZE * scale)
     line, gap = round(LINE * scale), round(LINE * scale / 2)
@@ -172,10 +171,7 @@ def _legend(labels: Sequence[int], names: Sequence[str], width: int) -> np.ndarr
 
 
 def draw_matrix(values: Tensor) -> np.ndarray:
-    """Draw features over time ``[T, F]`` as uint8 [F', T', 3], from dark (smallest) to light.
-
-    Time increases to the right, and the first feature is the lowest row.
-    """
+    """Draw features over time ``[T, F]`` as uint8 [F', T', 3], the first one in the lowest row."""
     picture = values.double().T.flip(0)
     low, high = picture.min(), picture.max()
     colours = colormaps['cividis'](((picture - low) / (high - low).clamp(min=1e-12)).numpy())
@@ -183,7 +179,7 @@ def draw_matrix(values: Tensor) -> np.ndarray:
 
 
 def draw_text(text: str, columns: int = 64, rows: int = 12) -> np.ndarray:
-    """Draw wrapped text in black on white with at most ``rows`` lines: uint8 [H, W, 3]."""
+    """Draw wrapped text with at most ``rows`` lines: uint8 [H, W, 3]."""
     lines = [
         part
         for line in text.splitlines()
@@ -274,17 +270,15 @@ def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
 
 
 def name_of(names: Sequence[str], index: int) -> str:
-    """Return the name of a class, or its number."""
     return str(names[index]) if index < len(names) else str(index)
 
 
 def shortened(words: str, most: int = 40) -> str:
-    """Shorten a title to the width of a picture."""
     return words if len(words) <= most else words[: most - 1] + '…'
 
 
 def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.ndarray, str]:
-    """Draw boxes and masks of an mmdet sample; returns the picture and its title."""
+    """Draw boxes and masks of an mmdet sample; return the picture and its title."""
     instances = known.gt_instances
     boxes = getattr(instances.bboxes, 'tensor', instances.bboxes)
     labels = [name_of(names, index) for index in instances.labels.tolist()]
@@ -321,7 +315,6 @@ def as_text(dataset, tokens: torch.Tensor, known) -> np.ndarray:
 
 
 def words_of(dataset, tokens: torch.Tensor) -> str:
-    """Decode bytes and subwords to text, and write other tokens as numbers."""
     if type(dataset).__name__ == 'TextFile':
         return bytes(tokens.tolist()).decode('utf-8', 'replace')
     if hasattr(dataset, 'subwords'):

@@ -63,7 +63,6 @@ KINDS = {'SuperResolver': SuperResolver, 'ImageGenerator': ImageGenerator}
 
 
 def load_models(args: argparse.Namespace) -> dict:
-    """Load the models by name, all for one task and shape."""
     configs = {}
     for name, path, checkpoint in args.model:
         if name in configs:

@@ -76,12 +76,11 @@ Runs = Mapping[str, Mapping[str, Sequence[float]]]
 def run_table(runs: Runs, kind: str = '.md') -> str:
     """Return a table of mean ± standard error, a row per name and a column per metric.
 
-    Numbers of a column have as many decimals as the second digit of its smallest standard error.
-    CSV has full precision and separate columns of the standard errors.
+    Numbers of a column have as many decimals as the second digit of its smallest standard error. CSV
+    has full precision.
 
     Args:
-        runs: Row name to its columns, each a list of values, one per seed. Missing values are a
-            dash.
+        runs: Row name to its columns, each a list of values, one per seed.
         kind: '.md', '.csv' or '.tex' (a ``tabular`` with the package booktabs).
     """
     if not runs:
@@ -206,7 +205,6 @@ def config_of(work_dir: str) -> str:
 
 
 def same_but_for_the_seed(label: str, paths: Sequence[str]) -> Config:
-    """Return the common config of runs."""
     configs = [read_config(path) for path in paths]
     for config in configs[1:]:
         different = [
@@ -237,11 +235,8 @@ def costs(label: str, path: str, config: Config) -> dict[str, list[float]]:
 
 
 def row(
-    label: str,
-    work_dirs: Sequence[str],
-    metrics: Sequence[str] | None,
+    label: str, work_dirs: Sequence[str], metrics: Sequence[str] | None
 ) -> dict[str, list[float]]:
-    """Return the table columns of the runs of a label."""
     paths = [config_of(folder) for folder in work_dirs]
     config = same_but_for_the_seed(label, paths)
     logs = [read_scalars(folder) for folder in work_dirs]

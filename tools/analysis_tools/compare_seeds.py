@@ -67,15 +67,18 @@ def draw_seeds(
 ) -> Figure:
     """Plot the mean of each group with error bars of ± one standard error, and its runs.
 
-    Groups are listed from top to bottom, with a dashed line at the mean of the first. If their
-    names are numbers, such as window sizes, they can be on a logarithmic x axis instead.
+    Groups are listed from top to bottom, or, if their names are numbers, on a logarithmic x axis.
 
     Args:
         groups: Name to the values of its runs, one per seed. A single run has no bar.
         label: Name of the metric with its unit.
         numbers: Label of the axis of numbers; None lists the names.
     """
-    _check_groups(groups)
+    if not groups:
+        raise UserError('groups must hold at least one group of runs, got none')
+    for name, values in groups.items():
+        if not values:
+            raise UserError(f'groups must hold at least one run each, got none for {name!r}')
     places = range(len(groups)) if numbers is None else _numbers(groups)
     size = (7, 0.4 * len(groups) + 1.2) if numbers is None else (7, 4.5)
     figure = new_figure(*size)
@@ -103,16 +106,7 @@ def draw_seeds(
     return figure
 
 
-def _check_groups(groups: Mapping[str, Sequence[float]]) -> None:
-    if not groups:
-        raise UserError('groups must hold at least one group of runs, got none')
-    for name, values in groups.items():
-        if not values:
-            raise UserError(f'groups must hold at least one run each, got none for {name!r}')
-
-
 def _numbers(names: Mapping[str, Sequence[float]]) -> list[float]:
-    """Convert the names to numbers."""
     places = []
     for name in names:
         try:
@@ -129,7 +123,6 @@ def _numbers(names: Mapping[str, Sequence[float]]) -> list[float]:
 
 
 def _name_groups(axis: Axes, groups: Mapping[str, Sequence[float]], label: str) -> None:
-    """Label the axes: values to the right, groups downwards."""
     axis.axvline(
         mean_and_error(next(iter(groups.values())))[0],
         color='C0',
@@ -150,7 +143,7 @@ def _number_groups(
     label: str,
     title: str,
 ) -> None:
-    """Label the axes, numbers to the right and values upwards, and connect the means."""
+    """Label the axes, numbers to the right, and connect the means."""
     places = sorted(names)
     axis.plot(
         places,
@@ -195,7 +188,6 @@ def read_metric(path: Path, metric: str) -> float:
 
 
 def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, list[float]]:
-    """Read the metric from the files of each group."""
     groups: dict[str, list[float]] = {}
     seen: set[Path] = set()
     for label, *files in arguments:
@@ -216,7 +208,6 @@ def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, li
 
 
 def read_signs(arguments: Sequence[str]) -> dict[str, str]:
-    """Return label to the expected sign of its difference."""
     signs = {}
     for argument in arguments:
         label, _, sign = argument.rpartition('=')

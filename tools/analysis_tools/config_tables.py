@@ -58,7 +58,6 @@ def cell(entries: dict[str, str], name: str) -> str:
 
 
 def render(metafile: dict[str, Any], table: str) -> str:
-    """Return a table in Markdown, ending with a newline."""
     found = list(rows(metafile, table))
     columns = {
         header: name
@@ -73,7 +72,6 @@ def render(metafile: dict[str, Any], table: str) -> str:
 
 
 def check_names(task: Path, metafile: dict[str, Any], readme: str) -> None:
-    """Raise a UserError unless README, Tables and Results have the same table names."""
     regions = [name for _, name, _, _ in REGION.findall(readme)]
     listed = [
         name
@@ -95,7 +93,6 @@ def check_names(task: Path, metafile: dict[str, Any], readme: str) -> None:
 
 
 def updated(task: Path) -> str:
-    """Return the README.md of a folder with updated tables."""
     metafile = read_metafile(task)
     readme = (task / 'README.md').read_text(encoding='utf-8')
     check_names(task, metafile, readme)

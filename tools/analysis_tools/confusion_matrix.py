@@ -52,8 +52,7 @@ MOST_COUNTS = 20  # with more classes, cells are too small for counts
 def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -> Figure:
     """Draw a confusion matrix with true classes as rows and predicted classes as columns.
 
-    Colour is the share of the true class, 0 (dark) to 1 (light). With at most 20 classes the cells
-    contain the counts.
+    Colour is the share of the true class. With at most 20 classes the cells contain the counts.
 
     Args:
         counts: Ints [K, K], images by true and predicted class.
@@ -97,17 +96,9 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -
 
 
 def most_confident_mistakes(
-    probabilities: np.ndarray,
-    labels: np.ndarray,
-    limit: int,
+    probabilities: np.ndarray, labels: np.ndarray, limit: int
 ) -> np.ndarray:
-    """Return the indices of misclassified images, highest predicted probability first.
-
-    Args:
-        probabilities: [N, K].
-        labels: True classes, ints [N].
-        limit: Maximum number of indices.
-    """
+    """Return at most ``limit`` indices of misclassified images, highest predicted probability first."""
     predicted = probabilities.argmax(1)
     (wrong,) = (predicted != labels).nonzero()
     order = np.argsort(-probabilities[wrong, predicted[wrong]], kind='stable')
@@ -115,7 +106,7 @@ def most_confident_mistakes(
 
 
 def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:
-    """Return images, accuracy (recall) and precision per class; empty if there is no image."""
+    """Return images, accuracy (recall) and precision per class."""
     hits, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     return [
         {

@@ -75,7 +75,6 @@ def classify(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
 
 
 def complete(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
-    """Return the parts of the page of an image model."""
     from PIL import Image
 
     generator = ImageGenerator(config, checkpoint)
@@ -98,7 +97,6 @@ def complete(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
 
 
 def continue_text(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
-    """Return the parts of the page of a text model."""
     generator = TextGenerator(config, checkpoint)
     longest = generator.model.decoder.max_length
 
@@ -121,7 +119,6 @@ def continue_text(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
 
 
 def translate(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
-    """Return the parts of the page of a translation model."""
     translator = Translator(config, checkpoint)
 
     def run(text: str) -> str:
@@ -135,7 +132,6 @@ def translate(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
 
 
 def transcribe(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
-    """Return the parts of the page of a speech model."""
     recognizer = SpeechRecognizer(config, checkpoint)
 
     def run(path: str | None) -> str:
@@ -158,11 +154,7 @@ PAGES: dict[str, Callable[[Any, str, str], dict[str, Any]]] = {
 
 
 def make_page(config: str, checkpoint: str) -> Any:
-    """Return the gradio page for the model of a config.
-
-    Raises:
-        UserError: There is no page for this model, or gradio is not installed.
-    """
+    """Return the gradio page for the model of a config; a UserError if there is none."""
     read = read_config(config)
     classifies = (read.get('model') or {}).get('type') in CLASSIFIERS
     task = 'ImageClassifier' if classifies else task_of(read)

@@ -82,8 +82,8 @@ def explorer_page(
 ) -> str:
     """Return the HTML page as text.
 
-    It shows w of all layers and heads, ``w[t, t']`` of a query over the grid, the kernel of a head,
-    and for each image ``e^k`` over its mean and the weight of each source for the query,
+    It shows w of all layers and heads, ``w[t, t']`` of a query over the grid, the kernel of a head, and
+    for each image ``e^k`` over its mean and the weight of each source for the query,
     ``W e^k / Σ W e^k``. Biases are stored in float32, keys in 2^16 steps.
 
     Args:
@@ -128,7 +128,6 @@ def _layers(
     num_tokens: int,
     grid: Sequence[int],
 ) -> tuple[list[dict], np.ndarray]:
-    """Return the metadata of the layers, and their concatenated biases."""
     entries, biases = [], []
     start = 0
     for i, layer in enumerate(layers):
@@ -190,14 +189,11 @@ def _images(images: Sequence[ExplorerImage], num_tokens: int) -> tuple[list[dict
             parts.append(np.rint((values - low) / step).astype('<u2').ravel())
             places.append(dict(start=start, low=low, step=step))
             start += values.size
-        pictures.append(dict(name=image.name, data=_png(image.image), keys=places))
+        file = io.BytesIO()
+        Image.fromarray(image.image).save(file, 'PNG')
+        data = 'data:image/png;base64,' + base64.b64encode(file.getvalue()).decode()
+        pictures.append(dict(name=image.name, data=data, keys=places))
     return pictures, np.concatenate(parts)
-
-
-def _png(image: np.ndarray) -> str:
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, 'PNG')
-    return 'data:image/png;base64,' + base64.b64encode(file.getvalue()).decode()
 
 
 def _packed(values: np.ndarray) -> str:
@@ -205,7 +201,6 @@ def _packed(values: np.ndarray) -> str:
 
 
 def layers_of(mixers: dict[str, nn.Module], config: Config) -> list[ExplorerLayer]:
-    """Return the biases of the mixers."""
     if not mixers:
         raise UserError(f'the model of {config.filename} has no token mixer with a position bias')
     grids = {mixer.grid for mixer in mixers.values()}

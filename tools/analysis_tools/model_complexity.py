@@ -133,7 +133,7 @@ Handle = Callable[[list[Any], list[Any]], int]
 
 
 def _elements(value: Any) -> int:
-    """Return the number of elements of a traced floating-point tensor, 0 for other types."""
+    """Return the elements of a traced floating-point tensor, 0 for other types."""
     shape = value.type().sizes() if value.isCompleteTensor() else None
     return prod(shape) if shape is not None and value.type().dtype().is_floating_point else 0
 
@@ -161,7 +161,6 @@ def _attention(inputs: list[Any], outputs: list[Any]) -> int:
 
 
 def _handles(names: Sequence[str], handle: Handle | None) -> dict[str, Handle | None]:
-    """Map each operator and its in-place form to a handle; None makes it free."""
     return {f'aten::{name}{suffix}': handle for name in names for suffix in ('', '_')}
 
 
@@ -179,7 +178,6 @@ class Likelihood(nn.Module):
         return self.head.nats(self.decoder(tokens, *memory), tokens)
 
     def loss(self, tokens: Tensor, *source: Tensor) -> Tensor:
-        """As forward, by the training loss of the head."""
         memory = [self.encoder(part) for part in source]
         return self.head.loss(self.decoder(tokens, *memory), tokens)
 
@@ -267,7 +265,6 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    """Print one row per config, and the operators without a rule."""
     table = Table('config', 'input', title='per image or sequence; a multiply-add is one FLOP')
     for column in (
         'parameters [M]',

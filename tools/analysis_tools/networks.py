@@ -27,7 +27,6 @@ SPLITS = ('train', 'val', 'test')
 
 
 def build_dataset(config: Config, split: str = 'test') -> Any:
-    """Build the dataset of a split of a config, with its pipeline."""
     if not config.get(f'{split}_dataloader'):
         raise UserError(f'{config.filename} has no {split}_dataloader')
     check_data(config, split)
@@ -70,7 +69,6 @@ def spread_samples(dataset: Any, num: int) -> list[dict]:
 def load_images(
     config: Config, paths: Sequence[str | os.PathLike], split: str = 'test'
 ) -> list[dict]:
-    """Load image files through the pipeline of a split of a classifier's config."""
     pipeline = list(config[f'{split}_dataloader'].dataset.pipeline)
     reads_files = pipeline[0].type.endswith('LoadImageFromFile')
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
@@ -85,6 +83,11 @@ def load_images(
         size = image.shape[:2]
         samples.append(steps(dict(img=image, img_path=path, img_shape=size, ori_shape=size)))
     return samples
+
+
+def samples_for(config: Config, paths: Sequence[str | os.PathLike] | None, num: int) -> list[dict]:
+    """Return the samples of image files, or ``num`` of the test split."""
+    return load_images(config, paths) if paths else spread_samples(build_dataset(config), num)
 
 
 def read_image(path: str | os.PathLike) -> tuple[np.ndarray, list[str]]:
@@ -170,7 +173,6 @@ def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Netw
 
 
 def load_classifier(name: str, checkpoint: str | os.PathLike) -> Network:
-    """Load a classifier of mmpretrain with :func:`load_network`."""
     network = load_network(name, checkpoint)
     if network.config is None or not hasattr(network.model, 'head'):
         raise UserError(f'{name} is not a classifier of mmpretrain')
@@ -178,7 +180,6 @@ def load_classifier(name: str, checkpoint: str | os.PathLike) -> Network:
 
 
 def num_prefix_tokens(backbone: nn.Module) -> int:
-    """Return the number of class tokens and similar ones of a backbone of any library."""
     for name in ('num_extra_tokens', 'num_prefix_tokens'):
         if hasattr(backbone, name):
             return int(getattr(backbone, name))
@@ -209,7 +210,6 @@ def layers_of(backbone: nn.Module) -> list[str]:
 
 
 def modules_named(backbone: nn.Module, names: list[str]) -> dict[str, nn.Module]:
-    """Return submodules of a backbone by name."""
     parts = dict(backbone.named_modules())
     for name in names:
         if name not in parts or not name:
@@ -231,18 +231,14 @@ def batches_for(
 ) -> list[Tensor]:
     """Return batches [B, C, H, W] of normalised images from files or from the test split.
 
-    Images for networks of timm are resized to the input size, without keeping the aspect ratio.
+    Images for timm are resized without keeping the aspect ratio.
     """
     if network.config is None:
         if not paths:
             raise UserError('images must be given for networks of timm, which have no dataset')
         batch = torch.stack([_timm_image(network, path) for path in paths])
         return list(batch.split(batch_size))
-    samples = (
-        load_images(network.config, paths)
-        if paths
-        else spread_samples(build_dataset(network.config), num)
-    )
+    samples = samples_for(network.config, paths, num)
     return [
         network_inputs(network.config, samples[first : first + batch_size])
         for first in range(0, len(samples), batch_size)

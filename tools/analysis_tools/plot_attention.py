@@ -48,8 +48,7 @@ def mean_relative_attention(
     """Average attention ``[B, h, T, T]`` by offset to the source: ``[h, 2H − 1, 2W − 1]``.
 
     The mean is over images and over the queries of the grid with a token at the offset. As in the
-    paper, prefix tokens are dropped, so the weights of a query sum to one minus its attention to
-    them. The centre of a map is the query itself.
+    paper, prefix tokens are dropped. The centre of a map is the query itself.
     """
     height, width = grid
     tokens = num_prefix_tokens + height * width
@@ -81,8 +80,7 @@ def draw_relative_attention(
 ) -> Figure:
     """Draw mean relative attention, one row per layer, one column per head.
 
-    Each panel has its own colour scale from 0 (dark) to its maximum (light), since heads differ
-    widely. The title gives the maximum in per cent of the attention of a query.
+    Each panel has its own colour scale from 0 to its maximum, in per cent of a query's attention.
 
     Args:
         attention: Layer name to ``[h, 2H − 1, 2W − 1]`` of :func:`mean_relative_attention`.
@@ -118,7 +116,7 @@ def draw_relative_attention(
 class MeanAttention:
     """Mean relative attention of each layer over batches, with ``take`` for RecordAttention.
 
-    Call :meth:`next_batch` before each batch. ``take`` is called for each layer in order.
+    ``take`` is called for each layer in order, :meth:`next_batch` before each batch.
 
     Args:
         image_size: (H, W) in pixels, which determines the grid of the tokens.
@@ -146,7 +144,6 @@ class MeanAttention:
         self.layer += 1
 
     def next_batch(self, size: int) -> None:
-        """Start a batch of ``size`` images."""
         self.batch = size
         self.images += size
         self.layer = 0

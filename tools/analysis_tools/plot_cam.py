@@ -68,9 +68,6 @@ def draw_cams(
         cams: Floats [H, W], 0 (dark) to 1 (light).
         titles: Titles of the maps, such as class and probability.
         footer: Small print below the figure.
-
-    Raises:
-        UserError: There is no image, or the numbers or sizes differ.
     """
     if not len(images) or not len(images) == len(cams) == len(titles):
         raise UserError(
@@ -100,11 +97,7 @@ def draw_cams(
 
 
 def target_layer(network: Network) -> str:
-    """Return the name of the last norm whose tokens all influence the output.
-
-    Raises:
-        UserError: The backbone has fewer than three norms.
-    """
+    """Return the name of the last norm whose tokens all influence the output."""
     norms = [name for name, part in network.backbone.named_modules() if is_norm(part)]
     if len(norms) < 3:
         raise UserError(
@@ -121,11 +114,7 @@ def activation_maps(
     categories: Sequence[int],
     method: str = 'GradCAM',
 ) -> np.ndarray:
-    """Compute maps [B, H, W] from 0 to 1 for images [B, C, H, W] and one class per image.
-
-    Raises:
-        UserError: grad-cam is not installed.
-    """
+    """Compute maps [B, H, W] from 0 to 1 for images [B, C, H, W] and one class per image."""
     try:
         import pytorch_grad_cam
         from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget

@@ -103,15 +103,14 @@ def draw_curves(
 ) -> Figure:
     """Plot metrics of runs, each on its own axes: thin lines for training, dots for validation.
 
-    For a run with a validation metric in bits, the training loss (nats per prediction) is converted
-    to bits and plotted on the same axes. Runs that differ by their seed are plotted as their mean with
-    a band of one standard error, at their common iterations.
+    For a run with a validation metric in bits, the training loss (nats per prediction) is plotted in
+    bits on the same axes. Runs that differ by their seed are plotted as their mean with a band of one
+    standard error, at their common iterations.
 
     Args:
-        runs: Label to the records of :func:`read_scalars`, or to a list of records for runs that
-            differ by their seed.
-        metric: One or several training or validation metrics. By default the first validation
-            metric in bits; if there is none, the loss and the first validation metric.
+        runs: Label to the records of :func:`read_scalars`, or to a list of records for several seeds.
+        metric: One or several metrics. By default the first validation metric in bits; if there is
+            none, the loss and the first validation metric.
         references: Label to a value of the (last) metric, plotted as a horizontal line.
         over: 'iteration', 'epoch', or 'time' (see :func:`seconds_at`).
     """
@@ -153,7 +152,6 @@ def draw_curves(
 
 
 def _seeds(label: str, records: Records | Sequence[Records]) -> list[Records]:
-    """Return the runs of a label as a list."""
     if not records:
         raise UserError(f'the log {label!r} is empty')
     if isinstance(records[0], dict):
@@ -206,7 +204,6 @@ def _check_metrics(groups: Mapping[str, Sequence[Records]], metrics: Sequence[st
 
 
 def _names(records: Records) -> list[str]:
-    """Return the names of the metrics of a log."""
     training = (
         name
         for record in records
@@ -226,7 +223,6 @@ def _lines(records: Records, metric: str) -> tuple[Points, Points]:
 
 
 def _unit(groups: Mapping[str, Sequence[Records]], over: str) -> tuple[str, float]:
-    """Return the label of the x axis, and its unit in seconds."""
     if over != 'time':
         return over, 1
     ends = [
@@ -325,7 +321,6 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def by_label(argument: str, pairs: Sequence[tuple]) -> dict:
-    """Convert pairs to a dict after checking that labels are unique."""
     labels = [label for label, _ in pairs]
     for label in labels:
         if labels.count(label) > 1:
@@ -344,7 +339,6 @@ def number(label: str, text: str) -> float:
 
 
 def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
-    """Return the logs of each label."""
     pairs = [(label, [path]) for label, path in map(pair, args.logs)]
     for label, *paths in args.group:
         if not paths or len(set(paths)) < len(paths):

@@ -34,14 +34,7 @@ import numpy as np
 import torch
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from networks import (
-    build_dataset,
-    load_images,
-    load_network,
-    network_inputs,
-    shown_image,
-    spread_samples,
-)
+from networks import load_network, network_inputs, samples_for, shown_image
 from recording import grid_of, mixers_with_keys, record_outputs
 from torch import Tensor
 
@@ -53,11 +46,7 @@ from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 
 
 def key_maps(key: Tensor, grid: tuple[int, int], num_prefix_tokens: int = 0) -> Tensor:
-    """Return ``e^k`` over its mean on the grid, keys [T, h] to maps [h, H, W].
-
-    A token with 1 has the mean weight (before the position bias). There is one map per key channel,
-    which is one per head in AFT-conv.
-    """
+    """Return ``e^k`` over its mean on the grid, keys [T, h] to maps [h, H, W], one per key channel."""
     inner = key[num_prefix_tokens:]
     if key.dim() != 2 or len(inner) != grid[0] * grid[1]:
         raise UserError(
@@ -76,8 +65,7 @@ def draw_key_maps(
 ) -> Figure:
     """Draw an image and its key maps, one row per layer, one column per head.
 
-    White is 1, a token with the mean weight; red tokens count more, blue ones less. Each layer has
-    a logarithmic colour scale.
+    White is 1, a token with the mean weight. Each layer has a logarithmic colour scale.
 
     Args:
         image: uint8 [H, W, 3].
@@ -127,11 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not mixers:
             raise UserError(f'the model of {args.config} has no token mixer with keys')
         mixers = {f'layer {i}': mixers[i] for i in choose('--layers', args.layers, len(mixers))}
-        samples = (
-            load_images(network.config, args.images)
-            if args.images
-            else spread_samples(build_dataset(network.config), args.num)
-        )
+        samples = samples_for(network.config, args.images, args.num)
         paths = numbered(args.out, len(samples))
         check_writable('--out', paths)
         for path, sample in zip(paths, samples, strict=True):

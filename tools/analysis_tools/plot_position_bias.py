@@ -84,15 +84,14 @@ def position_bias_table(
 ) -> list[dict[str, str | int | float]]:
     """Compute statistics of ``p = exp(w) / Σ exp(w)``, one row (dict) per layer and head.
 
-    - ``layer``, ``head``: as in ``biases``; a dense w has one head
     - ``top_N``: share of the N = ``top`` largest positions in p
     - ``entropy_bits``: −Σ p log₂ p; the regulariser of equation 9 is its sum in nats
     - ``centre_row``, …: Σ p · offset, source − target, in tokens
     - ``width``: √(Σ p (offset − centre)²) in tokens, over all dimensions
 
-    For ``[h, *kernel]``, p is a distribution over the kernel. For ``[1, T, T]`` it is one over the
-    sources of each target token of the grid, without prefix tokens and, if ``causal``, without
-    later tokens; the statistics are means over the targets.
+    For ``[h, *kernel]``, p is a distribution over the kernel. For ``[1, T, T]`` the statistics are
+    means over the target tokens of the grid of those over their sources, without prefix tokens and, if
+    ``causal``, without later tokens.
     """
     check_int('top', top, 1)
     table = []

@@ -77,10 +77,10 @@ def receptive_field(
 ) -> Tensor:
     """Compute the energy of the input gradients of one position of a feature map.
 
-    ``E[y, x] = mean over images of Σ_c Σ_i (∂ f_c[place] / ∂ image_i[y, x])²`` over the channels c
-    of the map and i of the image (Luo et al. 2016, with the squared Jacobian in place of the
-    gradient of a sum over channels, which is constant after a layer norm). It is estimated by random
-    projections v ~ N(0, 1) of the channels, ``E (vᵀ J)²``.
+    ``E[y, x] = mean over images of Σ_c Σ_i (∂ f_c[place] / ∂ image_i[y, x])²`` over the channels c of
+    the map and i of the image (Luo et al. 2016, with the squared Jacobian in place of the gradient of a
+    sum over channels, which is constant after a layer norm), estimated by random projections
+    v ~ N(0, 1) of the channels, ``E (vᵀ J)²``.
 
     Args:
         features: Function from images [B, C, H, W] to a map [B, D, H', W'] that does not mix images.
@@ -155,8 +155,7 @@ def draw_receptive_field(
 ) -> Figure:
     """Draw the energy of each layer over the input, and the share within a radius below.
 
-    Maps have a logarithmic colour scale relative to their largest pixel. The circles around the
-    centre of mass contain 50 % (solid) and 90 % (dashed) of the energy.
+    The circles around the centre of mass contain 50 % (solid) and 90 % (dashed) of the energy.
 
     Args:
         fields: Layer name to energy [H, W] of :func:`receptive_field`.
@@ -197,7 +196,6 @@ def draw_receptive_field(
 
 
 def _draw_energy(axis: Axes, name: str, energy: Tensor) -> AxesImage:
-    """Draw the map of a layer with its two circles."""
     relative = (energy / energy.max()).clamp(min=FAINTEST).numpy()
     image = axis.imshow(
         relative, cmap='cividis', norm=LogNorm(FAINTEST, 1), interpolation='nearest'
@@ -263,7 +261,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def names(words: str, backbone: torch.nn.Module) -> list[str]:
-    """Return the names of the layers chosen by ``--layers``."""
     if re.fullmatch(r'all|(first|even):\d+|[\d,]+', words):
         known = layers_of(backbone)
         return [known[index] for index in choose('--layers', words, len(known))]
@@ -271,7 +268,6 @@ def names(words: str, backbone: torch.nn.Module) -> list[str]:
 
 
 def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None) -> torch.Tensor:
-    """Return the receptive field of one layer, the mean over the batches."""
     generator = torch.Generator().manual_seed(0)
 
     def features(images: torch.Tensor) -> torch.Tensor:

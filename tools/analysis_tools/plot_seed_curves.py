@@ -109,11 +109,10 @@ def draw_seed_curves(
     """Plot the mean training loss of each group with a band of ± one standard error.
 
     Args:
-        groups: Name to the records of its runs, one list per seed; a single run has no band.
+        groups: Name to the records of its runs, one list per seed.
         label: Name of the loss with its unit.
         scale: Factor of the loss.
-        milliseconds: Name to the duration of an iteration; adds a panel with the same curves over
-            training time on a logarithmic axis.
+        milliseconds: Name to the duration of an iteration; adds a panel over training time.
         top: Upper end of the loss axis.
         smooth: See :func:`mean_curve`.
     """

@@ -41,8 +41,8 @@ def record_outputs(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]
 class RecordAttention(TorchFunctionMode):
     """Pass the probabilities ``[B, h, T, S]`` of each softmax attention inside the block to ``take``.
 
-    It sees calls of torch's ``scaled_dot_product_attention`` (ViT and DeiT of mmpretrain and timm,
-    torchvision, our SoftmaxAttention), but not layers that multiply queries and keys themselves.
+    It sees calls of torch's ``scaled_dot_product_attention``, but not layers that multiply queries and
+    keys themselves.
     """
 
     def __init__(self, take: Callable[[Tensor], Any]) -> None:
@@ -50,7 +50,6 @@ class RecordAttention(TorchFunctionMode):
         self.take = take
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        """Called by torch for every function of tensors."""
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             self.take(attention_probabilities(*args, **kwargs))
@@ -86,10 +85,7 @@ def attention_probabilities(
 
 
 def grid_of(num_tokens: int, image_size: Sequence[int]) -> tuple[int, int] | None:
-    """Return rows and columns of square patches that cover an image (H, W), or None.
-
-    The last patches of a row or column may exceed the image.
-    """
+    """Return rows and columns of square patches that cover an image (H, W), or None."""
     grids = (
         (rows, num_tokens // rows) for rows in range(1, num_tokens + 1) if num_tokens % rows == 0
     )
@@ -99,8 +95,8 @@ def grid_of(num_tokens: int, image_size: Sequence[int]) -> tuple[int, int] | Non
 def as_map(output: Any, image_size: Sequence[int], num_prefix_tokens: int = 0) -> Tensor:
     """Convert the output of a layer to a map [B, D, H', W'] over images of ``image_size`` (H, W).
 
-    The output is a map [B, D, H', W'] or [B, H', W', D], or tokens [B, P + H'·W', D] in raster order
-    after P prefix tokens, or a sequence whose first item is one of these.
+    The output is a map [B, D, H', W'] or [B, H', W', D], or tokens [B, P + H'·W', D] after P prefix
+    tokens, or a sequence whose first item is one of these.
     """
     while isinstance(output, Sequence) and len(output):
         output = output[0]
@@ -120,7 +116,6 @@ def as_map(output: Any, image_size: Sequence[int], num_prefix_tokens: int = 0) -
 
 
 def _fits(grid: Sequence[int], image_size: Sequence[int]) -> bool:
-    """Return whether square patches, possibly cut off at the border, form this grid."""
     cells = {-(-pixels // count) for pixels, count in zip(image_size, grid, strict=True)}
     return any(
         all(-(-pixels // cell) == count for pixels, count in zip(image_size, grid, strict=True))

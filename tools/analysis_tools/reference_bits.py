@@ -41,23 +41,21 @@ from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS
 
 
 def order_0_bits(values: np.ndarray) -> float:
-    """Return the entropy of the histogram of uint8 values in bits per value."""
     share = np.bincount(values, minlength=256) / len(values)
     return float(-(share[share > 0] * np.log2(share[share > 0])).sum())
 
 
 def xz_bits(values: np.ndarray) -> float:
-    """Return the size of uint8 values after ``xz -9`` in bits per value."""
     return len(lzma.compress(values.tobytes(), preset=9)) * 8 / len(values)
 
 
 def sorted_points_bits(clouds: np.ndarray) -> float:
     """Return the bits per coordinate of independent points in known order, uint8 clouds [N, P, 3].
 
-    The P points of a cloud have ``P! / Π m!`` orders, where m points share a sort key. The known
-    order reduces ``Σ −log₂ p(z) p(y) p(x)``, p the histograms of all clouds, by
-    ``log₂ (P! / Π m!)``. The key is (z, y, x) if all clouds are sorted by it. Otherwise it is z:
-    clouds that were sorted by real coordinates have points in any order within a bin of z.
+    The P points of a cloud have ``P! / Π m!`` orders, where m points share a sort key, so the known
+    order reduces ``Σ −log₂ p(z) p(y) p(x)`` by ``log₂ (P! / Π m!)``. The key is (z, y, x) if all clouds
+    are sorted by it, else z: clouds that were sorted by real coordinates have points in any order
+    within a bin of z.
     """
     points = clouds.reshape(-1, 3)
     bits = len(points) * sum(order_0_bits(column) for column in points.T)

@@ -22,10 +22,9 @@ def read_scalars(path: str | Path) -> list[dict]:
     """Read the log of a run as written by mmengine's LocalVisBackend, one dict per record.
 
     Args:
-        path: A file of JSON lines (``vis_data/scalars.json``), or a work dir. A resumed run has
-            several logs in its work dir; for repeated iterations the last log counts. If there is
-            a text log next to the file, its epoch length becomes the entry ``epoch_length`` of the
-            training records.
+        path: A file of JSON lines (``vis_data/scalars.json``), or a work dir, in which the last log of
+            repeated iterations counts. The epoch length of a text log next to it becomes the entry
+            ``epoch_length`` of the training records.
     """
     path = Path(path)
     files = sorted(path.glob('*/vis_data/scalars.json')) if path.is_dir() else [path]
@@ -60,7 +59,6 @@ def _read(file: Path) -> list[dict]:
 
 
 def is_training(record: dict) -> bool:
-    """Return whether a record is from training; other records are from validations."""
     return 'iter' in record
 
 
@@ -81,8 +79,7 @@ def epoch_length(records: Sequence[dict]) -> int | None:
     """Return the number of iterations per epoch, None for a run that does not count epochs.
 
     mmengine logs every k-th iteration of each epoch, so the first records of two epochs are whole
-    epochs apart for any k. For a single epoch without ``epoch_length``, the last logged iteration
-    is taken as its end.
+    epochs apart for any k. A single epoch ends with the last logged iteration.
     """
     first: dict[int, int] = {}
     for record in records:
@@ -115,10 +112,7 @@ def validations(records: Sequence[dict], metric: str) -> list[tuple[int, float]]
 
 
 def seconds_at(records: Sequence[dict], iterations: Sequence[int]) -> np.ndarray:
-    """Return the training time in seconds up to each iteration, without validation.
-
-    Each record has the mean ``time`` of the iterations since the previous record.
-    """
+    """Return the training time in seconds up to each iteration, without validation."""
     times = np.array(trained(records, 'time'), dtype=float).reshape(-1, 2)
     if not len(times):
         raise UserError('the log must have the iteration time of IterTimerHook, got none')

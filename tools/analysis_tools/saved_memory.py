@@ -20,8 +20,8 @@ class SavedMemory(NamedTuple):
 def saved_memory(model: nn.Module, run: Callable[[], Tensor]) -> SavedMemory:
     """Count the distinct storages that the backward pass of `run` needs, without the parameters.
 
-    Blocks of a :class:`BlockStack` are alike, so the first one runs and counts for all. Operations
-    choose their path as on this device: a GPU may save more or less.
+    Blocks of a :class:`BlockStack` are alike, so the first one runs and counts for all. A GPU may save
+    more or less.
 
     Args:
         model: The module that `run` calls; it is put into training mode, batch norms stay fixed.

@@ -57,7 +57,6 @@ def hours(name: str, parameters: int, facts: dict[str, Any], with_cp: bool) -> s
 
 
 def table(page: dict[str, Any], metafile: dict[str, Any], memory: dict[str, Any]) -> str:
-    """Return the rows of the paper's table with their counts."""
     columns = {
         header: name
         for header, name in metafile['Tables'][page['table']].items()
@@ -114,7 +113,6 @@ def commands(page: dict[str, Any]) -> str:
 
 
 def render(page: dict[str, Any], data: dict[str, str], memory: dict[str, Any]) -> str:
-    """Return one page."""
     metafile = read_metafile(ROOT / 'configs' / page['task'])
     time = page.get('hours_text') or (
         f'Hours are at {page["hours"]["rate"]} TFLOP/s per card ({page["hours"]["source"]}).'
@@ -155,7 +153,6 @@ One row of the table, on {cards}:
 
 
 def wrapped(*texts: str) -> str:
-    """Wrap a paragraph to lines of 118 characters."""
     words = ' '.join(' '.join(texts).split())
     return '\n'.join(textwrap.wrap(words, 118, break_long_words=False, break_on_hyphens=False))
 
@@ -191,7 +188,6 @@ loss must continue.
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Return path and text of every page."""
     facts = yaml.safe_load((FOLDER / 'tables.yml').read_text(encoding='utf-8'))
     memory = json.loads(MEMORY.read_text(encoding='utf-8')) if MEMORY.exists() else {}
     yield FOLDER / 'index.md', index(facts['pages'])

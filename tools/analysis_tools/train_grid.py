@@ -77,7 +77,6 @@ TOOLS = Path(__file__).parents[1]
 
 
 def train(config: Path, work_dir: Path, options: Sequence[str], amp: bool) -> Path:
-    """Train from scratch in ``work_dir`` and return the last checkpoint."""
     shutil.rmtree(work_dir, ignore_errors=True)
     words = [config, '--work-dir', work_dir, *['--amp'] * amp, '--cfg-options', *options]
     run_tool('train.py', words, work_dir.with_suffix('.log'))
@@ -108,7 +107,6 @@ def _run(tool: str, words: list[str], log: str) -> None:
 
 
 def validated(work_dir: Path, metric: str) -> float:
-    """Return the last value of a validation metric of a run."""
     values = [record[metric] for record in read_scalars(work_dir) if metric in record]
     if not values:
         raise UserError(f'--metric must be a validation metric of the runs, got {metric!r}')
@@ -116,7 +114,6 @@ def validated(work_dir: Path, metric: str) -> float:
 
 
 def short_run(config: Path, rate: float, args: argparse.Namespace) -> None:
-    """Train a short run at ``rate`` and write its validation."""
     work_dir = args.work_dir / f'{config.stem}_lr{rate:g}'
     options = [
         *args.cfg_options,
@@ -130,7 +127,6 @@ def short_run(config: Path, rate: float, args: argparse.Namespace) -> None:
 
 
 def seed_run(config: Path, seed: int, args: argparse.Namespace) -> None:
-    """Train with ``seed`` at the best rate, test, and write the results."""
     work_dir = args.work_dir / f'{config.stem}_seed{seed}'
     rate = best_rate(config, args)
     options = [*args.cfg_options, f'randomness.seed={seed}']

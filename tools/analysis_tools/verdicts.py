@@ -56,10 +56,9 @@ def difference(values: Sequence[float], reference: Sequence[float]) -> Differenc
 
 
 def verdict(found: Difference, sign: str) -> str:
-    """Compare the sign of a difference with the expected one, '+' or '-'.
+    """Compare the sign of a difference with the expected one, '+' or '-', if the 95 % interval excludes 0.
 
-    Decidable means that the 95 % interval excludes 0. Intervals are not corrected for the number of
-    comparisons.
+    Intervals are not corrected for the number of comparisons.
     """
     if sign not in ('+', '-'):
         raise ValueError(f"sign must be '+' or '-', got {sign!r}")
@@ -73,16 +72,13 @@ def verdict_table(
 ) -> str:
     """Return a Markdown table, one row per group, each compared with the first group.
 
-    Means and differences are printed with half the width of their 95 % interval, ± h. Numbers have two
-    digits of the smallest standard error. A dash replaces what needs a second run.
+    Means and differences are printed with half the width of their 95 % interval and two digits of the
+    smallest standard error.
 
     Args:
         groups: Name to the values of its runs, one per seed.
         label: The metric with its unit.
         expected: Group to the expected sign of its difference, '+' or '-'. Adds the last column.
-
-    Raises:
-        ValueError: There is no group, one is empty, or `expected` has an unknown or the first group.
     """
     if not groups or not all(groups.values()):
         raise ValueError('groups must have at least one group and one run each')
@@ -113,7 +109,6 @@ def verdict_table(
 
 
 def _with_half(mean: float, interval: tuple[float, float] | None, spec: str) -> str:
-    """Format a mean and half the width of its interval, which is symmetric."""
     if interval is None:
         return f'{mean:{spec}}'
     return f'{mean:{spec}} ± {(interval[1] - interval[0]) / 2:{spec.removeprefix("+")}}'

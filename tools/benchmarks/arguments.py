@@ -1,7 +1,4 @@
-"""Options and names that the command lines of the benchmarks share; imports nothing slow.
-
-Defaults that depend on the device are filled in later, see `record.py`.
-"""
+"""Options and names that the command lines of the benchmarks share; imports nothing slow."""
 
 import argparse
 import re
@@ -57,14 +54,12 @@ MODEL_RIVALS = dict(
 
 
 def positive_int(text: str) -> int:
-    """Parse an int that is at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'must be a whole number of at least 1, got {text!r}')
     return int(text)
 
 
 def device(text: str) -> str:
-    """Parse 'cpu', 'cuda' or 'cuda:INDEX'."""
     kind, _, index = text.partition(':')
     if text not in ('cpu', 'cuda') and (kind != 'cuda' or not index.isdecimal()):
         raise argparse.ArgumentTypeError(f'must be cpu, cuda or cuda:INDEX, got {text!r}')
@@ -103,7 +98,6 @@ def common_parser(
 
 
 def _written(options: Mapping[str, Any]) -> str:
-    """Format options as on a command line."""
     values = {k: v if isinstance(v, list) else [v] for k, v in options.items()}
     return ' '.join(f'--{k} {" ".join(map(str, v))}' for k, v in values.items())
 
@@ -128,13 +122,11 @@ def parse_name(text: str) -> tuple[str, str, int, int]:
 
 
 def known_name(text: str) -> str:
-    """Check the name of a model."""
     parse_name(text)
     return text
 
 
 def image_side(text: str) -> int:
-    """Parse the side of an image, a multiple of the patch size."""
     if positive_int(text) % PATCH:
         raise argparse.ArgumentTypeError(f'must be a multiple of {PATCH}, got {text!r}')
     return int(text)

@@ -83,7 +83,6 @@ import matplotlib.pyplot as plt  # after the choice of the backend
 
 
 def build(name: str, length: int, dims: int, heads: int) -> torch.nn.Module:
-    """Build a causal mixer for sequences of `length` tokens with fixed weights."""
     torch.manual_seed(0)
     config = dict(mixer(name, heads), embed_dims=dims, grid=(length,), causal=True)
     return MODELS.build(config)
@@ -162,7 +161,6 @@ def add(rows: list[dict], args: argparse.Namespace) -> list[dict]:
 
 
 def points(rows: list[dict], name: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return lengths and measured costs of a mixer."""
     return curve([row for row in rows if kind in row], name, kind)
 
 
@@ -201,7 +199,6 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """Parse the command line; defaults depend on the device."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args, DEFAULTS)

@@ -70,13 +70,11 @@ SINGLE = dict(
 
 
 def caption(about: dict) -> str:
-    """Describe settings and device of a run."""
     settings = 'decoders, layers: {layers}, batch: {batch}, {dtype}'.format(**about['settings'])
     return f'{settings}, {about["device_name"]}'
 
 
 def earlier_run(text: str) -> dict:
-    """Read a JSON of this tool."""
     wanted = f'must be a JSON of this tool, got {text}'
     try:
         content = json.loads(Path(text).read_text())
@@ -251,13 +249,11 @@ def measure(dims: int, args: argparse.Namespace) -> list[dict]:
 
 
 def curve(rows: list[dict], mixer: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return lengths and measured costs of a mixer."""
     points = [(r['length'], r[kind]) for r in rows if r['mixer'] == mixer and r[kind] is not None]
     return tuple(np.array(points).T) if points else (np.array([]), np.array([]))
 
 
 def by_dims(rows: list[dict]) -> dict[int, list[dict]]:
-    """Group rows by the width D."""
     return {d: [r for r in rows if r['dims'] == d] for d in sorted({r['dims'] for r in rows})}
 
 
@@ -310,7 +306,6 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """Parse the command line; defaults depend on the device."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args, DEFAULTS)

@@ -73,7 +73,6 @@ def iteration(config: Path, args: argparse.Namespace, work_dir: str) -> Callable
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """Parse the command line; defaults depend on the device."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args)

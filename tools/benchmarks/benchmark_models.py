@@ -115,7 +115,6 @@ Cell = tuple[str, str]
 
 
 def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
-    """Build a model by name for images of `size` px with fixed weights."""
     kind, arch, heads, kernel = parse_name(name)
     torch.manual_seed(0)
     if kind in ('deit', 'rival'):
@@ -157,12 +156,10 @@ def check_op(name: str, size: int, dtype: str, device: str) -> None:
 
 
 def random_images(batch: int, size: int, dtype: str, device: str = 'cpu') -> torch.Tensor:
-    """Return a batch of random images."""
     return torch.randn(batch, 3, size, size, device=device).to(getattr(torch, dtype))
 
 
 def in_form(model: nn.Module, form: str) -> Callable[[Tensor], Tensor]:
-    """Return the model, compiled for the first input shape if ``form`` says so."""
     return torch.compile(model, dynamic=False) if form == 'compiled' else model
 
 
@@ -245,7 +242,6 @@ def reason_against(
 
 
 def features(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """Return the output tensor of a backbone; ours returns a tuple."""
     return output if isinstance(output, Tensor) else output[0]
 
 
@@ -293,7 +289,6 @@ def measured(cell: Cell, times: Times, walls: Times, batch: int) -> dict:
 
 @torch.inference_mode()
 def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
-    """Measure all models at one size and type; one row per model and form."""
     # Otherwise models of other sizes count towards the limit of recompilations.
     torch.compiler.reset()
     images = random_images(args.batch, size, dtype, args.device)
@@ -326,7 +321,6 @@ def line(row: dict) -> str:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """Parse the command line; defaults depend on the device."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args, DEFAULTS)

@@ -77,7 +77,6 @@ class Form:
 
     @classmethod
     def of(cls, case: BenchmarkCase, name: str, tensors: list[Tensor]) -> 'Form':
-        """Return the backend or rival by name."""
         if name in dispatch.BACKENDS:
             return cls(case, name, tensors, partial(run_backend, name, case), True)
         rival = RIVALS[name]
@@ -93,7 +92,6 @@ class Form:
 
 
 def run_backend(backend: str, case: BenchmarkCase, *tensors: Tensor) -> Tensor:
-    """Run the op with this backend only."""
     with using(backend):
         return case(*tensors)
 
@@ -183,7 +181,6 @@ def cpu_peak(name: str, dtype: str, form_name: str, mode: str, threads: int) -> 
 
 
 def peak_memory(row: dict, form: Form, mode: str, args: argparse.Namespace) -> float:
-    """Return the peak memory of a call in MiB, without its inputs."""
     if torch.device(args.device).type == 'cuda':
         return added_peak(form.once(mode), args.device)
     return in_fresh_process(cpu_peak, row['case'], row['dtype'], form.name, mode, args.threads)
@@ -203,7 +200,6 @@ def hardware_use(form: Form, mode: str, seconds: float, rates: dict[str, float])
 
 
 def microseconds(kernels: dict[str, float]) -> dict[str, float]:
-    """Return the kernels of a call in microseconds, slowest first."""
     longest_first = sorted(kernels, key=kernels.get, reverse=True)
     return {name: round(kernels[name] * 1e6, 2) for name in longest_first}
 
@@ -260,7 +256,6 @@ def line(row: dict) -> str:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """Parse the command line; defaults depend on the device."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args, DEFAULTS)
@@ -277,7 +272,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the chosen cases; return 1 if a result is wrong or no backend can run a case."""
     args = parse_args(arguments)
     if args.list:
         print('\n'.join(args.names))

@@ -86,8 +86,6 @@ Call = Callable[[Tensor], Tensor]
 
 
 class Features(nn.Module):
-    """The first output of a backbone."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -97,7 +95,6 @@ class Features(nn.Module):
 
 
 def reason_against(runtime: str, dtype: str) -> str | None:
-    """Return why a form cannot run here, or None."""
     needed = [
         *PACKAGES.get(runtime, ()),
         *(('nncf',) if (runtime, dtype) == ('openvino', 'int8') else ()),
@@ -109,7 +106,6 @@ def reason_against(runtime: str, dtype: str) -> str | None:
 
 
 def convert(name: str, runtime: str, dtype: str, images: Tensor, folder: Path) -> Path | None:
-    """Write the file of a form, if it has one."""
     if runtime in ('eager', 'compiled'):
         return None
     torch_dtype = dtype if runtime == 'aoti' else 'float32'
@@ -179,7 +175,6 @@ def loading(cell: Cell, path: Path | None, size: int, batch: int, threads: int) 
 
 
 def run_case(args: argparse.Namespace, size: int, batch: int, folder: Path) -> list[dict]:
-    """Measure all forms at one size and batch."""
     torch.compiler.reset()
     torch.manual_seed(0)
     images = random_images(batch, size, 'float32')

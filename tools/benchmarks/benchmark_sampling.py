@@ -133,14 +133,12 @@ Cell = tuple[str, str, int | str]
 
 
 def build(data: str, mixer: str, device: str) -> torch.nn.Module:
-    """Build a model with fixed weights."""
     torch.manual_seed(0)
     config = Config.fromfile(ROOT / 'configs' / 'image_ar' / f'{CONFIGS[data][mixer]}.py')
     return MODELS.build(config.model).to(device).eval()
 
 
 def random_tokens(model: torch.nn.Module, batch: int, length: int) -> Tensor:
-    """Return random tokens [B, T] on the device of the model."""
     device = next(model.parameters()).device
     return torch.randint(256, (batch, length), device=device)
 
@@ -208,13 +206,11 @@ def part_calls(model, form: str, batch: int, count: int) -> dict[str, Callable[[
 
 
 def repeat(call: Callable[[], object]) -> None:
-    """Repeat a call for each token of a timed call."""
     for _ in range(TOKENS_PER_CALL):
         call()
 
 
 def measure(args: argparse.Namespace) -> list[dict]:
-    """Return one row per mixer and form."""
     cases = [(mixer, form) for mixer in args.mixers for form in args.forms]
     models = {case: build(args.data, case[0], args.device) for case in cases}
     taken = (args.rounds + 2) * TOKENS_PER_CALL
@@ -246,7 +242,6 @@ def measure(args: argparse.Namespace) -> list[dict]:
 
 
 def first_call(case: tuple[str, str], model: torch.nn.Module) -> float:
-    """Check the model and return the seconds, including compilation."""
     start = time.perf_counter()
     mixer, form = case
     if form != 'stateless':
@@ -255,7 +250,6 @@ def first_call(case: tuple[str, str], model: torch.nn.Module) -> float:
 
 
 def in_turns(calls: dict, rounds: int, args: argparse.Namespace) -> dict:
-    """Return the median seconds of each call, interleaved."""
     clock, times = CLOCKS[args.clock], {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
@@ -268,7 +262,6 @@ def in_turns(calls: dict, rounds: int, args: argparse.Namespace) -> dict:
 
 
 def row_of(case, model, seconds: dict[Cell, float], checked: float, args) -> dict:
-    """Return positions, times and estimate of a mixer in a form."""
     mixer, form = case
     scale = 1 / TOKENS_PER_CALL if form != 'stateless' else max(1, args.batch / STATELESS_BATCH)
     own = {cell[2]: value * scale for cell, value in seconds.items() if cell[:2] == case}

@@ -221,7 +221,6 @@ def percent(share: float) -> str:
 
 
 def model_table(what: str, size: str, per: int, rows: Sequence[dict]) -> str:
-    """The table of models; operations and bytes are those of one image or sequence."""
     header = (
         what,
         size,
@@ -252,8 +251,6 @@ def model_table(what: str, size: str, per: int, rows: Sequence[dict]) -> str:
 
 
 def op_table(rows: Sequence[dict]) -> str:
-    """Format the table of ops: forward / forward with backward."""
-
     def both(pair: Sequence[dict], form: Callable[[dict], str]) -> str:
         return ' / '.join(map(form, pair))
 
@@ -284,7 +281,6 @@ def op_table(rows: Sequence[dict]) -> str:
 
 
 def count_all(gpu: Gpu, precision: str) -> dict[str, list[dict]]:
-    """Return the rows of every table."""
     return dict(
         images=image_rows(gpu, precision),
         decoders=decoder_rows(gpu, precision),
@@ -303,7 +299,6 @@ def tables(rows: dict[str, list[dict]]) -> dict[str, str]:
 
 
 def updated(text: str, made: dict[str, str]) -> str:
-    """Return a page with updated tables."""
     found = [name for _, name, _, _ in REGION.findall(text)]
     if sorted(found) != sorted(made):
         raise UserError(

@@ -77,7 +77,6 @@ def registered(text: str) -> dict | None:
 
 
 def check_mixer(name: str, dims: int, heads: int) -> None:
-    """Raise ValueError or TypeError if the mixer does not exist or does not support the width."""
     with torch.device('meta'):
         MODELS.build(dict(mixer(name, heads), embed_dims=dims, grid=(8,), causal=True))
 
@@ -102,7 +101,6 @@ def random_tokens(batch: int, length: int, device: str = 'cpu') -> Tensor:
 
 
 def infer(model: torch.nn.Module, tokens: Tensor) -> Tensor:
-    """Run the forward pass without gradient."""
     with torch.inference_mode():
         return model(tokens)
 

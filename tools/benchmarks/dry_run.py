@@ -22,7 +22,6 @@ from arguments import positive_int
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -72,7 +71,6 @@ class StopAfterHook(Hook):
         self.iterations = iterations
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
-        """Count from 1."""
         runner.train_loop.stop_training = runner.iter + 1 >= self.iterations
 
 
@@ -95,7 +93,6 @@ class RandomSamples(Dataset):
         return self.number
 
     def __getitem__(self, index: int) -> dict:
-        """Return sample `index`."""
         rng = np.random.default_rng(index)
         inputs, sample = self._make(rng)
         return dict(inputs=inputs, data_samples=sample)
@@ -174,7 +171,6 @@ def build(config: Config, iterations: int, save: bool) -> Runner:
 
 
 def losses(runner: Runner) -> list[float]:
-    """Return the training losses that a runner logged."""
     return runner.message_hub.get_scalar('train/loss').data[0].tolist()
 
 
@@ -203,7 +199,6 @@ def dry_run(path: str, batch: int) -> dict[str, Any]:
 
 
 def passes(row: dict[str, Any]) -> bool:
-    """Return whether losses, memory and the resumed run pass."""
     return (
         all(map(math.isfinite, row['losses']))
         and len(row['losses']) == 2
@@ -227,7 +222,6 @@ def grouped(paths: list[Path]) -> dict[Path, list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the configs, print and write a row for each; return 1 if one fails."""
     args = parse_args(arguments)
     memory = json.loads(MEMORY.read_text(encoding='utf-8'))
     paths = [

@@ -63,7 +63,6 @@ class Part:
     limit: float = LIMIT
 
     def words(self, folder: Path) -> list[str]:
-        """Return the command line."""
         words = [
             word.format(out=folder, python=sys.executable) for word in shlex.split(self.command)
         ]
@@ -190,7 +189,6 @@ def last_line(log: Path) -> str:
 
 
 def run_part(part: Part, folder: Path, now: str | None) -> dict:
-    """Run a part in its own folder and record its exit status."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     row = dict(name=part.name, command=part.command, commit=now)

@@ -77,7 +77,6 @@ def exact_weights(key: Tensor) -> Tensor:
 
 
 def recall(length: float, rounds: int, args: argparse.Namespace) -> dict[str, float]:
-    """Return recall and share, ours and Reformer's, for every number of rounds."""
     torch.manual_seed(0)
     x = torch.randn(1, args.tokens, args.dims)
     weight = torch.randn(args.dims, args.dims) * length / args.dims**0.5

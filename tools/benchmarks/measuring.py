@@ -38,10 +38,7 @@ def wall_seconds(call: Callable[[], object], device: str = 'cpu', clock: str = '
 
 
 def kernel_times(events: Iterable[FunctionEvent]) -> dict[str, float]:
-    """Return the device time in seconds of each kernel, copy and fill of a profile, by name.
-
-    Operators and ranges, which contain kernels, are excluded.
-    """
+    """Return the device time in seconds of each kernel, copy and fill of a profile, by name."""
     times: dict[str, float] = {}
     for event in events:
         on_device = event.device_type == DeviceType.CUDA and event.name != 'Context Sync'
@@ -76,7 +73,6 @@ def seconds(call: Callable[[], object], device: str = 'cpu', clock: str = 'wall'
 
 
 def progress(text: str) -> None:
-    """Overwrite the last line of a terminal; write nothing to logs."""
     if sys.stderr.isatty():
         print(text, end='', file=sys.stderr, flush=True)
 
@@ -158,10 +154,7 @@ def added_peak(call: Callable[[], object], device: str = 'cpu') -> float:
 
 
 def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
-    """Run ``function(*args)`` in a new process, where no freed memory can be reused.
-
-    It uses the allocator of the tools.
-    """
+    """Run ``function(*args)`` in a new process with the tools' allocator, where no freed memory is reused."""
     # Fork a server that has only done the imports, instead of importing again.
     context = get_context('forkserver')
     context.set_forkserver_preload(['aft_mm.models'])

@@ -48,8 +48,6 @@ class Kernel:
 
 
 class Recorder(TorchDispatchMode):
-    """Record the kernels of the code inside the block."""
-
     def __init__(self) -> None:
         super().__init__()
         self.kernels: list[Kernel] = []

@@ -38,7 +38,6 @@ class BenchmarkCase(Case):
 
     @property
     def input_shapes(self) -> list[tuple[int, ...]]:
-        """Return the shapes of all inputs."""
         return self.shapes(self.batch)
 
     def tensors(self, dtype: torch.dtype, device: str) -> list[Tensor]:
@@ -63,7 +62,6 @@ def _mask(batch: int, tokens: int, kept: int, device: torch.device) -> Tensor:
 
 
 def sized(case: Case, batch: int, **more) -> BenchmarkCase:
-    """Return the case with a batch size, rivals and so on."""
     return BenchmarkCase(**vars(case), batch=batch, **more)
 
 

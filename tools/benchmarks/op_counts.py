@@ -10,7 +10,6 @@ backward twice that and the output's gradient. Tokens are bfloat16, biases float
 
 import argparse
 import json
-import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from unittest import mock
 
 
 def parse_args() -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -30,23 +28,18 @@ if __name__ == '__main__':
     parse_args()  # --help and a wrong argument end before the slow imports
 
 import torch
+from bounds import ATTAINED, BATCH, DECODERS, GPUS, IMAGES, SEQUENCES, kernel_seconds
+from inductor_offline import source_and_bytes
+from kernel_forms import recorded_forms
+from model_costs import FREE, Kernel, _nbytes, decoder_kernels, image_kernels
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from triton.runtime import JITFunction
 
 from aft_mm import ops
 from aft_mm.ops.eager import banded_matmul, conv, conv_dense, full_local, simple
 from aft_mm.ops.selftest import using
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))  # the offline compilers belong to the tests
-
-from bounds import ATTAINED, BATCH, DECODERS, GPUS, IMAGES, SEQUENCES, kernel_seconds  # noqa: E402
-from model_costs import FREE, Kernel, _nbytes, decoder_kernels, image_kernels  # noqa: E402
-from triton.runtime import JITFunction  # noqa: E402
-
-from tests.test_ops.inductor_offline import source_and_bytes  # noqa: E402
-from tests.test_ops.kernel_forms import recorded_forms  # noqa: E402
 
 # Op, options, tokens, and shapes of the biases.
 CASES = {
@@ -193,7 +186,6 @@ def model_row(name: str, models: list[list[Kernel]], numbers: int, row: dict) ->
 
 
 def model_rows(rows: list[dict]) -> list[dict]:
-    """Return :func:`model_row` of AFT-conv small and of the AFT-local decoder."""
     counts, found = {(row['op'], row['training']): row for row in rows}, []
     for size in (224, 512):
         names = [f'image_classification/{name}' for name in IMAGES['small h384 k11']]

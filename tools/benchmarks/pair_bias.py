@@ -101,7 +101,6 @@ def make_inputs(samples: int, points: int, channels: int) -> list[Tensor]:
 
 
 def cases() -> dict[str, list[Tensor]]:
-    """Return inputs of the first table by name."""
     query, key, value, bias = make_inputs(4, 30, 16)
     spike, far = key.clone(), bias.clone()
     spike[:, 3] += 95

@@ -62,7 +62,6 @@ class Sample:
         return cls(sequences, channels, key_channels)
 
     def select(self, x: Tensor, channels: list[int]) -> Tensor:
-        """Return a part of x [B, T, ·]."""
         return x[self.sequences][:, :, channels]
 
 
@@ -77,7 +76,6 @@ class Oracle:
 
     @classmethod
     def of(cls, case: BenchmarkCase, tensors: Sequence[Tensor]) -> 'Oracle':
-        """Compute the oracle on the device of the tensors."""
         value = tensors[2]
         sample = Sample.of(case, LARGEST_PRODUCT[value.device.type])
         columns = [sample.channels, sample.key_channels, sample.channels]

@@ -58,7 +58,6 @@ def groups(runs: list[dict]) -> dict[str, dict[str, float]]:
 
 
 def table(runs: list[dict]) -> list[str]:
-    """Return the table, with a row per model that is neither a DeiT nor a bound."""
     lines = [
         "| model, px, type | over DeiT | bound over DeiT | over its bound | peak MiB, DeiT's |",
         '| --- | --- | --- | --- | --- |',
@@ -103,7 +102,6 @@ def plot(runs: list[dict], path: Path) -> None:
 
 
 def costs(runs: list[dict], unit: str) -> dict[str, dict[int, float]]:
-    """Return seconds or MiB of an image by model and side."""
     found: dict[str, dict[int, float]] = {}
     for run in runs:
         batch = run['environment']['settings']['batch']

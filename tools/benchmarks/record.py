@@ -84,33 +84,21 @@ def fill_in(
     args: argparse.Namespace,
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Set omitted options to the defaults of the device, which must exist.
-
-    Args:
-        defaults: Defaults of the tool per type of device.
-    """
+    """Set omitted options to the defaults of the device, which must exist."""
     args.device = args.device or default_device()
     args.threads = args.threads or torch.get_num_threads()
+    kind, _, index = args.device.partition(':')
+    count = torch.cuda.device_count()
     with named_in_errors(parser, '--device'):
-        check_present(args.device)
+        if kind == 'cuda' and int(index or 0) >= count:
+            raise ValueError(f'must be one of the {count} GPUs found, got {args.device!r}')
     for name, value in (defaults or {}).get(torch.device(args.device).type, {}).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
 
 
-def check_present(device: str) -> None:
-    """Raise ValueError if 'cuda' or 'cuda:INDEX' is not a GPU of this machine."""
-    kind, _, index = device.partition(':')
-    count = torch.cuda.device_count()
-    if kind == 'cuda' and int(index or 0) >= count:
-        raise ValueError(f'must be one of the {count} GPUs found, got {device!r}')
-
-
 def set_up_torch(args: argparse.Namespace) -> None:
-    """Set the threads, the allocator of the tools, and float32 without TF32, cuDNN's default.
-
-    The setting of the allocator is recorded in the JSON.
-    """
+    """Set the threads, the allocator of the tools, and float32 without TF32, cuDNN's default."""
     with user_errors():
         args.freed_memory_kept = keep_freed_memory()
     torch.set_num_threads(args.threads)

@@ -17,7 +17,6 @@ HEAD_CHANNELS = 64
 
 
 def missing(package: str | None) -> str | None:
-    """Return how to install a missing package."""
     if package is None or importlib.util.find_spec(PACKAGES[package]) is not None:
         return None
     return f'{package} is not installed: pip install {package}'
@@ -37,7 +36,6 @@ class Rival:
 
     @property
     def lacks(self) -> str | None:
-        """Return why it cannot run; None if it can."""
         return missing(self.package)
 
 

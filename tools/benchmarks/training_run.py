@@ -64,7 +64,6 @@ def history(runner: Runner, name: str) -> Sequence[float]:
 
 
 def measured(runner: Runner) -> dict:
-    """Return speed, memory and losses of a finished run."""
     times, waits, losses = (history(runner, name) for name in ('time', 'data_time', 'loss'))
     start, few = len(times) // 5, max(1, len(losses) // 10)
     batch = runner.train_dataloader.batch_size
@@ -85,7 +84,6 @@ def measured(runner: Runner) -> dict:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train and report; return 1 if a loss is not finite."""
     args = parse_args(arguments)
     with user_errors(*CONFIG_ERRORS):
         config = load_run_config(args)

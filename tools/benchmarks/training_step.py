@@ -60,7 +60,6 @@ def mixed_precision(dtype: str, device: torch.device) -> torch.autocast:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    """Parse the command line; defaults depend on the device."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args)

@@ -42,7 +42,6 @@ def open_archive(path: Path) -> Iterator[BinaryIO]:
 
 
 def copy(source: BinaryIO, out: BinaryIO, limit: int) -> int:
-    """Copy at most ``limit`` bytes and return their number."""
     found = 0
     while block := source.read(min(2**20, limit - found)):
         out.write(block)
@@ -51,7 +50,6 @@ def copy(source: BinaryIO, out: BinaryIO, limit: int) -> int:
 
 
 def unpack(archive: Path, folder: Path, size: int) -> Path:
-    """Write ``<folder>/enwik8`` atomically."""
     if not archive.is_file():
         raise UserError(f'archive {str(archive)!r} does not exist')
     folder.mkdir(parents=True, exist_ok=True)

@@ -43,11 +43,6 @@ def colours_of(path: Path) -> np.ndarray:
 
 
 def count_colours(paths: Sequence[Path]) -> Counter[int]:
-    """Count the pixels of each colour.
-
-    Raises:
-        UserError: There are too many colours for classes, as after smoothing or in a JPEG.
-    """
     counts: Counter[int] = Counter()
     for path in progress(paths, 'counting colours'):
         colours, pixels = np.unique(colours_of(path), return_counts=True)

@@ -82,12 +82,10 @@ class Mesh(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """Return a hash of class and model, 32 bytes."""
         return hashlib.sha256(f'{self.folder}/{self.name}'.encode()).digest()
 
 
 def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
-    """Find the meshes below the folders of ``classes``, or below all folders."""
     if not root.is_dir():
         raise UserError(f'the folder of meshes {str(root)!r} does not exist')
     there = sorted(path.name for path in root.iterdir() if path.is_dir())
@@ -162,7 +160,7 @@ def find_targets(meshes: Sequence[Mesh], args: argparse.Namespace) -> dict[Path,
 
 
 def sample(mesh: Mesh, target: Path) -> str | None:
-    """Write the points of a mesh atomically; returns the reason if it cannot be sampled."""
+    """Write the points of a mesh atomically; return the reason if it cannot be sampled."""
     try:
         # Missing materials would only cause warnings.
         surface = trimesh.load_mesh(mesh.path, process=False, skip_materials=True)
@@ -186,7 +184,6 @@ def sample(mesh: Mesh, target: Path) -> str | None:
 
 
 def convert(args: argparse.Namespace) -> str:
-    """Sample the meshes without an output file and return a report."""
     if min(args.ratio) < 0 or not sum(args.ratio) > 0:
         raise UserError(f'--ratio must be three shares, got {args.ratio}')
     if args.jobs < 1:

@@ -37,7 +37,6 @@ from aft_mm.cli.progress import progress
 
 
 def split(source: Path, share: float, seed: int) -> dict[str, list[str]]:
-    """Return the image files of each part, relative to ``source``."""
     if not source.is_dir():
         raise UserError(f'the folder {str(source)!r} does not exist')
     files = [file for file in list_images(source) if '/' in file]

@@ -9,9 +9,7 @@ same vocabulary.
 
 import argparse
 import io
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from aft_mm.cli.arguments import check_output, tool_parser
 from aft_mm.errors import UserError, user_errors
@@ -38,12 +36,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # before the slow imports
 
+from aft_mm.checkpoint import write_whole
 from aft_mm.checks import check_int
 from aft_mm.datasets import read_lines
 
 
 def train(files: Sequence[str], vocab_size: int, byte_fallback: bool) -> bytes:
-    """Train the subword model on text files, plain or gzip."""
     try:
         import sentencepiece
     except ImportError:
@@ -83,9 +81,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with user_errors(OSError):
         check_int('--vocab-size', args.vocab_size, 1)
         check_output('--out', args.out, ('.model',))
-        part = Path(f'{args.out}.part')
-        part.write_bytes(train(args.files, args.vocab_size, args.byte_fallback))
-        os.replace(part, args.out)
+        with write_whole(args.out) as file:
+            file.write(train(args.files, args.vocab_size, args.byte_fallback))
         print(f'wrote {args.vocab_size} subwords to {args.out}')
 
 

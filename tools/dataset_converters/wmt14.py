@@ -52,8 +52,6 @@ def text_of(content: bytes, name: str) -> bytes:
 
 
 class Bounded(io.RawIOBase):
-    """A file from which at most `most` bytes are read."""
-
     def __init__(self, file: BinaryIO, most: int) -> None:
         self.file = file
         self.left = most
@@ -85,7 +83,6 @@ def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
 
 
 def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
-    """Read the text of the parts in the archives by split, pattern of the part and language."""
     found = {}
     for path in progress(archives, 'archives'):
         if not path.is_file():
@@ -109,7 +106,6 @@ def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
 
 
 def keys_of(name: str) -> list[tuple[str, str, str]]:
-    """Return the (split, part, language) of a file name, if any."""
     return [
         (split, part, language)
         for split, parts in PARTS.items()
@@ -120,7 +116,6 @@ def keys_of(name: str) -> list[tuple[str, str, str]]:
 
 
 def write(found: dict[tuple[str, str, str], bytes], folder: Path) -> None:
-    """Write the files of all splits atomically."""
     for split, parts in PARTS.items():
         for part in parts:
             lines = [

@@ -77,12 +77,9 @@ def strings(config: str, variable: str) -> Iterator[str]:
 def weights_license(config: str) -> str:
     """Return the licence of weights that a config trained, by the training data.
 
-    Args:
-        config: Text of a config, as a checkpoint has it.
-
     Raises:
-        UserError: The data is not in the table, its terms do not settle the licence, or the
-            training started from other weights.
+        UserError: The data is not in the table, its terms do not settle the licence, or the training
+            started from other weights.
     """
     parts = {
         part
@@ -104,7 +101,6 @@ def weights_license(config: str) -> str:
 
 
 def table() -> str:
-    """Return the table of docs/data.md."""
     lines = ['| set | terms | samples | weights |', '| --- | --- | --- | --- |']
     for data in DATA_SETS.values():
         samples = 'yes' if data.samples else 'no'

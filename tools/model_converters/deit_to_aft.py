@@ -122,7 +122,6 @@ def find_weights(checkpoint: Mapping, path: str) -> tuple[dict[str, Tensor], dic
 
 
 def reason_against(name: str, head: bool) -> str | None:
-    """Return the reason why a tensor of the checkpoint is not copied, or None."""
     parts = name.split('.')
     reason = next((NO_PLACE[part] for part in parts if part in NO_PLACE), None)
     if reason is None and parts[0] == 'head' and not head:
@@ -131,7 +130,6 @@ def reason_against(name: str, head: bool) -> str | None:
 
 
 def starred(name: str) -> str:
-    """Replace the number of the layer in a parameter name by a star."""
     return re.sub(r'\.\d+\.', '.*.', name, count=1)
 
 
@@ -207,7 +205,6 @@ def convert(
 
 
 def check_classes(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
-    """Check that the classifier has the classes of our head, if there is one."""
     theirs, ours = (weights.get('head.fc.weight') for weights in (found, state))
     if ours is None:
         return
@@ -241,7 +238,6 @@ def check_fit(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: st
 
 
 def build_backbone(config: Config, query: bool) -> AFTViT:
-    """Build the backbone of a config with seed 0."""
     settings = config.model.get('backbone', {})
     if settings.get('type') != 'aft_mm.AFTViT':
         raise UserError(

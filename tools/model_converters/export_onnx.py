@@ -110,7 +110,6 @@ class Exported(nn.Module):
 
     @staticmethod
     def match(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield pairs of outputs to compare."""
         return zip(ours, theirs, strict=True)
 
 
@@ -200,7 +199,6 @@ KINDS: Mapping[str, tuple[type[Exported], list[str]]] = {
 
 
 def example(shape: Sequence[int]) -> Tensor:
-    """Return random tokens [B, T], or a random image [B, C, H, W]."""
     return torch.randint(256, shape) if len(shape) == 2 else torch.randn(*shape)
 
 
@@ -254,7 +252,7 @@ def check(exportable: Exportable, paths: Sequence[Path]) -> float:
     """Compare files with the model on other inputs and return the largest difference.
 
     Raises:
-        UserError: The difference exceeds 1e-4 times the largest output, or times 1.
+        UserError: It exceeds 1e-4 times the largest output, or times 1.
     """
     calls = {
         graph.name: load(path, graph) for graph, path in zip(exportable.graphs, paths, strict=True)
@@ -296,11 +294,6 @@ def check_int8(exportable: Exportable, paths: Sequence[Path]) -> float:
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    """Check the arguments and return the config.
-
-    Raises:
-        UserError: An argument or a file cannot be used, or a package is missing.
-    """
     if args.out.suffix not in PACKAGES:
         raise UserError(f'OUT must end in .onnx, .xml or .pt2, got {str(args.out)!r}')
     if args.int8 and args.out.suffix != '.onnx':
@@ -342,7 +335,6 @@ def check_args(args: argparse.Namespace) -> Config:
 
 
 def kind_of(config: Config) -> str:
-    """Return the type of a model without its library."""
     return config.model.type.rpartition('.')[2]
 
 
@@ -359,11 +351,7 @@ def image_size(config: Config) -> tuple[int, int]:
 
 
 def smallest_side(backbone: AFTViT) -> int:
-    """Return the minimum image side in pixels for a graph of any size.
-
-    Raises:
-        UserError: The mixer does not support such a graph.
-    """
+    """Return the minimum image side in pixels for a graph of any size."""
     mixer = backbone.layers[0].token_mixer
     if not isinstance(mixer, ANY_SIZE):
         allowed = ', '.join(kind.__name__ for kind in ANY_SIZE)
@@ -377,11 +365,7 @@ def smallest_side(backbone: AFTViT) -> int:
 def make_exportable(
     args: argparse.Namespace, config: Config, model: nn.Module
 ) -> tuple[Exportable, str]:
-    """Return the graphs of a model, and their inputs and outputs in words.
-
-    Raises:
-        UserError: The model cannot be exported with these arguments.
-    """
+    """Return the graphs of a model, and their inputs and outputs in words."""
     if args.steps:
         check_decoder(model, args.config)
         decoder = Decoder(model)
@@ -412,11 +396,7 @@ def make_exportable(
 
 
 def export(args: argparse.Namespace) -> str:
-    """Export and check the graphs, and return a description of them.
-
-    Raises:
-        UserError: The model cannot be exported with these arguments.
-    """
+    """Export and check the graphs, and return a description of them."""
     config = check_args(args)
     _, model = load_model(config, args.checkpoint, device='cpu')
     exportable, sizes = make_exportable(args, config, model)

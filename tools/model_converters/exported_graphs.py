@@ -241,7 +241,6 @@ class Decoder:
         self.graphs = [self.prompt, self.step]
 
     def random_inputs(self, length: int) -> dict[str, Tensor]:
-        """Return random tokens [1, L], and a source with padding if there is an encoder."""
         inputs = dict(tokens=torch.randint(self.vocabulary, (1, length)))
         if self.has_source:
             encoder = self.model.encoder
@@ -304,11 +303,7 @@ class Transcriber:
 
 
 def check_decoder(model: nn.Module, config: str) -> None:
-    """Check that steps of the model export.
-
-    Raises:
-        UserError: The head, the tokens or the mixer do not.
-    """
+    """Raise a UserError unless steps of the model export."""
     if not hasattr(model.head, 'logits') or model.head.token_shape:
         raise UserError(
             f'the head of {config} must be aft_mm.CategoricalHead, got {type(model.head).__name__}'
@@ -324,7 +319,6 @@ def check_decoder(model: nn.Module, config: str) -> None:
 
 
 def check_encoder(encoder: nn.Module | None, config: str) -> None:
-    """Raise a UserError unless the encoder is a stack of blocks."""
     if encoder is not None and not isinstance(encoder, BlockStack):
         raise UserError(
             f'the encoder of {config} must be aft_mm.SequenceEncoder, got {type(encoder).__name__}'

@@ -25,7 +25,6 @@ PACKAGES = {'.onnx': ONNX, '.xml': (*ONNX, 'openvino'), '.pt2': ()}
 
 
 def check_packages(suffix: str) -> None:
-    """Raise a UserError unless the packages of a file format are installed."""
     missing = [name for name in PACKAGES[suffix] if importlib.util.find_spec(name) is None]
     if missing:
         command = install_command('export')
@@ -75,7 +74,6 @@ def shrink_constants(program: ExportedProgram) -> None:
 
 
 def write(program: ExportedProgram, graph: Graph, path: Path) -> None:
-    """Write a graph in the format given by the file suffix."""
     if path.suffix == '.pt2':
         torch.export.save(program, path)
         return
@@ -126,7 +124,6 @@ def quantize(path: Path) -> None:
 
 
 def load(path: Path, graph: Graph) -> Call:
-    """Load an exported file as a function of named inputs."""
     if path.suffix == '.pt2':
         module = torch.export.load(path).module()
         return lambda inputs: module(*(inputs[name] for name in graph.inputs))

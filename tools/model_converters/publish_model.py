@@ -119,7 +119,6 @@ def publish(
 
 
 def save(published: Mapping, out: Path) -> dict[Path, str]:
-    """Write the files and return their paths and sha256."""
     written = {}
     for suffix, write in WRITERS.items():
         part = out.with_suffix('.part')
@@ -138,7 +137,6 @@ def save(published: Mapping, out: Path) -> dict[Path, str]:
 
 
 def read_metrics(path: str) -> dict[str, float]:
-    """Read the metrics of a file of ``tools/test.py --out``."""
     try:
         metrics = json.loads(Path(path).read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:

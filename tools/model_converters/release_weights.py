@@ -51,7 +51,6 @@ CONFIGS = Path(__file__).parents[2] / 'configs'
 
 
 def metrics_at(work_dir: str, iteration: int) -> dict[str, float]:
-    """Return the validation metrics of a run after an iteration, if any."""
     if not any(Path(work_dir).glob('*/vis_data/scalars.json')):
         return {}
     log = read_scalars(work_dir)

@@ -54,7 +54,6 @@ def broken_imports() -> Iterator[tuple[str, str]]:
 
 
 def print_devices() -> None:
-    """Print the devices, and which backend is used for which op on each."""
     torch = importlib.import_module('torch')
     threads = torch.get_num_threads()
     print(
@@ -117,7 +116,6 @@ def print_data() -> None:
 
 
 def check_kernels() -> None:
-    """Check the Triton kernels on the current device; exit with status 1 unless all pass."""
     selftest = importlib.import_module('aft_mm.ops.selftest')
     try:
         passed = selftest.check_kernels(
@@ -130,7 +128,6 @@ def check_kernels() -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Print what is installed and what is wrong; exit with status 1 if anything is wrong."""
     if args.kernels:
         check_kernels()
         return

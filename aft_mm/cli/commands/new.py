@@ -42,12 +42,11 @@ FEW = 20
 
 
 def epochs(kind: Kind, samples: int) -> int:
-    """Return the number of epochs with at least ``kind.iterations``, 12 to 100."""
     return min(100, max(12, -(-kind.iterations // -(-samples // kind.batch_size))))
 
 
 def default_name(root: Path) -> str:
-    """Return the name of the config for data in ``root``, which shadows no module of Python."""
+    """Return a name for the config that shadows no module of Python."""
     name = root.resolve().name.partition('.')[0] or 'data'
     return f'{name}_config.py' if name in sys.stdlib_module_names else f'{name}.py'
 

@@ -14,11 +14,10 @@ NAME = 'aft-conv-quickstart_1xb64-50e_digits'
 
 
 def call(*argv: str | Path) -> None:
-    """Print a command and run it; exit with its status if it fails."""
     print('+', *argv, flush=True)
     # Operations of such a small model are faster than synchronising two threads.
     environment = {'OMP_NUM_THREADS': '1', **os.environ}
-    # Modules in the current folder are not imported, unless it is aft_mm's.
+    # No modules of the current folder, unless it is aft_mm's.
     command = ['-m', *argv] if PACKAGE.parent == Path.cwd() else ['-P', '-m', *argv]
     with subprocess.Popen([sys.executable, *map(str, command)], env=environment) as process:
         try:

@@ -57,7 +57,6 @@ def check_args(args: argparse.Namespace) -> Config:
 
 
 def first_images(config: Config, num: int) -> np.ndarray:
-    """Return the first ``num`` images of the test set: uint8 ``[num, H, W, C]``."""
     init_default_scope(config.get('default_scope', 'mmengine'))
     dataset = DATASETS.build(config.test_dataloader.dataset)
     num = min(num, len(dataset))
@@ -65,7 +64,6 @@ def first_images(config: Config, num: int) -> np.ndarray:
 
 
 def files_of(args: argparse.Namespace) -> list[str]:
-    """Return the files to write: one per point cloud, or one in all."""
     return numbered(args.out, (args.num or 1) if Path(args.out).suffix == '.ply' else 1)
 
 

@@ -22,7 +22,6 @@ from aft_mm.visualization import draw_super_resolution
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    """Read the config and refuse arguments that cannot be used."""
     config = read_config(args.config, args.cfg_options)
     check_checkpoint(args.checkpoint)
     if task_of(config) != 'SuperResolver':

@@ -38,8 +38,7 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
             )
         cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
         cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
-        # The state_dict already holds averaged weights, and mmpretrain's EMAHook cannot load into a
-        # model wrapped for augmentation.
+        # The state_dict holds averaged weights, and mmpretrain's EMAHook cannot load into a wrapper.
         cfg.custom_hooks = [
             hook for hook in cfg.get('custom_hooks', []) if not hook.type.endswith('EMAHook')
         ]

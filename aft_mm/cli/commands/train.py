@@ -33,7 +33,7 @@ from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
 from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
 
-#: Command that uses a trained sequence model and its further arguments, by an entry of its config.
+#: Command that uses a trained sequence model, and its arguments, by an entry of its config.
 USES = {
     'subwords': ('translate', ''),
     'units': ('transcribe', 'FILE'),
@@ -41,7 +41,7 @@ USES = {
     'point_cloud': ('sample', '--out sample.ply'),
     'image_shape': ('sample', '--out sample.png'),
 }
-#: Size of a validation set up to which its confusion matrix is plotted after a training.
+#: Size of a validation set up to which its confusion matrix is plotted.
 MOST_CLASSIFIED = 10_000
 
 

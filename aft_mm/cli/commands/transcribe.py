@@ -21,7 +21,6 @@ from aft_mm.visualization import draw_alignment
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    """Read the config and refuse arguments that cannot be used."""
     config = read_config(args.config, args.cfg_options)
     check_checkpoint(args.checkpoint)
     if task_of(config) != 'SpeechRecognizer':
@@ -47,7 +46,7 @@ def check_args(args: argparse.Namespace) -> Config:
 def recognise(
     args: argparse.Namespace, recognizer: SpeechRecognizer, files: Sequence[str]
 ) -> Iterator[tuple[str, Recognition | None]]:
-    """Yield every file, in order, with its transcription, None if it cannot be used."""
+    """Yield every file with its transcription, None if it cannot be used."""
     for start in range(0, len(files), args.batch_size):
         part = files[start : start + args.batch_size]
         samples: dict[int, dict] = {}
@@ -70,7 +69,6 @@ def recognise(
 
 
 def lines(path: str, found: Recognition | None, num_best: int) -> Iterator[str]:
-    """Yield the output lines for one file."""
     if num_best == 1:
         yield f'{path}\t{found.text if found else ""}'
     elif found is None:

@@ -26,7 +26,6 @@ BATCHES = 16  # whose lines are sorted by length together
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    """Read the config and refuse arguments that cannot be used."""
     config = read_config(args.config, args.cfg_options)
     check_checkpoint(args.checkpoint)
     check_task(config, 'Translator')
@@ -71,7 +70,6 @@ def translate(args: argparse.Namespace, translator: Translator, out: BinaryIO) -
 def output_lines(
     args: argparse.Namespace, translator: Translator, lines: list[str], first: int
 ) -> Iterator[str]:
-    """Yield the output for input lines; ``first`` is the index of the first."""
     beam = dict(beam_size=args.beam_size, length_penalty=args.length_penalty)
     if args.sample:
         options = {**sampling_options(args), 'seed': args.seed + first}

@@ -1,4 +1,4 @@
-"""Pipeline steps for images: reading, and pairs for super-resolution."""
+"""Pipeline steps for images."""
 
 import mmcv
 import numpy as np
@@ -15,12 +15,10 @@ from ..image_files import read_rgb
 class LoadRGBImage(BaseTransform):
     """Read ``results['img_path']`` into ``results['img']``, uint8 RGB [H, W, 3].
 
-    Warnings of :func:`aft_mm.datasets.read_rgb` become ``results['warnings']``,
-    ``{warning: file}``.
+    Warnings of :func:`aft_mm.datasets.read_rgb` become ``results['warnings']``, ``{warning: file}``.
     """
 
     def transform(self, results: dict) -> dict:
-        """Add ``img`` and, if the image was changed, ``warnings``."""
         path = results['img_path']
         results['img'], warnings = read_rgb(path)
         if warnings:
@@ -71,11 +69,9 @@ class SuperResolutionPair(BaseTransform):
 
 
 def central_square(image: np.ndarray, edge: int) -> np.ndarray:
-    """Return the central [edge, edge, C] of an image [H, W, C]."""
     top, left = ((length - edge) // 2 for length in image.shape[:2])
     return image[top : top + edge, left : left + edge]
 
 
 def shrink(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize to [size, size, C] by area."""
     return mmcv.imresize(image, (size, size), interpolation='area', backend='cv2')

@@ -14,13 +14,9 @@ from ..point_files import read_points
 
 @TRANSFORMS.register_module()
 class LoadPoints(BaseTransform):
-    """Read ``results['points_path']`` into ``results['points']``, float64 [N, 3], columns x, y, z.
-
-    See :func:`aft_mm.datasets.read_points`.
-    """
+    """Read ``results['points_path']`` into ``results['points']``, see :func:`aft_mm.datasets.read_points`."""
 
     def transform(self, results: dict) -> dict:
-        """Add ``points``."""
         results['points'] = read_points(results['points_path'])
         return results
 
@@ -30,14 +26,13 @@ class PackPointCloud(BaseTransform):
     """Sample points of a cloud and encode them as a sequence; the last step of a pipeline.
 
     Returns ``dict(inputs=uint8 [3·num_points], data_samples=SequenceSample(length, num_context=0,
-    box))`` with the tokens of :func:`aft_mm.tokenizers.encode_points`; the box is the cloud's
-    bounding cube. Clouds with fewer points are sampled with replacement and a warning.
+    box))`` with the tokens of :func:`aft_mm.tokenizers.encode_points` in the cloud's bounding cube.
+    Clouds with fewer points are sampled with replacement and a warning.
 
     Args:
         num_points: Number of points.
         num_bits: Bits per coordinate, 1 to 8.
-        order: ``'raw'`` sorts and then quantises the points, as in the ICLR submission;
-            ``'quantized'`` quantises and then sorts.
+        order: See :func:`aft_mm.tokenizers.encode_points`.
         seed: None uses numpy's global generator; an int always gives a cloud the same points.
     """
 
@@ -59,7 +54,6 @@ class PackPointCloud(BaseTransform):
         self.seed = seed
 
     def transform(self, results: dict) -> dict:
-        """Pack ``results['points']``, [N, 3]."""
         points = results['points']
         short = len(points) < self.num_points
         # The global generator is seeded in every worker.

@@ -13,9 +13,7 @@ from aft_mm.structures import SequenceSample
 
 @TRANSFORMS.register_module()
 class RandomValueShift(BaseTransform):
-    """Add one random integer to all sub-pixels of an image, clipped to 0..255.
-
-    The augmentation of both AFT papers on CIFAR-10.
+    """Add one random integer to all sub-pixels of an image, clipped to 0..255, as both AFT papers do.
 
     Args:
         max_shift: The integer is uniform in ``[-max_shift, max_shift]``, in grey levels.
@@ -26,7 +24,6 @@ class RandomValueShift(BaseTransform):
         self.max_shift = max_shift
 
     def transform(self, results: dict) -> dict:
-        """Shift ``results['img']``, uint8 of any shape."""
         shift = np.random.randint(-self.max_shift, self.max_shift + 1)
         image = results['img'].astype(np.int16) + shift
         results['img'] = image.clip(0, 255).astype(np.uint8)
@@ -37,8 +34,8 @@ class RandomValueShift(BaseTransform):
 class PackSequence(BaseTransform):
     """Flatten an image to a sequence in raster order; the last step of a pipeline.
 
-    Returns ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``, with
-    ``source`` and ``warnings`` if ``results`` has them.
+    Returns ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``, with ``source``
+    and ``warnings`` if ``results`` has them.
 
     Args:
         image_shape: ``(H, W, C)`` of every image, C = 1 or 3 (RGB).
@@ -56,7 +53,6 @@ class PackSequence(BaseTransform):
         self.tokens = tokens
 
     def transform(self, results: dict) -> dict:
-        """Pack ``results['img']``, uint8 ``[H, W, C]``, or ``[H, W]`` for C = 1."""
         image = results['img']
         if image.ndim == 2:
             image = image[..., None]
@@ -77,7 +73,6 @@ class PackSequence(BaseTransform):
         return dict(inputs=tokens, data_samples=sample)
 
     def _flatten(self, image: np.ndarray) -> torch.Tensor:
-        """Tokens [T] or [T, C] of an image [H, W, C]."""
         shape = (-1,) if self.tokens == 'subpixels' else (-1, image.shape[-1])
-        # torch does not support negative strides, as of a flipped image.
+        # Torch has no negative strides, as of a flipped image.
         return torch.from_numpy(np.ascontiguousarray(image.reshape(shape)))

@@ -31,14 +31,13 @@ SMALLEST_STD = 1e-5
 class LoadUtterance(BaseTransform):
     """Read ``results['path']`` into ``results['features']``, float32 [T, F].
 
-    ``a.mfc`` is read as features of Sphinx, ``a.ark:123`` as a matrix of a Kaldi archive, other
-    paths as sound with :func:`filter_banks`. ``warnings`` notes changes to the sound.
+    ``a.mfc`` is read as features of Sphinx, ``a.ark:123`` as a matrix of a Kaldi archive, other paths
+    as sound with :func:`filter_banks`. ``warnings`` notes changes to the sound.
 
     Args:
         sample_rate: Rate to which sound is resampled [Hz].
         num_mel_bins: F of the filter banks.
-        cache_dir: Folder that caches filter banks until the sound file or these settings change, or
-            None.
+        cache_dir: Folder that caches filter banks, or None.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class LoadUtterance(BaseTransform):
         return num_sound_frames(path, self.sample_rate)
 
     def transform(self, results: dict) -> dict:
-        """Read one utterance; raises UnusableFile."""
         path = results['path']
         if path.endswith('.mfc'):
             results['features'] = read_mfc(path)
@@ -108,7 +106,6 @@ class LoadUtterance(BaseTransform):
 
 
 def is_kaldi(path: str) -> bool:
-    """Return whether a path is an address in a Kaldi archive."""
     return '.ark:' in path or path.rstrip().endswith('|')
 
 
@@ -126,10 +123,8 @@ class NormalizeFeatures(BaseTransform):
         self.per = per
 
     def transform(self, results: dict) -> dict:
-        """Normalise ``results['features']``, by ``statistics`` if there."""
         features = results['features']
-        own = self.per == 'utterance' or 'statistics' not in results
-        if own:
+        if self.per == 'utterance' or 'statistics' not in results:
             frames = features.astype(np.float64)
             mean, std = frames.mean(0), frames.std(0)
         else:
@@ -146,23 +141,21 @@ class Moments:
         self.number, self.sum, self.squares = 0, 0.0, 0.0
 
     def add(self, features: np.ndarray) -> None:
-        """Add the frames of an utterance [T, F]."""
         frames = features.astype(np.float64)
         self.number += len(frames)
         self.sum = self.sum + frames.sum(0)
         self.squares = self.squares + np.square(frames).sum(0)
 
     def mean_and_std(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and standard deviation, [F]."""
         mean = self.sum / self.number
         return mean, np.sqrt(np.maximum(self.squares / self.number - mean**2, 0))
 
 
 @TRANSFORMS.register_module()
 class SpecAugment(BaseTransform):
-    """Set random bands of bins and random spans of frames to 0 (arXiv 1904.08779).
+    """Set random bands of bins and random spans of frames to 0 with torchaudio (arXiv 1904.08779).
 
-    After :class:`NormalizeFeatures`, 0 is the mean. torchaudio samples the masks.
+    After :class:`NormalizeFeatures`, 0 is the mean.
 
     Args:
         num_bands: Number of bands.
@@ -189,7 +182,6 @@ class SpecAugment(BaseTransform):
         self.masks = [(1, band, 1.0)] * num_bands + [(2, span, most)] * num_spans
 
     def transform(self, results: dict) -> dict:
-        """Mask ``results['features']``."""
         from torchaudio.functional import mask_along_axis
 
         image = torch.from_numpy(results['features'].T.copy())[None]
@@ -201,17 +193,13 @@ class SpecAugment(BaseTransform):
 
 @TRANSFORMS.register_module()
 class StackFrames(BaseTransform):
-    """Concatenate every n = `num_frames` consecutive frames, [T, F] -> [⌈T/n⌉, n·F].
-
-    The last frame is repeated if necessary.
-    """
+    """Concatenate every n = `num_frames` frames, [T, F] -> [⌈T/n⌉, n·F]; the last one may be repeated."""
 
     def __init__(self, num_frames: int) -> None:
         check_int('num_frames of StackFrames', num_frames, 1)
         self.num_frames = num_frames
 
     def transform(self, results: dict) -> dict:
-        """Stack ``results['features']``."""
         features = results['features']
         rest = -len(features) % self.num_frames
         features = np.pad(features, ((0, rest), (0, 0)), mode='edge')
@@ -224,7 +212,6 @@ class PackUtterance(BaseTransform):
     """Return ``dict(inputs=float32 [T, F], data_samples=UtteranceSample)``; the last step."""
 
     def transform(self, results: dict) -> dict:
-        """Pack ``features`` and the entries that the sample has fields for."""
         features = torch.from_numpy(np.ascontiguousarray(results['features'], dtype=np.float32))
         known = {
             name: results[name] for name in ('name', 'text', 'units', 'warnings') if name in results

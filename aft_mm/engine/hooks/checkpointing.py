@@ -57,13 +57,11 @@ _NEW_SETTINGS = {
 class SafeCheckpointHook(CheckpointHook):
     """mmengine's CheckpointHook, robust against crashes and foreign checkpoints.
 
-    - A checkpoint and ``last_checkpoint`` are replaced atomically; an old checkpoint is removed
-      once the new one is on the disk and named.
+    - Files are replaced atomically; an old checkpoint is removed once the new one is on the disk.
     - A checkpoint holds tensors and plain types, readable with ``weights_only=True``. ``meta`` has
-      what a resume compares: number of processes, iterations of an epoch, optimizer.
-    - A resumed run removes only files of its own folder with the names of a run; a warning lists
+      what a resume compares.
+    - A resumed run removes only files of its own folder with the names of a run, and warns about
       others.
-
     - ``save_best='auto'`` knows that fewer bits and errors are better.
 
     Args:
@@ -105,7 +103,7 @@ class SafeCheckpointHook(CheckpointHook):
             super().before_train(runner)
 
     def _foreign(self, key: str, value: Any, folder: Path, runner: Runner) -> str:
-        """Return why an entry of the checkpoint does not belong to this run; '' if it does."""
+        """Return why an entry of the checkpoint does not belong to this run, or ''."""
         if key.startswith('best_score'):
             if isinstance(value, Tensor | np.generic) and math.prod(value.shape) == 1:
                 value = value.item()
@@ -128,7 +126,6 @@ class SafeCheckpointHook(CheckpointHook):
         return 'is not a file' if path.is_symlink() or path.is_dir() else ''
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Convert the training state to plain types and add the properties of the run."""
         checkpoint['message_hub'] = plain_hub(checkpoint['message_hub'])
         checkpoint['meta'] = plain_value(checkpoint['meta'])
         for key in {'param_schedulers', 'optimizer'} & checkpoint.keys():
@@ -136,7 +133,7 @@ class SafeCheckpointHook(CheckpointHook):
         checkpoint['meta'][RUN] = _properties(runner)
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
-        """Do as mmengine, but write, name, then remove the oldest."""
+        """Write, name, then remove the oldest; mmengine removes first."""
         # Gathered here, because only the first process writes.
         runner.waiting_gradients = waiting_gradients(runner)
         hub, outdated = runner.message_hub, None
@@ -161,7 +158,7 @@ class SafeCheckpointHook(CheckpointHook):
                 backend_args=self.backend_args,
                 **self.args,
             )
-        except BaseException:  # a full disk or a signal; the previous one is complete
+        except BaseException:  # the previous one is complete
             hub.update_info('last_ckpt', before)
             raise
         finally:
@@ -205,8 +202,7 @@ def _properties(runner: Runner) -> dict[str, Any]:
 class PeriodicCheckpointHook(StopHook):
     """Write ``iter_N.pth`` whenever the last checkpoint is ``minutes`` old.
 
-    It is removed when the next checkpoint is written; the one from which the run was resumed is
-    kept.
+    The next checkpoint replaces it, except one from which the run was resumed.
 
     Args:
         minutes: Time between two checkpoints.
@@ -226,12 +222,10 @@ class PeriodicCheckpointHook(StopHook):
         self.written: Path | None = None
 
     def before_train(self, runner: Runner) -> None:
-        """Start the clock."""
         super().before_train(runner)
         self.last = monotonic()
 
     def is_time(self, runner: Runner) -> bool:
-        """Check the clock of the first process every ``interval`` iterations."""
         return self.every_n_train_iters(runner, self.interval) and agreed(
             monotonic() - self.last >= self.seconds
         )
@@ -239,7 +233,6 @@ class PeriodicCheckpointHook(StopHook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        """Save if it is time and this iteration made a step."""
         # All processes must take part: is_up differs between them once the first has saved.
         self.is_up = self.is_time(runner) or self.is_up
         if self.is_up and runner.optim_wrapper.should_update() and self.can_save(runner, batch_idx):
@@ -248,7 +241,6 @@ class PeriodicCheckpointHook(StopHook):
         self._remove_outdated(runner)
 
     def after_train_epoch(self, runner: Runner) -> None:
-        """Remove the last file if CheckpointHook has saved this epoch."""
         self._remove_outdated(runner)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -258,7 +250,6 @@ class PeriodicCheckpointHook(StopHook):
             self.last, self.is_up = monotonic(), False
 
     def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
-        """Remember the file, to remove it later."""
         self._remove_outdated(runner)
         self.written = Path(checkpoint)
         runner.logger.info(f'Saving checkpoint at {iteration} iterations')
@@ -275,11 +266,10 @@ class CheckpointCompatibilityHook(Hook):
     """Refuse a checkpoint of another architecture, which mmengine loads with only a warning.
 
     Args:
-        strict: True, for testing and resuming, requires exactly the tensors of the model and the
-            same subwords. False, for fine-tuning, allows what the model's loading allows.
-        resume: True also refuses interpolated position biases, which do not fit the optimizer
-            state, and a checkpoint from inside an epoch without a StopHook, which mmengine would
-            repeat.
+        strict: True requires exactly the tensors of the model and the same subwords; False allows
+            what the model's loading allows.
+        resume: Also refuse interpolated position biases, which do not fit the optimizer state, and a
+            checkpoint from inside an epoch without a StopHook, which mmengine would repeat.
     """
 
     priority = 'VERY_HIGH'
@@ -289,11 +279,7 @@ class CheckpointCompatibilityHook(Hook):
         self.resume = resume
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Load the weights before mmengine does.
-
-        Raises:
-            UserError: The checkpoint does not fit.
-        """
+        """Load the weights before mmengine does."""
         inside_epoch = checkpoint.get('meta', {}).get(INSIDE_EPOCH, {}).get('num_done')
         if (
             self.resume
@@ -332,20 +318,14 @@ def _check_subwords(runner: Runner, meta: dict, resume: bool) -> None:
 class ResumeCheckHook(Hook):
     """Refuse to resume a run under other conditions than it started with.
 
-    Refused are checkpoints without training state or with another optimizer or schedule, averaged
-    weights in a run without averaging, and an iteration that is not a whole number of epochs,
-    because processes or batch size changed. Another number of processes with epochs of the same
-    length, and an average that starts at the resume, are only logged.
+    Refused are checkpoints without training state, another optimizer or schedule, averaged weights
+    without EMAHook, and epochs of another length. Another number of processes and an average that
+    starts at the resume are only logged.
     """
 
     priority = 'VERY_HIGH'
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Compare the checkpoint with the run.
-
-        Raises:
-            UserError: The run cannot resume from the checkpoint.
-        """
         try:
             self._check(runner, checkpoint)
         except UserError:
@@ -421,7 +401,6 @@ class ResumeCheckHook(Hook):
 
 
 def _check_numbers(meta: dict) -> None:
-    """Refuse a meta whose counts, seed or hook entries cannot be used."""
     inside = meta.get(INSIDE_EPOCH, {'num_done': 0})
     seconds = meta.get(TIME_BUDGET, {}).get('seconds', 0.0)
     counts = [
@@ -441,7 +420,6 @@ def _check_numbers(meta: dict) -> None:
 
 
 def _check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
-    """Refuse the state of another optimizer, with which torch may train."""
     groups = state.get('param_groups') if isinstance(state, dict) else None
     if not isinstance(groups, list) or not isinstance(state.get('state'), dict):
         return  # several optimizers, which mmengine compares by name
@@ -480,7 +458,7 @@ def _settings(groups: list[dict]) -> set[str]:
 
 
 def _check_schedules(runner: Runner, checkpoint: dict) -> None:
-    """Refuse the state of other schedules, which mmengine would partly ignore."""
+    """Refuse other schedules, whose state mmengine would partly ignore."""
     saved, own = checkpoint.get('param_schedulers', []), runner.param_schedulers or []
     if not (isinstance(saved, list) and isinstance(own, list)):
         return
@@ -495,7 +473,6 @@ def _check_schedules(runner: Runner, checkpoint: dict) -> None:
 
 
 def _check_types(owner: str, saved: dict, own: dict) -> None:
-    """Refuse other types where the run has numbers."""
     for key, value in own.items():
         if isinstance(value, int | float) and not isinstance(
             saved.get(key, value), int | float | Tensor | None
@@ -513,8 +490,8 @@ def _warn(message: str) -> None:
 class ValidateFirstHook(Hook):
     """Run the validation that follows the checkpoint from which a run resumes.
 
-    mmengine saves an epoch before it validates it. A run that resumes in between would skip the
-    metrics, the best weights and the step of ``ReduceOnPlateauLR``.
+    mmengine saves an epoch before it validates it; a run resumed in between would skip the metrics, the
+    best weights and the step of ``ReduceOnPlateauLR``.
     """
 
     priority = 'LOWEST'  # after the checks of a resume and StopHook's position
@@ -524,7 +501,6 @@ class ValidateFirstHook(Hook):
         self.is_validated = False
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Read whether the checkpoint was written after its validation."""
         self.is_validated = bool(checkpoint.get('meta', {}).get(VALIDATED))
 
     def before_train(self, runner: Runner) -> None:
@@ -543,13 +519,10 @@ class ValidateFirstHook(Hook):
             runner.val_loop.run()
 
     def before_val(self, runner: Runner) -> None:
-        """Mark the checkpoints of a validation."""
         self.is_validating = True
 
     def after_val(self, runner: Runner) -> None:
-        """Do not mark later ones."""
         self.is_validating = False
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Write the mark."""
         checkpoint['meta'][VALIDATED] = self.is_validating

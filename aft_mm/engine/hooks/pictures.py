@@ -31,9 +31,7 @@ from ..runner import task_model
 
 
 class SampleVisualizationHook(Hook):
-    """Add :meth:`pictures` to the visual backends every ``interval`` epochs.
-
-    Only the first rank samples, with its own random numbers.
+    """Add :meth:`pictures` to the visual backends every ``interval`` epochs, in the first rank.
 
     Args:
         interval: Epochs between pictures, also taken after the last epoch; 0 takes none.
@@ -47,7 +45,6 @@ class SampleVisualizationHook(Hook):
 
     @master_only
     def after_train_epoch(self, runner: Runner) -> None:
-        """Add the pictures at the interval and at the end of the run."""
         last = self.interval and self.is_last_train_epoch(runner)
         if last or self.every_n_epochs(runner, self.interval):
             epoch = runner.epoch + 1
@@ -61,25 +58,21 @@ class SampleVisualizationHook(Hook):
 
 
 def validation_samples(runner: Runner, num: int) -> list[dict]:
-    """Return the first ``num`` samples of the validation set, fewer if it is smaller."""
     dataset = runner.val_loop.dataloader.dataset
     return [dataset[i] for i in range(min(num, len(dataset)))]
 
 
 @HOOKS.register_module()
 class SampleHook(SampleVisualizationHook):
-    """Show samples, and completions of validation images, every ``interval`` epochs.
-
-    A row of ``completions`` shows the upper half of an image, its completions, and the image.
+    """Show samples, and completions of the upper halves of validation images.
 
     Args:
         image_shape: ``(H, W, C)`` of the images.
         interval: As for :class:`SampleVisualizationHook`.
         num_samples: Unconditional samples; 0 omits the picture.
-        num_images: First validation images to complete; 0 omits the picture, as does a run without
-            validation.
+        num_images: First validation images to complete; 0 omits the picture.
         num_completions: Completions of each.
-        temperature: Divides the logits; below 1 likely values become likelier.
+        temperature: Divides the logits.
         seed: Seed of the samples, the same in every epoch.
     """
 
@@ -107,11 +100,9 @@ class SampleHook(SampleVisualizationHook):
         self.options = dict(temperature=temperature, seed=seed, progress=True)
 
     def before_train(self, runner: Runner) -> None:
-        """Raise a :class:`UserError` if the model is made for images of another shape."""
         check_image_shape(task_model(runner), self.image_shape)
 
     def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield ``samples`` and ``completions``, unless omitted."""
         model = task_model(runner)
         if self.num_samples:
             samples = sample_images(model, self.image_shape, self.num_samples, **self.options)
@@ -138,10 +129,8 @@ class PointCloudHook(SampleVisualizationHook):
     Args:
         num_bits: Bits of a coordinate, as in the data.
         up: Vertical axis, ``'x'``, ``'y'`` or ``'z'``.
-        interval: As for :class:`SampleVisualizationHook`.
+        interval, temperature, seed: As for :class:`SampleHook`.
         num_samples: Number of clouds.
-        temperature: As for :class:`SampleHook`.
-        seed: As for :class:`SampleHook`.
     """
 
     def __init__(
@@ -165,7 +154,6 @@ class PointCloudHook(SampleVisualizationHook):
         self.options = dict(temperature=temperature, seed=seed, progress=True)
 
     def before_train(self, runner: Runner) -> None:
-        """Refuse a model with another vocabulary or length than the training samples."""
         model = task_model(runner)
         check_points(model, self.num_bits)
         length = len(runner.train_loop.dataloader.dataset[0]['inputs'])
@@ -176,7 +164,6 @@ class PointCloudHook(SampleVisualizationHook):
             )
 
     def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the picture."""
         clouds = sample_points(task_model(runner), self.num_samples, self.num_bits, **self.options)
         yield 'point_clouds', draw_point_clouds(clouds, self.up, columns=min(4, len(clouds)))
 
@@ -188,11 +175,9 @@ class SuperResolutionHook(SampleVisualizationHook):
     Args:
         image_shape: ``(H, W, C)`` of the images.
         source_shape: ``(h, w, C)`` of the inputs.
-        interval: As for :class:`SampleVisualizationHook`.
+        interval, temperature, seed: As for :class:`SampleHook`.
         num_images: Number of first validation images.
         num_samples: Samples of each.
-        temperature: As for :class:`SampleHook`.
-        seed: As for :class:`SampleHook`.
     """
 
     def __init__(
@@ -219,7 +204,6 @@ class SuperResolutionHook(SampleVisualizationHook):
         self.options = dict(temperature=temperature, seed=seed, progress=True)
 
     def before_train(self, runner: Runner) -> None:
-        """Refuse a model for other shapes, and warn about a run without validation."""
         check_super_resolution(task_model(runner), self.image_shape, self.source_shape)
         if runner.val_loop is None:
             print_log(
@@ -229,7 +213,6 @@ class SuperResolutionHook(SampleVisualizationHook):
             )
 
     def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the picture, if the run has validation images."""
         if runner.val_loop is None:
             return
         pairs = validation_samples(runner, self.num_images)

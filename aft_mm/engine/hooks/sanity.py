@@ -26,8 +26,8 @@ from ..runner import task_model
 class CheckImagesHook(Hook):
     """Find unreadable image files in all data sets of a run before it starts.
 
-    OpenCV decodes a truncated JPEG without an error. Header and end of each file are read; a file
-    that does not end like a JPEG or PNG is decoded. Each rank checks its share.
+    OpenCV decodes a truncated JPEG without an error, so the end of each file is read, too. Each rank
+    checks its share.
 
     Args:
         num_threads: Files read at the same time.
@@ -38,13 +38,11 @@ class CheckImagesHook(Hook):
         self.num_threads = num_threads
 
     def before_train(self, runner: Runner) -> None:
-        """Check every ``img_path`` of the training and the validation set."""
         self._check(runner, 'training', runner.train_dataloader)
         if runner.val_loop is not None:
             self._check(runner, 'validation', runner.val_loop.dataloader)
 
     def before_test(self, runner: Runner) -> None:
-        """Check every ``img_path`` of the test set."""
         self._check(runner, 'test', runner.test_loop.dataloader)
 
     def _check(self, runner: Runner, name: str, loader: DataLoader) -> None:
@@ -65,28 +63,22 @@ class CheckImagesHook(Hook):
 
 @HOOKS.register_module()
 class SanityCheckHook(Hook):
-    """Run the first sample of every data set through the model before the set is used.
-
-    An empty data set, or a sample that does not fit, ends the run with a one-line message.
-    """
+    """Run the first sample of every data set through the model before the set is used."""
 
     def __init__(self) -> None:
         self.validation_checked = False
 
     def before_train(self, runner: Runner) -> None:
-        """Run ``model(..., mode='predict')`` on a batch of one, for training and validation."""
         self._check(runner, 'training', runner.train_loop.dataloader)
         if runner.val_loop is not None:
             self.before_val(runner)
 
     def before_val(self, runner: Runner) -> None:
-        """Do the same for validation, once."""
         if not self.validation_checked:
             self._check(runner, 'validation', runner.val_loop.dataloader)
             self.validation_checked = True
 
     def before_test(self, runner: Runner) -> None:
-        """Do the same for a test."""
         self._check(runner, 'test', runner.test_loop.dataloader)
 
     def _check(self, runner: Runner, name: str, loader: DataLoader) -> None:
@@ -115,7 +107,6 @@ class Notes:
     warnings: dict[str, str] = field(default_factory=dict)  # warning: first file
 
     def add(self, other: 'Notes') -> None:
-        """Add the messages of another batch or rank."""
         self.skipped.update(other.skipped)
         self.warnings = {**other.warnings, **self.warnings}
 
@@ -177,8 +168,8 @@ def _title(runner: Runner, mode: str) -> str:
 class FiniteLossHook(Hook):
     """Stop the run at a non-finite loss or gradient, before the optimizer step.
 
-    Gradients are checked before clipping, which would spoil all of them. With float16 the loss
-    scaler skips infinite gradients as usual, and only a non-finite loss stops the run.
+    Gradients are checked before clipping, which would spoil all of them. With float16 only a non-finite
+    loss stops the run, because the loss scaler skips infinite gradients.
     """
 
     def __init__(self) -> None:
@@ -187,7 +178,6 @@ class FiniteLossHook(Hook):
         self.largest_before = 'none'
 
     def before_train(self, runner: Runner) -> None:
-        """Register hooks on the losses and gradients of the model and on optimizer steps."""
         model = task_model(runner)
 
         def keep_loss(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:

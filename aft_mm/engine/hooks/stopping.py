@@ -27,8 +27,8 @@ TIME_BUDGET = 'time_budget'
 class StopHook(Hook):
     """Ends the training when :meth:`is_time` returns True, with a checkpoint to resume from.
 
-    Training stops after an iteration with an optimizer step and writes ``iter_N.pth``, unless it
-    exists. A run by epochs resumes with the remaining batches of the epoch in the same order.
+    Training stops after an iteration with an optimizer step and writes ``iter_N.pth``. A run by epochs
+    resumes with the remaining batches of the epoch in the same order.
     """
 
     priority = 'LOWEST'  # after the schedulers and CheckpointHook
@@ -51,7 +51,6 @@ class StopHook(Hook):
         self.loaded = checkpoint.get('meta', {})
 
     def before_train(self, runner: Runner) -> None:
-        """Resume inside an epoch, if the checkpoint was written there."""
         loop = runner.train_loop
         make_resumable(loop)
         if not runner.iter:  # 0 if only weights were loaded
@@ -65,7 +64,6 @@ class StopHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        """Stop the loop if it is time and this iteration made a step."""
         self.is_up = self.is_up or self.is_time(runner)
         # A checkpoint between two steps would also hold gradients.
         if (
@@ -79,10 +77,7 @@ class StopHook(Hook):
             self._save(runner, runner.epoch, runner.iter + 1)
 
     def can_save(self, runner: Runner, batch_idx: int) -> bool:
-        """Return whether a checkpoint after this iteration can be resumed.
-
-        At the end of an epoch the checkpoint is written after the epoch.
-        """
+        """Return whether a checkpoint here can be resumed; at an epoch's end it is written later."""
         loop = runner.train_loop
         return isinstance(loop, IterBasedTrainLoop) or (
             isinstance(loop, StoppableEpochLoop)
@@ -90,13 +85,11 @@ class StopHook(Hook):
         )
 
     def after_train_epoch(self, runner: Runner) -> None:
-        """Save at the end of an epoch, unless CheckpointHook has."""
         loop = runner.train_loop
         if self.is_up and loop.stop_training and not isinstance(loop, IterBasedTrainLoop):
             self._save(runner, runner.epoch + 1, runner.iter)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Write the position inside the epoch into the checkpoint."""
         loop, meta = runner.train_loop, checkpoint['meta']
         inside = isinstance(loop, StoppableEpochLoop)
         meta[INSIDE_EPOCH] = dict(
@@ -108,7 +101,6 @@ class StopHook(Hook):
             self.saved = meta['iter']
 
     def _save(self, runner: Runner, epoch: int, iteration: int) -> None:
-        """Write the checkpoint, unless it exists, and announce it."""
         if runner.rank:
             return
         hub = runner.message_hub
@@ -141,22 +133,17 @@ def _resume_inside_epoch(
 class TimeBudgetHook(StopHook):
     """End the training after ``days`` + ``hours`` + ``minutes``, with a checkpoint to resume from.
 
-    - The time counts from loading the first batch on, including validation and checkpoints. Every
-      checkpoint holds the time used, from which a resumed run continues; one without time left is
-      refused.
-    - Processes stop after the next iteration with an optimizer step. ``max_keep_ckpts`` does not
-      count the checkpoint.
-    - A run by epochs stops inside the epoch without validation and resumes there, with the same
-      batch size and number of processes. At the end of an epoch it stops after the validation.
-    - A loop by iterations stops, validates and resumes as usual; a custom one stops where it checks
-      ``stop_training``.
+    - The time counts from the first batch on, with validation and checkpoints. Every checkpoint holds
+      the time used; a resumed run without time left is refused.
+    - A run by epochs stops inside the epoch without validation and resumes there, with the same batch
+      size and number of processes; at the end of an epoch it validates first.
+    - ``max_keep_ckpts`` does not count the checkpoint.
+    - A custom loop stops where it checks ``stop_training``.
 
     Args:
-        days: Part of the budget; the three are added.
-        hours: Part of the budget.
-        minutes: Part of the budget.
-        interval: Iterations between two checks of the first process's clock, by which the run may
-            exceed the budget; every check waits for all processes.
+        days, hours, minutes: Parts of the budget.
+        interval: Iterations between two checks of the first process's clock, for which all processes
+            wait; the run may exceed the budget by as many.
 
     Raises:
         ValueError: The budget is not positive and finite, or ``interval`` is below 1.
@@ -177,7 +164,6 @@ class TimeBudgetHook(StopHook):
         self.start = 0.0
 
     def before_train(self, runner: Runner) -> None:
-        """Start the clock at the time that the resumed run had used."""
         self.start = monotonic()
         before = self.loaded.get(TIME_BUDGET)
         if runner.iter and before:  # else nothing is resumed, or a run without a budget
@@ -190,22 +176,18 @@ class TimeBudgetHook(StopHook):
         super().before_train(runner)
 
     def is_time(self, runner: Runner) -> bool:
-        """Compare the clock of the first process with the budget."""
         return self.every_n_train_iters(runner, self.interval) and agreed(
             self.used() >= self.budget
         )
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Write the time used and the position inside the epoch into the checkpoint."""
         super().before_save_checkpoint(runner, checkpoint)
         checkpoint['meta'][TIME_BUDGET] = dict(seconds=self.used())
 
     def used(self) -> float:
-        """Return the seconds that the run has taken, with those before it was resumed."""
         return self.used_before + monotonic() - self.start
 
     def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
-        """Log the time used and how to resume."""
         runner.logger.info(
             f'The time budget of {_duration(self.budget)} is used up: {_duration(self.used())} at '
             f'iteration {iteration}; the checkpoint is {checkpoint}; to resume, give '

@@ -35,18 +35,14 @@ MAX_GRAPHS = 2**20  # in effect no limit
 class CompileHook(Hook):
     """Compile one part of the model before a run, with no graph breaks.
 
-    mmengine's ``cfg.compile`` breaks the graph at every backward and optimizer call. Here state
-    dict keys do not change, and a copy such as the EMA model stays uncompiled.
-
-    The log has the seconds of the first iteration, which compiles.
+    mmengine's ``cfg.compile`` breaks the graph at every backward and optimizer call. State dict keys do
+    not change, and copies such as the EMA model stay uncompiled.
 
     Args:
-        module: Attribute of the model to compile, or None for its backbone and its decoder, as far
-            as they are of this package. A model with an encoder is not compiled: its sequences
-            differ in length from batch to batch, and each length would be compiled.
-        **kwargs: Those of ``torch.compile``, such as ``backend`` or ``mode``. By default
-            ``fullgraph`` is True, so a graph break is an error, and ``dynamic`` is False, one graph
-            per image size: torch 2.11 cannot trace ``torch.cond`` with a symbolic size.
+        module: Attribute of the model, or None for its backbone and decoder of this package. A model
+            with an encoder is not compiled: each length of its batches would be.
+        **kwargs: Those of ``torch.compile``. By default ``fullgraph`` is True, so a graph break is an
+            error, and ``dynamic`` False: torch 2.11 cannot trace ``torch.cond`` with a symbolic size.
     """
 
     def __init__(self, module: str | None = 'backbone', **kwargs) -> None:
@@ -68,14 +64,12 @@ class CompileHook(Hook):
             self.start = 0.0
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Start the clock of the first iteration."""
         if self.start == 0.0:
             self.start = perf_counter()
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        """Log the seconds of the first iteration."""
         if self.start is not None:
             runner.logger.info(
                 f'torch.compile: the first iteration took {perf_counter() - self.start:.0f} s; '
@@ -85,7 +79,7 @@ class CompileHook(Hook):
 
 
 def parts_to_compile(model: nn.Module) -> list[str]:
-    """Return the names of the backbone and the decoder of this package; none next to an encoder."""
+    """Return the names of backbone and decoder of this package; none next to an encoder."""
     parts = dict(model.named_children())
     if 'encoder' in parts:
         return []
@@ -94,7 +88,6 @@ def parts_to_compile(model: nn.Module) -> list[str]:
 
 
 def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
-    """Return the gradients of each process that wait for a step; none if no step is due."""
     wrapper = runner.optim_wrapper
     if not isinstance(wrapper, OptimWrapper) or wrapper.should_update():
         return []
@@ -110,14 +103,10 @@ def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
 class ExactResumeHook(Hook):
     """Make a run that resumes at any iteration bit-identical to an uninterrupted one.
 
-    mmengine's checkpoints hold neither random state nor accumulated gradients. Here:
-
-    - Every epoch is seeded from (seed, iteration, rank).
-    - A checkpoint holds the state of the generators and gradients that wait for a step. They are
-      restored before the first batch of a resumed run.
+    - Every epoch is seeded from (seed, iteration, rank); in a distributed run, where only the first
+      process writes the checkpoint, every iteration and validation is.
+    - A checkpoint holds the state of the generators and gradients that wait for a step.
     - Workers of the training data loader seed every batch from (seed, rank, number of the batch).
-    - In a distributed run every iteration and validation is seeded from (seed, iteration, rank)
-      instead, because only the first process writes the checkpoint.
     - Sums over more than two processes have the same order in the first iteration as later.
     - A validation leaves the generators as they were.
 
@@ -148,7 +137,6 @@ class ExactResumeHook(Hook):
             self.loaded[RANDOM_STATE] = state
 
     def before_train(self, runner: Runner) -> None:
-        """Seed the batches and fix the order of sums; restore gradients; warn if bits may differ."""
         loop = runner.train_loop
         is_seeded = runner.distributed or runner.train_dataloader.num_workers > 0
         make_resumable(loop, (runner.seed, runner.rank) if is_seeded else ())
@@ -163,7 +151,7 @@ class ExactResumeHook(Hook):
         rows = self.loaded.get(GRADIENTS, [])
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise UserError('gradients of the checkpoint must be a list of one dict per process')
-        # Those of this process; another number of processes changes the bits anyway.
+        # Another number of processes changes the bits anyway.
         for name, gradient in rows[runner.rank % len(rows)].items() if rows else ():
             parameter = parameters.get(name)
             fits = parameter is not None and isinstance(gradient, Tensor)
@@ -182,20 +170,17 @@ class ExactResumeHook(Hook):
             )
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Seed this process with the iteration at which the epoch starts."""
         begin = getattr(runner.train_loop, 'begin', (0, runner.iter))[1]
         if isinstance(runner.train_loop, IterBasedTrainLoop):
             begin = 0
         self._seed(runner, begin)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Seed a process of a distributed run."""
         self.loaded = {}
         if runner.distributed:
             self._seed(runner, runner.iter)
 
     def before_val(self, runner: Runner) -> None:
-        """Keep the state of the generators; seed a process of a distributed run."""
         if RANDOM_STATE in self.loaded:  # before the first iteration after a resume
             set_random_state(self.loaded[RANDOM_STATE])
         self.before_validation = random_state()
@@ -203,19 +188,17 @@ class ExactResumeHook(Hook):
             self._seed(runner, runner.iter)
 
     def after_val(self, runner: Runner) -> None:
-        """Restore the generators."""
         if self.before_validation is not None:
             set_random_state(self.before_validation)
             self.before_validation = None
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Add random state and waiting gradients to a checkpoint that can be resumed."""
         if 'optimizer' not in checkpoint:
             return
         if not runner.distributed:
-            # Written in a validation if that finds the best weights so far.
+            # A validation that finds the best weights writes a checkpoint.
             checkpoint['meta'][RANDOM_STATE] = self.before_validation or random_state()
-        if runner.distributed:  # only the first process is here, so SafeCheckpointHook gathers them
+        if runner.distributed:  # SafeCheckpointHook gathers them: only the first process is here
             rows = getattr(runner, 'waiting_gradients', [])
         else:
             rows = waiting_gradients(runner)
@@ -237,7 +220,7 @@ class ExactResumeHook(Hook):
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of the generators of Python, numpy and torch in tensors and plain types."""
+    """Return the state of Python's, numpy's and torch's generators in tensors and plain types."""
     version, numbers, gauss = random.getstate()
     name, key, *others = cast(Sequence[Any], np.random.get_state())
     state = dict(
@@ -251,7 +234,6 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Invert :func:`random_state`."""
     version, numbers, gauss = state['python']
     name, key, *others = state['numpy']
     random.setstate((version, tuple(numbers.tolist()), gauss))
@@ -272,9 +254,9 @@ def check_random_state(state: dict[str, Any]) -> None:
 
 @HOOKS.register_module()
 class EpochTimeHook(Hook):
-    """Log the seconds of every training epoch, without checkpoint and validation.
+    """Log ``seconds_per_epoch`` of training, without checkpoint and validation.
 
-    The scalar is ``seconds_per_epoch``. An epoch that was resumed in the middle is not counted.
+    An epoch that was resumed in the middle is not counted.
     """
 
     priority = 'VERY_HIGH'  # before other hooks at the end of an epoch
@@ -283,11 +265,9 @@ class EpochTimeHook(Hook):
         self.begin: tuple[float, int] | None = None
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Start the clock."""
         self.begin = perf_counter(), runner.iter
 
     def after_train_epoch(self, runner: Runner) -> None:
-        """Log the time."""
         assert self.begin is not None
         start, first = self.begin
         if runner.iter - first < len(runner.train_loop.dataloader):
@@ -301,8 +281,8 @@ class EpochTimeHook(Hook):
 class BitsPerDimHook(Hook):
     """Log ``loss_bits_per_X = loss / ln 2`` in addition to the loss in nats.
 
-    X is the unit of the validation metric :class:`aft_mm.evaluation.Likelihood`: dim, char, token
-    or subword. Nothing is logged without this metric or with smoothed labels.
+    X is the unit of the validation metric :class:`aft_mm.evaluation.Likelihood`. Nothing is logged
+    without this metric or with smoothed labels.
     """
 
     priority = 'HIGH'  # before LoggerHook reads the scalars
@@ -311,7 +291,6 @@ class BitsPerDimHook(Hook):
         self.per = ''
 
     def before_train(self, runner: Runner) -> None:
-        """Find the unit and log it once."""
         metrics = runner.val_loop.evaluator.metrics if runner.val_loop is not None else []
         per = next((metric.per for metric in metrics if type(metric).__name__ == 'Likelihood'), '')
         if per and not getattr(task_model(runner).head, 'label_smoothing', 0.0):
@@ -324,7 +303,6 @@ class BitsPerDimHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        """Add the scalar, which is averaged like the loss."""
         if self.per and outputs is not None:
             runner.message_hub.update_scalar(
                 f'train/loss_bits_per_{self.per}', outputs['loss'].item() / math.log(2)
@@ -332,7 +310,6 @@ class BitsPerDimHook(Hook):
 
 
 def penalised_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model whose ``regularization_loss()`` is not None."""
     return [
         layer
         for layer in model.modules()
@@ -344,11 +321,11 @@ def penalised_layers(model: nn.Module) -> list[nn.Module]:
 class RegularizationHook(Hook):
     """Add ``weight * sum of layer.regularization_loss()`` to the losses, over layers that have one.
 
-    For ``AFTConv(sparsity='entropy')`` that is the entropy of its position biases in nats, summed
-    over the heads; the paper's weight is 0.001 (arXiv 2105.14103, eq. 9).
+    For ``AFTConv(sparsity='entropy')`` that is the entropy of its position biases in nats (arXiv
+    2105.14103, eq. 9, weight 0.001).
 
     Args:
-        weight: Factor of the summed penalty, dimensionless.
+        weight: Factor of the sum.
     """
 
     def __init__(self, weight: float) -> None:
@@ -356,11 +333,7 @@ class RegularizationHook(Hook):
         self.weight = weight
 
     def before_train(self, runner: Runner) -> None:
-        """Extend the losses of the model by ``loss_regularization``.
-
-        Raises:
-            UserError: No layer of the model has a ``regularization_loss``.
-        """
+        """Extend the losses; raise a UserError if no layer has a ``regularization_loss``."""
         model = task_model(runner)
         layers = penalised_layers(model)
         if not layers:

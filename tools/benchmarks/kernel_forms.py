@@ -7,14 +7,29 @@ compiles a form again for numbers that are 1 or multiples of 16, which is not co
 from contextlib import contextmanager
 from unittest import mock
 
+from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from aft_mm.ops import state
 from aft_mm.ops.triton import availability, block_sizes, full_local, simple
 
-from .triton_offline import OfflineDriver
-
 PROCESSORS = 132
+
+
+class OfflineDriver:
+    """Fake driver of a device with a compute capability."""
+
+    def __init__(self, capability):
+        self.capability = capability
+
+    def get_current_device(self):
+        return self.capability  # compiled kernels are cached per device
+
+    def get_current_stream(self, device=None):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget('cuda', self.capability, 32)
 
 
 class _Driver(OfflineDriver):

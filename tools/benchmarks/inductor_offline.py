@@ -1,7 +1,7 @@
 """Generate Inductor's source for a CUDA device on a machine without one.
 
-Tensors are fake, the device is mocked, and the graph is lowered, scheduled and written as Triton
-source, which is not compiled.
+Tensors are fake, the device is mocked, and the graph is lowered and written as Triton source, which
+is not compiled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
