@@ -12,6 +12,7 @@ from torch import nn
 
 from aft_mm import ops
 from aft_mm.apis import load_model
+from aft_mm.ops import reference
 
 from .test_documents import pack
 
@@ -283,6 +284,77 @@ def test_the_graph_is_valid_for_keys_unlike_the_example():
     large = 300 * small
     expected = Op()(large, value, weight)
     torch.testing.assert_close(program.module()(large, value, weight), expected)
+
+
+class Conv(nn.Module):
+    """AFT-conv with a constant weight."""
+
+    def __init__(self, weight, **options):
+        super().__init__()
+        self.weight, self.options = weight, options
+
+    def forward(self, query, key, value):
+        return ops.aft_conv(query, key, value, self.weight, **self.options)
+
+
+RUNTIME_CASES = {
+    'image': ((7, 13), (11, 11), 0.5, {}),
+    'additive': ((7, 13), (3, 5), 4.0, {}),
+    'line': ((63,), (5,), 0.5, {}),
+    'volume': ((3, 2, 5), (3, 1, 5), 0.5, {}),
+    'column': ((7, 1), (3, 3), 0.5, {}),
+    'causal': ((7, 5), (3, 5), 0.5, dict(causal=True)),
+}
+
+
+@pytest.mark.parametrize('runtime', ['torch', 'openvino', 'onnxruntime'])
+@pytest.mark.parametrize('case', RUNTIME_CASES)
+def test_graphs_of_all_runtimes_equal_the_oracle(case, runtime, tmp_path):
+    """Also for keys far apart, which the example does not have."""
+    grid, kernel, scale, options = RUNTIME_CASES[case]
+    tokens = torch.Size(grid).numel()
+    query, key, value = (torch.randn(2, tokens, channels) for channels in (6, 3, 6))
+    weight = scale * torch.randn(3, *kernel).clamp(-2, 2)
+    options = {'causal': False, 'grid': grid, **options}
+    shared = dict(global_connectivity=True, key_mask=None, gate='sigmoid')
+    op = Conv(weight, **options)
+    with torch.no_grad():
+        with ops.record_paths() as paths:
+            op(query, key, value)
+        if case == 'causal':
+            paths[:] = [True]  # the fast path, which keys of the example allow
+        with ops.replay_paths(paths, runtime):
+            program = torch.export.export(op, (query, key, value), strict=False)
+    graphs = [program.module()]
+    if runtime == 'onnxruntime' and not MISSING:
+        graphs.append(in_onnxruntime(program, tmp_path / 'op.onnx'))
+    for factor in (1.0,) if case == 'causal' else (1.0, 300.0, 1e4):
+        inputs = query, factor * key, value
+        doubles = [x.double() for x in (*inputs, weight)]
+        expected = reference.aft_conv(*doubles, **shared, **options).float()
+        for graph in graphs:
+            torch.testing.assert_close(graph(*inputs), expected, atol=2e-5, rtol=1e-4)
+
+
+def in_onnxruntime(program, path):
+    import onnxruntime
+
+    names = ['query', 'key', 'value']
+    written = torch.onnx.export(program, dynamo=True, opset_version=18, input_names=names)
+    written.save(str(path), external_data=False)
+    session = onnxruntime.InferenceSession(str(path))
+
+    def call(*inputs):
+        arrays = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+        return torch.from_numpy(session.run(None, arrays)[0])
+
+    return call
+
+
+def test_an_unknown_runtime_is_refused():
+    with pytest.raises(ValueError, match="runtime must be one of .*, got 'tflite'"):
+        with ops.replay_paths([], 'tflite'):
+            pass
 
 
 class Window(nn.Module):

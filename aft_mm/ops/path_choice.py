@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..checks import check_choice
 from .triton.availability import constant
 
 # The cached results of each constant tensor, by name.
@@ -31,6 +32,9 @@ _constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 # Other threads and tasks keep choosing by value.
 _recorded: ContextVar[list[bool] | None] = ContextVar('recorded', default=None)
 _replayed: ContextVar[Iterator[bool] | None] = ContextVar('replayed', default=None)
+_runtime: ContextVar[str] = ContextVar('runtime', default='torch')
+#: Runtimes that an exported graph can be for.
+RUNTIMES = ('torch', 'onnxruntime', 'openvino')
 
 
 def recording() -> bool:
@@ -42,6 +46,11 @@ def recording() -> bool:
 def replaying() -> bool:
     """Return whether recorded paths are replayed."""
     return not torch.compiler.is_dynamo_compiling() and _replayed.get() is not None
+
+
+def runtime() -> str:
+    """Return the runtime for which recorded paths are replayed, 'torch' outside of a replay."""
+    return 'torch' if torch.compiler.is_dynamo_compiling() else _runtime.get()
 
 
 def recording_or_replaying() -> bool:
@@ -159,15 +168,19 @@ def record_paths() -> Iterator[list[bool]]:
 
 
 @contextmanager
-def replay_paths(paths: Sequence[bool]) -> Iterator[None]:
+def replay_paths(paths: Sequence[bool], runtime: str = 'torch') -> Iterator[None]:
     """Replay the paths of a recorded run in order, for any number of runs.
 
     Args:
         paths: The list that :func:`record_paths` yielded.
+        runtime: 'torch', 'onnxruntime' or 'openvino', for which the graph is to be fast. It is
+            right in all of them.
 
     Raises:
         RuntimeError: If the runs took another number of paths.
+        ValueError: `runtime` is another word.
     """
+    check_choice('runtime', runtime, RUNTIMES)
     taken = 0
 
     def cycle() -> Iterator[bool]:
@@ -176,11 +189,12 @@ def replay_paths(paths: Sequence[bool]) -> Iterator[None]:
             taken += 1
             yield paths[(taken - 1) % len(paths)]
 
-    token = _replayed.set(cycle())
+    token, runtime_token = _replayed.set(cycle()), _runtime.set(runtime)
     try:
         yield
     finally:
         _replayed.reset(token)
+        _runtime.reset(runtime_token)
     if paths and taken % len(paths):
         raise RuntimeError(
             f'replay_paths must get the paths of the same model, got {len(paths)} for a run that '

@@ -112,16 +112,15 @@ def convert(name: str, runtime: str, dtype: str, images: Tensor, folder: Path) -
     model = Features(build(name, images.shape[-1], torch_dtype))
     inputs = dict(image=images.to(getattr(torch, torch_dtype)))
     graph = Graph('', model, inputs, ['features'])
-    program, _ = trace(graph)
-    path = folder / f'{name}-{runtime}-{dtype}'
+    suffix = dict(aoti='.pt2', onnxruntime='.onnx', openvino='.xml')[runtime]
+    program, _ = trace(graph, suffix)
+    path = (folder / f'{name}-{runtime}-{dtype}').with_suffix(suffix)
     if runtime == 'aoti':
-        path = path.with_suffix('.pt2')
         with torch.no_grad():
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(path), inductor_configs={'freezing': True}
             )
         return path
-    path = path.with_suffix('.onnx' if runtime == 'onnxruntime' else '.xml')
     write(program, graph, path)
     if (runtime, dtype) == ('onnxruntime', 'int8'):
         quantize(path)

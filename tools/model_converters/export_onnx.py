@@ -407,7 +407,7 @@ def export(args: argparse.Namespace) -> str:
     quantised = ''
     try:
         for graph, path in zip(exportable.graphs, paths, strict=True):
-            program, chosen = trace(graph)
+            program, chosen = trace(graph, path.suffix)
             choices += chosen
             write(program, graph, path)
         difference = check(exportable, paths)

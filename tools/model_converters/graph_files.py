@@ -22,6 +22,7 @@ from aft_mm.ops import record_paths, replay_paths
 OPSET = 18
 ONNX = ('onnx', 'onnxscript', 'onnxruntime')
 PACKAGES = {'.onnx': ONNX, '.xml': (*ONNX, 'openvino'), '.pt2': ()}
+RUNTIMES = {'.onnx': 'onnxruntime', '.xml': 'openvino', '.pt2': 'torch'}
 
 
 def check_packages(suffix: str) -> None:
@@ -33,8 +34,8 @@ def check_packages(suffix: str) -> None:
         raise UserError(f'{suffix} needs the packages {", ".join(missing)}: {command}')
 
 
-def trace(graph: Graph) -> tuple[ExportedProgram, list[bool]]:
-    """Return the graph, and the recorded choices of AFT's forms."""
+def trace(graph: Graph, suffix: str) -> tuple[ExportedProgram, list[bool]]:
+    """Return the graph for a file format, and the recorded choices of AFT's forms."""
     examples = tuple(graph.inputs.values())
     shapes: Any = graph.dynamic
     if shapes is not None:
@@ -46,7 +47,7 @@ def trace(graph: Graph) -> tuple[ExportedProgram, list[bool]]:
     with torch.no_grad():
         with record_paths() as paths:
             graph.module(*examples)
-        with replay_paths(paths):
+        with replay_paths(paths, RUNTIMES[suffix]):
             program = torch.export.export(
                 graph.module, examples, dynamic_shapes=shapes, strict=False
             )

@@ -196,19 +196,22 @@ def convolved_mean(
     """Return ``Σ W e^k v / Σ W e^k`` [B, T, D] by the difference form, or the additive one.
 
     Each sum is a convolution plus the sum over all visible tokens (difference) or over those
-    outside the kernel (additive).
+    outside the kernel (additive). The fastest layout inside is that of tokens [B, T, C], but for
+    ONNX Runtime [B, C, T], in which it broadcasts over long rows.
     """
     heads = key.shape[-1]
-    outside: Callable[[Tensor], Tensor] | None = None  # of tokens [B, T, C]
+    channels_first = path_choice.runtime() == 'onnxruntime'
+    dim, channel_dim = (2, 1) if channels_first else (1, 2)
+    outside: Callable[[Tensor], Tensor] | None = None  # of tokens in this layout
     if not global_connectivity:
         kernel = torch.exp(weight)
     elif additive:
         reach = [size // 2 for size in weight.shape[1:]]
-        kernel, outside = torch.exp(weight), partial(_outside_sums, grid, reach, causal)
+        kernel, outside = torch.exp(weight), partial(_outside_sums, grid, reach, causal, dim)
     elif causal:
-        kernel, outside = torch.expm1(weight), partial(running_sum, dim=1)
+        kernel, outside = torch.expm1(weight), partial(running_sum, dim=dim)
     else:
-        kernel, outside = torch.expm1(weight), partial(torch.sum, dim=1, keepdim=True)
+        kernel, outside = torch.expm1(weight), partial(torch.sum, dim=dim, keepdim=True)
     if causal:
         # Later entries in raster order are 0. Made by arange, as Inductor loses a literal inside
         # torch.cond.
@@ -217,22 +220,29 @@ def convolved_mean(
         kernel = kernel * past.view(kernel.shape[1:])
     if not torch.is_grad_enabled():
         kernel = with_fast_columns(kernel)
-    exp_key = torch.exp(key - column_shift(key, 1))
-    terms = exp_key.unsqueeze(-1) * value.unflatten(-1, (heads, -1))
+    if channels_first:
+        key, value = key.transpose(1, 2), value.transpose(1, 2)
+    exp_key = torch.exp(key - column_shift(key, dim))
+    terms = exp_key.unsqueeze(channel_dim + 1) * value.unflatten(channel_dim, (heads, -1))
     sums = []
-    for x in (terms.flatten(2), exp_key):
-        convolved = convolve(x, kernel.repeat_interleave(x.shape[-1] // heads, 0), grid)
+    for x in (terms.flatten(channel_dim, channel_dim + 1), exp_key):
+        own_kernel = kernel.repeat_interleave(x.shape[channel_dim] // heads, 0)
+        convolved = (_convolve_channels if channels_first else convolve)(x, own_kernel, grid)
         if outside is not None:
             # In place in a graph, the sum would be written through the views, by transposing back.
             add = torch.add if path_choice.replaying() else Tensor.add_
             convolved = add(convolved, outside(x))
-        sums.append(convolved.unflatten(-1, (heads, -1)))
+        sums.append(convolved.unflatten(channel_dim, (heads, -1)))
     numerator, denominator = sums
-    return mean(numerator, denominator, in_place=True).flatten(2)
+    mixed = mean(numerator, denominator, in_place=True).flatten(channel_dim, channel_dim + 1)
+    return mixed.transpose(1, 2) if channels_first else mixed
 
 
-def _outside_sums(grid: Sequence[int], reach: Sequence[int], causal: bool, x: Tensor) -> Tensor:
-    return outside_sums(x.unflatten(1, grid), reach, causal).flatten(1, -2)
+def _outside_sums(
+    grid: Sequence[int], reach: Sequence[int], causal: bool, dim: int, x: Tensor
+) -> Tensor:
+    sums = outside_sums(x.unflatten(dim, grid), reach, causal, dim)
+    return sums.flatten(dim, dim + len(grid) - 1)
 
 
 def convolve(x: Tensor, kernel: Tensor, grid: Sequence[int]) -> Tensor:
@@ -253,13 +263,32 @@ def convolve(x: Tensor, kernel: Tensor, grid: Sequence[int]) -> Tensor:
     return function(x.unflatten(1, grid).movedim(-1, 1)).movedim(1, -1).flatten(1, -2)
 
 
+def _convolve_channels(x: Tensor, kernel: Tensor, grid: Sequence[int]) -> Tensor:
+    """Return :func:`convolve` of x [B, C, T] for ONNX Runtime.
+
+    It computes outputs whose kernel reaches into the padding of columns one by one, so columns are
+    padded before. The axis of 1 keeps it from merging that into the convolution.
+    """
+    if len(grid) == 1:
+        grid, kernel = (1, *grid), kernel.unsqueeze(1)
+    *reach, columns = [size // 2 for size in kernel.shape[1:]]
+    padded = F.pad(x.unflatten(2, grid).unsqueeze(1), [columns] * 2).squeeze(1)
+    function = F.conv2d if len(grid) == 2 else F.conv3d
+    convolved = function(padded, kernel.unsqueeze(1), padding=[*reach, 0], groups=len(kernel))
+    return convolved.flatten(2)
+
+
 def with_fast_columns(kernel: Tensor) -> Tensor:
     """Return the kernel, padded with columns of 0 where oneDNN is faster with them.
 
     Without a gradient only: those of a wider kernel take up to five times as long.
     """
     columns = kernel.shape[-1]
-    if columns not in SLOW_COLUMNS or kernel.device.type != 'cpu':
+    if (
+        columns not in SLOW_COLUMNS
+        or kernel.device.type != 'cpu'
+        or path_choice.runtime() != 'torch'
+    ):
         return kernel
     return F.pad(kernel, [(FAST_COLUMNS - columns) // 2] * 2)
 
