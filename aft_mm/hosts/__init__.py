@@ -1,4 +1,4 @@
-"""Adaptations of the host packages: what aft_mm changes in mmcv, and why.
+"""Adaptations of the host packages.
 
 mmdet and mmseg import ``mmcv.ops``, which needs the compiled module ``mmcv._ext``. mmcv-lite ships
 without it. :func:`extension_spec` supplies a replacement on torch and torchvision
@@ -16,7 +16,7 @@ from typing import Any
 __all__ = ['MMCV_EXT', 'extension_spec', 'quiet_pycocotools', 'selected_operators']
 
 MMCV_EXT = 'mmcv._ext'
-# Beginnings of what pycocotools prints to say that it works.
+# Beginnings of the progress that pycocotools prints.
 _PROGRESS = (
     'loading annotations',
     'Done (t=',
@@ -57,21 +57,13 @@ class _ReplacementLoader:
 
 
 def extension_spec(path: Sequence[str] | None) -> ModuleSpec:
-    """Return the import spec of ``mmcv._ext``.
-
-    Args:
-        path: ``mmcv.__path__``, where a compiled extension may be.
-    """
+    """Return the import spec of ``mmcv._ext``, given ``mmcv.__path__``."""
     compiled = PathFinder.find_spec(MMCV_EXT, path)
     return ModuleSpec(MMCV_EXT, _ReplacementLoader(compiled), origin='aft_mm.hosts.mmcv_ext')
 
 
 def selected_operators() -> str:
-    """Return ``'compiled'`` or ``'torchvision'``: which ``mmcv._ext`` an import yields here.
-
-    Raises:
-        ImportError: mmcv is not installed.
-    """
+    """Return ``'compiled'`` or ``'torchvision'``: which ``mmcv._ext`` an import yields here."""
     module = import_module(MMCV_EXT)
     return 'torchvision' if hasattr(module, 'SUPPORTED') else 'compiled'
 

@@ -1,8 +1,7 @@
 """The operators of ``mmcv._ext`` that mmdet and mmseg models use.
 
 Functions have the signatures of mmcv 2.1 and write into preallocated tensors where it expects that.
-torchvision's operators are used where they have the same definition; the others are torch
-expressions with autograd. Operators outside :data:`SUPPORTED` raise when they are called.
+Operators outside :data:`SUPPORTED` raise when they are called.
 """
 
 import math
@@ -48,7 +47,7 @@ def _overlaps(one: Tensor, others: Tensor, offset: int) -> Tensor:
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
     """Indices of the boxes [N, 4] that non-maximum suppression keeps, best first."""
     if offset:
-        # With far corners one pixel further, sides are x2 − x1 + 1.
+        # Makes sides x2 − x1 + 1.
         boxes = boxes + boxes.new_tensor([0, 0, offset, offset])
     # mmcv's sort is not stable, so that ties end equally.
     order = scores.sort(descending=True)[1]
@@ -119,12 +118,9 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
 def bbox_overlaps(
     bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, aligned: bool, offset: int
 ) -> None:
-    """Write IoU (mode 0) or intersection over the first area (mode 1) into `ious`.
+    """Write IoU (mode 0) or intersection over the first area (1) of corners [N, 4] and [M, 4].
 
-    Args:
-        bboxes1: [N, 4] corners.
-        bboxes2: [M, 4] corners.
-        ious: [N, M], or [N] if `aligned`.
+    ious is [N, M], or [N] if `aligned`.
     """
     first = bboxes1 if aligned else bboxes1[:, None]
     low = torch.maximum(first[..., :2], bboxes2[:, :2])
@@ -153,7 +149,7 @@ def roi_align_forward(
     pool_mode: int,
     aligned: bool,
 ) -> None:
-    """RoIAlign of maps [B, C, H, W] at rois [K, 5]; pool_mode 1 averages samples, 0 takes their max."""
+    """RoIAlign of maps [B, C, H, W] at rois [K, 5]; pool_mode 1 averages samples, 0 takes the max."""
     size = aligned_height, aligned_width
     rois, lost = _finite(rois)
     if pool_mode == 1:
@@ -189,10 +185,7 @@ def roi_align_forward(
 def _finite(rois: Tensor) -> tuple[Tensor, Tensor]:
     """Move rois [K, 5] with NaN or infinity, at which torchvision reads any memory, off the map.
 
-    Such a region pools to NaN and has no gradient.
-
-    Returns:
-        The rois, and a mask [K, 1, 1, 1] of the moved ones.
+    Such a region, marked in the mask [K, 1, 1, 1], pools to NaN and has no gradient.
     """
     lost = rois.isfinite().all(1).logical_not()
     rois = rois.masked_fill(lost[:, None], -1e4)
@@ -214,7 +207,6 @@ def roi_align_backward(
     pool_mode: int,
     aligned: bool,
 ) -> None:
-    """Add the gradient of :func:`roi_align_forward` to `grad_input` [B, C, H, W]."""
     rois, lost = _finite(rois)
     if pool_mode == 1:
         grad_input += torch.ops.torchvision._roi_align_backward(
@@ -255,7 +247,7 @@ def _sample_points(
 
 
 def _corners(y: Tensor, x: Tensor, height: int, width: int) -> list[tuple[Tensor, Tensor]]:
-    """The four pixels (flat index) around points and their bilinear weights; 0 outside of the map."""
+    """The four pixels (flat index) around points and their bilinear weights; 0 outside the map."""
     outside = (y < -1) | (y > height) | (x < -1) | (x > width)
     y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
     top, left = y.floor(), x.floor()
@@ -268,7 +260,9 @@ def _corners(y: Tensor, x: Tensor, height: int, width: int) -> list[tuple[Tensor
 
 
 def _bilinear(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """Samples [C, rows, columns] of an image [C, H, W] at rows y [rows, 1] and columns x [1, columns]."""
+    """Samples [C, rows, columns] of an image [C, H, W] at rows y [rows, 1] and columns x [1,
+    columns].
+    """
     y, x = torch.broadcast_tensors(y, x)
     flat = image.flatten(1)
     return sum(weight * flat[:, place] for place, weight in _corners(y, x, *image.shape[1:]))
@@ -322,7 +316,6 @@ def roi_pool_backward(
     pooled_width: int,
     spatial_scale: float,
 ) -> None:
-    """Add the gradient of :func:`roi_pool_forward` to `grad_input` [B, C, H, W]."""
     for index, roi in enumerate(rois):
         place = argmax[index].flatten(1).long()
         share = grad_output[index].flatten(1).masked_fill(place < 0, 0)
@@ -361,8 +354,6 @@ def sigmoid_focal_loss_forward(
 def sigmoid_focal_loss_backward(
     input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor, *, gamma: float, alpha: float
 ) -> None:
-    """Write the derivative of each entry of the loss by its logit into `grad_input`."""
-
     def loss(x: Tensor) -> Tensor:
         return _sigmoid_focal_loss(x, target, weight, gamma, alpha)
 
@@ -390,7 +381,6 @@ def softmax_focal_loss_backward(
     gamma: float,
     alpha: float,
 ) -> None:
-    """Write the derivative of each row's loss by its logits [N, C] into `grad_input`."""
     p = input.gather(1, target.clamp(min=0)[:, None])[:, 0]
     power = gamma * (1 - p) ** (gamma - 1) * p * p.clamp(min=TINY).log()
     slope = alpha * (power - (1 - p) ** gamma)
@@ -448,8 +438,6 @@ def deform_conv_backward_input(
     columns: Tensor,
     **options: int,
 ) -> None:
-    """Add the gradients of :func:`deform_conv_forward` to `grad_input` and `grad_offset`."""
-
     def forward(input: Tensor, offset: Tensor) -> Tensor:
         return _deform_conv2d(input, offset, weight, None, _geometry(options))
 
@@ -490,7 +478,7 @@ def modulated_deform_conv_forward(
     with_bias: bool,
     **options: int,
 ) -> None:
-    """Deformable convolution v2: every sample is multiplied by mask [B, groups · kH · kW, H', W']."""
+    """Deformable convolution v2: samples are multiplied by mask [B, groups · kH · kW, H', W']."""
     places = _modulated_geometry(options)
     output.copy_(_deform_conv2d(input, offset, weight, bias if with_bias else None, places, mask))
 
@@ -517,7 +505,6 @@ def modulated_deform_conv_backward(
     with_bias: bool,
     **options: int,
 ) -> None:
-    """Add the gradients of :func:`modulated_deform_conv_forward` to the ``grad_`` tensors."""
     places = _modulated_geometry(options)
 
     def forward(input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
@@ -619,8 +606,6 @@ def ms_deform_attn_backward(
     grad_weights: Tensor,
     im2col_step: int,
 ) -> None:
-    """Add the gradients of :func:`ms_deform_attn_forward` to the ``grad_`` tensors."""
-
     def forward(value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
         return _deformable_attention(value, _pairs(shapes), locations, weights)
 

@@ -23,7 +23,6 @@ def psamask_forward(input: Tensor, output: Tensor, **options: int) -> None:
 
 
 def psamask_backward(grad_output: Tensor, grad_input: Tensor, **options: int) -> None:
-    """Write the gradient of :func:`psamask_forward` to `grad_input`."""
     if options['psa_type']:
         grad_output = grad_output.flatten(2).transpose(1, 2).reshape(grad_output.shape)
     padded = F.pad(grad_output, (0, 0, 0, 0, 0, 1))

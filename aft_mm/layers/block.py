@@ -28,18 +28,13 @@ class BlockState(NamedTuple):
 
 
 class DropPath(nn.Module):
-    """Skip a branch of a sample with probability p in training; scale the others by 1 / (1 − p).
-
-    Args:
-        p: Probability, 0 to 1.
-    """
+    """Skip a branch of a sample with probability p in training; scale the others by 1 / (1 − p)."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
 
     def forward(self, branch: Tensor) -> Tensor:
-        """Return the branch [B, ...] with the rows of skipped samples set to 0."""
         if not self.training or self.p == 0:
             return branch
         kept = branch.new_empty(len(branch), *[1] * (branch.dim() - 1)).bernoulli_(1 - self.p)
@@ -53,8 +48,9 @@ class Block(nn.Module):
     """Pre-norm block on [B, T, D].
 
     ``x = x + drop(mixer(norm(x)))``, then ``x = x + drop(cross_mixer(norm(x), memory))`` if there
-    is a cross mixer, then ``x = x + drop(mlp(norm(x)))``. Linear layers are initialised as in DeiT:
-    truncated N(0, 0.02²), bias 0.
+    is a
+    cross mixer, then ``x = x + drop(mlp(norm(x)))``. Linear layers start as in DeiT: truncated
+    N(0, 0.02²), bias 0.
 
     Args:
         embed_dims: Channels D.
@@ -146,9 +142,6 @@ class Block(nn.Module):
             memory_mask: bool [B, S], True = keep.
             **pairs: position_bias and pair_mask of these tokens, see :meth:`TokenMixer.forward`.
 
-        Returns:
-            Tokens [B, T, D].
-
         Raises:
             ValueError: a memory without a cross mixer, or the reverse.
         """
@@ -167,13 +160,7 @@ class Block(nn.Module):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> tuple[Tensor, BlockState]:
-        """Run whole prompts in one pass, see :meth:`TokenMixer.prefill` and :meth:`forward`.
-
-        Args:
-            x: Prompts [B, L, D].
-            lengths: Number of tokens of each prompt [B].
-            memory: Tokens [B, S, D] for the cross mixer, which later steps read too.
-            memory_mask: bool [B, S], True = keep.
+        """Run prompts [B, L, D] of lengths [B] in one pass, see :meth:`TokenMixer.prefill`.
 
         Returns:
             Tokens [B, L, D] and the state for :meth:`step`.
@@ -202,7 +189,7 @@ class Block(nn.Module):
         return x_t, state._replace(mixing=mixing)
 
     def select_state(self, state: BlockState, rows: Tensor, same_memory: bool) -> BlockState:
-        """Return the state of the sequences rows [N]; with `same_memory` places keep their memory."""
+        """Return the state of the sequences rows [N]; `same_memory`: places keep their memory."""
         mixing = self.token_mixer.select_state(state.mixing, rows)
         return BlockState(mixing, state.memory if same_memory else select(state.memory, rows))
 

@@ -25,7 +25,7 @@ __all__ = [
 class PatchEmbedding(nn.Module):
     """Linear projection of image patches, ``[B, C, H, W] -> [B, H'·W', D]``.
 
-    ``H' = ⌈H / patch⌉``; other image sizes are padded with zeros at the bottom and on the right.
+    ``H' = ⌈H / patch⌉``; images are padded with zeros at the bottom and on the right.
 
     Args:
         in_channels: Channels C of the image.
@@ -57,7 +57,7 @@ class PatchEmbedding(nn.Module):
         if not isinstance(bottom, int) or not isinstance(right, int) or bottom or right:
             image = F.pad(image, (0, right, 0, bottom))
         tokens = self.projection(image).flatten(2).transpose(1, 2)
-        # Token-major here saves a copy in every layer.
+        # Saves a copy in every layer.
         return tokens.contiguous(), grid
 
 
@@ -65,7 +65,8 @@ class ConvPatchEmbedding(PatchEmbedding):
     """Convolutions that replace the projection of :class:`PatchEmbedding` (arXiv 2104.05704).
 
     log₂(patch) times a 3 × 3 convolution, max pooling by 2, batch norm and ReLU. The channels
-    double from D / 2^(n − 1) to D.
+    double
+    from D / 2^(n − 1) to D.
 
     Args:
         in_channels: Channels C of the image.
@@ -93,10 +94,8 @@ class ConvPatchEmbedding(PatchEmbedding):
 class PositionEmbedding(GridParameters):
     """One learned vector per token, [T, D], initialised from truncated N(0, 0.02²).
 
-    Interpolated for another grid, see :class:`GridParameters`.
-
     Args:
-        grid: Sizes of the token grid.
+        grid: Sizes of the token grid; others are interpolated, see :class:`GridParameters`.
         embed_dims: Channels D.
         num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
     """
@@ -108,15 +107,13 @@ class PositionEmbedding(GridParameters):
         nn.init.trunc_normal_(self.weight, std=0.02)
 
     def forward(self, grid: Grid | None = None) -> Tensor:
-        """Return the vectors [T, D] for the tokens of `grid`."""
         return self.on_grid(self.weight, grid)
 
 
 class SinusoidalPositions(nn.Module):
     """Fixed sinusoidal vectors, one per token, [T, D] (arXiv 1706.03762, §3.5).
 
-    ``p_t = [sin(t / 10000^(2i/D)), cos(t / 10000^(2i/D))]`` for i = 0 … D/2 − 1, alternating. Not
-    saved in checkpoints.
+    ``p_t = [sin(t / 10000^(2i/D)), cos(t / 10000^(2i/D))]`` for i = 0 … D/2 − 1, alternating.
 
     Args:
         grid: (T,).
@@ -137,7 +134,6 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer('table', table.to(torch.get_default_dtype()), persistent=False)
 
     def forward(self) -> Tensor:
-        """Return the vectors [T, D]."""
         return self.table
 
 
@@ -148,8 +144,8 @@ class TokenEmbedding(nn.Module):
     Args:
         embed_dims: Channels D.
         vocab_size: Number of values V; tokens are 0 … V − 1.
-        num_kinds: Number of alternating kinds of tokens, such as 3 for sub-pixels R, G, B, R, …;
-            each adds a learned vector to the shared table [V, D].
+        num_kinds: Alternating kinds of tokens, such as 3 for sub-pixels R, G, B, R, …; each adds a
+            learned vector to the shared table [V, D].
         scaled: Initialise with standard deviation 1/√D and multiply by √D (arXiv 1706.03762, §3.4).
     """
 
@@ -179,9 +175,6 @@ class TokenEmbedding(nn.Module):
         Args:
             tokens: [B, T] of any integer type.
             position: Index [B] of the first token, given in steps; 0 by default.
-
-        Returns:
-            Vectors [B, T, D].
 
         Raises:
             ValueError: Another shape, or a token outside the vocabulary (in steps checked on a CPU
@@ -220,18 +213,14 @@ class PixelEmbedding(nn.Module):
         self.projection = nn.Linear(num_channels, embed_dims)
 
     def forward(self, tokens: Tensor, position: Tensor | None = None) -> Tensor:
-        """Embed pixels.
+        """Embed pixels; in steps, marked by a `position`, values are checked on a CPU only.
 
         Args:
             tokens: [B, T, C] of any integer type.
-            position: Not used, except that it marks a step.
-
-        Returns:
-            Vectors [B, T, D].
+            position: Marks a step.
 
         Raises:
-            ValueError: Another number of channels, or a value outside 0 … 255 (in steps checked on
-                a CPU only).
+            ValueError: Another number of channels, or a value outside 0 … 255.
         """
         channels = self.projection.in_features
         if isinstance(tokens, Tensor) and tokens.dim() == 2 and channels == 1:
@@ -259,7 +248,7 @@ class FrameEmbedding(nn.Module):
         self.projection = nn.Linear(num_features, embed_dims)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Return vectors [B, T, D] for float frames [B, T, F]; ValueError for another F."""
+        """Return vectors [B, T, D] for float frames [B, T, F]."""
         size = self.projection.in_features
         floats = isinstance(frames, Tensor) and frames.is_floating_point()
         if not floats or frames.dim() != 3 or frames.shape[-1] != size:
@@ -271,8 +260,8 @@ class FrameEmbedding(nn.Module):
 class ConvFrameEmbedding(FrameEmbedding):
     """Convolutions over time in front of the blocks.
 
-    The projection of :class:`FrameEmbedding`, then per layer ``x + relu(LayerNorm(conv(x)))``.
-    Padding is set to 0 before every convolution. Frames are not subsampled.
+    The projection of :class:`FrameEmbedding`, then per layer ``x + relu(LayerNorm(conv(x)))`` with
+    padding set to 0. Frames are not subsampled.
 
     Args:
         embed_dims: Channels D.
@@ -304,7 +293,6 @@ class ConvFrameEmbedding(FrameEmbedding):
 def _check_values(what: str, tokens: Tensor, size: int, in_step: bool) -> None:
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         refuse(f'a {what}', 'an integer', tokens)
-    # A compiled graph cannot read values.
     if torch.compiler.is_compiling() or not tokens.numel():
         return
     # Reading from a device would cost more than the step.

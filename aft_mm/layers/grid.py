@@ -16,21 +16,13 @@ _MODES = {1: 'linear', 2: 'bicubic', 3: 'trilinear'}
 
 
 def check_grid(grid: Sequence[int], name: str = 'grid') -> Grid:
-    """Return the grid as a tuple.
-
-    Raises:
-        ValueError: It is not 1 to 3 positive ints.
-    """
+    """Return the grid as a tuple; ValueError unless it is 1 to 3 positive ints."""
     check_sizes(name, grid, (1, 2, 3))
     return tuple(grid)
 
 
 def check_kernel(kernel_size: int | Sequence[int], grid: Grid | None) -> Grid:
-    """Return the odd kernel size of each dimension of the grid, or of `kernel_size` without one.
-
-    Raises:
-        ValueError: It is not one odd int, or one per dimension, of 1 to 3.
-    """
+    """Return the odd kernel size of each dimension of the grid, or of `kernel_size` without one."""
     if grid is not None:
         dims = len(grid)
     else:
@@ -64,7 +56,7 @@ def interpolate(x: Tensor, source: Grid, target: Grid, num_prefix_tokens: int = 
 def infer_grid(num_tokens: int, like: Grid) -> Grid | None:
     """Guess the grid of a checkpoint, which is not stored, from its number of positions.
 
-    Tries `like`, a grid of equal sides, and one in the proportions of `like`; else None.
+    Tries `like`, equal sides, and the proportions of `like`; else None.
     """
     if num_tokens < 1:
         return None
@@ -84,8 +76,8 @@ class GridParameters(nn.Module):
         num_prefix_tokens: Class tokens P in front of the grid.
 
     Raises:
-        ValueError: On loading, the number of rows fits no grid, or C differs; mmengine would only
-            log it.
+        ValueError: On loading, the number of rows fits no grid, or C differs, which mmengine would
+            only log.
     """
 
     def __init__(self, grid: Sequence[int], num_prefix_tokens: int = 0) -> None:
@@ -96,10 +88,7 @@ class GridParameters(nn.Module):
         self.num_tokens = num_prefix_tokens + prod(self.grid)
 
     def on_grid(self, rows: Tensor, grid: Grid | None) -> Tensor:
-        """Return `rows` for tokens on `grid`, by default that of this module.
-
-        A shorter sequence gets the first rows; an image or volume gets interpolated rows.
-        """
+        """Return `rows` for tokens on `grid`: the first of a sequence, else interpolated."""
         if grid is None or is_same(grid, self.grid):
             return rows
         if len(grid) != len(self.grid) or (len(grid) == 1 and grid > self.grid):
@@ -109,7 +98,6 @@ class GridParameters(nn.Module):
         return interpolate(rows, self.grid, grid, self.num_prefix_tokens)
 
     def resize(self, loaded: Tensor, source: Grid) -> Tensor:
-        """Return a parameter of the grid `source` for the grid of this module."""
         return interpolate(loaded, source, self.grid, self.num_prefix_tokens)
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:

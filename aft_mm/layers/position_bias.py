@@ -29,8 +29,7 @@ __all__ = [
 
 
 # The papers initialise with N(0, 1e-2). We read 1e-2 as a variance for u and v, and as a standard
-# deviation for a free w, which trained better in three runs of three, and slightly in one of each
-# (docs/configs.md).
+# deviation for a free w, which trained better (docs/configs.md).
 FACTOR_STD = 0.1
 FREE_STD = 0.01
 
@@ -38,10 +37,8 @@ FREE_STD = 0.01
 class FactorizedPositionBias(GridParameters):
     """Factorised bias ``w = u vᵀ`` with u, v [T, d'] (arXiv 2105.14103, eq. 7).
 
-    Interpolated for another grid, see :class:`GridParameters`.
-
     Args:
-        grid: Sizes of the token grid.
+        grid: Sizes of the token grid; others are interpolated, see :class:`GridParameters`.
         rank: d'.
         num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
         init_std: u and v are initialised from N(0, init_std²), so w has a standard deviation of
@@ -78,10 +75,8 @@ class FactorizedPositionBias(GridParameters):
 class FreePositionBias(GridParameters):
     """Free matrix w [T, T] (arXiv 2105.14103, eq. 2; the non-factorised ablation).
 
-    Interpolated along both axes for another grid, see :class:`GridParameters`.
-
     Args:
-        grid: Sizes of the token grid.
+        grid: Sizes of the token grid; both axes are interpolated for others.
         num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
         init_std: w is initialised from N(0, init_std²), 0 allowed.
     """
@@ -108,7 +103,8 @@ class MemoryPositionBias(GridParameters):
     """Free matrix w [T, S] over a memory that covers the same area on another grid.
 
     Initialised to ``−|p_t − p_s|² / (2 · 0.5²)``, p the cell centres in units of source cells. Rows
-    are interpolated for another grid.
+    are
+    interpolated for another grid.
 
     Args:
         grid: Sizes of the grid of the T tokens.
@@ -130,7 +126,6 @@ class MemoryPositionBias(GridParameters):
         self.weight = nn.Parameter(-torch.cdist(*places).square() / (2 * 0.5**2))
 
     def forward(self) -> Tensor:
-        """Return w [T, S]."""
         return self.weight
 
 
@@ -188,14 +183,11 @@ class FreeLocalPositionBias(GridParameters):
 
 
 class _CachedKernel(NamedTuple):
-    """A kernel, and the parameters it was computed from."""
-
     kernel: Tensor
     parameters: Snapshot
     autocast: bool
 
     def is_valid(self, parameters: Sequence[Tensor], autocast: bool) -> bool:
-        """Return whether no parameter was replaced or written to."""
         return self.parameters.is_valid(parameters) and autocast == self.autocast
 
 
@@ -217,12 +209,15 @@ class ConvPositionBias(nn.Module):
     """Kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6, 8 and 10).
 
     With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head.
-    Both are initialised to 0 unless `init_peak` is given, so the model starts as AFT-simple; w gets
-    a gradient as soon as γ ≠ 0.
+    Both
+    start as 0 unless `init_peak` is given, so the model starts as AFT-simple; w gets a gradient as
+    soon
+    as γ ≠ 0.
 
     With a temperature `tau` each head uses one position: the bias is ``p ⊙ w``. In evaluation p is
-    1 at the largest bias, else 0. In training p is a Gumbel-softmax sample,
-    ``softmax((w + noise) / τ)``.
+    1 at
+    the largest bias, else 0; in training it is a Gumbel-softmax sample, ``softmax((w + noise) /
+    τ)``.
 
     Args:
         num_heads: h.
@@ -232,11 +227,10 @@ class ConvPositionBias(nn.Module):
         init_std: w is initialised from N(0, init_std²). With `reparameterize` it only scales the
             learning rate of w's direction, and must not be 0.
         init_peak: Initial bias of one position per head, in nats; the others start near 0. Head i
-            has the i-th nearest position. 0 starts as AFT-simple.
+            has the i-th nearest position.
         causal: Choose the positions of `init_peak` among the past ones.
     """
 
-    # Of known_form.
     _form: str | None = None
     _parameters_of_form: Snapshot | None = None
 
@@ -277,19 +271,19 @@ class ConvPositionBias(nn.Module):
     def _set_peaks(self, peak: float, causal: bool) -> None:
         """Set the bias of one position per head to about `peak`, that of the others to about 0."""
         num_heads, *kernel = self.weight.shape
-        # Also for a model on the meta device, which has no values to sort.
+        # A model on the meta device has no values to sort.
         ranges = [torch.arange(k, device='cpu') - k // 2 for k in kernel]
         offsets = torch.cartesian_prod(*ranges)
         number = len(offsets)
         nearest = (offsets.view(number, -1) ** 2).sum(1).sort(stable=True).indices
-        if causal:  # in raster order, the first half of the kernel is the past
+        if causal:  # the first half of the kernel is the past
             nearest = nearest[nearest <= number // 2]
         heads = torch.arange(num_heads, device='cpu')
         chosen = (heads, nearest[heads % len(nearest)])
         if self.gamma is None or self.beta is None:
             self.weight.flatten(1)[chosen] += peak
         else:
-            # Normalised, the peak is sqrt(n - 1) and the other positions are -1 / sqrt(n - 1).
+            # Normalised, the peak is sqrt(n - 1), the others are -1 / sqrt(n - 1).
             self.weight.flatten(1)[chosen] += number * self.weight.std()
             self.gamma.fill_(peak * (number - 1) ** 0.5 / number)
             self.beta.fill_(peak / number)
@@ -307,9 +301,9 @@ class ConvPositionBias(nn.Module):
     def cached(self) -> Tensor:
         """Return w [h, *kernel] as evaluation uses it, cached between calls without gradient.
 
-        It is computed again after ``train``, ``eval``, and a write to a parameter. A write through
-        ``parameter.data`` is not detected: call ``eval`` before the next forward pass, as
-        mmengine's loops do.
+        It is computed again after ``train``, ``eval``, and a write to a parameter, but not after
+        one through
+        ``parameter.data``: call ``eval`` before the next forward pass, as mmengine's loops do.
         """
         parameters = self._parameters_of_kernel()
         if not self._may_cache(parameters):
@@ -327,9 +321,9 @@ class ConvPositionBias(nn.Module):
     def known_form(self) -> KnownForm | None:
         """Return the form of AFT-conv for :meth:`cached`, if torch.compile traces an evaluation.
 
-        So its graph has one form and no choice. ``eval`` and ``load_state_dict`` read the form, and
-        the next call compiles again if it changed. Other writes are detected as by :meth:`cached`,
-        but a CUDA graph that is replayed does not detect them.
+        ``eval`` and ``load_state_dict`` read the form, and the next call compiles again if it
+        changed. Other
+        writes are detected as by :meth:`cached`, but not by a CUDA graph that is replayed.
         """
         if self.training or torch.is_grad_enabled() or not compiling_not_exporting():
             return None

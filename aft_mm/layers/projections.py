@@ -41,7 +41,7 @@ def fuse_linear(layers: Sequence[nn.Module]) -> FusedLinear | None:
     if hooks or len(linear) < len(layers) or len(biases) not in (0, len(linear)):
         return None
     weights = [layer.weight for layer in linear]
-    # Keep a column-major layout, in which single rows are multiplied faster.
+    # Single rows are multiplied faster in a column-major layout.
     if all(weight.t().is_contiguous() for weight in weights):
         weight = torch.cat([weight.t() for weight in weights], 1).t()
     else:

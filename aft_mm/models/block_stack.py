@@ -24,19 +24,17 @@ class BlockStack(BaseModule):
     Args:
         embed_dims: Channels D.
         num_layers: Number of blocks.
-        embedding: Config of the token embedding, such as
-            ``dict(type='aft_mm.TokenEmbedding', vocab_size=256)``; embed_dims is added. Its
-            num_values and token_shape must be those of the head. None shares the decoder's
-            embedding.
+        embedding: Config of the token embedding, such as ``dict(type='aft_mm.TokenEmbedding',
+            vocab_size=256)``; embed_dims is added. None shares the decoder's.
         token_mixer: Config of the mixer of every block; `causal` is set here.
         grid: Grid of the position table and the mixers: (T,) of a sequence, or (H, W) of an image
             in raster order, with 3·W columns for sub-pixels.
         causal: Whether a token only sees the tokens before it.
         mlp_ratio: Hidden channels of the MLP over D.
         drop_rate: Dropout probability after the embedding, after mixers and in MLPs.
-        tokens_per_position: Number of consecutive tokens that share a position, such as the 3
-            coordinates of a point; a divisor of T, for a grid (T,) only. A checkpoint with another
-            value is treated as one of another length: its table is interpolated.
+        tokens_per_position: Consecutive tokens that share a position, such as the 3 coordinates of
+            a point; a divisor of T, for a grid (T,) only. The table of a checkpoint with another
+            value is interpolated.
         positions: 'learned', or 'sinusoidal', which needs a grid (T,).
         cross_mixer: Config of a mixer over a memory, see :class:`Block`.
         with_cp: Gradient checkpointing per block, non-reentrant.
@@ -103,7 +101,6 @@ class BlockStack(BaseModule):
         return self.position_embedding.num_tokens * self.tokens_per_position
 
     def check_length(self, length: int) -> None:
-        """Raise ValueError for a sequence longer than the position table."""
         if length > self.max_length:
             raise ValueError(
                 f'a sequence must not be longer than the position table of {self.max_length} '

@@ -16,16 +16,16 @@ __all__ = ['CLASSIFIERS', 'AFTClassifier']
 class AFTClassifier(nn.Module):
     """:class:`AFTViT` with a linear classifier, for plain PyTorch and timm.
 
-    The parameters have the names of mmpretrain's ImageClassifier with :class:`AFTViT`, so that
-    checkpoints of one load into the other. The interface is that of timm's vision transformers.
-
+    Parameters have the names of mmpretrain's ImageClassifier with :class:`AFTViT`, so checkpoints
+    of one
+    load into the other. The interface is that of timm's vision transformers.
 
     Args:
         arch: See :class:`AFTViT`.
         token_mixer: Config of the mixer of every block.
         class_token: Prepend a learned class token and add learned positions.
-        img_size: Size (H, W) in pixels, or one int for both, of learned positions and of biases.
-            Images of other sizes are accepted.
+        img_size: Size (H, W) in pixels, or one int, of learned positions and biases; images may
+            have others.
         patch_size: Side of a patch in pixels.
         in_chans: Channels of the image.
         num_classes: Number of classes, 0 for none.
@@ -112,11 +112,7 @@ class AFTClassifier(nn.Module):
         prune_norm: bool = False,
         prune_head: bool = True,
     ) -> list[int]:
-        """Remove the layers after those of `indices`; an int n keeps all, for the last n.
-
-        Returns:
-            The layers of `indices`, counted from the first.
-        """
+        """Remove the layers after those of `indices` (int n: the last n), and return these layers."""
         kept = self.backbone.layers_of(indices)
         self.backbone.layers = self.backbone.layers[: kept[-1] + 1]
         if prune_norm:
@@ -150,7 +146,7 @@ class AFTClassifier(nn.Module):
         self.backbone.with_cp = enable
 
     def no_weight_decay(self) -> set[str]:
-        """Return the learned positions and position biases, which are not decayed."""
+        """Return the learned positions and position biases."""
         stems = ('cls_token', 'pos_embed', 'pos_bias')
         return {name for name, _ in self.named_parameters() if set(name.split('.')) & set(stems)}
 

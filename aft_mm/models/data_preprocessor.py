@@ -16,8 +16,8 @@ class SequencePreprocessor(BaseDataPreprocessor):
         """Collate a batch and move it to the device of the model.
 
         Args:
-            data: ``dict(inputs=[[T] or [T, C], …], data_samples=[SequenceSample, …])``; the samples
-                are optional.
+            data: ``dict(inputs=[[T] or [T, C], …], data_samples=[SequenceSample, …])``, samples
+                optional.
             training: Not used.
 
         Returns:

@@ -14,11 +14,12 @@ class MaskedDataPreprocessor(BaseDataPreprocessor):
     """Append a mask channel to the batch of another preprocessor, 1 inside each image.
 
     ``[B, C, H, W] -> [B, C + 1, H, W]``, for AFTViT(with_mask_channel=True): detectors and
-    segmentors pass only the batch to their backbone.
+    segmentors
+    pass only the batch to their backbone.
 
     The size of an image is the `img_shape` of its sample after the inner preprocessor, else that of
-    the input. Padding is at the bottom and on the right; that of a `Pad` in the pipeline counts as
-    image.
+    the
+    input; padding of a `Pad` in the pipeline counts as image.
 
     Args:
         preprocessor: Config of the inner preprocessor, such as
@@ -30,11 +31,7 @@ class MaskedDataPreprocessor(BaseDataPreprocessor):
         self.preprocessor = MODELS.build(preprocessor)
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Return the inner preprocessor's batch with the mask as last channel.
-
-        Raises:
-            ValueError: That batch is not [B, C, H, W].
-        """
+        """Return the inner preprocessor's batch with the mask as last channel."""
         # BaseModel.to() only updates the outer preprocessor.
         self.preprocessor.to(self.device)
         given = [image.shape[-2:] for image in data['inputs']]

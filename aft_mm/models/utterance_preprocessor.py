@@ -17,8 +17,7 @@ class UtterancePreprocessor(BaseDataPreprocessor):
         """Collate a batch and move it to the device of the model.
 
         Args:
-            data: ``dict(inputs=[[T, F], …], data_samples=[UtteranceSample, …])``; the samples are
-                optional.
+            data: ``dict(inputs=[[T, F], …], data_samples=[UtteranceSample, …])``, samples optional.
             training: Not used.
 
         Returns:

@@ -31,7 +31,6 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table, or check the kernels."""
     args = _parse_args(argv)
     device = args.device or ('cpu' if interpreted() else 'cuda')
     try:

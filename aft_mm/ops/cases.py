@@ -36,7 +36,6 @@ class Case:
 
     @property
     def function(self) -> Callable[..., Tensor]:
-        """The public op."""
         return getattr(functional, self.op)
 
     @property
@@ -63,7 +62,6 @@ class Case:
 
 
 def simple(tokens: int, sources: int | None = None, channels: int = CHANNELS, **options) -> Case:
-    """A case of AFT-simple."""
     label = '-'.join(f'{k}={v}' for k, v in options.items())
     if options.get('key_function') == 'relu2':
         options['gate'] = 'relu'
@@ -75,7 +73,6 @@ def simple(tokens: int, sources: int | None = None, channels: int = CHANNELS, **
 def full(
     tokens: int, sources: int | None = None, causal: bool = False, channels: int = CHANNELS
 ) -> Case:
-    """A case of AFT-full."""
     shape = tokens, sources or tokens
     name = 'full-{}x{}-causal={}'.format(*shape, causal)
     options = dict(causal=causal)
@@ -114,7 +111,6 @@ def conv(
     copies: int = 1,
     **options,
 ) -> Case:
-    """A case of AFT-conv."""
     name = f'conv-{grid}-k={kernel}-h={heads}-causal={causal}{"-degenerate" if options else ""}'
     options = dict(grid=tuple(grid), causal=causal, **options)
     tokens, weight = math.prod(grid), ((heads, *kernel),)
@@ -128,13 +124,12 @@ def hard(
     causal: bool = True,
     channels: int = CHANNELS,
 ) -> Case:
-    """A case of AFT-local-hard."""
     name = f'window-{grid or tokens}-s={window}-causal={causal}'
     options = dict(window=window, grid=grid, causal=causal)
     return Case(name, 'aft_local_hard', tokens, options, None, channels, (), True, channels)
 
 
-# Small cases of all ops and options: the tests and the check run over them.
+# Small cases of all ops and options.
 CASES = [
     simple(7),
     simple(5, 9),
@@ -197,7 +192,7 @@ CASES = [
     learned(12, (9, 9), (3, 4)),
 ]
 # Cases that take the branches of default configs: tiles outside the window, a sequence in chunks,
-# more than one step over the rank, blocks full of channels, aligned and odd channels.
+# more than one step over the rank, aligned and odd channels.
 LONG_CASES = [
     simple(500, causal=True, channels=64, key_function='relu', gate='relu'),
     simple(500, causal=True, channels=64, gate='relu'),

@@ -35,13 +35,11 @@ def check_tensor(name: str, x: Any, like: Tensor | None = None) -> None:
 
 
 def check_num_heads(num_heads: int, embed_dims: int) -> None:
-    """Check that the heads divide the channels."""
     if not is_int(num_heads) or num_heads < 1 or embed_dims % num_heads:
         refuse('num_heads', f'an int that divides embed_dims={embed_dims}', num_heads)
 
 
 def check_key_function(key_function: str, gate: str) -> None:
-    """Check the key function, and that relu2 has its gate."""
     check_choice('key_function', key_function, KEY_FUNCTIONS)
     if key_function == 'relu2' and gate != 'relu':
         raise ValueError(f"gate must be 'relu' for key_function='relu2', got {gate!r}")
@@ -90,9 +88,7 @@ def check_tokens(
 ) -> None:
     """Check query [B, T, D], key [B, S, D or heads], value [B, S, D] and key_mask [B, S].
 
-    Args:
-        same_length: Whether T must be S, which a causal op requires too.
-        heads: Channels of a key, if one per head.
+    T must be S with `same_length` or if causal.
     """
     check_tensor('value', value)
     check_tensor('key', key, value)
@@ -182,7 +178,6 @@ def check_terms(sums: Tensor, value: Tensor, key_function: str) -> None:
 
 
 def check_buffer(size: int, needed: int) -> None:
-    """Check that the buffer of a state has the size that the step needs."""
     if size != needed:
         raise ValueError(
             f'state must be made with the window, kernel_size and grid of the step, which need '
@@ -247,10 +242,7 @@ def check_position_bias(
     causal: bool,
     num_heads: int | None = None,
 ) -> None:
-    """Check the dense bias [T, S] or [B, T, S], with heads [h, T, S] or [B, h, T, S].
-
-    Without a query it defines T, unless the op is causal.
-    """
+    """Check the dense bias [T, S] or [B, T, S], with heads [h, T, S] or [B, h, T, S]."""
     batch, sources, channels = key.shape
     head: tuple[int, ...] = ()
     if num_heads is not None:
@@ -270,7 +262,6 @@ def check_position_bias(
 
 
 def check_pair_mask(pair_mask: Tensor, position_bias: Tensor, key: Tensor) -> None:
-    """Check the mask [B, T, S] of pairs of tokens."""
     expected = [key.shape[0], *position_bias.shape[-2:]]
     is_bool = isinstance(pair_mask, Tensor) and pair_mask.dtype == torch.bool
     if not is_bool or list(pair_mask.shape) != expected:
@@ -282,7 +273,6 @@ def check_pair_mask(pair_mask: Tensor, position_bias: Tensor, key: Tensor) -> No
 
 
 def check_conv(weight: Tensor, grid: Sequence[int], tokens: int, global_connectivity: bool) -> None:
-    """Check the weight [h, *kernel], the grid of `tokens` tokens and the flag of aft_conv."""
     if not isinstance(global_connectivity, bool):
         check_flag('global_connectivity', global_connectivity)
     if type(grid) not in (tuple, list) or len(grid) not in (1, 2, 3):
@@ -296,7 +286,6 @@ def check_conv(weight: Tensor, grid: Sequence[int], tokens: int, global_connecti
 
 
 def check_kernel(kernel: Sequence[int], grid: Sequence[int]) -> None:
-    """Check that the kernel is odd in each of the grid's dimensions."""
     if len(kernel) != len(grid):
         raise ValueError(
             f'weight must be [heads, *kernel] with a kernel of {len(grid)} dimensions for grid '

@@ -1,9 +1,8 @@
 """Selection of the backend of a call, and the reasons why another one cannot run it.
 
 The first of :data:`DEFAULT_BACKENDS` without such a reason is used, Triton only after its kernels
-passed their check on this device (`selftest.py`, `kernel_results.py`). ``AFT_MM_BACKEND`` names
-other backends to try, such as ``triton,eager``; if none can run the call, it fails with their
-reasons. A selected backend that fails is not replaced.
+passed their check (`selftest.py`). ``AFT_MM_BACKEND`` names other backends to try, such as
+``triton,eager``. A selected backend that fails is not replaced.
 """
 
 import logging
@@ -31,24 +30,19 @@ OPS = (
 )
 STEPS = tuple(f'{op}_step' for op in OPS)
 BACKENDS = ('triton', 'native', 'eager', 'reference')
-# Backends that are used without being requested.
 DEFAULT_BACKENDS = ('triton', 'native', 'eager')
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
-# Reading the environment takes half of the time of a selection.
+# Read once: reading the environment takes half of the time of a selection.
 INTERPRETED = triton_availability.interpreted()
 logger = logging.getLogger('aft_mm.ops')
 
 
 class BackendError(RuntimeError):
-    """None of the requested backends can run a call; the message gives the reasons."""
+    """None of the requested backends can run a call."""
 
 
 def requested_backends() -> tuple[str, ...]:
-    """Return the backends that ``AFT_MM_BACKEND`` names, in order.
-
-    Raises:
-        ValueError: For an unknown name.
-    """
+    """Return the backends that ``AFT_MM_BACKEND`` names, in order."""
     names = os.environ.get(ENVIRONMENT_VARIABLE)
     if not names:
         return ()
@@ -87,7 +81,6 @@ def unsupported_reasons(
 def is_applicable(
     backend: str, op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> bool:
-    """Return whether `backend` can run the call."""
     return not unsupported_reasons(backend, op, tensors, options)
 
 
@@ -100,24 +93,18 @@ def _reasons_not_to_use_kernels(op: str, value: Any) -> list[str]:
     return [] if reason is None else [reason]
 
 
-# A constant of torch.compile.
 @triton_availability.constant
 def _kernel_objection(op: str, dtype: torch.dtype, compiled: bool, *place) -> str | None:
     return kernel_results.objection(op, dtype, compiled, *place)
 
 
 def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:
-    """Return the name of the backend for the call.
-
-    Raises:
-        BackendError: If none of the requested backends can run it.
-    """
+    """Return the name of the backend for the call; BackendError if no requested one can run it."""
     if os.environ.get(ENVIRONMENT_VARIABLE):
         names = requested_backends()
     elif tensors[2].is_cuda or INTERPRETED:
         names = DEFAULT_BACKENDS
     else:
-        # Without a library there is nothing to check.
         if not torch.compiler.is_compiling():
             if isinstance(native_availability.find_library(), str):
                 return 'eager'
@@ -171,8 +158,7 @@ def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
 def no_autocast(value: Tensor) -> AbstractContextManager:
     """Return a context without autocast, which would run float32 products of an op in bfloat16.
 
-    It is used only where needed, because entering it takes as long as three small products. The
-    meta device has no autocast.
+    Entering one takes as long as three small products, so only where needed; meta has no autocast.
     """
     device = value.device.type
     if value.is_meta or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device)):
@@ -183,7 +169,6 @@ def no_autocast(value: Tensor) -> AbstractContextManager:
 def implementation(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """Return the function ``<backend>.<op>`` of the backend selected for the call."""
     name = choose_backend(op, tensors, options)
     _prepare(name, op, tensors[2].dtype)
     return getattr(_modules[name], op)

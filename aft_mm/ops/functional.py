@@ -54,20 +54,17 @@ def aft_full(
 ) -> Tensor:
     """Compute AFT with a dense position bias, ``W = exp(w)`` (arXiv 2105.14103, eq. 2).
 
-    The bias may differ from sample to sample (distances, adjacency, relative positions of
-    objects), and from head to head; `num_heads` tells the two apart. Head i applies to the channels
-    i·D/h … (i+1)·D/h − 1; keys have all D channels. A bias per sample or head and a mask of pairs
-    are exact for any finite keys and biases, ±1e4 included, not only for biases up to ±80.
+    A bias per sample or head and a mask of pairs are exact for any finite keys and biases, ±1e4
+    included. Head i applies to the channels i·D/h … (i+1)·D/h − 1; keys have all D channels.
 
     For shared arguments see :mod:`aft_mm.ops`.
 
     Args:
-        position_bias: w [T, S], or [B, T, S] per sample. With `num_heads` [h, T, S], or
-            [B, h, T, S] per sample.
+        position_bias: w [T, S], or [B, T, S] per sample; with `num_heads` [h, T, S] or [B, h, T,
+            S].
         num_heads: h, a divisor of D; None for a w without an axis of heads.
         pair_mask: bool [B, T, S], True for pairs to keep, in addition to `key_mask`. Hidden entries
-            of w may be NaN and get a gradient of 0. So do keys and values that no row sees; a row
-            that sees no key gives 0.
+            of w, and keys and values that no row sees, may be NaN and get a gradient of 0.
     """
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=False, **shared)
@@ -132,8 +129,9 @@ def aft_conv(
 ) -> Tensor:
     """Compute AFT whose position bias depends on the offset only (arXiv 2105.14103, eq. 6 and 8).
 
-    ``w[t, t'] = weight[head, centre + (t' − t)]`` inside the kernel. Outside it W = 1, or 0 with
-    ``global_connectivity=False``. Head i belongs to the channels i·D/h … (i+1)·D/h − 1 of value.
+    ``w[t, t'] = weight[head, centre + (t' − t)]`` inside the kernel, W = 1 outside it. Head i
+    belongs to
+    the channels i·D/h … (i+1)·D/h − 1 of value.
 
     For shared arguments see :mod:`aft_mm.ops`.
 
@@ -209,8 +207,8 @@ def aft_local_learned(
 
     ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t' = g(q_t) ⊙ N_t / (Z_t D_t)`` with
     the w of :func:`aft_local`, 0 outside the window, ``N = Σ W e^k v``, ``Z = Σ W`` and
-    ``D = Σ e^k`` over the visible tokens. The weights do not sum to one: window 0 gives AFT-simple
-    over the number of visible tokens. Arguments are those of :func:`aft_local`.
+    ``D = Σ e^k`` over the visible tokens. The weights do not sum to one. Arguments are those of
+    :func:`aft_local`.
     """
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
@@ -238,10 +236,7 @@ def _check_local(
 
 
 def _as_constants(grid: Sequence[int]) -> Sequence[int]:
-    """Return the grid as constants of torch.compile, which makes one graph per grid.
-
-    torch.cond refuses branches whose results are not known to have the same size.
-    """
+    """Return the grid as constants, as torch.cond needs results of equal sizes."""
     return [len(range(n)) for n in grid]
 
 
@@ -255,7 +250,7 @@ def _run(
 ) -> Tensor:
     tensors = (query, key, value, *others)
     if value.shape[0] == 0:
-        # An empty batch. Without a query only a dense bias w [..., T, S] tells the number of rows.
+        # Without a query only a dense bias w [..., T, S] tells the number of rows.
         if op in ('aft_full', 'aft_full_batched'):
             tokens = tensors[3].shape[-2]
         else:

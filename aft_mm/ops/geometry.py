@@ -11,7 +11,7 @@ Window = int | Sequence[int]
 
 
 def as_pair(window: Window) -> tuple[int, int]:
-    """Return a window on a 2-d grid as (rows, columns); an int means both."""
+    """Return a window on a 2-d grid as (rows, columns)."""
     return (window, window) if isinstance(window, int) else (window[0], window[1])
 
 
@@ -39,10 +39,7 @@ def near_radius(window: Window, grid: Sequence[int] | None) -> int:
 def hard_mask(
     target: Tensor, source: Tensor, window: Window, grid: Sequence[int] | None, causal: bool
 ) -> Tensor:
-    """Return the mask of the hard window of AFTLocalHard (ICLR submission, algorithms 1 and 2).
-
-    For its bounds see :func:`aft_mm.ops.aft_local_hard`.
-    """
+    """Return the mask of the window of :func:`aft_mm.ops.aft_local_hard`."""
     if grid is None or len(grid) == 1:
         size = window if isinstance(window, int) else window[0]
         distance = target - source
@@ -61,9 +58,9 @@ def hard_mask(
 def kernel_index(
     target: Tensor, source: Tensor, kernel: Sequence[int], grid: Sequence[int]
 ) -> Tensor:
-    """Return the flat index of the kernel entry for the source at t' and the target at t.
+    """Return the flat index of the kernel entry for a source and a target, −1 outside the kernel.
 
-    −1 outside the kernel; per dimension ``centre + (t' − t)``, as in torch's cross-correlation.
+    Per dimension it is ``centre + (t' − t)``, as in torch's cross-correlation.
     """
     index = torch.zeros_like(target - source)
     inside = torch.ones_like(index, dtype=torch.bool)

@@ -1,7 +1,4 @@
-"""Stored results of the check of the Triton kernels (`selftest.py`), which dispatch reads.
-
-They are in a file below ``$XDG_CACHE_HOME`` or ``~/.cache``, per device, versions and sources.
-"""
+"""Stored results of the check of the Triton kernels, per device, versions and sources."""
 
 import functools
 import hashlib
@@ -24,12 +21,11 @@ COMPILED = ', compiled'
 class Result:
     """The result of a check.
 
-    Args:
-        status: 'passed', 'failed' or 'unchecked'.
-        reason: Why it is not 'passed'.
-        error: The largest relative error.
-        speeds: Device time of eager over that of the kernels, by mode, at two sizes. Modes that end
-            with :data:`COMPILED` have that of eager compiled by Inductor.
+    status: 'passed', 'failed' or 'unchecked', for `reason`; error: the largest relative error;
+    speeds:
+    device time of eager over that of the kernels by mode, at two sizes, of eager compiled by
+    Inductor
+    in modes that end with :data:`COMPILED`.
     """
 
     status: str
@@ -38,7 +34,7 @@ class Result:
     speeds: dict[str, list[float]] = field(default_factory=dict)
 
     def objection(self, compiled: bool) -> str | None:
-        """Return why dispatch does not use the kernels, in a `compiled` graph or not; None if it does."""
+        """Return why dispatch does not use the kernels; None if it does."""
         if self.status != 'passed':
             return f'{self.status} on this device: {self.reason}'
         graphs = {mode: x for mode, x in self.speeds.items() if mode.endswith(COMPILED)}
@@ -97,10 +93,7 @@ def load_results(device_type: str, index: int | None) -> dict[str, Result]:
 
 
 def save_results(device_type: str, index: int | None, results: dict[str, Result]) -> Path:
-    """Add results to the file, atomically, and return its path.
-
-    A check that was interrupted does not replace an earlier result.
-    """
+    """Merge results into the file, atomically, and return its path; unchecked ones replace none."""
     load_results.cache_clear()
     stored = load_results(device_type, index)
     merged = {**stored, **{k: v for k, v in results.items() if v.status != 'unchecked'}}

@@ -32,9 +32,8 @@ def linear_attention(
 ) -> Tensor:
     """Compute attention whose weights are products of features (arXiv 2006.16236, eq. 5 and 9).
 
-    ``y_t = φ(q_t)ᵀ s_t / (φ(q_t)ᵀ z_t + eps)``, ``s_t = Σ φ(k_t') v_t'ᵀ``, ``z_t = Σ φ(k_t')``,
-    with sums over t' ≤ t if causal, in float32 or float64. The causal gradient needs little memory
-    (algorithm 1), and is differentiable once only.
+    ``y_t = φ(q_t)ᵀ s_t / (φ(q_t)ᵀ z_t + eps)``, ``s_t = Σ φ(k_t') v_t'ᵀ``, ``z_t = Σ φ(k_t')``, in
+    float32 or float64. The causal gradient (algorithm 1) is differentiable once only.
 
     Args:
         query: [B, T, h, d].
@@ -123,13 +122,13 @@ def linear_attention_step(
 def linear_attention_prefill(
     state: LinearState, key: Tensor, value: Tensor, lengths: Tensor, *, feature_map: Maps = 'elu'
 ) -> LinearState:
-    """Return the state after a prompt, in one parallel pass.
+    """Return the state after the first lengths[b] tokens of each prompt, in one parallel pass.
 
     Args:
         state: A fresh state.
         key: [B, L, h, d].
         value: [B, L, h, m].
-        lengths: The number of tokens of each prompt [B], 0 to L; the rest is padding.
+        lengths: Tokens of each prompt [B], 0 to L; the rest is padding.
         feature_map: That of the op.
 
     Raises:

@@ -19,17 +19,15 @@ class LinearState(NamedTuple):
 
     @property
     def s(self) -> Tensor:
-        """s [B, h, d, m]."""
         return self.sums[..., :-1]
 
     @property
     def z(self) -> Tensor:
-        """z [B, h, d]."""
         return self.sums[..., -1]
 
 
 def never_negative(function: Callable) -> Callable:
-    """Mark a feature map (a function or method) as never negative, so that it is not checked."""
+    """Mark a feature map as never negative, so that it is not checked."""
     function.is_never_negative = True  # type: ignore[attr-defined]
     return function
 
@@ -42,13 +40,11 @@ def elu(x: Tensor) -> Tensor:
 
 @never_negative
 def relu(x: Tensor) -> Tensor:
-    """``max(x, 0)``."""
     return torch.relu(x)
 
 
 @never_negative
 def square(x: Tensor) -> Tensor:
-    """``x²``."""
     return x.square()
 
 
@@ -58,11 +54,7 @@ FEATURE_MAPS: dict[str, FeatureMap] = {'elu': elu, 'relu': relu, 'square': squar
 def resolve(
     feature_map: str | FeatureMap | tuple[FeatureMap, FeatureMap],
 ) -> tuple[FeatureMap, FeatureMap]:
-    """Return the maps of queries and of keys.
-
-    Raises:
-        ValueError: For an unknown name.
-    """
+    """Return the maps of queries and of keys."""
     if isinstance(feature_map, str):
         check_choice('feature_map', feature_map, tuple(FEATURE_MAPS))
         feature_map = FEATURE_MAPS[feature_map]
@@ -70,13 +62,8 @@ def resolve(
 
 
 def features(function: FeatureMap, x: Tensor) -> Tensor:
-    """Return φ(x).
-
-    Raises:
-        ValueError: For a negative feature, on a CPU: the sum of the weights could be 0.
-    """
+    """Return φ(x); on a CPU ValueError if negative, as the weights could sum to 0."""
     mapped = function(x)
-    # Reading values would synchronise with a device, and break a compiled graph.
     if torch.compiler.is_compiling() or getattr(function, 'is_never_negative', False):
         return mapped
     if mapped.device.type == 'cpu' and (mapped.detach() < 0).any():

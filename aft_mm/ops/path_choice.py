@@ -1,10 +1,7 @@
 """The choice between the fast and the safe path of an op, and results cached for a constant.
 
-Each op has a fast path that is exact to tolerance under a condition on the values of its inputs,
-and a safe path. :func:`choose` evaluates the condition and runs one of them.
-
-An exported graph cannot read values. A run on real tensors records its paths, and tracing replays
-them::
+A fast path is exact to tolerance under a condition on values; :func:`choose` evaluates it. An
+exported graph cannot read values: it replays the paths of a run on real tensors::
 
     with record_paths() as paths:
         model(example)
@@ -12,7 +9,7 @@ them::
         program = torch.export.export(model, (example,))
 
 Reading a value synchronises with the device, so results of a tensor marked with
-:func:`mark_constant` are cached, by :func:`cached` and :func:`cached_check`.
+:func:`mark_constant` are cached.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -55,9 +52,7 @@ def runtime() -> str:
 
 def recording_or_replaying() -> bool:
     """Return whether a graph is being made that must not depend on the sizes of the example."""
-    if torch.compiler.is_dynamo_compiling():
-        return False
-    return _recorded.get() is not None or _replayed.get() is not None
+    return recording() or replaying()
 
 
 def compiling_not_exporting() -> bool:
@@ -91,18 +86,16 @@ def choose(
 ) -> Tensor:
     """Return ``fast(*operands)`` if the scalar condition holds, else ``safe(*operands)``.
 
-    In a graph of torch.compile torch.cond chooses when the graph runs, unless the condition is known.
+    In a graph torch.cond chooses when the graph runs, unless the condition is a bool.
 
     Args:
-        condition: Whether `fast` is exact to tolerance, a bool or a scalar tensor.
+        condition: Whether `fast` is exact to tolerance.
         fast: The fast path.
         safe: The path that is exact for any finite input.
-        operands: The arguments of both, tensors that torch.cond can trace.
+        operands: Tensors that torch.cond can trace.
     """
-    # The compiler cannot trace a context variable.
-    replayed = None if torch.compiler.is_dynamo_compiling() else _replayed.get()
-    if replayed is not None:
-        path = next(replayed, None)
+    if replaying():
+        path = next(_replayed.get(), None)
         if path is None:
             raise RuntimeError('replay_paths got no paths, but the run chose one')
         return fast(*operands) if path else safe(*operands)
@@ -111,7 +104,7 @@ def choose(
             return _choose_in_training_graph(condition, fast, safe, operands)
         return torch.cond(condition, fast, safe, operands)
     if isinstance(condition, Tensor):
-        if condition.is_meta:  # there are shapes only, no values
+        if condition.is_meta:
             return fast(*operands)
         try:
             holds = bool(condition)
@@ -121,9 +114,8 @@ def choose(
             holds = False  # torch.func.vmap hides the value
     else:
         holds = condition
-    recorded = None if torch.compiler.is_dynamo_compiling() else _recorded.get()
-    if recorded is not None:
-        recorded.append(holds)
+    if recording():
+        _recorded.get().append(holds)
     return fast(*operands) if holds else safe(*operands)
 
 
@@ -135,8 +127,8 @@ def _choose_in_training_graph(
 ) -> Tensor:
     """Make the choice of :func:`choose` in a compiled graph with a gradient.
 
-    The backward pass of torch.cond runs its branches again, so `fast` stays outside of it, on zeros
-    where the condition fails.
+    The backward pass of torch.cond runs its branches again, so `fast` stays outside, on zeros where
+    the condition fails.
     """
     result = fast(*(torch.where(condition, x, 0) for x in operands))
 
@@ -150,7 +142,6 @@ def _choose_in_training_graph(
 def record_paths() -> Iterator[list[bool]]:
     """Record the paths of a run, chosen as if the range of the keys was unbounded.
 
-    So they are exact for any key: aft_local_hard, which depends on keys alone, takes the safe path.
     A nested recording also adds its paths to the outer one.
 
     Yields:
@@ -169,12 +160,12 @@ def record_paths() -> Iterator[list[bool]]:
 
 @contextmanager
 def replay_paths(paths: Sequence[bool], runtime: str = 'torch') -> Iterator[None]:
-    """Replay the paths of a recorded run in order, for any number of runs.
+    """Replay the paths of :func:`record_paths` in order, for any number of runs.
 
     Args:
         paths: The list that :func:`record_paths` yielded.
-        runtime: 'torch', 'onnxruntime' or 'openvino', for which the graph is to be fast. It is
-            right in all of them.
+        runtime: 'torch', 'onnxruntime' or 'openvino', for which the graph is fast. It is right in
+            all of them.
 
     Raises:
         RuntimeError: If the runs took another number of paths.
@@ -203,10 +194,9 @@ def replay_paths(paths: Sequence[bool], runtime: str = 'torch') -> Iterator[None
 
 
 class Snapshot:
-    """Tells whether tensors are those of an earlier time and were not written to since.
+    """Tells whether tensors were replaced or written to since, except through ``data``.
 
-    It keeps their memory, so no other tensor gets their addresses. A write through ``data`` is not
-    detected.
+    It keeps their memory, so no other tensor gets their addresses.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -214,7 +204,6 @@ class Snapshot:
         self.versions = [x._version for x in tensors]
 
     def is_valid(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether no tensor was replaced or written to."""
         return all(
             old.data_ptr() == new.data_ptr() and old.dtype == new.dtype and version == new._version
             for old, new, version in zip(self.tensors, tensors, self.versions, strict=True)
@@ -224,7 +213,7 @@ class Snapshot:
 def mark_constant(x: Tensor) -> Tensor:
     """Mark a tensor as never written to again and return it.
 
-    Ops then cache results that depend only on its values.
+    Ops then cache what depends on its values only.
     """
     _constants[x] = {}
     return x

@@ -1,8 +1,7 @@
-"""The oracle: every op as the papers write it, in float64, without optimisation.
+"""The oracle: every op as the papers write it, in float64, with all ``[B, T, S, D]`` in memory.
 
-``y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} v_t' / Σ_t' W[t,t'] e^{k_t'}`` is evaluated literally,
-with ``log W`` as a dense ``[h, T, S]`` or ``[B, h, T, S]`` tensor (−inf where W = 0) and all
-``[B, T, S, D]`` products in memory. The other backends are tested against it, on small inputs.
+``log W`` is a dense ``[h, T, S]`` or ``[B, h, T, S]`` tensor, −inf where W = 0. The other backends
+are tested against it.
 """
 
 import torch
@@ -37,7 +36,7 @@ def _indices(num_targets: int, num_sources: int, device: torch.device) -> tuple[
 def _weights(key: Tensor, log_weight: Tensor) -> Tensor:
     """Return ``exp(w + k)`` [B, T, S, D] divided by its sum over S; 0 for rows that see nothing.
 
-    ``log W`` is [h, T, S] or, with one per sample, [B, h, T, S]. The largest key that a row sees is subtracted first: next to a key of 1e16 float64 loses w.
+    The largest key that a row sees is subtracted first: next to a key of 1e16 float64 loses w.
     """
     channels = key.shape[-1]
     heads = log_weight.shape[-3]
@@ -138,10 +137,7 @@ def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -
 def aft_local_learned(
     query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
 ) -> Tensor:
-    """``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] v_t'`` (ICLR submission eq. 8).
-
-    w is 0 outside the window, and both softmax run over all visible tokens.
-    """
+    """``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] v_t'``, w = 0 outside (ICLR eq. 8)."""
     dtype, tokens = value.dtype, key.shape[1]
     key, value = _hide(key, value, key_mask)
     target, source = _indices(tokens, tokens, key.device)

@@ -1,13 +1,11 @@
-"""The check of the Triton kernels on the user's device.
+"""The check of the Triton kernels on the user's device, ``aft_mm doctor --kernels``.
 
-``aft_mm doctor --kernels`` or ``python -m aft_mm.ops --verify`` compares the kernels with the
-float64 oracle on the cases of `cases.py`, with inputs that are known to break kernels,
-and compares their device time with eager's. The results are stored in the cache folder for this
-device, these versions and these sources. Dispatch only reads them: without a result, eager is used.
+It compares them with the float64 oracle on the cases of `cases.py`, with inputs that are known to
+break kernels, and their device time with eager's, and stores the results for dispatch.
 
-Each op is checked in a process of its own, because a kernel that accesses invalid memory breaks the
-CUDA context. Only a wrong number, a device fault or a crash is a failure. A missing compiler, too
-little memory or an interrupt leaves the op unchecked.
+Each op has a process of its own, because a kernel that accesses invalid memory breaks the CUDA
+context. Only a wrong number, a device fault or a crash is a failure; a missing compiler, too little
+memory or an interrupt leaves the op unchecked.
 """
 
 import functools
@@ -42,7 +40,6 @@ TOLERANCE = {
     torch.float16: 2e-3,
     torch.bfloat16: 2e-2,
 }
-# The biases are w, or u and v.
 GRADIENTS = ('grad_query', 'grad_key', 'grad_value', 'grad_bias', 'grad_bias_v')
 # The least scale of an error. Where one key takes all the weight, gradients are differences of
 # terms of about 1.
@@ -58,13 +55,12 @@ TWISTS = (
     'strided',
     'ungated',
 )
-# Gates of the twists; all others have a sigmoid.
 GATES = {'ungated': 'none', 'strided': 'relu'}
 BATCH, STEPS, RUNS = 3, 3, 3
 # Sequences per multiprocessor of the twist 'crowd', more than run at the same time.
 CROWD = 16
 TIMED_BATCH = 16
-# Seconds for the check of one op in all types, most of which is compilation.
+# Seconds per op, most of which is compilation.
 TIME_LIMIT = 1800
 
 
@@ -120,7 +116,7 @@ def check_cases(op: str, device: torch.device, dtype: torch.dtype) -> list[tuple
 def representatives(cases: Sequence[Case]) -> list[Case]:
     """Return the shortest case of each op, and of cases that differ only in sizes the longest.
 
-    Others would take minutes to compile and run the same lines of a kernel.
+    Others would take minutes to compile the same lines of a kernel.
     """
     shortest: dict[str, Case] = {}
     longest: dict[tuple, Case] = {}
@@ -214,7 +210,6 @@ def _expected_of_op(case: Case, tensors, copies: int, mask, **gate) -> list[Tens
 
 
 def new_state(case: Case, batch: int, device: torch.device):
-    """Return the state of the op's step before its first token."""
     names = 'window', 'grid', 'key_function'
     sizes = {k: v for k, v in case.options.items() if k in names}
     if case.op == 'aft_full':
@@ -266,7 +261,7 @@ def _copies(case: Case, twist: str, processors: int) -> int:
 
 
 def _key_mask(case: Case, twist: str, device: torch.device) -> Tensor | None:
-    """Return a mask that hides some keys, and those of the second sequence; None if all are kept."""
+    """Return a mask that hides some keys, and those of the second sequence."""
     if twist != 'masked':
         return None
     shape = BATCH, case.sources or case.tokens
@@ -301,8 +296,7 @@ def check_case(
 ) -> float:
     """Compare the kernels with the oracle, three times; return the largest relative error.
 
-    Raises:
-        WrongResultError: If an error is too large, or results differ between runs.
+    WrongResultError is raised if it is too large, or results differ between runs.
     """
     tensors, copies = twisted_inputs(case, twist, device, dtype), _copies(case, twist, processors)
     if op.endswith('_step'):
@@ -382,7 +376,7 @@ def _timed_calls(
 def measure_speeds(op: str, device: torch.device, dtype: torch.dtype) -> dict[str, list[float]]:
     """Return device time of eager over that of the kernels, by mode, at the two sizes.
 
-    Modes with COMPILED compare with eager compiled by Inductor; they are left out if that fails.
+    Modes with COMPILED, for eager compiled by Inductor, are left out if that fails.
     """
     speeds: dict[str, list[float]] = {}
     is_step = op.endswith('_step')

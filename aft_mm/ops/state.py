@@ -37,15 +37,9 @@ def new_state(
     dtype: torch.dtype,
     heads: int | None = None,
 ) -> StepState:
-    """Return the state before the first token.
+    """Return the state before the first token, with a buffer of n = `size` tokens.
 
-    Args:
-        batch_size: B.
-        embed_dims: D.
-        size: Tokens of the buffer, n.
-        device: That of all tensors.
-        dtype: That of sums and buffers.
-        heads: Channels of a key if not D.
+    heads: channels of a key if not D.
     """
     check_int('batch_size', batch_size, 0)
     check_int('embed_dims', embed_dims, 1)
@@ -63,7 +57,6 @@ def new_state(
 
 
 def check_kind(state: StepState) -> StepState:
-    """Check that `state` is a state, and return it."""
     if not isinstance(state, StepState):
         refuse('state', 'the result of init_state, prefill or a step', state)
     return state
@@ -75,13 +68,10 @@ def check_state(state: StepState, tokens: int | None = None) -> None:
 
 
 def check_position(position: Tensor, tokens: int | None = None) -> None:
-    """Check that the position [B] of a state is not used up, and below `tokens`.
-
-    On a CPU only and not in a compiled graph, as it reads values.
-    """
+    """Check, where values can be read, that the position [B] is not used up, and below `tokens`."""
     if position.device.type != 'cpu' or torch.compiler.is_compiling() or not position.numel():
         return
-    # A comparison, its `any` and its `bool` are three torch operations.
+    # Faster than three torch operations.
     positions = position.tolist()
     if min(positions) < 0:
         raise ValueError(
@@ -119,7 +109,6 @@ def buffer_sums(state: StepState, bias: Tensor) -> BufferSums:
     """Return the sums of the buffer with the bias w [B, n] or [B, n, h], −inf where hidden."""
     bias = bias.to(state.keys.dtype)
     high = column_shift(state.keys, 1)
-    # The buffer is read once, and the result stays in the cache.
     weights = (state.keys - high).add_(bias if bias.dim() == 3 else bias.unsqueeze(-1))
     rest = column_shift(weights, 1)
     weights = per_channel(weights.sub_(rest).exp_(), state.values)
@@ -130,7 +119,6 @@ def buffer_sums(state: StepState, bias: Tensor) -> BufferSums:
 
 def add_outside(near: BufferSums, outside: ShiftedSum) -> tuple[Tensor, Tensor]:
     """Return numerator and denominator of all tokens, over the shift of the buffer."""
-    # Beyond this lead the buffer is below rounding, and e^40 overflows no sum.
     lead = ((outside.shift - near.high).sub_(near.rest)).clamp_max_(MAX_LEAD).exp_()
     return (
         torch.addcmul(near.numerator, outside.numerator, lead),
@@ -145,7 +133,7 @@ def slot_tokens(last: Tensor, size: int) -> Tensor:
 
 
 def common_position(position: Tensor) -> int | None:
-    """Return the position [B] if it is common to all sequences; None off the CPU or if not."""
+    """Return the position of all sequences; None off the CPU or if they differ."""
     if position.device.type != 'cpu' or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
     positions = position.tolist()
@@ -183,18 +171,14 @@ def prefill(
     *,
     key_function: str = 'softmax',
 ) -> StepState:
-    """Return the state after a prompt, in one parallel pass.
+    """Return the state after the first lengths[b] tokens of each prompt, in one parallel pass.
 
     Args:
         state: A fresh state, from the ``init_state`` of any op.
         key: [B, L, D], [B, L, h] for aft_conv.
         value: [B, L, D].
-        lengths: The number of tokens of each prompt [B], 0 to L; the rest is padding, which may
-            hold NaN.
+        lengths: Tokens of each prompt [B], 0 to L; the rest is padding, which may hold NaN.
         key_function: That of :func:`aft_simple`.
-
-    Returns:
-        The state after lengths[b] tokens of each sequence.
 
     Raises:
         ValueError: If the state is used or of another op or size, or a length is outside 0 to L.
@@ -205,9 +189,8 @@ def prefill(
     checks.check_terms(state.sums.numerator, value, key_function)
     size, dtype = state.keys.shape[1], state.keys.dtype
     key, value = key.to(dtype), value.to(dtype)
-    has_left = (torch.arange(key.shape[1], device=key.device) < lengths[:, None] - size).unsqueeze(
-        -1
-    )
+    indices = torch.arange(key.shape[1], device=key.device)
+    has_left = (indices < lengths[:, None] - size).unsqueeze(-1)
     old_value = value.masked_fill(~has_left, 0)
     if key_function != 'softmax':
         terms = relu_terms(key.masked_fill(~has_left, 0), old_value, key_function)
@@ -224,12 +207,7 @@ def prefill(
 
 
 def select(state: Any, rows: Tensor) -> Any:
-    """Return the state of the sequences rows [N] of the batch, in this order, as a copy.
-
-    Args:
-        state: State of any op, or tuples and lists of states.
-        rows: Indices into the batch [N], also repeated.
-    """
+    """Return the state of any op for the sequences rows [N] of the batch, as a copy."""
     if isinstance(state, Tensor):
         return state.index_select(0, rows)
     if isinstance(state, (tuple, list)):

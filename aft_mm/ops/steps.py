@@ -2,7 +2,7 @@
 
 Steps return the rows of the parallel causal op. query, key, value are [B, D] (key [B, h] for
 aft_conv, query None with ``gate='none'``), outputs [B, D]. :func:`aft_mm.ops.prefill` takes whole
-prompts, also of different lengths. The state, and the cost of a step:
+prompts. The state, and the cost of a step:
 
 =================  ==============================================================  =============
 op                 state per sequence                                              time per step
@@ -12,14 +12,12 @@ aft_local          the last r + 1 tokens and the sums of older ones, O(r·D)    
 aft_conv           the same with the reach r of the kernel in raster order         O(r·D)
 aft_local_hard     the last r + 1 tokens, O(r·D)                                   O(r·D)
 aft_local_learned  as aft_local                                                    O(r·D)
-aft_full           every token, O(T·D): each row weighs them differently           O(T·D)
+aft_full           every token, O(T·D)                                             O(T·D)
 =================  ==============================================================  =============
 
 States are float32 (or `dtype`) and updated in place: the previous one must not be used again. There
-is no gradient.
-
-A step never synchronises, so a CUDA graph can capture it. A token past the last position raises
-ValueError on a CPU; elsewhere torch handles the index.
+is no gradient. A step never synchronises, so a CUDA graph can capture it. A token past the last
+position raises ValueError on a CPU; elsewhere torch handles the index.
 """
 
 import math
@@ -99,7 +97,7 @@ def aft_full_init_state(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> StepState:
-    """Return a buffer for all `num_tokens` keys and values, since every row of w covers them."""
+    """Return a buffer for the keys and values of all `num_tokens`."""
     return new_state(batch_size, embed_dims, num_tokens, device, dtype)
 
 
@@ -136,7 +134,8 @@ def aft_local_init_state(
 
 
 def _local_size(window: Window, grid: Sequence[int] | None) -> int:
-    _check_grid(grid, (1, 2))
+    if grid is not None:
+        check_sizes('grid', grid, (1, 2))
     checks.check_window(window, grid)
     return max(near_radius(window, grid), 0) + 1
 
@@ -172,10 +171,7 @@ def aft_local_step(
     grid: Sequence[int] | None = None,
     gate: str = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
-    """Compute one token of causal :func:`aft_local`.
-
-    pos_u and pos_v are the factors [T, d'] of all tokens; without pos_v, pos_u is the bias [T, s].
-    """
+    """Compute one token of causal :func:`aft_local`, with the pos_u and pos_v of all tokens."""
     _check_local(state, pos_u, pos_v, window, grid)
     options = dict(window=window, grid=grid, gate=gate)
     return _run('aft_local_step', state, query, key, value, pos_u, pos_v, **options)
@@ -245,7 +241,8 @@ def aft_local_hard_init_state(
 
 
 def _window_size(window: Window, grid: Sequence[int] | None) -> int:
-    _check_grid(grid, (1, 2))
+    if grid is not None:
+        check_sizes('grid', grid, (1, 2))
     checks.check_hard_window(window, grid)
     if grid is None or len(grid) == 1:
         return window if isinstance(window, int) else window[0]
@@ -294,8 +291,3 @@ def aft_local_learned_step(
     _check_local(state, pos_u, pos_v, window, grid)
     options = dict(window=window, grid=grid, gate=gate)
     return _run('aft_local_learned_step', state, query, key, value, pos_u, pos_v, **options)
-
-
-def _check_grid(grid: Sequence[int] | None, dims: Sequence[int]) -> None:
-    if grid is not None:
-        check_sizes('grid', grid, dims)

@@ -21,7 +21,6 @@ from .triton.availability import KERNELS, LIMITS
 
 
 def _needs(kernels: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what the kernels require, in words."""
     found = []
     for op, options in kernels.items():
         needs = [f'{name}={value!r}' for name, value in options.items()]

@@ -11,14 +11,11 @@ __all__ = ['enlarge_bicubic']
 
 
 def enlarge_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Enlarge an image by Pillow's bicubic interpolation, the baseline of super-resolution.
+    """Enlarge uint8 [h, w, C], C = 1 or 3, to uint8 [H, W, C] by Pillow's bicubic interpolation.
 
     Args:
         image: uint8 [h, w, C], C = 1 or 3.
         size: Height and width of the result [px].
-
-    Returns:
-        uint8 [H, W, C].
     """
     import numpy as np
     from PIL import Image

@@ -16,8 +16,7 @@ class SequenceSample(BaseDataElement):
     ``box``               metainfo  cube of a point cloud, ``(centre (3 floats), side)``
     ``warnings``          metainfo  changes to unusual input, ``{warning: file}``
     ``skipped``           metainfo  messages of the unusable files that this one replaces
-    ``predicted``         data      bool [T], which tokens have a loss; all after the context
-                                    if missing
+    ``predicted``         data      bool [T], tokens with a loss; default: all after the context
     ``source``            data      tokens [S] or [S, C] that an encoder reads, optional
     ``nats``              data      sum of −log p over the predicted tokens, float
     ``num_dims``          data      number of predictions (sub-pixels, characters), int
@@ -27,8 +26,6 @@ class SequenceSample(BaseDataElement):
     ``translation``       metainfo  the translation by the model
     ``generated``         data      tokens [N, T] or [N, T, C] that the model sampled
     ====================  ========  ===========================================================
-
-    Example: ``SequenceSample(metainfo=dict(length=7, num_context=0), source=tokens)``.
     """
 
 
@@ -40,14 +37,12 @@ class UtteranceSample(BaseDataElement):
     ====================  ========  ===========================================================
     ``name``              metainfo  id of the utterance, or the path of its file
     ``text``              metainfo  the transcript as it is written, optional
-    ``units``             metainfo  the transcript as ints, tuple; 0 is the blank and not in it
+    ``units``             metainfo  the transcript as ints without blanks (0), tuple
     ``length``            metainfo  frames before padding
     ``warnings``          metainfo  changes to unusual input, ``{warning: file}``
     ``skipped``           metainfo  messages of the unusable files that this one replaces
-    ``recognized``        data      the units that were recognised, list of ints
+    ``recognized``        data      the recognised units, list of ints
     ``in_lexicon``        data      those among the words of a lexicon, list of ints
     ``score``             data      their log probability in nats, of the beam or the best path
     ====================  ========  ===========================================================
-
-    Example: ``UtteranceSample(metainfo=dict(name='a', text='no', units=(15, 16), length=31))``.
     """

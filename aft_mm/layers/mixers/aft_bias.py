@@ -20,19 +20,19 @@ class AFTBias(AFTMixer):
     """AFT-full whose w is an argument of the call (arXiv 2105.14103, eq. 2).
 
     w may be the negative distances of points, the weights of a graph, or any other relation of
-    tokens. Pass it to the block or encoder around the mixer::
+    tokens::
 
         encoder(tokens, position_bias=-distances, pair_mask=adjacency)
 
-    Without it w = 0, as in AFT-simple. Tokens have no order beyond w and the mask, and sequences may
-    have any length. There are no steps, because the bias belongs to whole sequences.
+    Without it w = 0, as in AFT-simple. Tokens have no order beyond w and the mask. There are no
+    steps.
 
     Args:
         embed_dims: Channels D.
-        num_heads: h, if the bias of the call is [h, T, S] or [B, h, T, S]; None for [T, S] or
-            [B, T, S]. See :func:`aft_mm.ops.aft_full`.
-        scales: Initial values of a learned factor per head: the bias of the call, [T, S] or
-            [B, T, S], is then multiplied by ``scale[i]`` in head i. Needs num_heads=None.
+        num_heads: h, if the bias of the call is [h, T, S] or [B, h, T, S]; None for [T, S] or [B,
+            T, S]. See :func:`aft_mm.ops.aft_full`.
+        scales: Initial values of a learned factor per head: the bias of the call, [T, S] or [B, T,
+            S], is then multiplied by ``scale[i]`` in head i. Needs num_heads=None.
         **kwargs: See :class:`AFTMixer`.
 
     Raises:
@@ -66,7 +66,7 @@ class AFTBias(AFTMixer):
             num_heads = len(scales)
             self.scale = nn.Parameter(torch.tensor(scales, dtype=torch.float32))
         self.num_heads = num_heads
-        # Without a query the op does not know the number of targets.
+        # Without a query the number of targets is unknown.
         self.takes_memory = self.query is not None
 
     def _mix(

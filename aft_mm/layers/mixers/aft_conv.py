@@ -34,12 +34,11 @@ class AFTConv(AFTMixer):
             see :class:`ConvPositionBias` (§8).
         tau: Temperature of the samples of sparsity='gumbel'; None is the paper's 0.5.
         init_std: Standard deviation of w at initialisation.
-        init_peak: Initial bias of one position per head, see :class:`ConvPositionBias`; the default
-            is the paper's start, AFT-simple.
+        init_peak: Initial bias of one position per head, see :class:`ConvPositionBias`.
         gate: See :class:`AFTMixer`.
         qkv_bias: See :class:`TokenMixer`.
         **kwargs: See :class:`AFTMixer`. Steps need a grid; without one, `kernel_size` sets the
-            dimensions.
+        dimensions.
     """
 
     example = dict(num_heads=4, kernel_size=3)
@@ -83,13 +82,11 @@ class AFTConv(AFTMixer):
         )
 
     def position_bias(self) -> Tensor:
-        """Return w ``[h, *kernel]`` as evaluation uses it."""
         return self.pos_bias()
 
     def regularization_loss(self) -> Tensor | None:
-        """Return the penalty of sparsity='entropy', else None.
-
-        It is the entropy of softmax(w) over the kernel in nats, summed over heads (eq. 9).
+        """Return the entropy of softmax(w) in nats, summed over heads, for sparsity='entropy' (eq.
+        9).
         """
         return self.pos_bias.entropy() if self.sparsity == 'entropy' else None
 

@@ -39,13 +39,14 @@ class AFTFull(AFTMixer):
     """AFT with a dense position bias, ``w = u vᵀ`` or a free matrix (arXiv 2105.14103, eq. 2, 7).
 
     For a shorter sequence or another grid of an image the bias is cropped or interpolated. The
-    state of a step is O(T·D).
+    state of
+    a step is O(T·D).
 
     Args:
         embed_dims: Channels D.
         rank: d' of u and v; None for the free matrix.
-        source_grid: Grid of a memory, for a cross mixer with free w [T, S], see
-            :class:`MemoryPositionBias`. Needs rank=None, causal=False, a gate, and no init_std.
+        source_grid: Grid of a memory, for a cross mixer with :class:`MemoryPositionBias`. Needs
+            rank=None, causal=False, a gate, and no init_std.
         init_std: Standard deviation of u and v (default 0.1) or of the free w (default 0.01).
         **kwargs: See :class:`AFTMixer`; grid is required.
     """
@@ -105,7 +106,6 @@ class AFTFull(AFTMixer):
 
     @torch.no_grad()
     def select_state(self, state: AFTFullState, rows: Tensor) -> AFTFullState:
-        """Return :meth:`TokenMixer.select_state`; all sequences share w."""
         return state._replace(mixing=super().select_state(state.mixing, rows))
 
     def _resolve_grid(self, num_tokens: int, grid: Sequence[int] | None = None) -> Grid:

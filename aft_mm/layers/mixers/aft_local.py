@@ -24,8 +24,7 @@ from .base import OpMixer
 class AFTLocal(OpMixer):
     """AFT with ``w = u vᵀ`` in a window and w = 0 outside it (arXiv 2105.14103, eq. 4 and 7).
 
-    Tokens outside the window have W = 1. Sequences may be shorter, and images may have another
-    grid; the window keeps its size in tokens.
+    Sequences may be shorter, and images may have another grid; the window keeps its size in tokens.
 
     Args:
         embed_dims: Channels D.

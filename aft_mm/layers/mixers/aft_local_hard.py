@@ -16,8 +16,7 @@ from .base import OpMixer
 class AFTLocalHard(OpMixer):
     """AFT over a hard window, W = 1 inside and 0 outside (ICLR submission, algorithms 1 and 2).
 
-    The 1-d window is ``t − s < t' ≤ t`` if causal and ``|t − t'| < s`` otherwise. For the 2-d window
-    see :func:`aft_mm.ops.aft_local_hard`.
+    For the windows see :func:`aft_mm.ops.aft_local_hard`.
 
     Args:
         embed_dims: Channels D.

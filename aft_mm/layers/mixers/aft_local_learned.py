@@ -10,14 +10,8 @@ class AFTLocalLearned(AFTLocal):
     """AFT-local with a separate softmax over the position weights (ICLR submission, eq. 8).
 
     ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t'`` over all visible tokens, with w =
-    0 outside the window. The weights do not sum to one.
-
-    Args:
-        embed_dims: Channels D.
-        window: See :class:`AFTLocal`; 0 gives all tokens the same position weight.
-        rank: See :class:`AFTLocal`.
-        init_std: See :class:`AFTLocal`.
-        **kwargs: See :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
+    0
+    outside the window. The weights do not sum to one. Arguments are those of :class:`AFTLocal`.
     """
 
     normalized = False

@@ -18,8 +18,8 @@ class AFTSimple(OpMixer):
 
     Args:
         embed_dims: Channels D.
-        key_function: 'softmax'; 'relu' for the unnormalised ``Σ relu(k) ⊙ v`` (ICLR submission,
-            eq. 3); 'relu2' for ``relu(q) ⊙ Σ relu(k) ⊙ v + relu(−q) ⊙ Σ relu(−k) ⊙ v`` (eq. 6).
+        key_function: 'softmax', or 'relu' or 'relu2' without normalisation, see
+            :func:`aft_mm.ops.aft_simple`.
         gate: See :class:`AFTMixer`. The default is 'sigmoid', or 'relu' with 'relu2', which allows
             no other.
         **kwargs: See :class:`AFTMixer`.

@@ -32,7 +32,7 @@ __all__ = ['AFTMixer', 'OpMixer', 'TokenMixer']
 
 
 def _check_tokens(name: str, x: Tensor, *shape: str | int) -> None:
-    """Raise ValueError unless x is a float tensor of this shape, such as ('B', 'T', 192)."""
+    """Check that x is a float tensor of this shape, such as ('B', 'T', 192)."""
     floats = isinstance(x, Tensor) and x.dtype in FLOATS
     if not floats or x.dim() != len(shape) or x.shape[-1] != shape[-1]:
         refuse(name, f'a tensor of floats [{", ".join(map(str, shape))}]', x)
@@ -48,8 +48,8 @@ class TokenMixer(nn.Module):
     """Base class of token mixers, ``[B, T, D] -> [B, T, D]``: projections around an op.
 
     A subclass implements :meth:`_mix`; for steps also :meth:`_init_state` and :meth:`_mix_step`,
-    and :meth:`_prefill` if its state is not an :class:`aft_mm.ops.StepState`. Class attributes
-    describe the mixer to block, decoder and tests.
+    and
+    :meth:`_prefill` if its state is not an :class:`aft_mm.ops.StepState`.
 
     Args:
         embed_dims: Channels D.
@@ -79,10 +79,9 @@ class TokenMixer(nn.Module):
     takes_pairs: ClassVar[bool] = False
     #: Whether class tokens may precede the grid.
     takes_prefix_tokens: ClassVar[bool] = False
-    #: The type that :meth:`_init_state` returns. A new state type is a NamedTuple with a
-    #: ``position`` [B] (int64, the index of the next token); its tensors, also in nested tuples or
-    #: lists, have the batch as first axis. A field that Python counts, such as the length of a
-    #: growing cache, rules out CUDA graphs.
+    # : The type that :meth:`_init_state` returns. A new state type is a NamedTuple with a
+    # ``position`` [B] (int64, the index of the next token); its tensors, also nested, have the
+    # batch as first axis. A field that Python counts rules out CUDA graphs.
     state_type: ClassVar[Any] = ops.StepState
 
     def __init__(
@@ -136,11 +135,8 @@ class TokenMixer(nn.Module):
             memory: Tokens [B, S, D] to take keys and values from (cross-attention), or the result
                 of :meth:`project_memory`.
             key_mask: bool [B, S], True = keep. Padding may hold NaN and gets zero gradient.
-            **pairs: position_bias and pair_mask for :class:`AFTBias`, or another mixer with
-                :attr:`takes_pairs`, which takes them as keywords of :meth:`_mix`.
-
-        Returns:
-            Mixed tokens [B, T, D].
+            **pairs: position_bias and pair_mask for a mixer with :attr:`takes_pairs`, such as
+            :class:`AFTBias`, which takes them as keywords of :meth:`_mix`.
 
         Raises:
             ValueError: x or the mask has another shape or type, T is not P + prod(grid), or the
@@ -162,11 +158,7 @@ class TokenMixer(nn.Module):
         return self.proj_drop(self.proj(mixed))
 
     def project_memory(self, memory: Tensor, key_mask: Tensor | None = None) -> ProjectedMemory:
-        """Project a memory [B, S, D] once, for many calls of :meth:`forward`.
-
-        Raises:
-            ValueError: The mixer takes no memory, or as :meth:`forward`.
-        """
+        """Project a memory [B, S, D] once, for many calls of :meth:`forward`."""
         if self.causal or not self.takes_memory:
             raise ValueError(
                 f'memory must be None for {type(self).__name__} with causal={self.causal}, '
@@ -208,8 +200,9 @@ class TokenMixer(nn.Module):
         """Mix whole prompts in one parallel pass and return the state after them.
 
         Args:
-            x: Prompts [B, L, D]. L may be shorter than the grid. Padding may hold NaN.
-            lengths: Number of tokens of each prompt [B], 0 to L; the rest is padding.
+            x: Prompts [B, L, D]. L may be shorter than the grid.
+            lengths: Number of tokens of each prompt [B], 0 to L; the rest is padding, which may
+                hold NaN.
 
         Returns:
             Mixed tokens [B, L, D], arbitrary at padding, and the state for :meth:`step`.
@@ -265,8 +258,7 @@ class TokenMixer(nn.Module):
     def fuse_projections(self) -> None:
         """Let steps compute query, key and value in one product, from copies of the weights.
 
-        Later changes of the weights are ignored until :meth:`split_projections`. Does nothing if a
-        projection has a hook or is not a plain ``nn.Linear``.
+        Later changes of the weights are ignored until :meth:`split_projections`.
         """
         self._fused = fuse_linear([p for p in (self.query, self.key, self.value) if p is not None])
 
@@ -294,9 +286,6 @@ class TokenMixer(nn.Module):
             value: [B, S, D].
             grid: Grid of the T tokens, prefix tokens not counted.
             key_mask: bool [B, S], True = keep. A token that sees none gets 0.
-
-        Returns:
-            Mixed tokens [B, T, D].
         """
         raise NotImplementedError
 
@@ -341,10 +330,7 @@ class TokenMixer(nn.Module):
         return self.grid
 
     def _resolve_grid(self, num_tokens: int, grid: Sequence[int] | None = None) -> Grid:
-        """Return the grid of `num_tokens` tokens: the given one, else the constructor's.
-
-        A sequence may be of any length.
-        """
+        """Return the grid of `num_tokens` tokens: the given one, else the constructor's."""
         length = num_tokens - self.num_prefix_tokens
         if grid is not None:
             check_sizes('grid', grid, (1, 2, 3))
@@ -386,10 +372,7 @@ class AFTMixer(TokenMixer):
 
 
 class OpMixer(AFTMixer):
-    """Base class of mixers that call one op of :mod:`aft_mm.ops`, and its steps.
-
-    A subclass names the op and returns its options and position bias.
-    """
+    """Base class of mixers that call one op of :mod:`aft_mm.ops`, and its steps."""
 
     #: Name of the op; the ops of its steps are ``NAME_init_state`` and ``NAME_step``.
     op: ClassVar[str]

@@ -25,10 +25,10 @@ class KernelMixer(AFTMixer):
     """Base class of the controls: AFT-conv with weights that do not depend on the tokens.
 
     ``y_t = proj(g(q_t) ⊙ Σ_t' K[t' − t] ⊙ v_t')``, 0 outside the grid. A causal mixer uses the
-    kernel up to its centre in raster order. A subclass implements :meth:`kernel`.
-
-    Time O(T·k·D), memory O(T·D) for k kernel entries. State and cost of a step are O(r·D), with r
-    the reach of the kernel in raster order.
+    kernel
+    up to its centre in raster order. Time O(T·k·D), memory O(T·D) for k kernel entries. State and
+    cost
+    of a step are O(r·D), with r the reach of the kernel in raster order.
 
     Args:
         embed_dims: Channels D.
@@ -114,8 +114,7 @@ class KernelMixer(AFTMixer):
 class DepthwiseConv(KernelMixer):
     """A gated depthwise convolution, a control for AFT-conv with the same kernel.
 
-    ``y_t = proj(g(q_t) ⊙ Σ_t' K[t' − t] ⊙ v_t')`` with a learned K ``[D, *kernel]``, initialised as
-    torch's convolutions.
+    K ``[D, *kernel]`` of :class:`KernelMixer` is learned and initialised as torch's convolutions.
 
     Args:
         embed_dims: Channels D.
@@ -132,5 +131,4 @@ class DepthwiseConv(KernelMixer):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def kernel(self) -> Tensor:
-        """Return the learned weights ``[D, *kernel]``."""
         return self.weight

@@ -31,5 +31,4 @@ class Identity(KernelMixer):
         return apply_gate(query, value, self.gate)
 
     def kernel(self) -> Tensor:
-        """Return the one weight of all channels, 1."""
         return torch.ones(1, *self.kernel_size, device=self._device)

@@ -19,11 +19,10 @@ class LambdaLayer(TokenMixer):
     """Lambda layer with full context (LambdaNetworks, arXiv 2102.08602).
 
     ``y_t = λ_tᵀ q_t`` with ``λ_t = Σ_t' (softmax(k)[t'] + e[t' − t]) v_t'ᵀ``, shared by all h
-    heads. The softmax is over tokens; e is learned per offset. Queries and keys are
-    batch-normalised over visible tokens.
-
-    Time ``O(T²·h·(|k| + D/h))``, memory ``O(T²·(h + |k|))``. Not causal, as batch statistics depend
-    on later tokens.
+    heads.
+    The softmax is over tokens; e is learned per offset. Queries and keys are batch-normalised over
+    visible tokens, so the layer is not causal. Time ``O(T²·h·(|k| + D/h))``, memory
+    ``O(T²·(h + |k|))``.
 
     Args:
         embed_dims: Channels D.
@@ -70,7 +69,6 @@ class LambdaLayer(TokenMixer):
         return (mixed + (weights @ value.unsqueeze(1)).transpose(1, 2)).flatten(2)
 
     def _offsets(self, grid: Sequence[int]) -> Tensor:
-        """Return e[t' − t], [T, T, |k|]."""
         largest = self._required_grid()
         if len(grid) != len(largest) or any(a > b for a, b in zip(grid, largest, strict=True)):
             raise ValueError(

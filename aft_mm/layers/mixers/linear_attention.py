@@ -15,19 +15,13 @@ from .base import TokenMixer
 
 
 class FeatureAttention(TokenMixer):
-    """Base class of linear attention.
-
-    Args:
-        embed_dims: Channels D.
-        num_heads: h, a divisor of D.
-        **kwargs: See :class:`TokenMixer`.
-    """
+    """Base class of linear attention."""
 
     takes_memory = True
     takes_prefix_tokens = True
     state_type = ops.LinearState
     example = dict(num_heads=3)
-    #: φ, or the pair of its functions for queries and keys, see ops.linear_attention.
+    # : φ, or the pair of its functions, see ops.linear_attention.
     feature_map: str | tuple[FeatureMap, FeatureMap]
     #: Number of features of φ per head.
     num_features: int
@@ -70,8 +64,7 @@ class FeatureAttention(TokenMixer):
 class LinearAttention(FeatureAttention):
     """Linear attention, ``φ(q) Σ φ(k) vᵀ / φ(q) Σ φ(k)`` per head (arXiv 2006.16236, eq. 5).
 
-    Time O(T·D²/h), memory O(T·D), state of a step D²/h + D numbers; see
-    :func:`aft_mm.ops.linear_attention`.
+    Time O(T·D²/h), memory O(T·D), state of a step D²/h + D numbers.
 
     Args:
         embed_dims: Channels D.

@@ -31,7 +31,6 @@ class Blocks(NamedTuple):
     after: tuple[int, ...]
 
     def on(self, grid: Sequence[int]) -> 'Blocks':
-        """Return the blocks cropped to `grid`."""
         size = tuple(map(min, self.size, grid))
         last = [(length - 1) // s * s for length, s in zip(grid, size, strict=True)]
         return Blocks(size, tuple(map(min, self.before, last)), tuple(map(min, self.after, last)))
@@ -82,12 +81,12 @@ class Blocks(NamedTuple):
 class LocalSoftmaxAttention(TokenMixer):
     """Softmax attention in local blocks (Image Transformer, arXiv 1802.05751, §3.3).
 
-    A query sees its own block and a margin around it: tokens before and after, or rows and columns
-    around it; if causal, up to itself in raster order, also when generating, where the paper goes
-    block by block.
-
-    Time O(T·m·D), memory O(T·(m + D)), with m tokens in a block and its margin. State and cost of a
-    step are O(r·D), with r the reach of both in raster order.
+    A query sees its own block and a margin around it, if causal up to itself in raster order, also
+    when
+    generating, where the paper goes block by block. Time O(T·m·D), memory O(T·(m + D)), with m
+    tokens in
+    a block and its margin. State and cost of a step are O(r·D), with r the reach of both in raster
+    order.
 
     Args:
         embed_dims: Channels D.
@@ -118,7 +117,6 @@ class LocalSoftmaxAttention(TokenMixer):
         size = self._sizes('window', window, smallest=1)
         before = size if margin is None else self._sizes('margin', margin, smallest=0)
         if self.raster is None:
-            # Causal: nothing after the block is visible.
             after = (0,) if self.causal else before
             self.blocks = Blocks((1, *size), (0, *before), (0, *after))
         else:
@@ -136,8 +134,7 @@ class LocalSoftmaxAttention(TokenMixer):
         query = blocks._replace(before=(0, 0), after=(0, 0)).cut(query, grid)
         key, value = blocks.cut(key, grid), blocks.cut(value, grid)
         query, key, value = (split_heads(x, self.num_heads) for x in (query, key, value))
-        # Fused kernels take 4 dimensions: [n, B·h, tokens, D/h] with a shared mask, else [n·B, h,
-        # tokens, D/h].
+        # Fused kernels take 4 dimensions: [n, B·h, ...] with a shared mask, else [n·B, h, ...].
         merged = (1, 2) if key_mask is None else (0, 1)
         parts = (query, key, value, visible.unsqueeze(2))
         mixed = masked_attention(*(part.flatten(*merged) for part in parts)).view(query.shape)

@@ -21,7 +21,7 @@ SELF_LOGIT = -1e5
 
 
 class LSHState(NamedTuple):
-    """Keys and values of all tokens, and the last tokens of each bucket, [B, h, rounds, n, c + 1]."""
+    """Keys and values of all tokens; the last tokens of each bucket, [B, h, rounds, n, c + 1]."""
 
     table: TokenTable
     recent: Tensor
@@ -33,10 +33,7 @@ class LSHState(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """The tokens sorted by bucket, [B, h, rounds, T] each.
-
-    bucket: of each token. token: at each place of the order. place: of each token in the order.
-    """
+    """Bucket of each token, the tokens sorted by it, and their places, [B, h, rounds, T] each."""
 
     bucket: Tensor
     token: Tensor
@@ -48,15 +45,17 @@ class LSHAttention(TokenMixer):
     """Softmax attention among tokens of the same hash bucket (Reformer, arXiv 2001.04451, §2).
 
     Query and key share one projection, and keys have length 1. Each round hashes tokens into
-    buckets, ``argmax([xR, −xR])``, and sorts them by bucket. A token sees those of its bucket in
-    its chunk of the sorted tokens and the chunk before; if causal, the last chunk_size earlier
-    tokens of its bucket (the paper's chunks depend on later tokens, which steps cannot know). One
-    softmax covers the union of the rounds. A token sees itself only if it sees no other.
+    buckets,
+    ``argmax([xR, −xR])``, and sorts them by bucket. A token sees those of its bucket in its chunk
+    of the
+    sorted tokens and the chunk before; if causal, the last chunk_size earlier tokens of its bucket
+    (the
+    paper's chunks depend on later tokens). One softmax covers the union of the rounds. A token sees
+    itself only if it sees no other. The rotations R are a buffer sampled once.
 
     Time and memory O(rounds·T·c·D), with c the chunk size; the sort is O(T log T). The state of a
-    step is O(T·D), its cost O(rounds·c·D).
-
-    The rotations R are a buffer sampled once.
+    step is
+    O(T·D), its cost O(rounds·c·D).
 
     Args:
         embed_dims: Channels D.
@@ -172,7 +171,7 @@ class LSHAttention(TokenMixer):
         bucket = order.bucket.gather(-1, order.token)
         sizes = bucket.new_zeros(*bucket.shape[:-1], self.num_buckets + 1)
         ends = sizes.scatter_add_(-1, bucket, torch.ones_like(bucket)).cumsum(-1)
-        # Later tokens in the bucket: the last goes into the last slot.
+        # Later tokens in the bucket.
         after = ends.gather(-1, bucket) - 1 - tokens
         slots = self.chunk_size + 1
         slot = bucket * slots + (slots - 1 - after)

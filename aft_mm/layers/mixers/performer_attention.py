@@ -14,8 +14,8 @@ from aft_mm.registry import MODELS
 from ..grid import Grid
 from .linear_attention import FeatureAttention
 
-# Clamps exponents of key features: e^±80 is normal in float32 and leaves room for sums; the upper
-# end is more than 8 standard deviations away.
+# Exponents of key features are clamped: e^±80 is normal in float32 and leaves room for sums; the
+# upper end is more than 8 standard deviations away.
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -80.0, 40.0
 
 
@@ -25,10 +25,10 @@ class PerformerAttention(FeatureAttention):
 
     ``φ(x) = exp(ω x − |x|² / 2)`` for x = q or k divided by (D/h)^¼, with the mean of ``φ(q)·φ(k)``
     equal to ``exp(q·k / √(D/h))``. Rows of ω are orthogonal in blocks of D/h. Queries are divided
-    by their largest feature; exponents of keys are clamped to −80 … 40. The state of a step has (D
-    + h)·m numbers.
-
-    ω and the seed of later samples are buffers.
+    by
+    their largest feature. The state of a step has (D + h)·m numbers. ω and the seed of later
+    samples are
+    buffers.
 
     Args:
         embed_dims: Channels D.
@@ -76,8 +76,7 @@ class PerformerAttention(FeatureAttention):
         return super()._mix(query, key, value, grid, key_mask)
 
     def _count_iteration(self) -> None:
-        # An iteration ends when the optimizer writes to the weights. Until then all passes must use
-        # the same features.
+        # All passes until the optimizer writes to the weights must use the same features.
         version = self.key.weight._version
         if version == self._counted_version:
             return
@@ -113,7 +112,7 @@ class PerformerAttention(FeatureAttention):
 
 @cache
 def _exclude_count_from_graphs() -> None:
-    # Not a decorator: torch.compiler.disable imports the compiler, which takes seconds.
+    # As a decorator, torch.compiler.disable would import the compiler, which takes seconds.
     cls: Any = PerformerAttention
     cls._count_iteration = torch.compiler.disable(cls._count_iteration)
 
@@ -121,7 +120,7 @@ def _exclude_count_from_graphs() -> None:
 def sample_projection(
     number: int, dims: int, generator: torch.Generator | None = None, device: str | None = None
 ) -> Tensor:
-    """Return ω [number, dims]: rows orthogonal in blocks of dims, with norms of Gaussian vectors."""
+    """Return ω [number, dims]: orthogonal rows in blocks of dims, with norms of Gaussian vectors."""
     options: dict[str, Any] = dict(generator=generator, device=device)
     blocks = []
     for _ in range(-(-number // dims)):

@@ -12,8 +12,8 @@ from .depthwise_conv import KernelMixer
 class Pooling(KernelMixer):
     """The gated mean of the visible tokens around each one, a control without learned weights.
 
-    ``y_t = proj(g(q_t) ⊙ mean_t' v_t')`` over the kernel; borders and hidden tokens do not count.
-    PoolFormer (arXiv 2111.11418) has no projections and no gate.
+    ``y_t = proj(g(q_t) ⊙ mean_t' v_t')`` over the kernel. PoolFormer (arXiv 2111.11418) has no
+    projections and no gate.
 
     Args:
         embed_dims: Channels D.
@@ -26,5 +26,4 @@ class Pooling(KernelMixer):
     average = True
 
     def kernel(self) -> Tensor:
-        """Return ones ``[1, *kernel]``."""
         return torch.ones(1, *self.kernel_size, device=self._device)

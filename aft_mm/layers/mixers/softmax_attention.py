@@ -31,7 +31,7 @@ class KeyValueCache(NamedTuple):
     position: Tensor
 
     def append(self, key: Tensor, value: Tensor) -> 'KeyValueCache':
-        """Return the cache with one more token [B, h, 1, D/h], written in place if there is room."""
+        """Return the cache with one more token [B, h, 1, D/h], in place if there is room."""
         cache = self if self.used < self.key.shape[2] else self._grown(key.dtype)
         cache.key[:, :, self.used : self.used + 1] = key
         cache.value[:, :, self.used : self.used + 1] = value
@@ -80,8 +80,9 @@ class TokenHistory(NamedTuple):
 class SoftmaxAttention(TokenMixer):
     """Multi-head attention, ``softmax(q kᵀ / √(D/h)) v`` per head.
 
-    Uses torch's scaled_dot_product_attention. A query that sees no key gets 0. The state of a step
-    caches keys and values, O(t·D), which is also its cost.
+    A query that sees no key gets 0. The state of a step caches keys and values, O(t·D), which is
+    also
+    its cost.
 
     Args:
         embed_dims: Channels D.
@@ -122,7 +123,6 @@ class SoftmaxAttention(TokenMixer):
 
     @torch.no_grad()
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, KeyValueCache | TokenHistory]:
-        """See :meth:`TokenMixer.prefill`."""
         y, state = super().prefill(x, lengths)
         if isinstance(state, TokenHistory):
             given = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
@@ -132,7 +132,6 @@ class SoftmaxAttention(TokenMixer):
 
     @torch.no_grad()
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """See :meth:`TokenMixer.step`."""
         if not isinstance(state, TokenHistory):
             return super().step(x_t, state)
         self._check_step(x_t, state)

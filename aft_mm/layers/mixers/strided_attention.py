@@ -24,11 +24,14 @@ class StridedAttention(TokenMixer):
     """Softmax attention over O(√T) tokens (Sparse Transformer, arXiv 1904.10509, §4).
 
     With stride l, in raster order: 'strided' sees tokens at most l or a multiple of l away; 'fixed'
-    its own block of l tokens and the last `summary` tokens of every block. Each head takes one
-    softmax over both sets, the paper's merged head.
+    its
+    own block of l tokens and the last `summary` tokens of every block. Each head takes one softmax
+    over
+    both sets, the paper's merged head.
 
     Time O(T·(l + T/l)·D), memory O(T·(l + T/l)·h); for 'fixed' T/l · summary replaces T/l. The
-    state of a step is O(T·D), its cost O((l + T/l)·D).
+    state of a
+    step is O(T·D), its cost O((l + T/l)·D).
 
     Args:
         embed_dims: Channels D.
@@ -76,7 +79,7 @@ class StridedAttention(TokenMixer):
             self.key = nn.Linear(embed_dims, qk_dims, bias=bias)
 
     def visible(self, target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Return whether targets see sources by the local part of the pattern, and by the far part."""
+        """Return whether targets see sources by the local and by the far part of the pattern."""
         distance = target - source
         if self.pattern == 'strided':
             near = distance.abs() <= self.stride

@@ -17,8 +17,9 @@ class TokenShift(KernelMixer):
     """Each group of channels comes from one neighbour, a control without learned weights.
 
     Groups of equal size come from the token itself, the previous token along each dimension and, if
-    not causal, the next. For a causal sequence this is RWKV's token shift, on an image ShiftViT's
-    (arXiv 2201.10801) with more channels.
+    not
+    causal, the next. For a causal sequence this is RWKV's token shift, on an image like ShiftViT's
+    (arXiv 2201.10801).
 
     Args:
         embed_dims: Channels D.
@@ -30,7 +31,7 @@ class TokenShift(KernelMixer):
     def __init__(self, embed_dims: int, **kwargs: Any) -> None:
         super().__init__(embed_dims, 3, **kwargs)
         size = self.kernel_size
-        # The centre and, along each dimension, the entry before it and the one after it.
+        # The centre and, along each dimension, its neighbours.
         steps = (-1,) if self.causal else (-1, 1)
         entries = [0] + [step * 3**axis for axis in range(len(size)) for step in steps]
         group = torch.arange(embed_dims) * len(entries) // embed_dims
@@ -39,5 +40,4 @@ class TokenShift(KernelMixer):
         self.register_buffer('one_hot', one_hot, persistent=False)
 
     def kernel(self) -> Tensor:
-        """Return one-hot weights ``[D, *kernel]``."""
         return self.one_hot

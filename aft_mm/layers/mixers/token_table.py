@@ -25,16 +25,10 @@ class TokenTable(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of rows N."""
         return self.rows[0].shape[1]
 
     def store(self, *token: Tensor) -> 'TokenTable':
-        """Return the state with one more token, [B, C] per table; overwrites this one.
-
-        Raises:
-            ValueError: a token of another batch or size; on a CPU also a full table or a used
-                state.
-        """
+        """Return the state with one more token, [B, C] per table; overwrites this one."""
         allowed = [(rows.shape[0], rows.shape[2]) for rows in self.rows]
         if [tuple(row.shape) for row in token] != allowed:
             raise ValueError(
@@ -52,11 +46,7 @@ class TokenTable(NamedTuple):
         return TokenTable(self.rows, position)
 
     def fill(self, prompt: Sequence[Tensor], lengths: Tensor) -> 'TokenTable':
-        """Return the state after prompts [B, L, C] per table, of lengths [B], padding included.
-
-        Raises:
-            ValueError: L exceeds the number of rows.
-        """
+        """Return the state after prompts [B, L, C] per table, of lengths [B], padding included."""
         tokens = prompt[0].shape[1]
         if tokens > self.size:
             raise ValueError(f'a prompt must have at most {self.size} tokens, got {tokens}')

@@ -129,9 +129,6 @@ class AutoregressiveModel(BaseModel):
 
         Returns:
             The memory [B, S, D] and its mask [B, S], True = keep; None, None without an encoder.
-
-        Raises:
-            ValueError: a source is missing, or is given without an encoder.
         """
         given = [torch.as_tensor(source) for source in sources if source is not None]
         if len(given) != (0 if self.encoder is None else len(sources)):
@@ -163,9 +160,7 @@ class AutoregressiveModel(BaseModel):
 
 
 def _counted(inputs: Tensor, samples: list[SequenceSample]) -> Tensor:
-    """Return which tokens are predicted, bool [B, T]: no context, no padding, as ``predicted``
-    allows.
-    """
+    """Return which tokens are predicted, bool [B, T]: no context or padding, and by ``predicted``."""
     spans = [(s.get('num_context', 0), s.get('length', inputs.shape[1])) for s in samples]
     first, end = torch.tensor(spans, device=inputs.device).unsqueeze(-1).unbind(1)
     token = torch.arange(inputs.shape[1], device=inputs.device)

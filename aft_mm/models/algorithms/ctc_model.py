@@ -27,8 +27,7 @@ class CTCModel(BaseModel):
         head: Config of :class:`CTCHead`.
         beam_size: Number of prefixes of the beam search; 1 decodes greedily.
         lexicon: ``dict(units=…, words=[…])`` with the units of the data set; 'predict' then adds
-            ``in_lexicon``, the most likely transcript of these words, by a beam of at least 16
-            prefixes.
+            ``in_lexicon``, the most likely transcript of these words.
         data_preprocessor: Config; :class:`UtterancePreprocessor` by default.
         init_cfg: See mmengine's BaseModel.
 
@@ -108,7 +107,7 @@ class CTCModel(BaseModel):
     def decode(
         self, log_probs: Tensor, beam_size: int | None = None, lexicon: Lexicon | None = None
     ) -> list[Hypothesis]:
-        """Return the best transcripts of log_probs [T, V].
+        """Return the best transcripts.
 
         Args:
             log_probs: [T, V].

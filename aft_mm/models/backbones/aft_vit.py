@@ -39,11 +39,12 @@ class AFTViT(BaseModule):
 
     DeiT is ``AFTViT(arch, with_cls_token=True, out_type='cls_token',
     token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=3))``. AFT-conv has neither class
-    token nor position embedding, and averages the tokens.
+    token nor
+    position embedding, and averages the tokens.
 
     Images of any size are padded at the bottom and on the right to a multiple of the patch, and
-    learned positions are interpolated, also from a checkpoint. Loading is strict even with
-    strict=False.
+    learned
+    positions are interpolated, also from a checkpoint. Loading is always strict.
 
     Args:
         arch: 'tiny', 'small', 'base' (D = 192, 384, 768, 12 layers), or a dict with embed_dims,
@@ -187,13 +188,8 @@ class AFTViT(BaseModule):
         ]
 
     def layers_of(self, indices: int | Sequence[int] | None) -> tuple[int, ...]:
-        """Return ascending layers, counted from the first.
-
-        Args:
-            indices: layers, negative ones from the last; an int n for the last n, None for all.
-
-        Raises:
-            ValueError: there is no such layer.
+        """Return ascending layers: negative ones count from the last, an int n means the last n,
+        None all.
         """
         depth = len(self.layers)
         if indices is None:

@@ -23,7 +23,7 @@ class DecoderState(NamedTuple):
     def hold(self, last: int) -> None:
         """Move sequences past token `last` back to it, in place.
 
-        This keeps a complete sequence inside the position table while its batch takes steps.
+        A complete sequence stays inside the position table while its batch takes steps.
         """
         self.position.clamp_(max=last)
         for block in self.blocks:
@@ -36,10 +36,6 @@ class SequenceDecoder(BlockStack):
 
     ``hidden_t = norm(blocks(x))_t`` predicts token t, with ``x_0 = start + p_0`` and
     ``x_t = embedding(token_{t−1}) + p_t``.
-
-    A decoder of CIFAR-10 images is ``SequenceDecoder(256, 24, embedding=dict(
-    type='aft_mm.TokenEmbedding', vocab_size=256, num_kinds=3), token_mixer=dict(
-    type='aft_mm.AFTLocal', window=256, rank=64), grid=(3072,))``.
 
     Args:
         *args: See :class:`BlockStack`.
@@ -120,8 +116,7 @@ class SequenceDecoder(BlockStack):
             The hidden vector [B, D] that predicts the next token, and the next state.
 
         Raises:
-            ValueError: On a CPU, past the position table or for a token outside the vocabulary;
-                elsewhere the check would synchronise.
+            ValueError: On a CPU, past the position table or for a token outside the vocabulary.
         """
         position = state.position + 1
         if position.device.type == 'cpu' and not torch.compiler.is_compiling():
@@ -137,9 +132,8 @@ class SequenceDecoder(BlockStack):
     def select_state(
         self, state: DecoderState, rows: Tensor, same_memory: bool = False
     ) -> DecoderState:
-        """Return a copy of the state for the sequences rows [N], in this order.
-
-        With `same_memory` each place of the batch keeps the memory it has.
+        """Return a copy of the state for the sequences rows [N]; `same_memory`: places keep their
+        memory.
         """
         blocks = [
             layer.select_state(block, rows, same_memory)

@@ -25,9 +25,7 @@ class Hypothesis(NamedTuple):
 
 
 def decode_greedily(log_probs: Tensor) -> Hypothesis:
-    """Return the most likely alignment of log_probs [T, V], without repetitions and blanks; its
-    score is that of the alignment.
-    """
+    """Return the most likely alignment of log_probs [T, V], without repetitions and blanks."""
     _check(log_probs)
     best, path = log_probs.max(-1)
     units = tuple(unit for unit, _ in groupby(path.tolist()) if unit != BLANK)
@@ -45,8 +43,7 @@ class Lexicon:
     def __init__(self, words: Sequence[Prefix], separator: int | None = None) -> None:
         if not words or not all(words) or any(separator in word for word in words):
             refuse('words', 'one or more of one or more units, without the separator', words)
-        # A state is the set of possible places, each the units of a word so far; () is between two
-        # words.
+        # A state is the set of possible places, each the units of a word so far.
         self.words = frozenset(words)
         self.separator = separator
         self.next_units: dict[Prefix, set[int]] = defaultdict(set)
@@ -58,11 +55,7 @@ class Lexicon:
 
     @classmethod
     def of(cls, words: Sequence[str], units: TextUnits) -> 'Lexicon':
-        """Return the lexicon of words as their units, separated by the space if there is one.
-
-        Raises:
-            ValueError: a word has an unknown unit.
-        """
+        """Return the lexicon of words as their units, separated by the space if there is one."""
         encoded = [units.encode(word) for word in words]
         for word, (_, unknown) in zip(words, encoded, strict=True):
             if unknown:
@@ -86,11 +79,11 @@ class Lexicon:
 def decode_by_beam(
     log_probs: Tensor, beam_size: int, lexicon: Lexicon | None = None
 ) -> list[Hypothesis]:
-    """Return the most likely transcripts of log_probs [T, V], best first.
+    """Return the most likely transcripts, best first, by prefix beam search (Hannun et al. 2014).
 
-    Prefix beam search (Hannun et al. 2014): a prefix carries the summed probability of its
-    alignments, separately for those that end in a blank and in its last unit. Ties are broken by
-    units. Scores are exact if no prefix is dropped.
+    A prefix carries the summed probability of its alignments, separately for those that end in a
+    blank
+    and in its last unit. Ties are broken by units. Scores are exact if no prefix is dropped.
 
     Args:
         log_probs: Log probabilities [T, V], blank first.

@@ -38,7 +38,7 @@ def generate(
     """Sample sequences that continue the prompts.
 
     Prompts, also of different lengths, are run in one parallel pass, and further tokens in steps,
-    replayed as a CUDA graph on a GPU. The model runs in evaluation mode; its mode is restored.
+    replayed as a CUDA graph on a GPU. The model runs in evaluation mode.
 
     Args:
         model: An :class:`AutoregressiveModel`.
@@ -53,11 +53,10 @@ def generate(
         use_state: False runs the whole decoder for every token, to check the steps.
         progress: Show a progress bar on stderr.
         source: One source sequence per sample, for the model's encoder.
-        end_token: Ends a sequence and fills the rest of it; the check for the end of all sequences
-            synchronises at every token.
+        end_token: Ends a sequence and fills the rest of it; the check synchronises at every token.
         compiled: Use torch.compile for the steps on a CPU, except with a state that grows, such as
-            that of softmax attention. The first call for a number of sequences compiles for seconds
-            to minutes. Rounding may change a token.
+            that of softmax attention. The first call for a number of sequences takes seconds to
+            minutes. Rounding may change a token.
 
     Returns:
         Sequences int64 [B, T] or [B, T, C], prompts included.
@@ -133,7 +132,7 @@ def _extend(
         if isinstance(advance, CompiledSteps):
             print_log(f'compiled the step in {advance.seconds:.1f} s', 'current')
     for i in _tracked(steps) if progress else range(steps):
-        # A sequence with a longer prompt is complete earlier and stays at its last token.
+        # A sequence with a longer prompt stays at its last token.
         position = (lengths + i).clamp_max(last)
         if not use_state:
             hidden = decoder(tokens[:, : longest + i + 1], *memory)[row, position]
@@ -158,8 +157,7 @@ def _tracked(steps: int) -> Iterable[int]:
 class Hypothesis(NamedTuple):
     """A result of :func:`beam_search`.
 
-    tokens: int64 [T], without the end. score: see :func:`beam_search`. nats: −log p of the tokens
-    and the end.
+    tokens: int64 [T], without the end. nats: −log p of the tokens and the end.
     """
 
     tokens: Tensor
@@ -182,8 +180,9 @@ def beam_search(
 
     ``score = log p(y | x) / ((5 + |y|) / 6)^α`` with α = `length_penalty`, counting the end (arXiv
     1609.08144, eq. 14). At every token the K = `beam_size` most probable continuations are kept;
-    each one that ends reduces K by one. A source is done when K is 0 or no open sequence can reach
-    its best results. At the largest length a sequence must end. Results do not depend on the batch.
+    each one
+    that ends reduces K by one. A source is done when K is 0 or no open sequence can reach its best
+    results. At the largest length a sequence must end. Results do not depend on the batch.
 
     Args:
         model: An :class:`AutoregressiveModel` with an encoder and a categorical head.
@@ -192,8 +191,7 @@ def beam_search(
         beam_size: K; 1 always takes the most probable token.
         num_best: Number of results per source, at most K.
         length_penalty: α ≥ 0; larger favours longer sequences.
-        max_length: Largest number of tokens with the end; at most, and by default,
-            :func:`default_length`.
+        max_length: Largest number of tokens with the end, by default :func:`default_length`.
 
     Returns:
         For each source up to `num_best` results, best first.
@@ -239,7 +237,7 @@ def _search(
     """Return the finished sequences of each source, unsorted."""
     device = memory[0].device
     found: list[list[Hypothesis]] = [[] for _ in limits]
-    going = list(range(len(limits)))  # sources that are not done
+    going = list(range(len(limits)))  # not done
     none = torch.zeros(len(going), 0, dtype=torch.long, device=device)
     hidden, state = model.decoder.prefill(none, none.new_zeros(len(going)), *memory)
     rows = torch.arange(len(going), device=device).repeat_interleave(width)
@@ -280,16 +278,9 @@ def _search(
 def _extended(
     logits: Tensor, log_p: Tensor, must_end: Tensor, end: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Extend the beams by one token.
+    """Return log probability, previous beam and token [B, width] of the beams with one more token.
 
-    Args:
-        logits: Of the beams [B · width, V].
-        log_p: Log probabilities of the beams [B, width].
-        must_end: Sources whose next token is the end, bool [B].
-        end: End token.
-
-    Returns:
-        Log probability, previous beam and token of the best beams, [B, width] each.
+    `must_end` [B] marks sources whose next token is the end.
     """
     check_logits(logits)
     step = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)

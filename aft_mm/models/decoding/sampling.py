@@ -14,12 +14,7 @@ def check_sampling(
     top_p: float | None = None,
     seed: int | None = None,
 ) -> None:
-    """Check the options of :func:`sample_categorical`, and a seed.
-
-    Raises:
-        ValueError: Unless 0 < temperature < ∞, top_k is an int ≥ 1, 0 < top_p ≤ 1 and seed is an
-            int of at most 63 bits.
-    """
+    """Check the options of :func:`sample_categorical`, and a seed of at most 63 bits."""
     check_number('temperature', temperature, above=0)
     if top_k is not None:
         check_int('top_k', top_k, 1)
@@ -46,7 +41,7 @@ def sample_categorical(
     greedy: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Sample one value per row of ``softmax(logits / temperature)``.
+    """Sample one value per row of ``softmax(logits / temperature)``, int64 [B].
 
     Args:
         logits: [B, V].
@@ -56,9 +51,6 @@ def sample_categorical(
             probability of at least p.
         greedy: Take the most probable value instead of sampling.
         generator: torch's default generator if None.
-
-    Returns:
-        Values int64 [B].
 
     Raises:
         ValueError: As :func:`check_sampling`; on a CPU also if a row has NaN or no finite logit.

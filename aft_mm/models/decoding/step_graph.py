@@ -1,8 +1,6 @@
 """Runners for the steps of a decoder: eager, on fixed buffers, as a CUDA graph, or compiled.
 
-A GPU finishes the small kernels of a step faster than Python launches them. A CUDA graph launches
-them at once, on fixed buffers. On a CPU torch.compile fuses the kernels to a few, on the same
-buffers.
+A GPU finishes the small kernels of a step faster than Python launches them.
 """
 
 import time
@@ -29,7 +27,7 @@ __all__ = [
 # (token, state) -> (hidden, state), see SequenceDecoder.step.
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
-# A graph costs two steps and its instantiation by the driver.
+# A graph costs two steps and its instantiation.
 FEWEST_STEPS = 8
 MOST_GRAPHS = 2**20  # practically unlimited
 
@@ -46,14 +44,7 @@ class PlainSteps:
 
 
 class StaticSteps(PlainSteps):
-    """Steps on fixed buffers; each call overwrites the hidden vectors of the last one.
-
-    Args:
-        step: See :meth:`SequenceDecoder.step`.
-        token: A tensor with the shape and type of the tokens.
-        hidden: A tensor with the shape and type of the hidden vectors.
-        state: The first state, which becomes the buffer.
-    """
+    """Steps on fixed buffers, like `token` and `hidden`; each call overwrites the last results."""
 
     def __init__(self, step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:
         super().__init__(step, state)
@@ -92,8 +83,7 @@ class CapturedSteps(StaticSteps):
 class CompiledSteps(StaticSteps):
     """Steps on fixed buffers by torch.compile; equal to plain steps up to rounding.
 
-    Attributes:
-        seconds: Duration of the first step, which compiles or loads kernels.
+    seconds: duration of the first step, which compiles or loads kernels.
     """
 
     def __init__(self, step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:
@@ -108,7 +98,6 @@ class CompiledSteps(StaticSteps):
 
 
 def _advance_in_place(step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:
-    """Take a step and write its results into `hidden` and `state`."""
     new_hidden, new_state = step(token, state)
     hidden.copy_(new_hidden)
     for old, new in zip(leaves(state), leaves(new_state), strict=True):
@@ -128,11 +117,7 @@ def _compiled_advance() -> Callable[..., None]:
 def make_steps(
     step: Step, token: Tensor, hidden: Tensor, state: Any, count: int, compiled: bool = False
 ) -> PlainSteps:
-    """Return the fastest runner for `count` steps.
-
-    If :func:`graph_pays`, a CUDA graph on a GPU, compiled steps on a CPU if `compiled`; else eager
-    steps.
-    """
+    """Return the fastest runner: if :func:`graph_pays`, a CUDA graph or `compiled` steps on a CPU."""
     if token.device.type == 'cuda' and graph_pays(state, count):
         return CapturedSteps(step, token, hidden, state)
     if compiled and token.device.type == 'cpu' and graph_pays(state, count):
@@ -142,14 +127,15 @@ def make_steps(
 
 @contextmanager
 def step_layout(decoder: nn.Module, columns: bool) -> Iterator[None]:
-    """Lay out the weights for fast steps on a CPU within the context.
+    """Project query, key and value in one product on a CPU within the context.
 
-    Query, key and value are projected in one product. With `columns`, matrices are column-major, in
-    which torch's product with a single row is up to twice as fast.
+    With `columns`, matrices are column-major, in which torch's product with a single row is up to
+    twice
+    as fast.
     """
     device = next(decoder.parameters()).device.type
     mixers = [module for module in decoder.modules() if isinstance(module, TokenMixer)]
-    # Autocast would cast the fused weights at every token. On a GPU it was not measured.
+    # Autocast would cast the fused weights at every token.
     if device != 'cpu' or torch.is_autocast_enabled(device):
         mixers = []
     linear = [module for module in decoder.modules() if type(module) is nn.Linear]
@@ -182,7 +168,6 @@ def leaves(state: Any) -> Iterator[Any]:
 
 
 def copy_state(state: Any) -> Any:
-    """Return a copy of the state that shares no memory with it."""
     if isinstance(state, Tensor):
         return state.clone()
     if isinstance(state, list):

@@ -9,16 +9,14 @@ from aft_mm.registry import MODELS
 
 
 def check_features(features: Tensor, num_features: int) -> None:
-    """Raise ValueError unless features are [B, T, num_features]."""
     if features.dim() != 3 or features.shape[-1] != num_features:
         refuse('features', f'a tensor [B, T, {num_features}]', features)
 
 
 @MODELS.register_module()
 class BiLSTMEncoder(BaseModule):
-    """Bidirectional LSTM, ``[B, T, F] -> [B, T, 2·H]`` (arXiv 2006.16236, §4.3).
-
-    Padding is skipped.
+    """Bidirectional LSTM, ``[B, T, F] -> [B, T, 2·H]``, which skips padding (arXiv 2006.16236,
+    §4.3).
 
     Args:
         num_features: Features F of a frame.
@@ -52,14 +50,8 @@ class BiLSTMEncoder(BaseModule):
         )
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return hidden vectors [B, T, 2·H].
-
-        Args:
-            features: [B, T, F].
-            mask: bool [B, T], True for frames, which come first.
-
-        Raises:
-            ValueError: Another F.
+        """Return hidden vectors [B, T, 2·H] of features [B, T, F] with the mask [B, T], frames
+        first.
         """
         check_features(features, self.lstm.input_size)
         if mask is None:

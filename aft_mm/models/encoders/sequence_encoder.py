@@ -14,8 +14,6 @@ from ..block_stack import BlockStack
 class SequenceEncoder(BlockStack):
     """Encoder of tokens or frames, ``[B, S] -> [B, S, D]``; every token sees all others.
 
-    The output is the memory of a decoder, or the input of :class:`CTCHead`.
-
     Args:
         *args: See :class:`BlockStack`.
         **kwargs: See :class:`BlockStack`; `causal` is set here.
@@ -30,8 +28,7 @@ class SequenceEncoder(BlockStack):
         Args:
             tokens: Input of the embedding, such as int64 [B, S] or frames [B, S, F].
             mask: bool [B, S], True = keep.
-            **pairs: position_bias and pair_mask of the tokens for the mixers, such as
-                :class:`aft_mm.layers.AFTBias`.
+            **pairs: position_bias and pair_mask of the tokens, see :meth:`TokenMixer.forward`.
 
         Raises:
             ValueError: a sequence longer than the position table, or a token outside the

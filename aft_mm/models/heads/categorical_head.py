@@ -50,11 +50,7 @@ class CategoricalHead(nn.Module):
             nn.init.trunc_normal_(self.weight, std=0.02)
 
     def tie(self, embedding: nn.Module) -> None:
-        """Use the table of `embedding` as W.
-
-        Raises:
-            ValueError: It is not a TokenEmbedding with a table [V, D].
-        """
+        """Use the table of `embedding`, a TokenEmbedding [V, D], as W."""
         if not isinstance(embedding, TokenEmbedding) or embedding.weight.shape != self.shape:
             raise ValueError(
                 f'embedding of a tied head must be a TokenEmbedding {list(self.shape)}, got '
@@ -63,11 +59,7 @@ class CategoricalHead(nn.Module):
         self._embedding = (embedding,)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [..., V] for hidden [..., D].
-
-        Raises:
-            ValueError: The head is tied, and :meth:`tie` was not called.
-        """
+        """Return logits [..., V] for hidden [..., D]."""
         if self.tied and not self._embedding:
             raise ValueError('tie(embedding) must be called before a tied head is used')
         weight = self._embedding[0].weight if self.tied else self.weight

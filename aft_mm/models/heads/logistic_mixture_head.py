@@ -24,7 +24,8 @@ class LogisticMixtureHead(nn.Module):
 
     where the bins of 0 and 255 extend to −∞ and ∞. Of three channels, later means are
     ``μ_G + α x_R`` and ``μ_B + β x_R + γ x_G``, with α, β, γ the tanh of further outputs. Log
-    scales are clamped to ±7; the lower bound is that of the paper's code.
+    scales are
+    clamped to ±7.
 
     Args:
         embed_dims: Channels D.
@@ -44,7 +45,6 @@ class LogisticMixtureHead(nn.Module):
         self.num_channels = self.dims_per_token = num_channels
         self.token_shape = () if num_channels == 1 else (num_channels,)
         coefficients = num_channels * (num_channels - 1) // 2
-        # Outputs per component: logit, means, log scales, coefficients.
         self.split = (1, num_channels, num_channels, coefficients)
         self.proj = nn.Linear(embed_dims, num_components * sum(self.split))
         nn.init.trunc_normal_(self.proj.weight, std=0.02)
@@ -81,8 +81,8 @@ class LogisticMixtureHead(nn.Module):
     def sample(self, hidden: Tensor, **options: Any) -> Tensor:
         """Sample a pixel per row of hidden [B, D], int64 [B, C], or [B] with one channel.
 
-        Channels are sampled in turn, given the earlier ones, from probabilities in float32, or in
-        the type of `hidden` if that is wider. For `options` see :func:`sample_categorical`.
+        Channels are sampled in turn, from probabilities in float32 or wider. For `options` see
+        :func:`sample_categorical`.
         """
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         log_weight, mean, log_scale, coefficient = self._mixture(hidden, dtype)

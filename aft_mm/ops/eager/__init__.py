@@ -12,20 +12,9 @@ The numerics policy, which every backend follows:
 - Operands of a matrix product may be rounded if the error stays within twice that of rounding the
   result (`bf16_matmul.py`). w, an exponent, is never rounded.
 
-One file per op:
-
-- `simple.py`: AFT-simple, with a backward pass of its own for causal sums;
-- `full_local.py`: AFT-full, AFT-local and AFT-local-learned, with w in tiles;
-- `full_batched.py`: AFT-full with a w per sample or head, and a mask of pairs;
-- `conv.py`: AFT-conv and the choice among its forms; `conv_dense.py`: a matrix product per head, on
-  CUDA; `conv_exact.py`: the form for any finite key;
-- `window.py`: AFT-local-hard;
-- `linear.py`: linear attention;
-- `steps.py`: all of them one token at a time.
-
-Shared: `online_softmax.py` (shifted sums, masks, gate), `banded_matmul.py` (products with W in
-tiles), `onednn_matmul.py` and `bf16_matmul.py` (how they are multiplied), `custom_ops.py` (single
-nodes for torch.compile), `../path_choice.py` (fast or safe).
+Each op has a file. They share `online_softmax.py` (shifted sums, masks, gate), `banded_matmul.py`
+(products with W in tiles), `onednn_matmul.py` and `bf16_matmul.py` (how they are multiplied),
+`custom_ops.py` (single nodes for torch.compile) and `../path_choice.py` (fast or safe).
 """
 
 from .conv import aft_conv

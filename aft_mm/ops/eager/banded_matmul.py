@@ -2,14 +2,12 @@
 
 Tokens are columns: key and value are [T, C] with C = B·D, so a block is one matrix product for the
 whole batch. The tiles [n, c, (before + 1 + after)·c] hold each block of c tokens against those
-around it.
-
-Both passes are the same banded product, with W forward and Wᵀ backward; autograd would save several
-copies of keys and values.
+around it. Backward is the same product with Wᵀ; autograd would save several copies of the tokens.
 """
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,10 +17,17 @@ from torch import Tensor
 from ..path_choice import transformed
 from . import onednn_matmul
 from .bf16_matmul import grad_weights, multiply, refuse_second_derivative, split_terms
-from .online_softmax import column_shift, mean, prefix_sum, shift, suffix_sum
+from .online_softmax import (
+    column_shift,
+    mean,
+    prefix_sum,
+    second_derivative,
+    shift,
+    suffix_sum,
+)
 
-# Elements of key that are worked on at once, which bounds temporaries. On a CPU they should fit into
-# its caches; a GPU needs large products and few launches.
+# Elements of key at once, which bounds temporaries: on a CPU they should fit into its caches; a GPU
+# needs large products and few launches.
 CHUNK, CUDA_CHUNK = 2**21, 2**25
 SMALLEST_WIDTH = 64
 
@@ -30,8 +35,7 @@ SMALLEST_WIDTH = 64
 class TileReach(NamedTuple):
     """Blocks that a tile of W covers before and after its own, and what is outside.
 
-    past, future: whether W is 1 before and after the tiles, else 0. precision: see
-    `bf16_matmul.py`.
+    past, future: whether W is 1 before and after the tiles, else 0.
     """
 
     before: int
@@ -42,17 +46,14 @@ class TileReach(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Blocks that a tile covers."""
         return self.before + 1 + self.after
 
     @property
     def transposed(self) -> 'TileReach':
-        """Return the reach of the tiles of Wᵀ."""
         return TileReach(self.after, self.before, self.future, self.past, self.precision)
 
 
 def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
-    """Return [T, C] as blocks [n, c, C]."""
     count = -(-x.shape[0] // block)
     missing = count * block - x.shape[0]
     if torch.compiler.is_compiling() or missing:
@@ -71,15 +72,7 @@ def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0
 
 
 def banded_mean(key: Tensor, value: Tensor, tiles: Tensor, reach: TileReach) -> Tensor:
-    """Return ``Σ W e^k v / Σ W e^k`` [T, C].
-
-    Args:
-        key: [S, C], −inf where hidden.
-        value: [S, C].
-        tiles: w [n, c, (before + 1 + after)·c], −inf where hidden.
-        reach: The blocks that the tiles cover.
-    """
-    # The compiler decides what to save and recompute.
+    """Return ``Σ W e^k v / Σ W e^k`` [T, C], with key [S, C] and tiles of w −inf where hidden."""
     if torch.compiler.is_compiling():
         return _composed_mean(key, value, tiles, reach)
     if transformed(key, value, tiles):
@@ -90,11 +83,10 @@ def banded_mean(key: Tensor, value: Tensor, tiles: Tensor, reach: TileReach) -> 
 
 
 def _composed_mean(key: Tensor, value: Tensor, tiles: Tensor, reach: TileReach) -> Tensor:
-    """Compute :func:`banded_mean` by plain operations, for autograd and compilers."""
     exp_key = torch.exp(key - column_shift(key, 0))
     terms = torch.cat([exp_key * value, exp_key], 1)
     sums = banded_product(terms, tile_weights(tiles, reach.past), reach)
-    columns = value.shape[1]  # chunk would ask for the number, which an exported graph lacks
+    columns = value.shape[1]  # chunk needs a number, which an exported graph lacks
     return mean(sums[:, :columns], sums[:, columns:])
 
 
@@ -104,7 +96,6 @@ def tile_weights(tiles: Tensor, global_term: bool) -> Tensor:
 
 
 def banded_product(x: Tensor, weights: Tensor, reach: TileReach) -> Tensor:
-    """Return W times x [S, C], [T, C]."""
     pieces = [piece for _, piece in _products(x, weights, reach)]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
@@ -149,7 +140,6 @@ def _mean_and_denominator(
 def _products(x: Tensor, weights: Tensor, reach: TileReach) -> Iterable[tuple[slice, Tensor]]:
     """Return :func:`banded_product` in pieces: pairs of rows and their result."""
     before, after, past, future, precision = reach
-    # A lone tile covers everything.
     outside = None
     if (past or future) and len(weights) > 1:
         outside = _outside_sums(x, weights.shape[2] // reach.blocks, reach)
@@ -214,7 +204,6 @@ def _grad_tiles(
 def _add_grad_tiles(
     grad_tiles: Tensor, grads: Tensor, terms: Tensor, before: int, after: int, precision: str
 ) -> None:
-    """Add the gradient of W from those of numerator and denominator, and the two terms."""
     if precision == 'fp32' and onednn_matmul.is_applicable(grad_tiles, grads):
         onednn_matmul.add_grad_tiles(grad_tiles, grads, terms, before)
         return
@@ -263,12 +252,9 @@ class _BandedMean(torch.autograd.Function):
         key, value, tiles, result, denominator = ctx.saved_tensors
         reach = ctx.reach
         before, after, *_, precision = reach
-        if torch.is_grad_enabled():  # a second derivative is wanted
-            inputs = key, value, tiles
-            needed = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
-            composed = _composed_mean(*inputs, reach._replace(precision='fp32'))
-            grads = iter(torch.autograd.grad(composed, needed, grad, create_graph=True))
-            return tuple(next(grads) if need else None for need in ctx.needs_input_grad)
+        if torch.is_grad_enabled():
+            composed = partial(_composed_mean, reach=reach._replace(precision='fp32'))
+            return second_derivative(ctx, composed, (key, value, tiles), grad)
         weights = tile_weights(tiles, reach.past)
         transposed = _transposed(weights, before, after)
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
@@ -288,7 +274,6 @@ class _BandedMean(torch.autograd.Function):
                 for rows, sums in _products(grads, transposed, reach.transposed):
                     grad_term, grad_weight = sums.chunk(2, 1)
                     torch.mul(grad_term, exp_key[rows], out=grad_v[rows])
-                    # Rounded as the other product: equal ones cancel.
                     grad_weight.add_(grad_term.mul_(v[rows]))
                     torch.mul(grad_weight, exp_key[rows], out=grad_k[rows])
         if grad_tiles is not None:

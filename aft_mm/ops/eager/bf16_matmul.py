@@ -1,14 +1,11 @@
 """Products of weights W with terms, such as ``e^k v`` and ``e^k``, in the precision of the tokens.
 
 - ``'fp32'``: operands are multiplied as they are; torch's switches decide about tf32;
-- ``'bf16'``: W and the terms are rounded to bfloat16;
-- ``'bf16x2'``: W is rounded to bfloat16, the terms are split into two bfloat16 summands.
+- ``'bf16'``: W and the terms are rounded to bfloat16, without a gradient;
+- ``'bf16x2'``: W is rounded, the terms are split into two bfloat16 summands, with a gradient.
 
-The last two are for bfloat16 tokens on CUDA, without and with a gradient. Gradients are differences
-of products with the same W, so the rounding of W cancels, but that of the terms does not.
-
-The largest error of a gradient is 1.4 times that of rounding the result to bfloat16; with bfloat16
-terms 3.4 times, and 26 if values are close; with tf32 0.5 and 3.9 (docs/ops.md).
+Gradients are differences of products with the same W, so its rounding cancels, but that of the
+terms does not: their largest error is 1.4 times that of rounding the result (docs/ops.md).
 """
 
 from collections.abc import Sequence
@@ -28,7 +25,7 @@ def matmul_precision(value: Tensor) -> str:
 
 
 def split_terms(x: Tensor, precision: str) -> list[Tensor]:
-    """Return x, or the bfloat16 summands of x, 8 bits each."""
+    """Return x, or its bfloat16 summands of 8 bits each."""
     if precision == 'fp32':
         return [x]
     high = x.bfloat16()
@@ -36,7 +33,7 @@ def split_terms(x: Tensor, precision: str) -> list[Tensor]:
 
 
 def multiply(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
-    """Return W [n, t, s] times the sum of the terms, :func:`split_terms` of [n, s, C]."""
+    """Return W [n, t, s] times the sum of the split terms [n, s, C]."""
     if terms[0].dtype != torch.bfloat16:
         return torch.bmm(weights, terms[0])
     rounded = weights.bfloat16()
@@ -45,13 +42,9 @@ def multiply(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
 
 
 def grad_weights(grads: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor:
-    """Return the gradient of W [n, t, s] from that of W times the terms; both split.
+    """Return the gradient of W from that [n, t, C] of W times the terms [n, s, C]; both split.
 
     The product of the two low summands is below rounding and left out.
-
-    Args:
-        grads: :func:`split_terms` of [n, t, C].
-        terms: :func:`split_terms` of [n, s, C].
     """
     columns = [term.transpose(1, 2) for term in terms]
     result = multiply(grads[0], columns)
@@ -67,14 +60,14 @@ def refuse_second_derivative() -> None:
         )
 
 
+# torch supports it on CUDA only.
 def bmm_to_float32(a: Tensor, b: Tensor) -> Tensor:
-    """Return the float32 product of bfloat16 matrices; torch supports it on CUDA only."""
     return torch.bmm(a, b, out_dtype=torch.float32)
 
 
 def add_bmm(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return the float32 `total` plus the product of bfloat16 matrices, in one pass."""
-    # torch 2.11 cannot trace the latter, and a compiler fuses the sum.
+    """Return the float32 `total` plus the product of bfloat16 matrices."""
+    # torch 2.11 cannot trace baddbmm, and a compiler fuses the sum.
     if torch.compiler.is_compiling() or total.is_meta:
         return total + bmm_to_float32(a, b)
     return torch.baddbmm(total, a, b, out_dtype=torch.float32)

@@ -1,8 +1,7 @@
 """AFT-conv: w depends on the offset only, per head. :func:`aft_conv` chooses among five forms.
 
-Tensors are key [B, T, h], −inf where hidden, value [B, T, D] and weight w [h, *K] with an odd size
-per dimension of the grid. Convolutions run on tokens viewed as a channels-last grid, without
-copies (docs/benchmarks.md).
+Tensors are key [B, T, h], −inf where hidden, value [B, T, D] and weight w [h, *K]. Tokens are
+convolved as a channels-last grid, without copies.
 """
 
 import math
@@ -38,10 +37,9 @@ DIFFERENCE_LOWEST_BIAS = -3.0
 # oneDNN takes 1.3 to 3 times as long for these columns as for FAST_COLUMNS.
 SLOW_COLUMNS = (11, 13)
 FAST_COLUMNS = 15
-# Terms that a thread convolves at once without a gradient.
 TERMS_AT_ONCE = 2**20
 DENSE_DEVICES = ('cuda',)
-# The parameters of each known form, by the address of the first, as they were when it was read.
+# Parameters of each known form when it was read, by the address of the first.
 _read: WeakValueDictionary[int, Snapshot] = WeakValueDictionary()
 
 
@@ -53,25 +51,24 @@ def aft_conv(
     Three fast forms, and two safe ones:
 
     1. *dense* (`conv_dense.py`): one matrix product per head with W as a [T, T] matrix, on CUDA and
-      small grids. It subtracts nothing; one shift per column is its only condition.
+       small grids. It subtracts nothing; one shift per column is its only condition.
     2. *difference*, ``conv(e^k v, e^w − 1) + Σ e^k v`` over the same of 1, the form of the paper.
-      It cancels where e^w is small, so it needs w ≥ −3.
+       It cancels where e^w is small, so it needs w ≥ −3.
     3. *inference*: the difference form on a CPU without a gradient, a few samples at a time over
-      reused memory, with the kernel prepared once for a constant w.
+       reused memory, with the kernel prepared once for a constant w.
     4. *additive*, ``conv(e^k v, e^w)`` plus the sums outside the kernel, a pass per dimension: any
-      w.
+       w.
     5. *exact* (`conv_exact.py`): entry by entry of the kernel in float64, each row with its own
-      shift. It is by far the slowest, and right for any finite key and |w| up to 80.
+       shift. By far the slowest, right for any finite key and |w| up to 80.
 
     With ``global_connectivity=False`` 2 subtracts nothing, and 5 takes the place of 4. O(T·K·D)
-    time, O(T²·D) for the dense form.
-
-    Where w alone decides, a graph with a :class:`KnownForm` does not choose.
+    time,
+    O(T²·D) for the dense form. A graph with a :class:`KnownForm` does not choose.
     """
     original_weight, dtype = weight, value.dtype
     weight = weight.to(torch.float64 if dtype == torch.float64 else torch.float32)
     weight = crop_kernel(weight, grid)
-    # Every row sees the largest key then, and a constant w is checked once.
+    # Every row sees the largest key then.
     weight_decides = global_connectivity and not causal
     form = known.form if known and weight_decides and torch.compiler.is_compiling() else None
 
@@ -125,10 +122,9 @@ def is_one_shift_exact(
     causal: bool,
     difference: bool,
 ) -> Tensor:
-    """Return whether float32 sums with one shift per column are exact to tolerance, a scalar.
+    """Return whether float32 sums with one shift per column are exact to tolerance.
 
-    Args:
-        difference: Whether the sums are those of the difference form.
+    difference: whether they are those of the difference form.
     """
     weight = weight.detach()
     largest, smallest = weight.amax(), weight.amin()
@@ -140,7 +136,7 @@ def is_one_shift_exact(
         if causal:  # the convolution multiplies later tokens by 0
             exponents = exponents + zero_if_finite(value)
         is_exact = exponents <= FAST_RANGE
-    if difference and global_connectivity:  # a kernel alone subtracts nothing
+    if difference and global_connectivity:
         is_exact = is_exact & (smallest >= DIFFERENCE_LOWEST_BIAS)
     return is_exact
 
@@ -148,8 +144,8 @@ def is_one_shift_exact(
 class KnownForm(NamedTuple):
     """The form of a w and the parameters that w is computed from, for a graph with this form only.
 
-    The graph must be made again where the form changes. Until then a call after a write to the
-    parameters reads the device, and is computed again if the form does not fit.
+    Until the graph is made again, a call after a write to the parameters reads the device, and is
+    computed again if the form does not fit.
     """
 
     form: str
@@ -157,12 +153,9 @@ class KnownForm(NamedTuple):
 
 
 def read_form(weight: Tensor, parameters: Sequence[Tensor]) -> tuple[str, Snapshot]:
-    """Return the fastest form that is exact for w: 'difference', 'additive' or 'exact'.
+    """Return the fastest form that is exact for w, and a snapshot to keep as long as it is used.
 
     For an op that is not causal and has global connectivity, on any grid. Reads the values of w.
-
-    Returns:
-        The form, and what is known of the parameters, to be kept as long as the form is used.
     """
     snapshot = Snapshot(parameters)
     _read[parameters[0].data_ptr()] = snapshot
@@ -195,9 +188,7 @@ def convolved_mean(
 ) -> Tensor:
     """Return ``Σ W e^k v / Σ W e^k`` [B, T, D] by the difference form, or the additive one.
 
-    Each sum is a convolution plus the sum over all visible tokens (difference) or over those
-    outside the kernel (additive). The fastest layout inside is that of tokens [B, T, C], but for
-    ONNX Runtime [B, C, T], in which it broadcasts over long rows.
+    Tokens [B, T, C] are the fastest layout inside; for ONNX Runtime it is [B, C, T].
     """
     heads = key.shape[-1]
     channels_first = path_choice.runtime() == 'onnxruntime'
@@ -213,8 +204,7 @@ def convolved_mean(
     else:
         kernel, outside = torch.expm1(weight), partial(torch.sum, dim=dim, keepdim=True)
     if causal:
-        # Later entries in raster order are 0. Made by arange, as Inductor loses a literal inside
-        # torch.cond.
+        # Later entries are 0, by arange: Inductor loses a literal inside torch.cond.
         entries = kernel[0].numel()
         past = torch.arange(entries, device=kernel.device) <= entries // 2
         kernel = kernel * past.view(kernel.shape[1:])
@@ -229,7 +219,7 @@ def convolved_mean(
         own_kernel = kernel.repeat_interleave(x.shape[channel_dim] // heads, 0)
         convolved = (_convolve_channels if channels_first else convolve)(x, own_kernel, grid)
         if outside is not None:
-            # In place in a graph, the sum would be written through the views, by transposing back.
+            # In place in a graph, the views would be transposed back.
             add = torch.add if path_choice.replaying() else Tensor.add_
             convolved = add(convolved, outside(x))
         sums.append(convolved.unflatten(channel_dim, (heads, -1)))
@@ -246,11 +236,8 @@ def _outside_sums(
 
 
 def convolve(x: Tensor, kernel: Tensor, grid: Sequence[int]) -> Tensor:
-    """Return the cross-correlation of tokens x [B, T, C] with kernel [C, *K], per channel.
-
-    In eager mode the grid is a channels-last view.
-    """
-    if len(grid) == 1:  # a grid of one row: 1-d has no channels-last layout
+    """Return the cross-correlation of tokens x [B, T, C] with kernel [C, *K], per channel."""
+    if len(grid) == 1:  # 1-d has no channels-last layout
         grid, kernel = (1, *grid), kernel.unsqueeze(1)
     function = partial(
         F.conv2d if len(grid) == 2 else F.conv3d,
@@ -302,11 +289,7 @@ def safe_conv_mean(
     causal: bool,
     is_exact: Tensor | bool | None = None,
 ) -> Tensor:
-    """Return the mean of :func:`convolved_mean` for any finite key: additive if that fits, or exact.
-
-    Args:
-        is_exact: Result of :func:`is_one_shift_exact` for the additive form, if known.
-    """
+    """Return :func:`convolved_mean` for any finite key: additive if `is_exact`, else exact."""
     options: dict[str, Any] = dict(
         grid=grid, global_connectivity=global_connectivity, causal=causal
     )
@@ -330,15 +313,9 @@ def _exact_conv_mean(
     global_connectivity: bool,
     causal: bool,
 ) -> Tensor:
-    mixed = exact_conv_mean(
-        key.double(),
-        value.double(),
-        weight.double(),
-        grid=grid,
-        global_connectivity=global_connectivity,
-        causal=causal,
-    )
-    return mixed.to(key.dtype)
+    wide = (x.double() for x in (key, value, weight))
+    options = dict(grid=grid, global_connectivity=global_connectivity, causal=causal)
+    return exact_conv_mean(*wide, **options).to(key.dtype)
 
 
 # Traced, their thousands of operations would take minutes to compile.
@@ -361,7 +338,7 @@ def _repeat_if_written(
 ) -> None:
     """Compute the output again if the parameters of w were written to and its form does not fit.
 
-    If they were not, nothing is read of the device and nothing done, also in a CUDA graph.
+    If they were not, nothing is read of the device, also in a CUDA graph.
     """
     read = _read.get(parameters[0].data_ptr())
     if read is not None and read.is_valid(parameters):
@@ -381,10 +358,7 @@ def _(output, *others) -> None:
 
 
 def is_inference_applicable(*tensors: Tensor | None) -> bool:
-    """Return whether the inference form may be used for query, key, value and weight.
-
-    They must be plain tensors on a CPU, outside autograd, tracing and torch.func.
-    """
+    """Return whether all are plain tensors on a CPU, outside autograd, tracing and torch.func."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
     if path_choice.recording_or_replaying():
@@ -394,11 +368,7 @@ def is_inference_applicable(*tensors: Tensor | None) -> bool:
 
 
 def _inference_kernel(original_weight: Tensor, weight: Tensor, value: Tensor) -> Tensor:
-    """Return ``e^w − 1`` per channel of value, then of key, [D + h, *K], cached for a constant w.
-
-    Args:
-        original_weight: The w of the call, of which `weight` is cropped.
-    """
+    """Return ``e^w − 1`` per channel of value, then of key, [D + h, *K]."""
     channels, heads = value.shape[2], len(weight)
 
     def make() -> Tensor:
@@ -419,8 +389,9 @@ def _inference_mean(
 ) -> Tensor:
     """Return ``g(q) Σ W e^k v / Σ W e^k`` [B, T, D] with the kernel of :func:`_inference_kernel`.
 
-    It processes a few samples at a time, because new memory pages cost more than most operations,
-    and in float32, because a bfloat16 convolution gains less than the conversions cost.
+    A few samples at a time, as new memory pages cost more than most operations, and in float32, as
+    a
+    bfloat16 convolution gains less than the conversions cost.
     """
     batch, tokens, _ = value.shape
     at_once = torch.get_num_threads() * TERMS_AT_ONCE

@@ -1,7 +1,6 @@
 """AFT-conv as a dense product per head: W [h, T, T] is the kernel laid out along diagonals.
 
-A kernel of 11 × 11 reaches 62 % of all pairs of a grid of 14 × 14, and matrix units multiply many
-times faster than a depthwise convolution.
+Matrix units multiply many times faster than a depthwise convolution.
 """
 
 import math
@@ -16,29 +15,29 @@ from .. import path_choice
 from .bf16_matmul import RoundedProduct, multiply, split_terms
 from .online_softmax import column_shift, mean
 
-# W has T² entries per head. More bytes of it in float32 need too much memory, whatever the speed.
+# More bytes of W in float32 need too much memory, whatever the speed.
 MOST_WEIGHT_BYTES = 2**30
 # Rates of an H100 per second, not measured here; only their ratios matter.
 PRODUCT_RATE = {'fp32': 50e12, 'bf16': 700e12, 'bf16x2': 350e12}
 CONVOLUTION_RATE = 12e12
 BYTE_RATE = 3e12
-# Bytes per float32 element of e^k v and e^k: about 25 passes, the product has about 10.
+# Bytes per float32 element of e^k v and e^k.
 CONVOLUTION_BYTES = 25 * 8
 PRODUCT_BYTES = 10 * 8
-# Bytes per entry of W: made in float32, rounded, multiplied; with a gradient, which is the sum of
-# three products and then summed along diagonals.
+# Bytes per entry of W: made in float32, rounded, multiplied; with a gradient three products are
+# summed, then diagonals.
 WEIGHT_BYTES, TRAINED_WEIGHT_BYTES = 16, 56
 
 
 def is_applicable(value: Tensor, weight: Tensor, grid: Sequence[int], precision: str) -> bool:
     """Return whether the dense product is faster than the convolutions, by operations and bytes.
 
-    On a CPU it was not, for grids of 7 × 7 to 32 × 32 and kernels of 3 to 27 columns.
+    On a CPU it was never.
     """
     tokens, heads = math.prod(grid), weight.shape[0]
     if value.device.type != 'cuda' or 4 * heads * tokens**2 > MOST_WEIGHT_BYTES:
         return False
-    if path_choice.recording_or_replaying():  # the graph may be run on other grids
+    if path_choice.recording_or_replaying():
         return False
     elements = value.shape[0] * tokens * (value.shape[2] + heads)
     product = 2 * tokens * elements / PRODUCT_RATE[precision]
@@ -87,7 +86,7 @@ def toeplitz(kernel: Tensor, grid: Sequence[int], outside: float) -> Tensor:
 class _Toeplitz(torch.autograd.Function):
     """``y[t, t'] = x[t' − t]`` in every dimension of the grid, x [h, 2n − 1, ...].
 
-    The gradient sums along diagonals; that of autograd adds by atomics.
+    The gradient of autograd would add by atomics.
     """
 
     generate_vmap_rule = True
@@ -109,7 +108,6 @@ class _Toeplitz(torch.autograd.Function):
         dims = len(ctx.grid)
         grad = grad.view(-1, *ctx.grid, *ctx.grid)
         for dim in range(1, dims + 1):
-            # Each turn sums a dimension of the sources.
             pair = grad.movedim((dim, dims + 1), (-2, -1))
             grad = _diagonal_sums(pair).movedim(-1, dim)
         return grad, None

@@ -30,8 +30,7 @@ ENTRIES_AT_ONCE = 8
 def outside_sums(x: Summable, reach: Sequence[int], causal: bool, dim: int = 1) -> Summable:
     """Return the sums over the grid dimensions from `dim` on, outside the box ``|Δ| ≤ reach``.
 
-    The complement is split into disjoint boxes, one dimension at a time. With `causal` only earlier
-    tokens count.
+    The complement is split into disjoint boxes, one dimension at a time.
     """
     here = reach[0]
     lines = x

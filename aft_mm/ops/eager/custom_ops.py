@@ -14,15 +14,10 @@ INPUTS = (
 def as_graph_node(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return ``function(key, value, weight, grid, global_connectivity, causal)`` as one graph node.
 
-    Its gradient is a second node, which runs `function` again.
-
-    Args:
-        name: Name of the operator.
-        function: Differentiable, returns a tensor like `value`.
+    `function` returns a tensor like `value`. Its gradient is a second node, which runs it again.
     """
 
     def backward(grad: Tensor, key: Tensor, value: Tensor, weight: Tensor, *options: Any):
-        # torch.func differentiates above operators.
         def of_tensors(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
             return function(key, value, weight, *options)
 

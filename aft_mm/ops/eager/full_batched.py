@@ -1,10 +1,8 @@
-"""AFT-full with a w per sample or per head, and a mask of pairs.
+"""AFT-full with a w per sample or head, and a mask of pairs.
 
-Tokens are [N, M, S, C], w is [N, M, T, S], and N·M products share nothing: N samples and M heads.
-If all samples share the w of a head, N counts heads, M is 1, and the samples are columns. Chunks
-along N bound the memory of temporaries and keep them in the cache.
-
-As in `banded_matmul.py`, the backward pass is written out and recomputes W and the terms.
+Tokens are [N, M, S, C], w is [N, M, T, S], of N samples and M heads. If all samples share the w of
+a head, N counts heads, M is 1, and the samples are columns. Chunks along N bound temporaries. The
+backward pass recomputes W and the terms.
 """
 
 from collections.abc import Iterator
@@ -21,19 +19,20 @@ from .online_softmax import (
     column_shift,
     key_range,
     mean,
+    second_derivative,
     sum_dtype,
     zero_if_finite,
 )
 
-# Numbers that a chunk of the products works on at once.
+# Numbers that a chunk works on at once.
 CHUNK = 2**19
-# The same for terms one by one, [T, S, C] each.
+# The same for terms one by one.
 EXACT_CHUNK = 2**20
 # The largest range of exponents in float64, as FAST_BIAS_RANGE is for float32.
 WIDE_RANGE = 600.0
-# Exponentials need no shift if keys are within ±PLAIN_KEY and the largest w of each row is within
-# ±PLAIN_BIAS: sums are at least e^-47, and terms that are flushed to 0, below e^(12 - 87), are far
-# below their rounding. PLAIN_VALUE keeps the product with a hidden value finite.
+# Without a shift sums are at least e^-47 for keys within ±PLAIN_KEY and a largest w per row within
+# ±PLAIN_BIAS; flushed terms, below e^(12 - 87), are far below their rounding. PLAIN_VALUE keeps the
+# product with a hidden value finite.
 PLAIN_KEY, PLAIN_BIAS, PLAIN_VALUE = 12.0, 35.0, 1e25
 
 
@@ -46,7 +45,6 @@ def aft_full_batched(
     heads, targets = num_heads or 1, bias.shape[-2]
     if num_heads is None:
         bias = bias.unsqueeze(-3)
-    # Samples that see different pairs need weights of their own.
     shared = bias.dim() == 3 and pair_mask is None and key_mask is None
     if shared:
         key, value = (
@@ -66,7 +64,7 @@ def aft_full_batched(
     if visible is not None:
         bias = bias.masked_fill(~visible, -torch.inf)
     differ = causal or pair_mask is not None
-    if path_choice.recording():  # a bias per sample is an input of the graph, and may be any other
+    if path_choice.recording():  # a bias per sample is an input of the graph
         differ = differ or position_bias.dim() == (3 if num_heads is None else 4)
     mixed = _weighted_mean(key, value, bias, key_mask, differ)
     if shared:
@@ -81,12 +79,8 @@ def _weighted_mean(
 ) -> Tensor:
     """Return ``Σ W e^k v / Σ W e^k`` [N, M, T, C] for any finite keys and biases.
 
-    Args:
-        key: [N, M, S, C].
-        value: [N, M, S, C].
-        bias: w [N, M, T, S], −inf where hidden.
-        key_mask: bool [N, S], or None.
-        differ: Whether some rows see other keys than others.
+    bias is −inf where hidden, key_mask [N, S]; differ: whether some rows see other keys than
+    others.
     """
     in_graph = not all(map(may_read, (key, value, bias)))
     masked = differ or key_mask is not None
@@ -99,7 +93,7 @@ def _weighted_mean(
     def is_exact(key: Tensor, value: Tensor, bias: Tensor, largest: float) -> Tensor:
         keys = key_range(key, -2)
         if differ:
-            # A product multiplies a NaN that a row does not see by 0, which is NaN.
+            # 0 times a NaN that a row does not see is NaN
             return keys + zero_if_finite(value) <= largest
         bias = bias.detach()
         smallest = bias
@@ -110,18 +104,18 @@ def _weighted_mean(
 
     def safe(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
         wide = key.double(), value.double(), bias.double()
-        if in_graph:  # a branch of torch.cond holds no other choice
+        if in_graph:
             return exact_mean(*wide).to(key.dtype)
         return choose(is_exact(*wide, WIDE_RANGE), _mean, exact_mean, *wide).to(key.dtype)
 
     # The key with the largest w of a row has at least e^-range of the largest key, so keys of small
-    # range allow any w. Rows that all see the largest key allow any keys if w has a small range.
+    # range allow any w; rows that all see the largest key allow any keys if w has a small range.
     return choose(is_exact(key, value, bias, FAST_BIAS_RANGE), _mean, safe, key, value, bias)
 
 
 def _is_plain_exact(key: Tensor, value: Tensor, bias: Tensor, masked: bool) -> bool:
     """Return whether no exponential needs a shift, and no hidden number spoils a product."""
-    if key.shape[-2] == 1:  # whose gradients are 0, to the last digit only with a shift
+    if key.shape[-2] == 1:  # gradients are 0, to the last digit only with a shift
         return False
     bounds = [*torch.aminmax(key.detach()), *torch.aminmax(bias.detach())]
     if masked:
@@ -144,14 +138,11 @@ def _is_plain_exact(key: Tensor, value: Tensor, bias: Tensor, masked: bool) -> b
 def _mean(
     key: Tensor, value: Tensor, bias: Tensor, shifted: bool = True, seeing: bool = False
 ) -> Tensor:
-    """Return the mean by products of exponentials.
+    """Return the mean by products of exponentials of keys and w, −inf where hidden.
 
-    Args:
-        key: [N, M, S, C], −inf where hidden.
-        value: [N, M, S, C].
-        bias: w [N, M, T, S], −inf where hidden.
-        shifted: Whether columns of keys and rows of w are shifted by their maximum.
-        seeing: Whether every row is known to see a key.
+    shifted: whether columns of keys and rows of w are shifted by their maximum; seeing: whether
+    every
+    row is known to see a key.
     """
     # Compilers and exported graphs need plain operations and open sizes.
     if torch.compiler.is_compiling() or transformed(key, value, bias):
@@ -172,16 +163,15 @@ def _mean(
 
 
 def _composed_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Compute :func:`_mean` by plain operations."""
     weights = torch.exp(bias - column_shift(bias, -1))
     exp_key = torch.exp(key - column_shift(key, -2))
     sums = weights @ torch.cat([exp_key * value, exp_key], -1)
-    columns = value.shape[-1]  # chunk would ask for the number, which an exported graph lacks
+    columns = value.shape[-1]  # chunk needs a number, which an exported graph lacks
     return mean(sums[..., :columns], sums[..., columns:])
 
 
 class _Buffers:
-    """Temporaries of the products of one chunk of N after the other, which stay in the cache."""
+    """Temporaries of one chunk of N after the other, which stay in the cache."""
 
     def __init__(self, value: Tensor, bias: Tensor) -> None:
         count, heads, sources, columns = value.shape
@@ -212,12 +202,10 @@ class _Buffers:
         return terms
 
     def sums(self, count: int) -> Tensor:
-        """Return a tensor [n, M, T, 2·C] to write to."""
         return self._sums[:count]
 
 
 def _product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """Compute ``left @ right`` of tensors [n, M, ...] into `out`, which is contiguous."""
     torch.bmm(left.flatten(0, 1), right.flatten(0, 1), out=out.flatten(0, 1))
     return out
 
@@ -229,7 +217,7 @@ def _without_zeros(denominator: Tensor) -> Tensor:
 
 
 class _Mean(torch.autograd.Function):
-    """:func:`_mean`; the result and the denominator share one tensor, which is all it saves."""
+    """:func:`_mean`; the result and the denominator share the one tensor that it saves."""
 
     @staticmethod
     def forward(
@@ -252,7 +240,7 @@ class _Mean(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         key, value, bias, result, denominator = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _second_derivative(ctx, _composed_mean, (key, value, bias), grad)
+            return second_derivative(ctx, _composed_mean, (key, value, bias), grad)
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
         grad_bias = bias.new_empty(bias.shape) if ctx.needs_input_grad[2] else None
         columns = value.shape[-1]
@@ -262,14 +250,14 @@ class _Mean(torch.autograd.Function):
                 weights = buffers.weights(bias[rows], ctx.shifted)
                 k, v, d = key[rows], value[rows], denominator[rows]
                 terms = buffers.terms(k, v, ctx.shifted)
-                # The gradients of the numerator, and of the denominator with the other sign.
+                # The second has the other sign.
                 grads = buffers.sums(len(d))
                 grad_numerator, grad_denominator = grads[..., :columns], grads[..., columns:]
                 torch.div(grad[rows], d, out=grad_numerator)
                 torch.mul(grad_numerator, result[rows], out=grad_denominator)
                 exp_key = terms[..., columns:]
                 if grad_bias is not None:
-                    # Two products: where the two cancel, they do so term by term.
+                    # Two products, which cancel term by term.
                     slopes = _product(grad_numerator, terms[..., :columns].mT, grad_bias[rows])
                     slopes.flatten(0, 1).baddbmm_(
                         grad_denominator.flatten(0, 1), exp_key.mT.flatten(0, 1), alpha=-1
@@ -282,13 +270,6 @@ class _Mean(torch.autograd.Function):
                 grad_term.mul_(v).sub_(grad_weight)
                 torch.mul(grad_term, exp_key, out=grad_key[rows])
         return grad_key, grad_value, grad_bias, None, None
-
-
-def _second_derivative(ctx: Any, function, inputs, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the differentiable gradients of ``function(*inputs)``, None for other arguments."""
-    needed = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
-    grads = iter(torch.autograd.grad(function(*inputs), needed, grad, create_graph=True))
-    return tuple(next(grads) if need else None for need in ctx.needs_input_grad)
 
 
 def exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
@@ -312,7 +293,6 @@ def _softmax_of_pairs(key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor,
     exponent = key - column_shift(key, -2) + bias.unsqueeze(-1)
     weights = torch.exp(exponent - column_shift(exponent, -2))
     total = weights.sum(-2, keepdim=True)
-    # A hidden value may be NaN, and 0 · NaN is NaN.
     return weights / total.masked_fill(total == 0, 1), value.unsqueeze(-3).masked_fill(hidden, 0)
 
 
@@ -362,11 +342,11 @@ class _ExactMean(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            return _second_derivative(ctx, _composed_exact_mean, ctx.saved_tensors, grad)
+            return second_derivative(ctx, _composed_exact_mean, ctx.saved_tensors, grad)
         return _exact_backward(grad, *ctx.saved_tensors)
 
 
-# torch.compile must not trace the loops: a node of a graph, whose gradient is a second one.
+# torch.compile must not trace the loops.
 _exact_mean_node = torch.library.custom_op(
     'aft_mm::exact_pair_mean',
     _exact_forward,

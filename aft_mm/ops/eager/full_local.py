@@ -1,8 +1,7 @@
 """AFT-full, AFT-local and AFT-local-learned: a dense or banded ``exp(w)`` times the keys.
 
 Products run in blocks of tokens, in O(T·(D + s)) memory, with tokens as columns: key and value are
-[T, C] with C = B·D (`banded_matmul.py`). Outside the tiles of :class:`BlockBandedBias` W = 1
-(`global_term`) or W = 0.
+[T, C] with C = B·D (`banded_matmul.py`). Outside the tiles W = 1 (`global_term`) or 0.
 """
 
 from typing import NamedTuple
@@ -41,8 +40,8 @@ from .online_softmax import (
     zero_if_finite,
 )
 
-# Smaller blocks take longer to launch than to compute. Half of tiles as large as the window lies
-# outside it, a fifth with this many blocks per window.
+# Smaller blocks take longer to launch than to compute; with this many per window a fifth of the
+# tiles lies outside it, half with one.
 SMALLEST_BLOCK = 32
 BLOCKS_PER_WINDOW = 4
 # Below this length the diagonal is summed term by term.
@@ -52,7 +51,7 @@ SMALLEST_HALF = 8
 class BlockBandedBias(NamedTuple):
     """w [n, c, (before + 1 + after)·c] of each block against its neighbours, −inf where hidden.
 
-    `precision` is that of the products (`bf16_matmul.py`); the safe forms use 'fp32'.
+    `precision` is that of the products; the safe forms use 'fp32'.
     """
 
     tiles: Tensor
@@ -64,13 +63,11 @@ class BlockBandedBias(NamedTuple):
 
     @property
     def reach(self) -> TileReach:
-        """The blocks that the tiles cover, and where W = 1 outside them."""
         future = self.global_term and not self.causal
         return TileReach(self.before, self.after, self.global_term, future, self.precision)
 
     @property
     def block(self) -> int:
-        """Tokens c per block."""
         return self.tiles.shape[2] // self.reach.blocks
 
 
@@ -119,10 +116,7 @@ def _gated_mean(query, key, value, band: BlockBandedBias, key_mask, gate) -> Ten
 def local_bias(
     pos_u: Tensor, pos_v: Tensor | None, window: Window, grid, causal: bool, dtype: torch.dtype
 ) -> BlockBandedBias:
-    """Return w in the window and 0 elsewhere, in `dtype`.
-
-    ``w = u vᵀ``; without v, u is the bias itself, one column per visible offset.
-    """
+    """Return w in the window and 0 elsewhere; without v, u has one column per visible offset."""
     pos_u, pos_v = pos_u.to(dtype), None if pos_v is None else pos_v.to(dtype)
     tokens, radius = len(pos_u), near_radius(window, grid)
     block = max(-(-radius // BLOCKS_PER_WINDOW), SMALLEST_BLOCK)
@@ -133,14 +127,14 @@ def local_bias(
     rows = split(pos_u, block)
     target = torch.arange(len(rows) * block, device=pos_u.device).view(-1, block, 1)
     if grid is None or len(grid) == 1:
-        target = target[:1]  # the mask of a 1-d window is the same in every block
+        target = target[:1]
     reach = torch.arange(-before * block, (after + 1) * block, device=pos_u.device)
     source = target[:, :1] + reach
     if pos_v is None:
         tiles = _skew(rows, before * block - radius, len(reach))
     else:
         tiles = torch.bmm(rows, neighbours(pos_v, block, before, after).transpose(1, 2))
-    # A product and a sum: masked_fill is several times slower.
+    # A product: masked_fill is several times slower.
     tiles = tiles * near_mask(target, source, window, grid)
     if causal:
         tiles = tiles + torch.where(source[:1] > target[:1], -torch.inf, 0.0)
@@ -204,7 +198,7 @@ def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Te
 
 
 def _visible(tiles: Tensor) -> Tensor:
-    """Return the tiles with ∞ where they are hidden, so that the smallest is a visible one."""
+    """Return the tiles with ∞ where they are hidden."""
     return tiles.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
 
 

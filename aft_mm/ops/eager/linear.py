@@ -2,8 +2,7 @@
 
 Causal sums run in chunks: products inside a chunk, and the state ``[s, z] = Σ φ(k) [v, 1]ᵀ`` of the
 chunks before it. Only inputs are saved. The backward pass is algorithm 1 of arXiv 2006.16236 in
-chunks: states run forwards again for the gradient of the queries, then ``Σ φ(q) ∂ᵀ`` backwards for
-keys and values. In between, the denominator of each row and its gradient are stored.
+chunks: states forwards again for the queries, then ``Σ φ(q) ∂ᵀ`` backwards for keys and values.
 """
 
 from collections.abc import Iterable
@@ -68,10 +67,7 @@ class FeatureMaps(NamedTuple):
 
 
 def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -> Tensor:
-    """Compute :func:`aft_mm.ops.linear_attention` in O(T·d·(m + CHUNK)).
-
-    If not causal, it is two products, φ(q) (φ(k)ᵀ v).
-    """
+    """Compute :func:`aft_mm.ops.linear_attention` in O(T·d·(m + CHUNK))."""
     maps = FeatureMaps(*resolve(feature_map), eps)
     if key_mask is not None:
         hidden = ~key_mask[..., None, None]
@@ -90,7 +86,6 @@ def linear_attention_step(state, query, key, value, *, feature_map, eps):
     # As chunks of one token, [B, h, 1, ·].
     tokens = (x.to(sums.dtype).unsqueeze(2) for x in (query, key, value))
     query_features, key_features, value_and_one = maps.apply(tokens, None)
-    # In one pass.
     sums.flatten(0, 1).baddbmm_(key_features.mT.flatten(0, 1), value_and_one.flatten(0, 1))
     mixed = _quotient(query_features @ sums, eps).squeeze(2)
     return mixed.to(value.dtype), LinearState(sums, state.position + 1)
@@ -117,7 +112,6 @@ def _chunks(x: Tensor, chunk: int | None) -> Tensor:
 
 
 def _unchunk(x: Tensor, tokens: int) -> Tensor:
-    """Return [B, h, n, C, c] as [B, T, h, c]."""
     return x.flatten(2, 3)[:, :, :tokens].transpose(1, 2)
 
 
@@ -198,11 +192,7 @@ def _grad_queries(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """Return the gradient of φ(q) of a span, the state after it, and :func:`_grad_quotient`.
 
-    Args:
-        terms: The terms of the span.
-        first: The state before it.
-        grad: The gradient of its output, in chunks.
-        eps: The constant in the denominator.
+    first: the state before the span; grad: the gradient of its output, in chunks.
     """
     own = terms.states()
     states = _states_before(own, first)
@@ -218,12 +208,7 @@ def _grad_sources(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of φ(k) and [v, 1] of a span, and ``Σ φ(q) ∂ᵀ`` from the span on.
 
-    Args:
-        terms: The terms of the span.
-        later: ``Σ φ(q) ∂ᵀ`` over the tokens after it.
-        grad: Gradient of its output, in chunks.
-        denominator: From :func:`_grad_quotient`.
-        grad_denominator: From :func:`_grad_quotient`.
+    later: that sum after the span; the denominators are those of :func:`_grad_quotient`.
     """
     grad_sums = torch.cat((grad / denominator, grad_denominator), -1)
     grad_weights = (grad_sums @ terms.value.mT).tril()
@@ -236,7 +221,6 @@ def _grad_sources(
 
 def _empty_state(key: Tensor, value: Tensor, maps: FeatureMaps) -> Tensor:
     dtype = sum_dtype(value)
-    # Feature maps may change the number of channels.
     dims = maps.key_map(key[:1, :1].to(dtype)).shape[-1]
     return value.new_zeros(len(value), value.shape[2], dims, value.shape[3] + 1, dtype=dtype)
 

@@ -1,7 +1,6 @@
-"""Banded products in float32 with oneDNN, tile by tile, on a CPU where it beats torch's BLAS.
+"""Banded products in float32 with oneDNN, tile by tile, on AMD CPUs, where MKL uses no AVX-512.
 
-MKL uses AVX-512 on Intel processors only; oneDNN uses it wherever it exists. The caller works on
-the rows of a tile while they are in the cache.
+The caller works on the rows of a tile while they are in the cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from torch.autograd import forward_ad
 
 from ..path_choice import transformed
 
-# With fewer multiplications per tile the call dominates.
+# Multiplications of a tile, below which the call dominates.
 FEWEST = 2**22
 # A tile is too small for more threads.
 MOST_THREADS = 8
@@ -33,7 +32,7 @@ def onednn_is_faster() -> bool:
 def is_applicable(weights: Tensor, x: Tensor) -> bool:
     """Return whether tiles W [n, c, s] times rows of x [S, C] are multiplied here.
 
-    False if autograd, torch.func or a compiler must see the operations.
+    Not where autograd, torch.func or a compiler must see the operations.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
@@ -49,10 +48,7 @@ def is_applicable(weights: Tensor, x: Tensor) -> bool:
 
 
 def _multiply(a: Tensor, b: Tensor, row: Tensor | None = None) -> Tensor:
-    """Return ``a bᵀ + row`` of a [n, k] and b [m, k]; b or bᵀ must be contiguous.
-
-    oneDNN is a thousand times slower for other layouts.
-    """
+    """Return ``a bᵀ + row``; b or bᵀ must be contiguous, else oneDNN is a thousand times slower."""
     return torch.ops.mkldnn._linear_pointwise(a, b, row, 'none', [], '')
 
 
@@ -66,7 +62,7 @@ def _sources(tile: int, shape: Sequence[int], before: int, tokens: int) -> tuple
 def products(
     weights: Tensor, x: Tensor, before: int, outside: Tensor | None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield W times x [S, C] plus the sums outside the tiles [n, C]: (rows, result) per tile."""
+    """Yield (rows, W times x [S, C] plus the sums outside the tiles [n, C]) per tile."""
     block, tokens = weights.shape[1], len(x) if len(weights) > 1 else weights.shape[1]
     x = x.contiguous()
     for i, tile in enumerate(weights):
@@ -77,7 +73,7 @@ def products(
 
 
 def add_grad_tiles(grad_tiles: Tensor, grad: Tensor, x: Tensor, before: int) -> None:
-    """Add the gradient of the tiles of W, from the gradient [T, C] of W times x [S, C]."""
+    """Add the gradient of the tiles of W, given that of W times x."""
     grad, x = grad.contiguous(), x.contiguous()
     for i, tile in enumerate(grad_tiles):
         source, columns = _sources(i, tile.shape, before, len(x))

@@ -1,15 +1,11 @@
 """Sums of ``e^k v`` and ``e^k`` that neither overflow nor underflow, and what all ops share.
 
-:class:`ShiftedSum` is the state of online softmax: shift, numerator and denominator, the last two
-divided by ``e^shift``. Adding two rescales both to the larger shift, so no row is scaled by a key
-that it does not see. :func:`add`, :func:`pad`, :func:`shift`, :func:`sliding_sum`,
-:func:`prefix_sum`, :func:`suffix_sum` and :func:`total` take a ShiftedSum on the safe paths and a
-plain tensor on the fast ones.
-
-:func:`hide` begins every op, :func:`apply_gate` ends it; :func:`scan` is a running sum.
+:class:`ShiftedSum` is the state of online softmax. Adding two rescales both to the larger shift, so
+no row is scaled by a key that it does not see. Functions of a Summable take a ShiftedSum on the
+safe paths and a plain tensor on the fast ones.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -21,33 +17,28 @@ from .. import path_choice
 from ..path_choice import transformed
 from ..reference import GATES
 
-# The largest range of exponents for plain float32 sums with one shift: e^±70 is normal and leaves
-# room for millions of terms; e^-88 is flushed to 0, e^88 overflows.
+# The largest range of exponents for plain float32 sums with one shift: e^±70 leaves room for
+# millions of terms; e^-88 is flushed to 0, e^88 overflows.
 FAST_RANGE = 70.0
-# Without causality only biases can starve a row; terms that are flushed to 0 are below e^(60 - 88)
-# of the sum.
+# Without causality only biases can starve a row; flushed terms are below e^(60 - 88) of the sum.
 FAST_BIAS_RANGE = 60.0
 # Below this size a second pass is cheaper than reading a result.
 SMALLEST_READ = 2**15
 # Inductor splits longer scans on a GPU, which fails in torch 2.11 for one element per column.
 LONGEST_COMPILED_SCAN = 128
-# Rows of a block of `scan`, and the sizes from which it beats torch's cumsum.
+# Rows of a block of `scan`, and the sizes from which it beats cumsum.
 SCAN_BLOCK = 32
 SMALLEST_SCAN, FEWEST_SCAN_COLUMNS = 2**15, 16
 
 
 class ShiftedSum(NamedTuple):
-    """Numerator ``Σ e^k v`` and denominator ``Σ e^k``, divided by ``e^shift``.
-
-    The empty sum is (:func:`lowest`, 0, 0).
-    """
+    """Numerator ``Σ e^k v`` and denominator ``Σ e^k``, over ``e^shift``; (lowest, 0, 0) if empty."""
 
     shift: Tensor
     numerator: Tensor
     denominator: Tensor
 
 
-#: A sum with its shift, or a plain tensor; functions return the kind they get.
 Summable = TypeVar('Summable', ShiftedSum, Tensor)
 
 
@@ -59,15 +50,8 @@ def sum_dtype(value: Tensor) -> torch.dtype:
 def hide(
     key: Tensor, value: Tensor, key_mask: Tensor | None, fill: float = -torch.inf
 ) -> tuple[Tensor, Tensor]:
-    """Return key and value in the dtype of sums, hidden keys at `fill` and hidden values at 0.
-
-    Args:
-        key: [B, S, D or h].
-        value: [B, S, D].
-        key_mask: bool [B, S], True for keys to keep, or None.
-        fill: Value of hidden keys.
-    """
-    dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
+    """Return key and value in the dtype of sums, hidden keys at `fill` and hidden values at 0."""
+    dtype = sum_dtype(value)
     key, value = key.to(dtype), value.to(dtype)
     if key_mask is None:
         return key, value
@@ -132,21 +116,18 @@ def column_shift(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 
 def from_token(key: Tensor, value: Tensor) -> ShiftedSum:
-    """Return every token as a sum of its own."""
     largest = key.detach().clamp_min(lowest(key.dtype))
     weight = torch.exp(key - largest)
     return ShiftedSum(largest, weight * value, weight)
 
 
 def reduce(key: Tensor, value: Tensor, dim: int) -> ShiftedSum:
-    """Return the sum of all tokens along `dim` (kept)."""
     largest = column_shift(key, dim)
     weight = torch.exp(key - largest)
     return ShiftedSum(largest, (weight * value).sum(dim, True), weight.sum(dim, True))
 
 
 def add(a: Summable, b: Summable) -> Summable:
-    """Return the sum of two sums, whose shapes broadcast."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return a + b
     largest = torch.maximum(a.shift, b.shift)
@@ -170,7 +151,6 @@ def append(sums: ShiftedSum, key: Tensor, value: Tensor) -> ShiftedSum:
 
 
 def map_parts(x: Summable, function: Callable[[Tensor], Tensor]) -> Summable:
-    """Apply a function, such as a view, to the tensor or to each of the three parts."""
     return function(x) if isinstance(x, Tensor) else ShiftedSum(*map(function, x))
 
 
@@ -207,12 +187,12 @@ def sliding_sum(x: Summable, before: int, after: int, dim: int) -> Summable:
     The window is doubled until it is complete: O(log) passes without a subtraction.
     """
     length = _length(x, dim)
-    if not path_choice.replaying():  # a graph with an open length cannot be clipped to it
+    if not path_choice.replaying():  # a graph may leave the length open
         before, after = min(before, length - 1), min(after, length - 1)
     size = before + after + 1
     if size < 1:
         return shift(x, length, dim)
-    # So that windows which end beyond the sequence exist.
+    # Windows may end beyond the sequence.
     x = pad(x, 0, max(after, 0), dim)
     result: Summable | None = None
     done, power, power_size = 0, x, 1
@@ -228,7 +208,6 @@ def sliding_sum(x: Summable, before: int, after: int, dim: int) -> Summable:
 
 
 def prefix_sum(x: Summable, dim: int) -> Summable:
-    """Return the inclusive running sum along `dim`."""
     if isinstance(x, Tensor):
         return running_sum(x, dim)
     step = 1
@@ -239,13 +218,11 @@ def prefix_sum(x: Summable, dim: int) -> Summable:
 
 
 def suffix_sum(x: Summable, dim: int) -> Summable:
-    """Return the inclusive running sum along `dim` from the end."""
     flipped = prefix_sum(map_parts(x, lambda part: part.flip(dim)), dim)
     return map_parts(flipped, lambda part: part.flip(dim))
 
 
 def total(x: Summable, dim: int) -> Summable:
-    """Return the sum over `dim` (kept)."""
     if isinstance(x, Tensor):
         return x.sum(dim, True)
     largest = x.shift.amax(dim, keepdim=True)
@@ -257,17 +234,23 @@ def total(x: Summable, dim: int) -> Summable:
 def mean(numerator: Tensor, denominator: Tensor, in_place: bool = False) -> Tensor:
     """Return numerator / denominator, 0 where nothing was visible.
 
-    The gradient of a reciprocal would overflow. An empty sum is divided by ∞, which passes no
-    gradient.
-
-    Args:
-        in_place: Whether the numerator may be overwritten if gradients are off.
+    The gradient of a reciprocal would overflow; a division by ∞ passes none. With `in_place` the
+    numerator is overwritten if gradients are off.
     """
     tiny = torch.finfo(denominator.dtype).tiny
     if torch.is_grad_enabled():
         return numerator / denominator.masked_fill(denominator < tiny, torch.inf)
     denominator = denominator.clamp_min(tiny)
     return numerator.div_(denominator) if in_place else numerator / denominator
+
+
+def second_derivative(
+    ctx: Any, function: Callable, inputs: Sequence[Tensor], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return the differentiable gradients of ``function(*inputs)``, None for other arguments."""
+    needed = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
+    grads = iter(torch.autograd.grad(function(*inputs), needed, grad, create_graph=True))
+    return tuple(next(grads) if need else None for need in ctx.needs_input_grad)
 
 
 def running_sum(x: Tensor, dim: int) -> Tensor:
@@ -299,7 +282,7 @@ def is_block_scan_applicable(x: Tensor, dim: int) -> bool:
 def scan(x: Tensor, dim: int, reverse: bool = False) -> Tensor:
     """Return ``x.cumsum(dim)``, with `reverse` the sums from the end, in blocks on a CPU.
 
-    Blocks add whole rows. Nothing is subtracted, so a NaN or a large term reaches no other rows.
+    Nothing is subtracted, so a NaN or a large term reaches no other rows.
     """
     if not is_block_scan_applicable(x, dim):
         return x.flip(dim).cumsum(dim).flip(dim) if reverse else x.cumsum(dim)
@@ -327,7 +310,6 @@ def scan_in_place(x: Tensor, dim: int, reverse: bool = False) -> Tensor:
     """
     dim %= x.dim()
     length, rest = x.shape[dim], x.shape[dim] % SCAN_BLOCK
-    # Rows that do not fill a block come last.
     blocks = x.narrow(dim, rest if reverse else 0, length - rest).unflatten(dim, (-1, SCAN_BLOCK))
     totals = scan(blocks.sum(dim + 1), dim, reverse)
     rows, others = blocks.unbind(dim + 1), totals.shape[dim] - 1

@@ -18,9 +18,10 @@ from .online_softmax import (
     prefix_sum,
     running_sum,
     scan_in_place,
+    second_derivative,
 )
 
-# One scan keeps a column in one program; fewer columns leave most of a GPU idle.
+# A column is in one program; fewer columns leave most of a GPU idle.
 FEWEST_SCANNED_COLUMNS = 1024
 SCAN_DEVICES = ('cuda',)
 
@@ -74,16 +75,7 @@ def is_one_scan(key: Tensor) -> bool:
 
 
 def _scan_sums(shift: Tensor, *sums: Tensor, reverse: bool = False) -> list[Tensor]:
-    """Return running sums along the tokens, each divided by ``e^shift`` before and after.
-
-    Args:
-        shift: Exponents [B, T, D].
-        sums: Two tensors [B, T, D], divided by ``e^shift``.
-        reverse: Sum from the last token.
-
-    Returns:
-        The running maximum of `shift` and the two sums.
-    """
+    """Return running maxima of `shift` and sums along the tokens, divided by ``e^shift``."""
     parts = [part.movedim(1, 0) for part in (shift, *sums)]
     if reverse:
         parts = [part.flip(0) for part in parts]
@@ -102,7 +94,7 @@ def _add_sums(shift_a, a0, a1, shift_b, b0, b1) -> list[Tensor]:
 class _ScannedMean(torch.autograd.Function):
     """:func:`running_mean` as online softmax, exact for any key, with one scan in each direction.
 
-    The gradient that autograd derives from the scan would read hundreds of times as many bytes.
+    The gradient of autograd would read hundreds of times as many bytes.
     """
 
     @staticmethod
@@ -111,7 +103,7 @@ class _ScannedMean(torch.autograd.Function):
         visible = (key != -torch.inf).to(key.dtype)
         largest, numerator, denominator = _scan_sums(key.clamp_min(limits.min), value, visible)
         empty = denominator == 0
-        # log Σ e^k, with which the backward pass needs neither the maximum nor the denominator
+        # replaces the maximum and the denominator in the backward pass
         log_sum = (largest + denominator.log()).masked_fill(empty, limits.max)
         return numerator / denominator.masked_fill(empty, torch.inf), log_sum
 
@@ -134,14 +126,9 @@ def _safe_running_mean(key: Tensor, value: Tensor) -> Tensor:
 
 
 def running_mean(key: Tensor, value: Tensor) -> Tensor:
-    """Return ``Σ e^k v / Σ e^k`` over the tokens up to each, with one shift per column.
+    """Return ``Σ e^k v / Σ e^k`` [B, T, D] over the tokens up to each, with one shift per column.
 
-    Args:
-        key: [B, T, D], −inf where hidden.
-        value: [B, T, D].
-
-    Returns:
-        [B, T, D], 0 for a token that sees no key.
+    Hidden keys are −inf; a token that sees none gives 0.
     """
     if not (is_block_scan_applicable(key, 1) and is_block_scan_applicable(value, 1)):
         return _composed_running_mean(key, value)
@@ -151,7 +138,6 @@ def running_mean(key: Tensor, value: Tensor) -> Tensor:
 
 
 def _composed_running_mean(key: Tensor, value: Tensor) -> Tensor:
-    """Compute :func:`running_mean` by plain operations, for autograd and compilers."""
     weight = torch.exp(key - column_shift(key, 1))
     return mean(running_sum(weight * value, 1), running_sum(weight, 1))
 
@@ -168,7 +154,7 @@ def _mean_and_denominator(key: Tensor, value: Tensor, shift: Tensor) -> tuple[Te
 
 
 class _RunningMean(torch.autograd.Function):
-    """:func:`running_mean` with its own backward pass, which reads the tokens half as often."""
+    """:func:`running_mean` with a backward pass that reads the tokens half as often."""
 
     @staticmethod
     def forward(ctx: Any, key: Tensor, value: Tensor) -> Tensor:
@@ -180,12 +166,8 @@ class _RunningMean(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         key, value, shift, result, denominator = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted
-            inputs = zip((key, value), ctx.needs_input_grad, strict=True)
-            needed = [x for x, need in inputs if need]
-            composed = _composed_running_mean(key, value)
-            grads = iter(torch.autograd.grad(composed, needed, grad, create_graph=True))
-            return tuple(next(grads) if need else None for need in ctx.needs_input_grad)
+        if torch.is_grad_enabled():
+            return second_derivative(ctx, _composed_running_mean, (key, value), grad)
         weight = (key - shift).exp_()
         grad_term = grad / denominator
         grad_weight = scan_in_place(grad_term * result, 1, reverse=True)

@@ -1,4 +1,4 @@
-"""Steps: one token at a time on the state of `ops/state.py`, called by `ops/steps.py`."""
+"""Steps on the state of `ops/state.py`, called by `ops/steps.py`."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,7 +17,7 @@ from ..state import (
 from .online_softmax import append, apply_gate, mean
 from .simple import apply_relu2_gates, relu_terms
 
-# Biases of the slots of a buffer of n with token t [B], [B, n] or [B, n, h].
+# Biases of the n slots of a buffer at token t [B], [B, n] or [B, n, h].
 SlotBias = Callable[[Tensor, int], Tensor]
 
 

@@ -44,7 +44,6 @@ def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -
 
 
 def _window_sums(x: Summable, window: Window, grid: tuple[int, ...], causal: bool) -> Summable:
-    """Return the sums over the hard window of x [B, *grid, D]."""
     if len(grid) == 1:
         size = window if isinstance(window, int) else window[0]
         return sliding_sum(x, size - 1, 0 if causal else size - 1, 1)

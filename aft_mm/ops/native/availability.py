@@ -26,7 +26,6 @@ KERNELS: dict[str, dict[str, Any]] = {
     'aft_conv': {},
 }
 DTYPES = (torch.float32, torch.bfloat16)
-# By torch's name for the instructions that it uses itself.
 INSTRUCTIONS = {'AVX512': 'avx512', 'AVX2': 'avx2'}
 logger = logging.getLogger('aft_mm.ops')
 BUILD_COMMAND = 'python setup.py build_ext --inplace'
@@ -39,7 +38,6 @@ def digest(folder: Path = FOLDER) -> str:
 
 
 def library_path(instructions: str) -> Path:
-    """Return the path of the library for these instructions, which may not exist."""
     return FOLDER / f'loops.{instructions}.{digest()}.so'
 
 
@@ -83,13 +81,7 @@ def load(path: Path) -> ctypes.CDLL:
 def unsupported_reasons(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> list[str]:
-    """Return why the loops do not support a call; empty if they do.
-
-    Args:
-        op: The name of the op.
-        tensors: Its tensors: query, key, value and others.
-        options: Its keyword arguments.
-    """
+    """Return why the loops do not support a call; empty if they do."""
     if op not in KERNELS:
         return ['has no loop']
     if torch.compiler.is_compiling() or torch.jit.is_tracing():

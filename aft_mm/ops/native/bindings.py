@@ -1,7 +1,6 @@
 """Calls of the C++ loops: tensors go in by address, gradients come back through autograd.
 
-Before an address is passed, this module checks for lazy negation and missing memory, and compares
-dtype, shape and device of saved tensors, as torch does.
+Lazy negation, missing memory and saved tensors are checked before an address is passed.
 """
 
 import ctypes
@@ -41,9 +40,7 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
 def aft_conv(
     query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
 ) -> Tensor:
-    """Compute :func:`aft_mm.ops.aft_conv` in O(T·K·D) by the difference form, if exact, else by
-    eager.
-    """
+    """Compute :func:`aft_mm.ops.aft_conv` in O(T·K·D) by the difference form, if exact."""
     options: dict[str, Any] = dict(global_connectivity=global_connectivity, causal=causal)
     weight_decides = global_connectivity and not causal
     cropped = crop_kernel(weight.float(), grid)
@@ -78,7 +75,6 @@ def aft_conv(
 def _run_conv(
     query, key, value, weight, kernel, grid, key_mask, gate, global_connectivity, causal
 ) -> Tensor:
-    """Run the loop with a kernel that was made of a cropped weight."""
     tokens = _of_one_dtype(query, key, value)
     constant = weight.detach()
     call = gate, _resolved(key_mask), grid, global_connectivity, causal
@@ -123,7 +119,7 @@ def _address(x: Tensor | None) -> int:
 
 
 def _call(name: str, fields: Sequence[int], value: Tensor) -> None:
-    """Call a function of the library with the fields of its `SimpleArgs` or `ConvArgs`, in order."""
+    """Call a function of the library with the fields of its `SimpleArgs` or `ConvArgs`."""
     args = struct.pack(f'={len(fields)}q', *fields)
     function = getattr(availability.load(availability.find_library()), name)
     if function(args, ctypes.c_int64(value.dtype == torch.bfloat16)) == OUT_OF_MEMORY:
@@ -131,8 +127,6 @@ def _call(name: str, fields: Sequence[int], value: Tensor) -> None:
 
 
 class _Simple(NamedTuple):
-    """Causal AFT-simple of query, key and value."""
-
     gate: str
     key_mask: Tensor | None
 
@@ -167,10 +161,7 @@ class _Simple(NamedTuple):
 
 
 class _Conv(NamedTuple):
-    """AFT-conv of query, key, value and, where it is differentiated, weight [h, *K].
-
-    `kernel` [entries, h] is made of `constant_weight` at `version`.
-    """
+    """AFT-conv; `kernel` [entries, h] is made of `constant_weight` at `version`."""
 
     gate: str
     key_mask: Tensor | None
@@ -301,7 +292,7 @@ def _grads_by_eager(
     return [next(grads) if need else None for need in wanted]
 
 
-# Nodes of a graph of torch.compile, for inference. Values are read when the graph runs.
+# Nodes of a graph of torch.compile; values are read when the graph runs.
 @torch.library.custom_op('aft_mm::native_simple', mutates_args=())
 def _simple_node(
     query: Tensor | None, key: Tensor, value: Tensor, key_mask: Tensor | None, gate: str

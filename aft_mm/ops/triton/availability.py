@@ -1,7 +1,7 @@
 """The calls with a Triton kernel, and the reasons why others have none, without loading Triton.
 
 ``TRITON_INTERPRET=1``, set before the first call, runs the kernels in Triton's interpreter on the
-CPU. That is slow and meant for tests.
+CPU, for tests.
 """
 
 import functools
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# Ops that have a kernel, and the options that the kernel requires.
+# Ops that have a kernel, and the options that it requires.
 KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(causal=True),
     'aft_full': {},
@@ -27,7 +27,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     'aft_local_hard': {},
     'aft_conv': dict(global_connectivity=True, causal=False),
 }
-# Decoding steps that have a kernel; the last of their tensors is the buffer of keys.
+# The last of a step's tensors is the buffer of keys.
 STEP_KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple_step': dict(key_function='softmax'),
     'aft_full_step': {},
@@ -54,33 +54,33 @@ def _conv_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -
     return [f'has a kernel for aft_conv on grids of 1 or 2 sizes only, got {grid}']
 
 
-# Further limits of kernels: each returns reasons for the inputs and options of a call. The docstring
-# states the requirement and is printed by `python -m aft_mm.ops`.
+# Reasons against a call; `python -m aft_mm.ops` prints the docstrings.
 LIMITS: dict[str, Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[str]]] = {
     op: _step_limits for op in STEP_KERNELS
 }
 LIMITS['aft_conv'] = _conv_limits
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# The oldest chip that the tests compile the kernels for.
+# The oldest chip that the tests compile for.
 OLDEST_CAPABILITY = (8, 0)
 # Triton 3.6 is reported to compile products in a loop wrongly for this chip.
 REFUSED_CAPABILITY = 10
-# The version that torch 2.11 ships. Others are untested; 3.2 lacks tuples in kernels.
+# The version of torch 2.11. Others are untested; 3.2 lacks tuples in kernels.
 ONLY_TRITON = (3, 6)
 
 
 def interpreted() -> bool:
-    """Return whether the environment requests Triton's interpreter."""
     return os.environ.get('TRITON_INTERPRET') == '1'
 
 
 def constant(function: Callable) -> Callable:
-    """``torch.compiler.assume_constant_result`` without importing the compiler, which takes seconds."""
+    """``torch.compiler.assume_constant_result`` without importing the compiler, which takes
+    seconds.
+    """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
-# torch.compile uses the result as a constant and does not trace the query of packages and devices.
+# torch.compile must not trace the query.
 @constant
 def machine_reasons(device_type: str, index: int | None) -> tuple[str, ...]:
     """Return what this machine lacks to run the kernels; empty if nothing."""
@@ -124,14 +124,12 @@ def missing_for_compilation() -> tuple[str, ...]:
 
 
 def triton_version() -> str:
-    """Return the version of the installed Triton."""
     return importlib.import_module('triton').__version__
 
 
 # Evaluated while a graph is compiled, in which the state of torch.func is that of the traced code.
 @constant
 def _differentiation_reasons() -> tuple[str, ...]:
-    """Return why torch.func or forward-mode differentiation excludes the kernels, if active."""
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return ('torch.func and forward-mode differentiation need operations of torch',)
     return ()

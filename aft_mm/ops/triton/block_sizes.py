@@ -11,8 +11,8 @@ from .availability import constant
 class MatmulBlock(NamedTuple):
     """Tile sizes and precision of a matrix product.
 
-    tile: tokens along a side of a tile of W; width: channels of a program, with two numbers each;
-    step: inner size of a product; stages: steps that are loaded while one is multiplied.
+    tile: tokens along a side of a tile of W; width: channels of a program, two numbers each; step:
+    inner size of a product; stages: steps loaded while one is multiplied.
     """
 
     operand: torch.dtype
@@ -53,7 +53,7 @@ class SimpleStepBlock(NamedTuple):
 
 
 class BufferStepBlock(NamedTuple):
-    """Rows of a tile (those of the buffer, within bounds), and terms of u · v at once (`rank`)."""
+    """Bounds of the rows of a tile, and terms of u · v at once (`rank`)."""
 
     least_rows: int
     most_rows: int
@@ -64,11 +64,10 @@ class BufferStepBlock(NamedTuple):
 
 
 TF32X3 = MatmulBlock(torch.float32, 'tf32x3', tile=64, width=32, step=16, warps=4, stages=3)
-# Sizes by kernel and least compute capability; the entry of the largest capability that the device
-# reaches is used.
+# Sizes by kernel and least compute capability; the largest one that the device reaches is used.
 BLOCKS: dict[str, dict[tuple[int, int], NamedTuple]] = {
-    # A stage takes 32 KiB of shared memory, with tf32x3 8 or 16; the smallest supported devices have
-    # 99 KiB. Only Hopper multiplies operands in shared memory. Elsewhere both parts of tf32x3 are in
+    # A stage takes 32 KiB of shared memory, with tf32x3 8 or 16, of 99 KiB on the smallest devices.
+    # Only Hopper multiplies operands in shared memory; elsewhere both parts of tf32x3 are in
     # registers, which steps of 32 would spill.
     'product_bfloat16': {(8, 0): MatmulBlock(torch.bfloat16, 'tf32', 128, 64, 64, 8, 3)},
     'product_tf32': {(8, 0): MatmulBlock(torch.float32, 'tf32', 128, 64, 32, 8, 2)},
@@ -77,16 +76,15 @@ BLOCKS: dict[str, dict[tuple[int, int], NamedTuple]] = {
         (9, 0): TF32X3._replace(step=32, stages=2),
         (10, 0): TF32X3,
     },
-    # A thread loads 16 bytes of a row, 8 channels of a 2-byte type. More rows would spill. Both
-    # directions have the same rows, because forward saves the sums before each group for backward.
+    # A thread loads 16 bytes, 8 channels of a 2-byte type; more rows would spill. Both directions
+    # have the same rows: forward saves the sums before each group for backward.
     'scan': {(8, 0): ScanBlock(groups=16, rows=4, row_bytes=128, warps=4)},
     'scan_backward': {(8, 0): ScanBlock(groups=8, rows=4, row_bytes=128, warps=4)},
-    # Most of the traffic is sums in float32, of which 4 channels are 16 bytes.
+    # Most of the traffic is float32 sums, of which 4 channels are 16 bytes.
     'window': {(8, 0): WindowBlock(lanes=4, rows=2, channels=32, warps=1)},
     'simple_step': {(8, 0): SimpleStepBlock(channels=128, warps=1)},
-    # A row of 32 float32 numbers is one transaction of 128 bytes, and a few sequences give enough
-    # programs. 32 rows, 8 numbers per thread, take up to 128 registers; 64 rows would spill. Without
-    # this limit, ptxas spills at 80 registers to fit one more program.
+    # A row of 32 float32 numbers is one transaction of 128 bytes. 32 rows take up to 128 registers;
+    # 64 would spill. Without this limit, ptxas spills at 80 registers to fit one more program.
     'buffer_step': {
         (8, 0): BufferStepBlock(
             least_rows=16, most_rows=32, channels=32, rank=32, warps=4, registers=128
@@ -114,7 +112,7 @@ def capability(device_type: str, index: int | None) -> tuple[int, int]:
 
 
 def find_block(kernel: str, device: torch.device) -> Any:
-    """Return the sizes for the device; those of the oldest chip if it is not a CUDA device."""
+    """Return the sizes for the device; off CUDA those of the oldest chip."""
     entries = BLOCKS[kernel]
     found = max(capability(device.type, device.index), min(entries))
     return entries[max([least for least in entries if least <= found])]

@@ -27,7 +27,7 @@ class _WithLaunchers(AsyncCompileMode):
 def compile_only() -> Iterator[None]:
     """Compile kernels in threads instead of launching them, and wait for the last one at the end.
 
-    Results of ops are not computed. A kernel that cannot be compiled raises when it is launched.
+    A kernel that cannot be compiled raises when it is launched.
     """
     run = JITFunction.run
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as executor:

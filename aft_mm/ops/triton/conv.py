@@ -1,14 +1,11 @@
 """AFT-conv, not causal, as a product in which each head has its own W.
 
 A map [H, W] whose rows are P = W + K_w // 2 places apart, with nothing between them, is a line on
-which a kernel [K_h, K_w] covers ``(K_h − 1) P + K_w`` places, with 0 between the rows of the kernel.
-A window then crosses the border of the map only into empty places. So AFT-conv is AFT-local on a
-line, with W = 1 outside the window, and two differences: the bias depends only on the distance of
-two tokens, so all tiles of a head share one W; and the heads take the role of the sequences, the
-channels of a head in all sequences that of the channels.
-
-`move` copies the tokens into that order, [h, places, B · d], and back. For exactness see `matmul.py`
-and `recompute_flagged.py`.
+which a kernel [K_h, K_w] covers ``(K_h − 1) P + K_w`` places, with 0 between its rows. So AFT-conv
+is
+AFT-local on a line, with two differences: the bias depends only on the distance of two tokens, so
+all tiles of a head share one W; and heads take the role of the sequences, the channels of a head in
+all sequences that of the channels. `move` copies the tokens into that order and back.
 """
 
 from collections.abc import Sequence
@@ -28,10 +25,10 @@ from .tiling import TileBand, choose_block, new_saved
 from .torch_ops import differentiated, register
 from .weights import Tokens
 
-# Places, sequences and channels that a program copies; reads are contiguous along the channels,
-# writes along the sequences.
+# Places, sequences and channels of a program; reads are contiguous along the channels, writes along
+# the sequences.
 MOVED = (2, 32, 32)
-# Tokens along a side of a tile; with 128 a map of 14 × 14 would fill two thirds of its tiles.
+# With tiles of 128 a map of 14 × 14 would fill two thirds of them.
 LARGEST_TILE = 64
 
 
@@ -53,8 +50,9 @@ def move(
 ):
     """Copy each tensor [B, T, D] to its `moved` [h, places, B · d], or back with BACK.
 
-    Places without a token become the FILL of the tensor. The key, whose FILL is not 0, may have fewer
-    channels; tokens that `key_mask` [B, T] hides are filled, too.
+    Places without a token become the FILL of the tensor. The key, whose FILL is not 0, may have
+    fewer
+    channels; hidden tokens are filled, too.
     """
     PLACES: tl.constexpr = BLOCK[0]
     SEQUENCES: tl.constexpr = BLOCK[1]
@@ -100,7 +98,6 @@ class PaddedMaps(NamedTuple):
 
     @property
     def places(self) -> int:
-        """Places of a map."""
         return (self.grid[0] - 1) * self.row + self.grid[1]
 
     @property
@@ -110,7 +107,6 @@ class PaddedMaps(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """[h, places, B · d]."""
         return self.heads, self.places, self.batch * self.channels // self.heads
 
     def move(
@@ -120,14 +116,13 @@ class PaddedMaps(NamedTuple):
         tensors = [*others] if key is None else [*others, key]
         fills = [0.0] * len(others) + [float('-inf')]
         moved = [None if x is None else x.new_empty(self.shape) for x in tensors]
-        # Gradients of a key that several channels share are added before they are rounded.
+        # Gradients of a shared key are added before they are rounded.
         if key is not None and self.heads != self.channels:
             moved[-1] = key.new_empty(self.shape, dtype=torch.float32)
         self._launch(moved, tensors, fills, key_mask, False)
         return moved
 
     def move_back(self, *moved: Tensor | None) -> list[Tensor | None]:
-        """Copy tensors [h, places, B · d] to [B, T, D]; None stays None."""
         shape = self.batch, self.grid[0] * self.grid[1], self.channels
         tensors = [None if x is None else x.new_empty(shape) for x in moved]
         self._launch(moved, tensors, [0.0] * len(moved), None, True)
@@ -212,7 +207,6 @@ def conv(
 def conv_backward(
     gradient, saved, query, key, value, weight, key_mask, grid, gate, wanted
 ) -> list[Tensor | None]:
-    """Return the gradients of those of query, key, value and weight that are wanted."""
     inputs = query, key, value, weight
     if not len(value):
         return [None if x is None else torch.zeros_like(x) for x in inputs]

@@ -1,7 +1,4 @@
-"""AFT-full and AFT-local: the launches of their products, and the torch operator.
-
-`local_learned.py` and `conv.py` use the same launches.
-"""
+"""AFT-full and AFT-local: the launches of their products, and the torch operator."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,14 +25,14 @@ from .weights import Extents, MatmulInputs, Shifts, Tokens, weigh
 
 ROWS_WEIGHED = 16
 SUMS_AT_ONCE = 64
-# Targets and sources that `recompute_flagged.py` processes at once, 8 numbers per thread. They take
-# up to 216 registers; without a limit ptxas spills a few to fit more than two programs.
+# Targets and sources of `recompute_flagged.py` at once. They take up to 216 registers; without a
+# limit ptxas spills a few to fit more than two programs.
 GROUP = 4
 RECOMPUTE_REGISTERS = 224
 RECOMPUTE_PROGRAMS = 2  # per multiprocessor
-# Sources per program of the gradient of w; 128, all of a tile, would spill.
+# Sources per program of the gradient of w; 128 would spill.
 SIDE = 64
-# Programs of the gradient of w; if it has fewer, its sum over channels is divided among programs.
+# With fewer programs, the sum over channels in the gradient of w is divided.
 PROGRAMS_PER_PROCESSOR = 2
 
 
@@ -56,11 +53,9 @@ class MatmulCall(NamedTuple):
     block: MatmulBlock
 
     def extents(self, transposed: bool = False) -> Extents:
-        """Return the sizes, and which tiles meet."""
         return self.band.extents(len(self.value), self.value.shape[2], transposed)
 
     def inputs(self, saved: SavedParts) -> MatmulInputs:
-        """Return the inputs of the kernels."""
         return MatmulInputs(
             self.extents(),
             _tokens(self.key),
@@ -74,7 +69,6 @@ class MatmulCall(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """Number of blocks of channels."""
         return cdiv(self.value.shape[2], self.block.width)
 
     @property
@@ -85,17 +79,14 @@ class MatmulCall(NamedTuple):
 
     @property
     def launch(self) -> dict[str, Any]:
-        """Constants and launch settings of the kernels of `matmul.py`."""
         return dict(FORM=self.form, num_warps=self.block.warps, num_stages=self.block.stages)
 
     @property
     def tile(self) -> dict[str, int]:
-        """Constants of the kernels of `operands.py`."""
         return dict(TILE=self.block.tile, WIDTH=self.block.width, num_warps=self.block.warps)
 
     @property
     def recompute_options(self) -> dict[str, Any]:
-        """Constants and launch settings of the kernels of `recompute_flagged.py`."""
         return dict(FORM=self.form, GATE=self.gate, maxnreg=RECOMPUTE_REGISTERS)
 
     def programs(self, tiles: int) -> tuple[int]:
@@ -108,7 +99,7 @@ class MatmulCall(NamedTuple):
 
 
 def _units(saved: SavedParts, call: MatmulCall, inputs: MatmulInputs) -> Tensor:
-    """Write the units of all tiles and the centre, and return the index of the first visible key [B, D]."""
+    """Write the units of all tiles and the centre; return the first visible key [B, D]."""
     batch, _, channels = call.value.shape
     shape = batch, call.band.source_tiles, channels
     maxima = call.key.new_empty(shape, dtype=torch.float32)
@@ -301,10 +292,7 @@ def share_out(steps: int, pairs: int, device: torch.device) -> tuple[int, int]:
 def _bias_gradient(
     call: MatmulCall, inputs: MatmulInputs, targets: Tokens, units: Tokens
 ) -> Tensor:
-    """Return the gradient of w without the part of flagged tiles, in the shape of the table.
-
-    If w is shared, in the shape of its tile, [B, tile, reach · tile].
-    """
+    """Return the gradient of w, or if shared of its tile, without the part of flagged tiles."""
     band, block, device = call.band, call.block, call.value.device
     sources, _ = _key_terms(call, inputs, units, summed=False, token_major=True)
     side = min(block.tile, SIDE)
@@ -315,7 +303,7 @@ def _bias_gradient(
     pairs = owners * band.reach * (block.tile // side)
     steps = items * cdiv(2 * call.value.shape[2], block.step)
     parts, each = share_out(steps, pairs, device)
-    # Zeros, because no program writes the entries outside the window.
+    # No program writes the entries outside the window.
     grad_table = torch.zeros(parts, *shape, dtype=torch.float32, device=device)
     matmul.bias_gradient[(pairs * parts,)](
         band.locate(grad_table[0]),
@@ -371,7 +359,7 @@ def local_table(
 
 
 class _FactorTable(torch.autograd.Function):
-    """u · v of neighbouring tiles; autograd's own backward would multiply in bfloat16 under autocast."""
+    """u · v of neighbouring tiles; autograd's backward would multiply in bfloat16 under autocast."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, v: Tensor, band: TileBand) -> Tensor:
@@ -413,7 +401,7 @@ def product(
     gate: str,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return AFT-full, or AFT-local with a window, [B, T, D]; with `save` also what backward needs."""
+    """Return AFT-full, or AFT-local with a window, and with `save` what backward needs."""
     call = _call(query, key, value, table, key_mask, window, grid, causal, gate, save)
     kept = new_saved(value, call.band, call.block.width, save)
     return launch_forward(call, kept), kept
@@ -422,7 +410,6 @@ def product(
 def product_backward(
     gradient, saved, query, key, value, table, key_mask, window, grid, causal, gate, wanted
 ) -> list[Tensor | None]:
-    """Return the gradients of those of query, key, value and table that are wanted."""
     call = _call(query, key, value, table, key_mask, window, grid, causal, gate, True)
     return launch_backward(gradient, None, saved, call, wanted[3])
 

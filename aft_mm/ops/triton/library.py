@@ -1,4 +1,4 @@
-"""The ops and steps that have a kernel; loaded when dispatch first selects one."""
+"""The ops and steps that have a kernel."""
 
 from .conv import aft_conv
 from .full_local import aft_full, aft_local

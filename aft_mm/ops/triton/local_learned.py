@@ -1,14 +1,10 @@
 """AFT-local-learned as three products, two of which compute denominators only.
 
-``y = g(q) N / (Z D)`` with N = W (E v), Z = W 1 and D = E summed over the visible tokens (ICLR
-submission, eq. 8). That is the output o of AFT-local times the ratio ``r = W E / (Z D)`` ≤ 1:
-
-- W E and o are those of AFT-local; D is its denominator without a window (W = 1); Z is its
-  denominator for keys of 0, in one channel;
-- the units of their logarithms cancel, so r is exact for all keys.
-
-The gradient of r is that of the three λ, which the gradient of a product accepts along with that of
-o.
+``y = g(q) N / (Z D)`` (ICLR submission, eq. 8) is the output o of AFT-local times the ratio
+``r = W E / (Z D)`` ≤ 1. W E and o are those of AFT-local; D is its denominator for W = 1, Z that
+for
+keys of 0, in one channel. The units of their logarithms cancel, so r is exact for all keys. The
+gradient of r is that of the three λ.
 """
 
 from collections.abc import Sequence
@@ -35,7 +31,7 @@ def _calls(key, value, table, key_mask, window, grid, causal) -> tuple[list[Matm
     """Return the products of W with (E v, E), of 1 with E and of W with 1, and what each saves."""
     block = choose_block(value, True)
     ones = (len(value) if key_mask is not None else min(len(value), 1)), value.shape[1], 1
-    # The gradients of a key from two products are added before they are rounded.
+    # Gradients of a key from two products are added before they are rounded.
     wide, zero = key.float(), value.new_zeros(ones)
     sources = [
         (wide, value, table, window, grid),
@@ -62,7 +58,6 @@ def _mean_and_ratio(calls: list[MatmulCall], kept: Sequence[Tensor]) -> tuple[Te
 
 
 def _gate(query: Tensor | None, gate: str) -> Tensor | float:
-    """Return g(q)."""
     if gate == 'none':
         return 1.0
     return query.float().sigmoid() if gate == 'sigmoid' else query.float().relu()
@@ -94,7 +89,6 @@ def local_learned(
 def local_learned_backward(
     gradient, saved, query, key, value, table, key_mask, window, grid, causal, gate, wanted
 ) -> list[Tensor | None]:
-    """Return the gradients of those of query, key, value and table that are wanted."""
     calls, counts = _calls(key, value, table, key_mask, window, grid, causal)
     kept = saved.split(counts)
     mean, ratio = _mean_and_ratio(calls, kept)

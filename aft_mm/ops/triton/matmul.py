@@ -1,25 +1,31 @@
-"""Matrix products of AFT-full, AFT-local and AFT-conv, ``y_t = g(q_t) n_t / d_t``, and their gradients.
+"""Matrix products of AFT-full, AFT-local and AFT-conv, ``y_t = g(q_t) n_t / d_t``, and their
+gradients.
 
 A program multiplies the W of a tile of targets, step by step, with the terms of the sources for a
-block of channels (`operands.py`): (n, d) = W (E (v − m), E), one product per step. In causal ops the unit
+block of channels (`operands.py`): (n, d) = W (E (v − m), E), one product per step. In causal ops
+the unit
 differs between tiles, so the sums are rescaled at tile borders, per channel, as in flash attention.
 The unit rises along the sequence; products with Wᵀ walk backwards.
 
-Exactness is checked afterwards. All entries of W and E are at most 1, so a term that float32 loses
-is below e^−87, which is negligible if d ≥ e^−40. If d is smaller although the row sees a key, or
-n/d is not finite, the program sets a flag and `recompute_flagged.py` recomputes the tile.
+All entries of W and E are at most 1, so a term that float32 loses is below e^−87, which is
+negligible
+if d ≥ e^−40. If d is smaller although the row sees a key, or n/d is not finite, the program sets a
+flag and `recompute_flagged.py` recomputes the tile.
 
-Saved for the gradient: the mean o = m + n/d, and ``λ = log d`` relative to a unit and the shift of w.
+Saved for the gradient: the mean o = m + n/d, and ``λ = log d`` relative to a unit and the shift of
+w.
 With α = dy g(q) and the gradient β of λ,
 
     a = α e^−λ    c = (β − α (o − m)) e^−λ    (A, C) = Wᵀ (a, c)
     dv = E A      dk = E ((v − m) A + C)      dw = W ⊙ Σ (a, c) (E (v − m), E)ᵀ
 
-where Σ runs over sequences and channels. There are no atomic additions; results are deterministic.
+where Σ runs over sequences and channels. Without atomic additions results are deterministic.
 
-Operands are bfloat16 for bfloat16 values without a gradient. With a gradient they are float32
-multiplied as tf32: gradients are differences (v − o for the keys), which with 8-bit operands miss
-the tolerance of the tests if v has a mean of 10. float32 and float16 values use tf32x3.
+Operands are bfloat16 for bfloat16 values without a gradient. With one they are float32 multiplied
+as
+tf32: gradients are differences (v − o for the keys), for which 8 bits do not suffice if v has a
+mean
+of 10. float32 and float16 values use tf32x3.
 """
 
 from typing import Any, NamedTuple
@@ -63,8 +69,6 @@ class ForwardResult(NamedTuple):
 
 
 class BackwardInputs(NamedTuple):
-    """Saved tensors, and the gradients of output and λ."""
-
     flags: Any
     mean: Any
     log: Any
@@ -200,7 +204,6 @@ def mean_forward(result, inputs, operand, firsts, FORM: tl.constexpr, GATE: tl.c
 
 @triton.jit
 def store_output(result, query, mean, batch, rows, columns, real, GATE: tl.constexpr):
-    """Store g(q) times the mean."""
     if GATE != 'none':
         queries = tl.load(tokens_at(query, batch, rows, columns), mask=real, other=0.0)
         mean *= gate_value(queries, GATE)
@@ -212,7 +215,7 @@ def store_output(result, query, mean, batch, rows, columns, real, GATE: tl.const
 def mean_backward(grad_key, grad_value, inputs, operand, met, FORM: tl.constexpr):
     """Compute the gradients of key and value without the part of flagged tiles.
 
-    Rows are sources; `met` holds how many tiles of targets before and after itself a tile meets.
+    Rows are sources; `met`: the extents of transposed tiles.
     """
     extents = inputs.extents
     tile, batch, part, rows, columns = locate_program(extents, FORM.tile, FORM.width, FORM.shared)
@@ -229,12 +232,14 @@ def mean_backward(grad_key, grad_value, inputs, operand, met, FORM: tl.constexpr
 
 @triton.jit
 def tiles_of_gradient(extents, index, FORM: tl.constexpr):
-    """Return the first and last item that a tile of the gradient of w sums, and :func:`item_at`'s keys.
+    """Return the first and last item that a tile of the gradient of w sums, and :func:`item_at`'s
+    keys.
 
-    A tile of the gradient belongs to a tile of targets and a tile of sources, and its items are the
-    sequences, none if the sources are hidden. Tiles of sources are counted from the first tile in a
-    dense W, else from the first in the window. If shared, a tile belongs to a sequence and a distance
-    of tiles, and its items are the tiles of targets.
+    A tile belongs to a tile of targets and one of sources, counted from the first in a dense W,
+    else from
+    the first in the window; its items are the sequences, none if the sources are hidden. If shared,
+    it
+    belongs to a sequence and a distance of tiles, and its items are the tiles of targets.
     """
     tiles = tl.cdiv(extents.targets, FORM.tile)
     if FORM.shared:
@@ -276,9 +281,10 @@ def bias_gradient(
 ):
     """Compute the gradient of w [tile, SIDE], summed over ``share = (steps, all steps)``.
 
-    A step is a block of numbers of one item; part_stride is the stride between the shares of a tile.
-    `terms` are those of targets and of sources; `whole` are extents in which everything that a tile
-    meets exists.
+    A step is a block of numbers of one item; part_stride is the stride between the shares of a
+    tile.
+    `terms` are those of targets and of sources; `whole` are extents in which all that a tile meets
+    exists.
     """
     TILE: tl.constexpr = FORM.tile
     STEP: tl.constexpr = FORM.step

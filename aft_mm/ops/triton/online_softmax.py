@@ -1,12 +1,12 @@
 """Online softmax sums for the scan, window and step kernels, exact for every finite key.
 
 A sum is (high, first, second). For softmax keys, high is the largest key seen, and the sum holds
-``Σ e^(k − high) v`` and ``Σ e^(k − high)``, which is at least 1. Only differences of keys are
-exponentiated, so keys of ±1e4 lose no digits. For relu keys high is 0, and the sum holds
-``Σ relu(k) v`` and, for relu2, ``Σ relu(−k) v``. The empty sum is (LOWEST, 0, 0).
+``Σ e^(k − high) v`` and ``Σ e^(k − high)``, at least 1. Only differences of keys are exponentiated,
+so keys of ±1e4 lose no digits. For relu keys high is 0, and the sum holds ``Σ relu(k) v`` and, for
+relu2, ``Σ relu(−k) v``. The empty sum is (LOWEST, 0, 0).
 
-Tensors are passed as tuples (pointer, *strides). Loops are `while` loops, because the interpreter of
-Triton 3.6 does not accept a tensor as the bound of a range under numpy 2.4.
+Loops are `while` loops, because the interpreter of Triton 3.6 does not accept a tensor as the bound
+of a range under numpy 2.4.
 """
 
 from typing import NamedTuple
@@ -37,17 +37,15 @@ class Tensors(NamedTuple):
 
 
 def strided(x: Tensor | None) -> tuple | None:
-    """Return (x, *strides), the form in which kernels take a tensor; None stays None."""
+    """Return (x, *strides), the form in which kernels take a tensor."""
     return None if x is None else (x, *x.stride())
 
 
 def new_like(x: Tensor) -> Tensor:
-    """Return a new contiguous tensor of this shape and type."""
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def new_sums(value: Tensor, count: int) -> Tensor:
-    """Return new sums [3, B, count, D]."""
     batch, _, channels = value.shape
     return torch.empty(3, batch, count, channels, dtype=torch.float32, device=value.device)
 
@@ -60,7 +58,6 @@ def exp(x):
 
 @triton.jit
 def merge(high, first, second, other_high, other_first, other_second):
-    """Merge two sums."""
     step = exp(-tl.abs(high - other_high))
     grows = other_high > high
     factor, other_factor = tl.where(grows, step, 1.0), tl.where(grows, 1.0, step)
@@ -71,7 +68,6 @@ def merge(high, first, second, other_high, other_first, other_second):
 
 @triton.jit
 def empty_sum(ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Return an empty sum."""
     zero = tl.zeros([ROWS, CHANNELS], tl.float32)
     return zero + LOWEST, zero, zero
 
@@ -143,7 +139,8 @@ def gated_mean(query, first, second, KEY: tl.constexpr, GATE: tl.constexpr):
 def target_of_token(gradient, query, high, first, second, KEY: tl.constexpr, GATE: tl.constexpr):
     """Return the gradient of the query, and the sum that this target contributes to its keys.
 
-    That is dy g(q) / d and dy g(q) n / d² relative to ``e^−high`` for softmax keys, dy g(q) for relu
+    That is dy g(q) / d and dy g(q) n / d² relative to ``e^−high`` for softmax keys, dy g(q) for
+    relu
     keys, and dy relu(q) and dy relu(−q) for relu2.
     """
     gradient = gradient.to(tl.float32)
@@ -184,7 +181,6 @@ def place_in(x, batch, token, channel):
 
 @triton.jit
 def load_row(x, at, r: tl.constexpr, real, other: tl.constexpr):
-    """Load the row r tokens after `at`, with `other` where `real` is false."""
     return tl.load(at + r * x[2], mask=real, other=other)
 
 
@@ -197,13 +193,12 @@ def store_row(x, at, r: tl.constexpr, real, row):
 
 @triton.jit
 def store_entry(x, batch, token, channel, real, row):
-    """Store x[batch, token, channel], unless x is None."""
     store_row(x, place_in(x, batch, token, channel), 0, real, row)
 
 
 @triton.jit
 def load_sum(sums, batch, token, channel, real, other: tl.constexpr):
-    """Load sums[:, batch, token, channel] of [3, B, T, D]; (other, 0, 0) where `real` is false."""
+    """Load sums[:, batch, token, channel] of [3, B, T, D]; (other, 0, 0) where not `real`."""
     at = sums[0] + batch * sums[2] + token * sums[3] + channel.to(tl.int64) * sums[4]
     high = tl.load(at, mask=real, other=other)
     first = tl.load(at + sums[1], mask=real, other=0.0)
@@ -213,7 +208,6 @@ def load_sum(sums, batch, token, channel, real, other: tl.constexpr):
 
 @triton.jit
 def store_sum(sums, batch, token, channel, real, high, first, second):
-    """Store a sum, unless `sums` is None."""
     if sums is not None:
         at = sums[0] + batch * sums[2] + token * sums[3] + channel.to(tl.int64) * sums[4]
         tl.store(at, high, mask=real)
@@ -223,7 +217,6 @@ def store_sum(sums, batch, token, channel, real, high, first, second):
 
 @triton.jit
 def gate_value(query, GATE: tl.constexpr):
-    """Return g(q)."""
     query = query.to(tl.float32)
     if GATE == 'sigmoid':
         gate = tl.sigmoid(query)
@@ -234,7 +227,6 @@ def gate_value(query, GATE: tl.constexpr):
 
 @triton.jit
 def gate_slope(query, GATE: tl.constexpr):
-    """Return g'(q)."""
     query = query.to(tl.float32)
     if GATE == 'sigmoid':
         gate = tl.sigmoid(query)

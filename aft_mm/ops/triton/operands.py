@@ -2,11 +2,13 @@
 
 ``E = e^{k − unit}`` has a unit per tile and channel: the largest key of the sequence, or for causal
 ops of the tile and all tiles before it, all of which are visible to later tiles. The two terms of a
-channel are adjacent: (E (v − m), E) of a source; (a, c) of a target, for the gradient (`matmul.py`).
+channel are adjacent: (E (v − m), E) of a source; (a, c) of a target, for the gradient
+(`matmul.py`).
 
-The centre m of a sequence and channel is the mean of its first tile of values. Tensor cores cut
-operands to 11 bits or fewer, so without it gradients, which are sums of W E (v − o), would be wrong
-for values far from 0.
+The centre m of a sequence and channel is the mean of its first tile of values. Without it
+gradients,
+which are sums of W E (v − o), would be wrong for values far from 0, as tensor cores cut operands to
+11 bits or fewer.
 
 terms [B, tokens, N] have N = 2 · channels numbers, padded with 0 to whole tiles and blocks. Sums
 over tiles [B, tiles, N] in float32 replace the tokens outside the window.
@@ -18,7 +20,7 @@ import triton.language as tl
 from .online_softmax import LOWEST, gate_slope, gate_value
 from .weights import load_shifts, load_vector, span, terms_at, tokens_at
 
-# λ of a row that sees nothing, so that its weights e^−λ are 0.
+# λ of a row that sees nothing: its weights e^−λ are 0.
 UNSEEN = tl.constexpr(1e30)
 # Tiles that `running_sums` loads at once.
 AT_ONCE = tl.constexpr(8)
@@ -28,8 +30,7 @@ AT_ONCE = tl.constexpr(8)
 def locate_program(extents, TILE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr):
     """Return tile, sequence, block of channels, tokens [TILE] and channels [WIDTH] of this program.
 
-    Programs that share a part of W are adjacent: sequences and channels, or with SHARED tiles and
-    channels.
+    Programs that share a part of W are adjacent.
     """
     parts = tl.cdiv(extents.channels, WIDTH)
     part = tl.program_id(0) % parts
@@ -82,7 +83,7 @@ def store_terms(terms, sums, pair, weight, tile, batch, part, NUMBERS: tl.conste
 
 @triton.jit
 def key_maxima(maxima, firsts, inputs, TILE: tl.constexpr, WIDTH: tl.constexpr):
-    """Compute the centre, and the largest visible key (LOWEST without one) and first token of tiles."""
+    """Compute the centre, and the largest (LOWEST if none) and first visible key of tiles."""
     extents = inputs.extents
     tile, batch, _, rows, columns = locate_program(extents, TILE, WIDTH, False)
     keys, seen = load_keys(inputs, batch, rows, columns)
@@ -165,7 +166,6 @@ def target_terms(
 
 @triton.jit
 def load_unit(units, batch, tile, numbers, channels):
-    """Load the unit of a tile, for each number of its terms."""
     return load_vector(units, batch, tile, numbers // 2, numbers < 2 * channels, 0.0)
 
 
@@ -181,7 +181,7 @@ def running_sums(
     REVERSED: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Compute sums over all tiles up to each tile, or REVERSED from it on, in the unit of that tile."""
+    """Compute sums over all tiles up to each tile, or REVERSED from it on, in its unit."""
     batch = (tl.program_id(0) // blocks).to(tl.int64)
     numbers = tl.program_id(0) % blocks * SIZE + tl.arange(0, SIZE)
     total = tl.zeros([SIZE], tl.float32)

@@ -3,10 +3,9 @@
 Each row and channel has its own unit, the largest key that the row sees, and the weights
 ``exp((k − unit) + (w − shift))`` are summed relative to their largest term. The brackets keep the
 differences small, so keys of ±1e4 lose no digits. Pairs of `group` targets and `group` sources are
-processed at once, for all channels of a block.
+processed at once.
 
 The kernels are always launched, because reading the flags on the host would wait for the device.
-They count the flags first and return if there are none.
 """
 
 import triton
@@ -17,13 +16,11 @@ from .online_softmax import LOWEST
 from .operands import UNSEEN, load_gradient, load_keys
 from .weights import bias_pointer, load_bias, load_shifts, span, tokens_at, visible_pairs
 
-# Flags that a program reads at once when it counts them.
 FLAGS_AT_ONCE = tl.constexpr(2048)
 
 
 @triton.jit
 def is_flagged(flags, batch, tile, part):
-    """Whether this tile must be recomputed."""
     at = flags.at + batch * flags.batch + tile * flags.token + part
     return tl.load(at) != 0
 
@@ -32,8 +29,7 @@ def is_flagged(flags, batch, tile, part):
 def pieces_to_check(pieces, flags, extents, FORM: tl.constexpr):
     """The number of pieces of work, or 0 if no tile is flagged.
 
-    Without this, each program reads one flag per piece, one after the other, which takes as long as
-    the product itself.
+    Reading one flag per piece, one after the other, would take as long as the product itself.
     """
     tiles = tl.cdiv(extents.targets, FORM.tile)
     number = extents.batches * tiles * tl.cdiv(extents.channels, FORM.width)
@@ -87,7 +83,7 @@ def exact_rows(inputs, batch, row, columns, last, FORM: tl.constexpr):
         top = tl.maximum(high, tl.max(tl.where(seen, exponent, LOWEST), 1))
         weight = tl.where(seen, tl.exp(exponent - top[:, None, :]), 0.0)
         old = tl.exp(high - top)
-        # Not 0 · value: a NaN must not reach a row that does not see it.
+        # Not 0 · value, which may be NaN.
         terms = tl.where(seen, weight * values.to(tl.float32)[None, :, :], 0.0)
         numerator = numerator * old + tl.sum(terms, 1)
         denominator = denominator * old + tl.sum(weight, 1)
@@ -99,7 +95,6 @@ def exact_rows(inputs, batch, row, columns, last, FORM: tl.constexpr):
 
 @triton.jit
 def recompute_rows(result, inputs, FORM: tl.constexpr, GATE: tl.constexpr):
-    """Recompute the output of flagged tiles, and what is saved for the gradient."""
     GROUP: tl.constexpr = FORM.group
     WIDTH: tl.constexpr = FORM.width
     extents = inputs.extents
@@ -142,7 +137,6 @@ def load_weights(saved, inputs, batch, row, other, columns, FORM: tl.constexpr, 
 
 @triton.jit
 def add_to(x, batch, rows, columns, real, more):
-    """Add `more` to x [B, T, D]."""
     at = tokens_at(x, batch, rows, columns)
     total = tl.load(at, mask=real, other=0.0).to(tl.float32) + more
     tl.store(at, total.to(x.at.dtype.element_ty), mask=real)
@@ -197,7 +191,6 @@ def count_flags(flags, own, other, first, last, parts, FORM: tl.constexpr):
 
 @triton.jit
 def recompute_bias(grad_bias, saved, inputs, pairs, FORM: tl.constexpr, GATE: tl.constexpr):
-    """Add the part of flagged tiles to the gradient of w."""
     GROUP: tl.constexpr = FORM.group
     WIDTH: tl.constexpr = FORM.width
     extents = inputs.extents

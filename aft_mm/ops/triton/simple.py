@@ -1,17 +1,19 @@
-"""Causal AFT-simple: ``y_t = g(q_t) n_t / d_t`` with running sums n, d of e^k v and e^k, in one pass.
+"""Causal AFT-simple: ``y_t = g(q_t) n_t / d_t`` with running sums n, d of e^k v and e^k, in one
+pass.
 
-A program walks along the channels of one sequence, a tile of `groups` · `rows` tokens at a time. One
+A program walks along the channels of one sequence, a tile of `groups` · `rows` tokens at a time.
+One
 thread holds the rows of a group. It sums the group before its own, a scan over the groups gives the
-sum that each group starts from, and the thread then adds its own rows one by one. A tile is thus
-loaded twice, the second time from the cache. Only the output is written and, if a gradient is
-wanted, the sum before each group. The sums are those of `online_softmax.py`.
+sum that each group starts from, and the thread then adds its own rows one by one. Only the output
+is
+written and, if a gradient is wanted, the sum before each group.
 
-The backward pass goes from the last tile to the first, recomputes each group from the saved sum, and
+The backward pass goes from the last tile to the first, recomputes each group from the saved sum,
+and
 sums the gradients of the targets in reverse, relative to ``e^(−m_t)``, which only grows on the way.
 
 If batch and channels give too few programs for the device, a sequence is divided into chunks, and a
-first kernel sums each chunk. A program then adds the sums of the chunks before its own, at most
-MOST_CHUNKS.
+first kernel sums each chunk.
 """
 
 from typing import NamedTuple
@@ -45,13 +47,10 @@ from .online_softmax import (
 )
 from .torch_ops import differentiated, register
 
-# Chunks whose sums a program adds at once.
 MOST_CHUNKS = tl.constexpr(64)
 
 
 class ScanTile(NamedTuple):
-    """Groups, rows of a group and channels of a tile."""
-
     groups: int
     rows: int
     channels: int
@@ -139,7 +138,6 @@ def sum_rows(keys, values, KEY: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def last_group(high, first, second, GROUPS: tl.constexpr):
-    """Return the sum of the last group, [1, CHANNELS]."""
     end = tl.arange(0, GROUPS)[:, None] == GROUPS - 1
     high = tl.max(tl.where(end, high, LOWEST), 0, keep_dims=True)
     first = tl.sum(tl.where(end, first, 0.0), 0, keep_dims=True)
@@ -364,12 +362,7 @@ class ChunkPlan(NamedTuple):
 
 
 def plan_chunks(value: Tensor) -> ChunkPlan:
-    """Divide sequences into chunks if whole sequences would occupy less than half of the device.
-
-    On 132 multiprocessors with 2-byte types, [16, 1024, 512] gives 256 programs of 32 channels and
-    [16, 3072, 256] gives 128. [2, 3072, 256] would give 16, so it is divided into 12 chunks, and
-    [1, 16384, 256] into 32.
-    """
+    """Divide sequences into chunks if whole sequences would occupy less than half of the device."""
     batch, tokens, channels = value.shape
     processors = count_processors(value.device)
     tile = find_block('scan', value.device)
@@ -396,7 +389,6 @@ def _launch_settings(kernel: str, value: Tensor) -> tuple[ChunkPlan, ScanSizes, 
 
 
 def count_groups(value: Tensor) -> int:
-    """Return the number of groups of a sequence."""
     rows = find_block('scan', value.device).rows
     return (value.shape[1] + rows - 1) // rows
 
@@ -431,7 +423,6 @@ def causal_simple(
 def causal_simple_backward(
     gradient, saved, query, key, value, key_mask, key_function, gate, wanted
 ) -> list[Tensor | None]:
-    """Return the gradients of those of query, key and value that are wanted."""
     pairs = zip((query, key, value), wanted, strict=False)
     results = [new_like(x) if needed else None for x, needed in pairs]
     if len(value):

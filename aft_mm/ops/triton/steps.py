@@ -1,18 +1,19 @@
 """Decoding steps: one token per sequence, one launch per layer.
 
 A program owns some key heads of one sequence, with all their channels. It stores the token in its
-slot of the buffer, adds the token that was there to the sums of those that left, and walks along the
+slot of the buffer, adds the token that was there to the sums of those that left, and walks along
+the
 buffer, `rows` tokens at a time. Each row has its own sum; they are merged at the end. Tiles are
 [rows, heads, width] with `width` channels of a head at a time; weights and denominators are those
 of the key, [rows, heads, 1].
 
-A sum is (high, rest, numerator, denominator), the last two divided by ``e^(high + rest)``. high is a
+A sum is (high, rest, numerator, denominator), the last two divided by ``e^(high + rest)``. high is
+a
 key and rest a bias, which are never added: next to a key of 1e4 a bias would lose three digits. The
 empty sum is (LOWEST, LOWEST, 0, 0).
 
 No program reads what another one writes: the next positions are a new tensor, the slot of a key
-belongs to one program, and the new token is read from the input, not from the buffer. Positions fit
-into 32 bits.
+belongs to one program, and the new token is read from the input. Positions fit into 32 bits.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ class State(NamedTuple):
 
 
 class Token(NamedTuple):
-    """The new token and its output, each [B, 1, C] as (pointer, *strides); the query may be None."""
+    """The new token and its output, each [B, 1, C] as (pointer, *strides)."""
 
     output: tuple
     query: tuple | None
@@ -97,7 +98,6 @@ def find_heads(heads, HEADS: tl.constexpr):
 
 @triton.jit
 def load_entry(x, batch, token, channel, real, other: tl.constexpr = 0.0):
-    """Load x[batch, token, channel] in float32, `other` where `real` is false."""
     return tl.load(place_in(x, batch, token, channel), mask=real, other=other).to(tl.float32)
 
 
@@ -111,7 +111,6 @@ def load_evicted(state, batch, channel, real):
 
 @triton.jit
 def store_evicted(state, batch, channel, real, evicted):
-    """Store the sums of the tokens that left the buffer."""
     store_entry(state.shift, batch, 0, channel, real, evicted[0])
     store_entry(state.numerator, batch, 0, channel, real, evicted[1])
     store_entry(state.denominator, batch, 0, channel, real, evicted[2])
@@ -137,7 +136,6 @@ def advance(state, batch, first):
 
 @triton.jit
 def simple_step_kernel(state, token, channels, GATE: tl.constexpr, CHANNELS: tl.constexpr):
-    """AFT-simple: add the token to the running sums."""
     batch, start, channel, real = find_heads(channels, CHANNELS)
     evicted = load_evicted(state, batch, channel, real)
     key = load_entry(token.key, batch, 0, channel, real)
@@ -180,7 +178,6 @@ def kernel_entry(token, tokens, PLACES: tl.constexpr):
 
 @triton.jit
 def load_table(table, row, column, real):
-    """Load entries of a 2-d table in float32."""
     at = table[0] + row.to(tl.int64) * table[1] + column.to(tl.int64) * table[2]
     return tl.load(at, mask=real, other=0.0).to(tl.float32)
 
@@ -203,10 +200,7 @@ def load_factor_bias(bias, token, tokens, real, BLOCK: tl.constexpr):
 def load_step_bias(
     bias, token, tokens, head, head_real, real, FORM: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return w[token, tokens], [ROWS, 1, 1] or [ROWS, HEADS, 1], and which tokens are inside.
-
-    w is 0 outside the window or kernel.
-    """
+    """Return w[token, tokens], [ROWS, 1, 1] or [ROWS, HEADS, 1], 0 outside, and which are inside."""
     KIND: tl.constexpr = FORM.kind
     PLACES: tl.constexpr = FORM.places
     # Entries past the table are neither read nor visible.
@@ -247,7 +241,6 @@ def add_biased(high, rest, first, second, key, bias, value, seen):
 
 @triton.jit
 def join_lanes(high, rest, first, second):
-    """Merge the sums of all lanes."""
     top = tl.max(high, 0, keep_dims=True)
     lead = (high - top) + rest
     most = tl.max(lead, 0, keep_dims=True)
@@ -331,7 +324,7 @@ def buffer_step_kernel(state, token, bias, heads, size, FORM: tl.constexpr, BLOC
     store_entry(state.buffer_keys, batch, at, head, head_real, key)
 
 
-# Width of a sequence, which is a grid of one row, and the limit where there is no table.
+# Width of a grid of one row, and the limit where there is no table.
 ENDLESS = 2**31 - 1
 STATE = ('shift', 'numerator', 'denominator', 'keys', 'values')
 
@@ -342,7 +335,6 @@ def _as_token(x: Tensor | None) -> tuple | None:
 
 
 def _new_results(value: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a new output [B, D] and next position [B]."""
     return value.new_empty(value.shape), position.new_empty(position.shape)
 
 
@@ -377,7 +369,6 @@ def simple_step(
 
 
 def find_sizes(block: BufferStepBlock, size: int, per_head: int) -> StepTile:
-    """Return the tile for a buffer of `size` tokens and heads of `per_head` channels."""
     rows = min(max(triton.next_power_of_2(size), block.least_rows), block.most_rows)
     width = min(triton.next_power_of_2(per_head), block.channels)
     return StepTile(rows, block.channels // width, width, per_head, block.rank)

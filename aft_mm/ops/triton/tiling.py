@@ -14,9 +14,10 @@ from .weights import BiasTable, Extents, WeightForm
 
 
 def choose_block(value: Tensor, save: bool) -> MatmulBlock:
-    """Return the block for the type of `value`; `save` means that a gradient is wanted.
+    """Return the block for the type of `value`, and for training if `save`.
 
-    float16 operands are not used: the smallest float16 number, 6e-8, is far above the smallest terms.
+    float16 operands are not used: the smallest float16 number, 6e-8, is far above the smallest
+    terms.
     """
     kind = 'tf32x3'
     if value.dtype == torch.bfloat16:
@@ -27,7 +28,8 @@ def choose_block(value: Tensor, save: bool) -> MatmulBlock:
 class TileBand(NamedTuple):
     """The tiles of tokens that meet; with window None all of them, with a dense w.
 
-    Tiles within the window have a w; visible tokens outside them have W = 1. `shared`: each sequence
+    Tiles within the window have a w; visible tokens outside them have W = 1. `shared`: each
+    sequence
     has its own w, which depends only on the distance of two tokens.
     """
 
@@ -41,12 +43,10 @@ class TileBand(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """Number of tiles of targets."""
         return cdiv(self.targets, self.tile)
 
     @property
     def source_tiles(self) -> int:
-        """Number of tiles of sources."""
         return cdiv(self.sources, self.tile)
 
     @property
@@ -65,7 +65,6 @@ class TileBand(NamedTuple):
 
     @property
     def after(self) -> int:
-        """Tiles of sources after a tile of targets that meet it."""
         return 0 if self.causal else self.before
 
     @property
@@ -80,7 +79,6 @@ class TileBand(NamedTuple):
 
     @property
     def form(self) -> WeightForm:
-        """Constants for which kernels are specialised."""
         return _form(self)
 
     def _new_form(self) -> WeightForm:
@@ -90,7 +88,9 @@ class TileBand(NamedTuple):
         return WeightForm(self.causal, near, self.has_outside, self.shared, self.tile)
 
     def extents(self, batches: int, channels: int, transposed: bool = False) -> Extents:
-        """Return the sizes for kernels; `transposed`: tiles of targets that a tile of sources meets."""
+        """Return the sizes for kernels; `transposed`: tiles of targets that a tile of sources
+        meets.
+        """
         return _extents(self, batches, channels, transposed)
 
     def _new_extents(self, batches: int, channels: int, transposed: bool) -> Extents:
@@ -108,7 +108,9 @@ class TileBand(NamedTuple):
         return extents._replace(targets=tokens, sources=tokens) if self.shared else extents
 
     def locate(self, table: Tensor) -> BiasTable:
-        """Return the address of w in a table [T, S], [T, offsets], [B, offsets] if shared, or of tiles."""
+        """Return the address of w in a table [T, S], [T, offsets] ([B, offsets] if shared) or
+        tiles.
+        """
         if table.dim() == 3:
             return self.locate_tiles(table)
         row, column = table.stride()
@@ -119,7 +121,9 @@ class TileBand(NamedTuple):
         return BiasTable(table, batch_stride, 0, target_stride, column, self.radius * column)
 
     def locate_tiles(self, table: Tensor) -> BiasTable:
-        """Return the address of w in tiles [n, tile, reach · tile], of targets or, if shared, sequences."""
+        """Return the address of w in tiles [n, tile, reach · tile], of targets or, if shared,
+        sequences.
+        """
         each, row, column = table.stride()
         batch_stride, tile_stride = (each, 0) if self.shared else (0, each)
         tile_stride -= self.tile * (row + column)  # targets and sources are counted from 0
@@ -128,7 +132,7 @@ class TileBand(NamedTuple):
         )
 
 
-# A launch takes longer in Python than on the device, so descriptions are kept for each shape.
+# A launch takes longer in Python than on the device.
 _form = functools.lru_cache(TileBand._new_form)
 _extents = functools.lru_cache(TileBand._new_extents)
 
@@ -141,7 +145,6 @@ def make_band(
     causal: bool,
     tile: int,
 ) -> TileBand:
-    """Return the band of a table over the tokens of `value`."""
     sources = value.shape[1]
     if window is None:
         return TileBand(None, None, causal, len(table), sources, tile)
@@ -164,7 +167,6 @@ class SavedParts(NamedTuple):
 
 
 def saved_shapes(value: Tensor, band: TileBand, width: int) -> list[tuple[int, ...]]:
-    """Return the shapes of :class:`SavedParts`."""
     batch, _, channels = value.shape
     tokens = batch, band.targets, channels
     tiles = max(band.tiles, band.source_tiles) if band.causal else 1
@@ -175,7 +177,6 @@ def saved_shapes(value: Tensor, band: TileBand, width: int) -> list[tuple[int, .
 
 
 def count_saved(value: Tensor, band: TileBand, width: int) -> int:
-    """Return how many numbers :class:`SavedParts` have."""
     return sum(map(math.prod, saved_shapes(value, band, width)))
 
 
@@ -185,7 +186,6 @@ def new_saved(value: Tensor, band: TileBand, width: int, save: bool = True) -> T
 
 
 def split_saved(saved: Tensor, value: Tensor, band: TileBand, width: int) -> SavedParts:
-    """Return the parts of what was saved, as views."""
     shapes = saved_shapes(value, band, width)
     parts = saved.split([math.prod(shape) for shape in shapes])
     return SavedParts(*(part.view(shape) for part, shape in zip(parts, shapes, strict=True)))

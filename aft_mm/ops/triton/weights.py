@@ -1,9 +1,8 @@
 """Access to the position bias w[t, t'], the visibility of pairs, and the kernel that computes W.
 
 The table of w is what the caller has: a dense w [T, S], the free bias [T, 2s − 1] of AFT-local, the
-product of its factors in tiles [n, tile, reach · tile], or the kernels [h, 2s − 1] of AFT-conv, one
-for all tokens of a head. All are read, and their gradients written, by one form of address
-(:class:`BiasTable`), so w is never copied.
+product of its factors in tiles [n, tile, reach · tile], or the kernels [h, 2s − 1] of AFT-conv. All
+are addressed by :class:`BiasTable`, so w is never copied.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ def _interpreted_span(first, last, step=1):
     return range(*(int(x.handle.data.item()) if hasattr(x, 'handle') else x for x in bounds))
 
 
-# Unlike a while loop, a loop over a span is pipelined by the compiler.
+# Unlike a while loop, it is pipelined by the compiler.
 span = _interpreted_span if interpreted() else tl.range
 
 
@@ -46,8 +45,6 @@ class BiasTable(NamedTuple):
 
 
 class Shifts(NamedTuple):
-    """The shift subtracted from w, per target or per sequence."""
-
     at: Any
     batch_stride: Any
     target_stride: Any
@@ -73,8 +70,6 @@ class Extents(NamedTuple):
 
 
 class MatmulInputs(NamedTuple):
-    """Inputs of all kernels of a product."""
-
     extents: Any
     key: Any
     value: Any
@@ -83,17 +78,18 @@ class MatmulInputs(NamedTuple):
     centre: Any
     query: Any
     key_mask: Any
-    # Triton 3.6 drops constants (strides of 1) after the last None of a tuple, and in a tuple next to
-    # plain numbers.
+    # Triton 3.6 drops constants (strides of 1) after the last None of a tuple.
     end: None = None
 
 
 class WeightForm(NamedTuple):
     """Constants for which kernels are specialised.
 
-    near: 'dense', or where the window lies: on a 'line' or a 'grid'; has_outside: visible tokens that
+    near: 'dense', or where the window lies: on a 'line' or a 'grid'; has_outside: visible tokens
+    that
     no tile of w covers have W = 1; shared: each sequence has its own W, with equal tiles; tile:
-    tokens along a side of a tile.
+    tokens
+    along a side of a tile.
     """
 
     causal: bool
@@ -130,7 +126,7 @@ def load_vector(x, batch, row, columns, inside, other):
 
 @triton.jit
 def bias_pointer(bias, batch, target, source, rows, columns, FORM: tl.constexpr):
-    """Return pointers to w of targets `target + rows`, all in one tile, and sources `source + columns`."""
+    """Return pointers to w of targets `target + rows`, all in one tile, and `source + columns`."""
     target = tl.cast(target, tl.int64)
     start = (
         target * bias.target_stride + tl.cast(source, tl.int64) * bias.source_stride + bias.origin
@@ -141,7 +137,6 @@ def bias_pointer(bias, batch, target, source, rows, columns, FORM: tl.constexpr)
 
 @triton.jit
 def load_shifts(shifts, batch, rows, real):
-    """Load the shifts of these targets."""
     at = shifts.at + tl.cast(batch, tl.int64) * shifts.batch_stride + rows * shifts.target_stride
     return tl.load(at, mask=real, other=0.0)
 
@@ -188,7 +183,8 @@ def weigh(
     """Compute ``W = exp(w − shift)`` in tiles, and the shift of each target, its largest visible w.
 
     weights [n, tile, width]: targets against the sources that their tile meets; with TRANSPOSED,
-    sources against targets, with `before` and `after` exchanged and the shifts given. If shared, one
+    sources against targets, with `before` and `after` exchanged and the shifts given. If shared,
+    one
     tile [tile, width] per sequence: the middle one.
     """
     start_of_row = tl.program_id(0) * ROWS

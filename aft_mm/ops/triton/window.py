@@ -1,16 +1,16 @@
 """AFT-local-hard: ``y_t = g(q_t) n_t / d_t``, n and d the sums of e^k v and e^k in a window.
 
-A window is an interval along each axis of the grid. Sums over intervals of `window` places come from
-blocks of the same length (van Herk): an interval is the end of one block and the beginning of the
-next. A first kernel writes the sum from each place to the end of its block. A second one sums each
-block from its beginning and adds the end of the block before. That takes two additions per place for
-any window, and no subtraction. On a grid it is done along the columns, then along the rows. The
-right block of a causal window on a grid is the left block of the row above, moved right; a last
-kernel adds it, so sums continue past the right border.
+Sums over intervals of `window` places come from blocks of the same length (van Herk): an interval
+is
+the end of one block and the beginning of the next. A first kernel writes the sum from each place to
+the end of its block; a second one sums each block from its beginning and adds the end of the block
+before. That takes two additions per place for any window, and no subtraction. On a grid it is done
+along the columns, then along the rows. The right block of a causal window on a grid is the left
+block
+of the row above, moved right; a last kernel adds it, so sums continue past the right border.
 
-A lane walks along one block, so threads do not communicate. The sums are those of
-`online_softmax.py`. In the backward pass the same kernels sum the targets that see a token: counted
-from the other end of the sequence, or corner of the grid, those are its window.
+A lane walks along one block, so threads do not communicate. In the backward pass the same kernels
+sum the targets that see a token: counted from the other end, those are its window.
 """
 
 from collections.abc import Sequence
@@ -256,7 +256,6 @@ class _Pass(NamedTuple):
         return Walk(len(self.value), lines, length, results, window, ahead, self.value.shape[2])
 
     def launch(self, kernel, lanes: int, *arguments, **options) -> None:
-        """Launch the kernel on `lanes` lanes."""
         block = find_block('window', self.value.device)
         channels = cdiv(self.value.shape[2], block.channels)
         programs = cdiv(lanes, block.lanes), channels
@@ -277,7 +276,6 @@ class _Pass(NamedTuple):
         self.launch(sum_windows, blocks, *arguments, FORM=form)
 
     def run(self) -> None:
-        """Run all kernels of the pass, along the columns and then the rows."""
         (lines, width), window, ahead, half = self.places
         kind = 'targets' if self.result == 'gradients' else 'keys'
         columns = self.walk(lines, width, width + half, window[1], ahead[1])
@@ -330,7 +328,6 @@ def hard_window(
 def hard_window_backward(
     gradient, saved, query, key, value, key_mask, gate, window, grid, causal, wanted
 ) -> list[Tensor | None]:
-    """Return the gradients of those of query, key and value that are wanted."""
     pairs = zip((query, key, value), wanted, strict=False)
     results = [new_like(x) if needed else None for x, needed in pairs]
     if len(value):
