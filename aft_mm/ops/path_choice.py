@@ -94,8 +94,10 @@ def choose(
         safe: The path that is exact for any finite input.
         operands: Tensors that torch.cond can trace.
     """
-    if replaying():
-        path = next(_replayed.get(), None)
+    # The compiler cannot trace a context variable.
+    replayed = None if torch.compiler.is_dynamo_compiling() else _replayed.get()
+    if replayed is not None:
+        path = next(replayed, None)
         if path is None:
             raise RuntimeError('replay_paths got no paths, but the run chose one')
         return fast(*operands) if path else safe(*operands)

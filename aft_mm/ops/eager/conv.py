@@ -313,9 +313,11 @@ def _exact_conv_mean(
     global_connectivity: bool,
     causal: bool,
 ) -> Tensor:
-    wide = (x.double() for x in (key, value, weight))
-    options = dict(grid=grid, global_connectivity=global_connectivity, causal=causal)
-    return exact_conv_mean(*wide, **options).to(key.dtype)
+    wide = [x.double() for x in (key, value, weight)]
+    mixed = exact_conv_mean(
+        *wide, grid=grid, global_connectivity=global_connectivity, causal=causal
+    )
+    return mixed.to(key.dtype)
 
 
 # Traced, their thousands of operations would take minutes to compile.
