@@ -86,7 +86,8 @@ def choose(
         operands: Tensors that torch.cond can trace.
     """
     if replaying():
-        path = next(_replayed.get(), None)
+        replayed: Any = _replayed.get()
+        path = next(replayed, None)
         if path is None:
             raise RuntimeError('replay_paths got no paths, but the run chose one')
         return fast(*operands) if path else safe(*operands)

@@ -282,9 +282,11 @@ def _exact_conv_mean(
     global_connectivity: bool,
     causal: bool,
 ) -> Tensor:
-    wide = (x.double() for x in (key, value, weight))
-    options = dict(grid=grid, global_connectivity=global_connectivity, causal=causal)
-    return exact_conv_mean(*wide, **options).to(key.dtype)
+    options: dict[str, Any] = dict(
+        grid=grid, global_connectivity=global_connectivity, causal=causal
+    )
+    mixed = exact_conv_mean(key.double(), value.double(), weight.double(), **options)
+    return mixed.to(key.dtype)
 
 
 # Traced, their thousands of operations would take minutes to compile.
