@@ -260,9 +260,7 @@ def _corners(y: Tensor, x: Tensor, height: int, width: int) -> list[tuple[Tensor
 
 
 def _bilinear(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """Samples [C, rows, columns] of an image [C, H, W] at rows y [rows, 1] and columns x [1,
-    columns].
-    """
+    """Samples [C, rows, columns] of an image [C, H, W] at y [rows, 1] and x [1, columns]."""
     y, x = torch.broadcast_tensors(y, x)
     flat = image.flatten(1)
     return sum(weight * flat[:, place] for place, weight in _corners(y, x, *image.shape[1:]))

@@ -85,9 +85,7 @@ class AFTConv(AFTMixer):
         return self.pos_bias()
 
     def regularization_loss(self) -> Tensor | None:
-        """Return the entropy of softmax(w) in nats, summed over heads, for sparsity='entropy' (eq.
-        9).
-        """
+        """Return ``Σ_heads entropy(softmax(w))`` in nats for sparsity='entropy', else None (eq. 9)."""
         return self.pos_bias.entropy() if self.sparsity == 'entropy' else None
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:

@@ -188,9 +188,7 @@ class AFTViT(BaseModule):
         ]
 
     def layers_of(self, indices: int | Sequence[int] | None) -> tuple[int, ...]:
-        """Return ascending layers: negative ones count from the last, an int n means the last n,
-        None all.
-        """
+        """Return ascending layers; negative ones count from the last, an int n means the last n."""
         depth = len(self.layers)
         if indices is None:
             indices = range(depth)

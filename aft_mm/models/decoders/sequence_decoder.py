@@ -132,9 +132,7 @@ class SequenceDecoder(BlockStack):
     def select_state(
         self, state: DecoderState, rows: Tensor, same_memory: bool = False
     ) -> DecoderState:
-        """Return a copy of the state for the sequences rows [N]; `same_memory`: places keep their
-        memory.
-        """
+        """Return the state of the sequences rows [N]; `same_memory`: places keep their memory."""
         blocks = [
             layer.select_state(block, rows, same_memory)
             for layer, block in zip(self.layers, state.blocks, strict=True)

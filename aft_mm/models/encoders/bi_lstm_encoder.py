@@ -15,8 +15,7 @@ def check_features(features: Tensor, num_features: int) -> None:
 
 @MODELS.register_module()
 class BiLSTMEncoder(BaseModule):
-    """Bidirectional LSTM, ``[B, T, F] -> [B, T, 2·H]``, which skips padding (arXiv 2006.16236,
-    §4.3).
+    """Bidirectional LSTM, ``[B, T, F] -> [B, T, 2·H]`` (arXiv 2006.16236, §4.3). Skips padding.
 
     Args:
         num_features: Features F of a frame.
@@ -50,8 +49,9 @@ class BiLSTMEncoder(BaseModule):
         )
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return hidden vectors [B, T, 2·H] of features [B, T, F] with the mask [B, T], frames
-        first.
+        """Return hidden vectors [B, T, 2·H] of features [B, T, F].
+
+        mask [B, T] is True for frames, which come first.
         """
         check_features(features, self.lstm.input_size)
         if mask is None:

@@ -32,7 +32,10 @@ SMALLEST_SCAN, FEWEST_SCAN_COLUMNS = 2**15, 16
 
 
 class ShiftedSum(NamedTuple):
-    """Numerator ``Σ e^k v`` and denominator ``Σ e^k``, over ``e^shift``; (lowest, 0, 0) if empty."""
+    """Numerator ``Σ e^k v`` and denominator ``Σ e^k``, over ``e^shift``.
+
+    The empty sum is (:func:`lowest`, 0, 0).
+    """
 
     shift: Tensor
     numerator: Tensor

@@ -73,9 +73,7 @@ def interpreted() -> bool:
 
 
 def constant(function: Callable) -> Callable:
-    """``torch.compiler.assume_constant_result`` without importing the compiler, which takes
-    seconds.
-    """
+    """``torch.compiler.assume_constant_result`` without the slow import of the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 

@@ -1,5 +1,4 @@
-"""Matrix products of AFT-full, AFT-local and AFT-conv, ``y_t = g(q_t) n_t / d_t``, and their
-gradients.
+"""Products of AFT-full, AFT-local and AFT-conv, ``y_t = g(q_t) n_t / d_t``, and their gradients.
 
 A program multiplies the W of a tile of targets, step by step, with the terms of the sources for a
 block of channels (`operands.py`): (n, d) = W (E (v − m), E), one product per step. In causal ops
@@ -232,8 +231,7 @@ def mean_backward(grad_key, grad_value, inputs, operand, met, FORM: tl.constexpr
 
 @triton.jit
 def tiles_of_gradient(extents, index, FORM: tl.constexpr):
-    """Return the first and last item that a tile of the gradient of w sums, and :func:`item_at`'s
-    keys.
+    """Return the first and last item of a tile of the gradient of w, and :func:`item_at`'s keys.
 
     A tile belongs to a tile of targets and one of sources, counted from the first in a dense W,
     else from

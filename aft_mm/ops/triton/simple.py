@@ -1,5 +1,4 @@
-"""Causal AFT-simple: ``y_t = g(q_t) n_t / d_t`` with running sums n, d of e^k v and e^k, in one
-pass.
+"""Causal AFT-simple, ``y_t = g(q_t) n_t / d_t`` with running sums n, d of e^k v and e^k.
 
 A program walks along the channels of one sequence, a tile of `groups` · `rows` tokens at a time.
 One

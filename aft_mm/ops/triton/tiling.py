@@ -88,9 +88,7 @@ class TileBand(NamedTuple):
         return WeightForm(self.causal, near, self.has_outside, self.shared, self.tile)
 
     def extents(self, batches: int, channels: int, transposed: bool = False) -> Extents:
-        """Return the sizes for kernels; `transposed`: tiles of targets that a tile of sources
-        meets.
-        """
+        """Return the sizes for kernels, `transposed` for tiles of sources that meet targets."""
         return _extents(self, batches, channels, transposed)
 
     def _new_extents(self, batches: int, channels: int, transposed: bool) -> Extents:
@@ -108,9 +106,7 @@ class TileBand(NamedTuple):
         return extents._replace(targets=tokens, sources=tokens) if self.shared else extents
 
     def locate(self, table: Tensor) -> BiasTable:
-        """Return the address of w in a table [T, S], [T, offsets] ([B, offsets] if shared) or
-        tiles.
-        """
+        """Return the address of w in a table [T, S], [T, offsets] (shared [B, offsets]) or tiles."""
         if table.dim() == 3:
             return self.locate_tiles(table)
         row, column = table.stride()
@@ -121,9 +117,7 @@ class TileBand(NamedTuple):
         return BiasTable(table, batch_stride, 0, target_stride, column, self.radius * column)
 
     def locate_tiles(self, table: Tensor) -> BiasTable:
-        """Return the address of w in tiles [n, tile, reach · tile], of targets or, if shared,
-        sequences.
-        """
+        """Return the address of w in tiles [n, tile, reach · tile], of targets or sequences."""
         each, row, column = table.stride()
         batch_stride, tile_stride = (each, 0) if self.shared else (0, each)
         tile_stride -= self.tile * (row + column)  # targets and sources are counted from 0

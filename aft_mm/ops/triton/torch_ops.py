@@ -1,5 +1,4 @@
-"""Registration of kernels as torch operators with shapes and a gradient that is differentiable
-once.
+"""Registration of kernels as torch operators with a gradient that is differentiable once.
 
 `torch.library.Library` and a plain autograd function take less CPU time per call than `custom_op`.
 """
