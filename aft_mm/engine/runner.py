@@ -141,6 +141,7 @@ class ConsoleRunner(Runner):
         return logger
 
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
+        """Build mmengine's wrapper, and warn if weight decay pulls position biases to 0."""
         built = super().build_optim_wrapper(optim_wrapper)
         if built is not optim_wrapper and isinstance(built, OptimWrapper):
             warning = decayed_biases(self.model, built)
@@ -149,10 +150,12 @@ class ConsoleRunner(Runner):
         return built
 
     def train(self) -> nn.Module:
+        """Log model and device, then train."""
         self._introduce()
         return super().train()
 
     def test(self) -> dict[str, float]:
+        """Log model and device, then test."""
         self._introduce()
         return super().test()
 

@@ -136,7 +136,7 @@ class TokenMixer(nn.Module):
                 of :meth:`project_memory`.
             key_mask: bool [B, S], True = keep. Padding may hold NaN and gets zero gradient.
             **pairs: position_bias and pair_mask for a mixer with :attr:`takes_pairs`, such as
-            :class:`AFTBias`, which takes them as keywords of :meth:`_mix`.
+                :class:`AFTBias`, which takes them as keywords of :meth:`_mix`.
 
         Raises:
             ValueError: x or the mask has another shape or type, T is not P + prod(grid), or the
