@@ -474,7 +474,7 @@ class TestData:
         free = ['word'] if units.get('level') == 'word' else ['character', 'word']
         assert rates == (['phoneme'] if units.get('lexicon') else free)
         lexicon = [metric.per for metric in metrics if metric.prefix]
-        assert lexicon == (['word'] if 'lexicon' in config.model else [])
+        assert lexicon == (free if 'lexicon' in config.model else [])
         data, _, said = fields(name)['data'].partition('-')  # of AN4, which has both
         assert data == 'librispeech' or said in ('', f'{rates[0]}s')
         assert as_list(config.val_evaluator) == as_list(config.test_evaluator)
