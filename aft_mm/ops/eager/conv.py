@@ -220,8 +220,8 @@ def convolved_mean(
         kernel = kernel * past.view(kernel.shape[1:])
     if not torch.is_grad_enabled():
         kernel = with_fast_columns(kernel)
-    if channels_first:
-        key, value = key.transpose(1, 2), value.transpose(1, 2)
+    if channels_first:  # contiguous, as views would fix open sizes
+        key, value = (x.transpose(1, 2).contiguous() for x in (key, value))
     exp_key = torch.exp(key - column_shift(key, dim))
     terms = exp_key.unsqueeze(channel_dim + 1) * value.unflatten(channel_dim, (heads, -1))
     sums = []
