@@ -48,8 +48,7 @@ class Block(nn.Module):
     """Pre-norm block on [B, T, D].
 
     ``x = x + drop(mixer(norm(x)))``, then ``x = x + drop(cross_mixer(norm(x), memory))`` if there
-    is a
-    cross mixer, then ``x = x + drop(mlp(norm(x)))``. Linear layers start as in DeiT: truncated
+    is a cross mixer, then ``x = x + drop(mlp(norm(x)))``. Linear layers start as in DeiT: truncated
     N(0, 0.02²), bias 0.
 
     Args:

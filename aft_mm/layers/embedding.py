@@ -65,8 +65,7 @@ class ConvPatchEmbedding(PatchEmbedding):
     """Convolutions that replace the projection of :class:`PatchEmbedding` (arXiv 2104.05704).
 
     log₂(patch) times a 3 × 3 convolution, max pooling by 2, batch norm and ReLU. The channels
-    double
-    from D / 2^(n − 1) to D.
+    double from D / 2^(n − 1) to D.
 
     Args:
         in_channels: Channels C of the image.

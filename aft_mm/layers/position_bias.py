@@ -103,8 +103,7 @@ class MemoryPositionBias(GridParameters):
     """Free matrix w [T, S] over a memory that covers the same area on another grid.
 
     Initialised to ``−|p_t − p_s|² / (2 · 0.5²)``, p the cell centres in units of source cells. Rows
-    are
-    interpolated for another grid.
+    are interpolated for another grid.
 
     Args:
         grid: Sizes of the grid of the T tokens.
@@ -209,15 +208,12 @@ class ConvPositionBias(nn.Module):
     """Kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6, 8 and 10).
 
     With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head.
-    Both
-    start as 0 unless `init_peak` is given, so the model starts as AFT-simple; w gets a gradient as
-    soon
-    as γ ≠ 0.
+    Both start as 0 unless `init_peak` is given, so the model starts as AFT-simple; w gets a
+    gradient as soon as γ ≠ 0.
 
     With a temperature `tau` each head uses one position: the bias is ``p ⊙ w``. In evaluation p is
-    1 at
-    the largest bias, else 0; in training it is a Gumbel-softmax sample, ``softmax((w + noise) /
-    τ)``.
+    1 at the largest bias, else 0; in training it is a Gumbel-softmax sample, ``softmax((w + noise)
+    / τ)``.
 
     Args:
         num_heads: h.
@@ -302,8 +298,8 @@ class ConvPositionBias(nn.Module):
         """Return w [h, *kernel] as evaluation uses it, cached between calls without gradient.
 
         It is computed again after ``train``, ``eval``, and a write to a parameter, but not after
-        one through
-        ``parameter.data``: call ``eval`` before the next forward pass, as mmengine's loops do.
+        one through ``parameter.data``: call ``eval`` before the next forward pass, as mmengine's
+        loops do.
         """
         parameters = self._parameters_of_kernel()
         if not self._may_cache(parameters):
@@ -322,8 +318,8 @@ class ConvPositionBias(nn.Module):
         """Return the form of AFT-conv for :meth:`cached`, if torch.compile traces an evaluation.
 
         ``eval`` and ``load_state_dict`` read the form, and the next call compiles again if it
-        changed. Other
-        writes are detected as by :meth:`cached`, but not by a CUDA graph that is replayed.
+        changed. Other writes are detected as by :meth:`cached`, but not by a CUDA graph that is
+        replayed.
         """
         if self.training or torch.is_grad_enabled() or not compiling_not_exporting():
             return None

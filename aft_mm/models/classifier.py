@@ -17,8 +17,7 @@ class AFTClassifier(nn.Module):
     """:class:`AFTViT` with a linear classifier, for plain PyTorch and timm.
 
     Parameters have the names of mmpretrain's ImageClassifier with :class:`AFTViT`, so checkpoints
-    of one
-    load into the other. The interface is that of timm's vision transformers.
+    of one load into the other. The interface is that of timm's vision transformers.
 
     Args:
         arch: See :class:`AFTViT`.

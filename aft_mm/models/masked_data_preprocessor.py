@@ -14,12 +14,10 @@ class MaskedDataPreprocessor(BaseDataPreprocessor):
     """Append a mask channel to the batch of another preprocessor, 1 inside each image.
 
     ``[B, C, H, W] -> [B, C + 1, H, W]``, for AFTViT(with_mask_channel=True): detectors and
-    segmentors
-    pass only the batch to their backbone.
+    segmentors pass only the batch to their backbone.
 
     The size of an image is the `img_shape` of its sample after the inner preprocessor, else that of
-    the
-    input; padding of a `Pad` in the pipeline counts as image.
+    the input; padding of a `Pad` in the pipeline counts as image.
 
     Args:
         preprocessor: Config of the inner preprocessor, such as

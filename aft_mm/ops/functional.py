@@ -130,8 +130,7 @@ def aft_conv(
     """Compute AFT whose position bias depends on the offset only (arXiv 2105.14103, eq. 6 and 8).
 
     ``w[t, t'] = weight[head, centre + (t' − t)]`` inside the kernel, W = 1 outside it. Head i
-    belongs to
-    the channels i·D/h … (i+1)·D/h − 1 of value.
+    belongs to the channels i·D/h … (i+1)·D/h − 1 of value.
 
     For shared arguments see :mod:`aft_mm.ops`.
 

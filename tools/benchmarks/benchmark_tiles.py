@@ -57,7 +57,7 @@ from aft_mm.apis.loading import load_model
 def read_frames(config: Config, model: Any) -> tuple[Tensor, Tensor]:
     """Return the test images [N, 3, H, W], normalised for the model, and their labels [N, H, W]."""
     with DefaultScope.overwrite_default_scope(config.default_scope):
-        items = [x for x in DATASETS.build(config.test_dataloader.dataset)]
+        items = list(DATASETS.build(config.test_dataloader.dataset))
     labels = torch.cat([x['data_samples'].gt_sem_seg.data for x in items])
     data = dict(
         inputs=[x['inputs'] for x in items], data_samples=[x['data_samples'] for x in items]

@@ -39,8 +39,7 @@ class AFTFull(AFTMixer):
     """AFT with a dense position bias, ``w = u vᵀ`` or a free matrix (arXiv 2105.14103, eq. 2, 7).
 
     For a shorter sequence or another grid of an image the bias is cropped or interpolated. The
-    state of
-    a step is O(T·D).
+    state of a step is O(T·D).
 
     Args:
         embed_dims: Channels D.

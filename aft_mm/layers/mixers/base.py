@@ -48,8 +48,7 @@ class TokenMixer(nn.Module):
     """Base class of token mixers, ``[B, T, D] -> [B, T, D]``: projections around an op.
 
     A subclass implements :meth:`_mix`; for steps also :meth:`_init_state` and :meth:`_mix_step`,
-    and
-    :meth:`_prefill` if its state is not an :class:`aft_mm.ops.StepState`.
+    and :meth:`_prefill` if its state is not an :class:`aft_mm.ops.StepState`.
 
     Args:
         embed_dims: Channels D.

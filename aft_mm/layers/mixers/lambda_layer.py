@@ -19,10 +19,9 @@ class LambdaLayer(TokenMixer):
     """Lambda layer with full context (LambdaNetworks, arXiv 2102.08602).
 
     ``y_t = λ_tᵀ q_t`` with ``λ_t = Σ_t' (softmax(k)[t'] + e[t' − t]) v_t'ᵀ``, shared by all h
-    heads.
-    The softmax is over tokens; e is learned per offset. Queries and keys are batch-normalised over
-    visible tokens, so the layer is not causal. Time ``O(T²·h·(|k| + D/h))``, memory
-    ``O(T²·(h + |k|))``.
+    heads. The softmax is over tokens; e is learned per offset. Queries and keys are
+    batch-normalised over visible tokens, so the layer is not causal. Time ``O(T²·h·(|k| + D/h))``,
+    memory ``O(T²·(h + |k|))``.
 
     Args:
         embed_dims: Channels D.

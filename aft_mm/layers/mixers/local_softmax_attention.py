@@ -82,11 +82,9 @@ class LocalSoftmaxAttention(TokenMixer):
     """Softmax attention in local blocks (Image Transformer, arXiv 1802.05751, §3.3).
 
     A query sees its own block and a margin around it, if causal up to itself in raster order, also
-    when
-    generating, where the paper goes block by block. Time O(T·m·D), memory O(T·(m + D)), with m
-    tokens in
-    a block and its margin. State and cost of a step are O(r·D), with r the reach of both in raster
-    order.
+    when generating, where the paper goes block by block. Time O(T·m·D), memory O(T·(m + D)), with m
+    tokens in a block and its margin. State and cost of a step are O(r·D), with r the reach of both
+    in raster order.
 
     Args:
         embed_dims: Channels D.

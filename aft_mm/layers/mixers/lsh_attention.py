@@ -45,17 +45,14 @@ class LSHAttention(TokenMixer):
     """Softmax attention among tokens of the same hash bucket (Reformer, arXiv 2001.04451, §2).
 
     Query and key share one projection, and keys have length 1. Each round hashes tokens into
-    buckets,
-    ``argmax([xR, −xR])``, and sorts them by bucket. A token sees those of its bucket in its chunk
-    of the
-    sorted tokens and the chunk before; if causal, the last chunk_size earlier tokens of its bucket
-    (the
-    paper's chunks depend on later tokens). One softmax covers the union of the rounds. A token sees
-    itself only if it sees no other. The rotations R are a buffer sampled once.
+    buckets, ``argmax([xR, −xR])``, and sorts them by bucket. A token sees those of its bucket in
+    its chunk of the sorted tokens and the chunk before; if causal, the last chunk_size earlier
+    tokens of its bucket (the paper's chunks depend on later tokens). One softmax covers the union
+    of the rounds. A token sees itself only if it sees no other. The rotations R are a buffer
+    sampled once.
 
     Time and memory O(rounds·T·c·D), with c the chunk size; the sort is O(T log T). The state of a
-    step is
-    O(T·D), its cost O(rounds·c·D).
+    step is O(T·D), its cost O(rounds·c·D).
 
     Args:
         embed_dims: Channels D.

@@ -81,8 +81,7 @@ class SoftmaxAttention(TokenMixer):
     """Multi-head attention, ``softmax(q kᵀ / √(D/h)) v`` per head.
 
     A query that sees no key gets 0. The state of a step caches keys and values, O(t·D), which is
-    also
-    its cost.
+    also its cost.
 
     Args:
         embed_dims: Channels D.

@@ -24,14 +24,11 @@ class StridedAttention(TokenMixer):
     """Softmax attention over O(√T) tokens (Sparse Transformer, arXiv 1904.10509, §4).
 
     With stride l, in raster order: 'strided' sees tokens at most l or a multiple of l away; 'fixed'
-    its
-    own block of l tokens and the last `summary` tokens of every block. Each head takes one softmax
-    over
-    both sets, the paper's merged head.
+    its own block of l tokens and the last `summary` tokens of every block. Each head takes one
+    softmax over both sets, the paper's merged head.
 
     Time O(T·(l + T/l)·D), memory O(T·(l + T/l)·h); for 'fixed' T/l · summary replaces T/l. The
-    state of a
-    step is O(T·D), its cost O((l + T/l)·D).
+    state of a step is O(T·D), its cost O((l + T/l)·D).
 
     Args:
         embed_dims: Channels D.

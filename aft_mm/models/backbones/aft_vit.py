@@ -39,12 +39,10 @@ class AFTViT(BaseModule):
 
     DeiT is ``AFTViT(arch, with_cls_token=True, out_type='cls_token',
     token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=3))``. AFT-conv has neither class
-    token nor
-    position embedding, and averages the tokens.
+    token nor position embedding, and averages the tokens.
 
     Images of any size are padded at the bottom and on the right to a multiple of the patch, and
-    learned
-    positions are interpolated, also from a checkpoint. Loading is always strict.
+    learned positions are interpolated, also from a checkpoint. Loading is always strict.
 
     Args:
         arch: 'tiny', 'small', 'base' (D = 192, 384, 768, 12 layers), or a dict with embed_dims,

@@ -82,8 +82,7 @@ def decode_by_beam(
     """Return the most likely transcripts, best first, by prefix beam search (Hannun et al. 2014).
 
     A prefix carries the summed probability of its alignments, separately for those that end in a
-    blank
-    and in its last unit. Ties are broken by units. Scores are exact if no prefix is dropped.
+    blank and in its last unit. Ties are broken by units. Scores are exact if no prefix is dropped.
 
     Args:
         log_probs: Log probabilities [T, V], blank first.

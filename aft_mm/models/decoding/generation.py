@@ -180,9 +180,8 @@ def beam_search(
 
     ``score = log p(y | x) / ((5 + |y|) / 6)^α`` with α = `length_penalty`, counting the end (arXiv
     1609.08144, eq. 14). At every token the K = `beam_size` most probable continuations are kept;
-    each one
-    that ends reduces K by one. A source is done when K is 0 or no open sequence can reach its best
-    results. At the largest length a sequence must end. Results do not depend on the batch.
+    each one that ends reduces K by one. A source is done when K is 0 or no open sequence can reach
+    its best results. At the largest length a sequence must end. Results do not depend on the batch.
 
     Args:
         model: An :class:`AutoregressiveModel` with an encoder and a categorical head.

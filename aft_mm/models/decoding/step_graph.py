@@ -130,8 +130,7 @@ def step_layout(decoder: nn.Module, columns: bool) -> Iterator[None]:
     """Project query, key and value in one product on a CPU within the context.
 
     With `columns`, matrices are column-major, in which torch's product with a single row is up to
-    twice
-    as fast.
+    twice as fast.
     """
     device = next(decoder.parameters()).device.type
     mixers = [module for module in decoder.modules() if isinstance(module, TokenMixer)]

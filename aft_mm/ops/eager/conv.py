@@ -62,8 +62,7 @@ def aft_conv(
        shift. By far the slowest, right for any finite key and |w| up to 80.
 
     With ``global_connectivity=False`` 2 subtracts nothing, and 5 takes the place of 4. O(T·K·D)
-    time,
-    O(T²·D) for the dense form. A graph with a :class:`KnownForm` does not choose.
+    time, O(T²·D) for the dense form. A graph with a :class:`KnownForm` does not choose.
     """
     original_weight, dtype = weight, value.dtype
     weight = weight.to(torch.float64 if dtype == torch.float64 else torch.float32)
@@ -392,8 +391,7 @@ def _inference_mean(
     """Return ``g(q) Σ W e^k v / Σ W e^k`` [B, T, D] with the kernel of :func:`_inference_kernel`.
 
     A few samples at a time, as new memory pages cost more than most operations, and in float32, as
-    a
-    bfloat16 convolution gains less than the conversions cost.
+    a bfloat16 convolution gains less than the conversions cost.
     """
     batch, tokens, _ = value.shape
     at_once = torch.get_num_threads() * TERMS_AT_ONCE

@@ -141,8 +141,7 @@ def _mean(
     """Return the mean by products of exponentials of keys and w, −inf where hidden.
 
     shifted: whether columns of keys and rows of w are shifted by their maximum; seeing: whether
-    every
-    row is known to see a key.
+    every row is known to see a key.
     """
     # Compilers and exported graphs need plain operations and open sizes.
     if torch.compiler.is_compiling() or transformed(key, value, bias):

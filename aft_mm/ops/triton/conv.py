@@ -2,10 +2,9 @@
 
 A map [H, W] whose rows are P = W + K_w // 2 places apart, with nothing between them, is a line on
 which a kernel [K_h, K_w] covers ``(K_h − 1) P + K_w`` places, with 0 between its rows. So AFT-conv
-is
-AFT-local on a line, with two differences: the bias depends only on the distance of two tokens, so
-all tiles of a head share one W; and heads take the role of the sequences, the channels of a head in
-all sequences that of the channels. `move` copies the tokens into that order and back.
+is AFT-local on a line, with two differences: the bias depends only on the distance of two tokens,
+so all tiles of a head share one W; and heads take the role of the sequences, the channels of a head
+in all sequences that of the channels. `move` copies the tokens into that order and back.
 """
 
 from collections.abc import Sequence
@@ -51,8 +50,7 @@ def move(
     """Copy each tensor [B, T, D] to its `moved` [h, places, B · d], or back with BACK.
 
     Places without a token become the FILL of the tensor. The key, whose FILL is not 0, may have
-    fewer
-    channels; hidden tokens are filled, too.
+    fewer channels; hidden tokens are filled, too.
     """
     PLACES: tl.constexpr = BLOCK[0]
     SEQUENCES: tl.constexpr = BLOCK[1]

@@ -1,10 +1,9 @@
 """AFT-local-learned as three products, two of which compute denominators only.
 
-``y = g(q) N / (Z D)`` (ICLR submission, eq. 8) is the output o of AFT-local times the ratio
-``r = W E / (Z D)`` ≤ 1. W E and o are those of AFT-local; D is its denominator for W = 1, Z that
-for
-keys of 0, in one channel. The units of their logarithms cancel, so r is exact for all keys. The
-gradient of r is that of the three λ.
+``y = g(q) N / (Z D)`` (ICLR submission, eq. 8) is the output o of AFT-local times the ratio ``r = W
+E / (Z D)`` ≤ 1. W E and o are those of AFT-local; D is its denominator for W = 1, Z that for keys
+of 0, in one channel. The units of their logarithms cancel, so r is exact for all keys. The gradient
+of r is that of the three λ.
 """
 
 from collections.abc import Sequence

@@ -2,18 +2,15 @@
 
 A program multiplies the W of a tile of targets, step by step, with the terms of the sources for a
 block of channels (`operands.py`): (n, d) = W (E (v − m), E), one product per step. In causal ops
-the unit
-differs between tiles, so the sums are rescaled at tile borders, per channel, as in flash attention.
-The unit rises along the sequence; products with Wᵀ walk backwards.
+the unit differs between tiles, so the sums are rescaled at tile borders, per channel, as in flash
+attention. The unit rises along the sequence; products with Wᵀ walk backwards.
 
 All entries of W and E are at most 1, so a term that float32 loses is below e^−87, which is
-negligible
-if d ≥ e^−40. If d is smaller although the row sees a key, or n/d is not finite, the program sets a
-flag and `recompute_flagged.py` recomputes the tile.
+negligible if d ≥ e^−40. If d is smaller although the row sees a key, or n/d is not finite, the
+program sets a flag and `recompute_flagged.py` recomputes the tile.
 
 Saved for the gradient: the mean o = m + n/d, and ``λ = log d`` relative to a unit and the shift of
-w.
-With α = dy g(q) and the gradient β of λ,
+w. With α = dy g(q) and the gradient β of λ,
 
     a = α e^−λ    c = (β − α (o − m)) e^−λ    (A, C) = Wᵀ (a, c)
     dv = E A      dk = E ((v − m) A + C)      dw = W ⊙ Σ (a, c) (E (v − m), E)ᵀ
@@ -234,10 +231,9 @@ def tiles_of_gradient(extents, index, FORM: tl.constexpr):
     """Return the first and last item of a tile of the gradient of w, and :func:`item_at`'s keys.
 
     A tile belongs to a tile of targets and one of sources, counted from the first in a dense W,
-    else from
-    the first in the window; its items are the sequences, none if the sources are hidden. If shared,
-    it
-    belongs to a sequence and a distance of tiles, and its items are the tiles of targets.
+    else from the first in the window; its items are the sequences, none if the sources are hidden.
+    If shared, it belongs to a sequence and a distance of tiles, and its items are the tiles of
+    targets.
     """
     tiles = tl.cdiv(extents.targets, FORM.tile)
     if FORM.shared:
@@ -280,9 +276,8 @@ def bias_gradient(
     """Compute the gradient of w [tile, SIDE], summed over ``share = (steps, all steps)``.
 
     A step is a block of numbers of one item; part_stride is the stride between the shares of a
-    tile.
-    `terms` are those of targets and of sources; `whole` are extents in which all that a tile meets
-    exists.
+    tile. `terms` are those of targets and of sources; `whole` are extents in which all that a tile
+    meets exists.
     """
     TILE: tl.constexpr = FORM.tile
     STEP: tl.constexpr = FORM.step

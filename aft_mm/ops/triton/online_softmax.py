@@ -140,8 +140,7 @@ def target_of_token(gradient, query, high, first, second, KEY: tl.constexpr, GAT
     """Return the gradient of the query, and the sum that this target contributes to its keys.
 
     That is dy g(q) / d and dy g(q) n / d² relative to ``e^−high`` for softmax keys, dy g(q) for
-    relu
-    keys, and dy relu(q) and dy relu(−q) for relu2.
+    relu keys, and dy relu(q) and dy relu(−q) for relu2.
     """
     gradient = gradient.to(tl.float32)
     if KEY == 'relu2':

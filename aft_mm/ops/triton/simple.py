@@ -1,15 +1,13 @@
 """Causal AFT-simple, ``y_t = g(q_t) n_t / d_t`` with running sums n, d of e^k v and e^k.
 
 A program walks along the channels of one sequence, a tile of `groups` · `rows` tokens at a time.
-One
-thread holds the rows of a group. It sums the group before its own, a scan over the groups gives the
-sum that each group starts from, and the thread then adds its own rows one by one. Only the output
-is
-written and, if a gradient is wanted, the sum before each group.
+One thread holds the rows of a group. It sums the group before its own, a scan over the groups gives
+the sum that each group starts from, and the thread then adds its own rows one by one. Only the
+output is written and, if a gradient is wanted, the sum before each group.
 
 The backward pass goes from the last tile to the first, recomputes each group from the saved sum,
-and
-sums the gradients of the targets in reverse, relative to ``e^(−m_t)``, which only grows on the way.
+and sums the gradients of the targets in reverse, relative to ``e^(−m_t)``, which only grows on the
+way.
 
 If batch and channels give too few programs for the device, a sequence is divided into chunks, and a
 first kernel sums each chunk.

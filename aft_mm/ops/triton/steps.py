@@ -2,15 +2,13 @@
 
 A program owns some key heads of one sequence, with all their channels. It stores the token in its
 slot of the buffer, adds the token that was there to the sums of those that left, and walks along
-the
-buffer, `rows` tokens at a time. Each row has its own sum; they are merged at the end. Tiles are
+the buffer, `rows` tokens at a time. Each row has its own sum; they are merged at the end. Tiles are
 [rows, heads, width] with `width` channels of a head at a time; weights and denominators are those
 of the key, [rows, heads, 1].
 
 A sum is (high, rest, numerator, denominator), the last two divided by ``e^(high + rest)``. high is
-a
-key and rest a bias, which are never added: next to a key of 1e4 a bias would lose three digits. The
-empty sum is (LOWEST, LOWEST, 0, 0).
+a key and rest a bias, which are never added: next to a key of 1e4 a bias would lose three digits.
+The empty sum is (LOWEST, LOWEST, 0, 0).
 
 No program reads what another one writes: the next positions are a new tensor, the slot of a key
 belongs to one program, and the new token is read from the input. Positions fit into 32 bits.

@@ -29,8 +29,7 @@ class TileBand(NamedTuple):
     """The tiles of tokens that meet; with window None all of them, with a dense w.
 
     Tiles within the window have a w; visible tokens outside them have W = 1. `shared`: each
-    sequence
-    has its own w, which depends only on the distance of two tokens.
+    sequence has its own w, which depends only on the distance of two tokens.
     """
 
     window: tuple[int, ...] | None

@@ -184,8 +184,7 @@ def weigh(
 
     weights [n, tile, width]: targets against the sources that their tile meets; with TRANSPOSED,
     sources against targets, with `before` and `after` exchanged and the shifts given. If shared,
-    one
-    tile [tile, width] per sequence: the middle one.
+    one tile [tile, width] per sequence: the middle one.
     """
     start_of_row = tl.program_id(0) * ROWS
     row, batch = start_of_row, tl.program_id(1)

@@ -1,13 +1,12 @@
 """AFT-local-hard: ``y_t = g(q_t) n_t / d_t``, n and d the sums of e^k v and e^k in a window.
 
 Sums over intervals of `window` places come from blocks of the same length (van Herk): an interval
-is
-the end of one block and the beginning of the next. A first kernel writes the sum from each place to
-the end of its block; a second one sums each block from its beginning and adds the end of the block
-before. That takes two additions per place for any window, and no subtraction. On a grid it is done
-along the columns, then along the rows. The right block of a causal window on a grid is the left
-block
-of the row above, moved right; a last kernel adds it, so sums continue past the right border.
+is the end of one block and the beginning of the next. A first kernel writes the sum from each place
+to the end of its block; a second one sums each block from its beginning and adds the end of the
+block before. That takes two additions per place for any window, and no subtraction. On a grid it is
+done along the columns, then along the rows. The right block of a causal window on a grid is the
+left block of the row above, moved right; a last kernel adds it, so sums continue past the right
+border.
 
 A lane walks along one block, so threads do not communicate. In the backward pass the same kernels
 sum the targets that see a token: counted from the other end, those are its window.
