@@ -22,10 +22,8 @@ class Result:
     """The result of a check.
 
     status: 'passed', 'failed' or 'unchecked', for `reason`; error: the largest relative error;
-    speeds:
-    device time of eager over that of the kernels by mode, at two sizes, of eager compiled by
-    Inductor
-    in modes that end with :data:`COMPILED`.
+    speeds: device time of eager over that of the kernels by mode, at two sizes, of eager compiled
+    by Inductor in modes that end with :data:`COMPILED`.
     """
 
     status: str

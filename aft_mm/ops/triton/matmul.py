@@ -18,10 +18,8 @@ w. With α = dy g(q) and the gradient β of λ,
 where Σ runs over sequences and channels. Without atomic additions results are deterministic.
 
 Operands are bfloat16 for bfloat16 values without a gradient. With one they are float32 multiplied
-as
-tf32: gradients are differences (v − o for the keys), for which 8 bits do not suffice if v has a
-mean
-of 10. float32 and float16 values use tf32x3.
+as tf32: gradients are differences (v − o for the keys), for which 8 bits do not suffice if v has a
+mean of 10. float32 and float16 values use tf32x3.
 """
 
 from typing import Any, NamedTuple

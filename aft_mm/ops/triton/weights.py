@@ -86,10 +86,8 @@ class WeightForm(NamedTuple):
     """Constants for which kernels are specialised.
 
     near: 'dense', or where the window lies: on a 'line' or a 'grid'; has_outside: visible tokens
-    that
-    no tile of w covers have W = 1; shared: each sequence has its own W, with equal tiles; tile:
-    tokens
-    along a side of a tile.
+    that no tile of w covers have W = 1; shared: each sequence has its own W, with equal tiles;
+    tile: tokens along a side of a tile.
     """
 
     causal: bool
