@@ -108,7 +108,7 @@ def test_onnx_equals_the_model(case, tool, files, tmp_path, capsys):
     config, checkpoint, model = files(mixer, options, layers=2 if mixer == CONV else 1)
     out = tmp_path / 'model.onnx'
     tool.main([config, checkpoint, str(out), *words])
-    assert f'{out}: ONNX opset 18' in capsys.readouterr().out
+    assert f'{out}: ONNX opset 20' in capsys.readouterr().out
     shapes = [(2, 3, *size) for size in OTHER_SIZES] if '--dynamic' in words else []
     for shape in [(1, 3, 32, 48), *shapes]:
         image = torch.randn(*shape)

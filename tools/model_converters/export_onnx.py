@@ -1,4 +1,4 @@
-"""Export a trained model: OUT.onnx for ONNX (opset 18), OUT.xml for OpenVINO, OUT.pt2 for torch.
+"""Export a trained model: OUT.onnx for ONNX (opset 20), OUT.xml for OpenVINO, OUT.pt2 for torch.
 
 The input of the graph is `image` [B, C, H, W], normalised like the data_preprocessor of the config
 but without mask channel. A classifier returns `scores` [B, classes] before the softmax, a segmentor

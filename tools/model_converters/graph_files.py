@@ -19,7 +19,7 @@ from aft_mm.config.finding import install_command
 from aft_mm.errors import UserError
 from aft_mm.ops import record_paths, replay_paths
 
-OPSET = 18
+OPSET = 20
 ONNX = ('onnx', 'onnxscript', 'onnxruntime')
 PACKAGES = {'.onnx': ONNX, '.xml': (*ONNX, 'openvino'), '.pt2': ()}
 RUNTIMES = {'.onnx': 'onnxruntime', '.xml': 'openvino', '.pt2': 'torch'}
