@@ -128,7 +128,7 @@ def convert(name: str, runtime: str, dtype: str, images: Tensor, folder: Path) -
         import nncf
         import openvino
 
-        samples = nncf.Dataset([image[None].numpy() for image in images])
+        samples = nncf.Dataset([images.numpy()])
         model = nncf.quantize(
             openvino.Core().read_model(path), samples, model_type=nncf.ModelType.TRANSFORMER
         )
