@@ -46,18 +46,13 @@ from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization.figures import new_figure
 
 MOST_NAMES = 40  # with more classes, the axes show numbers
-MOST_COUNTS = 20  # with more classes, cells are too small for counts
+MOST_COUNTS = 20
 
 
 def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -> Figure:
-    """Draw a confusion matrix with true classes as rows and predicted classes as columns.
+    """Draw counts [K, K] of images by true class (rows) and predicted class (columns).
 
-    Colour is the share of the true class. With at most 20 classes the cells contain the counts.
-
-    Args:
-        counts: Ints [K, K], images by true and predicted class.
-        names: Names of the K classes.
-        footer: Small print below the figure.
+    Colour is the share of the true class. With at most 20 classes, cells contain the counts.
     """
     counts = np.asarray(counts)
     if counts.shape != (len(names), len(names)) or not len(names):

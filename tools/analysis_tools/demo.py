@@ -2,9 +2,9 @@
 
     python tools/analysis_tools/demo.py CONFIG CHECKPOINT
 
-A classifier gets a picture and shows its classes and its keys, as `plot keys` does. An image model
-completes a picture, a text model continues a text, a translation model translates one, and a speech
-model transcribes a recording. The page is for this machine only; --port chooses its port.
+A classifier shows the classes of a picture and its keys. Image and text models complete their
+input, translation models translate it, and speech models transcribe it. The page is for this
+machine only; --port chooses its port.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import numpy as np
 from networks import load_network, network_inputs, shown_image

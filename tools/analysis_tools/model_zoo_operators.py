@@ -1,7 +1,6 @@
 """List the operators of mmcv that the models of mmdet's and mmseg's configs use.
 
-Every config of the two wheels is built, and its modules are searched for operators. Models without a
-replacement for one of their operators need the compiled mmcv.
+A model with an operator that has no replacement needs the compiled mmcv.
 """
 
 import argparse

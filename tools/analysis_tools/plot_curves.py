@@ -72,7 +72,7 @@ from aft_mm.cli.pictures import check_picture, save
 from aft_mm.visualization.figures import new_figure
 
 AXES = ('iteration', 'epoch', 'time')
-LEGEND_INSIDE = 4  # with more runs the legend would hide the curves
+LEGEND_INSIDE = 4  # more would hide the curves
 BITS = 'bits_per_'
 # Units of the metrics of mmengine, mmpretrain and mmseg; the names of ours contain them.
 UNITS = {
@@ -103,14 +103,14 @@ def draw_curves(
 ) -> Figure:
     """Plot metrics of runs, each on its own axes: thin lines for training, dots for validation.
 
-    For a run with a validation metric in bits, the training loss (nats per prediction) is plotted in
-    bits on the same axes. Runs that differ by their seed are plotted as their mean with a band of one
-    standard error, at their common iterations.
+    For a run with a validation metric in bits, the training loss (nats per prediction) is plotted
+    in bits on the same axes. Several seeds are plotted as their mean with a band of one standard
+    error, at their common iterations.
 
     Args:
-        runs: Label to the records of :func:`read_scalars`, or to a list of records for several seeds.
-        metric: One or several metrics. By default the first validation metric in bits; if there is
-            none, the loss and the first validation metric.
+        runs: Label to the records of :func:`read_scalars`, or to a list of records for several
+            seeds.
+        metric: By default the first in bits, or else the loss and the first validation metric.
         references: Label to a value of the (last) metric, plotted as a horizontal line.
         over: 'iteration', 'epoch', or 'time' (see :func:`seconds_at`).
     """

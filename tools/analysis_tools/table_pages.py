@@ -23,7 +23,7 @@ from aft_mm.errors import UserError, user_errors
 
 FOLDER = ROOT / 'docs/tables'
 MEMORY = FOLDER / 'memory.json'
-# Parameters, gradients and the two moments of the optimizer, float32.
+# Parameters, gradients and two moments, float32.
 BYTES_PER_PARAMETER = 16
 WIDTH_AND_DEPTH = re.compile(r'-l(\d+)-d(\d+)')
 SCHEDULE = re.compile(r'_(\d+)xb(\d+)-(\d+)e')

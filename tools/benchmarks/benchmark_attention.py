@@ -1,15 +1,14 @@
 """Measure the cost of causal mixers by length: figure 1 of the linear-transformer paper.
 
-The cost is time and peak memory of forward and backward of one mixer, including projections, per
-sample. B · T is constant where possible. Lengths and mixers are interleaved. The slope of log cost
-over log length is printed: 1 is linear, 2 quadratic.
+The cost is time and peak memory of forward and backward of one mixer with its projections, per
+sample, at constant B · T where possible. The slope of log cost over log length is printed: 1 is
+linear, 2 quadratic.
 
     python tools/benchmarks/benchmark_attention.py --json out.json --png out.png
 
-If the forward pass of a mixer differs from its steps, the tool stops before timing. Measurements
-that would take longer than `--patience` seconds (extrapolated quadratically) or exceed the memory
-are omitted. `--add` keeps other rows of the JSON. Memory (`--kinds mib`) and CPU time
-(`--clock cpu`, with one thread) are reliable while other processes run.
+If the forward pass of a mixer differs from its steps, the tool stops. Measurements that would
+exceed `--patience` or the memory are omitted. While other processes run, only memory
+(`--kinds mib`) and CPU time (`--clock cpu`, one thread) are reliable.
 """
 
 import argparse

@@ -1,14 +1,12 @@
 """Measure the cost of causal decoders by sequence length: the efficiency figures of the papers.
 
 Measured are time and peak memory of forward, and of forward and backward, and the time per token of
-decoding, interleaved over lengths and mixers. The slope of log cost over log length is printed: 1 is
-linear, 2 quadratic.
+decoding. The slope of log cost over log length is printed: 1 is linear, 2 quadratic.
 
     python tools/benchmarks/benchmark_efficiency.py --json out.json --png out.png
 
-If the forward pass of a mixer differs from its steps or from the float64 oracle, the tool stops
-before timing. Measurements that would take longer than `--patience` seconds (extrapolated
-quadratically) or exceed the memory are null.
+If the forward pass of a mixer differs from its steps or from the float64 oracle, the tool stops.
+Measurements that would exceed `--patience` or the memory are null.
 """
 
 import argparse
@@ -183,7 +181,6 @@ def sweep(
                 last[name] = (length, seconds(call, args.device, clock))
                 calls[name, length] = call
             except torch.OutOfMemoryError:
-                # Longer sequences would not fit either.
                 last[name] = (length, float('inf'))
     clocks = both_clocks(calls, args.rounds, args.device, clock)
     device, wall = ({cell: statistics.median(v) for cell, v in times.items()} for times in clocks)

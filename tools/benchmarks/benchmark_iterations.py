@@ -4,8 +4,7 @@
         --cfg-options train_dataloader.batch_size=8
 
 An iteration loads a batch and runs forward, backward and the update, without hooks and logs. Use
-`--clock cpu` (CPU time) while other processes run. tools/analysis_tools/plot_seed_curves.py reads
-the JSON.
+`--clock cpu` while other processes run. tools/analysis_tools/plot_seed_curves.py reads the JSON.
 """
 
 import argparse

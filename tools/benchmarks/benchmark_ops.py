@@ -3,15 +3,15 @@
     python tools/benchmarks/benchmark_ops.py --list
     python tools/benchmarks/benchmark_ops.py --cases 'conv-*' --dtype bfloat16 --json out.json
 
-The backends of a case and other implementations (rivals) are interleaved in one process: forward
-without gradient, then forward and backward. Times are medians over rounds, ratios are medians of the
-ratios of each round. On a GPU, times are kernel times of torch's profiler, in addition to the wall
-time. "copy" and "matrix" are fractions of the bandwidth of a copy and of the rate of a matrix product
-of the same type; bytes and operations are those of the formula (op_costs.py).
+The backends of a case and other implementations (rivals) are interleaved: forward without gradient,
+then forward and backward. Times are medians over rounds, ratios are medians of the ratios of each
+round. On a GPU, times are kernel times of torch's profiler, in addition to the wall time. "copy"
+and "matrix" are fractions of the rates of a copy and of a matrix product, for the bytes and
+operations of the formula (op_costs.py).
 
-A backend whose output or gradient differs from the float64 oracle is reported as wrong and not timed,
-and the exit status is 1, as it is if no backend can run any case. Rivals that compute another sum are
-not compared.
+A backend whose output or gradient differs from the float64 oracle is reported as wrong and not
+timed. The exit status is then 1, as it is if no backend can run any case. Rivals that compute
+another sum are not compared.
 """
 
 import argparse
@@ -61,7 +61,7 @@ from aft_mm.ops import dispatch
 from aft_mm.ops.selftest import TOLERANCE, using
 
 MODES = ('forward', 'forward+backward')
-# Maximum entries of a [B, T, T, D] product of the oracle if it is timed as a backend.
+# Maximum entries of a [B, T, T, D] product of the oracle if it is timed.
 LARGEST_REFERENCE = 2**24
 
 
@@ -172,7 +172,7 @@ def cpu_peak(name: str, dtype: str, form_name: str, mode: str, threads: int) -> 
     """Return the peak memory of the form in MiB, without its inputs."""
     torch.set_num_threads(threads)
     case = CASES[name]
-    # A call of the same op on a small case initialises the libraries.
+    # A small call of the same op initialises the libraries.
     small = next(c for n, c in CASES.items() if n.startswith('small-') and c.op == case.op)
     for each in (small, case):
         tensors = each.tensors(getattr(torch, dtype), 'cpu')

@@ -1,7 +1,7 @@
 """Record the forms of the Triton kernels that code launches, without compiling or running them.
 
 A form is a kernel with the types of its arguments, those that are None, and its constants. Triton
-compiles a form again for numbers that are 1 or multiples of 16, which is not counted here.
+also compiles a form again for numbers that are 1 or multiples of 16; these are not counted.
 """
 
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ class OfflineDriver:
 
 class _Driver(OfflineDriver):
     def get_current_device(self):
-        return 'recorded'  # kernels that other tests compiled are recorded, too
+        return 'recorded'  # also kernels that other tests compiled
 
 
 def _form(name, signature, constants):

@@ -2,8 +2,8 @@
 
     python tools/benchmarks/linear_memory.py --json out.json
 
-Any implementation stores eight tensors [1, T, h, D/h]: query, key, value, output, and their
-gradients. The printed ratio is the peak memory over that of these tensors.
+The printed ratio is relative to the eight tensors [1, T, h, D/h] that any implementation stores:
+query, key, value, output, and their gradients.
 """
 
 import argparse

@@ -1,12 +1,12 @@
 """Count kernels, bytes and floating-point operations of a model from its config.
 
-The model runs on torch's meta device. Every aten operator that would launch a kernel is recorded with
-the bytes of its inputs and outputs, and for products with the operations of torch's flop_registry,
-where a multiply-add is two. scaled_dot_product_attention is one kernel that reads q, k, v and writes
-y once, like flash attention; its backward pass has five products, forward has two.
+Every aten operator that would launch a kernel is recorded on torch's meta device with the bytes of
+its inputs and outputs, and for products with the operations of torch's flop_registry, where a
+multiply-add is two. scaled_dot_product_attention is one kernel that reads q, k, v and writes y
+once, like flash attention; its backward pass has five products, forward has two.
 
 The mixing of AFT is one kernel that reads query, key and value and writes the output once, without
-operations, which is a lower bound for any implementation.
+operations, a lower bound for any implementation.
 """
 
 import math
@@ -30,7 +30,7 @@ from aft_mm.layers.mixers import AFTMixer
 CONFIGS = Path(__file__).parents[2] / 'configs'
 # Queries and keys of a tile of flash attention; incomplete tiles are computed completely.
 TILE = 128
-# Operators without a kernel, in addition to those that return a view.
+# Operators without a kernel, in addition to views.
 FREE = ('empty', 'new_empty', '_unsafe_view', 'detach')
 
 
@@ -64,7 +64,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _nbytes(x: Any) -> int:
-    """Return the bytes in memory; expanded tensors have fewer elements in memory."""
+    """Return the bytes in memory, which are fewer for expanded tensors."""
     return min(x.nbytes, x.untyped_storage().nbytes()) if isinstance(x, Tensor) else 0
 
 

@@ -2,10 +2,10 @@
 
     python tools/benchmarks/op_counts.py --json OUT.json
 
-Nothing is computed, and no GPU is needed. Composite operations are recorded on the meta device.
-Inductor counts the buffers that the kernels of its CUDA source read and write. A Triton kernel counts
-each of its tensors once. The bound reads query, key, value and bias once and writes the output, with
-backward twice that and the output's gradient. Tokens are bfloat16, biases float32.
+Nothing is computed, and no GPU is needed. Inductor counts the buffers that the kernels of its CUDA
+source read and write. A Triton kernel counts each of its tensors once. The bound reads query, key,
+value and bias once and writes the output, with backward twice that and the output's gradient.
+Tokens are bfloat16, biases float32.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def parse_args() -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 from bounds import ATTAINED, BATCH, DECODERS, GPUS, IMAGES, SEQUENCES, kernel_seconds
@@ -162,11 +162,7 @@ FORMS = ('composite', 'compiled', 'kernels', 'bound')
 def model_row(name: str, models: list[list[Kernel]], numbers: int, row: dict) -> dict:
     """Return time(rival) / time(AFT) for each form of the mixing of an H200.
 
-    Args:
-        name: What the models do.
-        models: Kernels of AFT and of its rival.
-        numbers: Numbers of a tensor of tokens.
-        row: Counts of the op.
+    `models` are the kernels of AFT and of its rival, `numbers` those of a tensor of tokens.
     """
     gpu = GPUS['h200']
 

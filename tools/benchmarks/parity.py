@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aft_mm.ops.selftest import LEAST_SCALE, using
 
-# Tolerances for hidden vectors of a decoder, which accumulate rounding errors of all layers.
+# For hidden vectors of a decoder, which accumulate rounding errors of all layers.
 DECODER_TOLERANCE = {'float32': 2e-5, 'float16': 5e-3, 'bfloat16': 3e-2}
 # The oracle stores [T, T] weights per head. Longer sequences are compared with eager in float64.
 MOST_ORACLE_TOKENS = 4096

@@ -3,11 +3,11 @@
     python tools/benchmarks/plot_models.py RUN.json ... --png OUT.png
 
 There is one group of bars per model size, image size and dtype, for eager models only. A Markdown
-table with a row per AFT-conv and per other network is printed.
+table is printed.
 
-With `--by-side`, seconds and peak memory of an image are plotted over its side instead, and the
-table has them with the slopes of their logarithms over that of the number of pixels. If runs share a
-model and a size, the first one counts.
+With `--by-side`, seconds and peak memory of an image are plotted over its side, and the table has
+the slopes of their logarithms over that of the number of pixels. If runs share a model and a size,
+the first one counts.
 """
 
 import argparse
@@ -35,7 +35,7 @@ import numpy as np
 from arguments import parse_name
 from matplotlib import pyplot as plt
 
-# Quantities of an image over its side: title and unit, and function of a row and the batch.
+# Title and unit, and function of a row and the batch.
 COSTS = {
     'seconds': lambda row, batch: 1 / row['images_per_second'],
     'MiB': lambda row, batch: row['peak_mib'] / batch,

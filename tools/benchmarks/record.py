@@ -98,7 +98,7 @@ def fill_in(
 
 
 def set_up_torch(args: argparse.Namespace) -> None:
-    """Set the threads, the allocator of the tools, and float32 without TF32, cuDNN's default."""
+    """Set threads, allocator, and float32 without TF32, cuDNN's default."""
     with user_errors():
         args.freed_memory_kept = keep_freed_memory()
     torch.set_num_threads(args.threads)

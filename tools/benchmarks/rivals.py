@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Package and its module.
 PACKAGES = {'timm': 'timm', 'aft-pytorch': 'aft_pytorch'}
 HEAD_CHANNELS = 64
 
@@ -24,10 +23,9 @@ def missing(package: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Rival:
-    """Another implementation.
+    """Another implementation, which may need a `package`.
 
     `make(tensors, options)` returns the function of (query, key, value, *parameters) to time.
-    `same_sum`: whether it computes the same sum as the op. `package`: a package it needs.
     """
 
     make: Callable[[Sequence[Tensor], dict], Callable[..., Tensor]]

@@ -1,11 +1,13 @@
 """Initialise AFT-conv from a trained DeiT or ViT (section 5.3 "Compatibility" of arXiv 2105.14103).
 
-SRC is a checkpoint in the naming of timm, of the official DeiT (a dict with 'model') or of
-mmpretrain. Patch embedding, norms, MLPs, value and output projections and the classifier are
-copied. Queries, keys and position biases keep the initial values of the model of --config (seed 0).
-Position embedding, class token and the second classifier of a distilled DeiT are dropped. A config
-loads the file with load_from='DST.pth' or, without the head, with
-model=dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='DST.pth', prefix='backbone'))).
+SRC is a checkpoint of timm, of the official DeiT (a dict with 'model') or of mmpretrain. Patch
+embedding, norms, MLPs, value and output projections and the classifier are copied. Queries, keys
+and position biases keep the initial values of the model of --config (seed 0). Position embedding,
+class token and the second classifier of a distilled DeiT are dropped. A config loads the file with
+load_from='DST.pth' or, without the head, with
+
+    model = dict(backbone=dict(init_cfg=dict(
+        type='Pretrained', checkpoint='DST.pth', prefix='backbone')))
 """
 
 import argparse
@@ -64,7 +66,7 @@ from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.layers.mixers import AFTConv
 from aft_mm.models import AFTViT
 
-# Names of modules in checkpoints and in our model; the star is the number of the layer.
+# Module names in checkpoints and in our model; the star is the number of the layer.
 TIMM = {
     'patch_embed.proj': 'backbone.patch_embed.projection',
     'blocks.*.norm1': 'backbone.layers.*.norm1',
@@ -96,7 +98,7 @@ NO_PLACE = {
 
 
 class Row(NamedTuple):
-    """A tensor of the checkpoint, its name in our model, or the reason why it is not copied."""
+    """A tensor of the checkpoint with its name in our model, or the reason why it is not copied."""
 
     source: str
     target: str | None

@@ -1,4 +1,4 @@
-"""Graphs of the sequence models for export_onnx.py: decoders with a state, and CTC models."""
+"""Graphs of the sequence models: decoders with a state, and CTC models."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from aft_mm.layers.mixers import AFTSimple, SoftmaxAttention, TokenMixer
 from aft_mm.layers.mixers.softmax_attention import KeyValueCache
 from aft_mm.models.block_stack import BlockStack
 
-# Function of named inputs.
+# Inputs by name.
 Call = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
 
 STEPPED = (
@@ -36,7 +36,7 @@ CHECKED_STEPS = 4
 class Graph(NamedTuple):
     """A function of tensors, and how it is exported.
 
-    name: suffix of the file, such as 'step', or empty. inputs: examples by name. dynamic: the open
+    `name` is the suffix of the file, such as 'step', `inputs` are examples, and `dynamic` the open
     axes of each input, in order.
     """
 
@@ -86,12 +86,7 @@ class CTC(nn.Module):
 
 
 class StateLayout:
-    """The tensors of a decoder's state, by name, without what follows from the others.
-
-    Args:
-        state: State of one sequence after `length` tokens.
-        length: Number of tokens.
-    """
+    """The tensors of a decoder's state, by name, without what follows from the others."""
 
     def __init__(self, state: Any, length: int) -> None:
         self.leaves, self.spec = pytree.tree_flatten_with_path(state)
@@ -229,7 +224,6 @@ class Decoder:
         layout = prompt.layout
         names = [*layout.names, *layout.memory_names]
         self.prompt = Graph('prompt', prompt, inputs, ['scores', *names], axes)
-        # The caches, the position and the memory.
         cached = {} if prompt.pad else {2: Dim('cached', min=1, max=longest)}
         memory = {} if prompt.encoder is None or prompt.encoder.pad else source
         axes = [{}, *[cached] * (len(layout.names) - 1), {}]

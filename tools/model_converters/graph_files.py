@@ -1,4 +1,4 @@
-"""Files of exported graphs for export_onnx.py: written, quantised and run."""
+"""Write, quantise and run the files of exported graphs."""
 
 import importlib.util
 import logging
@@ -57,8 +57,8 @@ def trace(graph: Graph, suffix: str) -> tuple[ExportedProgram, list[bool]]:
 def shrink_constants(program: ExportedProgram) -> None:
     """Replace constants outside of float32 by its extremes.
 
-    The exporter to ONNX writes them as float32, also in the float64 sums of the safe form, where the
-    lowest number means an empty sum and would become −inf.
+    The exporter to ONNX writes them as float32, also in the float64 sums of the safe form, where
+    the lowest number means an empty sum and would become −inf.
     """
     limits = torch.finfo(torch.float32)
 

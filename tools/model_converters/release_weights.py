@@ -5,7 +5,7 @@
 The last checkpoint of each work dir is published as by publish_model.py, with the averaged weights
 if the run used EMAHook, since those were validated. The output folder also gets SHA256SUMS, for
 `sha256sum -c`, and weights.json with config, metrics, licence and command of each file. With
-`--address`, addresses and hashes of the files are written to the metafiles of configs/.
+`--address`, addresses and hashes are written to the metafiles of configs/.
 """
 
 import argparse
