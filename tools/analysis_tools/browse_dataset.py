@@ -65,7 +65,6 @@ LARGE = 200  # pixels, above which fonts and lines grow with the image
 
 
 def enlarge(image: np.ndarray, edge: int = LEAST_EDGE) -> np.ndarray:
-    """Magnify an image [H, W, C] by an integer until its longer edge has ``edge`` pixels."""
     factor = max(1, -(-edge // max(image.shape[:2])))
     return image.repeat(factor, axis=0).repeat(factor, axis=1)
 
@@ -131,12 +130,10 @@ def draw_segments(
 
 
 def _class_colours(labels: np.ndarray) -> np.ndarray:
-    """Return a colour per label, [..., 3]; after eight classes colours repeat, darker."""
     return np.array(COLOURS)[labels % len(COLOURS)] / (1 + labels // len(COLOURS))[..., None]
 
 
 def _legend(labels: Sequence[int], names: Sequence[str], width: int) -> np.ndarray:
-    """Draw names and colours of classes, wrapped to a width: uint8 [H, width, 3]."""
     scale = max(1, width / LARGE)
     font = ImageFont.truetype(findfont(FONT), FONT_SIZE * scale)
     line, gap = round(LINE * scale), round(LINE * scale / 2)
@@ -165,7 +162,6 @@ def draw_matrix(values: Tensor) -> np.ndarray:
 
 
 def draw_text(text: str, columns: int = 64, rows: int = 12) -> np.ndarray:
-    """Draw wrapped text with at most ``rows`` lines: uint8 [H, W, 3]."""
     lines = [
         part
         for line in text.splitlines()
@@ -190,15 +186,6 @@ def draw_titled_images(
     footer: str = '',
     columns: int | None = None,
 ) -> Figure:
-    """Draw a grid of images with a title each, magnified without smoothing.
-
-    Args:
-        images: uint8 [H, W, 3] or [H, W]; sizes may differ.
-        titles: One title per image.
-        title: Title of the figure.
-        footer: Small print below the figure.
-        columns: Images per row; by default the grid is as square as possible.
-    """
     if not len(images) or len(images) != len(titles):
         raise UserError(
             'images and titles must be equal in number, and at least one, got '
@@ -221,7 +208,6 @@ MOST_TOKENS = 200  # tokens of a sequence of numbers
 
 
 def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
-    """Return a picture of a packed sample, uint8 [H, W, 3], and its title."""
     known = sample['data_samples']
     names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
     if 'gt_label' in known:
@@ -263,7 +249,6 @@ def shortened(words: str, most: int = 40) -> str:
 
 
 def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.ndarray, str]:
-    """Draw boxes and masks of an mmdet sample; return the picture and its title."""
     instances = known.gt_instances
     boxes = getattr(instances.bboxes, 'tensor', instances.bboxes)
     labels = [name_of(names, index) for index in instances.labels.tolist()]
@@ -275,8 +260,6 @@ def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.n
 
 
 def as_image(config: Config, tokens: torch.Tensor, known) -> np.ndarray:
-    """Draw the image that a sequence encodes, next to its source if there is one."""
-
     def picture(values: torch.Tensor, shape: Sequence[int]) -> np.ndarray:
         image = values.numpy().astype(np.uint8).reshape(shape)
         return enlarge(np.broadcast_to(image, (*image.shape[:2], 3)))
@@ -290,7 +273,6 @@ def as_image(config: Config, tokens: torch.Tensor, known) -> np.ndarray:
 
 
 def as_text(dataset, tokens: torch.Tensor, known) -> np.ndarray:
-    """Draw tokens as text: ``source → context | predicted tokens``."""
     given = known.get('num_context', 0)
     parts = [words_of(dataset, part) for part in (tokens[:given], tokens[given:]) if len(part)]
     words = ' | '.join(parts)

@@ -86,7 +86,6 @@ def load_models(args: argparse.Namespace) -> dict:
 
 
 def images_of(config, num: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return test images uint8 [N, H, W, C], and inputs [N, h, w, C] for super-resolution."""
     samples = spread_samples(build_dataset(config), num)
     images = np.stack(
         [

@@ -192,7 +192,6 @@ RUN_ONLY = ('work_dir', 'randomness', 'resume', 'load_from', 'launcher', 'experi
 
 
 def config_of(work_dir: str) -> str:
-    """Return the path of the config that the latest training wrote to its work dir."""
     found = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
     path = found[-1].with_name('config.py') if found else None
     if path is None or not path.is_file():
@@ -220,7 +219,6 @@ def same_but_for_the_seed(label: str, paths: Sequence[str]) -> Config:
 
 
 def costs(label: str, path: str, config: Config) -> dict[str, list[float]]:
-    """Return parameters and FLOPs; reports on stderr what cannot be counted."""
     try:
         counted = analyse_config(path)
     except UserError as error:

@@ -139,7 +139,6 @@ def _number_groups(
     label: str,
     title: str,
 ) -> None:
-    """Label the axes, numbers to the right, and connect the means."""
     places = sorted(names)
     axis.plot(
         places,

@@ -39,7 +39,6 @@ def read_metafile(task: Path) -> dict[str, Any]:
 
 
 def rows(metafile: dict[str, Any], table: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield first cell and entries of each row of a table."""
     for model in metafile['Others'] + metafile['Models']:
         metadata, measured = model.get('Metadata', {}), {}
         for result in model['Results']:

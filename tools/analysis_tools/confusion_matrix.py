@@ -93,7 +93,6 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -
 def most_confident_mistakes(
     probabilities: np.ndarray, labels: np.ndarray, limit: int
 ) -> np.ndarray:
-    """Return at most ``limit`` indices of misclassified images, highest predicted probability first."""
     predicted = probabilities.argmax(1)
     (wrong,) = (predicted != labels).nonzero()
     order = np.argsort(-probabilities[wrong, predicted[wrong]], kind='stable')
@@ -101,7 +100,6 @@ def most_confident_mistakes(
 
 
 def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:
-    """Return images, accuracy (recall) and precision per class."""
     hits, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     return [
         {
@@ -115,7 +113,6 @@ def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:
 
 
 def predict(network, dataset, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return probabilities [N, K] and labels [N] for a dataset."""
     probabilities, labels = [], []
     for first in progress(range(0, len(dataset), batch_size), 'classifying'):
         samples = [dataset[i] for i in range(first, min(first + batch_size, len(dataset)))]

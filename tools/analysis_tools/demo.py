@@ -51,7 +51,6 @@ MOST_LAYERS = 4
 
 
 def classify(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
-    """Return the parts of the page of a classifier: its classes and its maps of keys."""
     classifier, network = ImageClassifier(config, checkpoint), load_network(config, checkpoint)
     mixers = list(mixers_with_keys(network.model).values())
     chosen = np.linspace(0, len(mixers) - 1, min(MOST_LAYERS, len(mixers))).astype(int)
@@ -154,7 +153,6 @@ PAGES: dict[str, Callable[[Any, str, str], dict[str, Any]]] = {
 
 
 def make_page(config: str, checkpoint: str) -> Any:
-    """Return the gradio page for the model of a config; a UserError if there is none."""
     read = read_config(config)
     classifies = (read.get('model') or {}).get('type') in CLASSIFIERS
     task = 'ImageClassifier' if classifies else task_of(read)

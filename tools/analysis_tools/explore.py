@@ -159,7 +159,6 @@ def _layers(
 
 
 def _images(images: Sequence[ExplorerImage], num_tokens: int) -> tuple[list[dict], np.ndarray]:
-    """Return the metadata of the images, and their quantised keys, [channels, T] each."""
     pictures: list[dict] = []
     parts = [np.empty(0, '<u2')]
     start = 0
@@ -211,7 +210,6 @@ def layers_of(mixers: dict[str, nn.Module], config: Config) -> list[ExplorerLaye
 
 
 def keys_of(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]) -> ExplorerImage:
-    """Return an image as the model gets it, with the keys of each mixer."""
     inputs = classifier.preprocess(path)['inputs']
     mixer = next(iter(mixers.values()))
     grid = classifier.model.backbone.patch_embed.grid_of(*inputs.shape[1:])

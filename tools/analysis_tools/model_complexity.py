@@ -132,7 +132,6 @@ Handle = Callable[[list[Any], list[Any]], int]
 
 
 def _elements(value: Any) -> int:
-    """Return the elements of a traced floating-point tensor, 0 for other types."""
     shape = value.type().sizes() if value.isCompleteTensor() else None
     return prod(shape) if shape is not None and value.type().dtype().is_floating_point else 0
 
@@ -221,7 +220,6 @@ def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) ->
 
 
 def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, Any]:
-    """Apply :func:`analyse` to the model of a config; ``shape`` overrides (height, width)."""
     config = read_config(os.fspath(path))
     init_default_scope(config.get('default_scope', 'mmengine'))
     if 'decoder' in config.model:

@@ -86,12 +86,10 @@ def load_images(
 
 
 def samples_for(config: Config, paths: Sequence[str | os.PathLike] | None, num: int) -> list[dict]:
-    """Return the samples of image files, or ``num`` of the test split."""
     return load_images(config, paths) if paths else spread_samples(build_dataset(config), num)
 
 
 def read_image(path: str | os.PathLike) -> tuple[np.ndarray, list[str]]:
-    """Read an image file like :func:`aft_mm.datasets.read_rgb`."""
     try:
         return read_rgb(os.fspath(path))
     except UnusableFile as error:
@@ -107,7 +105,6 @@ def shown_image(config: Config, sample: dict) -> np.ndarray:
 
 
 def network_inputs(config: Config, samples: Sequence[dict]) -> Tensor:
-    """Return the normalised batch [B, C, H, W] of packed samples, as in a test."""
     sizes = {tuple(sample['inputs'].shape) for sample in samples}
     if len(sizes) > 1:
         raise UserError(f'images must have the same size, got {sorted(sizes)}; give one at a time')
@@ -220,7 +217,6 @@ def modules_named(backbone: nn.Module, names: list[str]) -> dict[str, nn.Module]
 
 
 def noise_images(network: Network, count: int, size: tuple[int, int] | None = None) -> Tensor:
-    """Return images [count, C, H, W] of N(0, 1) noise with seed 0."""
     shape = (count, network.in_channels, *(size or network.image_size))
     return torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32))
 

@@ -120,7 +120,6 @@ class MeanAttention:
         self.layer = self.batch = self.images = 0
 
     def take(self, attention: Tensor) -> None:
-        """Add the attention [B, h, T, T] of the next layer."""
         tokens = attention.shape[-1] - self.num_prefix_tokens
         grid = grid_of(tokens, self.image_size)
         if grid is None or len(attention) != self.batch:
@@ -140,7 +139,6 @@ class MeanAttention:
         self.layer = 0
 
     def means(self) -> dict[str, Tensor]:
-        """Return layer name to ``[h, 2H − 1, 2W − 1]``; empty if there was no attention."""
         return {f'layer {i}': (total / self.images).cpu() for i, total in enumerate(self.sums)}
 
 

@@ -107,7 +107,6 @@ def activation_maps(
     categories: Sequence[int],
     method: str = 'GradCAM',
 ) -> np.ndarray:
-    """Compute maps [B, H, W] from 0 to 1 for images [B, C, H, W] and one class per image."""
     try:
         import pytorch_grad_cam
         from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget

@@ -87,7 +87,6 @@ Points = Sequence[tuple[int, float]]
 
 
 def metric_label(metric: str) -> str:
-    """Return the axis label of a metric with its unit, such as ``bits/char`` for bits_per_char."""
     for ending, unit in (('_percent', '%'), ('_db', 'dB')):
         if metric.endswith(ending):
             return f'{metric.removesuffix(ending)} [{unit}]'
@@ -176,7 +175,6 @@ def _default_metrics(groups: Mapping[str, Sequence[Records]]) -> list[str]:
 
 
 def _check_metrics(groups: Mapping[str, Sequence[Records]], metrics: Sequence[str]) -> None:
-    """Check that each run has the metrics, or a loss that is plotted on the same axes."""
     everything = [records for seeds in groups.values() for records in seeds]
     for metric in metrics:
         if metric != 'loss' and not any(
@@ -215,7 +213,6 @@ def _names(records: Records) -> list[str]:
 
 
 def _lines(records: Records, metric: str) -> tuple[Points, Points]:
-    """Return the training and validation curves of a run for the axes of a metric."""
     if metric.startswith(BITS):
         loss = trained(records, 'loss')
         return [(step, value / math.log(2)) for step, value in loss], validations(records, metric)
@@ -239,7 +236,6 @@ def _unit(groups: Mapping[str, Sequence[Records]], over: str) -> tuple[str, floa
 
 
 def _places(label: str, records: Records, over: str) -> Callable[[Sequence[int]], np.ndarray]:
-    """Return the function from iterations of a run to positions on the x axis."""
     if over == 'time':
 
         def clock(steps: Sequence[int]) -> np.ndarray:
@@ -264,7 +260,6 @@ def _draw_group(
     over: str,
     divisor: float,
 ) -> None:
-    """Draw the training and validation curves of a label; only one gets a legend entry."""
     lines = [_lines(records, metric) for records in seeds]
     clocks = [_places(label, records, over) for records in seeds]
     validated = any(points for _, points in lines)
@@ -357,7 +352,6 @@ def replace_times(
     logs: Mapping[str, Sequence[str]],
     args: argparse.Namespace,
 ) -> None:
-    """Replace the times of the training records by those of --times."""
     if args.over != 'time':
         raise UserError(f'--over must be time with --times, got {args.over}')
     milliseconds = read_times(args.times)

@@ -57,15 +57,6 @@ def draw_features(
     title: str = 'Features',
     footer: str = '',
 ) -> Figure:
-    """Draw points in the plane with a colour and marker per class.
-
-    Args:
-        points: [N, 2] of t-SNE.
-        labels: Ints [N].
-        names: Class names.
-        title: Title of the figure.
-        footer: Small print below the figure.
-    """
     if not len(labels) or len(labels) != len(points):
         raise UserError(
             'labels and points must be equal in number, and at least one, got '
@@ -102,7 +93,6 @@ BATCH = 50
 
 
 def neighbour_share(features: torch.Tensor, labels: np.ndarray) -> float:
-    """Return the share of features [N, D] whose nearest neighbour has the same label."""
     distance = torch.cdist(features.double(), features.double()).fill_diagonal_(torch.inf)
     return float((labels[distance.argmin(1).numpy()] == labels).mean())
 

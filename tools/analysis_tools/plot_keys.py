@@ -125,7 +125,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def keys_of(network, mixers: dict, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the key maps [h, H, W] of each layer for one image [1, C, H', W']."""
     with record_outputs({name: mixer.key for name, mixer in mixers.items()}) as keys:
         with torch.no_grad():
             network.run(inputs)

@@ -14,7 +14,6 @@ from aft_mm.checks import refuse
 
 
 def mixers_with_keys(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the token mixers of a model that project keys, by layer name."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -24,7 +23,6 @@ def mixers_with_keys(model: nn.Module) -> dict[str, nn.Module]:
 
 @contextmanager
 def record_outputs(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """Record the latest output of each module inside the block, by name."""
     outputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:

@@ -61,7 +61,6 @@ def is_training(record: dict) -> bool:
 
 
 def validated_metrics(records: Sequence[dict]) -> list[str]:
-    """Return the names of the validation metrics in the order of the log."""
     return list(
         dict.fromkeys(
             name
@@ -92,7 +91,6 @@ def epoch_length(records: Sequence[dict]) -> int | None:
 
 
 def trained(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
-    """Return ``(iteration, value)`` of each training record with a metric, such as the loss."""
     return [(r['iter'], r[metric]) for r in records if is_training(r) and metric in r]
 
 
@@ -123,7 +121,6 @@ def seconds_at(records: Sequence[dict], iterations: Sequence[int]) -> np.ndarray
 
 
 def read_times(path: Path) -> dict[str, float]:
-    """Read milliseconds per iteration of each config from a file of benchmark_iterations.py."""
     try:
         rows = json.loads(path.read_text(encoding='utf-8'))['rows']
         return {row['config']: float(row['milliseconds']) for row in rows}
@@ -135,7 +132,6 @@ def read_times(path: Path) -> dict[str, float]:
 
 
 def time_of(files: Sequence[str], times: dict[str, float]) -> float:
-    """Return the time of the config in the name of the first file, CONFIG_seedN.jsonl."""
     config = Path(files[0]).stem.rpartition('_seed')[0]
     if config not in times:
         raise UserError(f'--times must have the config {config!r} of {files[0]!r}, but does not')

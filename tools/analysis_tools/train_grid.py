@@ -142,7 +142,6 @@ def seed_run(config: Path, seed: int, args: argparse.Namespace) -> None:
 
 
 def best_rate(config: Path, args: argparse.Namespace) -> float | None:
-    """Return the rate of the best short run, a single given rate, or None for that of the config."""
     if len(args.rates) < 2:
         return args.rates[0] if args.rates else None
     runs = [
@@ -159,7 +158,6 @@ def write(path: Path, content: dict) -> None:
 
 
 def missing(args: argparse.Namespace) -> Iterator[tuple]:
-    """Yield the remaining runs as ``(path, function, config, rate or seed)``."""
     for config in args.configs:
         for rate in args.rates if len(args.rates) > 1 else []:
             path = args.out / f'{config.stem}_lr{rate:g}.json'

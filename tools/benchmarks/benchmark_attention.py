@@ -90,7 +90,6 @@ def build(name: str, length: int, dims: int, heads: int) -> torch.nn.Module:
 def make_call(
     name: str, length: int, dims: int, heads: int, tokens: int, device: str = 'cpu'
 ) -> Callable[[], None]:
-    """Return a call of forward and backward on `tokens` tokens, or on one longer sequence."""
     layer = build(name, length, dims, heads).to(device)
     x = torch.randn(max(1, tokens // length), length, dims, device=device, requires_grad=True)
 
@@ -121,7 +120,6 @@ def check(name: str, args: argparse.Namespace) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[dict]:
-    """Return one row per mixer and length with the costs per sample."""
     sizes = (args.dims, args.heads, args.tokens)
     cells = [(name, length) for name in args.mixers for length in args.lengths]
     rows = {cell: {} for cell in cells}
@@ -140,7 +138,6 @@ def measure(args: argparse.Namespace) -> list[dict]:
 
 
 def add(rows: list[dict], args: argparse.Namespace) -> list[dict]:
-    """Merge rows with those of the JSON `args.json`, and update the settings."""
     earlier = json.loads(args.json.read_text()) if args.json.exists() else dict(rows=[])
     if earlier['rows']:
         there, here = earlier['environment'], environment(args)
@@ -164,7 +161,6 @@ def points(rows: list[dict], name: str, kind: str) -> tuple[np.ndarray, np.ndarr
 
 
 def summary(rows: list[dict]) -> list[str]:
-    """Return the slopes of log cost over log length, for all lengths and for the longer half."""
     lines = []
     for name in dict.fromkeys(row['mixer'] for row in rows):
         for kind, label in KINDS.items():

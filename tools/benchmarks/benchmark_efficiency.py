@@ -165,10 +165,6 @@ def check(name: str, dims: int, args: argparse.Namespace) -> None:
 def sweep(
     make: Callable[[str, int], Callable[[], object]], args: argparse.Namespace, clock: str = 'wall'
 ) -> tuple[dict[Cell, float], dict[Cell, float]]:
-    """Return the median device and wall time of ``make(mixer, length)()``, interleaved.
-
-    Measurements beyond the patience are omitted.
-    """
     calls, last = {}, {}
     for length in args.lengths:
         for name in args.mixers:
@@ -188,7 +184,6 @@ def sweep(
 
 
 def decoding(models: dict[str, torch.nn.Module], args: argparse.Namespace) -> dict[Cell, float]:
-    """Return the median seconds of a step at each position, interleaved."""
     times: dict[Cell, list[float]] = {}
     cells = {}
     token = random_tokens(DECODED_SEQUENCES, 1, args.device)[:, 0]
@@ -209,7 +204,6 @@ def decoding(models: dict[str, torch.nn.Module], args: argparse.Namespace) -> di
 
 
 def measure(dims: int, args: argparse.Namespace) -> list[dict]:
-    """Return one row per mixer and length or position."""
     sizes = (dims, args.layers, args.heads)
     longest = max(*args.lengths, max(args.positions) + args.steps + 1)
     models = {
@@ -255,7 +249,6 @@ def by_dims(rows: list[dict]) -> dict[int, list[dict]]:
 
 
 def summary(rows: list[dict]) -> list[str]:
-    """Return slopes of log cost over log length; for decoding, last over first position."""
     lines = []
     for dims, part in by_dims(rows).items():
         for mixer in dict.fromkeys(row['mixer'] for row in part):

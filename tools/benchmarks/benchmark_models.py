@@ -132,7 +132,6 @@ def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
 
 
 def check_op(name: str, size: int, dtype: str, device: str) -> None:
-    """Compare the forward pass of the op on this grid with the float64 oracle."""
     kind, arch, heads, kernel = parse_name(name)
     if kind != 'aft':
         return
@@ -156,7 +155,6 @@ def in_form(model: nn.Module, form: str) -> Callable[[Tensor], Tensor]:
 
 
 def training(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return a function that runs forward and backward and recomputes each block."""
     if hasattr(model, 'set_grad_checkpointing'):
         model.set_grad_checkpointing(True)
     else:
@@ -189,7 +187,6 @@ def cpu_peak(
 
 
 def profile(call: Callable[[], object], device: str, top: int = 14) -> list[dict]:
-    """Return the slowest operations of a batch: name, input shapes, calls, own milliseconds."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device == 'cuda':
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -214,7 +211,6 @@ def profile(call: Callable[[], object], device: str, top: int = 14) -> list[dict
 def reason_against(
     call: Callable[[], object], name: str, eager: Callable[[], object] | None
 ) -> str | None:
-    """Return why a model cannot be timed: an error, or a result other than that of `eager`."""
     try:
         result = features(call())
         expected = None if eager is None else features(eager())
@@ -241,7 +237,6 @@ def features(output: Tensor | tuple[Tensor, ...]) -> Tensor:
 def admit(
     args: argparse.Namespace, size: int, dtype: str, images: Tensor
 ) -> tuple[list[dict], dict[Cell, Callable[[], object]]]:
-    """Return one row per model and form, and the calls to time."""
     rows, calls = [], {}
     for name in args.models:
         kind = parse_name(name)[0]
@@ -267,7 +262,6 @@ def admit(
 
 
 def measured(cell: Cell, times: Times, walls: Times, batch: int) -> dict:
-    """Return images per second of a model, and its speed relative to others of its form."""
     (name, form), found = cell, {}
     for prefix, seconds in (('', times), ('wall_', walls)):
         found[f'{prefix}images_per_second'] = batch / statistics.median(seconds[cell])

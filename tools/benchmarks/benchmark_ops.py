@@ -67,8 +67,6 @@ LARGEST_REFERENCE = 2**24
 
 @dataclass(frozen=True)
 class Form:
-    """A backend or a rival on the tensors of a case."""
-
     case: BenchmarkCase
     name: str
     tensors: list[Tensor]
@@ -83,7 +81,6 @@ class Form:
         return cls(case, name, tensors, rival.make(tensors, case.options), rival.same_sum)
 
     def once(self, mode: str) -> Callable[[], object]:
-        """Return the timed call: the op without gradient, or with gradients of all inputs."""
         if mode == 'forward':
             return partial(torch.no_grad()(self.call), *self.tensors)
         inputs = [x.detach().requires_grad_() for x in self.tensors]
@@ -102,7 +99,6 @@ def train(call: Callable[..., Tensor], inputs: list[Tensor], cotangent: Tensor) 
 
 
 def reason_against(case: BenchmarkCase, name: str, tensors: list[Tensor]) -> str | None:
-    """Return why the form cannot run here; None if it can."""
     if name not in dispatch.BACKENDS:
         return RIVALS[name].lacks
     if name == 'reference' and case.batch * case.tokens**2 * case.channels > LARGEST_REFERENCE:
@@ -113,7 +109,6 @@ def reason_against(case: BenchmarkCase, name: str, tensors: list[Tensor]) -> str
 
 
 def unsupported_by_all(args: argparse.Namespace) -> list[str]:
-    """Return why no backend can run any case; empty if one can."""
     reasons: dict[str, None] = {}
     for dtype in args.dtype:
         for name in args.names:
@@ -127,7 +122,6 @@ def unsupported_by_all(args: argparse.Namespace) -> list[str]:
 
 
 def verdict(form: Form, oracle: Oracle) -> dict:
-    """Return the status of a form, 'ok' or 'wrong', and its errors if it is compared."""
     if not form.same_sum:
         return dict(status='ok', compared=False)
     errors = oracle.errors(form.call, form.tensors)
@@ -139,7 +133,6 @@ def verdict(form: Form, oracle: Oracle) -> dict:
 
 
 def admit(name: str, dtype: str, args: argparse.Namespace) -> tuple[list[dict], list[Form]]:
-    """Return one row per form of the case, and the forms to time, in the same order."""
     case = CASES[name]
     tensors = case.tensors(getattr(torch, dtype), args.device)
     rows, forms, oracle = [], [], None
@@ -187,7 +180,6 @@ def peak_memory(row: dict, form: Form, mode: str, args: argparse.Namespace) -> f
 
 
 def hardware_use(form: Form, mode: str, seconds: float, rates: dict[str, float]) -> dict:
-    """Return bytes and operations of the formula, and the fractions of the device rates."""
     training = mode != 'forward'
     count = operations(form.case.op, form.case.input_shapes, form.case.options, training)
     moved = compulsory_bytes(form.tensors, form.tensors[2], training)
@@ -205,7 +197,6 @@ def microseconds(kernels: dict[str, float]) -> dict[str, float]:
 
 
 def run_group(names: list[str], dtype: str, args: argparse.Namespace, rates: dict) -> list[dict]:
-    """Time all forms of the cases in both modes; return one row per case, form and mode."""
     admitted = {name: admit(name, dtype, args) for name in names}
     rows = []
     for mode in MODES:

@@ -137,7 +137,6 @@ def convert(name: str, runtime: str, dtype: str, images: Tensor, folder: Path) -
 
 
 def load(name: str, runtime: str, dtype: str, path: Path | None, size: int, threads: int) -> Call:
-    """Return a form as a function of float32 images."""
     if path is None:
         cast = getattr(torch, dtype)
         model = build(name, size, dtype)
@@ -164,7 +163,6 @@ def load(name: str, runtime: str, dtype: str, path: Path | None, size: int, thre
 
 
 def loading(cell: Cell, path: Path | None, size: int, batch: int, threads: int) -> dict:
-    """Return the seconds to load a form and run it once, and the peak memory of the process."""
     torch.set_num_threads(threads)
     images = random_images(batch, size, 'float32')
     start = time.perf_counter()

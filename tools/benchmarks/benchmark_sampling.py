@@ -142,7 +142,6 @@ def random_tokens(model: torch.nn.Module, batch: int, length: int) -> Tensor:
 
 
 def check(name: str, form: str, model: torch.nn.Module) -> None:
-    """Compare steps after a prompt of 20 tokens with the forward pass."""
     decoder, tokens = model.decoder, random_tokens(model, 2, 60)
     hidden, step = begin(model, form, tokens[:, :20], 40)
     rows = [hidden.clone()]
@@ -151,7 +150,6 @@ def check(name: str, form: str, model: torch.nn.Module) -> None:
 
 
 def begin(model, form: str, prompt: Tensor, count: int, copies: int = 1) -> tuple[Tensor, Callable]:
-    """Return the hidden vector after a prompt, and a function for `count` further steps."""
     lengths = torch.full(prompt.shape[:1], prompt.shape[1], device=prompt.device)
     hidden, state = repeated(model.decoder.prefill(prompt, lengths), copies)
     token = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
@@ -171,7 +169,6 @@ def repeated(state: Any, copies: int) -> Any:
 
 
 def token_call(model, form: str, batch: int, position: int, count: int) -> Callable[[], None]:
-    """Return a call that samples tokens from a position on, `count` tokens in total."""
     if form == 'stateless':
         tokens = random_tokens(model, min(batch, STATELESS_BATCH), position)
         return lambda: model.head.sample(model.decoder(tokens)[:, -1])
@@ -186,7 +183,6 @@ def token_call(model, form: str, batch: int, position: int, count: int) -> Calla
 
 
 def part_calls(model, form: str, batch: int, count: int) -> dict[str, Callable[[], None]]:
-    """Return calls of a step at the middle position, of its matrix products, and of the head."""
     length = model.decoder.max_length
     hidden, step = begin(model, form, random_tokens(model, 1, length // 2), count, batch)
     hidden, token = hidden.clone(), random_tokens(model, batch, 1)[:, 0]
@@ -289,7 +285,6 @@ def row_of(case, model, seconds: dict[Cell, float], checked: float, args) -> dic
 
 
 def time_whole_images(rows: list[dict], models: dict, args: argparse.Namespace) -> None:
-    """Time whole batches of images if they are fast enough, and store the seconds in the rows."""
     calls = {}
     for row in rows:
         if row['form'] == 'stateless' or row['estimated_seconds'] > args.patience:
@@ -306,7 +301,6 @@ def time_whole_images(rows: list[dict], models: dict, args: argparse.Namespace) 
 
 
 def total(row: dict) -> float:
-    """Return the measured seconds of a batch of images, otherwise the estimate."""
     return row['estimated_seconds'] if row['seconds'] is None else row['seconds']
 
 

@@ -55,7 +55,6 @@ from aft_mm.apis.loading import load_model
 
 
 def read_frames(config: Config, model: Any) -> tuple[Tensor, Tensor]:
-    """Return the test images [N, 3, H, W], normalised for the model, and their labels [N, H, W]."""
     with DefaultScope.overwrite_default_scope(config.default_scope):
         items = list(DATASETS.build(config.test_dataloader.dataset))
     labels = torch.cat([x['data_samples'].gt_sem_seg.data for x in items])
@@ -73,7 +72,6 @@ def mosaic(frames: Tensor, columns: int) -> Tensor:
 
 @torch.no_grad()
 def segment_whole(model: Any, image: Tensor) -> Tensor:
-    """Return the labels [N, H, W] of images [N, 3, H, W]."""
     meta = [dict(ori_shape=image.shape[2:], img_shape=image.shape[2:])] * len(image)
     return model.encode_decode(image, meta).argmax(1)
 
@@ -127,7 +125,6 @@ def peak(args: argparse.Namespace, overlap: int | None) -> float:
 
 
 def run(model: Any, image: Tensor, size: int, overlap: int | None) -> Tensor:
-    """Segment the whole image if `overlap` is None, and tiles otherwise."""
     if overlap is None:
         return segment_whole(model, image)
     return segment_tiles(model, image, size, overlap)

@@ -200,7 +200,6 @@ def op_row(name: str, case: BenchmarkCase, training: bool, gpu: Gpu, precision: 
 
 
 def op_rows(gpu: Gpu, precision: str) -> list[dict]:
-    """Return rows of the GPU cases of benchmark_ops.py without masks that do not only vary a kernel."""
     return [
         op_row(name, case, training, gpu, precision)
         for name, case in CASES.items()

@@ -62,8 +62,6 @@ PICTURES = ('aft_mm.SampleHook', 'aft_mm.SuperResolutionHook', 'aft_mm.PointClou
 
 @HOOKS.register_module()
 class StopAfterHook(Hook):
-    """End the training after some iterations."""
-
     def __init__(self, iterations: int) -> None:
         self.iterations = iterations
 
@@ -113,7 +111,6 @@ class RandomSamples(Dataset):
 def _tokens(
     stack: dict[str, Any], rng: np.random.Generator, shared: dict[str, Any] | None = None
 ) -> Tensor:
-    """Return as many tokens as a decoder or encoder has positions."""
     embedding = stack['embedding'] or shared['embedding']
     channels = embedding.get('num_channels', 1)
     shape = (math.prod(stack['grid']), *(() if channels == 1 else (channels,)))
@@ -121,7 +118,6 @@ def _tokens(
 
 
 def shorten(config: Config, batch: int, folder: str) -> None:
-    """Change a config to epochs of one iteration on random data, without pictures."""
     loader = config.train_dataloader
     samples = dict(
         type='aft_mm.RandomSamples',
@@ -166,7 +162,6 @@ def losses(runner: Runner) -> list[float]:
 
 
 def dry_run(path: str, batch: int) -> dict[str, Any]:
-    """Train two iterations, and one, save and resume; return the measurements."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         config = read_config(path)
@@ -199,7 +194,6 @@ def passes(row: dict[str, Any]) -> bool:
 
 
 def grouped(paths: list[Path]) -> dict[Path, list[str]]:
-    """Return one config of each model, with the names of the others."""
     first: dict[str, Path] = {}
     groups: dict[Path, list[str]] = {}
     for path in paths:

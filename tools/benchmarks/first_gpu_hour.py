@@ -144,7 +144,6 @@ def stored(folder: Path) -> dict:
 
 
 def finished(part: Part, folder: Path, now: str | None) -> bool:
-    """Return whether the part succeeded with this command at this commit."""
     before = stored(folder)
     same = before.get('command'), before.get('commit')
     return before.get('status') == 'ok' and same == (part.command, now)
@@ -215,7 +214,6 @@ def measurements(path: Path) -> list[dict]:
 
 
 def summarise(parts: Sequence[Part], out: Path, device: str) -> list[dict]:
-    """Write summary.json and summary.txt; return the rows of all parts."""
     rows = []
     for part in parts:
         unknown = dict(name=part.name, status='not run', last_line='')
@@ -248,7 +246,6 @@ def list_parts(parts: Sequence[Part], out: Path) -> None:
 
 
 def main(arguments: list[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
-    """Run unfinished parts; return 1 if a part failed or ran out of time."""
     args = parse_args(arguments)
     out = args.out.resolve()
     if args.dry_run:

@@ -44,7 +44,6 @@ DEVICE = {
 
 @contextmanager
 def pretended_device() -> Iterator[FakeTensorMode]:
-    """Return a mode with fake tensors on a device that does not exist."""
     from triton import runtime
     from triton.backends.compiler import GPUTarget
 
@@ -64,7 +63,6 @@ def pretended_device() -> Iterator[FakeTensorMode]:
 def source_of(
     function: Callable[..., Sequence[torch.Tensor]], *shapes: Sequence[int], dtype: torch.dtype
 ) -> str:
-    """Return the module that Inductor writes for `function` of tensors of these shapes."""
     return source_and_bytes(function, *shapes, dtype=dtype)[0]
 
 

@@ -17,8 +17,6 @@ PROCESSORS = 132
 
 
 class OfflineDriver:
-    """Fake driver of a device with a compute capability."""
-
     def __init__(self, capability):
         self.capability = capability
 
@@ -50,7 +48,6 @@ def _form(name, signature, constants):
 
 @contextmanager
 def recorded_forms():
-    """Record forms on CPU tensors as on an H100; every op uses the Triton backend."""
     forms, run = set(), JITFunction.run
 
     def record(self, key, signature, device, constants, *others):

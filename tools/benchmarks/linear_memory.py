@@ -38,7 +38,6 @@ from aft_mm import ops
 
 
 def ratio(tokens: int, heads: int, head_dims: int) -> float:
-    """Return the memory ratio of forward and backward of one float32 sequence."""
     shape = (1, tokens, heads, head_dims)
     inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
     cotangent = torch.randn(shape)

@@ -38,7 +38,6 @@ def wall_seconds(call: Callable[[], object], device: str = 'cpu', clock: str = '
 
 
 def kernel_times(events: Iterable[FunctionEvent]) -> dict[str, float]:
-    """Return the device time in seconds of each kernel, copy and fill of a profile, by name."""
     times: dict[str, float] = {}
     for event in events:
         on_device = event.device_type == DeviceType.CUDA and event.name != 'Context Sync'
@@ -83,14 +82,12 @@ Times = dict[Any, list[float]]
 def interleaved(
     calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu', clock: str = 'wall'
 ) -> Times:
-    """Return the seconds of each call per round, interleaved, after a warm-up round."""
     return both_clocks(calls, rounds, device, clock)[0]
 
 
 def both_clocks(
     calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu', clock: str = 'wall'
 ) -> tuple[Times, Times]:
-    """Return :func:`interleaved` times by :func:`seconds` and :func:`wall_seconds`."""
     times: Times = {name: [] for name in calls}
     on_cpu = torch.device(device).type == 'cpu'
     walls: Times = times if on_cpu else {name: [] for name in calls}
@@ -107,7 +104,6 @@ def both_clocks(
 
 
 def ratio(times: Times, slow: Any, fast: Any) -> float:
-    """Return the median over rounds of time(slow) / time(fast)."""
     pairs = zip(times[slow], times[fast], strict=True)
     return statistics.median(a / b for a, b in pairs)
 

@@ -87,8 +87,6 @@ class _OneKernel(torch.autograd.Function):
 
 
 class FlashAttention(TorchFunctionMode):
-    """Record scaled_dot_product_attention as one kernel."""
-
     def __init__(self, kernels: list[Kernel]) -> None:
         super().__init__()
         self.kernels = kernels
@@ -120,7 +118,6 @@ class WithoutValues(TorchFunctionMode):
 
 
 def read_model(name: str, dtype: torch.dtype, **changes: Any) -> nn.Module:
-    """Build the backbone or decoder of a config on the meta device, with changed entries."""
     config = read_config(str(CONFIGS / f'{name}.py'))
     init_default_scope(config.default_scope)
     part = config.model.get('backbone') or config.model.decoder
@@ -130,7 +127,6 @@ def read_model(name: str, dtype: torch.dtype, **changes: Any) -> nn.Module:
 
 
 def trace(model: nn.Module, forward: Callable[[Tensor], Any], inputs: Tensor) -> list[Kernel]:
-    """Return the kernels of ``forward(inputs)``, and of backward if the inputs require it."""
     with Recorder() as recorder:
         kernels = recorder.kernels
 
@@ -150,13 +146,11 @@ def trace(model: nn.Module, forward: Callable[[Tensor], Any], inputs: Tensor) ->
 
 
 def image_kernels(name: str, size: int, batch: int, dtype: torch.dtype) -> list[Kernel]:
-    """Return the kernels of inference of a batch of images by the backbone of a config."""
     model = read_model(name, dtype, img_size=size)
     return trace(model, model, torch.empty(batch, 3, size, size, dtype=dtype, device='meta'))
 
 
 def decoder_kernels(name: str, tokens: int, batch: int, dtype: torch.dtype) -> list[Kernel]:
-    """Return the kernels of forward and backward of the blocks of a decoder."""
     model = read_model(name, dtype, grid=(tokens,))
     shape = batch, tokens, model.embed_dims
     hidden = torch.empty(shape, dtype=dtype, device='meta', requires_grad=True)

@@ -35,7 +35,6 @@ def near_pairs(grid: Sequence[int], reaches: Sequence[int], causal: bool) -> int
 
 
 def hard_pairs(grid: Sequence[int], window: int | Sequence[int]) -> int:
-    """Count pairs of the causal hard window of AFTLocalHard, see :func:`aft_mm.ops.geometry.hard_mask`."""
     if len(grid) == 1:
         size = window if isinstance(window, int) else window[0]
         return _reached(grid[0], size - 1, 0)
@@ -46,7 +45,6 @@ def hard_pairs(grid: Sequence[int], window: int | Sequence[int]) -> int:
 
 
 def weighted_pairs(op: str, shapes: Sequence[Sequence[int]], options: dict) -> int:
-    """Count pairs (t, t') with an individual weight in `op` for tensors of these shapes."""
     tokens, sources = shapes[0][1], shapes[1][1]
     causal, grid = options.get('causal', False), options.get('grid') or (tokens,)
     if op == 'aft_full':

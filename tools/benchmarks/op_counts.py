@@ -51,14 +51,11 @@ CASES = {
 
 
 class _Launches(TorchDispatchMode):
-    """Record the bytes of each operation, also of those inside of the ops of this package."""
-
     def __init__(self) -> None:
         super().__init__()
         self.moved: list[int] = []
 
     def add(self, *arguments) -> None:
-        """Record a launch, each of whose tensors counts once."""
         tensors = {id(x): x for x in tree_leaves(arguments) if isinstance(x, Tensor)}
         self.moved.append(sum(map(_nbytes, tensors.values())))
 
@@ -75,8 +72,6 @@ class _Launches(TorchDispatchMode):
 
 @contextmanager
 def _as_on_cuda():
-    """Choose precision, dense form and chunks as on a CUDA device."""
-
     def precision(value: Tensor) -> str:
         return 'bf16x2' if torch.is_grad_enabled() else 'bf16'
 
@@ -110,15 +105,12 @@ def _inputs(tokens, biases, device: str) -> list[Tensor]:
 
 
 def composite(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
-    """Return launches and bytes of the composite operations."""
     with _as_on_cuda(), using('eager'), _Launches() as recorder:
         _step(op, options, training, *_inputs(tokens, biases, 'meta'))
     return len(recorder.moved), sum(recorder.moved)
 
 
 def compiled(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
-    """Return launches and bytes of what Inductor writes for the fast path."""
-
     def fast_path(condition, fast, safe, operands):
         return fast(*operands)
 
@@ -136,7 +128,6 @@ def compiled(op: str, options: dict, tokens, biases, training: bool) -> tuple[in
 
 
 def kernels(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
-    """Return launches and bytes of the Triton kernels and the operations around them."""
     with recorded_forms(), using('triton'), _Launches() as recorder:
         run = JITFunction.run
 
@@ -150,7 +141,6 @@ def kernels(op: str, options: dict, tokens, biases, training: bool) -> tuple[int
 
 
 def bound(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
-    """Return one launch and the bytes that any form must move, with backward two."""
     inputs = sum(x.nbytes for x in _inputs(tokens, biases, 'meta'))
     output = 2 * torch.Size(tokens).numel()
     return (2, 3 * inputs + 2 * output) if training else (1, inputs + output)

@@ -62,21 +62,18 @@ from aft_mm.ops.selftest import using
 
 
 def two_products(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Compute AFT-full as the solvers do."""
     numerator = torch.exp(bias) @ (torch.exp(key) * value)
     mixed = numerator / (torch.exp(bias) @ torch.exp(key))
     return torch.sigmoid(query) * torch.nan_to_num(mixed)
 
 
 def exponentials_once(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Compute :func:`two_products` with each exponential once."""
     weights, exp_key = torch.exp(bias), torch.exp(key)
     mixed = (weights @ (exp_key * value)) / (weights @ exp_key)
     return torch.sigmoid(query) * torch.nan_to_num(mixed)
 
 
 def run(function: Callable, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the output and the gradients of ``(output · fixed randn).sum()``."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     output = function(*leaves)
     cotangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))

@@ -43,7 +43,6 @@ COSTS = {
 
 
 def groups(runs: list[dict]) -> dict[str, dict[str, float]]:
-    """Return the speed over DeiT by group and model, in the order of the runs."""
     found: dict[str, dict[str, float]] = {}
     for row in (row for run in runs for row in run['rows']):
         if row['form'] != 'eager' or 'reason' in row:
@@ -113,7 +112,6 @@ def costs(runs: list[dict], unit: str) -> dict[str, dict[int, float]]:
 
 
 def slope(sides: dict[int, float]) -> float:
-    """Return the slope of the log of a cost over the log of the number of pixels."""
     return np.polyfit(2 * np.log(list(sides)), np.log(list(sides.values())), 1)[0]
 
 
@@ -135,7 +133,6 @@ def plot_sides(runs: list[dict], path: Path) -> None:
 
 
 def side_table(runs: list[dict]) -> list[str]:
-    """Return a table of seconds and MiB, with a row per model."""
     seconds, mib = (costs(runs, unit) for unit in COSTS)
     sides = sorted({side for row in seconds.values() for side in row})
     head = ['model', *(f'{side} px, s, MiB' for side in sides), 'slope, s', 'slope, MiB']

@@ -52,8 +52,6 @@ def _dense_local(tensors, options) -> Callable[..., Tensor]:
 
 
 def _softmax(causal: bool) -> Callable:
-    """Return scaled_dot_product_attention with heads of 64 channels, or one head."""
-
     def make(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
         query, key = tensors[:2]
         heads = max(1, query.shape[2] // HEAD_CHANNELS)
@@ -72,8 +70,6 @@ def _softmax(causal: bool) -> Callable:
 
 
 class _Given(nn.Module):
-    """Replaces a projection and returns a given tensor."""
-
     def forward(self, x: Tensor) -> Tensor:
         return self.given
 

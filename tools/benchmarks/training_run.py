@@ -48,7 +48,6 @@ from aft_mm.errors import CONFIG_ERRORS, user_errors
 
 
 def shorten(config: Config, iterations: int, amp: bool) -> None:
-    """Change a config to a run of some iterations without validation and checkpoints."""
     config.train_cfg = dict(by_epoch=False, max_iters=iterations, val_interval=iterations + 1)
     config.val_cfg = config.val_dataloader = config.val_evaluator = None
     config.test_cfg = config.test_dataloader = config.test_evaluator = None

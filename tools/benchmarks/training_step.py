@@ -47,7 +47,6 @@ from torch import Tensor
 
 
 def amp_step(dtype: str, model: torch.nn.Module, tokens: Tensor) -> None:
-    """Run forward under autocast and backward of a loss, and delete the gradients."""
     with mixed_precision(dtype, tokens.device):
         loss = model(tokens).square().mean()
     loss.backward()

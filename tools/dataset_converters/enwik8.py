@@ -22,7 +22,6 @@ METHODS = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[BinaryIO]:
-    """Open the file inside a .zip (its member ``enwik8``) or .gz archive."""
     if path.suffix == '.zip':
         with zipfile.ZipFile(path) as archive:
             # The header of other methods sets the memory that they take.

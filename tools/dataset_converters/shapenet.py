@@ -73,8 +73,6 @@ SHAPENET_MODEL = ('models', 'model_normalized')  # the end of every path in Shap
 
 
 class Mesh(NamedTuple):
-    """A mesh file with its class, name and split."""
-
     path: Path
     folder: str
     name: str
@@ -114,7 +112,6 @@ def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
 
 
 def read_splits(path: Path) -> dict[tuple[str, str], str]:
-    """Read the split of each (synset, model) from a table with synsetId, modelId and split."""
     if not path.is_file():
         raise UserError(f'--splits {str(path)!r} does not exist')
     with path.open(newline='', errors='replace') as file:
@@ -132,7 +129,6 @@ def read_splits(path: Path) -> dict[tuple[str, str], str]:
 
 
 def split_by_hash(mesh: Mesh, ratio: Sequence[float]) -> str:
-    """Return the split of a mesh, which does not depend on the other meshes."""
     position = int.from_bytes(mesh.digest[:8], 'big') / 2**64 * sum(ratio)
     bounds = np.cumsum(ratio)
     return SPLITS[min(int(np.searchsorted(bounds, position, side='right')), 2)]

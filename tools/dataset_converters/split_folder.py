@@ -49,7 +49,6 @@ def split(source: Path, share: float, seed: int) -> dict[str, list[str]]:
 
 
 def place(source: Path, target: Path) -> None:
-    """Link a file, or copy it to another disk."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)

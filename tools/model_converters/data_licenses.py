@@ -58,7 +58,6 @@ DATA_SETS = {
 
 
 def strings(config: str, variable: str) -> Iterator[str]:
-    """Yield the strings in the assignments to a variable of the text of a config."""
     try:
         statements = ast.parse(config).body
     except SyntaxError:

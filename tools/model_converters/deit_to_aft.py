@@ -106,7 +106,6 @@ class Row(NamedTuple):
 
 
 def find_weights(checkpoint: Mapping, path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the weights of a checkpoint without the prefix 'backbone.', and their table of names."""
     weights = checkpoint.get('model', checkpoint.get('state_dict', checkpoint))
     if isinstance(weights, Mapping):
         weights = {str(name).removeprefix('backbone.'): x for name, x in weights.items()}
@@ -136,7 +135,6 @@ def starred(name: str) -> str:
 
 
 def our_name(name: str, naming: Mapping[str, str], path: str) -> str:
-    """Return the name of a parameter in our model, '….token_mixer.qkv.…' for fused attention."""
     module, _, kind = starred(name).rpartition('.')
     if module not in naming:
         way_out = '; --no-head omits the classifier' if name.startswith('head.') else ''
@@ -170,7 +168,6 @@ def convert(
     query: bool,
     average_keys: bool,
 ) -> tuple[dict[str, Tensor], list[Row]]:
-    """Return the state of the model initialised from a DeiT, and a row per tensor."""
     weights, naming = find_weights(checkpoint, path)
     dims = len(next(x for name, x in weights.items() if name.startswith('patch_embed.')))
     if dims != backbone.embed_dims:
@@ -271,7 +268,6 @@ def build_head(config: Config) -> nn.Module:
 
 
 def print_rows(rows: Sequence[Row], state: Mapping[str, Tensor]) -> None:
-    """Print a table of copied tensors, and of others with the reason; layers share a line."""
     lines = Counter(
         (starred(source), target and starred(target), reason) for source, target, reason in rows
     )

@@ -98,8 +98,6 @@ ANY_SIZE = (AFTConv, AFTFull, AFTSimple, SoftmaxAttention)
 
 
 class Exported(nn.Module):
-    """Wrap a classifier or a backbone as a function of tensors."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -114,8 +112,6 @@ class Exported(nn.Module):
 
 
 class Segmentor(Exported):
-    """Wrap a segmentor: the scores at the size of the image."""
-
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
         return (
             nn.functional.interpolate(
@@ -183,8 +179,6 @@ class Detector(Exported):
 
 
 class TextModel(Exported):
-    """Wrap a text model: the scores of every byte."""
-
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
         return (self.model.head.logits(self.model.decoder(inputs)),)
 
@@ -231,7 +225,6 @@ class OneInput:
         self.name = names[0]
 
     def cases(self, calls: Mapping[str, Call]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield a name, outputs of the model and of the graph."""
         for shape in self.shapes:
             inputs = example(shape)
             name = f'input of {" x ".join(map(str, shape))}'
@@ -268,11 +261,6 @@ def check(exportable: Exportable, paths: Sequence[Path]) -> float:
 
 @torch.no_grad()
 def check_int8(exportable: Exportable, paths: Sequence[Path]) -> float:
-    """Return the root mean square of the change by int8 over the deviation of the outputs.
-
-    Raises:
-        UserError: It exceeds 0.1.
-    """
     calls = {
         graph.name: load(path, graph) for graph, path in zip(exportable.graphs, paths, strict=True)
     }
@@ -335,7 +323,6 @@ def kind_of(config: Config) -> str:
 
 
 def image_size(config: Config) -> tuple[int, int]:
-    """Return height and width that a config gives its images, or those of its backbone."""
     size = config.model.backbone.get('img_size', 224)
     if kind_of(config) != 'ImageClassifier':
         prepares = config.model.get('data_preprocessor', {}).get('preprocessor', {})
@@ -347,7 +334,6 @@ def image_size(config: Config) -> tuple[int, int]:
 
 
 def smallest_side(backbone: AFTViT) -> int:
-    """Return the minimum image side in pixels for a graph of any size."""
     mixer = backbone.layers[0].token_mixer
     if not isinstance(mixer, ANY_SIZE):
         allowed = ', '.join(kind.__name__ for kind in ANY_SIZE)
@@ -361,7 +347,6 @@ def smallest_side(backbone: AFTViT) -> int:
 def make_exportable(
     args: argparse.Namespace, config: Config, model: nn.Module
 ) -> tuple[Exportable, str]:
-    """Return the graphs of a model, and their inputs and outputs in words."""
     if args.steps:
         check_decoder(model, args.config)
         decoder = Decoder(model)
@@ -392,7 +377,6 @@ def make_exportable(
 
 
 def export(args: argparse.Namespace) -> str:
-    """Export and check the graphs, and return a description of them."""
     config = check_args(args)
     _, model = load_model(config, args.checkpoint, device='cpu')
     exportable, sizes = make_exportable(args, config, model)

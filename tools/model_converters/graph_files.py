@@ -35,7 +35,6 @@ def check_packages(suffix: str) -> None:
 
 
 def trace(graph: Graph, suffix: str) -> tuple[ExportedProgram, list[bool]]:
-    """Return the graph for a file format, and the recorded choices of AFT's forms."""
     examples = tuple(graph.inputs.values())
     shapes: Any = graph.dynamic
     if shapes is not None:
@@ -152,7 +151,6 @@ def load(path: Path, graph: Graph) -> Call:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a graph, with those of the weights of .xml."""
     weights = path.with_suffix('.bin')
     return path.stat().st_size + (weights.stat().st_size if path.suffix == '.xml' else 0)
 
