@@ -33,12 +33,11 @@ def configs_of(*tasks: str) -> dict[str, Path]:
 
 @cache
 def fields(name: str) -> dict:
-    """Return the parts of a config name.
+    """Return the parts of a config name, None for those that are missing.
 
-    Returns:
-        `family` (of the model) and its `number` (a window or hashing rounds), `size`, `layers`,
-        `dims`, `heads` and `kernel`, `gpus`, `batch`, `length` of the training with its `unit`,
-        `what` differs, and `data`. None for parts that are missing.
+    They are `family` (of the model) and its `number` (a window or hashing rounds), `size`,
+    `layers`, `dims`, `heads`, `kernel`, `gpus`, `batch`, `length` of the training with its `unit`,
+    `what` differs, and `data`.
     """
     found = NAME.fullmatch(name).groupdict()
     model = found.pop('model')
@@ -56,7 +55,7 @@ def _parsed(data: str | None, *args, **options):
 
 
 def _parse_once(*args, **options):
-    """Return a copy of a parsed file, since most files are bases of many configs."""
+    """Return a copy, since most files are bases of many configs."""
     return deepcopy(_parsed(os.environ.get('AFT_MM_DATA'), *args, **options))
 
 
@@ -84,7 +83,7 @@ INITIALIZERS |= {'erfinv_', 'mul_', 'add_', 'clamp_', 'fill_', 'zero_', 'constan
 
 
 class _WithoutInitialization(TorchFunctionMode):
-    """Skip the initialisation of weights, which takes most of the building time."""
+    """The initialisation of weights takes most of the building time."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if getattr(function, '__name__', '') in INITIALIZERS:
@@ -101,5 +100,5 @@ def _build(path: Path) -> nn.Module:
 
 
 def model_settings(config: Config) -> dict:
-    """Return the model part of a config with the data preprocessor that mmengine would add."""
+    """Return the model part with the data preprocessor that mmengine would add."""
     return {'data_preprocessor': config.get('data_preprocessor'), **config.model}

@@ -96,7 +96,7 @@ def _without_substitutions(line: str) -> str:
 
 
 def _without_variables(words: list[str], values: dict[str, str]) -> list[str]:
-    """Remove redirections and variable assignments, whose values are stored."""
+    """Remove redirections and variable assignments, and store their values."""
     while any(word in ('<', '>') for word in words):
         at = next(i for i, word in enumerate(words) if word in ('<', '>'))
         del words[at : at + 2]

@@ -66,9 +66,9 @@ def test_a_wheel_is_built_once(build, tmp_path):
     assert (code, printed, files(tmp_path)) == (0, wheel, [wheel])
     (call,) = calls
     # Optimised, without debug symbols, with operators, for no GPU, with the ninja of the
-    # environment, and not from pip's own cache.
+    # environment, and not from pip's cache.
     assert call.startswith(f'-g -O3 -g0,1,,{tmp_path}/venv/bin -m pip wheel ')
-    assert build.log.splitlines()[-1] == '[1/2] nms.cpp'  # how far it is
+    assert build.log.splitlines()[-1] == '[1/2] nms.cpp'
     assert '--no-cache-dir' in call and '--no-build-isolation' in call
     assert build() == (0, wheel, calls)
 

@@ -104,7 +104,7 @@ class TestTraining:
             for evaluator in (config.val_evaluator, config.test_evaluator)
         )
         if task == 'image_classification':
-            assert 'CheckImagesHook' in hooks  # truncated images would stop a run
+            assert 'CheckImagesHook' in hooks
             assert ('EMAHook' in hooks) == ('in1k' in name)
             assert ('RegularizationHook' in hooks) == (what == 'entropy')
         elif name in DECODERS:
@@ -161,7 +161,7 @@ class TestTraining:
             expected = nats.item() / sum(map(len, targets))
             assert loss.item() == pytest.approx(expected, rel=0.15)
             assert math.isfinite(model(**batch, mode='predict')[0].score)
-        elif name in TRANSLATION:  # the table and hidden vectors are long
+        elif name in TRANSLATION:
             assert math.log(3000) < loss.item() < math.log(3000) + 2
         else:
             chance, gap = (256, 1.5)
@@ -378,7 +378,7 @@ class TestParameters:
 
 
 def mixer_parameters(mixer, dims, length, axes=1):
-    """Return the number of weights of a mixer of `length` tokens on a grid with `axes` axes."""
+    """Return the number of weights of a mixer on a grid with `axes` axes."""
     linear, heads = dims * dims + dims, mixer.get('num_heads', 0)
     kind = mixer.type.removeprefix('aft_mm.')
     if kind == 'LSHAttention':  # query and key are one
@@ -390,7 +390,7 @@ def mixer_parameters(mixer, dims, length, axes=1):
         queries, keys = heads * mixer.key_dims, mixer.key_dims
         offsets = (2 * math.isqrt(length) - 1) ** 2 * keys
         return linear + (dims + 2) * (queries + keys) + (dims + 1) * (dims // heads) + offsets
-    if kind == 'AFTConv':  # a key per head; per head a kernel, its scale and its shift
+    if kind == 'AFTConv':  # a key, a kernel, its scale and its shift per head
         places = mixer.kernel_size**axes
         kernels = heads * (places + 2 * mixer.get('reparameterize', True))
         return linear * (2 + mixer.get('query', True)) + (dims + 1) * heads + kernels
@@ -432,7 +432,7 @@ def expected_parameters(model, built):
         table = length // part.get('tokens_per_position', 1) * dims if positions else 0
         return table + part.num_layers * block(part.token_mixer, length, cross) + norm
 
-    if 'label_smoothing' in model.head:  # translation, with one table of subwords for all
+    if 'label_smoothing' in model.head:  # one table of subwords for all
         table = built.decoder.embedding.weight.shape[0] * (dims + 1)
         return table + stack(model.encoder, False) + stack(model.decoder, False) + dims
     channels = model.head.get('num_channels', 1)

@@ -1,7 +1,7 @@
 """Every config loads, is listed, contains what its name says, and reads its data.
 
-Configs of detection and segmentation are tested in downstream/test_configs.py, except for their
-files and tables; test_config_models.py tests the models.
+Configs of detection and segmentation are mostly tested in downstream/test_configs.py, and the
+models in test_config_models.py.
 """
 
 import ast
@@ -35,7 +35,7 @@ TASK = {
 }
 PATHS = configs_of(*dict.fromkeys(TASK.values()))
 
-# The mixer of each family: type, and options that are not in the name.
+# The mixer type of each family, and options that are not in the name.
 FAMILIES = {
     'deit': dict(type='SoftmaxAttention'),
     'transformer': dict(type='SoftmaxAttention'),
@@ -101,10 +101,8 @@ SIZES = {
     ('synthetic_tasks', 'mini'): (2, 64),
     ('speech_recognition', None): (9, 192),
 }
-# How the folder of a data set, or the file in configs/_base_/datasets, begins if it is not with the
-# first word of the name.
+# How the data folder or base file begins if not with the first word of the name.
 DATA_NAMES = {'in1k': 'imagenet', 'imagefolder': 'images'}
-# Options of a dataset that select its samples.
 SAMPLES = ('split', 'data_root', 'source_file', 'transcription', 'ann_file', 'data_prefix')
 # Height, width (unless given in the name) and classes.
 IMAGES = dict(
@@ -245,7 +243,7 @@ class TestNames:
         expected |= ABLATIONS.get(field['what'], {})
         assert expected.pop('rank', rank) == rank
         assert mixer == expected
-        # AFT and the controls have no heads, with the exception of AFT-conv.
+        # AFT and the controls have no heads, except AFT-conv.
         assert (heads is None) == (
             mixer['type'].startswith('aft_mm.AFT')
             and field['family'] != 'aft-conv'
@@ -274,7 +272,7 @@ class TestNames:
             (TASK[name], field['size']), (field['layers'], field['dims'])
         )
         if name in MINI and TASK[name] in ('image_classification', 'speech_recognition'):
-            return  # as large as the others on the same data, see TestSizes
+            return  # as large as the others on the same data
         if field['size'] != 'quickstart':
             assert (len(part.layers), part.embed_dims) == (layers, dims)
         if 'encoder' in model and 'decoder' in model:
@@ -395,7 +393,7 @@ class TestData:
             assert packed['inputs'].shape == (length, *pixels)
             assert packed['inputs'].dtype == torch.uint8
             assert packed['data_samples'].length == length
-        if data == 'cifar10':  # the protocol of linear transformers does not augment
+        if data == 'cifar10':  # linear transformers do not augment
             augmented = datasets(name)[0].pipeline[:-1]
             expected = ['mmpretrain.RandomFlip', 'aft_mm.RandomValueShift']
             assert [s.type for s in augmented] == ([] if what.startswith('logistic') else expected)

@@ -96,7 +96,7 @@ def parse(monkeypatch):
         monkeypatch.setattr(sys, 'argv', [str(program), *words])
         with pytest.raises(UnderstoodError):
             if isinstance(program, Path):
-                monkeypatch.syspath_prepend(str(program.parent))  # for imports between tools
+                monkeypatch.syspath_prepend(str(program.parent))
                 runpy.run_path(str(program), run_name='__main__')
             else:
                 runpy.run_module(program, run_name='__main__')

@@ -52,13 +52,13 @@ def script(path):
 def tool():
     folder = ROOT / 'tools/model_converters'
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)  # as python TOOL does
+        patch.syspath_prepend(folder)
         yield script(folder / 'export_onnx.py')
 
 
 @pytest.fixture
 def files(tmp_path):
-    """Config, checkpoint and model, with keys of hundreds and biases below -3 in the first layer."""
+    """Config, checkpoint and model, whose first layer has keys of hundreds and biases below -3."""
 
     def make(mixer, options='position_embedding=False', layers=1):
         text = MODEL.format(mixer=mixer, options=options, layers=layers)
@@ -457,7 +457,7 @@ def test_float64_sums_are_finite_in_onnx(tool, tmp_path):
     """The exporter writes constants as float32, in which the lowest float64 is −inf."""
     pack(tmp_path, 'tiny_text')
     words = [str(tmp_path / name) for name in ('config.py', 'checkpoint.pth', 'model.onnx')]
-    tool.main(words)  # which compares the outputs
+    tool.main(words)
     assert (tmp_path / 'model.onnx').exists()
 
 
@@ -533,7 +533,7 @@ def test_a_graph_that_differs_from_the_model_is_removed(tool, files, tmp_path, m
 
     def and_change(program, graph, path):
         write(program, graph, path)
-        for parameter in program.parameters():  # also of the model
+        for parameter in program.parameters():
             parameter.data.add_(1.0)
 
     monkeypatch.setattr(tool, 'write', and_change)

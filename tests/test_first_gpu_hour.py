@@ -83,7 +83,6 @@ def test_a_failing_part_is_recorded_and_the_others_run(hour, counted):
     assert status == 1
     assert [rows[name]['status'] for name in ('good', 'bad', 'last')] == ['ok', 'failed', 'ok']
     assert rows['bad']['exit_status'] == 3 and rows['bad']['last_line'] == 'why'
-    # Only failed parts run again.
     status, rows = hour(*parts)
     assert [count(name) for name in ('good', 'bad', 'last')] == [1, 2, 1]
     assert status == 1 and rows['good']['status'] == 'ok'

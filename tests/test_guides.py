@@ -17,7 +17,7 @@ from .documents import ROOT, commands
 from .test_packaging import elsewhere, wheel  # noqa: F401, an environment without the checkout
 
 GUIDES = sorted(path.stem for path in (ROOT / 'docs/tasks').glob('*.md'))
-#: Parses every command, and builds the model of each config, in the environment of the wheel.
+#: Parses every command and builds the model of each config, with the wheel.
 PARSE_AND_BUILD = """
 import argparse, json, sys
 from pathlib import Path

@@ -12,7 +12,7 @@ import torch
 
 from .helpers import losses
 
-# The tiny configs train 3 epochs of 6 iterations; this one is in the middle of the third.
+# In the middle of the third epoch: the tiny configs train 3 epochs of 6 iterations.
 KILL = {'KILL_AFTER': '15'}
 # Config, time of the kill, and the checkpoint from which the run resumes. More tasks and moments:
 # test_adversarial/test_exact_resume.py.
@@ -132,7 +132,7 @@ def two_processes(run, root, config, tmp_path_factory):
     ]
     result = run(*train, cwd=folder, env={**KILL, 'KILL_RANK': '1'})
     assert result.returncode == 1 and (folder / 'epoch_2.pth').exists(), result.stderr
-    assert 'FAILED' in result.stderr  # the report of torch, then the reason
+    assert 'FAILED' in result.stderr
     assert re.fullmatch(
         r'Error: process 1 \(pid \d+\): it was killed by SIGKILL', result.stderr.splitlines()[-1]
     )

@@ -331,7 +331,7 @@ def elsewhere(wheel, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_quickstart_from_a_wheel(elsewhere, root):
-    """Trains, tests and plots without a checkout, with the files of aft_mm/.mim and the loops."""
+    """Trains, tests and plots without a checkout."""
     folder, call = elsewhere
     done = call(
         'aft_mm',
@@ -433,7 +433,7 @@ def test_licenses_of_all_dependencies(root, licenses, capsys):
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert len(lines) > 90 and 'BSD' in lines['torch'] and 'Apache' in lines['mmengine']
     unstated = {name for name, line in lines.items() if 'not stated' in line}
-    assert unstated <= {'cuda-toolkit'}  # a package without content, only dependencies
+    assert unstated <= {'cuda-toolkit'}  # only dependencies
 
 
 def test_the_lock_is_within_the_ranges(wheel, root, licenses):

@@ -76,7 +76,6 @@ def test_the_official_split_omits_unlisted_models(convert, shapenet):
     ]
     assert report.endswith(f'{out}: 4 written, 1 not in {shapenet}/all.csv\n')
     assert len(PointClouds(str(out), ('chair', 'car'))) == 2
-    # Models with the same box get different points.
     assert not np.array_equal(
         np.load(out / '02958343/train/a.npy'), np.load(out / '03001627/train/b.npy')
     )

@@ -98,7 +98,6 @@ class TestUse:
 
     @pytest.fixture(scope='class')
     def recognizer(self, trained, config):
-        # Without the hooks of the tests, which users do not have.
         plain = Config.fromfile(config('tiny_speech'), import_custom_modules=False)
         plain.pop('custom_imports')
         plain.dump(trained / 'plain.py')

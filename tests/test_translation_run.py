@@ -1,4 +1,4 @@
-"""A translation model: training, resuming, two processes, testing, Translator and tools/translate.py."""
+"""A translation model: training, resuming, two processes, testing, Translator and the tool."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""DetInferencer of mmdet, MMSegInferencer and inference_model of mmseg, and `aft_mm predict` on our models."""
+"""Inferencers of mmdet and mmseg, and `aft_mm predict`, on our models."""
 
 import json
 

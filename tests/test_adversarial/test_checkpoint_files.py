@@ -50,7 +50,7 @@ def test_no_object_is_built_by_the_state_of_a_file(name, zipped, tmp_path):
     ],
 )
 def test_tools_refuse_an_object_array_and_live(name, words, tool, config, tmp_path, monkeypatch):
-    """Stock numpy writes to an address that the file chooses, and crashes."""
+    """Stock numpy would write to an address that the file chooses."""
     monkeypatch.chdir(tmp_path)
     state = dict(
         state_dict={}, meta=dict(experiment_name=hostile.OBJECTS['object array at an address']())
@@ -112,7 +112,7 @@ def test_weights_that_claim_more_than_the_file_holds_are_refused(tmp_path):
     assert 'many times the memory' in refused(tmp_path / 'views.pth')
     hostile.save_expanded(tmp_path / 'expanded.pth')
     assert 'many times the memory' in refused(tmp_path / 'expanded.pth')
-    hostile.save_views(tmp_path / 'tied.pth', 3)  # as tied weights are
+    hostile.save_views(tmp_path / 'tied.pth', 3)
     assert len(load_from_local(str(tmp_path / 'tied.pth'))['state_dict']) == 3
     hostile.recompressed(tmp_path / 'tied.pth', tmp_path / 'bomb.pth')
     assert 'compressed' in refused(tmp_path / 'bomb.pth')
@@ -236,7 +236,7 @@ def test_a_damaged_download_is_not_met_again(server, tmp_path):
 
 @pytest.fixture
 def raw_server(tmp_path, monkeypatch):
-    """A server that sends bytes from a generator until the connection is closed."""
+    """A server that sends bytes from a generator until the connection closes."""
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'hub'))
     answers, ended = {}, threading.Event()
 

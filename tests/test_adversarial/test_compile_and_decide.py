@@ -54,10 +54,7 @@ def test_sizes_that_change(op, causal, dynamic):
 
 
 def test_inductor_takes_a_causal_convolution_on_a_picture(monkeypatch):
-    """A literal inside torch.cond used to be a 'non-tensor input'.
-
-    The C++ code is written and not compiled, which takes half a minute, so the output is empty.
-    """
+    """The C++ code is written but not compiled, which takes half a minute; the output is empty."""
     monkeypatch.setenv('AFT_MM_BACKEND', 'eager')  # the loops are one node
     torch._dynamo.reset()
     sources = []
@@ -72,7 +69,7 @@ def test_inductor_takes_a_causal_convolution_on_a_picture(monkeypatch):
     compiled = torch.compile(ops.aft_conv, fullgraph=True, dynamic=False, options=options)
     with torch.compiler.config.patch(force_disable_caches=True):
         assert compiled(*inputs, grid=(5, 4), causal=True).shape == (2, 20, 4)
-    assert len(sources) > 2  # also those of the branches
+    assert len(sources) > 2
 
 
 def test_the_compile_hook_makes_a_graph_per_size():

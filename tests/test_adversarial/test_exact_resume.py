@@ -26,7 +26,7 @@ from ..test_integration import assert_same, write_data
 pytestmark = [pytest.mark.adversarial, pytest.mark.slow]
 
 STOPS = ('SIGTERM', 'SIGKILL', 'disk', 'SIGINT group', 'SIGHUP', 'SIGTERM group', 'SIGINT')
-# Moments of each task, four per run; EXACT_RESUME_MOMENTS=20 gives 140 in all.
+# Of each task, four per run; EXACT_RESUME_MOMENTS=20 gives 140 in all.
 NUM_MOMENTS = int(os.environ.get('EXACT_RESUME_MOMENTS', 4))
 IMPORTED = [
     *(

@@ -71,7 +71,6 @@ def test_devices_of_every_op(op):
     for index in range(len(tensors)):
         mixed = list(tensors)
         mixed[index] = mixed[index].detach().to('meta')
-        # Uninitialised memory once came back for a bias that has no values.
         with pytest.raises(ValueError, match=' must be on (cpu|meta) with the others, got'):
             OPS[op](*mixed)
 

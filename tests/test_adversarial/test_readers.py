@@ -47,7 +47,7 @@ from aft_mm.datasets.sound_files import filter_banks, read_kaldi, read_mfc, read
 from aft_mm.tokenizers import Subwords, read_lexicon
 
 pytestmark = pytest.mark.adversarial
-MEMORY = 2**30  # bytes that a reader may take in addition to those of the process
+MEMORY = 2**30  # bytes, in addition to those of the process
 SECONDS = 20  # per case; all but a hang take milliseconds
 REFUSED = (ValueError, FileNotFoundError, pickle.UnpicklingError)
 rng = np.random.default_rng(0)
@@ -387,7 +387,7 @@ def test_a_damaged_file_is_refused_with_its_name(name, tool, tmp_path):
     path.parent.mkdir(parents=True)
     reader.make(path)
     if name != 'config.yml':
-        reader.read(path)  # imports what it needs, and shows that the whole file is read
+        reader.read(path)  # imports what it needs
     child = multiprocessing.get_context('fork').Process(
         target=refuse_all, args=(reader, path, tmp_path / 'report')
     )

@@ -357,7 +357,7 @@ def test_a_resume_removes_nothing_but_its_own(train, stopped, tmp_path_factory, 
     log = train(stopped, 'default_hooks.checkpoint.max_keep_ckpts=2', resume='')
     assert (victim / 'best_a.pth').read_text() == 'precious'
     assert (stopped / 'epoch_7.pth/precious').exists()
-    assert not (stopped / 'epoch_1.pth').exists()  # which the run itself would remove
+    assert not (stopped / 'epoch_1.pth').exists()
     assert (
         f"best_ckpt of the checkpoint, '{victim}', is not a checkpoint in this run's folder" in log
     )

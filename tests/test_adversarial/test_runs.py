@@ -23,7 +23,7 @@ pytestmark = pytest.mark.adversarial
 
 @HOOKS.register_module(force=True)
 class FailHook(Hook):
-    """Calls ``action`` of its class when iteration ``after`` is done, counted from 1."""
+    """Call ``action`` of its class after iteration ``after``, counted from 1."""
 
     action = staticmethod(lambda runner: None)
     priority = 'HIGHEST'
@@ -183,7 +183,7 @@ def test_a_process_that_is_forked_inside_ends_as_any_other():
             processes = [context.Process(target=lock.acquire) for _ in range(20)]
             for process in processes:
                 process.start()
-                process.terminate()  # as a pool of an evaluation does, which then waits for its end
+                process.terminate()  # as a pool of an evaluation does, before it waits
             ended = []
             for process in processes:
                 process.join(30)
@@ -197,7 +197,7 @@ def test_a_process_that_is_forked_inside_ends_as_any_other():
     finally:
         os.sched_setaffinity(0, cores)
     assert ended == [-signal.SIGTERM] * len(processes)
-    assert asked.exitcode == 1  # by the system, whatever the process is just then doing
+    assert asked.exitcode == 1  # by the system
 
 
 def kill_worker(runner):

@@ -120,7 +120,7 @@ def test_dense_and_causal_biases_with_a_class_token_in_both_themes(tmp_path, ope
     page = open_page(tmp_path / 'page.html', dark=True)
     tile = page.run('tile')
 
-    def pixel():  # of the first tile, which differs from the background of either theme
+    def pixel():  # of the first tile
         return page.run(
             "[...document.getElementById('query').getContext('2d')"
             '.getImageData(5, 5, 1, 1).data].join()'
@@ -177,7 +177,7 @@ def test_bad_arguments_give_a_one_line_message(
 
 def test_an_image_on_another_grid_is_named(tiny_classifier, picture, tmp_path):
     config = Config.fromfile(tiny_classifier[0])
-    config.test_dataloader.dataset.pipeline[1].scale = (8, 12)  # as many tokens in another order
+    config.test_dataloader.dataset.pipeline[1].scale = (8, 12)
     config.dump(tmp_path / 'upright.py')
     with pytest.raises(SystemExit, match=r'must have a grid of \(4, 6\) tokens .* got \(6, 4\)'):
         main(

@@ -96,7 +96,7 @@ def test_share_within_a_radius():
     shares = energy_within(energy, [0, 1.9, 2, 2.9, 3])
     assert shares.tolist() == pytest.approx([0.4, 0.4, 0.8, 0.8, 1])
     assert [radius_of_share(energy, share) for share in (0.4, 0.5, 0.9, 1)] == [0, 2, 3, 3]
-    # The same off-centre, since radii are measured from the centre of mass.
+    # Off-centre, since radii are measured from the centre of mass.
     moved = F.pad(energy, (5, 0, 0, 3))
     assert radius_of_share(moved, 0.9) == pytest.approx(3)
 

@@ -50,7 +50,7 @@ def test_two_tiles_fade_linearly_into_each_other():
 
 @pytest.mark.parametrize('length', [14, 15, 17, 63])
 def test_no_tile_begins_with_a_jump(length):
-    """Scaled by 4 like the sampled tiles, with 8 pixels of overlap. Without overlap there are jumps."""
+    """Scaled by 4 like the sampled tiles, with 8 pixels of overlap."""
     starts = [4 * start for start in tile_starts(length, 8, 2)]
     weights = cross_fade_weights(starts, 32, 8)
     assert np.abs(np.diff(weights, axis=1)).max() <= 1 / 8 + 1e-9

@@ -24,7 +24,7 @@ def logger(monkeypatch, tmp_path):
 
 
 def test_the_log_names_the_backend_of_an_op_once(logger, tmp_path, monkeypatch):
-    for _ in range(2):  # a second run in the same process does not log again
+    for _ in range(2):  # a second run does not log again
         log_backends(SimpleNamespace(logger=logger))
     x = torch.randn(1, 3, 2)
     for dtype in (torch.float32, torch.bfloat16, torch.float32):

@@ -60,7 +60,7 @@ def imports_of_help(call, words, end='assert not end.code'):
 
 @pytest.mark.parametrize('command', ['aft_mm', *COMMANDS])
 def test_help_imports_nothing_heavy(command):
-    """Importing torch, mmengine or numpy would take seconds."""
+    """torch, mmengine or numpy would take seconds."""
     words = [] if command == 'aft_mm' else [command]
     shown, imported = imports_of_help('main()', [['aft_mm', *words, '--help']])
     assert shown[0].startswith('usage: aft_mm')

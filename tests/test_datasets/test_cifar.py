@@ -38,7 +38,7 @@ def binary_root(tmp_path, batches):
 
 @pytest.fixture
 def pickle_root(tmp_path, batches, monkeypatch):
-    """The python distribution; its MD5 list is replaced by that of the files written here."""
+    """The python distribution; its MD5 list is that of the files written here."""
     init_default_scope('mmpretrain')
     folder = tmp_path / 'cifar-10-batches-py'
     folder.mkdir()

@@ -129,7 +129,7 @@ def test_samples_are_those_of_the_model(points, pairs):
 
 
 def test_no_two_batches_or_ranks_share_noise_and_runs_repeat(points):
-    """The model samples without context, so that two samples differ only by the noise."""
+    """Without context, samples differ only by the noise."""
     ranks = [drawn(run(points, rank=rank, world_size=2, batch_size=1)) for rank in (0, 1)]
     every = [tuple(tokens.flatten().tolist()) for tokens in ranks[0] + ranks[1]]
     assert len(set(every)) == 7

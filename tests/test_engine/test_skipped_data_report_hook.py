@@ -26,8 +26,9 @@ WARNING = 'a cloud of fewer than 8 points is sampled with replacement'
 
 @pytest.fixture
 def clouds(tmp_path):
-    """Thirteen clouds, of which one is truncated, one holds NaN and two are of 5 points; one lies
-    far from the origin and one is huge, and both can be used.
+    """Thirteen clouds: one is truncated, one holds NaN and two are of 5 points.
+
+    One lies far from the origin and one is huge, and both can be used.
     """
     rng = np.random.default_rng(0)
     for split, sizes in dict(train=[10] * 11 + [5] * 2, val=[8, 5, 9]).items():
@@ -50,7 +51,7 @@ def runner(clouds, config, monkeypatch, request):
     monkeypatch.chdir(clouds)
     cfg = Config.fromfile(config('tiny_points'), import_custom_modules=False)
     cfg.pop('custom_imports')
-    for name in ('losses', 'kill'):  # the hooks of the tests
+    for name in ('losses', 'kill'):
         cfg.default_hooks.pop(name)
     cfg.train_dataloader.num_workers = cfg.val_dataloader.num_workers = request.param
     cfg.work_dir, cfg.experiment_name = 'work', request.node.name

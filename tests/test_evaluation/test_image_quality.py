@@ -56,7 +56,7 @@ def evaluate(examples, batch_size=2, **options):
 
 
 def ssim(image, truth):
-    """Compute equation 13 of Wang et al. 2004."""
+    """Equation 13 of Wang et al. 2004."""
 
     def mean(x):
         return gaussian_filter(x, (1.5, 1.5, 0), mode='mirror', truncate=3.5)

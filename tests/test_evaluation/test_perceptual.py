@@ -19,7 +19,7 @@ SHAPE = (40, 36, 3)
 
 
 class Means(nn.Module):
-    """Compute features [B, 6] of images: the means of their halves."""
+    """Features [B, 6] of images: the means of their halves."""
 
     num_features = 6
 

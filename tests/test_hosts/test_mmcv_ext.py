@@ -173,7 +173,7 @@ def roi_align(request, monkeypatch):
 
 
 def test_roi_align_is_exact_on_a_plane(roi_align):
-    """Bilinear interpolation of a plane is exact, so a bin is its value at the centre or a corner."""
+    """Bilinear interpolation of a plane is exact: a bin is its value at the centre or a corner."""
     y, x = torch.meshgrid(torch.arange(20.0), torch.arange(30.0), indexing='ij')
     plane = (2 * y + 3 * x)[None, None].double()
     roi = torch.tensor([[0, 4.0, 6, 14, 14]]).double()
@@ -458,7 +458,7 @@ print(selected_operators(), mmcv.__file__)
 
 @pytest.mark.parametrize('library', ['none', 'not a library'])
 def test_an_mmcv_without_working_operators_uses_ours(tmp_path, library):
-    """A copy of mmcv without its library, or with one that cannot be loaded, which is logged."""
+    """A copy of mmcv without its library, or with one that cannot be loaded."""
     (tmp_path / 'mmcv').mkdir()
     for part in Path(mmcv.__file__).parent.iterdir():
         if not part.name.startswith('_ext.'):

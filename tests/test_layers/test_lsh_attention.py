@@ -51,7 +51,7 @@ def output(mixer, x, weights):
 
 
 def seen(mixer, x, key_mask=None):
-    """Return the union of the visible tokens of all rounds as defined in the docstring, [B, h, T, T]."""
+    """Return the visible tokens of all rounds, [B, h, T, T]."""
     buckets = mixer.buckets(heads(mixer.key(x)))
     batch, num_heads, rounds, tokens = buckets.shape
     union = torch.zeros(batch, num_heads, tokens, tokens, dtype=torch.bool)

@@ -352,7 +352,7 @@ def test_init_peak_starts_every_head_at_its_nearest_position(reparameterize):
     options = dict(reparameterize=reparameterize, init_std=1e-3, init_peak=3.0)
     bias = ConvPositionBias(6, (3, 3), **options)().flatten(1)
     peaks = bias.argmax(1)
-    assert peaks[0] == 4  # the centre, then its four neighbours in some order, then a corner
+    assert peaks[0] == 4  # the centre, then its four neighbours, then a corner
     assert sorted(peaks[1:5].tolist()) == [1, 3, 5, 7] and peaks[5] in (0, 2, 6, 8)
     torch.testing.assert_close(bias, 3.0 * F.one_hot(peaks, 9), atol=1.5, rtol=0)
 

@@ -17,7 +17,6 @@ END, VALUES = 2, 4
 SIZES = (3, 6, 1)
 SOFTMAX = dict(type='aft_mm.SoftmaxAttention', num_heads=3)
 HEAD = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=VALUES)
-# Mixers of an encoder.
 TWO_WAY = {name: mixer(name) for name in MIXERS}
 TWO_WAY['LambdaLayer'] = dict(type='aft_mm.LambdaLayer', num_heads=3)
 every_mixer = pytest.mark.parametrize('name', MIXERS)

@@ -18,7 +18,7 @@ def seed():
 
 
 class Resizing(BaseDataPreprocessor):
-    """Halves every image in a batch of fixed size, like a batch augmentation of a host library."""
+    """Halves every image in a batch, like a batch augmentation of a host library."""
 
     def forward(self, data, training=False):
         inputs = torch.zeros(len(data['inputs']), 3, 12, 16)
@@ -45,7 +45,7 @@ def inner(**options):
 
 
 def ends(mask):
-    """Return the height and width of the top left rectangle of ones; other entries must be 0."""
+    """Return height and width of the rectangle of ones at the top left."""
     sizes = []
     for image in mask[:, 0]:
         rows, columns = int(image[:, 0].sum()), int(image[0].sum())

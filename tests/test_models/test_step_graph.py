@@ -148,7 +148,7 @@ def test_growing_states_are_not_compiled(traced):
 
 
 def test_compiled_steps_give_the_same_hidden_vectors(monkeypatch):
-    # Without code generation, which takes half a minute; benchmark_sampling.py checks it.
+    # Code generation takes half a minute; benchmark_sampling.py checks it.
     torch._dynamo.reset()
     advance = torch.compile(step_graph._advance_in_place, fullgraph=True, backend='aot_eager')
     monkeypatch.setattr(step_graph, '_compiled_advance', lambda: advance)

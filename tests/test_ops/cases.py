@@ -18,7 +18,7 @@ __all__ += ['TOLERANCE', 'Case', 'run_with_gradients']
 class PairCase(Case):
     """AFT-full with a bias per head, per sample or both, and with a mask of pairs.
 
-    They are not among the cases of the check of the kernels, which do not support them.
+    The kernels, and so their check, do not support them.
     """
 
     per_sample: bool = False

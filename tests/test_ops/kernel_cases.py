@@ -47,7 +47,7 @@ SHIPPED = pytest.mark.parametrize('cuts', ['shipped'], indirect=True)
 
 
 def spread_keys(kind, key):
-    """Return keys of sizes for which sums with a common maximum fail; a number is that of a step."""
+    """Return keys for which sums with a common maximum fail; a number is that of a step."""
     token = torch.arange(key.shape[1]).view(1, -1, 1).to(key)
     if isinstance(kind, int):
         return key + 120 * (token >= kind)
@@ -136,7 +136,7 @@ def detached(arguments):
 
 
 class NoWait(TorchDispatchMode):
-    """Refuse operations that read a value or have data-dependent sizes; record the kernels' calls."""
+    """Refuse operations that read a value or have data-dependent sizes; record kernel calls."""
 
     def __init__(self):
         super().__init__()

@@ -17,8 +17,7 @@ from aft_mm.ops.eager import online_softmax, simple
 from .cases import CAUSAL_CASES, ONE_OF_EACH, run_with_gradients
 
 aten = torch.ops.aten
-# The expensive operations of an op: products, convolutions, running sums, and the shifts of window
-# sums.
+# The expensive operations: products, convolutions, running sums, and shifts of window sums.
 WORK = (
     aten.bmm,
     aten.mm,

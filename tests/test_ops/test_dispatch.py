@@ -340,7 +340,7 @@ def test_opcheck_of_safe_convolution(causal, global_connectivity):
 
 
 def test_safe_convolution_saves_no_more_for_a_larger_kernel():
-    """Bytes that autograd keeps for the backward pass on keys that need the exact form."""
+    """Bytes that autograd keeps on keys that need the exact form."""
 
     def saved_bytes(kernel: int) -> int:
         sizes = {}

@@ -99,7 +99,7 @@ def test_the_check_runs_every_form_that_default_configs_use(monkeypatch):
 
 
 def test_kernels_are_compiled_in_threads_and_not_launched(monkeypatch):
-    """Forward and backward; a kernel that cannot be compiled stops nothing before it is launched."""
+    """A kernel that cannot be compiled stops nothing before it is launched."""
     launchers, threads = [], set()
 
     class Driver(OfflineDriver):

@@ -212,7 +212,7 @@ def test_only_requested_gradients_are_returned(name):
 
 @pytest.mark.parametrize('name', ['simple', 'window', 'conv', 'full', 'learned free'])
 def test_opcheck(name):
-    """opcheck: schema, fake kernel, autograd registration, compiled with dynamic shapes."""
+    """Schema, fake kernel, autograd registration, compiled with dynamic shapes."""
     case = CASES[name]
     query, key, *others = (x.requires_grad_() for x in inputs(case, batch=1))
     bare = case.options.get('gate') == 'none' or name == 'full'
@@ -254,7 +254,7 @@ def test_unsupported_gradients_give_a_reason(name):
 
 @each_op
 def test_the_op_does_not_synchronise(name, monkeypatch):
-    """Forward and backward with fake tensors, for which reading a value fails, and with others."""
+    """With fake tensors, for which reading a value fails, and with others."""
     case = CASES[name]
     with NoWait():
         run_with_gradients(case, tensors := inputs(case))
@@ -278,8 +278,7 @@ def test_a_kernel_error_is_raised(kernel, monkeypatch):
         case(*inputs(case))
 
 
-# A second call with another length, or with keys of another size, which other rows are recomputed
-# for.
+# A second call with another length, or with keys for which other rows are recomputed.
 COMPILED = {
     'simple': (causal_simple(9), causal_simple(20), 1),
     'window': (line(9, 4), line(20, 4), 300),
@@ -316,7 +315,7 @@ BIG = {
 @pytest.mark.skipif(INTERPRETED, reason='takes 60 GB')
 @pytest.mark.parametrize('op', BIG)
 def test_more_than_2_to_the_31_elements(op):
-    """The last of many sequences equals a call with that sequence only."""
+    """Equals the last of many sequences alone."""
     if torch.cuda.mem_get_info()[0] < 60e9:
         pytest.skip('needs 60 GB of device memory')
     x = torch.randn(1, 2000, 1024, device=DEVICE, dtype=torch.bfloat16)

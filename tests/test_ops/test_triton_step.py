@@ -262,7 +262,7 @@ def test_a_token_past_the_table_reads_nothing_beyond_it():
     ],
 )
 def test_opcheck(name, gate, monkeypatch):
-    """opcheck: schema with what is written, fake kernel, compiled with dynamic shapes."""
+    """Schema with what is written, fake kernel, compiled with dynamic shapes."""
     called = []
 
     def record(op, *parts):
