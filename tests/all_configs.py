@@ -27,7 +27,6 @@ PARTS = dict(l='layers', d='dims', h='heads', k='kernel')
 
 
 def configs_of(*tasks: str) -> dict[str, Path]:
-    """Return the paths of the configs in the folders of `tasks` by their names."""
     return {path.stem: path for task in tasks for path in sorted(ROOT.glob(f'configs/{task}/*.py'))}
 
 
@@ -66,14 +65,12 @@ def _load(path: Path, data: str | None) -> Config:
 
 
 def load_config(path: Path) -> Config:
-    """Return a config, and make its scope the default one."""
     config = _load(path, os.environ.get('AFT_MM_DATA'))
     init_default_scope(config.default_scope)
     return config
 
 
 def build_model(path: Path) -> nn.Module:
-    """Return the model of a config on the meta device, without memory for its weights."""
     load_config(path)
     return _build(path)
 

@@ -104,31 +104,26 @@ def short_runs():
 
 @pytest.fixture
 def with_plots(short_runs, monkeypatch):
-    """Plot after a training, as users do."""
     monkeypatch.setattr('aft_mm.cli.commands.train.plot', short_runs)
 
 
 @pytest.fixture(scope='session')
 def root() -> Path:
-    """The project folder."""
     return ROOT
 
 
 @pytest.fixture(scope='session')
 def missing_downstream() -> list[str]:
-    """Return the missing modules that tests/downstream needs."""
     return MISSING
 
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Return the folder of the data packs: AFT_MM_DATA, or shared/data next to the checkout."""
     return Path(os.environ.get('AFT_MM_DATA') or ROOT.parent / 'shared' / 'data')
 
 
 @pytest.fixture(scope='session')
 def config() -> Callable[[str], str]:
-    """Return a function from the name of a config in tests/configs to its path."""
     return lambda name: str(ROOT / 'tests/configs' / f'{name}.py')
 
 
@@ -264,7 +259,6 @@ class Command:
 
 @pytest.fixture
 def tool(root, monkeypatch) -> Callable[[str], ModuleType | Command]:
-    """Return a function that loads a tool as a module."""
     monkeypatch.setenv('LOCAL_RANK', '0')
     monkeypatch.syspath_prepend(str(root / 'tests/configs'))
 
@@ -283,7 +277,6 @@ def tool(root, monkeypatch) -> Callable[[str], ModuleType | Command]:
 
 @pytest.fixture(scope='session')
 def untrained(tmp_path_factory) -> dict[str, tuple[str, str]]:
-    """Config and checkpoint files of an untrained model of every generative kind."""
     folder = tmp_path_factory.mktemp('untrained')
     found = {}
     for name in ('tiny_text', 'tiny_pixels', 'tiny_super_resolution', 'tiny_clouds'):

@@ -24,7 +24,6 @@ TOLERANCE = {'float32': 2e-4, 'bfloat16': 3e-2}
 
 
 def build() -> None:
-    """Build the loops with the sanitizers by setup.py, in a folder of their own."""
     flags = {
         name: f'{os.environ.get(name, "")} {FLAGS}' for name in ('CFLAGS', 'CXXFLAGS', 'LDFLAGS')
     }
@@ -97,7 +96,6 @@ def fuzz(calls: int, limit: float, seed: int) -> None:
 
 
 def random_call(choose: random.Random) -> tuple[str, float, float]:
-    """Make a random call of a loop and return its name, its relative error and the tolerance."""
     import torch
 
     from aft_mm import ops

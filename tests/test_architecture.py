@@ -49,7 +49,6 @@ MAX_LINES = 700
 
 
 def owner(path: Path) -> str:
-    """Return the package or module of aft_mm that a file belongs to."""
     return path.relative_to(PACKAGE).with_suffix('').parts[0]
 
 
@@ -60,7 +59,6 @@ def module_name(path: Path) -> str:
 
 @cache
 def imports(path: Path) -> list[tuple[ast.stmt, str]]:
-    """Yield every import statement of a file with the absolute name of its target."""
     parts = path.relative_to(ROOT).with_suffix('').parts
     found = []
     for node in ast.walk(ast.parse(path.read_text())):

@@ -27,7 +27,6 @@ mv "$2/mmcv-2.1.0-cp311.whl.part" "$2/mmcv-2.1.0-cp311.whl"
 
 @pytest.fixture
 def build(root, tmp_path):
-    """Run the script like make; return exit status, output and calls of pip."""
     (tmp_path / 'venv/bin').mkdir(parents=True)
     (tmp_path / 'venv/bin/python').write_text(STAND_IN)
     (tmp_path / 'venv/bin/python').chmod(0o755)

@@ -42,8 +42,6 @@ from .test_configs import (
 
 
 class TestTraining:
-    """Optimizer, hooks and metrics, and a step of the small models."""
-
     @every_config
     def test_only_matrices_of_layers_are_decayed(self, name):
         model, config = build(name), load(name)
@@ -197,7 +195,6 @@ class TestTraining:
     def test_real_files_are_tested_without_a_warning_about_scopes(
         self, name, numbers, shared_data, tmp_path, monkeypatch, caplog
     ):
-        """Uses a smaller model, and 100 points instead of 1,024."""
         monkeypatch.setenv('AFT_MM_DATA', str(shared_data))
         config = Config.fromfile(PATHS[name])
         dataset = config.test_dataloader.dataset
@@ -221,7 +218,6 @@ class TestTraining:
 
 
 def training_batch(name, config, model):
-    """Return a batch of two samples like a data loader."""
     if name in CLASSIFIERS:
         size = config.model.backbone.img_size
         shape = (config.model.backbone.get('in_channels', 3), size, size)
@@ -257,8 +253,6 @@ def training_batch(name, config, model):
 
 
 class TestParameters:
-    """Parameters, compared with explicit counts, the papers, and compared models."""
-
     @pytest.mark.parametrize(
         'name',
         [*names('image_classification', pattern='_in1k'), *DECODERS, *PAIRS, *CLOUDS, *TRANSLATION],
@@ -407,7 +401,6 @@ def mixer_parameters(mixer, dims, length, axes=1):
 
 
 def expected_parameters(model, built):
-    """Return the number of weights of a model, summed over its layers."""
     part = main_part(built)
     dims, layers = part.embed_dims, len(part.layers)
     hidden = 4 * dims if 'backbone' in model else int(dims * main_part(model).get('mlp_ratio', 4))
@@ -450,7 +443,6 @@ def expected_parameters(model, built):
 
 
 def without(config, *keys):
-    """Return a config as a dict without the entries of dotted keys."""
     config = config.to_dict()
     for key in keys:
         *parents, last = key.split('.')
@@ -468,8 +460,6 @@ WINDOWS = [1, 2, 4, 8, 32, 64, 128, 256, 512, 1024]
 
 
 class TestExperiments:
-    """Compared configs differ only in the compared setting."""
-
     @pytest.mark.parametrize(
         ('group', 'number', 'keys'),
         [

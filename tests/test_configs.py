@@ -116,8 +116,6 @@ def names(*tasks, pattern=''):
 
 
 def every_config(test):
-    """Run a test for the configs of each task, and name the config that fails."""
-
     def run(self, task):
         for name in names(task):
             try:
@@ -167,7 +165,6 @@ def as_list(value):
 
 
 def bases(path):
-    """Return the base files of a config; those of host packages as strings."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and node.targets[0].id == '_base_':
             return [
@@ -178,7 +175,6 @@ def bases(path):
 
 
 def ancestors(path):
-    """Return the files of this project that a config inherits, directly or not."""
     for base in bases(path):
         if isinstance(base, Path):
             yield base
@@ -186,8 +182,6 @@ def ancestors(path):
 
 
 class TestFiles:
-    """The folders of configs/ with their metafiles and READMEs, of every task."""
-
     every_folder = pytest.mark.parametrize('folder', FOLDERS, ids=lambda folder: folder.name)
 
     def test_every_task_is_in_the_model_index(self):
@@ -223,8 +217,6 @@ class TestFiles:
 
 
 class TestNames:
-    """Every part of a config name matches the content."""
-
     @pytest.mark.parametrize(
         'name', [name for name in PATHS if not name.startswith(('bi-lstm', 'tdnn'))]
     )
@@ -309,7 +301,6 @@ class TestNames:
 
     @every_config
     def test_data(self, name):
-        """The data folder or base file starts with the data name of the config."""
         first = fields(name)['data'].split('-')[0]
         expected = DATA_NAMES.get(first, first)
         root = os.environ.get('AFT_MM_DATA', 'data')
@@ -336,8 +327,6 @@ class TestNames:
 
 
 class TestData:
-    """The output of datasets and pipelines matches the input of the model."""
-
     @pytest.mark.parametrize('name', CLASSIFIERS)
     def test_images_with_a_class(self, name, tmp_path):
         field, config = fields(name), load(name)
@@ -493,7 +482,6 @@ class TestData:
         'name', [name for name in SPEECH if name.startswith('aft-conv') and name in MINI]
     )
     def test_real_speech(self, name, shared_data, monkeypatch):
-        """All utterances of the data packs are used."""
         pytest.importorskip('soundfile', reason='soundfile reads the headers of sound')
         folder, sizes = ('fsdd', (200, 250)) if 'fsdd' in name else ('an4_mfcc', (518, 78))
         if not (shared_data / folder).is_dir():
@@ -513,7 +501,6 @@ class TestData:
 
     @pytest.mark.skipif(bool(MISSING), reason=REASON)
     def test_real_translations(self, shared_data, tmp_path):
-        """All lines are read, and encoding preserves every character of the test set."""
         if not (shared_data / 'multi30k').is_dir():
             pytest.skip(f'the pack multi30k is not at {shared_data}')
         from .parallel_data import converter
@@ -539,7 +526,6 @@ class TestData:
 
 
 def sequence_length(name):
-    """Return the number of tokens of a decoder from its name."""
     data, _, context = fields(name)['data'].partition('-t')
     if context:
         return int(context)

@@ -54,7 +54,6 @@ RUNS = [
 def test_a_run_writes_samples_and_pictures(
     run, root, config, tmp_path, monkeypatch, name, write, picture, names
 ):
-    """Two processes test five samples, with sampled outputs for the first three."""
     write(tmp_path)
     result = run(
         root / 'tools/train.py',

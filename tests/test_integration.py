@@ -29,7 +29,6 @@ def load(path):
 
 
 def assert_same(one, other, path='checkpoint'):
-    """Assert that nested dicts and lists are bit-identical."""
     assert type(one) is type(other), path
     if isinstance(one, dict):
         assert one.keys() == other.keys(), path
@@ -46,7 +45,6 @@ def assert_same(one, other, path='checkpoint'):
 
 
 def write_data(folder):
-    """Write the text of tiny_text and the clouds of tiny_clouds, one of them damaged."""
     rng = np.random.default_rng(0)
     text = rng.choice(np.frombuffer(b'etaoin shrdlu', np.uint8), 4000)
     (folder / 'text.txt').write_bytes(text.tobytes())
@@ -59,8 +57,6 @@ def write_data(folder):
 
 @pytest.fixture(scope='module')
 def train(run, root, config, tmp_path_factory):
-    """Return a function that trains a config with mixed precision in a new or existing folder."""
-
     def call(name, *words, folder=None, **options):
         folder = folder or tmp_path_factory.mktemp(name)
         write_data(folder)
@@ -80,8 +76,6 @@ def train(run, root, config, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def unkilled(train):
-    """Return a function from a config name to the folder of an uninterrupted run."""
-
     @functools.cache
     def call(name):
         folder, result = train(name)
@@ -118,7 +112,6 @@ def one_process(run, root, config, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def two_processes(run, root, config, tmp_path_factory):
-    """Train in two processes, kill one in the third epoch, and resume."""
     folder = tmp_path_factory.mktemp('two')
     train = [
         'bash',

@@ -28,7 +28,6 @@ from aft_mm.cli.environment import PYTHON
 
 
 def build_wheel(root, folder, **environment):
-    """Build a wheel outside the checkout; return path, file names, metadata and what was printed."""
     words = [
         '-q',
         'egg_info',
@@ -68,7 +67,6 @@ def wheel(root, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def pure_wheel(root, tmp_path_factory):
-    """The wheel of a machine without a C++ compiler."""
     return build_wheel(root, tmp_path_factory.mktemp('pure'), CC='false', CXX='false')
 
 

@@ -239,7 +239,6 @@ def test_a_release_is_listed_in_the_metafile(tool, tmp_path, monkeypatch):
 
 @pytest.fixture
 def file(tmp_path):
-    """Write weights to a safetensors file; return path and state."""
     torch.manual_seed(0)
     state = nn.Linear(3, 2).state_dict()
     with open(tmp_path / 'a.safetensors', 'wb') as stream:
@@ -284,8 +283,6 @@ def test_a_damaged_safetensors_file_has_a_one_line_message(file, change, message
 
 
 class Hub:
-    """Fake huggingface_hub that serves files of a folder."""
-
     def __init__(self, folder):
         self.folder, self.asked = folder, []
 

@@ -39,7 +39,6 @@ def parts(mixer, **head):
 
 
 def language_models(mixer=MIXERS[0], **head):
-    """Return a model for Transformers and ours with the same random weights."""
     torch.manual_seed(0)
     model = hf.AFTForCausalLM(hf.AFTTextConfig(parts(mixer, **head), pad_token_id=0)).eval()
     for parameter in model.parameters():

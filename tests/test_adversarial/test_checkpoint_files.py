@@ -25,7 +25,6 @@ REFUSED = '(is refused because it asks for|is damaged or holds)'
 
 
 def refused(path):
-    """Return the message with which a file is refused."""
     with pytest.raises(pickle.UnpicklingError, match=REFUSED) as error:
         load_from_local(str(path))
     assert str(path) in str(error.value) and '\n' not in str(error.value)
@@ -78,7 +77,6 @@ PICKLES = {
 
 
 def read_all(paths, report):
-    """Write the results of reading the files, and the memory it takes [kB]."""
     resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     messages = []
@@ -166,7 +164,6 @@ def test_a_file_that_is_cut_or_overwritten_anywhere_is_refused_or_whole(tmp_path
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """Serve content by path, whole or truncated, and count the requests."""
     answers, asked = {}, []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -263,8 +260,6 @@ def raw_server(tmp_path, monkeypatch):
 
 
 def endless(*start, block=bytes(2**20), pause=0.0):
-    """A response that begins as given and never ends."""
-
     def answer():
         yield from start
         while True:

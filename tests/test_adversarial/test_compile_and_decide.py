@@ -16,7 +16,6 @@ pytestmark = pytest.mark.adversarial
 
 
 def parameters(op, grid):
-    """The bias parameters of an op on a grid, and its options."""
     tokens = torch.Size(grid).numel()
     if op == 'aft_full':
         return [torch.randn(tokens, tokens)], {}
@@ -97,7 +96,6 @@ def test_the_compile_hook_makes_a_graph_per_size():
 
 
 def run(spread):
-    """Run a causal op, which takes the fast path if keys are close."""
     x = torch.linspace(0, spread, 8)[None, :, None].expand(1, 8, 2)
     return ops.aft_simple(x, x, x, causal=True)
 

@@ -42,7 +42,6 @@ rng = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def quickly():
-    """Fail a test that takes long or never ends."""
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail('the reader hangs'))
     signal.alarm(60)
     start = time.process_time()  # other processes may be busy
@@ -295,7 +294,6 @@ def test_mnist_that_expands_beyond_its_size(tmp_path, monkeypatch):
 
 
 def boxes(tmp_path, **changes):
-    """Check annotations of one image with a box, which has the changes."""
     box = dict(id=1, image_id=7, category_id=1, bbox=[1, 1, 4, 4], area=16, segmentation=[])
     image = dict(id=7, file_name='a.png', height=6, width=8)
     for key, value in changes.items():

@@ -132,7 +132,6 @@ def test_frozen_weight_that_is_written_to_before_a_second_derivative():
 
 
 def run(code, package):
-    """Run Python code with a copy of the package, or the package itself."""
     environment = {**os.environ, 'PYTHONPATH': str(package)}
     environment.pop(ENVIRONMENT_VARIABLE)
     command = [sys.executable, '-c', code]

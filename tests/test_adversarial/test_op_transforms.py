@@ -85,7 +85,6 @@ def test_torch_func(case, scale):
 @pytest.mark.parametrize('which', [1, 2], ids=['key', 'value'])
 @pytest.mark.parametrize('case', CAUSAL_CASES, ids=names)
 def test_what_is_no_number_leaves_the_rows_before_it_alone(case, which, number):
-    """Other channels and samples stay unchanged altogether."""
     tensors = [x.detach() for x in case.inputs(dtype=torch.float32)]
     before = case(*tensors)
     cut = 2 * case.tokens // 3

@@ -39,7 +39,6 @@ class FailHook(Hook):
 
 @pytest.fixture
 def train(tool, config, tmp_path, monkeypatch):
-    """Train the tiny classifier here with ``action`` in between; return how it ended."""
     monkeypatch.chdir(tmp_path)
 
     def call(action=None, *words, place='after_train_iter', resume=False, workers=0):
@@ -58,7 +57,6 @@ def train(tool, config, tmp_path, monkeypatch):
 
 
 def ends(call, *args, **kwargs):
-    """Return the status or message with which it ends."""
     with pytest.raises(SystemExit) as end:
         call(*args, **kwargs)
     return end.value.code
@@ -73,7 +71,6 @@ def weights(path='work/epoch_3.pth'):
 
 
 def stop(train, signum, capfd):
-    """Train until a signal ends the run, and check its message."""
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     assert ends(train, send(signum)) == 128 + signum
     assert capfd.readouterr().err.splitlines()[-1] == (

@@ -15,8 +15,6 @@ from aft_mm.visualization import draw_completions, draw_header, draw_super_resol
 
 
 class Known(dict):
-    """A data sample of a host, with ``in`` and attributes."""
-
     __getattr__ = dict.__getitem__
 
 
@@ -185,7 +183,6 @@ def test_models_are_plotted_next_to_each_other():
 
 
 def test_a_header_stays_in_its_columns():
-    """Long names become small instead of running into each other."""
     names = ['a name of 24 characters', 'b']
     header = draw_header(names, 240)
     alone = draw_header([names[0]], 120)

@@ -30,7 +30,6 @@ def picture(tmp_path):
 
 @pytest.fixture
 def open_page(tmp_path):
-    """Open a file in a browser; scripts must not fail."""
     pages = []
 
     def open_file(path, dark=False):
@@ -44,7 +43,6 @@ def open_page(tmp_path):
 
 
 def readout(page):
-    """Return text and numbers of the line that shows values."""
     text = page.run('document.getElementById("readout").textContent')
     return text, [float(number) for number in re.findall(r'= (-?[\d.e-]+)', text)]
 

@@ -40,8 +40,6 @@ VIS_CAM = Path(mmpretrain.__file__).parent / '.mim/tools/visualization/vis_cam.p
 
 @pytest.fixture
 def analysis(tool, monkeypatch):
-    """Return a function that runs the main function of a tool in this process."""
-
     def call(name, *words):
         module = tool(f'analysis_tools/{name}')
         module.main([str(word) for word in words])

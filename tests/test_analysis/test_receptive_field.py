@@ -16,7 +16,6 @@ from torch import nn
 
 
 def test_linear_convolutions_have_the_square_of_their_joint_kernel():
-    """With one channel, for any projection and images."""
     torch.manual_seed(0)
     first, second = nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 5, padding=2)
     energy = receptive_field(lambda x: second(first(x)), torch.randn(3, 1, 21, 17), place=(9, 10))

@@ -279,7 +279,6 @@ def test_print_config_prints_the_config_alone_with_what_is_inherited_and_overrid
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """The quickstart model with biases that are not 0, saved as a checkpoint."""
     config = Config.fromfile(QUICKSTART)
     init_default_scope(config.default_scope)
     torch.manual_seed(0)
@@ -343,7 +342,6 @@ def test_a_missing_file_gives_a_one_line_message(run, words):
 
 
 def test_reference_bits_of_known_bytes(run, tmp_path):
-    """A constant byte has 0 bits, two equally frequent ones 1 bit, and xz finds repetitions."""
     data = np.tile(np.frombuffer(b'ab', np.uint8), 500)
     data[-100:] = ord('c')  # only the test split
     path = tmp_path / 'text'
@@ -365,7 +363,6 @@ def test_reference_bits_of_known_bytes(run, tmp_path):
 
 
 def test_the_bits_of_sorted_points_are_a_code_of_all_clouds():
-    """The probabilities of all clouds of three points sum to one."""
     shares = np.array([[1, 2], [2, 1], [1.5, 1.5]]) / 3  # of the values 0 and 1, of z, y and x
     total = 0.0
     for cloud in itertools.combinations_with_replacement(itertools.product((0, 1), repeat=3), 3):

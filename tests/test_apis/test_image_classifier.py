@@ -21,7 +21,6 @@ def classify(tiny_classifier):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Write five images of several sizes in two class folders, as in ImageNet."""
     rng = np.random.default_rng(0)
     for name, size in (
         ('b/2.png', (8, 12)),

@@ -111,7 +111,6 @@ class TestTile:
         assert (resolver.tile(image) != resolver.tile(image)).any()
 
     def test_batches_of_tiles_have_different_noise(self, resolver, capsys):
-        """70 equal tiles without overlap all differ, including those of the second batch."""
         image = np.full((40, 28, 3), 99, np.uint8)
         large = resolver.tile(image, overlap=0, seed=0)[0]
         tiles = large.reshape(10, 8, 7, 8, 3).swapaxes(1, 2).reshape(70, -1)

@@ -71,7 +71,6 @@ def test_cutting_and_joining_restores_an_image(shape, overlap):
 
 
 def test_different_tiles_meet_without_a_seam():
-    """Four tiles of constant brightness: the image changes only by the steps of the cross-fade."""
     tiles = np.stack([np.full((1, 32, 32, 1), value, np.uint8) for value in (0, 255, 255, 0)])
     joined = join_tiles(tiles, [0, 24], [0, 24], 8)[0, ..., 0].astype(int)
     assert joined.shape == (56, 56)

@@ -14,7 +14,6 @@ from aft_mm.ops import dispatch
 
 @pytest.fixture
 def logger(monkeypatch, tmp_path):
-    """Return the logger of a run and its file, with the list of logged backends cleared."""
     log = logging.getLogger('aft_mm.ops')
     monkeypatch.setattr(log, 'handlers', [])
     monkeypatch.setattr(log, 'level', log.level)

@@ -25,7 +25,6 @@ def save(path, shape=(6, 8, 3), high=256):
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """Run in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
     return tmp_path

@@ -108,7 +108,6 @@ def test_label_above_nine_is_refused(binary_root):
 
 @pytest.fixture
 def packed_root(binary_root):
-    """The first four training files and the test file, compressed, without the folder between."""
     for path in (binary_root / 'cifar-10-batches-bin').iterdir():
         if path.name != 'data_batch_5.bin':
             filters = [dict(id=lzma.FILTER_DELTA, dist=1), dict(id=lzma.FILTER_LZMA2, preset=0)]

@@ -11,7 +11,6 @@ from aft_mm.tokenizers import bounding_cube, decode_points, encode_points
 
 
 def write(path, points):
-    """Write a cloud in the format that the name asks for."""
     name = path.name.lower()
     if name.endswith('.npy'):
         np.save(path, points)

@@ -13,8 +13,6 @@ from aft_mm.engine.loops import Batches
 
 
 class Lengths:
-    """A data set that has only lengths."""
-
     def __init__(self, lengths):
         self.lengths = np.asarray(lengths)
 

@@ -48,7 +48,6 @@ def folder(tmp_path):
 
 @pytest.fixture
 def log(monkeypatch):
-    """Return the messages of the log; pytest does not read mmengine's logger."""
     lines = []
     monkeypatch.setattr(utterances, 'warn', lines.append)
     return lines

@@ -15,8 +15,6 @@ from ..generation_models import points_model, super_resolution_model
 
 
 class Metric:
-    """An evaluator that keeps the samples it gets, as mmengine's hands them on."""
-
     def __init__(self):
         self.samples, self.inputs = [], []
 
@@ -62,7 +60,6 @@ class Pairs(Sequences):
 
 
 def run(model, dataset=None, rank=0, world_size=1, batch_size=3, **options):
-    """The samples of a test, in the order in which the metric got them."""
     dataset = dataset or Sequences()
     runner = SimpleNamespace(
         model=model,

@@ -81,8 +81,6 @@ def make_runner(model, dataset=None, visualizer=None, epoch=1, max_epochs=7):
 
 
 class Album:
-    """A visualizer that keeps what it gets."""
-
     def __init__(self):
         self.pictures = {}
 

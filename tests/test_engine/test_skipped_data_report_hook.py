@@ -47,7 +47,6 @@ def clouds(tmp_path):
 
 @pytest.fixture
 def runner(clouds, config, monkeypatch, request):
-    """A run of three epochs over the clouds, with or without workers."""
     monkeypatch.chdir(clouds)
     cfg = Config.fromfile(config('tiny_points'), import_custom_modules=False)
     cfg.pop('custom_imports')
@@ -59,7 +58,6 @@ def runner(clouds, config, monkeypatch, request):
 
 
 def check_log(text):
-    """Every epoch names both files; the warning is made once, in spite of four clouds."""
     for epoch in (1, 2, 3):
         found = re.search(
             rf'train epoch {epoch}: 2 file\(s\) cannot be used, sampled (\d+) x and replaced by others:'
@@ -159,8 +157,6 @@ def test_each_rank_adds_its_files_and_each_warning_is_logged_once(monkeypatch, c
 
 
 class Notebook(Dataset):
-    """Four samples with a message in the place of a file."""
-
     metainfo = {}
 
     def __init__(self, sentence):
@@ -175,8 +171,6 @@ class Notebook(Dataset):
 
 
 class Silent(BaseModel):
-    """A model that learns nothing."""
-
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))

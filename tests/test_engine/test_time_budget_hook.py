@@ -41,8 +41,6 @@ CHANGES = {
 
 @DATASETS.register_module()
 class BudgetRows(torch.utils.data.Dataset):
-    """Random rows and sums of them."""
-
     def __init__(self, num):
         rows = torch.randn(num, 5, generator=torch.Generator().manual_seed(0))
         self.items = [dict(inputs=row, targets=row.sum()) for row in rows]
@@ -56,8 +54,6 @@ class BudgetRows(torch.utils.data.Dataset):
 
 @MODELS.register_module()
 class BudgetModel(BaseModel):
-    """A linear regression."""
-
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(5, 1)
@@ -69,8 +65,6 @@ class BudgetModel(BaseModel):
 
 @METRICS.register_module()
 class BudgetError(BaseMetric):
-    """The mean squared error."""
-
     def process(self, data_batch, data_samples):
         self.results += [sample['error'].item() for sample in data_samples]
 
@@ -150,7 +144,6 @@ def clock(monkeypatch):
 
 
 def build(work_dir, seconds=None, resume=False, interval=1, **changes):
-    """The runner of a run with or without a budget."""
     config = Config(copy.deepcopy(CONFIG))
     config.merge_from_dict(copy.deepcopy(changes))
     config.update(work_dir=str(work_dir), resume=resume, experiment_name=f'run {next(NUMBER)}')

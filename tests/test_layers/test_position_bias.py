@@ -204,7 +204,6 @@ def test_a_free_local_bias_has_a_parameter_per_token_and_offset(causal):
 
 
 def test_aft_local_with_a_free_bias_equals_aft_full_with_its_w():
-    """The w is the one that position_bias() returns."""
     local = AFTLocal(8, window=3, rank=None, grid=(9,))
     full = AFTFull(8, rank=None, grid=(9,))
     nn.init.normal_(local.pos_bias.weight)

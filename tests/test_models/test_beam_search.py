@@ -148,7 +148,6 @@ def test_samples_are_filled_with_the_end_token():
 
 @pytest.mark.parametrize('mixing', TWO_WAY.values(), ids=TWO_WAY)
 def test_a_padded_batch_equals_single_sentences(mixing):
-    """Encoder, cross mixer and decoder together; nats per token agree to 2e-6."""
     net, given = translation_model(mixer('AFTSimple'), mixing), sources()
     rows = [tokens(size, high=VALUES) for size in (8, 2, 5)]
     batch = dict(inputs=rows, data_samples=[SequenceSample(source=source) for source in given])

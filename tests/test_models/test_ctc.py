@@ -70,7 +70,6 @@ def batch(lengths, units, model):
 
 
 def all_transcripts(log_probs):
-    """Return {units: probability}, summed over all alignments."""
     probs, found = log_probs.double().exp(), defaultdict(float)
     for path in product(range(probs.shape[1]), repeat=len(probs)):
         units = tuple(unit for unit, _ in groupby(path) if unit)

@@ -164,7 +164,6 @@ def test_the_progress_bar_is_on_stderr_and_only_on_request(capfd):
 
 
 def state_size(state) -> int:
-    """Number of elements of the tensors of a state."""
     if isinstance(state, torch.Tensor):
         return state.numel()
     parts = state if isinstance(state, tuple) else vars(state).values()

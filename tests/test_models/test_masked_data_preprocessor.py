@@ -30,8 +30,6 @@ class Resizing(BaseDataPreprocessor):
 
 
 class Video(BaseDataPreprocessor):
-    """Return a batch of video clips."""
-
     def forward(self, data, training=False):
         return dict(inputs=torch.zeros(2, 5, 3, 8, 8), data_samples=None)
 
@@ -109,8 +107,6 @@ def test_a_batch_of_clips_is_refused():
 
 
 class Detector(BaseModel):
-    """Passes only the batch to the backbone, like detectors and segmentors."""
-
     def __init__(self, backbone, data_preprocessor):
         super().__init__(data_preprocessor)
         self.backbone = HOST_MODELS.build(backbone)

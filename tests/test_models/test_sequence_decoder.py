@@ -143,7 +143,6 @@ def test_the_decoder_is_causal_over_real_valued_pixels():
 
 
 def to_meta(state):
-    """Return the state with tensors on the meta device."""
     if isinstance(state, torch.Tensor):
         return state.to('meta')
     if isinstance(state, tuple) and hasattr(state, '_fields'):

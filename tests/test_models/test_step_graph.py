@@ -53,7 +53,6 @@ def seed():
 
 
 def steps_of(monkeypatch, kind) -> list:
-    """Make `generate` use steps of this kind, and collect them in a list."""
     made = []
 
     def make(step, token, hidden, state, count, compiled):
@@ -108,7 +107,6 @@ def test_steps_on_fixed_buffers_read_the_memory(cross):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Count the traced graphs of compiled steps, without generating code."""
     torch._dynamo.reset()
     counter = CompileCounter()
     advance = torch.compile(

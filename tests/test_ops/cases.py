@@ -38,7 +38,6 @@ class PairCase(Case):
         return super().__call__(*tensors, **extra)
 
     def pair_mask(self, batch: int) -> Tensor:
-        """Return a mask in which every row sees a key."""
         shape = batch, self.tokens, self.sources or self.tokens
         mask = torch.rand(shape, generator=torch.Generator().manual_seed(2)) < 0.6
         mask |= torch.eye(*shape[1:], dtype=torch.bool)

@@ -20,7 +20,6 @@ def full(tokens, sources=None, channels=6, **options):
 
 
 def local(tokens, window, rank=3, channels=6, **options):
-    """Return a case with factors, or with a free bias for rank 0."""
     causal = options.get('causal', False)
     shapes = ((tokens, rank),) * 2 if rank else ((tokens, window if causal else 2 * window - 1),)
     name = f'local-{tokens}x{channels}-s={window}-rank={rank}-causal={causal}'
@@ -104,7 +103,6 @@ LEARNED = [
 
 
 def op_arguments(case, tensors=None, key_mask=None, batch=1):
-    """Return the arguments of the op `product` up to `save`, all requiring gradients."""
     if tensors is None:
         tensors = on_device(case.inputs(batch, dtype=torch.float32))
     query, key, value, *bias = tensors
@@ -124,14 +122,12 @@ def op_arguments(case, tensors=None, key_mask=None, batch=1):
 
 
 def cut_of(arguments):
-    """Return the tiling of the call."""
     _, _, value, bias, _, window, grid, causal, _ = arguments
     cut = tiling.choose_block(value, True)
     return cut, tiling.make_band(bias, value, window, grid, causal, cut.tile)
 
 
 def detached(arguments):
-    """Detach the arguments."""
     return [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
 
 

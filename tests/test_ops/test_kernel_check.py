@@ -30,8 +30,6 @@ CPU, TYPE = torch.device('cpu'), torch.bfloat16
 
 
 def pairs_on_a_device(op):
-    """Return the cases and twists that the check runs on a CUDA device."""
-
     def empty(*size, device, **options):
         return torch.zeros(1, **options)
 
@@ -64,7 +62,6 @@ def mixers():
 
 
 def run(mixer):
-    """Mix empty tokens, in training and in evaluation, as under autocast."""
     mixer = copy.deepcopy(mixer).to_empty(device='cpu')
     grid, tokens = mixer.grid or (1024,), mixer.num_prefix_tokens + length(mixer)
     heads = getattr(mixer, 'num_heads', mixer.embed_dims)

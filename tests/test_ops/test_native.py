@@ -324,7 +324,6 @@ def test_sums_over_many_tokens_are_accurate():
 
 
 def nodes_of(function, *inputs):
-    """Return the output of a compiled function, and the names of the custom ops in its graph."""
     names = []
 
     def backend(graph, example):

@@ -64,7 +64,6 @@ def inputs(case, batch=2):
 
 
 def cotangent_of(output):
-    """Return the cotangent of `run_with_gradients` with other strides."""
     x = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     return x.transpose(0, 2).contiguous().transpose(0, 2)
 
@@ -155,7 +154,6 @@ def test_an_empty_batch(name):
 
 @each_op
 def test_inputs_may_have_different_dtypes(name, monkeypatch):
-    """As under autocast: parameters stay float32."""
     query, key, value, *bias = inputs(CASES[name])
     tensors = [query.half(), key, value.bfloat16(), *bias]
     got = run_with_gradients(CASES[name], tensors)
@@ -289,7 +287,6 @@ COMPILED = {
 
 @pytest.mark.parametrize('name', COMPILED)
 def test_compiles_without_graph_break(name):
-    """fullgraph, forward and backward."""
     torch._dynamo.reset()
     *cases, scale = COMPILED[name]
     compiled = torch.compile(cases[0].function, fullgraph=True, backend='aot_eager')

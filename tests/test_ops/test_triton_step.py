@@ -71,7 +71,6 @@ def feed(case, tensors, lengths, count, dtype=torch.float32):
 
 
 def check(case, tensors, monkeypatch, lengths=(0, 3, 1), count=4):
-    """Compare steps of the kernels with eager steps in float64; return rows and state."""
     dtype = tensors[2].dtype
     rows, state = feed(case, tensors, lengths, count)
     wide = [None if x is None else x.double() for x in tensors]

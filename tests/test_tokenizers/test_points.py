@@ -71,7 +71,6 @@ def test_every_bin_is_reached_and_the_upper_face_belongs_to_the_last():
 @pytest.mark.parametrize('order', ['raw', 'quantized'])
 @pytest.mark.parametrize('number', [2, 7, 63])
 def test_sorted_order_is_total(points, number, order):
-    """Any permutation of a cloud, with ties in every key, gives the same tokens."""
     cloud = np.concatenate([points[:number], points[:number].round(), points[:1]])
     expected = encode_points(cloud, num_bits=3, order=order)
     rng = np.random.default_rng(1)
