@@ -27,18 +27,16 @@ PARTS = dict(l='layers', d='dims', h='heads', k='kernel')
 
 
 def configs_of(*tasks: str) -> dict[str, Path]:
-    """Return the paths of the configs in the folders of `tasks` by their names."""
     return {path.stem: path for task in tasks for path in sorted(ROOT.glob(f'configs/{task}/*.py'))}
 
 
 @cache
 def fields(name: str) -> dict:
-    """Return the parts of a config name.
+    """Return the parts of a config name, None for those that are missing.
 
-    Returns:
-        `family` (of the model) and its `number` (a window or hashing rounds), `size`, `layers`,
-        `dims`, `heads` and `kernel`, `gpus`, `batch`, `length` of the training with its `unit`,
-        `what` differs, and `data`. None for parts that are missing.
+    They are `family` (of the model) and its `number` (a window or hashing rounds), `size`,
+    `layers`, `dims`, `heads`, `kernel`, `gpus`, `batch`, `length` of the training with its `unit`,
+    `what` differs, and `data`.
     """
     found = NAME.fullmatch(name).groupdict()
     model = found.pop('model')
@@ -56,7 +54,7 @@ def _parsed(data: str | None, *args, **options):
 
 
 def _parse_once(*args, **options):
-    """Return a copy of a parsed file, since most files are bases of many configs."""
+    """Return a copy, since most files are bases of many configs."""
     return deepcopy(_parsed(os.environ.get('AFT_MM_DATA'), *args, **options))
 
 
@@ -67,14 +65,12 @@ def _load(path: Path, data: str | None) -> Config:
 
 
 def load_config(path: Path) -> Config:
-    """Return a config, and make its scope the default one."""
     config = _load(path, os.environ.get('AFT_MM_DATA'))
     init_default_scope(config.default_scope)
     return config
 
 
 def build_model(path: Path) -> nn.Module:
-    """Return the model of a config on the meta device, without memory for its weights."""
     load_config(path)
     return _build(path)
 
@@ -84,7 +80,7 @@ INITIALIZERS |= {'erfinv_', 'mul_', 'add_', 'clamp_', 'fill_', 'zero_', 'constan
 
 
 class _WithoutInitialization(TorchFunctionMode):
-    """Skip the initialisation of weights, which takes most of the building time."""
+    """The initialisation of weights takes most of the building time."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if getattr(function, '__name__', '') in INITIALIZERS:
@@ -101,5 +97,5 @@ def _build(path: Path) -> nn.Module:
 
 
 def model_settings(config: Config) -> dict:
-    """Return the model part of a config with the data preprocessor that mmengine would add."""
+    """Return the model part with the data preprocessor that mmengine would add."""
     return {'data_preprocessor': config.get('data_preprocessor'), **config.model}

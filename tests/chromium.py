@@ -16,8 +16,6 @@ SHIFT = 8
 
 
 class Page:
-    """Open a file in the browser, with mouse and keyboard input."""
-
     def __init__(self, path: Path, folder: Path, dark: bool = False) -> None:
         read, self._write = os.pipe()
         self._read, write = os.pipe()
@@ -49,7 +47,6 @@ class Page:
             time.sleep(0.05)
 
     def call(self, method: str, **parameters):
-        """Return the result of a method of the protocol."""
         self._number += 1
         message = dict(id=self._number, method=method, params=parameters, **self._session)
         os.write(self._write, json.dumps(message).encode() + b'\0')
@@ -67,7 +64,6 @@ class Page:
                 return answer['result']
 
     def run(self, script: str):
-        """Return the value of a JavaScript expression in the page."""
         result = self.call('Runtime.evaluate', expression=script, returnByValue=True)
         assert 'exceptionDetails' not in result, result
         return result['result'].get('value')
@@ -82,7 +78,6 @@ class Page:
             self.call('Input.dispatchMouseEvent', type=kind, button='left', clickCount=1, **place)
 
     def key(self, element: str, name: str, shift: bool = False) -> None:
-        """Press a key while an element has the focus."""
         self.run(f'document.getElementById({element!r}).focus()')
         for kind in ('rawKeyDown', 'keyUp'):
             self.call(
@@ -95,12 +90,10 @@ class Page:
             )
 
     def screenshot(self, path: Path) -> None:
-        """Return the whole page as PNG."""
         picture = self.call('Page.captureScreenshot', captureBeyondViewport=True)
         path.write_bytes(b64decode(picture['data']))
 
     def close(self) -> None:
-        """Close the browser."""
         self._process.terminate()
         self._process.wait()
         os.close(self._read)

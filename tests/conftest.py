@@ -38,13 +38,12 @@ from aft_mm.cli.parsers import COMMANDS  # noqa: E402
 cv2.setNumThreads(0)
 # In a fork of a process whose first backward pass is a compiled one, torch refuses a backward pass.
 torch.ones(1, requires_grad=True).backward()
-# Inductor compiles in the process of a test instead of starting some of its own.
+# Inductor compiles in the process of a test.
 os.environ['TORCHINDUCTOR_COMPILE_THREADS'] = '1'
 # Commands that run in the test process do not change its memory allocator.
 os.environ['AFT_MM_MALLOC'] = 'system'
 ROOT = Path(__file__).parent.parent
 SECONDS = 300  # time limit of a run
-# Modules that most runs import.
 # The registry first: it supplies the operators of mmcv that its first import needs.
 RUN_IMPORTS = ['aft_mm.registry']
 RUN_IMPORTS += [
@@ -73,24 +72,24 @@ collect_ignore = ['downstream'] if MISSING else []
 
 
 def pytest_collection_modifyitems(items):
-    """Put the longest files first, so that the two workers of `make test` end at the same time."""
+    """Put the longest files first, so that the workers of `make test` end at the same time."""
     order = {ROOT / 'tests' / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 @pytest.fixture(scope='module', autouse=True)
 def frozen_imports():
-    """Exempt what is loaded from garbage collection, of which datasets, compilers and forks have many."""
+    """Exempt what is loaded from garbage collection, which datasets and compilers often start."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope='session', autouse=True)
 def short_runs():
-    """Leave out of runs in this process and its forks what takes half of their time.
+    """Leave out of runs what takes half of their time; return the function that plots.
 
     This is the formatting of configs as text, which stays valid, mmengine's report on the
-    environment, and the pictures after a training. Return the function that plots these.
+    environment, and the pictures after a training.
     """
     plot = importlib.import_module('aft_mm.cli.commands.train').plot
     with pytest.MonkeyPatch.context() as patch:
@@ -105,31 +104,26 @@ def short_runs():
 
 @pytest.fixture
 def with_plots(short_runs, monkeypatch):
-    """Plot after a training, as users do."""
     monkeypatch.setattr('aft_mm.cli.commands.train.plot', short_runs)
 
 
 @pytest.fixture(scope='session')
 def root() -> Path:
-    """The project folder."""
     return ROOT
 
 
 @pytest.fixture(scope='session')
 def missing_downstream() -> list[str]:
-    """Return the missing modules that tests/downstream needs."""
     return MISSING
 
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Return the folder of the data packs: AFT_MM_DATA, or shared/data next to the checkout."""
     return Path(os.environ.get('AFT_MM_DATA') or ROOT.parent / 'shared' / 'data')
 
 
 @pytest.fixture(scope='session')
 def config() -> Callable[[str], str]:
-    """Return a function from the name of a config in tests/configs to its path."""
     return lambda name: str(ROOT / 'tests/configs' / f'{name}.py')
 
 
@@ -208,7 +202,7 @@ def run(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess]:
     """
     streams = tmp_path_factory.mktemp('streams')
     numbers = itertools.count()
-    for module in RUN_IMPORTS:  # once, instead of in every fork
+    for module in RUN_IMPORTS:
         importlib.import_module(module)
 
     def call(*command, cwd, env=None, fresh=False, ranks=None):
@@ -247,9 +241,7 @@ def run(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess]:
 
 
 class Command:
-    """A command of aft_mm in this process: `main` and `parse_args` take words, the rest is what its
-    module has.
-    """
+    """A command of aft_mm in this process, with `main`, `parse_args` and the rest of its module."""
 
     def __init__(self, name: str):
         self.name = name.replace('_', '-')
@@ -267,15 +259,14 @@ class Command:
 
 @pytest.fixture
 def tool(root, monkeypatch) -> Callable[[str], ModuleType | Command]:
-    """Return a function that loads a tool as a module."""
-    monkeypatch.setenv('LOCAL_RANK', '0')  # set by the tools
+    monkeypatch.setenv('LOCAL_RANK', '0')
     monkeypatch.syspath_prepend(str(root / 'tests/configs'))
 
     def load(name):
         if '/' not in name and name != 'launch':
             return Command(name)
         path = root / f'tools/{name}.py'
-        monkeypatch.syspath_prepend(str(path.parent))  # for imports between tools
+        monkeypatch.syspath_prepend(str(path.parent))
         spec = importlib.util.spec_from_file_location(f'tool_{name}', path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -286,7 +277,6 @@ def tool(root, monkeypatch) -> Callable[[str], ModuleType | Command]:
 
 @pytest.fixture(scope='session')
 def untrained(tmp_path_factory) -> dict[str, tuple[str, str]]:
-    """Config and checkpoint files of an untrained model of every generative kind."""
     folder = tmp_path_factory.mktemp('untrained')
     found = {}
     for name in ('tiny_text', 'tiny_pixels', 'tiny_super_resolution', 'tiny_clouds'):
@@ -308,7 +298,7 @@ def untrained(tmp_path_factory) -> dict[str, tuple[str, str]]:
 
 @pytest.fixture(scope='session')
 def tiny_classifier(tmp_path_factory) -> tuple[str, str]:
-    """Config and checkpoint files of a classifier of 8 x 12 RGB images, 4 x 6 tokens, 5 classes."""
+    """Config and checkpoint of a classifier of 8 x 12 RGB images, 4 x 6 tokens, 5 classes."""
     folder = tmp_path_factory.mktemp('classifier')
     config = Config.fromfile(ROOT / 'tests/configs/tiny_images.py', import_custom_modules=False)
     config.custom_imports.imports = ['aft_mm.registry']
@@ -335,7 +325,7 @@ def tiny_classifier(tmp_path_factory) -> tuple[str, str]:
 
 @pytest.fixture(scope='session')
 def digits_classifier(tmp_path_factory) -> tuple[str, str]:
-    """Config and checkpoint files of an untrained AFT-conv on digits whose biases are not 0."""
+    """Config and checkpoint of an untrained AFT-conv on digits whose biases are not 0."""
     folder = tmp_path_factory.mktemp('digits_classifier')
     config = Config.fromfile(ROOT / 'tests/configs/tiny.py', import_custom_modules=False)
     config.pop('custom_imports')

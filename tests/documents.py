@@ -37,21 +37,17 @@ COMMANDS = (
 
 
 class Command(NamedTuple):
-    """One command, without variable assignments and pipes."""
-
     page: str
     text: str
     words: list[str]
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Return the fenced blocks of a language."""
     text = (ROOT / page).read_text()
     return re.findall(rf'^```{language}\n(.*?)^```', text, re.M | re.S)
 
 
 def shell(page: str) -> list[str]:
-    """Return the blocks of commands, fenced as bash or indented."""
     text = re.sub(r'^```\w*\n.*?^```', '', (ROOT / page).read_text(), flags=re.M | re.S)
     indented = [
         re.sub('^    ', '', block, flags=re.M)
@@ -84,7 +80,6 @@ def commands(page: str) -> list[Command]:
 
 
 def _without_substitutions(line: str) -> str:
-    """Replace every ``$(command)`` by a word."""
     while '$(' in line:
         start = line.index('$(')
         end, depth = start + 2, 1
@@ -96,7 +91,7 @@ def _without_substitutions(line: str) -> str:
 
 
 def _without_variables(words: list[str], values: dict[str, str]) -> list[str]:
-    """Remove redirections and variable assignments, whose values are stored."""
+    """Remove redirections and variable assignments, and store their values."""
     while any(word in ('<', '>') for word in words):
         at = next(i for i, word in enumerate(words) if word in ('<', '>'))
         del words[at : at + 2]

@@ -28,7 +28,6 @@ def _stack(kind: str, **options) -> dict:
 
 
 def super_resolution_model(channels: int = 3) -> nn.Module:
-    """Return a super-resolution model from 3 x 2 to 6 x 4 pixels."""
     pixels = {**PIXELS, 'num_channels': channels}
     return _build(
         encoder=_stack('SequenceEncoder', embedding=pixels, grid=(3, 2)),

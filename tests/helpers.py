@@ -9,14 +9,12 @@ from PIL import Image
 
 
 def only_error(result: subprocess.CompletedProcess) -> str:
-    """Return the single error line of a failed command."""
     assert result.returncode == 1 and 'Traceback' not in result.stderr
     (line,) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
     return line
 
 
 def picture(path: str | Path) -> np.ndarray:
-    """Return the pixels of an image file."""
     with Image.open(path) as image:
         return np.asarray(image)
 

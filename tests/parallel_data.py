@@ -30,7 +30,6 @@ def sentences(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
 
 
 def converter(name: str):
-    """Load a tool of tools/dataset_converters as a module."""
     path = ROOT / f'tools/dataset_converters/{name}.py'
     spec = importlib.util.spec_from_file_location(f'converter_{name}', path)
     module = importlib.util.module_from_spec(spec)
@@ -39,7 +38,6 @@ def converter(name: str):
 
 
 def write_pairs(folder: Path) -> None:
-    """Write train.de, train.en, val.de, val.en and the subwords of the training text."""
     for seed, (split, count) in enumerate((('train', 120), ('val', 13))):
         for language, lines in zip(('de', 'en'), sentences(count, seed), strict=True):
             (folder / f'{split}.{language}').write_text('\n'.join(lines) + '\n', encoding='utf-8')

@@ -3,9 +3,9 @@
     make sanitize                                    # or:
     python tests/sanitize_loops.py --calls 600 --seconds 600 --seed 1
 
-The loops are built into build/sanitize, for every set of instructions. Each call has random shapes,
-strides, dtypes, masks, gates and numbers of threads, and is compared with the float64 oracle, output
-and gradients. A report of a sanitizer ends the process.
+The loops are built into build/sanitize, for every set of instructions. Output and gradients of
+calls with random shapes, strides, dtypes, masks, gates and numbers of threads are compared with the
+float64 oracle. A report of a sanitizer ends the process.
 """
 
 import argparse
@@ -24,7 +24,6 @@ TOLERANCE = {'float32': 2e-4, 'bfloat16': 3e-2}
 
 
 def build() -> None:
-    """Build the loops with the sanitizers by setup.py, in a folder of their own."""
     flags = {
         name: f'{os.environ.get(name, "")} {FLAGS}' for name in ('CFLAGS', 'CXXFLAGS', 'LDFLAGS')
     }
@@ -35,7 +34,7 @@ def build() -> None:
 
 
 def restart() -> None:
-    """Replace this process by one in which the runtime of the sanitizers is loaded first."""
+    """Replace this process by one that loads the runtime of the sanitizers first."""
     compiler = os.environ.get('CXX', 'c++')
     runtimes = [
         subprocess.check_output([compiler, f'-print-file-name={name}'], text=True).strip()
@@ -97,7 +96,6 @@ def fuzz(calls: int, limit: float, seed: int) -> None:
 
 
 def random_call(choose: random.Random) -> tuple[str, float, float]:
-    """Make a random call of a loop and return its name, its relative error and the tolerance."""
     import torch
 
     from aft_mm import ops
@@ -144,7 +142,7 @@ def random_call(choose: random.Random) -> tuple[str, float, float]:
 
 
 def random_strides(x, choose: random.Random):
-    """Return x as it is, a part of wider memory, or with its dimensions stored in another order."""
+    """Return x, a part of wider memory, or x with its dimensions stored in another order."""
     import torch
 
     kind = choose.randint(0, 3)

@@ -15,7 +15,6 @@ def say(text, seed=0):
 
 
 def write_sound(folder):
-    """Write the folder `sound` of tests/configs/tiny_speech.py."""
     import soundfile
 
     rng = np.random.default_rng(0)

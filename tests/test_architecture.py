@@ -14,7 +14,7 @@ PACKAGE = ROOT / 'aft_mm'
 FILES = sorted(PACKAGE.rglob('*.py'))
 HOSTS = {'mmpretrain', 'mmdet', 'mmseg'}
 GROUND = {'errors', 'checks', 'openmmlab', 'registry'}
-# What each package or module of aft_mm may import of the others.
+# What each part of aft_mm may import of the others.
 ALLOWED = {
     '__init__': set(),
     '__main__': {'cli'},
@@ -39,7 +39,7 @@ ALLOWED = {
 }
 ALLOWED['apis'] = set(ALLOWED) - {'__main__'}
 ALLOWED['cli'] = ALLOWED['apis'] | {'apis'}
-# Packages that may import the host libraries; the others reach them through configs.
+# The others reach the host libraries through configs.
 USES_HOSTS = {'apis', 'hosts'}
 # Modules for a library that is an extra.
 OPTIONAL = {'aft_mm.timm': 'timm', 'aft_mm.transformers': 'transformers'}
@@ -49,7 +49,6 @@ MAX_LINES = 700
 
 
 def owner(path: Path) -> str:
-    """Return the package or module of aft_mm that a file belongs to."""
     return path.relative_to(PACKAGE).with_suffix('').parts[0]
 
 
@@ -60,7 +59,6 @@ def module_name(path: Path) -> str:
 
 @cache
 def imports(path: Path) -> list[tuple[ast.stmt, str]]:
-    """Yield every import statement of a file with the absolute name of its target."""
     parts = path.relative_to(ROOT).with_suffix('').parts
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
@@ -120,7 +118,7 @@ def test_imports_are_at_the_top_public_and_explicit():
     for path in FILES:
         for node, name in imports(path):
             place = f'{path} line {node.lineno}'
-            # Only an optional library, or a backend that needs one, may be imported when it is needed.
+            # Only an optional library or a backend may be imported when it is needed.
             late = not name.startswith('aft_mm') or path.name == 'dispatch.py'
             assert node.col_offset == 0 or late, f'{place}: not at the top'
             assert not name.endswith('.*'), f'{place}: star import'

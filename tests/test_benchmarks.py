@@ -55,7 +55,6 @@ PROGRAMS = [
 
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch):
-    """Run in this process with the backend that a test has patched."""
     monkeypatch.setenv('AFT_MM_BACKEND', 'eager')
     for tool in (benchmark_attention, benchmark_efficiency, benchmark_models, benchmark_ops):
         monkeypatch.setattr(tool, 'in_fresh_process', lambda call, *args: 1.0)
@@ -192,7 +191,6 @@ def test_long_sequences_are_compared_with_eager_in_float64(monkeypatch):
 
 
 def test_runtimes(tmp_path, monkeypatch):
-    """The best form of each model, against that of the first; wrong forms are not timed."""
     path, names = tmp_path / 'out.json', ['bound-tiny-h32-k3', 'aft-tiny-h32-k3']
     monkeypatch.setattr(benchmark_runtimes, 'in_fresh_process', lambda *args: dict(peak_mib=1.0))
     monkeypatch.setattr(benchmark_runtimes, 'line', str)

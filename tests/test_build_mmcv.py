@@ -27,7 +27,6 @@ mv "$2/mmcv-2.1.0-cp311.whl.part" "$2/mmcv-2.1.0-cp311.whl"
 
 @pytest.fixture
 def build(root, tmp_path):
-    """Run the script like make; return exit status, output and calls of pip."""
     (tmp_path / 'venv/bin').mkdir(parents=True)
     (tmp_path / 'venv/bin/python').write_text(STAND_IN)
     (tmp_path / 'venv/bin/python').chmod(0o755)
@@ -66,9 +65,9 @@ def test_a_wheel_is_built_once(build, tmp_path):
     assert (code, printed, files(tmp_path)) == (0, wheel, [wheel])
     (call,) = calls
     # Optimised, without debug symbols, with operators, for no GPU, with the ninja of the
-    # environment, and not from pip's own cache.
+    # environment, and not from pip's cache.
     assert call.startswith(f'-g -O3 -g0,1,,{tmp_path}/venv/bin -m pip wheel ')
-    assert build.log.splitlines()[-1] == '[1/2] nms.cpp'  # how far it is
+    assert build.log.splitlines()[-1] == '[1/2] nms.cpp'
     assert '--no-cache-dir' in call and '--no-build-isolation' in call
     assert build() == (0, wheel, calls)
 

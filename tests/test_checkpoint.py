@@ -93,7 +93,7 @@ def test_files_written_under_numpy_1_load(tmp_path, monkeypatch):
 
 
 class Call:
-    """An object that is pickled as a call of ``function`` with ``args``."""
+    """Pickled as a call of ``function`` with ``args``."""
 
     def __init__(self, function, *args):
         self.call = function, args
@@ -134,7 +134,7 @@ def eval_through_getattr():
 
 
 def test_a_file_that_fetches_eval_through_getattr_is_refused(tmp_path):
-    # The same file with the plain getattr, which the message of torch suggests to allow.
+    # With the plain getattr, which the message of torch suggests to allow.
     payload = eval_through_getattr()
     assert pickle.loads(payload)['__builtins__']['eval'] is eval
     file = tmp_path / 'bad.pth'

@@ -42,8 +42,6 @@ from .test_configs import (
 
 
 class TestTraining:
-    """Optimizer, hooks and metrics, and a step of the small models."""
-
     @every_config
     def test_only_matrices_of_layers_are_decayed(self, name):
         model, config = build(name), load(name)
@@ -104,7 +102,7 @@ class TestTraining:
             for evaluator in (config.val_evaluator, config.test_evaluator)
         )
         if task == 'image_classification':
-            assert 'CheckImagesHook' in hooks  # truncated images would stop a run
+            assert 'CheckImagesHook' in hooks
             assert ('EMAHook' in hooks) == ('in1k' in name)
             assert ('RegularizationHook' in hooks) == (what == 'entropy')
         elif name in DECODERS:
@@ -161,7 +159,7 @@ class TestTraining:
             expected = nats.item() / sum(map(len, targets))
             assert loss.item() == pytest.approx(expected, rel=0.15)
             assert math.isfinite(model(**batch, mode='predict')[0].score)
-        elif name in TRANSLATION:  # the table and hidden vectors are long
+        elif name in TRANSLATION:
             assert math.log(3000) < loss.item() < math.log(3000) + 2
         else:
             chance, gap = (256, 1.5)
@@ -197,7 +195,6 @@ class TestTraining:
     def test_real_files_are_tested_without_a_warning_about_scopes(
         self, name, numbers, shared_data, tmp_path, monkeypatch, caplog
     ):
-        """Uses a smaller model, and 100 points instead of 1,024."""
         monkeypatch.setenv('AFT_MM_DATA', str(shared_data))
         config = Config.fromfile(PATHS[name])
         dataset = config.test_dataloader.dataset
@@ -221,7 +218,6 @@ class TestTraining:
 
 
 def training_batch(name, config, model):
-    """Return a batch of two samples like a data loader."""
     if name in CLASSIFIERS:
         size = config.model.backbone.img_size
         shape = (config.model.backbone.get('in_channels', 3), size, size)
@@ -257,8 +253,6 @@ def training_batch(name, config, model):
 
 
 class TestParameters:
-    """Parameters, compared with explicit counts, the papers, and compared models."""
-
     @pytest.mark.parametrize(
         'name',
         [*names('image_classification', pattern='_in1k'), *DECODERS, *PAIRS, *CLOUDS, *TRANSLATION],
@@ -378,7 +372,7 @@ class TestParameters:
 
 
 def mixer_parameters(mixer, dims, length, axes=1):
-    """Return the number of weights of a mixer of `length` tokens on a grid with `axes` axes."""
+    """Return the number of weights of a mixer on a grid with `axes` axes."""
     linear, heads = dims * dims + dims, mixer.get('num_heads', 0)
     kind = mixer.type.removeprefix('aft_mm.')
     if kind == 'LSHAttention':  # query and key are one
@@ -390,7 +384,7 @@ def mixer_parameters(mixer, dims, length, axes=1):
         queries, keys = heads * mixer.key_dims, mixer.key_dims
         offsets = (2 * math.isqrt(length) - 1) ** 2 * keys
         return linear + (dims + 2) * (queries + keys) + (dims + 1) * (dims // heads) + offsets
-    if kind == 'AFTConv':  # a key per head; per head a kernel, its scale and its shift
+    if kind == 'AFTConv':  # a key, a kernel, its scale and its shift per head
         places = mixer.kernel_size**axes
         kernels = heads * (places + 2 * mixer.get('reparameterize', True))
         return linear * (2 + mixer.get('query', True)) + (dims + 1) * heads + kernels
@@ -407,7 +401,6 @@ def mixer_parameters(mixer, dims, length, axes=1):
 
 
 def expected_parameters(model, built):
-    """Return the number of weights of a model, summed over its layers."""
     part = main_part(built)
     dims, layers = part.embed_dims, len(part.layers)
     hidden = 4 * dims if 'backbone' in model else int(dims * main_part(model).get('mlp_ratio', 4))
@@ -432,7 +425,7 @@ def expected_parameters(model, built):
         table = length // part.get('tokens_per_position', 1) * dims if positions else 0
         return table + part.num_layers * block(part.token_mixer, length, cross) + norm
 
-    if 'label_smoothing' in model.head:  # translation, with one table of subwords for all
+    if 'label_smoothing' in model.head:  # one table of subwords for all
         table = built.decoder.embedding.weight.shape[0] * (dims + 1)
         return table + stack(model.encoder, False) + stack(model.decoder, False) + dims
     channels = model.head.get('num_channels', 1)
@@ -450,7 +443,6 @@ def expected_parameters(model, built):
 
 
 def without(config, *keys):
-    """Return a config as a dict without the entries of dotted keys."""
     config = config.to_dict()
     for key in keys:
         *parents, last = key.split('.')
@@ -468,8 +460,6 @@ WINDOWS = [1, 2, 4, 8, 32, 64, 128, 256, 512, 1024]
 
 
 class TestExperiments:
-    """Compared configs differ only in the compared setting."""
-
     @pytest.mark.parametrize(
         ('group', 'number', 'keys'),
         [

@@ -1,7 +1,7 @@
 """Every config loads, is listed, contains what its name says, and reads its data.
 
-Configs of detection and segmentation are tested in downstream/test_configs.py, except for their
-files and tables; test_config_models.py tests the models.
+Configs of detection and segmentation are mostly tested in downstream/test_configs.py, and the
+models in test_config_models.py.
 """
 
 import ast
@@ -35,7 +35,7 @@ TASK = {
 }
 PATHS = configs_of(*dict.fromkeys(TASK.values()))
 
-# The mixer of each family: type, and options that are not in the name.
+# The mixer type of each family, and options that are not in the name.
 FAMILIES = {
     'deit': dict(type='SoftmaxAttention'),
     'transformer': dict(type='SoftmaxAttention'),
@@ -101,10 +101,8 @@ SIZES = {
     ('synthetic_tasks', 'mini'): (2, 64),
     ('speech_recognition', None): (9, 192),
 }
-# How the folder of a data set, or the file in configs/_base_/datasets, begins if it is not with the
-# first word of the name.
+# How the data folder or base file begins if not with the first word of the name.
 DATA_NAMES = {'in1k': 'imagenet', 'imagefolder': 'images'}
-# Options of a dataset that select its samples.
 SAMPLES = ('split', 'data_root', 'source_file', 'transcription', 'ann_file', 'data_prefix')
 # Height, width (unless given in the name) and classes.
 IMAGES = dict(
@@ -118,8 +116,6 @@ def names(*tasks, pattern=''):
 
 
 def every_config(test):
-    """Run a test for the configs of each task, and name the config that fails."""
-
     def run(self, task):
         for name in names(task):
             try:
@@ -169,7 +165,6 @@ def as_list(value):
 
 
 def bases(path):
-    """Return the base files of a config; those of host packages as strings."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and node.targets[0].id == '_base_':
             return [
@@ -180,7 +175,6 @@ def bases(path):
 
 
 def ancestors(path):
-    """Return the files of this project that a config inherits, directly or not."""
     for base in bases(path):
         if isinstance(base, Path):
             yield base
@@ -188,8 +182,6 @@ def ancestors(path):
 
 
 class TestFiles:
-    """The folders of configs/ with their metafiles and READMEs, of every task."""
-
     every_folder = pytest.mark.parametrize('folder', FOLDERS, ids=lambda folder: folder.name)
 
     def test_every_task_is_in_the_model_index(self):
@@ -225,8 +217,6 @@ class TestFiles:
 
 
 class TestNames:
-    """Every part of a config name matches the content."""
-
     @pytest.mark.parametrize(
         'name', [name for name in PATHS if not name.startswith(('bi-lstm', 'tdnn'))]
     )
@@ -245,7 +235,7 @@ class TestNames:
         expected |= ABLATIONS.get(field['what'], {})
         assert expected.pop('rank', rank) == rank
         assert mixer == expected
-        # AFT and the controls have no heads, with the exception of AFT-conv.
+        # AFT and the controls have no heads, except AFT-conv.
         assert (heads is None) == (
             mixer['type'].startswith('aft_mm.AFT')
             and field['family'] != 'aft-conv'
@@ -274,7 +264,7 @@ class TestNames:
             (TASK[name], field['size']), (field['layers'], field['dims'])
         )
         if name in MINI and TASK[name] in ('image_classification', 'speech_recognition'):
-            return  # as large as the others on the same data, see TestSizes
+            return  # as large as the others on the same data
         if field['size'] != 'quickstart':
             assert (len(part.layers), part.embed_dims) == (layers, dims)
         if 'encoder' in model and 'decoder' in model:
@@ -311,7 +301,6 @@ class TestNames:
 
     @every_config
     def test_data(self, name):
-        """The data folder or base file starts with the data name of the config."""
         first = fields(name)['data'].split('-')[0]
         expected = DATA_NAMES.get(first, first)
         root = os.environ.get('AFT_MM_DATA', 'data')
@@ -338,8 +327,6 @@ class TestNames:
 
 
 class TestData:
-    """The output of datasets and pipelines matches the input of the model."""
-
     @pytest.mark.parametrize('name', CLASSIFIERS)
     def test_images_with_a_class(self, name, tmp_path):
         field, config = fields(name), load(name)
@@ -395,7 +382,7 @@ class TestData:
             assert packed['inputs'].shape == (length, *pixels)
             assert packed['inputs'].dtype == torch.uint8
             assert packed['data_samples'].length == length
-        if data == 'cifar10':  # the protocol of linear transformers does not augment
+        if data == 'cifar10':  # linear transformers do not augment
             augmented = datasets(name)[0].pipeline[:-1]
             expected = ['mmpretrain.RandomFlip', 'aft_mm.RandomValueShift']
             assert [s.type for s in augmented] == ([] if what.startswith('logistic') else expected)
@@ -495,7 +482,6 @@ class TestData:
         'name', [name for name in SPEECH if name.startswith('aft-conv') and name in MINI]
     )
     def test_real_speech(self, name, shared_data, monkeypatch):
-        """All utterances of the data packs are used."""
         pytest.importorskip('soundfile', reason='soundfile reads the headers of sound')
         folder, sizes = ('fsdd', (200, 250)) if 'fsdd' in name else ('an4_mfcc', (518, 78))
         if not (shared_data / folder).is_dir():
@@ -515,7 +501,6 @@ class TestData:
 
     @pytest.mark.skipif(bool(MISSING), reason=REASON)
     def test_real_translations(self, shared_data, tmp_path):
-        """All lines are read, and encoding preserves every character of the test set."""
         if not (shared_data / 'multi30k').is_dir():
             pytest.skip(f'the pack multi30k is not at {shared_data}')
         from .parallel_data import converter
@@ -541,7 +526,6 @@ class TestData:
 
 
 def sequence_length(name):
-    """Return the number of tokens of a decoder from its name."""
     data, _, context = fields(name)['data'].partition('-t')
     if context:
         return int(context)

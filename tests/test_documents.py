@@ -82,7 +82,6 @@ class UnderstoodError(Exception):
 
 @pytest.fixture
 def parse(monkeypatch):
-    """Let a tool parse its arguments, and stop it afterwards."""
     for name in ('parse_args', 'parse_intermixed_args'):
         original = getattr(argparse.ArgumentParser, name)
 
@@ -96,7 +95,7 @@ def parse(monkeypatch):
         monkeypatch.setattr(sys, 'argv', [str(program), *words])
         with pytest.raises(UnderstoodError):
             if isinstance(program, Path):
-                monkeypatch.syspath_prepend(str(program.parent))  # for imports between tools
+                monkeypatch.syspath_prepend(str(program.parent))
                 runpy.run_path(str(program), run_name='__main__')
             else:
                 runpy.run_module(program, run_name='__main__')
@@ -105,7 +104,6 @@ def parse(monkeypatch):
 
 
 def check(command, parse):
-    """Check one command of a document."""
     program, *words = command.words
     short = SHORT.get(command.page, {})
     words = [part for word in words for part in short.get(word, [word])]
@@ -169,7 +167,6 @@ def test_every_python_block_is_tested():
 
 
 def pack(folder, config, edit=lambda config: None):
-    """Write config.py and checkpoint.pth of a small model with random weights."""
     path = ROOT / f'tests/configs/{config}.py'
     config = Config.fromfile(path, import_custom_modules=False)
     config.pop('custom_imports')

@@ -54,7 +54,6 @@ RUNS = [
 def test_a_run_writes_samples_and_pictures(
     run, root, config, tmp_path, monkeypatch, name, write, picture, names
 ):
-    """Two processes test five samples, with sampled outputs for the first three."""
     write(tmp_path)
     result = run(
         root / 'tools/train.py',
@@ -98,7 +97,6 @@ def test_a_run_writes_samples_and_pictures(
     assert [tokens is not None for tokens in generated] == [True] * 3 + [False] * 2
     assert len({tuple(np.asarray(tokens).flatten().tolist()) for tokens in generated[:3]}) == 3
 
-    # One process computes the same metrics from the same samples.
     monkeypatch.chdir(tmp_path)
     built = Config.fromfile(config(name), import_custom_modules=False)
     init_default_scope(built.default_scope)

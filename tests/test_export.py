@@ -52,13 +52,13 @@ def script(path):
 def tool():
     folder = ROOT / 'tools/model_converters'
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)  # as python TOOL does
+        patch.syspath_prepend(folder)
         yield script(folder / 'export_onnx.py')
 
 
 @pytest.fixture
 def files(tmp_path):
-    """Config, checkpoint and model, with keys of hundreds and biases below -3 in the first layer."""
+    """Config, checkpoint and model, whose first layer has keys of hundreds and biases below -3."""
 
     def make(mixer, options='position_embedding=False', layers=1):
         text = MODEL.format(mixer=mixer, options=options, layers=layers)
@@ -287,8 +287,6 @@ def test_the_graph_is_valid_for_keys_unlike_the_example():
 
 
 class Conv(nn.Module):
-    """AFT-conv with a constant weight."""
-
     def __init__(self, weight, **options):
         super().__init__()
         self.weight, self.options = weight, options
@@ -310,7 +308,6 @@ RUNTIME_CASES = {
 @pytest.mark.parametrize('runtime', ['torch', 'openvino', 'onnxruntime'])
 @pytest.mark.parametrize('case', RUNTIME_CASES)
 def test_graphs_of_all_runtimes_equal_the_oracle(case, runtime, tmp_path):
-    """Also for keys far apart, which the example does not have."""
     grid, kernel, scale, options = RUNTIME_CASES[case]
     tokens = torch.Size(grid).numel()
     query, key, value = (torch.randn(2, tokens, channels) for channels in (6, 3, 6))
@@ -358,8 +355,6 @@ def test_an_unknown_runtime_is_refused():
 
 
 class Window(nn.Module):
-    """AFT-local-hard on the grid of its inputs [B, H, W, D]."""
-
     def forward(self, key, value):
         options = dict(window=(4, 6), grid=tuple(key.shape[1:3]), gate='none')
         return ops.aft_local_hard(None, key.flatten(1, 2), value.flatten(1, 2), **options)
@@ -432,7 +427,6 @@ def test_a_detector_is_refused_without_its_backbone(tool, files, tmp_path):
 
 
 def exported(tool, folder, name, *words):
-    """Export tests/configs/NAME.py with random weights; return the graph and the model."""
     pack(folder, name)
     files = str(folder / 'config.py'), str(folder / 'checkpoint.pth')
     tool.main([*files, str(folder / 'model.pt2'), *words])
@@ -457,7 +451,7 @@ def test_float64_sums_are_finite_in_onnx(tool, tmp_path):
     """The exporter writes constants as float32, in which the lowest float64 is −inf."""
     pack(tmp_path, 'tiny_text')
     words = [str(tmp_path / name) for name in ('config.py', 'checkpoint.pth', 'model.onnx')]
-    tool.main(words)  # which compares the outputs
+    tool.main(words)
     assert (tmp_path / 'model.onnx').exists()
 
 
@@ -473,7 +467,6 @@ def test_a_segmentor_gives_the_scores_of_every_pixel(tool, tmp_path):
 
 @pytest.mark.parametrize('suffix', ['pt2', pytest.param('onnx', marks=needs_onnx)])
 def test_a_detector_gives_the_boxes_of_mmdet(suffix, tool, tmp_path):
-    """For any score threshold."""
     mmdet = pytest.importorskip('mmdet.structures', reason='mmdet has the detector')
     pack(tmp_path, 'tiny_detection', lambda config: config.model.test_cfg.update(max_per_img=30))
     files = [str(tmp_path / name) for name in ('config.py', 'checkpoint.pth')]
@@ -533,7 +526,7 @@ def test_a_graph_that_differs_from_the_model_is_removed(tool, files, tmp_path, m
 
     def and_change(program, graph, path):
         write(program, graph, path)
-        for parameter in program.parameters():  # also of the model
+        for parameter in program.parameters():
             parameter.data.add_(1.0)
 
     monkeypatch.setattr(tool, 'write', and_change)

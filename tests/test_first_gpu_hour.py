@@ -23,7 +23,6 @@ from aft_mm.ops.triton.availability import KERNELS  # noqa: E402
 
 @pytest.fixture
 def hour(monkeypatch, tmp_path):
-    """Return a function that runs parts as on a machine with a GPU, at commit 'one' by default."""
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(first_gpu_hour, 'device_name', lambda device: 'a GPU')
 
@@ -38,8 +37,6 @@ def hour(monkeypatch, tmp_path):
 
 @pytest.fixture
 def counted(tmp_path):
-    """Return a part that records each run, and a function that counts the runs."""
-
     def make(name, then=''):
         mark = tmp_path / f'mark-{name}'
         code = f'open({str(mark)!r}, "a").write("x"); {then}'
@@ -83,7 +80,6 @@ def test_a_failing_part_is_recorded_and_the_others_run(hour, counted):
     assert status == 1
     assert [rows[name]['status'] for name in ('good', 'bad', 'last')] == ['ok', 'failed', 'ok']
     assert rows['bad']['exit_status'] == 3 and rows['bad']['last_line'] == 'why'
-    # Only failed parts run again.
     status, rows = hour(*parts)
     assert [count(name) for name in ('good', 'bad', 'last')] == [1, 2, 1]
     assert status == 1 and rows['good']['status'] == 'ok'

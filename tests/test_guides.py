@@ -17,7 +17,7 @@ from .documents import ROOT, commands
 from .test_packaging import elsewhere, wheel  # noqa: F401, an environment without the checkout
 
 GUIDES = sorted(path.stem for path in (ROOT / 'docs/tasks').glob('*.md'))
-#: Parses every command, and builds the model of each config, in the environment of the wheel.
+#: Parses every command and builds the model of each config, with the wheel.
 PARSE_AND_BUILD = """
 import argparse, json, sys
 from pathlib import Path
@@ -67,7 +67,6 @@ def python_blocks(guide):
 
 
 def load_example(text, tmp_path):
-    """Load a config of a guide."""
     (tmp_path / 'example.py').write_text(text)
     config = Config.fromfile(tmp_path / 'example.py')
     init_default_scope(config.default_scope)
@@ -163,7 +162,6 @@ def test_guide_for_own_languages(tmp_path):
 
 @pytest.mark.parametrize('page', ['README.md', 'docs/configs.md'])
 def test_the_own_config_of_the_docs_trains(page, tool, tmp_path, monkeypatch):
-    """Runs unchanged on a few images in the folder layout of ImageNet."""
     blocks = re.findall('```python\n(.*?)```', (ROOT / page).read_text(), re.S)
     (example,) = [block for block in blocks if block.startswith('_base_')]
     monkeypatch.chdir(tmp_path)
@@ -220,7 +218,6 @@ def test_guide_for_own_speech(tmp_path, monkeypatch):
 
 
 def test_guides_need_no_clone(elsewhere, root):  # noqa: F811
-    """All their commands are those of the wheel, and their configs are found and built there."""
     folder, call = elsewhere
     words = [
         command.words[1:]
@@ -252,7 +249,6 @@ def test_guides_need_no_clone(elsewhere, root):  # noqa: F811
 
 @pytest.mark.slow
 def test_the_notebook_runs_from_the_wheel(elsewhere):  # noqa: F811
-    """Its cells, without that of the installation: new, train and predict."""
     folder, call = elsewhere
     cells = json.loads((ROOT / 'docs/tutorials/own_images.ipynb').read_text())['cells']
     code = [

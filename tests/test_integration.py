@@ -12,7 +12,7 @@ import torch
 
 from .helpers import losses
 
-# The tiny configs train 3 epochs of 6 iterations; this one is in the middle of the third.
+# In the middle of the third epoch: the tiny configs train 3 epochs of 6 iterations.
 KILL = {'KILL_AFTER': '15'}
 # Config, time of the kill, and the checkpoint from which the run resumes. More tasks and moments:
 # test_adversarial/test_exact_resume.py.
@@ -29,7 +29,6 @@ def load(path):
 
 
 def assert_same(one, other, path='checkpoint'):
-    """Assert that nested dicts and lists are bit-identical."""
     assert type(one) is type(other), path
     if isinstance(one, dict):
         assert one.keys() == other.keys(), path
@@ -46,7 +45,6 @@ def assert_same(one, other, path='checkpoint'):
 
 
 def write_data(folder):
-    """Write the text of tiny_text and the clouds of tiny_clouds, one of them damaged."""
     rng = np.random.default_rng(0)
     text = rng.choice(np.frombuffer(b'etaoin shrdlu', np.uint8), 4000)
     (folder / 'text.txt').write_bytes(text.tobytes())
@@ -59,8 +57,6 @@ def write_data(folder):
 
 @pytest.fixture(scope='module')
 def train(run, root, config, tmp_path_factory):
-    """Return a function that trains a config with mixed precision in a new or existing folder."""
-
     def call(name, *words, folder=None, **options):
         folder = folder or tmp_path_factory.mktemp(name)
         write_data(folder)
@@ -80,8 +76,6 @@ def train(run, root, config, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def unkilled(train):
-    """Return a function from a config name to the folder of an uninterrupted run."""
-
     @functools.cache
     def call(name):
         folder, result = train(name)
@@ -118,7 +112,6 @@ def one_process(run, root, config, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def two_processes(run, root, config, tmp_path_factory):
-    """Train in two processes, kill one in the third epoch, and resume."""
     folder = tmp_path_factory.mktemp('two')
     train = [
         'bash',
@@ -132,7 +125,7 @@ def two_processes(run, root, config, tmp_path_factory):
     ]
     result = run(*train, cwd=folder, env={**KILL, 'KILL_RANK': '1'})
     assert result.returncode == 1 and (folder / 'epoch_2.pth').exists(), result.stderr
-    assert 'FAILED' in result.stderr  # the report of torch, then the reason
+    assert 'FAILED' in result.stderr
     assert re.fullmatch(
         r'Error: process 1 \(pid \d+\): it was killed by SIGKILL', result.stderr.splitlines()[-1]
     )

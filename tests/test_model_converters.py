@@ -56,7 +56,6 @@ def distilled():
 
 
 def in_mmpretrain(model):
-    """Return the weights with the names of mmpretrain's model."""
     renamed = {
         'patch_embed.proj.': 'patch_embed.projection.',
         'blocks.': 'layers.',
@@ -94,7 +93,6 @@ NAMINGS = {
 
 @pytest.fixture
 def config(tmp_path):
-    """Write the fine-tuning config of table 8 with the small model above, which loads aft.pth."""
     path = tmp_path / 'small.py'
     path.write_text(
         f"_base_ = '{TABLE_8}'\n"
@@ -108,8 +106,6 @@ def config(tmp_path):
 
 @pytest.fixture
 def convert(deit_to_aft, config, tmp_path, capsys):
-    """Convert a checkpoint to aft.pth and return the printed text."""
-
     def call(checkpoint, *options):
         torch.save(checkpoint, tmp_path / 'deit.pth')
         files = [str(tmp_path / name) for name in ('deit.pth', 'aft.pth')]

@@ -21,7 +21,6 @@ FOLDER = ROOT / 'configs/own_data'
 
 @pytest.fixture
 def save():
-    """Save noise as an image of a mode."""
     rng = np.random.default_rng(0)
 
     def save_image(path, mode='RGB', size=(43, 61)):
@@ -37,7 +36,6 @@ def save():
 
 @pytest.fixture
 def train(tool, tmp_path, monkeypatch):
-    """Return a function that trains a copy of a config in the folder of the data."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
 
@@ -61,7 +59,6 @@ def split_folder():
 
 @pytest.fixture
 def photos(save, tmp_path):
-    """Write images of every format and mode, without train/val split."""
     kinds = [
         ('jpg', 'RGB'),
         ('jpeg', 'CMYK'),

@@ -28,7 +28,6 @@ from aft_mm.cli.environment import PYTHON
 
 
 def build_wheel(root, folder, **environment):
-    """Build a wheel outside the checkout; return path, file names, metadata and what was printed."""
     words = [
         '-q',
         'egg_info',
@@ -68,7 +67,6 @@ def wheel(root, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def pure_wheel(root, tmp_path_factory):
-    """The wheel of a machine without a C++ compiler."""
     return build_wheel(root, tmp_path_factory.mktemp('pure'), CC='false', CXX='false')
 
 
@@ -331,7 +329,7 @@ def elsewhere(wheel, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_quickstart_from_a_wheel(elsewhere, root):
-    """Trains, tests and plots without a checkout, with the files of aft_mm/.mim and the loops."""
+    """Trains, tests and plots without a checkout."""
     folder, call = elsewhere
     done = call(
         'aft_mm',
@@ -433,7 +431,7 @@ def test_licenses_of_all_dependencies(root, licenses, capsys):
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert len(lines) > 90 and 'BSD' in lines['torch'] and 'Apache' in lines['mmengine']
     unstated = {name for name, line in lines.items() if 'not stated' in line}
-    assert unstated <= {'cuda-toolkit'}  # a package without content, only dependencies
+    assert unstated <= {'cuda-toolkit'}  # only dependencies
 
 
 def test_the_lock_is_within_the_ranges(wheel, root, licenses):

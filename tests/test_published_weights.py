@@ -39,7 +39,7 @@ def publish_model(tool):
 
 @pytest.fixture
 def trained(tmp_path):
-    """Write a checkpoint of a training with EMAHook: weights and their average."""
+    """Write a checkpoint of a training with EMAHook."""
     model = nn.Linear(3, 2)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     hook = EMAHook()
@@ -239,7 +239,6 @@ def test_a_release_is_listed_in_the_metafile(tool, tmp_path, monkeypatch):
 
 @pytest.fixture
 def file(tmp_path):
-    """Write weights to a safetensors file; return path and state."""
     torch.manual_seed(0)
     state = nn.Linear(3, 2).state_dict()
     with open(tmp_path / 'a.safetensors', 'wb') as stream:
@@ -261,7 +260,6 @@ def test_safetensors_load_through_mmengine_with_and_without_metadata(file, tmp_p
         write_safetensors(io.BytesIO(), dict(state_dict=dict(a=shared, b=shared)))
 
 
-# From the header of the file.
 META = rb'{\"cfg\": \"a = 1\", \"epoch\": 3}'
 
 
@@ -285,8 +283,6 @@ def test_a_damaged_safetensors_file_has_a_one_line_message(file, change, message
 
 
 class Hub:
-    """Fake huggingface_hub that serves files of a folder."""
-
     def __init__(self, folder):
         self.folder, self.asked = folder, []
 
@@ -310,7 +306,7 @@ def test_checkpoints_from_a_hub(file, monkeypatch):
     ):
         loaded = CheckpointLoader.load_checkpoint(address, map_location='cpu')
         assert torch.equal(loaded['state_dict']['bias'], state['bias']) and hub.asked[-1] == asked
-    # In a subfolder of the repository; and a pickle, which is loaded as safely as a local file.
+    # In a subfolder of the repository; and a pickle, which is loaded safely.
     (path.parent / 'deep').mkdir()
     torch.save(dict(state_dict=state, call=print), path.parent / 'deep/b.pth')
     with pytest.raises(pickle.UnpicklingError, match='b.pth. is refused because it asks for print'):

@@ -66,7 +66,6 @@ def test_training_and_evaluation(mixer, tmp_path, capsys):
 
 
 def test_the_policy_gradient_shortens_tours():
-    """The length of sampled tours after a few steps, with the log-probabilities' sign as it is."""
     model = TourModel('aft', 16, 1)
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     points, starts = torch.rand(64, 10, 2), torch.arange(10).expand(64, -1)

@@ -27,7 +27,6 @@ EXACT = 'aft_mm.ExactResumeHook'
 
 
 def hooks(cfg):
-    """Return the types of all hooks."""
     return [
         hook['type'] for hook in (*cfg.default_hooks.values(), *cfg.get('custom_hooks', [])) if hook
     ]

@@ -16,7 +16,6 @@ from .helpers import picture
 
 @pytest.fixture
 def sample(tool, tmp_path, monkeypatch):
-    """Return a function that runs `aft_mm sample` in its own folder."""
     monkeypatch.chdir(tmp_path)
     return lambda *words: tool('sample').main([*map(str, words), '--device', 'cpu'])
 

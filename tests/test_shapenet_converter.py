@@ -14,7 +14,6 @@ MODEL = 'models/model_normalized.obj'
 
 @pytest.fixture
 def convert(root, monkeypatch, capsys):
-    """Run the converter and return its report."""
     spec = importlib.util.spec_from_file_location(
         'shapenet_converter', root / 'tools/dataset_converters/shapenet.py'
     )
@@ -40,7 +39,6 @@ def written(folder):
 
 @pytest.fixture
 def shapenet(tmp_path):
-    """Write four chairs and a car in the layout of ShapeNetCore v2, with all.csv."""
     for name in ('03001627/a', '03001627/b', '03001627/c', '03001627/d', '02958343/a'):
         box(tmp_path / 'meshes' / name / MODEL)
         (tmp_path / 'meshes' / name / 'models/model_normalized.json').touch()
@@ -76,7 +74,6 @@ def test_the_official_split_omits_unlisted_models(convert, shapenet):
     ]
     assert report.endswith(f'{out}: 4 written, 1 not in {shapenet}/all.csv\n')
     assert len(PointClouds(str(out), ('chair', 'car'))) == 2
-    # Models with the same box get different points.
     assert not np.array_equal(
         np.load(out / '02958343/train/a.npy'), np.load(out / '03001627/train/b.npy')
     )

@@ -36,7 +36,6 @@ FOREIGN = (
 
 @pytest.fixture
 def decay(tmp_path, monkeypatch):
-    """Write decay.py of the tutorial to a folder on the Python path."""
     (tmp_path / 'decay.py').write_text(blocks(TUTORIAL, 'python')[0])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -44,7 +43,6 @@ def decay(tmp_path, monkeypatch):
 
 
 def own_config(folder, index, **options):
-    """Write the config of a code block with small data, and return its path."""
     text = blocks(TUTORIAL, 'python')[index].replace("'configs/", f"'{ROOT}/configs/")
     (folder / 'mine.py').write_text(text)
     config = Config.fromfile(folder / 'mine.py', import_custom_modules=False)
@@ -226,7 +224,6 @@ def test_every_environment_variable_is_documented():
 
 
 def anchors(path):
-    """Return the anchors of the headings of a document as GitHub names them."""
     text = re.sub(r'^```.*?^```', '', path.read_text(), flags=re.M | re.S)
     names = re.findall(r'^#+ (.+)$', text, re.M)
     return {re.sub(r'[^\w\- ]', '', name.lower()).replace(' ', '-') for name in names}

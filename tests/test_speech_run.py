@@ -21,7 +21,6 @@ for library in ('soundfile', 'torchaudio', 'jiwer'):
 
 @pytest.fixture(scope='module')
 def trained(run, root, config, tmp_path_factory):
-    """Return the folder of a run."""
     folder = tmp_path_factory.mktemp('speech')
     write_sound(folder)
     done = run(root / 'tools/train.py', config('tiny_speech'), '--work-dir', '.', cwd=folder)
@@ -42,7 +41,6 @@ def test_the_log_has_rates_seconds_and_the_schedule(trained):
 
 
 def loss_and_gradients(config, rank, world_size):
-    """Return loss and gradients of the first batch on this rank."""
     config = Config.fromfile(config, import_custom_modules=False)
     init_default_scope('aft_mm')
     torch.manual_seed(0)
@@ -98,7 +96,6 @@ class TestUse:
 
     @pytest.fixture(scope='class')
     def recognizer(self, trained, config):
-        # Without the hooks of the tests, which users do not have.
         plain = Config.fromfile(config('tiny_speech'), import_custom_modules=False)
         plain.pop('custom_imports')
         plain.dump(trained / 'plain.py')

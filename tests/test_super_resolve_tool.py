@@ -22,7 +22,6 @@ def module(tool):
 
 @pytest.fixture
 def enlarge(module, tmp_path, monkeypatch, untrained):
-    """Return a function that runs the tool in a folder with images of 4 x 4 and 6 x 9 pixels."""
     monkeypatch.chdir(tmp_path)
     for name, shape in (
         ('small.png', (4, 4, 3)),

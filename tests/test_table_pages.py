@@ -20,7 +20,6 @@ every_page = pytest.mark.parametrize('page', FACTS['pages'], ids=lambda page: pa
 
 
 def anchors(path):
-    """The anchors of the headings of a page, as GitHub makes them."""
     return {
         re.sub(r'[^\w\- ]', '', heading.lower()).strip().replace(' ', '-')
         for heading in re.findall(r'^#+ (.+)$', path.read_text(encoding='utf-8'), re.M)

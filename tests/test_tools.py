@@ -20,13 +20,11 @@ from .helpers import only_error
 
 @pytest.fixture(autouse=True)
 def own_data(monkeypatch):
-    """Unset AFT_MM_DATA, since these tests write their own data."""
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
 
 
 @pytest.fixture(scope='module')
 def trained(run, root, config, tmp_path_factory):
-    """Train one epoch with nearly every argument of train.py."""
     folder = tmp_path_factory.mktemp('trained')
     result = run(
         root / 'tools/train.py',
@@ -50,7 +48,6 @@ def trained(run, root, config, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def tested(trained, run, root, config):
-    """Test the checkpoint without and with test-time augmentation and autocast."""
     folder, _ = trained
     results = {}
     for name, words in dict(plain=[], tta=['--tta', '--amp']).items():
@@ -141,7 +138,6 @@ class TestTestArguments:
 
 
 def test_likelihood_equals_that_of_the_dump(run, root, config, tmp_path):
-    """Every byte of the split counts once."""
     (tmp_path / 'text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
     for words in (
         ['train.py', config('tiny_text'), '--amp', '--no-validate'],
@@ -223,8 +219,6 @@ def test_an_unsupported_backend_has_a_one_line_message(run, root, config, tmp_pa
 
 
 class TestErrorsBeforeARun:
-    """A one-line message, before anything is built."""
-
     @pytest.fixture
     def fails(self, tool, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -368,8 +362,6 @@ class TestErrorsBeforeARun:
 
 
 class TestErrorsOfARun:
-    """A one-line message, before the first iteration."""
-
     def test_unknown_key_of_a_mixer(self, run, root, config, tmp_path):
         result = run(
             root / 'tools/train.py',

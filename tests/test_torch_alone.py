@@ -26,7 +26,6 @@ class OnlyTorch(MetaPathFinder):
 
 
 def sums() -> dict[str, float]:
-    """Return the sum of the outputs and gradients of every mixer and model."""
     import torch
 
     import aft_mm.layers

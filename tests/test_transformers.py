@@ -39,7 +39,6 @@ def parts(mixer, **head):
 
 
 def language_models(mixer=MIXERS[0], **head):
-    """Return a model for Transformers and ours with the same random weights."""
     torch.manual_seed(0)
     model = hf.AFTForCausalLM(hf.AFTTextConfig(parts(mixer, **head), pad_token_id=0)).eval()
     for parameter in model.parameters():
@@ -58,7 +57,7 @@ def equal(a, b):
 
 
 def assert_same_model(loaded, model, inputs):
-    """Compare all weights by bits, logits to rounding, which depends on where a file lies in memory."""
+    """Compare all weights by bits, logits to rounding, which depends on the place in memory."""
     states = loaded.state_dict(), model.state_dict()
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

@@ -1,4 +1,4 @@
-"""A translation model: training, resuming, two processes, testing, Translator and tools/translate.py."""
+"""A translation model: training, resuming, two processes, testing, Translator and the tool."""
 
 import io
 import itertools
@@ -31,8 +31,6 @@ NUMBER = itertools.count()  # runs with the same name would share a logger
 
 
 class Dies(Hook):
-    """Stop the run after an iteration."""
-
     def __init__(self, after):
         self.after = after
 
@@ -49,7 +47,6 @@ def data(tmp_path_factory):
 
 
 def config_of(data, **options):
-    """Return the tiny config with absolute data paths."""
     config = Config.fromfile(CONFIG)
     config.subwords = str(data / config.subwords)
     for split in ('train', 'val', 'test'):
@@ -61,8 +58,6 @@ def config_of(data, **options):
 
 @pytest.fixture(scope='module')
 def train(data, tmp_path_factory):
-    """Return a function that trains, optionally resumes or dies, and returns the runner."""
-
     def call(folder=None, dies=None, **options):
         config = config_of(data, **options)
         config.update(
@@ -91,7 +86,6 @@ def trained(train):
 
 @pytest.fixture(scope='module')
 def files(trained, data):
-    """Return paths of config and checkpoint."""
     config = config_of(data)
     config.pop('custom_imports')
     path = Path(trained.work_dir, 'config.py')
@@ -254,8 +248,6 @@ def test_the_sample_command_refers_to_translate(tool, files):
 
 @pytest.fixture
 def translate(tool, monkeypatch):
-    """Return a function that runs `aft_mm translate` on bytes and returns the output lines."""
-
     def call(content, *words):
         out = io.BytesIO()
         with monkeypatch.context() as patch:

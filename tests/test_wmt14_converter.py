@@ -36,8 +36,6 @@ MEMBERS = {
 
 @pytest.fixture
 def archives(tmp_path):
-    """Write the archives with some members changed and return their paths."""
-
     def call(**changes):
         for name, members in MEMBERS.items():
             with tarfile.open(tmp_path / name, 'w:gz') as archive:

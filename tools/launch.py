@@ -40,7 +40,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.run import parse_args as parse_torchrun
 from torch.distributed.run import run
 
-# Default and minimum of each environment variable.
+# Default and minimum.
 VARIABLES = dict(NNODES=(1, 1), NODE_RANK=(0, 0), PORT=(29500, 1), RDZV_TIMEOUT=(600, 1))
 
 
@@ -51,7 +51,7 @@ def number(name: str, text: str, least: int) -> int:
 
 
 def torchrun_words(args: argparse.Namespace) -> list[str]:
-    """Return the arguments of torchrun, and refuse those on which it would wait silently."""
+    """Return the arguments of torchrun; refuse those that would make it wait without a message."""
     gpus = number('GPUS', args.gpus, 1)
     nodes, rank, port, timeout = (
         number(name, os.environ.get(name) or str(usual), least)
@@ -100,7 +100,7 @@ def check_port(port: int) -> None:
 
 
 def root_cause(failures: dict[int, ProcessFailure]) -> str:
-    # A killed process leaves no message, and the others may report its loss first.
+    # Killed processes leave no message, and others may report the loss first.
     order = sorted(
         failures,
         key=lambda rank: (

@@ -12,8 +12,6 @@ from mmengine.registry import HOOKS
 
 @HOOKS.register_module()
 class RecordLossHook(Hook):
-    """Write the loss of every iteration of every rank, one JSON line each."""
-
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         with open(Path(runner.work_dir, f'loss_{runner.rank}.jsonl'), 'a') as file:
             file.write(json.dumps([runner.iter, outputs['loss'].item()]) + '\n')

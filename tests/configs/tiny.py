@@ -1,4 +1,4 @@
-# An AFT-conv classifier of two small blocks on 96 digits: an epoch takes less than a second.
+# An AFT-conv classifier of two small blocks on 96 digits.
 default_scope = 'mmpretrain'
 custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'], allow_failed_imports=False)
 

@@ -1,5 +1,5 @@
 # A recogniser with two small blocks on the folder `sound` of the working directory, written by
-# tests/speech_data.py. An epoch takes less than a second.
+# tests/speech_data.py.
 default_scope = 'aft_mm'
 custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'], allow_failed_imports=False)
 

@@ -1,5 +1,4 @@
-# A language model with two small blocks on the 4,000 bytes of text.txt in the working directory. An
-# epoch takes less than a second.
+# A language model with two small blocks on the 4,000 bytes of text.txt in the working directory.
 default_scope = 'aft_mm'
 custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'], allow_failed_imports=False)
 

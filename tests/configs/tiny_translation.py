@@ -1,5 +1,5 @@
 # A translation model with one small encoder and decoder block on train.de, train.en, val.* and
-# subwords.model in the working directory. An epoch takes less than a second.
+# subwords.model in the working directory.
 default_scope = 'aft_mm'
 custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'], allow_failed_imports=False)
 subwords = 'subwords.model'

@@ -1,4 +1,4 @@
-"""tools/benchmarks/benchmark_tiles.py: scores, the pixels at borders, and tiles of the whole image."""
+"""tools/benchmarks/benchmark_tiles.py: scores, and pixels at the borders of tiles."""
 
 import json
 import sys

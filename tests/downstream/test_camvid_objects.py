@@ -175,7 +175,6 @@ def split_of(shared_data, split):
 
 
 def test_ground_truth_as_prediction_has_an_average_precision_of_one(shared_data):
-    """Checks units, run lengths and ignored regions."""
     dataset, pipeline = split_of(shared_data, 'test')
     metric = CocoMetric(metric=['bbox', 'segm'])
     metric.dataset_meta = dataset.metainfo

@@ -45,14 +45,12 @@ def build(name):
 
 
 def innermost(dataset):
-    """Return the datasets inside of RepeatDataset and ConcatDataset."""
     if 'dataset' in dataset:
         return innermost(dataset.dataset)
     return dataset.get('datasets', [dataset])
 
 
 def heads(model):
-    """Return the parts of a model that have a number of classes."""
     if 'roi_head' in model:
         return [model.roi_head.bbox_head, model.roi_head.mask_head]
     return [model[name] for name in ('bbox_head', 'decode_head', 'auxiliary_head') if name in model]

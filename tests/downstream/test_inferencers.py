@@ -1,4 +1,4 @@
-"""DetInferencer of mmdet, MMSegInferencer and inference_model of mmseg, and `aft_mm predict` on our models."""
+"""Inferencers of mmdet and mmseg, and `aft_mm predict`, on our models."""
 
 import json
 
@@ -20,7 +20,6 @@ CONFIGS = configs_of('detection', 'segmentation')
 
 @pytest.fixture
 def checkpoint(tmp_path, monkeypatch):
-    """Write config and checkpoint of a model with one small layer like a training."""
     monkeypatch.setattr(DefaultScope, '_instance_dict', dict(DefaultScope._instance_dict))
 
     def write(name, classes):

@@ -54,8 +54,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def call(run, shared_data, tmp_path):
-    """Return a function that runs a tool on a small part of the data of a config."""
-
     def call_tool(tool, case, *words, options=(), env=None, ranks=None):
         if not (shared_data / case.data).is_dir():
             pytest.skip(f'needs {case.data} under AFT_MM_DATA')

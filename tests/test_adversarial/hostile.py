@@ -97,7 +97,6 @@ OBJECTS = {
 
 
 def save_pickle(path, data):
-    """Save any pickle in torch's archive format."""
     with zipfile.ZipFile(path, 'w') as archive:
         archive.writestr('a/data.pkl', data)
         archive.writestr('a/version', '3')

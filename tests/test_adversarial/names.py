@@ -4,7 +4,6 @@ from torch import Tensor
 
 
 def short(value) -> str:
-    """A name for a test parameter without addresses and random numbers."""
     if isinstance(value, Tensor):
         return f'{value.dtype} {list(value.shape)}'
     if isinstance(value, dict):

@@ -25,7 +25,6 @@ REFUSED = '(is refused because it asks for|is damaged or holds)'
 
 
 def refused(path):
-    """Return the message with which a file is refused."""
     with pytest.raises(pickle.UnpicklingError, match=REFUSED) as error:
         load_from_local(str(path))
     assert str(path) in str(error.value) and '\n' not in str(error.value)
@@ -50,7 +49,7 @@ def test_no_object_is_built_by_the_state_of_a_file(name, zipped, tmp_path):
     ],
 )
 def test_tools_refuse_an_object_array_and_live(name, words, tool, config, tmp_path, monkeypatch):
-    """Stock numpy writes to an address that the file chooses, and crashes."""
+    """Stock numpy would write to an address that the file chooses."""
     monkeypatch.chdir(tmp_path)
     state = dict(
         state_dict={}, meta=dict(experiment_name=hostile.OBJECTS['object array at an address']())
@@ -78,7 +77,6 @@ PICKLES = {
 
 
 def read_all(paths, report):
-    """Write the results of reading the files, and the memory it takes [kB]."""
     resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     messages = []
@@ -112,7 +110,7 @@ def test_weights_that_claim_more_than_the_file_holds_are_refused(tmp_path):
     assert 'many times the memory' in refused(tmp_path / 'views.pth')
     hostile.save_expanded(tmp_path / 'expanded.pth')
     assert 'many times the memory' in refused(tmp_path / 'expanded.pth')
-    hostile.save_views(tmp_path / 'tied.pth', 3)  # as tied weights are
+    hostile.save_views(tmp_path / 'tied.pth', 3)
     assert len(load_from_local(str(tmp_path / 'tied.pth'))['state_dict']) == 3
     hostile.recompressed(tmp_path / 'tied.pth', tmp_path / 'bomb.pth')
     assert 'compressed' in refused(tmp_path / 'bomb.pth')
@@ -166,7 +164,6 @@ def test_a_file_that_is_cut_or_overwritten_anywhere_is_refused_or_whole(tmp_path
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """Serve content by path, whole or truncated, and count the requests."""
     answers, asked = {}, []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -236,7 +233,7 @@ def test_a_damaged_download_is_not_met_again(server, tmp_path):
 
 @pytest.fixture
 def raw_server(tmp_path, monkeypatch):
-    """A server that sends bytes from a generator until the connection is closed."""
+    """A server that sends bytes from a generator until the connection closes."""
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'hub'))
     answers, ended = {}, threading.Event()
 
@@ -263,8 +260,6 @@ def raw_server(tmp_path, monkeypatch):
 
 
 def endless(*start, block=bytes(2**20), pause=0.0):
-    """A response that begins as given and never ends."""
-
     def answer():
         yield from start
         while True:

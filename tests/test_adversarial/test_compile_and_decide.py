@@ -16,7 +16,6 @@ pytestmark = pytest.mark.adversarial
 
 
 def parameters(op, grid):
-    """The bias parameters of an op on a grid, and its options."""
     tokens = torch.Size(grid).numel()
     if op == 'aft_full':
         return [torch.randn(tokens, tokens)], {}
@@ -54,10 +53,7 @@ def test_sizes_that_change(op, causal, dynamic):
 
 
 def test_inductor_takes_a_causal_convolution_on_a_picture(monkeypatch):
-    """A literal inside torch.cond used to be a 'non-tensor input'.
-
-    The C++ code is written and not compiled, which takes half a minute, so the output is empty.
-    """
+    """The C++ code is written but not compiled, which takes half a minute; the output is empty."""
     monkeypatch.setenv('AFT_MM_BACKEND', 'eager')  # the loops are one node
     torch._dynamo.reset()
     sources = []
@@ -72,7 +68,7 @@ def test_inductor_takes_a_causal_convolution_on_a_picture(monkeypatch):
     compiled = torch.compile(ops.aft_conv, fullgraph=True, dynamic=False, options=options)
     with torch.compiler.config.patch(force_disable_caches=True):
         assert compiled(*inputs, grid=(5, 4), causal=True).shape == (2, 20, 4)
-    assert len(sources) > 2  # also those of the branches
+    assert len(sources) > 2
 
 
 def test_the_compile_hook_makes_a_graph_per_size():
@@ -100,7 +96,6 @@ def test_the_compile_hook_makes_a_graph_per_size():
 
 
 def run(spread):
-    """Run a causal op, which takes the fast path if keys are close."""
     x = torch.linspace(0, spread, 8)[None, :, None].expand(1, 8, 2)
     return ops.aft_simple(x, x, x, causal=True)
 

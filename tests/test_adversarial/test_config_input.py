@@ -24,7 +24,6 @@ TINY = ROOT / 'tests/configs/tiny.py'
 
 @pytest.fixture
 def tool(tool, monkeypatch, tmp_path):
-    """Run a tool in this process and in an empty folder."""
     monkeypatch.syspath_prepend(str(ROOT / 'tools/analysis_tools'))
     monkeypatch.chdir(tmp_path)
 
@@ -171,7 +170,6 @@ def test_options_that_are_no_pairs(tool, capsys, words):
 
 @pytest.fixture
 def bias_checkpoint(tmp_path):
-    """The config and a checkpoint of an untrained classifier."""
     config = Config.fromfile(TINY, import_custom_modules=False)
     config.pop('custom_imports')
     config.dump(tmp_path / 'config.py')

@@ -42,7 +42,6 @@ rng = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def quickly():
-    """Fail a test that takes long or never ends."""
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail('the reader hangs'))
     signal.alarm(60)
     start = time.process_time()  # other processes may be busy
@@ -97,7 +96,7 @@ def test_usual_rates_are_resampled(rate, tmp_path):
 
 def test_a_flac_file_is_as_long_as_its_samples(tmp_path):
     whole = read_sound(flac(tmp_path / 'whole.flac', 20_000), 16000)[0]
-    streamed = flac(tmp_path / 'streamed.flac', 0)  # the number is unknown
+    streamed = flac(tmp_path / 'streamed.flac', 0)
     np.testing.assert_array_equal(read_sound(streamed, 16000)[0], whole)
     assert num_sound_frames(streamed, 16000) == 123
     longer = flac(tmp_path / 'longer.flac', 2**36 - 1)
@@ -295,7 +294,6 @@ def test_mnist_that_expands_beyond_its_size(tmp_path, monkeypatch):
 
 
 def boxes(tmp_path, **changes):
-    """Check annotations of one image with a box, which has the changes."""
     box = dict(id=1, image_id=7, category_id=1, bbox=[1, 1, 4, 4], area=16, segmentation=[])
     image = dict(id=7, file_name='a.png', height=6, width=8)
     for key, value in changes.items():

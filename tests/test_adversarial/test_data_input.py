@@ -80,8 +80,6 @@ def test_a_whole_image_passes(tmp_path, name):
 
 
 class Images(list):
-    """The part of a data set that the hook uses."""
-
     def get_data_info(self, index):
         return dict(img_path=str(self[index]))
 

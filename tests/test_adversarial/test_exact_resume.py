@@ -26,7 +26,7 @@ from ..test_integration import assert_same, write_data
 pytestmark = [pytest.mark.adversarial, pytest.mark.slow]
 
 STOPS = ('SIGTERM', 'SIGKILL', 'disk', 'SIGINT group', 'SIGHUP', 'SIGTERM group', 'SIGINT')
-# Moments of each task, four per run; EXACT_RESUME_MOMENTS=20 gives 140 in all.
+# Of each task, four per run; EXACT_RESUME_MOMENTS=20 gives 140 in all.
 NUM_MOMENTS = int(os.environ.get('EXACT_RESUME_MOMENTS', 4))
 IMPORTED = [
     *(
@@ -103,7 +103,6 @@ TASKS = {
 
 
 def write_frames(folder):
-    """Frames of random pixels in the layouts of CamVid and BCCD."""
     rng = np.random.default_rng(0)
 
     def save(path, array):
@@ -132,7 +131,6 @@ def write_frames(folder):
 
 @pytest.fixture(scope='module')
 def data(tmp_path_factory):
-    """The folder in which all runs start."""
     folder = tmp_path_factory.mktemp('data')
     write_data(folder)
     write_frames(folder)
@@ -145,8 +143,6 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def train(run, root, config, data):
-    """Train a task in a work dir."""
-
     def call(name, work_dir, *words, **env):
         task = TASKS[name]
         flags = [option for option in task.options if option.startswith('--')]
@@ -188,14 +184,11 @@ def short_runs(config):
 
 
 def missing(task):
-    """Return the modules that a task needs and that are not installed."""
     return [module for module in task.needs if not importlib.util.find_spec(module)]
 
 
 @pytest.fixture(scope='module')
 def uninterrupted(train, data):
-    """State of a run by its task."""
-
     @functools.cache
     def call(name):
         result = train(name, name)
@@ -231,7 +224,6 @@ def final_state(folder):
 
 
 def metrics(folder):
-    """The numbers of every validation; a repeated one replaces the first."""
     found = {}
     for path in sorted(folder.glob('*/vis_data/scalars.json')):
         for record in map(json.loads, path.read_text().splitlines()):
@@ -289,7 +281,6 @@ def test_a_run_that_stops_resumes_to_the_same_bits(name, number, train, uninterr
 
 
 def assert_stopped(result, moment, way):
-    """Check the exit status and the message of a stopped run."""
     signal_name = way.split()[0]
     if way == 'disk':
         assert result.returncode == 1, result.stderr

@@ -23,7 +23,6 @@ HEAD = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=16)
 
 
 def assert_error(call, name):
-    """Check that the call raises a one-line ValueError that begins with the name of the argument."""
     with pytest.raises(ValueError, match=f'^{name}.* must ') as error:
         call()
     assert '\n' not in str(error.value)

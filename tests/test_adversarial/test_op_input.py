@@ -18,7 +18,6 @@ OPS = {case.op: case for case in reversed(CASES)}
 
 
 def sentence(call, name):
-    """Return the message of the ValueError, which begins with the name of the argument."""
     with pytest.raises(ValueError, match=f'^{name}.* (must|holds) ') as error:
         call()
     assert '\n' not in str(error.value)
@@ -26,7 +25,6 @@ def sentence(call, name):
 
 
 def values():
-    """Values that are not a dense float tensor on the device of the others."""
     numbers = torch.randn(3, 4, 5)
     yield from (None, 5.0, 'x', [[1.0]], np.zeros((2, 3, 4)))
     for dtype in (torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn):
@@ -71,7 +69,6 @@ def test_devices_of_every_op(op):
     for index in range(len(tensors)):
         mixed = list(tensors)
         mixed[index] = mixed[index].detach().to('meta')
-        # Uninitialised memory once came back for a bias that has no values.
         with pytest.raises(ValueError, match=' must be on (cpu|meta) with the others, got'):
             OPS[op](*mixed)
 

@@ -59,7 +59,7 @@ UNPACK = {
 @LOOPS
 @pytest.mark.parametrize('unpack', UNPACK.values(), ids=UNPACK)
 def test_saved_tensor_hooks_that_return_another_tensor(op, unpack):
-    """Sums over memory of another type or size corrupted the heap."""
+    """Sums over memory of another type or size would corrupt the heap."""
 
     def changed(x):
         return unpack(x) if x.dim() >= 3 and x.shape[:1] == (B,) else x
@@ -102,7 +102,7 @@ def test_tensors_without_memory(op):
     with FakeTensorMode():
         mask = torch.ones(B, T, dtype=torch.bool)
     with pytest.raises(RuntimeError, match='a subclass of torch.Tensor needs torch operations'):
-        op(*tensors, key_mask=mask)  # was ignored
+        op(*tensors, key_mask=mask)
     for index in range(3):
         freed = [x.clone() for x in tensors]
         freed[index].untyped_storage().resize_(0)
@@ -132,7 +132,6 @@ def test_frozen_weight_that_is_written_to_before_a_second_derivative():
 
 
 def run(code, package):
-    """Run Python code with a copy of the package, or the package itself."""
     environment = {**os.environ, 'PYTHONPATH': str(package)}
     environment.pop(ENVIRONMENT_VARIABLE)
     command = [sys.executable, '-c', code]
@@ -172,7 +171,7 @@ def test_damaged_library_is_not_loaded(damage, tmp_path, monkeypatch, caplog):
 
 
 def test_process_survives_a_damaged_library(tmp_path):
-    """Loading one ended the process by SIGBUS."""
+    """Loading one would end the process by SIGBUS."""
     source = availability.FOLDER.parents[1]
     ignored = shutil.ignore_patterns('__pycache__', '.mim')
     shutil.copytree(source, tmp_path / source.name, ignore=ignored)
@@ -219,7 +218,7 @@ print(sorted(caught))
 
 @pytest.mark.parametrize('name, gradient', [('forward', False), ('backward', True)])
 def test_memory_that_runs_out_inside_a_loop(name, gradient):
-    """An exception that left a parallel region ended the process."""
+    """An exception that leaves a parallel region ends the process."""
     done = run(OUT_OF_MEMORY.format(gradient=gradient), availability.FOLDER.parents[2])
     assert done.returncode == 0, done.stderr
     assert f'aft_conv_{name}' in done.stdout and 'none' in done.stdout

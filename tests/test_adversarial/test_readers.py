@@ -47,15 +47,13 @@ from aft_mm.datasets.sound_files import filter_banks, read_kaldi, read_mfc, read
 from aft_mm.tokenizers import Subwords, read_lexicon
 
 pytestmark = pytest.mark.adversarial
-MEMORY = 2**30  # bytes that a reader may take in addition to those of the process
+MEMORY = 2**30  # bytes, in addition to those of the process
 SECONDS = 20  # per case; all but a hang take milliseconds
 REFUSED = (ValueError, FileNotFoundError, pickle.UnpicklingError)
 rng = np.random.default_rng(0)
 
 
 class Reader(NamedTuple):
-    """How to write an intact file and how to read it."""
-
     make: Callable[[Path], None]
     read: Callable[[Path], object]
 
@@ -185,7 +183,6 @@ def voc(path: Path) -> None:
 
 
 def archive(path: Path) -> None:
-    """The parts of WMT14 that its converter looks for, in a tar archive."""
     names = ['europarl-v7.de-en', 'commoncrawl.de-en', 'news-commentary-v9.de-en', 'newstest2013']
     texts = {f'{name}.{side}': b'a\nb\n' for name in names for side in ('en', 'de')}
     for side, kind in (('en', 'src'), ('de', 'ref')):
@@ -208,7 +205,6 @@ def write(data: bytes) -> Callable[[Path], None]:
 
 
 def readers(tool: Callable) -> dict[str, Reader]:
-    """All readers by the name of their file."""
     wmt14, enwik8 = (tool(f'dataset_converters/{name}') for name in ('wmt14', 'enwik8'))
     shapenet = tool('dataset_converters/shapenet')
     found = {
@@ -290,7 +286,6 @@ NAMES = list(readers(lambda name: __import__('types').SimpleNamespace(read_split
 
 
 def damaged(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield variants of the bytes of a file, with what was done to them."""
     random = np.random.default_rng(len(data))
     lengths = {0, 1, 2, 3, len(data) // 2, len(data) - 1, len(data) - 8}
     lengths |= {2**power + offset for power in range(2, 20) for offset in (-1, 0, 1)}
@@ -343,7 +338,6 @@ PLACES = {
 
 
 def refuse_all(reader: Reader, path: Path, report: Path) -> None:
-    """Read every variant of a file, and record those that are not refused properly."""
     warnings.simplefilter('ignore')
     os.dup2(os.open(report.with_suffix('.log'), os.O_CREAT | os.O_WRONLY, 0o600), 2)
     used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()
@@ -387,7 +381,7 @@ def test_a_damaged_file_is_refused_with_its_name(name, tool, tmp_path):
     path.parent.mkdir(parents=True)
     reader.make(path)
     if name != 'config.yml':
-        reader.read(path)  # imports what it needs, and shows that the whole file is read
+        reader.read(path)  # imports what it needs
     child = multiprocessing.get_context('fork').Process(
         target=refuse_all, args=(reader, path, tmp_path / 'report')
     )

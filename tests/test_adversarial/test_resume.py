@@ -23,8 +23,6 @@ pytestmark = pytest.mark.adversarial
 
 @pytest.fixture
 def train(tool, config, monkeypatch):
-    """Train the tiny classifier in a folder, with a value of --resume and changes of the config."""
-
     def call(folder, *words, resume=None, name='tiny_without_chance'):
         monkeypatch.chdir(folder)
         flag = [] if resume is None else ['--resume', *filter(None, [resume])]
@@ -49,7 +47,6 @@ def train(tool, config, monkeypatch):
 
 @pytest.fixture(scope='module')
 def whole_run(tmp_path_factory, root, config):
-    """An uninterrupted run."""
     folder = tmp_path_factory.mktemp('whole')
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(root / 'tests/configs'))
@@ -84,7 +81,6 @@ def assert_same_weights(one, other):
 
 
 def kinds(value):
-    """Every type in a tree."""
     if isinstance(value, dict):
         return {type(value)}.union(*map(kinds, value), *map(kinds, value.values()))
     if isinstance(value, list | tuple):
@@ -357,7 +353,7 @@ def test_a_resume_removes_nothing_but_its_own(train, stopped, tmp_path_factory, 
     log = train(stopped, 'default_hooks.checkpoint.max_keep_ckpts=2', resume='')
     assert (victim / 'best_a.pth').read_text() == 'precious'
     assert (stopped / 'epoch_7.pth/precious').exists()
-    assert not (stopped / 'epoch_1.pth').exists()  # which the run itself would remove
+    assert not (stopped / 'epoch_1.pth').exists()
     assert (
         f"best_ckpt of the checkpoint, '{victim}', is not a checkpoint in this run's folder" in log
     )

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.adversarial
 
 @HOOKS.register_module(force=True)
 class FailHook(Hook):
-    """Calls ``action`` of its class when iteration ``after`` is done, counted from 1."""
+    """Call ``action`` of its class after iteration ``after``, counted from 1."""
 
     action = staticmethod(lambda runner: None)
     priority = 'HIGHEST'
@@ -39,7 +39,6 @@ class FailHook(Hook):
 
 @pytest.fixture
 def train(tool, config, tmp_path, monkeypatch):
-    """Train the tiny classifier here with ``action`` in between; return how it ended."""
     monkeypatch.chdir(tmp_path)
 
     def call(action=None, *words, place='after_train_iter', resume=False, workers=0):
@@ -58,7 +57,6 @@ def train(tool, config, tmp_path, monkeypatch):
 
 
 def ends(call, *args, **kwargs):
-    """Return the status or message with which it ends."""
     with pytest.raises(SystemExit) as end:
         call(*args, **kwargs)
     return end.value.code
@@ -73,7 +71,6 @@ def weights(path='work/epoch_3.pth'):
 
 
 def stop(train, signum, capfd):
-    """Train until a signal ends the run, and check its message."""
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     assert ends(train, send(signum)) == 128 + signum
     assert capfd.readouterr().err.splitlines()[-1] == (
@@ -183,7 +180,7 @@ def test_a_process_that_is_forked_inside_ends_as_any_other():
             processes = [context.Process(target=lock.acquire) for _ in range(20)]
             for process in processes:
                 process.start()
-                process.terminate()  # as a pool of an evaluation does, which then waits for its end
+                process.terminate()  # as a pool of an evaluation does, before it waits
             ended = []
             for process in processes:
                 process.join(30)
@@ -197,7 +194,7 @@ def test_a_process_that_is_forked_inside_ends_as_any_other():
     finally:
         os.sched_setaffinity(0, cores)
     assert ended == [-signal.SIGTERM] * len(processes)
-    assert asked.exitcode == 1  # by the system, whatever the process is just then doing
+    assert asked.exitcode == 1  # by the system
 
 
 def kill_worker(runner):

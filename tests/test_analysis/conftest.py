@@ -1,4 +1,4 @@
-"""Add tools/analysis_tools to the path, since its scripts import each other by file name."""
+"""Add tools/analysis_tools to the path, since its scripts import each other."""
 
 import sys
 from pathlib import Path

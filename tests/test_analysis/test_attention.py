@@ -127,7 +127,7 @@ def test_attention_of_three_libraries_is_recorded():
 
 def test_the_mean_over_batches_is_that_of_all_images():
     torch.manual_seed(0)
-    attention = torch.randn(5, 3, 2, 17, 17).softmax(-1)  # images, layers
+    attention = torch.randn(5, 3, 2, 17, 17).softmax(-1)
     mean = MeanAttention((16, 16), 1)
     for part in attention.split([2, 3]):
         mean.next_batch(len(part))
@@ -137,7 +137,7 @@ def test_the_mean_over_batches_is_that_of_all_images():
     expected = mean_relative_attention(attention[:, 1], (4, 4), 1)
     torch.testing.assert_close(mean.means()['layer 1'], expected)
     with pytest.raises(ValueError, match='attention must be over 3 whole images'):
-        mean.take(attention[:, 0])  # five images after a batch of three was announced
+        mean.take(attention[:, 0])  # after a batch of three was announced
 
 
 def test_panels_show_the_heads_and_distances_are_means():

@@ -15,8 +15,6 @@ from aft_mm.visualization import draw_completions, draw_header, draw_super_resol
 
 
 class Known(dict):
-    """A data sample of a host, with ``in`` and attributes."""
-
     __getattr__ = dict.__getitem__
 
 
@@ -52,7 +50,6 @@ def test_every_segment_has_a_colour_except_ignored_ones():
     assert colours[0] == colours[1] and len(set(colours)) == 4 and colours[4] == (0, 0, 0)
     np.testing.assert_array_equal(draw_segments(image, labels)[:, 4:], image[:, 4:])
 
-    # Below are the names of the present classes next to their colours.
     two = np.array([[0, 2, 255] * 3 + [0] * 61] * 9)
     named = draw_segments(np.zeros((9, 70, 3), np.uint8), two, ['sky', 'bus', 'tree'])
     opaque = {tuple(colour) for colour in named[9:].reshape(-1, 3).tolist()}
@@ -65,7 +62,7 @@ def test_text_is_wrapped_and_cut_off():
     assert short.shape[1:] == long.shape[1:] and short.shape[0] < long.shape[0]
     lines = long.min((1, 2)) < 128
     assert (short.min((1, 2)) < 128).sum() < 15 < lines.sum()
-    assert long[-1].min() == 255  # nothing is cut off at the lower edge
+    assert long[-1].min() == 255
 
 
 def test_small_images_are_enlarged_by_a_whole_factor():
@@ -186,7 +183,6 @@ def test_models_are_plotted_next_to_each_other():
 
 
 def test_a_header_stays_in_its_columns():
-    """Long names become small instead of running into each other."""
     names = ['a name of 24 characters', 'b']
     header = draw_header(names, 240)
     alone = draw_header([names[0]], 120)

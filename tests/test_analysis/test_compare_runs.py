@@ -20,7 +20,6 @@ QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-qui
 
 @pytest.fixture(autouse=True)
 def work_dirs(tmp_path, monkeypatch):
-    """Write work dirs of two seeds of a classifier, and of another model."""
     monkeypatch.chdir(tmp_path)
     for name, accuracy, seconds, change in (
         ('a0', 90.0, 0.25, {}),

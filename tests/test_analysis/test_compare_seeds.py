@@ -11,7 +11,6 @@ from PIL import Image
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """Write the metrics of two groups, and files without metrics."""
     monkeypatch.chdir(tmp_path)
     values = dict(
         a_seed0=2.61,

@@ -38,7 +38,6 @@ def run(monkeypatch, *arguments):
 
 
 def read_tables(task):
-    """Return the tables of a README, {table: {first cell: {header: cell}}}."""
     tables = {}
     for _, name, table, _ in config_tables.REGION.findall((task / 'README.md').read_text()):
         (_, *headers), _, *lines = [
@@ -52,7 +51,6 @@ def read_tables(task):
 
 
 def shown(metafile, model, result):
-    """Return the entries of a result that have a column in one of its tables."""
     tables = [
         name
         for other in (model['Results'] if 'Log' in result else [result])

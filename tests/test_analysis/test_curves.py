@@ -140,7 +140,7 @@ def test_any_metric_over_epochs_or_time():
     figure = draw_curves({'a': classifier()}, 'accuracy/top1', over='epoch')
     assert figure.axes[0].get_lines()[0].get_xdata().tolist() == [1, 2, 3]
     records = classifier()
-    records[3]['time'] = 1.5  # the time of each iteration from 101 to 170
+    records[3]['time'] = 1.5  # of each iteration from 101 to 170
     figure = draw_curves({'a': records}, ['time', 'accuracy/top1'], over='time')
     training, validation = (axis.get_lines()[0] for axis in figure.axes)
     assert training.get_ydata().tolist() == [0.5, 0.5, 1.5, 0.5, 0.5, 0.5]
@@ -194,7 +194,7 @@ def test_a_resumed_run_counts_as_it_ran_last(tmp_path):
 def test_the_length_of_a_single_epoch_is_in_the_text_log(tmp_path):
     write(tmp_path / '20260101_000000/vis_data/scalars.json', classifier(epochs=1))
     (axis,) = draw_curves({'a': read_scalars(tmp_path)}, 'accuracy/top1').axes
-    assert axis.get_lines()[0].get_xdata().tolist() == [100]  # the only information in the scalars
+    assert axis.get_lines()[0].get_xdata().tolist() == [100]  # the only one in the scalars
     (tmp_path / '20260101_000000/20260101_000000.log').write_text(
         '2026/01/01 00:00:01 - mmengine - INFO - Epoch(train)  [1][ 50/120]  lr: 1.0e-03\n'
     )

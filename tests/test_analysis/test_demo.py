@@ -21,7 +21,6 @@ BROWSER = next(filter(None, map(shutil.which, ['chromium', 'google-chrome'])), N
 
 @contextmanager
 def opened(folder, name):
-    """Yield the address of the page of a small model with random weights."""
     config = str(ROOT / f'tests/configs/{name}.py')
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / 'tests/configs')

@@ -30,7 +30,6 @@ def picture(tmp_path):
 
 @pytest.fixture
 def open_page(tmp_path):
-    """Open a file in a browser; scripts must not fail."""
     pages = []
 
     def open_file(path, dark=False):
@@ -44,7 +43,6 @@ def open_page(tmp_path):
 
 
 def readout(page):
-    """Return text and numbers of the line that shows values."""
     text = page.run('document.getElementById("readout").textContent')
     return text, [float(number) for number in re.findall(r'= (-?[\d.e-]+)', text)]
 
@@ -120,7 +118,7 @@ def test_dense_and_causal_biases_with_a_class_token_in_both_themes(tmp_path, ope
     page = open_page(tmp_path / 'page.html', dark=True)
     tile = page.run('tile')
 
-    def pixel():  # of the first tile, which differs from the background of either theme
+    def pixel():  # of the first tile
         return page.run(
             "[...document.getElementById('query').getContext('2d')"
             '.getImageData(5, 5, 1, 1).data].join()'
@@ -177,7 +175,7 @@ def test_bad_arguments_give_a_one_line_message(
 
 def test_an_image_on_another_grid_is_named(tiny_classifier, picture, tmp_path):
     config = Config.fromfile(tiny_classifier[0])
-    config.test_dataloader.dataset.pipeline[1].scale = (8, 12)  # as many tokens in another order
+    config.test_dataloader.dataset.pipeline[1].scale = (8, 12)
     config.dump(tmp_path / 'upright.py')
     with pytest.raises(SystemExit, match=r'must have a grid of \(4, 6\) tokens .* got \(6, 4\)'):
         main(

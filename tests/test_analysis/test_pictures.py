@@ -34,14 +34,12 @@ ROOT = Path(__file__).parents[2]
 NEEDS_GRAD_CAM = pytest.mark.skipif(
     not importlib.util.find_spec('pytorch_grad_cam'), reason='needs the extra "analysis"'
 )
-OF_VIS_CAM = '<1.5'  # vis_cam.py passes use_cuda, which later versions do not accept
+OF_VIS_CAM = '<1.5'  # vis_cam.py passes use_cuda, which later versions refuse
 VIS_CAM = Path(mmpretrain.__file__).parent / '.mim/tools/visualization/vis_cam.py'
 
 
 @pytest.fixture
 def analysis(tool, monkeypatch):
-    """Return a function that runs the main function of a tool in this process."""
-
     def call(name, *words):
         module = tool(f'analysis_tools/{name}')
         module.main([str(word) for word in words])
@@ -285,7 +283,7 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
     assert class_names(None, 3) == ['0', '1', '2']
     model = SimpleNamespace(dataset_meta=dict(classes=('church', 'fish')))
     assert class_names(None, 2, model) == ['church', 'fish']
-    # A default number is at most that of the samples; a given one is not changed.
+    # A default number is at most that of the samples.
     assert spread_samples(range(5), AtMost(300)) == list(range(5))
 
 

@@ -16,7 +16,6 @@ from torch import nn
 
 
 def test_linear_convolutions_have_the_square_of_their_joint_kernel():
-    """With one channel, for any projection and images."""
     torch.manual_seed(0)
     first, second = nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 5, padding=2)
     energy = receptive_field(lambda x: second(first(x)), torch.randn(3, 1, 21, 17), place=(9, 10))
@@ -96,7 +95,7 @@ def test_share_within_a_radius():
     shares = energy_within(energy, [0, 1.9, 2, 2.9, 3])
     assert shares.tolist() == pytest.approx([0.4, 0.4, 0.8, 0.8, 1])
     assert [radius_of_share(energy, share) for share in (0.4, 0.5, 0.9, 1)] == [0, 2, 3, 3]
-    # The same off-centre, since radii are measured from the centre of mass.
+    # Off-centre, since radii are measured from the centre of mass.
     moved = F.pad(energy, (5, 0, 0, 3))
     assert radius_of_share(moved, 0.9) == pytest.approx(3)
 

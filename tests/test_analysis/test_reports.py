@@ -1,4 +1,4 @@
-"""Output of tools/analysis_tools: configs, FLOPs, position biases, reference values."""
+"""Configs, FLOPs, position biases and reference values of tools/analysis_tools."""
 
 import itertools
 import json
@@ -27,12 +27,12 @@ from saved_memory import saved_memory  # noqa: E402
 
 @pytest.fixture
 def run(run):
-    # AFT_MM_DATA is set, so mmengine logs it.
+    # Then mmengine logs the variable.
     env = dict(AFT_MM_DATA=os.environ.get('AFT_MM_DATA', 'data'))
     return lambda tool, *arguments: run(TOOLS / tool, *arguments, cwd=ROOT, env=env)
 
 
-# A 6 x 9 grid of tokens with 48 channels.
+# A grid of tokens with 48 channels.
 GRID, T, D = (6, 9), 54, 48
 PROJECTIONS = 4 * T * D * D
 # exp, product with v, two sums, quotient, sigmoid, gate.
@@ -87,10 +87,12 @@ DENSE = PROJECTIONS + T * T * (16 + 1) + 2 * T * T * D + 2 * T * D + GATE
 @pytest.mark.parametrize(
     'mixer, least, most',
     [
-        # The biases of the 5 x 5 tokens |Δ| < 3, or a dense product, which is faster when T is small.
+        # The biases of the 5 x 5 tokens |Δ| < 3, or a dense product, which is faster when T is
+        # small.
         (dict(type='AFTLocal', window=3, rank=16), PROJECTIONS + 25 * T * D + GATE, DENSE),
         (dict(type='AFTLocalLearned', window=3, rank=16), PROJECTIONS + 25 * T * D + GATE, DENSE),
-        # Eight sources, 4 in either block; columns, rows and blocks are added once where they double.
+        # Eight sources, 4 in either block; columns, rows and blocks are added once where they
+        # double.
         (
             dict(type='AFTLocalHard', window=(4, 4)),
             PROJECTIONS + 2 * (1 + 3) * T * D + GATE,
@@ -277,7 +279,6 @@ def test_print_config_prints_the_config_alone_with_what_is_inherited_and_overrid
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """The quickstart model with biases that are not 0, saved as a checkpoint."""
     config = Config.fromfile(QUICKSTART)
     init_default_scope(config.default_scope)
     torch.manual_seed(0)
@@ -341,7 +342,6 @@ def test_a_missing_file_gives_a_one_line_message(run, words):
 
 
 def test_reference_bits_of_known_bytes(run, tmp_path):
-    """A constant byte has 0 bits, two equally frequent ones 1 bit, and xz finds repetitions."""
     data = np.tile(np.frombuffer(b'ab', np.uint8), 500)
     data[-100:] = ord('c')  # only the test split
     path = tmp_path / 'text'
@@ -363,13 +363,12 @@ def test_reference_bits_of_known_bytes(run, tmp_path):
 
 
 def test_the_bits_of_sorted_points_are_a_code_of_all_clouds():
-    """The probabilities of all clouds of three points sum to one."""
     shares = np.array([[1, 2], [2, 1], [1.5, 1.5]]) / 3  # of the values 0 and 1, of z, y and x
     total = 0.0
     for cloud in itertools.combinations_with_replacement(itertools.product((0, 1), repeat=3), 3):
         cloud = np.array(cloud)
         bits = -np.log2([share[column] for share, column in zip(shares, cloud.T, strict=True)])
-        # With the histograms of these clouds, as in the function.
+        # With the histograms of these clouds.
         own = -np.log2([(column == value).mean() for column in cloud.T for value in column])
         orders = own.sum() - 9 * sorted_points_bits(cloud[None].astype(np.uint8))
         total += 2 ** (orders - bits.sum())
@@ -377,8 +376,7 @@ def test_the_bits_of_sorted_points_are_a_code_of_all_clouds():
 
 
 def test_the_bits_of_points_in_order_of_z_are_a_code_of_all_sequences():
-    """Sequences of three points with increasing z; another one with decreasing y, so that only z
-    counts as sorted."""
+    """Sequences of three points with increasing z, and one of decreasing y: only z is sorted."""
     shares = np.array([[1, 2], [2, 1], [1.5, 1.5]]) / 3
     other = [(0, 1, 1), (0, 0, 1), (1, 0, 0)]  # two of them could be swapped
     total = 0.0

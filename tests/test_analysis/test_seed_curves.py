@@ -13,7 +13,6 @@ from plot_seed_curves import draw_seed_curves
 
 
 def run(losses, step=5):
-    """Return a log with losses every few iterations, then a validation."""
     records = [dict(loss=loss, iter=step * (i + 1), lr=1e-3) for i, loss in enumerate(losses)]
     return [*records, dict(bits_per_char=1.0, step=1)]
 

@@ -26,7 +26,6 @@ GRID = [
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    """Fake runs; return their names and options. a.py is best at 1e-4, b.py at 1e-3."""
     monkeypatch.chdir(tmp_path)
     found = []
 

@@ -23,7 +23,6 @@ SIMPLE = dict(type='aft_mm.AFTSimple')
 
 @pytest.fixture(autouse=True)
 def scope_of_mmpretrain():
-    """Set the default scope of the tools, which other tests may have changed."""
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         yield
 

@@ -21,7 +21,6 @@ def classify(tiny_classifier):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Write five images of several sizes in two class folders, as in ImageNet."""
     rng = np.random.default_rng(0)
     for name, size in (
         ('b/2.png', (8, 12)),
@@ -87,7 +86,7 @@ def test_images_of_several_sizes_are_classified_individually(tiny_classifier, fo
         image = np.array(Image.open(path))
         (alone,) = classify(image, progress=False)
         np.testing.assert_allclose(result['scores'], alone['scores'], rtol=1e-4)
-        # Datasets of arrays whose preprocessor does not swap channels, such as CIFAR-10, are RGB.
+        # Datasets of arrays whose preprocessor does not swap channels are RGB.
         inputs = torch.tensor(image).permute(2, 0, 1)
         (expected,) = classify.model.test_step(dict(inputs=[inputs], data_samples=[DataSample()]))
         np.testing.assert_allclose(alone['scores'], expected.pred_score, rtol=1e-4)

@@ -97,7 +97,7 @@ class TestTile:
         assert found.shape == (2, 10, 12, 3) and found.dtype == np.uint8
         np.testing.assert_array_equal(found[:, :2, :4], tiles[0, :, :2, :4])
         np.testing.assert_array_equal(found[:, -2:, -4:], tiles[3, :, -2:, -4:])
-        # In columns 4 to 8 of the first rows the left tile fades into the right one.
+        # In columns 4 to 8 the left tile fades into the right one.
         right = np.array([1, 3, 5, 7])[:, None] / 8
         mixed = tiles[0, :, :2, 4:] * (1 - right) + tiles[1, :, :2, :4] * right
         np.testing.assert_array_equal(found[:, :2, 4:8], mixed.round())
@@ -111,7 +111,6 @@ class TestTile:
         assert (resolver.tile(image) != resolver.tile(image)).any()
 
     def test_batches_of_tiles_have_different_noise(self, resolver, capsys):
-        """70 equal tiles without overlap all differ, including those of the second batch."""
         image = np.full((40, 28, 3), 99, np.uint8)
         large = resolver.tile(image, overlap=0, seed=0)[0]
         tiles = large.reshape(10, 8, 7, 8, 3).swapaxes(1, 2).reshape(70, -1)

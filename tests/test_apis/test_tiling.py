@@ -50,7 +50,7 @@ def test_two_tiles_fade_linearly_into_each_other():
 
 @pytest.mark.parametrize('length', [14, 15, 17, 63])
 def test_no_tile_begins_with_a_jump(length):
-    """Scaled by 4 like the sampled tiles, with 8 pixels of overlap. Without overlap there are jumps."""
+    """Scaled by 4 like the sampled tiles, with 8 pixels of overlap."""
     starts = [4 * start for start in tile_starts(length, 8, 2)]
     weights = cross_fade_weights(starts, 32, 8)
     assert np.abs(np.diff(weights, axis=1)).max() <= 1 / 8 + 1e-9
@@ -71,7 +71,6 @@ def test_cutting_and_joining_restores_an_image(shape, overlap):
 
 
 def test_different_tiles_meet_without_a_seam():
-    """Four tiles of constant brightness: the image changes only by the steps of the cross-fade."""
     tiles = np.stack([np.full((1, 32, 32, 1), value, np.uint8) for value in (0, 255, 255, 0)])
     joined = join_tiles(tiles, [0, 24], [0, 24], 8)[0, ..., 0].astype(int)
     assert joined.shape == (56, 56)

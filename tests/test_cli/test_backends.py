@@ -14,7 +14,6 @@ from aft_mm.ops import dispatch
 
 @pytest.fixture
 def logger(monkeypatch, tmp_path):
-    """Return the logger of a run and its file, with the list of logged backends cleared."""
     log = logging.getLogger('aft_mm.ops')
     monkeypatch.setattr(log, 'handlers', [])
     monkeypatch.setattr(log, 'level', log.level)
@@ -24,7 +23,7 @@ def logger(monkeypatch, tmp_path):
 
 
 def test_the_log_names_the_backend_of_an_op_once(logger, tmp_path, monkeypatch):
-    for _ in range(2):  # a second run in the same process does not log again
+    for _ in range(2):  # a second run does not log again
         log_backends(SimpleNamespace(logger=logger))
     x = torch.randn(1, 3, 2)
     for dtype in (torch.float32, torch.bfloat16, torch.float32):

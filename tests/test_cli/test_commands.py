@@ -43,7 +43,6 @@ BUILT_FOR = dict(torchvision=Requirement('torch==2.11.0'))
 
 
 def imports_of_help(call, words, end='assert not end.code'):
-    """Return the output of `call` and the packages that it imported."""
     script = (
         f'import os, runpy, sys\nfrom aft_mm.cli.main import main\nfor sys.argv in {words}:\n'
         f'    sys.path[0] = os.path.dirname(sys.argv[0])\n'
@@ -60,7 +59,7 @@ def imports_of_help(call, words, end='assert not end.code'):
 
 @pytest.mark.parametrize('command', ['aft_mm', *COMMANDS])
 def test_help_imports_nothing_heavy(command):
-    """Importing torch, mmengine or numpy would take seconds."""
+    """torch, mmengine or numpy would take seconds."""
     words = [] if command == 'aft_mm' else [command]
     shown, imported = imports_of_help('main()', [['aft_mm', *words, '--help']])
     assert shown[0].startswith('usage: aft_mm')
@@ -68,7 +67,6 @@ def test_help_imports_nothing_heavy(command):
 
 
 def test_help_of_the_tools_imports_nothing_heavy():
-    """Every program in tools/."""
     tools = [
         str(path)
         for path in (install_root() / 'tools').rglob('*.py')
@@ -82,7 +80,6 @@ def test_help_of_the_tools_imports_nothing_heavy():
 
 
 def test_programs_of_the_tools_are_commands(tmp_path, monkeypatch):
-    """Their help names the command, and a kind of plot may be misspelt."""
     words = [[name, *kind] for name, kinds in PROGRAMS.items() for kind in _kinds(kinds)]
     shown, imported = imports_of_help(
         'main()', [['aft_mm', *each, '--help'] for each in (['plot'], *words)]

@@ -55,8 +55,6 @@ def test_a_bad_image_is_named_also_by_a_worker(num_workers, names, name):
 
 
 class Bugs(list):
-    """A data set that does not work."""
-
     def __getitem__(self, index):
         raise ValueError('a bug')
 

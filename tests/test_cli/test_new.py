@@ -25,7 +25,6 @@ def save(path, shape=(6, 8, 3), high=256):
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """Run in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
     return tmp_path
@@ -137,7 +136,7 @@ def test_boxes_of_one_json_are_split(here):
     for part in parts:
         assert {i['id'] for i in part['images']} == {a['image_id'] for a in part['annotations']}
         assert part['categories'] == content['categories']
-    # Four images of cats and six of dogs.
+    # Of four images of cats and six of dogs.
     assert Counter(box['category_id'] for box in parts[1]['annotations']) == {0: 1, 1: 2}
     assert found.counts == dict(cat=4, dog=6) and "classes = ['cat', 'dog']  #" in found.config[0]
 

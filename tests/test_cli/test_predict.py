@@ -13,7 +13,6 @@ from aft_mm.cli.main import main
 
 @pytest.fixture
 def images(tmp_path, monkeypatch):
-    """Write five images of two sizes, with names that need quotes."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     names = ('in/b/2.png', 'in/a/1, é.jpg', 'in/a/two\nlines.png', 'in/c.png', 'other/d.png')

@@ -38,7 +38,7 @@ def binary_root(tmp_path, batches):
 
 @pytest.fixture
 def pickle_root(tmp_path, batches, monkeypatch):
-    """The python distribution; its MD5 list is replaced by that of the files written here."""
+    """The python distribution; its MD5 list is that of the files written here."""
     init_default_scope('mmpretrain')
     folder = tmp_path / 'cifar-10-batches-py'
     folder.mkdir()
@@ -108,7 +108,6 @@ def test_label_above_nine_is_refused(binary_root):
 
 @pytest.fixture
 def packed_root(binary_root):
-    """The first four training files and the test file, compressed, without the folder between."""
     for path in (binary_root / 'cifar-10-batches-bin').iterdir():
         if path.name != 'data_batch_5.bin':
             filters = [dict(id=lzma.FILTER_DELTA, dist=1), dict(id=lzma.FILTER_LZMA2, preset=0)]

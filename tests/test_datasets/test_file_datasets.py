@@ -13,7 +13,6 @@ LINES = ['a.jpg 0', 'b.jpg 2', 'c.jpg 0', 'd.jpg 1', 'e.jpg 0']
 
 @pytest.fixture
 def celeba(tmp_path):
-    """The layout of CelebA with five noisy images."""
     (tmp_path / 'img_align_celeba').mkdir()
     (tmp_path / 'list_eval_partition.txt').write_text('\n'.join(LINES) + '\n')
     rng = np.random.default_rng(0)
@@ -209,8 +208,6 @@ class TestPointClouds:
 
 
 class Numbers(FileDataset):
-    """The files 0 to 9; those in ``bad`` cannot be used."""
-
     def __init__(self, bad, **kwargs):
         def read(results):
             if results['number'] in bad:

@@ -35,7 +35,6 @@ def test_every_key_is_asked_once_and_only_its_value_is_predicted():
 
 
 def evaluate(tokens):
-    """Evaluate a list by reducing the innermost ones on a stack."""
     names = {10: max, 11: min, 12: median_two, 13: lambda values: sum(values) % 10}
     stack = []
     for token in tokens:

@@ -142,7 +142,6 @@ def test_more_pixels_than_pillow_reads_are_named(tmp_path, noise, monkeypatch):
 
 
 def area_mean(image, size):
-    """Return the mean over the area of each target pixel, in exact fractions, [size, size, C]."""
     edges = np.linspace(0, len(image), size + 1)
     pixel = np.arange(len(image))
     cover = (np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)).clip(0)

@@ -13,8 +13,6 @@ CONFIGS = Path(__file__).parents[2] / 'configs'
 
 @pytest.fixture
 def imagenette(monkeypatch):
-    """Builds a split of the imagenette of the configs under another data root."""
-
     def build(root, split='train'):
         monkeypatch.setenv('AFT_MM_DATA', str(root))
         config = Config.fromfile(CONFIGS / '_base_/datasets/imagenette.py')
@@ -26,7 +24,6 @@ def imagenette(monkeypatch):
 
 @pytest.fixture
 def written_root(tmp_path):
-    """Ten folders with one JPEG each."""
     rng = np.random.default_rng(0)
     for wnid in range(10):
         folder = tmp_path / 'imagenette' / 'train' / f'n0{wnid}'

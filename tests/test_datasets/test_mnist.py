@@ -18,7 +18,6 @@ def idx(array, code=8):
 
 @pytest.fixture
 def digits(tmp_path):
-    """Random digits of both splits; written as the original files, unpacked and packed."""
     rng = np.random.default_rng(0)
     digits = {}
     for prefix, count in SHAPES.items():

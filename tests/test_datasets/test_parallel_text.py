@@ -26,8 +26,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def build(folder, tmp_path):
-    """The data set of two contents."""
-
     def call(source: bytes, target: bytes, **options):
         (tmp_path / 'a').write_bytes(source)
         (tmp_path / 'b').write_bytes(target)
@@ -46,7 +44,6 @@ def build(folder, tmp_path):
 
 @pytest.fixture
 def warnings(monkeypatch):
-    """Return the warnings in the log of the run."""
     logger = MMLogger.get_instance(f'parallel {id(monkeypatch)}')
     said = []
     handler = logging.Handler(logging.WARNING)

@@ -11,7 +11,6 @@ from aft_mm.tokenizers import bounding_cube, decode_points, encode_points
 
 
 def write(path, points):
-    """Write a cloud in the format that the name asks for."""
     name = path.name.lower()
     if name.endswith('.npy'):
         np.save(path, points)
@@ -178,7 +177,7 @@ def test_modelnet_chairs(shared_data):
 
 
 def test_real_shapes_look_the_same_after_a_round_trip_through_tokens(shared_data):
-    """The Chamfer distance, mean squares of both directions summed, is below that of one step."""
+    """Their Chamfer distance, mean squares of both directions summed, is below that of one step."""
     paths = sorted(shared_data.glob('shapenet_part_sample/*/points/*.pts'))
     if not paths:
         pytest.skip(f'the shapenet_part_sample pack is not at {shared_data}')

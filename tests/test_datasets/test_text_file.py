@@ -15,7 +15,6 @@ SIZE = 1009
 
 @pytest.fixture(scope='module')
 def content():
-    """Bytes of which no context repeats."""
     return np.random.default_rng(0).integers(0, 256, SIZE, dtype=np.uint8)
 
 
@@ -26,7 +25,6 @@ def path(tmp_path, content):
 
 
 def counted(dataset):
-    """The bytes that a model is asked to predict, in order."""
     samples = [dataset[i] for i in range(len(dataset))]
     assert all(len(s['inputs']) == s['data_samples'].length for s in samples)
     return np.concatenate([s['inputs'][s['data_samples'].num_context :] for s in samples])

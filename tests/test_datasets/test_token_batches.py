@@ -13,8 +13,6 @@ from aft_mm.engine.loops import Batches
 
 
 class Lengths:
-    """A data set that has only lengths."""
-
     def __init__(self, lengths):
         self.lengths = np.asarray(lengths)
 
@@ -46,7 +44,7 @@ def test_every_sample_once_and_no_batch_too_large(data):
     assert max(cost) <= 200
     # Samples of a batch are of similar length: little is padding.
     assert data.lengths.max(1).sum() > 0.85 * sum(cost)
-    # No batch has room for the next longer sample, but the last.
+    # No batch but the last has room for the next longer sample.
     longest = sorted((data.lengths[batch].max(), len(batch)) for batch in found)
     for (length, count), (following, _) in itertools.pairwise(longest):
         assert (count + 1) * following > 200 or following == length

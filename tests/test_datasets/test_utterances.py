@@ -48,7 +48,6 @@ def folder(tmp_path):
 
 @pytest.fixture
 def log(monkeypatch):
-    """Return the messages of the log; pytest does not read mmengine's logger."""
     lines = []
     monkeypatch.setattr(utterances, 'warn', lines.append)
     return lines
@@ -83,7 +82,7 @@ def test_what_cannot_be_trained_on_is_left_out_and_said(folder, log):
     assert '2 utterance(s) cannot be read and are left out' in said
     assert "broken.wav' cannot be read: it is damaged" in said
     assert "missing.wav' cannot be read: it does not exist" in said
-    # The word stays, what is unknown of it becomes <unk>, 1.
+    # What is unknown of the word becomes <unk>, 1.
     assert data.units.decode(data.get_data_info(1)['units']) == 'caf<unk>'
     assert data.units.decode(data.get_data_info(2)['units']) == '<unk>ero <unk>'
 
@@ -119,7 +118,7 @@ def test_sound_becomes_mono_at_the_rate_and_that_is_said(folder):
     for i in range(4):
         features = data[i]['inputs']
         assert features.isfinite().all() and len(features) == data.lengths[i]
-    assert not data[3]['inputs'].any()  # silence is the same in every frame
+    assert not data[3]['inputs'].any()  # the same in every frame
     mono, _ = read_sound(str(folder / 'two.flac'), RATE)
     np.testing.assert_allclose(mono, noise(0.5, 2, channels=2).mean(1), atol=1e-4)
 

@@ -22,7 +22,6 @@ CONFIGS = Path(__file__).parents[1] / 'configs'
 
 @pytest.fixture
 def runner(tmp_path, monkeypatch):
-    """Build the runner of the tiny classifier with its optimizer."""
     monkeypatch.syspath_prepend(CONFIGS)
 
     def build(name, **changes):

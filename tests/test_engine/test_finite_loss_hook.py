@@ -31,8 +31,6 @@ class Model(BaseModel):
 
 
 class Run:
-    """A training loop of one model and the hook."""
-
     def __init__(self, wrapper=OptimWrapper, watch=True, **kwargs):
         torch.manual_seed(0)
         self.model = Model()

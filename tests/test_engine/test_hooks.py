@@ -42,15 +42,11 @@ from aft_mm.registry import DATASETS, MODELS
 
 
 class Penalised(nn.Linear):
-    """A layer with its own penalty."""
-
     def regularization_loss(self):
         return self.weight.square().mean()
 
 
 class Model(BaseModel):
-    """A task model with a backbone."""
-
     def __init__(self, width=7, layer=Penalised):
         super().__init__()
         self.backbone = nn.Sequential(layer(5, width), nn.GELU(), layer(width, 5))
@@ -61,8 +57,6 @@ class Model(BaseModel):
 
 
 class Images(BaseDataset):
-    """A data set of one file."""
-
     def __init__(self, path):
         self.path = str(path)
         super().__init__()
@@ -182,8 +176,6 @@ class TestExactResumeHook:
 
 
 class Noise(torch.utils.data.Dataset):
-    """Index and random numbers of every generator."""
-
     def __len__(self):
         return 12
 

@@ -15,8 +15,6 @@ NO_DECAY = dict(
 
 
 class Detector(nn.Module):
-    """The parts that detectors and segmentors share."""
-
     def __init__(self, backbone=None, **options):
         super().__init__()
         arch = dict(embed_dims=8, num_layers=3)
@@ -40,7 +38,6 @@ def build(model, scope='mmengine', lr=0.1, weight_decay=0.5, **paramwise) -> Opt
 
 
 def options_by_name(model, key, **kwargs):
-    """An option of the optimizer per parameter that it has, each of which it must have once."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = build(model, **kwargs).optimizer.param_groups
     listed = [(names[parameter], group[key]) for group in groups for parameter in group['params']]

@@ -15,8 +15,6 @@ from ..generation_models import points_model, super_resolution_model
 
 
 class Metric:
-    """An evaluator that keeps the samples it gets, as mmengine's hands them on."""
-
     def __init__(self):
         self.samples, self.inputs = [], []
 
@@ -62,7 +60,6 @@ class Pairs(Sequences):
 
 
 def run(model, dataset=None, rank=0, world_size=1, batch_size=3, **options):
-    """The samples of a test, in the order in which the metric got them."""
     dataset = dataset or Sequences()
     runner = SimpleNamespace(
         model=model,
@@ -129,7 +126,7 @@ def test_samples_are_those_of_the_model(points, pairs):
 
 
 def test_no_two_batches_or_ranks_share_noise_and_runs_repeat(points):
-    """The model samples without context, so that two samples differ only by the noise."""
+    """Without context, samples differ only by the noise."""
     ranks = [drawn(run(points, rank=rank, world_size=2, batch_size=1)) for rank in (0, 1)]
     every = [tuple(tokens.flatten().tolist()) for tokens in ranks[0] + ranks[1]]
     assert len(set(every)) == 7

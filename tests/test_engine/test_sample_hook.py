@@ -81,8 +81,6 @@ def make_runner(model, dataset=None, visualizer=None, epoch=1, max_epochs=7):
 
 
 class Album:
-    """A visualizer that keeps what it gets."""
-
     def __init__(self):
         self.pictures = {}
 
@@ -110,7 +108,7 @@ class TestImageSampling:
     @pytest.mark.parametrize('rows', [1, 4, 5])
     def test_completions_keep_the_given_rows_and_see_them(self, layout, rows):
         model, shape, _ = build(layout)
-        images = images_of(shape, 20)  # some continuations differ
+        images = images_of(shape, 20)
         completed = complete_images(model, images, rows, seed=1)
         assert completed.shape == images.shape and completed.dtype == np.uint8
         np.testing.assert_array_equal(completed[:, :rows], images[:, :rows])
@@ -148,7 +146,7 @@ def test_pictures_are_those_of_the_model(layout, capfd):
     np.testing.assert_array_equal(
         album.pictures['completions', 2], draw_completions(images[:2], completed, 3)
     )
-    assert capfd.readouterr().err.count('tokens') == 2  # a bar for each picture
+    assert capfd.readouterr().err.count('tokens') == 2
 
 
 def test_sampling_does_not_change_the_run():

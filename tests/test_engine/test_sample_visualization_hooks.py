@@ -21,8 +21,6 @@ from ..generation_models import IMAGE, SOURCE, points_model, super_resolution_mo
 
 
 class Album:
-    """A visualizer that keeps what it gets."""
-
     def __init__(self):
         self.pictures = {}
 
@@ -31,8 +29,6 @@ class Album:
 
 
 def make_runner(model, dataset=None, epoch=1, length=15):
-    """The validation set is ``dataset``, the training set of clouds with ``length`` tokens."""
-
     def loop(dataset):
         return SimpleNamespace(dataloader=SimpleNamespace(dataset=dataset))
 

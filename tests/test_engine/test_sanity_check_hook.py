@@ -38,8 +38,6 @@ def model():
 
 
 class Samples(list):
-    """A data set of images, packed when they are asked for."""
-
     def __init__(self, *shapes, value=199):
         pack = PackSequence(image_shape=(6, 4, 1))
         super().__init__(

@@ -26,8 +26,9 @@ WARNING = 'a cloud of fewer than 8 points is sampled with replacement'
 
 @pytest.fixture
 def clouds(tmp_path):
-    """Thirteen clouds, of which one is truncated, one holds NaN and two are of 5 points; one lies
-    far from the origin and one is huge, and both can be used.
+    """Thirteen clouds: one is truncated, one holds NaN and two are of 5 points.
+
+    One lies far from the origin and one is huge, and both can be used.
     """
     rng = np.random.default_rng(0)
     for split, sizes in dict(train=[10] * 11 + [5] * 2, val=[8, 5, 9]).items():
@@ -46,11 +47,10 @@ def clouds(tmp_path):
 
 @pytest.fixture
 def runner(clouds, config, monkeypatch, request):
-    """A run of three epochs over the clouds, with or without workers."""
     monkeypatch.chdir(clouds)
     cfg = Config.fromfile(config('tiny_points'), import_custom_modules=False)
     cfg.pop('custom_imports')
-    for name in ('losses', 'kill'):  # the hooks of the tests
+    for name in ('losses', 'kill'):
         cfg.default_hooks.pop(name)
     cfg.train_dataloader.num_workers = cfg.val_dataloader.num_workers = request.param
     cfg.work_dir, cfg.experiment_name = 'work', request.node.name
@@ -58,7 +58,6 @@ def runner(clouds, config, monkeypatch, request):
 
 
 def check_log(text):
-    """Every epoch names both files; the warning is made once, in spite of four clouds."""
     for epoch in (1, 2, 3):
         found = re.search(
             rf'train epoch {epoch}: 2 file\(s\) cannot be used, sampled (\d+) x and replaced by others:'
@@ -158,8 +157,6 @@ def test_each_rank_adds_its_files_and_each_warning_is_logged_once(monkeypatch, c
 
 
 class Notebook(Dataset):
-    """Four samples with a message in the place of a file."""
-
     metainfo = {}
 
     def __init__(self, sentence):
@@ -174,8 +171,6 @@ class Notebook(Dataset):
 
 
 class Silent(BaseModel):
-    """A model that learns nothing."""
-
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))

@@ -41,8 +41,6 @@ CHANGES = {
 
 @DATASETS.register_module()
 class BudgetRows(torch.utils.data.Dataset):
-    """Random rows and sums of them."""
-
     def __init__(self, num):
         rows = torch.randn(num, 5, generator=torch.Generator().manual_seed(0))
         self.items = [dict(inputs=row, targets=row.sum()) for row in rows]
@@ -56,8 +54,6 @@ class BudgetRows(torch.utils.data.Dataset):
 
 @MODELS.register_module()
 class BudgetModel(BaseModel):
-    """A linear regression."""
-
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(5, 1)
@@ -69,8 +65,6 @@ class BudgetModel(BaseModel):
 
 @METRICS.register_module()
 class BudgetError(BaseMetric):
-    """The mean squared error."""
-
     def process(self, data_batch, data_samples):
         self.results += [sample['error'].item() for sample in data_samples]
 
@@ -150,7 +144,6 @@ def clock(monkeypatch):
 
 
 def build(work_dir, seconds=None, resume=False, interval=1, **changes):
-    """The runner of a run with or without a budget."""
     config = Config(copy.deepcopy(CONFIG))
     config.merge_from_dict(copy.deepcopy(changes))
     config.update(work_dir=str(work_dir), resume=resume, experiment_name=f'run {next(NUMBER)}')
@@ -163,7 +156,7 @@ def build(work_dir, seconds=None, resume=False, interval=1, **changes):
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
-    """The last checkpoint of a run that is not stopped, by what was changed in the config."""
+    """The last checkpoint of an uninterrupted run, by the changes of the config."""
 
     @functools.cache
     def call(changes=None):
@@ -176,8 +169,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def train(clock, tmp_path):
-    """Train for a number of seconds, resumed or not; return the runner. The records of the clock
-    are reset."""
+    """Train for a number of seconds and return the runner; the records of the clock are reset."""
 
     def call(seconds=None, folder='work', resume=False, fail_after=None, **changes):
         runner = build(tmp_path / folder, seconds, resume, **changes)
@@ -285,7 +277,7 @@ def test_the_last_iteration_is_not_a_stop(train, clock):
     finished = train(18)
     assert clock.iterations[-1] == 18 and clock.validated[-1] == 18
     assert Path(finished.work_dir, 'last_checkpoint').read_text().endswith('epoch_3.pth')
-    train(18, resume=True)  # nothing is left to do, which is no matter of time
+    train(18, resume=True)  # nothing is left to do
     assert clock.iterations == []
 
 
@@ -376,7 +368,7 @@ def test_the_parts_add_up():
 
 
 def train_rank(rank, port, folder):
-    """Train in one of two processes: the first has 8 seconds, the other one has forever."""
+    """The first process has 8 seconds, the other one has forever."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1')
     os.environ['MASTER_PORT'] = str(port)
     clock = Clock()

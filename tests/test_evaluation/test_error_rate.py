@@ -11,7 +11,6 @@ NAMES = ('<blank>', '<unk>', ' ', 'a', 'b', 'c', '.')
 
 
 def distance(one, other):
-    """Return the Levenshtein distance."""
     table = np.add.outer(np.arange(len(one) + 1), np.arange(len(other) + 1))
     for i, a in enumerate(one):
         for j, b in enumerate(other):

@@ -18,7 +18,6 @@ SHAPE, SMALL = (24, 20, 3), (6, 10, 3)
 
 
 def area(images, shape):
-    """Shrink images [..., H, W, C] by averaging areas."""
     (height, width, channels), (rows, columns, _) = images.shape[-3:], shape
     parts = images.reshape(-1, rows, height // rows, columns, width // columns, channels)
     return parts.mean((2, 4), dtype=np.float64)
@@ -42,7 +41,6 @@ def tokens(image):
 
 
 def evaluate(examples, batch_size=2, **options):
-    """Return the metrics of examples (truth, source, samples or None)."""
     evaluator = Evaluator(ImageQuality(SHAPE, SMALL, **options))
     for i in range(0, len(examples), batch_size):
         batch, samples = dict(inputs=[]), []
@@ -56,7 +54,7 @@ def evaluate(examples, batch_size=2, **options):
 
 
 def ssim(image, truth):
-    """Compute equation 13 of Wang et al. 2004."""
+    """Equation 13 of Wang et al. 2004."""
 
     def mean(x):
         return gaussian_filter(x, (1.5, 1.5, 0), mode='mirror', truncate=3.5)

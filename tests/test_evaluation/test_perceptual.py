@@ -19,7 +19,7 @@ SHAPE = (40, 36, 3)
 
 
 class Means(nn.Module):
-    """Compute features [B, 6] of images: the means of their halves."""
+    """Features [B, 6] of images: the means of their halves."""
 
     num_features = 6
 
@@ -39,7 +39,6 @@ def examples(count, draws, seed=0, shape=SHAPE):
 
 
 def evaluate(metric, truths, generated, left_out=0):
-    """Evaluate a metric; the last `left_out` inputs have no samples."""
     evaluator = Evaluator(metric)
     for index, truth in enumerate(truths):
         sample = SequenceSample()
@@ -91,7 +90,6 @@ def test_missing_requirements_of_fid_give_a_one_line_message(monkeypatch):
 
 @pytest.fixture
 def squeeze(monkeypatch):
-    """Replace the download of SqueezeNet by fixed random weights."""
     torch.manual_seed(0)
     weights = torchvision.models.squeezenet1_1(weights=None).state_dict()
     monkeypatch.setattr(

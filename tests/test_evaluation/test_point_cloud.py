@@ -84,7 +84,6 @@ def test_earth_mover_distances_of_large_clouds():
     line[..., 1] = rng.standard_normal((2, 301))
     found = earth_mover_distances(torch.from_numpy(line))[0, 1]
     assert found == pytest.approx(np.abs(np.diff(np.sort(line[..., 1]), axis=0)).mean(), rel=1e-12)
-    # A shifted cloud with permuted points, also in float32.
     cloud = rng.standard_normal((200, 3))
     moved = rng.permutation(cloud) + [0.3, 0, -0.4]
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
@@ -101,7 +100,7 @@ def test_clouds_are_normalised_by_all_points_of_the_references():
     torch.testing.assert_close(ratio, ratio[0, 0, 0].expand_as(ratio))
     other = normalized(references[:2] + 7, references)
     torch.testing.assert_close(other, found[:2] + 7 / ratio[0, 0, 0])
-    # Copies of one point have no deviation, although their float32 mean is not exact.
+    # The float32 mean of copies of one point is not exact.
     copies = torch.full((5, 7, 3), 0.1)
     with pytest.raises(ValueError, match=r'points that differ, but all are \[0.1'):
         normalized(references.float(), copies)
@@ -125,7 +124,7 @@ def test_1nna_is_the_accuracy_of_a_leave_one_out_classifier():
 def test_matching_and_coverage_of_known_distances():
     distances = torch.tensor([[1.0, 5.0, 9.0], [2.0, 3.0, 7.0]])  # two generated, three references
     assert minimum_matching_distance(distances) == pytest.approx((1 + 3 + 7) / 3)
-    assert coverage(distances) == pytest.approx(1 / 3)  # both are nearest to the first
+    assert coverage(distances) == pytest.approx(1 / 3)
 
 
 def test_the_metric_equals_a_calculation_by_hand():

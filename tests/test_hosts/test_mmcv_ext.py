@@ -37,7 +37,6 @@ def boxes_and_scores(kind, number=300):
 
 
 def iou(a, b, offset=0):
-    """Return the IoU of two boxes in Python numbers."""
     sides = [min(a[i + 2], b[i + 2]) - max(a[i], b[i]) + offset for i in (0, 1)]
     shared = max(sides[0], 0) * max(sides[1], 0)
     areas = [(x[2] - x[0] + offset) * (x[3] - x[1] + offset) for x in (a, b)]
@@ -46,7 +45,6 @@ def iou(a, b, offset=0):
 
 @pytest.fixture(scope='module')
 def compiled():
-    """Return the compiled extension of mmcv."""
     spec = PathFinder.find_spec('mmcv._ext', mmcv.__path__)
     if spec is None:
         pytest.skip('the compiled mmcv is not installed; `make compiled-mmcv` builds it')
@@ -159,7 +157,6 @@ ROIS = torch.tensor([[0, 1.0, 2, 9, 8], [1, -4, -3, 5, 30], [0, 3, 3, 5, 4], [1,
 
 @pytest.fixture(params=['avg', 'max'])
 def roi_align(request, monkeypatch):
-    """Return mmcv's RoIAlign with our operators."""
     from mmcv.ops import roi_align as module_function  # noqa: F401  imports mmcv.ops
 
     module = sys.modules['mmcv.ops.roi_align']
@@ -173,7 +170,7 @@ def roi_align(request, monkeypatch):
 
 
 def test_roi_align_is_exact_on_a_plane(roi_align):
-    """Bilinear interpolation of a plane is exact, so a bin is its value at the centre or a corner."""
+    """Bilinear interpolation of a plane is exact: a bin is its value at the centre or a corner."""
     y, x = torch.meshgrid(torch.arange(20.0), torch.arange(30.0), indexing='ij')
     plane = (2 * y + 3 * x)[None, None].double()
     roi = torch.tensor([[0, 4.0, 6, 14, 14]]).double()
@@ -304,7 +301,6 @@ def test_softmax_focal_loss_is_its_formula(monkeypatch, weighted):
 
 @pytest.fixture
 def deformable(monkeypatch):
-    """mmcv's two deformable convolutions over an extension, here ours."""
     import mmcv.ops  # noqa: F401
 
     modules = [sys.modules[f'mmcv.ops.{name}'] for name in ('deform_conv', 'modulated_deform_conv')]
@@ -458,7 +454,7 @@ print(selected_operators(), mmcv.__file__)
 
 @pytest.mark.parametrize('library', ['none', 'not a library'])
 def test_an_mmcv_without_working_operators_uses_ours(tmp_path, library):
-    """A copy of mmcv without its library, or with one that cannot be loaded, which is logged."""
+    """A copy of mmcv without its library, or with one that cannot be loaded."""
     (tmp_path / 'mmcv').mkdir()
     for part in Path(mmcv.__file__).parent.iterdir():
         if not part.name.startswith('_ext.'):

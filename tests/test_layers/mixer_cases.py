@@ -1,4 +1,4 @@
-"""Test cases: every registered mixer with its `example` arguments, and with further options."""
+"""Every registered mixer with its `example` arguments, and with further options."""
 
 import inspect
 

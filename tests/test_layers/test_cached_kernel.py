@@ -22,7 +22,6 @@ X = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture
 def made(monkeypatch):
-    """Return a list with an entry per computed kernel."""
     calls, reparameterized = [], ConvPositionBias.reparameterized
     monkeypatch.setattr(
         ConvPositionBias, 'reparameterized', lambda self: calls.append(1) or reparameterized(self)
@@ -39,7 +38,6 @@ def build(**options) -> AFTConv:
 
 
 def fresh(mixer: AFTConv, x=X):
-    """Return the output without the cache."""
     with mock.patch.object(ConvPositionBias, 'cached', ConvPositionBias.forward):
         return mixer(x)
 

@@ -35,20 +35,16 @@ def make_mixer(**options):
 
 @torch.no_grad()
 def set_bias(mixer, form):
-    """Write a kernel that needs `form`."""
     mixer.pos_bias.weight.normal_(std=0.5)
     mixer.pos_bias.weight[:, 0, 1] = FORMS[form]
 
 
 class Graphs(list):
-    """A backend that collects graphs and runs them as they are."""
-
     def __call__(self, graph, inputs):
         self.append(graph)
         return torch._dynamo.lookup_backend('aot_eager')(graph, inputs)
 
     def names(self):
-        """Return the names of the functions that the last graph calls."""
         return ' '.join(str(node.target) for m in self[-1].modules() for node in nodes_of(m))
 
 
@@ -57,7 +53,6 @@ def nodes_of(module):
 
 
 def by_oracle(mixer, x, **options):
-    """Return the output in float64, from the sums as written."""
     mixer = copy.deepcopy(mixer).double()
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(ops, 'aft_conv', lambda *args, _known, **kw: reference.aft_conv(*args, **kw))

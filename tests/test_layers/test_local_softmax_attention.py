@@ -36,7 +36,6 @@ def seed():
 
 
 def dense_mask(grid, window, margin, causal):
-    """Return the visible tokens as defined in the docstring, bool [T, T]."""
     places = list(itertools.product(*map(range, grid)))
     dims = len(grid)
     window = (window,) * dims if isinstance(window, int) else window
@@ -152,8 +151,6 @@ def test_a_sequence_needs_no_grid_and_an_image_may_have_another():
 @both_ways
 @pytest.mark.parametrize('two_dimensional', [False, True])
 def test_memory_is_linear_in_the_tokens(two_dimensional, causal):
-    """Counts the numbers that autograd saves for the backward pass."""
-
     def saved(tokens):
         if two_dimensional:
             mixer = build((tokens // 16, 16), (4, 4), None, causal)

@@ -35,7 +35,6 @@ def heads(x):
 
 
 def exact_weights(mixer, x, visible):
-    """Return the softmax over the visible tokens, or over the token itself if there is no other."""
     key = heads(mixer.key(x))
     logits = key @ F.normalize(key, dim=-1).mT * key.shape[-1] ** -0.5
     itself = torch.eye(x.shape[1], dtype=torch.bool)
@@ -51,7 +50,7 @@ def output(mixer, x, weights):
 
 
 def seen(mixer, x, key_mask=None):
-    """Return the union of the visible tokens of all rounds as defined in the docstring, [B, h, T, T]."""
+    """Return the visible tokens of all rounds, [B, h, T, T]."""
     buckets = mixer.buckets(heads(mixer.key(x)))
     batch, num_heads, rounds, tokens = buckets.shape
     union = torch.zeros(batch, num_heads, tokens, tokens, dtype=torch.bool)
@@ -110,7 +109,6 @@ def test_equals_exact_attention_over_the_union_of_its_rounds(options, causal, ma
 
 
 def test_more_rounds_recall_more_of_exact_attention():
-    """Compares the exact attention weight of the visible tokens with their share."""
     x, recall = torch.randn(1, 150, D, dtype=torch.float64), {}
     for rounds in (1, 4, 8):
         torch.manual_seed(0)

@@ -204,7 +204,6 @@ def test_a_free_local_bias_has_a_parameter_per_token_and_offset(causal):
 
 
 def test_aft_local_with_a_free_bias_equals_aft_full_with_its_w():
-    """The w is the one that position_bias() returns."""
     local = AFTLocal(8, window=3, rank=None, grid=(9,))
     full = AFTFull(8, rank=None, grid=(9,))
     nn.init.normal_(local.pos_bias.weight)
@@ -352,7 +351,7 @@ def test_init_peak_starts_every_head_at_its_nearest_position(reparameterize):
     options = dict(reparameterize=reparameterize, init_std=1e-3, init_peak=3.0)
     bias = ConvPositionBias(6, (3, 3), **options)().flatten(1)
     peaks = bias.argmax(1)
-    assert peaks[0] == 4  # the centre, then its four neighbours in some order, then a corner
+    assert peaks[0] == 4  # the centre, then its four neighbours, then a corner
     assert sorted(peaks[1:5].tolist()) == [1, 3, 5, 7] and peaks[5] in (0, 2, 6, 8)
     torch.testing.assert_close(bias, 3.0 * F.one_hot(peaks, 9), atol=1.5, rtol=0)
 

@@ -38,7 +38,6 @@ def build(tokens, causal, **options):
 
 
 def dense_mask(tokens, causal, stride, pattern='strided', summary=None, qk_dims=None):
-    """Return the visible tokens as defined in the docstring, bool [T, T]."""
     mask = torch.zeros(tokens, tokens, dtype=torch.bool)
     for t in range(tokens):
         for s in range(t + 1 if causal else tokens):
@@ -93,8 +92,6 @@ def test_steps_equal_the_forward(tokens, options, lengths):
 
 
 def test_memory_per_token_grows_with_the_root_of_the_tokens():
-    """Counts the numbers per token that autograd saves for the backward pass."""
-
     def saved(tokens, stride):
         sizes = {}
 

@@ -50,7 +50,6 @@ def decoder(**kwargs) -> SequenceDecoder:
 
 
 def model(head=None, encoder=None, **kwargs) -> AutoregressiveModel:
-    """Return a model of 7 values with random parameters."""
     config = dict(
         type='aft_mm.AutoregressiveModel',
         decoder=decoder_config(**kwargs),

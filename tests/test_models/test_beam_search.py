@@ -17,7 +17,6 @@ END, VALUES = 2, 4
 SIZES = (3, 6, 1)
 SOFTMAX = dict(type='aft_mm.SoftmaxAttention', num_heads=3)
 HEAD = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=VALUES)
-# Mixers of an encoder.
 TWO_WAY = {name: mixer(name) for name in MIXERS}
 TWO_WAY['LambdaLayer'] = dict(type='aft_mm.LambdaLayer', num_heads=3)
 every_mixer = pytest.mark.parametrize('name', MIXERS)
@@ -149,7 +148,6 @@ def test_samples_are_filled_with_the_end_token():
 
 @pytest.mark.parametrize('mixing', TWO_WAY.values(), ids=TWO_WAY)
 def test_a_padded_batch_equals_single_sentences(mixing):
-    """Encoder, cross mixer and decoder together; nats per token agree to 2e-6."""
     net, given = translation_model(mixer('AFTSimple'), mixing), sources()
     rows = [tokens(size, high=VALUES) for size in (8, 2, 5)]
     batch = dict(inputs=rows, data_samples=[SequenceSample(source=source) for source in given])

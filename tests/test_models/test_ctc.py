@@ -70,7 +70,6 @@ def batch(lengths, units, model):
 
 
 def all_transcripts(log_probs):
-    """Return {units: probability}, summed over all alignments."""
     probs, found = log_probs.double().exp(), defaultdict(float)
     for path in product(range(probs.shape[1]), repeat=len(probs)):
         units = tuple(unit for unit, _ in groupby(path) if unit)
@@ -84,7 +83,7 @@ def test_a_padded_batch_equals_single_utterances(mixer):
     units = [(1, 2, 2, 5), (3,), (4,), ()]
     data = batch(LENGTHS, units, model)
     if mixer in ('AFTConv-conv', 'tdnn', 'SoftmaxAttention'):
-        # Their sums have an order that depends on the length, which shows in float32.
+        # The order of their sums depends on the length, which shows in float32.
         model, data['inputs'] = model.double(), data['inputs'].double()
     together = model(**data)
     nats = model.head.nats(together, LENGTHS, units)

@@ -89,7 +89,7 @@ def test_sequences_do_not_depend_on_the_batch():
     together = net.generate(12, starts, greedy=True)
     for row, prompt in zip(together, starts, strict=True):
         assert torch.equal(row, net.generate(12, [prompt], greedy=True)[0])
-        # Every token after the prompt is the most probable one given the tokens before.
+        # The most probable token given the tokens before.
         best = net.head.logits(net(row[None])).argmax(-1)[0]
         assert torch.equal(row[len(prompt) :], best[len(prompt) :])
 
@@ -164,7 +164,6 @@ def test_the_progress_bar_is_on_stderr_and_only_on_request(capfd):
 
 
 def state_size(state) -> int:
-    """Number of elements of the tensors of a state."""
     if isinstance(state, torch.Tensor):
         return state.numel()
     parts = state if isinstance(state, tuple) else vars(state).values()

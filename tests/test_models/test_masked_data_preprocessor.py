@@ -18,7 +18,7 @@ def seed():
 
 
 class Resizing(BaseDataPreprocessor):
-    """Halves every image in a batch of fixed size, like a batch augmentation of a host library."""
+    """Halves every image in a batch, like a batch augmentation of a host library."""
 
     def forward(self, data, training=False):
         inputs = torch.zeros(len(data['inputs']), 3, 12, 16)
@@ -30,8 +30,6 @@ class Resizing(BaseDataPreprocessor):
 
 
 class Video(BaseDataPreprocessor):
-    """Return a batch of video clips."""
-
     def forward(self, data, training=False):
         return dict(inputs=torch.zeros(2, 5, 3, 8, 8), data_samples=None)
 
@@ -45,7 +43,7 @@ def inner(**options):
 
 
 def ends(mask):
-    """Return the height and width of the top left rectangle of ones; other entries must be 0."""
+    """Return height and width of the rectangle of ones at the top left."""
     sizes = []
     for image in mask[:, 0]:
         rows, columns = int(image[:, 0].sum()), int(image[0].sum())
@@ -109,8 +107,6 @@ def test_a_batch_of_clips_is_refused():
 
 
 class Detector(BaseModel):
-    """Passes only the batch to the backbone, like detectors and segmentors."""
-
     def __init__(self, backbone, data_preprocessor):
         super().__init__(data_preprocessor)
         self.backbone = HOST_MODELS.build(backbone)

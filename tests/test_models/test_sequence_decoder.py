@@ -34,7 +34,7 @@ def test_outputs_only_depend_on_earlier_tokens(name, grid):
 @every_mixer
 def test_later_tokens_get_no_gradient(name):
     body = decoder(token_mixer=mixer(name), num_kinds=1, vocab_size=9)
-    # All values differ, so that each row of the table belongs to one token.
+    # Different values, so that each row of the table belongs to one token.
     x, t = torch.randperm(9)[None], 4
     (gradient,) = torch.autograd.grad(body(x)[:, : t + 1].square().sum(), body.embedding.weight)
     assert (gradient[x[0, t:]] == 0).all() and (gradient[x[0, t - 1]] != 0).any()
@@ -143,7 +143,6 @@ def test_the_decoder_is_causal_over_real_valued_pixels():
 
 
 def to_meta(state):
-    """Return the state with tensors on the meta device."""
     if isinstance(state, torch.Tensor):
         return state.to('meta')
     if isinstance(state, tuple) and hasattr(state, '_fields'):

@@ -53,7 +53,6 @@ def seed():
 
 
 def steps_of(monkeypatch, kind) -> list:
-    """Make `generate` use steps of this kind, and collect them in a list."""
     made = []
 
     def make(step, token, hidden, state, count, compiled):
@@ -108,7 +107,6 @@ def test_steps_on_fixed_buffers_read_the_memory(cross):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Count the traced graphs of compiled steps, without generating code."""
     torch._dynamo.reset()
     counter = CompileCounter()
     advance = torch.compile(
@@ -148,7 +146,7 @@ def test_growing_states_are_not_compiled(traced):
 
 
 def test_compiled_steps_give_the_same_hidden_vectors(monkeypatch):
-    # Without code generation, which takes half a minute; benchmark_sampling.py checks it.
+    # Code generation takes half a minute; benchmark_sampling.py checks it.
     torch._dynamo.reset()
     advance = torch.compile(step_graph._advance_in_place, fullgraph=True, backend='aot_eager')
     monkeypatch.setattr(step_graph, '_compiled_advance', lambda: advance)

@@ -18,7 +18,7 @@ __all__ += ['TOLERANCE', 'Case', 'run_with_gradients']
 class PairCase(Case):
     """AFT-full with a bias per head, per sample or both, and with a mask of pairs.
 
-    They are not among the cases of the check of the kernels, which do not support them.
+    The kernels, and so their check, do not support them.
     """
 
     per_sample: bool = False
@@ -38,7 +38,6 @@ class PairCase(Case):
         return super().__call__(*tensors, **extra)
 
     def pair_mask(self, batch: int) -> Tensor:
-        """Return a mask in which every row sees a key."""
         shape = batch, self.tokens, self.sources or self.tokens
         mask = torch.rand(shape, generator=torch.Generator().manual_seed(2)) < 0.6
         mask |= torch.eye(*shape[1:], dtype=torch.bool)

@@ -14,7 +14,6 @@ import torch
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.triton import availability as triton_availability
 
-# Offline compilers that tests and tools share.
 sys.path.append(str(Path(__file__).parents[2] / 'tools/benchmarks'))
 
 
@@ -34,9 +33,8 @@ def triton_asked_for(monkeypatch):
 def _faster_and_as_on_a_device(monkeypatch):
     """Speed up Triton's interpreter, and round tf32 operands like a device.
 
-    The functions of the language are patched once instead of at each call, types are looked up
-    once, scans are vectorised instead of running element by element, the shapes of tensors are made
-    once per shape, and sums of indices are not also computed in 64 bits to find an overflow.
+    Functions are patched and types looked up once, scans are vectorised, shapes are cached, and
+    sums of indices are not checked for overflow.
     """
     import triton.language as tl
     from triton.language.semantic import TritonSemantic
@@ -141,8 +139,8 @@ def compiled(request, monkeypatch):
 def cuts(request, monkeypatch):
     """Use small blocks, or those of the devices with 'shipped'.
 
-    Matrix products have tiles of 32 tokens and channels, running sums tiles of 16 and 8 tokens, so
-    that short sequences have several; windows have many lanes, so that there are few programs.
+    Short sequences then have several tiles of 32 tokens and channels in products, and of 16 and 8
+    tokens in running sums; windows have many lanes, so that there are few programs.
     """
     if getattr(request, 'param', 'small') == 'shipped':
         return

@@ -20,7 +20,6 @@ def full(tokens, sources=None, channels=6, **options):
 
 
 def local(tokens, window, rank=3, channels=6, **options):
-    """Return a case with factors, or with a free bias for rank 0."""
     causal = options.get('causal', False)
     shapes = ((tokens, rank),) * 2 if rank else ((tokens, window if causal else 2 * window - 1),)
     name = f'local-{tokens}x{channels}-s={window}-rank={rank}-causal={causal}'
@@ -47,7 +46,7 @@ SHIPPED = pytest.mark.parametrize('cuts', ['shipped'], indirect=True)
 
 
 def spread_keys(kind, key):
-    """Return keys of sizes for which sums with a common maximum fail; a number is that of a step."""
+    """Return keys for which sums with a common maximum fail; a number is that of a step."""
     token = torch.arange(key.shape[1]).view(1, -1, 1).to(key)
     if isinstance(kind, int):
         return key + 120 * (token >= kind)
@@ -104,7 +103,6 @@ LEARNED = [
 
 
 def op_arguments(case, tensors=None, key_mask=None, batch=1):
-    """Return the arguments of the op `product` up to `save`, all requiring gradients."""
     if tensors is None:
         tensors = on_device(case.inputs(batch, dtype=torch.float32))
     query, key, value, *bias = tensors
@@ -124,19 +122,17 @@ def op_arguments(case, tensors=None, key_mask=None, batch=1):
 
 
 def cut_of(arguments):
-    """Return the tiling of the call."""
     _, _, value, bias, _, window, grid, causal, _ = arguments
     cut = tiling.choose_block(value, True)
     return cut, tiling.make_band(bias, value, window, grid, causal, cut.tile)
 
 
 def detached(arguments):
-    """Detach the arguments."""
     return [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
 
 
 class NoWait(TorchDispatchMode):
-    """Refuse operations that read a value or have data-dependent sizes; record the kernels' calls."""
+    """Refuse operations that read a value or have data-dependent sizes; record kernel calls."""
 
     def __init__(self):
         super().__init__()

@@ -19,7 +19,6 @@ def _seed(monkeypatch):
 
 
 def oracle(case: Case, tensors, monkeypatch, **extra):
-    """The reference backend on the same inputs in float64."""
     wide = [tensor.double() for tensor in tensors]
     with monkeypatch.context() as patch:
         patch.setenv(ENVIRONMENT_VARIABLE, 'reference')

@@ -17,8 +17,7 @@ from aft_mm.ops.eager import online_softmax, simple
 from .cases import CAUSAL_CASES, ONE_OF_EACH, run_with_gradients
 
 aten = torch.ops.aten
-# The expensive operations of an op: products, convolutions, running sums, and the shifts of window
-# sums.
+# The expensive operations: products, convolutions, running sums, and shifts of window sums.
 WORK = (
     aten.bmm,
     aten.mm,
@@ -31,8 +30,6 @@ WORK = (
 
 
 class Uncompiled(TorchDispatchMode):
-    """Count the operations that run."""
-
     def __init__(self):
         super().__init__()
         self.counts = Counter()
@@ -43,7 +40,6 @@ class Uncompiled(TorchDispatchMode):
 
 
 def operations(graph: GraphModule) -> Counter:
-    """Return the operations of a graph for keys and biases of the fast path."""
     counts = Counter()
     for node in graph.graph.nodes:
         if node.target is torch.ops.higher_order.cond:
@@ -61,8 +57,6 @@ def assert_no_more_work(compiled, case, tensors):
 
 
 def counting(compiled: Counter):
-    """Return a backend of torch.compile that counts operations."""
-
     def count(graph, inputs):
         compiled.update(operations(graph))
         return make_boxed_func(graph)

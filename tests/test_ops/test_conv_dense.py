@@ -129,7 +129,7 @@ def test_toeplitz_holds_the_kernel_along_diagonals(grid, kernel):
 def test_dense_form_is_used_where_it_costs_less(
     grid, kernel, heads, batch, precision, expected, monkeypatch
 ):
-    """For a single image of many heads W is larger than the image; for many on 32 × 32 too large."""
+    """For an image of many heads W is larger than the image; for many on 32 × 32 too large."""
     monkeypatch.undo()
     device = type('Value', (), dict(shape=(batch, grid**2, 384), device=torch.device('cuda')))
     weight = torch.empty(heads, kernel, kernel, device='meta')

@@ -76,7 +76,6 @@ REFUSED = {
 
 @pytest.mark.parametrize('reason', REFUSED)
 def test_unsupported_inputs_are_refused(reason, monkeypatch):
-    """Checked as on a machine that supports Triton, with AFT_MM_BACKEND=triton."""
     monkeypatch.setattr(triton_availability, 'machine_reasons', lambda kind, index: ())
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'triton')
     assert dispatch.choose_backend(*call_on('cpu')) == 'triton'
@@ -105,7 +104,6 @@ LACKING = {
 
 @pytest.fixture
 def unqueried_machine():
-    """Query the machine again before and after the test."""
     triton_availability.ask_machine.cache_clear()
     yield
     triton_availability.ask_machine.cache_clear()
@@ -297,8 +295,6 @@ def test_autocast_does_not_reach_the_sums(case):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation returns."""
-
     largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -340,7 +336,7 @@ def test_opcheck_of_safe_convolution(causal, global_connectivity):
 
 
 def test_safe_convolution_saves_no_more_for_a_larger_kernel():
-    """Bytes that autograd keeps for the backward pass on keys that need the exact form."""
+    """Bytes that autograd keeps on keys that need the exact form."""
 
     def saved_bytes(kernel: int) -> int:
         sizes = {}

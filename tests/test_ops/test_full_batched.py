@@ -126,7 +126,6 @@ def test_no_temporary_grows_with_the_batch_squared_length_and_channels(key_scale
 @pytest.mark.parametrize('shape', [(2, T, S), (B, T, S), (B, 2, T, S)], ids=str)
 @pytest.mark.parametrize('masked', [False, True])
 def test_exported_graph_is_valid_for_other_inputs(masked, shape):
-    """Biases per head are parameters, those per sample inputs, which may be of any size."""
     heads = None if shape == (B, T, S) else 2
 
     class Op(torch.nn.Module):

@@ -9,8 +9,10 @@ from aft_mm.ops.geometry import hard_mask
 
 
 def two_blocks(grid, window):
-    """Algorithm 2 of the ICLR submission, bool [T, T]: the left block, and the right one, which is
-    the left block of the row above, moved right by half of the window; a cell counts once.
+    """Algorithm 2 of the ICLR submission, bool [T, T].
+
+    The right block is the left block of the row above, moved right by half of the window; a cell
+    counts once.
     """
     (height, width), (half_rows, half_columns) = grid, (size // 2 for size in window)
     mask = torch.zeros(height, width, height, width, dtype=torch.bool)

@@ -16,7 +16,7 @@ from inductor_offline import pretended_device, source_of  # noqa: E402
 T3072 = (2, 3072, 256)
 RASTER = dict(grid=(32, 96), window=(16, 16))
 FACTORS = ((3072, 64), (3072, 64))
-# The op, its options, the shape of query, key and value, and those of the biases.
+# The op, its options, and the shapes of query, key and value and of the biases.
 CASES = {
     'simple': ('aft_simple', dict(causal=True), T3072, ()),
     'relu': ('aft_simple', dict(causal=True, key_function='relu'), T3072, ()),
@@ -35,8 +35,8 @@ def compiling(monkeypatch):
     monkeypatch.setattr(torch.compiler, 'is_compiling', lambda: True)
 
 
-# The safe paths of the others use the same operations. Their graphs grow with the length. Fast paths of
-# AFT-full and AFT-local-learned are compiled for bfloat16 below.
+# The safe paths of the others use the same operations; their graphs grow with the length. Fast
+# paths of AFT-full and AFT-local-learned are compiled for bfloat16 below.
 SHORT = {
     'full-safe': ('aft_full', dict(causal=True), (8, 20, 192), ((20, 20),)),
     'local-safe': ('aft_local', dict(causal=True, window=24), (2, 96, 256), ((96, 64),) * 2),
@@ -52,7 +52,7 @@ def test_inductor_writes_forward_and_backward_for_cuda(case, path, monkeypatch):
     def branch(condition, fast, safe, operands):
         return (fast if path == 'fast' else safe)(*operands)
 
-    # One branch at a time, since nested graphs are only lowered when they are compiled.
+    # Nested graphs are only lowered when they are compiled.
     monkeypatch.setattr(torch, 'cond', branch)
 
     def step(*inputs):
@@ -88,9 +88,9 @@ def test_few_columns_are_not_one_scan(monkeypatch):
     assert not simple.is_one_scan(torch.empty(1, 300, 1024))
 
 
-# Number of bfloat16 products for tensor cores, without and with a gradient:
-# W with the terms, in two parts if there is a gradient, its transpose with two parts, and three for
-# the gradient of W. aft_local_learned has one more with the gradient of W alone.
+# Number of bfloat16 products without and with a gradient: W with the terms, in two parts if there
+# is a gradient, its transpose with two parts, and three for the gradient of W. aft_local_learned
+# has one more with the gradient of W alone.
 PRODUCTS = {'full': (1, 7), 'local': (1, 7), 'normalized': (2, 12), 'conv': (1, 7)}
 
 

@@ -30,8 +30,6 @@ CPU, TYPE = torch.device('cpu'), torch.bfloat16
 
 
 def pairs_on_a_device(op):
-    """Return the cases and twists that the check runs on a CUDA device."""
-
     def empty(*size, device, **options):
         return torch.zeros(1, **options)
 
@@ -64,7 +62,6 @@ def mixers():
 
 
 def run(mixer):
-    """Mix empty tokens, in training and in evaluation, as under autocast."""
     mixer = copy.deepcopy(mixer).to_empty(device='cpu')
     grid, tokens = mixer.grid or (1024,), mixer.num_prefix_tokens + length(mixer)
     heads = getattr(mixer, 'num_heads', mixer.embed_dims)
@@ -99,7 +96,7 @@ def test_the_check_runs_every_form_that_default_configs_use(monkeypatch):
 
 
 def test_kernels_are_compiled_in_threads_and_not_launched(monkeypatch):
-    """Forward and backward; a kernel that cannot be compiled stops nothing before it is launched."""
+    """A kernel that cannot be compiled stops nothing before it is launched."""
     launchers, threads = [], set()
 
     class Driver(OfflineDriver):

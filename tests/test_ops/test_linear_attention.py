@@ -39,7 +39,6 @@ def inputs(tokens, dtype=torch.float64, batch=2, sources=None):
 
 
 def run(tensors, backend, monkeypatch, **options):
-    """Return output and gradients."""
     leaves = [x.detach().clone().requires_grad_() for x in tensors]
     with monkeypatch.context() as patch:
         patch.setenv(dispatch.ENVIRONMENT_VARIABLE, backend)

@@ -71,9 +71,9 @@ def simple(tokens, channels):
     )
 
 
-# Full and partial vectors of 4, 8 and 16 channels, several and alone; one head per channel, few and
-# many heads per vector; rows that fill the registers, or not; kernels of one piece and several,
-# wider and higher than the grid; full and partial segments.
+# Full and partial vectors of 4, 8 and 16 channels; one head per channel, few and many heads per
+# vector; rows that fill the registers, or not; kernels of one piece and several, wider and higher
+# than the grid; full and partial segments.
 SHAPES = [
     conv((5, 7), (3, 3), 40, 8),
     conv((3, 29), (5, 11), 37, 37),
@@ -324,7 +324,6 @@ def test_sums_over_many_tokens_are_accurate():
 
 
 def nodes_of(function, *inputs):
-    """Return the output of a compiled function, and the names of the custom ops in its graph."""
     names = []
 
     def backend(graph, example):
@@ -338,7 +337,7 @@ def nodes_of(function, *inputs):
 @pytest.mark.parametrize('scale', [1, 200])
 @DTYPES
 def test_compiled_inference_calls_the_loops(dtype, scale, monkeypatch):
-    """Also for keys and biases that need the safe path, which is chosen when the graph runs."""
+    """Also for keys and biases that need the safe path."""
     grid = 4, 5
     query, value = torch.randn(2, 2, 20, 6).to(dtype)
     key = (scale * torch.randn(2, 20, 3)).to(dtype)

@@ -20,8 +20,8 @@ def _seed(monkeypatch):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
 
 
-# One key has all the weight here: gradients of keys are differences of O(1) terms that cancel to 0,
-# so their rounding is compared with the terms.
+# One key has all the weight: gradients of keys are differences of O(1) terms that cancel, so their
+# rounding is compared with the terms.
 TERMS = 1.0
 
 

@@ -24,7 +24,6 @@ PASSED = Result('passed', error=1e-6, speeds=dict(inference=[1.5, 2.0]))
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine that supports Triton, with an empty cache folder."""
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     monkeypatch.delenv(dispatch.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(availability, 'machine_reasons', lambda kind, index: ())
@@ -121,7 +120,6 @@ def test_only_wrong_numbers_and_device_faults_are_failures(error, status):
     ],
 )
 def test_a_crash_is_a_failure_and_a_signal_from_outside_is_not(code, statuses, monkeypatch):
-    """After a failure the other types are checked in a new process."""
     run, started = selftest.subprocess.run, []
 
     def stub(command, **options):
@@ -211,7 +209,6 @@ def test_nothing_to_check_is_a_one_line_error(machine, monkeypatch):
 
 @pytest.mark.skipif(importlib.util.find_spec('triton') is None, reason='Triton is not installed')
 def test_the_check_in_the_interpreter(tmp_path):
-    """Kernels are checked in another process, the result is stored, and then they are used."""
     environment = {**os.environ, 'TRITON_INTERPRET': '1', 'XDG_CACHE_HOME': str(tmp_path)}
 
     def run(*words):

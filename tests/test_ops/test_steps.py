@@ -14,7 +14,6 @@ def key_function(options):
 
 
 def start(case, batch, dtype, device=None):
-    """Return the initial state and the step options of a case."""
     options = {k: v for k, v in case.options.items() if k != 'causal'}
     sizes = {k: v for k, v in options.items() if k in ('window', 'grid', 'key_function')}
     if case.op == 'aft_full':

@@ -64,7 +64,6 @@ def inputs(case, batch=2):
 
 
 def cotangent_of(output):
-    """Return the cotangent of `run_with_gradients` with other strides."""
     x = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     return x.transpose(0, 2).contiguous().transpose(0, 2)
 
@@ -155,7 +154,6 @@ def test_an_empty_batch(name):
 
 @each_op
 def test_inputs_may_have_different_dtypes(name, monkeypatch):
-    """As under autocast: parameters stay float32."""
     query, key, value, *bias = inputs(CASES[name])
     tensors = [query.half(), key, value.bfloat16(), *bias]
     got = run_with_gradients(CASES[name], tensors)
@@ -212,7 +210,7 @@ def test_only_requested_gradients_are_returned(name):
 
 @pytest.mark.parametrize('name', ['simple', 'window', 'conv', 'full', 'learned free'])
 def test_opcheck(name):
-    """opcheck: schema, fake kernel, autograd registration, compiled with dynamic shapes."""
+    """Schema, fake kernel, autograd registration, compiled with dynamic shapes."""
     case = CASES[name]
     query, key, *others = (x.requires_grad_() for x in inputs(case, batch=1))
     bare = case.options.get('gate') == 'none' or name == 'full'
@@ -254,7 +252,7 @@ def test_unsupported_gradients_give_a_reason(name):
 
 @each_op
 def test_the_op_does_not_synchronise(name, monkeypatch):
-    """Forward and backward with fake tensors, for which reading a value fails, and with others."""
+    """With fake tensors, for which reading a value fails, and with others."""
     case = CASES[name]
     with NoWait():
         run_with_gradients(case, tensors := inputs(case))
@@ -278,8 +276,7 @@ def test_a_kernel_error_is_raised(kernel, monkeypatch):
         case(*inputs(case))
 
 
-# A second call with another length, or with keys of another size, which other rows are recomputed
-# for.
+# A second call with another length, or with keys for which other rows are recomputed.
 COMPILED = {
     'simple': (causal_simple(9), causal_simple(20), 1),
     'window': (line(9, 4), line(20, 4), 300),
@@ -290,7 +287,6 @@ COMPILED = {
 
 @pytest.mark.parametrize('name', COMPILED)
 def test_compiles_without_graph_break(name):
-    """fullgraph, forward and backward."""
     torch._dynamo.reset()
     *cases, scale = COMPILED[name]
     compiled = torch.compile(cases[0].function, fullgraph=True, backend='aot_eager')
@@ -316,7 +312,7 @@ BIG = {
 @pytest.mark.skipif(INTERPRETED, reason='takes 60 GB')
 @pytest.mark.parametrize('op', BIG)
 def test_more_than_2_to_the_31_elements(op):
-    """The last of many sequences equals a call with that sequence only."""
+    """Equals the last of many sequences alone."""
     if torch.cuda.mem_get_info()[0] < 60e9:
         pytest.skip('needs 60 GB of device memory')
     x = torch.randn(1, 2000, 1024, device=DEVICE, dtype=torch.bfloat16)

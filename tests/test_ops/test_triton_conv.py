@@ -1,7 +1,4 @@
-"""The Triton kernels of AFT-conv against the float64 oracle, forward and every gradient.
-
-See `triton_parity.py`. The cases are similar to `test_triton_product.py`.
-"""
+"""The Triton kernels of AFT-conv against the float64 oracle; see `triton_parity.py`."""
 
 import pytest
 import torch

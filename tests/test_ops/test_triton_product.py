@@ -106,7 +106,7 @@ def test_keys_of_any_size_from_tile_to_tile(kind, case, monkeypatch):
 
 
 def flags_of(case, tensors, key_mask=None):
-    """The flags that a call with gradients writes, [B, tiles, blocks of channels]."""
+    """Return the flags that a call with gradients writes, [B, tiles, blocks of channels]."""
     arguments = op_arguments(case, tensors, key_mask)
     saved = library.product(*arguments, True)[1]
     cut, band = cut_of(arguments)

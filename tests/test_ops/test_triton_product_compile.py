@@ -56,7 +56,6 @@ FACTORS = torch.empty(1024, 64), torch.empty(1024, 64)
 
 @compiled_for(*SHARED_MEMORY)
 def test_training_in_bfloat16_with_float32_factors(compiled, capability, tmp_path):
-    """As under autocast, on a grid."""
     call(torch.bfloat16, [8, 8], *FACTORS, grid=[32, 32])
     assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | {'running_sums'})
     assert {name for name in WIDE if widest_load(compiled[name]) == 16} == WIDE

@@ -16,7 +16,6 @@ pytestmark = MARKS
 
 
 def cut_into_chunks(monkeypatch):
-    """Split sequences into chunks of 16 tokens, as for few sequences."""
     monkeypatch.setattr(simple, 'SHORTEST_CHUNK', 16)
     monkeypatch.setattr(simple, 'count_processors', lambda device: 10**6)
 

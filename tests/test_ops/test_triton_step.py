@@ -71,7 +71,6 @@ def feed(case, tensors, lengths, count, dtype=torch.float32):
 
 
 def check(case, tensors, monkeypatch, lengths=(0, 3, 1), count=4):
-    """Compare steps of the kernels with eager steps in float64; return rows and state."""
     dtype = tensors[2].dtype
     rows, state = feed(case, tensors, lengths, count)
     wide = [None if x is None else x.double() for x in tensors]
@@ -262,7 +261,7 @@ def test_a_token_past_the_table_reads_nothing_beyond_it():
     ],
 )
 def test_opcheck(name, gate, monkeypatch):
-    """opcheck: schema with what is written, fake kernel, compiled with dynamic shapes."""
+    """Schema with what is written, fake kernel, compiled with dynamic shapes."""
     called = []
 
     def record(op, *parts):

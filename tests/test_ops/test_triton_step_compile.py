@@ -30,7 +30,6 @@ CALLS = {
 
 
 def call_step(name, dtype, channels=CHANNELS, gate='sigmoid', bias_dtype=torch.float32):
-    """Run one step of the case with compiled kernels."""
     init, shapes, options = CALLS[name]
     op = init.__name__.removesuffix('_init_state')
     sizes = {'aft_full': dict(num_tokens=TOKENS), 'aft_conv': dict(grid=options.get('grid'))}

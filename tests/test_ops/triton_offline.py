@@ -18,13 +18,11 @@ MOST_STACK = 0
 
 
 def compiled_for(*capabilities):
-    """Set the compute capabilities of the fixture `compiled`."""
     ids = [f'sm_{capability}' for capability in capabilities]
     return pytest.mark.parametrize('compiled', capabilities, indirect=True, ids=ids)
 
 
 def usage(kernel, path):
-    """Return registers and bytes of stack per thread."""
     path.write_bytes(kernel.asm['cubin'])
     output = subprocess.run(
         [CUOBJDUMP, '--dump-resource-usage', path], capture_output=True, text=True, check=True
@@ -33,23 +31,19 @@ def usage(kernel, path):
 
 
 def load_widths(kernel):
-    """Count the loads from global memory by their width in bytes."""
     loads = re.findall(r'ld\.global[\w.:]*?(?:\.v(\d))?\.b(\d+)\b', kernel.asm['ptx'])
     return Counter(int(numbers or 1) * int(bits) // 8 for numbers, bits in loads)
 
 
 def widest_load(kernel):
-    """Return the bytes of the widest load from global memory."""
     return max(load_widths(kernel))
 
 
 def narrowest_load(kernel):
-    """Return the bytes of the narrowest load from global memory."""
     return min(load_widths(kernel))
 
 
 def assert_no_spills(kernels, expected, folder):
-    """Assert that kernels of these names were compiled, and that none spills registers."""
     assert set(kernels) == set(expected)
     for name, kernel in kernels.items():
         found = usage(kernel, folder / f'{name}.cubin')

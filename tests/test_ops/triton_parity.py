@@ -43,7 +43,7 @@ def compare(case, tensors, monkeypatch, floor=1e-3, **extra):
 
 
 def layouts(tensors):
-    """Return equal tensors with other strides: tokens first, channels first, every other element."""
+    """Return equal tensors with other strides: tokens first, channels first, every other entry."""
     query, key, value = tensors
     every_other = torch.full((*value.shape[:2], 2 * value.shape[2]), torch.nan).to(value)
     every_other[..., ::2] = value

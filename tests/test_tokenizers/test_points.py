@@ -28,7 +28,7 @@ def test_no_coordinate_moves_by_more_than_half_a_step(points, num_bits, number):
     back = np.concatenate([decode_points(single, num_bits, box) for single in singles])
     assert back.shape == cloud.shape and back.dtype == np.float64
     assert np.abs(back - cloud).max() <= box[1] / 2 ** (num_bits + 1) * 1.000001
-    # The points of a cloud are sorted like Python tuples, of coordinates or of tokens.
+    # Sorted like Python tuples, of coordinates or of tokens.
     quantized = sorted(tuple(single.tolist()) for single in singles)
     places = sorted(range(number), key=lambda i: tuple(cloud[i, ::-1].tolist()))
     raw = [tuple(singles[i].tolist()) for i in places]
@@ -71,7 +71,6 @@ def test_every_bin_is_reached_and_the_upper_face_belongs_to_the_last():
 @pytest.mark.parametrize('order', ['raw', 'quantized'])
 @pytest.mark.parametrize('number', [2, 7, 63])
 def test_sorted_order_is_total(points, number, order):
-    """Any permutation of a cloud, with ties in every key, gives the same tokens."""
     cloud = np.concatenate([points[:number], points[:number].round(), points[:1]])
     expected = encode_points(cloud, num_bits=3, order=order)
     rng = np.random.default_rng(1)

@@ -11,13 +11,11 @@ CORNERS = np.array(list(itertools.product((0.0, 1.0), repeat=3)))
 
 
 def inked(picture):
-    """Return the first and last row and column that are not white."""
     rows, columns = (picture < 255).any(-1).nonzero()
     return rows.min(), rows.max(), columns.min(), columns.max()
 
 
 def line(axis, num=400):
-    """Return points along one axis."""
     points = np.zeros((num, 3))
     points[:, axis] = np.linspace(0, 5, num)
     return points
@@ -45,7 +43,6 @@ def test_a_cloud_fills_its_panel_whatever_its_size_and_place(scale):
 
 
 def test_axes_are_equally_long():
-    """A plate has the width of a cube with the same base, and a smaller height in proportion."""
     heights, widths = [], []
     for edge in (1, 0.1):
         top, bottom, left, right = inked(draw_point_clouds([CORNERS * (1, 1, edge)]))

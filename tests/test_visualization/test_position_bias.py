@@ -9,7 +9,6 @@ from aft_mm.visualization import draw_position_bias
 
 
 def images(figure):
-    """Return the panels with an image by layer, without colour bars."""
     return [axis.images[0] for axis in figure.axes if axis.images and axis.get_title()]
 
 

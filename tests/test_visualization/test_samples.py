@@ -12,7 +12,6 @@ def images():
 
 
 def cells(grid, height, width, scale):
-    """Return the pictures of a grid, {(row, column): picture}, at their original size."""
     step_y, step_x = height * scale + 2, width * scale + 2
     return {
         (y // step_y, x // step_x): grid[

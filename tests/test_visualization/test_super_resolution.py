@@ -13,7 +13,6 @@ HEADER = 20
 
 @pytest.fixture(params=[1, 3])
 def pictures(request):
-    """Return inputs of 4 x 3 pixels, samples and originals of 12 x 9."""
     random, channels = np.random.default_rng(0), request.param
     return (
         random.integers(0, 256, (2, 4, 3, channels), dtype=np.uint8),
@@ -23,7 +22,6 @@ def pictures(request):
 
 
 def cells(picture, num_columns):
-    """Return the pictures of the grid at 12 x 9, [rows, columns, 12, 9, 3]."""
     scale = 11  # of 9 pixels to at least 96
     grid = picture[HEADER + 2 :, 2:].reshape(2, 12 * scale + 2, num_columns, 9 * scale + 2, 3)
     return grid.swapaxes(1, 2)[:, :, :-2:scale, :-2:scale]

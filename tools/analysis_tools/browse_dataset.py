@@ -1,8 +1,7 @@
-"""Draw samples of a dataset as its pipeline feeds them to the model.
+"""Draw samples of a dataset after its pipeline and before normalisation.
 
-Supported are images, boxes, masks, segmentation maps, text, point clouds and speech features.
-Images are shown after the pipeline and before normalisation, without the steps of the data
-preprocessor such as Mixup.
+Supported are images, boxes, masks, segmentation maps, text, point clouds and speech features. Steps
+of the data preprocessor such as Mixup are not applied.
 
     python tools/analysis_tools/browse_dataset.py CONFIG --split train --num 9 --out samples.png
 """
@@ -50,7 +49,6 @@ from aft_mm.tokenizers import decode_points
 from aft_mm.visualization import draw_header, draw_point_clouds
 from aft_mm.visualization.figures import new_figure
 
-# Okabe and Ito's colours.
 COLOURS = (
     (230, 159, 0),
     (86, 180, 233),
@@ -61,13 +59,12 @@ COLOURS = (
     (240, 228, 66),
     (153, 153, 153),
 )
-FONT, FONT_SIZE, LINE = 'DejaVu Sans Mono', 11, 14  # sizes in pixels
+FONT, FONT_SIZE, LINE = 'DejaVu Sans Mono', 11, 14  # pixels
 LEAST_EDGE = 160  # pixels, to which small images are magnified
-LARGE = 200  # pixels; in larger images, fonts and lines grow with the image
+LARGE = 200  # pixels, above which fonts and lines grow with the image
 
 
 def enlarge(image: np.ndarray, edge: int = LEAST_EDGE) -> np.ndarray:
-    """Magnify an image [H, W, C] by an integer until its longer edge has ``edge`` pixels."""
     factor = max(1, -(-edge // max(image.shape[:2])))
     return image.repeat(factor, axis=0).repeat(factor, axis=1)
 
@@ -79,17 +76,9 @@ def draw_instances(
     masks: Tensor | None = None,
     classes: Sequence[str] = (),
 ) -> np.ndarray:
-    """Draw boxes with class names, and masks.
+    """Draw boxes [N, 4] (x1, y1, x2, y2 in pixels) with their names, and masks [N, H, W].
 
-    Args:
-        image: RGB uint8 [H, W, 3].
-        boxes: [N, 4], x1, y1, x2, y2 in pixels.
-        names: N class names.
-        masks: bool [N, H, W].
-        classes: All class names, whose order gives the colours; by default those of this picture.
-
-    Returns:
-        uint8 [H, W, 3].
+    Colours follow the order of ``classes``, by default the names in this picture.
     """
     if len(boxes) != len(names) or (
         masks is not None and masks.shape != (len(boxes), *image.shape[:2])
@@ -122,13 +111,9 @@ def draw_instances(
 def draw_segments(
     image: np.ndarray, labels: np.ndarray, names: Sequence[str] = (), ignore: int = 255
 ) -> np.ndarray:
-    """Overlay an image with one colour per class, and add a legend of its classes below.
+    """Overlay an image with a colour per class of ``labels`` [H, W]; ``names`` give a legend below.
 
-    Args:
-        image: RGB uint8 [H, W, 3].
-        labels: Ints [H, W].
-        names: Class names; without them there is no legend.
-        ignore: Label of pixels without a class, which keep their colour.
+    Pixels labelled ``ignore`` keep their colour.
     """
     if labels.shape != image.shape[:2]:
         raise UserError(
@@ -145,12 +130,10 @@ def draw_segments(
 
 
 def _class_colours(labels: np.ndarray) -> np.ndarray:
-    """Return a colour per label, [..., 3]; after eight classes colours repeat, darker."""
     return np.array(COLOURS)[labels % len(COLOURS)] / (1 + labels // len(COLOURS))[..., None]
 
 
 def _legend(labels: Sequence[int], names: Sequence[str], width: int) -> np.ndarray:
-    """Draw names and colours of classes, wrapped to a width: uint8 [H, width, 3]."""
     scale = max(1, width / LARGE)
     font = ImageFont.truetype(findfont(FONT), FONT_SIZE * scale)
     line, gap = round(LINE * scale), round(LINE * scale / 2)
@@ -171,7 +154,7 @@ def _legend(labels: Sequence[int], names: Sequence[str], width: int) -> np.ndarr
 
 
 def draw_matrix(values: Tensor) -> np.ndarray:
-    """Draw features over time ``[T, F]`` as uint8 [F', T', 3], the first one in the lowest row."""
+    """Draw features ``[T, F]`` over time, the first one in the lowest row."""
     picture = values.double().T.flip(0)
     low, high = picture.min(), picture.max()
     colours = colormaps['cividis'](((picture - low) / (high - low).clamp(min=1e-12)).numpy())
@@ -179,7 +162,6 @@ def draw_matrix(values: Tensor) -> np.ndarray:
 
 
 def draw_text(text: str, columns: int = 64, rows: int = 12) -> np.ndarray:
-    """Draw wrapped text with at most ``rows`` lines: uint8 [H, W, 3]."""
     lines = [
         part
         for line in text.splitlines()
@@ -204,15 +186,6 @@ def draw_titled_images(
     footer: str = '',
     columns: int | None = None,
 ) -> Figure:
-    """Draw a grid of images with a title each, magnified without smoothing.
-
-    Args:
-        images: uint8 [H, W, 3] or [H, W]; sizes may differ.
-        titles: One title per image.
-        title: Title of the figure.
-        footer: Small print below the figure.
-        columns: Images per row; by default the grid is as square as possible.
-    """
     if not len(images) or len(images) != len(titles):
         raise UserError(
             'images and titles must be equal in number, and at least one, got '
@@ -220,7 +193,6 @@ def draw_titled_images(
         )
     columns = columns or int(np.ceil(np.sqrt(len(images))))
     rows = -(-len(images) // columns)
-    # Wide pictures, such as lines of text, get wide panels.
     aspect = max(image.shape[1] / image.shape[0] for image in images)
     figure = new_figure(1.8 * min(3.0, max(1.0, aspect)) * columns, 2.1 * rows + 0.6, title, footer)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -232,11 +204,10 @@ def draw_titled_images(
     return figure
 
 
-MOST_TOKENS = 200  # shown tokens of a sequence of numbers
+MOST_TOKENS = 200  # tokens of a sequence of numbers
 
 
 def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
-    """Return a picture of a packed sample, uint8 [H, W, 3], and its title."""
     known = sample['data_samples']
     names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
     if 'gt_label' in known:
@@ -278,7 +249,6 @@ def shortened(words: str, most: int = 40) -> str:
 
 
 def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.ndarray, str]:
-    """Draw boxes and masks of an mmdet sample; return the picture and its title."""
     instances = known.gt_instances
     boxes = getattr(instances.bboxes, 'tensor', instances.bboxes)
     labels = [name_of(names, index) for index in instances.labels.tolist()]
@@ -290,8 +260,6 @@ def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.n
 
 
 def as_image(config: Config, tokens: torch.Tensor, known) -> np.ndarray:
-    """Draw the image that a sequence encodes, next to its source if there is one."""
-
     def picture(values: torch.Tensor, shape: Sequence[int]) -> np.ndarray:
         image = values.numpy().astype(np.uint8).reshape(shape)
         return enlarge(np.broadcast_to(image, (*image.shape[:2], 3)))
@@ -305,7 +273,6 @@ def as_image(config: Config, tokens: torch.Tensor, known) -> np.ndarray:
 
 
 def as_text(dataset, tokens: torch.Tensor, known) -> np.ndarray:
-    """Draw tokens as text: ``source → context | predicted tokens``."""
     given = known.get('num_context', 0)
     parts = [words_of(dataset, part) for part in (tokens[:given], tokens[given:]) if len(part)]
     words = ' | '.join(parts)

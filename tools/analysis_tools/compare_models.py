@@ -1,8 +1,7 @@
 """Draw samples of several models for the same images next to each other.
 
-The models are either all super-resolution models (figures 6 and 7 of the ICLR submission) or all
-image models, which complete the lower part. The images are evenly spaced samples of the test split
-of the first config.
+The models are either super-resolution models (figures 6 and 7 of the ICLR submission) or image
+models, which complete the lower part. The images are from the test split of the first config.
 
     python tools/analysis_tools/compare_models.py --num 8 --out faces.png \\
         --model local2d CONFIG CHECKPOINT --model transformer CONFIG CHECKPOINT
@@ -87,7 +86,6 @@ def load_models(args: argparse.Namespace) -> dict:
 
 
 def images_of(config, num: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return test images uint8 [N, H, W, C], and inputs [N, h, w, C] for super-resolution."""
     samples = spread_samples(build_dataset(config), num)
     images = np.stack(
         [

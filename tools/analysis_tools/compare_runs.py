@@ -4,8 +4,8 @@
     python tools/analysis_tools/compare_runs.py --group AFT aft_seed0 aft_seed1 \\
         --group DeiT deit_seed0 deit_seed1 --metric accuracy/top1 --out table.md table.csv
 
-Metrics are those of the last validation. The iteration time is the median of the log, per process;
-compare it only between runs on the same machine. FLOPs are counted as in model_complexity.py.
+Metrics are those of the last validation. The iteration time is the median of the log; compare it
+only between runs on the same machine. FLOPs are counted as in model_complexity.py.
 """
 
 import argparse
@@ -76,12 +76,11 @@ Runs = Mapping[str, Mapping[str, Sequence[float]]]
 def run_table(runs: Runs, kind: str = '.md') -> str:
     """Return a table of mean ± standard error, a row per name and a column per metric.
 
-    Numbers of a column have as many decimals as the second digit of its smallest standard error. CSV
-    has full precision.
+    The decimals of a column are two digits of its smallest standard error; CSV has full precision.
 
     Args:
         runs: Row name to its columns, each a list of values, one per seed.
-        kind: '.md', '.csv' or '.tex' (a ``tabular`` with the package booktabs).
+        kind: '.md', '.csv' or '.tex' (for the package booktabs).
     """
     if not runs:
         raise UserError('runs must hold at least one run, got none')
@@ -188,12 +187,11 @@ def _escaped(text: str) -> str:
     return re.sub('|'.join(map(re.escape, _LATEX)), lambda found: _LATEX[found.group()], text)
 
 
-# Entries of the config in which runs of one group may differ.
+# Runs of one group may differ in these.
 RUN_ONLY = ('work_dir', 'randomness', 'resume', 'load_from', 'launcher', 'experiment_name')
 
 
 def config_of(work_dir: str) -> str:
-    """Return the path of the config that the latest training wrote to its work dir."""
     found = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
     path = found[-1].with_name('config.py') if found else None
     if path is None or not path.is_file():
@@ -221,7 +219,6 @@ def same_but_for_the_seed(label: str, paths: Sequence[str]) -> Config:
 
 
 def costs(label: str, path: str, config: Config) -> dict[str, list[float]]:
-    """Return parameters and FLOPs; reports on stderr what cannot be counted."""
     try:
         counted = analyse_config(path)
     except UserError as error:
@@ -267,14 +264,13 @@ def row(
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    # stdout is for the table; mmengine's messages go to stderr.
+    # stdout is for the table.
     with user_errors(*CONFIG_ERRORS), contextlib.redirect_stdout(sys.stderr):
         for path in args.out:
             check_output('--out', path, TABLES)
         rows = {
             label: row(label, work_dirs, args.metric) for label, work_dirs in runs_of(args).items()
         }
-        # Metrics come first, even those that only later runs have.
         last = ('parameters [M]', 'FLOPs [G]', 's/iteration', 'samples/s')
         names = dict.fromkeys(name for columns in rows.values() for name in columns)
         order = [*(n for n in names if n not in last), *(n for n in last if n in names)]

@@ -65,14 +65,10 @@ def draw_seeds(
     label: str,
     numbers: str | None = None,
 ) -> Figure:
-    """Plot the mean of each group with error bars of ± one standard error, and its runs.
+    """Plot mean ± standard error of each group, and its runs, one value per seed.
 
-    Groups are listed from top to bottom, or, if their names are numbers, on a logarithmic x axis.
-
-    Args:
-        groups: Name to the values of its runs, one per seed. A single run has no bar.
-        label: Name of the metric with its unit.
-        numbers: Label of the axis of numbers; None lists the names.
+    Groups are listed from top to bottom. With ``numbers``, the label of an x axis, their names are
+    numbers on this logarithmic axis.
     """
     if not groups:
         raise UserError('groups must hold at least one group of runs, got none')
@@ -143,7 +139,6 @@ def _number_groups(
     label: str,
     title: str,
 ) -> None:
-    """Label the axes, numbers to the right, and connect the means."""
     places = sorted(names)
     axis.plot(
         places,

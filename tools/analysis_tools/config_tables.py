@@ -3,12 +3,12 @@
 A table is the text of README.md between ``<!-- table: NAME -->`` and ``<!-- end of table -->``. The
 metafile has
 
-- Tables: for each NAME the columns, as header and name of the entry;
-- Models (configs) and Others (models of papers only). Each of their Results is a row of the tables
-  listed in its Tables, Others first. Its entries are its Metrics, the Metadata, and the measured
-  values, which are the Metrics of the model's Results with a Log.
+- Tables: the columns of each NAME, as header and name of the entry;
+- Models (configs) and Others (models of papers only). Each of their Results is a row of its Tables,
+  Others first. Its entries are its Metrics, the Metadata, and the measured values: the Metrics of
+  the model's Results with a Log.
 
-A missing entry is a dash, and a column without entries is omitted.
+A missing entry is a dash; a column without entries is omitted.
 
     python tools/analysis_tools/config_tables.py [configs/TASK ...]    # after an edit of a metafile
     python tools/analysis_tools/config_tables.py --check               # changes nothing
@@ -39,7 +39,6 @@ def read_metafile(task: Path) -> dict[str, Any]:
 
 
 def rows(metafile: dict[str, Any], table: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield first cell and entries of each row of a table."""
     for model in metafile['Others'] + metafile['Models']:
         metadata, measured = model.get('Metadata', {}), {}
         for result in model['Results']:

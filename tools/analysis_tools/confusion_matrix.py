@@ -46,18 +46,13 @@ from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization.figures import new_figure
 
 MOST_NAMES = 40  # with more classes, the axes show numbers
-MOST_COUNTS = 20  # with more classes, cells are too small for counts
+MOST_COUNTS = 20
 
 
 def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -> Figure:
-    """Draw a confusion matrix with true classes as rows and predicted classes as columns.
+    """Draw counts [K, K] of images by true class (rows) and predicted class (columns).
 
-    Colour is the share of the true class. With at most 20 classes the cells contain the counts.
-
-    Args:
-        counts: Ints [K, K], images by true and predicted class.
-        names: Names of the K classes.
-        footer: Small print below the figure.
+    Colour is the share of the true class. With at most 20 classes, cells contain the counts.
     """
     counts = np.asarray(counts)
     if counts.shape != (len(names), len(names)) or not len(names):
@@ -98,7 +93,6 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -
 def most_confident_mistakes(
     probabilities: np.ndarray, labels: np.ndarray, limit: int
 ) -> np.ndarray:
-    """Return at most ``limit`` indices of misclassified images, highest predicted probability first."""
     predicted = probabilities.argmax(1)
     (wrong,) = (predicted != labels).nonzero()
     order = np.argsort(-probabilities[wrong, predicted[wrong]], kind='stable')
@@ -106,7 +100,6 @@ def most_confident_mistakes(
 
 
 def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:
-    """Return images, accuracy (recall) and precision per class."""
     hits, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     return [
         {
@@ -120,7 +113,6 @@ def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:
 
 
 def predict(network, dataset, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return probabilities [N, K] and labels [N] for a dataset."""
     probabilities, labels = [], []
     for first in progress(range(0, len(dataset), batch_size), 'classifying'):
         samples = [dataset[i] for i in range(first, min(first + batch_size, len(dataset)))]

@@ -2,9 +2,9 @@
 
     python tools/analysis_tools/demo.py CONFIG CHECKPOINT
 
-A classifier gets a picture and shows its classes and its keys, as `plot keys` does. An image model
-completes a picture, a text model continues a text, a translation model translates one, and a speech
-model transcribes a recording. The page is for this machine only; --port chooses its port.
+A classifier shows the classes of a picture and its keys. Image and text models complete their
+input, translation models translate it, and speech models transcribe it. The page is for this
+machine only; --port chooses its port.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import numpy as np
 from networks import load_network, network_inputs, shown_image
@@ -51,7 +51,6 @@ MOST_LAYERS = 4
 
 
 def classify(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
-    """Return the parts of the page of a classifier: its classes and its maps of keys."""
     classifier, network = ImageClassifier(config, checkpoint), load_network(config, checkpoint)
     mixers = list(mixers_with_keys(network.model).values())
     chosen = np.linspace(0, len(mixers) - 1, min(MOST_LAYERS, len(mixers))).astype(int)
@@ -154,7 +153,6 @@ PAGES: dict[str, Callable[[Any, str, str], dict[str, Any]]] = {
 
 
 def make_page(config: str, checkpoint: str) -> Any:
-    """Return the gradio page for the model of a config; a UserError if there is none."""
     read = read_config(config)
     classifies = (read.get('model') or {}).get('type') in CLASSIFIERS
     task = 'ImageClassifier' if classifies else task_of(read)

@@ -2,7 +2,7 @@
 
     python tools/analysis_tools/explore.py CONFIG CHECKPOINT a.jpg b.jpg --out page.html
 
-Open the file in a browser. It needs no network connection.
+The page needs no network connection.
 """
 
 import argparse
@@ -51,11 +51,10 @@ MOST_NUMBERS = 2**25  # 134 MB, which a browser opens in seconds
 
 
 class ExplorerLayer(NamedTuple):
-    """The position bias of a token mixer.
+    """The position bias w of a token mixer, [h, kernel_h, kernel_w] by offset or [h, T, T].
 
-    ``bias`` is w, [h, kernel_h, kernel_w] by offset or [h, T, T] with T = P + H·W for P prefix
-    tokens. The sum excludes sources after the query in raster order if ``causal``, and sources
-    outside the kernel unless ``connected``.
+    T is P + H·W for P prefix tokens. The sum excludes sources after the query in raster order if
+    ``causal``, and sources outside the kernel unless ``connected``.
     """
 
     name: str
@@ -80,18 +79,12 @@ def explorer_page(
     title: str = 'Position biases',
     about: str = '',
 ) -> str:
-    """Return the HTML page as text.
+    """Return the HTML page of a model on a grid (H, W).
 
-    It shows w of all layers and heads, ``w[t, t']`` of a query over the grid, the kernel of a head, and
-    for each image ``e^k`` over its mean and the weight of each source for the query,
-    ``W e^k / Σ W e^k``. Biases are stored in float32, keys in 2^16 steps.
-
-    Args:
-        layers: Layers in the order of the model.
-        grid: (H, W) of the tokens.
-        num_prefix_tokens: P class tokens before the grid, which are sources but not shown.
-        images: Images with their keys.
-        title, about: Title of the page, and the line below it.
+    It shows w of all layers and heads, ``w[t, t']`` of a query over the grid, the kernel of a head,
+    and for each image ``e^k`` over its mean and the weight of each source for the query,
+    ``W e^k / Σ W e^k``. Prefix tokens are sources but not shown. Biases are stored in float32, keys
+    in 2^16 steps.
     """
     if len(grid) != 2:
         raise UserError(f'grid must have two dimensions, got {tuple(grid)}')
@@ -118,7 +111,7 @@ def explorer_page(
         BIASES=_packed(biases),
         KEYS=_packed(keys),
     )
-    # In one pass, because a layer may be called @BIASES@.
+    # One pass, because a layer may be called @BIASES@.
     return re.sub(f'@({"|".join(texts)})@', lambda match: texts[match[1]], page)
 
 
@@ -166,7 +159,6 @@ def _layers(
 
 
 def _images(images: Sequence[ExplorerImage], num_tokens: int) -> tuple[list[dict], np.ndarray]:
-    """Return the metadata of the images, and their quantised keys, [channels, T] each."""
     pictures: list[dict] = []
     parts = [np.empty(0, '<u2')]
     start = 0
@@ -218,7 +210,6 @@ def layers_of(mixers: dict[str, nn.Module], config: Config) -> list[ExplorerLaye
 
 
 def keys_of(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]) -> ExplorerImage:
-    """Return an image as the model gets it, with the keys of each mixer."""
     inputs = classifier.preprocess(path)['inputs']
     mixer = next(iter(mixers.values()))
     grid = classifier.model.backbone.patch_embed.grid_of(*inputs.shape[1:])

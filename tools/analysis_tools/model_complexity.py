@@ -1,13 +1,12 @@
 """Count parameters, FLOPs and activations of the models of configs, including the AFT operations.
 
 A multiply-add is one FLOP. Other element-wise operations are one FLOP per output element, sums one
-per input element, softmax and layer norm five per element. Comparisons, selections and data movement
-are free. Activations are the output elements of the counted operations.
+per input element, softmax and layer norm five per element. Comparisons, selections and data
+movement are free. Activations are the output elements of the counted operations.
 
-Counts are for one image in evaluation mode on the CPU, with the form of the AFT op that is chosen
-there. For an autoregressive model, the likelihood of one sequence of the length of the position table
-is counted, with a source of the length of the encoder's table. The mask channel of padded images is
-off.
+Counts are for one image in evaluation mode, without mask channel, with the form of the AFT op that
+is chosen on the CPU. For an autoregressive model they are for the likelihood of one sequence as
+long as the position table, with a source as long as the encoder's.
 
 Saved is the memory that the backward pass of training needs for one sample in float32, without
 parameters, gradients and the optimizer's state; recomputed is the same with `with_cp=True`.
@@ -96,7 +95,7 @@ OTHERS = (
     'scaled_dot_product_attention',
     'softmax',
 )
-# Free operators that are not in mmengine's list.
+# Free operators, in addition to mmengine's list.
 FREE = (
     '__or__',
     'alias',
@@ -133,7 +132,6 @@ Handle = Callable[[list[Any], list[Any]], int]
 
 
 def _elements(value: Any) -> int:
-    """Return the elements of a traced floating-point tensor, 0 for other types."""
     shape = value.type().sizes() if value.isCompleteTensor() else None
     return prod(shape) if shape is not None and value.type().dtype().is_floating_point else 0
 
@@ -165,7 +163,7 @@ def _handles(names: Sequence[str], handle: Handle | None) -> dict[str, Handle | 
 
 
 class Likelihood(nn.Module):
-    """Wrap an autoregressive model as a function of tokens: −log p of each token in nats."""
+    """An autoregressive model as a function of tokens: −log p of each token in nats."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -183,16 +181,10 @@ class Likelihood(nn.Module):
 
 
 def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) -> dict[str, Any]:
-    """Count one forward pass of the model in evaluation mode.
+    """Count one forward pass in evaluation mode.
 
-    Args:
-        model: Any module of tensors.
-        shapes: Shape of each input without the batch, such as ``(3, 224, 224)``.
-        tokens: Whether the inputs are integers.
-
-    Returns:
-        parameters, flops and activations (ints), flops_by_operator and flops_by_module (dicts), and
-        uncounted: operators without a rule, with their number of calls.
+    ``shapes`` are those of the inputs without the batch, such as ``(3, 224, 224)``; ``tokens``
+    makes them integers. Operators without a rule are in ``uncounted``, with their number of calls.
     """
     inputs = tuple(
         torch.zeros(1, *shape, dtype=torch.long) if tokens else torch.randn(1, *shape)
@@ -204,7 +196,7 @@ def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) ->
         **_handles(REDUCTIONS, _read),
         **_handles(FREE, None),
         **{
-            # Normalisers without a quotient have a logarithm as their fifth operation.
+            # Normalisers without a quotient have a logarithm instead.
             **_handles(('cross_entropy_loss', 'log_softmax', 'logsumexp', 'softmax'), _softmax),
             'aten::baddbmm': _baddbmm,
             'aten::scaled_dot_product_attention': _attention,
@@ -228,7 +220,6 @@ def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) ->
 
 
 def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, Any]:
-    """Apply :func:`analyse` to the model of a config; ``shape`` overrides (height, width)."""
     config = read_config(os.fspath(path))
     init_default_scope(config.get('default_scope', 'mmengine'))
     if 'decoder' in config.model:

@@ -1,7 +1,6 @@
 """List the operators of mmcv that the models of mmdet's and mmseg's configs use.
 
-Every config of the two wheels is built, and its modules are searched for operators. Models without a
-replacement for one of their operators need the compiled mmcv.
+A model with an operator that has no replacement needs the compiled mmcv.
 """
 
 import argparse
@@ -37,7 +36,6 @@ def missing_functions() -> dict[str, set[str]]:
 
 
 def used_operators(model) -> set[tuple[str, str]]:
-    """Return module and name of what a model uses of ``mmcv.ops``: layers, imported functions."""
     found = set()
     for layer in {type(layer) for layer in model.modules()}:
         for base in layer.__mro__:
@@ -53,13 +51,11 @@ def used_operators(model) -> set[tuple[str, str]]:
 
 
 def reason(error: Exception) -> str:
-    """Return type and beginning of an error, without the folders of paths."""
     text = re.sub(r'/\S*/', '', ' '.join(str(error).split()))
     return f'{type(error).__name__}: {text[:70]}'
 
 
 def build(registry, model):
-    """Build a model, on the meta device where its constructor allows that."""
     import torch
 
     with torch.device('meta'):

@@ -1,4 +1,4 @@
-"""Image networks of aft_mm, mmpretrain and timm, and their inputs, for the analysis tools."""
+"""Image networks of aft_mm, mmpretrain and timm, and their inputs."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def build_dataset(config: Config, split: str = 'test') -> Any:
 
 
 def class_names(dataset: Any, count: int, model: Any = None) -> list[str]:
-    """Return the class names of a checkpoint or dataset, or numbers without ``count`` names."""
+    """Return the class names of a checkpoint or dataset, or numbers if there are not ``count``."""
     names = (getattr(model, 'dataset_meta', None) or {}).get('classes')
     names = names or (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
     names = [names] if isinstance(names, str) else list(names)
@@ -86,12 +86,10 @@ def load_images(
 
 
 def samples_for(config: Config, paths: Sequence[str | os.PathLike] | None, num: int) -> list[dict]:
-    """Return the samples of image files, or ``num`` of the test split."""
     return load_images(config, paths) if paths else spread_samples(build_dataset(config), num)
 
 
 def read_image(path: str | os.PathLike) -> tuple[np.ndarray, list[str]]:
-    """Read an image file like :func:`aft_mm.datasets.read_rgb`."""
     try:
         return read_rgb(os.fspath(path))
     except UnusableFile as error:
@@ -107,11 +105,10 @@ def shown_image(config: Config, sample: dict) -> np.ndarray:
 
 
 def network_inputs(config: Config, samples: Sequence[dict]) -> Tensor:
-    """Return the normalised batch [B, C, H, W] of packed samples, as in a test."""
     sizes = {tuple(sample['inputs'].shape) for sample in samples}
     if len(sizes) > 1:
         raise UserError(f'images must have the same size, got {sorted(sizes)}; give one at a time')
-    # A classifier's data preprocessor is outside of its model config, as mmengine's Runner expects.
+    # mmengine's Runner expects a classifier's data preprocessor outside of its model config.
     settings = config.model.get('data_preprocessor') or config.get('data_preprocessor') or {}
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
         preprocessor = MODELS.build({'type': 'ClsDataPreprocessor', **settings})
@@ -119,16 +116,15 @@ def network_inputs(config: Config, samples: Sequence[dict]) -> Tensor:
         return preprocessor(pseudo_collate(list(samples)), False)['inputs']
 
 
-TIMM = 'timm:'  # prefix of the names of timm's networks
-# Names of the children of a backbone that are stacks of layers.
+TIMM = 'timm:'
 STACKS = ('layers', 'blocks', 'stages', 'features')
 
 
 class Network(NamedTuple):
     """An image network in evaluation mode.
 
-    ``run`` applies ``backbone`` to normalised images [B, C, H, W], without the head of a classifier
-    of mmpretrain. ``config`` is None for networks of timm.
+    ``run`` applies ``backbone`` to normalised images [B, C, H, W]. ``config`` is None for networks
+    of timm.
     """
 
     model: nn.Module
@@ -141,7 +137,7 @@ class Network(NamedTuple):
 
 
 def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Network:
-    """Load a network given by the path of a config, a name of mmpretrain, or ``timm:NAME``.
+    """Load a network by the path of its config, its name in mmpretrain, or ``timm:NAME``.
 
     Without a checkpoint its weights are random with seed 0. Nothing is downloaded.
     """
@@ -187,7 +183,7 @@ def num_prefix_tokens(backbone: nn.Module) -> int:
 
 
 def layers_of(backbone: nn.Module) -> list[str]:
-    """Return the names of the layers of a backbone: items of its longest stack, or ``layer1``, ..."""
+    """Return the names of the layers: items of the longest stack, or ``layer1``, ..."""
     stacks = {
         name: child
         for name, child in backbone.named_children()
@@ -221,7 +217,6 @@ def modules_named(backbone: nn.Module, names: list[str]) -> dict[str, nn.Module]
 
 
 def noise_images(network: Network, count: int, size: tuple[int, int] | None = None) -> Tensor:
-    """Return images [count, C, H, W] of N(0, 1) noise with seed 0."""
     shape = (count, network.in_channels, *(size or network.image_size))
     return torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32))
 
@@ -229,7 +224,7 @@ def noise_images(network: Network, count: int, size: tuple[int, int] | None = No
 def batches_for(
     network: Network, paths: Sequence[str | os.PathLike] | None, num: int, batch_size: int
 ) -> list[Tensor]:
-    """Return batches [B, C, H, W] of normalised images from files or from the test split.
+    """Return normalised images [B, C, H, W] from files or from the test split.
 
     Images for timm are resized without keeping the aspect ratio.
     """

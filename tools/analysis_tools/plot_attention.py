@@ -48,7 +48,7 @@ def mean_relative_attention(
     """Average attention ``[B, h, T, T]`` by offset to the source: ``[h, 2H − 1, 2W − 1]``.
 
     The mean is over images and over the queries of the grid with a token at the offset. As in the
-    paper, prefix tokens are dropped. The centre of a map is the query itself.
+    paper, prefix tokens are dropped.
     """
     height, width = grid
     tokens = num_prefix_tokens + height * width
@@ -65,7 +65,7 @@ def mean_relative_attention(
     total, count = inner.new_zeros(len(inner), *shape), inner.new_zeros(shape)
     for row in range(height):
         for column in range(width):
-            # The position of the grid in a (2H − 1) x (2W − 1) map with the query at its centre.
+            # The grid in a map with the query at its centre.
             rows = slice(height - 1 - row, 2 * height - 1 - row)
             columns = slice(width - 1 - column, 2 * width - 1 - column)
             total[:, rows, columns] += inner[:, row, column]
@@ -78,14 +78,9 @@ def draw_relative_attention(
     heads: Choice = 'even:12',
     footer: str = '',
 ) -> Figure:
-    """Draw mean relative attention, one row per layer, one column per head.
+    """Draw the maps of :func:`mean_relative_attention`, one row per layer, one column per head.
 
     Each panel has its own colour scale from 0 to its maximum, in per cent of a query's attention.
-
-    Args:
-        attention: Layer name to ``[h, 2H − 1, 2W − 1]`` of :func:`mean_relative_attention`.
-        heads: Heads to plot, see :func:`aft_mm.visualization.choose`.
-        footer: Small print below the figure.
     """
     if not attention:
         raise UserError('attention must hold at least one layer, got none')
@@ -114,13 +109,9 @@ def draw_relative_attention(
 
 
 class MeanAttention:
-    """Mean relative attention of each layer over batches, with ``take`` for RecordAttention.
+    """Mean relative attention of each layer over batches.
 
     ``take`` is called for each layer in order, :meth:`next_batch` before each batch.
-
-    Args:
-        image_size: (H, W) in pixels, which determines the grid of the tokens.
-        num_prefix_tokens: Class tokens before those of the grid.
     """
 
     def __init__(self, image_size: Sequence[int], num_prefix_tokens: int) -> None:
@@ -129,7 +120,6 @@ class MeanAttention:
         self.layer = self.batch = self.images = 0
 
     def take(self, attention: Tensor) -> None:
-        """Add the attention [B, h, T, T] of the next layer."""
         tokens = attention.shape[-1] - self.num_prefix_tokens
         grid = grid_of(tokens, self.image_size)
         if grid is None or len(attention) != self.batch:
@@ -149,15 +139,13 @@ class MeanAttention:
         self.layer = 0
 
     def means(self) -> dict[str, Tensor]:
-        """Return layer name to ``[h, 2H − 1, 2W − 1]``; empty if there was no attention."""
         return {f'layer {i}': (total / self.images).cpu() for i, total in enumerate(self.sums)}
 
 
 def mean_attention_distance(relative: Tensor) -> np.ndarray:
-    """Return the attention-weighted mean distance [tokens] of the sources per head: ``[h]``.
+    """Return the attention-weighted mean distance [tokens] of the sources per head.
 
-    ``Σ n a |offset| / Σ n a`` for the maps a ``[h, 2H − 1, 2W − 1]`` of
-    :func:`mean_relative_attention`, where n is the number of queries with a token at the offset.
+    ``Σ n a |offset| / Σ n a`` for the attention a at an offset and the number n of its queries.
     """
     rows, columns = (torch.arange(size) - size // 2 for size in relative.shape[1:])
     distance = torch.hypot(rows[:, None].double(), columns[None].double())

@@ -29,7 +29,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 
 import numpy as np
@@ -61,14 +61,7 @@ def draw_cams(
     titles: Sequence[str],
     footer: str = '',
 ) -> Figure:
-    """Draw each image next to the same image with its class activation map.
-
-    Args:
-        images: uint8 [H, W, 3].
-        cams: Floats [H, W], 0 (dark) to 1 (light).
-        titles: Titles of the maps, such as class and probability.
-        footer: Small print below the figure.
-    """
+    """Draw each image next to the same image with its class activation map, 0 (dark) to 1."""
     if not len(images) or not len(images) == len(cams) == len(titles):
         raise UserError(
             'images, cams and titles must be equal in number, and at least one, got '
@@ -103,7 +96,7 @@ def target_layer(network: Network) -> str:
         raise UserError(
             f'--layer must be given for {type(network.backbone).__name__} without norms'
         )
-    # After the last mixer only the class token matters; the MLP's norm and the final norm follow.
+    # After the last mixer only the class token matters.
     return norms[-3 if network.num_prefix_tokens else -1]
 
 
@@ -114,7 +107,6 @@ def activation_maps(
     categories: Sequence[int],
     method: str = 'GradCAM',
 ) -> np.ndarray:
-    """Compute maps [B, H, W] from 0 to 1 for images [B, C, H, W] and one class per image."""
     try:
         import pytorch_grad_cam
         from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget

@@ -72,7 +72,7 @@ from aft_mm.cli.pictures import check_picture, save
 from aft_mm.visualization.figures import new_figure
 
 AXES = ('iteration', 'epoch', 'time')
-LEGEND_INSIDE = 4  # with more runs the legend would hide the curves
+LEGEND_INSIDE = 4  # more would hide the curves
 BITS = 'bits_per_'
 # Units of the metrics of mmengine, mmpretrain and mmseg; the names of ours contain them.
 UNITS = {
@@ -87,7 +87,6 @@ Points = Sequence[tuple[int, float]]
 
 
 def metric_label(metric: str) -> str:
-    """Return the axis label of a metric with its unit, such as ``bits/char`` for bits_per_char."""
     for ending, unit in (('_percent', '%'), ('_db', 'dB')):
         if metric.endswith(ending):
             return f'{metric.removesuffix(ending)} [{unit}]'
@@ -103,14 +102,14 @@ def draw_curves(
 ) -> Figure:
     """Plot metrics of runs, each on its own axes: thin lines for training, dots for validation.
 
-    For a run with a validation metric in bits, the training loss (nats per prediction) is plotted in
-    bits on the same axes. Runs that differ by their seed are plotted as their mean with a band of one
-    standard error, at their common iterations.
+    For a run with a validation metric in bits, the training loss (nats per prediction) is plotted
+    in bits on the same axes. Several seeds are plotted as their mean with a band of one standard
+    error, at their common iterations.
 
     Args:
-        runs: Label to the records of :func:`read_scalars`, or to a list of records for several seeds.
-        metric: One or several metrics. By default the first validation metric in bits; if there is
-            none, the loss and the first validation metric.
+        runs: Label to the records of :func:`read_scalars`, or to a list of records for several
+            seeds.
+        metric: By default the first in bits, or else the loss and the first validation metric.
         references: Label to a value of the (last) metric, plotted as a horizontal line.
         over: 'iteration', 'epoch', or 'time' (see :func:`seconds_at`).
     """
@@ -176,7 +175,6 @@ def _default_metrics(groups: Mapping[str, Sequence[Records]]) -> list[str]:
 
 
 def _check_metrics(groups: Mapping[str, Sequence[Records]], metrics: Sequence[str]) -> None:
-    """Check that each run has the metrics, or a loss that is plotted on the same axes."""
     everything = [records for seeds in groups.values() for records in seeds]
     for metric in metrics:
         if metric != 'loss' and not any(
@@ -215,7 +213,6 @@ def _names(records: Records) -> list[str]:
 
 
 def _lines(records: Records, metric: str) -> tuple[Points, Points]:
-    """Return the training and validation curves of a run for the axes of a metric."""
     if metric.startswith(BITS):
         loss = trained(records, 'loss')
         return [(step, value / math.log(2)) for step, value in loss], validations(records, metric)
@@ -239,7 +236,6 @@ def _unit(groups: Mapping[str, Sequence[Records]], over: str) -> tuple[str, floa
 
 
 def _places(label: str, records: Records, over: str) -> Callable[[Sequence[int]], np.ndarray]:
-    """Return the function from iterations of a run to positions on the x axis."""
     if over == 'time':
 
         def clock(steps: Sequence[int]) -> np.ndarray:
@@ -264,7 +260,6 @@ def _draw_group(
     over: str,
     divisor: float,
 ) -> None:
-    """Draw the training and validation curves of a label; only one gets a legend entry."""
     lines = [_lines(records, metric) for records in seeds]
     clocks = [_places(label, records, over) for records in seeds]
     validated = any(points for _, points in lines)
@@ -357,7 +352,6 @@ def replace_times(
     logs: Mapping[str, Sequence[str]],
     args: argparse.Namespace,
 ) -> None:
-    """Replace the times of the training records by those of --times."""
     if args.over != 'time':
         raise UserError(f'--over must be time with --times, got {args.over}')
     milliseconds = read_times(args.times)

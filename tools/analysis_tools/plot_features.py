@@ -1,7 +1,7 @@
 """Plot the features of a classifier on the test split with t-SNE (scikit-learn).
 
-Features are the inputs of the last linear layer. The title gives a measure of class separation: the
-share of images whose nearest neighbour in feature space belongs to the same class.
+Features are the inputs of the last linear layer. The title gives the share of images whose nearest
+neighbour in feature space belongs to the same class.
 
     python tools/analysis_tools/plot_features.py CONFIG CHECKPOINT --num 300 --out features.png
 """
@@ -46,7 +46,6 @@ from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization.figures import new_figure
 
 MOST_LEGEND = 20  # names of more classes would overlap
-# Okabe and Ito's colours, suited for colour blindness. With nine markers, 72 classes differ.
 COLOURS = ('#000000', '#e69f00', '#56b4e9', '#009e73', '#cc79a7', '#0072b2', '#d55e00', '#999999')
 MARKERS = 'osv^DP*X<'
 
@@ -58,15 +57,6 @@ def draw_features(
     title: str = 'Features',
     footer: str = '',
 ) -> Figure:
-    """Draw points in the plane with a colour and marker per class.
-
-    Args:
-        points: [N, 2] of t-SNE.
-        labels: Ints [N].
-        names: Class names.
-        title: Title of the figure.
-        footer: Small print below the figure.
-    """
     if not len(labels) or len(labels) != len(points):
         raise UserError(
             'labels and points must be equal in number, and at least one, got '
@@ -103,7 +93,6 @@ BATCH = 50
 
 
 def neighbour_share(features: torch.Tensor, labels: np.ndarray) -> float:
-    """Return the share of features [N, D] whose nearest neighbour has the same label."""
     distance = torch.cdist(features.double(), features.double()).fill_diagonal_(torch.inf)
     return float((labels[distance.argmin(1).numpy()] == labels).mean())
 

@@ -46,7 +46,7 @@ from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 
 
 def key_maps(key: Tensor, grid: tuple[int, int], num_prefix_tokens: int = 0) -> Tensor:
-    """Return ``e^k`` over its mean on the grid, keys [T, h] to maps [h, H, W], one per key channel."""
+    """Return ``e^k`` over its mean on the grid, keys [T, h] to maps [h, H, W]."""
     inner = key[num_prefix_tokens:]
     if key.dim() != 2 or len(inner) != grid[0] * grid[1]:
         raise UserError(
@@ -63,15 +63,9 @@ def draw_key_maps(
     heads: Choice = 'even:12',
     footer: str = '',
 ) -> Figure:
-    """Draw an image and its key maps, one row per layer, one column per head.
+    """Draw an image and the maps of :func:`key_maps`, one row per layer, one column per head.
 
     White is 1, a token with the mean weight. Each layer has a logarithmic colour scale.
-
-    Args:
-        image: uint8 [H, W, 3].
-        keys: Layer name to the maps [h, H', W'] of :func:`key_maps`.
-        heads: Heads to plot, see :func:`aft_mm.visualization.choose`.
-        footer: Small print below the figure.
     """
     if not keys:
         raise UserError('keys must hold at least one layer, got none')
@@ -85,7 +79,7 @@ def draw_key_maps(
     axes = figure.subplots(len(keys), len(chosen) + 1, squeeze=False)
     for row, (name, maps) in zip(axes, keys.items(), strict=True):
         chosen_maps = maps[chosen].detach().cpu().numpy()
-        # 1 is in the middle of the logarithmic scale, which is symmetric and has a minimum range.
+        # The scale is symmetric around 1 and has a minimum range.
         most = min(1e4, max(1.01, chosen_maps.max(), 1 / max(1e-4, chosen_maps.min())))
         norm = LogNorm(1 / most, most)
         row[0].imshow(image)
@@ -131,7 +125,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def keys_of(network, mixers: dict, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the key maps [h, H, W] of each layer for one image [1, C, H', W']."""
     with record_outputs({name: mixer.key for name, mixer in mixers.items()}) as keys:
         with torch.no_grad():
             network.run(inputs)

@@ -71,7 +71,6 @@ from aft_mm.cli.pictures import check_picture, footer, save, write_csv
 from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.visualization import choose, draw_position_bias, mixers_with_bias
 
-# Names of the offsets by number of dimensions.
 AXES = {1: ('offset',), 2: ('row', 'column'), 3: ('depth', 'row', 'column')}
 
 
@@ -89,9 +88,9 @@ def position_bias_table(
     - ``centre_row``, …: Σ p · offset, source − target, in tokens
     - ``width``: √(Σ p (offset − centre)²) in tokens, over all dimensions
 
-    For ``[h, *kernel]``, p is a distribution over the kernel. For ``[1, T, T]`` the statistics are
-    means over the target tokens of the grid of those over their sources, without prefix tokens and, if
-    ``causal``, without later tokens.
+    For ``[h, *kernel]``, p is a distribution over the kernel. For ``[1, T, T]``, the statistics are
+    means over the targets on the grid. Their sources exclude prefix tokens and, if ``causal``,
+    later tokens.
     """
     check_int('top', top, 1)
     table = []

@@ -1,7 +1,7 @@
 """Plot effective receptive fields: squared gradients of one position with respect to the pixels.
 
-Without a checkpoint NETWORK has random weights. The input is noise if NETWORK has no dataset and no
-images are given.
+Without a checkpoint the weights are random. If there are neither images nor a dataset, the input is
+noise.
 
     python tools/analysis_tools/plot_receptive_field.py CONFIG CHECKPOINT --num 64 --out field.png
     python tools/analysis_tools/plot_receptive_field.py timm:resnet18 --size 224 --out field.png
@@ -75,22 +75,20 @@ def receptive_field(
     probes: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Compute the energy of the input gradients of one position of a feature map.
+    """Compute the energy [H, W] of the input gradients of one position of a feature map.
 
-    ``E[y, x] = mean over images of Σ_c Σ_i (∂ f_c[place] / ∂ image_i[y, x])²`` over the channels c of
-    the map and i of the image (Luo et al. 2016, with the squared Jacobian in place of the gradient of a
-    sum over channels, which is constant after a layer norm), estimated by random projections
-    v ~ N(0, 1) of the channels, ``E (vᵀ J)²``.
+    ``E[y, x] = mean over images of Σ_c Σ_i (∂ f_c[place] / ∂ image_i[y, x])²`` over the channels c
+    of the map and i of the image. It is estimated by random projections v ~ N(0, 1) of the
+    channels, ``E (vᵀ J)²``, and scaled to a sum of one. Luo et al. (2016) take the gradient of the
+    sum over channels instead, which is constant after a layer norm.
 
     Args:
-        features: Function from images [B, C, H, W] to a map [B, D, H', W'] that does not mix images.
+        features: Function from images [B, C, H, W] to a map [B, D, H', W'] that does not mix
+            images.
         images: Normalised images [B, C, H, W].
         place: Row and column in the map; by default the centre ``(H' // 2, W' // 2)``.
-        probes: Projections per image.
+        probes: Number of projections per image.
         generator: Random generator of the projections.
-
-    Returns:
-        The energy [H, W] in float64, with a sum of one.
     """
     check_int('probes', probes, 1)
     with torch.enable_grad():
@@ -117,13 +115,13 @@ def receptive_field(
 
 
 def energy_within(energy: Tensor, radii: Sequence[float]) -> Tensor:
-    """Return the share of the energy [H, W] within each radius [px] of its centre of mass."""
+    """Return the share of the energy within each radius [px] of its centre of mass."""
     distance = _distance(energy)
     return torch.stack([energy[distance <= radius].sum() for radius in radii]) / energy.sum()
 
 
 def radius_of_share(energy: Tensor, share: float) -> float:
-    """Return the smallest radius [px] around the centre of mass with a share of the energy [H, W]."""
+    """Return the smallest radius [px] around the centre of mass with a share of the energy."""
     distance, order = _distance(energy).flatten().sort()
     held = energy.flatten()[order].cumsum(0) / energy.sum()
     # Rounding may leave the total slightly below one.
@@ -131,7 +129,7 @@ def radius_of_share(energy: Tensor, share: float) -> float:
 
 
 def centre_of_mass(energy: Tensor) -> tuple[float, float]:
-    """Return row and column [px] of the centre of the energy [H, W]; pixel centres are integers."""
+    """Return row and column [px]; pixel centres are integers."""
     row, column = (
         float((energy.sum(1 - axis) * torch.arange(energy.shape[axis])).sum() / energy.sum())
         for axis in (0, 1)
@@ -153,15 +151,7 @@ def draw_receptive_field(
     title: str = 'Effective receptive field',
     footer: str = '',
 ) -> Figure:
-    """Draw the energy of each layer over the input, and the share within a radius below.
-
-    The circles around the centre of mass contain 50 % (solid) and 90 % (dashed) of the energy.
-
-    Args:
-        fields: Layer name to energy [H, W] of :func:`receptive_field`.
-        title: Title of the figure.
-        footer: Small print below the figure.
-    """
+    """Draw the energy of each layer, with circles around 50 % (solid) and 90 % (dashed) of it."""
     if not fields:
         raise UserError('fields must hold at least one layer, got none')
     columns = min(4, len(fields))

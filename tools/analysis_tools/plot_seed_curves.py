@@ -64,7 +64,7 @@ from aft_mm.checks import check_int
 from aft_mm.cli.pictures import check_picture, save
 from aft_mm.visualization.figures import new_figure
 
-COLOURS = 10  # of matplotlib's cycle
+COLOURS = 10
 LINES = ('-', '--', '-.')  # 30 styles with the colours; neighbours differ in both
 
 
@@ -73,12 +73,9 @@ def mean_curve(
     scale: float = 1.0,
     smooth: int = 1,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return common iterations, mean loss and its standard error (0 for a single run).
+    """Return common iterations, mean loss times ``scale``, and its standard error (0 for one run).
 
-    Args:
-        runs: The records of :func:`read_scalars`, one list per run.
-        scale: Factor of the loss, such as 1 / ln 2 for bits.
-        smooth: Number of logged losses in a moving average.
+    ``smooth`` is the number of logged losses in a moving average.
     """
     check_int('smooth', smooth, 1)
     losses = [
@@ -108,13 +105,8 @@ def draw_seed_curves(
 ) -> Figure:
     """Plot the mean training loss of each group with a band of ± one standard error.
 
-    Args:
-        groups: Name to the records of its runs, one list per seed.
-        label: Name of the loss with its unit.
-        scale: Factor of the loss.
-        milliseconds: Name to the duration of an iteration; adds a panel over training time.
-        top: Upper end of the loss axis.
-        smooth: See :func:`mean_curve`.
+    ``scale`` is a factor of the loss, such as 1 / ln 2 for bits, and ``top`` the end of its axis.
+    The durations of an iteration in ``milliseconds`` add a panel over training time.
     """
     if not groups:
         raise UserError('groups must hold at least one group of runs, got none')

@@ -25,7 +25,7 @@ from aft_mm.config.reading import read_config
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
 
-    # stdout is for the config; mmengine's messages go to stderr.
+    # stdout is for the config.
     with user_errors(FileNotFoundError), contextlib.redirect_stdout(sys.stderr):
         config = read_config(args.config, args.cfg_options)
     print(config.pretty_text)

@@ -14,7 +14,6 @@ from aft_mm.checks import refuse
 
 
 def mixers_with_keys(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the token mixers of a model that project keys, by layer name."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -24,7 +23,6 @@ def mixers_with_keys(model: nn.Module) -> dict[str, nn.Module]:
 
 @contextmanager
 def record_outputs(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """Record the latest output of each module inside the block, by name."""
     outputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:
@@ -39,10 +37,9 @@ def record_outputs(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]
 
 
 class RecordAttention(TorchFunctionMode):
-    """Pass the probabilities ``[B, h, T, S]`` of each softmax attention inside the block to ``take``.
+    """Pass the probabilities ``[B, h, T, S]`` of each attention inside the block to ``take``.
 
-    It sees calls of torch's ``scaled_dot_product_attention``, but not layers that multiply queries and
-    keys themselves.
+    It sees torch's ``scaled_dot_product_attention``, but no other products of queries and keys.
     """
 
     def __init__(self, take: Callable[[Tensor], Any]) -> None:
@@ -66,10 +63,7 @@ def attention_probabilities(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute the weights ``softmax(q kᵀ · scale)`` [..., T, S] of torch's attention before dropout.
-
-    The arguments are those of ``torch.nn.functional.scaled_dot_product_attention``.
-    """
+    """Compute ``softmax(q kᵀ · scale)`` [..., T, S] of torch's attention before dropout."""
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
     logits = (query @ key.mT).float() * (scale or 1 / math.sqrt(query.shape[-1]))
@@ -95,8 +89,8 @@ def grid_of(num_tokens: int, image_size: Sequence[int]) -> tuple[int, int] | Non
 def as_map(output: Any, image_size: Sequence[int], num_prefix_tokens: int = 0) -> Tensor:
     """Convert the output of a layer to a map [B, D, H', W'] over images of ``image_size`` (H, W).
 
-    The output is a map [B, D, H', W'] or [B, H', W', D], or tokens [B, P + H'·W', D] after P prefix
-    tokens, or a sequence whose first item is one of these.
+    The output may also be [B, H', W', D], or tokens [B, P + H'·W', D] after P prefix tokens, or a
+    sequence whose first item is one of these.
     """
     while isinstance(output, Sequence) and len(output):
         output = output[0]

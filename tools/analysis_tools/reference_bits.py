@@ -53,9 +53,9 @@ def sorted_points_bits(clouds: np.ndarray) -> float:
     """Return the bits per coordinate of independent points in known order, uint8 clouds [N, P, 3].
 
     The P points of a cloud have ``P! / Π m!`` orders, where m points share a sort key, so the known
-    order reduces ``Σ −log₂ p(z) p(y) p(x)`` by ``log₂ (P! / Π m!)``. The key is (z, y, x) if all clouds
-    are sorted by it, else z: clouds that were sorted by real coordinates have points in any order
-    within a bin of z.
+    order reduces ``Σ −log₂ p(z) p(y) p(x)`` by ``log₂ (P! / Π m!)``. The key is (z, y, x) if all
+    clouds are sorted by it, else z: after sorting by real coordinates, points within a bin of z
+    have any order.
     """
     points = clouds.reshape(-1, 3)
     bits = len(points) * sum(order_0_bits(column) for column in points.T)
@@ -84,7 +84,7 @@ def main() -> None:
     with user_errors():
         for index in progress(range(len(dataset)), 'reading'):
             sample = dataset[index]
-            # The context is not predicted, and was counted with the previous sample.
+            # The context was counted with the previous sample.
             parts.append(sample['inputs'][sample['data_samples'].get('num_context', 0) :].flatten())
     values = np.concatenate(parts).astype(np.uint8)
     bits = {'values': len(values), 'order 0': order_0_bits(values), 'xz -9': xz_bits(values)}

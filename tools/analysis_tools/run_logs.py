@@ -11,20 +11,18 @@ import numpy as np
 
 from aft_mm.errors import UserError
 
-# Entries of a validation record that are not metrics.
 _CLOCKS = ('step', 'time', 'data_time')
-MOST_DECIMALS = 8  # beyond this, rounding noise of the sums behind a metric
-# mmengine's line of an iteration in the text log; the scalars do not contain the epoch length.
+MOST_DECIMALS = 8  # beyond this is rounding noise
+# The scalars do not contain the epoch length.
 _EPOCH_LENGTH = re.compile(r'Epoch\(train\)\s*\[\s*\d+\]\[\s*\d+/(\d+)\]')
 
 
 def read_scalars(path: str | Path) -> list[dict]:
-    """Read the log of a run as written by mmengine's LocalVisBackend, one dict per record.
+    """Read the log of a run, written by mmengine's LocalVisBackend, one dict per record.
 
-    Args:
-        path: A file of JSON lines (``vis_data/scalars.json``), or a work dir, in which the last log of
-            repeated iterations counts. The epoch length of a text log next to it becomes the entry
-            ``epoch_length`` of the training records.
+    ``path`` is a file of JSON lines (``vis_data/scalars.json``), or a work dir, in which the last
+    log of repeated iterations counts. The epoch length of a text log next to it becomes the entry
+    ``epoch_length`` of the training records.
     """
     path = Path(path)
     files = sorted(path.glob('*/vis_data/scalars.json')) if path.is_dir() else [path]
@@ -63,7 +61,6 @@ def is_training(record: dict) -> bool:
 
 
 def validated_metrics(records: Sequence[dict]) -> list[str]:
-    """Return the names of the validation metrics in the order of the log."""
     return list(
         dict.fromkeys(
             name
@@ -94,7 +91,6 @@ def epoch_length(records: Sequence[dict]) -> int | None:
 
 
 def trained(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
-    """Return ``(iteration, value)`` of each training record with a metric, such as the loss."""
     return [(r['iter'], r[metric]) for r in records if is_training(r) and metric in r]
 
 
@@ -112,20 +108,19 @@ def validations(records: Sequence[dict], metric: str) -> list[tuple[int, float]]
 
 
 def seconds_at(records: Sequence[dict], iterations: Sequence[int]) -> np.ndarray:
-    """Return the training time in seconds up to each iteration, without validation."""
+    """Return the seconds of training up to each iteration, without validation."""
     times = np.array(trained(records, 'time'), dtype=float).reshape(-1, 2)
     if not len(times):
         raise UserError('the log must have the iteration time of IterTimerHook, got none')
     iteration, mean = times.T
     clock = np.cumsum(np.diff(iteration, prepend=0) * mean)
     wanted = np.asarray(iterations, dtype=float)
-    # After the last record, iterations are assumed to take as long as there.
+    # Iterations after the last record are assumed to take as long.
     beyond = np.maximum(wanted - iteration[-1], 0) * mean[-1]
     return np.interp(wanted, [0, *iteration], [0, *clock]) + beyond
 
 
 def read_times(path: Path) -> dict[str, float]:
-    """Read milliseconds per iteration of each config from a file of benchmark_iterations.py."""
     try:
         rows = json.loads(path.read_text(encoding='utf-8'))['rows']
         return {row['config']: float(row['milliseconds']) for row in rows}
@@ -137,7 +132,6 @@ def read_times(path: Path) -> dict[str, float]:
 
 
 def time_of(files: Sequence[str], times: dict[str, float]) -> float:
-    """Return the time of the config in the name of the first file, CONFIG_seedN.jsonl."""
     config = Path(files[0]).stem.rpartition('_seed')[0]
     if config not in times:
         raise UserError(f'--times must have the config {config!r} of {files[0]!r}, but does not')
@@ -145,13 +139,13 @@ def time_of(files: Sequence[str], times: dict[str, float]) -> float:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return mean and standard error s / √n, s the sample standard deviation; None for n = 1."""
+    """Return mean and standard error s / √n; None for n = 1."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return statistics.mean(values), error
 
 
 def decimals_of(errors: Sequence[float | None], means: Sequence[float]) -> int:
-    """Return the number of decimals: two digits of the smallest error, or four of the smallest mean."""
+    """Return the decimals for two digits of the smallest error, or four of the smallest mean."""
     known = [error for error in errors if error]
     sizes = known or [abs(mean) for mean in means if mean] or [1.0]
     digits = 2 if known else 4

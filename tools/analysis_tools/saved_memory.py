@@ -1,4 +1,4 @@
-"""Bytes that autograd saves for the backward pass, counted by hooks; used by model_complexity.py."""
+"""Bytes that autograd saves for the backward pass, counted for model_complexity.py."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,12 +20,8 @@ class SavedMemory(NamedTuple):
 def saved_memory(model: nn.Module, run: Callable[[], Tensor]) -> SavedMemory:
     """Count the distinct storages that the backward pass of `run` needs, without the parameters.
 
-    Blocks of a :class:`BlockStack` are alike, so the first one runs and counts for all. A GPU may save
-    more or less.
-
-    Args:
-        model: The module that `run` calls; it is put into training mode, batch norms stay fixed.
-        run: Forward pass of one sample in float32.
+    `run` is the forward pass of one sample. Blocks of a :class:`BlockStack` are alike, so the first
+    one runs and counts for all. A GPU may save more or less.
     """
     model.train()
     for module in model.modules():

@@ -23,14 +23,13 @@ from aft_mm.errors import UserError, user_errors
 
 FOLDER = ROOT / 'docs/tables'
 MEMORY = FOLDER / 'memory.json'
-# Parameters, gradients and the two moments of the optimizer, float32.
+# Parameters, gradients and two moments, float32.
 BYTES_PER_PARAMETER = 16
 WIDTH_AND_DEPTH = re.compile(r'-l(\d+)-d(\d+)')
 SCHEDULE = re.compile(r'_(\d+)xb(\d+)-(\d+)e')
 
 
 def memory_gb(name: str, memory: dict[str, Any], batch: int | None) -> str:
-    """Return the GB of one card by count: saved activations, weights, gradients, optimizer."""
     if name not in memory:
         return '–'
     count = memory[name]
@@ -196,7 +195,6 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def count(path: Path) -> dict[str, Any]:
-    """Count the bytes saved for the backward pass of one sample, and the sizes that scale them."""
     import torch
     from mmengine.registry import MODELS, init_default_scope
     from model_complexity import Likelihood

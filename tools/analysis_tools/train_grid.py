@@ -4,12 +4,12 @@
         --short train_dataloader.dataset.samples_per_epoch=800 --seeds 0 1 2 --amp
         --cfg-options train_cfg.max_epochs=1 train_dataloader.dataset.samples_per_epoch=2000
 
-For each seed, FOLDER gets NAME_seedN.json with the metrics of tools/test.py and the learning rate,
-and NAME_seedN.jsonl with the scalars of the training. For each short run, which uses the first
-seed, it gets NAME_lrX.json with the last validation. All seeds use the rate with the best
-validation. The order is all rates of all configs, then seed after seed. Runs whose files exist with
-the right rate are skipped, so the same command resumes after an interruption. Use one folder per
-set of options.
+The short runs use the first seed and write NAME_lrX.json with the last validation. All seeds use
+the rate with the best validation, and write NAME_seedN.json with the metrics of tools/test.py and
+the learning rate, and NAME_seedN.jsonl with the scalars of the training.
+
+All rates of all configs run first, then seed after seed. Runs whose files exist with the right rate
+are skipped, so the same command resumes after an interruption. Use one folder per set of options.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def train(config: Path, work_dir: Path, options: Sequence[str], amp: bool) -> Pa
 
 
 def run_tool(tool: str, words: Sequence[object], log: Path) -> None:
-    """Run a tool in its own process, forked from a server that has only done the imports."""
+    """Run a tool in a process forked from a server that has only done the imports."""
     context = get_context('forkserver')
     context.set_forkserver_preload(['aft_mm.apis', 'aft_mm.config.reading'])
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,6 @@ def seed_run(config: Path, seed: int, args: argparse.Namespace) -> None:
 
 
 def best_rate(config: Path, args: argparse.Namespace) -> float | None:
-    """Return the rate of the best short run, a single given rate, or None for that of the config."""
     if len(args.rates) < 2:
         return args.rates[0] if args.rates else None
     runs = [
@@ -159,7 +158,6 @@ def write(path: Path, content: dict) -> None:
 
 
 def missing(args: argparse.Namespace) -> Iterator[tuple]:
-    """Yield the remaining runs as ``(path, function, config, rate or seed)``."""
     for config in args.configs:
         for rate in args.rates if len(args.rates) > 1 else []:
             path = args.out / f'{config.stem}_lr{rate:g}.json'

@@ -1,7 +1,7 @@
 """Student and Welch intervals over seeds, and their verdict on an expected sign.
 
-Used by compare_seeds.py. A verdict is about these runs, not about a paper: other data
-and schedules can neither confirm nor contradict one.
+A verdict is about these runs, not about a paper: other data and schedules can neither confirm nor
+contradict one.
 """
 
 import math
@@ -25,7 +25,7 @@ class Difference(NamedTuple):
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return Student's 95 % interval of a mean with n − 1 degrees of freedom, None for n = 1."""
+    """Return Student's 95 % interval of a mean, None for a single value."""
     from scipy.stats import t
 
     mean, error = mean_and_error(values)
@@ -38,8 +38,8 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
 def difference(values: Sequence[float], reference: Sequence[float]) -> Difference:
     """Return the mean of values minus that of the reference, after Welch.
 
-    Variances of the groups may differ: degrees of freedom are those of Welch and Satterthwaite,
-    (a + b)² / (a²/(n − 1) + b²/(m − 1)) with squared standard errors a and b.
+    Variances of the groups may differ. Degrees of freedom, after Welch and Satterthwaite, are
+    ``(a + b)² / (a²/(n − 1) + b²/(m − 1))`` with squared standard errors a and b.
     """
     from scipy.stats import t
 
@@ -56,7 +56,7 @@ def difference(values: Sequence[float], reference: Sequence[float]) -> Differenc
 
 
 def verdict(found: Difference, sign: str) -> str:
-    """Compare the sign of a difference with the expected one, '+' or '-', if the 95 % interval excludes 0.
+    """Compare the sign of a difference with '+' or '-' if the 95 % interval excludes 0.
 
     Intervals are not corrected for the number of comparisons.
     """
@@ -72,13 +72,8 @@ def verdict_table(
 ) -> str:
     """Return a Markdown table, one row per group, each compared with the first group.
 
-    Means and differences are printed with half the width of their 95 % interval and two digits of the
-    smallest standard error.
-
-    Args:
-        groups: Name to the values of its runs, one per seed.
-        label: The metric with its unit.
-        expected: Group to the expected sign of its difference, '+' or '-'. Adds the last column.
+    Means and differences are printed with half the width of their 95 % interval and two digits of
+    the smallest standard error. ``expected`` are the signs of the differences, '+' or '-'.
     """
     if not groups or not all(groups.values()):
         raise ValueError('groups must have at least one group and one run each')

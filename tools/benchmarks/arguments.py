@@ -1,4 +1,4 @@
-"""Options and names that the command lines of the benchmarks share; imports nothing slow."""
+"""Options and names that the benchmarks share; imports nothing slow."""
 
 import argparse
 import re
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 DTYPES = ('float32', 'float16', 'bfloat16')
-# Clocks for calls on a CPU. 'cpu' sums over the threads of this process and excludes other processes.
+# Clocks for a CPU. 'cpu' sums over the threads of this process and excludes other processes.
 CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 
-# Mixers by name; these have a window as suffix, such as aft-local-32.
+# Mixers with a window as suffix of the name, such as aft-local-32.
 WINDOWED = {
     'aft-local': dict(type='aft_mm.AFTLocal', rank=64),
     'dense-aft-local': dict(type='aft_mm.DenseAFTLocal', rank=64),
@@ -24,7 +24,6 @@ PLAIN = {
     'aft-full': dict(type='aft_mm.AFTFull', rank=64),
     'bound': dict(type='aft_mm.NoMixing'),
 }
-# Mixers with a number of heads.
 WITH_HEADS = {
     'aft-conv': dict(type='aft_mm.AFTConv', kernel_size=31),
     'softmax': dict(type='aft_mm.SoftmaxAttention'),
@@ -78,11 +77,9 @@ def named_in_errors(parser: argparse.ArgumentParser, option: str) -> Iterator[No
 def common_parser(
     doc: str, defaults: Mapping[str, Mapping[str, Any]] | None = None
 ) -> argparse.ArgumentParser:
-    """Return a parser with the common options.
+    """Return a parser with the common options, described by the first line of `doc`.
 
-    Args:
-        doc: Docstring of the tool.
-        defaults: Defaults of omitted options per type of device, see :func:`record.fill_in`.
+    `defaults` are those per type of device, see :func:`record.fill_in`.
     """
     epilog = ' '.join(f'Defaults on {k}: {_written(v)}.' for k, v in (defaults or {}).items())
     parser = argparse.ArgumentParser(description=doc.splitlines()[0], epilog=epilog)
@@ -103,10 +100,9 @@ def _written(options: Mapping[str, Any]) -> str:
 
 
 def parse_name(text: str) -> tuple[str, str, int, int]:
-    """Split names such as 'deit-tiny', 'aft-small-h384-k11' and 'bound-tiny-h32-k11'.
+    """Split 'deit-tiny', 'aft-small-h384-k11' or 'bound-tiny-h32-k11': kind, size, heads, kernel.
 
-    Returns:
-        Kind, size, heads and kernel. The size of a rival is that of the DeiT it is compared with.
+    The size of a rival is that of the DeiT it is compared with.
     """
     if text in MODEL_RIVALS:
         return 'rival', MODEL_RIVALS[text], 0, 0

@@ -1,15 +1,14 @@
 """Measure the cost of causal mixers by length: figure 1 of the linear-transformer paper.
 
-The cost is time and peak memory of forward and backward of one mixer, including projections, per
-sample. B · T is constant where possible. Lengths and mixers are interleaved. The slope of log cost
-over log length is printed: 1 is linear, 2 quadratic.
+The cost is time and peak memory of forward and backward of one mixer with its projections, per
+sample, at constant B · T where possible. The slope of log cost over log length is printed: 1 is
+linear, 2 quadratic.
 
     python tools/benchmarks/benchmark_attention.py --json out.json --png out.png
 
-If the forward pass of a mixer differs from its steps, the tool stops before timing. Measurements
-that would take longer than `--patience` seconds (extrapolated quadratically) or exceed the memory
-are omitted. `--add` keeps other rows of the JSON. Memory (`--kinds mib`) and CPU time
-(`--clock cpu`, with one thread) are reliable while other processes run.
+If the forward pass of a mixer differs from its steps, the tool stops. Measurements that would
+exceed `--patience` or the memory are omitted. While other processes run, only memory
+(`--kinds mib`) and CPU time (`--clock cpu`, one thread) are reliable.
 """
 
 import argparse
@@ -91,7 +90,6 @@ def build(name: str, length: int, dims: int, heads: int) -> torch.nn.Module:
 def make_call(
     name: str, length: int, dims: int, heads: int, tokens: int, device: str = 'cpu'
 ) -> Callable[[], None]:
-    """Return a call of forward and backward on `tokens` tokens, or on one longer sequence."""
     layer = build(name, length, dims, heads).to(device)
     x = torch.randn(max(1, tokens // length), length, dims, device=device, requires_grad=True)
 
@@ -122,7 +120,6 @@ def check(name: str, args: argparse.Namespace) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[dict]:
-    """Return one row per mixer and length with the costs per sample."""
     sizes = (args.dims, args.heads, args.tokens)
     cells = [(name, length) for name in args.mixers for length in args.lengths]
     rows = {cell: {} for cell in cells}
@@ -141,7 +138,6 @@ def measure(args: argparse.Namespace) -> list[dict]:
 
 
 def add(rows: list[dict], args: argparse.Namespace) -> list[dict]:
-    """Merge rows with those of the JSON `args.json`, and update the settings."""
     earlier = json.loads(args.json.read_text()) if args.json.exists() else dict(rows=[])
     if earlier['rows']:
         there, here = earlier['environment'], environment(args)
@@ -165,7 +161,6 @@ def points(rows: list[dict], name: str, kind: str) -> tuple[np.ndarray, np.ndarr
 
 
 def summary(rows: list[dict]) -> list[str]:
-    """Return the slopes of log cost over log length, for all lengths and for the longer half."""
     lines = []
     for name in dict.fromkeys(row['mixer'] for row in rows):
         for kind, label in KINDS.items():

@@ -1,14 +1,12 @@
 """Measure the cost of causal decoders by sequence length: the efficiency figures of the papers.
 
 Measured are time and peak memory of forward, and of forward and backward, and the time per token of
-decoding, interleaved over lengths and mixers. The slope of log cost over log length is printed: 1 is
-linear, 2 quadratic.
+decoding. The slope of log cost over log length is printed: 1 is linear, 2 quadratic.
 
     python tools/benchmarks/benchmark_efficiency.py --json out.json --png out.png
 
-If the forward pass of a mixer differs from its steps or from the float64 oracle, the tool stops
-before timing. Measurements that would take longer than `--patience` seconds (extrapolated
-quadratically) or exceed the memory are null.
+If the forward pass of a mixer differs from its steps or from the float64 oracle, the tool stops.
+Measurements that would exceed `--patience` or the memory are null.
 """
 
 import argparse
@@ -167,10 +165,6 @@ def check(name: str, dims: int, args: argparse.Namespace) -> None:
 def sweep(
     make: Callable[[str, int], Callable[[], object]], args: argparse.Namespace, clock: str = 'wall'
 ) -> tuple[dict[Cell, float], dict[Cell, float]]:
-    """Return the median device and wall time of ``make(mixer, length)()``, interleaved.
-
-    Measurements beyond the patience are omitted.
-    """
     calls, last = {}, {}
     for length in args.lengths:
         for name in args.mixers:
@@ -183,7 +177,6 @@ def sweep(
                 last[name] = (length, seconds(call, args.device, clock))
                 calls[name, length] = call
             except torch.OutOfMemoryError:
-                # Longer sequences would not fit either.
                 last[name] = (length, float('inf'))
     clocks = both_clocks(calls, args.rounds, args.device, clock)
     device, wall = ({cell: statistics.median(v) for cell, v in times.items()} for times in clocks)
@@ -191,7 +184,6 @@ def sweep(
 
 
 def decoding(models: dict[str, torch.nn.Module], args: argparse.Namespace) -> dict[Cell, float]:
-    """Return the median seconds of a step at each position, interleaved."""
     times: dict[Cell, list[float]] = {}
     cells = {}
     token = random_tokens(DECODED_SEQUENCES, 1, args.device)[:, 0]
@@ -212,7 +204,6 @@ def decoding(models: dict[str, torch.nn.Module], args: argparse.Namespace) -> di
 
 
 def measure(dims: int, args: argparse.Namespace) -> list[dict]:
-    """Return one row per mixer and length or position."""
     sizes = (dims, args.layers, args.heads)
     longest = max(*args.lengths, max(args.positions) + args.steps + 1)
     models = {
@@ -258,7 +249,6 @@ def by_dims(rows: list[dict]) -> dict[int, list[dict]]:
 
 
 def summary(rows: list[dict]) -> list[str]:
-    """Return slopes of log cost over log length; for decoding, last over first position."""
     lines = []
     for dims, part in by_dims(rows).items():
         for mixer in dict.fromkeys(row['mixer'] for row in part):

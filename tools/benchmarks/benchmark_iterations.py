@@ -4,8 +4,7 @@
         --cfg-options train_dataloader.batch_size=8
 
 An iteration loads a batch and runs forward, backward and the update, without hooks and logs. Use
-`--clock cpu` (CPU time) while other processes run. tools/analysis_tools/plot_seed_curves.py reads
-the JSON.
+`--clock cpu` while other processes run. tools/analysis_tools/plot_seed_curves.py reads the JSON.
 """
 
 import argparse
@@ -48,7 +47,6 @@ from aft_mm.errors import CONFIG_ERRORS, user_errors
 
 
 def iteration(config: Path, args: argparse.Namespace, work_dir: str) -> Callable[[], None]:
-    """Return a function that runs the next training iteration of a config."""
     shared = dict(launcher='none', local_rank=0, cfg_options=args.cfg_options, work_dir=work_dir)
     cfg = load_run_config(argparse.Namespace(config=str(config), **shared))
     cfg.experiment_name = config.stem

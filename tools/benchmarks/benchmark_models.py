@@ -1,24 +1,17 @@
 """Measure images per second and peak memory of AFT-conv backbones, DeiT and other networks.
 
 The models are interleaved: each processes the same batch once per round. A ratio is the median over
-rounds of time(DeiT) / time(model), with the DeiT of the same size and form (eager or compiled).
-There are four kinds of models, without classification head and with random weights:
-
-- DeiT of timm with torch's scaled_dot_product_attention (1.00 by definition);
-- AFT-conv;
-- bound: AFT-conv without the mixing (projections only);
-- other current networks by their timm names.
-
-On a GPU, images per second are computed from the kernel times of torch's profiler, and also from
-the wall time.
+rounds of time(DeiT) / time(model), with the DeiT of the same size and form (eager or compiled). The
+models have random weights and no classification head. `bound` is AFT-conv without the mixing
+(projections only); the DeiT of timm uses torch's scaled_dot_product_attention.
 
     python tools/benchmarks/benchmark_models.py --size 224 384 --dtype float32 --json out.json
 
-With `--train`, forward and backward are measured instead of inference, with the activations of each
-block recomputed (eager, float32, on a CPU).
+On a GPU, kernel times of torch's profiler and wall times are given. With `--train` (eager, float32,
+on a CPU), forward and backward with recomputed blocks are measured.
 
-If an op differs from the float64 oracle, the tool stops with the error. A compiled AFT-conv that
-differs from the eager one, and a network that does not support a size, get a row with the reason.
+If an op differs from the float64 oracle, the tool stops. A compiled AFT-conv that differs from the
+eager one, and a network that does not support a size, get a row with the reason.
 """
 
 import argparse
@@ -121,7 +114,6 @@ def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
         import timm
 
         timm_name = name if kind == 'rival' else f'deit_{arch}_patch16_224'
-        # Convolutional networks support every image size.
         options = dict(img_size=size) if timm_name.startswith(('deit', 'vit', 'pit')) else {}
         model = timm.create_model(timm_name, num_classes=0, **options)
     else:
@@ -140,7 +132,6 @@ def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
 
 
 def check_op(name: str, size: int, dtype: str, device: str) -> None:
-    """Compare the forward pass of the op on this grid with the float64 oracle."""
     kind, arch, heads, kernel = parse_name(name)
     if kind != 'aft':
         return
@@ -164,8 +155,7 @@ def in_form(model: nn.Module, form: str) -> Callable[[Tensor], Tensor]:
 
 
 def training(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return a function that runs forward and backward and recomputes each block."""
-    if hasattr(model, 'set_grad_checkpointing'):  # of timm
+    if hasattr(model, 'set_grad_checkpointing'):
         model.set_grad_checkpointing(True)
     else:
         model.with_cp = True
@@ -197,7 +187,6 @@ def cpu_peak(
 
 
 def profile(call: Callable[[], object], device: str, top: int = 14) -> list[dict]:
-    """Return the slowest operations of a batch: name, input shapes, calls, own milliseconds."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device == 'cuda':
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -222,7 +211,6 @@ def profile(call: Callable[[], object], device: str, top: int = 14) -> list[dict
 def reason_against(
     call: Callable[[], object], name: str, eager: Callable[[], object] | None
 ) -> str | None:
-    """Return why a model cannot be timed: an error, or a result other than that of `eager`."""
     try:
         result = features(call())
         expected = None if eager is None else features(eager())
@@ -249,7 +237,6 @@ def features(output: Tensor | tuple[Tensor, ...]) -> Tensor:
 def admit(
     args: argparse.Namespace, size: int, dtype: str, images: Tensor
 ) -> tuple[list[dict], dict[Cell, Callable[[], object]]]:
-    """Return one row per model and form, and the calls to time."""
     rows, calls = [], {}
     for name in args.models:
         kind = parse_name(name)[0]
@@ -275,7 +262,6 @@ def admit(
 
 
 def measured(cell: Cell, times: Times, walls: Times, batch: int) -> dict:
-    """Return images per second of a model, and its speed relative to others of its form."""
     (name, form), found = cell, {}
     for prefix, seconds in (('', times), ('wall_', walls)):
         found[f'{prefix}images_per_second'] = batch / statistics.median(seconds[cell])
@@ -289,7 +275,7 @@ def measured(cell: Cell, times: Times, walls: Times, batch: int) -> dict:
 
 @torch.inference_mode()
 def run_case(args: argparse.Namespace, size: int, dtype: str) -> list[dict]:
-    # Otherwise models of other sizes count towards the limit of recompilations.
+    # Models of other sizes would count towards the limit of recompilations.
     torch.compiler.reset()
     images = random_images(args.batch, size, dtype, args.device)
     rows, calls = admit(args, size, dtype, images)
@@ -327,7 +313,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     if args.train and (args.device != 'cpu' or args.forms != ['eager']):
         parser.error('argument --train: needs --device cpu and --forms eager')
     for name in args.models:
-        # Without timm, its models are reported as not run.
         if parse_name(name)[0] in ('aft', 'bound'):
             with named_in_errors(parser, f'--models {name}'), torch.device('meta'):
                 build(name, args.size[0], args.dtype[0], 'meta')

@@ -3,15 +3,15 @@
     python tools/benchmarks/benchmark_ops.py --list
     python tools/benchmarks/benchmark_ops.py --cases 'conv-*' --dtype bfloat16 --json out.json
 
-The backends of a case and other implementations (rivals) are interleaved in one process: forward
-without gradient, then forward and backward. Times are medians over rounds, ratios are medians of the
-ratios of each round. On a GPU, times are kernel times of torch's profiler, in addition to the wall
-time. "copy" and "matrix" are fractions of the bandwidth of a copy and of the rate of a matrix product
-of the same type; bytes and operations are those of the formula (op_costs.py).
+The backends of a case and other implementations (rivals) are interleaved: forward without gradient,
+then forward and backward. Times are medians over rounds, ratios are medians of the ratios of each
+round. On a GPU, times are kernel times of torch's profiler, in addition to the wall time. "copy"
+and "matrix" are fractions of the rates of a copy and of a matrix product, for the bytes and
+operations of the formula (op_costs.py).
 
-A backend whose output or gradient differs from the float64 oracle is reported as wrong and not timed,
-and the exit status is 1, as it is if no backend can run any case. Rivals that compute another sum are
-not compared.
+A backend whose output or gradient differs from the float64 oracle is reported as wrong and not
+timed. The exit status is then 1, as it is if no backend can run any case. Rivals that compute
+another sum are not compared.
 """
 
 import argparse
@@ -61,14 +61,12 @@ from aft_mm.ops import dispatch
 from aft_mm.ops.selftest import TOLERANCE, using
 
 MODES = ('forward', 'forward+backward')
-# Maximum entries of a [B, T, T, D] product of the oracle if it is timed as a backend.
+# Maximum entries of a [B, T, T, D] product of the oracle if it is timed.
 LARGEST_REFERENCE = 2**24
 
 
 @dataclass(frozen=True)
 class Form:
-    """A backend or a rival on the tensors of a case."""
-
     case: BenchmarkCase
     name: str
     tensors: list[Tensor]
@@ -83,7 +81,6 @@ class Form:
         return cls(case, name, tensors, rival.make(tensors, case.options), rival.same_sum)
 
     def once(self, mode: str) -> Callable[[], object]:
-        """Return the timed call: the op without gradient, or with gradients of all inputs."""
         if mode == 'forward':
             return partial(torch.no_grad()(self.call), *self.tensors)
         inputs = [x.detach().requires_grad_() for x in self.tensors]
@@ -102,7 +99,6 @@ def train(call: Callable[..., Tensor], inputs: list[Tensor], cotangent: Tensor) 
 
 
 def reason_against(case: BenchmarkCase, name: str, tensors: list[Tensor]) -> str | None:
-    """Return why the form cannot run here; None if it can."""
     if name not in dispatch.BACKENDS:
         return RIVALS[name].lacks
     if name == 'reference' and case.batch * case.tokens**2 * case.channels > LARGEST_REFERENCE:
@@ -113,7 +109,6 @@ def reason_against(case: BenchmarkCase, name: str, tensors: list[Tensor]) -> str
 
 
 def unsupported_by_all(args: argparse.Namespace) -> list[str]:
-    """Return why no backend can run any case; empty if one can."""
     reasons: dict[str, None] = {}
     for dtype in args.dtype:
         for name in args.names:
@@ -127,7 +122,6 @@ def unsupported_by_all(args: argparse.Namespace) -> list[str]:
 
 
 def verdict(form: Form, oracle: Oracle) -> dict:
-    """Return the status of a form, 'ok' or 'wrong', and its errors if it is compared."""
     if not form.same_sum:
         return dict(status='ok', compared=False)
     errors = oracle.errors(form.call, form.tensors)
@@ -139,7 +133,6 @@ def verdict(form: Form, oracle: Oracle) -> dict:
 
 
 def admit(name: str, dtype: str, args: argparse.Namespace) -> tuple[list[dict], list[Form]]:
-    """Return one row per form of the case, and the forms to time, in the same order."""
     case = CASES[name]
     tensors = case.tensors(getattr(torch, dtype), args.device)
     rows, forms, oracle = [], [], None
@@ -172,7 +165,7 @@ def cpu_peak(name: str, dtype: str, form_name: str, mode: str, threads: int) -> 
     """Return the peak memory of the form in MiB, without its inputs."""
     torch.set_num_threads(threads)
     case = CASES[name]
-    # A call of the same op on a small case initialises the libraries.
+    # A small call of the same op initialises the libraries.
     small = next(c for n, c in CASES.items() if n.startswith('small-') and c.op == case.op)
     for each in (small, case):
         tensors = each.tensors(getattr(torch, dtype), 'cpu')
@@ -187,7 +180,6 @@ def peak_memory(row: dict, form: Form, mode: str, args: argparse.Namespace) -> f
 
 
 def hardware_use(form: Form, mode: str, seconds: float, rates: dict[str, float]) -> dict:
-    """Return bytes and operations of the formula, and the fractions of the device rates."""
     training = mode != 'forward'
     count = operations(form.case.op, form.case.input_shapes, form.case.options, training)
     moved = compulsory_bytes(form.tensors, form.tensors[2], training)
@@ -205,7 +197,6 @@ def microseconds(kernels: dict[str, float]) -> dict[str, float]:
 
 
 def run_group(names: list[str], dtype: str, args: argparse.Namespace, rates: dict) -> list[dict]:
-    """Time all forms of the cases in both modes; return one row per case, form and mode."""
     admitted = {name: admit(name, dtype, args) for name in names}
     rows = []
     for mode in MODES:

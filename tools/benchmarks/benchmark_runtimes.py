@@ -1,13 +1,13 @@
-"""Measure backbones in the form in which people deploy them on a CPU: by runtime and data type.
+"""Measure backbones as people deploy them on a CPU: by runtime and data type.
 
-Each model is converted for every runtime and type, and its features are compared with those of torch
-in float32. The calls of one size and batch are interleaved. A ratio is the median over rounds of
-time(best form of DeiT) / time(best form of the model), by data type and over all of them.
+The features of each converted model are compared with those of torch in float32. A ratio is the
+median over rounds of ``time(best form of DeiT) / time(best form of the model)``, by data type and
+over all of them.
 
     OMP_NUM_THREADS=1 python tools/benchmarks/benchmark_runtimes.py --threads 1 --json OUT.json
 
-Load time and peak memory are those of a fresh process that loads the converted file and runs it once;
-torch.compile compiles in it. A form that cannot run, or is wrong, has a row with the reason.
+Load time and peak memory are those of a fresh process that loads the converted file (or compiles)
+and runs it once. A form that cannot run, or is wrong, has a row with the reason.
 """
 
 import argparse
@@ -73,7 +73,6 @@ from graph_files import quantize, trace, write
 
 # Relative error of the features. int8 rounds weights and inputs; its error is in the row.
 TOLERANCE = dict(float32=1e-3, bfloat16=5e-2, int8=0.5)
-# Forms that no package here offers.
 REFUSED = {
     ('eager', 'int8'): 'torch alone has no int8 form',
     ('compiled', 'int8'): 'torch alone has no int8 form',
@@ -138,7 +137,6 @@ def convert(name: str, runtime: str, dtype: str, images: Tensor, folder: Path) -
 
 
 def load(name: str, runtime: str, dtype: str, path: Path | None, size: int, threads: int) -> Call:
-    """Return a form as a function of float32 images."""
     if path is None:
         cast = getattr(torch, dtype)
         model = build(name, size, dtype)
@@ -165,7 +163,6 @@ def load(name: str, runtime: str, dtype: str, path: Path | None, size: int, thre
 
 
 def loading(cell: Cell, path: Path | None, size: int, batch: int, threads: int) -> dict:
-    """Return the seconds to load a form and run it once, and the peak memory of the process."""
     torch.set_num_threads(threads)
     images = random_images(batch, size, 'float32')
     start = time.perf_counter()
@@ -211,7 +208,7 @@ def run_case(args: argparse.Namespace, size: int, batch: int, folder: Path) -> l
 
 
 def best_forms(args: argparse.Namespace, size: int, batch: int, times: Times) -> list[dict]:
-    """Return the best form of each model, by data type and of all, against that of the first model."""
+    """Return the best form of each model, by data type and of all."""
     rows = []
     for dtypes in ([dtype] for dtype in args.dtype):
         rows += _best(args, size, batch, times, dtypes)

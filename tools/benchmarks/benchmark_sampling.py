@@ -1,7 +1,7 @@
 """Measure the time to sample images: tables 1, 2, 4 and 5 of the linear-transformer paper.
 
-The models are those of the paper for MNIST (8 layers, 784 pixels) and CIFAR-10 (16 layers, 3,072
-sub-pixels) in configs/image_ar, with random weights. Forms of a model:
+The models are those of the paper for MNIST (784 pixels) and CIFAR-10 (3,072 sub-pixels) in
+configs/image_ar, with random weights. Forms of a model:
 
 - `steps`: with a state, one step per token;
 - `compiled`: the same steps with torch.compile (CPU only);
@@ -10,13 +10,12 @@ sub-pixels) in configs/image_ar, with random weights. Forms of a model:
 
     python tools/benchmarks/benchmark_sampling.py --data mnist --batch 1 --json out.json
 
-The time of a token is measured at several positions, interleaved over models and positions. A
-parabola through the medians, summed over the positions, is an estimate for an image. If it is below
-`--patience` seconds, whole images are timed as well; otherwise, and always for `stateless`, the row
-has the estimate and is marked. `--clock cpu` measures CPU time. At the middle position, the step and
-the matrix products of its linear layers are timed separately.
+The time of a token is measured at several positions. The estimate for an image is the sum of a
+parabola through the medians. If it is below `--patience`, whole images are timed as well;
+otherwise, and always for `stateless`, the row is marked as an estimate. A step at the middle
+position and its matrix products are timed separately.
 
-If the steps of a model differ from its forward pass, the tool stops before timing.
+If the steps of a model differ from its forward pass, the tool stops.
 """
 
 import argparse
@@ -105,8 +104,8 @@ from aft_mm.registry import MODELS
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt  # after the choice of the backend
 
-# Results of the paper: seconds per image at batch 1 (tables 4 and 5, CPU) and images per second of a
-# batch (tables 1 and 2, one GPU). Its softmax and lsh have no state, its stateful-softmax a cache.
+# Seconds per image at batch 1 (tables 4 and 5, CPU) and images per second of a batch (tables 1 and
+# 2, one GPU). The paper's softmax and lsh have no state, its stateful-softmax a cache.
 PAPER = {
     ('mnist', 'softmax', 'stateless'): (72.6, 0.45),
     ('mnist', 'softmax', 'steps'): (7.4, 7.56),
@@ -119,16 +118,15 @@ PAPER = {
     ('cifar10', 'lsh-4', 'stateless'): (5263.7, 0.005),
     ('cifar10', 'linear', 'steps'): (45.1, 17.85),
 }
-# Consecutive tokens of a timed call, so that weights are in the processor cache as in real use.
+# Consecutive tokens of a call, so that weights are in the processor cache as in real use.
 TOKENS_PER_CALL = 8
-# A `stateless` call is a forward pass, so few rounds and images suffice; its cost per image is constant.
+# A `stateless` call is a forward pass, whose cost per image is constant, so few suffice.
 STATELESS_ROUNDS, STATELESS_BATCH = 3, 4
 POSITIONS = 5
-# The axis is logarithmic from this ratio of rates.
+# From this ratio of rates, the axis is logarithmic.
 LOG_RANGE = 20
-# Error relative to the largest entry, for 16 layers in float32.
+# Relative to the largest entry, for 16 layers in float32.
 TOLERANCE = 1e-4
-# A form at a position, or one of the parts of a step.
 Cell = tuple[str, str, int | str]
 
 
@@ -144,7 +142,6 @@ def random_tokens(model: torch.nn.Module, batch: int, length: int) -> Tensor:
 
 
 def check(name: str, form: str, model: torch.nn.Module) -> None:
-    """Compare steps after a prompt of 20 tokens with the forward pass."""
     decoder, tokens = model.decoder, random_tokens(model, 2, 60)
     hidden, step = begin(model, form, tokens[:, :20], 40)
     rows = [hidden.clone()]
@@ -153,7 +150,6 @@ def check(name: str, form: str, model: torch.nn.Module) -> None:
 
 
 def begin(model, form: str, prompt: Tensor, count: int, copies: int = 1) -> tuple[Tensor, Callable]:
-    """Return the hidden vector after a prompt, and a function for `count` further steps."""
     lengths = torch.full(prompt.shape[:1], prompt.shape[1], device=prompt.device)
     hidden, state = repeated(model.decoder.prefill(prompt, lengths), copies)
     token = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
@@ -161,7 +157,7 @@ def begin(model, form: str, prompt: Tensor, count: int, copies: int = 1) -> tupl
 
 
 def repeated(state: Any, copies: int) -> Any:
-    """Repeat the state of a sequence for a batch, since prompts of a batch would take minutes."""
+    """Repeat the state of a sequence, since prompts of a batch would take minutes."""
     if isinstance(state, Tensor):
         return state.repeat_interleave(copies, 0)
     if isinstance(state, list):
@@ -173,7 +169,6 @@ def repeated(state: Any, copies: int) -> Any:
 
 
 def token_call(model, form: str, batch: int, position: int, count: int) -> Callable[[], None]:
-    """Return a call that samples tokens from a position on, `count` tokens in total."""
     if form == 'stateless':
         tokens = random_tokens(model, min(batch, STATELESS_BATCH), position)
         return lambda: model.head.sample(model.decoder(tokens)[:, -1])
@@ -188,7 +183,6 @@ def token_call(model, form: str, batch: int, position: int, count: int) -> Calla
 
 
 def part_calls(model, form: str, batch: int, count: int) -> dict[str, Callable[[], None]]:
-    """Return calls of a step at the middle position, of its matrix products, and of the head."""
     length = model.decoder.max_length
     hidden, step = begin(model, form, random_tokens(model, 1, length // 2), count, batch)
     hidden, token = hidden.clone(), random_tokens(model, batch, 1)[:, 0]
@@ -268,7 +262,6 @@ def row_of(case, model, seconds: dict[Cell, float], checked: float, args) -> dic
     parts = {
         f'{part}_ms': 1e3 * own.pop(part) for part in ('step', 'products', 'head') if part in own
     }
-    # The middle of the tokens sampled from a position on.
     moved = 0 if form == 'stateless' else (args.rounds + 1) * TOKENS_PER_CALL / 2
     positions = np.array(list(own)) + moved
     tokens = model.decoder.max_length
@@ -292,7 +285,6 @@ def row_of(case, model, seconds: dict[Cell, float], checked: float, args) -> dic
 
 
 def time_whole_images(rows: list[dict], models: dict, args: argparse.Namespace) -> None:
-    """Time whole batches of images if they are fast enough, and store the seconds in the rows."""
     calls = {}
     for row in rows:
         if row['form'] == 'stateless' or row['estimated_seconds'] > args.patience:
@@ -309,7 +301,6 @@ def time_whole_images(rows: list[dict], models: dict, args: argparse.Namespace) 
 
 
 def total(row: dict) -> float:
-    """Return the measured seconds of a batch of images, otherwise the estimate."""
     return row['estimated_seconds'] if row['seconds'] is None else row['seconds']
 
 

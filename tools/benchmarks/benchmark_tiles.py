@@ -2,9 +2,9 @@
 
     python tools/benchmarks/benchmark_tiles.py CONFIG CHECKPOINT --columns 6 --json OUT.json
 
-The image is a mosaic of the config's test images, so its labels are known, and each test image alone
-is the reference. The table has mIoU and accuracy in percent, the accuracy of pixels next to tile
-borders inside of a test image, seconds, and MiB in addition to the model and the image.
+The image is a mosaic of the config's test images, so its labels are known; the reference is each
+test image alone. The table has mIoU and accuracy in percent, the accuracy of pixels at tile borders
+inside a test image, seconds, and MiB in addition to the model and the image.
 """
 
 import argparse
@@ -55,7 +55,6 @@ from aft_mm.apis.loading import load_model
 
 
 def read_frames(config: Config, model: Any) -> tuple[Tensor, Tensor]:
-    """Return the test images [N, 3, H, W], normalised for the model, and their labels [N, H, W]."""
     with DefaultScope.overwrite_default_scope(config.default_scope):
         items = list(DATASETS.build(config.test_dataloader.dataset))
     labels = torch.cat([x['data_samples'].gt_sem_seg.data for x in items])
@@ -66,21 +65,20 @@ def read_frames(config: Config, model: Any) -> tuple[Tensor, Tensor]:
 
 
 def mosaic(frames: Tensor, columns: int) -> Tensor:
-    """Join as many frames [N, ..., H, W] as fill rows of `columns` to one image [1, ..., R·H, C·W]."""
+    """Join as many frames [N, ..., H, W] as fill rows of `columns` to [1, ..., R·H, C·W]."""
     rows = [torch.cat(list(x), -1) for x in frames.split(columns) if len(x) == columns]
     return torch.cat(rows, -2)[None]
 
 
 @torch.no_grad()
 def segment_whole(model: Any, image: Tensor) -> Tensor:
-    """Return the labels [N, H, W] of images [N, 3, H, W]."""
     meta = [dict(ori_shape=image.shape[2:], img_shape=image.shape[2:])] * len(image)
     return model.encode_decode(image, meta).argmax(1)
 
 
 @torch.no_grad()
 def segment_tiles(model: Any, image: Tensor, size: int, overlap: int) -> Tensor:
-    """Return the labels of an image as mmseg's 'slide' mode does, the mean of overlapping logits."""
+    """Average overlapping logits, as mmseg's 'slide' mode does."""
     model.test_cfg.update(mode='slide', crop_size=(size, size), stride=(size - overlap,) * 2)
     meta = [dict(ori_shape=image.shape[2:], img_shape=image.shape[2:])]
     return model.slide_inference(image, meta).argmax(1)
@@ -102,7 +100,7 @@ def seam_mask(shape: Sequence[int], frame: Sequence[int], size: int, width: int)
 
 
 def score(found: Tensor, labels: Tensor, classes: int, seam: Tensor | None = None) -> dict:
-    """Return mIoU and accuracy in percent; labels of `classes` and more are ignored."""
+    """Return mIoU and accuracy in percent; labels from `classes` on are ignored."""
     known = labels < classes
     pairs = torch.bincount(labels[known] * classes + found[known], minlength=classes**2)
     table = pairs.view(classes, classes).double()
@@ -127,7 +125,6 @@ def peak(args: argparse.Namespace, overlap: int | None) -> float:
 
 
 def run(model: Any, image: Tensor, size: int, overlap: int | None) -> Tensor:
-    """Segment the whole image if `overlap` is None, and tiles otherwise."""
     if overlap is None:
         return segment_whole(model, image)
     return segment_tiles(model, image, size, overlap)

@@ -1,8 +1,8 @@
 """Compute upper bounds of the speed of AFT on a GPU from the configs (roofline model).
 
-The time of a kernel is the maximum of bytes / bandwidth, operations / arithmetic rate, and the launch
-time. The time of a model is the sum over its kernels (model_costs.py), that of an op follows from its
-formula (op_costs.py). Without arguments, the tables of docs/benchmarks.md between
+The time of a kernel is the maximum of bytes / bandwidth, operations / arithmetic rate, and the
+launch time. The time of a model is the sum over its kernels (model_costs.py), that of an op follows
+from its formula (op_costs.py). Without arguments, the tables of docs/benchmarks.md between
 ``<!-- bounds: NAME -->`` and ``<!-- end of bounds -->`` are updated.
 
     python tools/benchmarks/bounds.py                                   # after an edit of a config
@@ -25,8 +25,7 @@ from aft_mm.cli.arguments import tool_parser
 class Gpu:
     """Peak rates of a data sheet: bytes and dense operations per second.
 
-    Args:
-        launch: Duration of the shortest kernel in seconds, not in data sheets: 2.5 µs is assumed.
+    `launch` is the duration of the shortest kernel in seconds, an assumption.
     """
 
     name: str
@@ -47,7 +46,6 @@ GPUS = {
         'GeForce RTX 4090', 1.008e12, 165e12, 82.6e12, 82.6e12, 'NVIDIA Ada architecture paper'
     ),
 }
-# Storage dtype of each precision.
 ELEMENT_TYPES = dict(bfloat16='bfloat16', tf32='float32', float32='float32')
 
 
@@ -79,10 +77,10 @@ REGION = re.compile(r'(<!-- bounds: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of bou
 
 
 # Assumed fractions of the peak rates that good kernels reach. For flash attention it is the 35 % on
-# an H100 of arXiv 2407.08608; the others are typical of cuBLAS and a copy. Not measured here.
+# an H100 of arXiv 2407.08608; the others are typical of cuBLAS and a copy.
 ATTAINED = dict(memory=0.9, product=0.45, attention=0.35)
 
-# Aims of the project: a fraction of the bound with the mixing in one pass, and of a copy.
+# Aims: a fraction of the bound with the mixing in one pass, and of a copy.
 AIM = 0.95
 COPY_AIMS = {('aft_simple', False): 0.65, ('aft_simple', True): 0.55}
 BATCH, SEQUENCES = 128, 16
@@ -202,7 +200,6 @@ def op_row(name: str, case: BenchmarkCase, training: bool, gpu: Gpu, precision: 
 
 
 def op_rows(gpu: Gpu, precision: str) -> list[dict]:
-    """Return rows of the GPU cases of benchmark_ops.py without masks that do not only vary a kernel."""
     return [
         op_row(name, case, training, gpu, precision)
         for name, case in CASES.items()

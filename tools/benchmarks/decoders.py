@@ -22,8 +22,6 @@ Run = Callable[[torch.nn.Module, Tensor], object]
 
 @MODELS.register_module()
 class DenseAFTLocal(AFTLocal):
-    """AFT-local computed by :func:`dense_local`."""
-
     def _mix(self, query, key, value, grid, key_mask) -> Tensor:
         shared = dict(causal=self.causal, key_mask=key_mask, gate=self.gate)
         tensors = query, key, value, *self._op_bias(grid)
@@ -32,8 +30,6 @@ class DenseAFTLocal(AFTLocal):
 
 @MODELS.register_module()
 class DenseSoftmaxAttention(SoftmaxAttention):
-    """Causal softmax attention without scaled_dot_product_attention."""
-
     def _mix(self, query, key, value, grid, key_mask) -> Tensor:
         query, key, value = self._heads(query), self._heads(key), self._heads(value)
         scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5
@@ -51,7 +47,6 @@ class NoMixing(AFTSimple):
 
 
 def mixer(name: str, heads: int) -> dict:
-    """Return the config of a mixer by name, see :data:`MIXER_NAMES`; raises ValueError."""
     windowed = re.fullmatch(r'(.+)-([1-9]\d*)', name)
     if windowed and windowed[1] in WINDOWED:
         return dict(WINDOWED[windowed[1]], window=int(windowed[2]))
@@ -82,7 +77,6 @@ def check_mixer(name: str, dims: int, heads: int) -> None:
 
 
 def build(name: str, tokens: int, dims: int, layers: int, heads: int = 4) -> torch.nn.Module:
-    """Build a SequenceDecoder of `tokens` positions with the mixer `name` and fixed weights."""
     torch.manual_seed(0)
     return MODELS.build(
         dict(
@@ -106,7 +100,6 @@ def infer(model: torch.nn.Module, tokens: Tensor) -> Tensor:
 
 
 def train_step(model: torch.nn.Module, tokens: Tensor) -> None:
-    """Run forward and backward of a loss, and delete the gradients."""
     model(tokens).square().mean().backward()
     model.zero_grad(set_to_none=True)
 
@@ -114,7 +107,7 @@ def train_step(model: torch.nn.Module, tokens: Tensor) -> None:
 def cpu_peak(
     run: Run, name: str, tokens: int, batch: int, threads: int, dtype: str, *sizes: int
 ) -> float:
-    """Return the peak memory of `run` on a decoder in MiB, without model and batch."""
+    """Return the peak memory of `run` in MiB, without model and batch."""
     torch.set_num_threads(threads)
     model = build(name, tokens, *sizes).to(getattr(torch, dtype))
     sequence = random_tokens(batch, tokens)

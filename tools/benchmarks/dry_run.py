@@ -2,11 +2,10 @@
 
     python tools/benchmarks/dry_run.py configs/image_ar/*.py --json dry_run.json
 
-Model, image size and sequence length are those of the config; the batch is small. Configs that
-differ only outside the model run once. Without CONFIG all configs of docs/tables run. A config passes
-if the losses are finite, the peak memory is at most 1.5 times the count of docs/tables/memory.json
-plus 0.3 GB, and a run that resumes from the checkpoint of iteration 1 has the same loss in
-iteration 2. The exit status is 1 if one does not.
+Only the batch is small. Configs that differ only outside the model run once; without CONFIG, all
+configs of docs/tables run. A config passes if the losses are finite, the peak memory is at most 1.5
+times the count of docs/tables/memory.json plus 0.3 GB, and a run that resumes from the checkpoint
+of iteration 1 has the same loss in iteration 2. Otherwise the exit status is 1.
 """
 
 import argparse
@@ -34,7 +33,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import numpy as np
 import torch
@@ -55,18 +54,14 @@ from aft_mm.structures import SequenceSample, UtteranceSample
 MEMORY = ROOT / 'docs/tables/memory.json'
 # Temporary buffers, such as the gradients of an LSTM by time step, are not counted.
 MOST_TIMES, MOST_GB = 1.5, 0.3
-# Return each freed tensor to the system. On glibc's heap, the holes that recomputed blocks leave
-# would hide what recomputation saves.
+# Return freed tensors to the system. Holes in glibc's heap would hide what recomputation saves.
 EXACT_MALLOC = dict(MALLOC_MMAP_THRESHOLD_='65536', MALLOC_MMAP_MAX_='1000000')
-# Weights, gradients and two moments, float32.
 BYTES_PER_PARAMETER = 16
 PICTURES = ('aft_mm.SampleHook', 'aft_mm.SuperResolutionHook', 'aft_mm.PointCloudHook')
 
 
 @HOOKS.register_module()
 class StopAfterHook(Hook):
-    """End the training after some iterations."""
-
     def __init__(self, iterations: int) -> None:
         self.iterations = iterations
 
@@ -76,13 +71,7 @@ class StopAfterHook(Hook):
 
 @DATASETS.register_module()
 class RandomSamples(Dataset):
-    """Random samples as large as the largest that a model is trained on.
-
-    Args:
-        model: Config of the model.
-        max_frames: Frames of an utterance.
-        number: Number of samples; each is the same at every access.
-    """
+    """Random samples of the largest size that a model is trained on, the same at every access."""
 
     def __init__(self, model: dict[str, Any], max_frames: int | None, number: int) -> None:
         self.model = model
@@ -122,7 +111,6 @@ class RandomSamples(Dataset):
 def _tokens(
     stack: dict[str, Any], rng: np.random.Generator, shared: dict[str, Any] | None = None
 ) -> Tensor:
-    """Return as many tokens as a decoder or encoder has positions."""
     embedding = stack['embedding'] or shared['embedding']
     channels = embedding.get('num_channels', 1)
     shape = (math.prod(stack['grid']), *(() if channels == 1 else (channels,)))
@@ -130,7 +118,6 @@ def _tokens(
 
 
 def shorten(config: Config, batch: int, folder: str) -> None:
-    """Change a config to epochs of one iteration on random data, without pictures."""
     loader = config.train_dataloader
     samples = dict(
         type='aft_mm.RandomSamples',
@@ -158,9 +145,9 @@ def shorten(config: Config, batch: int, folder: str) -> None:
 
 
 def build(config: Config, iterations: int, save: bool) -> Runner:
-    """Return a runner that stops after some iterations and saves each, or none.
+    """Return a runner that stops after some iterations.
 
-    A checkpoint is written from memory, which is not part of the count.
+    It saves a checkpoint after each or none, since writing one takes memory that is not counted.
     """
     config.experiment_name = f'{iterations}-{save}'
     by_epoch = config.train_cfg.get('by_epoch', True)
@@ -175,7 +162,6 @@ def losses(runner: Runner) -> list[float]:
 
 
 def dry_run(path: str, batch: int) -> dict[str, Any]:
-    """Train two iterations, and one, save and resume; return the measurements."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         config = read_config(path)
@@ -208,7 +194,6 @@ def passes(row: dict[str, Any]) -> bool:
 
 
 def grouped(paths: list[Path]) -> dict[Path, list[str]]:
-    """Return one config of each model, with the names of the others."""
     first: dict[str, Path] = {}
     groups: dict[Path, list[str]] = {}
     for path in paths:

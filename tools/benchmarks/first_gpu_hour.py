@@ -3,10 +3,10 @@
     bash tools/benchmarks/first_gpu_hour.sh OUT_DIR
     bash tools/benchmarks/first_gpu_hour.sh OUT_DIR --dry-run    # lists the parts, needs no GPU
 
-Cheap and important parts run first. Each part has a limit of three minutes, and a folder in OUT_DIR
-with log.txt, its measurements as JSON, and part.json with its exit status. A failed part does not
-stop the others. A second call skips parts that succeeded with the same command and commit.
-summary.json and summary.txt are updated after each part.
+Cheap and important parts run first, each for at most three minutes. A failed part does not stop the
+others. A part has a folder in OUT_DIR with log.txt, its measurements as JSON, and part.json with
+its exit status; summary.json and summary.txt are updated after each part. A second call skips parts
+that succeeded with the same command and commit.
 """
 
 import argparse
@@ -49,11 +49,10 @@ LONG = ('errors', 'kernels', 'profile')
 
 @dataclass(frozen=True)
 class Part:
-    """A command that runs in the root of the checkout.
+    """A command that runs in the root of the checkout for at most `limit` seconds.
 
-    The command starts with a Python file, with '-m' and a module, or with the program that it
-    `needs`. '{out}' is replaced by the folder of the part, '{python}' by the interpreter. `limit` is
-    in seconds.
+    It starts with a Python file, with '-m' and a module, or with the program that it `needs`.
+    '{out}' is the folder of the part, '{python}' the interpreter.
     """
 
     name: str
@@ -105,8 +104,6 @@ def _step(tokens: int) -> Part:
     )
 
 
-# The first parts, ten minutes, tell whether kernels are right, whether training runs, and whether the
-# compiled AFT-conv is faster than the compiled DeiT.
 PARTS = [
     Part('system', 'torch, CUDA and driver', '-m torch.utils.collect_env'),
     *(_check(op, 'bfloat16') for op in ('simple', 'conv')),
@@ -147,17 +144,13 @@ def stored(folder: Path) -> dict:
 
 
 def finished(part: Part, folder: Path, now: str | None) -> bool:
-    """Return whether the part succeeded with this command at this commit."""
     before = stored(folder)
     same = before.get('command'), before.get('commit')
     return before.get('status') == 'ok' and same == (part.command, now)
 
 
 def call(words: Sequence[str], log: Path, limit: float) -> tuple[str, int | None]:
-    """Run a command for at most `limit` seconds; return its status and exit status.
-
-    Its child processes are killed when it ends.
-    """
+    """Run a command for at most `limit` seconds, and kill the processes it leaves."""
     environment = {**os.environ, 'PYTHONUNBUFFERED': '1'}
     with log.open('wb') as output:
         process = subprocess.Popen(
@@ -174,7 +167,7 @@ def call(words: Sequence[str], log: Path, limit: float) -> tuple[str, int | None
         except subprocess.TimeoutExpired:
             return 'timed out', None
         finally:
-            # Also after a normal end or an interrupt, since a part may leave workers.
+            # Also after a normal end or an interrupt.
             try:
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -221,7 +214,6 @@ def measurements(path: Path) -> list[dict]:
 
 
 def summarise(parts: Sequence[Part], out: Path, device: str) -> list[dict]:
-    """Write summary.json and summary.txt; return the rows of all parts."""
     rows = []
     for part in parts:
         unknown = dict(name=part.name, status='not run', last_line='')
@@ -254,7 +246,6 @@ def list_parts(parts: Sequence[Part], out: Path) -> None:
 
 
 def main(arguments: list[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
-    """Run unfinished parts; return 1 if a part failed or ran out of time."""
     args = parse_args(arguments)
     out = args.out.resolve()
     if args.dry_run:

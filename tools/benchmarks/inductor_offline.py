@@ -1,7 +1,6 @@
-"""Generate Inductor's source for a CUDA device on a machine without one.
+"""Generate Inductor's Triton source for a CUDA device on a machine without one.
 
-Tensors are fake, the device is mocked, and the graph is lowered and written as Triton source, which
-is not compiled.
+Tensors are fake, the device is mocked, and the source is not compiled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._triton import has_triton
 
-# Device properties that Inductor reads, here of an H100.
+# What Inductor reads of an H100.
 PROPERTIES = SimpleNamespace(
     name='NVIDIA H100',
     type='cuda',
@@ -45,7 +44,6 @@ DEVICE = {
 
 @contextmanager
 def pretended_device() -> Iterator[FakeTensorMode]:
-    """Return a mode with fake tensors on a device that does not exist."""
     from triton import runtime
     from triton.backends.compiler import GPUTarget
 
@@ -65,7 +63,6 @@ def pretended_device() -> Iterator[FakeTensorMode]:
 def source_of(
     function: Callable[..., Sequence[torch.Tensor]], *shapes: Sequence[int], dtype: torch.dtype
 ) -> str:
-    """Return the module that Inductor writes for `function` of tensors of these shapes."""
     return source_and_bytes(function, *shapes, dtype=dtype)[0]
 
 

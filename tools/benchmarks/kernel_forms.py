@@ -1,7 +1,7 @@
 """Record the forms of the Triton kernels that code launches, without compiling or running them.
 
 A form is a kernel with the types of its arguments, those that are None, and its constants. Triton
-compiles a form again for numbers that are 1 or multiples of 16, which is not counted here.
+also compiles a form again for numbers that are 1 or multiples of 16; these are not counted.
 """
 
 from contextlib import contextmanager
@@ -17,8 +17,6 @@ PROCESSORS = 132
 
 
 class OfflineDriver:
-    """Fake driver of a device with a compute capability."""
-
     def __init__(self, capability):
         self.capability = capability
 
@@ -34,7 +32,7 @@ class OfflineDriver:
 
 class _Driver(OfflineDriver):
     def get_current_device(self):
-        return 'recorded'  # kernels that other tests compiled are recorded, too
+        return 'recorded'  # also kernels that other tests compiled
 
 
 def _form(name, signature, constants):
@@ -50,7 +48,6 @@ def _form(name, signature, constants):
 
 @contextmanager
 def recorded_forms():
-    """Record forms on CPU tensors as on an H100; every op uses the Triton backend."""
     forms, run = set(), JITFunction.run
 
     def record(self, key, signature, device, constants, *others):

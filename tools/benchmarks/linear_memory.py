@@ -2,8 +2,8 @@
 
     python tools/benchmarks/linear_memory.py --json out.json
 
-Any implementation stores eight tensors [1, T, h, D/h]: query, key, value, output, and their
-gradients. The printed ratio is the peak memory over that of these tensors.
+The printed ratio is relative to the eight tensors [1, T, h, D/h] that any implementation stores:
+query, key, value, output, and their gradients.
 """
 
 import argparse
@@ -38,7 +38,6 @@ from aft_mm import ops
 
 
 def ratio(tokens: int, heads: int, head_dims: int) -> float:
-    """Return the memory ratio of forward and backward of one float32 sequence."""
     shape = (1, tokens, heads, head_dims)
     inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
     cotangent = torch.randn(shape)

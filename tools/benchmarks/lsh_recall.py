@@ -2,10 +2,10 @@
 
     python tools/benchmarks/lsh_recall.py --json out.json
 
-Causal, tokens ~ N(0, 1), keys a random projection of deviation `--lengths` times 1/√D. Recall is the
-mean over tokens of the weight that exact shared-QK attention gives to the tokens of all rounds; share
-is their part of the previous tokens, the recall of a random choice. The same numbers are given for
-Reformer's chunks of the sorted tokens, with the ratio of visible pairs.
+Tokens are N(0, 1), keys a random projection of deviation `--lengths` times 1/√D. Recall is the mean
+weight that exact causal shared-QK attention gives to the tokens of all rounds. Share is their part
+of the previous tokens, the recall of a random choice. The same numbers are given for Reformer's
+chunks of the sorted tokens, with the ratio of visible pairs.
 """
 
 import argparse

@@ -29,7 +29,7 @@ def _flush_buffer(device: str) -> Tensor:
 
 
 def wall_seconds(call: Callable[[], object], device: str = 'cpu', clock: str = 'wall') -> float:
-    """Return the time of a call including Python and launches, by one of :data:`CLOCKS`."""
+    """Return the time of a call, including Python and launches."""
     start = CLOCKS[clock]()
     call()
     if torch.device(device).type == 'cuda':
@@ -38,7 +38,6 @@ def wall_seconds(call: Callable[[], object], device: str = 'cpu', clock: str = '
 
 
 def kernel_times(events: Iterable[FunctionEvent]) -> dict[str, float]:
-    """Return the device time in seconds of each kernel, copy and fill of a profile, by name."""
     times: dict[str, float] = {}
     for event in events:
         on_device = event.device_type == DeviceType.CUDA and event.name != 'Context Sync'
@@ -53,7 +52,7 @@ def kernel_times(events: Iterable[FunctionEvent]) -> dict[str, float]:
 
 
 def profiled(call: Callable[[], object], device: str) -> dict[str, float]:
-    """Return the seconds of each kernel of a call on a CUDA device with a cold L2 cache."""
+    """Return the seconds of each kernel of a call with a cold L2 cache."""
     _flush_buffer(device).zero_()
     torch.cuda.synchronize(device)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
@@ -83,14 +82,12 @@ Times = dict[Any, list[float]]
 def interleaved(
     calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu', clock: str = 'wall'
 ) -> Times:
-    """Return the seconds of each call per round, interleaved, after a warm-up round."""
     return both_clocks(calls, rounds, device, clock)[0]
 
 
 def both_clocks(
     calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu', clock: str = 'wall'
 ) -> tuple[Times, Times]:
-    """Return :func:`interleaved` times by :func:`seconds` and :func:`wall_seconds`."""
     times: Times = {name: [] for name in calls}
     on_cpu = torch.device(device).type == 'cpu'
     walls: Times = times if on_cpu else {name: [] for name in calls}
@@ -107,7 +104,6 @@ def both_clocks(
 
 
 def ratio(times: Times, slow: Any, fast: Any) -> float:
-    """Return the median over rounds of time(slow) / time(fast)."""
     pairs = zip(times[slow], times[fast], strict=True)
     return statistics.median(a / b for a, b in pairs)
 
@@ -139,7 +135,7 @@ def proc_status(field: str) -> float:
 def added_peak(call: Callable[[], object], device: str = 'cpu') -> float:
     """Return the peak memory of `call` in MiB, in addition to the memory in use."""
     if torch.device(device).type == 'cpu':
-        # Return freed memory to the system; otherwise the call would reuse it unnoticed.
+        # Otherwise the call would reuse freed memory unnoticed.
         if trim := getattr(ctypes.CDLL(None), 'malloc_trim', None):
             trim(0)
         Path('/proc/self/clear_refs').write_text('5')
@@ -154,8 +150,8 @@ def added_peak(call: Callable[[], object], device: str = 'cpu') -> float:
 
 
 def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
-    """Run ``function(*args)`` in a new process with the tools' allocator, where no freed memory is reused."""
-    # Fork a server that has only done the imports, instead of importing again.
+    """Run ``function(*args)`` in a new process, without freed memory to reuse."""
+    # Forks of a server need not import again.
     context = get_context('forkserver')
     context.set_forkserver_preload(['aft_mm.models'])
     with ProcessPoolExecutor(1, context, keep_freed_memory) as pool:

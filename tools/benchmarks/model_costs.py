@@ -1,12 +1,12 @@
 """Count kernels, bytes and floating-point operations of a model from its config.
 
-The model runs on torch's meta device. Every aten operator that would launch a kernel is recorded with
-the bytes of its inputs and outputs, and for products with the operations of torch's flop_registry,
-where a multiply-add is two. scaled_dot_product_attention is one kernel that reads q, k, v and writes
-y once, like flash attention; its backward pass has five products, forward has two.
+Every aten operator that would launch a kernel is recorded on torch's meta device with the bytes of
+its inputs and outputs, and for products with the operations of torch's flop_registry, where a
+multiply-add is two. scaled_dot_product_attention is one kernel that reads q, k, v and writes y
+once, like flash attention; its backward pass has five products, forward has two.
 
 The mixing of AFT is one kernel that reads query, key and value and writes the output once, without
-operations, which is a lower bound for any implementation.
+operations, a lower bound for any implementation.
 """
 
 import math
@@ -30,7 +30,7 @@ from aft_mm.layers.mixers import AFTMixer
 CONFIGS = Path(__file__).parents[2] / 'configs'
 # Queries and keys of a tile of flash attention; incomplete tiles are computed completely.
 TILE = 128
-# Operators without a kernel, in addition to those that return a view.
+# Operators without a kernel, in addition to views.
 FREE = ('empty', 'new_empty', '_unsafe_view', 'detach')
 
 
@@ -64,7 +64,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _nbytes(x: Any) -> int:
-    """Return the bytes in memory; expanded tensors have fewer elements in memory."""
+    """Return the bytes in memory, which are fewer for expanded tensors."""
     return min(x.nbytes, x.untyped_storage().nbytes()) if isinstance(x, Tensor) else 0
 
 
@@ -87,8 +87,6 @@ class _OneKernel(torch.autograd.Function):
 
 
 class FlashAttention(TorchFunctionMode):
-    """Record scaled_dot_product_attention as one kernel."""
-
     def __init__(self, kernels: list[Kernel]) -> None:
         super().__init__()
         self.kernels = kernels
@@ -120,7 +118,6 @@ class WithoutValues(TorchFunctionMode):
 
 
 def read_model(name: str, dtype: torch.dtype, **changes: Any) -> nn.Module:
-    """Build the backbone or decoder of a config on the meta device, with changed entries."""
     config = read_config(str(CONFIGS / f'{name}.py'))
     init_default_scope(config.default_scope)
     part = config.model.get('backbone') or config.model.decoder
@@ -130,7 +127,6 @@ def read_model(name: str, dtype: torch.dtype, **changes: Any) -> nn.Module:
 
 
 def trace(model: nn.Module, forward: Callable[[Tensor], Any], inputs: Tensor) -> list[Kernel]:
-    """Return the kernels of ``forward(inputs)``, and of backward if the inputs require it."""
     with Recorder() as recorder:
         kernels = recorder.kernels
 
@@ -150,13 +146,11 @@ def trace(model: nn.Module, forward: Callable[[Tensor], Any], inputs: Tensor) ->
 
 
 def image_kernels(name: str, size: int, batch: int, dtype: torch.dtype) -> list[Kernel]:
-    """Return the kernels of inference of a batch of images by the backbone of a config."""
     model = read_model(name, dtype, img_size=size)
     return trace(model, model, torch.empty(batch, 3, size, size, dtype=dtype, device='meta'))
 
 
 def decoder_kernels(name: str, tokens: int, batch: int, dtype: torch.dtype) -> list[Kernel]:
-    """Return the kernels of forward and backward of the blocks of a decoder."""
     model = read_model(name, dtype, grid=(tokens,))
     shape = batch, tokens, model.embed_dims
     hidden = torch.empty(shape, dtype=dtype, device='meta', requires_grad=True)

@@ -16,13 +16,10 @@ RANK = 64
 
 @dataclass(frozen=True)
 class BenchmarkCase(Case):
-    """A case with its batch size.
+    """A case with its batch size, and keys multiplied by `key_scale`.
 
-    Args:
-        key_scale: Factor of the keys.
-        rivals: Names of :data:`rivals.RIVALS` that are timed in addition to the backends.
-        baseline: Name of the case whose time is the unit of this one.
-        kept: Number of random positions that key_mask keeps; None for no mask.
+    `rivals` are timed as well, `baseline` is the case whose time is the unit, and `kept` the number
+    of random positions that key_mask keeps, None for no mask.
     """
 
     batch: int = 1
@@ -43,7 +40,7 @@ class BenchmarkCase(Case):
     def tensors(self, dtype: torch.dtype, device: str) -> list[Tensor]:
         """Return all inputs, randn with a fixed seed; parameters are scaled by 0.1.
 
-        Parameters are float32 if `dtype` is less precise, as in training with autocast.
+        As in training with autocast, parameters have at least the precision of float32.
         """
         generator = torch.Generator(device).manual_seed(0)
         scales = [1.0, self.key_scale, 1.0] + [0.1] * len(self.parameters)
@@ -97,7 +94,6 @@ CASES: dict[str, BenchmarkCase] = {
     'small-conv': _conv(2, (7, 9), 24, 4, 5),
     'small-local-hard': _hard(2, 96, 24, 10),
     'small-local-learned': _local(2, 65, 24, 8, make=learned),
-    # Many sequences, a single long one, and non-causal sums.
     'simple-b8-t4096-d1024': _simple(8, 4096, 1024, rivals=('softmax-causal',)),
     'simple-b1-t16384-d256': _simple(1, 16384, 256, rivals=('softmax-causal',)),
     'simple-b64-t1024-d256': _simple(64, 1024, 256, rivals=('softmax-causal',)),

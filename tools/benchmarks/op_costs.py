@@ -1,8 +1,9 @@
-"""Bytes and operations of the AFT ops, counted from their formulas independently of backends.
+"""Bytes and operations of the AFT ops, counted from their formulas.
 
-Every input is read once and every result written once. Operations are counted as in the paper: pairs
-inside a window one by one, everything outside as one running sum. A multiply-add is two operations,
-an exponential or a sigmoid one. A training step has three times the operations of the forward pass.
+Every input is read once and every result written once. Operations are counted as in the paper:
+pairs inside a window one by one, everything outside as one running sum. A multiply-add is two
+operations, an exponential or a sigmoid one. A training step has three times the operations of the
+forward pass.
 """
 
 import math
@@ -16,8 +17,7 @@ from aft_mm.ops.geometry import as_pair
 def compulsory_bytes(inputs: Sequence[Tensor], output: Tensor, training: bool) -> int:
     """Return the bytes of inputs and output.
 
-    Training also reads the inputs and the gradient of the output, and writes the gradients of the
-    inputs.
+    Training also reads the inputs and the output's gradient, and writes those of the inputs.
     """
     read, written = sum(x.nbytes for x in inputs), output.nbytes
     return 3 * read + 2 * written if training else read + written
@@ -29,13 +29,12 @@ def _reached(length: int, before: int, after: int) -> int:
 
 
 def near_pairs(grid: Sequence[int], reaches: Sequence[int], causal: bool) -> int:
-    """Count pairs (t, t') on the grid that differ by at most the reach in every dimension."""
+    """Count pairs (t, t') that differ by at most the reach in every dimension."""
     pairs = math.prod(_reached(n, r, r) for n, r in zip(grid, reaches, strict=True))
     return (pairs + math.prod(grid)) // 2 if causal else pairs
 
 
 def hard_pairs(grid: Sequence[int], window: int | Sequence[int]) -> int:
-    """Count pairs of the causal hard window of AFTLocalHard, see :func:`aft_mm.ops.geometry.hard_mask`."""
     if len(grid) == 1:
         size = window if isinstance(window, int) else window[0]
         return _reached(grid[0], size - 1, 0)
@@ -46,7 +45,6 @@ def hard_pairs(grid: Sequence[int], window: int | Sequence[int]) -> int:
 
 
 def weighted_pairs(op: str, shapes: Sequence[Sequence[int]], options: dict) -> int:
-    """Count pairs (t, t') with an individual weight in `op` for tensors of these shapes."""
     tokens, sources = shapes[0][1], shapes[1][1]
     causal, grid = options.get('causal', False), options.get('grid') or (tokens,)
     if op == 'aft_full':
@@ -65,7 +63,7 @@ def weighted_pairs(op: str, shapes: Sequence[Sequence[int]], options: dict) -> i
 def operations(
     op: str, shapes: Sequence[Sequence[int]], options: dict, training: bool = False
 ) -> int:
-    """Count operations of `op` on query [B, T, D], key [B, S, h], value [B, S, D] and its parameters."""
+    """Count operations of `op` on [B, T, D] (key [B, S, h], value [B, S, D]) and its parameters."""
     (batch, tokens, channels), (_, sources, heads) = shapes[0], shapes[1]
     both = channels + heads  # of numerator and denominator
     pairs = weighted_pairs(op, shapes, options)
@@ -85,8 +83,7 @@ def operations(
     elif op == 'aft_local_hard':
         count += batch * pairs * both
     else:
-        # The numerator of aft_local; sums of the weights, one for all channels, and of the keys,
-        # and their product.
+        # As for aft_local; the sums of weights and keys, and their product.
         count += pairs * (2 * shapes[3][1] + 1) + 2 * batch * (pairs + tokens) * (channels + 1)
         count += 2 * batch * tokens * channels
     return 3 * count if training else count

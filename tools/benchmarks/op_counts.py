@@ -2,10 +2,10 @@
 
     python tools/benchmarks/op_counts.py --json OUT.json
 
-Nothing is computed, and no GPU is needed. Composite operations are recorded on the meta device.
-Inductor counts the buffers that the kernels of its CUDA source read and write. A Triton kernel counts
-each of its tensors once. The bound reads query, key, value and bias once and writes the output, with
-backward twice that and the output's gradient. Tokens are bfloat16, biases float32.
+Nothing is computed, and no GPU is needed. Inductor counts the buffers that the kernels of its CUDA
+source read and write. A Triton kernel counts each of its tensors once. The bound reads query, key,
+value and bias once and writes the output, with backward twice that and the output's gradient.
+Tokens are bfloat16, biases float32.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def parse_args() -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 from bounds import ATTAINED, BATCH, DECODERS, GPUS, IMAGES, SEQUENCES, kernel_seconds
@@ -51,14 +51,11 @@ CASES = {
 
 
 class _Launches(TorchDispatchMode):
-    """Record the bytes of each operation, also of those inside of the ops of this package."""
-
     def __init__(self) -> None:
         super().__init__()
         self.moved: list[int] = []
 
     def add(self, *arguments) -> None:
-        """Record a launch, each of whose tensors counts once."""
         tensors = {id(x): x for x in tree_leaves(arguments) if isinstance(x, Tensor)}
         self.moved.append(sum(map(_nbytes, tensors.values())))
 
@@ -75,8 +72,6 @@ class _Launches(TorchDispatchMode):
 
 @contextmanager
 def _as_on_cuda():
-    """Choose precision, dense form and chunks as on a CUDA device."""
-
     def precision(value: Tensor) -> str:
         return 'bf16x2' if torch.is_grad_enabled() else 'bf16'
 
@@ -110,15 +105,12 @@ def _inputs(tokens, biases, device: str) -> list[Tensor]:
 
 
 def composite(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
-    """Return launches and bytes of the composite operations."""
     with _as_on_cuda(), using('eager'), _Launches() as recorder:
         _step(op, options, training, *_inputs(tokens, biases, 'meta'))
     return len(recorder.moved), sum(recorder.moved)
 
 
 def compiled(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
-    """Return launches and bytes of what Inductor writes for the fast path."""
-
     def fast_path(condition, fast, safe, operands):
         return fast(*operands)
 
@@ -136,7 +128,6 @@ def compiled(op: str, options: dict, tokens, biases, training: bool) -> tuple[in
 
 
 def kernels(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
-    """Return launches and bytes of the Triton kernels and the operations around them."""
     with recorded_forms(), using('triton'), _Launches() as recorder:
         run = JITFunction.run
 
@@ -150,7 +141,6 @@ def kernels(op: str, options: dict, tokens, biases, training: bool) -> tuple[int
 
 
 def bound(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
-    """Return one launch and the bytes that any form must move, with backward two."""
     inputs = sum(x.nbytes for x in _inputs(tokens, biases, 'meta'))
     output = 2 * torch.Size(tokens).numel()
     return (2, 3 * inputs + 2 * output) if training else (1, inputs + output)
@@ -162,11 +152,7 @@ FORMS = ('composite', 'compiled', 'kernels', 'bound')
 def model_row(name: str, models: list[list[Kernel]], numbers: int, row: dict) -> dict:
     """Return time(rival) / time(AFT) for each form of the mixing of an H200.
 
-    Args:
-        name: What the models do.
-        models: Kernels of AFT and of its rival.
-        numbers: Numbers of a tensor of tokens.
-        row: Counts of the op.
+    `models` are the kernels of AFT and of its rival, `numbers` those of a tensor of tokens.
     """
     gpu = GPUS['h200']
 

@@ -2,9 +2,9 @@
 
     python tools/benchmarks/pair_bias.py --json docs/results/ops/pair_bias.json
 
-Solvers of routing problems write AFT-full with a bias [B, N, N] as two products of exponentials, and
-replace the NaN that overflow leaves by 0. The first table shows where that is right, against
-float64. The second shows the ratios of time and of peak memory, to the solvers' form, which computes
+Solvers of routing problems write AFT-full with a bias [B, N, N] as two products of exponentials,
+and replace the NaN that overflow leaves by 0. The first table shows where that is right, against
+float64. The second shows the ratios of time and peak memory to the solvers' form, which computes
 each exponential twice, and to the same with each exponential once. A wrong result is not timed.
 """
 
@@ -22,7 +22,7 @@ SIZES = [
     (4, 500, 128),
     (2, 1000, 128),
 ]
-# Samples of the calls whose memory is measured, large against the pages of a process.
+# Larger samples for memory, which is counted in pages.
 MEMORY_SIZES = [
     (4096, 20, 128),
     (1024, 50, 128),
@@ -62,21 +62,18 @@ from aft_mm.ops.selftest import using
 
 
 def two_products(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Compute AFT-full as the solvers do."""
     numerator = torch.exp(bias) @ (torch.exp(key) * value)
     mixed = numerator / (torch.exp(bias) @ torch.exp(key))
     return torch.sigmoid(query) * torch.nan_to_num(mixed)
 
 
 def exponentials_once(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Compute :func:`two_products` with each exponential once."""
     weights, exp_key = torch.exp(bias), torch.exp(key)
     mixed = (weights @ (exp_key * value)) / (weights @ exp_key)
     return torch.sigmoid(query) * torch.nan_to_num(mixed)
 
 
 def run(function: Callable, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the output and the gradients of ``(output · fixed randn).sum()``."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     output = function(*leaves)
     cotangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
@@ -145,7 +142,7 @@ FORMS: dict[str, Callable] = {
 
 
 def peak(form: str, size: tuple[int, int, int]) -> float:
-    """Return the peak memory of a training pass in MiB, in addition to its inputs."""
+    """Return the peak memory of a training pass in MiB, without its inputs."""
     torch.set_num_threads(1)
     function = FORMS[form]
     small = [x.requires_grad_() for x in make_inputs(2, size[1], size[2])]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aft_mm.ops.selftest import LEAST_SCALE, using
 
-# Tolerances for hidden vectors of a decoder, which accumulate rounding errors of all layers.
+# For hidden vectors of a decoder, which accumulate rounding errors of all layers.
 DECODER_TOLERANCE = {'float32': 2e-5, 'float16': 5e-3, 'bfloat16': 3e-2}
 # The oracle stores [T, T] weights per head. Longer sequences are compared with eager in float64.
 MOST_ORACLE_TOKENS = 4096
@@ -22,34 +22,28 @@ LARGEST_PRODUCT = {'cpu': 2**22, 'cuda': 2**28}
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
-    """Return the largest error over the largest entry; NaN if an entry is NaN."""
     scale = expected.abs().max().clamp_min(LEAST_SCALE)
     return ((got.double() - expected.double()).abs().max() / scale).item()
 
 
 def require_close(name: str, got: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Stop the run if the result is wrong by more than the tolerance."""
     error = relative_error(got, expected)
     if not error <= tolerance:
         raise SystemExit(f'{name} is wrong by {error:.2e} > {tolerance}: not timed')
 
 
 def spread(length: int, count: int) -> list[int]:
-    """Return at most `count` different indices below `length`, including both ends."""
     return sorted(set(torch.linspace(0, length - 1, min(count, length)).round().long().tolist()))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The sequences, channels and key channels that the oracle computes."""
-
     sequences: list[int]
     channels: list[int]
     key_channels: list[int]
 
     @classmethod
     def of(cls, case: BenchmarkCase, largest_product: int) -> 'Sample':
-        """Choose as many channels as possible, at least two."""
         sequences = spread(case.batch, 2)
         count = max(2, largest_product // (len(sequences) * case.tokens**2))
         heads = case.heads
@@ -67,8 +61,6 @@ class Sample:
 
 @dataclass(frozen=True)
 class Oracle:
-    """Output and gradients of the oracle for a case, and the gradient of the output it used."""
-
     sample: Sample
     cotangent: Tensor
     output: Tensor
@@ -103,7 +95,6 @@ class Oracle:
     def errors(
         self, call: Callable[..., Tensor], tensors: Sequence[Tensor], training: bool = True
     ) -> dict[str, float]:
-        """Return relative errors of the output and, if training, of the gradient of each input."""
         inputs = [x.detach().requires_grad_(training) for x in tensors]
         with torch.set_grad_enabled(training):
             output = call(*inputs)

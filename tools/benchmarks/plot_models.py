@@ -3,11 +3,11 @@
     python tools/benchmarks/plot_models.py RUN.json ... --png OUT.png
 
 There is one group of bars per model size, image size and dtype, for eager models only. A Markdown
-table with a row per AFT-conv and per other network is printed.
+table is printed.
 
-With `--by-side`, seconds and peak memory of an image are plotted over its side instead, and the
-table has them with the slopes of their logarithms over that of the number of pixels. If runs share a
-model and a size, the first one counts.
+With `--by-side`, seconds and peak memory of an image are plotted over its side, and the table has
+the slopes of their logarithms over that of the number of pixels. If runs share a model and a size,
+the first one counts.
 """
 
 import argparse
@@ -35,7 +35,7 @@ import numpy as np
 from arguments import parse_name
 from matplotlib import pyplot as plt
 
-# Quantities of an image over its side: title and unit, and function of a row and the batch.
+# Title and unit, and function of a row and the batch.
 COSTS = {
     'seconds': lambda row, batch: 1 / row['images_per_second'],
     'MiB': lambda row, batch: row['peak_mib'] / batch,
@@ -43,7 +43,6 @@ COSTS = {
 
 
 def groups(runs: list[dict]) -> dict[str, dict[str, float]]:
-    """Return the speed over DeiT by group and model, in the order of the runs."""
     found: dict[str, dict[str, float]] = {}
     for row in (row for run in runs for row in run['rows']):
         if row['form'] != 'eager' or 'reason' in row:
@@ -113,7 +112,6 @@ def costs(runs: list[dict], unit: str) -> dict[str, dict[int, float]]:
 
 
 def slope(sides: dict[int, float]) -> float:
-    """Return the slope of the log of a cost over the log of the number of pixels."""
     return np.polyfit(2 * np.log(list(sides)), np.log(list(sides.values())), 1)[0]
 
 
@@ -135,7 +133,6 @@ def plot_sides(runs: list[dict], path: Path) -> None:
 
 
 def side_table(runs: list[dict]) -> list[str]:
-    """Return a table of seconds and MiB, with a row per model."""
     seconds, mib = (costs(runs, unit) for unit in COSTS)
     sides = sorted({side for row in seconds.values() for side in row})
     head = ['model', *(f'{side} px, s, MiB' for side in sides), 'slope, s', 'slope, MiB']

@@ -35,7 +35,6 @@ def device_name(device: str) -> str:
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout, with '-dirty' if files differ; None outside of one."""
     command = ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -55,7 +54,6 @@ def versions() -> dict[str, str | None]:
 
 
 def environment(args: argparse.Namespace, **more) -> dict:
-    """Return device, versions, commit and settings of a run, without local paths."""
     settings = {name: value for name, value in vars(args).items() if not isinstance(value, Path)}
     return dict(
         device_name=device_name(args.device),
@@ -84,7 +82,6 @@ def fill_in(
     args: argparse.Namespace,
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Set omitted options to the defaults of the device, which must exist."""
     args.device = args.device or default_device()
     args.threads = args.threads or torch.get_num_threads()
     kind, _, index = args.device.partition(':')
@@ -98,7 +95,7 @@ def fill_in(
 
 
 def set_up_torch(args: argparse.Namespace) -> None:
-    """Set the threads, the allocator of the tools, and float32 without TF32, cuDNN's default."""
+    """Set threads, allocator, and float32 without TF32, cuDNN's default."""
     with user_errors():
         args.freed_memory_kept = keep_freed_memory()
     torch.set_num_threads(args.threads)

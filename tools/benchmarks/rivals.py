@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Package and its module.
 PACKAGES = {'timm': 'timm', 'aft-pytorch': 'aft_pytorch'}
 HEAD_CHANNELS = 64
 
@@ -24,10 +23,9 @@ def missing(package: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Rival:
-    """Another implementation.
+    """Another implementation, which may need a `package`.
 
     `make(tensors, options)` returns the function of (query, key, value, *parameters) to time.
-    `same_sum`: whether it computes the same sum as the op. `package`: a package it needs.
     """
 
     make: Callable[[Sequence[Tensor], dict], Callable[..., Tensor]]
@@ -54,8 +52,6 @@ def _dense_local(tensors, options) -> Callable[..., Tensor]:
 
 
 def _softmax(causal: bool) -> Callable:
-    """Return scaled_dot_product_attention with heads of 64 channels, or one head."""
-
     def make(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
         query, key = tensors[:2]
         heads = max(1, query.shape[2] // HEAD_CHANNELS)
@@ -74,8 +70,6 @@ def _softmax(causal: bool) -> Callable:
 
 
 class _Given(nn.Module):
-    """Replaces a projection and returns a given tensor."""
-
     def forward(self, x: Tensor) -> Tensor:
         return self.given
 

@@ -2,9 +2,9 @@
 
     python tools/benchmarks/training_run.py CONFIG --iterations 200 --amp --json out.json
 
-The config is trained as by tools/train.py, but without validation and checkpoints, and with a rising
-learning rate. Times are medians over the iterations after the first fifth. The data time is the time
-that an iteration waits for its batch. The exit status is 1 if the loss becomes infinite or NaN.
+The config is trained without validation and checkpoints, and with a rising learning rate. Times are
+medians over the iterations after the first fifth. The data time is the time that an iteration waits
+for its batch. The exit status is 1 if the loss becomes infinite or NaN.
 """
 
 import argparse
@@ -48,7 +48,6 @@ from aft_mm.errors import CONFIG_ERRORS, user_errors
 
 
 def shorten(config: Config, iterations: int, amp: bool) -> None:
-    """Change a config to a run of some iterations without validation and checkpoints."""
     config.train_cfg = dict(by_epoch=False, max_iters=iterations, val_interval=iterations + 1)
     config.val_cfg = config.val_dataloader = config.val_evaluator = None
     config.test_cfg = config.test_dataloader = config.test_evaluator = None

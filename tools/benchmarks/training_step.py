@@ -1,13 +1,12 @@
 """Compare time and peak memory of a training step of causal decoders with different mixers.
 
-Forward and backward are interleaved in one process; a ratio is the median over rounds of
-time(form) / time(AFT-local). On a CPU, peak memory is measured in a new process. `bound` has all
-projections, the gate and the MLPs, but no mixing.
+Forward and backward are interleaved; a ratio is the median over rounds of
+``time(form) / time(AFT-local)``. `bound` has all projections, the gate and the MLPs, but no mixing.
 
     python tools/benchmarks/training_step.py --json out.json
 
 `--dtype bfloat16` is autocast with float32 parameters. If AFT-local differs from its dense masked
-form, or scaled_dot_product_attention from explicit softmax attention, the tool stops before timing.
+form, or scaled_dot_product_attention from explicit softmax attention, the tool stops.
 """
 
 import argparse
@@ -48,7 +47,6 @@ from torch import Tensor
 
 
 def amp_step(dtype: str, model: torch.nn.Module, tokens: Tensor) -> None:
-    """Run forward under autocast and backward of a loss, and delete the gradients."""
     with mixed_precision(dtype, tokens.device):
         loss = model(tokens).square().mean()
     loss.backward()

@@ -22,10 +22,9 @@ METHODS = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[BinaryIO]:
-    """Open the file inside a .zip (its member ``enwik8``) or .gz archive."""
     if path.suffix == '.zip':
         with zipfile.ZipFile(path) as archive:
-            # The header of the other methods sets the memory that they take.
+            # The header of other methods sets the memory that they take.
             if archive.getinfo('enwik8').compress_type not in METHODS:
                 raise zipfile.BadZipFile('it is not compressed by deflate')
             try:

@@ -1,10 +1,10 @@
-"""Turn masks in colours, or in any grey levels, into masks of class numbers.
+"""Turn masks in colours or grey levels into masks of class numbers.
 
     python tools/dataset_converters/number_masks.py my_masks/colours my_masks/masks
 
-Every colour becomes a class, numbered by its share of the pixels, the largest first. The colours
-are written to classes.txt next to the new folder, one line #rrggbb per class: replace them by
-names. White on black gives 0 for black and 1 for white, or the other way round.
+Every colour becomes a class, numbered by its share of the pixels, the largest first. White on black
+gives 0 for the more frequent of the two. The colours are written to classes.txt next to the new
+folder, one line #rrggbb per class: replace them by names.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 from collections import Counter
 
@@ -37,7 +37,7 @@ MOST = 255  # classes; 255 is the label of ignored pixels
 
 
 def colours_of(path: Path) -> np.ndarray:
-    """Return the colour of each pixel as a number 0xrrggbb, [H, W]."""
+    """Return the colour of each pixel as 0xrrggbb, [H, W]."""
     red, green, blue = np.moveaxis(read_rgb(path)[0].astype(np.int64), -1, 0)
     return red << 16 | green << 8 | blue
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         counts = count_colours(paths)
         ordered = sorted(counts, key=lambda colour: (-counts[colour], colour))
         known = np.sort(ordered)
-        numbers = np.argsort(ordered).astype(np.uint8)  # of the known colours, in their order
+        numbers = np.argsort(ordered).astype(np.uint8)
         for path in progress(paths, 'writing masks'):
             target = (args.out / path.relative_to(args.source)).with_suffix('.png')
             target.parent.mkdir(parents=True, exist_ok=True)

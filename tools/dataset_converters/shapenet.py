@@ -1,14 +1,14 @@
 """Sample 15,000 points on the surface of meshes, in the layout of ShapeNetCore.v2.PC15k.
 
-MESHES is a folder with one folder per class. Meshes may be at any depth below it, such as
+MESHES has one folder per class, with meshes at any depth below it, such as
 
     <synset>/<model>/models/model_normalized.obj       ShapeNetCore v2
     <class>/{train,test}/<model>.off                   ModelNet
 
 OUT gets <synset or class>/{train,val,test}/<model>.npy, float32 [15000, 3] in the unit and
 orientation of the mesh, for aft_mm.PointClouds. A mesh below a folder train, val or test stays in
-that split. Other meshes are split by --splits, or by --ratio with a hash of class and model. The
-points of a model are the same in every run. Existing files are skipped.
+that split. Others are split by --splits, or by --ratio with a hash of class and model. The points
+of a model are the same in every run. Existing files are skipped.
 """
 
 import argparse
@@ -73,10 +73,8 @@ SHAPENET_MODEL = ('models', 'model_normalized')  # the end of every path in Shap
 
 
 class Mesh(NamedTuple):
-    """A mesh file with its class, name and split."""
-
     path: Path
-    folder: str  # of the class
+    folder: str
     name: str
     split: str | None  # None if the path does not contain it
 
@@ -114,7 +112,6 @@ def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
 
 
 def read_splits(path: Path) -> dict[tuple[str, str], str]:
-    """Read the split of each (synset, model) from a table with synsetId, modelId and split."""
     if not path.is_file():
         raise UserError(f'--splits {str(path)!r} does not exist')
     with path.open(newline='', errors='replace') as file:
@@ -132,7 +129,6 @@ def read_splits(path: Path) -> dict[tuple[str, str], str]:
 
 
 def split_by_hash(mesh: Mesh, ratio: Sequence[float]) -> str:
-    """Return the split of a mesh, which does not depend on the other meshes."""
     position = int.from_bytes(mesh.digest[:8], 'big') / 2**64 * sum(ratio)
     bounds = np.cumsum(ratio)
     return SPLITS[min(int(np.searchsorted(bounds, position, side='right')), 2)]
@@ -160,7 +156,7 @@ def find_targets(meshes: Sequence[Mesh], args: argparse.Namespace) -> dict[Path,
 
 
 def sample(mesh: Mesh, target: Path) -> str | None:
-    """Write the points of a mesh atomically; return the reason if it cannot be sampled."""
+    """Write the points atomically; return the reason if a mesh cannot be sampled."""
     try:
         # Missing materials would only cause warnings.
         surface = trimesh.load_mesh(mesh.path, process=False, skip_materials=True)
@@ -195,7 +191,7 @@ def convert(args: argparse.Namespace) -> str:
         f'not in {args.splits}': len(meshes) - len(targets),
         'there already': len(targets) - len(tasks),
     }
-    # Check one file per folder, with the temporary name that is written first.
+    # One file per folder, with the temporary name that is written first.
     probes = {target.parent: str(target.with_suffix('.part')) for _, target in tasks}
     check_writable('OUT', list(probes.values()))
     damaged = []

@@ -2,9 +2,9 @@
 
     python tools/dataset_converters/split_folder.py photos data/my_images --val 0.2
 
-turns photos/cat/1.jpg into data/my_images/train/cat/1.jpg or data/my_images/val/cat/1.jpg. The same
-share of each class is chosen at random for validation. Files are hard links if both folders are on
-the same disk, and copies otherwise.
+turns photos/cat/1.jpg into data/my_images/train/cat/1.jpg or data/my_images/val/cat/1.jpg, with the
+same share of each class chosen at random for validation. Files are hard links if both folders are
+on the same disk, and copies otherwise.
 """
 
 import argparse
@@ -49,7 +49,6 @@ def split(source: Path, share: float, seed: int) -> dict[str, list[str]]:
 
 
 def place(source: Path, target: Path) -> None:
-    """Link a file, or copy it to another disk."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)

@@ -51,8 +51,8 @@ def train(files: Sequence[str], vocab_size: int, byte_fallback: bool) -> bytes:
     if not lines:
         raise UserError(f'there is no text in {", ".join(files)}')
     try:
-        # With full coverage, every character of the training text has a subword; others are
-        # bytes, or unknown without them.
+        # With full coverage, every character of the training text has a subword; others are bytes,
+        # or unknown without them.
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
             model_writer=model,

@@ -4,9 +4,8 @@
         training-parallel-commoncrawl.tgz training-parallel-nc-v9.tgz dev.tgz test-full.tgz \\
         --out data/wmt14_en_de
 
-The result is train.en and train.de (Europarl v7, Common Crawl and News Commentary, about 4.5
-million pairs), val.* (newstest2013) and test.* (newstest2014 of test-full.tgz), raw text with one
-sentence per line.
+The result is train.en and train.de (about 4.5 million pairs), val.* (newstest2013) and test.*
+(newstest2014 of test-full.tgz), raw text with one sentence per line.
 """
 
 import bz2
@@ -69,7 +68,7 @@ class Bounded(io.RawIOBase):
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
-    """Open a .tar, .tgz or .tar.bz2 file as a stream that expands to a bounded size."""
+    """Open an archive as a stream that expands to a bounded size."""
     with path.open('rb') as file:
         head = file.read(3)
     opened = gzip.open if head[:2] == b'\x1f\x8b' else bz2.open if head == b'BZh' else open

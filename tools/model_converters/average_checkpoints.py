@@ -1,9 +1,10 @@
 """Average the weights of checkpoints of one run, as usual for translation.
 
-    python tools/model_converters/average_checkpoints.py work_dirs/NAME/epoch_*.pth --out averaged.pth
+    python tools/model_converters/average_checkpoints.py work_dirs/NAME/epoch_*.pth \\
+        --out averaged.pth
 
-Test, translate and sample with the result as with any checkpoint. Floating-point tensors are averaged
-in float64; others, such as counters, come from the last file, as does the metadata.
+Floating-point tensors are averaged in float64; others, such as counters, come from the last file,
+as does the metadata.
 """
 
 import argparse

@@ -15,14 +15,10 @@ NON_COMMERCIAL = 'CC-BY-NC-4.0'
 
 
 class DataSet(NamedTuple):
-    """A data set and the terms of its source.
+    """A data set and the terms that its source states.
 
-    Args:
-        name: Name for display.
-        terms: Licence or terms that the source states.
-        samples: Whether its pictures, texts, shapes or recordings may be published here.
-        weights: SPDX identifier of the licence that the terms suggest for trained weights, or None
-            if they exclude or do not settle it.
+    `samples` says whether its pictures, texts, shapes or recordings may be published here.
+    `weights` is the SPDX identifier for trained weights, or None if the terms do not settle it.
     """
 
     name: str
@@ -62,7 +58,6 @@ DATA_SETS = {
 
 
 def strings(config: str, variable: str) -> Iterator[str]:
-    """Yield the strings in the assignments to a variable of the text of a config."""
     try:
         statements = ast.parse(config).body
     except SyntaxError:
@@ -78,8 +73,8 @@ def weights_license(config: str) -> str:
     """Return the licence of weights that a config trained, by the training data.
 
     Raises:
-        UserError: The data is not in the table, its terms do not settle the licence, or the training
-            started from other weights.
+        UserError: The terms of the data do not settle it, or the training started from other
+            weights.
     """
     parts = {
         part

@@ -1,11 +1,13 @@
 """Initialise AFT-conv from a trained DeiT or ViT (section 5.3 "Compatibility" of arXiv 2105.14103).
 
-SRC is a checkpoint in the naming of timm, of the official DeiT (a dict with 'model') or of
-mmpretrain. Patch embedding, norms, MLPs, value and output projections and the classifier are
-copied. Queries, keys and position biases keep the initial values of the model of --config (seed 0).
-Position embedding, class token and the second classifier of a distilled DeiT are dropped. A config
-loads the file with load_from='DST.pth' or, without the head, with
-model=dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='DST.pth', prefix='backbone'))).
+SRC is a checkpoint of timm, of the official DeiT (a dict with 'model') or of mmpretrain. Patch
+embedding, norms, MLPs, value and output projections and the classifier are copied. Queries, keys
+and position biases keep the initial values of the model of --config (seed 0). Position embedding,
+class token and the second classifier of a distilled DeiT are dropped. A config loads the file with
+load_from='DST.pth' or, without the head, with
+
+    model = dict(backbone=dict(init_cfg=dict(
+        type='Pretrained', checkpoint='DST.pth', prefix='backbone')))
 """
 
 import argparse
@@ -64,7 +66,7 @@ from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.layers.mixers import AFTConv
 from aft_mm.models import AFTViT
 
-# Names of modules in checkpoints and in our model; the star is the number of the layer.
+# Module names in checkpoints and in our model; the star is the number of the layer.
 TIMM = {
     'patch_embed.proj': 'backbone.patch_embed.projection',
     'blocks.*.norm1': 'backbone.layers.*.norm1',
@@ -96,7 +98,7 @@ NO_PLACE = {
 
 
 class Row(NamedTuple):
-    """A tensor of the checkpoint, its name in our model, or the reason why it is not copied."""
+    """A tensor of the checkpoint with its name in our model, or the reason why it is not copied."""
 
     source: str
     target: str | None
@@ -104,7 +106,6 @@ class Row(NamedTuple):
 
 
 def find_weights(checkpoint: Mapping, path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the weights of a checkpoint without the prefix 'backbone.', and their table of names."""
     weights = checkpoint.get('model', checkpoint.get('state_dict', checkpoint))
     if isinstance(weights, Mapping):
         weights = {str(name).removeprefix('backbone.'): x for name, x in weights.items()}
@@ -134,7 +135,6 @@ def starred(name: str) -> str:
 
 
 def our_name(name: str, naming: Mapping[str, str], path: str) -> str:
-    """Return the name of a parameter in our model, '….token_mixer.qkv.…' for fused attention."""
     module, _, kind = starred(name).rpartition('.')
     if module not in naming:
         way_out = '; --no-head omits the classifier' if name.startswith('head.') else ''
@@ -168,7 +168,6 @@ def convert(
     query: bool,
     average_keys: bool,
 ) -> tuple[dict[str, Tensor], list[Row]]:
-    """Return the state of the model initialised from a DeiT, and a row per tensor."""
     weights, naming = find_weights(checkpoint, path)
     dims = len(next(x for name, x in weights.items() if name.startswith('patch_embed.')))
     if dims != backbone.embed_dims:
@@ -269,7 +268,6 @@ def build_head(config: Config) -> nn.Module:
 
 
 def print_rows(rows: Sequence[Row], state: Mapping[str, Tensor]) -> None:
-    """Print a table of copied tensors, and of others with the reason; layers share a line."""
     lines = Counter(
         (starred(source), target and starred(target), reason) for source, target, reason in rows
     )

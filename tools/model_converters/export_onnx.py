@@ -1,30 +1,30 @@
 """Export a trained model: OUT.onnx for ONNX (opset 20), OUT.xml for OpenVINO, OUT.pt2 for torch.
 
-The input of the graph is `image` [B, C, H, W], normalised like the data_preprocessor of the config
-but without mask channel. A classifier returns `scores` [B, classes] before the softmax, a segmentor
-`scores` [B, classes, H, W] before the softmax, and a single-stage detector with anchors its N best
-boxes after non-maximum suppression, N up to max_per_img of test_cfg: `boxes` [N, 4], x1, y1, x2, y2
-in pixels of the input, `scores` [N] after the sigmoid, in descending order, and `labels` [N]. The
-graph applies no score_thr. With --backbone the outputs are maps [B, D, H', W'], one per
-entry of out_indices. A text model reads `tokens`, bytes int64 [B, T], and returns `scores` [B, T, 256]
-before the softmax; row t predicts byte t from those before it, so text may be padded at the end.
+An image model reads `image` [B, C, H, W], normalised like the data_preprocessor of the config but
+without mask channel. Its outputs are
+
+- of a classifier, `scores` [B, classes] before the softmax;
+- of a segmentor, `scores` [B, classes, H, W] before the softmax;
+- of a single-stage detector with anchors, its N best boxes after non-maximum suppression, up to
+  max_per_img of test_cfg and without score_thr: `boxes` [N, 4], x1, y1, x2, y2 in pixels of the
+  input, `scores` [N] after the sigmoid, in descending order, and `labels` [N];
+- with --backbone, maps [B, D, H', W'], one per entry of out_indices.
+
 With --dynamic, for classifiers and backbones, B is arbitrary, and H and W are at least one patch
 plus one pixel.
 
+A text model reads `tokens`, bytes int64 [B, T], and returns `scores` [B, T, 256] before the
+softmax; row t predicts byte t from those before it, so text may be padded at the end. A CTC model
+reads `frames` [B, T, F] and `mask` [B, T], and returns `log_probs` [B, T, V].
+
 With --steps, an autoregressive model with a categorical head gives two files for batch 1.
-OUT-prompt reads `tokens` [1, L], L from 0 on (a translation also `source` and `source_mask` [1, S]),
-and returns `scores` [1, V] of the next token and the state. OUT-step reads `token` [1] and the state,
-and returns `scores` and the next state. examples/generate_onnx.py is the loop.
+OUT-prompt reads `tokens` [1, L], L from 0 on (a translation also `source` and `source_mask`
+[1, S]), and returns `scores` [1, V] of the next token and the state. OUT-step reads `token` [1] and
+the state, and returns `scores` and the next state. examples/generate_onnx.py is the loop.
 
-A CTC model reads `frames` [B, T, F] and `mask` [B, T], and returns `log_probs` [B, T, V].
-
-AFT chooses among several forms of its sums depending on the values of keys and biases, which a
-graph cannot do. The exported form depends on the position biases of the checkpoint only and is
-valid for keys of any range, and hence for any image. A slower form is used for biases with a range
-above 60 nats and for windows without global connectivity. The exported file is compared with the
-model on other inputs, also of other sizes where sizes are open.
-
---int8 then stores the weights of matrix products of OUT.onnx in int8.
+A graph is valid for keys of any range. It is slower for biases with a range above 60 nats and for
+windows without global connectivity. It is compared with the model on other inputs, also of other
+sizes where sizes are open.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    parse_args()  # --help and a wrong argument end before the slow imports
+    parse_args()  # before the slow imports
 
 import torch
 from exported_graphs import Call, Decoder, Graph, Transcriber, check_decoder, check_encoder
@@ -91,15 +91,13 @@ from aft_mm.layers.mixers import AFTConv, AFTFull, AFTSimple, SoftmaxAttention
 from aft_mm.models import AFTViT
 
 TOLERANCE = 1e-4
-# Root mean square of the change by int8 over that of the scores around their mean.
+# Root mean square of the change over that of the scores around their mean.
 INT8_TOLERANCE = 0.1
 # Other mixers split the tokens into blocks that depend on the grid size.
 ANY_SIZE = (AFTConv, AFTFull, AFTSimple, SoftmaxAttention)
 
 
 class Exported(nn.Module):
-    """Wrap a classifier or a backbone as a function of tensors."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -114,8 +112,6 @@ class Exported(nn.Module):
 
 
 class Segmentor(Exported):
-    """Wrap a segmentor: the scores at the size of the image."""
-
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
         return (
             nn.functional.interpolate(
@@ -128,9 +124,9 @@ class Segmentor(Exported):
 
 
 class Detector(Exported):
-    """Wrap a single-stage detector with anchors: its best boxes after non-maximum suppression.
+    """The best boxes of a single-stage detector with anchors, after non-maximum suppression.
 
-    They are those of the model for any `score_thr`, since a box suppresses only boxes of lower scores.
+    They are right for any `score_thr`, since a box suppresses only boxes of lower scores.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -168,7 +164,7 @@ class Detector(Exported):
 
     @staticmethod
     def match(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the rows of `ours`, and for each of them the nearest of `theirs` of the same class.
+        """Yield the rows of `ours`, each with the nearest of `theirs` of the same class.
 
         Boxes with equal scores come in either order, and the last of them may be missing.
         """
@@ -183,13 +179,11 @@ class Detector(Exported):
 
 
 class TextModel(Exported):
-    """Wrap a text model: the scores of every byte."""
-
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
         return (self.model.head.logits(self.model.decoder(inputs)),)
 
 
-#: Wrapper and names of the outputs for each type of model.
+#: Wrapper and output names by type of model.
 KINDS: Mapping[str, tuple[type[Exported], list[str]]] = {
     'ImageClassifier': (Exported, ['scores']),
     'EncoderDecoder': (Segmentor, ['scores']),
@@ -203,14 +197,10 @@ def example(shape: Sequence[int]) -> Tensor:
 
 
 class OneInput:
-    """The graph of a function of one input, and its check.
+    """The graph of a function of an image or a text, and its check.
 
-    Args:
-        model: Function of an image or a text.
-        names: Names of the input and the outputs.
-        size: Shape of an example.
-        patch: Side of a patch in pixels.
-        smallest: If given, the graph supports any B, and any H and W not below this size.
+    `size` is the shape of an example, and `patch` the side of a patch in pixels. With `smallest`,
+    the graph supports any B, and any H and W not below this size.
     """
 
     def __init__(
@@ -235,7 +225,6 @@ class OneInput:
         self.name = names[0]
 
     def cases(self, calls: Mapping[str, Call]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield a name, outputs of the model and of the graph."""
         for shape in self.shapes:
             inputs = example(shape)
             name = f'input of {" x ".join(map(str, shape))}'
@@ -272,11 +261,6 @@ def check(exportable: Exportable, paths: Sequence[Path]) -> float:
 
 @torch.no_grad()
 def check_int8(exportable: Exportable, paths: Sequence[Path]) -> float:
-    """Return the root mean square of the change by int8 over the deviation of the outputs.
-
-    Raises:
-        UserError: It exceeds 0.1.
-    """
     calls = {
         graph.name: load(path, graph) for graph, path in zip(exportable.graphs, paths, strict=True)
     }
@@ -321,7 +305,7 @@ def check_args(args: argparse.Namespace) -> Config:
             f'the model of {args.config} must have the backbone aft_mm.AFTViT or be a text model, '
             f'got {settings.get("type") or config.model.type}'
         )
-    settings.with_mask_channel = False  # marks padding, which images of a graph do not have
+    settings.with_mask_channel = False  # it marks padding, which images of a graph do not have
     if args.backbone:
         settings.out_type = 'featmap'
     elif kind not in KINDS:
@@ -339,7 +323,6 @@ def kind_of(config: Config) -> str:
 
 
 def image_size(config: Config) -> tuple[int, int]:
-    """Return height and width that a config gives its images, or those of its backbone."""
     size = config.model.backbone.get('img_size', 224)
     if kind_of(config) != 'ImageClassifier':
         prepares = config.model.get('data_preprocessor', {}).get('preprocessor', {})
@@ -351,7 +334,6 @@ def image_size(config: Config) -> tuple[int, int]:
 
 
 def smallest_side(backbone: AFTViT) -> int:
-    """Return the minimum image side in pixels for a graph of any size."""
     mixer = backbone.layers[0].token_mixer
     if not isinstance(mixer, ANY_SIZE):
         allowed = ', '.join(kind.__name__ for kind in ANY_SIZE)
@@ -365,7 +347,6 @@ def smallest_side(backbone: AFTViT) -> int:
 def make_exportable(
     args: argparse.Namespace, config: Config, model: nn.Module
 ) -> tuple[Exportable, str]:
-    """Return the graphs of a model, and their inputs and outputs in words."""
     if args.steps:
         check_decoder(model, args.config)
         decoder = Decoder(model)
@@ -396,7 +377,6 @@ def make_exportable(
 
 
 def export(args: argparse.Namespace) -> str:
-    """Export and check the graphs, and return a description of them."""
     config = check_args(args)
     _, model = load_model(config, args.checkpoint, device='cpu')
     exportable, sizes = make_exportable(args, config, model)

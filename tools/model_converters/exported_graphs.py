@@ -1,4 +1,4 @@
-"""Graphs of the sequence models for export_onnx.py: decoders with a state, and CTC models."""
+"""Graphs of the sequence models: decoders with a state, and CTC models."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from aft_mm.layers.mixers import AFTSimple, SoftmaxAttention, TokenMixer
 from aft_mm.layers.mixers.softmax_attention import KeyValueCache
 from aft_mm.models.block_stack import BlockStack
 
-# Function of named inputs.
+# Inputs by name.
 Call = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
 
 STEPPED = (
@@ -36,7 +36,7 @@ CHECKED_STEPS = 4
 class Graph(NamedTuple):
     """A function of tensors, and how it is exported.
 
-    name: suffix of the file, such as 'step', or empty. inputs: examples by name. dynamic: the open
+    `name` is the suffix of the file, such as 'step', `inputs` are examples, and `dynamic` the open
     axes of each input, in order.
     """
 
@@ -52,7 +52,6 @@ def mixer_of(stack: BlockStack) -> TokenMixer:
 
 
 def pad_tokens(x: Tensor, length: int) -> Tensor:
-    """Return x [B, T, ...] with zeros up to `length`, for any T up to it."""
     return torch.cat([x, x.new_zeros(x.shape[0], length, *x.shape[2:])], 1)[:, :length]
 
 
@@ -86,12 +85,7 @@ class CTC(nn.Module):
 
 
 class StateLayout:
-    """The tensors of a decoder's state, by name, without what follows from the others.
-
-    Args:
-        state: State of one sequence after `length` tokens.
-        length: Number of tokens.
-    """
+    """The tensors of a decoder's state, by name, without what follows from the others."""
 
     def __init__(self, state: Any, length: int) -> None:
         self.leaves, self.spec = pytree.tree_flatten_with_path(state)
@@ -101,7 +95,6 @@ class StateLayout:
 
     @property
     def names(self) -> list[str]:
-        """Names of the tensors that change in a step, then 'position'."""
         return [*(self._name(path) for path, _ in self._stored(memory=False)), 'position']
 
     @property
@@ -109,7 +102,6 @@ class StateLayout:
         return [self._name(path) for path, _ in self._stored(memory=True)]
 
     def flatten(self, state: Any) -> tuple[Tensor, ...]:
-        """Return the tensors of :attr:`names` and of :attr:`memory_names`."""
         found = dict(zip((path for path, _ in self.leaves), pytree.tree_leaves(state), strict=True))
         changing = [found[path] for path, _ in self._stored(memory=False)]
         memory = [found[path] for path, _ in self._stored(memory=True)]
@@ -210,8 +202,6 @@ class Step(nn.Module):
 
 
 class Decoder:
-    """The two graphs of an autoregressive model, and their check."""
-
     def __init__(self, model: nn.Module) -> None:
         self.model, self.vocabulary = model, model.head.num_values
         self.has_source = model.encoder is not None
@@ -229,7 +219,6 @@ class Decoder:
         layout = prompt.layout
         names = [*layout.names, *layout.memory_names]
         self.prompt = Graph('prompt', prompt, inputs, ['scores', *names], axes)
-        # The caches, the position and the memory.
         cached = {} if prompt.pad else {2: Dim('cached', min=1, max=longest)}
         memory = {} if prompt.encoder is None or prompt.encoder.pad else source
         axes = [{}, *[cached] * (len(layout.names) - 1), {}]
@@ -250,7 +239,6 @@ class Decoder:
         return inputs
 
     def cases(self, calls: Mapping[str, Call]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield a name, scores of the model and of the graphs: prompts, then steps after them."""
         decoder, head = self.model.decoder, self.model.head
         lengths = {2, 0, 1, min(7, self.longest), max(self.longest - CHECKED_STEPS, 0)}
         for length in sorted(lengths):
@@ -275,8 +263,6 @@ class Decoder:
 
 
 class Transcriber:
-    """The graph of a CTC model, and its check."""
-
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         longest = model.encoder.max_length
@@ -294,7 +280,6 @@ class Transcriber:
         return dict(frames=torch.randn(batch, length, features), mask=mask)
 
     def cases(self, calls: Mapping[str, Call]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield a name, log probabilities of the model and of the graph at frames in the mask."""
         for batch, length in enumerate(sorted({1, 2, min(23, self.longest), self.longest}), 1):
             inputs = self.random_inputs(batch, length)
             frames, mask = inputs.values()
@@ -303,7 +288,6 @@ class Transcriber:
 
 
 def check_decoder(model: nn.Module, config: str) -> None:
-    """Raise a UserError unless steps of the model export."""
     if not hasattr(model.head, 'logits') or model.head.token_shape:
         raise UserError(
             f'the head of {config} must be aft_mm.CategoricalHead, got {type(model.head).__name__}'

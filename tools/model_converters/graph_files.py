@@ -1,4 +1,4 @@
-"""Files of exported graphs for export_onnx.py: written, quantised and run."""
+"""Write, quantise and run the files of exported graphs."""
 
 import importlib.util
 import logging
@@ -35,7 +35,6 @@ def check_packages(suffix: str) -> None:
 
 
 def trace(graph: Graph, suffix: str) -> tuple[ExportedProgram, list[bool]]:
-    """Return the graph for a file format, and the recorded choices of AFT's forms."""
     examples = tuple(graph.inputs.values())
     shapes: Any = graph.dynamic
     if shapes is not None:
@@ -57,8 +56,8 @@ def trace(graph: Graph, suffix: str) -> tuple[ExportedProgram, list[bool]]:
 def shrink_constants(program: ExportedProgram) -> None:
     """Replace constants outside of float32 by its extremes.
 
-    The exporter to ONNX writes them as float32, also in the float64 sums of the safe form, where the
-    lowest number means an empty sum and would become −inf.
+    The exporter to ONNX writes them as float32, also in the float64 sums of the safe form, where
+    the lowest number means an empty sum and would become −inf.
     """
     limits = torch.finfo(torch.float32)
 
@@ -152,7 +151,6 @@ def load(path: Path, graph: Graph) -> Call:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a graph, with those of the weights of .xml."""
     weights = path.with_suffix('.bin')
     return path.stat().st_size + (weights.stat().st_size if path.suffix == '.xml' else 0)
 

@@ -51,7 +51,6 @@ from aft_mm.checkpoint import load_from_local, write_safetensors
 from aft_mm.config.finding import check_checkpoint
 from aft_mm.registry import register_safe_loading
 
-# The published entries of mmengine's meta.
 META = ('cfg', 'epoch', 'iter', 'experiment_name', 'mmengine_version')
 DATASET_META = ('classes', 'palette')
 WRITERS = {
@@ -63,8 +62,7 @@ WRITERS = {
 def choose_weights(checkpoint: Mapping, path: str, ema: bool) -> dict[str, Tensor]:
     """Return the trained weights of a checkpoint, or with ``ema`` the averaged ones.
 
-    EMAHook swaps the two when it saves: state_dict has the averaged weights, and ema_state_dict the
-    trained ones.
+    EMAHook swaps the two when it saves: the averaged weights are in state_dict.
     """
     weights, swapped = checkpoint.get('state_dict'), checkpoint.get('ema_state_dict')
     if not isinstance(weights, Mapping):
@@ -89,15 +87,10 @@ def publish(
     license: str | None = None,  # noqa: A002 - as model cards call it
     command: str | None = None,
 ) -> dict[str, Any]:
-    """Return the published content of a checkpoint.
+    """Return the published content of a checkpoint of tools/train.py.
 
-    Args:
-        checkpoint: A checkpoint of tools/train.py.
-        path: Its path, for messages.
-        ema: See :func:`choose_weights`.
-        metrics: Test metrics by name.
-        license: Licence of the weights; by default :func:`data_licenses.weights_license`.
-        command: Training command; by default tools/train.py with the config of the run.
+    `license` is by default that of :func:`data_licenses.weights_license`, and `command` the
+    training with the config of the run.
     """
     weights = choose_weights(checkpoint, path, ema)
     meta = checkpoint.get('meta') or {}

@@ -5,7 +5,7 @@
 The last checkpoint of each work dir is published as by publish_model.py, with the averaged weights
 if the run used EMAHook, since those were validated. The output folder also gets SHA256SUMS, for
 `sha256sum -c`, and weights.json with config, metrics, licence and command of each file. With
-`--address`, addresses and hashes of the files are written to the metafiles of configs/.
+`--address`, addresses and hashes are written to the metafiles of configs/.
 """
 
 import argparse
@@ -59,7 +59,6 @@ def metrics_at(work_dir: str, iteration: int) -> dict[str, float]:
 
 
 def release(work_dir: str, out: Path, license: str | None) -> list[dict]:
-    """Publish the last checkpoint of a run and return an entry of weights.json per file."""
     path, _ = latest_checkpoint(work_dir)
     if path is None:
         raise UserError(f'{work_dir!r} has no checkpoint of a run')
@@ -78,7 +77,6 @@ def release(work_dir: str, out: Path, license: str | None) -> list[dict]:
 
 
 def list_weights(name: str, address: str) -> None:
-    """Write the address of a file as `Weights` into the metafile entry of a model."""
     for path in CONFIGS.glob('*/metafile.yml'):
         text = path.read_text(encoding='utf-8')
         if found := re.search(rf'^  - Name: {re.escape(name)}\n(?:    .*\n)+', text, re.M):
