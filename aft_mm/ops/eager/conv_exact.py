@@ -101,7 +101,7 @@ def _sum_entries(
 
 
 def _at_offset(x: Tensor, offset: Sequence[int], fill: float) -> Tensor:
-    """Return ``y[t] = x[t + offset]`` on the grid dimensions (from 1 on), `fill` outside."""
+    """Return ``y[t] = x[t + offset]`` on the grid dimensions, `fill` outside."""
     amounts = [0, 0] * (x.dim() - 1 - len(offset))
     for step in reversed(offset):
         amounts += [-step, step]
