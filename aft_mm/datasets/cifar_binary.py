@@ -16,14 +16,14 @@ MOST_RECORDS = 10_000  # in a file
 
 @DATASETS.register_module()
 class CIFAR10Binary(BaseDataset):
-    """CIFAR-10 as ``*.bin`` or ``*.bin.xz`` in ``<data_root>/cifar-10-batches-bin`` or data_root.
+    """CIFAR-10 as ``*.bin`` or ``*.bin.xz`` files.
 
     A sample is ``dict(img=uint8 [32, 32, 3] in RGB order, gt_label=int)``.
 
     Args:
         data_root: Folder that contains ``cifar-10-batches-bin`` or the files.
         split: ``'train'`` or ``'test'``.
-        num_batches: Number of training files, 1 to 5; fewer leave the last ones out.
+        num_batches: Number of training files, 1 to 5.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:

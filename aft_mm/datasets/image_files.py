@@ -9,7 +9,7 @@ from .file_dataset import UnusableFile, check_regular, quoted, reason_of
 
 GREY = 'a grey image is read as three equal channels'
 ALPHA = 'a transparent image is laid on white'
-# A file may have 2^24 pixels, or 64 per byte; decompression bombs have hundreds.
+# 2^24 pixels, or 64 per byte; decompression bombs have hundreds.
 _SMALL = 2**24
 _PIXELS_PER_BYTE = 64
 # Pillow reads EPS with Ghostscript, which runs the file as a program.
@@ -17,15 +17,13 @@ _FORMATS = ('BMP', 'DIB', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 
 
 def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
-    """Read an image with Pillow, rotated by its EXIF orientation.
-
-    16 bits lose their lower 8.
+    """Read an image, rotated by its EXIF orientation, of 16 bits the upper 8.
 
     Returns:
         The image, uint8 [H, W, 3], and the warnings :data:`GREY` and :data:`ALPHA` that apply.
 
     Raises:
-        UnusableFile: If the file is missing, damaged, not an image or a decompression bomb, or has
+        UnusableFile: If the file is missing, damaged, not an image, a decompression bomb, or has
             values without a fixed range.
     """
     try:

@@ -12,13 +12,12 @@ from aft_mm.registry import DATA_SAMPLERS
 
 @DATA_SAMPLERS.register_module()
 class LengthBatchSampler(Sampler):
-    """Batches of sequences of similar length, a ``batch_sampler`` for mmengine's data loaders.
+    """``batch_sampler`` of mmengine's data loaders for batches of sequences of similar length.
 
-    The dataset is split by length into buckets of equal size; every epoch shuffles each bucket, splits
-    it into batches, and shuffles the batches. Of n processes each takes every n-th sequence of a batch
-    that is n times as large. Every sequence is used once per epoch; the number of batches is constant.
-    A batch exceeds the limits by less than two sequences per process if a process would have none
-    otherwise.
+    The dataset is split by length into buckets of equal size; every epoch shuffles each bucket,
+    splits it into batches, and shuffles the batches. n processes share a batch that is n times as
+    large. Every sequence is used once per epoch; the number of batches is constant. A batch exceeds
+    the limits by less than two sequences per process if a process would have none otherwise.
 
     Args:
         sampler: mmengine's ``DefaultSampler``; its dataset has ``lengths``, int [N].

@@ -11,7 +11,7 @@ from aft_mm.registry import DATASETS
 
 from .file_dataset import read_gzip
 
-# A .gz file may have 64 MB of content, or 100 times its size.
+# Bytes that any .gz file may have, others 100 times their size.
 SMALL = 2**26
 MAX_RATIO = 100
 
@@ -23,7 +23,7 @@ class MNISTIdx(BaseDataset):
     A sample is ``dict(img=uint8 [28, 28], gt_label=int)``.
 
     Args:
-        data_root: Folder that contains ``train-images-idx3-ubyte.gz`` and its three companions.
+        data_root: Folder of ``train-images-idx3-ubyte.gz`` and the others.
         split: ``'train'`` or ``'test'``.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
@@ -61,8 +61,7 @@ class MNISTIdx(BaseDataset):
 def read_idx(path: Path, num_axes: int) -> np.ndarray:
     """Read an idx file of bytes, ``path`` itself or ``<path>.gz``.
 
-    It has the bytes 0, 0, 8 and the number of axes, the lengths as big-endian 32-bit integers, and the
-    values in raster order.
+    It has the bytes 0, 0, 8, the number of axes, the lengths as big-endian int32, and the values.
     """
     packed = path.with_name(f'{path.name}.gz')
     if not path.is_file() and not packed.is_file():

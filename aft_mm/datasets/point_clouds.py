@@ -19,8 +19,8 @@ class PointClouds(FileDataset):
 
     Args:
         data_root: Folder that contains the class folders.
-        classes: Names of folders, or of ShapeNetCore v2 classes if folders are named by synset;
-            ``'all'`` for every folder with the split.
+        classes: Names of folders, or of ShapeNetCore v2 classes if folders are synsets; ``'all'``
+            for every folder with the split.
         split: Folder in each class, such as ``'train'``, ``'val'`` or ``'test'``.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True except for
             ``'train'``.

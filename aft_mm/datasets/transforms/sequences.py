@@ -13,10 +13,10 @@ from aft_mm.structures import SequenceSample
 
 @TRANSFORMS.register_module()
 class RandomValueShift(BaseTransform):
-    """Add one random integer to all sub-pixels of an image, clipped to 0..255, as both AFT papers do.
+    """Add one random integer to all sub-pixels, clipped to 0..255, as both AFT papers do.
 
     Args:
-        max_shift: The integer is uniform in ``[-max_shift, max_shift]``, in grey levels.
+        max_shift: Largest absolute value of the integer [grey levels].
     """
 
     def __init__(self, max_shift: int = 10) -> None:
@@ -57,7 +57,6 @@ class PackSequence(BaseTransform):
         if image.ndim == 2:
             image = image[..., None]
         if image.shape != self.image_shape or image.dtype != np.uint8:
-            # mmengine's datasets number their samples.
             name = repr(results['img_path']) if 'img_path' in results else results.get('sample_idx')
             raise ValueError(
                 f'image{"" if name is None else f" {name}"} must be uint8 of '
@@ -74,5 +73,5 @@ class PackSequence(BaseTransform):
 
     def _flatten(self, image: np.ndarray) -> torch.Tensor:
         shape = (-1,) if self.tokens == 'subpixels' else (-1, image.shape[-1])
-        # Torch has no negative strides, as of a flipped image.
+        # torch has no negative strides, as of a flipped image.
         return torch.from_numpy(np.ascontiguousarray(image.reshape(shape)))
