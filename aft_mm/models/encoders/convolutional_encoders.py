@@ -16,7 +16,7 @@ from .bi_lstm_encoder import check_features
 class TDNNEncoder(BaseModule):
     """Time-delay network, ``[B, T, F] -> [B, T, D]``: dilated convolutions with batch norm.
 
-    Padding is set to 0 before every convolution. Batch norm in training includes it.
+    Padding is 0 before every convolution; batch norm in training includes it.
 
     Args:
         num_features: Features F of a frame.
