@@ -20,8 +20,7 @@ class AFTSimple(OpMixer):
         embed_dims: Channels D.
         key_function: 'softmax', or 'relu' or 'relu2' without normalisation, see
             :func:`aft_mm.ops.aft_simple`.
-        gate: See :class:`AFTMixer`. The default is 'sigmoid', or 'relu' with 'relu2', which allows
-            no other.
+        gate: See :class:`AFTMixer`; by default 'sigmoid', with 'relu2' always 'relu'.
         **kwargs: See :class:`AFTMixer`.
     """
 

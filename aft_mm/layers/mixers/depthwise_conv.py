@@ -25,8 +25,8 @@ class KernelMixer(AFTMixer):
     """Base class of the controls: AFT-conv with weights that do not depend on the tokens.
 
     ``y_t = proj(g(q_t) ⊙ Σ_t' K[t' − t] ⊙ v_t')``, 0 outside the grid. A causal mixer uses the
-    kernel up to its centre in raster order. Time O(T·k·D), memory O(T·D) for k kernel entries.
-    State and cost of a step are O(r·D), with r the reach of the kernel in raster order.
+    kernel up to its centre in raster order. Time O(T·k·D), memory O(T·D) for k kernel entries;
+    state and cost of a step O(r·D) for the reach r in raster order.
 
     Args:
         embed_dims: Channels D.
@@ -99,7 +99,7 @@ class KernelMixer(AFTMixer):
         used, state = state, push(state, value[:, :1], value, update_sums=False)
         use_up(used.position)
         seen = ((index >= 0) & (tokens >= 0)).unsqueeze(-1)
-        # Both round the weights alike.
+        # Round the weights alike.
         kernel = self._visible_kernel().flatten(1).mT.to(value.dtype)
         weights = kernel[index.clamp_min(0)] * seen
         mixed = (weights * state.values).sum(1)
@@ -112,7 +112,7 @@ class KernelMixer(AFTMixer):
 class DepthwiseConv(KernelMixer):
     """A gated depthwise convolution, a control for AFT-conv with the same kernel.
 
-    K ``[D, *kernel]`` of :class:`KernelMixer` is learned and initialised as torch's convolutions.
+    K ``[D, *kernel]`` is learned and starts like torch's convolutions.
 
     Args:
         embed_dims: Channels D.
