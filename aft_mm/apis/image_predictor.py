@@ -34,8 +34,8 @@ class Prediction:
 
     Args:
         path: Path of the image.
-        found: One dict per class, box or class of a mask: ``label``, ``class_name``, and ``score``, or
-            the share of the pixels as ``share``; a box has ``box``, x1, y1, x2, y2 [px].
+        found: A dict per class, box or class of a mask: ``label``, ``class_name``, ``score`` or, of
+            pixels, ``share``, and ``box``, x1, y1, x2, y2 [px].
         picture: The image with the prediction, RGB uint8 [H, W, 3].
         mask: Class of each pixel, uint8 [H, W], of a segmentor.
     """
@@ -106,7 +106,7 @@ class ImagePredictor:
         self.visualizer.dataset_meta = dict(classes=self.classes, palette=[*map(tuple, colours)])
 
     def __call__(self, paths: Sequence[str]) -> list[Prediction]:
-        """Predict image files in one batch; a segmentor predicts those of one size together.
+        """Predict image files in one batch, of a segmentor per size.
 
         Raises:
             UserError: An image cannot be read.

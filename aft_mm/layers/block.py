@@ -53,7 +53,7 @@ class Block(nn.Module):
 
     Args:
         embed_dims: Channels D.
-        token_mixer: Config of the mixer, such as ``dict(type='aft_mm.AFTFull', rank=128)``, ;
+        token_mixer: Config of the mixer, such as ``dict(type='aft_mm.AFTFull', rank=128)``;
             embed_dims, grid, num_prefix_tokens and proj_drop are added.
         grid, num_prefix_tokens: See :class:`TokenMixer`.
         mlp_ratio: Hidden channels of the MLP over D.
