@@ -17,7 +17,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep freed memory, in this process and its forks; return whether it does.
+    """Make glibc keep freed memory; return whether it does.
 
     Does nothing with ``AFT_MM_MALLOC=system``, glibc's own variables, or another allocator.
     """

@@ -1,4 +1,4 @@
-"""Loops: epochs that can stop and resume, and tests that sample or translate."""
+"""Training loops that stop and resume, and tests that sample or translate."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -87,8 +87,7 @@ class EndlessBatches:
 def make_resumable(loop: BaseLoop, seeds: Sequence[int] | None = None) -> None:
     """Let mmengine's train loop stop and resume at any iteration; `seeds` are those of Batches.
 
-    Its class and iterator are replaced, because configs select mmengine's loops. Other classes are
-    left alone.
+    Its class and iterator are replaced, because configs select mmengine's loops.
     """
     if isinstance(loop.dataloader.dataset, IterableDataset):  # its samples have no numbers
         return
@@ -232,9 +231,7 @@ class GenerationTestLoop(TestLoop):
         runner, dataloader, evaluator: As for mmengine's TestLoop.
         fp16: Whether to test and sample under autocast.
         num_samples: Sequences per sample.
-        temperature: Divides the logits.
-        top_k: Sample among the k most likely values only.
-        top_p: Sample among the most likely values with this total probability only.
+        temperature, top_k, top_p: See :func:`aft_mm.models.generate`.
         seed: 0 or larger; a batch is seeded from (``seed``, rank, batch number).
         num_inputs: Sample for the first ``num_inputs`` samples only, over all ranks; 0 measures the
             likelihood only. The sampler must keep the order of the data set.

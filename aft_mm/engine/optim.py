@@ -65,8 +65,8 @@ class AutocastOptimWrapper(AmpOptimWrapper):
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """mmengine's default constructor with layer-wise decay of the learning rate.
 
-    A parameter of depth i among n, by ``model.backbone.get_layer_depth``, gets the rate ``lr ·
-    decay_rate^(n − 1 − i)``: ``lr`` in the head, the lowest in the embeddings.
+    The rate is ``lr · decay_rate^(n − 1 − i)`` at depth i of n, see ``backbone.get_layer_depth``:
+    ``lr`` in the head, the lowest in the embeddings.
 
     Args:
         optim_wrapper_cfg: Config of the wrapper, with optimizer.lr.
@@ -129,6 +129,6 @@ class InverseSqrtLR(ExponentialLR):
         super().__init__(optimizer, gamma=1.0, begin=begin, by_epoch=by_epoch, **kwargs)
 
     def _get_value(self) -> list[float]:
-        # Schedulers multiply: each step is a factor on the previous rate.
+        # Schedulers are products: each step is a factor on the previous rate.
         self.gamma = math.sqrt(1 - 1 / (self.begin + self.last_step))
         return super()._get_value()

@@ -1,7 +1,7 @@
-"""Checks of a run before it starts: mistakes end it with a one-line message, not after an epoch.
+"""Checks of a run before it starts.
 
-:data:`TRAIN_CHECKS` and :data:`TEST_CHECKS` are called in order after the runner is built. Checks
-of the config alone are in `aft_mm/config/reading.py`.
+They are called in order after the runner is built. Checks of the config alone are in
+`aft_mm/config/reading.py`.
 """
 
 import importlib

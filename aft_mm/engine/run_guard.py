@@ -1,4 +1,4 @@
-"""Guard a run: signals stop it with a checkpoint, failures of the machine with one line."""
+"""Signals stop a run with a checkpoint, failures of the machine with one line."""
 
 import errno
 import logging

@@ -39,7 +39,7 @@ DETAILS = (
 
 
 def load_run_config(args: argparse.Namespace) -> Config:
-    """Read and check ``args.config``, apply the arguments of a run and join the process group.
+    """Read and check ``args.config``, apply the arguments and join the process group.
 
     Raises:
         UserError: The config cannot be read, or the launcher's environment is incomplete.

@@ -1,4 +1,4 @@
-"""Write checkpoints safely, and check that a run can use the checkpoint it is given."""
+"""Write checkpoints safely, and check those that a run is given."""
 
 import logging
 import math
@@ -84,7 +84,7 @@ class SafeCheckpointHook(CheckpointHook):
         for key in [key for key in info if key.startswith(('best_', 'keep_ckpt_ids', 'last_ckpt'))]:
             reason = self._foreign(key, info[key], folder, runner)
             if reason:
-                if key != 'last_ckpt':  # only used in messages
+                if key != 'last_ckpt':  # for messages only
                     runner.logger.warning(
                         f'{key} of the checkpoint, {info[key]!r:.200}, {reason} and is left alone'
                     )
@@ -318,8 +318,7 @@ class ResumeCheckHook(Hook):
     """Refuse to resume a run under other conditions than it started with.
 
     Refused are checkpoints without training state, another optimizer or schedule, averaged weights
-    without EMAHook, and epochs of another length. Another number of processes and an average that
-    starts at the resume are only logged.
+    without EMAHook, and epochs of another length.
     """
 
     priority = 'VERY_HIGH'

@@ -44,10 +44,10 @@ class StopHook(Hook):
 
     @abstractmethod
     def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
-        """Log in the first process where the run stopped and how it resumes."""
+        """Log where the run stopped and how it resumes."""
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Keep the meta until it is known whether the run is resumed."""
+        """Keep the meta for a resume."""
         self.loaded = checkpoint.get('meta', {})
 
     def before_train(self, runner: Runner) -> None:
@@ -58,7 +58,7 @@ class StopHook(Hook):
         inside = self.loaded.get(INSIDE_EPOCH, {})
         if inside.get('num_done'):
             _resume_inside_epoch(loop, **inside)
-        if inside.get('sampler_seed') is not None:  # without a fixed seed every run has another one
+        if inside.get('sampler_seed') is not None:  # without a fixed seed runs differ
             sampler_of(loop.dataloader).seed = inside['sampler_seed']
 
     def after_train_iter(
@@ -137,7 +137,6 @@ class TimeBudgetHook(StopHook):
       holds the time used; a resumed run without time left is refused.
     - A run by epochs stops inside the epoch without validation and resumes there, with the same
       batch size and number of processes; at the end of an epoch it validates first.
-    - ``max_keep_ckpts`` does not count the checkpoint.
 
     Args:
         days, hours, minutes: Parts of the budget.

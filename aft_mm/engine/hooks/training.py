@@ -1,4 +1,4 @@
-"""Change or measure training: compilation, random state, timing, penalties, loss in bits."""
+"""Hooks that change or measure training."""
 
 import math
 import random
@@ -120,10 +120,10 @@ class ExactResumeHook(Hook):
         self.before_validation: dict[str, Any] | None = None
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Keep the state until it is known whether the run is resumed.
+        """Keep the random state for a resume.
 
         Raises:
-            UserError: It is not random state.
+            UserError: The state is damaged.
         """
         self.loaded = {key: checkpoint[key] for key in (GRADIENTS,) if key in checkpoint}
         state = checkpoint.get('meta', {}).get(RANDOM_STATE)
@@ -140,7 +140,7 @@ class ExactResumeHook(Hook):
         loop = runner.train_loop
         is_seeded = runner.distributed or runner.train_dataloader.num_workers > 0
         make_resumable(loop, (runner.seed, runner.rank) if is_seeded else ())
-        # A sum of two has no order.
+        # The sum of two numbers does not depend on their order.
         has_fixed_sums = runner.world_size <= 2 or fix_sum_order(runner.model)
         if not runner.iter:  # only weights were loaded
             self.loaded = {}
@@ -196,7 +196,7 @@ class ExactResumeHook(Hook):
         if 'optimizer' not in checkpoint:
             return
         if not runner.distributed:
-            # A validation writes the best weights.
+            # A validation that finds the best weights writes a checkpoint.
             checkpoint['meta'][RANDOM_STATE] = self.before_validation or random_state()
         if runner.distributed:  # SafeCheckpointHook gathers them in all processes
             rows = getattr(runner, 'waiting_gradients', [])
@@ -220,7 +220,7 @@ class ExactResumeHook(Hook):
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of Python's, numpy's and torch's generators in plain types."""
+    """Return the state of all random generators in tensors and plain types."""
     version, numbers, gauss = random.getstate()
     name, key, *others = cast(Sequence[Any], np.random.get_state())
     state = dict(
@@ -281,8 +281,8 @@ class EpochTimeHook(Hook):
 class BitsPerDimHook(Hook):
     """Log ``loss_bits_per_X = loss / ln 2`` in addition to the loss in nats.
 
-    X is the unit of the validation metric :class:`aft_mm.evaluation.Likelihood`. Nothing is logged
-    without this metric or with smoothed labels.
+    X is the unit of the validation metric :class:`aft_mm.evaluation.Likelihood`, without which, or
+    with smoothed labels, nothing is logged.
     """
 
     priority = 'HIGH'  # before LoggerHook reads the scalars
