@@ -13,7 +13,7 @@ SPLITS = ('train', 'val', 'test')  # 0, 1 and 2 in the list
 
 @DATASETS.register_module()
 class CelebA(FileDataset):
-    """CelebA as ``<data_root>/img_align_celeba/*.jpg`` and ``list_eval_partition.txt``.
+    """CelebA as ``img_align_celeba/*.jpg`` and ``list_eval_partition.txt``.
 
     A sample is ``dict(img_path)``.
 

@@ -21,14 +21,14 @@ class CIFAR10Binary(BaseDataset):
     A sample is ``dict(img=uint8 [32, 32, 3] in RGB order, gt_label=int)``.
 
     Args:
-        data_root: Folder that contains ``cifar-10-batches-bin`` or the files.
+        data_root: Folder of ``cifar-10-batches-bin`` or of the files.
         split: ``'train'`` or ``'test'``.
         num_batches: Number of training files, 1 to 5.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
-        FileNotFoundError: If a file of the split is missing.
-        ValueError: If ``split`` is unknown or a file is damaged.
+        FileNotFoundError: If a file is missing.
+        ValueError: If the split is unknown or a file damaged.
     """
 
     METAINFO = dict(

@@ -17,7 +17,7 @@ _FORMATS = ('BMP', 'DIB', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 
 
 def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
-    """Read an image, rotated by its EXIF orientation, of 16 bits the upper 8.
+    """Read an image, rotated by its EXIF orientation; of 16 bits the upper 8 remain.
 
     Returns:
         The image, uint8 [H, W, 3], and the warnings :data:`GREY` and :data:`ALPHA` that apply.

@@ -15,19 +15,19 @@ class LengthBatchSampler(Sampler):
     """``batch_sampler`` of mmengine's data loaders for batches of sequences of similar length.
 
     The dataset is split by length into buckets of equal size; every epoch shuffles each bucket,
-    splits it into batches, and shuffles the batches. n processes share a batch that is n times as
-    large. Every sequence is used once per epoch; the number of batches is constant. A batch exceeds
-    the limits by less than two sequences per process if a process would have none otherwise.
+    splits it into batches, and shuffles the batches. Every sequence is used once per epoch; the
+    number of batches is constant. A batch exceeds the limits by less than two sequences per process
+    if a process would have none otherwise.
 
     Args:
         sampler: mmengine's ``DefaultSampler``; its dataset has ``lengths``, int [N].
         batch_size: Largest number of sequences per batch and process.
-        max_length: Largest number of tokens per batch and process, with padding; None: no limit.
+        max_length: Largest number of tokens per batch and process, with padding, or None.
         num_buckets: Fewer buckets give more random batches with more padding.
 
     Raises:
-        ValueError: If an argument is out of range, a sequence is longer than `max_length`, or the
-            dataset has no lengths or fewer sequences than processes.
+        ValueError: If an argument is out of range, a sequence is too long, or the dataset has no
+            lengths or fewer sequences than processes.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ MAX_RATIO = 100
 
 @DATASETS.register_module()
 class MNISTIdx(BaseDataset):
-    """MNIST as the four files of its original distribution, gzipped or not.
+    """MNIST as its four original files, gzipped or not.
 
     A sample is ``dict(img=uint8 [28, 28], gt_label=int)``.
 
@@ -28,8 +28,8 @@ class MNISTIdx(BaseDataset):
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
-        FileNotFoundError: If a file of the split is missing.
-        ValueError: If ``split`` is unknown or a file is damaged.
+        FileNotFoundError: If a file is missing.
+        ValueError: If the split is unknown or a file damaged.
     """
 
     METAINFO = dict(classes=tuple('0123456789'))

@@ -26,8 +26,8 @@ CHUNK = 100_000  # lines at once
 class ParallelText(Dataset):
     """Two files with one sentence per line; line n of one translates line n of the other.
 
-    A sample is ``dict(inputs=int32 [T], data_samples=SequenceSample(length=T, source=int32 [S]))``: the
-    subwords of target and source, each with the end of the sentence.
+    A sample is ``dict(inputs=int32 [T], data_samples=SequenceSample(length=T, source=int32 [S]))``:
+    the subwords of target and source, with the ends of the sentences.
 
     Training leaves out and logs pairs with an empty side or longer than ``max_length``. A test uses
     all; a longer pair is an error, and samples keep the target text as ``reference``.
@@ -36,7 +36,7 @@ class ParallelText(Dataset):
         source_file: The sentences, plain or gzip; ``<path>.gz`` is tried too.
         target_file: Their translations.
         subwords: Path of the :class:`Subwords` of both languages.
-        max_length: Largest number of subwords per side, with the end of the sentence.
+        max_length: Largest number of subwords per side.
         test_mode: Whether the pairs are for a test.
         cache_dir: Folder for the encoded text.
 
@@ -46,7 +46,7 @@ class ParallelText(Dataset):
 
     Raises:
         FileNotFoundError: If a file does not exist.
-        ValueError: If the numbers of lines differ, no pair is left, or a pair of a test is too long.
+        ValueError: If the numbers of lines differ, no pair is left, or a test has a longer one.
     """
 
     def __init__(

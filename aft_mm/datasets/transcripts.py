@@ -20,8 +20,8 @@ class Transcripts(NamedTuple):
 def read_transcripts(path: str) -> Transcripts:
     """Read lines of Kaldi, ``ID TEXT``, or Sphinx, ``TEXT (ID)``; the first line decides.
 
-    Empty lines are skipped, an id alone is an utterance without words, invalid UTF-8 becomes U+FFFD;
-    warnings list these lines.
+    Empty lines are skipped, an id alone has no words, invalid UTF-8 becomes U+FFFD; warnings list
+    these lines.
 
     Raises:
         FileNotFoundError: If the file does not exist.

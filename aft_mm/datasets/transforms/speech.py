@@ -36,7 +36,7 @@ class LoadUtterance(BaseTransform):
 
     Args:
         sample_rate: Rate to which sound is resampled [Hz].
-        num_mel_bins: F of the filter banks.
+        num_mel_bins: F of filter banks.
         cache_dir: Folder for filter banks, or None.
     """
 
@@ -152,7 +152,7 @@ class Moments:
 
 @TRANSFORMS.register_module()
 class SpecAugment(BaseTransform):
-    """Set random bands of bins and random spans of frames to 0 with torchaudio (arXiv 1904.08779).
+    """Set random bands of bins and spans of frames to 0 (arXiv 1904.08779).
 
     After :class:`NormalizeFeatures`, 0 is the mean.
 
