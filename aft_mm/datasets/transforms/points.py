@@ -23,7 +23,7 @@ class LoadPoints(BaseTransform):
 
 @TRANSFORMS.register_module()
 class PackPointCloud(BaseTransform):
-    """Sample points of a cloud and encode them as a sequence, the last step of a pipeline.
+    """Sample points of a cloud and encode them as a sequence; the last step of a pipeline.
 
     Returns ``dict(inputs=uint8 [3·num_points], data_samples=SequenceSample(length, num_context=0,
     box))`` with the tokens of :func:`aft_mm.tokenizers.encode_points` in the cloud's bounding cube.

@@ -79,7 +79,7 @@ class CTCModel(BaseModel):
             all processes. 'predict': the samples with ``recognized`` and ``score``.
 
         Raises:
-            ValueError: Another mode, number of samples or F, more frames than positions, or as
+            ValueError: Another mode, number of samples or F, too many frames, or as
                 :meth:`CTCHead.nats`.
         """
         check_choice('mode', mode, MODES)

@@ -38,8 +38,8 @@ class AFTViT(BaseModule):
     """Vision transformer with any token mixer (arXiv 2105.14103, §5.3).
 
     DeiT is ``AFTViT(arch, with_cls_token=True, out_type='cls_token',
-    token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=3))``. AFT-conv has neither class
-    token nor position embedding, and averages the tokens.
+    token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=3))``. AFT-conv has no class token
+    and no position embedding.
 
     Images of any size are padded at the bottom and on the right to a multiple of the patch, and
     learned positions are interpolated, also from a checkpoint.

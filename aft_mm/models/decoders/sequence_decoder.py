@@ -83,8 +83,7 @@ class SequenceDecoder(BlockStack):
         Args:
             tokens: Prompts [B, L] or [B, L, C], shorter than the position table.
             lengths: Tokens of each prompt [B], 0 allowed; the rest is padding.
-            memory: Output [B, S, D] of an encoder.
-            memory_mask: bool [B, S], True = keep.
+            memory, memory_mask: See :meth:`forward`.
 
         Returns:
             The hidden vector [B, D] that predicts token lengths[b], and the state for :meth:`step`.

@@ -43,16 +43,16 @@ def generate(
     Args:
         model: An :class:`AutoregressiveModel`.
         length: Tokens T per sequence, including the prompt.
-        prompts: Sequences [L] or [L, C], tensors or lists, or a batch [B, L] or [B, L, C]; or None.
+        prompts: Sequences [L] or [L, C], a batch [B, L] or [B, L, C], or None.
         batch_size: Number of samples B without prompts and source; 1 by default.
         temperature: See :func:`sample_categorical`, as for the next three.
         top_k: Number of most probable values.
         top_p: Total probability of the values.
         greedy: Take the most probable value instead of sampling.
         seed: 0 to 2^63 − 1; None takes one from torch's generator.
-        use_state: False runs the whole decoder for every token, to check the steps.
+        use_state: False runs the whole decoder for every token.
         progress: Show a progress bar on stderr.
-        source: One source sequence per sample, for the model's encoder.
+        source: One source sequence per sample.
         end_token: Ends a sequence and fills its rest.
         compiled: Compile the steps on a CPU, unless the state grows, as that of softmax attention
             does. The first call for a number of sequences takes up to minutes. Rounding may change

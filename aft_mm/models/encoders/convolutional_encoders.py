@@ -24,7 +24,7 @@ class TDNNEncoder(BaseModule):
         kernel_size: Frames of every kernel, odd.
         dilations: Frames between the entries of a kernel, one per layer.
         drop_rate: Dropout probability after every layer.
-        init_cfg: See mmengine's BaseModule; the default is torch's initialisation.
+        init_cfg: See mmengine's BaseModule.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ConformerEncoder(BaseModule):
         num_heads: Attention heads, a divisor of D.
         kernel_size: Frames of the depthwise convolution, odd.
         drop_rate: Dropout probability.
-        init_cfg: See mmengine's BaseModule; the default is torch's initialisation.
+        init_cfg: See mmengine's BaseModule.
     """
 
     def __init__(
