@@ -23,7 +23,8 @@ class PointCloudGenerator:
         write_ply('chair.ply', clouds[0])
 
     Args:
-        config: Config with the entry ``point_cloud``, or its path.
+        config: Config with ``point_cloud = dict(num_points=..., num_bits=..., up=...)``, or its
+            path.
         checkpoint, device: See :func:`load_model`.
 
     Raises:
