@@ -28,8 +28,9 @@ CHUNK = 2**19
 EXACT_CHUNK = 2**20
 # The largest range of exponents in float64, as FAST_BIAS_RANGE is for float32.
 WIDE_RANGE = 600.0
-# With keys within ±PLAIN_KEY and a largest w per row within ±PLAIN_BIAS sums need no shift: they are
-# at least e^-47, and flushed terms are below their rounding. PLAIN_VALUE keeps products with 0 finite.
+# With keys within ±PLAIN_KEY and a largest w per row within ±PLAIN_BIAS sums need no shift: they
+# are at least e^-47, and flushed terms are below their rounding. PLAIN_VALUE keeps products with
+# hidden values finite.
 PLAIN_KEY, PLAIN_BIAS, PLAIN_VALUE = 12.0, 35.0, 1e25
 
 

@@ -40,7 +40,7 @@ from .online_softmax import (
     zero_if_finite,
 )
 
-# Smaller blocks take longer to launch than to compute; larger ones leave more of a tile unused.
+# Smaller blocks take longer to launch than to compute; of larger ones more lies outside the window.
 SMALLEST_BLOCK = 32
 BLOCKS_PER_WINDOW = 4
 # At most this many tokens of the diagonal are summed term by term.

@@ -18,7 +18,7 @@ from .online_softmax import mean, sum_dtype
 
 # O(T·d·CHUNK) operations in chunks, T·d·m / CHUNK elements of states.
 CHUNK = 32
-# A span bounds temporaries.
+# Rows of a span, which bounds temporaries.
 SPAN_ROWS = 2048
 
 
