@@ -156,8 +156,7 @@ def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
 
 
 def no_autocast(value: Tensor) -> AbstractContextManager:
-    """Return a context without autocast, which would round the float32 products of an op to
-    bfloat16.
+    """Return a context without autocast, which would round float32 products to bfloat16.
 
     Entering one takes as long as three small products, so only where needed; meta has no autocast.
     """

@@ -209,8 +209,7 @@ class Snapshot:
 
 
 def mark_constant(x: Tensor) -> Tensor:
-    """Mark a tensor as never written to again, so that ops cache what they compute from it, and
-    return it.
+    """Mark a tensor as never written to again, so that ops cache results from it; return it.
 
     Reading a value would otherwise synchronise with the device in every call.
     """

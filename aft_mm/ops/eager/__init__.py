@@ -7,7 +7,8 @@ The numerics policy, which every backend follows:
 - Each op has a fast path with one common shift and plain sums, which is exact to tolerance while
   the range of keys and biases is below that of float32 exponents. This is checked; otherwise a safe
   path, in float64 and with sums that carry their own shift, takes any finite key and |w| up to 80.
-- Shifts are detached: they cancel in the quotient.
+- Shifts are detached, as they cancel in the quotient. They are keys and not keys plus w: next to a
+  key of 1e16 float64 loses w.
 - Operands of a matrix product may be rounded if the error stays within twice that of rounding the
   result. w, an exponent, is never rounded.
 

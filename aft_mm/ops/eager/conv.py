@@ -51,8 +51,8 @@ def aft_conv(
 
     1. *dense* (`conv_dense.py`): one matrix product per head with W as a [T, T] matrix, on CUDA and
        small grids. Its only condition is that one shift per column is exact.
-    2. *difference*, the form of the paper: ``conv(e^k v, e^w − 1) + Σ e^k v`` over the same of 1.
-       It cancels where e^w is small, so it needs w ≥ −3.
+    2. *difference*, the form of the paper: ``conv(e^k v, e^w − 1) + Σ e^k v`` over the same with v
+       = 1. It cancels where e^w is small, so it needs w ≥ −3.
     3. *inference*: the difference form on a CPU without a gradient, a few samples at a time.
     4. *additive*: ``conv(e^k v, e^w)`` plus the sums outside the kernel, for any w.
     5. *exact* (`conv_exact.py`): entry by entry of the kernel in float64, each row with its own
@@ -184,7 +184,7 @@ def convolved_mean(
 ) -> Tensor:
     """Return ``Σ W e^k v / Σ W e^k`` [B, T, D] by the difference form, or the additive one.
 
-    Tokens are [B, T, C] inside, for ONNX Runtime [B, C, T], whichever is faster.
+    Tokens are [B, T, C] inside; for ONNX Runtime [B, C, T] is faster.
     """
     heads = key.shape[-1]
     channels_first = path_choice.runtime() == 'onnxruntime'
@@ -336,7 +336,7 @@ def _repeat_if_written(
 ) -> None:
     """Compute the output again if the parameters were written to and the form does not fit.
 
-    Otherwise nothing is read of the device, also in a CUDA graph.
+    Otherwise nothing is read from the device, also in a CUDA graph.
     """
     read = _read.get(parameters[0].data_ptr())
     if read is not None and read.is_valid(parameters):

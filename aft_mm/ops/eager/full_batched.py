@@ -280,10 +280,7 @@ def exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 def _softmax_of_pairs(key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``W e^k`` over its sum, and the values, [..., T, S, C], both 0 for hidden pairs.
-
-    The largest visible key is subtracted first: next to a key of 1e16 float64 loses w.
-    """
+    """Return ``W e^k`` over its sum, and the values, [..., T, S, C], both 0 for hidden pairs."""
     hidden = bias.unsqueeze(-1) == -torch.inf
     key = key.unsqueeze(-3).masked_fill(hidden, -torch.inf)
     exponent = key - column_shift(key, -2) + bias.unsqueeze(-1)

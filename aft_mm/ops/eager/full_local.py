@@ -1,7 +1,7 @@
 """AFT-full, AFT-local and AFT-local-learned: a dense or banded ``exp(w)`` times the keys.
 
 Products run in blocks of tokens, in O(T·(D + s)) memory; outside the tiles W is 1 (`global_term`)
-or 0. Key and value are [T, C] with C = B·D (`banded_matmul.py`).
+or 0. Tokens are the columns of `banded_matmul.py`.
 """
 
 from typing import NamedTuple
@@ -281,10 +281,7 @@ def _term_by_term(key: Tensor, value: Tensor, weights: Tensor, size: int) -> Shi
 
 
 def _causal_sums(key: Tensor, value: Tensor, band: BlockBandedBias) -> ShiftedSum:
-    """Return the causal sums [T, C] for any keys: each part has a shift that its rows see.
-
-    Shifts are keys and not keys plus w: next to a key of 1e16 float64 loses w.
-    """
+    """Return the causal sums [T, C] for any keys: each part has a shift that its rows see."""
     weights = tile_weights(band.tiles, band.global_term)
     tokens, block, own = len(key), band.block, band.before * band.block
     blocks = split(key, block, -torch.inf), split(value, block)
