@@ -89,7 +89,8 @@ class ImageClassifier:
             progress: Show a progress bar on stderr.
 
         Returns:
-            One dict per image: ``label`` (int), its ``score``, the ``scores`` of all classes (float32
+            One dict per image: ``label`` (int), its ``score``, the ``scores`` of all classes
+                (float32
             [classes]), ``class_name`` or None, and ``path`` of a file.
 
         Raises:

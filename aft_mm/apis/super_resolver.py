@@ -37,7 +37,8 @@ class SuperResolver:
     0.8 by default.
 
     Args:
-        config: Config with ``image_shape = (H, W, C)`` and ``source_shape = (h, w, C)``, or its path.
+        config: Config with ``image_shape = (H, W, C)`` and ``source_shape = (h, w, C)``, or its
+            path.
         checkpoint, device: See :func:`load_model`.
 
     Raises:

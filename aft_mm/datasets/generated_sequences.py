@@ -24,8 +24,8 @@ def check_generated(split: str, num_samples: int, seed: int) -> None:
 class GeneratedSequences(Dataset):
     """Base class: a sample is ``dict(inputs=uint8 [T], data_samples=SequenceSample)``.
 
-    ``train`` makes new sequences in every epoch; ``val`` and ``test`` are fixed. A subclass implements
-    :meth:`make`.
+    ``train`` makes new sequences in every epoch; ``val`` and ``test`` are fixed. A subclass
+    implements :meth:`make`.
 
     Args:
         split: ``'train'``, ``'val'`` or ``'test'``.

@@ -22,8 +22,8 @@ class PointClouds(FileDataset):
         classes: Names of folders, or of ShapeNetCore v2 classes if folders are synsets; ``'all'``
             for every folder with the split.
         split: Folder in each class, such as ``'train'``.
-        **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True except for
-            ``'train'``.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True except
+            for ``'train'``.
 
     Raises:
         FileNotFoundError: If a folder is missing.

@@ -34,8 +34,8 @@ class RandomValueShift(BaseTransform):
 class PackSequence(BaseTransform):
     """Flatten an image to a sequence in raster order; the last step of a pipeline.
 
-    Returns ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``, with ``source``
-    and ``warnings`` if ``results`` has them.
+    Returns ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``, with
+    ``source`` and ``warnings`` if ``results`` has them.
 
     Args:
         image_shape: ``(H, W, C)`` of every image, C = 1 or 3 (RGB).

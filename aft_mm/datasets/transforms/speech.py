@@ -31,8 +31,8 @@ SMALLEST_STD = 1e-5
 class LoadUtterance(BaseTransform):
     """Read ``results['path']`` into ``results['features']``, float32 [T, F].
 
-    ``a.mfc`` is read as features of Sphinx, ``a.ark:123`` as a matrix of a Kaldi archive, other paths
-    as sound with :func:`filter_banks`. ``warnings`` notes changes to the sound.
+    ``a.mfc`` is read as features of Sphinx, ``a.ark:123`` as a matrix of a Kaldi archive, other
+    paths as sound with :func:`filter_banks`. ``warnings`` notes changes to the sound.
 
     Args:
         sample_rate: Rate to which sound is resampled [Hz].
