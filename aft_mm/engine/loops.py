@@ -149,8 +149,8 @@ class Batches:
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context,
-            # A new iterator takes a number from the generator; from that of the process, a resumed run
-            # would differ.
+            # A new iterator takes a number from the generator; from that of the process, a resumed
+            # run would differ.
             generator=torch.Generator() if self.is_seeded else loader.generator,
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=loader.persistent_workers,

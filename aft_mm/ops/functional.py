@@ -205,8 +205,8 @@ def aft_local_learned(
     """Compute AFT with a separate softmax over the local weights (ICLR submission, eq. 8).
 
     ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t' = g(q_t) ⊙ N_t / (Z_t D_t)`` with
-    the w of :func:`aft_local`, 0 outside the window, and ``N = Σ W e^k v``, ``Z = Σ W`` and ``D = Σ
-    e^k`` over the visible tokens. The weights do not sum to one. Arguments are those of
+    the w of :func:`aft_local`, 0 outside the window, and ``N = Σ W e^k v``, ``Z = Σ W`` and
+    ``D = Σ e^k`` over the visible tokens. The weights do not sum to one. Arguments are those of
     :func:`aft_local`.
     """
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)

@@ -15,8 +15,8 @@ from ..image_files import read_rgb
 class LoadRGBImage(BaseTransform):
     """Read ``results['img_path']`` into ``results['img']``, uint8 RGB [H, W, 3].
 
-    Warnings of :func:`aft_mm.datasets.read_rgb` become ``results['warnings']``, ``{warning:
-    file}``.
+    Warnings of :func:`aft_mm.datasets.read_rgb` become ``results['warnings']``,
+    ``{warning: file}``.
     """
 
     def transform(self, results: dict) -> dict:

@@ -105,8 +105,8 @@ def _weighted_mean(
             return exact_mean(*wide).to(key.dtype)
         return choose(is_exact(*wide, WIDE_RANGE), _mean, exact_mean, *wide).to(key.dtype)
 
-    # Keys of a small range allow any w. If all rows see the largest key, a w of a small range allows
-    # any keys.
+    # Keys of a small range allow any w. If all rows see the largest key, a w of a small range
+    # allows any keys.
     return choose(is_exact(key, value, bias, FAST_BIAS_RANGE), _mean, safe, key, value, bias)
 
 
