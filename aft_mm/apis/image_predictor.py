@@ -106,7 +106,7 @@ class ImagePredictor:
         self.visualizer.dataset_meta = dict(classes=self.classes, palette=[*map(tuple, colours)])
 
     def __call__(self, paths: Sequence[str]) -> list[Prediction]:
-        """Predict image files in one batch, of a segmentor per size.
+        """Predict image files in one batch; a segmentor predicts those of one size together.
 
         Raises:
             UserError: An image cannot be read.

@@ -10,7 +10,7 @@ from aft_mm.checks import check_int
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
     """Return the starts of the fewest, evenly spaced tiles that cover an axis of at least `size`.
 
-    `overlap`, 0 to size − 1, is the least of neighbouring tiles.
+    `overlap`, 0 to size − 1, is the minimum of neighbouring tiles.
     """
     check_int('overlap (--tile)', overlap, 0, size - 1)
     count = -(-(length - size) // (size - overlap)) + 1

@@ -13,7 +13,7 @@ from typing import Any
 from mmengine.dataset import BaseDataset
 from mmengine.logging import print_log
 
-LONGEST_NAME = 300  # of a path in a message
+LONGEST_NAME = 300  # characters of a path in a message
 MAX_UNUSABLE = 20  # in a row
 
 

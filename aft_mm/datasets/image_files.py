@@ -9,7 +9,7 @@ from .file_dataset import UnusableFile, check_regular, quoted, reason_of
 
 GREY = 'a grey image is read as three equal channels'
 ALPHA = 'a transparent image is laid on white'
-# 2^24 pixels, or 64 per byte; decompression bombs have hundreds.
+# A file may have 2^24 pixels, or 64 per byte; decompression bombs have hundreds.
 _SMALL = 2**24
 _PIXELS_PER_BYTE = 64
 # Pillow reads EPS with Ghostscript, which runs the file as a program.

@@ -11,7 +11,7 @@ from aft_mm.registry import DATASETS
 
 from .file_dataset import read_gzip
 
-# Bytes that any .gz file may have, others 100 times their size.
+# A .gz file may have 64 MB of content, or 100 times its size.
 SMALL = 2**26
 MAX_RATIO = 100
 

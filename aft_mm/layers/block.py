@@ -203,7 +203,7 @@ class Block(nn.Module):
         return self.cross_mixer.project_memory(memory, mask)
 
     def _drop(self, branch: Tensor) -> Tensor:
-        # Calling a module takes a share of a small step.
+        # Calling a module takes a measurable share of a small step.
         return self.drop_path(branch) if self.training else branch
 
 

@@ -99,7 +99,7 @@ class KernelMixer(AFTMixer):
         used, state = state, push(state, value[:, :1], value, update_sums=False)
         use_up(used.position)
         seen = ((index >= 0) & (tokens >= 0)).unsqueeze(-1)
-        # Round the weights alike.
+        # Both round the weights alike.
         kernel = self._visible_kernel().flatten(1).mT.to(value.dtype)
         weights = kernel[index.clamp_min(0)] * seen
         mixed = (weights * state.values).sum(1)

@@ -19,7 +19,7 @@ class TokenTable(NamedTuple):
     def empty(
         cls, batch_size: int, tokens: int, channels: Sequence[int], like: Tensor
     ) -> 'TokenTable':
-        """Return a table of `tokens` zero rows per number of channels, like `like`."""
+        """Return a table of `tokens` zero rows per number of channels, with the dtype of `like`."""
         rows = tuple(like.new_zeros(batch_size, tokens, size) for size in channels)
         return cls(rows, torch.zeros(batch_size, dtype=torch.long, device=like.device))
 

@@ -89,7 +89,7 @@ def generate(
         generator=torch.Generator(device).manual_seed(seed),
     )
     columns = compiled and device.type == 'cpu'
-    # Results must be normal tensors.
+    # Results must be normal tensors, also in inference mode.
     with torch.inference_mode(False), torch.no_grad(), _evaluating(model):
         with step_layout(decoder, columns), torch.inference_mode():
             memory = model.encode([None] * batch_size if source is None else list(source))
@@ -242,7 +242,7 @@ def _search(
     hidden, state = hidden[rows], model.decoder.select_state(state, rows)
     tokens = none.unsqueeze(1).expand(-1, width, -1)
     log_p = hidden.new_full((len(going), width), -torch.inf)
-    log_p[:, 0] = 0  # all beams start equal
+    log_p[:, 0] = 0  # all beams start equal, so only one is extended
     for length in range(1, max(limits) + 1):
         must_end = torch.tensor([limits[i] == length for i in going], device=device)
         log_p, beam, token = _extended(model.head.logits(hidden), log_p, must_end, end)

@@ -27,7 +27,7 @@ __all__ = [
 # (token, state) -> (hidden, state), see SequenceDecoder.step.
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
-# A graph costs two steps and more.
+# A graph costs two steps and its instantiation.
 FEWEST_STEPS = 8
 MOST_GRAPHS = 2**20  # in effect no limit
 
