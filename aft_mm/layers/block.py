@@ -134,8 +134,7 @@ class Block(nn.Module):
 
         Args:
             x: Tokens [B, T, D].
-            grid: Grid of these tokens, if it is not the constructor's.
-            key_mask: bool [B, T], True = keep.
+            grid, key_mask: See :meth:`TokenMixer.forward`.
             memory: Tokens [B, S, D] for the cross mixer.
             memory_mask: bool [B, S], True = keep.
             **pairs: position_bias and pair_mask, see :meth:`TokenMixer.forward`.

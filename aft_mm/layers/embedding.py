@@ -94,9 +94,8 @@ class PositionEmbedding(GridParameters):
     """One learned vector per token, [T, D], initialised from truncated N(0, 0.02²).
 
     Args:
-        grid: Sizes of the token grid; others are interpolated.
+        grid, num_prefix_tokens: See :class:`GridParameters`.
         embed_dims: Channels D.
-        num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
     """
 
     def __init__(self, grid: Sequence[int], embed_dims: int, num_prefix_tokens: int = 0) -> None:

@@ -69,11 +69,11 @@ def infer_grid(num_tokens: int, like: Grid) -> Grid | None:
 class GridParameters(nn.Module):
     """Base class of parameters with one row per token, ``[P + prod(grid), C]``.
 
-    A checkpoint for another grid is interpolated.
+    Parameters are interpolated to other grids of tokens, and from those of a checkpoint.
 
     Args:
         grid: Sizes of the token grid, 1 to 3 dimensions.
-        num_prefix_tokens: Class tokens P in front of the grid.
+        num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
 
     Raises:
         ValueError: On loading, if the number of rows fits no grid, or C differs.

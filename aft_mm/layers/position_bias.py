@@ -38,9 +38,8 @@ class FactorizedPositionBias(GridParameters):
     """Factorised bias ``w = u vᵀ`` with u, v [T, d'] (arXiv 2105.14103, eq. 7).
 
     Args:
-        grid: Sizes of the token grid; others are interpolated, see :class:`GridParameters`.
+        grid, num_prefix_tokens: See :class:`GridParameters`.
         rank: d'.
-        num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
         init_std: Standard deviation of u and v at initialisation, not 0, as gradients would be 0.
     """
 
@@ -75,8 +74,7 @@ class FreePositionBias(GridParameters):
     """Free matrix w [T, T] (arXiv 2105.14103, eq. 2; the non-factorised ablation).
 
     Args:
-        grid: Sizes of the token grid; both axes are interpolated for others.
-        num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
+        grid, num_prefix_tokens: See :class:`GridParameters`; both axes are interpolated.
         init_std: w is initialised from N(0, init_std²), 0 allowed.
     """
 

@@ -17,7 +17,7 @@ class Pooling(KernelMixer):
 
     Args:
         embed_dims: Channels D.
-        kernel_size: Odd sizes, an int for all dimensions or one per dimension.
+        kernel_size: See :class:`KernelMixer`.
         **kwargs: See :class:`KernelMixer`.
     """
 

@@ -137,7 +137,7 @@ def _mean_and_denominator(
 
 
 def _products(x: Tensor, weights: Tensor, reach: TileReach) -> Iterable[tuple[slice, Tensor]]:
-    """Yield :func:`banded_product` in pieces: pairs of rows and their result."""
+    """Return :func:`banded_product` in pieces: pairs of rows and their result."""
     before, after, past, future, precision = reach
     outside = None
     if (past or future) and len(weights) > 1:

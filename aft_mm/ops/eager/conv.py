@@ -51,8 +51,8 @@ def aft_conv(
 
     1. *dense* (`conv_dense.py`): one matrix product per head with W as a [T, T] matrix, on CUDA and
        small grids. Its only condition is that one shift per column is exact.
-    2. *difference*, the form of the paper: ``conv(e^k v, e^w − 1) + Σ e^k v`` over the same with v
-       = 1. It cancels where e^w is small, so it needs w ≥ −3.
+    2. *difference*, the form of the paper: ``conv(e^k v, e^w − 1) + Σ e^k v`` over the same without
+       v. It cancels where e^w is small, so it needs w ≥ −3.
     3. *inference*: the difference form on a CPU without a gradient, a few samples at a time.
     4. *additive*: ``conv(e^k v, e^w)`` plus the sums outside the kernel, for any w.
     5. *exact* (`conv_exact.py`): entry by entry of the kernel in float64, each row with its own
