@@ -69,7 +69,7 @@ def infer_grid(num_tokens: int, like: Grid) -> Grid | None:
 class GridParameters(nn.Module):
     """Base class of parameters with one row per token, ``[P + prod(grid), C]``.
 
-    Parameters are interpolated to other grids of tokens, and from those of a checkpoint.
+    Rows are interpolated for other grids of tokens and of checkpoints.
 
     Args:
         grid: Sizes of the token grid, 1 to 3 dimensions.

@@ -45,9 +45,9 @@ def generate(
         length: Tokens T per sequence, including the prompt.
         prompts: Sequences [L] or [L, C], a batch [B, L] or [B, L, C], or None.
         batch_size: Number of samples B without prompts and source; 1 by default.
-        temperature: See :func:`sample_categorical`, as for the next three.
-        top_k: Number of most probable values.
-        top_p: Total probability of the values.
+        temperature: Divides the logits, above 0.
+        top_k: Only sample among the k most probable values.
+        top_p: After `top_k`, only sample among the fewest values with this total probability.
         greedy: Take the most probable value instead of sampling.
         seed: 0 to 2^63 − 1; None takes one from torch's generator.
         use_state: False runs the whole decoder for every token.

@@ -45,10 +45,7 @@ def sample_categorical(
 
     Args:
         logits: [B, V].
-        temperature: Above 0.
-        top_k: Only sample among the k most probable values.
-        top_p: After `top_k`, only sample among the fewest values with this total probability.
-        greedy: Take the most probable value instead of sampling.
+        temperature, top_k, top_p, greedy: See :func:`aft_mm.models.generate`.
         generator: torch's default generator if None.
 
     Raises:
