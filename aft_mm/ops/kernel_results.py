@@ -55,7 +55,7 @@ class Result:
 
 @functools.cache
 def device_key(device_type: str, index: int | None) -> dict[str, str]:
-    """Return what a result depends on."""
+    """Return what a result depends on: the device, versions, and all sources of the ops."""
     digest = hashlib.sha256()
     package = Path(__file__).parent
     for path in sorted(package.rglob('*.py')):

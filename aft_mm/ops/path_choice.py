@@ -52,7 +52,7 @@ def recording_or_replaying() -> bool:
 
 
 def compiling_not_exporting() -> bool:
-    """Return whether torch.compile makes a graph, again whenever a constant changes."""
+    """Return whether torch.compile makes a graph, which it makes again if a constant changes."""
     return torch.compiler.is_dynamo_compiling() and not _exporting()
 
 
