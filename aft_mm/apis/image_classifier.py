@@ -90,8 +90,7 @@ class ImageClassifier:
 
         Returns:
             One dict per image: ``label`` (int), its ``score``, the ``scores`` of all classes
-                (float32
-            [classes]), ``class_name`` or None, and ``path`` of a file.
+            (float32 [classes]), ``class_name`` or None, and ``path`` of a file.
 
         Raises:
             ValueError: An image cannot be read or has another shape or type.
