@@ -38,8 +38,7 @@ class AFTFullState(NamedTuple):
 class AFTFull(AFTMixer):
     """AFT with a dense position bias, ``w = u vᵀ`` or a free matrix (arXiv 2105.14103, eq. 2, 7).
 
-    For a shorter sequence the bias is cropped, for another grid of an image interpolated. The state
-    of a step is O(T·D).
+    For a shorter sequence the bias is cropped, for another grid of an image interpolated.
 
     Args:
         embed_dims: Channels D.

@@ -14,7 +14,7 @@ from .base import OpMixer
 
 @MODELS.register_module()
 class AFTSimple(OpMixer):
-    """AFT without position bias, W = 1 (arXiv 2105.14103, eq. 5). The state of a step is O(D).
+    """AFT without position bias, W = 1 (arXiv 2105.14103, eq. 5).
 
     Args:
         embed_dims: Channels D.

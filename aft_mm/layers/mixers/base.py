@@ -50,6 +50,8 @@ class TokenMixer(nn.Module):
     A subclass implements :meth:`_mix`; for steps also :meth:`_init_state`, :meth:`_mix_step` and,
     if the state is no :class:`aft_mm.ops.StepState`, :meth:`_prefill`.
 
+    docs/mixers.md lists time, memory and state of each mixer.
+
     Args:
         embed_dims: Channels D.
         grid: (T,) of a sequence, (H, W) of an image, or 3 sizes; None without learned positions.
@@ -177,7 +179,7 @@ class TokenMixer(nn.Module):
 
     @torch.no_grad()
     def init_state(self, batch_size: int) -> Any:
-        """Return the state before the first token. docs/mixers.md lists the sizes.
+        """Return the state before the first token.
 
         Raises:
             ValueError: The mixer is not causal, or implements no steps.

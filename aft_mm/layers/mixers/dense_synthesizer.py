@@ -20,7 +20,6 @@ class DenseSynthesizer(TokenMixer):
     """Attention weights predicted by each token alone, without keys (arXiv 2005.00743, §3.1).
 
     ``softmax(W₂ relu(W₁ x)) v`` per head, with W₁ [D, D], W₂ [T, D/h] and the largest length T.
-    Time O(T²·D), memory O(T²·h + T·D), state and cost of a step O(T·D).
 
     Args:
         embed_dims: Channels D.

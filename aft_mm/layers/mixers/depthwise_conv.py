@@ -25,8 +25,7 @@ class KernelMixer(AFTMixer):
     """Base class of the controls: AFT-conv with weights that do not depend on the tokens.
 
     ``y_t = proj(g(q_t) ⊙ Σ_t' K[t' − t] ⊙ v_t')``, 0 outside the grid. A causal mixer uses the
-    kernel up to its centre in raster order. Time O(T·k·D), memory O(T·D) for k kernel entries;
-    state and cost of a step O(r·D) for the reach r in raster order.
+    kernel up to its centre in raster order.
 
     Args:
         embed_dims: Channels D.

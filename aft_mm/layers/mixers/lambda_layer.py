@@ -20,8 +20,7 @@ class LambdaLayer(TokenMixer):
 
     ``y_t = λ_tᵀ q_t`` with ``λ_t = Σ_t' (softmax(k)[t'] + e[t' − t]) v_t'ᵀ``, shared by all h
     heads. The softmax is over tokens; e is learned per offset. Batch norm of queries and keys over
-    visible tokens makes the layer non-causal. Time ``O(T²·h·(|k| + D/h))``, memory
-    ``O(T²·(h + |k|))``.
+    visible tokens makes the layer non-causal.
 
     Args:
         embed_dims: Channels D.

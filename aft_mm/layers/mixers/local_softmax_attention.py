@@ -82,8 +82,7 @@ class LocalSoftmaxAttention(TokenMixer):
     """Softmax attention in local blocks (Image Transformer, arXiv 1802.05751, §3.3).
 
     A query sees its own block and a margin around it, if causal up to itself in raster order (the
-    paper generates block by block). Time O(T·m·D), memory O(T·(m + D)), with m tokens in a block
-    and its margin; state and cost of a step O(r·D) for the reach r of both in raster order.
+    paper generates block by block).
 
     Args:
         embed_dims: Channels D.

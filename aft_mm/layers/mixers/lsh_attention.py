@@ -50,15 +50,12 @@ class LSHAttention(TokenMixer):
     tokens of its bucket, as the paper's chunks depend on later tokens. One softmax covers the union
     of the rounds. A token sees itself only if it sees no other. R is sampled once.
 
-    Time and memory O(rounds·T·c·D), with c the chunk size. The state of a step is O(T·D), its cost
-    O(rounds·c·D).
-
     Args:
         embed_dims: Channels D.
         num_heads: h, a divisor of D.
         num_rounds: Hashes per token.
         num_buckets: An even number, or 1 for no hashing.
-        chunk_size: c.
+        chunk_size: Tokens of a chunk.
         **kwargs: See :class:`TokenMixer`; grid is required for steps.
     """
 

@@ -24,7 +24,7 @@ class PerformerAttention(FeatureAttention):
 
     ``φ(x) = exp(ω x − |x|² / 2)`` for x = q or k divided by (D/h)^¼, with the mean of ``φ(q)·φ(k)``
     equal to ``exp(q·k / √(D/h))``. Rows of ω are orthogonal in blocks of D/h. Queries are divided
-    by their largest feature. The state of a step has (D + h)·m numbers.
+    by their largest feature.
 
     Args:
         embed_dims: Channels D.

@@ -80,13 +80,13 @@ class TokenHistory(NamedTuple):
 class SoftmaxAttention(TokenMixer):
     """Multi-head attention, ``softmax(q kᵀ / √(D/h)) v`` per head.
 
-    A query that sees no key gets 0. State and cost of a step are O(t·D).
+    A query that sees no key gets 0.
 
     Args:
         embed_dims: Channels D.
         num_heads: h, a divisor of D.
-        stateful: False recomputes all tokens in each step, O(t·D² + t²·D), as the papers measure;
-            steps then need a grid.
+        stateful: False recomputes all tokens in each step, as the papers measure; steps then need a
+            grid.
         **kwargs: See :class:`TokenMixer`.
     """
 

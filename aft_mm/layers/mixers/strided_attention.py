@@ -27,9 +27,6 @@ class StridedAttention(TokenMixer):
     its own block of l tokens and the last `summary` tokens of every block. One softmax covers both
     sets, the paper's merged head.
 
-    Time O(T·(l + T/l)·D), memory O(T·(l + T/l)·h), T/l times `summary` if 'fixed'. The state of a
-    step is O(T·D), its cost O((l + T/l)·D).
-
     Args:
         embed_dims: Channels D.
         num_heads: h, a divisor of D and of qk_dims.
