@@ -27,7 +27,7 @@ from .loading import load_model
 
 Source = str | os.PathLike | np.ndarray
 LOADERS = ('LoadImageFromFile', 'mmpretrain.LoadImageFromFile', 'mmcv.LoadImageFromFile')
-SHORT_EDGE = 224  # pixels, to which small images are magnified for display
+SHORT_EDGE = 224  # small images are magnified to it [px]
 
 
 class ImageClassifier:
@@ -39,12 +39,11 @@ class ImageClassifier:
         classify('photos/')[0]  # {'path': 'photos/a.jpg', 'label': 3, 'class_name': 'cat', ...}
         classify.visualize('photos/', 'pictures/')
 
-    Images go through the pipeline of ``test_dataloader``, as in a test.
+    Images go through the pipeline of ``test_dataloader``.
 
     Args:
         config, checkpoint, device: See :func:`load_model`.
-        classes: Names of the classes; by default those stored in the checkpoint. If it stores none,
-            predictions have no class name, since the dataset of the config may be another one.
+        classes: Names of the classes; by default those stored in the checkpoint, if any.
 
     Raises:
         UserError: As for :func:`load_model`, or the number of names is not the number of classes.
@@ -74,7 +73,7 @@ class ImageClassifier:
             self._of_array = Compose(
                 [TRANSFORMS.build(step) for step in steps if step['type'] not in LOADERS]
             )
-        # mmcv reads BGR; a dataset of arrays has the order that the data preprocessor expects.
+        # mmcv reads BGR; arrays have the order that the data preprocessor expects.
         self.takes_bgr = self._loads or takes_bgr(self.config)
         self._channels = self.config.model.backbone.get('in_channels', 3)
 
@@ -84,17 +83,17 @@ class ImageClassifier:
         """Classify images.
 
         Args:
-            images: Path of a file or a folder (all image files below it, sorted by path), an RGB array
-                uint8 [H, W, 3], an array [H, W] or [H, W, 1] for a model of grey images, or a list.
-            batch_size: Images per forward pass; consecutive images of one size are batched.
+            images: Path of a file or a folder (all image files below it, by path), an RGB array
+                uint8 [H, W, 3], a grey one [H, W] or [H, W, 1], or a list.
+            batch_size: Images per forward pass; only consecutive images of one size are batched.
             progress: Show a progress bar on stderr.
 
         Returns:
-            One dict per image: ``label`` (int), its ``score``, the ``scores`` of all classes (float32
-            [classes]), ``class_name`` (None if the model has no names), and ``path`` of a file.
+            One dict per image: ``label`` (int), its ``score``, the ``scores`` of all classes
+            (float32 [classes]), ``class_name`` or None, and ``path`` of a file.
 
         Raises:
-            ValueError: An image cannot be read or has another shape or type, or ``batch_size`` is below 1.
+            ValueError: An image cannot be read or has another shape or type.
         """
         check_int('batch_size', batch_size, 1)
         inputs = self._as_list(images)
@@ -148,9 +147,8 @@ class ImageClassifier:
         """Draw the predicted class name and score onto each image.
 
         Args:
-            images, batch_size, progress: As for calling the object.
-            folder: Folder to which the pictures are also written: ``0000_cat.png`` for a/cat.jpg,
-                ``0001.png`` for an array.
+            images, batch_size, progress: As in :meth:`__call__`.
+            folder: Folder to write the pictures to, such as ``0000_cat.png`` for a/cat.jpg.
 
         Returns:
             RGB uint8 [H, W, 3] per image; small images are magnified.
@@ -173,7 +171,7 @@ class ImageClassifier:
 
         Args:
             image: Path or array of the image.
-            result: Its result of a call of the object.
+            result: Its result of :meth:`__call__`.
 
         Returns:
             RGB uint8 [H, W, 3]; a small image is magnified.
@@ -190,7 +188,7 @@ class ImageClassifier:
         )
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
-        """Return files and arrays; folders are replaced by their files."""
+        """Return files and arrays, with the files of folders."""
         alone = isinstance(images, str | os.PathLike | np.ndarray)
         found: list[Source] = []
         for image in [images] if alone else images:

@@ -22,8 +22,8 @@ class ImageGenerator:
         samples = generator.sample(16, seed=0)
         completed = generator.complete(images, keep=0.5)
 
-    Both methods take the options of ``AutoregressiveModel.generate``: ``temperature``, ``top_k``,
-    ``top_p``, ``greedy``, ``seed`` and ``progress`` (on by default).
+    Both methods take the options of :func:`aft_mm.models.generate`, such as ``temperature`` and
+    ``seed``.
 
     Args:
         config: Config with ``image_shape = (H, W, C)``, or its path.
@@ -47,7 +47,7 @@ class ImageGenerator:
         """Sample images, uint8 ``[num, H, W, C]``.
 
         Raises:
-            ValueError: ``num`` is below 1, or an option is out of range.
+            ValueError: An argument is out of range.
         """
         return sample_images(self.model, self.image_shape, num, **{'progress': True, **options})
 
@@ -56,14 +56,13 @@ class ImageGenerator:
 
         Args:
             images: uint8 ``[N, H, W, C]``, RGB if C = 3.
-            keep: Share of the rows, from the top, that is given; at least one row is given and one left.
+            keep: Share of the upper rows that is given; at least one is given and one left.
 
         Returns:
             uint8 ``[N, H, W, C]``.
 
         Raises:
-            ValueError: ``images`` is empty or has another shape or type, or ``keep`` or an option is out
-                of range.
+            ValueError: ``images`` has another shape or type, or an argument is out of range.
         """
         images = np.asarray(images)
         if images.shape[1:] != self.image_shape or images.dtype != np.uint8:

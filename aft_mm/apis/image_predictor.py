@@ -34,8 +34,8 @@ class Prediction:
 
     Args:
         path: Path of the image.
-        found: One dict per class, box or class of a mask: ``label``, ``class_name``, and ``score``, or
-            the share of the pixels as ``share``; a box has ``box``, x1, y1, x2, y2 [px].
+        found: A dict per class, box or class of a mask: ``label``, ``class_name``, ``score`` or, of
+            pixels, ``share``, and ``box``, x1, y1, x2, y2 [px].
         picture: The image with the prediction, RGB uint8 [H, W, 3].
         mask: Class of each pixel, uint8 [H, W], of a segmentor.
     """

@@ -15,7 +15,7 @@ from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import read_config
 from aft_mm.errors import UserError
 
-#: Inferencer for each entry of a config; the first entry found decides.
+#: Inferencer for each entry of a config; the first found decides.
 ENTRIES = {
     'Translator': 'subwords',
     'SpeechRecognizer': 'units',
@@ -64,10 +64,7 @@ def check_task(config: Config, name: str) -> None:
 
 
 def build_model(config: Config) -> Any:
-    """Build the model of a config as a Runner does: in its scope and with its data preprocessor.
-
-    Its ``dataset_meta``, as mmdet and mmseg call it, is empty.
-    """
+    """Build the model of a config as a Runner does."""
     settings = config.model.copy()
     if config.get('data_preprocessor') is not None:
         settings.setdefault('data_preprocessor', config.data_preprocessor)
@@ -88,16 +85,16 @@ def load_model(
     Args:
         config: The config, or its path.
         checkpoint: Path or http address of the checkpoint; None for random weights with seed 0.
-        device: Device; by default an accelerator if there is one.
+        device: By default an accelerator if there is one.
         task: Name of the inferencer that will use the model; None accepts any model.
 
     Returns:
-        The config and the model, in evaluation mode, without gradients, and with the ``dataset_meta``
+        The config and the model, in evaluation mode, without gradients, with the ``dataset_meta``
         of the checkpoint.
 
     Raises:
-        UserError: A file does not exist, the config is for another task or needs missing libraries, or
-            the checkpoint belongs to another model.
+        UserError: A file or library is missing, the config is for another task, or the checkpoint
+            belongs to another model.
         pickle.UnpicklingError: The checkpoint is damaged, or holds more than training state.
     """
     if not isinstance(config, Config):

@@ -35,7 +35,7 @@ def register_models() -> dict[str, Model]:
 
 
 def list_models(pattern: str | None = None) -> list[str]:
-    """Return the names of our models, which are those of their configs.
+    """Return the names of our models, those of their configs.
 
     Args:
         pattern: Shell pattern for the beginning of a name, such as ``'aft-conv-*_in1k'``.
@@ -52,12 +52,12 @@ def get_model(
     pretrained: str | os.PathLike | bool | None = None,
     device: str | torch.device | None = None,
 ) -> nn.Module:
-    """Build a model of any task by its name, in evaluation mode; mmpretrain's inferencers accept it.
+    """Build a model of any task by its name, in evaluation mode, also for mmpretrain's inferencers.
 
     Args:
         name: One of :func:`list_models`, or a part of it that no other name has.
-        pretrained: Path or http address of a checkpoint; True for the released weights; None or False
-            keeps the initial ones.
+        pretrained: Path or http address of a checkpoint, True for the released weights, else
+            initial ones.
         device: See :func:`load_model`.
 
     Raises:

@@ -23,7 +23,8 @@ class PointCloudGenerator:
         write_ply('chair.ply', clouds[0])
 
     Args:
-        config: Config with ``point_cloud = dict(num_points=..., num_bits=..., up=...)``, or its path.
+        config: Config with ``point_cloud = dict(num_points=..., num_bits=..., up=...)``, or its
+            path.
         checkpoint, device: See :func:`load_model`.
 
     Raises:
@@ -47,13 +48,13 @@ class PointCloudGenerator:
 
         Args:
             num: Number of clouds.
-            **options: Options of ``AutoregressiveModel.generate``.
+            **options: Those of :func:`aft_mm.models.generate`.
 
         Returns:
-            float32 ``[num, P, 3]``, columns x, y, z, in the cube of side 1 around 0.
+            float32 ``[num, P, 3]``, x, y, z in the cube of side 1 around 0.
 
         Raises:
-            ValueError: ``num`` is below 1, or an option is out of range.
+            ValueError: An argument is out of range.
         """
         return sample_points(self.model, num, self.num_bits, **{'progress': True, **options})
 

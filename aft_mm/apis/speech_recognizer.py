@@ -24,8 +24,8 @@ class Recognition(NamedTuple):
     """The result for one file."""
 
     text: str  # characters, or phonemes separated by spaces
-    score: float  # log-probability in nats, of the beam or of the best alignment
-    alternatives: tuple[tuple[str, float], ...]  # texts and scores, including the best one
+    score: float  # log-probability [nats], of the beam or the best alignment
+    alternatives: tuple[tuple[str, float], ...]  # texts and scores, with the best one
     log_probs: np.ndarray  # [T, V]: blank, <unk> and symbols
 
 
@@ -39,7 +39,7 @@ class SpeechRecognizer:
         for found in recognizer(['a.wav', 'b.flac'], beam_size=16):
             print(found.text, found.alternatives)
 
-    Files go through the pipeline of the test set; every file counts as a speaker of its own.
+    Files go through the pipeline of the test set; each counts as a speaker of its own.
 
     Args:
         config: Config of speech recognition with the entry ``units``, or its path.
@@ -87,14 +87,14 @@ class SpeechRecognizer:
 
         Args:
             paths: A path, or a list of paths.
-            beam_size: Number of prefixes in the beam; 1 is greedy, None the value of the config.
+            beam_size: Prefixes in the beam; 1 is greedy, None the value of the config.
             batch_size: Files per forward pass.
 
         Returns:
             A result for a path, a list of results for a list.
 
         Raises:
-            UserError: A file cannot be read, or is longer than the model's position table.
+            UserError: A file cannot be read, or is longer than the position table.
             ValueError: A number is out of range.
         """
         files = [paths] if isinstance(paths, str | os.PathLike) else paths
@@ -102,7 +102,7 @@ class SpeechRecognizer:
         return found[0] if isinstance(paths, str | os.PathLike) else found
 
     def read(self, path: str | os.PathLike) -> dict:
-        """Return the sample of a file for :meth:`stream`; raises a UserError as calling the object does."""
+        """Return the sample of a file for :meth:`stream`; raises as :meth:`__call__`."""
         check_path('path', path)
         results: dict = dict(path=os.fspath(path), name=os.fspath(path))
         try:
@@ -124,7 +124,7 @@ class SpeechRecognizer:
     def stream(
         self, samples: Sequence[dict], beam_size: int | None = None, batch_size: int = 8
     ) -> Iterator[Recognition]:
-        """Recognise samples of :meth:`read`, batch by batch; arguments are as for calling the object."""
+        """Recognise samples of :meth:`read`, batch by batch, see :meth:`__call__`."""
         check_int('batch_size', batch_size, 1)
         if beam_size is not None:
             check_int('beam_size', beam_size, 1)

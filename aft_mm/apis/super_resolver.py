@@ -33,11 +33,12 @@ class SuperResolver:
         samples = resolver(resolver.fit(photo), num=4)  # the centre of a larger image
         samples = resolver.tile(photo)                  # a larger image, tile by tile
 
-    Calling and :meth:`tile` take the options of ``AutoregressiveModel.generate``: ``temperature`` (0.8
-    by default), ``top_k``, ``top_p``, ``greedy``, ``seed`` and ``progress`` (on by default).
+    Calling and :meth:`tile` take the options of :func:`aft_mm.models.generate`; ``temperature`` is
+    0.8 by default.
 
     Args:
-        config: Config with ``image_shape = (H, W, C)`` and ``source_shape = (h, w, C)``, or its path.
+        config: Config with ``image_shape = (H, W, C)`` and ``source_shape = (h, w, C)``, or its
+            path.
         checkpoint, device: See :func:`load_model`.
 
     Raises:
@@ -61,14 +62,14 @@ class SuperResolver:
         Args:
             image: uint8 ``[h, w, C]`` of exactly ``source_shape``, RGB if C = 3.
             num: Number of samples.
-            **options: Options of ``AutoregressiveModel.generate``.
+            **options: Those of :func:`aft_mm.models.generate`.
 
         Returns:
             uint8 ``[num, H, W, C]``.
 
         Raises:
             UserError: ``image`` has another shape or type.
-            ValueError: ``num`` is below 1, or an option is out of range.
+            ValueError: An argument is out of range.
         """
         image = self._checked(image)
         if image.shape != self.source_shape:
@@ -83,8 +84,7 @@ class SuperResolver:
     def fit(self, image: np.ndarray, crop_size: int | None = None) -> np.ndarray:
         """Shrink the central square of a larger image to the input size of the model, by area.
 
-        For models of whole objects, such as aligned faces. Training shrinks in two steps, so values may
-        differ by one.
+        For models of whole objects, such as aligned faces.
 
         Args:
             image: uint8 ``[H', W', C]``.
@@ -94,8 +94,8 @@ class SuperResolver:
             uint8 ``[h, w, C]``.
 
         Raises:
-            UserError: ``image`` has another type or is smaller than the input of the model, ``crop_size``
-                is out of range, or the input of the model is not square.
+            UserError: ``image`` has another type or is too small, ``crop_size`` is out of range, or
+                the input of the model is not square.
         """
         image = self._checked(image)
         size, width, _ = self.source_shape
@@ -117,23 +117,22 @@ class SuperResolver:
     def tile(self, image: np.ndarray, num: int = 1, overlap: int = 2, **options: Any) -> np.ndarray:
         """Sample enlargements of a larger image, tile by tile.
 
-        The image is covered with the fewest overlapping tiles of h x w pixels. Each is sampled
-        independently, and overlapping tiles fade linearly into each other: overlaps are smoother than the
-        rest, and structures larger than a tile may not fit together.
+        The image is covered with the fewest overlapping tiles of h x w pixels. Tiles are sampled
+        independently and fade linearly into each other, so overlaps are smoother than the rest, and
+        structures larger than a tile may not fit together.
 
         Args:
             image: uint8 ``[H', W', C]``.
             num: Number of samples.
-            overlap: Minimum overlap of neighbouring tiles in pixels of ``image``, 0 to the edge of a
-                tile − 1.
-            **options: Options of ``AutoregressiveModel.generate``.
+            overlap: Minimum overlap of tiles [px of ``image``], less than a tile.
+            **options: Those of :func:`aft_mm.models.generate`.
 
         Returns:
             uint8 ``[num, H'·f, W'·f, C]`` with f = H / h.
 
         Raises:
-            UserError: ``image`` has another type or is smaller than a tile, or ``overlap`` or ``num`` is
-                out of range.
+            UserError: ``image`` has another type or is too small, or ``overlap`` or ``num`` is out
+                of range.
             ValueError: An option is out of range.
         """
         rows, columns = self.tile_starts(image, overlap)
@@ -163,7 +162,7 @@ class SuperResolver:
         )
 
     def tile_starts(self, image: np.ndarray, overlap: int = 2) -> tuple[list[int], list[int]]:
-        """Return the rows and columns of ``image`` where the tiles of :meth:`tile` begin."""
+        """Return the rows and columns where the tiles of :meth:`tile` begin."""
         image = self._checked(image)
         height, width, _ = self.source_shape
         return (

@@ -47,18 +47,17 @@ class TextGenerator:
         """Continue a prompt, or each prompt of a list.
 
         Args:
-            prompt: Text to continue, or a list of texts of any lengths; None starts from nothing.
-            num_chars: Number of bytes to sample, by default as many as the model's position table holds
-                after the longest prompt. A character of UTF-8 may take several; invalid ones become
-                U+FFFD.
-            **options: Options of ``AutoregressiveModel.generate``.
+            prompt: A text, or a list of texts of any lengths; None starts from nothing.
+            num_chars: Bytes to sample, by default as many as the position table holds after the
+                longest prompt. A character may take several; invalid ones become U+FFFD.
+            **options: Those of :func:`aft_mm.models.generate`.
 
         Returns:
             The prompt followed by the sampled bytes; a list for a list of prompts.
 
         Raises:
-            ValueError: A prompt is empty or not a str, prompt and ``num_chars`` exceed the model's position
-                table, or an option is out of range.
+            ValueError: A prompt is empty or not a str, the text exceeds the position table, or an
+                option is out of range.
         """
         if num_chars is not None:
             check_int('num_chars', num_chars, 1)
@@ -86,7 +85,7 @@ class TextGenerator:
             float64 [bytes] in nats; a list for a list of texts.
 
         Raises:
-            ValueError: A text is empty or not a str, or exceeds the model's position table.
+            ValueError: A text is empty or not a str, or exceeds the position table.
         """
         texts = self._texts('text', text)
         scores = []

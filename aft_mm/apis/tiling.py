@@ -20,8 +20,7 @@ def tile_starts(length: int, size: int, overlap: int) -> list[int]:
 def cross_fade_weights(starts: Sequence[int], size: int, overlap: int) -> np.ndarray:
     """Return the weight of each tile at each pixel of an axis, float64 ``[tiles, length]``.
 
-    It rises linearly over the first ``overlap`` pixels of a tile and falls over its last ones; the
-    weights of a pixel sum to one.
+    Weights rise over the first ``overlap`` pixels of a tile, fall over its last, and sum to one.
     """
     place = np.arange(size) + 0.5
     window = np.minimum(1, np.minimum(place, size - place) / max(overlap, 0.5))
@@ -46,7 +45,7 @@ def join_tiles(
 
     Args:
         tiles: N samples of each tile, row by row: uint8 ``[rows · columns, N, h, w, C]``.
-        rows, columns: Ascending starts of the tiles, in their pixels.
+        rows, columns: Ascending starts of the tiles [px].
         overlap: As for :func:`cross_fade_weights`.
 
     Returns:

@@ -33,8 +33,7 @@ class Translator:
         print(translator('Ein Hund rennt.'))
 
     Args:
-        config: Config of a translation model, or its path; the entry ``subwords`` is the path of the
-            vocabulary.
+        config: Config of a translation model with the entry ``subwords``, or its path.
         checkpoint, device: See :func:`load_model`.
 
     Raises:
@@ -49,7 +48,7 @@ class Translator:
     ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'Translator')
         self.subwords = Subwords(self.config.subwords)
-        #: The number of the first text of a call, in warnings.
+        #: Number of the first text of a call, in warnings.
         self.first_number = 1
         values = self.model.head.num_values
         trained = self.model.dataset_meta.get('subwords', self.subwords.fingerprint)
@@ -66,11 +65,10 @@ class Translator:
         """Translate one sentence or a list of sentences.
 
         Args:
-            text: A sentence, or a list. A sentence longer than the model's position table is truncated with
-                a warning in the log.
+            text: A sentence, or a list. One that is longer than the position table is truncated
+                with a warning.
             batch_size: Sentences per batch.
-            **options: Options of :func:`aft_mm.models.beam_search`: ``beam_size``, ``length_penalty`` and
-                ``max_length``.
+            **options: Those of :func:`aft_mm.models.beam_search`.
 
         Returns:
             The translation; a list for a list of sentences.
@@ -87,7 +85,7 @@ class Translator:
     ) -> list[list[Translation]]:
         """Return at most ``num_best`` translations of each sentence, best first.
 
-        Arguments are as for calling the object; ``beam_size`` must be at least ``num_best``.
+        See :meth:`__call__`; ``beam_size`` must be at least ``num_best``.
         """
 
         def search(sources: list[torch.Tensor]) -> list[list[Translation]]:
@@ -108,7 +106,7 @@ class Translator:
         Args:
             texts: Sentences.
             batch_size: Sentences per batch; samples depend on it.
-            **options: Options of ``AutoregressiveModel.generate``.
+            **options: Those of :func:`aft_mm.models.generate`.
         """
 
         def sample(sources: list[torch.Tensor]) -> list[list[Translation]]:
@@ -130,7 +128,7 @@ class Translator:
         batch_size: int,
         translate: Callable[[list[torch.Tensor]], list[list[Translation]]],
     ) -> list[list[Translation]]:
-        """Apply ``translate`` to batches of similar length; results are in the order of ``texts``."""
+        """Apply ``translate`` to batches of similar length, in the order of ``texts``."""
         check_int('batch_size', batch_size, 1)
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise UserError(f'text must be a str or a list of str, got {texts!r:.80}')

@@ -1,4 +1,4 @@
-"""One file per kind of data, found without an edit here; in configs, classes are ``aft_mm.NAME``."""
+"""One file per kind of data; in configs, classes are ``aft_mm.NAME``."""
 
 import importlib
 import pkgutil

@@ -37,20 +37,19 @@ class CamVidObjects(BaseDataset):
 
     An object is an 8-connected region of one class, so cars that touch are one. A sample is
     ``dict(img_path, img_id, height, width, instances)``, an instance
-    ``dict(bbox, bbox_label, ignore_flag, mask)``: ``x1, y1, x2, y2`` in px, the far ones exclusive, and
-    COCO's run-length encoding.
+    ``dict(bbox, bbox_label, ignore_flag, mask)``. Boxes are ``x1, y1, x2, y2`` [px], the far ones
+    exclusive; masks are run-length encoded.
 
     Args:
         data_root: Folder with ``<split>/*`` and ``<split>annot/*.png``.
-        split: ``'train'``, ``'val'`` or ``'test'``, or the name of another pair of folders.
+        split: ``'train'``, ``'val'``, ``'test'`` or another pair of folders.
         min_area: Smaller regions [px] get ``ignore_flag=1``.
-        metainfo: ``classes``, some of CamVid's 11 (default: car, pedestrian, bicyclist), and
-            ``palette`` (default: CamVid's colours).
+        metainfo: ``classes``, by default car, pedestrian and bicyclist, and ``palette``.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
-        FileNotFoundError: If a folder or a label file is missing.
-        ValueError: If a class is unknown, the split is empty, or a label file is damaged.
+        FileNotFoundError: If a folder or label file is missing.
+        ValueError: If a class is unknown, the split empty, or a label file damaged.
     """
 
     def __init__(

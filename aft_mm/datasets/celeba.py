@@ -13,19 +13,19 @@ SPLITS = ('train', 'val', 'test')  # 0, 1 and 2 in the list
 
 @DATASETS.register_module()
 class CelebA(FileDataset):
-    """CelebA as ``<data_root>/img_align_celeba/*.jpg`` and ``list_eval_partition.txt``.
+    """CelebA as ``img_align_celeba/*.jpg`` and ``list_eval_partition.txt``.
 
     A sample is ``dict(img_path)``.
 
     Args:
         data_root: Folder that contains both.
         split: ``'train'``, ``'val'`` or ``'test'``.
-        **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True for
-            ``'val'`` and ``'test'``.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True except
+            for ``'train'``.
 
     Raises:
-        FileNotFoundError: If the list, the folder or a listed image is missing.
-        ValueError: If ``split`` is unknown or empty, or the list is damaged.
+        FileNotFoundError: If the list or a listed image is missing.
+        ValueError: If the split is unknown or empty, or the list damaged.
     """
 
     def __init__(self, data_root: str, split: str = 'train', **kwargs) -> None:

@@ -16,19 +16,19 @@ MOST_RECORDS = 10_000  # in a file
 
 @DATASETS.register_module()
 class CIFAR10Binary(BaseDataset):
-    """CIFAR-10 as ``*.bin`` or ``*.bin.xz`` in ``<data_root>/cifar-10-batches-bin`` or data_root.
+    """CIFAR-10 as ``*.bin`` or ``*.bin.xz`` files.
 
     A sample is ``dict(img=uint8 [32, 32, 3] in RGB order, gt_label=int)``.
 
     Args:
-        data_root: Folder that contains ``cifar-10-batches-bin`` or the files.
+        data_root: Folder of ``cifar-10-batches-bin`` or of the files.
         split: ``'train'`` or ``'test'``.
-        num_batches: Number of training files, 1 to 5; fewer leave the last ones out.
+        num_batches: Number of training files, 1 to 5.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
-        FileNotFoundError: If a file of the split is missing.
-        ValueError: If ``split`` is unknown or a file is damaged.
+        FileNotFoundError: If a file is missing.
+        ValueError: If the split is unknown or a file damaged.
     """
 
     METAINFO = dict(

@@ -14,7 +14,7 @@ class Digits(BaseDataset):
     A sample is ``dict(img=uint8 [8, 8, 1], gt_label=int)``, grey levels 0 (paper) to 255 (ink).
 
     Args:
-        split: ``'train'`` (1,437 images) or ``'test'`` (a fifth of every class, 360 images).
+        split: ``'train'``, or ``'test'``, a fifth of every class.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:

@@ -14,7 +14,7 @@ from mmengine.dataset import BaseDataset
 from mmengine.logging import print_log
 
 LONGEST_NAME = 300  # characters of a path in a message
-MAX_UNUSABLE = 20  # in a row: one chance in a million at half damaged
+MAX_UNUSABLE = 20  # in a row
 
 
 class UnusableFile(ValueError):  # noqa: N818 - not always an error: training replaces the file
@@ -37,7 +37,7 @@ def reason_of(error: Exception) -> str:
 
 
 def quoted(path: str | os.PathLike) -> str:
-    """Return a path between quotes for a message, shortened if endless."""
+    """Return a path between quotes for a message, shortened if long."""
     text = repr(os.fspath(path))
     return text if len(text) <= LONGEST_NAME else f'{text[:LONGEST_NAME]}…'
 
@@ -90,9 +90,9 @@ def _decompressed(
 class FileDataset(BaseDataset):
     """A dataset whose pipeline reads one file per sample.
 
-    In training, a file that raises :class:`UnusableFile` is replaced by a random other one, with the
-    message in ``skipped`` of ``data_samples``. With ``test_mode=True`` the error stops the run, since
-    metrics over different files are not comparable.
+    In training, a file that raises :class:`UnusableFile` is replaced by a random other one, and
+    ``skipped`` of ``data_samples`` holds the message. With ``test_mode=True`` the error stops the
+    run, as metrics over different files are not comparable.
 
     Args:
         **kwargs: See :class:`mmengine.dataset.BaseDataset`; the last step of ``pipeline`` returns

@@ -11,7 +11,7 @@ from aft_mm.registry import DATASETS
 from .utterances import Utterances
 
 WORDS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
-FIRST_TRAINING = 5  # index per speaker and digit; smaller ones are the official test set
+FIRST_TRAINING = 5  # smaller ones are the official test set
 _NAME = re.compile(r'(\d)_(\w+)_(\d+)')
 
 
@@ -21,12 +21,12 @@ class FSDD(Utterances):
 
     Args:
         data_root: Folder that contains ``recordings``.
-        split: ``'test'``, the official one (indices 0 to 4), or ``'train'``, all others.
-        speakers: Names of the speakers to use, such as ``['jackson']``, or None for all.
+        split: ``'test'``, indices 0 to 4, or ``'train'``, all others.
+        speakers: Names such as ``['jackson']``, or None for all.
         **kwargs: See :class:`Utterances`.
 
     Raises:
-        ValueError: If an argument is out of range, or a speaker has no recording.
+        ValueError: If an argument is out of range or a speaker has no recording.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ SPLITS = ('train', 'val', 'test')
 
 
 def check_generated(split: str, num_samples: int, seed: int) -> None:
-    """Check the arguments of generated data; raise a ValueError."""
+    """Check the arguments of generated data."""
     check_choice('split', split, SPLITS)
     check_int('num_samples', num_samples, 1)
     check_int('seed', seed, 0)
@@ -24,8 +24,8 @@ def check_generated(split: str, num_samples: int, seed: int) -> None:
 class GeneratedSequences(Dataset):
     """Base class: a sample is ``dict(inputs=uint8 [T], data_samples=SequenceSample)``.
 
-    ``train`` makes new sequences in every epoch; ``val`` and ``test`` are fixed. A subclass implements
-    :meth:`make`.
+    ``train`` makes new sequences in every epoch; ``val`` and ``test`` are fixed. A subclass
+    implements :meth:`make`.
 
     Args:
         split: ``'train'``, ``'val'`` or ``'test'``.
@@ -62,7 +62,7 @@ class GeneratedSequences(Dataset):
         if not 0 <= index < self.num_samples:
             raise IndexError(f'index must be 0 to {self.num_samples - 1}, got {index}')
         key: Any = [self.seed, SPLITS.index(self.split), index]
-        if self.split == 'train':  # the generator that the run seeds in every epoch
+        if self.split == 'train':  # the run seeds it in every epoch
             key = np.random.randint(2**31)
         tokens, predicted = self.make(np.random.default_rng(key))
         first = int(predicted.argmax())
@@ -76,13 +76,13 @@ class GeneratedSequences(Dataset):
 class CopyTask(GeneratedSequences):
     """Random symbols, a separator, and the same symbols again (arXiv 2006.16236, §4.1.1).
 
-    2·n + 1 tokens: n uniform in 1 … (max_length − 1) // 2, symbols in 1 … num_symbols, the separator 0.
-    Only the copy is predicted.
+    2·n + 1 tokens: n uniform in 1 … (max_length − 1) // 2, symbols in 1 … num_symbols, the
+    separator 0. Only the copy is predicted.
 
     Args:
-        split: See :class:`GeneratedSequences`.
         max_length: Largest number of tokens, 3 or more.
         num_symbols: Number of symbols without the separator, 1 to 255.
+        split: See :class:`GeneratedSequences`.
         **kwargs: See :class:`GeneratedSequences`.
     """
 
@@ -107,13 +107,13 @@ class CopyTask(GeneratedSequences):
 class AssociativeRecall(GeneratedSequences):
     """Multi-query associative recall (arXiv 2312.04927, all keys asked, no filler).
 
-    ``k₁ v₁ … k_n v_n``, then every key in random order, followed by its value, which is predicted. Keys
-    are 0 … num_keys − 1, values the num_keys tokens after them.
+    ``k₁ v₁ … k_n v_n``, then every key in random order, followed by its value, which is predicted.
+    Keys are 0 … num_keys − 1, values the num_keys tokens after them.
 
     Args:
-        split: See :class:`GeneratedSequences`.
         num_pairs: Pairs n of a sequence, whose length is 4·n.
         num_keys: Number of different keys, and of values, num_pairs to 128.
+        split: See :class:`GeneratedSequences`.
         **kwargs: See :class:`GeneratedSequences`.
     """
 
@@ -141,16 +141,16 @@ class AssociativeRecall(GeneratedSequences):
 class ListOps(GeneratedSequences):
     """Nested lists of digits with an operation each, and the digit that they evaluate to.
 
-    ``[MAX 4 [MED 1 9 2 ] 0 ] = 4`` (arXiv 1804.06028, as in arXiv 2011.04006), also with MIN and SM,
-    the sum modulo 10; medians are rounded down. Only the last digit is predicted; chance is about 17 %.
-    Tokens are the digits, 10 to 13 for MAX, MIN, MED and SM, 14 for ``]`` and 15 for ``=``.
+    ``[MAX 4 [MED 1 9 2 ] 0 ] = 4`` (arXiv 1804.06028, as in arXiv 2011.04006), also with MIN and
+    SM, the sum modulo 10; medians are rounded down. Only the last digit is predicted. Tokens are
+    the digits, 10 to 13 for MAX, MIN, MED and SM, 14 for ``]`` and 15 for ``=``.
 
     Args:
-        split: See :class:`GeneratedSequences`.
         max_length: Largest number of tokens, 6 or more.
         min_length: Smallest number of tokens.
         max_depth: Largest number of nested lists.
         max_args: Largest number of elements of a list, 2 or more.
+        split: See :class:`GeneratedSequences`.
         **kwargs: See :class:`GeneratedSequences`.
     """
 

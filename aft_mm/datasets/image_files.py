@@ -17,15 +17,13 @@ _FORMATS = ('BMP', 'DIB', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 
 
 def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
-    """Read an image with Pillow, rotated by its EXIF orientation.
-
-    16 bits lose their lower 8.
+    """Read an image, rotated by its EXIF orientation; of 16 bits the upper 8 remain.
 
     Returns:
         The image, uint8 [H, W, 3], and the warnings :data:`GREY` and :data:`ALPHA` that apply.
 
     Raises:
-        UnusableFile: If the file is missing, damaged, not an image or a decompression bomb, or has
+        UnusableFile: If the file is missing, damaged, not an image, a decompression bomb, or has
             values without a fixed range.
     """
     try:

@@ -14,7 +14,7 @@ class ImageFolder(FileDataset):
 
     Args:
         data_root: The folder; subfolders are searched too.
-        **kwargs: See :class:`mmengine.dataset.BaseDataset`; use ``test_mode=True`` for validation.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`; for validation ``test_mode=True``.
 
     Raises:
         FileNotFoundError: If ``data_root`` does not exist.

@@ -12,23 +12,22 @@ from aft_mm.registry import DATA_SAMPLERS
 
 @DATA_SAMPLERS.register_module()
 class LengthBatchSampler(Sampler):
-    """Batches of sequences of similar length, a ``batch_sampler`` for mmengine's data loaders.
+    """``batch_sampler`` of mmengine's data loaders for batches of sequences of similar length.
 
-    The dataset is split by length into buckets of equal size; every epoch shuffles each bucket, splits
-    it into batches, and shuffles the batches. Of n processes each takes every n-th sequence of a batch
-    that is n times as large. Every sequence is used once per epoch; the number of batches is constant.
-    A batch exceeds the limits by less than two sequences per process if a process would have none
-    otherwise.
+    The dataset is split by length into buckets of equal size; every epoch shuffles each bucket,
+    splits it into batches, and shuffles the batches. Every sequence is used once per epoch; the
+    number of batches is constant. A batch exceeds the limits by less than two sequences per process
+    if a process would have none otherwise.
 
     Args:
         sampler: mmengine's ``DefaultSampler``; its dataset has ``lengths``, int [N].
         batch_size: Largest number of sequences per batch and process.
-        max_length: Largest number of tokens per batch and process, with padding; None: no limit.
+        max_length: Largest number of tokens per batch and process, with padding, or None.
         num_buckets: Fewer buckets give more random batches with more padding.
 
     Raises:
-        ValueError: If an argument is out of range, a sequence is longer than `max_length`, or the
-            dataset has no lengths or fewer sequences than processes.
+        ValueError: If an argument is out of range, a sequence is too long, or the dataset has no
+            lengths or fewer sequences than processes.
     """
 
     def __init__(

@@ -18,18 +18,18 @@ MAX_RATIO = 100
 
 @DATASETS.register_module()
 class MNISTIdx(BaseDataset):
-    """MNIST as the four files of its original distribution, gzipped or not.
+    """MNIST as its four original files, gzipped or not.
 
     A sample is ``dict(img=uint8 [28, 28], gt_label=int)``.
 
     Args:
-        data_root: Folder that contains ``train-images-idx3-ubyte.gz`` and its three companions.
+        data_root: Folder of ``train-images-idx3-ubyte.gz`` and the others.
         split: ``'train'`` or ``'test'``.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
-        FileNotFoundError: If a file of the split is missing.
-        ValueError: If ``split`` is unknown or a file is damaged.
+        FileNotFoundError: If a file is missing.
+        ValueError: If the split is unknown or a file damaged.
     """
 
     METAINFO = dict(classes=tuple('0123456789'))
@@ -61,8 +61,7 @@ class MNISTIdx(BaseDataset):
 def read_idx(path: Path, num_axes: int) -> np.ndarray:
     """Read an idx file of bytes, ``path`` itself or ``<path>.gz``.
 
-    It has the bytes 0, 0, 8 and the number of axes, the lengths as big-endian 32-bit integers, and the
-    values in raster order.
+    It has the bytes 0, 0, 8, the number of axes, the lengths as big-endian int32, and the values.
     """
     packed = path.with_name(f'{path.name}.gz')
     if not path.is_file() and not packed.is_file():

@@ -18,28 +18,27 @@ from aft_mm.tokenizers import Subwords, split_lines
 from .file_dataset import warn
 from .text_file import open_text
 
-MOST_NAMED = 5  # line numbers per message of the log
-CHUNK = 100_000  # lines that are tokenised at once
+MOST_NAMED = 5  # line numbers per message
+CHUNK = 100_000  # lines at once
 
 
 @DATASETS.register_module()
 class ParallelText(Dataset):
     """Two files with one sentence per line; line n of one translates line n of the other.
 
-    A sample is ``dict(inputs=int32 [T], data_samples=SequenceSample(length=T, source=int32 [S]))``: the
-    subwords of target and source, each with the end of the sentence.
+    A sample is ``dict(inputs=int32 [T], data_samples=SequenceSample(length=T, source=int32 [S]))``:
+    the subwords of target and source, with the ends of the sentences.
 
-    Training leaves out and logs pairs with an empty side or longer than ``max_length``. With
-    ``test_mode=True`` all are used, a longer pair is an error, and samples keep the target text as
-    ``reference``.
+    Training leaves out and logs pairs with an empty side or longer than ``max_length``. A test uses
+    all; a longer pair is an error, and samples keep the target text as ``reference``.
 
     Args:
-        source_file: Path of the sentences, plain or gzip; ``<path>.gz`` is tried too.
-        target_file: Path of their translations.
+        source_file: The sentences, plain or gzip; ``<path>.gz`` is tried too.
+        target_file: Their translations.
         subwords: Path of the :class:`Subwords` of both languages.
-        max_length: Largest number of subwords per side, with the end of the sentence.
-        test_mode: See above.
-        cache_dir: Folder for the encoded text, which the first process of a node writes.
+        max_length: Largest number of subwords per side.
+        test_mode: Whether the pairs are for a test.
+        cache_dir: Folder for the encoded text.
 
     Attributes:
         lengths: Subwords of source and target of each pair, int64 [N, 2].
@@ -47,7 +46,7 @@ class ParallelText(Dataset):
 
     Raises:
         FileNotFoundError: If a file does not exist.
-        ValueError: If the numbers of lines differ, no pair is left, or a pair of a test is too long.
+        ValueError: If the numbers of lines differ, no pair is left, or a test has a longer one.
     """
 
     def __init__(
@@ -145,7 +144,7 @@ def named_lines(numbers: Sequence[int]) -> str:
 
 
 def read_lines(path: str) -> list[str]:
-    """Return the lines of a plain or gzip file; a warning names those of invalid UTF-8."""
+    """Return the lines of a plain or gzip file; invalid UTF-8 is a warning."""
     lines, invalid = split_lines(open_text(path)[:].tobytes())
     if invalid:
         warn(

@@ -16,8 +16,8 @@ from .generated_sequences import SPLITS, check_generated
 class Pathfinder(BaseDataset):
     """Images of two dashed paths with a dot at two of their four ends.
 
-    Class 1 if the dots are on one path, else 0 (after arXiv 1808.08750 and arXiv 2011.04006; numbers
-    are not comparable). A sample is ``dict(img=uint8 [size, size, 1], gt_label=int)``.
+    Class 1 if the dots are on one path, else 0 (after arXiv 1808.08750 and arXiv 2011.04006;
+    results are not comparable). A sample is ``dict(img=uint8 [size, size, 1], gt_label=int)``.
 
     Args:
         split: ``'train'``, ``'val'`` or ``'test'``.
@@ -60,7 +60,6 @@ class Pathfinder(BaseDataset):
         image = np.zeros((self.size, self.size), np.uint8)
         for points in (path, other):
             for start, end in zip(points[:-1], points[1:], strict=True):
-                # Half of every step is a dash.
                 middle, half = (start + end) / 2, (end - start) * 0.25
                 self._line(image, middle - half, middle + half)
         for dot in (path[0], path[-1] if label else other[-1]):
@@ -74,7 +73,7 @@ class Pathfinder(BaseDataset):
         cv2.line(image, (int(x), int(y)), (int(to_x), int(to_y)), 160, 1, cv2.LINE_AA, 4)
 
     def _pairs(self, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield paths of points [num_steps + 1, 2] that keep a distance from each other."""
+        """Yield pairs of paths [num_steps + 1, 2] that keep a distance."""
         step, margin, candidates = 0.75 * self.size / self.num_steps, 2, 4096
         start = rng.uniform(margin, self.size - 1 - margin, (candidates, 1, 2))
         turns = rng.normal(0, 0.5, (candidates, self.num_steps))

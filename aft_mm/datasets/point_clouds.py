@@ -13,20 +13,20 @@ from .shapenet import CLASS_NAMES, class_folder
 
 @DATASETS.register_module()
 class PointClouds(FileDataset):
-    """Point clouds as ``<data_root>/<class>/<split>/*.npy`` (or .pcd, .ply, .pts, .xyz).
+    """Point clouds as ``<class>/<split>/*.npy`` (or .pcd, .ply, .pts, .xyz).
 
     The layout of ModelNet and ShapeNetCore.v2.PC15k. A sample is ``dict(points_path, class_name)``.
 
     Args:
         data_root: Folder that contains the class folders.
-        classes: Names of folders, or of ShapeNetCore v2 classes if folders are named by synset;
-            ``'all'`` for every folder with the split.
-        split: Folder in each class, such as ``'train'``, ``'val'`` or ``'test'``.
-        **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True except for
-            ``'train'``.
+        classes: Names of folders, or of ShapeNetCore v2 classes if folders are synsets; ``'all'``
+            for every folder with the split.
+        split: Folder in each class, such as ``'train'``.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True except
+            for ``'train'``.
 
     Raises:
-        FileNotFoundError: If ``data_root`` or the folder of a class is missing.
+        FileNotFoundError: If a folder is missing.
         ValueError: If a class has no point cloud in the split.
     """
 

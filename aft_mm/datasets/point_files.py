@@ -17,12 +17,11 @@ def read_points(path: str | Path) -> np.ndarray:
     """Read the points of a ``.npy``, ``.pcd``, ``.ply`` or text file (``.pts``, ``.xyz``).
 
     Returns:
-        float64 [N, 3], columns x, y, z, in the unit of the file; float32 loses shapes far from the
-        origin.
+        float64 [N, 3], x, y, z in the unit of the file; float32 loses shapes far from the origin.
 
     Raises:
-        UnusableFile: If the file is missing, damaged, a mesh, or of another kind or shape, or the
-            points are not finite or have no extent.
+        UnusableFile: If the file is missing, damaged, a mesh or of another kind, or the points are
+            not finite or have no extent.
     """
     path = Path(path)
     if path.suffix.lower() not in _READERS:
@@ -68,7 +67,7 @@ def _read_pcd(path: Path) -> np.ndarray:
 
 
 def _check_pcd_header(path: Path) -> None:
-    """Check the sizes in a header, for which pypcd4 allocates memory."""
+    """Check the sizes in a header before pypcd4 allocates memory."""
     header: dict[str, list[str]] = {}
     with path.open('rb') as file:
         for _ in range(_PCD_HEADER_LINES):
@@ -121,7 +120,7 @@ def _read_text(path: Path) -> np.ndarray:
 
 _PCD_HEADER_LINES = 64
 _PCD_LINE_BYTES = 2**16
-_PCD_VALUES = 4096  # per point; the Point Cloud Library's longest descriptor has 1,980
+_PCD_VALUES = 4096  # per point
 _PCD_RATIO = 300  # the highest compression of LZF
 _READERS = {
     '.npy': partial(np.load, allow_pickle=False),

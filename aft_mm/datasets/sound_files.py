@@ -1,4 +1,4 @@
-"""Reading speech: sound files, and features that Kaldi and Sphinx computed."""
+"""Reading speech: sound files, and features of Kaldi and Sphinx."""
 
 import math
 import re
@@ -16,16 +16,15 @@ SHIFT = 0.010
 FULL_SCALE = 2.0**15  # Kaldi's samples are 16-bit integers
 CEPSTRA = 13  # per frame in Sphinx's files
 RATES = 1000, 384_000  # lowest and highest of a sound file [Hz]
-MAX_SAMPLES = 2**26  # per channel, before and after resampling: 70 minutes at 16 kHz
-MAX_SAMPLE = 2.0**15  # some programs store 16-bit integers as floats
-# Of all filters of the resampler; 44.1 to 16 kHz has 2^17.
+MAX_SAMPLES = 2**26  # per channel: 70 minutes at 16 kHz
+MAX_SAMPLE = 2.0**15  # of 16-bit integers that are stored as floats
+# Of all filters of the resampler.
 MAX_TAPS = 2**24
-UNKNOWN_LENGTH = 2**63 - 1  # libsndfile's number of frames of streamed FLAC
+UNKNOWN_LENGTH = 2**63 - 1  # libsndfile's for streamed FLAC
 _BLOCK = 2**20  # samples decoded at once
 _FRAMES = 2**14  # frames computed at once
 _ADDRESS = re.compile(r'([^|]+\.ark):([0-9]{1,18})')
-# Binary matrices: offsets of rows and columns, and bytes per value. A byte precedes each number in
-# plain matrices, two floats precede both in compressed ones.
+# Binary matrices: offsets of rows and columns, and bytes per value.
 _MATRICES = {
     b'\0BFM ': (6, 11, 4),
     b'\0BDM ': (6, 11, 8),
@@ -79,7 +78,7 @@ def _opened(path: str) -> Any:
     import soundfile  # slow, and optional
 
     class Stream(soundfile.SoundFile):
-        """A file read from beginning to end: not every FLAC file can be searched."""
+        """Read from beginning to end, as some FLAC files cannot be searched."""
 
         def seekable(self) -> bool:
             return False
@@ -92,7 +91,7 @@ def _opened(path: str) -> Any:
 
 
 def _blocks(path: str, file: Any) -> Iterator[np.ndarray]:
-    """Decode a file, whatever length its header has, as float32 [N, C]."""
+    """Decode a file as float32 [N, C], whatever its header says."""
     block = np.empty((max(1, _BLOCK // file.channels), file.channels), np.float32)
     found = 0
     while True:
@@ -114,8 +113,8 @@ def _blocks(path: str, file: Any) -> Iterator[np.ndarray]:
 def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) -> np.ndarray:
     """Compute Kaldi's log mel filter banks, float32 [T, num_mel_bins], of samples [N] within ±1.
 
-    Windows of 25 ms every 10 ms, ``T = 1 + ⌊(N − window) / shift⌋``, no dither; shorter sound is padded
-    to one frame.
+    Windows of 25 ms every 10 ms, ``T = 1 + ⌊(N − window) / shift⌋``, no dither; shorter sound is
+    one padded frame.
     """
     from torchaudio.compliance import kaldi
 
@@ -143,10 +142,7 @@ def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) 
 
 
 def num_sound_frames(path: str, sample_rate: int) -> int:
-    """Return the number of frames of :func:`filter_banks` for a file, by its header if possible.
-
-    Raises as :func:`read_sound`.
-    """
+    """Return the frames of :func:`filter_banks`, if possible from the header; raises as reading."""
     with _opened(path) as file:
         rate, frames = file.samplerate, file.frames
         low, high = RATES
@@ -164,7 +160,7 @@ def num_sound_frames(path: str, sample_rate: int) -> int:
             f'at {rate} Hz',
         )
     divisor = math.gcd(rate, sample_rate)
-    # torchaudio's filters have six zero crossings on either side.
+    # torchaudio's filters have six zero crossings per side.
     width = 12 * max(1, rate / sample_rate) + rate // divisor
     if rate != sample_rate and sample_rate // divisor * width > MAX_TAPS:
         raise _unusable(
@@ -218,7 +214,6 @@ def read_kaldi(address: str) -> np.ndarray:
     Raises:
         UnusableFile: If it is missing, damaged, not finite or not a matrix.
     """
-    # The only maintained reader with a permissive licence.
     from kaldi_native_io import FloatMatrix
 
     num_kaldi_frames(address)
@@ -251,7 +246,7 @@ def num_kaldi_frames(address: str) -> int:
                 struct.unpack_from('<i', head, place)[0]
                 for place in (place_of_rows, place_of_columns)
             )
-            # The reader would allocate the memory first.
+            # The reader would first allocate memory.
             if rows > 0 and columns > 0 and rows * columns * size < left:
                 return rows
     raise UnusableFile(f'{quoted(address)} of a Kaldi archive is not a complete matrix')

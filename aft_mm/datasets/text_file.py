@@ -28,8 +28,8 @@ class TextFile(Dataset):
 
     - ``train``: random crops of ``context_length`` bytes.
     - ``val``, ``test`` with ``evaluation='blocks'``: consecutive contexts; the last one is shorter.
-    - ``val``, ``test`` with ``evaluation='strided'``: contexts that advance by ``stride`` bytes. In all
-      but the first, only the last ``stride`` bytes are predicted (``num_context``).
+    - ``val``, ``test`` with ``evaluation='strided'``: contexts that advance by ``stride`` bytes.
+      After the first, only the last ``stride`` bytes are predicted (``num_context``).
 
     Args:
         data_file: Path of the file; ``<data_file>.gz`` is tried too.
@@ -38,7 +38,7 @@ class TextFile(Dataset):
         evaluation: ``'blocks'`` or ``'strided'``.
         stride: Step of a strided evaluation [bytes], 1 to ``context_length``.
         split_ratio: Shares of train, val and test.
-        samples_per_epoch: Crops per epoch; by default as many as contexts fit.
+        samples_per_epoch: Crops per epoch; by default as many as fit.
 
     Raises:
         FileNotFoundError: If the file does not exist.
@@ -115,7 +115,7 @@ class TextFile(Dataset):
 class PlainFile:
     """The bytes of a file from `start` to `stop`, read slice by slice.
 
-    A memory map of a truncated file would end the process.
+    A memory map of a file that is truncated would end the process.
     """
 
     def __init__(self, path: str | Path, start: int = 0, stop: int | None = None) -> None:
@@ -130,7 +130,7 @@ class PlainFile:
         return PlainFile(self.path, self.start + start, self.start + stop)
 
     def __getitem__(self, place: slice) -> np.ndarray:
-        """Return a slice of the bytes, uint8 [N]; a ValueError if the file is shorter now."""
+        """Return bytes, uint8 [N]; a ValueError if the file is shorter now."""
         start, stop, _ = place.indices(len(self))
         try:
             data = np.fromfile(self.path, np.uint8, max(0, stop - start), offset=self.start + start)

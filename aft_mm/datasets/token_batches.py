@@ -14,18 +14,16 @@ from aft_mm.registry import DATA_SAMPLERS
 class TokenBatchSampler(Sampler):
     """Batches of samples of similar length with at most ``batch_size`` tokens per process.
 
-    A sample is as long as its longest side; batches count padding. Every epoch shuffles the samples of
-    each length, splits all into batches from short to long, and shuffles the batches. Of n processes
-    each takes every n-th sample of a batch of ``batch_size · n`` tokens. Only a batch with fewer
-    samples than processes is left out; the number of batches is constant.
+    A sample is as long as its longest side; padding counts. Every epoch shuffles the samples of
+    each length, splits all into batches from short to long, and shuffles the batches. Only a batch
+    with fewer samples than processes is left out; the number of batches is constant.
 
     Args:
         sampler: mmengine's DefaultSampler of a dataset with ``lengths`` [N] or [N, sides].
         batch_size: Largest number of tokens per batch and process.
 
     Raises:
-        ValueError: If the sampler or its dataset is of another kind, or the longest sample does not
-            fit.
+        ValueError: If the sampler is of another kind, or the longest sample does not fit.
     """
 
     def __init__(self, sampler: DefaultSampler, batch_size: int) -> None:
@@ -61,7 +59,7 @@ class TokenBatchSampler(Sampler):
             yield order[start + self.sampler.rank : end : self.sampler.world_size].tolist()
 
     def _cut(self, lengths: np.ndarray, budget: int) -> np.ndarray:
-        """Split ascending lengths into batches: first and last index + 1 of each, [N, 2]."""
+        """Split ascending lengths into batches: start and stop of each, [N, 2]."""
         start, bounds = 0, []
         while start < len(lengths):
             window = lengths[start : start + budget // max(1, lengths[start])]

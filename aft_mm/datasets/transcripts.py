@@ -20,13 +20,12 @@ class Transcripts(NamedTuple):
 def read_transcripts(path: str) -> Transcripts:
     """Read lines of Kaldi, ``ID TEXT``, or Sphinx, ``TEXT (ID)``; the first line decides.
 
-    Empty lines are skipped, an id alone is an utterance without words, invalid UTF-8 becomes U+FFFD;
-    warnings list these lines.
+    Empty lines are skipped, an id alone has no words, invalid UTF-8 becomes U+FFFD; warnings list
+    these lines.
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If it has no utterance, one twice, or a line of the other format or above a
-            megabyte.
+        ValueError: If it has no utterance, one twice, or a line of the other format or over a MB.
     """
     check_path('transcripts', path)
     if not os.path.isfile(path):
@@ -80,7 +79,7 @@ def read_transcripts(path: str) -> Transcripts:
 
 
 def _sphinx_parts(line: str) -> tuple[str, str] | None:
-    """Return id and text of ``TEXT (ID)``, else None; a regular expression takes quadratic time."""
+    """Return id and text of ``TEXT (ID)``; a regular expression takes quadratic time."""
     start = line.rfind('(', 0, len(line) - 2)
     name = line[start + 1 : -1]
     if start < 0 or not line.endswith(')') or name.split() != [name]:
@@ -89,6 +88,6 @@ def _sphinx_parts(line: str) -> tuple[str, str] | None:
 
 
 def warning_text(path: str, what: str, items: list) -> str:
-    """Return a message such as ``'text': 2 line(s) are empty: 3, 9``, with at most five items."""
+    """Return a message such as ``'text': 2 line(s) are empty: 3, 9``."""
     shown = ', '.join(map(str, items[:5])) + (', …' if len(items) > 5 else '')
     return f'{str(path)!r}: {len(items)} {what}: {shown}'

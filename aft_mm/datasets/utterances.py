@@ -24,14 +24,14 @@ SOUND = ('.wav', '.flac', '.ogg')
 class Utterances(FileDataset):
     """Utterances with transcripts; a subclass finds their files in :meth:`find`.
 
-    Training leaves out and logs files that are missing, damaged, longer than `max_frames` or, after
-    stacking, too short for CTC, by their headers. With ``test_mode=True`` these stop the run, except
-    short ones, which are recognised with errors.
+    Training leaves out and logs files that, by their headers, are missing, damaged, longer than
+    `max_frames` or, after stacking, too short for CTC. With ``test_mode=True`` they stop the run,
+    except short ones.
 
     Args:
         units: Arguments of :class:`TextUnits`.
-        speaker: Regular expression whose first group, searched in the id, is the speaker; for
-            :class:`NormalizeFeatures` per speaker, which reads all features at the start.
+        speaker: Regular expression whose first group in the id is the speaker.
+            :class:`NormalizeFeatures` per speaker reads all features at the start.
         max_frames: Largest number of frames per utterance, before stacking.
         **kwargs: See :class:`FileDataset`; the pipeline begins with :class:`LoadUtterance`.
 
@@ -100,7 +100,7 @@ class Utterances(FileDataset):
     def _usable_length(
         self, name: str, path: str, units: tuple[int, ...], notes: dict[str, list]
     ) -> int | None:
-        """Return the frames after stacking, or None and a note if it is left out."""
+        """Return the frames after stacking, or None with a note."""
         try:
             frames = self._load_step().num_frames(path)
         except UnusableFile as error:
@@ -185,7 +185,7 @@ class Utterances(FileDataset):
 
 
 def frames_needed(units: tuple[int, ...]) -> int:
-    """Return the frames that CTC needs: one per unit, a blank between equal ones."""
+    """Return the frames that CTC needs: one per unit, and a blank between equal ones."""
     return len(units) + sum(a == b for a, b in zip(units, units[1:], strict=False))
 
 
@@ -204,7 +204,7 @@ def _check_both(place: str, what: str, files: set[str], texts: set[str]) -> None
 class SpeechFolder(Utterances):
     """A folder of WAV, FLAC or OGG files, with subfolders, and one file of transcripts.
 
-    An id is the name of the file, or its path below the folder, without suffix.
+    An id is the name of the file, or its path in the folder, without suffix.
 
     Args:
         data_root: The folder.

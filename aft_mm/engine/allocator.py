@@ -1,8 +1,7 @@
 """Keep freed memory in the process instead of returning it to the system.
 
-glibc maps and unmaps every tensor of more than 32 MiB: at 32,768 tokens of 256 channels, half of
-the time is spent on zeroed pages. The tools read ``AFT_MM_MALLOC``, ``keep`` (default) or
-``system``.
+glibc unmaps every tensor of more than 32 MiB, and zeroed pages then take much time. The tools read
+``AFT_MM_MALLOC``, ``keep`` (default) or ``system``.
 """
 
 import ctypes
@@ -18,7 +17,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep freed memory, in this process and its forks; return whether it does.
+    """Make glibc keep freed memory; return whether it does.
 
     Does nothing with ``AFT_MM_MALLOC=system``, glibc's own variables, or another allocator.
     """

@@ -1,4 +1,4 @@
-"""Start and end of a distributed run, also on a CPU, where mmengine fails, and its order of sums."""
+"""Start and end of a distributed run, also on a CPU, and its order of sums."""
 
 import atexit
 import os
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aft_mm.errors import UserError
 
-_POLL_SECONDS = 1  # between two checks of the launcher
+_POLL_SECONDS = 1
 _GRACE_SECONDS = 30  # between SIGTERM and exit, as torchrun's
 _RANK_VARIABLES = {
     'pytorch': ('RANK', 'WORLD_SIZE', 'LOCAL_RANK'),
@@ -56,9 +56,9 @@ def start_distributed(cfg: Config) -> None:
 def fix_sum_order(model: nn.Module) -> bool:
     """Make every iteration add up the gradients of several processes in the same order.
 
-    DistributedDataParallel changes its buckets after the first backward pass, and gloo's order of sums
-    depends on the place in the bucket: a resumed run would round its first step differently. A backward
-    pass without data makes it choose the final buckets; gradients are dropped.
+    DistributedDataParallel changes its buckets, on which the order depends, after the first
+    backward pass: a resumed run would round its first step differently. A backward pass without
+    data makes it choose the final ones.
 
     Returns:
         False if the model is not a DistributedDataParallel with the usual buckets.
@@ -69,7 +69,7 @@ def fix_sum_order(model: nn.Module) -> bool:
         return False
     if not model.find_unused_parameters:  # else the first buckets are the final ones
         model.reducer.prepare_for_backward([])
-        # Gradients of the first parameters come last, as in a model.
+        # As in a model, gradients of the first parameters come last.
         sums = [value.sum() for value in model.parameters() if value.requires_grad]
         torch.autograd.backward(sums)
         model.zero_grad()
@@ -106,7 +106,7 @@ def _end_with_launcher(launcher: int) -> None:
     )
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE_SECONDS)
-    os._exit(1)  # it is waiting for a process that has ended
+    os._exit(1)  # it waits for a process that has ended
 
 
 def _leave_gloo() -> None:

@@ -1,4 +1,4 @@
-"""Loops: an epoch loop that can stop and resume, and test loops that sample or translate."""
+"""Training loops that stop and resume, and tests that sample or translate."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -29,14 +29,14 @@ from .stop_signals import protect_workers, starting_workers
 class StoppableEpochLoop(EpochBasedTrainLoop):
     """mmengine's epoch loop, which also checks ``stop_training`` after every iteration.
 
-    An epoch that is stopped early does not count and is not validated. With ``num_done`` the next epoch
-    resumes after that many of its iterations.
+    An epoch that is stopped early does not count and is not validated. With ``num_done`` the next
+    epoch resumes after that many of its iterations.
     """
 
     num_done = 0
     begin = (0, 0)  # epoch and iteration at which the current epoch started
     batches: 'Batches | None' = None
-    restore: Callable[[], None] | None = None  # called before the first batch of a resumed epoch
+    restore: Callable[[], None] | None = None
 
     def run_epoch(self) -> None:
         num_done, self.num_done = self.num_done, 0
@@ -49,7 +49,7 @@ class StoppableEpochLoop(EpochBasedTrainLoop):
         for index, batch in enumerate(batches, num_done):
             self.run_iter(index, batch)
             if self.stop_training and index + 1 < len(self.dataloader):
-                self.val_begin = self.max_epochs + 1  # else mmengine's loop would validate
+                self.val_begin = self.max_epochs + 1  # else mmengine would validate
                 return
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1
@@ -60,14 +60,14 @@ class StoppableEpochLoop(EpochBasedTrainLoop):
 
 
 class EndlessBatches:
-    """Iterator of mmengine's iteration loop that does not load batches from before a resume."""
+    """Iterator of mmengine's iteration loop that loads no batches from before a resume."""
 
     def __init__(self, loop: IterBasedTrainLoop, batches: 'Batches') -> None:
         self.loop = loop
         self.batches = batches
         self.num_skipped = 0
         self.iterator: Iterator | None = None
-        self.restore: Callable[[], None] | None = None  # called before a resumed run's first batch
+        self.restore: Callable[[], None] | None = None
 
     def __iter__(self) -> 'EndlessBatches':
         return self
@@ -87,8 +87,7 @@ class EndlessBatches:
 def make_resumable(loop: BaseLoop, seeds: Sequence[int] | None = None) -> None:
     """Let mmengine's train loop stop and resume at any iteration; `seeds` are those of Batches.
 
-    Its class and iterator are replaced, because configs select mmengine's loops. Other classes are left
-    alone.
+    Its class and iterator are replaced, because configs select mmengine's loops.
     """
     if isinstance(loop.dataloader.dataset, IterableDataset):  # its samples have no numbers
         return
@@ -109,7 +108,7 @@ class Batches:
 
     Args:
         loader: The data loader, whose workers are started again here.
-        seeds: Numbers, 0 or larger, that with the batch's own seed it, whatever the worker; none leaves
+        seeds: Numbers, 0 or larger, that seed each batch together with its own seed; none leaves
             the generators alone.
         endless: Restart the sampler at its end, with the next epoch.
     """
@@ -135,7 +134,7 @@ class Batches:
         if not (self.first or self.is_seeded or self.endless):
             return iter(self.loader)
         if self.endless and hasattr(sampler_of(self.loader), '_indices_of_rank'):
-            # Else InfiniteSampler would continue where the loop's own iterator had prefetched.
+            # InfiniteSampler would continue after the batches that the loop prefetched.
             sampler = sampler_of(self.loader)
             sampler.indices = sampler._indices_of_rank()
         loader = self.loader
@@ -150,8 +149,8 @@ class Batches:
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context,
-            # A new iterator takes a number from the generator, persistent workers one per run: from the
-            # generator of the process a resumed run would differ.
+            # A new iterator takes a number from the generator; from that of the process, a resumed
+            # run would differ.
             generator=torch.Generator() if self.is_seeded else loader.generator,
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=loader.persistent_workers,
@@ -201,7 +200,7 @@ class SeededBatches:
 
 
 def sampler_of(loader: DataLoader) -> Any:
-    """Return the sampler; the loader does not know that of a custom batch sampler."""
+    """Return the sampler, also that of a custom batch sampler."""
     return getattr(loader.batch_sampler, 'sampler', loader.sampler)
 
 
@@ -232,12 +231,10 @@ class GenerationTestLoop(TestLoop):
         runner, dataloader, evaluator: As for mmengine's TestLoop.
         fp16: Whether to test and sample under autocast.
         num_samples: Sequences per sample.
-        temperature: Divides the logits.
-        top_k: Sample among the k most likely values only.
-        top_p: Sample among the most likely values with this total probability only.
+        temperature, top_k, top_p: See :func:`aft_mm.models.generate`.
         seed: 0 or larger; a batch is seeded from (``seed``, rank, batch number).
-        num_inputs: Sample only for the first ``num_inputs`` samples, over all ranks, with a sampler in
-            the order of the data set; 0 measures the likelihood only.
+        num_inputs: Sample for the first ``num_inputs`` samples only, over all ranks; 0 measures the
+            likelihood only. The sampler must keep the order of the data set.
 
     Raises:
         ValueError: An option is out of range.
@@ -283,7 +280,7 @@ class GenerationTestLoop(TestLoop):
         inputs, samples = data_batch['inputs'], data_batch['data_samples']
         num = len(samples)
         if self.num_inputs is not None:
-            # The i-th sample of this rank is i·world_size + rank.
+            # Sample i of this rank is i·world_size + rank.
             share = -(-(self.num_inputs - self.runner.rank) // self.runner.world_size)
             num = min(num, max(0, share - self.seen))
         self.seen += len(samples)
@@ -314,8 +311,7 @@ class TranslationTestLoop(TestLoop):
     """A test that also translates by beam search: every sample gets the text ``translation``.
 
     Args:
-        runner, evaluator: As for mmengine's TestLoop.
-        dataloader: As for mmengine's TestLoop, over a data set with ``subwords``.
+        runner, dataloader, evaluator: As for mmengine's TestLoop; the data set has ``subwords``.
         fp16: Whether to test and translate under autocast.
         beam_size: Hypotheses kept at every token; 1 is greedy.
         length_penalty: Exponent of the length by which scores are divided.

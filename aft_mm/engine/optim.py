@@ -1,4 +1,4 @@
-"""Optimizer wrapper, layer-wise learning rates and a learning rate schedule."""
+"""Optimizer wrapper, layer-wise learning rates and a schedule."""
 
 import math
 from collections.abc import Iterator
@@ -27,8 +27,8 @@ class AutocastOptimWrapper(AmpOptimWrapper):
 
     Args:
         dtype: ``'bfloat16'``, without loss scaling, or, on CUDA, ``'float16'``.
-        loss_scale: ``'dynamic'``, a float (the constant scale) or a dict of arguments for
-            ``torch.amp.GradScaler``; only for float16.
+        loss_scale: For float16 only: ``'dynamic'``, a constant float or a dict of arguments for
+            ``torch.amp.GradScaler``.
         **kwargs: Those of ``mmengine.optim.OptimWrapper``.
 
     Raises:
@@ -38,7 +38,7 @@ class AutocastOptimWrapper(AmpOptimWrapper):
     def __init__(
         self, dtype: str = 'bfloat16', loss_scale: str | float | dict = 'dynamic', **kwargs
     ) -> None:
-        # AmpOptimWrapper's own constructor refuses a CPU and builds a deprecated scaler.
+        # AmpOptimWrapper's constructor refuses a CPU and builds a deprecated scaler.
         OptimWrapper.__init__(self, **kwargs)
         device = torch.device(get_device()).type
         allowed = ('bfloat16', 'float16') if device == 'cuda' else ('bfloat16',)
@@ -65,8 +65,8 @@ class AutocastOptimWrapper(AmpOptimWrapper):
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """mmengine's default constructor with layer-wise decay of the learning rate.
 
-    The rate is ``lr · decay_rate^(n − 1 − i)`` for a parameter of depth i among n, as
-    ``model.backbone.get_layer_depth`` gives them: ``lr`` for the head, the lowest for the embeddings.
+    The rate is ``lr · decay_rate^(n − 1 − i)`` at depth i of n, see ``backbone.get_layer_depth``:
+    ``lr`` in the head, the lowest in the embeddings.
 
     Args:
         optim_wrapper_cfg: Config of the wrapper, with optimizer.lr.
@@ -93,7 +93,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         is_dcn_module: int | float | None = None,
     ) -> None:
         super().add_params(params, module, prefix, is_dcn_module)
-        if prefix:  # called for every child by the default implementation
+        if prefix:  # the default implementation calls it for every child
             return
         backbone = getattr(module, 'backbone', None)
         if not hasattr(backbone, 'get_layer_depth'):
@@ -129,6 +129,6 @@ class InverseSqrtLR(ExponentialLR):
         super().__init__(optimizer, gamma=1.0, begin=begin, by_epoch=by_epoch, **kwargs)
 
     def _get_value(self) -> list[float]:
-        # Schedulers of a list multiply, so each step is a factor on the previous rate.
+        # Schedulers are products: each step is a factor on the previous rate.
         self.gamma = math.sqrt(1 - 1 / (self.begin + self.last_step))
         return super()._get_value()

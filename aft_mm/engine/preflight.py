@@ -1,7 +1,7 @@
-"""Checks of a run before it starts: mistakes end it with a one-line message, not after an epoch.
+"""Checks of a run before it starts.
 
-:data:`TRAIN_CHECKS` and :data:`TEST_CHECKS` are called in order after the runner is built. Checks
-of the config alone are in `aft_mm/config/reading.py`.
+They are called in order after the runner is built. Checks of the config alone are in
+`aft_mm/config/reading.py`.
 """
 
 import importlib
@@ -61,7 +61,7 @@ def choose_checkpoint(cfg: Config) -> str:
 
 
 def check_widths(config: Config, runner: Runner) -> None:
-    """Refuse a neck, or heads without a neck, of another width than an AFTViT backbone."""
+    """Refuse a neck, or else a head, of another width than an AFTViT backbone."""
     model = task_model(runner)
     backbone = getattr(model, 'backbone', None)
     if type(backbone).__name__ != 'AFTViT':  # other backbones have a width per stage
@@ -93,7 +93,7 @@ def check_regularization(config: Config, runner: Runner) -> None:
 
 
 def check_steps(config: Config, runner: Runner) -> None:
-    """Refuse, or warn if nothing samples, a causal mixer that cannot take one token at a time."""
+    """Refuse a causal mixer without single steps, or warn if nothing samples."""
     without = next(
         (
             type(layer).__name__
@@ -135,7 +135,7 @@ def check_test_classes(config: Config, runner: Runner) -> None:
 
 def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
     metainfo = getattr(dataset, 'metainfo', None) or {}
-    classes = metainfo.get('classes') or metainfo.get('units')  # units of speech, with the blank
+    classes = metainfo.get('classes') or metainfo.get('units')
     for name in ('head', 'bbox_head', 'decode_head', 'auxiliary_head', 'roi_head.bbox_head'):
         head: Any = model
         for part in name.split('.'):

@@ -1,4 +1,4 @@
-"""Guard a run: signals stop it with a checkpoint, failures of the machine with one line."""
+"""Signals stop a run with a checkpoint, failures of the machine with one line."""
 
 import errno
 import logging
@@ -45,7 +45,8 @@ _PEER_GONE = re.compile(
 class StopSignalHook(StopHook):
     """Ends the training after the iteration in which SIGTERM, SIGINT or SIGHUP arrived.
 
-    A signal to one process stops all. A validation is stopped at once: the epoch is already saved.
+    A signal to one process stops all. A validation is stopped at once, as the epoch is already
+    saved.
 
     Args:
         signals: The signal handler.
@@ -152,15 +153,15 @@ def _with_resume(argv: Sequence[str]) -> list[str]:
 def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
     """Exit with a one-line message if the machine or another process ends a run.
 
-    That is a signal, a killed worker, no memory, an unwritable disk, or the death of another process.
-    The exit status after a signal is 128 plus its number.
+    That is a signal, a killed worker, no memory, an unwritable disk, or the death of another
+    process. The exit status after a signal is 128 plus its number.
 
     Args:
         argv: Arguments of the command that resumes the training; by default those of the process.
     """
     _allow_many_open_files()
     run = Run(StopSignals(), sys.argv[1:] if argv is None else argv)
-    try:  # outside of the signals: the death of a worker is raised at any point
+    try:  # outside, as a worker's death is raised at any point
         with _quiet_log(), run.signals, _deaths_of_workers():
             yield run
             if run.hook is not None and run.hook.is_up:
@@ -174,7 +175,7 @@ def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
     except (OSError, RuntimeError, MemoryError) as error:
         message = reason(error)
         if run.signals.received and message and message.startswith('worker '):
-            # The signal reached the whole process group, and a worker before it was protected.
+            # The signal also reached a worker before it was protected.
             name = signal.Signals(run.signals.received).name
             _end(f'{name} stopped the run{run.last_checkpoint()}', 128 + run.signals.received)
         if message is None:
@@ -206,7 +207,7 @@ def _allow_many_open_files() -> None:
 
 @contextmanager
 def _deaths_of_workers() -> Iterator[None]:
-    """Raise the death of a worker, not the error of its connection, which closes before SIGCHLD."""
+    """Raise the death of a worker, not the error of its connection, which closes first."""
     try:
         yield
     except (OSError, EOFError) as error:
@@ -217,7 +218,7 @@ def _deaths_of_workers() -> Iterator[None]:
 
 @contextmanager
 def _quiet_log() -> Iterator[None]:
-    """Print no traceback for every line of a log that cannot be written."""
+    """Print no traceback for each line of a log that cannot be written."""
     before, logging.raiseExceptions = logging.raiseExceptions, False
     try:
         yield

@@ -1,4 +1,4 @@
-"""Build the runner of a config: a Runner with a short console log and safe default hooks."""
+"""Build the runner of a config, with a short console log and safe default hooks."""
 
 import argparse
 import logging
@@ -24,7 +24,7 @@ from aft_mm.errors import UserError
 
 from .distributed import start_distributed
 
-#: Beginnings of the many messages that are the same in every run, written to the log file only.
+#: Beginnings of messages that are the same in every run, for the log file only.
 DETAILS = (
     f'\n{"-" * 60}\nSystem environment:',
     'Config:\n',
@@ -39,7 +39,7 @@ DETAILS = (
 
 
 def load_run_config(args: argparse.Namespace) -> Config:
-    """Read and check ``args.config``, apply the arguments of a run and join the process group.
+    """Read and check ``args.config``, apply the arguments and join the process group.
 
     Raises:
         UserError: The config cannot be read, or the launcher's environment is incomplete.
@@ -88,7 +88,7 @@ def apply_safe_defaults(cfg: Config) -> None:
 def can_compile(cfg: Config) -> bool:
     """Return whether training is compiled by default: on CUDA with Triton and a C compiler.
 
-    Images of detection and segmentation have many sizes, each of which would be compiled.
+    Not for detection and segmentation, whose images have many sizes.
     """
     if not torch.cuda.is_available() or cfg.get('default_scope') in DOWNSTREAM:
         return False
@@ -141,7 +141,7 @@ class ConsoleRunner(Runner):
         return logger
 
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
-        """Build mmengine's wrapper, and warn if weight decay pulls position biases to 0."""
+        """Build the wrapper, and warn if weight decay pulls position biases to 0."""
         built = super().build_optim_wrapper(optim_wrapper)
         if built is not optim_wrapper and isinstance(built, OptimWrapper):
             warning = decayed_biases(self.model, built)

@@ -1,4 +1,4 @@
-"""Signals that stop a run: SIGTERM, SIGINT, SIGHUP, in its main process and its workers."""
+"""Signals that stop a run, in its main process and its workers."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def _end_at_sigterm() -> None:
         _deliver_signals()
 
 
-# Pools of processes are ended with SIGTERM, where a Python handler may never run. So signals are
+# Pools end their processes with SIGTERM, where a Python handler may never run. So signals are
 # blocked during a fork, and SIGTERM ends a child.
 if hasattr(os, 'register_at_fork'):  # not on Windows
     os.register_at_fork(
@@ -53,7 +53,7 @@ class WorkerInit:
     def __call__(self, worker_id: int) -> None:
         torch.multiprocessing.set_sharing_strategy(self.strategy)  # a spawned worker has another
         if hasattr(signal, 'sigwaitinfo'):  # not on Windows and macOS
-            # Blocked in all threads, so that only the new thread receives them.
+            # Only the new thread receives them.
             signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
             threading.Thread(target=_end_with_parent, daemon=True).start()
         if self.init is not None:
@@ -75,7 +75,7 @@ def protect_workers(loader: DataLoader) -> None:
 
 @contextmanager
 def starting_workers() -> Iterator[None]:
-    """Block signals in processes that are forked inside, until their :class:`WorkerInit` runs."""
+    """Block signals in processes forked inside, until their :class:`WorkerInit` runs."""
     global _is_starting_workers
     _is_starting_workers = True
     try:
@@ -99,7 +99,7 @@ class StopSignals:
     """Context manager that handles SIGTERM, SIGINT and SIGHUP of this process.
 
     While ``can_wait``, the first signal is stored in ``received``; otherwise, and for a second one,
-    :class:`Stopped` is raised. With ``patient``, further signals are ignored while ``can_wait``,
+    :class:`Stopped` is raised. With ``patient``, further ones are ignored while ``can_wait``,
     because a launcher repeats that of the keyboard.
     """
 
@@ -113,7 +113,7 @@ class StopSignals:
     def __enter__(self) -> 'StopSignals':
         if threading.current_thread() is threading.main_thread():  # required by signal.signal
             for signum in WATCHED:
-                # nohup ignores SIGHUP for a run that is to survive its terminal.
+                # nohup ignores SIGHUP.
                 if signum == _HANGUP and signal.getsignal(signum) is signal.SIG_IGN:
                     continue
                 self._before[signum] = signal.signal(signum, self._handle)
@@ -125,7 +125,7 @@ class StopSignals:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a fork, which also got the keyboard's SIGINT
-            # A data loader worker continues until its parent has finished.
+            # A data loader worker continues until its parent ends.
             if get_worker_info() is None:
                 signal.signal(signum, signal.SIG_DFL)
                 os.kill(os.getpid(), signum)

@@ -16,7 +16,7 @@ __all__ = ['Block', 'BlockState', 'DropPath']
 
 
 class BlockState(NamedTuple):
-    """State of a block between steps: that of its mixer, and the projected memory."""
+    """State of the mixer between steps, and the projected memory."""
 
     mixing: Any
     memory: ProjectedMemory | None
@@ -28,7 +28,7 @@ class BlockState(NamedTuple):
 
 
 class DropPath(nn.Module):
-    """Skip a branch of a sample with probability p in training; scale the others by 1 / (1 − p)."""
+    """Skip the branch of a sample with probability p in training; scale others by 1 / (1 − p)."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -48,23 +48,22 @@ class Block(nn.Module):
     """Pre-norm block on [B, T, D].
 
     ``x = x + drop(mixer(norm(x)))``, then ``x = x + drop(cross_mixer(norm(x), memory))`` if there
-    is a cross mixer, then ``x = x + drop(mlp(norm(x)))``. Linear layers start as in DeiT: truncated
-    N(0, 0.02²), bias 0.
+    is a cross mixer, then ``x = x + drop(mlp(norm(x)))``. Linear layers start from truncated N(0,
+    0.02²), biases at 0.
 
     Args:
         embed_dims: Channels D.
         token_mixer: Config of the mixer, such as ``dict(type='aft_mm.AFTFull', rank=128)``;
             embed_dims, grid, num_prefix_tokens and proj_drop are added.
-        grid: See :class:`TokenMixer`.
-        num_prefix_tokens: See :class:`TokenMixer`.
+        grid, num_prefix_tokens: See :class:`TokenMixer`.
         mlp_ratio: Hidden channels of the MLP over D.
         drop_rate: Dropout probability inside the MLP and after the mixer.
-        drop_path_rate: Probability of skipping a branch, per sample, in training.
-        cross_mixer: Config of a non-causal mixer over a memory; embed_dims and proj_drop are added.
+        drop_path_rate: Probability of skipping a branch of a sample in training.
+        cross_mixer: Config of a non-causal mixer over a memory.
 
     Raises:
-        ValueError: `mlp_ratio` leaves the MLP without a channel; the cross mixer is causal, takes
-            no memory, or has a bias that is not over it (:attr:`TokenMixer.biased_memory`).
+        ValueError: `mlp_ratio` leaves the MLP without a channel, or the cross mixer is causal or
+            does not fit a memory.
     """
 
     def __init__(
@@ -135,14 +134,13 @@ class Block(nn.Module):
 
         Args:
             x: Tokens [B, T, D].
-            grid: Grid of these tokens, if it is not the constructor's.
-            key_mask: bool [B, T], True = keep.
+            grid, key_mask: See :meth:`TokenMixer.forward`.
             memory: Tokens [B, S, D] for the cross mixer.
             memory_mask: bool [B, S], True = keep.
-            **pairs: position_bias and pair_mask of these tokens, see :meth:`TokenMixer.forward`.
+            **pairs: position_bias and pair_mask, see :meth:`TokenMixer.forward`.
 
         Raises:
-            ValueError: a memory without a cross mixer, or the reverse.
+            ValueError: A memory without a cross mixer, or the reverse.
         """
         projected = self._project_memory(memory, memory_mask)
         mixed = self.token_mixer(self.norm1(x), grid=grid, key_mask=key_mask, **pairs)
@@ -174,7 +172,7 @@ class Block(nn.Module):
 
     @torch.no_grad()
     def step(self, x_t: Tensor, state: BlockState) -> tuple[Tensor, BlockState]:
-        """Run one token x_t [B, D]; return it and the next state, see :meth:`TokenMixer.step`."""
+        """Run one token x_t [B, D], see :meth:`TokenMixer.step`."""
         memory = state.memory
         # The step of the mixer overwrites the position of its state.
         position = state.position if memory is None else state.position.clone()

@@ -30,7 +30,7 @@ class PatchEmbedding(nn.Module):
     Args:
         in_channels: Channels C of the image.
         embed_dims: Channels D of a token.
-        patch_size: Side of a patch in pixels.
+        patch_size: Side of a patch [px].
     """
 
     def __init__(self, in_channels: int, embed_dims: int, patch_size: int) -> None:
@@ -43,7 +43,7 @@ class PatchEmbedding(nn.Module):
         self.projection = nn.Conv2d(in_channels, embed_dims, patch_size, stride=patch_size)
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """Return the grid (H', W') of an image of this size in pixels."""
+        """Return the grid (H', W') of an image of this size [px]."""
         # ONNX rounds the quotient of a negative number towards zero.
         patch = self.patch_size
         return (height + patch - 1) // patch, (width + patch - 1) // patch
@@ -53,7 +53,7 @@ class PatchEmbedding(nn.Module):
         height, width = image.shape[2:]
         grid = self.grid_of(height, width)
         bottom, right = grid[0] * self.patch_size - height, grid[1] * self.patch_size - width
-        # Symbolic sizes of an export are not ints.
+        # Sizes of an export are not ints.
         if not isinstance(bottom, int) or not isinstance(right, int) or bottom or right:
             image = F.pad(image, (0, right, 0, bottom))
         tokens = self.projection(image).flatten(2).transpose(1, 2)
@@ -70,7 +70,7 @@ class ConvPatchEmbedding(PatchEmbedding):
     Args:
         in_channels: Channels C of the image.
         embed_dims: Channels D of a token, a multiple of patch / 2.
-        patch_size: Side of the pixels per token, a power of two from 2 on.
+        patch_size: Side of a patch [px], a power of two from 2 on.
     """
 
     def __init__(self, in_channels: int, embed_dims: int, patch_size: int) -> None:
@@ -94,9 +94,8 @@ class PositionEmbedding(GridParameters):
     """One learned vector per token, [T, D], initialised from truncated N(0, 0.02²).
 
     Args:
-        grid: Sizes of the token grid; others are interpolated, see :class:`GridParameters`.
+        grid, num_prefix_tokens: See :class:`GridParameters`.
         embed_dims: Channels D.
-        num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
     """
 
     def __init__(self, grid: Sequence[int], embed_dims: int, num_prefix_tokens: int = 0) -> None:
@@ -143,9 +142,9 @@ class TokenEmbedding(nn.Module):
     Args:
         embed_dims: Channels D.
         vocab_size: Number of values V; tokens are 0 … V − 1.
-        num_kinds: Alternating kinds of tokens, such as 3 for sub-pixels R, G, B, R, …; each adds a
-            learned vector to the shared table [V, D].
-        scaled: Initialise with standard deviation 1/√D and multiply by √D (arXiv 1706.03762, §3.4).
+        num_kinds: Alternating kinds of tokens, such as 3 for sub-pixels R, G, B, R, …; each kind
+            adds a learned vector.
+        scaled: Initialise with deviation 1/√D and multiply by √D (arXiv 1706.03762, §3.4).
     """
 
     token_shape = ()
@@ -173,11 +172,10 @@ class TokenEmbedding(nn.Module):
 
         Args:
             tokens: [B, T] of any integer type.
-            position: Index [B] of the first token, given in steps; 0 by default.
+            position: Index [B] of the first token in a step; 0 by default.
 
         Raises:
-            ValueError: Another shape, or a token outside the vocabulary (in steps checked on a CPU
-                only).
+            ValueError: Another shape, or a token outside the vocabulary (in steps on a CPU only).
         """
         if not isinstance(tokens, Tensor) or tokens.dim() != 2:
             refuse('tokens', 'a tensor [B, T]', tokens)
@@ -199,7 +197,7 @@ class PixelEmbedding(nn.Module):
 
     Args:
         embed_dims: Channels D.
-        num_channels: Colours C of a pixel, values 0 … 255. With 1, tokens may also be [B, T].
+        num_channels: Colours C of a pixel; with 1, tokens may be [B, T].
     """
 
     num_values = 256
@@ -212,11 +210,11 @@ class PixelEmbedding(nn.Module):
         self.projection = nn.Linear(num_channels, embed_dims)
 
     def forward(self, tokens: Tensor, position: Tensor | None = None) -> Tensor:
-        """Embed pixels; in steps, marked by a `position`, values are checked on a CPU only.
+        """Embed pixels.
 
         Args:
             tokens: [B, T, C] of any integer type.
-            position: Marks a step.
+            position: Marks a step, whose values are checked on a CPU only.
 
         Raises:
             ValueError: Another number of channels, or a value outside 0 … 255.
@@ -233,7 +231,7 @@ class PixelEmbedding(nn.Module):
 
 @MODELS.register_module()
 class FrameEmbedding(nn.Module):
-    """Linear projection of frames of real features, such as filter banks.
+    """Linear projection of frames, such as filter banks.
 
     Args:
         embed_dims: Channels D.
@@ -260,7 +258,7 @@ class ConvFrameEmbedding(FrameEmbedding):
     """Convolutions over time in front of the blocks.
 
     The projection of :class:`FrameEmbedding`, then per layer ``x + relu(LayerNorm(conv(x)))`` with
-    padding set to 0. Frames are not subsampled.
+    padding set to 0.
 
     Args:
         embed_dims: Channels D.
@@ -281,7 +279,7 @@ class ConvFrameEmbedding(FrameEmbedding):
         self.norms = nn.ModuleList(nn.LayerNorm(embed_dims) for _ in range(num_layers))
 
     def forward(self, frames: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return vectors [B, T, D] for float frames [B, T, F] with the mask [B, T], True = keep."""
+        """Return vectors [B, T, D] for float frames [B, T, F] with the mask [B, T]."""
         x = super().forward(frames)
         for conv, norm in zip(self.convs, self.norms, strict=True):
             seen = x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0)
@@ -294,7 +292,7 @@ def _check_values(what: str, tokens: Tensor, size: int, in_step: bool) -> None:
         refuse(f'a {what}', 'an integer', tokens)
     if torch.compiler.is_compiling() or not tokens.numel():
         return
-    # Reading from a device would cost more than the step.
+    # Reading from a device costs more than the step.
     if in_step and tokens.device.type != 'cpu':
         return
     low, high = (int(value) for value in tokens.aminmax())

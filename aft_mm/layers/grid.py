@@ -22,7 +22,7 @@ def check_grid(grid: Sequence[int], name: str = 'grid') -> Grid:
 
 
 def check_kernel(kernel_size: int | Sequence[int], grid: Grid | None) -> Grid:
-    """Return the odd kernel size of each dimension of the grid, or of `kernel_size` without one."""
+    """Return the odd kernel size of each dimension of the grid, or without one as given."""
     if grid is not None:
         dims = len(grid)
     else:
@@ -43,7 +43,7 @@ def is_same(a: Grid, b: Grid) -> bool:
 def interpolate(x: Tensor, source: Grid, target: Grid, num_prefix_tokens: int = 0) -> Tensor:
     """Resample rows on a grid, ``[P + prod(source), C] -> [P + prod(target), C]``.
 
-    Linear, bicubic or trilinear, with align_corners=False. The P rows of prefix tokens are copied.
+    Linear, bicubic or trilinear; the P rows of prefix tokens are copied.
     """
     if is_same(source, target):
         return x
@@ -54,7 +54,7 @@ def interpolate(x: Tensor, source: Grid, target: Grid, num_prefix_tokens: int = 
 
 
 def infer_grid(num_tokens: int, like: Grid) -> Grid | None:
-    """Guess the grid of a checkpoint, which is not stored, from its number of positions.
+    """Guess the grid of a checkpoint from its number of positions.
 
     Tries `like`, equal sides, and the proportions of `like`; else None.
     """
@@ -69,15 +69,14 @@ def infer_grid(num_tokens: int, like: Grid) -> Grid | None:
 class GridParameters(nn.Module):
     """Base class of parameters with one row per token, ``[P + prod(grid), C]``.
 
-    A checkpoint for another grid is interpolated.
+    Rows are interpolated for other grids of tokens and of checkpoints.
 
     Args:
         grid: Sizes of the token grid, 1 to 3 dimensions.
-        num_prefix_tokens: Class tokens P in front of the grid.
+        num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
 
     Raises:
-        ValueError: On loading, the number of rows fits no grid, or C differs, which mmengine would
-            only log.
+        ValueError: On loading, if the number of rows fits no grid, or C differs.
     """
 
     def __init__(self, grid: Sequence[int], num_prefix_tokens: int = 0) -> None:

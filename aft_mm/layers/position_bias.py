@@ -28,8 +28,8 @@ __all__ = [
 ]
 
 
-# The papers initialise with N(0, 1e-2). We read 1e-2 as a variance for u and v, and as a standard
-# deviation for a free w, which trained better (docs/configs.md).
+# The papers' N(0, 1e-2), read as a variance for u and v, and as a standard deviation for a free w
+# (docs/configs.md).
 FACTOR_STD = 0.1
 FREE_STD = 0.01
 
@@ -38,11 +38,9 @@ class FactorizedPositionBias(GridParameters):
     """Factorised bias ``w = u vᵀ`` with u, v [T, d'] (arXiv 2105.14103, eq. 7).
 
     Args:
-        grid: Sizes of the token grid; others are interpolated, see :class:`GridParameters`.
+        grid, num_prefix_tokens: See :class:`GridParameters`.
         rank: d'.
-        num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
-        init_std: u and v are initialised from N(0, init_std²), so w has a standard deviation of
-            init_std² √d'; not 0, as gradients would be 0.
+        init_std: Standard deviation of u and v at initialisation, not 0, as gradients would be 0.
     """
 
     def __init__(
@@ -76,8 +74,7 @@ class FreePositionBias(GridParameters):
     """Free matrix w [T, T] (arXiv 2105.14103, eq. 2; the non-factorised ablation).
 
     Args:
-        grid: Sizes of the token grid; both axes are interpolated for others.
-        num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
+        grid, num_prefix_tokens: See :class:`GridParameters`; both axes are interpolated.
         init_std: w is initialised from N(0, init_std²), 0 allowed.
     """
 
@@ -90,7 +87,7 @@ class FreePositionBias(GridParameters):
         nn.init.normal_(self.weight, std=init_std)
 
     def resize(self, loaded: Tensor, source: Grid) -> Tensor:
-        """Return a matrix of the grid `source` for this grid: resized by targets, then sources."""
+        """Return a matrix of the grid `source` for this grid."""
         return super().resize(super().resize(loaded, source).T, source).T
 
     def forward(self, grid: Grid | None = None, source_grid: Grid | None = None) -> Tensor:
@@ -108,7 +105,7 @@ class MemoryPositionBias(GridParameters):
     Args:
         grid: Sizes of the grid of the T tokens.
         source_grid: Sizes of the grid of the S tokens of the memory, of as many dimensions.
-        num_prefix_tokens: Must be 0, as class tokens have no place on a grid.
+        num_prefix_tokens: Must be 0.
     """
 
     def __init__(
@@ -129,7 +126,7 @@ class MemoryPositionBias(GridParameters):
 
 
 def _centres(grid: Grid, unit: Grid | None = None) -> Tensor:
-    """Return the cell centres [T, dims] of `grid`, in cells of `unit` over the same area."""
+    """Return the cell centres [T, dims] of `grid`, in cells of `unit`."""
     axes = [
         (torch.arange(size) + 0.5) * cells / size
         for size, cells in zip(grid, unit or grid, strict=True)
@@ -192,7 +189,7 @@ class _CachedKernel(NamedTuple):
 
 @torch.no_grad()
 def _update_form(bias: 'ConvPositionBias', *args: Any) -> None:
-    """Read which form of AFT-conv is exact for the kernel of evaluation; a hook of loading."""
+    """Read which form of AFT-conv is exact; a hook of loading."""
     parameters = bias._parameters_of_kernel()
     bias._form = bias._parameters_of_form = None
     if bias._may_cache(parameters) and not _is_capturing(bias.weight):
@@ -200,7 +197,7 @@ def _update_form(bias: 'ConvPositionBias', *args: Any) -> None:
 
 
 def _is_capturing(x: Tensor) -> bool:
-    # A captured tensor has no values before the replay.
+    # A captured tensor has no values yet.
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
@@ -208,8 +205,7 @@ class ConvPositionBias(nn.Module):
     """Kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6, 8 and 10).
 
     With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head.
-    Both start as 0 unless `init_peak` is given, so the model starts as AFT-simple; w gets a
-    gradient as soon as γ ≠ 0.
+    Both start at 0, so the model starts as AFT-simple, unless `init_peak` is given.
 
     With a temperature `tau` each head uses one position: the bias is ``p ⊙ w``. In evaluation p is
     1 at the largest bias, else 0; in training it is a Gumbel-softmax sample, ``softmax((w + noise)
@@ -220,10 +216,9 @@ class ConvPositionBias(nn.Module):
         kernel_size: Odd sizes, one per dimension.
         reparameterize: False uses w itself as the bias.
         tau: τ, positive, or None for the whole kernel.
-        init_std: w is initialised from N(0, init_std²). With `reparameterize` it only scales the
-            learning rate of w's direction, and must not be 0.
-        init_peak: Initial bias of one position per head, in nats; the others start near 0. Head i
-            has the i-th nearest position.
+        init_std: Standard deviation of w at initialisation. With `reparameterize` it only scales
+            the learning rate of w's direction, and must not be 0.
+        init_peak: Initial bias of the i-th nearest position in head i [nats]; others start near 0.
         causal: Choose the positions of `init_peak` among the past ones.
     """
 
@@ -265,7 +260,7 @@ class ConvPositionBias(nn.Module):
 
     @torch.no_grad()
     def _set_peaks(self, peak: float, causal: bool) -> None:
-        """Set the bias of one position per head to about `peak`, that of the others to about 0."""
+        """Set the bias of one position per head to about `peak`, others to about 0."""
         num_heads, *kernel = self.weight.shape
         # A model on the meta device has no values to sort.
         ranges = [torch.arange(k, device='cpu') - k // 2 for k in kernel]
@@ -279,7 +274,7 @@ class ConvPositionBias(nn.Module):
         if self.gamma is None or self.beta is None:
             self.weight.flatten(1)[chosen] += peak
         else:
-            # Normalised, the peak is sqrt(n - 1), the others are -1 / sqrt(n - 1).
+            # Normalised, the peak is sqrt(n - 1).
             self.weight.flatten(1)[chosen] += number * self.weight.std()
             self.gamma.fill_(peak * (number - 1) ** 0.5 / number)
             self.beta.fill_(peak / number)
@@ -297,9 +292,8 @@ class ConvPositionBias(nn.Module):
     def cached(self) -> Tensor:
         """Return w [h, *kernel] as evaluation uses it, cached between calls without gradient.
 
-        It is computed again after ``train``, ``eval``, and a write to a parameter, but not after
-        one through ``parameter.data``: call ``eval`` before the next forward pass, as mmengine's
-        loops do.
+        It is computed again after ``train``, ``eval``, and a write to a parameter, except through
+        ``parameter.data``: then call ``eval``, as mmengine's loops do.
         """
         parameters = self._parameters_of_kernel()
         if not self._may_cache(parameters):
@@ -318,8 +312,7 @@ class ConvPositionBias(nn.Module):
         """Return the form of AFT-conv for :meth:`cached`, if torch.compile traces an evaluation.
 
         ``eval`` and ``load_state_dict`` read the form, and the next call compiles again if it
-        changed. Other writes are detected as by :meth:`cached`, but not by a CUDA graph that is
-        replayed.
+        changed. Other writes are detected as by :meth:`cached`, except by a replayed CUDA graph.
         """
         if self.training or torch.is_grad_enabled() or not compiling_not_exporting():
             return None

@@ -26,7 +26,7 @@ class ProjectedMemory(NamedTuple):
 
 
 class FusedLinear(NamedTuple):
-    """Copies of the weights of several linear layers, and the output channels of each layer."""
+    """Copies of the weights of several linear layers, and the output channels of each."""
 
     weight: Tensor
     bias: Tensor | None
@@ -56,7 +56,7 @@ def apply_fused(fused: FusedLinear, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def argument_names(layer: nn.Module, base: type[nn.Module]) -> str:
-    """Return the arguments of the constructors from the layer's class up to `base`."""
+    """Return the arguments of the constructors up to `base`."""
     classes = (cls for cls in type(layer).__mro__ if issubclass(cls, base))
     parameters = (p for cls in classes for p in inspect.signature(cls.__init__).parameters.values())
     names = dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)

@@ -1,4 +1,4 @@
-"""Models: backbones, encoders, decoders, heads, necks, and the task models made of them."""
+"""Backbones, encoders, decoders, heads, necks, and the task models made of them."""
 
 from .algorithms import AutoregressiveModel, CTCModel
 from .backbones import AFTViT

@@ -24,20 +24,19 @@ class BlockStack(BaseModule):
     Args:
         embed_dims: Channels D.
         num_layers: Number of blocks.
-        embedding: Config of the token embedding, such as ``dict(type='aft_mm.TokenEmbedding',
-            vocab_size=256)``; embed_dims is added. None shares the decoder's.
+        embedding: Config of the embedding without embed_dims, such as
+            ``dict(type='aft_mm.TokenEmbedding', vocab_size=256)``. None shares the decoder's.
         token_mixer: Config of the mixer of every block; `causal` is set here.
         grid: Grid of the position table and the mixers: (T,) of a sequence, or (H, W) of an image
             in raster order, with 3·W columns for sub-pixels.
         causal: Whether a token only sees the tokens before it.
         mlp_ratio: Hidden channels of the MLP over D.
-        drop_rate: Dropout probability after the embedding, after mixers and in MLPs.
+        drop_rate: Dropout probability after embedding and mixers and in MLPs.
         tokens_per_position: Consecutive tokens that share a position, such as the 3 coordinates of
-            a point; a divisor of T, for a grid (T,) only. The table of a checkpoint with another
-            value is interpolated.
+            a point; a divisor of T, for a grid (T,) only.
         positions: 'learned', or 'sinusoidal', which needs a grid (T,).
         cross_mixer: Config of a mixer over a memory, see :class:`Block`.
-        with_cp: Gradient checkpointing per block, non-reentrant.
+        with_cp: Gradient checkpointing per block.
         init_cfg: See mmengine's BaseModule.
     """
 
@@ -91,7 +90,7 @@ class BlockStack(BaseModule):
         self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
 
     def share_embedding(self, embedding: nn.Module) -> None:
-        """Use the embedding of another stack, which stores it in the checkpoint."""
+        """Use the embedding of another stack, whose checkpoint holds it."""
         # A plain attribute is not registered as a submodule.
         self.__dict__['embedding'] = embedding
 
@@ -124,7 +123,7 @@ class BlockStack(BaseModule):
         memory_mask: Tensor | None = None,
         **pairs: Tensor | None,
     ) -> Tensor:
-        """Return x [B, T, D] after blocks and norm; arguments as :meth:`Block.forward`."""
+        """Return x [B, T, D] after blocks and norm; see :meth:`Block.forward`."""
         inputs = (None, key_mask, memory, memory_mask)
         for layer in self.layers:
             if self.with_cp and torch.is_grad_enabled():

@@ -16,24 +16,19 @@ __all__ = ['CLASSIFIERS', 'AFTClassifier']
 class AFTClassifier(nn.Module):
     """:class:`AFTViT` with a linear classifier, for plain PyTorch and timm.
 
-    Parameters have the names of mmpretrain's ImageClassifier with :class:`AFTViT`, so checkpoints
-    of one load into the other. The interface is that of timm's vision transformers.
+    Checkpoints of mmpretrain's ImageClassifier with :class:`AFTViT` fit. The interface is that of
+    timm's vision transformers.
 
     Args:
-        arch: See :class:`AFTViT`.
-        token_mixer: Config of the mixer of every block.
+        arch, token_mixer, patch_size, drop_path_rate: See :class:`AFTViT`.
         class_token: Prepend a learned class token and add learned positions.
-        img_size: Size (H, W) in pixels, or one int, of learned positions and biases; images may
-            have others.
-        patch_size: Side of a patch in pixels.
+        img_size: Size (H, W) or int [px] of learned positions and biases; images may have others.
         in_chans: Channels of the image.
         num_classes: Number of classes, 0 for none.
         global_pool: 'avg' for the mean of the tokens, 'token' for the class token, '' for none.
         drop_rate: Dropout probability before the classifier.
-        proj_drop_rate: Dropout probability after the embedding, after mixers and in MLPs.
-        drop_path_rate: Drop path probability of the last layer; it rises linearly from 0.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        proj_drop_rate: Dropout probability after embedding and mixers and in MLPs.
+        device, dtype: Of the parameters.
 
     Raises:
         ValueError: An argument is out of range.
@@ -102,7 +97,7 @@ class AFTClassifier(nn.Module):
     def forward_intermediates(
         self, x: Tensor, *args: Any, **kwargs: Any
     ) -> list | tuple[Tensor, list]:
-        """Return features of layers, see :meth:`AFTViT.forward_intermediates`."""
+        """See :meth:`AFTViT.forward_intermediates`."""
         return self.backbone.forward_intermediates(x, *args, **kwargs)
 
     def prune_intermediate_layers(
@@ -111,7 +106,7 @@ class AFTClassifier(nn.Module):
         prune_norm: bool = False,
         prune_head: bool = True,
     ) -> list[int]:
-        """Remove the layers after those of `indices` (int n: the last n), and return these layers."""
+        """Remove the layers after those of `indices`, and return these."""
         kept = self.backbone.layers_of(indices)
         self.backbone.layers = self.backbone.layers[: kept[-1] + 1]
         if prune_norm:
@@ -121,7 +116,7 @@ class AFTClassifier(nn.Module):
         return list(kept)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Make a new classifier, and change the pooling unless `global_pool` is None."""
+        """Make a new classifier; None keeps the pooling."""
         check_int('num_classes', num_classes, 0)
         if global_pool is not None:
             pools = ('', 'avg', 'token') if self.num_prefix_tokens else ('', 'avg')

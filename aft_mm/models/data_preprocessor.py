@@ -24,7 +24,7 @@ class SequencePreprocessor(BaseDataPreprocessor):
             ``dict(inputs, data_samples)``; each sample has its ``length`` in tokens.
 
         Raises:
-            ValueError: a sequence is empty, not of integers or differs in C, a ``num_context``
+            ValueError: A sequence is empty, not of integers or differs in C, a ``num_context``
                 leaves no token, or the numbers of samples and sequences differ.
         """
         inputs = list(data['inputs'])
@@ -44,7 +44,7 @@ class SequencePreprocessor(BaseDataPreprocessor):
                     f'got {context} of {len(tokens)} tokens'
                 )
             sample.set_metainfo(dict(length=len(tokens)))
-        # Tokens are moved as they are, often bytes.
+        # Tokens move as they are, often bytes.
         batch = pad_sequence(inputs, batch_first=True)
         return dict(inputs=self.cast_data(batch).long(), data_samples=self.cast_data(samples))
 

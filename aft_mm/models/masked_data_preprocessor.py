@@ -14,14 +14,13 @@ class MaskedDataPreprocessor(BaseDataPreprocessor):
     """Append a mask channel to the batch of another preprocessor, 1 inside each image.
 
     ``[B, C, H, W] -> [B, C + 1, H, W]``, for AFTViT(with_mask_channel=True): detectors and
-    segmentors pass only the batch to their backbone.
+    segmentors only pass the batch to their backbone.
 
-    The size of an image is the `img_shape` of its sample after the inner preprocessor, else that of
-    the input; padding of a `Pad` in the pipeline counts as image.
+    The size of an image is the `img_shape` of its sample, else that of the input; padding of a
+    `Pad` in the pipeline counts as image.
 
     Args:
-        preprocessor: Config of the inner preprocessor, such as
-            ``dict(type='mmdet.DetDataPreprocessor')``.
+        preprocessor: Config of the inner one, such as ``dict(type='mmdet.DetDataPreprocessor')``.
     """
 
     def __init__(self, preprocessor: dict[str, Any]) -> None:
@@ -30,7 +29,7 @@ class MaskedDataPreprocessor(BaseDataPreprocessor):
 
     def forward(self, data: dict, training: bool = False) -> dict:
         """Return the inner preprocessor's batch with the mask as last channel."""
-        # BaseModel.to() only updates the outer preprocessor.
+        # BaseModel.to() only updates the outer one.
         self.preprocessor.to(self.device)
         given = [image.shape[-2:] for image in data['inputs']]
         batch = self.preprocessor(data, training)

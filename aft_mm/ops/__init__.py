@@ -4,7 +4,8 @@ The AFT ops compute, with different ``W = exp(w)``::
 
     y_t = g(q_t) ⊙ Σ_t' W[t,t'] e^{k_t'} ⊙ v_t' / Σ_t' W[t,t'] e^{k_t'}
 
-They return [B, T, D] in the dtype of value; sums are float32, for float64 float64. All take:
+Sums are float32, or float64 for float64 tokens; the result [B, T, D] has the dtype of value. Shared
+arguments:
 
 - query [B, T, D]: q, which gates the output; None with ``gate='none'``.
 - key [B, S, D]: k. T = S if the op is causal or has a window or a kernel.
@@ -12,12 +13,12 @@ They return [B, T, D] in the dtype of value; sums are float32, for float64 float
 - causal: Whether sums run over t' ≤ t, in raster order on a grid.
 - key_mask: bool [B, S], True for keys to keep. Hidden keys and values may hold NaN or inf and get a
   gradient of 0; a row that sees no key gives 0.
-- gate: g, 'sigmoid', 'relu' or 'none'; :func:`apply_gate` applies it in a mixer of your own.
+- gate: g, 'sigmoid', 'relu' or 'none'. :func:`apply_gate` applies it in a mixer of your own.
 
-Arguments that do not fit together raise ValueError. Results equal a float64 evaluation to rounding
-for any finite keys and position biases up to ±80; only sums of relu keys may overflow. In a causal
-op a NaN or infinite key or value does not reach earlier rows, other samples or other channels (of
-aft_conv: channels of other heads).
+Arguments that do not fit together raise ValueError. Results are exact to rounding for any finite
+keys and position biases up to ±80; only sums of relu keys may overflow. In a causal op a NaN or
+infinite key or value does not reach earlier rows, other samples or other channels (of aft_conv:
+channels of other heads).
 """
 
 from .eager.online_softmax import apply_gate

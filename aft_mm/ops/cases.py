@@ -19,8 +19,8 @@ CHANNELS = 6
 class Case:
     """An op with its options, T, S and the shapes of its bias parameters.
 
-    weights_sum_to_one: whether the output is a gated mean of the values.
-    copies: how often the check of the kernels repeats the batch.
+    weights_sum_to_one: whether the output is a gated mean of the values; copies: how often the
+    check of the kernels repeats the batch.
     """
 
     name: str
@@ -88,7 +88,7 @@ def local(
     op: str = 'aft_local',
     channels: int = CHANNELS,
 ) -> Case:
-    """A case of AFT-local or AFT-local-learned with factors, or with a free bias if `rank` is 0."""
+    """AFT-local or AFT-local-learned with factors, or with a free bias if `rank` is 0."""
     parameters: tuple[tuple[int, ...], ...] = ((tokens, rank),) * 2
     if not rank:
         assert isinstance(window, int)
@@ -191,8 +191,7 @@ CASES = [
     learned(110, (2, 3), (11, 10), causal=True),
     learned(12, (9, 9), (3, 4)),
 ]
-# Cases that take the branches of default configs: tiles outside the window, a sequence in chunks,
-# more than one step over the rank, aligned and odd channels.
+# Cases that take the branches of default configs.
 LONG_CASES = [
     simple(500, causal=True, channels=64, key_function='relu', gate='relu'),
     simple(500, causal=True, channels=64, gate='relu'),
@@ -215,7 +214,7 @@ LONG_CASES = [
     hard(1000, 100, channels=64),
     hard(600, (8, 6), (30, 20), channels=65),
 ]
-# Cases that are timed, near the sizes of configs: (small, large).
+# (small, large) cases to time, near the sizes of configs.
 TIMED_CASES = {
     'aft_simple': [simple(n, causal=True, channels=d) for n, d in ((512, 256), (3072, 512))],
     'aft_full': [full(n, channels=384) for n in (196, 1024)],

@@ -25,7 +25,7 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_tensor(name: str, x: Any, like: Tensor | None = None) -> None:
-    """Check for a dense tensor of floats, on the device of the tensor `like`."""
+    """Check for a dense tensor of floats, on the device of `like`."""
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
         refuse(name, 'a tensor of float64, float32, bfloat16 or float16', x)
     if x.layout != torch.strided or x.is_nested:
@@ -121,7 +121,7 @@ def check_tokens(
 def check_step(
     query: Tensor | None, key: Tensor, value: Tensor, gate: str, keys: Tensor, values: Tensor
 ) -> None:
-    """Check one token [B, channels] against the buffers of the state, [B, n, channels] each."""
+    """Check one token [B, channels] against the buffers [B, n, channels] of the state."""
     check_tensor('value', value, values)
     check_tensor('key', key, value)
     check_choice('gate', gate, GATES)
@@ -137,7 +137,7 @@ def check_step(
 def check_prefill(
     key: Tensor, value: Tensor, lengths: Tensor, position: Tensor, keys: Tensor, values: Tensor
 ) -> None:
-    """Check a prompt [B, L, channels], its lengths [B] and the buffers of a fresh state."""
+    """Check a prompt [B, L, channels], its lengths [B] and a fresh state."""
     check_tensor('key', key, keys)
     check_tensor('value', value, keys)
     if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int64, torch.int32):
@@ -168,7 +168,7 @@ def check_lengths(lengths: Tensor, position: Tensor, tokens: int) -> None:
 
 
 def check_terms(sums: Tensor, value: Tensor, key_function: str) -> None:
-    """Check that a state holds the sums of this key function: relu2 has two of them."""
+    """Check that a state holds the sums of this key function; relu2 has two."""
     terms = 2 if key_function == 'relu2' else 1
     if sums.shape[-1] != terms * value.shape[-1]:
         raise ValueError(
@@ -197,19 +197,19 @@ def check_grid(grid: Sequence[int] | None, tokens: int, dims: Sequence[int]) -> 
 
 
 def check_window(window: Window, grid: Sequence[int] | None) -> None:
-    """Check a soft window: sizes of 0 or larger, one per grid dimension or one for all."""
+    """Check for sizes of 0 or larger, one per grid dimension or one for all."""
     per_dimension('window', window, 1 if grid is None else len(grid), 0)
 
 
 def check_hard_window(window: Window, grid: Sequence[int] | None) -> None:
-    """Check a hard window: 1 or larger in 1-d, even in 2-d, so that a token sees itself."""
+    """Check for sizes of 1 or larger, in 2-d even, so that a token sees itself."""
     sizes = per_dimension('window', window, 1 if grid is None else len(grid))
     if len(sizes) == 2 and any(size % 2 for size in sizes):
         refuse('window', 'even in both dimensions of a grid (H, W)', window)
 
 
 def check_factors(pos_u: Tensor, pos_v: Tensor, targets: int, sources: int) -> None:
-    """Check the factors u [T, d'] and v [S, d'] of the position bias."""
+    """Check u [T, d'] and v [S, d']."""
     same_rank = pos_u.dim() == 2 and pos_v.dim() == 2 and pos_u.shape[1] == pos_v.shape[1]
     if not same_rank or len(pos_u) != targets or len(pos_v) != sources:
         raise ValueError(
@@ -221,7 +221,7 @@ def check_factors(pos_u: Tensor, pos_v: Tensor, targets: int, sources: int) -> N
 def check_free_bias(
     pos_u: Tensor, tokens: int, window: Window, grid: Sequence[int] | None, causal: bool
 ) -> None:
-    """Check the free local bias: on a 1-d grid, a row per token and a column per visible offset."""
+    """Check a free bias on a 1-d grid: a row per token, a column per visible offset."""
     if grid is not None and len(grid) != 1:
         raise ValueError(f'pos_v must be given for a grid of 2 dimensions, got None for {grid!r}')
     size = near_radius(window, grid) + 1
@@ -242,7 +242,7 @@ def check_position_bias(
     causal: bool,
     num_heads: int | None = None,
 ) -> None:
-    """Check the dense bias [T, S] or [B, T, S], with heads [h, T, S] or [B, h, T, S]."""
+    """Check w [T, S] or [B, T, S], with heads [h, T, S] or [B, h, T, S]."""
     batch, sources, channels = key.shape
     head: tuple[int, ...] = ()
     if num_heads is not None:

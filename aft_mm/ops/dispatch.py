@@ -32,7 +32,7 @@ STEPS = tuple(f'{op}_step' for op in OPS)
 BACKENDS = ('triton', 'native', 'eager', 'reference')
 DEFAULT_BACKENDS = ('triton', 'native', 'eager')
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
-# Read once: reading the environment takes half of the time of a selection.
+# Read once, as reading the environment is slow.
 INTERPRETED = triton_availability.interpreted()
 logger = logging.getLogger('aft_mm.ops')
 
@@ -99,7 +99,7 @@ def _kernel_objection(op: str, dtype: torch.dtype, compiled: bool, *place) -> st
 
 
 def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:
-    """Return the name of the backend for the call; BackendError if no requested one can run it."""
+    """Return the name of the backend; BackendError if no requested one can run the call."""
     if os.environ.get(ENVIRONMENT_VARIABLE):
         names = requested_backends()
     elif tensors[2].is_cuda or INTERPRETED:
@@ -144,7 +144,7 @@ _logged: set[tuple[str, str, torch.dtype]] = set()
 # torch.compile does not trace an import or a log.
 @triton_availability.constant
 def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
-    """Load the backend, and log once which one is used for an op and type."""
+    """Load the backend, and log once per op and type that it is used."""
     used = name, op, dtype
     if used in _logged:
         return True
@@ -156,7 +156,7 @@ def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
 
 
 def no_autocast(value: Tensor) -> AbstractContextManager:
-    """Return a context without autocast, which would run float32 products of an op in bfloat16.
+    """Return a context without autocast, which would round float32 products to bfloat16.
 
     Entering one takes as long as three small products, so only where needed; meta has no autocast.
     """

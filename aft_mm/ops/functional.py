@@ -54,8 +54,8 @@ def aft_full(
 ) -> Tensor:
     """Compute AFT with a dense position bias, ``W = exp(w)`` (arXiv 2105.14103, eq. 2).
 
-    A bias per sample or head and a mask of pairs are exact for any finite keys and biases, ±1e4
-    included. Head i applies to the channels i·D/h … (i+1)·D/h − 1; keys have all D channels.
+    A bias per sample or head and a mask of pairs are exact for any finite keys and biases. Head i
+    covers the channels i·D/h … (i+1)·D/h − 1 of keys and values.
 
     For shared arguments see :mod:`aft_mm.ops`.
 
@@ -130,7 +130,7 @@ def aft_conv(
     """Compute AFT whose position bias depends on the offset only (arXiv 2105.14103, eq. 6 and 8).
 
     ``w[t, t'] = weight[head, centre + (t' − t)]`` inside the kernel, W = 1 outside it. Head i
-    belongs to the channels i·D/h … (i+1)·D/h − 1 of value.
+    covers the channels i·D/h … (i+1)·D/h − 1 of value.
 
     For shared arguments see :mod:`aft_mm.ops`.
 
@@ -205,7 +205,7 @@ def aft_local_learned(
     """Compute AFT with a separate softmax over the local weights (ICLR submission, eq. 8).
 
     ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t' = g(q_t) ⊙ N_t / (Z_t D_t)`` with
-    the w of :func:`aft_local`, 0 outside the window, ``N = Σ W e^k v``, ``Z = Σ W`` and
+    the w of :func:`aft_local`, 0 outside the window, and ``N = Σ W e^k v``, ``Z = Σ W`` and
     ``D = Σ e^k`` over the visible tokens. The weights do not sum to one. Arguments are those of
     :func:`aft_local`.
     """
@@ -235,7 +235,7 @@ def _check_local(
 
 
 def _as_constants(grid: Sequence[int]) -> Sequence[int]:
-    """Return the grid as constants, as torch.cond needs results of equal sizes."""
+    """Return the grid as constants: torch.cond needs results of equal sizes."""
     return [len(range(n)) for n in grid]
 
 

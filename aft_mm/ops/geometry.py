@@ -16,7 +16,7 @@ def as_pair(window: Window) -> tuple[int, int]:
 
 
 def near_mask(target: Tensor, source: Tensor, window: Window, grid: Sequence[int] | None) -> Tensor:
-    """Return where ``|Δt| < s``, on a 2-d grid where ``|Δrow| < s_r and |Δcol| < s_c`` (eq. 4)."""
+    """Return where ``|Δt| < s``, on a 2-d grid ``|Δrow| < s_r and |Δcol| < s_c`` (eq. 4)."""
     if grid is None or len(grid) == 1:
         size = window if isinstance(window, int) else window[0]
         return (target - source).abs() < size
@@ -28,7 +28,7 @@ def near_mask(target: Tensor, source: Tensor, window: Window, grid: Sequence[int
 
 
 def near_radius(window: Window, grid: Sequence[int] | None) -> int:
-    """Return the largest ``|t − t'|`` inside the window of :func:`near_mask`; −1 if it is empty."""
+    """Return the largest ``|t − t'|`` inside the window of :func:`near_mask`; −1 if empty."""
     if grid is None or len(grid) == 1:
         return (window if isinstance(window, int) else window[0]) - 1
     rows, columns = as_pair(window)
@@ -74,10 +74,10 @@ def kernel_index(
 
 
 def kernel_offsets(kernel: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the offset ``t' − t`` of every kernel entry, in the order of ``weight.flatten(1)``."""
+    """Return the offset ``t' − t`` of each kernel entry, in the order of ``weight.flatten(1)``."""
     return list(itertools.product(*(range(-(size // 2), size // 2 + 1) for size in kernel)))
 
 
 def past_kernel(kernel: Sequence[int]) -> list[bool]:
-    """Return which kernel entries a causal op may use: offsets up to 0 in raster order."""
+    """Return which kernel entries are causal: offsets up to 0 in raster order."""
     return [offset <= (0,) * len(kernel) for offset in kernel_offsets(kernel)]

@@ -22,8 +22,8 @@ class Result:
     """The result of a check.
 
     status: 'passed', 'failed' or 'unchecked', for `reason`; error: the largest relative error;
-    speeds: device time of eager over that of the kernels by mode, at two sizes, of eager compiled
-    by Inductor in modes that end with :data:`COMPILED`.
+    speeds: by mode the device time of eager over that of the kernels, at two sizes. In modes that
+    end with :data:`COMPILED` eager is compiled by Inductor.
     """
 
     status: str
@@ -91,7 +91,7 @@ def load_results(device_type: str, index: int | None) -> dict[str, Result]:
 
 
 def save_results(device_type: str, index: int | None, results: dict[str, Result]) -> Path:
-    """Merge results into the file, atomically, and return its path; unchecked ones replace none."""
+    """Merge results into the file and return its path; an unchecked one replaces no other."""
     load_results.cache_clear()
     stored = load_results(device_type, index)
     merged = {**stored, **{k: v for k, v in results.items() if v.status != 'unchecked'}}
@@ -112,7 +112,7 @@ def save_results(device_type: str, index: int | None, results: dict[str, Result]
 def objection(
     op: str, dtype: torch.dtype, compiled: bool, device_type: str, index: int | None
 ) -> str | None:
-    """Return why the kernels of `op` are not used by default on this device; None if they are."""
+    """Return why the kernels of `op` are not used on this device; None if they are."""
     name = f'{op} {str(dtype).removeprefix("torch.")}'
     result = load_results(device_type, index).get(name)
     if result is None:

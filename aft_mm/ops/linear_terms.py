@@ -34,7 +34,7 @@ def never_negative(function: Callable) -> Callable:
 
 @never_negative
 def elu(x: Tensor) -> Tensor:
-    """``elu(x) + 1``, without the ``e^x − 1 + 1`` of torch, which rounds small features to 0."""
+    """``elu(x) + 1``; torch's ``e^x − 1 + 1`` would round small features to 0."""
     return x.clamp_max(0).exp() + x.relu()
 
 
@@ -62,7 +62,7 @@ def resolve(
 
 
 def features(function: FeatureMap, x: Tensor) -> Tensor:
-    """Return φ(x); on a CPU ValueError if negative, as the weights could sum to 0."""
+    """Return φ(x). On a CPU a negative one raises ValueError: weights could sum to 0."""
     mapped = function(x)
     if torch.compiler.is_compiling() or getattr(function, 'is_never_negative', False):
         return mapped

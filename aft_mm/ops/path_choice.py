@@ -1,15 +1,12 @@
 """The choice between the fast and the safe path of an op, and results cached for a constant.
 
 A fast path is exact to tolerance under a condition on values; :func:`choose` evaluates it. An
-exported graph cannot read values: it replays the paths of a run on real tensors::
+exported graph cannot read values, so it replays the paths of a run on real tensors::
 
     with record_paths() as paths:
         model(example)
     with replay_paths(paths):
         program = torch.export.export(model, (example,))
-
-Reading a value synchronises with the device, so results of a tensor marked with
-:func:`mark_constant` are cached.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -24,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..checks import check_choice
 from .triton.availability import constant
 
-# The cached results of each constant tensor, by name.
+# Cached results by name.
 _constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 # Other threads and tasks keep choosing by value.
 _recorded: ContextVar[list[bool] | None] = ContextVar('recorded', default=None)
@@ -36,7 +33,6 @@ RUNTIMES = ('torch', 'onnxruntime', 'openvino')
 
 def recording() -> bool:
     """Return whether paths are recorded, which then do not depend on keys."""
-    # The compiler does not trace context variables.
     return not torch.compiler.is_dynamo_compiling() and _recorded.get() is not None
 
 
@@ -46,17 +42,17 @@ def replaying() -> bool:
 
 
 def runtime() -> str:
-    """Return the runtime for which recorded paths are replayed, 'torch' outside of a replay."""
+    """Return the runtime of :func:`replay_paths`, 'torch' outside of a replay."""
     return 'torch' if torch.compiler.is_dynamo_compiling() else _runtime.get()
 
 
 def recording_or_replaying() -> bool:
-    """Return whether a graph is being made that must not depend on the sizes of the example."""
+    """Return whether the graph being made must not depend on the sizes of the example."""
     return recording() or replaying()
 
 
 def compiling_not_exporting() -> bool:
-    """Return whether torch.compile is making a graph, which is made again if a constant changes."""
+    """Return whether torch.compile makes a graph, which it makes again if a constant changes."""
     return torch.compiler.is_dynamo_compiling() and not _exporting()
 
 
@@ -72,7 +68,7 @@ def transformed(*tensors: Tensor) -> bool:
 
 
 def may_read(x: Tensor) -> bool:
-    """Return whether the value of x may be read now: not in a graph, nor under torch.func."""
+    """Return whether the value of x may be read now: outside of graphs and of torch.func."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or recording_or_replaying():
         return False
     return not x.is_meta and not transformed(x)
@@ -86,7 +82,7 @@ def choose(
 ) -> Tensor:
     """Return ``fast(*operands)`` if the scalar condition holds, else ``safe(*operands)``.
 
-    In a graph torch.cond chooses when the graph runs, unless the condition is a bool.
+    A graph chooses by torch.cond when it runs, unless the condition is a bool.
 
     Args:
         condition: Whether `fast` is exact to tolerance.
@@ -127,7 +123,7 @@ def _choose_in_training_graph(
     safe: Callable[..., Tensor],
     operands: tuple[Tensor, ...],
 ) -> Tensor:
-    """Make the choice of :func:`choose` in a compiled graph with a gradient.
+    """Choose in a compiled graph with a gradient.
 
     The backward pass of torch.cond runs its branches again, so `fast` stays outside, on zeros where
     the condition fails.
@@ -144,7 +140,7 @@ def _choose_in_training_graph(
 def record_paths() -> Iterator[list[bool]]:
     """Record the paths of a run, chosen as if the range of the keys was unbounded.
 
-    A nested recording also adds its paths to the outer one.
+    An outer recording also gets the paths of a nested one.
 
     Yields:
         The growing list of the paths, True for fast.
@@ -166,12 +162,12 @@ def replay_paths(paths: Sequence[bool], runtime: str = 'torch') -> Iterator[None
 
     Args:
         paths: The list that :func:`record_paths` yielded.
-        runtime: 'torch', 'onnxruntime' or 'openvino', for which the graph is fast. It is right in
-            all of them.
+        runtime: 'torch', 'onnxruntime' or 'openvino'. The graph is right in all of them and fast in
+            this one.
 
     Raises:
         RuntimeError: If the runs took another number of paths.
-        ValueError: `runtime` is another word.
+        ValueError: If `runtime` is another word.
     """
     check_choice('runtime', runtime, RUNTIMES)
     taken = 0
@@ -213,16 +209,16 @@ class Snapshot:
 
 
 def mark_constant(x: Tensor) -> Tensor:
-    """Mark a tensor as never written to again and return it.
+    """Mark a tensor as never written to again, so that ops cache results from it; return it.
 
-    Ops then cache what depends on its values only.
+    Reading a value would otherwise synchronise with the device in every call.
     """
     _constants[x] = {}
     return x
 
 
 def cached(x: Tensor, name: Hashable, make: Callable[[], Any]) -> Any:
-    """Return ``make()``, which depends on x alone; cached under `name` if x is constant."""
+    """Return ``make()``, which depends on x alone, cached under `name` if x is constant."""
     results = None if torch.compiler.is_compiling() else _constants.get(x)
     if results is None:
         return make()
@@ -233,7 +229,7 @@ def cached(x: Tensor, name: Hashable, make: Callable[[], Any]) -> Any:
 
 
 def cached_check(x: Tensor, name: Hashable, check: Callable[[], Tensor]) -> Tensor | bool:
-    """Return ``check()``, or its cached value as a bool if x is constant."""
+    """Return ``check()``, for a constant x its cached value as a bool."""
     if torch.compiler.is_compiling() or x not in _constants:
         return check()
     return cached(x, name, lambda: bool(check()))

@@ -1,7 +1,7 @@
 """The check of the Triton kernels on the user's device, ``aft_mm doctor --kernels``.
 
-It compares them with the float64 oracle on the cases of `cases.py`, with inputs that are known to
-break kernels, and their device time with eager's, and stores the results for dispatch.
+It compares them with the float64 oracle, also for inputs that are known to break kernels, and their
+device time with eager's, and stores the results for dispatch.
 
 Each op has a process of its own, because a kernel that accesses invalid memory breaks the CUDA
 context. Only a wrong number, a device fault or a crash is a failure; a missing compiler, too little
@@ -41,7 +41,7 @@ TOLERANCE = {
     torch.bfloat16: 2e-2,
 }
 GRADIENTS = ('grad_query', 'grad_key', 'grad_value', 'grad_bias', 'grad_bias_v')
-# The least scale of an error. Where one key takes all the weight, gradients are differences of
+# The least scale of an error; where one key takes all the weight, gradients are differences of
 # terms of about 1.
 LEAST_SCALE, LEAST_SCALE_OF_TERMS = 1e-3, 1.0
 DTYPES = {str(dtype).removeprefix('torch.'): dtype for dtype in availability.DTYPES}
@@ -86,10 +86,7 @@ def using(backend: str | None) -> Iterator[None]:
 
 
 def check_cases(op: str, device: torch.device, dtype: torch.dtype) -> list[tuple[Case, str]]:
-    """Return the (case, twist) pairs that the kernel of an op or step must pass.
-
-    Triton's interpreter is slow and runs small cases only.
-    """
+    """Return the (case, twist) pairs that an op must pass, in the interpreter only small ones."""
     family, is_step = op.removesuffix('_step'), op.endswith('_step')
     tensors = [torch.empty(1, 1, 1, device=device, dtype=dtype)] * 3
     tensors += [torch.empty(1, device=device)] * is_step  # the state is float32
@@ -138,7 +135,7 @@ def _applies(twist: str, case: Case, is_step: bool) -> bool:
 def twisted_inputs(
     case: Case, twist: str, device: torch.device, dtype: torch.dtype
 ) -> list[Tensor | None]:
-    """Return query, key, value and bias parameters on the device, randn changed by the twist."""
+    """Return query, key, value and bias parameters: randn, changed by the twist."""
     generator = torch.Generator().manual_seed(0)
     shapes = case.shapes(BATCH)
     query, key, value, *biases = (
@@ -175,7 +172,7 @@ def _gate(twist: str) -> dict[str, str]:
 
 
 def _repeat(tensors: Sequence[Tensor | None], copies: int) -> list[Any]:
-    """Repeat the batch of query, key and value; biases stay."""
+    """Repeat the batch of query, key and value."""
     tokens = [x if x is None or copies == 1 else x.repeat(copies, 1, 1) for x in tensors[:3]]
     return [*tokens, *tensors[3:]]
 
@@ -225,7 +222,7 @@ def _step_of(case: Case, **gate) -> Callable:
 
 
 def _prompts(case: Case, device: torch.device) -> tuple[Tensor, int]:
-    """Return the tokens before the steps, for each sequence, and the number of steps."""
+    """Return the length of each prompt, and the number of steps after it."""
     count = min(STEPS, case.tokens)
     last = case.tokens - count
     return torch.tensor([last, last // 2, 0], device=device), count
@@ -261,7 +258,7 @@ def _copies(case: Case, twist: str, processors: int) -> int:
 
 
 def _key_mask(case: Case, twist: str, device: torch.device) -> Tensor | None:
-    """Return a mask that hides some keys, and those of the second sequence."""
+    """Return a mask that hides some keys, and all of the second sequence."""
     if twist != 'masked':
         return None
     shape = BATCH, case.sources or case.tokens
@@ -278,7 +275,7 @@ def run_kernels(
     dtype: torch.dtype,
     processors: int,
 ) -> list[Tensor]:
-    """Return the results of the kernels for a case; hidden keys and values hold NaN and inf."""
+    """Return the results of the kernels; hidden keys and values hold NaN and inf."""
     tensors, gate = twisted_inputs(case, twist, device, dtype), _gate(twist)
     copies, mask = _copies(case, twist, processors), _key_mask(case, twist, device)
     with using('triton'):
@@ -294,9 +291,10 @@ def run_kernels(
 def check_case(
     op: str, case: Case, twist: str, device: torch.device, dtype: torch.dtype, processors: int
 ) -> float:
-    """Compare the kernels with the oracle, three times; return the largest relative error.
+    """Compare the kernels with the oracle three times and return the largest relative error.
 
-    WrongResultError is raised if it is too large, or results differ between runs.
+    Raises:
+        WrongResultError: If the error is too large or results differ between runs.
     """
     tensors, copies = twisted_inputs(case, twist, device, dtype), _copies(case, twist, processors)
     if op.endswith('_step'):
@@ -325,7 +323,7 @@ def check_case(
 
 
 def device_seconds(call: Callable[[], object], repeats: int = 5, calls: int = 10) -> float:
-    """Return the device time of a call by CUDA events, with all launches queued beforehand."""
+    """Return the median device time of a call, with all launches queued beforehand."""
     call()
     torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -349,7 +347,7 @@ def device_seconds(call: Callable[[], object], repeats: int = 5, calls: int = 10
 def _timed_calls(
     op: str, case: Case, device: torch.device, dtype: torch.dtype, compiled: bool
 ) -> dict:
-    """Return the calls to time by mode; biases are float32, as under autocast."""
+    """Return the calls to time by mode."""
     scales = [1.0] * 3 + [0.1] * len(case.parameters)
     dtypes = [dtype] * 3 + [torch.float32] * len(case.parameters)
     tensors = [
@@ -376,7 +374,7 @@ def _timed_calls(
 def measure_speeds(op: str, device: torch.device, dtype: torch.dtype) -> dict[str, list[float]]:
     """Return device time of eager over that of the kernels, by mode, at the two sizes.
 
-    Modes with COMPILED, for eager compiled by Inductor, are left out if that fails.
+    Modes with COMPILED are left out if Inductor fails.
     """
     speeds: dict[str, list[float]] = {}
     is_step = op.endswith('_step')
@@ -446,7 +444,7 @@ def run_child(op: str, device_name: str, dtypes: Sequence[str]) -> None:
 
 
 def check_op(op: str, device: str, dtypes: Sequence[str]) -> dict[str, Result]:
-    """Check an op in processes of its own, one more after each failure; results by type."""
+    """Check an op in processes of its own, one more after each failure; return results by type."""
     code = f'from {__name__} import run_child; import sys; '
     code += 'run_child(sys.argv[1], sys.argv[2], sys.argv[3:])'
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)

@@ -13,12 +13,12 @@ from .eager.simple import relu_terms
 
 # Position of a state that a later step has overwritten.
 USED_UP = -1
-# By e^40 more of older tokens the buffer is below rounding.
+# If older tokens weigh e^40 times more, the buffer is below rounding.
 MAX_LEAD = 40.0
 
 
 class StepState(NamedTuple):
-    """Sums of the tokens that left the buffer [B, 1, D], the buffer [B, n, ...], next index [B].
+    """Sums [B, 1, D] of the tokens that left the buffer, the buffer [B, n, ...], next index [B].
 
     Token t is in slot t mod n; the keys of empty slots are −inf.
     """
@@ -37,10 +37,7 @@ def new_state(
     dtype: torch.dtype,
     heads: int | None = None,
 ) -> StepState:
-    """Return the state before the first token, with a buffer of n = `size` tokens.
-
-    heads: channels of a key if not D.
-    """
+    """Return the state before the first token, with a buffer of n = `size` tokens."""
     check_int('batch_size', batch_size, 0)
     check_int('embed_dims', embed_dims, 1)
     check_int('num_tokens', size, 0)
@@ -68,7 +65,7 @@ def check_state(state: StepState, tokens: int | None = None) -> None:
 
 
 def check_position(position: Tensor, tokens: int | None = None) -> None:
-    """Check, where values can be read, that the position [B] is not used up, and below `tokens`."""
+    """Check, where values can be read, that the position [B] is below `tokens` and not used up."""
     if position.device.type != 'cpu' or torch.compiler.is_compiling() or not position.numel():
         return
     # Faster than three torch operations.
@@ -96,7 +93,7 @@ def per_channel(key: Tensor, value: Tensor) -> Tensor:
 class BufferSums(NamedTuple):
     """``Σ e^(k + w) v`` and ``Σ e^(k + w)`` of the buffer [B, 1, D], divided by e^(high + rest).
 
-    high is the largest key, separate because ``high + rest`` would round the bias.
+    high, the largest key, is separate, because ``high + rest`` would round the bias.
     """
 
     high: Tensor
@@ -106,7 +103,7 @@ class BufferSums(NamedTuple):
 
 
 def buffer_sums(state: StepState, bias: Tensor) -> BufferSums:
-    """Return the sums of the buffer with the bias w [B, n] or [B, n, h], −inf where hidden."""
+    """Return the sums of the buffer with w [B, n] or [B, n, h], −inf where hidden."""
     bias = bias.to(state.keys.dtype)
     high = column_shift(state.keys, 1)
     weights = (state.keys - high).add_(bias if bias.dim() == 3 else bias.unsqueeze(-1))
@@ -127,13 +124,13 @@ def add_outside(near: BufferSums, outside: ShiftedSum) -> tuple[Tensor, Tensor]:
 
 
 def slot_tokens(last: Tensor, size: int) -> Tensor:
-    """Return the token in each slot once token `last` [B] is stored, [B, n]; negative if empty."""
+    """Return the token in each slot, [B, n], once token `last` [B] is stored; negative if empty."""
     slots = torch.arange(size, device=last.device)
     return last[:, None] - (last[:, None] - slots) % size
 
 
 def common_position(position: Tensor) -> int | None:
-    """Return the position of all sequences; None off the CPU or if they differ."""
+    """Return the position that all sequences share; None if they differ or off the CPU."""
     if position.device.type != 'cpu' or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
     positions = position.tolist()

@@ -15,8 +15,8 @@ aft_local_learned  as aft_local                                                 
 aft_full           every token, O(T·D)                                             O(T·D)
 =================  ==============================================================  =============
 
-States are float32 (or `dtype`) and updated in place: the previous one must not be used again. There
-is no gradient. A step never synchronises, so a CUDA graph can capture it. A token past the last
+States are float32 (or `dtype`) and updated in place: the previous one must not be used again. Steps
+have no gradient and never synchronise, so a CUDA graph can capture them. A token past the last
 position raises ValueError on a CPU; elsewhere torch handles the index.
 """
 

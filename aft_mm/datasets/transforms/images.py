@@ -15,7 +15,8 @@ from ..image_files import read_rgb
 class LoadRGBImage(BaseTransform):
     """Read ``results['img_path']`` into ``results['img']``, uint8 RGB [H, W, 3].
 
-    Warnings of :func:`aft_mm.datasets.read_rgb` become ``results['warnings']``, ``{warning: file}``.
+    Warnings of :func:`aft_mm.datasets.read_rgb` become ``results['warnings']``,
+    ``{warning: file}``.
     """
 
     def transform(self, results: dict) -> dict:
@@ -34,8 +35,8 @@ class SuperResolutionPair(BaseTransform):
 
     Args:
         size: Height and width of ``img`` [px].
-        scale_factor: Ratio of the sizes of ``img`` and ``source``; it divides ``size``.
-        crop_size: Edge of the central square [px], at least ``size``; by default the largest.
+        scale_factor: Ratio of the two sizes; it divides ``size``.
+        crop_size: Edge of the square [px], at least ``size``; by default the largest.
     """
 
     def __init__(self, size: int = 32, scale_factor: int = 4, crop_size: int | None = None) -> None:

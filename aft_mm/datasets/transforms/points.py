@@ -27,13 +27,13 @@ class PackPointCloud(BaseTransform):
 
     Returns ``dict(inputs=uint8 [3·num_points], data_samples=SequenceSample(length, num_context=0,
     box))`` with the tokens of :func:`aft_mm.tokenizers.encode_points` in the cloud's bounding cube.
-    Clouds with fewer points are sampled with replacement and a warning.
+    Smaller clouds are sampled with replacement and a warning.
 
     Args:
         num_points: Number of points.
         num_bits: Bits per coordinate, 1 to 8.
         order: See :func:`aft_mm.tokenizers.encode_points`.
-        seed: None uses numpy's global generator; an int always gives a cloud the same points.
+        seed: An int always gives a cloud the same points; None uses numpy's global generator.
     """
 
     def __init__(
@@ -56,7 +56,6 @@ class PackPointCloud(BaseTransform):
     def transform(self, results: dict) -> dict:
         points = results['points']
         short = len(points) < self.num_points
-        # The global generator is seeded in every worker.
         generator = (
             np.random
             if self.seed is None

@@ -13,10 +13,10 @@ from aft_mm.structures import SequenceSample
 
 @TRANSFORMS.register_module()
 class RandomValueShift(BaseTransform):
-    """Add one random integer to all sub-pixels of an image, clipped to 0..255, as both AFT papers do.
+    """Add one random integer to all sub-pixels, clipped to 0..255, as both AFT papers do.
 
     Args:
-        max_shift: The integer is uniform in ``[-max_shift, max_shift]``, in grey levels.
+        max_shift: Largest absolute value of the integer [grey levels].
     """
 
     def __init__(self, max_shift: int = 10) -> None:
@@ -34,8 +34,8 @@ class RandomValueShift(BaseTransform):
 class PackSequence(BaseTransform):
     """Flatten an image to a sequence in raster order; the last step of a pipeline.
 
-    Returns ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``, with ``source``
-    and ``warnings`` if ``results`` has them.
+    Returns ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``, with
+    ``source`` and ``warnings`` if ``results`` has them.
 
     Args:
         image_shape: ``(H, W, C)`` of every image, C = 1 or 3 (RGB).
@@ -57,7 +57,6 @@ class PackSequence(BaseTransform):
         if image.ndim == 2:
             image = image[..., None]
         if image.shape != self.image_shape or image.dtype != np.uint8:
-            # mmengine's datasets number their samples.
             name = repr(results['img_path']) if 'img_path' in results else results.get('sample_idx')
             raise ValueError(
                 f'image{"" if name is None else f" {name}"} must be uint8 of '
@@ -74,5 +73,5 @@ class PackSequence(BaseTransform):
 
     def _flatten(self, image: np.ndarray) -> torch.Tensor:
         shape = (-1,) if self.tokens == 'subpixels' else (-1, image.shape[-1])
-        # Torch has no negative strides, as of a flipped image.
+        # torch has no negative strides, as of a flipped image.
         return torch.from_numpy(np.ascontiguousarray(image.reshape(shape)))

@@ -23,7 +23,7 @@ from ..sound_files import (
     read_sound,
 )
 
-#: Smallest standard deviation of a bin; silence is constant.
+#: Smallest standard deviation; silence is constant.
 SMALLEST_STD = 1e-5
 
 
@@ -31,13 +31,13 @@ SMALLEST_STD = 1e-5
 class LoadUtterance(BaseTransform):
     """Read ``results['path']`` into ``results['features']``, float32 [T, F].
 
-    ``a.mfc`` is read as features of Sphinx, ``a.ark:123`` as a matrix of a Kaldi archive, other paths
-    as sound with :func:`filter_banks`. ``warnings`` notes changes to the sound.
+    ``a.mfc`` is read as features of Sphinx, ``a.ark:123`` as a matrix of a Kaldi archive, other
+    paths as sound with :func:`filter_banks`. ``warnings`` notes changes to the sound.
 
     Args:
         sample_rate: Rate to which sound is resampled [Hz].
-        num_mel_bins: F of the filter banks.
-        cache_dir: Folder that caches filter banks, or None.
+        num_mel_bins: F of filter banks.
+        cache_dir: Folder for filter banks, or None.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LoadUtterance(BaseTransform):
         self.cache_dir = cache_dir
 
     def num_frames(self, path: str) -> int:
-        """Return T from the header of the file; raises UnusableFile as reading does."""
+        """Return T from the header; raises UnusableFile as reading does."""
         if path.endswith('.mfc'):
             return num_mfc_frames(path)
         if is_kaldi(path):
@@ -114,8 +114,7 @@ class NormalizeFeatures(BaseTransform):
     """Subtract the mean of every bin and divide by its standard deviation.
 
     Args:
-        per: ``'utterance'``, or ``'speaker'``: over all frames of the speaker, see
-            :class:`Utterances`.
+        per: ``'utterance'`` or ``'speaker'``, see :class:`Utterances`.
     """
 
     def __init__(self, per: str = 'utterance') -> None:
@@ -135,7 +134,7 @@ class NormalizeFeatures(BaseTransform):
 
 
 class Moments:
-    """Running mean and standard deviation over the frames of utterances."""
+    """Running mean and standard deviation over frames."""
 
     def __init__(self) -> None:
         self.number, self.sum, self.squares = 0, 0.0, 0.0
@@ -153,7 +152,7 @@ class Moments:
 
 @TRANSFORMS.register_module()
 class SpecAugment(BaseTransform):
-    """Set random bands of bins and random spans of frames to 0 with torchaudio (arXiv 1904.08779).
+    """Set random bands of bins and spans of frames to 0 (arXiv 1904.08779).
 
     After :class:`NormalizeFeatures`, 0 is the mean.
 

@@ -1,4 +1,4 @@
-"""Write checkpoints safely, and check that a run can use the checkpoint it is given."""
+"""Write checkpoints safely, and check those that a run is given."""
 
 import logging
 import math
@@ -40,7 +40,7 @@ from .training import waiting_gradients
 RUN = 'run'
 #: Entry of a checkpoint's meta: whether it was written after its validation.
 VALIDATED = 'validated'
-# Settings that newer versions of torch or a schedule add to optimizers.
+# Settings that newer versions of torch or a schedule add.
 _NEW_SETTINGS = {
     'initial_lr',
     'maximize',
@@ -58,8 +58,7 @@ class SafeCheckpointHook(CheckpointHook):
     """mmengine's CheckpointHook, robust against crashes and foreign checkpoints.
 
     - Files are replaced atomically; an old checkpoint is removed once the new one is on the disk.
-    - A checkpoint holds tensors and plain types, readable with ``weights_only=True``. ``meta`` has
-      what a resume compares.
+    - A checkpoint holds tensors and plain types, readable with ``weights_only=True``.
     - A resumed run removes only files of its own folder with the names of a run, and warns about
       others.
     - ``save_best='auto'`` knows that fewer bits and errors are better.
@@ -76,7 +75,7 @@ class SafeCheckpointHook(CheckpointHook):
         super().__init__(**kwargs)
 
     def before_train(self, runner: Runner) -> None:
-        """Drop entries of a resumed checkpoint that refer to files of another folder."""
+        """Drop entries of a resumed checkpoint for files of another folder."""
         own = Path(runner.work_dir)
         folder = own if self.out_dir in (None, runner.work_dir) else Path(self.out_dir, own.name)
         if is_main_process():
@@ -85,7 +84,7 @@ class SafeCheckpointHook(CheckpointHook):
         for key in [key for key in info if key.startswith(('best_', 'keep_ckpt_ids', 'last_ckpt'))]:
             reason = self._foreign(key, info[key], folder, runner)
             if reason:
-                if key != 'last_ckpt':  # only used in messages
+                if key != 'last_ckpt':  # for messages only
                     runner.logger.warning(
                         f'{key} of the checkpoint, {info[key]!r:.200}, {reason} and is left alone'
                     )
@@ -103,7 +102,7 @@ class SafeCheckpointHook(CheckpointHook):
             super().before_train(runner)
 
     def _foreign(self, key: str, value: Any, folder: Path, runner: Runner) -> str:
-        """Return why an entry of the checkpoint does not belong to this run, or ''."""
+        """Return why an entry does not belong to this run, or ''."""
         if key.startswith('best_score'):
             if isinstance(value, Tensor | np.generic) and math.prod(value.shape) == 1:
                 value = value.item()
@@ -174,7 +173,7 @@ class SafeCheckpointHook(CheckpointHook):
 
 @contextmanager
 def _without_own_deprecations(runner: Runner) -> Iterator[None]:
-    """Hide the deprecation warning of the FileClient in mmengine's CheckpointHook."""
+    """Hide the deprecation warning of mmengine's CheckpointHook."""
 
     def keep(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith(('"FileClient" will be', '"HardDiskBackend" is'))
@@ -206,7 +205,7 @@ class PeriodicCheckpointHook(StopHook):
 
     Args:
         minutes: Time between two checkpoints.
-        interval: Iterations between two checks of the first process's clock.
+        interval: Iterations between two checks of the clock.
 
     Raises:
         ValueError: ``minutes`` is not positive, or ``interval`` is below 1.
@@ -233,7 +232,7 @@ class PeriodicCheckpointHook(StopHook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        # All processes must take part: is_up differs between them once the first has saved.
+        # All must take part: is_up differs between processes once the first has saved.
         self.is_up = self.is_time(runner) or self.is_up
         if self.is_up and runner.optim_wrapper.should_update() and self.can_save(runner, batch_idx):
             self.is_up = False
@@ -244,7 +243,7 @@ class PeriodicCheckpointHook(StopHook):
         self._remove_outdated(runner)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Restart the clock at every checkpoint, whichever hook writes it."""
+        """Restart the clock, whichever hook writes the checkpoint."""
         super().before_save_checkpoint(runner, checkpoint)
         if 'optimizer' in checkpoint:
             self.last, self.is_up = monotonic(), False
@@ -268,8 +267,8 @@ class CheckpointCompatibilityHook(Hook):
     Args:
         strict: True requires exactly the tensors of the model and the same subwords; False allows
             what the model's loading allows.
-        resume: Also refuse interpolated position biases, which do not fit the optimizer state, and a
-            checkpoint from inside an epoch without a StopHook, which mmengine would repeat.
+        resume: Also refuse interpolated position biases, which do not fit the optimizer state, and
+            a checkpoint from inside an epoch without a StopHook, which mmengine would repeat.
     """
 
     priority = 'VERY_HIGH'
@@ -319,8 +318,7 @@ class ResumeCheckHook(Hook):
     """Refuse to resume a run under other conditions than it started with.
 
     Refused are checkpoints without training state, another optimizer or schedule, averaged weights
-    without EMAHook, and epochs of another length. Another number of processes and an average that
-    starts at the resume are only logged.
+    without EMAHook, and epochs of another length.
     """
 
     priority = 'VERY_HIGH'
@@ -490,8 +488,8 @@ def _warn(message: str) -> None:
 class ValidateFirstHook(Hook):
     """Run the validation that follows the checkpoint from which a run resumes.
 
-    mmengine saves an epoch before it validates it; a run resumed in between would skip the metrics, the
-    best weights and the step of ``ReduceOnPlateauLR``.
+    mmengine saves an epoch before it validates it; a run resumed in between would skip the metrics,
+    the best weights and the step of ``ReduceOnPlateauLR``.
     """
 
     priority = 'LOWEST'  # after the checks of a resume and StopHook's position

@@ -34,7 +34,7 @@ class SampleVisualizationHook(Hook):
     """Add :meth:`pictures` to the visual backends every ``interval`` epochs, in the first rank.
 
     Args:
-        interval: Epochs between pictures, also taken after the last epoch; 0 takes none.
+        interval: Epochs between pictures, which the last epoch also has; 0 for none.
     """
 
     priority = 'LOWEST'  # after the checkpoint has been written

@@ -1,4 +1,4 @@
-"""Find invalid data and numbers early: images, first samples, skipped files, losses."""
+"""Find invalid data and numbers early."""
 
 import math
 from collections import Counter
@@ -26,8 +26,8 @@ from ..runner import task_model
 class CheckImagesHook(Hook):
     """Find unreadable image files in all data sets of a run before it starts.
 
-    OpenCV decodes a truncated JPEG without an error, so the end of each file is read, too. Each rank
-    checks its share.
+    The end of each file is read, too, because OpenCV decodes a truncated JPEG without an error.
+    Each rank checks its share.
 
     Args:
         num_threads: Files read at the same time.
@@ -47,7 +47,7 @@ class CheckImagesHook(Hook):
 
     def _check(self, runner: Runner, name: str, loader: DataLoader) -> None:
         dataset = loader.dataset
-        if not hasattr(dataset, 'get_data_info'):  # not one of mmengine's, names no files
+        if not hasattr(dataset, 'get_data_info'):  # not one of mmengine's
             return
         infos = map(dataset.get_data_info, range(runner.rank, len(dataset), runner.world_size))
         paths = [info['img_path'] for info in infos if 'img_path' in info]
@@ -101,7 +101,7 @@ class SanityCheckHook(Hook):
 
 @dataclass
 class Notes:
-    """Messages of the data sets on the samples of one epoch."""
+    """Messages on the samples of one epoch."""
 
     skipped: Counter[str] = field(default_factory=Counter)  # message: how often
     warnings: dict[str, str] = field(default_factory=dict)  # warning: first file
@@ -120,11 +120,10 @@ class SkippedDataReportHook(Hook):
     """
 
     def __init__(self) -> None:
-        # By mode: an iteration-based loop validates in the middle of an epoch.
+        # By mode, as an iteration-based loop validates inside an epoch.
         self.notes: dict[str, Notes] = {}
         self.reported: set[str] = set()
 
-    # Called for training, validation and test.
     def _after_iter(
         self,
         runner: Runner,
@@ -156,7 +155,7 @@ class SkippedDataReportHook(Hook):
 
 
 def _title(runner: Runner, mode: str) -> str:
-    """Name the epoch that ended; warnings must differ, because mmengine logs each only once."""
+    """Name the epoch that ended, as mmengine logs the same warning only once."""
     if mode == 'train':
         return f'train epoch {runner.epoch + 1}'
     if mode == 'val' and runner.iter:
@@ -168,12 +167,12 @@ def _title(runner: Runner, mode: str) -> str:
 class FiniteLossHook(Hook):
     """Stop the run at a non-finite loss or gradient, before the optimizer step.
 
-    Gradients are checked before clipping, which would spoil all of them. With float16 only a non-finite
-    loss stops the run, because the loss scaler skips infinite gradients.
+    Gradients are checked before clipping, which would spoil all of them. With float16 only a
+    non-finite loss stops the run, because the loss scaler skips infinite gradients.
     """
 
     def __init__(self) -> None:
-        self.loss: Tensor | None = None  # of the iteration, until it is checked
+        self.loss: Tensor | None = None
         self.gradients: dict[str, Tensor] = {}  # largest absolute value by parameter
         self.largest_before = 'none'
 

@@ -27,8 +27,8 @@ TIME_BUDGET = 'time_budget'
 class StopHook(Hook):
     """Ends the training when :meth:`is_time` returns True, with a checkpoint to resume from.
 
-    Training stops after an iteration with an optimizer step and writes ``iter_N.pth``. A run by epochs
-    resumes with the remaining batches of the epoch in the same order.
+    Training stops after an iteration with an optimizer step and writes ``iter_N.pth``. A run by
+    epochs resumes with the remaining batches of the epoch in the same order.
     """
 
     priority = 'LOWEST'  # after the schedulers and CheckpointHook
@@ -44,10 +44,10 @@ class StopHook(Hook):
 
     @abstractmethod
     def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
-        """Log where the run stopped and how it resumes, in the first process."""
+        """Log where the run stopped and how it resumes."""
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Keep the meta until it is known whether the run is resumed."""
+        """Keep the meta for a resume."""
         self.loaded = checkpoint.get('meta', {})
 
     def before_train(self, runner: Runner) -> None:
@@ -58,7 +58,7 @@ class StopHook(Hook):
         inside = self.loaded.get(INSIDE_EPOCH, {})
         if inside.get('num_done'):
             _resume_inside_epoch(loop, **inside)
-        if inside.get('sampler_seed') is not None:  # without a fixed seed every run has another one
+        if inside.get('sampler_seed') is not None:  # without a fixed seed runs differ
             sampler_of(loop.dataloader).seed = inside['sampler_seed']
 
     def after_train_iter(
@@ -77,7 +77,7 @@ class StopHook(Hook):
             self._save(runner, runner.epoch, runner.iter + 1)
 
     def can_save(self, runner: Runner, batch_idx: int) -> bool:
-        """Return whether a checkpoint here can be resumed; at an epoch's end it is written later."""
+        """Return whether a checkpoint here can be resumed; at an epoch's end it comes later."""
         loop = runner.train_loop
         return isinstance(loop, IterBasedTrainLoop) or (
             isinstance(loop, StoppableEpochLoop)
@@ -133,17 +133,15 @@ def _resume_inside_epoch(
 class TimeBudgetHook(StopHook):
     """End the training after ``days`` + ``hours`` + ``minutes``, with a checkpoint to resume from.
 
-    - The time counts from the first batch on, with validation and checkpoints. Every checkpoint holds
-      the time used; a resumed run without time left is refused.
-    - A run by epochs stops inside the epoch without validation and resumes there, with the same batch
-      size and number of processes; at the end of an epoch it validates first.
-    - ``max_keep_ckpts`` does not count the checkpoint.
-    - A custom loop stops where it checks ``stop_training``.
+    - The time counts from the first batch on, with validation and checkpoints. Every checkpoint
+      holds the time used; a resumed run without time left is refused.
+    - A run by epochs stops inside the epoch without validation and resumes there, with the same
+      batch size and number of processes; at the end of an epoch it validates first.
 
     Args:
         days, hours, minutes: Parts of the budget.
-        interval: Iterations between two checks of the first process's clock, for which all processes
-            wait; the run may exceed the budget by as many.
+        interval: Iterations between two checks of the clock, by which the run may exceed the
+            budget.
 
     Raises:
         ValueError: The budget is not positive and finite, or ``interval`` is below 1.
@@ -166,7 +164,7 @@ class TimeBudgetHook(StopHook):
     def before_train(self, runner: Runner) -> None:
         self.start = monotonic()
         before = self.loaded.get(TIME_BUDGET)
-        if runner.iter and before:  # else nothing is resumed, or a run without a budget
+        if runner.iter and before:  # else nothing or a run without a budget is resumed
             self.used_before = before['seconds']
             if self.used_before >= self.budget and runner.iter < runner.max_iters:
                 raise UserError(

@@ -1,4 +1,4 @@
-"""Change or measure training: compilation, random state, timing, penalties, loss in bits."""
+"""Hooks that change or measure training."""
 
 import math
 import random
@@ -35,14 +35,15 @@ MAX_GRAPHS = 2**20  # in effect no limit
 class CompileHook(Hook):
     """Compile one part of the model before a run, with no graph breaks.
 
-    mmengine's ``cfg.compile`` breaks the graph at every backward and optimizer call. State dict keys do
-    not change, and copies such as the EMA model stay uncompiled.
+    mmengine's ``cfg.compile`` breaks the graph at every backward and optimizer call. State dict
+    keys do not change.
 
     Args:
-        module: Attribute of the model, or None for its backbone and decoder of this package. A model
-            with an encoder is not compiled: each length of its batches would be.
-        **kwargs: Those of ``torch.compile``. By default ``fullgraph`` is True, so a graph break is an
-            error, and ``dynamic`` False: torch 2.11 cannot trace ``torch.cond`` with a symbolic size.
+        module: Attribute of the model, or None for its backbone and decoder of this package. A
+            model with an encoder is not compiled.
+        **kwargs: Those of ``torch.compile``. By default ``fullgraph`` is True, so a graph break is
+            an error, and ``dynamic`` False: torch 2.11 cannot trace ``torch.cond`` with a symbolic
+            size.
     """
 
     def __init__(self, module: str | None = 'backbone', **kwargs) -> None:
@@ -103,11 +104,10 @@ def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
 class ExactResumeHook(Hook):
     """Make a run that resumes at any iteration bit-identical to an uninterrupted one.
 
-    - Every epoch is seeded from (seed, iteration, rank); in a distributed run, where only the first
-      process writes the checkpoint, every iteration and validation is.
+    - Every epoch is seeded from (seed, iteration, rank). A distributed run, where only the first
+      process writes the checkpoint, seeds every iteration and validation.
     - A checkpoint holds the state of the generators and gradients that wait for a step.
     - Workers of the training data loader seed every batch from (seed, rank, number of the batch).
-    - Sums over more than two processes have the same order in the first iteration as later.
     - A validation leaves the generators as they were.
 
     On a GPU, operations without a deterministic algorithm can differ; the log says so.
@@ -120,10 +120,10 @@ class ExactResumeHook(Hook):
         self.before_validation: dict[str, Any] | None = None
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Keep the state until it is known whether the run is resumed.
+        """Keep the random state for a resume.
 
         Raises:
-            UserError: It is not random state.
+            UserError: The state is damaged.
         """
         self.loaded = {key: checkpoint[key] for key in (GRADIENTS,) if key in checkpoint}
         state = checkpoint.get('meta', {}).get(RANDOM_STATE)
@@ -151,7 +151,7 @@ class ExactResumeHook(Hook):
         rows = self.loaded.get(GRADIENTS, [])
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise UserError('gradients of the checkpoint must be a list of one dict per process')
-        # Another number of processes changes the bits anyway.
+        # With another number of processes bits differ anyway.
         for name, gradient in rows[runner.rank % len(rows)].items() if rows else ():
             parameter = parameters.get(name)
             fits = parameter is not None and isinstance(gradient, Tensor)
@@ -198,7 +198,7 @@ class ExactResumeHook(Hook):
         if not runner.distributed:
             # A validation that finds the best weights writes a checkpoint.
             checkpoint['meta'][RANDOM_STATE] = self.before_validation or random_state()
-        if runner.distributed:  # SafeCheckpointHook gathers them: only the first process is here
+        if runner.distributed:  # SafeCheckpointHook gathers them in all processes
             rows = getattr(runner, 'waiting_gradients', [])
         else:
             rows = waiting_gradients(runner)
@@ -220,7 +220,7 @@ class ExactResumeHook(Hook):
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of Python's, numpy's and torch's generators in tensors and plain types."""
+    """Return the state of all random generators in tensors and plain types."""
     version, numbers, gauss = random.getstate()
     name, key, *others = cast(Sequence[Any], np.random.get_state())
     state = dict(
@@ -281,8 +281,8 @@ class EpochTimeHook(Hook):
 class BitsPerDimHook(Hook):
     """Log ``loss_bits_per_X = loss / ln 2`` in addition to the loss in nats.
 
-    X is the unit of the validation metric :class:`aft_mm.evaluation.Likelihood`. Nothing is logged
-    without this metric or with smoothed labels.
+    X is the unit of the validation metric :class:`aft_mm.evaluation.Likelihood`, without which, or
+    with smoothed labels, nothing is logged.
     """
 
     priority = 'HIGH'  # before LoggerHook reads the scalars

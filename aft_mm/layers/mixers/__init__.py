@@ -1,7 +1,7 @@
 """Token mixers, one file each.
 
-Every file is imported, so a new mixer needs no other edit: its class, registered in ``MODELS``,
-becomes an attribute of this package and of :mod:`aft_mm.layers`.
+Every file is imported: a class registered in ``MODELS`` becomes an attribute of this package and of
+:mod:`aft_mm.layers`.
 """
 
 from importlib import import_module

@@ -19,24 +19,21 @@ from .base import AFTMixer
 class AFTBias(AFTMixer):
     """AFT-full whose w is an argument of the call (arXiv 2105.14103, eq. 2).
 
-    w may be the negative distances of points, the weights of a graph, or any other relation of
-    tokens::
+    w may be negative distances of points, weights of a graph, or any relation of tokens::
 
         encoder(tokens, position_bias=-distances, pair_mask=adjacency)
 
-    Without it w = 0, as in AFT-simple. Tokens have no order beyond w and the mask. There are no
-    steps.
+    Without it w = 0, as in AFT-simple. Tokens have no other order. There are no steps.
 
     Args:
         embed_dims: Channels D.
-        num_heads: h, if the bias of the call is [h, T, S] or [B, h, T, S]; None for [T, S] or [B,
-            T, S]. See :func:`aft_mm.ops.aft_full`.
-        scales: Initial values of a learned factor per head: the bias of the call, [T, S] or [B, T,
-            S], is then multiplied by ``scale[i]`` in head i. Needs num_heads=None.
+        num_heads: h of a bias [h, T, S] or [B, h, T, S]; None for [T, S] or [B, T, S].
+        scales: Initial values of a learned factor per head for a bias [T, S] or [B, T, S]; needs
+            num_heads=None.
         **kwargs: See :class:`AFTMixer`.
 
     Raises:
-        ValueError: As :class:`AFTMixer`; in a call, as :func:`aft_mm.ops.aft_full`, or `scales`
+        ValueError: As :class:`AFTMixer` and :func:`aft_mm.ops.aft_full`, or a call with `scales`
             without a bias.
     """
 

@@ -26,19 +26,18 @@ class AFTConv(AFTMixer):
     Args:
         embed_dims: Channels D.
         num_heads: h, a divisor of D.
-        kernel_size: Odd sizes, an int for all dimensions or one per dimension; may exceed the grid.
-        reparameterize: ``γ (w − mean) / std + β`` (eq. 8); False is an ablation of the paper.
-        query: False leaves out query and gate, another ablation.
+        kernel_size: Odd sizes, one or one per dimension; may exceed the grid.
+        reparameterize: ``γ (w − mean) / std + β`` (eq. 8), or w itself.
+        query: False leaves out query and gate.
         global_connectivity: False sets W = 0 outside the kernel (§5.3).
-        sparsity: 'entropy' adds :meth:`regularization_loss`; 'gumbel' uses one position per head,
-            see :class:`ConvPositionBias` (§8).
-        tau: Temperature of the samples of sparsity='gumbel'; None is the paper's 0.5.
+        sparsity: 'entropy' adds :meth:`regularization_loss`; 'gumbel' uses one position per head
+            (§8).
+        tau: Temperature of sparsity='gumbel'; None is the paper's 0.5.
         init_std: Standard deviation of w at initialisation.
         init_peak: Initial bias of one position per head, see :class:`ConvPositionBias`.
-        gate: See :class:`AFTMixer`.
-        qkv_bias: See :class:`TokenMixer`.
-        **kwargs: See :class:`AFTMixer`. Steps need a grid; without one, `kernel_size` sets the
-        dimensions.
+        gate, qkv_bias: See :class:`AFTMixer`.
+        **kwargs: See :class:`AFTMixer`. Without a grid, `kernel_size` sets the dimensions, and
+            there are no steps.
     """
 
     example = dict(num_heads=4, kernel_size=3)

@@ -38,13 +38,12 @@ class AFTFullState(NamedTuple):
 class AFTFull(AFTMixer):
     """AFT with a dense position bias, ``w = u vᵀ`` or a free matrix (arXiv 2105.14103, eq. 2, 7).
 
-    For a shorter sequence or another grid of an image the bias is cropped or interpolated. The
-    state of a step is O(T·D).
+    For a shorter sequence the bias is cropped, for another grid of an image interpolated.
 
     Args:
         embed_dims: Channels D.
         rank: d' of u and v; None for the free matrix.
-        source_grid: Grid of a memory, for a cross mixer with :class:`MemoryPositionBias`. Needs
+        source_grid: Grid of a memory, for a cross mixer with :class:`MemoryPositionBias`; needs
             rank=None, causal=False, a gate, and no init_std.
         init_std: Standard deviation of u and v (default 0.1) or of the free w (default 0.01).
         **kwargs: See :class:`AFTMixer`; grid is required.

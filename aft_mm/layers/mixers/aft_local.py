@@ -28,10 +28,8 @@ class AFTLocal(OpMixer):
 
     Args:
         embed_dims: Channels D.
-        window: s of ``|t − t'| < s``, 0 for AFT-simple; on a 2-d grid a pair (s_r, s_c) or an int
-            for both.
-        rank: d' of u and v; None for a free w in a 1-d window of 1 or larger, see
-            :class:`FreeLocalPositionBias`.
+        window: s of ``|t − t'| < s``, 0 for AFT-simple; on a 2-d grid an int or (s_r, s_c).
+        rank: d' of u and v; None for a free w in a 1-d window.
         init_std: Standard deviation of u and v (default 0.1) or of the free w (default 0.01).
         **kwargs: See :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
     """

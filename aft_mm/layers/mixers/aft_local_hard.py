@@ -14,13 +14,13 @@ from .base import OpMixer
 
 @MODELS.register_module()
 class AFTLocalHard(OpMixer):
-    """AFT over a hard window, W = 1 inside and 0 outside (ICLR submission, algorithms 1 and 2).
+    """AFT in a hard window, W = 1 inside and 0 outside (ICLR submission, algorithms 1 and 2).
 
-    For the windows see :func:`aft_mm.ops.aft_local_hard`.
+    The windows are those of :func:`aft_mm.ops.aft_local_hard`.
 
     Args:
         embed_dims: Channels D.
-        window: s, 1 or larger; on a 2-d grid an even pair (s_h, s_w) or an even int for both.
+        window: s, 1 or larger; on a 2-d grid an even int or pair (s_h, s_w).
         causal: See :class:`TokenMixer`; True by default, as in the paper.
         **kwargs: See :class:`AFTMixer`.
     """

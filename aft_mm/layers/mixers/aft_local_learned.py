@@ -10,7 +10,7 @@ class AFTLocalLearned(AFTLocal):
     """AFT-local with a separate softmax over the position weights (ICLR submission, eq. 8).
 
     ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t'`` over all visible tokens, with w =
-    0 outside the window. The weights do not sum to one. Arguments are those of :class:`AFTLocal`.
+    0 outside the window. Arguments are those of :class:`AFTLocal`.
     """
 
     normalized = False

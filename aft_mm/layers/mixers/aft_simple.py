@@ -14,14 +14,13 @@ from .base import OpMixer
 
 @MODELS.register_module()
 class AFTSimple(OpMixer):
-    """AFT without position bias, W = 1 (arXiv 2105.14103, eq. 5). The state of a step is O(D).
+    """AFT without position bias, W = 1 (arXiv 2105.14103, eq. 5).
 
     Args:
         embed_dims: Channels D.
         key_function: 'softmax', or 'relu' or 'relu2' without normalisation, see
             :func:`aft_mm.ops.aft_simple`.
-        gate: See :class:`AFTMixer`. The default is 'sigmoid', or 'relu' with 'relu2', which allows
-            no other.
+        gate: See :class:`AFTMixer`; by default 'sigmoid', with 'relu2' always 'relu'.
         **kwargs: See :class:`AFTMixer`.
     """
 

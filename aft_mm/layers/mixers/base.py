@@ -32,14 +32,14 @@ __all__ = ['AFTMixer', 'OpMixer', 'TokenMixer']
 
 
 def _check_tokens(name: str, x: Tensor, *shape: str | int) -> None:
-    """Check that x is a float tensor of this shape, such as ('B', 'T', 192)."""
+    """Check for a float tensor of this shape, such as ('B', 'T', 192)."""
     floats = isinstance(x, Tensor) and x.dtype in FLOATS
     if not floats or x.dim() != len(shape) or x.shape[-1] != shape[-1]:
         refuse(name, f'a tensor of floats [{", ".join(map(str, shape))}]', x)
 
 
 def _hide_tokens(x: Tensor, key_mask: Tensor) -> Tensor:
-    """Return x [B, T, D] with hidden tokens set to 0, as 0 · NaN would reach gradients."""
+    """Set hidden tokens of x [B, T, D] to 0, as 0 · NaN would reach gradients."""
     check_mask(key_mask, x)
     return x.masked_fill(~key_mask.unsqueeze(-1), 0)
 
@@ -47,13 +47,14 @@ def _hide_tokens(x: Tensor, key_mask: Tensor) -> Tensor:
 class TokenMixer(nn.Module):
     """Base class of token mixers, ``[B, T, D] -> [B, T, D]``: projections around an op.
 
-    A subclass implements :meth:`_mix`; for steps also :meth:`_init_state` and :meth:`_mix_step`,
-    and :meth:`_prefill` if its state is not an :class:`aft_mm.ops.StepState`.
+    A subclass implements :meth:`_mix`; for steps also :meth:`_init_state`, :meth:`_mix_step` and,
+    if the state is no :class:`aft_mm.ops.StepState`, :meth:`_prefill`.
+
+    docs/mixers.md lists time, memory and state of each mixer.
 
     Args:
         embed_dims: Channels D.
-        grid: Sizes of the token grid: (T,) of a sequence, (H, W) of an image, or of a volume; None
-            without learned positions.
+        grid: (T,) of a sequence, (H, W) of an image, or 3 sizes; None without learned positions.
         num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
         causal: Token t only sees tokens t' ≤ t, in raster order.
         qkv_bias: Whether the query, key and value projections have a bias.
@@ -64,13 +65,13 @@ class TokenMixer(nn.Module):
         ValueError: An argument is out of range.
     """
 
-    #: Required arguments of a small mixer with embed_dims=12, for the tests.
+    #: Arguments of a small mixer with embed_dims=12, for the tests.
     example: ClassVar[dict[str, Any]] = {}
     #: Whether the weights of the visible tokens sum to one.
     normalized: ClassVar[bool] = True
     #: Whether the mixer accepts causal=True.
     can_be_causal: ClassVar[bool] = True
-    #: Whether keys and values can come from a memory (cross-attention).
+    #: Whether keys and values can come from a memory.
     takes_memory: bool = False
     #: Whether :meth:`position_bias` is a bias [1, T, S] over a memory.
     biased_memory: bool = False
@@ -131,15 +132,13 @@ class TokenMixer(nn.Module):
         Args:
             x: Tokens [B, T, D].
             grid: Grid of these tokens, if it is not the constructor's.
-            memory: Tokens [B, S, D] to take keys and values from (cross-attention), or the result
-                of :meth:`project_memory`.
-            key_mask: bool [B, S], True = keep. Padding may hold NaN and gets zero gradient.
-            **pairs: position_bias and pair_mask for a mixer with :attr:`takes_pairs`, such as
-                :class:`AFTBias`, which takes them as keywords of :meth:`_mix`.
+            memory: Tokens [B, S, D] of keys and values (cross-attention), or from
+                :meth:`project_memory`.
+            key_mask: bool [B, S], True = keep. Hidden tokens may hold NaN and get a gradient of 0.
+            **pairs: position_bias and pair_mask for a mixer with :attr:`takes_pairs`.
 
         Raises:
-            ValueError: x or the mask has another shape or type, T is not P + prod(grid), or the
-                mixer takes no memory.
+            ValueError: An argument has another shape or type, or the mixer does not take it.
         """
         _check_tokens('x', x, 'B', 'T', self.embed_dims)
         for name in pairs if not self.takes_pairs else ():
@@ -180,7 +179,7 @@ class TokenMixer(nn.Module):
 
     @torch.no_grad()
     def init_state(self, batch_size: int) -> Any:
-        """Return the state before the first token. docs/mixers.md lists the sizes.
+        """Return the state before the first token.
 
         Raises:
             ValueError: The mixer is not causal, or implements no steps.
@@ -196,18 +195,17 @@ class TokenMixer(nn.Module):
 
     @torch.no_grad()
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Any]:
-        """Mix whole prompts in one parallel pass and return the state after them.
+        """Mix whole prompts in one parallel pass.
 
         Args:
-            x: Prompts [B, L, D]. L may be shorter than the grid.
-            lengths: Number of tokens of each prompt [B], 0 to L; the rest is padding, which may
-                hold NaN.
+            x: Prompts [B, L, D]; L may be shorter than the grid.
+            lengths: Tokens of each prompt [B], 0 to L; the rest is padding, which may hold NaN.
 
         Returns:
-            Mixed tokens [B, L, D], arbitrary at padding, and the state for :meth:`step`.
+            Mixed tokens [B, L, D], arbitrary at padding, and the state after the prompts.
 
         Raises:
-            ValueError: As :meth:`init_state` and :meth:`forward`, or lengths is not [B].
+            ValueError: As :meth:`init_state` and :meth:`forward`.
         """
         _check_tokens('x', x, 'B', 'T', self.embed_dims)
         length, state = x.shape[1], self.init_state(len(x))
@@ -218,7 +216,7 @@ class TokenMixer(nn.Module):
         key, value = self.key(x), self.value(x)
         prompt: list[Any] = [query, key, value]
         if self.grid is not None and len(self.grid) > 1:
-            # The op needs the whole raster, and is causal.
+            # The op needs the whole raster.
             rest = self.num_prefix_tokens + prod(self.grid) - length
             prompt = [None if p is None else F.pad(p, (0, 0, 0, rest)) for p in prompt]
         grid = self._resolve_grid(prompt[1].shape[1])
@@ -231,7 +229,7 @@ class TokenMixer(nn.Module):
 
         Args:
             x_t: Next token of each sequence [B, D].
-            state: From :meth:`init_state`, :meth:`prefill` or the last step. It is overwritten.
+            state: From :meth:`init_state`, :meth:`prefill` or the last step; it is overwritten.
 
         Returns:
             Mixed token [B, D] and the next state.
@@ -251,11 +249,11 @@ class TokenMixer(nn.Module):
 
     @torch.no_grad()
     def select_state(self, state: Any, rows: Tensor) -> Any:
-        """Return a copy of the state for the sequences rows [N], as beam search needs it."""
+        """Return a copy of the state for the sequences rows [N]."""
         return ops.select(state, rows)
 
     def fuse_projections(self) -> None:
-        """Let steps compute query, key and value in one product, from copies of the weights.
+        """Let steps compute query, key and value in one product of copied weights.
 
         Later changes of the weights are ignored until :meth:`split_projections`.
         """
@@ -283,13 +281,13 @@ class TokenMixer(nn.Module):
             query: [B, T, D], or None if ``self.query`` is None.
             key: [B, S, D]. S = T without a memory.
             value: [B, S, D].
-            grid: Grid of the T tokens, prefix tokens not counted.
+            grid: Grid of the T tokens without prefix tokens.
             key_mask: bool [B, S], True = keep. A token that sees none gets 0.
         """
         raise NotImplementedError
 
     def _init_state(self, batch_size: int) -> Any:
-        """Return an empty state of type `state_type`, on the device of the weights."""
+        """Return an empty `state_type` on the device of the weights."""
         raise NotImplementedError
 
     def _prefill(self, state: Any, key: Tensor, value: Tensor, lengths: Tensor) -> Any:
@@ -297,7 +295,7 @@ class TokenMixer(nn.Module):
 
         Args:
             state: Fresh from :meth:`_init_state`.
-            key: [B, L, D]. Tokens from lengths[b] on are padding and must be ignored.
+            key: [B, L, D], padding from lengths[b] on.
             value: [B, L, D].
             lengths: [B], 0 to L.
         """
@@ -306,9 +304,9 @@ class TokenMixer(nn.Module):
     def _mix_step(
         self, query: Tensor | None, key: Tensor, value: Tensor, state: Any
     ) -> tuple[Tensor, Any]:
-        """Mix one token, query, key and value [B, D]; return it [B, D] and the next state.
+        """Mix one token [B, D]; return it and the next state.
 
-        Buffers of `state` may be overwritten; ``position`` is increased by one.
+        Buffers of `state` may be overwritten.
         """
         raise NotImplementedError
 
@@ -329,7 +327,7 @@ class TokenMixer(nn.Module):
         return self.grid
 
     def _resolve_grid(self, num_tokens: int, grid: Sequence[int] | None = None) -> Grid:
-        """Return the grid of `num_tokens` tokens: the given one, else the constructor's."""
+        """Return the given grid, else the constructor's, for `num_tokens` tokens."""
         length = num_tokens - self.num_prefix_tokens
         if grid is not None:
             check_sizes('grid', grid, (1, 2, 3))
@@ -373,15 +371,15 @@ class AFTMixer(TokenMixer):
 class OpMixer(AFTMixer):
     """Base class of mixers that call one op of :mod:`aft_mm.ops`, and its steps."""
 
-    #: Name of the op; the ops of its steps are ``NAME_init_state`` and ``NAME_step``.
+    #: Name of the op and, with suffixes, of its steps.
     op: ClassVar[str]
 
     def _op_options(self, grid: Grid | None) -> dict[str, Any]:
-        """Return the options of the op, its state and its step, for tokens on `grid`."""
+        """Return the options of the op and its steps for tokens on `grid`."""
         raise NotImplementedError
 
     def _op_bias(self, grid: Grid | None = None) -> Sequence[Tensor | None]:
-        """Return the position bias of the op for tokens on `grid`, by default the constructor's."""
+        """Return the position bias of the op for tokens on `grid`."""
         return ()
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:

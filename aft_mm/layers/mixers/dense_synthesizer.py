@@ -19,8 +19,7 @@ from .token_table import TokenTable
 class DenseSynthesizer(TokenMixer):
     """Attention weights predicted by each token alone, without keys (arXiv 2005.00743, §3.1).
 
-    ``softmax(W₂ relu(W₁ x)) v`` per head, with W₁ [D, D] and W₂ [T, D/h] for each head, and T the
-    largest length. Time O(T²·D), memory O(T²·h + T·D). State and cost of a step are O(T·D).
+    ``softmax(W₂ relu(W₁ x)) v`` per head, with W₁ [D, D], W₂ [T, D/h] and the largest length T.
 
     Args:
         embed_dims: Channels D.

@@ -25,8 +25,7 @@ class KernelMixer(AFTMixer):
     """Base class of the controls: AFT-conv with weights that do not depend on the tokens.
 
     ``y_t = proj(g(q_t) ⊙ Σ_t' K[t' − t] ⊙ v_t')``, 0 outside the grid. A causal mixer uses the
-    kernel up to its centre in raster order. Time O(T·k·D), memory O(T·D) for k kernel entries.
-    State and cost of a step are O(r·D), with r the reach of the kernel in raster order.
+    kernel up to its centre in raster order.
 
     Args:
         embed_dims: Channels D.
@@ -112,11 +111,11 @@ class KernelMixer(AFTMixer):
 class DepthwiseConv(KernelMixer):
     """A gated depthwise convolution, a control for AFT-conv with the same kernel.
 
-    K ``[D, *kernel]`` of :class:`KernelMixer` is learned and initialised as torch's convolutions.
+    K ``[D, *kernel]`` is learned and starts like torch's convolutions.
 
     Args:
         embed_dims: Channels D.
-        kernel_size: Odd sizes, an int for all dimensions or one per dimension.
+        kernel_size: See :class:`KernelMixer`.
         **kwargs: See :class:`KernelMixer`.
     """
 

@@ -19,9 +19,8 @@ class LambdaLayer(TokenMixer):
     """Lambda layer with full context (LambdaNetworks, arXiv 2102.08602).
 
     ``y_t = λ_tᵀ q_t`` with ``λ_t = Σ_t' (softmax(k)[t'] + e[t' − t]) v_t'ᵀ``, shared by all h
-    heads. The softmax is over tokens; e is learned per offset. Queries and keys are
-    batch-normalised over visible tokens, so the layer is not causal. Time ``O(T²·h·(|k| + D/h))``,
-    memory ``O(T²·(h + |k|))``.
+    heads. The softmax is over tokens; e is learned per offset. Batch norm of queries and keys over
+    visible tokens makes the layer non-causal.
 
     Args:
         embed_dims: Channels D.
@@ -83,7 +82,7 @@ class LambdaLayer(TokenMixer):
 
 
 def _normalize(norm: nn.BatchNorm1d, x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Return the batch-normalised channels of x [B, T, C], in float32; hidden tokens are 0."""
+    """Return x [B, T, C] after batch norm, in float32; hidden tokens are 0."""
     if key_mask is None:
         return norm(x.flatten(0, 1)).view(x.shape)
     visible = x[key_mask]

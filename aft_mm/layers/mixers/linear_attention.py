@@ -64,8 +64,6 @@ class FeatureAttention(TokenMixer):
 class LinearAttention(FeatureAttention):
     """Linear attention, ``φ(q) Σ φ(k) vᵀ / φ(q) Σ φ(k)`` per head (arXiv 2006.16236, eq. 5).
 
-    Time O(T·D²/h), memory O(T·D), state of a step D²/h + D numbers.
-
     Args:
         embed_dims: Channels D.
         num_heads: h, a divisor of D.

@@ -46,7 +46,7 @@ class Blocks(NamedTuple):
         return seen
 
     def mask(self, causal: bool, device: torch.device) -> Tensor:
-        """Return what the queries of a block see of it and its margin, bool [queries, sources]."""
+        """Return what the queries of a block see, bool [queries, sources]."""
         target = [torch.arange(size, device=device) for size in self.size]
         source = [
             torch.arange(-before, size + after, device=device)
@@ -61,7 +61,7 @@ class Blocks(NamedTuple):
         )
 
     def cut(self, x: Tensor, grid: Sequence[int]) -> Tensor:
-        """Return the n blocks of x [B, T, C] with their margins, [n, B, sources, C]; 0 outside."""
+        """Return the n blocks of x [B, T, C] with margins, [n, B, sources, C]; 0 outside."""
         pad = [0, 0]
         for axis in (1, 0):
             pad += [self.before[axis], self.after[axis] + -grid[axis] % self.size[axis]]
@@ -81,16 +81,14 @@ class Blocks(NamedTuple):
 class LocalSoftmaxAttention(TokenMixer):
     """Softmax attention in local blocks (Image Transformer, arXiv 1802.05751, §3.3).
 
-    A query sees its own block and a margin around it, if causal up to itself in raster order, also
-    when generating, where the paper goes block by block. Time O(T·m·D), memory O(T·(m + D)), with m
-    tokens in a block and its margin. State and cost of a step are O(r·D), with r the reach of both
-    in raster order.
+    A query sees its own block and a margin around it, if causal up to itself in raster order (the
+    paper generates block by block).
 
     Args:
         embed_dims: Channels D.
         num_heads: h, a divisor of D.
-        window: Tokens of a block; on a 2-d grid a pair (rows, columns) or an int for both.
-        margin: Size of the margin, as `window`; None for that of the window.
+        window: Tokens of a block; on a 2-d grid an int or (rows, columns).
+        margin: Size of the margin, by default `window`.
         **kwargs: See :class:`TokenMixer`; grid is required in 2-d.
     """
 

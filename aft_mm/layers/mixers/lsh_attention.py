@@ -21,7 +21,7 @@ SELF_LOGIT = -1e5
 
 
 class LSHState(NamedTuple):
-    """Keys and values of all tokens; the last tokens of each bucket, [B, h, rounds, n, c + 1]."""
+    """Keys and values of all tokens; the last ones of each bucket [B, h, rounds, n, c + 1]."""
 
     table: TokenTable
     recent: Tensor
@@ -47,19 +47,15 @@ class LSHAttention(TokenMixer):
     Query and key share one projection, and keys have length 1. Each round hashes tokens into
     buckets, ``argmax([xR, −xR])``, and sorts them by bucket. A token sees those of its bucket in
     its chunk of the sorted tokens and the chunk before; if causal, the last chunk_size earlier
-    tokens of its bucket (the paper's chunks depend on later tokens). One softmax covers the union
-    of the rounds. A token sees itself only if it sees no other. The rotations R are a buffer
-    sampled once.
-
-    Time and memory O(rounds·T·c·D), with c the chunk size; the sort is O(T log T). The state of a
-    step is O(T·D), its cost O(rounds·c·D).
+    tokens of its bucket, as the paper's chunks depend on later tokens. One softmax covers the union
+    of the rounds. A token sees itself only if it sees no other. R is sampled once.
 
     Args:
         embed_dims: Channels D.
         num_heads: h, a divisor of D.
-        num_rounds: Hashes per token; more rounds miss fewer similar tokens.
+        num_rounds: Hashes per token.
         num_buckets: An even number, or 1 for no hashing.
-        chunk_size: c.
+        chunk_size: Tokens of a chunk.
         **kwargs: See :class:`TokenMixer`; grid is required for steps.
     """
 
@@ -197,7 +193,7 @@ class LSHAttention(TokenMixer):
 
 
 def _with_chunk_before(x: Tensor) -> Tensor:
-    """Concatenate chunks [B, h, rounds, n, c, ...] with their predecessors, [..., n, 2c, ...].
+    """Join chunks [B, h, rounds, n, c, ...] with their predecessors, [..., n, 2c, ...].
 
     The first chunk is preceded by token −1, or by zeros.
     """

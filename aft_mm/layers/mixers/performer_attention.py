@@ -14,8 +14,7 @@ from aft_mm.registry import MODELS
 from ..grid import Grid
 from .linear_attention import FeatureAttention
 
-# Exponents of key features are clamped: e^±80 is normal in float32 and leaves room for sums; the
-# upper end is more than 8 standard deviations away.
+# Exponents of key features are clamped; e^−80 is normal in float32, e^40 leaves room for sums.
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -80.0, 40.0
 
 
@@ -25,14 +24,13 @@ class PerformerAttention(FeatureAttention):
 
     ``φ(x) = exp(ω x − |x|² / 2)`` for x = q or k divided by (D/h)^¼, with the mean of ``φ(q)·φ(k)``
     equal to ``exp(q·k / √(D/h))``. Rows of ω are orthogonal in blocks of D/h. Queries are divided
-    by their largest feature. The state of a step has (D + h)·m numbers. ω and the seed of later
-    samples are buffers.
+    by their largest feature.
 
     Args:
         embed_dims: Channels D.
         num_heads: h, a divisor of D.
         num_features: m per head; None for the paper's D/h · ln(D/h), rounded up.
-        redraw: Sample a new ω every so many training iterations; None never does.
+        redraw: Training iterations after which ω is sampled again; None for never.
         **kwargs: See :class:`TokenMixer`.
     """
 
@@ -74,7 +72,7 @@ class PerformerAttention(FeatureAttention):
         return super()._mix(query, key, value, grid, key_mask)
 
     def _count_iteration(self) -> None:
-        # All passes until the optimizer writes to the weights must use the same features.
+        # Until the optimizer's step all passes must use the same features.
         version = self.key.weight._version
         if version == self._counted_version:
             return
@@ -110,7 +108,7 @@ class PerformerAttention(FeatureAttention):
 
 @cache
 def _exclude_count_from_graphs() -> None:
-    # As a decorator, torch.compiler.disable would import the compiler, which takes seconds.
+    # As a decorator it would import the compiler, which takes seconds.
     cls: Any = PerformerAttention
     cls._count_iteration = torch.compiler.disable(cls._count_iteration)
 
@@ -118,7 +116,7 @@ def _exclude_count_from_graphs() -> None:
 def sample_projection(
     number: int, dims: int, generator: torch.Generator | None = None, device: str | None = None
 ) -> Tensor:
-    """Return ω [number, dims]: orthogonal rows in blocks of dims, with norms of Gaussian vectors."""
+    """Return ω [number, dims], rows orthogonal in blocks, with norms of Gaussian vectors."""
     options: dict[str, Any] = dict(generator=generator, device=device)
     blocks = []
     for _ in range(-(-number // dims)):

@@ -12,12 +12,12 @@ from .depthwise_conv import KernelMixer
 class Pooling(KernelMixer):
     """The gated mean of the visible tokens around each one, a control without learned weights.
 
-    ``y_t = proj(g(q_t) ⊙ mean_t' v_t')`` over the kernel. PoolFormer (arXiv 2111.11418) has no
-    projections and no gate.
+    ``y_t = proj(g(q_t) ⊙ mean_t' v_t')`` over the kernel, as in PoolFormer (arXiv 2111.11418), but
+    with projections and a gate.
 
     Args:
         embed_dims: Channels D.
-        kernel_size: Odd sizes, an int for all dimensions or one per dimension.
+        kernel_size: See :class:`KernelMixer`.
         **kwargs: See :class:`KernelMixer`.
     """
 

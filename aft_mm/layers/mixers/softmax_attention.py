@@ -38,7 +38,7 @@ class KeyValueCache(NamedTuple):
         return cache._replace(used=self.used + 1, position=self.position + 1)
 
     def _grown(self, dtype: torch.dtype) -> 'KeyValueCache':
-        # Doubling keeps the copies per token O(1) on average.
+        # Doubling keeps copies O(1) per token.
         room = max(64, self.used)
         key, value = (F.pad(x.to(dtype), (0, 0, 0, room)) for x in (self.key, self.value))
         visible = None if self.visible is None else F.pad(self.visible, (0, room), value=True)
@@ -65,7 +65,7 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 class TokenHistory(NamedTuple):
-    """Inputs of all tokens, for attention without a cache; the first `used` rows are filled."""
+    """Inputs of all tokens, the first `used` rows filled, for attention without a cache."""
 
     table: TokenTable
     used: int
@@ -80,14 +80,13 @@ class TokenHistory(NamedTuple):
 class SoftmaxAttention(TokenMixer):
     """Multi-head attention, ``softmax(q kᵀ / √(D/h)) v`` per head.
 
-    A query that sees no key gets 0. The state of a step caches keys and values, O(t·D), which is
-    also its cost.
+    A query that sees no key gets 0.
 
     Args:
         embed_dims: Channels D.
         num_heads: h, a divisor of D.
-        stateful: False recomputes all tokens in each step, O(t·D² + t²·D), as the papers measure;
-            grid is then required for steps.
+        stateful: False recomputes all tokens in each step, as the papers measure; steps then need a
+            grid.
         **kwargs: See :class:`TokenMixer`.
     """
 
@@ -157,7 +156,7 @@ class SoftmaxAttention(TokenMixer):
             return state
         tokens = key.shape[1]
         visible = torch.arange(tokens, device=key.device) < lengths[:, None]
-        # A graph cannot read values; prompts of an exported one have no padding.
+        # Prompts of an exported graph have no padding.
         padded = not recording_or_replaying() and not bool(visible.all())
         return KeyValueCache(
             self._heads(key),

@@ -24,18 +24,15 @@ class StridedAttention(TokenMixer):
     """Softmax attention over O(√T) tokens (Sparse Transformer, arXiv 1904.10509, §4).
 
     With stride l, in raster order: 'strided' sees tokens at most l or a multiple of l away; 'fixed'
-    its own block of l tokens and the last `summary` tokens of every block. Each head takes one
-    softmax over both sets, the paper's merged head.
-
-    Time O(T·(l + T/l)·D), memory O(T·(l + T/l)·h); for 'fixed' T/l · summary replaces T/l. The
-    state of a step is O(T·D), its cost O((l + T/l)·D).
+    its own block of l tokens and the last `summary` tokens of every block. One softmax covers both
+    sets, the paper's merged head.
 
     Args:
         embed_dims: Channels D.
         num_heads: h, a divisor of D and of qk_dims.
         stride: l, near √T.
         pattern: 'strided' for images, 'fixed' for text.
-        summary: Tokens of a block that all later tokens see, 1 to l; for 'fixed' only.
+        summary: Tokens of a block that all later ones see, 1 to l; for 'fixed' only.
         qk_dims: Channels of query and key; None for D.
         **kwargs: See :class:`TokenMixer`; grid is required for steps.
     """
@@ -128,7 +125,7 @@ class StridedAttention(TokenMixer):
     ) -> tuple[Tensor, Tensor]:
         """Return what is visible of _near and of _far, bool [1 or B, 1, R, l, n] each."""
         target = torch.arange(tokens + pad, device=device).view(-1, self.stride, 1)
-        # 0 marks the padding next to the first and last block.
+        # 0 marks the padding.
         index = 1 + target
         exists = torch.ones(1, tokens, dtype=torch.bool, device=device)
         exists = F.pad(exists if key_mask is None else key_mask, (0, pad)).view(-1, *target.shape)

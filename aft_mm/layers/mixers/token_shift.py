@@ -17,7 +17,7 @@ class TokenShift(KernelMixer):
     """Each group of channels comes from one neighbour, a control without learned weights.
 
     Groups of equal size come from the token itself, the previous token along each dimension and, if
-    not causal, the next. For a causal sequence this is RWKV's token shift, on an image like
+    not causal, the next. For a causal sequence this is RWKV's token shift, on an image nearly
     ShiftViT's (arXiv 2201.10801).
 
     Args:
@@ -30,7 +30,6 @@ class TokenShift(KernelMixer):
     def __init__(self, embed_dims: int, **kwargs: Any) -> None:
         super().__init__(embed_dims, 3, **kwargs)
         size = self.kernel_size
-        # The centre and, along each dimension, its neighbours.
         steps = (-1,) if self.causal else (-1, 1)
         entries = [0] + [step * 3**axis for axis in range(len(size)) for step in steps]
         group = torch.arange(embed_dims) * len(entries) // embed_dims

@@ -24,14 +24,13 @@ class AutoregressiveModel(BaseModel):
     Args:
         decoder: Config of :class:`SequenceDecoder`.
         head: Config of :class:`CategoricalHead` or :class:`LogisticMixtureHead`.
-        encoder: Config of :class:`SequenceEncoder` for the ``source`` of the samples, with a cross
-            mixer in the decoder. ``embedding=None`` shares the decoder's.
+        encoder: Config of :class:`SequenceEncoder` for the ``source`` of the samples; the decoder
+            then needs a cross mixer. ``embedding=None`` shares the decoder's.
         data_preprocessor: Config; :class:`SequencePreprocessor` by default.
         init_cfg: See mmengine's BaseModule.
 
     Raises:
-        ValueError: Head and decoder differ in channels, number of values or token shape, or encoder
-            and decoder share an embedding but not the channels.
+        ValueError: Decoder, head and encoder do not fit together.
     """
 
     def __init__(
@@ -71,18 +70,17 @@ class AutoregressiveModel(BaseModel):
 
         Args:
             inputs: Tokens int64 [B, T] or [B, T, C], padded by :class:`SequencePreprocessor`.
-            data_samples: One sample per sequence, with ``length``, ``num_context`` and ``source``.
+            data_samples: With ``length``, ``num_context`` and ``source``.
             mode: 'tensor', 'loss' or 'predict'.
 
         Returns:
             'tensor': hidden vectors [B, T, D]. 'loss': ``dict(loss=…)``, the mean nats per
             dimension over the predicted tokens of all processes. 'predict': the samples with
-            ``nats`` (float64 from the logits on), ``num_dims`` and, for a categorical head,
-            ``num_correct``.
+            ``nats``, ``num_dims`` and, for a categorical head, ``num_correct``.
 
         Raises:
             ValueError: Another mode or number of samples, a token outside the vocabulary, or a
-                sequence longer than the position table.
+                sequence beyond the position table.
         """
         check_choice('mode', mode, MODES)
         if not isinstance(inputs, Tensor) or inputs.dim() < 2:
@@ -99,7 +97,7 @@ class AutoregressiveModel(BaseModel):
         num_dims = counted.sum(1) * self.head.dims_per_token
         if mode == 'loss':
             nats = self.head.loss(hidden, inputs).masked_fill(~counted, 0)
-            # Every token has the same weight on any process.
+            # Every token has the same weight in all processes.
             total = num_dims.sum()
             all_reduce(total)
             return dict(loss=nats.sum() * get_world_size() / total)
@@ -128,7 +126,7 @@ class AutoregressiveModel(BaseModel):
         """Encode the source tokens [S] or [S, C] of each sample.
 
         Returns:
-            The memory [B, S, D] and its mask [B, S], True = keep; None, None without an encoder.
+            The memory [B, S, D] and its mask [B, S]; None, None without an encoder.
         """
         given = [torch.as_tensor(source) for source in sources if source is not None]
         if len(given) != (0 if self.encoder is None else len(sources)):
@@ -160,7 +158,7 @@ class AutoregressiveModel(BaseModel):
 
 
 def _counted(inputs: Tensor, samples: list[SequenceSample]) -> Tensor:
-    """Return which tokens are predicted, bool [B, T]: no context or padding, and by ``predicted``."""
+    """Return which tokens are predicted, bool [B, T]."""
     spans = [(s.get('num_context', 0), s.get('length', inputs.shape[1])) for s in samples]
     first, end = torch.tensor(spans, device=inputs.device).unsqueeze(-1).unbind(1)
     token = torch.arange(inputs.shape[1], device=inputs.device)

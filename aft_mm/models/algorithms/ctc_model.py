@@ -22,10 +22,10 @@ class CTCModel(BaseModel):
     """Model ``p(units | features)`` of an encoder of frames and CTC (Graves et al. 2006).
 
     Args:
-        encoder: Config of :class:`SequenceEncoder` with :class:`FrameEmbedding`, or of
-            :class:`BiLSTMEncoder`.
+        encoder: Config of an encoder of frames, such as :class:`BiLSTMEncoder`, or
+            :class:`SequenceEncoder` with :class:`FrameEmbedding`.
         head: Config of :class:`CTCHead`.
-        beam_size: Number of prefixes of the beam search; 1 decodes greedily.
+        beam_size: Prefixes of the beam search; 1 decodes greedily.
         lexicon: ``dict(units=…, words=[…])`` with the units of the data set; 'predict' then adds
             ``in_lexicon``, the most likely transcript of these words.
         data_preprocessor: Config; :class:`UtterancePreprocessor` by default.
@@ -70,7 +70,7 @@ class CTCModel(BaseModel):
 
         Args:
             inputs: Features [B, T, F], padded by :class:`UtterancePreprocessor`.
-            data_samples: One sample per utterance, with ``length`` and, for the loss, ``units``.
+            data_samples: With ``length`` and, for the loss, ``units``.
             mode: 'tensor', 'loss' or 'predict'.
 
         Returns:
@@ -79,7 +79,7 @@ class CTCModel(BaseModel):
             all processes. 'predict': the samples with ``recognized`` and ``score``.
 
         Raises:
-            ValueError: Another mode, number of samples or F, more frames than positions, or as
+            ValueError: Another mode, number of samples or F, too many frames, or as
                 :meth:`CTCHead.nats`.
         """
         check_choice('mode', mode, MODES)
@@ -124,7 +124,7 @@ class CTCModel(BaseModel):
     ) -> Tensor:
         targets = [sample.units for sample in samples]
         nats = self.head.nats(log_probs, lengths, targets).sum()
-        # Gradients are averaged over processes, which may differ in the number of units.
+        # Gradients are averaged over processes, whose numbers of units differ.
         number = torch.tensor(float(sum(map(len, targets))), device=nats.device)
         all_reduce(number)
         return nats * get_world_size() / number.clamp_min(1)

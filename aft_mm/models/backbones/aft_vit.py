@@ -38,41 +38,41 @@ class AFTViT(BaseModule):
     """Vision transformer with any token mixer (arXiv 2105.14103, §5.3).
 
     DeiT is ``AFTViT(arch, with_cls_token=True, out_type='cls_token',
-    token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=3))``. AFT-conv has neither class
-    token nor position embedding, and averages the tokens.
+    token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=3))``. AFT-conv has no class token
+    and no position embedding.
 
     Images of any size are padded at the bottom and on the right to a multiple of the patch, and
-    learned positions are interpolated, also from a checkpoint. Loading is always strict.
+    learned positions are interpolated, also from a checkpoint.
 
     Args:
         arch: 'tiny', 'small', 'base' (D = 192, 384, 768, 12 layers), or a dict with embed_dims,
             num_layers and optionally mlp_ratio (default 4).
-        img_size: Size (H, W) in pixels, or one int, for the learned positions.
-        patch_size: Side of a patch in pixels.
-        conv_stem: Embed patches by convolutions with batch norm, see :class:`ConvPatchEmbedding`.
+        img_size: Size (H, W) or int [px], for the learned positions.
+        patch_size: Side of a patch [px].
+        conv_stem: Embed patches with :class:`ConvPatchEmbedding`.
         in_channels: Channels of the image.
         token_mixer: Config of the mixer of every block; None is AFT-full with rank 128.
-        with_cls_token: Prepend a learned class token, for mixers that accept one.
+        with_cls_token: Prepend a learned class token, if the mixer accepts one.
         position_embedding: Add a learned vector per token.
         out_indices: Layers whose outputs are returned, negative ones from the end. Later layers are
-            not run, and only the last one has the final norm.
+            not run. Only the last layer has the final norm.
         out_type: 'avg_featmap' for the mean over the grid [B, D], 'cls_token' for [B, D], 'featmap'
             for [B, D, H', W'] with ``H' = ⌈H / patch⌉``.
         drop_rate: Dropout probability after embedding and mixers and in MLPs.
         drop_path_rate: Drop path probability of the last layer; it rises linearly from 0.
-        frozen_stages: Freeze the embeddings and the first n layers (with all, also the norm) in
-            evaluation mode; below 1 for none.
-        with_cp: Gradient checkpointing per block, non-reentrant.
+        frozen_stages: Freeze the embeddings and the first n layers in evaluation mode, with all
+            layers also the norm; below 1 for none.
+        with_cp: Gradient checkpointing per block.
         final_norm: LayerNorm after the last layer.
-        with_mask_channel: The image has the channel of MaskedDataPreprocessor, 1 inside and 0 in
-            the padding. Tokens with only padding are hidden, 0 in 'featmap' and not counted in
-            'avg_featmap', so an image has the same output in a batch as alone, unless positions or
-            biases are interpolated to the grid of the batch.
+        with_mask_channel: The image has the channel of MaskedDataPreprocessor. Tokens with only
+            padding are hidden, 0 in 'featmap' and not counted in 'avg_featmap', so an image has the
+            same output in a batch as alone, unless positions or biases are interpolated to the grid
+            of the batch.
         bfloat16: Run under bfloat16 autocast and return float32.
         init_cfg: See mmengine's BaseModule; the default is the paper's initialisation.
 
     Raises:
-        ValueError: An argument is out of range; on loading, the checkpoint has other parameters.
+        ValueError: An argument is out of range, or a checkpoint has other parameters.
     """
 
     architectures = {
@@ -165,7 +165,7 @@ class AFTViT(BaseModule):
         """Return one output per entry of out_indices, in ascending order.
 
         Args:
-            image: [B, C, H, W], C including the mask channel.
+            image: [B, C, H, W] with the mask channel.
 
         Raises:
             ValueError: Another number of channels.
@@ -178,7 +178,7 @@ class AFTViT(BaseModule):
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
-        """Channels, stride in pixels and name of each layer, as in timm."""
+        """Channels, stride [px] and name of each layer, as in timm."""
         stride = self.patch_embed.patch_size
         return [
             dict(num_chs=self.embed_dims, reduction=stride, module=f'layers.{i}')
@@ -186,7 +186,7 @@ class AFTViT(BaseModule):
         ]
 
     def layers_of(self, indices: int | Sequence[int] | None) -> tuple[int, ...]:
-        """Return ascending layers; negative ones count from the last, an int n means the last n."""
+        """Return ascending layers; negative ones count from the end, an int n means the last n."""
         depth = len(self.layers)
         if indices is None:
             indices = range(depth)
@@ -205,7 +205,7 @@ class AFTViT(BaseModule):
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
     ) -> list | tuple[Tensor, list]:
-        """Return features of layers with the interface of timm's vision transformers.
+        """Return features of layers, as timm's vision transformers do.
 
         Args:
             x: Images [B, C, H, W].
@@ -217,8 +217,7 @@ class AFTViT(BaseModule):
             intermediates_only: Return the features only.
 
         Returns:
-            The features, or the tokens [B, T, D] after the last layer run and the final norm, and
-            the features.
+            The features; unless `intermediates_only`, the final tokens [B, T, D] and the features.
 
         Raises:
             ValueError: `indices` or `output_fmt` is out of range, or as :meth:`forward`.
@@ -250,7 +249,7 @@ class AFTViT(BaseModule):
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Return the depth of a parameter and the number of depths, for layer-wise decay.
 
-        The embeddings have depth 0, layer i has i + 1, parameters after it the last one.
+        The embeddings have depth 0, layer i has i + 1, the final norm the last one.
         """
         num_depths = len(self.layers) + 2
         name = param_name.removeprefix(prefix)
@@ -284,7 +283,7 @@ class AFTViT(BaseModule):
         return [module for module in frozen if module is not None]
 
     def _autocast(self, image: Tensor) -> AbstractContextManager:
-        # A disabled autocast would override one of the caller.
+        # A disabled autocast would override the caller's.
         if not self.bfloat16:
             return nullcontext()
         return torch.autocast(image.device.type, torch.bfloat16)
@@ -292,7 +291,7 @@ class AFTViT(BaseModule):
     def _run(
         self, image: Tensor, indices: Sequence[int]
     ) -> tuple[list[Tensor], tuple[int, int], Tensor | None]:
-        """Return tokens [B, T, D] after the layers of ascending indices, their grid and mask."""
+        """Return tokens [B, T, D] after the layers `indices`, their grid and mask."""
         image, key_mask = self._split_mask(image)
         x, grid = self._embed(image)
         outputs = []
@@ -306,7 +305,7 @@ class AFTViT(BaseModule):
         return outputs, grid, key_mask
 
     def _split_mask(self, image: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the image, 0 in its padding, and the mask [B, T] of tokens with a pixel of it."""
+        """Return the image, 0 in its padding, and the mask [B, T] of its tokens."""
         channels = self.in_channels + self.with_mask_channel
         floats = isinstance(image, Tensor) and image.is_floating_point() and image.dim() == 4
         if not floats or image.shape[1] != channels or 0 in image.shape[2:]:

@@ -12,7 +12,7 @@ from ..block_stack import BlockStack
 
 
 class DecoderState(NamedTuple):
-    """State of :class:`SequenceDecoder` between steps: that of its blocks.
+    """State of :class:`SequenceDecoder` between steps.
 
     position [B]: index of the token that the last hidden vector predicts.
     """
@@ -23,7 +23,7 @@ class DecoderState(NamedTuple):
     def hold(self, last: int) -> None:
         """Move sequences past token `last` back to it, in place.
 
-        A complete sequence stays inside the position table while its batch takes steps.
+        So a complete sequence stays inside the position table while others take steps.
         """
         self.position.clamp_(max=last)
         for block in self.blocks:
@@ -60,8 +60,7 @@ class SequenceDecoder(BlockStack):
             memory_mask: bool [B, S], True = keep.
 
         Raises:
-            ValueError: a sequence longer than the position table, or a token outside the
-                vocabulary.
+            ValueError: A sequence beyond the position table, or a token outside the vocabulary.
         """
         length = tokens.shape[1]
         self.check_length(length)
@@ -83,13 +82,11 @@ class SequenceDecoder(BlockStack):
 
         Args:
             tokens: Prompts [B, L] or [B, L, C], shorter than the position table.
-            lengths: Number of tokens of each prompt [B], 0 allowed; the rest is padding.
-            memory: Output [B, S, D] of an encoder.
-            memory_mask: bool [B, S], True = keep.
+            lengths: Tokens of each prompt [B], 0 allowed; the rest is padding.
+            memory, memory_mask: See :meth:`forward`.
 
         Returns:
-            The hidden vector [B, D] that predicts token lengths[b], and the state for :meth:`step`,
-            which includes the projected memory.
+            The hidden vector [B, D] that predicts token lengths[b], and the state for :meth:`step`.
 
         Raises:
             ValueError: As :meth:`forward`.
@@ -110,7 +107,7 @@ class SequenceDecoder(BlockStack):
 
         Args:
             token: The token at state.position, [B] or [B, C].
-            state: From :meth:`prefill` or the last step. It is overwritten.
+            state: From :meth:`prefill` or the last step; it is overwritten.
 
         Returns:
             The hidden vector [B, D] that predicts the next token, and the next state.
@@ -140,7 +137,7 @@ class SequenceDecoder(BlockStack):
         return DecoderState(blocks, state.position[rows])
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """Return the embedded start and tokens, [B, T + 1, D], cut to the position table."""
+        """Return the embedded start and tokens, [B, T + 1, D], at most the position table."""
         start = self.start_embedding.expand(len(tokens), 1, -1)
         x = torch.cat([start, self.embedding(tokens)], dim=1)
         return self.add_positions(x[:, : self.max_length])

@@ -43,7 +43,7 @@ class Lexicon:
     def __init__(self, words: Sequence[Prefix], separator: int | None = None) -> None:
         if not words or not all(words) or any(separator in word for word in words):
             refuse('words', 'one or more of one or more units, without the separator', words)
-        # A state is the set of possible places, each the units of a word so far.
+        # A state is the set of possible places, the units of a word so far.
         self.words = frozenset(words)
         self.separator = separator
         self.next_units: dict[Prefix, set[int]] = defaultdict(set)
@@ -55,7 +55,7 @@ class Lexicon:
 
     @classmethod
     def of(cls, words: Sequence[str], units: TextUnits) -> 'Lexicon':
-        """Return the lexicon of words as their units, separated by the space if there is one."""
+        """Return the lexicon of words, separated by the space if it is a unit."""
         encoded = [units.encode(word) for word in words]
         for word, (_, unknown) in zip(words, encoded, strict=True):
             if unknown:
@@ -81,14 +81,13 @@ def decode_by_beam(
 ) -> list[Hypothesis]:
     """Return the most likely transcripts, best first, by prefix beam search (Hannun et al. 2014).
 
-    A prefix carries the summed probability of its alignments, separately for those that end in a
-    blank and in its last unit. Ties are broken by units. Scores are exact if no prefix is dropped.
+    A prefix carries the summed probability of its alignments. Scores are exact if no prefix is
+    dropped. Ties are broken by units.
 
     Args:
         log_probs: Log probabilities [T, V], blank first.
-        beam_size: Number of prefixes, and the largest number of results.
-        lexicon: Only transcripts of its words are considered; without a complete one the result is
-            empty.
+        beam_size: Number of prefixes, and of results at most.
+        lexicon: Words that a transcript consists of; if none is complete, the result is empty.
     """
     check_int('beam_size', beam_size, 1)
     _check(log_probs)

@@ -38,32 +38,32 @@ def generate(
     """Sample sequences that continue the prompts.
 
     Prompts, also of different lengths, are run in one parallel pass, and further tokens in steps,
-    replayed as a CUDA graph on a GPU. The model runs in evaluation mode.
+    on a GPU as a CUDA graph. The model runs in evaluation mode.
 
     Args:
         model: An :class:`AutoregressiveModel`.
         length: Tokens T per sequence, including the prompt.
-        prompts: Sequences [L] or [L, C], tensors or lists, or a batch [B, L] or [B, L, C]; or None.
+        prompts: Sequences [L] or [L, C], a batch [B, L] or [B, L, C], or None.
         batch_size: Number of samples B without prompts and source; 1 by default.
-        temperature: See :func:`sample_categorical`, also for the next three.
-        top_k: Number of most probable values to sample from.
-        top_p: Total probability of the values to sample from.
+        temperature: Divides the logits, above 0.
+        top_k: Only sample among the k most probable values.
+        top_p: After `top_k`, only sample among the fewest values with this total probability.
         greedy: Take the most probable value instead of sampling.
-        seed: 0 to 2^63 − 1, the same tokens on one device; None takes one from torch's generator.
-        use_state: False runs the whole decoder for every token, to check the steps.
+        seed: 0 to 2^63 − 1; None takes one from torch's generator.
+        use_state: False runs the whole decoder for every token.
         progress: Show a progress bar on stderr.
-        source: One source sequence per sample, for the model's encoder.
-        end_token: Ends a sequence and fills the rest of it; the check synchronises at every token.
-        compiled: Use torch.compile for the steps on a CPU, except with a state that grows, such as
-            that of softmax attention. The first call for a number of sequences takes seconds to
-            minutes. Rounding may change a token.
+        source: One source sequence per sample.
+        end_token: Ends a sequence and fills its rest.
+        compiled: Compile the steps on a CPU, unless the state grows, as that of softmax attention
+            does. The first call for a number of sequences takes up to minutes. Rounding may change
+            a token.
 
     Returns:
         Sequences int64 [B, T] or [B, T, C], prompts included.
 
     Raises:
-        ValueError: Length, a token or an option is out of range; a prompt is empty, as long as
-            `length`, or of another shape; or the numbers of samples differ.
+        ValueError: An argument or token is out of range, a prompt is empty, as long as `length` or
+            of another shape, or the numbers of samples differ.
     """
     check_sampling(temperature, top_k, top_p, seed)
     flags = dict(greedy=greedy, use_state=use_state, progress=progress, compiled=compiled)
@@ -113,7 +113,7 @@ def _extend(
     end_token: int | None,
     compiled: bool,
 ) -> None:
-    """Fill tokens [B, T] or [B, T, C] in place from lengths [B] on, until all have ended."""
+    """Fill tokens [B, T] or [B, T, C] in place from lengths [B] on."""
     decoder: Any = model.decoder
     row = torch.arange(len(tokens), device=tokens.device)
     longest, last = int(lengths.max()), tokens.shape[1] - 1
@@ -126,7 +126,7 @@ def _extend(
 
     if use_state:
         hidden, state = decoder.prefill(tokens[:, :longest], lengths, *memory)
-        # Prompts of one length are complete at the same time.
+        # Prompts of one length end at the same time.
         step = decoder.step if longest == int(lengths.min()) else hold_and_step
         advance = make_steps(step, tokens[:, 0], hidden, state, steps - 1, compiled)
         if isinstance(advance, CompiledSteps):
@@ -188,7 +188,7 @@ def beam_search(
         source: Source sequences [S], also of different lengths.
         end_token: Ends a sequence.
         beam_size: K; 1 always takes the most probable token.
-        num_best: Number of results per source, at most K.
+        num_best: Results per source, at most K.
         length_penalty: α ≥ 0; larger favours longer sequences.
         max_length: Largest number of tokens with the end, by default :func:`default_length`.
 
@@ -196,8 +196,7 @@ def beam_search(
         For each source up to `num_best` results, best first.
 
     Raises:
-        ValueError: An option is out of range, the head or encoder does not fit, or logits are not
-            finite.
+        ValueError: An option is out of range, the model does not fit, or logits are not finite.
     """
     check_int('beam_size', beam_size, 1)
     check_int('num_best', num_best, 1, beam_size)
@@ -258,7 +257,7 @@ def _search(
             )
         tokens = torch.cat([tokens, token.unsqueeze(-1)], -1)
         log_p = log_p.masked_fill(ends, -torch.inf)
-        # An upper bound of the scores still possible.
+        # An upper bound of later scores.
         hope = [
             best / _penalty(limits[i], alpha)
             for i, best in zip(going, log_p.amax(1).tolist(), strict=True)
@@ -277,7 +276,7 @@ def _search(
 def _extended(
     logits: Tensor, log_p: Tensor, must_end: Tensor, end: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log probability, previous beam and token [B, width] of the beams with one more token.
+    """Return log probability, previous beam and token [B, width] of the longer beams.
 
     `must_end` [B] marks sources whose next token is the end.
     """
@@ -341,7 +340,7 @@ def _batch_size(prompts: Tokens | None, source: Tokens | None, batch_size: int |
 def _check_prompt(
     prompt: Tensor | Sequence, index: int, length: int, shape: tuple[int, ...]
 ) -> Tensor:
-    """Return the prompt as [L, *shape], without an axis of a single channel."""
+    """Return the prompt as [L, *shape]."""
     name = f'prompts[{index}]'
     wanted = f'integers [{", ".join(["L", *map(str, shape)])}]'
     try:

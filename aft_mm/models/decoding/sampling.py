@@ -45,11 +45,7 @@ def sample_categorical(
 
     Args:
         logits: [B, V].
-        temperature: Above 0.
-        top_k: Only sample among the k most probable values.
-        top_p: After `top_k`, only sample among the fewest most probable values with a total
-            probability of at least p.
-        greedy: Take the most probable value instead of sampling.
+        temperature, top_k, top_p, greedy: See :func:`aft_mm.models.generate`.
         generator: torch's default generator if None.
 
     Raises:
@@ -64,12 +60,12 @@ def sample_categorical(
     p = (logits.double() / temperature).softmax(-1)
     if top_k is not None or top_p is not None:
         p = p * _most_probable(p, top_k, top_p)
-    # Values stay unsorted, so that noise belongs to a value and not to its rank.
+    # Unsorted, so that noise belongs to a value and not to its rank.
     return torch.multinomial(p, 1, generator=generator).squeeze(-1)
 
 
 def _most_probable(p: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Return which values `top_k` and then `top_p` allow, bool [B, V]; the first among equals."""
+    """Return which values `top_k` and then `top_p` allow, bool [B, V]."""
     p, values = p.sort(stable=True, dim=-1, descending=True)
     allowed = torch.ones_like(p, dtype=torch.bool)
     if top_k is not None:

@@ -29,11 +29,11 @@ Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 # A graph costs two steps and its instantiation.
 FEWEST_STEPS = 8
-MOST_GRAPHS = 2**20  # practically unlimited
+MOST_GRAPHS = 2**20  # in effect no limit
 
 
 class PlainSteps:
-    """Eager steps: call with a token [B] or [B, C] to get hidden [B, D]; holds the state."""
+    """Eager steps from a token [B] or [B, C] to hidden [B, D]; holds the state."""
 
     def __init__(self, step: Step, state: Any) -> None:
         self.step, self.state = step, state
@@ -72,7 +72,7 @@ class CapturedSteps(StaticSteps):
                 step(self.token, copy_state(state))
             current.wait_stream(side)
             self.graph = torch.cuda.CUDAGraph()
-            # Other threads may keep using the device.
+            # Other threads may use the device.
             with torch.cuda.graph(self.graph, capture_error_mode='thread_local'):
                 super()._advance()
 
@@ -83,7 +83,7 @@ class CapturedSteps(StaticSteps):
 class CompiledSteps(StaticSteps):
     """Steps on fixed buffers by torch.compile; equal to plain steps up to rounding.
 
-    seconds: duration of the first step, which compiles or loads kernels.
+    seconds: duration of the first step, which compiles.
     """
 
     def __init__(self, step: Step, token: Tensor, hidden: Tensor, state: Any) -> None:
@@ -117,7 +117,7 @@ def _compiled_advance() -> Callable[..., None]:
 def make_steps(
     step: Step, token: Tensor, hidden: Tensor, state: Any, count: int, compiled: bool = False
 ) -> PlainSteps:
-    """Return the fastest runner: if :func:`graph_pays`, a CUDA graph or `compiled` steps on a CPU."""
+    """Return a CUDA graph, or on a CPU `compiled` steps, if :func:`graph_pays`; else PlainSteps."""
     if token.device.type == 'cuda' and graph_pays(state, count):
         return CapturedSteps(step, token, hidden, state)
     if compiled and token.device.type == 'cpu' and graph_pays(state, count):
@@ -129,12 +129,11 @@ def make_steps(
 def step_layout(decoder: nn.Module, columns: bool) -> Iterator[None]:
     """Project query, key and value in one product on a CPU within the context.
 
-    With `columns`, matrices are column-major, in which torch's product with a single row is up to
-    twice as fast.
+    With `columns`, matrices are column-major, which is faster for a single row.
     """
     device = next(decoder.parameters()).device.type
     mixers = [module for module in decoder.modules() if isinstance(module, TokenMixer)]
-    # Autocast would cast the fused weights at every token.
+    # Autocast would cast the weights at every token.
     if device != 'cpu' or torch.is_autocast_enabled(device):
         mixers = []
     linear = [module for module in decoder.modules() if type(module) is nn.Linear]
@@ -153,7 +152,7 @@ def step_layout(decoder: nn.Module, columns: bool) -> Iterator[None]:
 
 
 def graph_pays(state: Any, count: int) -> bool:
-    """Return whether `count` steps are worth a graph, and the state consists of tensors only."""
+    """Return whether `count` steps are worth a graph and the state consists of tensors."""
     return count >= FEWEST_STEPS and all(isinstance(x, Tensor) for x in leaves(state))
 
 

@@ -22,7 +22,7 @@ class BiLSTMEncoder(BaseModule):
         hidden_dims: Channels H of each direction.
         num_layers: Number of layers.
         drop_rate: Dropout probability between layers.
-        init_cfg: See mmengine's BaseModule; the default is torch's initialisation.
+        init_cfg: See mmengine's BaseModule.
     """
 
     def __init__(

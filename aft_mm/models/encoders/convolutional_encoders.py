@@ -16,7 +16,7 @@ from .bi_lstm_encoder import check_features
 class TDNNEncoder(BaseModule):
     """Time-delay network, ``[B, T, F] -> [B, T, D]``: dilated convolutions with batch norm.
 
-    Padding is set to 0 before every convolution. Batch norm in training includes it.
+    Padding is 0 before every convolution; batch norm in training includes it.
 
     Args:
         num_features: Features F of a frame.
@@ -24,7 +24,7 @@ class TDNNEncoder(BaseModule):
         kernel_size: Frames of every kernel, odd.
         dilations: Frames between the entries of a kernel, one per layer.
         drop_rate: Dropout probability after every layer.
-        init_cfg: See mmengine's BaseModule; the default is torch's initialisation.
+        init_cfg: See mmengine's BaseModule.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ConformerEncoder(BaseModule):
         num_heads: Attention heads, a divisor of D.
         kernel_size: Frames of the depthwise convolution, odd.
         drop_rate: Dropout probability.
-        init_cfg: See mmengine's BaseModule; the default is torch's initialisation.
+        init_cfg: See mmengine's BaseModule.
     """
 
     def __init__(

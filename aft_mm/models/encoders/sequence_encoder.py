@@ -28,11 +28,10 @@ class SequenceEncoder(BlockStack):
         Args:
             tokens: Input of the embedding, such as int64 [B, S] or frames [B, S, F].
             mask: bool [B, S], True = keep.
-            **pairs: position_bias and pair_mask of the tokens, see :meth:`TokenMixer.forward`.
+            **pairs: position_bias and pair_mask, see :meth:`TokenMixer.forward`.
 
         Raises:
-            ValueError: a sequence longer than the position table, or a token outside the
-                vocabulary.
+            ValueError: A sequence beyond the position table, or a token outside the vocabulary.
         """
         self.check_length(tokens.shape[1])
         masked = mask is not None and isinstance(self.embedding, ConvFrameEmbedding)

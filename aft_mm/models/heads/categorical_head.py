@@ -21,8 +21,8 @@ class CategoricalHead(nn.Module):
         embed_dims: Channels D.
         num_classes: V.
         tied: Use the table of the decoder's embedding as W, see :meth:`tie`.
-        label_smoothing: ε of the loss, ``(1 − ε) (−log p(target)) + ε mean_v(−log p(v))`` (arXiv
-            1512.00567, §7); likelihoods are without it.
+        label_smoothing: ε of the loss ``(1 − ε) (−log p(target)) + ε mean_v(−log p(v))`` (arXiv
+            1512.00567, §7), not of likelihoods.
     """
 
     dims_per_token = 1
@@ -42,7 +42,7 @@ class CategoricalHead(nn.Module):
         self.tied = tied
         self.label_smoothing = label_smoothing
         self.bias = nn.Parameter(torch.zeros(num_classes))
-        # A tuple is not registered as a submodule.
+        # A tuple is no submodule.
         self._embedding: tuple[TokenEmbedding, ...] = ()
         self.register_parameter('weight', None)
         if not tied:

@@ -49,7 +49,7 @@ class CTCHead(nn.Module):
             targets: Units of each utterance, 1 to V − 1.
 
         Raises:
-            ValueError: a unit is out of range, or an utterance has too few frames for its target.
+            ValueError: A unit is out of range, or an utterance has too few frames.
         """
         for length, target in zip(lengths, targets, strict=True):
             repeats = sum(a == b for a, b in zip(target, target[1:], strict=False))

@@ -80,8 +80,7 @@ class LogisticMixtureHead(nn.Module):
     def sample(self, hidden: Tensor, **options: Any) -> Tensor:
         """Sample a pixel per row of hidden [B, D], int64 [B, C], or [B] with one channel.
 
-        Channels are sampled in turn, from probabilities in float32 or wider. For `options` see
-        :func:`sample_categorical`.
+        Channels are sampled in turn. For `options` see :func:`sample_categorical`.
         """
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         log_weight, mean, log_scale, coefficient = self._mixture(hidden, dtype)
@@ -98,7 +97,7 @@ class LogisticMixtureHead(nn.Module):
 
     def _mixture(self, hidden: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Return log π [..., K], means and log scales [..., K, C], coefficients [..., K, C(C−1)/2]."""
-        # At the smallest scale, rounding a mean would move it by the width of a bin.
+        # Rounding would move a mean by a bin.
         with torch.autocast(hidden.device.type, enabled=False):
             weight, bias = self.proj.weight.to(dtype), self.proj.bias.to(dtype)
             outputs = F.linear(hidden.to(dtype), weight, bias)
@@ -125,7 +124,7 @@ def _conditional(mean: Tensor, coefficient: Tensor, x: Tensor) -> Tensor:
 
 
 def _log_bin(values: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
-    """Return the log of the mass of a logistic in the bin of each value.
+    """Return the log mass of a logistic in the bin of each value.
 
     ``σ(a) − σ(b) = σ(a) σ(−b) (1 − e^(b − a))`` does not cancel, and its logarithm is finite.
     """

@@ -30,11 +30,11 @@ class SimpleFeaturePyramid(BaseModule):
     Args:
         in_channels: Channels D of the map.
         out_channels: Channels of every level.
-        in_stride: Stride of the map in pixels, the patch_size of the backbone.
-        strides: Strides of the levels in pixels, ascending: in_stride times powers of 2. A level n
-            times finer needs D divisible by n.
-        num_outs: Number of levels; those beyond `strides` take every second position of the level
-            before, as in FPN. None for one per stride.
+        in_stride: Stride of the map [px], the patch_size of the backbone.
+        strides: Ascending strides of the levels [px], in_stride times powers of 2. A level n times
+            finer needs D divisible by n.
+        num_outs: Number of levels; those beyond `strides` subsample the level before, as in FPN.
+            None for one per stride.
         init_cfg: See mmengine's BaseModule.
 
     Raises:
@@ -64,7 +64,7 @@ class SimpleFeaturePyramid(BaseModule):
         )
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return one map per level for the only map of the backbone, [B, D, H, W]."""
+        """Return one map per level for the only map [B, D, H, W]."""
         if len(inputs) != 1:
             raise ValueError(
                 'inputs of SimpleFeaturePyramid must be 1 map, of one layer in out_indices of the '

@@ -4,13 +4,13 @@ The numerics policy, which every backend follows:
 
 - Exponentials and sums are float32 for every input dtype (float64 stays float64); outputs have the
   dtype of value.
-- Each op has a fast path with one common shift and plain sums, exact to tolerance while the range
-  of keys and biases is below that of float32 exponents, which is checked. Otherwise a safe path, in
-  float64 and with sums that carry their own shift (`online_softmax.py`), takes any finite key and
-  |w| up to 80.
-- Shifts are detached: they cancel in the quotient.
+- Each op has a fast path with one common shift and plain sums, which is exact to tolerance while
+  the range of keys and biases is below that of float32 exponents. This is checked; otherwise a safe
+  path, in float64 and with sums that carry their own shift, takes any finite key and |w| up to 80.
+- Shifts are detached, as they cancel in the quotient. They are keys and not keys plus w: next to a
+  key of 1e16 float64 loses w.
 - Operands of a matrix product may be rounded if the error stays within twice that of rounding the
-  result (`bf16_matmul.py`). w, an exponent, is never rounded.
+  result. w, an exponent, is never rounded.
 
 Each op has a file. They share `online_softmax.py` (shifted sums, masks, gate), `banded_matmul.py`
 (products with W in tiles), `onednn_matmul.py` and `bf16_matmul.py` (how they are multiplied),

@@ -2,7 +2,7 @@
 
 Tokens are columns: key and value are [T, C] with C = B·D, so a block is one matrix product for the
 whole batch. The tiles [n, c, (before + 1 + after)·c] hold each block of c tokens against those
-around it. Backward is the same product with Wᵀ; autograd would save several copies of the tokens.
+around it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,8 +26,7 @@ from .online_softmax import (
     suffix_sum,
 )
 
-# Elements of key at once, which bounds temporaries: on a CPU they should fit into its caches; a GPU
-# needs large products and few launches.
+# Elements of key at once: on a CPU they should fit into its caches, a GPU needs large products.
 CHUNK, CUDA_CHUNK = 2**21, 2**25
 SMALLEST_WIDTH = 64
 
@@ -62,7 +61,7 @@ def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
 
 
 def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0) -> Tensor:
-    """Return [T, C] as overlapping views [n, (before + 1 + after)·c, C] around each block."""
+    """Return [T, C] as views [n, (before + 1 + after)·c, C] around each block."""
     if before == after == 0 and block == x.shape[0]:
         return x.unsqueeze(0)  # an exported graph leaves sizes open
     tail = -x.shape[0] % block + after * block
@@ -72,7 +71,7 @@ def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0
 
 
 def banded_mean(key: Tensor, value: Tensor, tiles: Tensor, reach: TileReach) -> Tensor:
-    """Return ``Σ W e^k v / Σ W e^k`` [T, C], with key [S, C] and tiles of w −inf where hidden."""
+    """Return ``Σ W e^k v / Σ W e^k`` [T, C] of key [S, C] and tiles of w, −inf where hidden."""
     if torch.compiler.is_compiling():
         return _composed_mean(key, value, tiles, reach)
     if transformed(key, value, tiles):
@@ -194,7 +193,7 @@ def _transposed(weights: Tensor, before: int, after: int) -> Tensor:
 def _grad_tiles(
     grad: Tensor, x: Tensor, weights: Tensor, before: int, after: int, precision: str
 ) -> Tensor:
-    """Return the gradient of the tiles of W from that of W times x [S, C], [T, C]."""
+    """Return the gradient of the tiles of W from that [T, C] of W times x [S, C]."""
     rows, block = weights.shape[1], weights.shape[2] // (before + 1 + after)
     grads = [split(term, rows) for term in split_terms(grad, precision)]
     terms = [neighbours(term, block, before, after) for term in split_terms(x, precision)]

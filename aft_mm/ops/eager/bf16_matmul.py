@@ -1,11 +1,11 @@
 """Products of weights W with terms, such as ``e^k v`` and ``e^k``, in the precision of the tokens.
 
-- ``'fp32'``: operands are multiplied as they are; torch's switches decide about tf32;
-- ``'bf16'``: W and the terms are rounded to bfloat16, without a gradient;
+- ``'fp32'``: operands are multiplied as they are; torch's switches decide about tf32.
+- ``'bf16'``: W and the terms are rounded to bfloat16, without a gradient.
 - ``'bf16x2'``: W is rounded, the terms are split into two bfloat16 summands, with a gradient.
 
-Gradients are differences of products with the same W, so its rounding cancels, but that of the
-terms does not: their largest error is 1.4 times that of rounding the result (docs/ops.md).
+Gradients are differences of products with the same W, so its rounding cancels, but not that of the
+terms (docs/ops.md).
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def matmul_precision(value: Tensor) -> str:
 
 
 def split_terms(x: Tensor, precision: str) -> list[Tensor]:
-    """Return x, or its bfloat16 summands of 8 bits each."""
+    """Return x, or its bfloat16 summands."""
     if precision == 'fp32':
         return [x]
     high = x.bfloat16()

@@ -1,7 +1,6 @@
 """AFT-conv: w depends on the offset only, per head. :func:`aft_conv` chooses among five forms.
 
-Tensors are key [B, T, h], −inf where hidden, value [B, T, D] and weight w [h, *K]. Tokens are
-convolved as a channels-last grid, without copies.
+Tensors are key [B, T, h], −inf where hidden, value [B, T, D] and weight w [h, *K].
 """
 
 import math
@@ -34,12 +33,12 @@ from .online_softmax import (
 
 # The difference form loses a factor e^−w of precision: w ≥ −3 keeps 5 of 7 digits.
 DIFFERENCE_LOWEST_BIAS = -3.0
-# oneDNN takes 1.3 to 3 times as long for these columns as for FAST_COLUMNS.
+# oneDNN is slower with these columns than with FAST_COLUMNS.
 SLOW_COLUMNS = (11, 13)
 FAST_COLUMNS = 15
 TERMS_AT_ONCE = 2**20
 DENSE_DEVICES = ('cuda',)
-# Parameters of each known form when it was read, by the address of the first.
+# The parameters of known forms, by the address of the first.
 _read: WeakValueDictionary[int, Snapshot] = WeakValueDictionary()
 
 
@@ -51,13 +50,11 @@ def aft_conv(
     Three fast forms, and two safe ones:
 
     1. *dense* (`conv_dense.py`): one matrix product per head with W as a [T, T] matrix, on CUDA and
-       small grids. It subtracts nothing; one shift per column is its only condition.
-    2. *difference*, ``conv(e^k v, e^w − 1) + Σ e^k v`` over the same of 1, the form of the paper.
-       It cancels where e^w is small, so it needs w ≥ −3.
-    3. *inference*: the difference form on a CPU without a gradient, a few samples at a time over
-       reused memory, with the kernel prepared once for a constant w.
-    4. *additive*, ``conv(e^k v, e^w)`` plus the sums outside the kernel, a pass per dimension: any
-       w.
+       small grids. Its only condition is that one shift per column is exact.
+    2. *difference*, the form of the paper: ``conv(e^k v, e^w − 1) + Σ e^k v`` over the same without
+       v. It cancels where e^w is small, so it needs w ≥ −3.
+    3. *inference*: the difference form on a CPU without a gradient, a few samples at a time.
+    4. *additive*: ``conv(e^k v, e^w)`` plus the sums outside the kernel, for any w.
     5. *exact* (`conv_exact.py`): entry by entry of the kernel in float64, each row with its own
        shift. By far the slowest, right for any finite key and |w| up to 80.
 
@@ -67,7 +64,7 @@ def aft_conv(
     original_weight, dtype = weight, value.dtype
     weight = weight.to(torch.float64 if dtype == torch.float64 else torch.float32)
     weight = crop_kernel(weight, grid)
-    # Every row sees the largest key then.
+    # Then every row sees the largest key.
     weight_decides = global_connectivity and not causal
     form = known.form if known and weight_decides and torch.compiler.is_compiling() else None
 
@@ -143,8 +140,8 @@ def is_one_shift_exact(
 class KnownForm(NamedTuple):
     """The form of a w and the parameters that w is computed from, for a graph with this form only.
 
-    Until the graph is made again, a call after a write to the parameters reads the device, and is
-    computed again if the form does not fit.
+    If the parameters were written to since, a call checks the form on the device and, where it does
+    not fit, computes the result again.
     """
 
     form: str
@@ -154,7 +151,7 @@ class KnownForm(NamedTuple):
 def read_form(weight: Tensor, parameters: Sequence[Tensor]) -> tuple[str, Snapshot]:
     """Return the fastest form that is exact for w, and a snapshot to keep as long as it is used.
 
-    For an op that is not causal and has global connectivity, on any grid. Reads the values of w.
+    The op must not be causal and must have global connectivity; the grid does not matter.
     """
     snapshot = Snapshot(parameters)
     _read[parameters[0].data_ptr()] = snapshot
@@ -166,7 +163,7 @@ def read_form(weight: Tensor, parameters: Sequence[Tensor]) -> tuple[str, Snapsh
 
 
 def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
-    """Return w [h, *K] without the entries that no pair of tokens on the grid can reach."""
+    """Return w [h, *K] without the entries that no pair of tokens on the grid reaches."""
     if path_choice.recording_or_replaying():  # the graph may be run on other grids
         return weight
     for dim, length in enumerate(grid, start=1):
@@ -187,12 +184,12 @@ def convolved_mean(
 ) -> Tensor:
     """Return ``Σ W e^k v / Σ W e^k`` [B, T, D] by the difference form, or the additive one.
 
-    Tokens [B, T, C] are the fastest layout inside; for ONNX Runtime it is [B, C, T].
+    Tokens are [B, T, C] inside; for ONNX Runtime [B, C, T] is faster.
     """
     heads = key.shape[-1]
     channels_first = path_choice.runtime() == 'onnxruntime'
     dim, channel_dim = (2, 1) if channels_first else (1, 2)
-    outside: Callable[[Tensor], Tensor] | None = None  # of tokens in this layout
+    outside: Callable[[Tensor], Tensor] | None = None
     if not global_connectivity:
         kernel = torch.exp(weight)
     elif additive:
@@ -209,7 +206,7 @@ def convolved_mean(
         kernel = kernel * past.view(kernel.shape[1:])
     if not torch.is_grad_enabled():
         kernel = with_fast_columns(kernel)
-    if channels_first:  # contiguous, as views would fix open sizes
+    if channels_first:  # views would fix open sizes
         key, value = (x.transpose(1, 2).contiguous() for x in (key, value))
     exp_key = torch.exp(key - column_shift(key, dim))
     terms = exp_key.unsqueeze(channel_dim + 1) * value.unflatten(channel_dim, (heads, -1))
@@ -218,7 +215,7 @@ def convolved_mean(
         own_kernel = kernel.repeat_interleave(x.shape[channel_dim] // heads, 0)
         convolved = (_convolve_channels if channels_first else convolve)(x, own_kernel, grid)
         if outside is not None:
-            # In place in a graph, the views would be transposed back.
+            # In place, a graph would transpose the views back.
             add = torch.add if path_choice.replaying() else Tensor.add_
             convolved = add(convolved, outside(x))
         sums.append(convolved.unflatten(channel_dim, (heads, -1)))
@@ -252,8 +249,8 @@ def convolve(x: Tensor, kernel: Tensor, grid: Sequence[int]) -> Tensor:
 def _convolve_channels(x: Tensor, kernel: Tensor, grid: Sequence[int]) -> Tensor:
     """Return :func:`convolve` of x [B, C, T] for ONNX Runtime.
 
-    It computes outputs whose kernel reaches into the padding of columns one by one, so columns are
-    padded before. The axis of 1 keeps it from merging that into the convolution.
+    ONNX Runtime is slow where a kernel reaches into the padding of columns, so columns are padded
+    before. The axis of 1 keeps it from merging the two.
     """
     if len(grid) == 1:
         grid, kernel = (1, *grid), kernel.unsqueeze(1)
@@ -267,7 +264,7 @@ def _convolve_channels(x: Tensor, kernel: Tensor, grid: Sequence[int]) -> Tensor
 def with_fast_columns(kernel: Tensor) -> Tensor:
     """Return the kernel, padded with columns of 0 where oneDNN is faster with them.
 
-    Without a gradient only: those of a wider kernel take up to five times as long.
+    Without a gradient only: that of a wider kernel is much slower.
     """
     columns = kernel.shape[-1]
     if (
@@ -319,7 +316,7 @@ def _exact_conv_mean(
     return mixed.to(key.dtype)
 
 
-# Traced, their thousands of operations would take minutes to compile.
+# Traced, they would take minutes to compile.
 safe_conv_mean_node = as_graph_node('aft_mm::safe_conv_mean', safe_conv_mean)
 exact_conv_mean_node = as_graph_node('aft_mm::exact_conv_mean', _exact_conv_mean)
 
@@ -337,9 +334,9 @@ def _repeat_if_written(
     gate: str,
     difference: bool,
 ) -> None:
-    """Compute the output again if the parameters of w were written to and its form does not fit.
+    """Compute the output again if the parameters were written to and the form does not fit.
 
-    If they were not, nothing is read of the device, also in a CUDA graph.
+    Otherwise nothing is read from the device, also in a CUDA graph.
     """
     read = _read.get(parameters[0].data_ptr())
     if read is not None and read.is_valid(parameters):
@@ -388,10 +385,9 @@ def _inference_mean(
     key_mask: Tensor | None,
     gate: str,
 ) -> Tensor:
-    """Return ``g(q) Σ W e^k v / Σ W e^k`` [B, T, D] with the kernel of :func:`_inference_kernel`.
+    """Return the gated mean [B, T, D] with the kernel of :func:`_inference_kernel`.
 
-    A few samples at a time, as new memory pages cost more than most operations, and in float32, as
-    a bfloat16 convolution gains less than the conversions cost.
+    A few samples at a time, as new memory pages cost more than most operations.
     """
     batch, tokens, _ = value.shape
     at_once = torch.get_num_threads() * TERMS_AT_ONCE
@@ -411,7 +407,7 @@ def _inference_mean(
 def _convolved_mean_in_place(
     key: Tensor, value: Tensor, kernel: Tensor, grid: Sequence[int]
 ) -> Tensor:
-    """Return the mean [B, T, D] of the difference form, computed over its own temporaries."""
+    """Return the mean [B, T, D] of the difference form over its own temporaries."""
     channels, heads = value.shape[2], key.shape[2]
     exp_key = torch.exp_(key - column_shift(key, 1))
     terms = exp_key.unsqueeze(-1) * value.unflatten(-1, (heads, -1))

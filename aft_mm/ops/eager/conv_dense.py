@@ -15,25 +15,21 @@ from .. import path_choice
 from .bf16_matmul import RoundedProduct, multiply, split_terms
 from .online_softmax import column_shift, mean
 
-# More bytes of W in float32 need too much memory, whatever the speed.
+# Largest W in float32.
 MOST_WEIGHT_BYTES = 2**30
-# Rates of an H100 per second, not measured here; only their ratios matter.
+# Nominal rates of an H100 per second; only their ratios matter.
 PRODUCT_RATE = {'fp32': 50e12, 'bf16': 700e12, 'bf16x2': 350e12}
 CONVOLUTION_RATE = 12e12
 BYTE_RATE = 3e12
 # Bytes per float32 element of e^k v and e^k.
 CONVOLUTION_BYTES = 25 * 8
 PRODUCT_BYTES = 10 * 8
-# Bytes per entry of W: made in float32, rounded, multiplied; with a gradient three products are
-# summed, then diagonals.
+# Bytes per entry of W that are read and written, without and with a gradient.
 WEIGHT_BYTES, TRAINED_WEIGHT_BYTES = 16, 56
 
 
 def is_applicable(value: Tensor, weight: Tensor, grid: Sequence[int], precision: str) -> bool:
-    """Return whether the dense product is faster than the convolutions, by operations and bytes.
-
-    On a CPU it was never.
-    """
+    """Return whether the dense product is faster than the convolutions, by operations and bytes."""
     tokens, heads = math.prod(grid), weight.shape[0]
     if value.device.type != 'cuda' or 4 * heads * tokens**2 > MOST_WEIGHT_BYTES:
         return False

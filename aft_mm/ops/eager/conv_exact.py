@@ -58,8 +58,8 @@ def exact_conv_mean(
 ) -> Tensor:
     """Return ``Σ W e^k v / Σ W e^k`` [B, T, D]: one pass for the largest key, one for the sums.
 
-    Shifts are keys and not keys plus w: next to a key of 1e16 float64 loses w. The backward pass
-    recomputes the terms, except inside torch.func, where checkpointing does not work.
+    The backward pass recomputes the terms, except inside torch.func, where checkpointing does not
+    work.
     """
     heads, kernel = key.shape[-1], weight.shape[1:]
     key = key.unflatten(1, grid).unsqueeze(-1)
@@ -101,7 +101,7 @@ def _sum_entries(
 
 
 def _at_offset(x: Tensor, offset: Sequence[int], fill: float) -> Tensor:
-    """Return ``y[t] = x[t + offset]`` on the grid dimensions (from 1 on), `fill` outside."""
+    """Return ``y[t] = x[t + offset]`` on the grid dimensions, `fill` outside."""
     amounts = [0, 0] * (x.dim() - 1 - len(offset))
     for step in reversed(offset):
         amounts += [-step, step]

@@ -1,8 +1,7 @@
 """AFT-full with a w per sample or head, and a mask of pairs.
 
 Tokens are [N, M, S, C], w is [N, M, T, S], of N samples and M heads. If all samples share the w of
-a head, N counts heads, M is 1, and the samples are columns. Chunks along N bound temporaries. The
-backward pass recomputes W and the terms.
+a head, N counts heads, M is 1, and the samples are columns.
 """
 
 from collections.abc import Iterator
@@ -24,15 +23,14 @@ from .online_softmax import (
     zero_if_finite,
 )
 
-# Numbers that a chunk works on at once.
+# Numbers in a chunk.
 CHUNK = 2**19
-# The same for terms one by one.
 EXACT_CHUNK = 2**20
 # The largest range of exponents in float64, as FAST_BIAS_RANGE is for float32.
 WIDE_RANGE = 600.0
-# Without a shift sums are at least e^-47 for keys within ±PLAIN_KEY and a largest w per row within
-# ±PLAIN_BIAS; flushed terms, below e^(12 - 87), are far below their rounding. PLAIN_VALUE keeps the
-# product with a hidden value finite.
+# With keys within ±PLAIN_KEY and a largest w per row within ±PLAIN_BIAS sums need no shift: they
+# are at least e^-47, and flushed terms are below their rounding. PLAIN_VALUE keeps products with
+# hidden values finite.
 PLAIN_KEY, PLAIN_BIAS, PLAIN_VALUE = 12.0, 35.0, 1e25
 
 
@@ -79,8 +77,7 @@ def _weighted_mean(
 ) -> Tensor:
     """Return ``Σ W e^k v / Σ W e^k`` [N, M, T, C] for any finite keys and biases.
 
-    bias is −inf where hidden, key_mask [N, S]; differ: whether some rows see other keys than
-    others.
+    bias is −inf where hidden, key_mask [N, S]; differ: whether rows may see different keys.
     """
     in_graph = not all(map(may_read, (key, value, bias)))
     masked = differ or key_mask is not None
@@ -108,8 +105,8 @@ def _weighted_mean(
             return exact_mean(*wide).to(key.dtype)
         return choose(is_exact(*wide, WIDE_RANGE), _mean, exact_mean, *wide).to(key.dtype)
 
-    # The key with the largest w of a row has at least e^-range of the largest key, so keys of small
-    # range allow any w; rows that all see the largest key allow any keys if w has a small range.
+    # Keys of a small range allow any w. If all rows see the largest key, a w of a small range
+    # allows any keys.
     return choose(is_exact(key, value, bias, FAST_BIAS_RANGE), _mean, safe, key, value, bias)
 
 
@@ -120,7 +117,7 @@ def _is_plain_exact(key: Tensor, value: Tensor, bias: Tensor, masked: bool) -> b
     bounds = [*torch.aminmax(key.detach()), *torch.aminmax(bias.detach())]
     if masked:
         bounds += torch.aminmax(value.detach())
-    # A device is waited for once.
+    # One transfer from the device.
     on_cpu = key.device.type == 'cpu'
     low, high, *biases = (x.item() for x in bounds) if on_cpu else torch.stack(bounds).tolist()
     if not (low >= -PLAIN_KEY and high <= PLAIN_KEY and biases[1] <= PLAIN_BIAS):
@@ -170,7 +167,7 @@ def _composed_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 class _Buffers:
-    """Temporaries of one chunk of N after the other, which stay in the cache."""
+    """Temporaries for a chunk of N, which stay in the cache."""
 
     def __init__(self, value: Tensor, bias: Tensor) -> None:
         count, heads, sources, columns = value.shape
@@ -190,7 +187,7 @@ class _Buffers:
         return torch.exp(bias, out=weights)
 
     def terms(self, key: Tensor, value: Tensor, shifted: bool) -> Tensor:
-        """Return ``e^k v`` and ``e^k`` side by side, [n, M, S, 2·C], for one product."""
+        """Return ``e^k v`` and ``e^k`` side by side, [n, M, S, 2·C]."""
         terms, columns = self._terms[: len(key)], key.shape[-1]
         exp_key = terms[..., columns:]
         if shifted:
@@ -216,7 +213,7 @@ def _without_zeros(denominator: Tensor) -> Tensor:
 
 
 class _Mean(torch.autograd.Function):
-    """:func:`_mean`; the result and the denominator share the one tensor that it saves."""
+    """:func:`_mean`, which saves the result and the denominator in one tensor."""
 
     @staticmethod
     def forward(
@@ -272,7 +269,7 @@ class _Mean(torch.autograd.Function):
 
 
 def exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Return the mean term by term, where every row has the shift of what it sees."""
+    """Return the mean term by term, each row with its own shift."""
     if torch.compiler.is_compiling() and not path_choice.replaying():
         return _exact_mean_node(key, value, bias)
     if transformed(key, value, bias) or path_choice.replaying():
@@ -283,10 +280,7 @@ def exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 def _softmax_of_pairs(key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``W e^k`` over its sum, and the values, [..., T, S, C], both 0 for hidden pairs.
-
-    The largest key that a row sees is subtracted first: next to a key of 1e16 float64 loses w.
-    """
+    """Return ``W e^k`` over its sum, and the values, [..., T, S, C], both 0 for hidden pairs."""
     hidden = bias.unsqueeze(-1) == -torch.inf
     key = key.unsqueeze(-3).masked_fill(hidden, -torch.inf)
     exponent = key - column_shift(key, -2) + bias.unsqueeze(-1)

@@ -1,7 +1,7 @@
 """AFT-full, AFT-local and AFT-local-learned: a dense or banded ``exp(w)`` times the keys.
 
-Products run in blocks of tokens, in O(T·(D + s)) memory, with tokens as columns: key and value are
-[T, C] with C = B·D (`banded_matmul.py`). Outside the tiles W = 1 (`global_term`) or 0.
+Products run in blocks of tokens, in O(T·(D + s)) memory; outside the tiles W is 1 (`global_term`)
+or 0. Tokens are the columns of `banded_matmul.py`.
 """
 
 from typing import NamedTuple
@@ -40,18 +40,17 @@ from .online_softmax import (
     zero_if_finite,
 )
 
-# Smaller blocks take longer to launch than to compute; with this many per window a fifth of the
-# tiles lies outside it, half with one.
+# Smaller blocks take longer to launch than to compute; of larger ones more lies outside the window.
 SMALLEST_BLOCK = 32
 BLOCKS_PER_WINDOW = 4
-# Below this length the diagonal is summed term by term.
+# At most this many tokens of the diagonal are summed term by term.
 SMALLEST_HALF = 8
 
 
 class BlockBandedBias(NamedTuple):
     """w [n, c, (before + 1 + after)·c] of each block against its neighbours, −inf where hidden.
 
-    `precision` is that of the products; the safe forms use 'fp32'.
+    `precision` is that of the products; safe paths use 'fp32'.
     """
 
     tiles: Tensor
@@ -72,7 +71,7 @@ class BlockBandedBias(NamedTuple):
 
 
 def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Tensor:
-    """Compute :func:`aft_mm.ops.aft_full` in O(T·S·D): products of exp(w) with e^k v and e^k."""
+    """Compute :func:`aft_mm.ops.aft_full` in O(T·S·D)."""
     bias = position_bias.to(sum_dtype(value))
     if causal:
         bias = bias.masked_fill(_future(len(bias), bias.device), -torch.inf)
@@ -101,7 +100,7 @@ def aft_local_learned(
 
 
 def _columns(x: Tensor) -> Tensor:
-    """Return [B, T, D] as [T, B·D]: one matrix product handles the batch."""
+    """Return [B, T, D] as [T, B·D]."""
     return x.transpose(0, 1).flatten(1)
 
 
@@ -142,7 +141,7 @@ def local_bias(
 
 
 def weighted_mean(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
-    """Return ``Σ W e^k v / Σ W e^k`` [T, C] of key and value [S, C], hidden keys being −inf."""
+    """Return ``Σ W e^k v / Σ W e^k`` [T, C] of key and value [S, C], hidden keys at −inf."""
 
     def fast(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
         return banded_mean(key, value, tiles, band.reach)
@@ -198,12 +197,12 @@ def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Te
 
 
 def _visible(tiles: Tensor) -> Tensor:
-    """Return the tiles with ∞ where they are hidden."""
+    """Return the tiles with ∞ instead of −inf."""
     return tiles.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
 
 
 def _row_range(tiles: Tensor) -> Tensor:
-    """Return the largest minus the smallest visible w of a row, for the worst row."""
+    """Return the range of the visible w of the worst row."""
     tiles = tiles.detach()
     return (tiles.amax(2) - _visible(tiles).amin(2)).amax()
 
@@ -224,7 +223,7 @@ def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
 
 
 def _tile_product(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
-    """Return the sums of ``W e^k`` for weights [n, c, s], key and value [n, s, C], all visible."""
+    """Return the sums of ``W e^k`` for weights [n, c, s], key and value [n, s, C]."""
     key_shift = column_shift(key, 1)
     exp_key = torch.exp(key - key_shift)
     numerator, denominator = torch.bmm(weights, exp_key * value), torch.bmm(weights, exp_key)
@@ -234,7 +233,7 @@ def _tile_product(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
 def _diagonal_sums(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
     """Return the causal sums inside each block: key, value [n, c, C], weights [n, c, c].
 
-    The block is halved again and again; all rows see all keys of a square below the diagonal.
+    Blocks are halved again and again: in a square below the diagonal all rows see all keys.
     """
     count, length, columns = key.shape
     levels = 0
@@ -259,14 +258,14 @@ def _diagonal_sums(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
 
 
 def _diagonal_squares(x: Tensor, size: int) -> Tensor:
-    """Return the size × size squares on the diagonal of x [n, c, c]: [n·c/size, size, size]."""
+    """Return the squares on the diagonal of x [n, c, c]: [n·c/size, size, size]."""
     count, length = x.shape[0], x.shape[1]
     grid = x.view(count, length // size, size, length // size, size)
     return grid.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).reshape(-1, size, size)
 
 
 def _term_by_term(key: Tensor, value: Tensor, weights: Tensor, size: int) -> ShiftedSum:
-    """Return the causal sums in squares of `size`, each row shifted by its largest key."""
+    """Return the causal sums in squares of `size`, each row with its own shift."""
     key, value = (part.reshape(-1, 1, size, part.shape[-1]) for part in (key, value))
     squares = _diagonal_squares(weights, size).unsqueeze(-1)
     # A value that is not finite stays so after a product with 0.
@@ -282,10 +281,7 @@ def _term_by_term(key: Tensor, value: Tensor, weights: Tensor, size: int) -> Shi
 
 
 def _causal_sums(key: Tensor, value: Tensor, band: BlockBandedBias) -> ShiftedSum:
-    """Return the causal sums [T, C] for any keys: each part has a shift that its rows see.
-
-    Shifts are keys and not keys plus w: next to a key of 1e16 float64 loses w.
-    """
+    """Return the causal sums [T, C] for any keys: each part has a shift that its rows see."""
     weights = tile_weights(band.tiles, band.global_term)
     tokens, block, own = len(key), band.block, band.before * band.block
     blocks = split(key, block, -torch.inf), split(value, block)
@@ -301,7 +297,7 @@ def _causal_sums(key: Tensor, value: Tensor, band: BlockBandedBias) -> ShiftedSu
 
 
 def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Tensor:
-    """Return ``N / (Z·D)`` of N and D [T, B·D] and the sums of each row's weights, Z [T, B]."""
+    """Return ``N / (Z·D)`` of N and D [T, B·D] and Z [T, B]."""
     batch = normalizer.shape[1]
     divisor = normalizer.unsqueeze(-1) * denominator.unflatten(1, (batch, -1))
     return mean(numerator.unflatten(1, (batch, -1)), divisor).flatten(1)

@@ -1,8 +1,8 @@
 """Linear attention, and its causal gradient in constant memory.
 
 Causal sums run in chunks: products inside a chunk, and the state ``[s, z] = Σ φ(k) [v, 1]ᵀ`` of the
-chunks before it. Only inputs are saved. The backward pass is algorithm 1 of arXiv 2006.16236 in
-chunks: states forwards again for the queries, then ``Σ φ(q) ∂ᵀ`` backwards for keys and values.
+chunks before it. The backward pass is algorithm 1 of arXiv 2006.16236 in chunks: states forwards
+again for the queries, then ``Σ φ(q) ∂ᵀ`` backwards for keys and values.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from ..linear_terms import FeatureMap, LinearState, features, resolve
 from .online_softmax import mean, sum_dtype
 
-# T·d·CHUNK operations in chunks against T·d·m / CHUNK elements of states.
+# O(T·d·CHUNK) operations in chunks, T·d·m / CHUNK elements of states.
 CHUNK = 32
 # Rows of a span, which bounds temporaries.
 SPAN_ROWS = 2048
@@ -61,7 +61,7 @@ class FeatureMaps(NamedTuple):
     def apply(
         self, tokens: Iterable[Tensor], key_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return φ(q), φ(k) and [v, 1] of (q, k, v)."""
+        """Return φ(q), φ(k) and [v, 1]."""
         query, key, value = tokens
         return self.query(query), self.key(key, key_mask), _with_one(value)
 
@@ -83,7 +83,7 @@ def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -
 def linear_attention_step(state, query, key, value, *, feature_map, eps):
     """Compute one step in O(d·m) per head, in place."""
     maps, sums = FeatureMaps(*resolve(feature_map), eps), state.sums
-    # As chunks of one token, [B, h, 1, ·].
+    # Chunks of one token, [B, h, 1, ·].
     tokens = (x.to(sums.dtype).unsqueeze(2) for x in (query, key, value))
     query_features, key_features, value_and_one = maps.apply(tokens, None)
     sums.flatten(0, 1).baddbmm_(key_features.mT.flatten(0, 1), value_and_one.flatten(0, 1))
@@ -133,7 +133,7 @@ def _grad_quotient(sums: Tensor, eps: float, grad: Tensor) -> tuple[Tensor, Tens
 
 
 def _states_before(states: Tensor, first: Tensor) -> Tensor:
-    """Return the state before each chunk, from those of the chunks and that before the first."""
+    """Return the state before each chunk."""
     return torch.cat((first.unsqueeze(2), states[:, :, :-1]), 2).cumsum(2)
 
 
@@ -226,7 +226,7 @@ def _empty_state(key: Tensor, value: Tensor, maps: FeatureMaps) -> Tensor:
 
 
 def _spans(query: Tensor) -> tuple[int, list[slice]]:
-    """Return the tokens of a chunk, and the spans of chunks that cover all tokens."""
+    """Return the tokens of a chunk, and the spans that cover all tokens."""
     batch, tokens, heads = query.shape[:3]
     chunk = min(CHUNK, tokens)
     size = chunk * max(1, SPAN_ROWS // (batch * heads * chunk))

@@ -1,7 +1,4 @@
-"""Banded products in float32 with oneDNN, tile by tile, on AMD CPUs, where MKL uses no AVX-512.
-
-The caller works on the rows of a tile while they are in the cache.
-"""
+"""Banded products in float32 with oneDNN, tile by tile, on AMD CPUs, where MKL uses no AVX-512."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -12,7 +9,7 @@ from torch.autograd import forward_ad
 
 from ..path_choice import transformed
 
-# Multiplications of a tile, below which the call dominates.
+# With fewer multiplications per tile the call dominates.
 FEWEST = 2**22
 # A tile is too small for more threads.
 MOST_THREADS = 8
@@ -20,7 +17,7 @@ MOST_THREADS = 8
 
 @lru_cache
 def onednn_is_faster() -> bool:
-    """Return whether MKL lacks AVX-512 on this processor and oneDNN has it."""
+    """Return whether only oneDNN uses AVX-512 on this processor."""
     describe = getattr(torch.cpu, 'get_capabilities', None)  # since torch 2.11
     if describe is None or not torch.backends.mkl.is_available():
         return False
@@ -48,7 +45,7 @@ def is_applicable(weights: Tensor, x: Tensor) -> bool:
 
 
 def _multiply(a: Tensor, b: Tensor, row: Tensor | None = None) -> Tensor:
-    """Return ``a bᵀ + row``; b or bᵀ must be contiguous, else oneDNN is a thousand times slower."""
+    """Return ``a bᵀ + row``; oneDNN is very slow unless b or bᵀ is contiguous."""
     return torch.ops.mkldnn._linear_pointwise(a, b, row, 'none', [], '')
 
 
@@ -62,7 +59,10 @@ def _sources(tile: int, shape: Sequence[int], before: int, tokens: int) -> tuple
 def products(
     weights: Tensor, x: Tensor, before: int, outside: Tensor | None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (rows, W times x [S, C] plus the sums outside the tiles [n, C]) per tile."""
+    """Yield (rows, W times x [S, C] plus the sums outside the tiles [n, C]) per tile.
+
+    The caller works on the rows of a tile while they are in the cache.
+    """
     block, tokens = weights.shape[1], len(x) if len(weights) > 1 else weights.shape[1]
     x = x.contiguous()
     for i, tile in enumerate(weights):

@@ -1,7 +1,6 @@
 """Sums of ``e^k v`` and ``e^k`` that neither overflow nor underflow, and what all ops share.
 
-:class:`ShiftedSum` is the state of online softmax. Adding two rescales both to the larger shift, so
-no row is scaled by a key that it does not see. Functions of a Summable take a ShiftedSum on the
+:class:`ShiftedSum` is the state of online softmax. Functions of a Summable take a ShiftedSum on the
 safe paths and a plain tensor on the fast ones.
 """
 
@@ -18,13 +17,13 @@ from ..path_choice import transformed
 from ..reference import GATES
 
 # The largest range of exponents for plain float32 sums with one shift: e^±70 leaves room for
-# millions of terms; e^-88 is flushed to 0, e^88 overflows.
+# millions of terms before e^±88.
 FAST_RANGE = 70.0
 # Without causality only biases can starve a row; flushed terms are below e^(60 - 88) of the sum.
 FAST_BIAS_RANGE = 60.0
 # Below this size a second pass is cheaper than reading a result.
 SMALLEST_READ = 2**15
-# Inductor splits longer scans on a GPU, which fails in torch 2.11 for one element per column.
+# Longer scans of one element per column fail in Inductor of torch 2.11 on a GPU.
 LONGEST_COMPILED_SCAN = 128
 # Rows of a block of `scan`, and the sizes from which it beats cumsum.
 SCAN_BLOCK = 32
@@ -46,7 +45,7 @@ Summable = TypeVar('Summable', ShiftedSum, Tensor)
 
 
 def sum_dtype(value: Tensor) -> torch.dtype:
-    """Return the dtype of exponentials and sums for tokens of this dtype."""
+    """Return the dtype of exponentials and sums."""
     return torch.float64 if value.dtype == torch.float64 else torch.float32
 
 
@@ -86,7 +85,7 @@ def lowest(dtype: torch.dtype) -> float:
 
 
 def key_range(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """Return the largest minus the smallest visible key along `dim`, for the worst column.
+    """Return the range of the visible keys along `dim`, for the worst column.
 
     Hidden keys are −inf; columns without a visible key count as 0.
     """
@@ -94,7 +93,7 @@ def key_range(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     if path_choice.recording():
         return key.new_tensor(torch.inf)
     smallest = None
-    # One pass less on a CPU if no key is hidden.
+    # Without hidden keys a CPU saves a pass.
     may_read = key.device.type == 'cpu' and key.numel() >= SMALLEST_READ
     if may_read and not torch.compiler.is_compiling() and not path_choice.replaying():
         if not transformed(key):
@@ -237,8 +236,8 @@ def total(x: Summable, dim: int) -> Summable:
 def mean(numerator: Tensor, denominator: Tensor, in_place: bool = False) -> Tensor:
     """Return numerator / denominator, 0 where nothing was visible.
 
-    The gradient of a reciprocal would overflow; a division by ∞ passes none. With `in_place` the
-    numerator is overwritten if gradients are off.
+    A division by ∞ passes no gradient there; that of a reciprocal would overflow. With `in_place`
+    the numerator is overwritten if gradients are off.
     """
     tiny = torch.finfo(denominator.dtype).tiny
     if torch.is_grad_enabled():
@@ -309,7 +308,7 @@ class _Scan(torch.autograd.Function):
 def scan_in_place(x: Tensor, dim: int, reverse: bool = False) -> Tensor:
     """Compute :func:`scan` over x itself, a temporary that autograd does not see.
 
-    It adds the totals of previous blocks, then row after row in all blocks at once.
+    The totals of the previous blocks are added, then row after row in all blocks at once.
     """
     dim %= x.dim()
     length, rest = x.shape[dim], x.shape[dim] % SCAN_BLOCK

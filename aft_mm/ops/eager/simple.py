@@ -21,7 +21,7 @@ from .online_softmax import (
     second_derivative,
 )
 
-# A column is in one program; fewer columns leave most of a GPU idle.
+# Each column is one program; fewer leave most of a GPU idle.
 FEWEST_SCANNED_COLUMNS = 1024
 SCAN_DEVICES = ('cuda',)
 
@@ -65,7 +65,7 @@ def apply_relu2_gates(query: Tensor, mixed: Tensor, dtype: torch.dtype) -> Tenso
 
 
 def is_one_scan(key: Tensor) -> bool:
-    """Return whether a compiler writes the whole running mean as one scan, which only a GPU can."""
+    """Return whether a compiler makes the running mean one scan, which only a GPU can."""
     return (
         torch.compiler.is_dynamo_compiling()
         and key.device.type in SCAN_DEVICES
@@ -103,7 +103,6 @@ class _ScannedMean(torch.autograd.Function):
         visible = (key != -torch.inf).to(key.dtype)
         largest, numerator, denominator = _scan_sums(key.clamp_min(limits.min), value, visible)
         empty = denominator == 0
-        # replaces the maximum and the denominator in the backward pass
         log_sum = (largest + denominator.log()).masked_fill(empty, limits.max)
         return numerator / denominator.masked_fill(empty, torch.inf), log_sum
 

@@ -46,7 +46,7 @@ def aft_full_step(state, query, key, value, position_bias, *, gate) -> tuple[Ten
 def aft_local_step(
     state, query, key, value, pos_u, pos_v, *, window, grid, gate
 ) -> tuple[Tensor, StepState]:
-    """Weight the buffer by the row of w and add the sums of older tokens, in O(r·D)."""
+    """Weight the buffer by w and add the sums of older tokens, in O(r·D)."""
     slot_bias = _near_slot_bias(pos_u, pos_v, window, grid, state.keys.dtype)
     return _step(state, query, key, value, slot_bias, gate, global_term=True)
 
@@ -54,7 +54,7 @@ def aft_local_step(
 def aft_conv_step(
     state, query, key, value, weight, *, grid, global_connectivity, gate
 ) -> tuple[Tensor, StepState]:
-    """Weight the buffer by the kernel and, if W = 1 outside, add the older tokens, in O(r·D)."""
+    """Weight the buffer by the kernel and, if W = 1 outside, add older tokens, in O(r·D)."""
     outside = 0.0 if global_connectivity else -torch.inf
 
     def kernel_bias(target: Tensor, source: Tensor) -> Tensor:
@@ -79,12 +79,12 @@ def aft_local_hard_step(
 def aft_local_learned_step(
     state, query, key, value, pos_u, pos_v, *, window, grid, gate
 ) -> tuple[Tensor, StepState]:
-    """Weight the buffer by the row of w and the keys, and add the older tokens, in O(r·D)."""
+    """Weight the buffer by w and the keys, and add older tokens, in O(r·D)."""
     target, size = state.position[:, None], state.keys.shape[1]
     bias = _near_slot_bias(pos_u, pos_v, window, grid, state.keys.dtype)(state.position, size)
     bias = bias.masked_fill(slot_tokens(state.position, size) < 0, -torch.inf)
     state = push(state, key, value, update_sums=True)
-    # Each token that left the buffer has W = 1.
+    # Tokens that left the buffer have W = 1.
     older = (target + 1 - size).clamp_min(0).to(bias.dtype)
     normalizer = torch.logaddexp(bias.logsumexp(1, True), older.log())
     near = buffer_sums(state, bias - normalizer)
@@ -107,7 +107,7 @@ def _step(
     gate: str,
     global_term: bool,
 ) -> tuple[Tensor, StepState]:
-    """Weight the buffer and its new token; older tokens have W = 1 with `global_term`, else 0."""
+    """Weight the buffer and its new token; older ones have W = 1 with `global_term`, else 0."""
     bias = slot_bias(state.position, state.keys.shape[1])
     state = push(state, key, value, update_sums=global_term)
     near = buffer_sums(state, bias)
@@ -117,7 +117,7 @@ def _step(
 
 
 def _slot_bias(token_bias: Callable[[Tensor, Tensor], Tensor]) -> SlotBias:
-    """Return the bias of slots from that of tokens, ``token_bias(t [B, 1], tokens [B, n])``."""
+    """Return the bias of slots from ``token_bias(t [B, 1], tokens [B, n])``."""
 
     def slot_bias(position: Tensor, size: int) -> Tensor:
         return token_bias(position[:, None], slot_tokens(position, size).clamp_min(0))

@@ -1,5 +1,5 @@
 """The CPU backend: loops in C++ for AFT-conv and causal AFT-simple, with their gradients.
 
-setup.py builds them once per set of instructions, independent of torch; `bindings.py` calls them by
-address, `availability.py` finds the library. Without one eager is used.
+setup.py builds them once per set of instructions, independent of torch; `bindings.py` calls them,
+`availability.py` finds the library. Without one eager is used.
 """

@@ -81,7 +81,7 @@ def load(path: Path) -> ctypes.CDLL:
 def unsupported_reasons(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> list[str]:
-    """Return why the loops do not support a call; empty if they do."""
+    """Return why the loops cannot run a call; empty if they can."""
     if op not in KERNELS:
         return ['has no loop']
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
@@ -120,7 +120,7 @@ def unsupported_reasons(
 def _is_node_applicable(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> bool:
-    """Return whether a graph may have a loop as a node: of torch.compile, without gradients."""
+    """Return whether a loop may be a node of a graph of torch.compile, without gradients."""
     if not torch.compiler.is_dynamo_compiling() or not _may_be_in_graphs():
         return False
     given = [x for x in (*tensors, options.get('key_mask')) if x is not None]

@@ -139,7 +139,7 @@ class _Simple(NamedTuple):
         return output, saved
 
     def saved_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the sums that the forward pass saves for tokens of `shape`."""
+        """Return the shape of the sums that the forward pass saves."""
         batch, tokens, channels = shape
         return batch, math.ceil(tokens / SEGMENT), 3, channels
 
