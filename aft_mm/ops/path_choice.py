@@ -52,7 +52,9 @@ def runtime() -> str:
 
 def recording_or_replaying() -> bool:
     """Return whether a graph is being made that must not depend on the sizes of the example."""
-    return recording() or replaying()
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    return _recorded.get() is not None or _replayed.get() is not None
 
 
 def compiling_not_exporting() -> bool:
