@@ -82,7 +82,9 @@ def source_and_bytes(
             moved = torch.empty(constant.shape, dtype=constant.dtype, device='cuda')
             setattr(traced, name, moved)
         inputs = [torch.empty(shape, device='cuda', dtype=dtype) for shape in shapes]
-        graph = make_fx(traced, decomposition_table=select_decomp_table())(*inputs)
+        # torch.compile replaces operations in place, too.
+        pure = torch.func.functionalize(traced, remove='mutations')
+        graph = make_fx(pure, decomposition_table=select_decomp_table())(*inputs)
         lowering = GraphLowering(graph, example_inputs=inputs)
         with (
             V.set_graph_handler(lowering),

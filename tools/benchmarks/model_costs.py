@@ -145,9 +145,14 @@ def trace(model: nn.Module, forward: Callable[[Tensor], Any], inputs: Tensor) ->
     return kernels
 
 
-def image_kernels(name: str, size: int, batch: int, dtype: torch.dtype) -> list[Kernel]:
+def image_kernels(
+    name: str, size: int, batch: int, dtype: torch.dtype, training: bool = False
+) -> list[Kernel]:
+    """Return the kernels of inference or of a training step of the backbone of a config."""
     model = read_model(name, dtype, img_size=size)
-    return trace(model, model, torch.empty(batch, 3, size, size, dtype=dtype, device='meta'))
+    shape = batch, 3, size, size
+    images = torch.empty(shape, dtype=dtype, device='meta', requires_grad=training)
+    return trace(model, lambda x: model(x)[0], images)
 
 
 def decoder_kernels(name: str, tokens: int, batch: int, dtype: torch.dtype) -> list[Kernel]:

@@ -11,6 +11,7 @@ Tokens are bfloat16, biases float32.
 import argparse
 import json
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -173,12 +174,13 @@ def model_row(name: str, models: list[list[Kernel]], numbers: int, row: dict) ->
 
 def model_rows(rows: list[dict]) -> list[dict]:
     counts, found = {(row['op'], row['training']): row for row in rows}, []
-    for size in (224, 512):
-        names = [f'image_classification/{name}' for name in IMAGES['small h384 k11']]
-        models = [image_kernels(name, size, BATCH, torch.bfloat16) for name in names]
-        row = counts[f'conv small, {size} px', False]
+    names = [f'image_classification/{name}' for name in IMAGES['small h384 k11']]
+    for training, size in product((False, True), (224, 512)):
+        models = [image_kernels(name, size, BATCH, torch.bfloat16, training) for name in names]
+        row = counts[f'conv small, {size} px', training]
         numbers = BATCH * (size // 16) ** 2 * 384
-        found.append(model_row(f'AFT-conv small, {size} px, inference', models, numbers, row))
+        what = 'training step' if training else 'inference'
+        found.append(model_row(f'AFT-conv small, {size} px, {what}', models, numbers, row))
     *names, lengths = DECODERS['AFT-local-256, L 24, d 256']
     models = [decoder_kernels(name, lengths[0], SEQUENCES, torch.bfloat16) for name in names]
     row, numbers = counts['local-256', True], SEQUENCES * lengths[0] * 256

@@ -78,15 +78,15 @@ class RoundedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, terms: Tensor) -> Tensor:
-        weights = weights.bfloat16()
-        ctx.save_for_backward(weights, terms)
-        return multiply(weights, split_terms(terms, 'bf16x2'))
+        weights, split = weights.bfloat16(), split_terms(terms, 'bf16x2')
+        ctx.save_for_backward(weights, *split)
+        return multiply(weights, split)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
-        weights, terms = ctx.saved_tensors
+        weights, *terms = ctx.saved_tensors
         grad_w, grads = None, split_terms(grad, 'bf16x2')
         if ctx.needs_input_grad[0]:
-            grad_w = grad_weights(grads, split_terms(terms, 'bf16x2'))
+            grad_w = grad_weights(grads, terms)
         return grad_w, multiply(weights.transpose(1, 2), grads)

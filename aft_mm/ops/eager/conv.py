@@ -213,7 +213,7 @@ def convolved_mean(
     sums = []
     for x in (terms.flatten(channel_dim, channel_dim + 1), exp_key):
         own_kernel = kernel.repeat_interleave(x.shape[channel_dim] // heads, 0)
-        convolved = (_convolve_channels if channels_first else convolve)(x, own_kernel, grid)
+        convolved = convolve(x, own_kernel, grid)
         if outside is not None:
             # In place, a graph would transpose the views back.
             add = torch.add if path_choice.replaying() else Tensor.add_
@@ -232,33 +232,30 @@ def _outside_sums(
 
 
 def convolve(x: Tensor, kernel: Tensor, grid: Sequence[int]) -> Tensor:
-    """Return the cross-correlation of tokens x [B, T, C] with kernel [C, *K], per channel."""
+    """Return the cross-correlation of tokens x [B, T, C] with kernel [C, *K], per channel.
+
+    In a graph for ONNX Runtime tokens are [B, C, T].
+    """
     if len(grid) == 1:  # 1-d has no channels-last layout
         grid, kernel = (1, *grid), kernel.unsqueeze(1)
-    function = partial(
-        F.conv2d if len(grid) == 2 else F.conv3d,
-        weight=kernel.unsqueeze(1),
-        padding=[size // 2 for size in kernel.shape[1:]],
-        groups=len(kernel),
-    )
-    if path_choice.replaying():  # runtimes transpose three dimensions faster than four
-        return function(x.transpose(1, 2).unflatten(-1, grid)).flatten(2).transpose(1, 2)
-    return function(x.unflatten(1, grid).movedim(-1, 1)).movedim(1, -1).flatten(1, -2)
-
-
-def _convolve_channels(x: Tensor, kernel: Tensor, grid: Sequence[int]) -> Tensor:
-    """Return :func:`convolve` of x [B, C, T] for ONNX Runtime.
-
-    ONNX Runtime is slow where a kernel reaches into the padding of columns, so columns are padded
-    before. The axis of 1 keeps it from merging the two.
-    """
-    if len(grid) == 1:
-        grid, kernel = (1, *grid), kernel.unsqueeze(1)
-    *reach, columns = [size // 2 for size in kernel.shape[1:]]
-    padded = F.pad(x.unflatten(2, grid).unsqueeze(1), [columns] * 2).squeeze(1)
+    padding = [size // 2 for size in kernel.shape[1:]]
+    channels_first, replaying = path_choice.runtime() == 'onnxruntime', path_choice.replaying()
+    if channels_first:
+        # ONNX Runtime is slow where a kernel reaches into the padding of columns, so columns are
+        # padded before. The axis of 1 keeps it from merging the two.
+        x = F.pad(x.unflatten(2, grid).unsqueeze(1), [padding[-1]] * 2).squeeze(1)
+        padding[-1] = 0
+    elif replaying:  # runtimes transpose three dimensions faster than four
+        x = x.transpose(1, 2).unflatten(-1, grid)
+    else:
+        x = x.unflatten(1, grid).movedim(-1, 1)
     function = F.conv2d if len(grid) == 2 else F.conv3d
-    convolved = function(padded, kernel.unsqueeze(1), padding=[*reach, 0], groups=len(kernel))
-    return convolved.flatten(2)
+    convolved = function(x, kernel.unsqueeze(1), padding=padding, groups=len(kernel))
+    if channels_first:
+        return convolved.flatten(2)
+    if replaying:
+        return convolved.flatten(2).transpose(1, 2)
+    return convolved.movedim(1, -1).flatten(1, -2)
 
 
 def with_fast_columns(kernel: Tensor) -> Tensor:

@@ -89,11 +89,14 @@ class _Toeplitz(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, grid: tuple[int, ...]) -> Tensor:
-        dims = range(1, len(grid) + 1)
-        for dim, length in zip(dims, grid, strict=True):
-            x = x.unfold(dim, length, 1)
-        tokens = math.prod(grid)
-        return x.flip(tuple(dims)).reshape(len(x), tokens, tokens)
+        # By index, as Inductor would write views of x to memory twice.
+        token = torch.arange(math.prod(grid), device=x.device)
+        entry, stride = 0, 1
+        for length in reversed(grid):
+            position = token % length
+            entry = entry + stride * (position - position[:, None] + length - 1)
+            token, stride = token // length, stride * (2 * length - 1)
+        return x.flatten(1)[:, entry]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
