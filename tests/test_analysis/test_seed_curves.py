@@ -49,6 +49,14 @@ def test_a_group_that_is_slower_is_stretched_in_time():
     assert a == [0.5, 1.0, 1.5] and b == [10, 20, 30]
 
 
+def test_a_validation_metric_belongs_to_the_last_training_iteration():
+    runs = [[*run([2.0, 1.0]), *run([3.0])] for _ in range(2)]
+    runs[1][2] = dict(bits_per_char=2.0, step=1)
+    (axis,) = draw_seed_curves({'a': runs}, 'bits', metric='bits_per_char').axes
+    (line,) = axis.get_lines()
+    assert line.get_xydata().tolist() == [[5, 1.0], [10, 1.5]]
+
+
 @pytest.mark.parametrize(
     ('groups', 'options', 'message'),
     [
@@ -56,7 +64,7 @@ def test_a_group_that_is_slower_is_stretched_in_time():
         ({'a': [run([1.0]), run([1.0], step=7)]}, {}, 'at the same iterations'),
         ({'a': RUNS}, dict(milliseconds=dict(b=1.0)), "every group, got none for 'a'"),
         ({'b': RUNS[:1], 'a': RUNS[2:]}, dict(top=2.6), "top must .* .2.6 for 'a'., got 2.6"),
-        ({'a': RUNS}, dict(smooth=3), 'smooth must be at most 2, the losses .* got 3'),
+        ({'a': RUNS}, dict(smooth=3), 'smooth must be at most 2, the values .* got 3'),
         ({'a': RUNS}, dict(smooth=0), 'smooth must be an int'),
     ],
 )
@@ -81,7 +89,7 @@ def test_the_tool_finds_the_time_by_the_name_of_the_config(tmp_path, monkeypatch
         lambda *args: calls.update(args=args) or draw_seed_curves(*args),
     )
     plot_seed_curves.main([*words, 'times.json', '--top', '2.9', '--smooth', '2'])
-    assert calls['args'][2:] == (1.0, {'x': 250.0}, 2.9, 2)
+    assert calls['args'][2:] == (1.0, {'x': 250.0}, 2.9, 2, 'loss')
     assert matplotlib.image.imread('a.png').std() > 0.05
     Path('empty.json').write_text('{}')
     with pytest.raises(SystemExit, match="--times must be .*, got 'empty.json'"):

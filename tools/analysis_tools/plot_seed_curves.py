@@ -1,8 +1,10 @@
-"""Plot the mean training loss of groups of runs that differ by their seed, over steps and time.
+"""Plot the mean loss or metric of groups of runs that differ by their seed, over steps and time.
 
     python tools/analysis_tools/plot_seed_curves.py --out curves.png --bits --label bits/char \\
         --group AFT-local local_seed*.jsonl --group transformer transformer_seed*.jsonl \\
         --times iterations.json --top 4.2 --smooth 5
+
+The training loss by default; `--metric accuracy/top1` plots that of each validation.
 """
 
 import argparse
@@ -24,7 +26,13 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar=('LABEL', 'LOG'),
         help='runs that differ by their seed, a file of JSON lines for each',
     )
-    parser.add_argument('--label', required=True, help='name of the loss with its unit')
+    parser.add_argument('--label', required=True, help='name of the loss or metric with its unit')
+    parser.add_argument(
+        '--metric',
+        default='loss',
+        metavar='NAME',
+        help='name in the logs, such as accuracy/top1; default %(default)s',
+    )
     parser.add_argument('--bits', action='store_true', help='convert the loss from nats to bits')
     parser.add_argument(
         '--times',
@@ -72,27 +80,36 @@ def mean_curve(
     runs: Sequence[Sequence[dict]],
     scale: float = 1.0,
     smooth: int = 1,
+    metric: str = 'loss',
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return common iterations, mean loss times ``scale``, and its standard error (0 for one run).
 
-    ``smooth`` is the number of logged losses in a moving average.
+    ``smooth`` is the number of logged losses in a moving average. A validation metric belongs to
+    the last logged iteration.
     """
     check_int('smooth', smooth, 1)
-    losses = [
-        {r['iter']: r['loss'] for r in records if 'iter' in r and 'loss' in r} for records in runs
-    ]
+    losses = [_by_iteration(records, metric) for records in runs]
     common = sorted(set.intersection(*map(set, losses))) if losses else []
     if not common:
-        raise UserError('runs of a group must have logged a loss at the same iterations')
+        raise UserError(f'runs of a group must have logged {metric} at the same iterations')
     if smooth > len(common):
         raise UserError(
-            f'smooth must be at most {len(common)}, the losses that all runs of a '
+            f'smooth must be at most {len(common)}, the values that all runs of a '
             f'group have logged, got {smooth}'
         )
     values = scale * np.array([[loss[i] for i in common] for loss in losses])
     values = np.lib.stride_tricks.sliding_window_view(values, smooth, axis=1).mean(-1)
     error = values.std(0, ddof=1) / len(losses) ** 0.5 if len(losses) > 1 else 0 * values[0]
     return np.array(common[smooth - 1 :]), values.mean(0), error
+
+
+def _by_iteration(records: Sequence[dict], metric: str) -> dict[int, float]:
+    iteration, found = 0, {}
+    for record in records:
+        iteration = record.get('iter', iteration)
+        if metric in record:
+            found[iteration] = record[metric]
+    return found
 
 
 def draw_seed_curves(
@@ -102,8 +119,9 @@ def draw_seed_curves(
     milliseconds: Mapping[str, float] | None = None,
     top: float | None = None,
     smooth: int = 1,
+    metric: str = 'loss',
 ) -> Figure:
-    """Plot the mean training loss of each group with a band of ± one standard error.
+    """Plot the mean loss or metric of each group with a band of ± one standard error.
 
     ``scale`` is a factor of the loss, such as 1 / ln 2 for bits, and ``top`` the end of its axis.
     The durations of an iteration in ``milliseconds`` add a panel over training time.
@@ -113,7 +131,7 @@ def draw_seed_curves(
     without = [name for name in groups if milliseconds is not None and name not in milliseconds]
     if without:
         raise UserError(f'milliseconds must hold every group, got none for {without[0]!r}')
-    curves = {name: mean_curve(runs, scale, smooth) for name, runs in groups.items()}
+    curves = {name: mean_curve(runs, scale, smooth, metric) for name, runs in groups.items()}
     lowest = {name: mean.min() for name, (_, mean, _) in curves.items()}
     above = [name for name in groups if top is not None and not lowest[name] < top]
     if above:
@@ -172,6 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             times and {label: time_of(files, times) for label, *files in args.group},
             args.top,
             args.smooth,
+            args.metric,
         )
         save(figure, args)
 
