@@ -365,7 +365,8 @@ def _launch_settings(kernel: str, value: Tensor) -> tuple[tuple[int, int], ScanS
     """Return the grid, whose second size is the number of chunks, the sizes and the block."""
     chunk, chunks, width, programs = plan_chunks(value)
     block = find_block(kernel, value.device)
-    sizes = ScanSizes(*value.shape[1:], chunk // (block.groups * block.rows))
+    _, tokens, channels = value.shape
+    sizes = ScanSizes(tokens, channels, chunk // (block.groups * block.rows))
     tile = ScanTile(block.groups, block.rows, width)
     return (programs, chunks), sizes, dict(BLOCK=tile, num_warps=block.warps)
 

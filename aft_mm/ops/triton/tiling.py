@@ -117,7 +117,8 @@ def find_extents(band: TileBand, batches: int, channels: int, transposed: bool) 
         return Extents(*sizes, 0, 0, 0, 1)
     if band.grid is None:
         return Extents(*sizes, band.radius, 0, 0, 1)
-    return Extents(*sizes, 0, *band.window, band.grid[1])
+    rows, columns = band.window
+    return Extents(*sizes, 0, rows, columns, band.grid[1])
 
 
 def make_band(

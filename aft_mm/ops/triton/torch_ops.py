@@ -30,8 +30,9 @@ def register(
     """Register ``aft_mm::<forward.__name__>``, differentiable if there is a `backward`.
 
     Args:
-        forward: (*tensors, *options, save) -> (output, saved). `saved` is what `backward` needs and
-            may be empty unless `save`. Without a `backward` there is no `save`.
+        forward: (*tensors, *options, save) -> (output, saved), not called for an empty batch.
+            `saved` is what `backward` needs and may be empty unless `save`. Without a `backward`
+            there is no `save`.
         inputs: Tensors and options as in a schema of torch. Those marked ``(a!)`` are written into.
         backward: (gradient, saved, *tensors, *options, wanted: Sequence[bool]) -> the contiguous
             gradients of the tensors, of which those not `wanted` may be None. Its own gradient is a

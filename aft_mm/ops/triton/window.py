@@ -306,7 +306,7 @@ def hard_window_backward(
 ) -> list[Tensor | None]:
     results = new_wanted((query, key, value), wanted)
     read, written = (query, key, value, key_mask, gradient), Tensors(*map(strided, results))
-    inputs = Tensors(*map(strided, read), sums=strided(saved))
+    inputs = Tensors(*map(strided, read))._replace(sums=strided(saved))
     places = find_places(window, grid, causal)
     _Pass(value, places, written, inputs, 'targets', 'gradients', gate).run()
     return results
