@@ -25,7 +25,7 @@ def _needs(kernels: Mapping[str, Mapping[str, Any]]) -> str:
     for op, options in kernels.items():
         needs = [f'{name}={value!r}' for name, value in options.items()]
         if kernels is KERNELS and op in LIMITS:
-            needs.append(LIMITS[op].__doc__ or '')
+            needs.append(LIMITS[op])
         found.append(f'{op} ({", ".join(needs) or "any options"})')
     return '; '.join(found)
 

@@ -21,7 +21,7 @@ def call_causal_simple(dtype, channels, key='softmax', gate='sigmoid', masked=Fa
     query = None if gate == 'none' else query
     key_mask = torch.ones(1, tokens, dtype=torch.bool) if masked else None
     inputs = query, key_, value, key_mask, key, gate
-    saved = simple.new_sums(value, simple.count_groups(value))
+    saved = simple.new_results(value, save=True)[1]
     simple.causal_simple(*inputs, True)
     simple.causal_simple_backward(gradient, saved, *inputs, [query is not None, True, True])
 

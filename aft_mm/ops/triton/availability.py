@@ -26,39 +26,15 @@ KERNELS: dict[str, dict[str, Any]] = {
     'aft_local_learned': {},
     'aft_local_hard': {},
     'aft_conv': dict(global_connectivity=True, causal=False),
-}
-# The last of a step's tensors is the buffer of keys.
-STEP_KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple_step': dict(key_function='softmax'),
     'aft_full_step': {},
     'aft_local_step': {},
     'aft_conv_step': {},
     'aft_local_hard_step': {},
 }
-KERNELS.update(STEP_KERNELS)
-
-
-def _step_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[str]:
-    """a float32 state"""
-    dtype = tensors[-1].dtype
-    if dtype == torch.float32:
-        return []
-    return [f'has steps for states of float32, got {dtype}']
-
-
-def _conv_limits(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[str]:
-    """a grid of 1 or 2 sizes"""
-    grid = tuple(options.get('grid', ()))
-    if len(grid) < 3:
-        return []
-    return [f'has a kernel for aft_conv on grids of 1 or 2 sizes only, got {grid}']
-
-
-# Reasons against a call; `python -m aft_mm.ops` prints the docstrings.
-LIMITS: dict[str, Callable[[Sequence[Tensor | None], Mapping[str, Any]], list[str]]] = {
-    op: _step_limits for op in STEP_KERNELS
-}
-LIMITS['aft_conv'] = _conv_limits
+# What else a call needs.
+LIMITS = {op: 'a float32 state' for op in KERNELS if op.endswith('_step')}
+LIMITS['aft_conv'] = 'a grid of 1 or 2 sizes'
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # The oldest chip that the tests compile for.
 OLDEST_CAPABILITY = (8, 0)
@@ -106,7 +82,7 @@ def ask_machine(device_type: str, index: int | None, interpreted: bool) -> tuple
             )
         if capability[0] == REFUSED_CAPABILITY:
             return ('is refused on compute capability {}.{}'.format(*capability),)
-    version = importlib.import_module('triton').__version__
+    version = triton_version()
     if tuple(map(int, version.split('.')[:2])) != ONLY_TRITON:
         return ('needs Triton {}.{}, got {}'.format(*ONLY_TRITON, version),)
     return ()
@@ -142,16 +118,16 @@ def unsupported_reasons(
     if op not in KERNELS:
         return [*reasons, 'has no kernel']
     for name, needed in KERNELS[op].items():
-        if options[name] != needed:
-            reasons.append(
-                f'has a kernel for {op} with {name}={needed!r} only, got {options[name]!r}'
-            )
+        if (got := options[name]) != needed:
+            reasons.append(f'has a kernel for {op} with {name}={needed!r} only, got {got!r}')
     if any(x is not None and x.device != device for x in tensors):
         reasons.append('needs all tensors on one device')
-    if op in LIMITS:
-        reasons += LIMITS[op](tensors, options)
-    for x in tensors:
-        if x is not None and x.dtype not in DTYPES:
-            reasons.append(f'has kernels for float32, float16 and bfloat16, got {x.dtype}')
-            break
+    # The last of a step's tensors is the buffer of keys.
+    if op.endswith('_step') and tensors[-1].dtype != torch.float32:
+        reasons.append(f'has steps for states of float32, got {tensors[-1].dtype}')
+    if op == 'aft_conv' and len(grid := tuple(options.get('grid', ()))) > 2:
+        reasons.append(f'has a kernel for aft_conv on grids of 1 or 2 sizes only, got {grid}')
+    other = [x.dtype for x in tensors if x is not None and x.dtype not in DTYPES]
+    if other:
+        reasons.append(f'has kernels for float32, float16 and bfloat16, got {other[0]}')
     return reasons

@@ -8,7 +8,7 @@ in all sequences that of the channels. `move` copies the tokens into that order 
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,28 +19,15 @@ from torch import Tensor
 from ..eager.conv import crop_kernel
 from .block_sizes import MatmulBlock, cdiv
 from .full_local import MatmulCall, launch_backward, launch_forward
-from .online_softmax import strided
+from .online_softmax import place_in, store_entry, strided
 from .tiling import TileBand, choose_block, new_saved
-from .torch_ops import differentiated, register
-from .weights import Tokens
+from .torch_ops import TOKENS, differentiated, register
 
 # Places, sequences and channels of a program; reads are contiguous along the channels, writes along
 # the sequences.
 MOVED = (2, 32, 32)
 # With tiles of 128 a map of 14 × 14 would fill two thirds of them.
 LARGEST_TILE = 64
-
-
-class MoveSizes(NamedTuple):
-    """Sizes of a copy; `share`: channels per column of the key."""
-
-    places: Any
-    row: Any
-    width: Any
-    batches: Any
-    channels: Any
-    group: Any
-    share: Any
 
 
 @triton.jit
@@ -50,33 +37,31 @@ def move(
     """Copy each tensor [B, T, D] to its `moved` [h, places, B · d], or back with BACK.
 
     Places without a token become the FILL of the tensor. The key, whose FILL is not 0, may have
-    fewer channels; hidden tokens are filled, too.
+    fewer channels, one for `share` of the others; hidden tokens are filled, too.
     """
+    places, row, width, batches, channels, group, share = order
     PLACES: tl.constexpr = BLOCK[0]
     SEQUENCES: tl.constexpr = BLOCK[1]
     CHANNELS: tl.constexpr = BLOCK[2]
     place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)[:, None, None]
     batch = tl.program_id(1) * SEQUENCES + tl.arange(0, SEQUENCES)[None, :, None]
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
-    inside = (place < order.places) & (batch < order.batches) & (channel < order.channels)
-    real = inside & (place % order.row < order.width)
-    token = (place // order.row * order.width + place % order.row).to(tl.int64)
-    head = (channel // order.group).to(tl.int64)
-    to = (head * order.places + place) * (order.batches * order.group)
-    to += batch * order.group + channel % order.group
+    inside = (place < places) & (batch < batches) & (channel < channels)
+    real = inside & (place % row < width)
+    token = (place // row * width + place % row).to(tl.int64)
+    to = ((channel // group).to(tl.int64) * places + place) * (batches * group)
+    to += batch * group + channel % group
     for i in tl.static_range(len(FILLS)):
         x = tensors[i]
-        column = channel if FILLS[i] == 0 else channel // order.share
-        at = x.at + batch.to(tl.int64) * x.batch + token * x.token + column.to(tl.int64) * x.channel
+        column = channel if FILLS[i] == 0 else channel // share
         if BACK:
-            numbers = tl.load(moved[i] + to, mask=real)
-            tl.store(at, numbers.to(x.at.dtype.element_ty), mask=real)
+            store_entry(x, batch, token, column, real, tl.load(moved[i] + to, mask=real))
         else:
             seen = real
             if FILLS[i] != 0 and key_mask is not None:
                 shown = batch.to(tl.int64) * key_mask[1] + token * key_mask[2]
                 seen &= tl.load(key_mask[0] + shown, mask=real, other=0) != 0
-            numbers = tl.load(at, mask=seen, other=FILLS[i])
+            numbers = tl.load(place_in(x, batch, token, column), mask=seen, other=FILLS[i])
             tl.store(moved[i] + to, numbers.to(moved[i].dtype.element_ty), mask=inside)
 
 
@@ -107,16 +92,13 @@ class PaddedMaps(NamedTuple):
     def shape(self) -> tuple[int, int, int]:
         return self.heads, self.places, self.batch * self.channels // self.heads
 
-    def move(
-        self, *others: Tensor | None, key: Tensor | None = None, key_mask: Tensor | None = None
-    ) -> list[Tensor | None]:
-        """Copy tensors [B, T, D], and last the key, to [h, places, B · d]; None stays None."""
-        tensors = [*others] if key is None else [*others, key]
-        fills = [0.0] * len(others) + [float('-inf')]
+    def move(self, tensors: list[Tensor | None], key_mask: Tensor | None) -> list[Tensor | None]:
+        """Copy tensors [B, T, D], the last one the key, to [h, places, B · d]; None stays None."""
         moved = [None if x is None else x.new_empty(self.shape) for x in tensors]
         # Gradients of a shared key are added before they are rounded.
-        if key is not None and self.heads != self.channels:
-            moved[-1] = key.new_empty(self.shape, dtype=torch.float32)
+        if self.heads != self.channels:
+            moved[-1] = tensors[-1].new_empty(self.shape, dtype=torch.float32)
+        fills = [0.0] * (len(tensors) - 1) + [float('-inf')]
         self._launch(moved, tensors, fills, key_mask, False)
         return moved
 
@@ -127,14 +109,13 @@ class PaddedMaps(NamedTuple):
         return tensors
 
     def _launch(self, moved, tensors, fills, key_mask: Tensor | None, back: bool) -> None:
-        copies = [x for x in zip(moved, tensors, fills, strict=False) if x[1] is not None]
+        copies = [x for x in zip(moved, tensors, fills, strict=True) if x[1] is not None]
         to, given, fills = zip(*copies, strict=True)
-        group, share = self.channels // self.heads, self.channels // given[-1].shape[2]
         sizes = self.places, self.batch, self.channels
-        order = MoveSizes(self.places, self.row, self.grid[1], *sizes[1:], group, share)
-        tokens = tuple(Tokens(x, *x.stride()) for x in given)
-        programs = tuple(map(cdiv, sizes, MOVED))
-        move[programs](to, tokens, strided(key_mask), order, FILLS=fills, BACK=back, BLOCK=MOVED)
+        shares = self.channels // self.heads, self.channels // given[-1].shape[2]
+        order = self.places, self.row, self.grid[1], *sizes[1:], *shares
+        arguments = to, tuple(map(strided, given)), strided(key_mask), order
+        move[tuple(map(cdiv, sizes, MOVED))](*arguments, FILLS=fills, BACK=back, BLOCK=MOVED)
 
     def tiles(self, value: Tensor, save: bool) -> tuple[TileBand, MatmulBlock]:
         """Return the tiles of places, and a block no wider than the channels."""
@@ -176,42 +157,25 @@ def _call(query, key, value, weight, key_mask, grid, gate, save, *gradient: Tens
     """Return the maps, the product of the moved tensors, and the moved gradient of the output."""
     places = _map(value, weight, grid)
     band, block = places.tiles(value, save)
-    *others, keys = places.move(query, value, *gradient, key=key, key_mask=key_mask)
-    queries, values, *grad_output = others
+    queries, values, *moved, keys = places.move([query, value, *gradient, key], key_mask)
     call = MatmulCall(queries, keys, values, places.table(weight), None, gate, band, block)
-    return places, call, *grad_output
+    return places, call, *moved
 
 
-def conv(
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor,
-    key_mask: Tensor | None,
-    grid: Sequence[int],
-    gate: str,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
+def conv(query, key, value, weight, key_mask, grid, gate, save):
     """Return AFT-conv [B, T, D] on a 2-d grid, and with `save` what its gradient needs."""
-    if not len(value):
-        return value.new_empty(value.shape), value.new_empty(0, dtype=torch.float32)
-    with torch.cuda.device_of(value):
-        places, call = _call(query, key, value, weight, key_mask, grid, gate, save)
-        kept = new_saved(call.value, call.band, call.block.width, save)
-        (output,) = places.move_back(launch_forward(call, kept))
-    return output, kept
+    places, call = _call(query, key, value, weight, key_mask, grid, gate, save)
+    kept = new_saved(call.value, call.band, call.block.width, save)
+    return places.move_back(launch_forward(call, kept))[0], kept
 
 
 def conv_backward(
     gradient, saved, query, key, value, weight, key_mask, grid, gate, wanted
 ) -> list[Tensor | None]:
-    inputs = query, key, value, weight
-    if not len(value):
-        return [None if x is None else torch.zeros_like(x) for x in inputs]
-    with torch.cuda.device_of(value):
-        places, call, grad_output = _call(*inputs, key_mask, grid, gate, True, gradient)
-        *others, grad_table = launch_backward(grad_output, None, saved, call, wanted[3])
-        grad_query, grad_key, grad_value = places.move_back(*others)
+    inputs = query, key, value, weight, key_mask, grid, gate
+    places, call, grad_output = _call(*inputs, True, gradient)
+    *others, grad_table = launch_backward(grad_output, None, saved, call, wanted[3])
+    grad_query, grad_key, grad_value = places.move_back(*others)
     if key.shape[2] != value.shape[2]:
         grad_key = grad_key.unflatten(-1, (key.shape[2], -1)).sum(-1).to(key.dtype)
     grad_weight = places.table_back(grad_table) if wanted[3] else None
@@ -219,11 +183,16 @@ def conv_backward(
 
 
 def _empty(query, key, value, weight, key_mask, grid, gate, save):
-    output = value.new_empty(value.shape)
     places = _map(value, weight, grid)
     band, block = places.tiles(value, save)
-    like, some = value.new_empty(places.shape), save and len(value) > 0
-    return output, new_saved(like, band, block.width, some)
+    saved = new_saved(value.new_empty(places.shape), band, block.width, save and len(value) > 0)
+    return value.new_empty(value.shape), saved
 
 
-conv = register(conv, conv_backward, fake=_empty, public_name='aft_conv')
+conv = register(
+    conv,
+    f'{TOKENS}, Tensor weight, Tensor? key_mask, SymInt[] grid, str gate',
+    conv_backward,
+    fake=_empty,
+    public_name='aft_conv',
+)

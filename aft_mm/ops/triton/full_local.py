@@ -10,18 +10,19 @@ from ..eager.banded_matmul import neighbours, split
 from ..geometry import as_pair
 from . import matmul, operands, recompute_flagged
 from .block_sizes import MatmulBlock, cdiv, count_processors
-from .online_softmax import new_like, strided
+from .online_softmax import new_wanted, strided
 from .tiling import (
     SavedParts,
     TileBand,
     choose_block,
+    find_extents,
+    find_form,
     make_band,
     new_saved,
-    saved_shapes,
     split_saved,
 )
-from .torch_ops import differentiated, register
-from .weights import Extents, MatmulInputs, Shifts, Tokens, weigh
+from .torch_ops import TOKENS, differentiated, register
+from .weights import Extents, MatmulForm, MatmulInputs, weigh
 
 ROWS_WEIGHED = 16
 SUMS_AT_ONCE = 64
@@ -36,10 +37,6 @@ SIDE = 64
 PROGRAMS_PER_PROCESSOR = 2
 
 
-def _tokens(x: Tensor | None) -> Tokens | None:
-    return None if x is None else Tokens(x, *x.stride())
-
-
 class MatmulCall(NamedTuple):
     """The inputs of a product and its tiles."""
 
@@ -52,60 +49,52 @@ class MatmulCall(NamedTuple):
     band: TileBand
     block: MatmulBlock
 
-    def extents(self, transposed: bool = False) -> Extents:
-        return self.band.extents(len(self.value), self.value.shape[2], transposed)
-
-    def inputs(self, saved: SavedParts) -> MatmulInputs:
-        return MatmulInputs(
-            self.extents(),
-            _tokens(self.key),
-            _tokens(self.value),
-            self.band.locate(self.table),
-            Shifts(saved.shifts, *((1, 0) if self.band.shared else (0, 1))),
-            _tokens(saved.centre),
-            _tokens(self.query),
-            strided(self.key_mask),
-        )
-
     @property
     def parts(self) -> int:
         return cdiv(self.value.shape[2], self.block.width)
 
     @property
-    def form(self) -> matmul.MatmulForm:
-        """Constants for which `matmul.py` and `recompute_flagged.py` specialise their kernels."""
-        block = self.block
-        return matmul.MatmulForm(*self.band.form, block.width, block.step, block.precision, GROUP)
+    def form(self) -> MatmulForm:
+        return find_form(self.band, self.block, GROUP)
 
-    @property
-    def launch(self) -> dict[str, Any]:
-        return dict(FORM=self.form, num_warps=self.block.warps, num_stages=self.block.stages)
+    def extents(self, transposed: bool = False) -> Extents:
+        return find_extents(self.band, len(self.value), self.value.shape[2], transposed)
 
-    @property
-    def tile(self) -> dict[str, int]:
-        return dict(TILE=self.block.tile, WIDTH=self.block.width, num_warps=self.block.warps)
-
-    @property
-    def recompute_options(self) -> dict[str, Any]:
-        return dict(FORM=self.form, GATE=self.gate, maxnreg=RECOMPUTE_REGISTERS)
+    def inputs(self, saved: SavedParts) -> MatmulInputs:
+        shifts = saved.shifts, *((1, 0, 0) if self.band.shared else (0, 0, 1))
+        table = self.band.locate(self.table)
+        centre, query, key_mask = map(strided, (saved.centre, self.query, self.key_mask))
+        tensors = strided(self.key), strided(self.value), table, shifts, centre, query, key_mask
+        return MatmulInputs(self.extents(), *tensors)
 
     def programs(self, tiles: int) -> tuple[int]:
         """Return the grid: a program per tile, block of channels and sequence."""
         return (tiles * len(self.value) * self.parts,)
 
-    def persistent(self) -> tuple[int]:
-        """Return a grid of as many programs as run at the same time."""
-        return (RECOMPUTE_PROGRAMS * count_processors(self.value.device),)
+    def launch_terms(self, kernel: Any, tiles: int, *arguments: Any, **options: Any) -> None:
+        options.update(TILE=self.block.tile, WIDTH=self.block.width, num_warps=self.block.warps)
+        kernel[self.programs(tiles)](*arguments, **options)
+
+    def launch_product(
+        self, kernel: Any, programs: tuple[int], *arguments: Any, **options: Any
+    ) -> None:
+        options.update(num_warps=self.block.warps, num_stages=self.block.stages)
+        kernel[programs](*arguments, FORM=self.form, **options)
+
+    def recompute(self, kernel: Any, *arguments: Any) -> None:
+        """Launch as many programs as run at the same time."""
+        programs = RECOMPUTE_PROGRAMS * count_processors(self.value.device)
+        options = dict(FORM=self.form, GATE=self.gate, maxnreg=RECOMPUTE_REGISTERS)
+        kernel[(programs,)](*arguments, **options)
 
 
 def _units(saved: SavedParts, call: MatmulCall, inputs: MatmulInputs) -> Tensor:
     """Write the units of all tiles and the centre; return the first visible key [B, D]."""
     batch, _, channels = call.value.shape
     shape = batch, call.band.source_tiles, channels
-    maxima = call.key.new_empty(shape, dtype=torch.float32)
-    firsts = call.key.new_empty(shape, dtype=torch.int32)
-    programs = call.programs(call.band.source_tiles)
-    operands.key_maxima[programs](_tokens(maxima), firsts, inputs, **call.tile)
+    maxima, firsts = (call.key.new_empty(shape, dtype=x) for x in (torch.float32, torch.int32))
+    arguments = strided(maxima), strided(firsts), inputs
+    call.launch_terms(operands.key_maxima, call.band.source_tiles, *arguments)
     if call.band.causal:
         torch.cummax(maxima, 1, out=(saved.units, torch.empty_like(maxima, dtype=torch.int64)))
     else:
@@ -113,173 +102,120 @@ def _units(saved: SavedParts, call: MatmulCall, inputs: MatmulInputs) -> Tensor:
     return firsts.amin(1)
 
 
-def _tile_units(saved: SavedParts, band: TileBand) -> Tokens:
+def _tile_units(saved: SavedParts, band: TileBand) -> tuple:
     """Return the unit of each tile, which is that of the sequence unless the op is causal."""
     batch, tile, channel = saved.units.stride()
-    return Tokens(saved.units, batch, tile if band.causal else 0, channel)
+    return saved.units, batch, tile if band.causal else 0, channel
 
 
 def _new_terms(
     call: MatmulCall, tiles: int, summed: bool, token_major: bool
-) -> tuple[Tokens, Tensor | None]:
+) -> tuple[tuple, Tensor | None]:
     """Return new terms [B, tokens, N], token-major or channel-major, and sums over tiles.
 
     tf32 operands load fastest if the dimension that is summed over is contiguous.
     """
     batch, numbers = len(call.value), call.parts * 2 * call.block.width
-    shape = (
-        (tiles * call.block.tile, numbers) if token_major else (numbers, tiles * call.block.tile)
-    )
+    tokens = tiles * call.block.tile
+    shape = (tokens, numbers) if token_major else (numbers, tokens)
     x = call.value.new_empty(batch, *shape, dtype=call.block.operand)
     sums = call.value.new_empty(batch, tiles, numbers, dtype=torch.float32) if summed else None
-    return _tokens(x if token_major else x.transpose(1, 2)), sums
+    return strided(x if token_major else x.transpose(1, 2)), sums
 
 
 def _key_terms(
-    call: MatmulCall, inputs: MatmulInputs, units: Tokens, summed: bool, token_major: bool
-) -> tuple[Tokens, Tensor | None]:
+    call: MatmulCall, inputs: MatmulInputs, units: tuple, summed: bool, token_major: bool
+) -> tuple[tuple, Tensor | None]:
     tiles = call.band.source_tiles
     x, sums = _new_terms(call, tiles, summed, token_major)
-    operands.key_terms[call.programs(tiles)](x, _tokens(sums), inputs, units, **call.tile)
+    call.launch_terms(operands.key_terms, tiles, x, strided(sums), inputs, units)
     return x, sums
 
 
-def _running(sums: Tensor | None, units: Tokens, call: MatmulCall, reverse: bool) -> Tokens | None:
+def _running(sums: Tensor | None, units: tuple, call: MatmulCall, reverse: bool) -> tuple | None:
     """Return the sums over all tiles up to each tile, or from each tile on."""
     if sums is None:
         return None
     batch, tiles, numbers = sums.shape
-    totals = torch.empty_like(sums)
+    totals = strided(torch.empty_like(sums))
     size = min(SUMS_AT_ONCE, 2 * call.block.width)
-    operands.running_sums[(batch * (numbers // size),)](
-        totals,
-        _tokens(sums),
-        units,
-        tiles=tiles,
-        channels=call.value.shape[2],
-        blocks=numbers // size,
-        CAUSAL=call.band.causal,
-        REVERSED=reverse,
-        SIZE=size,
-        num_warps=2,
-    )
-    return _tokens(totals)
+    sizes = tiles, call.value.shape[2], numbers // size
+    options = dict(CAUSAL=call.band.causal, REVERSED=reverse, SIZE=size, num_warps=2)
+    operands.running_sums[(batch * sizes[2],)](totals, strided(sums), units, sizes, **options)
+    return totals
 
 
 def _operand(
-    call: MatmulCall,
-    inputs: MatmulInputs,
-    x: Tokens,
-    sums: Tensor | None,
-    units: Tokens,
-    transposed: bool = False,
+    call: MatmulCall, inputs: MatmulInputs, terms: tuple, units: tuple, transposed: bool = False
 ) -> matmul.MatmulOperand:
     """Compute W, or Wᵀ, and the sums of the tiles outside it."""
-    band, tile = call.band, call.block.tile
+    (x, sums), band, tile = terms, call.band, call.block.tile
     rows, others = band.tiles, band.source_tiles
     if transposed:
         rows, others = others, rows
     width = tile * (others if band.window is None else band.reach)
     owners, rows = (len(call.value), 1) if band.shared else (1, rows)
     weights = call.value.new_empty(owners * rows * tile, width, dtype=call.block.operand)
+    extents = band.full_extents(call.extents(transposed))
+    options = dict(TRANSPOSED=transposed, ROWS=ROWS_WEIGHED, STEP=min(tile, 64))
     weigh[(rows * tile // ROWS_WEIGHED, owners)](
-        weights,
-        inputs.shifts,
-        inputs.bias,
-        band.full_extents(call.extents(transposed)),
-        width=width,
-        FORM=band.form,
-        TRANSPOSED=transposed,
-        ROWS=ROWS_WEIGHED,
-        STEP=min(tile, 64),
+        weights, inputs.shifts, inputs.bias, extents, width, FORM=call.form, **options
     )
-    past = future = None
-    if not (band.causal and transposed):
-        past = _running(sums, units, call, reverse=False)
-    if transposed or not band.causal:
-        future = _running(sums, units, call, reverse=True)
+    past = None if band.causal and transposed else _running(sums, units, call, reverse=False)
+    future = _running(sums, units, call, reverse=True) if transposed or not band.causal else None
     each = (tile * width, 0) if band.shared else (0, tile * width)
     return matmul.MatmulOperand((weights, width, *each), x, units, past, future)
 
 
 def launch_forward(call: MatmulCall, kept: Tensor) -> Tensor:
     """Return the output [B, T, D]; unless `kept` is empty, write what the gradient needs into it."""
-    value, band, width = call.value, call.band, call.block.width
-    batch, _, channels = value.shape
-    shape = batch, band.targets, channels
-    output = torch.empty(shape, dtype=value.dtype, device=value.device)
-    if batch == 0:
-        return output
-    if kept.numel():
-        saved = split_saved(kept, value, band, width)
-    else:
-        shapes = saved_shapes(value, band, width)[3:]
-        parts = (value.new_empty(shape, dtype=torch.float32) for shape in shapes)
-        saved = SavedParts(None, None, None, *parts)
-    with torch.cuda.device_of(value):
-        inputs = call.inputs(saved)
-        firsts = _units(saved, call, inputs)
-        units = _tile_units(saved, band)
-        token_major = call.block.operand != torch.float32
-        x, sums = _key_terms(call, inputs, units, band.has_outside, token_major)
-        operand = _operand(call, inputs, x, sums, units)
-        tensors = output, saved.flags, saved.mean, saved.log, saved.unit
-        result = matmul.ForwardResult(*map(_tokens, tensors))
-        matmul.mean_forward[call.programs(band.tiles)](
-            result, inputs, operand, firsts, GATE=call.gate, **call.launch
-        )
-        recompute_flagged.recompute_rows[call.persistent()](
-            result, inputs, **call.recompute_options
-        )
+    value, band = call.value, call.band
+    output = value.new_empty(len(value), band.targets, value.shape[2])
+    parts = split_saved(kept, value, band, call.block.width)
+    tensors = parts.flags, parts.mean, parts.log, parts.unit, output
+    saved, inputs = matmul.MatmulSaved(*map(strided, tensors)), call.inputs(parts)
+    firsts, units = _units(parts, call, inputs), _tile_units(parts, band)
+    token_major = call.block.operand != torch.float32
+    terms = _key_terms(call, inputs, units, band.has_outside, token_major)
+    arguments = saved, inputs, _operand(call, inputs, terms, units), firsts
+    programs = call.programs(band.tiles)
+    call.launch_product(matmul.mean_forward, programs, *arguments, GATE=call.gate)
+    call.recompute(recompute_flagged.recompute_rows, saved, inputs)
     return output
 
 
 def launch_backward(
-    gradient: Tensor | None, grad_log: Tensor | None, kept: Tensor, call: MatmulCall, biased: bool
+    gradient: Tensor, grad_log: Tensor | None, kept: Tensor, call: MatmulCall, biased: bool
 ) -> list[Tensor | None]:
     """Return the gradients of query, key, value and, if `biased`, of the table.
 
-    `gradient` is that of the output, `grad_log` that of λ; one of them may be None.
+    `gradient` is that of the output, `grad_log` that of λ.
     """
-    band, block, value = call.band, call.block, call.value
-    results = [None if x is None else new_like(x) for x in (call.query, call.key, value)]
-    grad_query, grad_key, grad_value = map(_tokens, results)
-    if not len(value):
-        return [*results, torch.zeros_like(call.table)]
-    parts = split_saved(kept, value, band, block.width)
+    band, value = call.band, call.value
+    results = new_wanted((call.query, call.key, value), (call.query is not None, True, True))
+    grad_query, *grads = map(strided, results)
+    parts = split_saved(kept, value, band, call.block.width)
+    tensors = parts.flags, parts.mean, parts.log, parts.unit, None, gradient, grad_log
+    saved, inputs = matmul.MatmulSaved(*map(strided, tensors)), call.inputs(parts)
     units = _tile_units(parts, band)
-    tensors = parts.flags, parts.mean, parts.log, parts.unit, gradient, grad_log
-    saved = matmul.BackwardInputs(*map(_tokens, tensors))
-    with torch.cuda.device_of(value):
-        inputs = call.inputs(parts)
-        x, sums = _new_terms(call, band.tiles, band.has_outside, token_major=False)
-        operands.target_terms[call.programs(band.tiles)](
-            grad_query, x, _tokens(sums), saved, inputs, GATE=call.gate, **call.tile
-        )
-        operand = _operand(call, inputs, x, sums, units, transposed=True)
-        matmul.mean_backward[call.programs(band.source_tiles)](
-            grad_key, grad_value, inputs, operand, call.extents(transposed=True), **call.launch
-        )
-        recompute_flagged.recompute_sources[call.persistent()](
-            grad_key, grad_value, saved, inputs, **call.recompute_options
-        )
-        if not biased:
-            return [*results, None]
-        grad_table = _bias_gradient(call, inputs, x, units)
-        pairs = band.reach * (len(value) if band.shared else band.tiles)
-        recompute_flagged.recompute_bias[call.persistent()](
-            band.locate(grad_table), saved, inputs, pairs=pairs, **call.recompute_options
-        )
-    if band.shared:
-        grad_table = _along_diagonals(grad_table, band)
+    x, sums = _new_terms(call, band.tiles, band.has_outside, token_major=False)
+    arguments = grad_query, x, strided(sums), saved, inputs
+    call.launch_terms(operands.target_terms, band.tiles, *arguments, GATE=call.gate)
+    operand = _operand(call, inputs, (x, sums), units, transposed=True)
+    arguments = *grads, inputs, operand, call.extents(transposed=True)
+    call.launch_product(matmul.mean_backward, call.programs(band.source_tiles), *arguments)
+    call.recompute(recompute_flagged.recompute_sources, *grads, saved, inputs)
+    if not biased:
+        return [*results, None]
+    grad_table = _bias_gradient(call, inputs, x, units)
+    pairs = band.reach * (len(value) if band.shared else band.tiles)
+    arguments = band.locate(grad_table), saved, inputs, pairs
+    call.recompute(recompute_flagged.recompute_bias, *arguments)
+    if band.shared:  # sum the shared tile [B, tile, reach · tile] to w [B, offsets]
+        batch, tile, width = grad_table.shape
+        size, stride = (batch, 2 * band.radius + 1, tile), (tile * width, 1, width + 1)
+        grad_table = grad_table.as_strided(size, stride, band.before * tile - band.radius).sum(2)
     return [*results, grad_table.to(call.table.dtype)]
-
-
-def _along_diagonals(grad_tiles: Tensor, band: TileBand) -> Tensor:
-    """Sum the gradient of the shared tile [B, tile, reach · tile] to that of w [B, offsets]."""
-    batch, tile, width = grad_tiles.shape
-    size, stride = (batch, 2 * band.radius + 1, tile), (tile * width, 1, width + 1)
-    return grad_tiles.as_strided(size, stride, band.before * tile - band.radius).sum(2)
 
 
 def share_out(steps: int, pairs: int, device: torch.device) -> tuple[int, int]:
@@ -289,9 +225,7 @@ def share_out(steps: int, pairs: int, device: torch.device) -> tuple[int, int]:
     return cdiv(steps, each), each
 
 
-def _bias_gradient(
-    call: MatmulCall, inputs: MatmulInputs, targets: Tokens, units: Tokens
-) -> Tensor:
+def _bias_gradient(call: MatmulCall, inputs: MatmulInputs, targets: tuple, units: tuple) -> Tensor:
     """Return the gradient of w, or if shared of its tile, without the part of flagged tiles."""
     band, block, device = call.band, call.block, call.value.device
     sources, _ = _key_terms(call, inputs, units, summed=False, token_major=True)
@@ -305,17 +239,9 @@ def _bias_gradient(
     parts, each = share_out(steps, pairs, device)
     # No program writes the entries outside the window.
     grad_table = torch.zeros(parts, *shape, dtype=torch.float32, device=device)
-    matmul.bias_gradient[(pairs * parts,)](
-        band.locate(grad_table[0]),
-        grad_table.stride(0),
-        inputs,
-        band.full_extents(inputs.extents),
-        (targets, sources),
-        units,
-        share=(each, steps),
-        SIDE=side,
-        **call.launch,
-    )
+    arguments = inputs, band.full_extents(inputs.extents), (targets, sources), units, (each, steps)
+    results = band.locate(grad_table[0]), grad_table.stride(0)
+    call.launch_product(matmul.bias_gradient, (pairs * parts,), *results, *arguments, SIDE=side)
     return grad_table.sum(0) if parts > 1 else grad_table[0]
 
 
@@ -389,18 +315,7 @@ def _call(query, key, value, table, key_mask, window, grid, causal, gate, save: 
     return MatmulCall(query, key, value, table, key_mask, gate, band, block)
 
 
-def product(
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    table: Tensor,
-    key_mask: Tensor | None,
-    window: Sequence[int] | None,
-    grid: Sequence[int] | None,
-    causal: bool,
-    gate: str,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
+def product(query, key, value, table, key_mask, window, grid, causal, gate, save):
     """Return AFT-full, or AFT-local with a window, and with `save` what backward needs."""
     call = _call(query, key, value, table, key_mask, window, grid, causal, gate, save)
     kept = new_saved(value, call.band, call.block.width, save)
@@ -416,8 +331,15 @@ def product_backward(
 
 def _empty(query, key, value, *others):
     call = _call(query, key, value, *others)
-    output = value.new_empty(value.shape[0], call.band.targets, value.shape[2])
+    output = value.new_empty(len(value), call.band.targets, value.shape[2])
     return output, new_saved(value, call.band, call.block.width, others[-1])
 
 
-product = register(product, product_backward, fake=_empty, public_name='aft_full and aft_local')
+# The inputs of the products that have a window.
+INPUTS = (
+    f'{TOKENS}, Tensor table, Tensor? key_mask, SymInt[]? window, SymInt[]? grid, bool causal, '
+    'str gate'
+)
+product = register(
+    product, INPUTS, product_backward, fake=_empty, public_name='aft_full and aft_local'
+)

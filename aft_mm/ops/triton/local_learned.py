@@ -11,7 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .full_local import MatmulCall, launch_backward, launch_forward, local_table, window_on
+from .full_local import (
+    INPUTS,
+    MatmulCall,
+    launch_backward,
+    launch_forward,
+    local_table,
+    window_on,
+)
 from .tiling import choose_block, count_saved, make_band, split_saved
 from .torch_ops import differentiated, register
 
@@ -47,11 +54,10 @@ def _calls(key, value, table, key_mask, window, grid, causal) -> tuple[list[Matm
 
 def _mean_and_ratio(calls: list[MatmulCall], kept: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return o and r [B, T, D]."""
-    parts = [
+    weighted, plain, bias = (
         split_saved(x, call.value, call.band, call.block.width)
         for x, call in zip(kept, calls, strict=True)
-    ]
-    weighted, plain, bias = parts
+    )
     log = (weighted.unit - plain.unit) + (weighted.log - plain.log) - bias.log
     return weighted.mean, log.exp_()
 
@@ -62,18 +68,7 @@ def _gate(query: Tensor | None, gate: str) -> Tensor | float:
     return query.float().sigmoid() if gate == 'sigmoid' else query.float().relu()
 
 
-def local_learned(
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    table: Tensor,
-    key_mask: Tensor | None,
-    window: Sequence[int],
-    grid: Sequence[int] | None,
-    causal: bool,
-    gate: str,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
+def local_learned(query, key, value, table, key_mask, window, grid, causal, gate, save):
     """Return AFT-local-learned [B, T, D], and with `save` what its gradient needs."""
     calls, counts = _calls(key, value, table, key_mask, window, grid, causal)
     saved = value.new_empty(sum(counts), dtype=torch.float32)
@@ -101,27 +96,21 @@ def local_learned_backward(
     grad_bias = grad_log.sum(2, keepdim=True)
     if key_mask is None:
         grad_bias = grad_bias.sum(0, keepdim=True)
-    gradients = (grad_mean, grad_log), (None, -grad_log), (None, -grad_bias)
-    biased = wanted[3], False, wanted[3]
-    found = []
-    for call, part, (grad_output, log), some in zip(calls, kept, gradients, biased, strict=True):
-        if grad_output is None:
-            grad_output = log.new_zeros(()).expand(log.shape)
-        found.append(launch_backward(grad_output, log, part, call, some))
-    weighted, plain, bias = found
+    zero = grad_log.new_zeros(())
+    weighted = launch_backward(grad_mean, grad_log, kept[0], calls[0], wanted[3])
+    plain = launch_backward(zero.expand_as(grad_log), -grad_log, kept[1], calls[1], False)
+    bias = launch_backward(zero.expand_as(grad_bias), -grad_bias, kept[2], calls[2], wanted[3])
     grad_key = (weighted[1] + plain[1]).to(key.dtype)
     grad_table = weighted[3] + bias[3] if wanted[3] else None
     return [grad_query, grad_key, weighted[2], grad_table]
 
 
 def _empty(query, key, value, table, key_mask, window, grid, causal, gate, save):
-    output = value.new_empty(value.shape)
-    if not save:
-        return output, value.new_empty(0, dtype=torch.float32)
     counts = _calls(key, value, table, key_mask, window, grid, causal)[1]
-    return output, value.new_empty(sum(counts), dtype=torch.float32)
+    saved = value.new_empty(sum(counts) if save else 0, dtype=torch.float32)
+    return value.new_empty(value.shape), saved
 
 
 local_learned = register(
-    local_learned, local_learned_backward, fake=_empty, public_name='aft_local_learned'
+    local_learned, INPUTS, local_learned_backward, fake=_empty, public_name='aft_local_learned'
 )

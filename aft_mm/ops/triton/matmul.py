@@ -29,9 +29,9 @@ import triton
 import triton.language as tl
 
 from .availability import interpreted
-from .online_softmax import LOWEST, gate_value
-from .operands import UNSEEN, load_source, load_unit, locate_program
-from .weights import bias_pointer, load_bias, load_shifts, load_vector, span, terms_at, tokens_at
+from .online_softmax import LOWEST, gate_value, load_entry, store_entry
+from .operands import UNSEEN, load_source, load_unit, locate_program, terms_at
+from .weights import bias_pointer, load_bias, load_tile, span, store_tile
 
 INTERPRETED = tl.constexpr(interpreted())
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
@@ -52,41 +52,18 @@ class MatmulOperand(NamedTuple):
     future: Any
 
 
-class ForwardResult(NamedTuple):
-    """Output [B, T, D]; flags [B, tiles, blocks]; mean, λ and its unit [B, T, D] or None."""
+class MatmulSaved(NamedTuple):
+    """Flags [B, tiles, blocks]; mean, λ and its unit [B, T, D] or None; output and gradients."""
 
-    output: Any
     flags: Any
     mean: Any
     log: Any
     unit: Any
-
-
-class BackwardInputs(NamedTuple):
-    flags: Any
-    mean: Any
-    log: Any
-    unit: Any
-    gradient: Any
-    grad_log: Any
-
-
-class MatmulForm(NamedTuple):
-    """Constants of the kernels of a product: the fields of `WeightForm`, and sizes.
-
-    width: channels of a program; step: tokens of a step; group: targets and sources that
-    `recompute_flagged.py` processes at once.
-    """
-
-    causal: bool
-    near: str
-    has_outside: bool
-    shared: bool
-    tile: int
-    width: int
-    step: int
-    precision: str
-    group: int
+    output: Any = None
+    gradient: Any = None
+    grad_log: Any = None
+    # Triton 3.6 drops constants (strides of 1) after the last None of a tuple.
+    end: None = None
 
 
 @triton.jit
@@ -101,21 +78,17 @@ def multiply(a, b, total, PRECISION: tl.constexpr):
 def add_outside(total, sums, tile, tiles, batch, numbers, weight):
     """Add the sums of `tile`, if there is such a tile."""
     real = (tile >= 0) & (tile < tiles)
-    return total + weight * load_vector(sums, batch, tile, numbers, real, 0.0)[None, :]
+    return total + weight * load_entry(sums, batch, tile, numbers, real)[None, :]
 
 
 @triton.jit
 def weighted_sums(
-    operand,
-    extents,
-    tile,
-    batch,
-    part,
-    outside_weight,
-    FORM: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
+    operand, extents, tile, batch, part, outside, FORM: tl.constexpr, TRANSPOSED: tl.constexpr
 ):
-    """Return W times the terms of all tokens for one tile of rows, [tile, 2 · width]."""
+    """Return W times the terms of all tokens for one tile of rows, [tile, 2 · width].
+
+    outside: the weight of the tokens outside the window.
+    """
     TILE: tl.constexpr = FORM.tile
     STEP: tl.constexpr = FORM.step
     PRECISION: tl.constexpr = FORM.precision
@@ -127,9 +100,9 @@ def weighted_sums(
     lowest = tl.maximum(tile - extents.before, 0)
     highest = tl.minimum(tile + 1 + extents.after, tiles)
     if operand.past is not None:
-        total = add_outside(total, operand.past, lowest - 1, tiles, batch, numbers, outside_weight)
+        total = add_outside(total, operand.past, lowest - 1, tiles, batch, numbers, outside)
     if operand.future is not None:
-        total = add_outside(total, operand.future, highest, tiles, batch, numbers, outside_weight)
+        total = add_outside(total, operand.future, highest, tiles, batch, numbers, outside)
     origin = 0
     if FORM.near != 'dense':
         origin = (tile - extents.before) * TILE
@@ -159,21 +132,19 @@ def weighted_sums(
 @triton.jit
 def split_pair(total):
     """Split [tile, 2 · width] into the two terms of each channel."""
-    ROWS: tl.constexpr = total.shape[0]
-    WIDTH: tl.constexpr = total.shape[1] // 2
-    return tl.split(tl.reshape(total, [ROWS, WIDTH, 2]))
+    return tl.split(tl.reshape(total, [total.shape[0], total.shape[1] // 2, 2]))
 
 
 @triton.jit
-def mean_forward(result, inputs, operand, firsts, FORM: tl.constexpr, GATE: tl.constexpr):
+def mean_forward(saved, inputs, operand, firsts, FORM: tl.constexpr, GATE: tl.constexpr):
     """Compute the output, what is saved for the gradient, and the flag of each tile."""
     extents = inputs.extents
     tile, batch, part, rows, columns = locate_program(extents, FORM.tile, FORM.width, FORM.shared)
     inside = columns < extents.channels
     real = (rows < extents.targets)[:, None] & inside[None, :]
-    shift = load_shifts(inputs.shifts, batch, rows, rows < extents.targets)
-    outside_weight = tl.exp(-shift)[:, None]
-    total = weighted_sums(operand, extents, tile, batch, part, outside_weight, FORM, False)
+    shift = load_entry(inputs.shifts, batch, 0, rows, rows < extents.targets)
+    outside = tl.exp(-shift)[:, None]
+    total = weighted_sums(operand, extents, tile, batch, part, outside, FORM, False)
     numerator, denominator = split_pair(total)
     first = tl.load(firsts + batch * extents.channels + columns, mask=inside, other=0)[None, :]
     sees = real & (shift != LOWEST)[:, None]
@@ -181,28 +152,25 @@ def mean_forward(result, inputs, operand, firsts, FORM: tl.constexpr, GATE: tl.c
         sees &= rows[:, None] >= first
     else:
         sees &= first < extents.sources
-    centre = load_vector(inputs.centre, batch, 0, columns, inside, 0.0)[None, :]
+    centre = load_entry(inputs.centre, batch, 0, columns, inside)[None, :]
     mean = numerator / tl.maximum(denominator, TINY) + tl.where(denominator > 0, centre, 0.0)
     exact = (denominator >= SMALLEST) & (tl.abs(mean) < float('inf'))
     flag = tl.max(tl.max((sees & ~exact).to(tl.int32), 1), 0)
-    at = result.flags.at + batch * result.flags.batch + tile * result.flags.token + part
-    tl.store(at, flag.to(result.flags.at.dtype.element_ty))
-    if result.mean is not None:
-        log = tl.where(denominator > 0, tl.log(tl.maximum(denominator, TINY)), UNSEEN)
-        unit = load_vector(operand.units, batch, tile, columns, inside, 0.0)[None, :]
-        tl.store(tokens_at(result.mean, batch, rows, columns), mean, mask=real)
-        tl.store(tokens_at(result.log, batch, rows, columns), log, mask=real)
-        tl.store(tokens_at(result.unit, batch, rows, columns), unit + 0.0 * mean, mask=real)
-    store_output(result, inputs.query, mean, batch, rows, columns, real, GATE)
+    store_entry(saved.flags, batch, tile, part, True, flag)
+    log = tl.where(denominator > 0, tl.log(tl.maximum(denominator, TINY)), UNSEEN)
+    unit = load_entry(operand.units, batch, tile, columns, inside)[None, :]
+    store_rows(saved, inputs.query, mean, log, unit, batch, rows, columns, real, GATE)
 
 
 @triton.jit
-def store_output(result, query, mean, batch, rows, columns, real, GATE: tl.constexpr):
+def store_rows(saved, query, mean, log, unit, batch, rows, columns, real, GATE: tl.constexpr):
+    """Store the output, and what is saved for the gradient unless that is None."""
+    store_tile(saved.mean, batch, rows, columns, real, mean)
+    store_tile(saved.log, batch, rows, columns, real, log)
+    store_tile(saved.unit, batch, rows, columns, real, unit)
     if GATE != 'none':
-        queries = tl.load(tokens_at(query, batch, rows, columns), mask=real, other=0.0)
-        mean *= gate_value(queries, GATE)
-    at = tokens_at(result.output, batch, rows, columns)
-    tl.store(at, mean.to(result.output.at.dtype.element_ty), mask=real)
+        mean *= gate_value(load_tile(query, batch, rows, columns, real), GATE)
+    store_tile(saved.output, batch, rows, columns, real, mean)
 
 
 @triton.jit
@@ -217,11 +185,8 @@ def mean_backward(grad_key, grad_value, inputs, operand, met, FORM: tl.constexpr
     total = weighted_sums(operand, met, tile, batch, part, 1.0, FORM, True)
     grad_term, grad_weight = split_pair(total)
     weight, values = load_source(inputs, operand.units, batch, tile, rows, columns)
-    grad = weight * (values * grad_term + grad_weight)
-    at = tokens_at(grad_key, batch, rows, columns)
-    tl.store(at, grad.to(grad_key.at.dtype.element_ty), mask=real)
-    at = tokens_at(grad_value, batch, rows, columns)
-    tl.store(at, (weight * grad_term).to(grad_value.at.dtype.element_ty), mask=real)
+    store_tile(grad_key, batch, rows, columns, real, weight * (values * grad_term + grad_weight))
+    store_tile(grad_value, batch, rows, columns, real, weight * grad_term)
 
 
 @triton.jit
@@ -308,7 +273,8 @@ def bias_gradient(
     rows, columns = tl.arange(0, TILE), tl.arange(0, SIDE)
     targets, sources = rows[:, None], columns[None, :]
     w, _, near = load_bias(inputs.bias, whole, batch, row, column, targets, sources, FORM)
-    w -= load_shifts(inputs.shifts, batch, row + rows, row + rows < whole.targets)[:, None]
+    shift = load_entry(inputs.shifts, batch, 0, row + rows, row + rows < whole.targets)
+    w -= shift[:, None]
     at = bias_pointer(grad_bias, batch, row, column, targets, sources, FORM)
     at += part.to(tl.int64) * part_stride
     tl.store(at, tl.where(near, tl.exp(w), 0.0) * total, mask=near)

@@ -9,6 +9,7 @@ Loops are `while` loops, because the interpreter of Triton 3.6 does not accept a
 of a range under numpy 2.4.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -41,8 +42,10 @@ def strided(x: Tensor | None) -> tuple | None:
     return None if x is None else (x, *x.stride())
 
 
-def new_like(x: Tensor) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def new_wanted(inputs: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Return room for the gradients of the inputs that are wanted."""
+    pairs = zip(inputs, wanted, strict=False)
+    return [x.new_empty(x.shape) if needed else None for x, needed in pairs]
 
 
 def new_sums(value: Tensor, count: int) -> Tensor:
@@ -168,19 +171,15 @@ def add_target(high, first, second, target_high, target_first, target_second):
 
 @triton.jit
 def place_in(x, batch, token, channel):
-    """Return the address of x[batch, token, channel]; None for None.
+    """Return the address of x[batch, token, channel], [B, T, D]; None for None.
 
-    The channel is 64-bit, because channel · stride exceeds int32 in large channel-major tensors.
+    All are 64-bit, because channel · stride exceeds int32 in large channel-major tensors.
     """
     at = x
     if x is not None:
-        at = x[0] + batch * x[1] + token * x[2] + channel.to(tl.int64) * x[3]
+        at = x[0] + tl.cast(batch, tl.int64) * x[1] + tl.cast(token, tl.int64) * x[2]
+        at += tl.cast(channel, tl.int64) * x[3]
     return at
-
-
-@triton.jit
-def load_row(x, at, r: tl.constexpr, real, other: tl.constexpr):
-    return tl.load(at + r * x[2], mask=real, other=other)
 
 
 @triton.jit
@@ -188,6 +187,12 @@ def store_row(x, at, r: tl.constexpr, real, row):
     """Store the row r tokens after `at` in the type of x, unless x is None."""
     if x is not None:
         tl.store(at + r * x[2], row.to(x[0].dtype.element_ty), mask=real)
+
+
+@triton.jit
+def load_entry(x, batch, token, channel, real, other: tl.constexpr = 0.0):
+    """Load x[batch, token, channel] in float32."""
+    return tl.load(place_in(x, batch, token, channel), mask=real, other=other).to(tl.float32)
 
 
 @triton.jit

@@ -16,8 +16,8 @@ over tiles [B, tiles, N] in float32 replace the tokens outside the window.
 import triton
 import triton.language as tl
 
-from .online_softmax import LOWEST, gate_slope, gate_value
-from .weights import load_shifts, load_vector, span, terms_at, tokens_at
+from .online_softmax import LOWEST, gate_slope, gate_value, load_entry, place_in, store_entry
+from .weights import load_tile, span, store_tile
 
 # λ of a row that sees nothing: its weights e^−λ are 0.
 UNSEEN = tl.constexpr(1e30)
@@ -48,8 +48,7 @@ def locate_program(extents, TILE: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.
 def load_keys(inputs, batch, rows, columns):
     """Load keys in float32, and which of them are visible."""
     real = (rows < inputs.extents.sources)[:, None] & (columns < inputs.extents.channels)[None, :]
-    keys = tl.load(tokens_at(inputs.key, batch, rows, columns), mask=real, other=0.0)
-    keys = keys.to(tl.float32)
+    keys = load_tile(inputs.key, batch, rows, columns, real)
     seen = real & (keys != float('-inf'))
     if inputs.key_mask is not None:
         mask = inputs.key_mask
@@ -62,22 +61,28 @@ def load_keys(inputs, batch, rows, columns):
 def load_source(inputs, units, batch, tile, rows, columns):
     """Return E and v − m of these tokens; E is 0 where the key is hidden."""
     keys, seen = load_keys(inputs, batch, rows, columns)
-    values = tl.load(tokens_at(inputs.value, batch, rows, columns), mask=seen, other=0.0)
+    values = load_tile(inputs.value, batch, rows, columns, seen)
     inside = columns < inputs.extents.channels
-    unit = load_vector(units, batch, tile, columns, inside, 0.0)
-    values = values.to(tl.float32) - load_vector(inputs.centre, batch, 0, columns, inside, 0.0)
+    unit = load_entry(units, batch, tile, columns, inside)
+    values -= load_entry(inputs.centre, batch, 0, columns, inside)
     return tl.where(seen, tl.exp(keys - unit[None, :]), 0.0), values
+
+
+@triton.jit
+def terms_at(x, batch, token, number, TOKENS: tl.constexpr, NUMBERS: tl.constexpr):
+    """Return pointers into a block of terms; offsets within a block fit into int32."""
+    tokens, numbers = tl.arange(0, TOKENS), tl.arange(0, NUMBERS)
+    return place_in(x, batch, token, number) + (tokens[:, None] * x[2] + numbers[None, :] * x[3])
 
 
 @triton.jit
 def store_terms(terms, sums, pair, weight, tile, batch, part, NUMBERS: tl.constexpr):
     """Store a tile of terms and, unless `sums` is None, their sum over its tokens times `weight`."""
-    numbers = part * NUMBERS + tl.arange(0, NUMBERS)
     at = terms_at(terms, batch, tile * weight.shape[0], part * NUMBERS, weight.shape[0], NUMBERS)
-    tl.store(at, pair.to(terms.at.dtype.element_ty))
+    tl.store(at, pair.to(terms[0].dtype.element_ty))
     if sums is not None:
-        at = sums.at + batch * sums.batch + tile.to(tl.int64) * sums.token + numbers
-        tl.store(at, tl.sum(pair * weight[:, None], 0))
+        numbers = part * NUMBERS + tl.arange(0, NUMBERS)
+        tl.store(place_in(sums, batch, tile, numbers), tl.sum(pair * weight[:, None], 0))
 
 
 @triton.jit
@@ -86,17 +91,17 @@ def key_maxima(maxima, firsts, inputs, TILE: tl.constexpr, WIDTH: tl.constexpr):
     extents = inputs.extents
     tile, batch, _, rows, columns = locate_program(extents, TILE, WIDTH, False)
     keys, seen = load_keys(inputs, batch, rows, columns)
-    at = batch * maxima.batch + tile.to(tl.int64) * maxima.token + columns
     inside = columns < extents.channels
-    tl.store(maxima.at + at, tl.max(tl.where(seen, keys, LOWEST), 0), mask=inside)
+    high = tl.max(tl.where(seen, keys, LOWEST), 0)
+    store_entry(maxima, batch, tile, columns, inside, high)
     first = tl.min(tl.where(seen, rows[:, None], extents.sources), 0)
-    tl.store(firsts + at, first, mask=inside)
+    store_entry(firsts, batch, tile, columns, inside, first)
     if tile == 0:
-        values = tl.load(tokens_at(inputs.value, batch, rows, columns), mask=seen, other=0.0)
+        values = load_tile(inputs.value, batch, rows, columns, seen)
         number = tl.sum(seen.to(tl.float32), 0)
-        centre = tl.sum(values.to(tl.float32), 0) / tl.maximum(number, 1.0)
+        centre = tl.sum(values, 0) / tl.maximum(number, 1.0)
         centre = tl.where(tl.abs(centre) < float('inf'), centre, 0.0)
-        tl.store(inputs.centre.at + batch * inputs.centre.batch + columns, centre, mask=inside)
+        store_entry(inputs.centre, batch, 0, columns, inside, centre)
 
 
 @triton.jit
@@ -111,14 +116,12 @@ def key_terms(terms, sums, inputs, units, TILE: tl.constexpr, WIDTH: tl.constexp
 @triton.jit
 def load_gradient(saved, inputs, batch, rows, columns, real, GATE: tl.constexpr):
     """Return dy g(q) of these tokens, and the gradient of λ."""
-    at = tokens_at(saved.gradient, batch, rows, columns)
-    grad_mean = tl.load(at, mask=real, other=0.0).to(tl.float32)
+    grad_mean = load_tile(saved.gradient, batch, rows, columns, real)
     if GATE != 'none':
-        queries = tl.load(tokens_at(inputs.query, batch, rows, columns), mask=real, other=0.0)
-        grad_mean *= gate_value(queries, GATE)
+        grad_mean *= gate_value(load_tile(inputs.query, batch, rows, columns, real), GATE)
     grad_log = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)
     if saved.grad_log is not None:
-        grad_log = tl.load(tokens_at(saved.grad_log, batch, rows, columns), mask=real, other=0.0)
+        grad_log = load_tile(saved.grad_log, batch, rows, columns, real)
     return grad_mean, grad_log
 
 
@@ -140,61 +143,50 @@ def target_terms(
     extents = inputs.extents
     tile, batch, part, rows, columns = locate_program(extents, TILE, WIDTH, False)
     real = (rows < extents.targets)[:, None] & (columns < extents.channels)[None, :]
-    mean = tl.load(tokens_at(saved.mean, batch, rows, columns), mask=real, other=0.0)
-    log = tl.load(tokens_at(saved.log, batch, rows, columns), mask=real, other=UNSEEN)
+    mean = load_tile(saved.mean, batch, rows, columns, real)
+    log = load_tile(saved.log, batch, rows, columns, real, UNSEEN)
     grad_mean, grad_log = load_gradient(saved, inputs, batch, rows, columns, real, GATE)
     if grad_query is not None:
-        grad = tl.load(tokens_at(saved.gradient, batch, rows, columns), mask=real, other=0.0)
-        queries = tl.load(tokens_at(inputs.query, batch, rows, columns), mask=real, other=0.0)
-        grad = grad.to(tl.float32) * mean * gate_slope(queries, GATE)
-        at = tokens_at(grad_query, batch, rows, columns)
-        tl.store(at, grad.to(grad_query.at.dtype.element_ty), mask=real)
-    flagged = load_vector(saved.flags, batch, tile, part, True, 0) != 0
+        grad = load_tile(saved.gradient, batch, rows, columns, real) * mean
+        grad *= gate_slope(load_tile(inputs.query, batch, rows, columns, real), GATE)
+        store_tile(grad_query, batch, rows, columns, real, grad)
+    flagged = load_entry(saved.flags, batch, tile, part, True) != 0
     scale = tl.where(flagged, 0.0, tl.exp(-log))
     # Not 0 · NaN, which would make the whole product NaN.
     grad_term = tl.where(scale == 0, 0.0, scale * grad_mean)
-    inside = columns < extents.channels
-    mean -= load_vector(inputs.centre, batch, 0, columns, inside, 0.0)
+    mean -= load_entry(inputs.centre, batch, 0, columns, columns < extents.channels)
     grad_weight = tl.where(scale == 0, 0.0, scale * (grad_log - grad_mean * mean))
     weight = tl.full([TILE], 1.0, tl.float32)
     if sums is not None:
-        weight = tl.exp(-load_shifts(inputs.shifts, batch, rows, rows < extents.targets))
+        weight = tl.exp(-load_entry(inputs.shifts, batch, 0, rows, rows < extents.targets))
     pair = tl.interleave(grad_term, grad_weight)
     store_terms(terms, sums, pair, weight, tile, batch, part, 2 * WIDTH)
 
 
 @triton.jit
 def load_unit(units, batch, tile, numbers, channels):
-    return load_vector(units, batch, tile, numbers // 2, numbers < 2 * channels, 0.0)
+    return load_entry(units, batch, tile, numbers // 2, numbers < 2 * channels)
 
 
 @triton.jit
 def running_sums(
-    totals,
-    sums,
-    units,
-    tiles,
-    channels,
-    blocks,
-    CAUSAL: tl.constexpr,
-    REVERSED: tl.constexpr,
-    SIZE: tl.constexpr,
+    totals, sums, units, sizes, CAUSAL: tl.constexpr, REVERSED: tl.constexpr, SIZE: tl.constexpr
 ):
     """Compute sums over all tiles up to each tile, or REVERSED from it on, in its unit."""
+    tiles, channels, blocks = sizes
     batch = (tl.program_id(0) // blocks).to(tl.int64)
     numbers = tl.program_id(0) % blocks * SIZE + tl.arange(0, SIZE)
     total = tl.zeros([SIZE], tl.float32)
     before = tl.zeros([SIZE], tl.float32)
-    at = batch * sums.batch + numbers
     for start in span(0, tiles, AT_ONCE):
         parts, own = (), ()
         for i in tl.static_range(AT_ONCE):
             tile = tl.cast(tiles - 1 - start - i if REVERSED else start + i, tl.int64)
             real = (tile >= 0) & (tile < tiles)
-            parts = parts + (tl.load(sums.at + at + tile * sums.token, mask=real, other=0.0),)
+            parts = parts + (load_entry(sums, batch, tile, numbers, real),)
             if CAUSAL:
                 inside = real & (numbers < 2 * channels)
-                own = own + (load_vector(units, batch, tile, numbers // 2, inside, 0.0),)
+                own = own + (load_entry(units, batch, tile, numbers // 2, inside),)
         for i in tl.static_range(AT_ONCE):
             tile = tl.cast(tiles - 1 - start - i if REVERSED else start + i, tl.int64)
             if CAUSAL:
@@ -203,4 +195,5 @@ def running_sums(
                 total *= tl.exp(tl.where(start + i == 0, 0.0, step))
                 before = own[i]
             total += parts[i]
-            tl.store(totals + at + tile * sums.token, total, mask=(tile >= 0) & (tile < tiles))
+            real = (tile >= 0) & (tile < tiles)
+            store_entry(totals, batch, tile, numbers, real, total)

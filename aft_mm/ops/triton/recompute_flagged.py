@@ -11,18 +11,17 @@ The kernels are always launched, because reading the flags on the host would wai
 import triton
 import triton.language as tl
 
-from .matmul import TINY, item_at, store_output, tiles_of_gradient
-from .online_softmax import LOWEST
+from .matmul import TINY, item_at, store_rows, tiles_of_gradient
+from .online_softmax import LOWEST, load_entry, place_in
 from .operands import UNSEEN, load_gradient, load_keys
-from .weights import bias_pointer, load_bias, load_shifts, span, tokens_at, visible_pairs
+from .weights import bias_pointer, load_bias, load_tile, span, store_tile, visible_pairs
 
 FLAGS_AT_ONCE = tl.constexpr(2048)
 
 
 @triton.jit
 def is_flagged(flags, batch, tile, part):
-    at = flags.at + batch * flags.batch + tile * flags.token + part
-    return tl.load(at) != 0
+    return tl.load(place_in(flags, batch, tile, part)) != 0
 
 
 @triton.jit
@@ -36,20 +35,19 @@ def pieces_to_check(pieces, flags, extents, FORM: tl.constexpr):
     found = tl.zeros([FLAGS_AT_ONCE], tl.int32)
     for first in span(0, number, FLAGS_AT_ONCE):
         at = first + tl.arange(0, FLAGS_AT_ONCE)
-        found |= (tl.load(flags.at + at, mask=at < number, other=0) != 0).to(tl.int32)
+        found |= (tl.load(flags[0] + at, mask=at < number, other=0) != 0).to(tl.int32)
     return tl.where(tl.max(found, 0) != 0, pieces, 0)
 
 
 @triton.jit
 def locate_piece(index, extents, tokens, FORM: tl.constexpr):
     """Return sequence, first token, block of channels and channels of piece `index`."""
-    WIDTH: tl.constexpr = FORM.width
-    parts = tl.cdiv(extents.channels, WIDTH)
+    parts = tl.cdiv(extents.channels, FORM.width)
     groups = tl.cdiv(tokens, FORM.group)
     part = index % parts
     batch = (index // parts // groups).to(tl.int64)
     first = index // parts % groups * FORM.group
-    return batch, first, part, part * WIDTH + tl.arange(0, WIDTH)
+    return batch, first, part, part * FORM.width + tl.arange(0, FORM.width)
 
 
 @triton.jit
@@ -61,7 +59,7 @@ def load_pairs(inputs, batch, row, other, columns, FORM: tl.constexpr):
     w, seen, _ = load_bias(
         inputs.bias, inputs.extents, batch, row, other, offsets[:, None], offsets[None, :], FORM
     )
-    shift = load_shifts(inputs.shifts, batch, rows, rows < inputs.extents.targets)
+    shift = load_entry(inputs.shifts, batch, 0, rows, rows < inputs.extents.targets)
     return keys, w - shift[:, None], shown, seen[:, :, None] & shown[None, :, :]
 
 
@@ -78,13 +76,13 @@ def exact_rows(inputs, batch, row, columns, last, FORM: tl.constexpr):
     for start in span(0, last, GROUP):
         others = start + tl.arange(0, GROUP)
         keys, w, shown, seen = load_pairs(inputs, batch, row, start, columns, FORM)
-        values = tl.load(tokens_at(inputs.value, batch, others, columns), mask=shown, other=0.0)
+        values = load_tile(inputs.value, batch, others, columns, shown)
         exponent = (keys[None, :, :] - unit[:, None, :]) + w[:, :, None]
         top = tl.maximum(high, tl.max(tl.where(seen, exponent, LOWEST), 1))
         weight = tl.where(seen, tl.exp(exponent - top[:, None, :]), 0.0)
         old = tl.exp(high - top)
         # Not 0 · value, which may be NaN.
-        terms = tl.where(seen, weight * values.to(tl.float32)[None, :, :], 0.0)
+        terms = tl.where(seen, weight * values[None, :, :], 0.0)
         numerator = numerator * old + tl.sum(terms, 1)
         denominator = denominator * old + tl.sum(weight, 1)
         high = top
@@ -94,26 +92,20 @@ def exact_rows(inputs, batch, row, columns, last, FORM: tl.constexpr):
 
 
 @triton.jit
-def recompute_rows(result, inputs, FORM: tl.constexpr, GATE: tl.constexpr):
-    GROUP: tl.constexpr = FORM.group
-    WIDTH: tl.constexpr = FORM.width
+def recompute_rows(saved, inputs, FORM: tl.constexpr, GATE: tl.constexpr):
     extents = inputs.extents
-    pieces = tl.cdiv(extents.targets, GROUP) * extents.batches * tl.cdiv(extents.channels, WIDTH)
-    pieces = pieces_to_check(pieces, result.flags, extents, FORM)
+    pieces = tl.cdiv(extents.targets, FORM.group) * tl.cdiv(extents.channels, FORM.width)
+    pieces = pieces_to_check(pieces * extents.batches, saved.flags, extents, FORM)
     for index in span(tl.program_id(0), pieces, tl.num_programs(0)):
         batch, row, part, columns = locate_piece(index, extents, extents.targets, FORM)
-        if is_flagged(result.flags, batch, row // FORM.tile, part):
-            rows = row + tl.arange(0, GROUP)
+        if is_flagged(saved.flags, batch, row // FORM.tile, part):
+            rows = row + tl.arange(0, FORM.group)
             real = (rows < extents.targets)[:, None] & (columns < extents.channels)[None, :]
             last = extents.sources
             if FORM.causal:
-                last = tl.minimum(row + GROUP, extents.sources)
+                last = tl.minimum(row + FORM.group, extents.sources)
             mean, log, unit = exact_rows(inputs, batch, row, columns, last, FORM)
-            if result.mean is not None:
-                tl.store(tokens_at(result.mean, batch, rows, columns), mean, mask=real)
-                tl.store(tokens_at(result.log, batch, rows, columns), log, mask=real)
-                tl.store(tokens_at(result.unit, batch, rows, columns), unit, mask=real)
-            store_output(result, inputs.query, mean, batch, rows, columns, real, GATE)
+            store_rows(saved, inputs.query, mean, log, unit, batch, rows, columns, real, GATE)
 
 
 @triton.jit
@@ -121,25 +113,18 @@ def load_weights(saved, inputs, batch, row, other, columns, FORM: tl.constexpr, 
     """Return ``p α`` and ``p (α (v − o) + β)`` of the pairs, with ``p = W e^k / d``."""
     rows, others = row + tl.arange(0, FORM.group), other + tl.arange(0, FORM.group)
     keys, w, shown, seen = load_pairs(inputs, batch, row, other, columns, FORM)
-    values = tl.load(tokens_at(inputs.value, batch, others, columns), mask=shown, other=0.0)
+    values = load_tile(inputs.value, batch, others, columns, shown)
     extents = inputs.extents
     real = (rows < extents.targets)[:, None] & (columns < extents.channels)[None, :]
-    mean = tl.load(tokens_at(saved.mean, batch, rows, columns), mask=real, other=0.0)
-    log = tl.load(tokens_at(saved.log, batch, rows, columns), mask=real, other=UNSEEN)
-    unit = tl.load(tokens_at(saved.unit, batch, rows, columns), mask=real, other=0.0)
+    mean = load_tile(saved.mean, batch, rows, columns, real)
+    log = load_tile(saved.log, batch, rows, columns, real, UNSEEN)
+    unit = load_tile(saved.unit, batch, rows, columns, real)
     grad_mean, grad_log = load_gradient(saved, inputs, batch, rows, columns, real, GATE)
     exponent = (keys[None, :, :] - unit[:, None, :]) + w[:, :, None] - log[:, None, :]
     weight = tl.where(seen & (log != UNSEEN)[:, None, :], tl.exp(exponent), 0.0)
     grad_value = weight * grad_mean[:, None, :]
-    difference = values.to(tl.float32)[None, :, :] - mean[:, None, :]
+    difference = values[None, :, :] - mean[:, None, :]
     return grad_value, grad_value * difference + weight * grad_log[:, None, :]
-
-
-@triton.jit
-def add_to(x, batch, rows, columns, real, more):
-    at = tokens_at(x, batch, rows, columns)
-    total = tl.load(at, mask=real, other=0.0).to(tl.float32) + more
-    tl.store(at, total.to(x.at.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -149,8 +134,8 @@ def recompute_sources(grad_key, grad_value, saved, inputs, FORM: tl.constexpr, G
     WIDTH: tl.constexpr = FORM.width
     extents = inputs.extents
     tiles = tl.cdiv(extents.targets, FORM.tile)
-    pieces = tl.cdiv(extents.sources, GROUP) * extents.batches * tl.cdiv(extents.channels, WIDTH)
-    pieces = pieces_to_check(pieces, saved.flags, extents, FORM)
+    pieces = tl.cdiv(extents.sources, GROUP) * tl.cdiv(extents.channels, WIDTH)
+    pieces = pieces_to_check(pieces * extents.batches, saved.flags, extents, FORM)
     for index in span(tl.program_id(0), pieces, tl.num_programs(0)):
         batch, other, part, columns = locate_piece(index, extents, extents.sources, FORM)
         first = 0
@@ -172,8 +157,10 @@ def recompute_sources(grad_key, grad_value, saved, inputs, FORM: tl.constexpr, G
         if found != 0:
             others = other + tl.arange(0, GROUP)
             real = (others < extents.sources)[:, None] & (columns < extents.channels)[None, :]
-            add_to(grad_key, batch, others, columns, real, key_total)
-            add_to(grad_value, batch, others, columns, real, value_total)
+            key_total += load_tile(grad_key, batch, others, columns, real)
+            store_tile(grad_key, batch, others, columns, real, key_total)
+            value_total += load_tile(grad_value, batch, others, columns, real)
+            store_tile(grad_value, batch, others, columns, real, value_total)
 
 
 @triton.jit
@@ -184,17 +171,16 @@ def count_flags(flags, own, other, first, last, parts, FORM: tl.constexpr):
         batch, tile, _ = item_at(own, other, item, FORM)
         for start in span(0, parts, 32):
             part = start + tl.arange(0, 32)
-            at = flags.at + batch * flags.batch + tile * flags.token + part
-            count += tl.sum(tl.load(at, mask=part < parts, other=0).to(tl.int32), 0)
+            flagged = load_entry(flags, batch, tile, part, part < parts)
+            count += tl.sum(flagged.to(tl.int32), 0)
     return count
 
 
 @triton.jit
 def recompute_bias(grad_bias, saved, inputs, pairs, FORM: tl.constexpr, GATE: tl.constexpr):
     GROUP: tl.constexpr = FORM.group
-    WIDTH: tl.constexpr = FORM.width
     extents = inputs.extents
-    parts = tl.cdiv(extents.channels, WIDTH)
+    parts = tl.cdiv(extents.channels, FORM.width)
     groups = FORM.tile // GROUP
     pieces = pieces_to_check(pairs * groups, saved.flags, extents, FORM)
     for index in span(tl.program_id(0), pieces, tl.num_programs(0)):
@@ -207,7 +193,7 @@ def recompute_bias(grad_bias, saved, inputs, pairs, FORM: tl.constexpr, GATE: tl
                 for step in span(first * parts, last * parts):
                     batch, tile, met = item_at(own, other, step // parts, FORM)
                     if is_flagged(saved.flags, batch, tile, step % parts):
-                        columns = step % parts * WIDTH + tl.arange(0, WIDTH)
+                        columns = step % parts * FORM.width + tl.arange(0, FORM.width)
                         row = tile * FORM.tile + index % groups * GROUP
                         other_row = met * FORM.tile + start
                         _, pair_grads = load_weights(
@@ -215,7 +201,10 @@ def recompute_bias(grad_bias, saved, inputs, pairs, FORM: tl.constexpr, GATE: tl
                         )
                         total += tl.sum(pair_grads, 2)
                 batch, tile, met = item_at(own, other, first, FORM)
-                row, column = tile * FORM.tile + index % groups * GROUP, met * FORM.tile + start
+                row, column = (
+                    tile * FORM.tile + index % groups * GROUP,
+                    met * FORM.tile + start,
+                )
                 at = bias_pointer(grad_bias, batch, row, column, rows, others, FORM)
                 if FORM.shared:  # nothing outside the window is read
                     near = rows + others >= 0

@@ -15,7 +15,6 @@ first kernel sums each chunk.
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -31,18 +30,17 @@ from .online_softmax import (
     exp,
     gated_mean,
     gradients_of_token,
-    load_row,
     load_sum,
     merge,
-    new_like,
     new_sums,
+    new_wanted,
     place_in,
     store_row,
     store_sum,
     strided,
     target_of_token,
 )
-from .torch_ops import differentiated, register
+from .torch_ops import TOKENS, differentiated, register
 
 MOST_CHUNKS = tl.constexpr(64)
 
@@ -54,21 +52,22 @@ class ScanTile(NamedTuple):
 
 
 class ScanSizes(NamedTuple):
-    """Tokens and channels, and tokens and tiles per chunk."""
+    """Tokens and channels, and tiles per chunk."""
 
     tokens: int
     channels: int
-    chunk: int
     tiles: int
 
 
 @triton.jit
-def locate_program(sizes, CHANNELS: tl.constexpr):
-    """Return sequence, chunk and channels [1, CHANNELS] of this program, and which channels exist."""
-    blocks = tl.cdiv(sizes.channels, CHANNELS)
-    batch = (tl.program_id(0) // blocks).to(tl.int64)
-    channel = (tl.program_id(0) % blocks) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    return batch, tl.program_id(1).to(tl.int64), channel, channel < sizes.channels
+def locate_program(sizes, BLOCK: tl.constexpr):
+    """Return sequence, chunk and channels [1, C] of this program, and the tiles of the chunk."""
+    blocks = tl.cdiv(sizes.channels, BLOCK.channels)
+    batch, chunk = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1).to(tl.int64)
+    channel = (tl.program_id(0) % blocks) * BLOCK.channels + tl.arange(0, BLOCK.channels)[None, :]
+    first = chunk * sizes.tiles
+    last = tl.minimum(first + sizes.tiles, tl.cdiv(sizes.tokens, BLOCK.groups * BLOCK.rows))
+    return batch, chunk, channel, first, last
 
 
 @triton.jit
@@ -94,7 +93,7 @@ def load_rows(x, batch, token, channel, real, ROWS: tl.constexpr, other: tl.cons
     else:
         at = place_in(x, batch, token, channel)
         for r in tl.static_range(ROWS):
-            rows = rows + (load_row(x, at, r, real[r], other),)
+            rows = rows + (tl.load(at + r * x[2], mask=real[r], other=other),)
     return rows
 
 
@@ -172,15 +171,15 @@ def sum_groups(high, first, second):
 
 
 @triton.jit
-def load_chunks(sums, batch, chunk, channel, inside, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
+def load_chunks(sums, batch, chunk, channel, sizes, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
     """Return the sum of the chunks before this one, or after it with REVERSE; empty without `sums`."""
     if sums is None:
         found = empty_sum(1, BLOCK.channels)
     else:
         chunks = tl.arange(0, MOST_CHUNKS)[:, None]
         real = (chunks > chunk) & (chunks < tl.num_programs(1)) if REVERSE else chunks < chunk
-        high, first, second = load_sum(sums, batch, chunks, channel, inside & real, LOWEST)
-        found = sum_groups(high, first, second)
+        real &= channel < sizes.channels
+        found = sum_groups(*load_sum(sums, batch, chunks, channel, real, LOWEST))
     return found
 
 
@@ -217,17 +216,15 @@ def precede(high, first, second, carry, BLOCK: tl.constexpr):
 @triton.jit
 def scan_chunk_sums(sums, inputs, sizes, KEY: tl.constexpr, BLOCK: tl.constexpr):
     """Write the sum of each chunk into sums [3, B, chunks, D]."""
-    batch, chunk, channel, inside = locate_program(sizes, BLOCK.channels)
-    high, first, second = empty_sum(BLOCK.groups, BLOCK.channels)
-    tile = chunk * sizes.tiles
-    last = tl.minimum(tile + sizes.tiles, tl.cdiv(sizes.tokens, BLOCK.groups * BLOCK.rows))
+    batch, chunk, channel, tile, last = locate_program(sizes, BLOCK)
+    total = empty_sum(BLOCK.groups, BLOCK.channels)
     while tile < last:
         token, real = find_rows(sizes, tile, channel, False, BLOCK)
         keys, values = load_tokens(inputs, batch, token, channel, real, BLOCK.rows)
         own = sum_rows(keys, values, KEY, BLOCK.rows)
-        high, first, second = merge(high, first, second, *own)
+        total = merge(*total, *own)
         tile += 1
-    store_sum(sums, batch, chunk, channel, inside, *sum_groups(high, first, second))
+    store_sum(sums, batch, chunk, channel, channel < sizes.channels, *sum_groups(*total))
 
 
 @triton.jit
@@ -239,22 +236,20 @@ def scan_forward(
     `starts` holds the sums of the chunks, None for a single chunk.
     """
     ROWS: tl.constexpr = BLOCK.rows
-    batch, chunk, channel, inside = locate_program(sizes, BLOCK.channels)
-    high, first, second = load_chunks(starts, batch, chunk, channel, inside, False, BLOCK)
-    tile = chunk * sizes.tiles
-    last = tl.minimum(tile + sizes.tiles, tl.cdiv(sizes.tokens, BLOCK.groups * ROWS))
+    batch, chunk, channel, tile, last = locate_program(sizes, BLOCK)
+    carry = load_chunks(starts, batch, chunk, channel, sizes, False, BLOCK)
+    start = tile * (BLOCK.groups * ROWS)
     while tile < last:
         token, real = find_rows(sizes, tile, channel, False, BLOCK)
         earlier = ()
         for _r in tl.static_range(ROWS):
-            earlier = earlier + (real[0] & (token > chunk * sizes.chunk),)
+            earlier = earlier + (real[0] & (token > start),)
         keys, values = load_tokens(inputs, batch, token - ROWS, channel, earlier, ROWS)
         own = sum_rows(keys, values, KEY, ROWS)
         keys, values = load_tokens(inputs, batch, token, channel, real, ROWS)
         queries = load_rows(inputs.query, batch, token, channel, real, ROWS, 0.0)
-        before, carry = follow(*own, (high, first, second), BLOCK)
+        before, carry = follow(*own, carry, BLOCK)
         store_sum(saved, batch, token // ROWS, channel, real[0], *before)
-        high, first, second = carry
         at = place_in(output, batch, token, channel)
         for r in tl.static_range(ROWS):
             before = add_token(*before, keys[r], values[r], KEY)
@@ -299,19 +294,17 @@ def scan_backward_chunk_sums(
     sums, results, saved, inputs, sizes, KEY: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Write the sum of the targets of each chunk into sums [3, B, chunks, D]."""
-    batch, chunk, channel, inside = locate_program(sizes, BLOCK.channels)
-    high, first, second = empty_sum(BLOCK.groups, BLOCK.channels)
-    tile = chunk * sizes.tiles
-    last = tl.minimum(tile + sizes.tiles, tl.cdiv(sizes.tokens, BLOCK.groups * BLOCK.rows))
+    batch, chunk, channel, tile, last = locate_program(sizes, BLOCK)
+    total = empty_sum(BLOCK.groups, BLOCK.channels)
     while tile < last:
         token, real = find_rows(sizes, tile, channel, True, BLOCK)
         _, _, targets = find_targets(
             results, saved, inputs, (batch, token, channel), real, KEY, GATE, BLOCK.rows
         )
         own = sum_targets(*empty_sum(BLOCK.groups, BLOCK.channels), targets, BLOCK.rows)
-        high, first, second = merge(high, first, second, *own)
+        total = merge(*total, *own)
         tile += 1
-    store_sum(sums, batch, chunk, channel, inside, *sum_groups(high, first, second))
+    store_sum(sums, batch, chunk, channel, channel < sizes.channels, *sum_groups(*total))
 
 
 @triton.jit
@@ -323,18 +316,16 @@ def scan_backward(
     `ends` holds the sums of the targets of the chunks, None for a single chunk.
     """
     ROWS: tl.constexpr = BLOCK.rows
-    batch, chunk, channel, inside = locate_program(sizes, BLOCK.channels)
-    high, first, second = load_chunks(ends, batch, chunk, channel, inside, True, BLOCK)
-    start = chunk * sizes.tiles
-    tile = tl.minimum(start + sizes.tiles, tl.cdiv(sizes.tokens, BLOCK.groups * ROWS)) - 1
+    batch, chunk, channel, start, last = locate_program(sizes, BLOCK)
+    carry = load_chunks(ends, batch, chunk, channel, sizes, True, BLOCK)
+    tile = last - 1
     while tile >= start:
         token, real = find_rows(sizes, tile, channel, True, BLOCK)
         keys, values, targets = find_targets(
             results, saved, inputs, (batch, token, channel), real, KEY, GATE, ROWS
         )
         own = sum_targets(*empty_sum(BLOCK.groups, BLOCK.channels), targets, ROWS)
-        later, carry = precede(*own, (high, first, second), BLOCK)
-        high, first, second = carry
+        later, carry = precede(*own, carry, BLOCK)
         key_at = place_in(results.key, batch, token, channel)
         value_at = place_in(results.value, batch, token, channel)
         for r in tl.static_range(ROWS - 1, -1, -1):
@@ -349,17 +340,12 @@ def scan_backward(
 SHORTEST_CHUNK = 256
 
 
-class ChunkPlan(NamedTuple):
-    """Tokens per chunk, chunks per sequence, channels per program and programs per chunk."""
+def plan_chunks(value: Tensor) -> tuple[int, int, int, int]:
+    """Divide sequences into chunks if whole sequences would occupy less than half of the device.
 
-    chunk: int
-    chunks: int
-    channels: int
-    programs: int
-
-
-def plan_chunks(value: Tensor) -> ChunkPlan:
-    """Divide sequences into chunks if whole sequences would occupy less than half of the device."""
+    Returns:
+        Tokens per chunk, chunks per sequence, channels per program and programs per chunk.
+    """
     batch, tokens, channels = value.shape
     processors = count_processors(value.device)
     tile = find_block('scan', value.device)
@@ -372,77 +358,61 @@ def plan_chunks(value: Tensor) -> ChunkPlan:
         chunks = min(2 * processors // programs, tokens // SHORTEST_CHUNK, MOST_CHUNKS.value)
     rows = tile.groups * tile.rows
     chunk = cdiv(cdiv(tokens, max(chunks, 1)), rows) * rows
-    return ChunkPlan(chunk, cdiv(tokens, chunk), width, programs)
+    return chunk, cdiv(tokens, chunk), width, programs
 
 
-def _launch_settings(kernel: str, value: Tensor) -> tuple[ChunkPlan, ScanSizes, dict]:
-    plan = plan_chunks(value)
-    tile = find_block(kernel, value.device)
-    block = ScanTile(tile.groups, tile.rows, plan.channels)
+def _launch_settings(kernel: str, value: Tensor) -> tuple[tuple[int, int], ScanSizes, dict]:
+    """Return the grid, whose second size is the number of chunks, the sizes and the block."""
+    chunk, chunks, width, programs = plan_chunks(value)
+    block = find_block(kernel, value.device)
     _, tokens, channels = value.shape
-    tiles = plan.chunk // (tile.groups * tile.rows)
-    sizes = ScanSizes(tokens, channels, plan.chunk, tiles)
-    return plan, sizes, dict(BLOCK=block, num_warps=tile.warps)
+    sizes = ScanSizes(tokens, channels, chunk // (block.groups * block.rows))
+    tile = ScanTile(block.groups, block.rows, width)
+    return (programs, chunks), sizes, dict(BLOCK=tile, num_warps=block.warps)
 
 
-def count_groups(value: Tensor) -> int:
-    rows = find_block('scan', value.device).rows
-    return (value.shape[1] + rows - 1) // rows
+def new_results(value: Tensor, save: bool) -> tuple[Tensor, Tensor]:
+    """Return room for the output, and with `save` for the sum before each group."""
+    groups = cdiv(value.shape[1], find_block('scan', value.device).rows)
+    return value.new_empty(value.shape), new_sums(value, groups if save else 0)
 
 
-def causal_simple(
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    key_function: str,
-    gate: str,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
+def causal_simple(query, key, value, key_mask, key_function, gate, save):
     """Return causal AFT-simple [B, T, D], and with `save` the sum before each group."""
-    output = new_like(value)
-    saved = new_sums(value, count_groups(value) if save else 0)
-    if len(value) == 0:
-        return output, saved
+    output, saved = new_results(value, save)
     inputs = Tensors(*map(strided, (query, key, value, key_mask)))
-    plan, sizes, settings = _launch_settings('scan', value)
-    grid, starts = (plan.programs, plan.chunks), None
-    with torch.cuda.device_of(value):
-        if plan.chunks > 1:
-            starts = strided(new_sums(value, plan.chunks))
-            scan_chunk_sums[grid](starts, inputs, sizes, KEY=key_function, **settings)
-        kept = strided(saved) if save else None
-        options = dict(KEY=key_function, GATE=gate, **settings)
-        scan_forward[grid](strided(output), kept, starts, inputs, sizes, **options)
+    grid, sizes, options = _launch_settings('scan', value)
+    starts, kept = None, strided(saved) if save else None
+    if grid[1] > 1:
+        starts = strided(new_sums(value, grid[1]))
+        scan_chunk_sums[grid](starts, inputs, sizes, KEY=key_function, **options)
+    options.update(KEY=key_function, GATE=gate)
+    scan_forward[grid](strided(output), kept, starts, inputs, sizes, **options)
     return output, saved
 
 
 def causal_simple_backward(
     gradient, saved, query, key, value, key_mask, key_function, gate, wanted
 ) -> list[Tensor | None]:
-    pairs = zip((query, key, value), wanted, strict=False)
-    results = [new_like(x) if needed else None for x, needed in pairs]
-    if len(value):
-        inputs = Tensors(*map(strided, (query, key, value, key_mask, gradient)))
-        plan, sizes, settings = _launch_settings('scan_backward', value)
-        options = dict(KEY=key_function, GATE=gate, **settings)
-        grid, ends = (plan.programs, plan.chunks), None
-        kept, nowhere = strided(saved), Tensors()
-        with torch.cuda.device_of(value):
-            if plan.chunks > 1:
-                ends = strided(new_sums(value, plan.chunks))
-                scan_backward_chunk_sums[grid](ends, nowhere, kept, inputs, sizes, **options)
-            scan_backward[grid](
-                Tensors(*map(strided, results)), kept, ends, inputs, sizes, **options
-            )
+    results = new_wanted((query, key, value), wanted)
+    inputs = Tensors(*map(strided, (query, key, value, key_mask, gradient)))
+    grid, sizes, options = _launch_settings('scan_backward', value)
+    options.update(KEY=key_function, GATE=gate)
+    ends, kept, written = None, strided(saved), Tensors(*map(strided, results))
+    if grid[1] > 1:
+        ends = strided(new_sums(value, grid[1]))
+        scan_backward_chunk_sums[grid](ends, Tensors(), kept, inputs, sizes, **options)
+    scan_backward[grid](written, kept, ends, inputs, sizes, **options)
     return results
 
 
-def _empty(query, key, value, key_mask, key_function, gate, save):
-    return value.new_empty(value.shape), new_sums(value, count_groups(value) if save else 0)
-
-
-simple_op = register(causal_simple, causal_simple_backward, fake=_empty, public_name='aft_simple')
+simple_op = register(
+    causal_simple,
+    f'{TOKENS}, Tensor? key_mask, str key_function, str gate',
+    causal_simple_backward,
+    fake=lambda *inputs: new_results(inputs[2], inputs[-1]),
+    public_name='aft_simple',
+)
 
 
 def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:

@@ -17,49 +17,45 @@ belongs to one program, and the new token is read from the input. Positions fit 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..geometry import Window, as_pair
 from ..state import StepState
-from .block_sizes import BufferStepBlock, cdiv, find_block
-from .online_softmax import LOWEST, add_token, exp, gate_value, place_in, store_entry, strided
-from .torch_ops import register
+from .block_sizes import cdiv, find_block
+from .online_softmax import (
+    LOWEST,
+    add_token,
+    exp,
+    gate_value,
+    load_entry,
+    store_entry,
+    strided,
+)
+from .torch_ops import TOKENS, register
 
 
-class State(NamedTuple):
-    """The state and the next positions [B], each (pointer, *strides) or None."""
+class StepTensors(NamedTuple):
+    """Tensors of a step, each (pointer, *strides) or None; those of the token are [B, 1, C].
+
+    The table is that of w, or u, of which pos_v is v.
+    """
 
     shift: tuple
     numerator: tuple
     denominator: tuple
     position: tuple
     next_position: tuple
-    buffer_keys: tuple | None = None
-    buffer_values: tuple | None = None
-    # Triton 3.6 drops constants (strides of 1) after the last None of a tuple.
-    end: None = None
-
-
-class Token(NamedTuple):
-    """The new token and its output, each [B, 1, C] as (pointer, *strides)."""
-
     output: tuple
     query: tuple | None
     key: tuple
     value: tuple
-    end: None = None
-
-
-class StepBias(NamedTuple):
-    """The table of w, or u and v [T, rank]; tokens from `limit` on have no bias."""
-
-    table: tuple | None
-    pos_v: tuple | None
-    rank: int
-    limit: int
+    buffer_keys: tuple | None = None
+    buffer_values: tuple | None = None
+    table: tuple | None = None
+    pos_v: tuple | None = None
+    # Triton 3.6 drops constants (strides of 1) after the last None of a tuple.
     end: None = None
 
 
@@ -73,6 +69,15 @@ class StepForm(NamedTuple):
     places: tuple[int, ...]
     outside_weight: bool
     gate: str
+
+
+class StepSizes(NamedTuple):
+    """Key heads, tokens in the buffer, terms of u · v; tokens from `limit` on have no bias."""
+
+    heads: int
+    buffer: int
+    rank: int
+    limit: int
 
 
 class StepTile(NamedTuple):
@@ -95,53 +100,48 @@ def find_heads(heads, HEADS: tl.constexpr):
 
 
 @triton.jit
-def load_entry(x, batch, token, channel, real, other: tl.constexpr = 0.0):
-    return tl.load(place_in(x, batch, token, channel), mask=real, other=other).to(tl.float32)
-
-
-@triton.jit
-def load_evicted(state, batch, channel, real):
+def load_evicted(x, batch, channel, real):
     """Load the sums of the tokens that left the buffer."""
-    high = load_entry(state.shift, batch, 0, channel, real, LOWEST)
-    first = load_entry(state.numerator, batch, 0, channel, real)
-    return high, first, load_entry(state.denominator, batch, 0, channel, real)
+    high = load_entry(x.shift, batch, 0, channel, real, LOWEST)
+    first = load_entry(x.numerator, batch, 0, channel, real)
+    return high, first, load_entry(x.denominator, batch, 0, channel, real)
 
 
 @triton.jit
-def store_evicted(state, batch, channel, real, evicted):
-    store_entry(state.shift, batch, 0, channel, real, evicted[0])
-    store_entry(state.numerator, batch, 0, channel, real, evicted[1])
-    store_entry(state.denominator, batch, 0, channel, real, evicted[2])
+def store_evicted(x, batch, channel, real, evicted):
+    store_entry(x.shift, batch, 0, channel, real, evicted[0])
+    store_entry(x.numerator, batch, 0, channel, real, evicted[1])
+    store_entry(x.denominator, batch, 0, channel, real, evicted[2])
 
 
 @triton.jit
-def store_step_output(token, batch, channel, real, numerator, denominator, GATE: tl.constexpr):
+def store_step_output(x, batch, channel, real, numerator, denominator, GATE: tl.constexpr):
     """Store the gated mean, 0 where nothing is visible."""
     mixed = numerator / tl.where(denominator == 0, 1.0, denominator)
     if GATE != 'none':
-        mixed *= gate_value(load_entry(token.query, batch, 0, channel, real), GATE)
-    store_entry(token.output, batch, 0, channel, real, mixed)
+        mixed *= gate_value(load_entry(x.query, batch, 0, channel, real), GATE)
+    store_entry(x.output, batch, 0, channel, real, mixed)
 
 
 @triton.jit
-def advance(state, batch, first):
+def advance(x, batch, first):
     """Return the index of the new token; the first program of a sequence stores the next index."""
-    index = tl.load(state.position[0] + batch * state.position[1])
+    index = tl.load(x.position[0] + batch * x.position[1])
     if first == 0:
-        tl.store(state.next_position[0] + batch * state.next_position[1], index + 1)
+        tl.store(x.next_position[0] + batch * x.next_position[1], index + 1)
     return index.to(tl.int32)
 
 
 @triton.jit
-def simple_step_kernel(state, token, channels, GATE: tl.constexpr, CHANNELS: tl.constexpr):
+def simple_step_kernel(x, channels, GATE: tl.constexpr, CHANNELS: tl.constexpr):
     batch, start, channel, real = find_heads(channels, CHANNELS)
-    evicted = load_evicted(state, batch, channel, real)
-    key = load_entry(token.key, batch, 0, channel, real)
-    value = load_entry(token.value, batch, 0, channel, real)
+    evicted = load_evicted(x, batch, channel, real)
+    key = load_entry(x.key, batch, 0, channel, real)
+    value = load_entry(x.value, batch, 0, channel, real)
     evicted = add_token(*evicted, key, value, 'softmax')
-    store_evicted(state, batch, channel, real, evicted)
-    store_step_output(token, batch, channel, real, evicted[1], evicted[2], GATE)
-    advance(state, batch, start)
+    store_evicted(x, batch, channel, real, evicted)
+    store_step_output(x, batch, channel, real, evicted[1], evicted[2], GATE)
+    advance(x, batch, start)
 
 
 @triton.jit
@@ -152,14 +152,6 @@ def in_hard_window(token, tokens, PLACES: tl.constexpr):
     down = tl.where(right > 0, down + 1, down)  # the right block is one row higher
     inside = (right > -PLACES[2]) & (right <= PLACES[2])
     return inside & (down > -PLACES[1]) & (down <= 0)
-
-
-@triton.jit
-def in_near_window(token, tokens, PLACES: tl.constexpr):
-    """Return which tokens have a bias (`geometry.near_mask`); PLACES: width and sizes."""
-    down = tl.abs(tokens // PLACES[0] - token // PLACES[0])
-    right = tl.abs(tokens % PLACES[0] - token % PLACES[0])
-    return (down < PLACES[1]) & (right < PLACES[2])
 
 
 @triton.jit
@@ -181,14 +173,14 @@ def load_table(table, row, column, real):
 
 
 @triton.jit
-def load_factor_bias(bias, token, tokens, real, BLOCK: tl.constexpr):
+def load_factor_bias(x, token, tokens, real, rank, BLOCK: tl.constexpr):
     """Return u_t · v_t' for the tokens [ROWS, 1, 1], some terms at a time."""
     found = tl.zeros(tokens.shape, tl.float32)
     first = tl.zeros([], tl.int32)
-    while first < bias.rank:
+    while first < rank:
         d = first + tl.arange(0, BLOCK.rank)[None, :, None]
-        u = load_table(bias.table, token, d, d < bias.rank)
-        v = load_table(bias.pos_v, tokens, d, real & (d < bias.rank))
+        u = load_table(x.table, token, d, d < rank)
+        v = load_table(x.pos_v, tokens, d, real & (d < rank))
         found += tl.sum(u * v, 1, keep_dims=True)
         first += BLOCK.rank
     return found
@@ -196,29 +188,30 @@ def load_factor_bias(bias, token, tokens, real, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_step_bias(
-    bias, token, tokens, head, head_real, real, FORM: tl.constexpr, BLOCK: tl.constexpr
+    x, token, tokens, head, head_real, real, sizes, FORM: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Return w[token, tokens], [ROWS, 1, 1] or [ROWS, HEADS, 1], 0 outside, and which are inside."""
-    KIND: tl.constexpr = FORM.kind
     PLACES: tl.constexpr = FORM.places
     # Entries past the table are neither read nor visible.
-    inside = real & (token < bias.limit)
-    token = tl.minimum(token, bias.limit - 1)
-    if KIND == 'window':
+    inside = real & (token < sizes.limit)
+    token = tl.minimum(token, sizes.limit - 1)
+    if FORM.kind == 'window':
         inside &= in_hard_window(token, tokens, PLACES)
         found = tl.zeros(tokens.shape, tl.float32)
-    elif KIND == 'conv':
+    elif FORM.kind == 'conv':
         entry, there = kernel_entry(token, tokens, PLACES)
         inside &= there
-        found = load_table(bias.table, head, entry, inside & head_real)
-    elif KIND == 'full':
-        found = load_table(bias.table, token, tokens, inside)
+        found = load_table(x.table, head, entry, inside & head_real)
+    elif FORM.kind == 'full':
+        found = load_table(x.table, token, tokens, inside)
     else:
-        inside &= in_near_window(token, tokens, PLACES)
-        if KIND == 'free':
-            found = load_table(bias.table, token, PLACES[2] - 1 + tokens - token, inside)
+        # Those of `geometry.near_mask`; PLACES: width of the grid and sizes of the window.
+        inside &= tl.abs(tokens // PLACES[0] - token // PLACES[0]) < PLACES[1]
+        inside &= tl.abs(tokens % PLACES[0] - token % PLACES[0]) < PLACES[2]
+        if FORM.kind == 'free':
+            found = load_table(x.table, token, PLACES[2] - 1 + tokens - token, inside)
         else:
-            found = load_factor_bias(bias, token, tokens, inside, BLOCK)
+            found = load_factor_bias(x, token, tokens, inside, sizes.rank, BLOCK)
     return found, inside
 
 
@@ -238,192 +231,132 @@ def add_biased(high, rest, first, second, key, bias, value, seen):
 
 
 @triton.jit
-def join_lanes(high, rest, first, second):
-    top = tl.max(high, 0, keep_dims=True)
-    lead = (high - top) + rest
-    most = tl.max(lead, 0, keep_dims=True)
-    weight = exp(lead - most)
-    first = tl.sum(first * weight, 0, keep_dims=True)
-    return top, most, first, tl.sum(second * weight, 0, keep_dims=True)
-
-
-@triton.jit
-def sum_buffer(state, bias, fresh, where, time, FORM: tl.constexpr, BLOCK: tl.constexpr):
+def sum_buffer(x, fresh, where, now, slot, sizes, FORM: tl.constexpr, BLOCK: tl.constexpr):
     """Sum the buffer, with the new key and value in place of what is in their slot."""
-    OUTSIDE: tl.constexpr = FORM.outside_weight
     ROWS: tl.constexpr = BLOCK.rows
     HEADS: tl.constexpr = BLOCK.heads
     WIDTH: tl.constexpr = BLOCK.width
     batch, head, head_real, channel, channel_real = where
-    token, slot, size = time
     below = tl.zeros([ROWS, HEADS, 1], tl.float32)
     high, rest = below + LOWEST, below + LOWEST
     above = tl.zeros([ROWS, HEADS, WIDTH], tl.float32)
-    filled = tl.minimum(token + 1, size)
+    filled = tl.minimum(now + 1, sizes.buffer)
     row = tl.zeros([], tl.int32)
     while row < filled:
         slots = row + tl.arange(0, ROWS)[:, None, None]
         real = slots < filled
         # Slots behind the new token hold tokens of the previous round.
-        tokens = token - slot + slots - tl.where(slots > slot, size, 0)
-        key = load_entry(state.buffer_keys, batch, slots.to(tl.int64), head, real & head_real)
-        value = load_entry(
-            state.buffer_values, batch, slots.to(tl.int64), channel, real & channel_real
-        )
+        tokens = now - slot + slots - tl.where(slots > slot, sizes.buffer, 0)
+        key = load_entry(x.buffer_keys, batch, slots, head, real & head_real)
+        value = load_entry(x.buffer_values, batch, slots, channel, real & channel_real)
         key = tl.where(slots == slot, fresh[0], key)
         value = tl.where(slots == slot, fresh[1], value)
-        w, near = load_step_bias(bias, token, tokens, head, head_real, real, FORM, BLOCK)
-        seen = real & head_real
-        if not OUTSIDE:
-            seen = near & head_real
+        w, near = load_step_bias(x, now, tokens, head, head_real, real, sizes, FORM, BLOCK)
+        seen = head_real & (real if FORM.outside_weight else near)
         high, rest, above, below = add_biased(high, rest, above, below, key, w, value, seen)
         row += ROWS
-    return join_lanes(high, rest, above, below)
+    # Merge the sums of the rows.
+    top = tl.max(high, 0, keep_dims=True)
+    lead = (high - top) + rest
+    most = tl.max(lead, 0, keep_dims=True)
+    weight = exp(lead - most)
+    above = tl.sum(above * weight, 0, keep_dims=True)
+    return top, most, above, tl.sum(below * weight, 0, keep_dims=True)
 
 
 @triton.jit
-def buffer_step_kernel(state, token, bias, heads, size, FORM: tl.constexpr, BLOCK: tl.constexpr):
-    """The other ops, with `heads` key heads and a buffer of `size` tokens."""
-    OUTSIDE: tl.constexpr = FORM.outside_weight
+def buffer_step_kernel(x, sizes, FORM: tl.constexpr, BLOCK: tl.constexpr):
+    """The ops with a buffer."""
     GATE: tl.constexpr = FORM.gate
-    PER_HEAD: tl.constexpr = BLOCK.per_head
-    WIDTH: tl.constexpr = BLOCK.width
-    batch, start, head, head_real = find_heads(heads, BLOCK.heads)
-    now = advance(state, batch, start)
-    slot = now % size
-    at = slot.to(tl.int64)
-    key = load_entry(token.key, batch, 0, head, head_real)
-    for part in range(0, PER_HEAD, WIDTH):
-        place = part + tl.arange(0, WIDTH)[None, None, :]
-        channel, real = head * PER_HEAD + place, head_real & (place < PER_HEAD)
-        value = load_entry(token.value, batch, 0, channel, real)
+    batch, start, head, head_real = find_heads(sizes.heads, BLOCK.heads)
+    now = advance(x, batch, start)
+    slot = now % sizes.buffer
+    key = load_entry(x.key, batch, 0, head, head_real)
+    for part in range(0, BLOCK.per_head, BLOCK.width):
+        place = part + tl.arange(0, BLOCK.width)[None, None, :]
+        channel, real = head * BLOCK.per_head + place, head_real & (place < BLOCK.per_head)
+        value = load_entry(x.value, batch, 0, channel, real)
         where = batch, head, head_real, channel, real
-        high, rest, above, below = sum_buffer(
-            state, bias, (key, value), where, (now, slot, size), FORM, BLOCK
-        )
-        if OUTSIDE:
-            buffer_full = now >= size
-            old = load_entry(
-                state.buffer_keys, batch, at, head, head_real & buffer_full, float('-inf')
-            )
-            old_value = load_entry(state.buffer_values, batch, at, channel, real & buffer_full)
-            evicted = load_evicted(state, batch, channel, real)
+        fresh = key, value
+        high, rest, above, below = sum_buffer(x, fresh, where, now, slot, sizes, FORM, BLOCK)
+        if FORM.outside_weight:
+            full = now >= sizes.buffer
+            old = load_entry(x.buffer_keys, batch, slot, head, head_real & full, float('-inf'))
+            old_value = load_entry(x.buffer_values, batch, slot, channel, real & full)
+            evicted = load_evicted(x, batch, channel, real)
             evicted = add_token(*evicted, old, old_value, 'softmax')
             lead = (high - evicted[0]) + rest
             near_scale, evicted_scale = exp(tl.minimum(lead, 0.0)), exp(-tl.maximum(lead, 0.0))
             above = above * near_scale + evicted[1] * evicted_scale
             below = below * near_scale + evicted[2] * evicted_scale
-        store_step_output(token, batch, channel, real, above, below, GATE)
+        store_step_output(x, batch, channel, real, above, below, GATE)
         # By now every warp has read the sums and the old token of the slot.
         tl.debug_barrier()
-        if OUTSIDE:
-            store_evicted(state, batch, channel, real, evicted)
-        store_entry(state.buffer_values, batch, at, channel, real, value)
-    store_entry(state.buffer_keys, batch, at, head, head_real, key)
+        if FORM.outside_weight:
+            store_evicted(x, batch, channel, real, evicted)
+        store_entry(x.buffer_values, batch, slot, channel, real, value)
+    store_entry(x.buffer_keys, batch, slot, head, head_real, key)
 
 
 # Width of a grid of one row, and the limit where there is no table.
 ENDLESS = 2**31 - 1
-STATE = ('shift', 'numerator', 'denominator', 'keys', 'values')
-
-
-def _as_token(x: Tensor | None) -> tuple | None:
-    """Return x [B, C] in the form in which kernels take [B, 1, C]."""
-    return None if x is None else (x, x.stride(0), 0, x.stride(1))
 
 
 def _new_results(value: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
     return value.new_empty(value.shape), position.new_empty(position.shape)
 
 
-def _bundle(sums, position, query, key, value, *buffer) -> tuple[State, Token, tuple]:
-    """Return the arguments of the kernels, and the results among them."""
-    results = _new_results(value, position)
-    state = State(*map(strided, (*sums, position, results[1], *buffer)))
-    return state, Token(*map(_as_token, (results[0], query, key, value))), results
+def _tensors(sums, position, token, results, *others) -> StepTensors:
+    """Return the tensors in the form in which kernels take them; a token [B, C] as [B, 1, C]."""
+    output, next_position = results
+    rows = (None if x is None else (x, x.stride(0), 0, x.stride(1)) for x in (output, *token))
+    before, after = map(strided, (*sums, position, next_position)), map(strided, others)
+    return StepTensors(*before, *rows, *after)
 
 
-def simple_step(
-    shift: Tensor,
-    numerator: Tensor,
-    denominator: Tensor,
-    position: Tensor,
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    gate: str,
-) -> tuple[Tensor, Tensor]:
+def simple_step(shift, numerator, denominator, position, query, key, value, gate):
     """Run a step of AFT-simple; return the output [B, D] and the next position [B]."""
-    sums, (batch, channels) = (shift, numerator, denominator), value.shape
-    state, token, results = _bundle(sums, position, query, key, value)
-    block = find_block('simple_step', value.device)
-    programs = batch * cdiv(channels, block.channels)
-    if programs:
-        with torch.cuda.device_of(value):
-            simple_step_kernel[(programs,)](
-                state, token, channels, GATE=gate, CHANNELS=block.channels, num_warps=block.warps
-            )
+    sums, results = (shift, numerator, denominator), _new_results(value, position)
+    tensors = _tensors(sums, position, (query, key, value), results)
+    block, (batch, channels) = find_block('simple_step', value.device), value.shape
+    options = dict(GATE=gate, CHANNELS=block.channels, num_warps=block.warps)
+    simple_step_kernel[(batch * cdiv(channels, block.channels),)](tensors, channels, **options)
     return results
-
-
-def find_sizes(block: BufferStepBlock, size: int, per_head: int) -> StepTile:
-    rows = min(max(triton.next_power_of_2(size), block.least_rows), block.most_rows)
-    width = min(triton.next_power_of_2(per_head), block.channels)
-    return StepTile(rows, block.channels // width, width, per_head, block.rank)
 
 
 def buffer_step(
-    shift: Tensor,
-    numerator: Tensor,
-    denominator: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    position: Tensor,
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    pos_v: Tensor | None,
-    kind: str,
-    places: Sequence[int],
-    outside_weight: bool,
-    gate: str,
-) -> tuple[Tensor, Tensor]:
+    shift, numerator, denominator, keys, values, position, query, key, value, bias, pos_v, *form
+):
     """Run a step of an op with a buffer; return the output [B, D] and the next position [B]."""
-    sums = shift, numerator, denominator
-    state, token, results = _bundle(sums, position, query, key, value, keys, values)
+    sums, results = (shift, numerator, denominator), _new_results(value, position)
+    kind, places, outside_weight, gate = form
     batch, heads = key.shape
-    if batch == 0:
-        return results
+    tensors = _tensors(sums, position, (query, key, value), results, keys, values, bias, pos_v)
     block = find_block('buffer_step', keys.device)
-    sizes = find_sizes(block, keys.shape[1], value.shape[1] // heads)
+    size, per_head = keys.shape[1], value.shape[1] // heads
+    rows = min(max(triton.next_power_of_2(size), block.least_rows), block.most_rows)
+    width = min(triton.next_power_of_2(per_head), block.channels)
+    tile = StepTile(rows, block.channels // width, width, per_head, block.rank)
     limit = len(bias) if kind in ('full', 'free', 'factors') else ENDLESS
-    rank = 0 if pos_v is None else pos_v.shape[1]
-    with torch.cuda.device_of(value):
-        buffer_step_kernel[(batch * cdiv(heads, sizes.heads),)](
-            state,
-            token,
-            StepBias(strided(bias), strided(pos_v), rank, limit),
-            heads,
-            keys.shape[1],
-            FORM=StepForm(kind, tuple(places), outside_weight, gate),
-            BLOCK=sizes,
-            num_warps=block.warps,
-            maxnreg=block.registers,
-        )
+    sizes = StepSizes(heads, size, 0 if pos_v is None else pos_v.shape[1], limit)
+    form = StepForm(kind, tuple(places), outside_weight, gate)
+    options = dict(FORM=form, BLOCK=tile, num_warps=block.warps, maxnreg=block.registers)
+    buffer_step_kernel[(batch * cdiv(heads, tile.heads),)](tensors, sizes, **options)
     return results
 
 
-def _empty_simple(shift, numerator, denominator, position, query, key, value, gate):
-    return _new_results(value, position)
-
-
-def _empty_buffer(shift, numerator, denominator, keys, values, position, query, key, value, *bias):
-    return _new_results(value, position)
-
-
-simple_op = register(simple_step, fake=_empty_simple, mutates=STATE[:3])
-buffer_op = register(buffer_step, fake=_empty_buffer, mutates=STATE)
+SUMS = 'Tensor(a!) shift, Tensor(b!) numerator, Tensor(c!) denominator'
+simple_op = register(
+    simple_step,
+    f'{SUMS}, Tensor position, {TOKENS}, str gate',
+    fake=lambda *inputs: _new_results(inputs[6], inputs[3]),
+)
+buffer_op = register(
+    buffer_step,
+    f'{SUMS}, Tensor(d!) keys, Tensor(e!) values, Tensor position, {TOKENS}, Tensor? bias, '
+    'Tensor? pos_v, str kind, SymInt[] places, bool outside_weight, str gate',
+    fake=lambda *inputs: _new_results(inputs[8], inputs[5]),
+)
 
 
 def aft_simple_step(state, query, key, value, *, key_function, gate) -> tuple[Tensor, StepState]:
@@ -432,20 +365,10 @@ def aft_simple_step(state, query, key, value, *, key_function, gate) -> tuple[Te
     return output, state._replace(position=position)
 
 
-def _step(
-    state: StepState,
-    tokens: Sequence[Tensor | None],
-    kind: str,
-    places: Sequence[int],
-    outside_weight: bool,
-    gate: str,
-    bias: Tensor | None = None,
-    pos_v: Tensor | None = None,
-) -> tuple[Tensor, StepState]:
-    sums, keys, values, position = state
-    output, position = buffer_op(
-        *sums, keys, values, position, *tokens, bias, pos_v, kind, places, outside_weight, gate
-    )
+def _step(state: StepState, tokens, kind, places, outside_weight, gate, bias=None, pos_v=None):
+    sums, *buffer, position = state
+    inputs = *sums, *buffer, position, *tokens, bias, pos_v
+    output, position = buffer_op(*inputs, kind, places, outside_weight, gate)
     return output, state._replace(position=position)
 
 

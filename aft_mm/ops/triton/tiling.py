@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..geometry import as_pair, near_radius
+from ..geometry import near_radius
 from .block_sizes import MatmulBlock, cdiv, find_block
-from .weights import BiasTable, Extents, WeightForm
+from .weights import BiasTable, Extents, MatmulForm
 
 
 def choose_block(value: Tensor, save: bool) -> MatmulBlock:
@@ -33,7 +33,7 @@ class TileBand(NamedTuple):
     """
 
     window: tuple[int, ...] | None
-    grid: tuple[int, ...] | None
+    grid: tuple[int, int] | None
     causal: bool
     targets: int
     sources: int
@@ -76,38 +76,22 @@ class TileBand(NamedTuple):
         """Whether some tile lies outside the window of another."""
         return self.window is not None and self.before + 1 < self.tiles
 
-    @property
-    def form(self) -> WeightForm:
-        return _form(self)
-
-    def _new_form(self) -> WeightForm:
-        near = 'dense' if self.window is None else 'line'
-        if self.grid is not None and len(self.grid) == 2:
-            near = 'grid'
-        return WeightForm(self.causal, near, self.has_outside, self.shared, self.tile)
-
-    def extents(self, batches: int, channels: int, transposed: bool = False) -> Extents:
-        """Return the sizes for kernels, `transposed` for tiles of sources that meet targets."""
-        return _extents(self, batches, channels, transposed)
-
-    def _new_extents(self, batches: int, channels: int, transposed: bool) -> Extents:
-        reach = (self.after, self.before) if transposed else (self.before, self.after)
-        sizes = batches, channels, self.targets, self.sources, *reach
-        if self.window is None:
-            return Extents(*sizes, 0, 0, 0, 1)
-        if self.grid is None or len(self.grid) == 1:
-            return Extents(*sizes, self.radius, 0, 0, 1)
-        return Extents(*sizes, 0, *as_pair(self.window), self.grid[1])
-
     def full_extents(self, extents: Extents) -> Extents:
         """Return the extents; if shared, those of a middle tile that meets as many as possible."""
         tokens = self.reach * self.tile
         return extents._replace(targets=tokens, sources=tokens) if self.shared else extents
 
     def locate(self, table: Tensor) -> BiasTable:
-        """Return the address of w in a table [T, S], [T, offsets] (shared [B, offsets]) or tiles."""
+        """Return the address of w in a table [T, S], [T, offsets] (shared [B, offsets]) or in tiles.
+
+        Tiles are [n, tile, reach · tile], of targets or if shared of sequences.
+        """
         if table.dim() == 3:
-            return self.locate_tiles(table)
+            each, row, column = table.stride()
+            batch_stride, tile_stride = (each, 0) if self.shared else (0, each)
+            tile_stride -= self.tile * (row + column)  # targets and sources are counted from 0
+            origin = self.before * self.tile * column
+            return BiasTable(table, batch_stride, tile_stride, row, column, origin)
         row, column = table.stride()
         if self.window is None:
             return BiasTable(table, 0, 0, row, column, 0)
@@ -115,19 +99,26 @@ class TileBand(NamedTuple):
         batch_stride, target_stride = (row, -column) if self.shared else (0, row - column)
         return BiasTable(table, batch_stride, 0, target_stride, column, self.radius * column)
 
-    def locate_tiles(self, table: Tensor) -> BiasTable:
-        """Return the address of w in tiles [n, tile, reach · tile], of targets or sequences."""
-        each, row, column = table.stride()
-        batch_stride, tile_stride = (each, 0) if self.shared else (0, each)
-        tile_stride -= self.tile * (row + column)  # targets and sources are counted from 0
-        return BiasTable(
-            table, batch_stride, tile_stride, row, column, self.before * self.tile * column
-        )
+
+# A launch takes longer in Python than on the device, so these are cached.
+@functools.lru_cache
+def find_form(band: TileBand, block: MatmulBlock, group: int) -> MatmulForm:
+    near = 'dense' if band.window is None else 'line' if band.grid is None else 'grid'
+    tiles = band.causal, near, band.has_outside, band.shared, band.tile
+    return MatmulForm(*tiles, block.width, block.step, block.precision, group)
 
 
-# A launch takes longer in Python than on the device.
-_form = functools.lru_cache(TileBand._new_form)
-_extents = functools.lru_cache(TileBand._new_extents)
+@functools.lru_cache
+def find_extents(band: TileBand, batches: int, channels: int, transposed: bool) -> Extents:
+    """Return the sizes for kernels, `transposed` for tiles of sources that meet targets."""
+    reach = (band.after, band.before) if transposed else (band.before, band.after)
+    sizes = batches, channels, band.targets, band.sources, *reach
+    if band.window is None:
+        return Extents(*sizes, 0, 0, 0, 1)
+    if band.grid is None:
+        return Extents(*sizes, band.radius, 0, 0, 1)
+    rows, columns = band.window
+    return Extents(*sizes, 0, rows, columns, band.grid[1])
 
 
 def make_band(
@@ -165,8 +156,7 @@ def saved_shapes(value: Tensor, band: TileBand, width: int) -> list[tuple[int, .
     tiles = max(band.tiles, band.source_tiles) if band.causal else 1
     flags = batch, band.tiles, cdiv(channels, width)
     shifts = batch if band.shared else band.targets
-    centre = batch, 1, channels
-    return [tokens, tokens, tokens, (batch, tiles, channels), centre, (shifts,), flags]
+    return [*[tokens] * 3, (batch, tiles, channels), (batch, 1, channels), (shifts,), flags]
 
 
 def count_saved(value: Tensor, band: TileBand, width: int) -> int:
@@ -179,6 +169,10 @@ def new_saved(value: Tensor, band: TileBand, width: int, save: bool = True) -> T
 
 
 def split_saved(saved: Tensor, value: Tensor, band: TileBand, width: int) -> SavedParts:
+    """Return views of `saved`; if that is empty, new tensors for what the forward pass needs."""
     shapes = saved_shapes(value, band, width)
-    parts = saved.split([math.prod(shape) for shape in shapes])
-    return SavedParts(*(part.view(shape) for part, shape in zip(parts, shapes, strict=True)))
+    if not saved.numel():
+        parts = (value.new_empty(shape, dtype=torch.float32) for shape in shapes[3:])
+        return SavedParts(None, None, None, *parts)
+    flat = saved.split([math.prod(shape) for shape in shapes])
+    return SavedParts(*(part.view(shape) for part, shape in zip(flat, shapes, strict=True)))

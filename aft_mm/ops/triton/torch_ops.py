@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 LIBRARY = torch.library.Library('aft_mm', 'FRAGMENT')
+# The first inputs of an op in its schema.
+TOKENS = 'Tensor? query, Tensor key, Tensor value'
 
 
 def differentiated(*tensors: Tensor | None) -> bool:
@@ -19,39 +21,49 @@ def differentiated(*tensors: Tensor | None) -> bool:
 
 def register(
     forward: Callable,
+    inputs: str,
     backward: Callable | None = None,
     *,
     fake: Callable,
-    mutates: Sequence[str] = (),
     public_name: str = '',
 ) -> Callable:
     """Register ``aft_mm::<forward.__name__>``, differentiable if there is a `backward`.
 
     Args:
-        forward: (*tensors, *options, save: bool) -> (output, saved), annotated. `saved` is what
-            `backward` needs and may be empty unless `save`. Without a `backward`, any signature.
+        forward: (*tensors, *options, save) -> (output, saved), not called for an empty batch.
+            `saved` is what `backward` needs and may be empty unless `save`. Without a `backward`
+            there is no `save`.
+        inputs: Tensors and options as in a schema of torch. Those marked ``(a!)`` are written into.
         backward: (gradient, saved, *tensors, *options, wanted: Sequence[bool]) -> the contiguous
             gradients of the tensors, of which those not `wanted` may be None. Its own gradient is a
             RuntimeError.
         fake: The results of `forward` as empty tensors, from the same arguments.
-        mutates: Names of the tensors that `forward` writes into.
         public_name: The name of the op in the error for a second gradient.
     """
     name = forward.__name__
-    schema = torch.library.infer_schema(forward, mutates_args=mutates)
-    op = _define(name, schema, forward, fake)
-    written = [list(forward.__annotations__).index(tensor) for tensor in mutates]
     label = f'aft_mm::{name}'
+
+    def launch(*inputs):
+        if not len(inputs[1]):  # an empty batch
+            return fake(*inputs)
+        with torch.cuda.device_of(inputs[1]):
+            return forward(*inputs)
+
     if backward is None:
+        op = _define(name, f'({inputs}) -> (Tensor, Tensor)', launch, fake)
+        written = [place for place, argument in enumerate(inputs.split(', ')) if '!' in argument]
         _set_gradient(op, _refusing(op, f'{label} has no gradient'), written)
         return op
-    tensors = sum('Tensor' in str(argument.type) for argument in op._schema.arguments)
+    op = _define(name, f'({inputs}, bool save) -> (Tensor, Tensor)', launch, fake)
+    tensors = inputs.count('Tensor')
 
-    def gradients(*inputs):
-        pairs = zip(backward(*inputs), inputs[-1], strict=False)
-        return [x for x, needed in pairs if needed and x is not None]
+    def gradients(gradient, *inputs):
+        if not len(gradient):
+            return [x.zero_() for x in _like_wanted(gradient, *inputs)]
+        with torch.cuda.device_of(gradient):
+            found = zip(backward(gradient, *inputs), inputs[-1], strict=False)
+        return [x for x, needed in found if needed and x is not None]
 
-    inputs, _ = schema[1:].split(', bool save) -> ')
     schema = f'(Tensor gradient, Tensor saved, {inputs}, bool[] wanted) -> Tensor[]'
     grad_op = _define(f'{name}_backward', schema, gradients, _like_wanted)
     message = (

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .availability import interpreted
-from .online_softmax import LOWEST
+from .online_softmax import LOWEST, load_entry, store_entry
 
 
 def _interpreted_span(first, last, step=1):
@@ -24,15 +24,6 @@ def _interpreted_span(first, last, step=1):
 span = _interpreted_span if interpreted() else tl.range
 
 
-class Tokens(NamedTuple):
-    """A tensor [B, T, D] and its strides; also for [B, tiles, numbers]."""
-
-    at: Any
-    batch: Any
-    token: Any
-    channel: Any
-
-
 class BiasTable(NamedTuple):
     """Address of w: ``at + origin + b · batch_stride + (t // tile) · tile_stride + t · target_stride + …``."""
 
@@ -42,12 +33,6 @@ class BiasTable(NamedTuple):
     target_stride: Any
     source_stride: Any
     origin: Any
-
-
-class Shifts(NamedTuple):
-    at: Any
-    batch_stride: Any
-    target_stride: Any
 
 
 class Extents(NamedTuple):
@@ -70,6 +55,8 @@ class Extents(NamedTuple):
 
 
 class MatmulInputs(NamedTuple):
+    """Sizes and tensors, each (pointer, *strides) [B, T, D] or None; shifts are [B or 1, 1, T]."""
+
     extents: Any
     key: Any
     value: Any
@@ -82,12 +69,13 @@ class MatmulInputs(NamedTuple):
     end: None = None
 
 
-class WeightForm(NamedTuple):
+class MatmulForm(NamedTuple):
     """Constants for which kernels are specialised.
 
     near: 'dense', or where the window lies: on a 'line' or a 'grid'; has_outside: visible tokens
     that no tile of w covers have W = 1; shared: each sequence has its own W, with equal tiles;
-    tile: tokens along a side of a tile.
+    tile: tokens along a side of a tile; width: channels of a program; step: tokens of a step;
+    group: targets and sources that `recompute_flagged.py` processes at once.
     """
 
     causal: bool
@@ -95,31 +83,21 @@ class WeightForm(NamedTuple):
     has_outside: bool
     shared: bool
     tile: int
+    width: int
+    step: int
+    precision: str
+    group: int
 
 
 @triton.jit
-def tokens_at(x, batch, rows, columns):
-    """Return pointers [rows, columns] into x [B, T, D]."""
-    rows, columns = rows.to(tl.int64), columns.to(tl.int64)
-    return x.at + batch * x.batch + rows[:, None] * x.token + columns[None, :] * x.channel
+def load_tile(x, batch, rows, columns, real, other: tl.constexpr = 0.0):
+    """Load x[batch, rows, columns] in float32, [rows, columns]."""
+    return load_entry(x, batch, rows[:, None], columns[None, :], real, other)
 
 
 @triton.jit
-def terms_at(x, batch, token, number, TOKENS: tl.constexpr, NUMBERS: tl.constexpr):
-    """Return pointers into a block of terms; offsets within a block fit into int32."""
-    start = x.at + batch * x.batch + tl.cast(token, tl.int64) * x.token
-    start += tl.cast(number, tl.int64) * x.channel
-    tokens, numbers = tl.arange(0, TOKENS), tl.arange(0, NUMBERS)
-    return start + (tokens[:, None] * x.token + numbers[None, :] * x.channel)
-
-
-@triton.jit
-def load_vector(x, batch, row, columns, inside, other):
-    """Load one token, or tile, of x [B, T, D]."""
-    at = (
-        x.at + batch * x.batch + tl.cast(row, tl.int64) * x.token + columns.to(tl.int64) * x.channel
-    )
-    return tl.load(at, mask=inside, other=other)
+def store_tile(x, batch, rows, columns, real, numbers):
+    store_entry(x, batch, rows[:, None], columns[None, :], real, numbers)
 
 
 @triton.jit
@@ -131,12 +109,6 @@ def bias_pointer(bias, batch, target, source, rows, columns, FORM: tl.constexpr)
     )
     start += tl.cast(batch, tl.int64) * bias.batch_stride + target // FORM.tile * bias.tile_stride
     return bias.at + start + (rows * bias.target_stride + columns * bias.source_stride)
-
-
-@triton.jit
-def load_shifts(shifts, batch, rows, real):
-    at = shifts.at + tl.cast(batch, tl.int64) * shifts.batch_stride + rows * shifts.target_stride
-    return tl.load(at, mask=real, other=0.0)
 
 
 @triton.jit
@@ -203,9 +175,9 @@ def weigh(
         if FORM.has_outside:  # outside all tiles w = 0
             shift = tl.maximum(shift, 0.0)
         if FORM.shared:  # every row of the middle tile sees the whole kernel and a 0
-            tl.store(shifts.at + batch * shifts.batch_stride, tl.max(shift, 0))
+            tl.store(shifts[0] + batch * shifts[1], tl.max(shift, 0))
         else:
-            tl.store(shifts.at + row + rows, shift, mask=row + rows < extents.targets)
+            tl.store(shifts[0] + row + rows, shift, mask=row + rows < extents.targets)
     for start in span(0, width, STEP):
         column = first + start
         if TRANSPOSED:
@@ -214,7 +186,7 @@ def weigh(
             )
             others = column + columns
             real = (others >= 0) & (others < extents.targets)
-            w -= load_shifts(shifts, batch, others, real)[None, :]
+            w -= load_entry(shifts, batch, 0, others, real)[None, :]
         else:
             w, seen, _ = load_bias(
                 bias, extents, batch, row, column, rows[:, None], columns[None, :], FORM

@@ -15,7 +15,6 @@ sum the targets that see a token: counted from the other end, those are its wind
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,17 +27,17 @@ from .online_softmax import (
     empty_sum,
     gated_mean,
     gradients_of_token,
+    load_entry,
     load_sum,
     merge,
-    new_like,
     new_sums,
-    place_in,
+    new_wanted,
     store_entry,
     store_sum,
     strided,
     target_of_token,
 )
-from .torch_ops import differentiated, register
+from .torch_ops import TOKENS, differentiated, register
 
 
 class Axis(NamedTuple):
@@ -67,10 +66,8 @@ class Walk(NamedTuple):
 @triton.jit
 def find_lanes(walk, blocks, BLOCK: tl.constexpr):
     """Return sequence, line and first place of each lane, its channels, and which exist."""
-    LANES: tl.constexpr = BLOCK.lanes
-    CHANNELS: tl.constexpr = BLOCK.channels
-    lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)[:, None]
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    lane = tl.program_id(0).to(tl.int64) * BLOCK.lanes + tl.arange(0, BLOCK.lanes)[:, None]
+    channel = tl.program_id(1) * BLOCK.channels + tl.arange(0, BLOCK.channels)[None, :]
     batch = lane // blocks // walk.lines
     real = (batch < walk.batch) & (channel < walk.channels)
     return batch, lane // blocks % walk.lines, lane % blocks * walk.window, channel, real
@@ -82,20 +79,19 @@ def load_tokens(tensors, batch, token, channel, real):
     if tensors.key_mask is not None:
         at = tensors.key_mask[0] + batch * tensors.key_mask[1] + token * tensors.key_mask[2]
         real &= tl.load(at + 0 * channel, mask=real, other=0) != 0
-    key = tl.load(place_in(tensors.key, batch, token, channel), mask=real, other=float('-inf'))
-    value = tl.load(place_in(tensors.value, batch, token, channel), mask=real, other=0.0)
-    return key, value
+    key = load_entry(tensors.key, batch, token, channel, real, float('-inf'))
+    return key, load_entry(tensors.value, batch, token, channel, real)
 
 
 @triton.jit
 def load_target(tensors, batch, token, channel, real, GATE: tl.constexpr):
     """Return the gradient of a query, and the sum that its target contributes to its keys."""
-    high, first, second = load_sum(tensors.sums, batch, token, channel, real, LOWEST)
-    gradient = tl.load(place_in(tensors.gradient, batch, token, channel), mask=real, other=0.0)
+    seen = load_sum(tensors.sums, batch, token, channel, real, LOWEST)
+    gradient = load_entry(tensors.gradient, batch, token, channel, real)
     query = gradient
     if GATE != 'none':
-        query = tl.load(place_in(tensors.query, batch, token, channel), mask=real, other=0.0)
-    return target_of_token(gradient, query, high, first, second, 'softmax', GATE)
+        query = load_entry(tensors.query, batch, token, channel, real)
+    return target_of_token(gradient, query, *seen, 'softmax', GATE)
 
 
 @triton.jit
@@ -106,7 +102,6 @@ def load_place(source, walk, axis, where, place, real, KIND: tl.constexpr, GATE:
     token = axis.first + line * axis.between + place * axis.step
     if KIND == 'keys':
         high, first = load_tokens(source, batch, token, channel, real)
-        high, first = high.to(tl.float32), first.to(tl.float32)
         second = tl.where(real, 1.0, 0.0)
     elif KIND == 'targets':
         _, high, first, second = load_target(source, batch, token, channel, real, GATE)
@@ -122,7 +117,7 @@ def finish(results, inputs, where, real, found, RESULT: tl.constexpr, GATE: tl.c
     if RESULT == 'output':
         query = found[1]
         if GATE != 'none':
-            query = tl.load(place_in(inputs.query, *where), mask=real, other=0.0)
+            query = load_entry(inputs.query, *where, real)
         mixed = gated_mean(query, found[1], found[2], 'softmax', GATE)
         store_entry(results.output, *where, real, mixed)
     if RESULT == 'gradients':
@@ -213,51 +208,40 @@ def add_right_block(
     finish(results, inputs, (batch, token, channel), real, found, RESULT, GATE)
 
 
-class Places(NamedTuple):
-    """The grid as (lines, columns), and along each the places of the window and those ahead."""
+def find_places(window: Sequence[int], grid: Sequence[int], causal: bool) -> tuple:
+    """Return the window of `geometry.hard_mask`, limited to the grid.
 
-    grid: tuple[int, int]
-    window: tuple[int, int]
-    ahead: tuple[int, int]
-    # Columns between the two blocks of a causal window on a grid; else 0.
-    half: int
-
-
-def find_places(window: Sequence[int], grid: Sequence[int], causal: bool) -> Places:
-    """Return the window of `geometry.hard_mask`, limited to the grid."""
+    Returns:
+        The grid as (lines, columns), along each the places of the window and those ahead, and the
+        columns between the two blocks of a causal window on a grid, else 0.
+    """
     if len(grid) == 1:
         reach = min(window[0], grid[0]) - 1
         ahead = 0 if causal else reach
-        return Places((1, grid[0]), (1, reach + 1 + ahead), (0, ahead), 0)
+        return (1, grid[0]), (1, reach + 1 + ahead), (0, ahead), 0
     rows, columns = (min(size // 2, length) for size, length in zip(window, grid, strict=True))
     if causal:
-        return Places((grid[0], grid[1]), (rows, columns), (0, 0), columns)
-    return Places((grid[0], grid[1]), (2 * rows, 2 * columns), (rows, columns), 0)
+        return tuple(grid), (rows, columns), (0, 0), columns
+    return tuple(grid), (2 * rows, 2 * columns), (rows, columns), 0
 
 
 class _Pass(NamedTuple):
     """Data that the kernels of a pass share: a value for shapes, the places, inputs and results."""
 
     value: Tensor
-    places: Places
+    places: tuple
     results: Tensors
     inputs: Tensors
+    kind: str
     result: str
     gate: str
-
-    @property
-    def corner(self) -> Axis:
-        """Axis of the columns, from the first token on, or in the backward pass from the last one."""
-        (lines, width), sign = self.places.grid, -1 if self.result == 'gradients' else 1
-        return Axis(lines * width - 1 if sign < 0 else 0, sign * width, sign)
 
     def walk(self, lines: int, length: int, results: int, window: int, ahead: int) -> Walk:
         return Walk(len(self.value), lines, length, results, window, ahead, self.value.shape[2])
 
     def launch(self, kernel, lanes: int, *arguments, **options) -> None:
         block = find_block('window', self.value.device)
-        channels = cdiv(self.value.shape[2], block.channels)
-        programs = cdiv(lanes, block.lanes), channels
+        programs = cdiv(lanes, block.lanes), cdiv(self.value.shape[2], block.channels)
         kernel[programs](*arguments, **options, BLOCK=block, num_warps=block.warps)
 
     def sum_along(
@@ -265,85 +249,76 @@ class _Pass(NamedTuple):
     ) -> None:
         """Sum windows along one axis into `sums`, or into the results if that is None."""
         ends = strided(new_sums(self.value, walk.lines * walk.length))
-        blocks = walk.batch * walk.lines * cdiv(walk.length, walk.window)
+        lines = walk.batch * walk.lines
+        lanes = lines * cdiv(walk.length, walk.window)
         options = dict(KIND=kind, GATE=self.gate)
-        self.launch(ends_of_blocks, blocks, ends, source, walk, axes[0], **options)
+        self.launch(ends_of_blocks, lanes, ends, source, walk, axes[0], **options)
         results = self.results if sums is None else Tensors(sums=strided(sums))
         form = kind, self.result if sums is None else 'sums', self.gate
-        blocks = walk.batch * walk.lines * cdiv(walk.results + walk.ahead, walk.window)
-        arguments = results, self.inputs, source, ends, walk, axes
-        self.launch(sum_windows, blocks, *arguments, FORM=form)
+        lanes = lines * cdiv(walk.results + walk.ahead, walk.window)
+        self.launch(sum_windows, lanes, results, self.inputs, source, ends, walk, axes, FORM=form)
 
     def run(self) -> None:
         (lines, width), window, ahead, half = self.places
-        kind = 'targets' if self.result == 'gradients' else 'keys'
+        # The columns from the first token on, or in the backward pass from the last one.
+        corner = Axis(0, width, 1)
+        if self.result == 'gradients':
+            corner = Axis(lines * width - 1, -width, -1)
         columns = self.walk(lines, width, width + half, window[1], ahead[1])
         if lines == 1 and half == 0:
-            self.sum_along(columns, self.inputs, (self.corner, self.corner), None, kind)
+            self.sum_along(columns, self.inputs, (corner, corner), None, self.kind)
             return
         wide = width + half
         across, down = Axis(0, wide, 1), Axis(0, 1, wide)
         sums = new_sums(self.value, lines * wide)
-        self.sum_along(columns, self.inputs, (self.corner, across), sums, kind)
+        self.sum_along(columns, self.inputs, (corner, across), sums, self.kind)
         rows = self.walk(wide, lines, lines, window[0], ahead[0])
         source = Tensors(sums=strided(sums))
         if half == 0:
-            first, between, step = self.corner
-            axes = down, Axis(first, step, between)
+            axes = down, Axis(corner.first, corner.step, corner.between)
             self.sum_along(rows, source, axes, None, 'sums')
             return
         blocks = new_sums(self.value, lines * wide)
         self.sum_along(rows, source, (down, down), blocks, 'sums')
         tokens = self.walk(lines, width, width, 1, 0)
-        lanes = len(self.value) * lines * width
-        arguments = self.results, self.inputs, strided(blocks), tokens, self.corner, half
-        form = kind, self.result, self.gate
-        self.launch(add_right_block, lanes, *arguments, FORM=form)
+        arguments = self.results, self.inputs, strided(blocks), tokens, corner, half
+        form = self.kind, self.result, self.gate
+        self.launch(add_right_block, len(self.value) * lines * width, *arguments, FORM=form)
 
 
-def hard_window(
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    gate: str,
-    window: Sequence[int],
-    grid: Sequence[int],
-    causal: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
+def new_results(value: Tensor, save: bool) -> tuple[Tensor, Tensor]:
+    """Return room for the output, and with `save` for the sum of each window."""
+    return value.new_empty(value.shape), new_sums(value, value.shape[1] if save else 0)
+
+
+def hard_window(query, key, value, key_mask, gate, window, grid, causal, save):
     """Return AFT-local-hard [B, T, D], and with `save` the sum of each window [3, B, T, D]."""
-    output = new_like(value)
-    saved = new_sums(value, value.shape[1] if save else 0)
-    if len(value):
-        results = Tensors(output=strided(output), sums=strided(saved) if save else None)
-        inputs = Tensors(*map(strided, (query, key, value, key_mask)))
-        places = find_places(window, grid, causal)
-        with torch.cuda.device_of(value):
-            _Pass(value, places, results, inputs, 'output', gate).run()
+    output, saved = new_results(value, save)
+    results = Tensors(output=strided(output), sums=strided(saved) if save else None)
+    inputs = Tensors(*map(strided, (query, key, value, key_mask)))
+    places = find_places(window, grid, causal)
+    _Pass(value, places, results, inputs, 'keys', 'output', gate).run()
     return output, saved
 
 
 def hard_window_backward(
     gradient, saved, query, key, value, key_mask, gate, window, grid, causal, wanted
 ) -> list[Tensor | None]:
-    pairs = zip((query, key, value), wanted, strict=False)
-    results = [new_like(x) if needed else None for x, needed in pairs]
-    if len(value):
-        read = map(strided, (query, key, value, key_mask, gradient))
-        inputs = Tensors(*read)._replace(sums=strided(saved))
-        written = Tensors(*map(strided, results))
-        places = find_places(window, grid, causal)
-        with torch.cuda.device_of(value):
-            _Pass(value, places, written, inputs, 'gradients', gate).run()
+    results = new_wanted((query, key, value), wanted)
+    read, written = (query, key, value, key_mask, gradient), Tensors(*map(strided, results))
+    inputs = Tensors(*map(strided, read))._replace(sums=strided(saved))
+    places = find_places(window, grid, causal)
+    _Pass(value, places, written, inputs, 'targets', 'gradients', gate).run()
     return results
 
 
-def _empty(query, key, value, key_mask, gate, window, grid, causal, save):
-    return value.new_empty(value.shape), new_sums(value, value.shape[1] if save else 0)
-
-
-window_op = register(hard_window, hard_window_backward, fake=_empty, public_name='aft_local_hard')
+window_op = register(
+    hard_window,
+    f'{TOKENS}, Tensor? key_mask, str gate, SymInt[] window, SymInt[] grid, bool causal',
+    hard_window_backward,
+    fake=lambda *inputs: new_results(inputs[2], inputs[-1]),
+    public_name='aft_local_hard',
+)
 
 
 def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
