@@ -25,7 +25,7 @@ class Kind(NamedTuple):
     base: str
     task: str
     batch_size: int
-    seconds: float  # of an iteration, one CPU thread (docs/get_started.md, Minutes on a CPU)
+    seconds: float  # of an iteration, one CPU thread
     iterations: int  # of a training of few images
     counted: str = ''  # unit of the counts of the classes
 
