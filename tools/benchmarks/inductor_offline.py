@@ -82,9 +82,13 @@ def source_and_bytes(
             moved = torch.empty(constant.shape, dtype=constant.dtype, device='cuda')
             setattr(traced, name, moved)
         inputs = [torch.empty(shape, device='cuda', dtype=dtype) for shape in shapes]
-        # torch.compile replaces operations in place, too.
-        pure = torch.func.functionalize(traced, remove='mutations')
-        graph = make_fx(pure, decomposition_table=select_decomp_table())(*inputs)
+        # torch.compile replaces operations in place, too. functionalize takes those of ATen only.
+        targets = [
+            x.target for x in traced.graph.nodes if isinstance(x.target, torch._ops.OpOverload)
+        ]
+        if not any(x.namespace == 'aft_mm' and x._schema.is_mutable for x in targets):
+            traced = torch.func.functionalize(traced, remove='mutations')
+        graph = make_fx(traced, decomposition_table=select_decomp_table())(*inputs)
         lowering = GraphLowering(graph, example_inputs=inputs)
         with (
             V.set_graph_handler(lowering),
