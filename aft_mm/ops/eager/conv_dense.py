@@ -91,7 +91,8 @@ class _Toeplitz(torch.autograd.Function):
     def forward(x: Tensor, grid: tuple[int, ...]) -> Tensor:
         # By index, as Inductor would write views of x to memory twice.
         token = torch.arange(math.prod(grid), device=x.device)
-        entry, stride = 0, 1
+        entry: Tensor | int = 0
+        stride = 1
         for length in reversed(grid):
             position = token % length
             entry = entry + stride * (position - position[:, None] + length - 1)
