@@ -50,8 +50,11 @@ def test_a_group_that_is_slower_is_stretched_in_time():
 
 
 def test_a_validation_metric_belongs_to_the_last_training_iteration():
-    runs = [[*run([2.0, 1.0]), *run([3.0])] for _ in range(2)]
-    runs[1][2] = dict(bits_per_char=2.0, step=1)
+    runs = []
+    for bits in (1.0, 2.0):
+        epochs = [dict(loss=2.0, iter=5 * epoch, epoch=epoch, epoch_length=5) for epoch in (1, 2)]
+        metrics = dict(bits_per_char=1.0, step=1), dict(bits_per_char=bits, step=2)
+        runs.append([epochs[0], metrics[0], epochs[1], metrics[1]])
     (axis,) = draw_seed_curves({'a': runs}, 'bits', metric='bits_per_char').axes
     (line,) = axis.get_lines()
     assert line.get_xydata().tolist() == [[5, 1.0], [10, 1.5]]

@@ -66,7 +66,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-from run_logs import read_scalars, read_times, time_of
+from run_logs import read_scalars, read_times, time_of, trained, validations
 
 from aft_mm.checks import check_int
 from aft_mm.cli.pictures import check_picture, save
@@ -84,11 +84,10 @@ def mean_curve(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return common iterations, mean loss times ``scale``, and its standard error (0 for one run).
 
-    ``smooth`` is the number of logged losses in a moving average. A validation metric belongs to
-    the last logged iteration.
+    ``smooth`` is the number of logged values in a moving average.
     """
     check_int('smooth', smooth, 1)
-    losses = [_by_iteration(records, metric) for records in runs]
+    losses = [dict(trained(run, metric) or validations(run, metric)) for run in runs]
     common = sorted(set.intersection(*map(set, losses))) if losses else []
     if not common:
         raise UserError(f'runs of a group must have logged {metric} at the same iterations')
@@ -101,15 +100,6 @@ def mean_curve(
     values = np.lib.stride_tricks.sliding_window_view(values, smooth, axis=1).mean(-1)
     error = values.std(0, ddof=1) / len(losses) ** 0.5 if len(losses) > 1 else 0 * values[0]
     return np.array(common[smooth - 1 :]), values.mean(0), error
-
-
-def _by_iteration(records: Sequence[dict], metric: str) -> dict[int, float]:
-    iteration, found = 0, {}
-    for record in records:
-        iteration = record.get('iter', iteration)
-        if metric in record:
-            found[iteration] = record[metric]
-    return found
 
 
 def draw_seed_curves(
