@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import MODELS, DefaultScope, init_default_scope
+from mmengine.runner import Runner
 from torch import nn
 
 from aft_mm import ops
@@ -227,6 +228,22 @@ def test_int8_shrinks_the_file_and_rounds_the_outputs(tool, tmp_path, capsys):
     assert 1e-4 < change < 0.1
 
 
+def test_metrics_of_the_file_are_those_of_the_config(tool, tmp_path, capsys):
+    text = (
+        "_base_ = 'aft_mm::image_classification/aft-conv-quickstart_1xb64-50e_digits.py'\n"
+        'test_dataloader = dict(batch_size=7, dataset=dict(indices=50))\n'
+    )
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        config, checkpoint, model = save(tmp_path, text)
+    tool.main([config, checkpoint, str(tmp_path / 'model.pt2'), '--test'])
+    right = 0
+    for item in Runner.build_dataloader(Config.fromfile(config).test_dataloader).dataset:
+        image = model.data_preprocessor(dict(inputs=item['inputs'][None]), False)['inputs']
+        right += int(model(image).argmax() == item['data_samples'].gt_label)
+    expected = f'50 test images: accuracy/top1 {2 * right:.2f} -> {2 * right:.2f}'
+    assert expected in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     'text, words, message',
     [
@@ -390,6 +407,7 @@ def test_paths_of_another_model_are_refused():
         (CONV, ['m.pt2', '--dynamic', '--size', '8', '32'], '--size must be at least 9, got 8 32'),
         (CONV, ['m.pt2', '--size', '7', '32'], '--size must be at least 8, got 7 32'),
         (CONV, ['m.pt2', '--int8'], 'OUT must end in .onnx for --int8'),
+        (CONV, ['m.pt2', '--test'], '--test needs a classifier and a test_dataloader'),
     ],
 )
 def test_bad_arguments_are_rejected(mixer, words, message, tool, files, tmp_path):

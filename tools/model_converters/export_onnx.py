@@ -58,6 +58,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         '--steps', action='store_true', help='export a prompt and a step, to generate sequences'
     )
     parser.add_argument('--int8', action='store_true', help='quantise matrix products of OUT.onnx')
+    parser.add_argument(
+        '--test',
+        action='store_true',
+        help='compute the metrics of a classifier and of OUT on the test data of the config',
+    )
     return parser.parse_args(argv)
 
 
@@ -78,8 +83,12 @@ from graph_files import (
     write,
 )
 from mmengine.config import Config
+from mmengine.evaluator import Evaluator
+from mmengine.registry import init_default_scope
+from mmengine.runner import Runner
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.utils.data import DataLoader
 from torchvision.ops import nms
 
 from aft_mm.apis import load_model
@@ -277,6 +286,31 @@ def check_int8(exportable: Exportable, paths: Sequence[Path]) -> float:
     return change
 
 
+@torch.no_grad()
+def compare_metrics(
+    config: Config, loader: DataLoader, model: nn.Module, call: Call, batched: bool
+) -> str:
+    """Return the metrics of the model and of a file on the test data, as text."""
+
+    def scores_of_file(images: Tensor) -> Tensor:
+        parts = [images] if batched else images.split(1)
+        return torch.cat([call({'image': part.contiguous()})[0] for part in parts])
+
+    found = []
+    for function in (model, scores_of_file):
+        evaluator = Evaluator(config.test_evaluator)
+        evaluator.dataset_meta = loader.dataset.metainfo
+        for batch in loader:
+            data = model.data_preprocessor(batch, False)
+            scores = function(data['inputs']).softmax(1)
+            for sample, score in zip(data['data_samples'], scores, strict=True):
+                sample.set_pred_score(score)
+            evaluator.process(data['data_samples'], batch)
+        found.append(evaluator.evaluate(len(loader.dataset)))
+    metrics = [f'{name} {value:.2f} -> {found[1][name]:.2f}' for name, value in found[0].items()]
+    return f'; {len(loader.dataset)} test images: {", ".join(metrics)}'
+
+
 def check_args(args: argparse.Namespace) -> Config:
     if args.out.suffix not in PACKAGES:
         raise UserError(f'OUT must end in .onnx, .xml or .pt2, got {str(args.out)!r}')
@@ -286,6 +320,10 @@ def check_args(args: argparse.Namespace) -> Config:
     check_writable('OUT', [str(args.out)])
     config = read_config(args.config)
     kind = kind_of(config)
+    if args.test and (
+        kind != 'ImageClassifier' or args.backbone or 'test_dataloader' not in config
+    ):
+        raise UserError(f'--test needs a classifier and a test_dataloader, got {config.model.type}')
     if args.steps and kind != 'AutoregressiveModel':
         raise UserError(f'--steps needs an autoregressive model, got {config.model.type}')
     if kind == 'CTCModel' or args.steps:
@@ -380,11 +418,15 @@ def export(args: argparse.Namespace) -> str:
     config = check_args(args)
     _, model = load_model(config, args.checkpoint, device='cpu')
     exportable, sizes = make_exportable(args, config, model)
+    loader = None
+    if args.test:
+        init_default_scope(config.get('default_scope', 'mmpretrain'))
+        loader = Runner.build_dataloader(config.test_dataloader)
     paths, choices = [], []
     for graph in exportable.graphs:
         name = f'{args.out.stem}-{graph.name}' if graph.name else args.out.stem
         paths.append(args.out.with_name(name + args.out.suffix))
-    quantised = ''
+    notes = ''
     try:
         for graph, path in zip(exportable.graphs, paths, strict=True):
             program, chosen = trace(graph, path.suffix)
@@ -397,7 +439,10 @@ def export(args: argparse.Namespace) -> str:
                 quantize(path)
             ratio = sum(map(size_of, paths)) / before
             change = check_int8(exportable, paths)
-            quantised = f'; int8: {ratio:.2f} x the bytes, outputs change by {change:.1%}'
+            notes = f'; int8: {ratio:.2f} x the bytes, outputs change by {change:.1%}'
+        if loader is not None:
+            call = load(paths[0], exportable.graphs[0])
+            notes += compare_metrics(config, loader, model, call, args.dynamic)
     except BaseException:  # including interrupts: keep no file that was not checked
         for path in paths:
             remove(path)
@@ -406,7 +451,7 @@ def export(args: argparse.Namespace) -> str:
     kinds = {'.pt2': f'torch {torch.__version__}', '.xml': 'OpenVINO'}
     return (
         f'{", ".join(map(str, paths))}: {kinds.get(args.out.suffix, f"ONNX opset {OPSET}")}, '
-        f'{sizes}{safe}; differs from the model by at most {difference:.1e}{quantised}'
+        f'{sizes}{safe}; differs from the model by at most {difference:.1e}{notes}'
     )
 
 
