@@ -48,7 +48,9 @@ def runtime() -> str:
 
 def recording_or_replaying() -> bool:
     """Return whether the graph being made must not depend on the sizes of the example."""
-    return recording() or replaying()
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    return _recorded.get() is not None or _replayed.get() is not None
 
 
 def compiling_not_exporting() -> bool:
