@@ -74,19 +74,35 @@ def add_bmm(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 class RoundedProduct(torch.autograd.Function):
-    """W times terms in ``'bf16x2'``, with the same rounded W backward."""
+    """W [n, t, s] times terms [n, s, C] in ``'bf16x2'``, with the same rounded W backward.
+
+    Both summands of the terms are one product, as float32 sums would move more bytes.
+    """
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, terms: Tensor) -> Tensor:
-        weights, split = weights.bfloat16(), split_terms(terms, 'bf16x2')
-        ctx.save_for_backward(weights, *split)
-        return multiply(weights, split)
+    def forward(ctx: Any, weights: Tensor, *terms: Tensor) -> tuple[Tensor, ...]:
+        weights, split = weights.bfloat16(), _stacked(terms)
+        ctx.save_for_backward(weights, split)
+        ctx.columns = [term.shape[2] for term in terms]
+        return bmm_to_float32(torch.cat([weights, weights], 2), split).split(ctx.columns, 2)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
-        weights, *terms = ctx.saved_tensors
-        grad_w, grads = None, split_terms(grad, 'bf16x2')
+        weights, terms = ctx.saved_tensors
+        split, grad_w = _stacked(grads), None
         if ctx.needs_input_grad[0]:
-            grad_w = grad_weights(grads, terms)
-        return grad_w, multiply(weights.transpose(1, 2), grads)
+            # Without the product of the two low summands, which is below rounding.
+            high, low = (x.transpose(1, 2) for x in terms.chunk(2, 1))
+            first, second = bmm_to_float32(split, high).chunk(2, 1)
+            grad_w = add_bmm(first + second, split.chunk(2, 1)[0], low)
+        columns = weights.transpose(1, 2)
+        return grad_w, *bmm_to_float32(torch.cat([columns, columns], 2), split).split(
+            ctx.columns, 2
+        )
+
+
+def _stacked(terms: Sequence[Tensor]) -> Tensor:
+    """Return the terms next to each other, their low summands below the high ones [n, 2·s, C]."""
+    pairs = [split_terms(term, 'bf16x2') for term in terms]
+    return torch.cat([torch.cat(part, 2) for part in zip(*pairs, strict=True)], 1)

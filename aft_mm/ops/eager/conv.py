@@ -123,18 +123,18 @@ def is_one_shift_exact(
     difference: whether they are those of the difference form.
     """
     weight = weight.detach()
-    largest, smallest = weight.amax(), weight.amin()
-    bias_range = largest.clamp_min(0) - smallest.clamp_max(0)
+    largest = weight.amax().clamp_min(0)
     if global_connectivity and not causal:
-        is_exact = bias_range <= FAST_BIAS_RANGE
+        # One number: a compiler computes the condition again wherever it is used.
+        is_exact = largest - weight.clamp_max(0) <= FAST_BIAS_RANGE
     else:
-        exponents = key_range(key, 1) + bias_range
+        exponents = key_range(key, 1) + largest - weight.amin().clamp_max(0)
         if causal:  # the convolution multiplies later tokens by 0
             exponents = exponents + zero_if_finite(value)
         is_exact = exponents <= FAST_RANGE
     if difference and global_connectivity:
-        is_exact = is_exact & (smallest >= DIFFERENCE_LOWEST_BIAS)
-    return is_exact
+        is_exact = is_exact & (weight >= DIFFERENCE_LOWEST_BIAS)
+    return is_exact.all()
 
 
 class KnownForm(NamedTuple):

@@ -61,14 +61,15 @@ def dense_mean(
     if causal:
         weights = weights.tril()
     exp_key = torch.exp(key - column_shift(key, 1)).unsqueeze(-1)
-    terms = torch.cat([exp_key * value.unflatten(-1, (heads, -1)), exp_key], -1)
-    terms = terms.permute(2, 1, 0, 3).flatten(2)  # [h, T, B·(d + 1)]
+    terms = [exp_key * value.unflatten(-1, (heads, -1)), exp_key]
+    terms = [x.permute(2, 1, 0, 3).flatten(2) for x in terms]  # [h, T, B·d] and [h, T, B]
     if precision == 'bf16x2':
-        sums = RoundedProduct.apply(weights, terms)
+        numerator, denominator = RoundedProduct.apply(weights, *terms)
     else:
-        sums = multiply(weights, split_terms(terms, precision))
-    sums = sums.unflatten(2, (batch, -1))
-    return mean(sums[..., :-1], sums[..., -1:]).permute(2, 1, 0, 3).flatten(2)
+        sums = multiply(weights, split_terms(torch.cat(terms, 2), precision))
+        numerator, denominator = sums.split([x.shape[2] for x in terms], 2)
+    numerator, denominator = (x.unflatten(2, (batch, -1)) for x in (numerator, denominator))
+    return mean(numerator, denominator).permute(2, 1, 0, 3).flatten(2)
 
 
 def toeplitz(kernel: Tensor, grid: Sequence[int], outside: float) -> Tensor:
