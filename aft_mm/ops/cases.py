@@ -205,8 +205,6 @@ LONG_CASES = [
     local(600, 32, rank=64, channels=64),
     local(600, (3, 4), (24, 25), causal=True, rank=40, channels=65),
     local(600, (3, 4), (24, 25), rank=40, channels=65),
-    learned(600, 32, causal=True, rank=64, channels=64),
-    learned(600, (3, 4), (24, 25), rank=40, channels=65),
     conv((600,), (31,), heads=5, channels=65),
     conv((8, 8), (5, 5), heads=4, channels=96),
     conv((14, 14), (25, 25), heads=64, channels=64, copies=12),
@@ -219,7 +217,6 @@ TIMED_CASES = {
     'aft_simple': [simple(n, causal=True, channels=d) for n, d in ((512, 256), (3072, 512))],
     'aft_full': [full(n, channels=384) for n in (196, 1024)],
     'aft_local': [local(n, 32, causal=True, rank=64, channels=512) for n in (512, 3072)],
-    'aft_local_learned': [learned(n, 32, causal=True, rank=64, channels=512) for n in (512, 3072)],
     'aft_conv': [conv((n, n), (11, 11), heads=384, channels=384) for n in (14, 32)],
     'aft_local_hard': [hard(n, 32, channels=512) for n in (512, 3072)],
 }

@@ -85,23 +85,6 @@ def conv(grid=(2, 5), kernel=(3, 3), heads=2, channels=4, **options):
     return Case('conv', 'aft_conv', tokens, options, None, heads, (shape,), True, channels)
 
 
-def learned(tokens, window, grid=None, rank=3, causal=False, channels=6):
-    shapes = ((tokens, rank),) * 2 if rank else ((tokens, window if causal else 2 * window - 1),)
-    options = dict(window=window, grid=grid, causal=causal)
-    name = f'{grid or tokens}-s={window}-causal={causal}'
-    heads = channels
-    return Case(name, 'aft_local_learned', tokens, options, None, heads, shapes, False, channels)
-
-
-# On one tile, with a window on a grid, with a free bias, and on three tiles.
-LEARNED = [
-    learned(9, 3),
-    learned(9, (2, 2), (3, 3), causal=True),
-    learned(9, 3, rank=0, causal=True),
-    learned(70, 3),
-]
-
-
 def op_arguments(case, tensors=None, key_mask=None, batch=1):
     if tensors is None:
         tensors = on_device(case.inputs(batch, dtype=torch.float32))

@@ -62,7 +62,7 @@ def test_triton_requested_where_it_is_unsupported_is_an_error(monkeypatch):
 
 
 REFUSED = {
-    'has no kernel': dict(op='aft_local_learned_step'),
+    'has no kernel': dict(op='aft_local_learned'),
     'has a kernel for aft_simple with causal=True only, got False': dict(causal=False),
     'has a kernel for aft_conv with causal=False only, got True': dict(
         op='aft_conv', global_connectivity=True, grid=(1, 1)
@@ -148,7 +148,7 @@ def test_table_of_backends(asked, monkeypatch, capsys):
         assert f'{op} ' in output
     assert ('reference cannot run any op or step on cpu' in output) == (asked != 'reference')
     assert 'triton cannot run any op or step on cpu: runs on cuda tensors' in output
-    without = 'linear_attention, aft_local_learned_step, linear_attention_step'
+    without = 'aft_local_learned, linear_attention, aft_local_learned_step, linear_attention_step'
     assert f'{without} on cpu: has no kernel' in output
     assert 'aft_local (any options)' in output and 'a grid of 1 or 2 sizes)' in output
     rows = [line.split()[2:] for line in output.splitlines()[1:3]]  # aft_simple, aft_full

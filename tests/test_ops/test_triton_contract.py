@@ -27,7 +27,6 @@ from .kernel_cases import (  # isort: skip
     causal_simple,
     conv,
     full,
-    learned,
     line,
     local,
     plane,
@@ -46,15 +45,11 @@ CASES = {
     'local': local(9, 3),
     'local free': local(9, 3, rank=0, causal=True),
     'local 2-d': local(9, (2, 2), grid=(3, 3), causal=True),
-    'learned': learned(9, (2, 2), (3, 3), causal=True),
-    'learned free': learned(9, 3, rank=0, causal=True),
 }
 each = pytest.mark.parametrize('name', CASES)
-# relu hides no key; AFT-local-learned is made of several kernels, whose order is not that of bits.
-each_exact = pytest.mark.parametrize(
-    'name', [name for name in CASES if 'relu' not in name and 'learned' not in name]
-)
-ONE_PER_OP = ['simple', 'window', 'conv', 'full causal', 'learned free']
+# relu hides no key.
+each_exact = pytest.mark.parametrize('name', [name for name in CASES if 'relu' not in name])
+ONE_PER_OP = ['simple', 'window', 'conv', 'full causal']
 each_op = pytest.mark.parametrize('name', ONE_PER_OP)
 same_bits = dict(rtol=0, atol=0)
 
@@ -76,7 +71,7 @@ def test_padding_may_be_nan_or_inf(name, monkeypatch):
     mask = torch.rand(4, tokens, device=DEVICE) < 0.6
     mask[1], mask[2, :4], mask[3, 4:] = False, False, False
     hidden = ~mask.unsqueeze(-1)
-    if 'relu' not in name and 'learned' not in name:
+    if 'relu' not in name:
         key = key * torch.tensor([1, 1, 1000, 1000], device=DEVICE).view(4, 1, 1)
     clean = [query, key.masked_fill(hidden, 0), value.masked_fill(hidden, 0), *bias]
     poisoned = [query, key.masked_fill(hidden, torch.nan), value.masked_fill(hidden, torch.inf)]
@@ -208,7 +203,7 @@ def test_only_requested_gradients_are_returned(name):
         assert sum(x.grad is not None for x in leaves) == 1
 
 
-@pytest.mark.parametrize('name', ['simple', 'window', 'conv', 'full', 'learned free'])
+@pytest.mark.parametrize('name', ['simple', 'window', 'conv', 'full'])
 def test_opcheck(name):
     """Schema, fake kernel, autograd registration, compiled with dynamic shapes."""
     case = CASES[name]

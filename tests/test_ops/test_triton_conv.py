@@ -113,4 +113,4 @@ def test_the_op_does_not_synchronise():
         places, call, moved = library._call(*tensors, mask, [2, 5], 'sigmoid', True, gradient)
         saved = tiling.new_saved(call.value, call.band, call.block.width)
         places.move_back(launch.launch_forward(call, saved))
-        launch.launch_backward(moved, None, saved, call, True)
+        launch.launch_backward(moved, saved, call, True)

@@ -1,4 +1,4 @@
-"""The kernels of AFT-full, AFT-local and AFT-local-learned; see `triton_parity.py`."""
+"""The kernels of AFT-full and AFT-local; see `triton_parity.py`."""
 
 import pytest
 import torch
@@ -11,14 +11,12 @@ from .triton_parity import DEVICE, DTYPES, MARKS, TERMS, TOLERANCE, compare, on_
 from .kernel_cases import (  # isort: skip - where Triton is
     EACH,
     IDS,
-    LEARNED,
     MANY_TILES,
     SHIPPED,
     NoWait,
     cut_of,
     detached,
     full,
-    learned,
     library,
     local,
     op_arguments,
@@ -195,7 +193,7 @@ def test_the_op_does_not_synchronise(case):
     with NoWait():
         saved = tiling.new_saved(value, band, cut.width)
         launch.launch_forward(call, saved)
-        launch.launch_backward(gradients, None, saved, call, True)
+        launch.launch_backward(gradients, saved, call, True)
 
 
 def test_memory_grows_with_tokens_not_their_square():
@@ -207,32 +205,6 @@ def test_memory_grows_with_tokens_not_their_square():
         call = launch.MatmulCall(query, key, value, bias, mask, gate, band, cut)
         saved = tiling.new_saved(value, band, cut.width)
         output = launch.launch_forward(call, saved)
-        launch.launch_backward(output, None, saved, call, True)
+        launch.launch_backward(output, saved, call, True)
     # Tiles of 64 tokens against two tiles, which the interpreter counts in bytes.
     assert recorder.largest <= 4 * 2 * 64 * 448 < 4 * 400 * 400
-
-
-class TestLocalLearned:
-    """AFT-local-learned is three products."""
-
-    @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)
-    def test_types(self, dtype, monkeypatch):
-        case = learned(70, (3, 4), (7, 10), causal=True)
-        compare(case, on_device(case.inputs(1, dtype=dtype)), monkeypatch)
-
-    @pytest.mark.parametrize('case', [*LEARNED, learned(7, 0, causal=True)], ids=IDS)
-    def test_matches_oracle(self, case, monkeypatch):
-        compare(case, on_device(case.inputs(2, dtype=torch.float32)), monkeypatch)
-
-    @pytest.mark.parametrize(
-        'case', [LEARNED[0], learned(70, (3, 4), (7, 10), causal=True)], ids=IDS
-    )
-    def test_late_keys(self, case, monkeypatch):
-        query, key, *others = on_device(case.inputs(1, dtype=torch.float32))
-        compare(case, [query, spread_keys('late', key), *others], monkeypatch, TERMS)
-
-    @pytest.mark.parametrize('size, spike', [(31, 0), (-80, 0), (80, 100)])
-    def test_biases_of_any_size(self, size, spike, monkeypatch):
-        query, key, value, bias = on_device(LEARNED[2].inputs(dtype=torch.float32))
-        key[:, 2] += spike
-        compare(LEARNED[2], [query, key, value, size * bias.sign()], monkeypatch, TERMS)

@@ -35,7 +35,7 @@ def call(dtype, window, *bias, grid=None, causal=True, save=True, masked=False, 
     saved = tiling.new_saved(value, band, cut.width, save)
     launch.launch_forward(inputs, saved)
     if save:
-        launch.launch_backward(torch.empty_like(value), None, saved, inputs, True)
+        launch.launch_backward(torch.empty_like(value), saved, inputs, True)
 
 
 @pytest.fixture

@@ -3,13 +3,15 @@
     python tools/benchmarks/op_counts.py --json OUT.json
 
 Nothing is computed, and no GPU is needed. Inductor counts the buffers that the kernels of its CUDA
-source read and write. A Triton kernel counts each of its tensors once. The bound reads query, key,
-value and bias once and writes the output, with backward twice that and the output's gradient.
+source read and write. A Triton kernel counts each tensor that its code reads or writes once, but of
+recomputations only the flags: no tile is flagged. The bound reads query, key, value and bias once
+and writes the output, with backward twice that and the output's gradient.
 Tokens are bfloat16, biases float32.
 """
 
 import argparse
 import json
+import re
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
@@ -41,6 +43,8 @@ from triton.runtime import JITFunction
 from aft_mm import ops
 from aft_mm.ops.eager import banded_matmul, conv, conv_dense, full_local, simple
 from aft_mm.ops.selftest import using
+from aft_mm.ops.triton import recompute_flagged
+from aft_mm.ops.triton.matmul import MatmulSaved
 
 # Op, options, tokens, and shapes of the biases.
 CASES = {
@@ -128,15 +132,32 @@ def compiled(op: str, options: dict, tokens, biases, training: bool) -> tuple[in
     return source.count('.run(') + source.count(' extern_kernels.'), moved
 
 
+def used_tensors(ttir: str, arguments: tuple) -> list[Tensor]:
+    """Return the tensors among the arguments of a kernel that its code uses."""
+    head, body = re.search(
+        r'tt\.func public @\w+\((.*?)\n?\) attributes[^\n]*\n(.*)', ttir, re.S
+    ).groups()
+    pointers = re.findall(r'(%[\w.]+): !tt\.ptr', head)
+    tensors = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)]
+    pairs = zip(pointers, tensors, strict=True)
+    return [x for name, x in pairs if re.search(re.escape(name) + r'(?![\w.])', body)]
+
+
 def kernels(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
+    do_compile = JITFunction._do_compile
     with recorded_forms(), using('triton'), _Launches() as recorder:
         run = JITFunction.run
 
         def launch(self, *args, **arguments):
-            recorder.add(args)
-            return run(self, *args, **arguments)
+            kernel = run(self, *args, **arguments)
+            if self.fn.__module__ == recompute_flagged.__name__:
+                saved = next(x for x in args if isinstance(x, MatmulSaved))
+                recorder.add(saved.flags)
+            else:
+                recorder.add(used_tensors(kernel.asm['ttir'], args))
+            return kernel
 
-        with mock.patch.object(JITFunction, 'run', launch):
+        with mock.patch.multiple(JITFunction, run=launch, _do_compile=do_compile):
             _step(op, options, training, *_inputs(tokens, biases, 'cpu'))
     return len(recorder.moved), sum(recorder.moved)
 

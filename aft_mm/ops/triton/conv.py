@@ -174,7 +174,7 @@ def conv_backward(
 ) -> list[Tensor | None]:
     inputs = query, key, value, weight, key_mask, grid, gate
     places, call, grad_output = _call(*inputs, True, gradient)
-    *others, grad_table = launch_backward(grad_output, None, saved, call, wanted[3])
+    *others, grad_table = launch_backward(grad_output, saved, call, wanted[3])
     grad_query, grad_key, grad_value = places.move_back(*others)
     if key.shape[2] != value.shape[2]:
         grad_key = grad_key.unflatten(-1, (key.shape[2], -1)).sum(-1).to(key.dtype)

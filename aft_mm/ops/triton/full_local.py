@@ -177,7 +177,8 @@ def launch_forward(call: MatmulCall, kept: Tensor) -> Tensor:
     firsts, units = _units(parts, call, inputs), _tile_units(parts, band)
     token_major = call.block.operand != torch.float32
     terms = _key_terms(call, inputs, units, band.has_outside, token_major)
-    arguments = saved, inputs, _operand(call, inputs, terms, units), firsts
+    # Backward reads the unit of λ in flagged tiles only.
+    arguments = saved._replace(unit=None), inputs, _operand(call, inputs, terms, units), firsts
     programs = call.programs(band.tiles)
     call.launch_product(matmul.mean_forward, programs, *arguments, GATE=call.gate)
     call.recompute(recompute_flagged.recompute_rows, saved, inputs)
@@ -185,17 +186,14 @@ def launch_forward(call: MatmulCall, kept: Tensor) -> Tensor:
 
 
 def launch_backward(
-    gradient: Tensor, grad_log: Tensor | None, kept: Tensor, call: MatmulCall, biased: bool
+    gradient: Tensor, kept: Tensor, call: MatmulCall, biased: bool
 ) -> list[Tensor | None]:
-    """Return the gradients of query, key, value and, if `biased`, of the table.
-
-    `gradient` is that of the output, `grad_log` that of λ.
-    """
+    """Return the gradients of query, key, value and, if `biased`, of the table."""
     band, value = call.band, call.value
     results = new_wanted((call.query, call.key, value), (call.query is not None, True, True))
     grad_query, *grads = map(strided, results)
     parts = split_saved(kept, value, band, call.block.width)
-    tensors = parts.flags, parts.mean, parts.log, parts.unit, None, gradient, grad_log
+    tensors = parts.flags, parts.mean, parts.log, parts.unit, None, gradient
     saved, inputs = matmul.MatmulSaved(*map(strided, tensors)), call.inputs(parts)
     units = _tile_units(parts, band)
     x, sums = _new_terms(call, band.tiles, band.has_outside, token_major=False)
@@ -326,7 +324,7 @@ def product_backward(
     gradient, saved, query, key, value, table, key_mask, window, grid, causal, gate, wanted
 ) -> list[Tensor | None]:
     call = _call(query, key, value, table, key_mask, window, grid, causal, gate, True)
-    return launch_backward(gradient, None, saved, call, wanted[3])
+    return launch_backward(gradient, saved, call, wanted[3])
 
 
 def _empty(query, key, value, *others):
@@ -335,11 +333,11 @@ def _empty(query, key, value, *others):
     return output, new_saved(value, call.band, call.block.width, others[-1])
 
 
-# The inputs of the products that have a window.
-INPUTS = (
-    f'{TOKENS}, Tensor table, Tensor? key_mask, SymInt[]? window, SymInt[]? grid, bool causal, '
-    'str gate'
-)
 product = register(
-    product, INPUTS, product_backward, fake=_empty, public_name='aft_full and aft_local'
+    product,
+    f'{TOKENS}, Tensor table, Tensor? key_mask, SymInt[]? window, SymInt[]? grid, bool causal, '
+    'str gate',
+    product_backward,
+    fake=_empty,
+    public_name='aft_full and aft_local',
 )

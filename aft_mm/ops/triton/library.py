@@ -3,7 +3,6 @@
 from .conv import aft_conv as aft_conv
 from .full_local import aft_full as aft_full
 from .full_local import aft_local as aft_local
-from .local_learned import aft_local_learned as aft_local_learned
 from .simple import aft_simple as aft_simple
 from .steps import aft_conv_step as aft_conv_step
 from .steps import aft_full_step as aft_full_step

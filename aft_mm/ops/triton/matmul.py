@@ -10,9 +10,9 @@ negligible if d ≥ e^−40. If d is smaller although the row sees a key, or n/d
 program sets a flag and `recompute_flagged.py` recomputes the tile.
 
 Saved for the gradient: the mean o = m + n/d, and ``λ = log d`` relative to a unit and the shift of
-w. With α = dy g(q) and the gradient β of λ,
+w. With α = dy g(q),
 
-    a = α e^−λ    c = (β − α (o − m)) e^−λ    (A, C) = Wᵀ (a, c)
+    a = α e^−λ    c = −α (o − m) e^−λ    (A, C) = Wᵀ (a, c)
     dv = E A      dk = E ((v − m) A + C)      dw = W ⊙ Σ (a, c) (E (v − m), E)ᵀ
 
 where Σ runs over sequences and channels. Without atomic additions results are deterministic.
@@ -53,7 +53,7 @@ class MatmulOperand(NamedTuple):
 
 
 class MatmulSaved(NamedTuple):
-    """Flags [B, tiles, blocks]; mean, λ and its unit [B, T, D] or None; output and gradients."""
+    """Flags [B, tiles, blocks]; mean, λ and its unit [B, T, D] or None; output and gradient."""
 
     flags: Any
     mean: Any
@@ -61,7 +61,6 @@ class MatmulSaved(NamedTuple):
     unit: Any
     output: Any = None
     gradient: Any = None
-    grad_log: Any = None
     # Triton 3.6 drops constants (strides of 1) after the last None of a tuple.
     end: None = None
 

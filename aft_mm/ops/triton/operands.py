@@ -115,14 +115,11 @@ def key_terms(terms, sums, inputs, units, TILE: tl.constexpr, WIDTH: tl.constexp
 
 @triton.jit
 def load_gradient(saved, inputs, batch, rows, columns, real, GATE: tl.constexpr):
-    """Return dy g(q) of these tokens, and the gradient of λ."""
+    """Return dy g(q) of these tokens."""
     grad_mean = load_tile(saved.gradient, batch, rows, columns, real)
     if GATE != 'none':
         grad_mean *= gate_value(load_tile(inputs.query, batch, rows, columns, real), GATE)
-    grad_log = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)
-    if saved.grad_log is not None:
-        grad_log = load_tile(saved.grad_log, batch, rows, columns, real)
-    return grad_mean, grad_log
+    return grad_mean
 
 
 @triton.jit
@@ -145,7 +142,7 @@ def target_terms(
     real = (rows < extents.targets)[:, None] & (columns < extents.channels)[None, :]
     mean = load_tile(saved.mean, batch, rows, columns, real)
     log = load_tile(saved.log, batch, rows, columns, real, UNSEEN)
-    grad_mean, grad_log = load_gradient(saved, inputs, batch, rows, columns, real, GATE)
+    grad_mean = load_gradient(saved, inputs, batch, rows, columns, real, GATE)
     if grad_query is not None:
         grad = load_tile(saved.gradient, batch, rows, columns, real) * mean
         grad *= gate_slope(load_tile(inputs.query, batch, rows, columns, real), GATE)
@@ -155,7 +152,7 @@ def target_terms(
     # Not 0 · NaN, which would make the whole product NaN.
     grad_term = tl.where(scale == 0, 0.0, scale * grad_mean)
     mean -= load_entry(inputs.centre, batch, 0, columns, columns < extents.channels)
-    grad_weight = tl.where(scale == 0, 0.0, scale * (grad_log - grad_mean * mean))
+    grad_weight = tl.where(scale == 0, 0.0, -scale * grad_mean * mean)
     weight = tl.full([TILE], 1.0, tl.float32)
     if sums is not None:
         weight = tl.exp(-load_entry(inputs.shifts, batch, 0, rows, rows < extents.targets))

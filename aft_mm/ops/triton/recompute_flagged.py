@@ -110,7 +110,7 @@ def recompute_rows(saved, inputs, FORM: tl.constexpr, GATE: tl.constexpr):
 
 @triton.jit
 def load_weights(saved, inputs, batch, row, other, columns, FORM: tl.constexpr, GATE: tl.constexpr):
-    """Return ``p α`` and ``p (α (v − o) + β)`` of the pairs, with ``p = W e^k / d``."""
+    """Return ``p α`` and ``p α (v − o)`` of the pairs, with ``p = W e^k / d``."""
     rows, others = row + tl.arange(0, FORM.group), other + tl.arange(0, FORM.group)
     keys, w, shown, seen = load_pairs(inputs, batch, row, other, columns, FORM)
     values = load_tile(inputs.value, batch, others, columns, shown)
@@ -119,12 +119,12 @@ def load_weights(saved, inputs, batch, row, other, columns, FORM: tl.constexpr, 
     mean = load_tile(saved.mean, batch, rows, columns, real)
     log = load_tile(saved.log, batch, rows, columns, real, UNSEEN)
     unit = load_tile(saved.unit, batch, rows, columns, real)
-    grad_mean, grad_log = load_gradient(saved, inputs, batch, rows, columns, real, GATE)
+    grad_mean = load_gradient(saved, inputs, batch, rows, columns, real, GATE)
     exponent = (keys[None, :, :] - unit[:, None, :]) + w[:, :, None] - log[:, None, :]
     weight = tl.where(seen & (log != UNSEEN)[:, None, :], tl.exp(exponent), 0.0)
     grad_value = weight * grad_mean[:, None, :]
     difference = values[None, :, :] - mean[:, None, :]
-    return grad_value, grad_value * difference + weight * grad_log[:, None, :]
+    return grad_value, grad_value * difference
 
 
 @triton.jit

@@ -159,13 +159,10 @@ def saved_shapes(value: Tensor, band: TileBand, width: int) -> list[tuple[int, .
     return [*[tokens] * 3, (batch, tiles, channels), (batch, 1, channels), (shifts,), flags]
 
 
-def count_saved(value: Tensor, band: TileBand, width: int) -> int:
-    return sum(map(math.prod, saved_shapes(value, band, width)))
-
-
 def new_saved(value: Tensor, band: TileBand, width: int, save: bool = True) -> Tensor:
     """Return room for :class:`SavedParts`, none without `save`."""
-    return value.new_empty(count_saved(value, band, width) if save else 0, dtype=torch.float32)
+    shapes = saved_shapes(value, band, width) if save else []
+    return value.new_empty(sum(map(math.prod, shapes)), dtype=torch.float32)
 
 
 def split_saved(saved: Tensor, value: Tensor, band: TileBand, width: int) -> SavedParts:
