@@ -14,7 +14,8 @@ model = dict(
         num_layers=4,
         grid=(256,),
         drop_rate=0.0,
-        token_mixer=dict(type='aft_mm.AFTLocal', window=32, rank=64),
+        # Each head starts at one of the nearest bytes.
+        token_mixer=dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=31, init_peak=6),
     ),
     head=dict(embed_dims=128),
 )
