@@ -315,7 +315,7 @@ class TestParameters:
         ('group', 'number', 'ratio'),
         [
             (names('image_classification', pattern='-mini.*8e_cifar10'), 3, 1.04),
-            (names('image_classification', pattern='-mini.*cifar10full'), 4, 1.002),
+            (names('image_classification', pattern='-mini.*7e.*cifar10full'), 4, 1.002),
             (names('synthetic_tasks', pattern='mqar'), 11, 1.002),
             (names('synthetic_tasks', pattern='listops'), 11, 1.002),
             (names('image_classification', pattern='-mini.*40e_imagenette'), 3, 1.04),
@@ -466,7 +466,11 @@ class TestExperiments:
             (TABLE_8, 2, ['model']),
             (names('copy_task', pattern='l4-d256'), 6, [MIXER]),
             (names('copy_task', pattern='mini'), 6, [MIXER]),
-            (names('language_modeling', pattern='mini'), 25, [MIXER, 'model.decoder.mlp_ratio']),
+            (
+                names('language_modeling', pattern='mini.*6e'),
+                25,
+                [MIXER, 'model.decoder.mlp_ratio'],
+            ),
             (names('synthetic_tasks', pattern='mqar'), 11, [MIXER, 'model.decoder.mlp_ratio']),
             (names('synthetic_tasks', pattern='listops'), 11, [MIXER, 'model.decoder.mlp_ratio']),
             (names('image_ar', pattern='mini.*mnist'), 3, [MIXER, 'model.decoder.grid']),

@@ -330,8 +330,7 @@ class TokenMixer(nn.Module):
         """Return the given grid, else the constructor's, for `num_tokens` tokens."""
         length = num_tokens - self.num_prefix_tokens
         if grid is not None:
-            if type(grid) is not tuple or grid != self.grid:
-                check_sizes('grid', grid, (1, 2, 3))
+            check_sizes('grid', grid, (1, 2, 3))
         elif self.grid is None or len(self.grid) == 1:
             grid = (length,)
         else:

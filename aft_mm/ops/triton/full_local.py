@@ -177,8 +177,7 @@ def launch_forward(call: MatmulCall, kept: Tensor) -> Tensor:
     firsts, units = _units(parts, call, inputs), _tile_units(parts, band)
     token_major = call.block.operand != torch.float32
     terms = _key_terms(call, inputs, units, band.has_outside, token_major)
-    # Backward reads the unit of λ in flagged tiles only.
-    arguments = saved._replace(unit=None), inputs, _operand(call, inputs, terms, units), firsts
+    arguments = saved, inputs, _operand(call, inputs, terms, units), firsts
     programs = call.programs(band.tiles)
     call.launch_product(matmul.mean_forward, programs, *arguments, GATE=call.gate)
     call.recompute(recompute_flagged.recompute_rows, saved, inputs)
