@@ -93,7 +93,7 @@ from torchvision.ops import nms
 
 from aft_mm.apis import load_model
 from aft_mm.apis.loading import task_of
-from aft_mm.config.reading import read_config
+from aft_mm.config.reading import check_data, read_config
 from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.layers import ConvPatchEmbedding
 from aft_mm.layers.mixers import AFTConv, AFTFull, AFTSimple, SoftmaxAttention
@@ -296,17 +296,17 @@ def compare_metrics(
         parts = [images] if batched else images.split(1)
         return torch.cat([call({'image': part.contiguous()})[0] for part in parts])
 
-    found = []
-    for function in (model, scores_of_file):
-        evaluator = Evaluator(config.test_evaluator)
+    evaluators = [Evaluator(config.test_evaluator) for _ in range(2)]
+    for evaluator in evaluators:
         evaluator.dataset_meta = loader.dataset.metainfo
-        for batch in loader:
-            data = model.data_preprocessor(batch, False)
+    for batch in loader:
+        data = model.data_preprocessor(batch, False)
+        for function, evaluator in zip((model, scores_of_file), evaluators, strict=True):
             scores = function(data['inputs']).softmax(1)
             for sample, score in zip(data['data_samples'], scores, strict=True):
                 sample.set_pred_score(score)
             evaluator.process(data['data_samples'], batch)
-        found.append(evaluator.evaluate(len(loader.dataset)))
+    found = [evaluator.evaluate(len(loader.dataset)) for evaluator in evaluators]
     metrics = [f'{name} {value:.2f} -> {found[1][name]:.2f}' for name, value in found[0].items()]
     return f'; {len(loader.dataset)} test images: {", ".join(metrics)}'
 
@@ -324,6 +324,8 @@ def check_args(args: argparse.Namespace) -> Config:
         kind != 'ImageClassifier' or args.backbone or 'test_dataloader' not in config
     ):
         raise UserError(f'--test needs a classifier and a test_dataloader, got {config.model.type}')
+    if args.test:
+        check_data(config, 'test')
     if args.steps and kind != 'AutoregressiveModel':
         raise UserError(f'--steps needs an autoregressive model, got {config.model.type}')
     if kind == 'CTCModel' or args.steps:
