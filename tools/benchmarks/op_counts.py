@@ -33,7 +33,7 @@ if __name__ == '__main__':
 import torch
 from bounds import ATTAINED, BATCH, DECODERS, GPUS, IMAGES, SEQUENCES, kernel_seconds
 from inductor_offline import source_and_bytes
-from kernel_forms import recorded_forms
+from kernel_forms import offline_kernels
 from model_costs import FREE, Kernel, _nbytes, decoder_kernels, image_kernels
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -144,8 +144,7 @@ def used_tensors(ttir: str, arguments: tuple) -> list[Tensor]:
 
 
 def kernels(op: str, options: dict, tokens, biases, training: bool) -> tuple[int, int]:
-    do_compile = JITFunction._do_compile
-    with recorded_forms(), using('triton'), _Launches() as recorder:
+    with offline_kernels(), using('triton'), _Launches() as recorder:
         run = JITFunction.run
 
         def launch(self, *args, **arguments):
@@ -157,7 +156,7 @@ def kernels(op: str, options: dict, tokens, biases, training: bool) -> tuple[int
                 recorder.add(used_tensors(kernel.asm['ttir'], args))
             return kernel
 
-        with mock.patch.multiple(JITFunction, run=launch, _do_compile=do_compile):
+        with mock.patch.object(JITFunction, 'run', launch):
             _step(op, options, training, *_inputs(tokens, biases, 'cpu'))
     return len(recorder.moved), sum(recorder.moved)
 
