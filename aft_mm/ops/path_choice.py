@@ -48,9 +48,7 @@ def runtime() -> str:
 
 def recording_or_replaying() -> bool:
     """Return whether the graph being made must not depend on the sizes of the example."""
-    if torch.compiler.is_dynamo_compiling():
-        return False
-    return _recorded.get() is not None or _replayed.get() is not None
+    return recording() or replaying()
 
 
 def compiling_not_exporting() -> bool:

@@ -83,8 +83,7 @@ class RoundedProduct(torch.autograd.Function):
     def forward(ctx: Any, weights: Tensor, *terms: Tensor) -> tuple[Tensor, ...]:
         weights, split = weights.bfloat16(), _stacked(terms)
         ctx.save_for_backward(weights, split)
-        ctx.columns = [term.shape[2] for term in terms]
-        return bmm_to_float32(torch.cat([weights, weights], 2), split).split(ctx.columns, 2)
+        return _product(weights, split, terms)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -96,10 +95,13 @@ class RoundedProduct(torch.autograd.Function):
             high, low = (x.transpose(1, 2) for x in terms.chunk(2, 1))
             first, second = bmm_to_float32(split, high).chunk(2, 1)
             grad_w = add_bmm(first + second, split.chunk(2, 1)[0], low)
-        columns = weights.transpose(1, 2)
-        return grad_w, *bmm_to_float32(torch.cat([columns, columns], 2), split).split(
-            ctx.columns, 2
-        )
+        return grad_w, *_product(weights.transpose(1, 2), split, grads)
+
+
+def _product(weights: Tensor, split: Tensor, terms: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return W times each of the terms, of which `split` is :func:`_stacked`."""
+    sums = bmm_to_float32(torch.cat([weights, weights], 2), split)
+    return sums.split([term.shape[2] for term in terms], 2)
 
 
 def _stacked(terms: Sequence[Tensor]) -> Tensor:
