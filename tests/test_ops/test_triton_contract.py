@@ -179,7 +179,7 @@ def test_autocast_does_not_reach_the_sums(name):
 
 @pytest.mark.parametrize('name', ['simple', 'window', 'conv', 'full', 'local free'])
 def test_memory_saved_for_the_gradient(name):
-    """At most three numbers per token and channel, and no copies of inputs."""
+    """Three numbers per token and channel, two for a product, and no copies of inputs."""
     case = CASES[name]
     tensors = [x.requires_grad_() for x in inputs(case)]
     parts = []
@@ -188,7 +188,8 @@ def test_memory_saved_for_the_gradient(name):
     own = {x.data_ptr() for x in tensors}
     (saved,) = (x for x in parts if x.data_ptr() not in own and x.is_floating_point())
     assert saved.dtype == torch.float32
-    assert output.numel() < saved.numel() <= 3 * output.numel() + 70
+    numbers = 3 if name in ('simple', 'window') else 2
+    assert output.numel() < saved.numel() <= numbers * output.numel() + 70
 
 
 @pytest.mark.parametrize('name', ['simple', 'full causal'])

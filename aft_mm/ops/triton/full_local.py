@@ -123,15 +123,6 @@ def _new_terms(
     return strided(x if token_major else x.transpose(1, 2)), sums
 
 
-def _key_terms(
-    call: MatmulCall, inputs: MatmulInputs, units: tuple, summed: bool, token_major: bool
-) -> tuple[tuple, Tensor | None]:
-    tiles = call.band.source_tiles
-    x, sums = _new_terms(call, tiles, summed, token_major)
-    call.launch_terms(operands.key_terms, tiles, x, strided(sums), inputs, units)
-    return x, sums
-
-
 def _running(sums: Tensor | None, units: tuple, call: MatmulCall, reverse: bool) -> tuple | None:
     """Return the sums over all tiles up to each tile, or from each tile on."""
     if sums is None:
@@ -172,12 +163,14 @@ def launch_forward(call: MatmulCall, kept: Tensor) -> Tensor:
     value, band = call.value, call.band
     output = value.new_empty(len(value), band.targets, value.shape[2])
     parts = split_saved(kept, value, band, call.block.width)
-    tensors = parts.flags, parts.mean, parts.log, parts.unit, output
+    tensors = parts.flags, parts.mean, parts.log, None, output
     saved, inputs = matmul.MatmulSaved(*map(strided, tensors)), call.inputs(parts)
     firsts, units = _units(parts, call, inputs), _tile_units(parts, band)
     token_major = call.block.operand != torch.float32
-    terms = _key_terms(call, inputs, units, band.has_outside, token_major)
-    arguments = saved, inputs, _operand(call, inputs, terms, units), firsts
+    x, sums = _new_terms(call, band.source_tiles, band.has_outside, token_major)
+    arguments = x, strided(sums), inputs, units
+    call.launch_terms(operands.key_terms, band.source_tiles, *arguments)
+    arguments = saved, inputs, _operand(call, inputs, (x, sums), units), firsts
     programs = call.programs(band.tiles)
     call.launch_product(matmul.mean_forward, programs, *arguments, GATE=call.gate)
     call.recompute(recompute_flagged.recompute_rows, saved, inputs)
@@ -192,19 +185,22 @@ def launch_backward(
     results = new_wanted((call.query, call.key, value), (call.query is not None, True, True))
     grad_query, *grads = map(strided, results)
     parts = split_saved(kept, value, band, call.block.width)
-    tensors = parts.flags, parts.mean, parts.log, parts.unit, None, gradient
+    tensors = parts.flags, parts.mean, parts.log, torch.empty_like(parts.mean), None, gradient
     saved, inputs = matmul.MatmulSaved(*map(strided, tensors)), call.inputs(parts)
+    flagged = matmul.MatmulSaved(saved.flags, unit=saved.unit)
+    call.recompute(recompute_flagged.recompute_rows, flagged, inputs)
     units = _tile_units(parts, band)
     x, sums = _new_terms(call, band.tiles, band.has_outside, token_major=False)
     arguments = grad_query, x, strided(sums), saved, inputs
     call.launch_terms(operands.target_terms, band.tiles, *arguments, GATE=call.gate)
     operand = _operand(call, inputs, (x, sums), units, transposed=True)
-    arguments = *grads, inputs, operand, call.extents(transposed=True)
+    sources, _ = _new_terms(call, band.source_tiles, False, True) if biased else (None, None)
+    arguments = *grads, sources, inputs, operand, call.extents(transposed=True)
     call.launch_product(matmul.mean_backward, call.programs(band.source_tiles), *arguments)
     call.recompute(recompute_flagged.recompute_sources, *grads, saved, inputs)
     if not biased:
         return [*results, None]
-    grad_table = _bias_gradient(call, inputs, x, units)
+    grad_table = _bias_gradient(call, inputs, (x, sources), units)
     pairs = band.reach * (len(value) if band.shared else band.tiles)
     arguments = band.locate(grad_table), saved, inputs, pairs
     call.recompute(recompute_flagged.recompute_bias, *arguments)
@@ -222,10 +218,9 @@ def share_out(steps: int, pairs: int, device: torch.device) -> tuple[int, int]:
     return cdiv(steps, each), each
 
 
-def _bias_gradient(call: MatmulCall, inputs: MatmulInputs, targets: tuple, units: tuple) -> Tensor:
+def _bias_gradient(call: MatmulCall, inputs: MatmulInputs, terms: tuple, units: tuple) -> Tensor:
     """Return the gradient of w, or if shared of its tile, without the part of flagged tiles."""
     band, block, device = call.band, call.block, call.value.device
-    sources, _ = _key_terms(call, inputs, units, summed=False, token_major=True)
     side = min(block.tile, SIDE)
     owners, items, shape = band.tiles, len(call.value), call.table.shape
     if band.shared:
@@ -236,7 +231,7 @@ def _bias_gradient(call: MatmulCall, inputs: MatmulInputs, targets: tuple, units
     parts, each = share_out(steps, pairs, device)
     # No program writes the entries outside the window.
     grad_table = torch.zeros(parts, *shape, dtype=torch.float32, device=device)
-    arguments = inputs, band.full_extents(inputs.extents), (targets, sources), units, (each, steps)
+    arguments = inputs, band.full_extents(inputs.extents), terms, units, (each, steps)
     results = band.locate(grad_table[0]), grad_table.stride(0)
     call.launch_product(matmul.bias_gradient, (pairs * parts,), *results, *arguments, SIDE=side)
     return grad_table.sum(0) if parts > 1 else grad_table[0]
@@ -276,34 +271,9 @@ def local_table(
     """Return the free bias, or the products u · v of each tile with the tiles that it meets."""
     if pos_v is None:
         return pos_u
-    tile = choose_block(value, save).tile
-    band = make_band(pos_u, value, window, grid, causal, tile)
-    return _FactorTable.apply(pos_u.float(), pos_v.float(), band)
-
-
-class _FactorTable(torch.autograd.Function):
-    """u · v of neighbouring tiles; autograd's backward would multiply in bfloat16 under autocast."""
-
-    @staticmethod
-    def forward(ctx: Any, u: Tensor, v: Tensor, band: TileBand) -> Tensor:
-        ctx.save_for_backward(u, v)
-        ctx.band = band
-        around = neighbours(v, band.tile, band.before, band.after)
-        return torch.bmm(split(u, band.tile), around.transpose(1, 2))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        u, v = ctx.saved_tensors
-        band = ctx.band
-        with torch.autocast(gradient.device.type, enabled=False):
-            around = neighbours(v, band.tile, band.before, band.after)
-            grad_u = torch.bmm(gradient, around).flatten(0, 1)[: len(u)]
-            parts = torch.bmm(gradient.transpose(1, 2), split(u, band.tile))
-        parts = parts.unflatten(1, (band.reach, band.tile))
-        grad_v = parts.new_zeros(band.tiles + band.reach - 1, *parts.shape[2:])
-        for slot in range(band.reach):
-            grad_v[slot : slot + band.tiles] += parts[:, slot]
-        return grad_u, grad_v[band.before :].flatten(0, 1)[: len(v)], None
+    band = make_band(pos_u, value, window, grid, causal, choose_block(value, save).tile)
+    around = neighbours(pos_v.float(), band.tile, band.before, band.after)
+    return torch.bmm(split(pos_u.float(), band.tile), around.transpose(1, 2))
 
 
 def _call(query, key, value, table, key_mask, window, grid, causal, gate, save: bool) -> MatmulCall:

@@ -9,8 +9,8 @@ All entries of W and E are at most 1, so a term that float32 loses is below e^�
 negligible if d ≥ e^−40. If d is smaller although the row sees a key, or n/d is not finite, the
 program sets a flag and `recompute_flagged.py` recomputes the tile.
 
-Saved for the gradient: the mean o = m + n/d, and ``λ = log d`` relative to a unit and the shift of
-w. With α = dy g(q),
+Saved for the gradient: the mean o = m + n/d, and ``λ = log d`` relative to the unit of the tile and
+the shift of w. With α = dy g(q),
 
     a = α e^−λ    c = −α (o − m) e^−λ    (A, C) = Wᵀ (a, c)
     dv = E A      dk = E ((v − m) A + C)      dw = W ⊙ Σ (a, c) (E (v − m), E)ᵀ
@@ -53,12 +53,12 @@ class MatmulOperand(NamedTuple):
 
 
 class MatmulSaved(NamedTuple):
-    """Flags [B, tiles, blocks]; mean, λ and its unit [B, T, D] or None; output and gradient."""
+    """Flags [B, tiles, blocks]; mean, λ, units of flagged rows, output and gradient or None."""
 
     flags: Any
-    mean: Any
-    log: Any
-    unit: Any
+    mean: Any = None
+    log: Any = None
+    unit: Any = None
     output: Any = None
     gradient: Any = None
     # Triton 3.6 drops constants (strides of 1) after the last None of a tuple.
@@ -157,26 +157,25 @@ def mean_forward(saved, inputs, operand, firsts, FORM: tl.constexpr, GATE: tl.co
     flag = tl.max(tl.max((sees & ~exact).to(tl.int32), 1), 0)
     store_entry(saved.flags, batch, tile, part, True, flag)
     log = tl.where(denominator > 0, tl.log(tl.maximum(denominator, TINY)), UNSEEN)
-    unit = load_entry(operand.units, batch, tile, columns, inside)[None, :]
-    store_rows(saved, inputs.query, mean, log, unit, batch, rows, columns, real, GATE)
+    store_rows(saved, inputs.query, mean, log, batch, rows, columns, real, GATE)
 
 
 @triton.jit
-def store_rows(saved, query, mean, log, unit, batch, rows, columns, real, GATE: tl.constexpr):
+def store_rows(saved, query, mean, log, batch, rows, columns, real, GATE: tl.constexpr):
     """Store the output, and what is saved for the gradient unless that is None."""
     store_tile(saved.mean, batch, rows, columns, real, mean)
     store_tile(saved.log, batch, rows, columns, real, log)
-    store_tile(saved.unit, batch, rows, columns, real, unit)
     if GATE != 'none':
         mean *= gate_value(load_tile(query, batch, rows, columns, real), GATE)
     store_tile(saved.output, batch, rows, columns, real, mean)
 
 
 @triton.jit
-def mean_backward(grad_key, grad_value, inputs, operand, met, FORM: tl.constexpr):
+def mean_backward(grad_key, grad_value, terms, inputs, operand, met, FORM: tl.constexpr):
     """Compute the gradients of key and value without the part of flagged tiles.
 
-    Rows are sources; `met`: the extents of transposed tiles.
+    Rows are sources; `met`: the extents of transposed tiles. Unless `terms` is None, (E (v − m), E)
+    is stored into it for :func:`bias_gradient`.
     """
     extents = inputs.extents
     tile, batch, part, rows, columns = locate_program(extents, FORM.tile, FORM.width, FORM.shared)
@@ -186,6 +185,9 @@ def mean_backward(grad_key, grad_value, inputs, operand, met, FORM: tl.constexpr
     weight, values = load_source(inputs, operand.units, batch, tile, rows, columns)
     store_tile(grad_key, batch, rows, columns, real, weight * (values * grad_term + grad_weight))
     store_tile(grad_value, batch, rows, columns, real, weight * grad_term)
+    if terms is not None:
+        pair = tl.interleave(weight * values, weight)
+        tl.store(terms_at(terms, batch, tile * FORM.tile, part * 2 * FORM.width, *pair.shape), pair)
 
 
 @triton.jit

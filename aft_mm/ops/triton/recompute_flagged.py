@@ -2,7 +2,8 @@
 
 Each row and channel has its own unit, the largest key that the row sees, and the weights
 ``exp((k − unit) + (w − shift))`` are summed relative to their largest term. The brackets keep the
-differences small, so keys of ±1e4 lose no digits. Pairs of `group` targets and `group` sources are
+differences small, so keys of ±1e4 lose no digits. The units are computed again for the gradient
+instead of being saved for all rows. Pairs of `group` targets and `group` sources are
 processed at once.
 
 The kernels are always launched, because reading the flags on the host would wait for the device.
@@ -93,6 +94,7 @@ def exact_rows(inputs, batch, row, columns, last, FORM: tl.constexpr):
 
 @triton.jit
 def recompute_rows(saved, inputs, FORM: tl.constexpr, GATE: tl.constexpr):
+    """Write what `saved` has room for: mean, λ and its unit, and the output."""
     extents = inputs.extents
     pieces = tl.cdiv(extents.targets, FORM.group) * tl.cdiv(extents.channels, FORM.width)
     pieces = pieces_to_check(pieces * extents.batches, saved.flags, extents, FORM)
@@ -105,7 +107,8 @@ def recompute_rows(saved, inputs, FORM: tl.constexpr, GATE: tl.constexpr):
             if FORM.causal:
                 last = tl.minimum(row + FORM.group, extents.sources)
             mean, log, unit = exact_rows(inputs, batch, row, columns, last, FORM)
-            store_rows(saved, inputs.query, mean, log, unit, batch, rows, columns, real, GATE)
+            store_tile(saved.unit, batch, rows, columns, real, unit)
+            store_rows(saved, inputs.query, mean, log, batch, rows, columns, real, GATE)
 
 
 @triton.jit

@@ -136,14 +136,13 @@ def make_band(
 
 
 class SavedParts(NamedTuple):
-    """Saved for the gradient: mean, λ and its unit, units of tiles, centre, shifts of w and flags.
+    """Saved for the gradient: mean and λ, units of tiles, centre, shifts of w and flags.
 
     Views of one tensor, which is what an op may keep.
     """
 
     mean: Tensor
     log: Tensor
-    unit: Tensor
     units: Tensor
     centre: Tensor
     shifts: Tensor
@@ -156,7 +155,7 @@ def saved_shapes(value: Tensor, band: TileBand, width: int) -> list[tuple[int, .
     tiles = max(band.tiles, band.source_tiles) if band.causal else 1
     flags = batch, band.tiles, cdiv(channels, width)
     shifts = batch if band.shared else band.targets
-    return [*[tokens] * 3, (batch, tiles, channels), (batch, 1, channels), (shifts,), flags]
+    return [tokens, tokens, (batch, tiles, channels), (batch, 1, channels), (shifts,), flags]
 
 
 def new_saved(value: Tensor, band: TileBand, width: int, save: bool = True) -> Tensor:
@@ -169,7 +168,7 @@ def split_saved(saved: Tensor, value: Tensor, band: TileBand, width: int) -> Sav
     """Return views of `saved`; if that is empty, new tensors for what the forward pass needs."""
     shapes = saved_shapes(value, band, width)
     if not saved.numel():
-        parts = (value.new_empty(shape, dtype=torch.float32) for shape in shapes[3:])
-        return SavedParts(None, None, None, *parts)
+        parts = (value.new_empty(shape, dtype=torch.float32) for shape in shapes[2:])
+        return SavedParts(None, None, *parts)
     flat = saved.split([math.prod(shape) for shape in shapes])
     return SavedParts(*(part.view(shape) for part, shape in zip(flat, shapes, strict=True)))
