@@ -30,8 +30,9 @@ MODELS = {
 FOLDERS = {'voc0712': 'vocdevkit', 'ade20k': 'ade'}
 DIMS = dict(mini=96, tiny=192, small=384)
 DETECTORS = [name for name in CONFIGS if CONFIGS[name].parent.name == 'detection']
-MINI = [name for name in CONFIGS if '-mini_' in name]
+MINI = [name for name in CONFIGS if fields(name)['gpus'] == 1]
 FULL = [name for name in CONFIGS if name not in MINI]
+MIXERS = {'aft-conv': 'AFTConv', 'pooling': 'Pooling'}
 
 every_config = pytest.mark.parametrize('name', CONFIGS)
 
@@ -59,14 +60,21 @@ def heads(model):
 @every_config
 def test_model_matches_the_name(name):
     field, model, built = fields(name), load(name).model, build(name)
-    dims, mini = DIMS[field['size']], field['size'] == 'mini'
     task_model = model.type if name in DETECTORS else model.decode_head.type
-    assert task_model == MODELS[field['family'].removesuffix('-aft-conv')]
+    head, backbone = re.fullmatch('(mask-rcnn|[a-z]+)-(.+)', field['family']).groups()
+    assert task_model == MODELS[head]
+    if backbone == 'resnet18':
+        assert type(built.backbone).__name__ == 'ResNet' and built.backbone.depth == 18
+        return
+    dims, mini = DIMS[field['size']], field['size'] == 'mini'
     mixer = built.backbone.layers[0].token_mixer
-    assert type(mixer).__name__ == 'AFTConv'
+    assert type(mixer).__name__ == MIXERS[backbone]
     assert mixer.embed_dims == dims and len(built.backbone.layers) == (5 if mini else 12)
     kernel = 7 if mini else 11
-    assert mixer.position_bias().shape == (dims, kernel, kernel)
+    if backbone == 'aft-conv':
+        assert mixer.position_bias().shape == (dims, kernel, kernel)
+    else:
+        assert mixer.kernel_size == (kernel, kernel)
     assert model.backbone.patch_size == (8 if mini else 16)
 
 
@@ -115,10 +123,12 @@ def test_data_matches_the_name(name, monkeypatch):
 
 @pytest.mark.parametrize('name', DETECTORS)
 def test_feature_maps_have_the_sizes_that_anchors_expect(name):
-    config, levels = load(name), build(name).neck.num_outs
+    config, model = load(name), build(name)
+    channels = 3 if 'resnet' in name else 4  # the fourth is the mask
+    maps = model.extract_feat(torch.zeros(1, channels, 256, 256, device='meta'))
     head = config.model.get('rpn_head', config.model.get('bbox_head'))
     strides = head.anchor_generator.strides
-    assert list(strides) == [config.model.neck.strides[0] * 2**i for i in range(levels)]
+    assert list(strides) == [256 // x.shape[-1] for x in maps]
     if 'roi_head' in config.model:
         extractor = config.model.roi_head.bbox_roi_extractor
         assert list(extractor.featmap_strides) == list(config.model.neck.strides)
@@ -258,10 +268,11 @@ def test_small_models_train_two_iterations_and_are_tested(name, shared_data, tmp
     if 'retinanet' in name:  # so that an untrained model finds objects
         config.model.test_cfg.score_thr = 0.0
     runner = RUNNERS.build(config)
-    before = runner.model.backbone.patch_embed.projection.weight.detach().clone()
+    weight = next(runner.model.backbone.parameters())
+    before = weight.detach().clone()
     runner.train()
     assert runner.iter == 2
-    assert not torch.equal(before, runner.model.backbone.patch_embed.projection.weight)
+    assert not torch.equal(before, weight)
     metrics = runner.test()
     dataset = runner.test_dataloader.dataset
     if hasattr(dataset, 'cat_ids'):  # in the order of the file, not of the names
