@@ -120,7 +120,7 @@ def test_guide_for_photographs(tmp_path, monkeypatch):
 
 def test_guide_for_decoding_points(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / 'data/modelnet10_pcd/chair/test'
+    folder = tmp_path / 'data/ModelNet10.PC15k/chair/test'
     folder.mkdir(parents=True)
     shape = np.random.default_rng(0).normal(size=(1024, 3)) * (1, 3, 2) - 1e6
     np.save(folder / 'a.npy', shape)
