@@ -71,3 +71,24 @@ def build(name: str, grid=(7,), **kwargs) -> TokenMixer:
 
 def tokens(grid) -> torch.Tensor:
     return torch.randn(B, torch.Size(grid).numel(), D)
+
+
+def check_steps(mixer, x, lengths=None, **close):
+    """Compare steps after prompts of these lengths with the forward; return the last state.
+
+    Without lengths, start with an empty state.
+    """
+    expected, each = mixer(x), torch.arange(len(x))
+    if lengths is None:
+        lengths, prompt, state = torch.zeros(len(x), dtype=torch.long), 0, mixer.init_state(len(x))
+    else:
+        lengths = torch.tensor(lengths).clamp_max(x.shape[1] - 1)
+        prompt = int(lengths.max()) or 1
+        given = torch.arange(prompt) < lengths[:, None]
+        y, state = mixer.prefill(x[:, :prompt].masked_fill(~given[..., None], torch.nan), lengths)
+        torch.testing.assert_close(y[given], expected[:, :prompt][given], **close)
+    for n in range(x.shape[1] - prompt):
+        y_t, state = mixer.step(x[each, lengths + n], state)
+        torch.testing.assert_close(y_t, expected[each, lengths + n], **close)
+        assert (state.position == lengths + n + 1).all()
+    return state

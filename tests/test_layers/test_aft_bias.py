@@ -8,14 +8,10 @@ from torch import nn
 from aft_mm import ops
 from aft_mm.layers import Block
 
+from ..errors import refuses
 from .mixer_cases import B, D, build
 
 T = 5
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
 
 
 def test_it_is_aft_full_with_the_bias_and_mask_of_the_call():
@@ -34,11 +30,8 @@ def test_it_is_aft_full_with_the_bias_and_mask_of_the_call():
 
 
 def test_each_head_has_a_learned_scale():
-    mixer, x, bias = (
-        build('AFTBias', scales=[1.0, 2.0, 0.5]),
-        torch.randn(B, T, D),
-        -torch.rand(T, T),
-    )
+    mixer, x = build('AFTBias', scales=[1.0, 2.0, 0.5]), torch.randn(B, T, D)
+    bias = -torch.rand(T, T)
     plain = build('AFTBias', num_heads=3)
     plain.load_state_dict(mixer.state_dict(), strict=False)
     y = mixer(x, position_bias=bias)
@@ -79,32 +72,22 @@ def test_a_config_feeds_it_through_the_encoder(with_cp):
 
 def test_bad_calls_name_the_argument():
     x, bias = torch.randn(B, T, D), torch.randn(T, T)
-    with pytest.raises(
-        ValueError, match=r'position_bias must be left out for AFTSimple, got .*5\]'
-    ):
-        Block(D, dict(type='aft_mm.AFTSimple'))(x, position_bias=bias)
-    with pytest.raises(ValueError, match='position_bias must be given for AFTBias with scales'):
-        build('AFTBias', scales=[1.0])(x)
-    with pytest.raises(ValueError, match=r'position_bias must be \[T, S\] or \[B, T, S\] with sca'):
-        build('AFTBias', scales=[1.0, 2.0])(x, position_bias=bias[None, None])
-    with pytest.raises(ValueError, match='num_heads must be None with scales, got 2'):
-        build('AFTBias', scales=[1.0, 2.0], num_heads=2)
-    with pytest.raises(ValueError, match='scales must be a list of numbers, one per head, got 2.0'):
-        build('AFTBias', scales=2.0)
-    with pytest.raises(
-        ValueError, match='scales must be a list whose length divides embed_dims=12'
-    ):
-        build('AFTBias', scales=[1.0] * 5)
-    with pytest.raises(ValueError, match=r'position_bias must be a tensor of .* got \[1, 2\]'):
-        build('AFTBias', scales=[1.0])(x, position_bias=[1, 2])
+    simple, scaled = Block(D, dict(type='aft_mm.AFTSimple')), build('AFTBias', scales=[1.0, 2.0])
+    message = r'position_bias must be left out for AFTSimple, got .*5\]'
+    refuses(message, simple, x, position_bias=bias)
+    refuses('position_bias must be given for AFTBias with scales', scaled, x)
+    message = r'position_bias must be \[T, S\] or \[B, T, S\] with sca'
+    refuses(message, scaled, x, position_bias=bias[None, None])
+    refuses(r'position_bias must be a tensor of .* got \[1, 2\]', scaled, x, position_bias=[1, 2])
     for mask in ([True], torch.ones(T, T, dtype=torch.bool), torch.ones(B, T, T)):
-        with pytest.raises(
-            ValueError, match=rf'pair_mask must be bool \[{B}, {T}, {T}\] with True'
-        ):
-            build('AFTBias')(x, pair_mask=mask)
-    with pytest.raises(
-        ValueError, match='num_heads must be an int that divides embed_dims=12, got 5'
-    ):
-        build('AFTBias', num_heads=5)
-    with pytest.raises(ValueError, match='AFTBias must have _init_state and _mix_step'):
-        build('AFTBias', causal=True).init_state(1)
+        message = rf'pair_mask must be bool \[{B}, {T}, {T}\] with True'
+        refuses(message, build('AFTBias'), x, pair_mask=mask)
+    for message, options in {
+        'num_heads must be None with scales, got 2': dict(scales=[1.0, 2.0], num_heads=2),
+        'scales must be a list of numbers, one per head, got 2.0': dict(scales=2.0),
+        'scales must be a list whose length divides embed_dims=12': dict(scales=[1.0] * 5),
+        'num_heads must be an int that divides embed_dims=12, got 5': dict(num_heads=5),
+    }.items():
+        refuses(message, build, 'AFTBias', **options)
+    causal = build('AFTBias', causal=True)
+    refuses('AFTBias must have _init_state and _mix_step', causal.init_state, 1)

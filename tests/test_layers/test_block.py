@@ -5,8 +5,11 @@ import torch
 from torch import nn
 from torchvision.ops import StochasticDepth
 
-from aft_mm.layers import Block, PatchEmbedding, PositionEmbedding
+from aft_mm.layers import Block, PatchEmbedding
 from aft_mm.layers.block import DropPath
+
+from ..errors import refuses
+from .mixer_cases import check_steps
 
 MIXER = dict(type='aft_mm.AFTLocal', window=2, rank=3)
 
@@ -30,22 +33,7 @@ def test_linear_layers_are_initialised_as_in_deit():
 
 def test_block_steps_equal_its_forward():
     block = Block(8, dict(causal=True, **MIXER), grid=(9,), drop_path_rate=0.5).eval()
-    x = torch.randn(2, 9, 8)
-    first, state = block.prefill(x[:, :1], torch.ones(2).long())
-    rows = [first[:, 0]]
-    for t in range(1, 9):
-        y_t, state = block.step(x[:, t], state)
-        rows.append(y_t)
-        assert (state.position == t + 1).all()
-    torch.testing.assert_close(torch.stack(rows, 1), block(x))
-
-
-def test_the_mixer_gets_mask_and_grid():
-    block = Block(8, MIXER, grid=(3, 5))
-    x = torch.randn(2, 15, 8)
-    mask = torch.arange(15).expand(2, 15) < 8
-    assert (block(x) - block(x, key_mask=mask)).abs().max() > 1e-5
-    assert block(torch.randn(2, 8, 8), grid=(2, 4)).shape == (2, 8, 8)
+    check_steps(block, torch.randn(2, 9, 8), lengths=(1, 1))
 
 
 def test_drop_path_skips_whole_samples():
@@ -64,12 +52,6 @@ def test_drop_path_is_that_of_torchvision(p):
         found.append(drop(x))
         assert drop.eval()(x) is x
     assert torch.equal(*found)
-
-
-def test_mixer_and_mlp_get_the_drop_rate():
-    block = Block(8, MIXER, grid=(3, 5), drop_rate=0.3)
-    rates = [module.p for module in block.modules() if isinstance(module, nn.Dropout)]
-    assert rates == [0.3, 0.3, 0.3]
 
 
 @pytest.mark.parametrize('size', [(8, 12), (9, 12), (5, 3)], ids=str)
@@ -91,22 +73,7 @@ def test_patches_are_padded_at_the_bottom_and_on_the_right(size):
             )
 
 
-def test_position_embeddings_of_another_grid_are_interpolated():
-    small, large = PositionEmbedding((3, 3), 4, 1), PositionEmbedding((6, 6), 4, 1)
-    nn.init.constant_(small.weight, 0.7)
-    large.load_state_dict(small.state_dict())
-    torch.testing.assert_close(large(), torch.full((37, 4), 0.7))
-    torch.testing.assert_close(small((6, 6)), large())
-
-
-def test_patch_size_is_checked():
-    with pytest.raises(ValueError, match='patch_size must be an int, 1 or larger, got 0'):
-        PatchEmbedding(3, 8, 0)
-
-
 CROSS = dict(type='aft_mm.SoftmaxAttention', num_heads=2)
-
-
 PLACED = dict(type='aft_mm.AFTFull', rank=None, grid=(9,), source_grid=(5,))
 every_cross = pytest.mark.parametrize(
     'cross', [CROSS, dict(type='aft_mm.AFTSimple'), PLACED], ids=lambda c: c['type']
@@ -161,11 +128,6 @@ def test_the_cross_mixer_has_its_own_arguments():
     assert Block(8, MIXER, (9,), drop_rate=0.3, cross_mixer=CROSS).cross_mixer.proj_drop.p == 0.3
 
 
-def test_an_mlp_without_channels_is_refused():
-    with pytest.raises(ValueError, match='mlp_ratio must leave .*, got 0.1 with embed_dims=8'):
-        Block(8, MIXER, grid=(9,), mlp_ratio=0.1)
-
-
 @pytest.mark.parametrize(
     'cross',
     [
@@ -178,13 +140,14 @@ def test_an_mlp_without_channels_is_refused():
 )
 def test_a_mixer_that_cannot_read_a_memory_is_refused(cross):
     message = 'cross_mixer must take a memory, not be causal and have no position bias except one'
-    with pytest.raises(ValueError, match=message):
-        Block(8, MIXER, grid=(9,), cross_mixer=cross)
+    refuses(message, Block, 8, MIXER, grid=(9,), cross_mixer=cross)
 
 
-def test_memory_and_cross_mixer_require_each_other():
-    x = torch.randn(2, 15, 8)
-    with pytest.raises(ValueError, match='got memory=None with cross_mixer=SoftmaxAttention'):
-        Block(8, MIXER, grid=(3, 5), cross_mixer=CROSS)(x)
-    with pytest.raises(ValueError, match=r'memory=\[2, 15, 8\] with cross_mixer=NoneType'):
-        Block(8, MIXER, grid=(3, 5))(x, memory=x)
+def test_other_bad_arguments_are_refused():
+    x, block = torch.randn(2, 15, 8), Block(8, MIXER, grid=(3, 5))
+    crossed = Block(8, MIXER, grid=(3, 5), cross_mixer=CROSS)
+    refuses('got memory=None with cross_mixer=SoftmaxAttention', crossed, x)
+    refuses(r'memory=\[2, 15, 8\] with cross_mixer=NoneType', block, x, memory=x)
+    message = 'mlp_ratio must leave .*, got 0.1 with embed_dims=8'
+    refuses(message, Block, 8, MIXER, grid=(9,), mlp_ratio=0.1)
+    refuses('patch_size must be an int, 1 or larger, got 0', PatchEmbedding, 3, 8, 0)

@@ -22,7 +22,6 @@ FORMS = {'difference': 2.0, 'additive': -30.0, 'exact': -75.0}
 
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch):
-    torch.manual_seed(0)
     torch._dynamo.reset()
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
 
@@ -52,6 +51,11 @@ def nodes_of(module):
     return module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ()
 
 
+def compile_mixer(dynamic=None, **options):
+    mixer, graphs = make_mixer(**options), Graphs()
+    return mixer, graphs, torch.compile(mixer, fullgraph=True, dynamic=dynamic, backend=graphs)
+
+
 def by_oracle(mixer, x, **options):
     mixer = copy.deepcopy(mixer).double()
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
@@ -77,10 +81,9 @@ def tokens(key_scale=1.0):
 
 @pytest.mark.parametrize('form', FORMS)
 def test_the_graph_has_one_form(form):
-    mixer, graphs = make_mixer(), Graphs()
+    mixer, graphs, compiled = compile_mixer()
     set_bias(mixer, form)
     mixer.eval()
-    compiled = torch.compile(mixer, fullgraph=True, backend=graphs)
     for scale in (1.0, 50.0):  # the weights alone decide
         assert_right(mixer, compiled, tokens(scale))
     assert len(graphs) == 1 and 'cond' not in graphs.names()
@@ -88,16 +91,18 @@ def test_the_graph_has_one_form(form):
     assert ('cumsum' in graphs.names()) == (form == 'additive')
 
 
+def mixer_with(form):
+    mixer = make_mixer()
+    set_bias(mixer, form)
+    return mixer
+
+
 def by_loading(mixer, form):
-    other = make_mixer()
-    set_bias(other, form)
-    mixer.pos_bias.load_state_dict(other.pos_bias.state_dict())
+    mixer.pos_bias.load_state_dict(mixer_with(form).pos_bias.state_dict())
 
 
 def by_assigning(mixer, form):
-    other = make_mixer()
-    set_bias(other, form)
-    mixer.load_state_dict(mixer.state_dict() | other.state_dict(), assign=True)
+    mixer.load_state_dict(mixer.state_dict() | mixer_with(form).state_dict(), assign=True)
 
 
 def by_training(mixer, form):
@@ -118,8 +123,7 @@ WRITES = [by_loading, by_assigning, by_training, by_data]
     'write, dynamic', [(write, False) for write in WRITES] + [(by_training, True)]
 )
 def test_a_written_kernel_changes_the_form(write, dynamic):
-    mixer, graphs = make_mixer(), Graphs()
-    compiled = torch.compile(mixer, fullgraph=True, dynamic=dynamic, backend=graphs)
+    mixer, graphs, compiled = compile_mixer(dynamic)
     x = tokens()
     assert_right(mixer, compiled, x)
     counts = []
@@ -133,16 +137,13 @@ def test_a_written_kernel_changes_the_form(write, dynamic):
 
 
 def replace(mixer, form):
-    other = make_mixer()
-    set_bias(other, form)
-    mixer.pos_bias.weight = other.pos_bias.weight
+    mixer.pos_bias.weight = mixer_with(form).pos_bias.weight
 
 
 @pytest.mark.parametrize('write', [set_bias, replace])
 def test_a_write_without_eval_is_detected(write, monkeypatch):
     """The graph computes the mean again where its form does not fit, and reads values only then."""
-    mixer, graphs = make_mixer(), Graphs()
-    compiled = torch.compile(mixer, fullgraph=True, backend=graphs)
+    mixer, graphs, compiled = compile_mixer()
     x, reads, check = tokens(50.0), [], conv.is_one_shift_exact
     key_mask = torch.rand(x.shape[:2]) < 0.7
 
@@ -167,8 +168,7 @@ def test_a_write_without_eval_is_detected(write, monkeypatch):
 
 @pytest.mark.parametrize('options', [dict(causal=True), dict(global_connectivity=False)], ids=str)
 def test_keys_still_decide_where_rows_see_other_keys(options):
-    mixer, graphs = make_mixer(**options), Graphs()
-    compiled = torch.compile(mixer, fullgraph=True, backend=graphs)
+    mixer, graphs, compiled = compile_mixer(**options)
     for scale in (1.0, 200.0):
         x = tokens(scale)
         with torch.no_grad():
@@ -177,8 +177,7 @@ def test_keys_still_decide_where_rows_see_other_keys(options):
 
 
 def test_training_in_a_graph_chooses_by_value():
-    mixer, graphs = make_mixer(), Graphs()
-    compiled = torch.compile(mixer, fullgraph=True, backend=graphs)
+    mixer, graphs, compiled = compile_mixer()
     compiled(tokens(), grid=GRID).sum().backward()
     assert 'cond' in graphs.names()
     mixer.train()
@@ -205,8 +204,7 @@ def test_the_form_is_unknown_without_values_and_in_copies():
 
 
 def test_parameters_of_torch_func_choose_by_value():
-    mixer, other, graphs = make_mixer(), make_mixer(), Graphs()
-    set_bias(other, 'exact')
+    mixer, other, graphs = make_mixer(), mixer_with('exact'), Graphs()
     state = {name: x.detach() for name, x in other.state_dict().items()}
 
     def run(state, x):

@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-from aft_mm.layers import LocalSoftmaxAttention, SoftmaxAttention
+from aft_mm.layers import LocalSoftmaxAttention
 
-D, HEADS = 12, 3
+from .dense_attention import HEADS, D, assert_is_dense_attention, randomize, saved_bytes
+from .mixer_cases import check_steps
+
 # Grid, window and margin: incomplete blocks, one block, no margin, a wide margin.
 LAYOUTS = [
     ((1,), 4, None),
@@ -30,11 +30,6 @@ every_layout = pytest.mark.parametrize('grid, window, margin', LAYOUTS, ids=str)
 both_ways = pytest.mark.parametrize('causal', [False, True], ids=['all', 'causal'])
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 def dense_mask(grid, window, margin, causal):
     places = list(itertools.product(*map(range, grid)))
     dims = len(grid)
@@ -53,57 +48,17 @@ def dense_mask(grid, window, margin, causal):
     return mask
 
 
-def dense_attention(mixer, x, mask):
-    def heads(y):
-        return y.unflatten(2, (HEADS, -1)).transpose(1, 2)
-
-    parts = heads(mixer.query(x)), heads(mixer.key(x)), heads(mixer.value(x))
-    mixed = F.scaled_dot_product_attention(*parts, attn_mask=mask)
-    return mixer.proj(mixed.transpose(1, 2).flatten(2))
-
-
 def build(grid, window, margin, causal=True, **kwargs):
     options = dict(window=window, margin=margin, grid=grid, causal=causal)
-    mixer = LocalSoftmaxAttention(D, HEADS, **{**options, **kwargs})
-    for parameter in mixer.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return mixer.double()
+    return randomize(LocalSoftmaxAttention(D, HEADS, **{**options, **kwargs}))
 
 
+@pytest.mark.parametrize('masked', [False, True], ids=['all tokens', 'masked'])
 @both_ways
 @every_layout
-def test_equals_dense_attention_under_its_mask(grid, window, margin, causal):
-    mixer = build(grid, window, margin, causal)
-    tokens = torch.Size(grid).numel()
-    x = torch.randn(2, tokens, D, dtype=torch.float64, requires_grad=True)
+def test_equals_dense_attention_under_its_mask(grid, window, margin, causal, masked):
     mask = dense_mask(grid, window, margin, causal)
-    got, expected = mixer(x), dense_attention(mixer, x, mask)
-    torch.testing.assert_close(got, expected)
-    inputs = [x, *mixer.parameters()]
-    cotangent = torch.randn_like(got)
-    for a, b in zip(
-        torch.autograd.grad(got, inputs, cotangent),
-        torch.autograd.grad(expected, inputs, cotangent),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b)
-
-
-@both_ways
-@every_layout
-def test_key_masks_equal_those_of_dense_attention(grid, window, margin, causal):
-    mixer = build(grid, window, margin, causal)
-    tokens = torch.Size(grid).numel()
-    x = torch.randn(3, tokens, D, dtype=torch.float64)
-    key_mask = torch.rand(3, tokens) < 0.6
-    key_mask[1] = True
-    visible = dense_mask(grid, window, margin, causal) & key_mask[:, None]
-    some = visible.any(-1)
-    zeroed = x.masked_fill(~key_mask[..., None], 0)
-    expected = dense_attention(mixer, zeroed, visible[:, None] | ~some[:, None, :, None])
-    expected = torch.where(some[..., None], expected, mixer.proj.bias)
-    x[~key_mask] = torch.nan
-    torch.testing.assert_close(mixer(x, key_mask=key_mask), expected)
+    assert_is_dense_attention(build(grid, window, margin, causal), mask, masked)
 
 
 @pytest.mark.parametrize('lengths', [None, (0, 5), (20, 11), (1, 37)], ids=str)
@@ -111,31 +66,10 @@ def test_key_masks_equal_those_of_dense_attention(grid, window, margin, causal):
     'grid, window, margin', [((70,), 6, 4), ((9, 7), (2, 3), (1, 2)), ((7, 6), 2, 0)], ids=str
 )
 def test_steps_equal_the_forward_after_the_buffer_wraps(grid, window, margin, lengths):
-    mixer = build(grid, window, margin)
     tokens = torch.Size(grid).numel()
     x = torch.randn(2, tokens, D, dtype=torch.float64)
-    expected = mixer(x)
-    if lengths is None:
-        lengths, state = torch.zeros(2, dtype=torch.long), mixer.init_state(2)
-    else:
-        lengths = torch.tensor(lengths)
-        y, state = mixer.prefill(x[:, : lengths.max()], lengths)
-        given = torch.arange(y.shape[1]) < lengths[:, None]
-        torch.testing.assert_close(y[given], expected[:, : lengths.max()][given])
+    state = check_steps(build(grid, window, margin), x, lengths)
     assert state.keys.shape[1] < tokens
-    each = torch.arange(2)
-    for n in range(tokens - int(lengths.max())):
-        y_t, state = mixer.step(x[each, lengths + n], state)
-        torch.testing.assert_close(y_t, expected[each, lengths + n])
-
-
-@both_ways
-def test_one_block_is_softmax_attention(causal):
-    mixer = build((9,), 9, 0, causal)
-    full = SoftmaxAttention(D, HEADS, causal=causal).double()
-    full.load_state_dict(mixer.state_dict())
-    x = torch.randn(2, 9, D, dtype=torch.float64)
-    torch.testing.assert_close(mixer(x), full(x))
 
 
 def test_a_sequence_needs_no_grid_and_an_image_may_have_another():
@@ -152,18 +86,7 @@ def test_a_sequence_needs_no_grid_and_an_image_may_have_another():
 @pytest.mark.parametrize('two_dimensional', [False, True])
 def test_memory_is_linear_in_the_tokens(two_dimensional, causal):
     def saved(tokens):
-        if two_dimensional:
-            mixer = build((tokens // 16, 16), (4, 4), None, causal)
-        else:
-            mixer = build((tokens,), 16, None, causal)
-        sizes = {}
-
-        def pack(tensor):
-            sizes[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            mixer(torch.randn(1, tokens, D, dtype=torch.float64))
-        return sum(sizes.values())
+        layout = ((tokens // 16, 16), (4, 4)) if two_dimensional else ((tokens,), 16)
+        return saved_bytes(build(*layout, None, causal), tokens)
 
     assert saved(2048) < 2.2 * saved(1024)

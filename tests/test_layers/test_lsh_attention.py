@@ -14,24 +14,21 @@ sys.path.insert(0, str(Path(__file__).parents[2] / 'tools' / 'benchmarks'))
 
 import lsh_recall  # noqa: E402
 
-D, HEADS = 12, 3
+from .dense_attention import (  # noqa: E402
+    HEADS,
+    D,
+    assert_same_gradients,
+    heads,
+    joined,
+    randomize,
+)
+from .mixer_cases import check_steps  # noqa: E402
+
 both_ways = pytest.mark.parametrize('causal', [False, True], ids=['all', 'causal'])
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 def build(causal=True, grid=(60,), **kwargs) -> LSHAttention:
-    mixer = LSHAttention(D, HEADS, causal=causal, grid=grid, **kwargs)
-    for parameter in mixer.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return mixer.double()
-
-
-def heads(x):
-    return x.unflatten(2, (HEADS, -1)).transpose(1, 2)
+    return randomize(LSHAttention(D, HEADS, causal=causal, grid=grid, **kwargs))
 
 
 def exact_weights(mixer, x, visible):
@@ -45,8 +42,7 @@ def exact_weights(mixer, x, visible):
 
 
 def output(mixer, x, weights):
-    mixed = weights @ heads(mixer.value(x))
-    return mixer.proj(mixed.transpose(1, 2).flatten(2))
+    return mixer.proj(joined(weights @ heads(mixer.value(x))))
 
 
 def seen(mixer, x, key_mask=None):
@@ -99,13 +95,7 @@ def test_equals_exact_attention_over_the_union_of_its_rounds(options, causal, ma
     visible = seen(mixer, x, key_mask)
     got, expected = mixer(x, key_mask=key_mask), output(mixer, x, exact_weights(mixer, x, visible))
     torch.testing.assert_close(got[real], expected[real])
-    inputs, cotangent = [x, *mixer.parameters()], torch.randn_like(got) * real[..., None]
-    for a, b in zip(
-        torch.autograd.grad(got, inputs, cotangent),
-        torch.autograd.grad(expected, inputs, cotangent),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b)
+    assert_same_gradients(got, expected, [x, *mixer.parameters()], real)
 
 
 def test_more_rounds_recall_more_of_exact_attention():
@@ -127,16 +117,9 @@ def test_more_rounds_recall_more_of_exact_attention():
 def test_steps_equal_the_forward_after_buckets_overflow(lengths):
     mixer = build(num_rounds=3, num_buckets=4, chunk_size=4)
     x = torch.randn(2, 60, D, dtype=torch.float64)
-    expected, each = mixer(x), torch.arange(2)
-    start = torch.tensor(lengths or (0, 0))
-    state = mixer.init_state(2)
-    if lengths is not None:
-        _, state = mixer.prefill(x[:, : start.max()], start)
-    sizes = [part.numel() for part in (*state.table.rows, state.recent)]
-    for n in range(60 - int(start.max())):
-        y_t, state = mixer.step(x[each, start + n], state)
-        torch.testing.assert_close(y_t, expected[each, start + n])
-    assert [part.numel() for part in (*state.table.rows, state.recent)] == sizes
+    parts = [mixer.init_state(2), check_steps(mixer, x, lengths)]
+    first, last = ([part.numel() for part in (*s.table.rows, s.recent)] for s in parts)
+    assert first == last
 
 
 def test_checkpoints_contain_the_rotations():

@@ -13,6 +13,7 @@ from .mixer_cases import (
     B,
     D,
     build,
+    check_steps,
     mixer_class,
     tokens,
 )
@@ -27,15 +28,8 @@ WAYS = [(name, False) for name in MIXERS] + [(name, True) for name in CAUSAL]
 way_ids = {False: 'all', True: 'causal'}
 both_ways = pytest.mark.parametrize('name, causal', WAYS, ids=lambda x: way_ids.get(x, x))
 normalised_both_ways = pytest.mark.parametrize(
-    'name, causal',
-    [way for way in WAYS if way[0] in NORMALIZED],
-    ids=lambda x: way_ids.get(x, x),
+    'name, causal', [way for way in WAYS if way[0] in NORMALIZED], ids=lambda x: way_ids.get(x, x)
 )
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
 
 
 @both_ways
@@ -86,47 +80,19 @@ def test_weights_sum_to_one(name, grid, causal):
     torch.testing.assert_close(mixer(x), mixer.proj(gate * mixer.value.bias))
 
 
+@pytest.mark.parametrize('lengths', [None, (0, 3), (1, 1), (6, 2)], ids=str)
 @every_grid
 @every_stepped_mixer
-def test_steps_equal_the_parallel_forward(name, grid):
+def test_steps_equal_the_parallel_forward(name, grid, lengths):
+    """Also after prompts of different lengths."""
     mixer = build(name, grid, causal=True).eval()
-    x = tokens(grid)
-    state = mixer.init_state(B)
-    rows = []
-    for t in range(x.shape[1]):
-        y_t, state = mixer.step(x[:, t], state)
-        rows.append(y_t)
-        assert (state.position == t + 1).all()
-    torch.testing.assert_close(torch.stack(rows, dim=1), mixer(x), atol=1e-5, rtol=1e-4)
+    check_steps(mixer, tokens(grid), lengths, atol=1e-5, rtol=1e-4)
 
 
 @every_stepped_mixer
 def test_steps_of_a_float64_model_are_float64(name):
     mixer, x = build(name, (3, 5), causal=True).double().eval(), tokens((3, 5)).double()
-    state, expected = mixer.init_state(B), mixer(x)
-    for t in range(x.shape[1]):
-        y_t, state = mixer.step(x[:, t], state)
-        torch.testing.assert_close(y_t, expected[:, t], atol=1e-12, rtol=1e-10)
-
-
-@pytest.mark.parametrize('lengths', [(0, 3), (1, 1), (6, 2)], ids=str)
-@every_grid
-@every_stepped_mixer
-def test_steps_continue_prompts_of_different_lengths(name, grid, lengths):
-    mixer = build(name, grid, causal=True).eval()
-    x = tokens(grid)
-    expected = mixer(x)
-    lengths = torch.tensor(lengths).clamp_max(x.shape[1] - 1)
-    prompt = int(lengths.max()) or 1
-    given = torch.arange(prompt) < lengths[:, None]
-    y, state = mixer.prefill(x[:, :prompt].masked_fill(~given[..., None], torch.nan), lengths)
-    close = dict(atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(y[given], expected[:, :prompt][given], **close)
-    each = torch.arange(B)
-    for n in range(x.shape[1] - prompt):
-        y_t, state = mixer.step(x[each, lengths + n], state)
-        torch.testing.assert_close(y_t, expected[each, lengths + n], **close)
-        assert (state.position == lengths + n + 1).all()
+    check_steps(mixer, x, atol=1e-12, rtol=1e-10)
 
 
 @both_ways

@@ -4,26 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from aft_mm.layers.mixers import SoftmaxAttention
-
-D = 12
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
-def build(**kwargs) -> SoftmaxAttention:
-    mixer = SoftmaxAttention(D, num_heads=3, **kwargs)
-    for parameter in mixer.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return mixer.eval()
+from .mixer_cases import D, build
 
 
 @pytest.mark.parametrize('causal', [False, True], ids=['all', 'causal'])
 def test_softmax_attention_equals_torch(causal):
-    mixer, x = build(causal=causal), torch.randn(2, 7, D)
+    mixer, x = build('SoftmaxAttention', None, causal=causal), torch.randn(2, 7, D)
     oracle = nn.MultiheadAttention(D, 3, batch_first=True)
     for part in ('weight', 'bias'):
         names = ('query', 'key', 'value')
@@ -39,7 +25,7 @@ def test_softmax_attention_equals_torch(causal):
 
 
 def test_the_cache_grows_more_than_once():
-    mixer = build(causal=True).eval()
+    mixer = build('SoftmaxAttention', None, causal=True)
     x, lengths, each = torch.randn(2, 140, D), torch.tensor([3, 40]), torch.arange(2)
     expected = mixer(x)
     _, state = mixer.prefill(x[:, :40], lengths)
