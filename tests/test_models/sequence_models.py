@@ -61,3 +61,10 @@ def model(head=None, encoder=None, **kwargs) -> AutoregressiveModel:
 
 def tokens(*shape: int, high: int = 7) -> torch.Tensor:
     return torch.randint(high, shape)
+
+
+def assert_every_parameter_has_a_gradient(module: nn.Module, least: float = 1e-7) -> None:
+    for path, parameter in module.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), path
+        # A constant added to all keys cancels in a quotient.
+        assert parameter.grad.abs().max() > least or path.endswith('key.bias'), path

@@ -13,6 +13,8 @@ from torch import nn
 from aft_mm.models import AFTViT
 from aft_mm.registry import MODELS
 
+from ..errors import refuses
+
 ARCH = dict(embed_dims=12, num_layers=3, mlp_ratio=2)
 CONV = dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3)
 FULL = dict(type='aft_mm.AFTFull', rank=4)
@@ -26,11 +28,6 @@ def tiny(**kwargs) -> AFTViT:
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
 
 
 def conv(heads, kernel, **kwargs):
@@ -173,22 +170,26 @@ def test_frozen_stages(stages):
         assert not moved & frozen and any(name.startswith('layers.2') for name in moved)
 
 
-@pytest.mark.parametrize('mixer', [CONV, FULL, SOFTMAX], ids=lambda mixer: mixer['type'])
-def test_an_image_size_that_is_no_multiple_of_the_patch_is_padded(mixer):
-    model = tiny(token_mixer=mixer, out_type='featmap')
-    image = torch.randn(2, 3, 29, 44)
-    padded = torch.zeros(2, 3, 32, 48)
-    padded[..., :29, :44] = image
-    (y,) = model(image)
-    assert y.shape == (2, 12, 4, 6)
-    assert torch.equal(y, model(padded)[0])
+def aft(name, **options):
+    return dict(token_mixer=dict(type=f'aft_mm.{name}', **options))
 
 
-@pytest.mark.parametrize('options', [dict(token_mixer=FULL), dict(token_mixer=FULL, **CLS)])
-def test_loading_and_forward_interpolate_another_grid_alike(options):
-    small, large = tiny(**options), tiny(img_size=(40, 40), **options)
+@pytest.mark.parametrize(
+    'options',
+    [
+        aft('AFTFull', rank=4),
+        {**aft('AFTFull', rank=4), **CLS},
+        aft('AFTFull', rank=None),
+        aft('AFTLocal', window=3, rank=4),
+        aft('AFTLocal', window=(2, 5), rank=4),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize('size', [(40, 40), (24, 61)], ids=str)
+def test_loading_and_forward_interpolate_another_grid_alike(options, size):
+    small, large = tiny(**options), tiny(img_size=size, **options)
     large.load_state_dict(small.state_dict())
-    image = torch.randn(2, 3, 40, 40)
+    image = torch.randn(2, 3, *size)
     torch.testing.assert_close(large(image), small(image))
     again = tiny(**options)
     again.load_state_dict(small.state_dict())
@@ -212,6 +213,7 @@ LOADERS = [pytest.param(torch_load, id='torch'), pytest.param(load_state_dict, i
         (dict(arch={**ARCH, 'num_layers': 4}), 'an unknown backbone.layers.3.norm1.weight and'),
         (dict(arch={**ARCH, 'mlp_ratio': 1}), 'another shape of backbone.layers.0.mlp.0.weight'),
         (dict(patch_size=4), 'another shape of backbone.patch_embed.projection.weight'),
+        (dict(arch={**ARCH, 'embed_dims': 24}), 'D=12: it has another shape of backbone.patch_emb'),
         (CLS, r'unknown backbone.cls_token'),
         (dict(position_embedding=False), r'lacks backbone.pos_embed.weight'),
         (dict(token_mixer={**FULL, 'rank': 5}), r'pos_u .* interpolable to .* got \[16, 5\]'),
@@ -221,17 +223,14 @@ LOADERS = [pytest.param(torch_load, id='torch'), pytest.param(load_state_dict, i
 )
 def test_a_checkpoint_of_another_architecture_is_refused(load, other, message):
     state = nn.ModuleDict(dict(backbone=tiny(**other), head=nn.Linear(2, 2))).state_dict()
-    with pytest.raises(ValueError, match=message) as error:
-        load(nn.ModuleDict(dict(backbone=tiny(), head=nn.Linear(2, 2))), state)
-    assert '\n' not in str(error.value)
+    refuses(message, load, nn.ModuleDict(dict(backbone=tiny(), head=nn.Linear(2, 2))), state)
 
 
 @pytest.mark.parametrize('load', LOADERS)
 def test_missing_backbone_keys_are_refused_and_foreign_keys_are_not(load):
-    model = tiny()
-    with pytest.raises(ValueError, match='lacks patch_embed.projection.weight'):
-        load(tiny(), {'blocks.0.norm1.weight': torch.ones(12)})
-    load(model, {**tiny().state_dict(), 'head.weight': torch.ones(3)})
+    state = {'blocks.0.norm1.weight': torch.ones(12)}
+    refuses('lacks patch_embed.projection.weight', load, tiny(), state)
+    load(tiny(), {**tiny().state_dict(), 'head.weight': torch.ones(3)})
 
 
 def test_a_classifier_checkpoint_initialises_the_backbone_of_another_size(tmp_path):
@@ -313,5 +312,4 @@ def test_the_backbone_compiles_without_graph_breaks(mixer):
     ids=str,
 )
 def test_bad_arguments_raise_a_one_line_error(config, message):
-    with pytest.raises(ValueError, match=message):
-        MODELS.build(dict(type='aft_mm.AFTViT', **{'arch': ARCH, **config}))
+    refuses(message, MODELS.build, dict(type='aft_mm.AFTViT', **{'arch': ARCH, **config}))

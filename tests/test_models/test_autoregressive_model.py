@@ -13,15 +13,14 @@ from aft_mm.models import SequencePreprocessor
 from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample
 
-from .sequence_models import D, decoder_config, model, tokens
+from ..errors import refuses
+from .sequence_models import D, assert_every_parameter_has_a_gradient, decoder_config, model, tokens
 
 LENGTHS, CONTEXT = (9, 4, 1), (0, 3, 0)
-TIED = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=7, tied=True)
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
+HEAD = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=7)
+TIED = dict(HEAD, tied=True)
+MIXTURE = dict(type='aft_mm.LogisticMixtureHead', embed_dims=D, num_channels=1)
+PIXELS = dict(type='aft_mm.PixelEmbedding', num_channels=3)
 
 
 def batch(lengths=LENGTHS, context=CONTEXT) -> dict:
@@ -79,9 +78,7 @@ def test_a_uniform_model_has_the_log_of_the_vocabulary_as_nats(values):
 def test_every_parameter_gets_a_gradient(tied):
     net = model(dict(TIED, tied=tied)).train()
     net(tokens(2, 9), mode='loss')['loss'].backward()
-    for path, parameter in net.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all(), path
-        assert parameter.grad.abs().max() > 1e-7 or path.endswith('key.bias'), path
+    assert_every_parameter_has_a_gradient(net)
 
 
 def test_a_tied_head_uses_the_table_of_the_embedding():
@@ -128,11 +125,7 @@ def test_the_decoder_compiles_without_graph_breaks():
 
 def test_training_learns_a_sequence():
     net = MODELS.build(
-        dict(
-            type='aft_mm.AutoregressiveModel',
-            decoder=decoder_config(drop_rate=0.05),
-            head=TIED,
-        )
+        dict(type='aft_mm.AutoregressiveModel', decoder=decoder_config(drop_rate=0.05), head=TIED)
     ).train()
     wrapper = OptimWrapper(torch.optim.AdamW(net.parameters(), lr=0.01))
     data = dict(inputs=[torch.arange(9) % 7] * 4, data_samples=[SequenceSample()] * 4)
@@ -144,8 +137,7 @@ def test_training_learns_a_sequence():
 def test_tokens_may_be_integers_of_any_type(dtype):
     net, x = model(), tokens(2, 9)
     assert torch.equal(net(x.to(dtype), mode='loss')['loss'], net(x, mode='loss')['loss'])
-    mixture = dict(type='aft_mm.LogisticMixtureHead', embed_dims=D, num_channels=1)
-    net = model(mixture, vocab_size=256)
+    net = model(MIXTURE, vocab_size=256)
     assert torch.equal(net(x.to(dtype), mode='loss')['loss'], net(x, mode='loss')['loss'])
 
 
@@ -153,71 +145,49 @@ def test_tokens_may_be_integers_of_any_type(dtype):
     'head, decoder, message',
     [
         (
-            dict(embed_dims=8),
-            dict(),
-            'same embed_dims, got 8 of CategoricalHead and 12 of SequenceDecoder with Token',
+            {**HEAD, 'embed_dims': 8},
+            {},
+            'embed_dims, got 8 of CategoricalHead and 12 of Seq.* Token',
         ),
-        (dict(num_classes=8), dict(), 'same number of values, got 8 of Cat.* and 7 of Seq'),
-        (dict(), dict(vocab_size=8), 'same number of values, got 7 of Cat.* and 8 of Seq'),
+        ({**HEAD, 'num_classes': 8}, {}, 'number of values, got 8 of Cat.* and 7 of Seq'),
+        (HEAD, dict(vocab_size=8), 'number of values, got 7 of Cat.* and 8 of Seq'),
+        (MIXTURE, {}, 'number of values, got 256 of LogisticMixtureHead and 7 of Seq'),
         (
-            dict(type='aft_mm.LogisticMixtureHead', num_channels=1),
-            dict(),
-            'same number of values, got 256 of LogisticMixtureHead and 7 of Seq',
-        ),
-        (
-            dict(type='aft_mm.LogisticMixtureHead', num_channels=3),
+            {**MIXTURE, 'num_channels': 3},
             dict(vocab_size=256),
-            r'same token shape, got \(3,\) of LogisticMixtureHead and \(\) of Seq.* TokenEmbedding',
+            r'token shape, got \(3,\) of LogisticMixtureHead and \(\) of Seq.* TokenEmbedding',
         ),
         (
-            dict(type='aft_mm.LogisticMixtureHead', num_channels=1),
-            dict(embedding=dict(type='aft_mm.PixelEmbedding', num_channels=3)),
-            r'same token shape, got \(\) of Log.* and \(3,\) of Seq.* with PixelEmbedding',
+            MIXTURE,
+            dict(embedding=PIXELS),
+            r'token shape, got \(\) of Log.* and \(3,\) of Seq.* with PixelEmbedding',
         ),
     ],
     ids=str,
 )
 def test_a_head_that_does_not_fit_the_decoder_is_refused(head, decoder, message):
-    plain = {} if 'type' in head else dict(type='aft_mm.CategoricalHead', num_classes=7)
-    with pytest.raises(ValueError, match=message) as error:
-        model(dict(embed_dims=D) | plain | head, **decoder)
-    assert '\n' not in str(error.value)
+    refuses(f'must have the same {message}', model, head, **decoder)
 
 
 def test_bad_input_raises_a_one_line_error():
-    net = model()
-    for build, message in [
-        (lambda: net(tokens(1, 4), mode='train'), "one of tensor, loss, predict, got 'train'"),
-        (lambda: net(tokens(1, 10)), 'longer than the position table of 9 tokens, got 10'),
-        (lambda: net.val_step(batch((3,), (3,))), 'num_context must .* got 3 of 3 tokens'),
-        (lambda: net.val_step(batch((0,), (0,))), 'num_context must .* got 0 of 0 tokens'),
-        (
-            lambda: model(dict(TIED, num_classes=8)),
-            r'must be a TokenEmbedding \[8, 12\], got TokenEmbedding',
-        ),
-        (
-            lambda: model(TIED, embedding=dict(type='aft_mm.PixelEmbedding', num_channels=1)),
-            r'must be a TokenEmbedding \[7, 12\], got PixelEmbedding',
-        ),
-        (lambda: net.head.nats(torch.randn(2, 3, D), tokens(2, 4)), r'\[2, 3\], got .* \[2, 4\]'),
-        (
-            lambda: net(tokens(3, 4), [SequenceSample()], mode='loss'),
-            'data_samples must be one per sequence, got 1 for 3',
-        ),
-        (lambda: net(tokens(1, 4), [], mode='loss'), 'one per sequence, got 0 for 1'),
-        (
-            lambda: net.val_step(dict(inputs=[tokens(4)], data_samples=[SequenceSample()] * 2)),
-            'data_samples must be one per sequence, got 2 for 1',
-        ),
-        (
-            lambda: net.val_step(dict(inputs=[tokens(4), tokens(4, 3)])),
-            r'inputs must be integers, all .* got torch.int64 \[4, 3\] after \[4\]',
-        ),
-        (lambda: net.val_step(dict(inputs=[torch.randn(4)])), r'inputs .* got torch.float32 \[4\]'),
-        (
-            lambda: net(tokens(1, 4), [SequenceSample(source=tokens(3))]),
-            'a source must be given only to an encoder, got one for 1 of 1 samples',
-        ),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            build()
+    net, rows = model(), [tokens(4)]
+    refuses("one of tensor, loss, predict, got 'train'", net, tokens(1, 4), mode='train')
+    refuses('longer than the position table of 9 tokens, got 10', net, tokens(1, 10))
+    for number in (3, 0):
+        message = f'num_context must .* got {number} of {number} tokens'
+        refuses(message, net.val_step, batch((number,), (number,)))
+    message = r'must be a TokenEmbedding \[8, 12\], got TokenEmbedding'
+    refuses(message, model, dict(TIED, num_classes=8))
+    message = r'must be a TokenEmbedding \[7, 12\], got PixelEmbedding'
+    refuses(message, model, TIED, embedding=dict(PIXELS, num_channels=1))
+    refuses(r'\[2, 3\], got .* \[2, 4\]', net.head.nats, torch.randn(2, 3, D), tokens(2, 4))
+    for inputs, samples in ((tokens(3, 4), [SequenceSample()]), (tokens(1, 4), [])):
+        message = f'data_samples must be one per sequence, got {len(samples)} for {len(inputs)}'
+        refuses(message, net, inputs, samples, mode='loss')
+    message = 'data_samples must be one per sequence, got 2 for 1'
+    refuses(message, net.val_step, dict(inputs=rows, data_samples=[SequenceSample()] * 2))
+    message = r'inputs must be integers, all .* got torch.int64 \[4, 3\] after \[4\]'
+    refuses(message, net.val_step, dict(inputs=[*rows, tokens(4, 3)]))
+    refuses(r'inputs .* got torch.float32 \[4\]', net.val_step, dict(inputs=[torch.randn(4)]))
+    message = 'a source must be given only to an encoder, got one for 1 of 1 samples'
+    refuses(message, net, tokens(1, 4), [SequenceSample(source=tokens(3))])

@@ -11,12 +11,21 @@ from aft_mm.models import CategoricalHead, SequenceDecoder, beam_search
 from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample
 
+from ..errors import refuses
 from .sequence_models import MIXERS, D, decoder_config, mixer, model, randomize, tokens
 
 END, VALUES = 2, 4
 SIZES = (3, 6, 1)
 SOFTMAX = dict(type='aft_mm.SoftmaxAttention', num_heads=3)
 HEAD = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=VALUES)
+ENCODER = dict(
+    type='aft_mm.SequenceEncoder',
+    embed_dims=D,
+    num_layers=1,
+    grid=(6,),
+    embedding=None,
+    token_mixer=SOFTMAX,
+)
 TWO_WAY = {name: mixer(name) for name in MIXERS}
 TWO_WAY['LambdaLayer'] = dict(type='aft_mm.LambdaLayer', num_heads=3)
 every_mixer = pytest.mark.parametrize('name', MIXERS)
@@ -28,17 +37,9 @@ def seed():
 
 
 def translation_model(mixing=SOFTMAX, encoder_mixing=SOFTMAX, length=8, **options):
-    encoder = dict(
-        type='aft_mm.SequenceEncoder',
-        embed_dims=D,
-        num_layers=1,
-        grid=(6,),
-        embedding=None,
-        token_mixer=encoder_mixing,
-    )
     return model(
         HEAD,
-        encoder,
+        dict(ENCODER, token_mixer=encoder_mixing),
         grid=(length,),
         vocab_size=VALUES,
         num_kinds=1,
@@ -175,8 +176,8 @@ def test_label_smoothing_changes_the_loss_and_not_the_likelihood():
     torch.testing.assert_close(head.nats(hidden, targets), plain.nats(hidden, targets))
     torch.testing.assert_close(plain.loss(hidden, targets), plain.nats(hidden, targets))
     for wrong in (-0.1, 1.5, True):
-        with pytest.raises(ValueError, match='label_smoothing must be a finite number, 0 to 1'):
-            CategoricalHead(D, 7, label_smoothing=wrong)
+        message = 'label_smoothing must be a finite number, 0 to 1'
+        refuses(message, CategoricalHead, D, 7, label_smoothing=wrong)
 
 
 def test_the_loss_of_a_batch_is_smoothed_and_ignores_padding():
@@ -204,18 +205,10 @@ def test_source_target_and_output_share_one_table():
         table.mul_(2)
     torch.manual_seed(1)
     assert not torch.equal(net.encode([tokens(3, high=VALUES)])[0], before)
-    with pytest.raises(ValueError, match='embedding must be given for a decoder, got None'):
-        MODELS.build(decoder_config(embedding=None))
-    wide = dict(
-        type='aft_mm.SequenceEncoder',
-        embed_dims=2 * D,
-        num_layers=1,
-        embedding=None,
-        token_mixer=SOFTMAX,
-        grid=(6,),
-    )
-    with pytest.raises(ValueError, match='must have the same embed_dims, got 24 and 12'):
-        model(HEAD, wide, vocab_size=VALUES, num_kinds=1, cross_mixer=SOFTMAX)
+    refuses('embedding must be given for a decoder', MODELS.build, decoder_config(embedding=None))
+    wide = dict(ENCODER, embed_dims=2 * D)
+    message = 'must have the same embed_dims, got 24 and 12'
+    refuses(message, model, HEAD, wide, vocab_size=VALUES, num_kinds=1, cross_mixer=SOFTMAX)
 
 
 def test_sinusoidal_positions_follow_their_formula_and_are_not_saved():
@@ -234,8 +227,7 @@ def test_sinusoidal_positions_follow_their_formula_and_are_not_saved():
         (dict(embed_dims=9), 'embed_dims with sinusoidal positions must be even, got 9'),
         (dict(positions='none'), 'positions must be one of learned, sinusoidal'),
     ]:
-        with pytest.raises(ValueError, match=message):
-            MODELS.build(decoder_config(**{**options, **wrong}))
+        refuses(message, MODELS.build, decoder_config(**{**options, **wrong}))
 
 
 def test_a_scaled_embedding_has_the_norm_of_the_positions():
@@ -262,13 +254,12 @@ def test_a_scaled_embedding_has_the_norm_of_the_positions():
     ids=str,
 )
 def test_bad_options_raise_a_one_line_error(options, message):
-    with pytest.raises(ValueError, match=message):
-        beam_search(translation_model(), **{'source': sources(), 'end_token': END, **options})
+    options = {'source': sources(), 'end_token': END, **options}
+    refuses(message, beam_search, translation_model(), **options)
 
 
 def test_nan_weights_raise_a_one_line_error():
     net = translation_model()
     with torch.no_grad():
         net.head.bias[0] = torch.nan
-    with pytest.raises(ValueError, match='logits must be finite, got NaN'):
-        net.beam_search(sources(), END)
+    refuses('logits must be finite, got NaN', net.beam_search, sources(), END)

@@ -13,6 +13,8 @@ from aft_mm.models.decoding.ctc import Lexicon, decode_by_beam, decode_greedily
 from aft_mm.structures import UtteranceSample
 from aft_mm.tokenizers import TextUnits
 
+from ..errors import refuses
+
 MIXERS = {
     'AFTFull': dict(rank=8),
     'AFTFull-free': dict(rank=None),
@@ -155,8 +157,7 @@ def test_a_lexicon_leaves_the_transcripts_of_its_words(separator):
     assert [one.units for one in best] == sorted(found, key=found.get, reverse=True)
     for one in best:
         assert one.score == pytest.approx(math.log(found[one.units]), rel=1e-9)
-    with pytest.raises(ValueError, match='words must be one or more of one or more units'):
-        Lexicon([()], separator)
+    refuses('words must be one or more of one or more units', Lexicon, [()], separator)
 
 
 def test_predictions_with_a_lexicon_are_its_words():
@@ -167,8 +168,8 @@ def test_predictions_with_a_lexicon_are_its_words():
     for sample in samples:
         assert not re.sub('ab|cad', '', TextUnits(**units).decode(sample.in_lexicon))
     assert [bool(sample.in_lexicon) for sample in samples] == [True, True, False, True]  # 1 frame
-    with pytest.raises(ValueError, match=r"words must be written in the units, which lack 'x'"):
-        Lexicon.of(['axe'], TextUnits(**units))
+    message = "words must be written in the units, which lack 'x'"
+    refuses(message, Lexicon.of, ['axe'], TextUnits(**units))
 
 
 def test_greedy_takes_the_best_alignment_without_repetitions_and_blanks():
@@ -192,17 +193,14 @@ def test_predictions_ignore_padding_and_use_the_beam():
 
 def test_bad_input_raises_a_one_line_error():
     model = build()
-    with pytest.raises(ValueError, match='3 units, 1 of them repeated, must have 4 frames .* 3'):
-        model(**batch([3], [(1, 2, 2)], model), mode='loss')
-    with pytest.raises(ValueError, match='units must be 1 to 6, got 1 to 7'):
-        model(**batch([9], [(1, 7)], model), mode='loss')
-    with pytest.raises(ValueError, match='table of 64 tokens, got 65'):
-        model(torch.randn(1, 65, 13))
-    with pytest.raises(ValueError, match=r'frames must be a tensor of floats \[B, T, 13\]'):
-        model(torch.randn(1, 5, 12))
-    with pytest.raises(ValueError, match=r'features must be a tensor \[B, T, 13\]'):
-        build('lstm')(torch.randn(1, 5, 12))
-    with pytest.raises(ValueError, match='inputs must be floats .* of one frame or more'):
-        batch([3, 0], [(1,), (2,)], model)
-    with pytest.raises(ValueError, match='log_probs must be finite'):
-        decode_by_beam(torch.full((2, 3), math.nan), 2)
+    message = '3 units, 1 of them repeated, must have 4 frames .* 3'
+    refuses(message, model, **batch([3], [(1, 2, 2)], model), mode='loss')
+    message = 'units must be 1 to 6, got 1 to 7'
+    refuses(message, model, **batch([9], [(1, 7)], model), mode='loss')
+    refuses('table of 64 tokens, got 65', model, torch.randn(1, 65, 13))
+    wide = torch.randn(1, 5, 12)
+    refuses(r'frames must be a tensor of floats \[B, T, 13\]', model, wide)
+    refuses(r'features must be a tensor \[B, T, 13\]', build('lstm'), wide)
+    message = 'inputs must be floats .* of one frame or more'
+    refuses(message, batch, [3, 0], [(1,), (2,)], model)
+    refuses('log_probs must be finite', decode_by_beam, torch.full((2, 3), math.nan), 2)

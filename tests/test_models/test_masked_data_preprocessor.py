@@ -12,11 +12,6 @@ from aft_mm.models import MaskedDataPreprocessor
 from aft_mm.registry import MODELS
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 class Resizing(BaseDataPreprocessor):
     """Halves every image in a batch, like a batch augmentation of a host library."""
 

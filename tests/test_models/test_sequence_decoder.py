@@ -4,48 +4,26 @@ import pytest
 import torch
 from torch import nn
 
-from aft_mm.models import SequenceDecoder
-from aft_mm.registry import MODELS
-
-from .sequence_models import LOCAL, MIXERS, D, decoder, decoder_config, mixer, randomize, tokens
+from ..errors import refuses
+from .sequence_models import MIXERS, D, decoder, mixer, tokens
 
 every_mixer = pytest.mark.parametrize('name', MIXERS)
 every_grid = pytest.mark.parametrize('grid', [(9,), (3, 6)], ids=str)
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 @every_grid
-@every_mixer
+@pytest.mark.parametrize('name', [*MIXERS, 'pixels'])
 def test_outputs_only_depend_on_earlier_tokens(name, grid):
-    body = decoder(token_mixer=mixer(name), grid=grid)
-    t = 5
-    x = tokens(2, 9)
-    hidden = body(x)
-    changed = x.clone()
-    changed[:, t:] = (changed[:, t:] + 1) % 7
-    moved = (body(changed) - hidden).abs().amax((0, 2))
+    if name == 'pixels':
+        body = decoder(embedding=dict(type='aft_mm.PixelEmbedding', num_channels=3), grid=grid)
+        x, step, values = tokens(2, 9, 3, high=256), 100, 256
+    else:
+        body = decoder(token_mixer=mixer(name), grid=grid)
+        x, step, values = tokens(2, 9), 1, 7
+    hidden, t = body(x), 5
+    x[:, t:] = (x[:, t:] + step) % values
+    moved = (body(x) - hidden).abs().amax((0, 2))
     assert (moved[: t + 1] < 1e-5).all() and (moved[t + 1 :] > 1e-4).all()
-
-
-@every_mixer
-def test_later_tokens_get_no_gradient(name):
-    body = decoder(token_mixer=mixer(name), num_kinds=1, vocab_size=9)
-    # Different values, so that each row of the table belongs to one token.
-    x, t = torch.randperm(9)[None], 4
-    (gradient,) = torch.autograd.grad(body(x)[:, : t + 1].square().sum(), body.embedding.weight)
-    assert (gradient[x[0, t:]] == 0).all() and (gradient[x[0, t - 1]] != 0).any()
-
-
-def test_the_first_output_only_depends_on_the_start_vector():
-    body = decoder()
-    first = body(tokens(3, 9))[:, 0]
-    torch.testing.assert_close(first, first[:1].expand_as(first))
-    nn.init.normal_(body.start_embedding)
-    assert (body(tokens(3, 9))[:, 0] - first).abs().max() > 1e-3
 
 
 def test_the_decoder_is_embedding_positions_blocks_and_norm():
@@ -89,27 +67,11 @@ def test_the_gradient_of_a_shared_position_is_deterministic():
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize(('number', 'grid'), [(0, (9,)), (2, (9,)), (3, (3, 3))])
-def test_tokens_per_position_must_divide_the_length(number, grid):
-    with pytest.raises(ValueError, match=f'tokens_per_position must be .*1.* got {number}'):
-        decoder(tokens_per_position=number, grid=grid)
-
-
 @every_grid
 @every_mixer
 def test_a_shorter_sequence_gives_the_same_rows(name, grid):
     body, x = decoder(token_mixer=mixer(name), grid=grid), tokens(2, 9)
     torch.testing.assert_close(body(x[:, :5]), body(x)[:, :5], atol=1e-5, rtol=1e-4)
-
-
-@every_mixer
-def test_every_parameter_gets_a_gradient(name):
-    body, x = decoder(token_mixer=mixer(name)).train(), tokens(2, 9)
-    (body(x) * torch.randn(2, 9, D)).sum().backward()
-    for path, parameter in body.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all(), path
-        # A constant added to all keys cancels in a quotient.
-        assert parameter.grad.abs().max() > 1e-7 or path.endswith('key.bias'), path
 
 
 @pytest.mark.parametrize('drop_rate', [0.0, 0.3])
@@ -131,15 +93,6 @@ def test_dropout_also_follows_the_embedding():
     ones = body.add_positions(torch.ones(2, 9, D))
     assert 0.2 < (ones == 0).float().mean() < 0.8
     assert sum(isinstance(m, nn.Dropout) and m.p == 0.5 for m in body.modules()) == 1 + 2 * 3
-
-
-def test_the_decoder_is_causal_over_real_valued_pixels():
-    body = decoder(embedding=dict(type='aft_mm.PixelEmbedding', num_channels=3), grid=(3, 3))
-    x = tokens(2, 9, 3, high=256)
-    hidden = body(x)
-    x[:, 4, 2] = (x[:, 4, 2] + 100) % 256
-    moved = (body(x) - hidden).abs().amax((0, 2))
-    assert (moved[:5] < 1e-5).all() and (moved[5:] > 1e-4).all()
 
 
 def to_meta(state):
@@ -171,21 +124,9 @@ def test_parameter_names_separate_tables_from_weights():
 
 def test_bad_input_raises_a_one_line_error():
     body = decoder()
-    for build, message in [
-        (lambda: body(tokens(1, 10)), 'not be longer than the position table of 9 tokens, got 10'),
-        (lambda: body(torch.full((1, 3), 7)), 'a token must be 0 to 6, got 7'),
-        (lambda: decoder(num_layers=0), 'num_layers must be an int, 1 or larger, got 0'),
-    ]:
-        with pytest.raises(ValueError, match=message) as error:
-            build()
-        assert '\n' not in str(error.value)
-
-
-def test_a_decoder_is_built_from_its_config():
-    body = MODELS.build(decoder_config())
-    assert isinstance(body, SequenceDecoder)
-    assert all(layer.token_mixer.causal for layer in body.layers)
-    other = MODELS.build(decoder_config(token_mixer=dict(LOCAL, window=2)))
-    randomize(other).load_state_dict(randomize(body).state_dict())
-    x = tokens(2, 9)
-    assert (other(x) - body(x)).abs().max() > 1e-3
+    refuses('longer than the position table of 9 tokens, got 10', body, tokens(1, 10))
+    refuses('a token must be 0 to 6, got 7', body, torch.full((1, 3), 7))
+    refuses('num_layers must be an int, 1 or larger, got 0', decoder, num_layers=0)
+    for number, grid in ((0, (9,)), (2, (9,)), (3, (3, 3))):
+        message = f'tokens_per_position must be .*1.* got {number}'
+        refuses(message, decoder, tokens_per_position=number, grid=grid)

@@ -12,10 +12,7 @@ from torch import nn
 from aft_mm.models import SimpleFeaturePyramid
 from aft_mm.registry import MODELS
 
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
+from ..errors import refuses
 
 
 @pytest.mark.parametrize('size', [(6, 8), (7, 5), (1, 1), (13, 2)])
@@ -116,6 +113,5 @@ def test_a_host_library_builds_the_neck_by_name(scope):
     ids=str,
 )
 def test_bad_arguments_raise_a_one_line_error(options, message):
-    with pytest.raises(ValueError, match=message) as error:
-        MODELS.build(dict(type='aft_mm.SimpleFeaturePyramid', **{'in_channels': 16, **options}))
-    assert '\n' not in str(error.value)
+    options = {'in_channels': 16, **options}
+    refuses(message, MODELS.build, dict(type='aft_mm.SimpleFeaturePyramid', **options))

@@ -47,11 +47,6 @@ every_fixed = pytest.mark.parametrize('mixing', FIXED.values(), ids=FIXED)
 every_grid = pytest.mark.parametrize('grid', [(12,), (2, 6)], ids=str)
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 def steps_of(monkeypatch, kind) -> list:
     made = []
 

@@ -1,0 +1,9 @@
+"""Fixtures of the tests of models."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
