@@ -17,10 +17,20 @@ from aft_mm.ops.triton import availability as triton_availability
 sys.path.append(str(Path(__file__).parents[2] / 'tools/benchmarks'))
 
 
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Use operations of torch; the C++ loops are tested in test_native.py."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
+
+
 @pytest.fixture
 def triton_asked_for(monkeypatch):
-    """Select the Triton backend, without which a call fails with the reasons, and set a seed."""
-    torch.manual_seed(0)
+    """Select the Triton backend, without which a call fails with the reasons."""
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'triton')
     if triton_availability.interpreted():
         with _faster_and_as_on_a_device(monkeypatch):

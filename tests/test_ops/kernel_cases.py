@@ -4,27 +4,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .cases import Case
+from aft_mm.ops import cases
+from aft_mm.ops.cases import full, local
+
 from .triton_parity import on_device
 
 from aft_mm.ops.triton import tiling  # isort: skip - where Triton is
 from aft_mm.ops.triton import full_local as library  # isort: skip
 
 IDS = lambda case: getattr(case, 'name', None)  # noqa: E731
-
-
-def full(tokens, sources=None, channels=6, **options):
-    shape = tokens, sources or tokens
-    name = 'full-{}x{}x{}'.format(*shape, channels)
-    return Case(name, 'aft_full', tokens, options, sources, channels, (shape,), channels=channels)
-
-
-def local(tokens, window, rank=3, channels=6, **options):
-    causal = options.get('causal', False)
-    shapes = ((tokens, rank),) * 2 if rank else ((tokens, window if causal else 2 * window - 1),)
-    name = f'local-{tokens}x{channels}-s={window}-rank={rank}-causal={causal}'
-    options = dict(window=window, **options)
-    return Case(name, 'aft_local', tokens, options, None, channels, shapes, channels=channels)
 
 
 ONE_TILE = [full(9, 5), full(9, causal=True), local(9, 3), local(9, 3, rank=0, causal=True)]
@@ -59,30 +47,19 @@ def spread_keys(kind, key):
 
 
 def causal_simple(tokens, channels=3, **options):
-    name = f'simple-{tokens}x{channels}'
-    return Case(
-        name, 'aft_simple', tokens, dict(causal=True, **options), None, channels, channels=channels
-    )
+    return cases.simple(tokens, channels=channels, causal=True, **options)
 
 
-def line(tokens, size, causal=True, channels=3, **options):
-    options = dict(window=size, causal=causal, **options)
-    name = f'{tokens}-s={size}-causal={causal}'
-    return Case(name, 'aft_local_hard', tokens, options, heads=channels, channels=channels)
+def line(tokens, size, causal=True, channels=3):
+    return cases.hard(tokens, size, causal=causal, channels=channels)
 
 
 def plane(size, grid=(5, 9), causal=True, channels=3):
-    options = dict(window=size, grid=grid, causal=causal)
-    name = f'{grid}-s={size}-causal={causal}'
-    tokens = grid[0] * grid[1]
-    return Case(name, 'aft_local_hard', tokens, options, heads=channels, channels=channels)
+    return cases.hard(grid[0] * grid[1], size, grid, causal, channels)
 
 
 def conv(grid=(2, 5), kernel=(3, 3), heads=2, channels=4, **options):
-    options = dict(grid=grid, **options)
-    shape = (heads, *kernel)
-    tokens = torch.Size(grid).numel()
-    return Case('conv', 'aft_conv', tokens, options, None, heads, (shape,), True, channels)
+    return cases.conv(grid, kernel, heads, channels=channels, **options)
 
 
 def op_arguments(case, tensors=None, key_mask=None, batch=1):

@@ -10,12 +10,7 @@ from aft_mm.ops.selftest import GRADIENTS
 from . import cases
 from .cases import CASES, IDS, Case, run_with_gradients
 
-
-@pytest.fixture(autouse=True)
-def _seed(monkeypatch):
-    torch.manual_seed(0)
-    # The C++ loops are tested in test_native.py.
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
+pytestmark = pytest.mark.usefixtures('eager')
 
 
 def oracle(case: Case, tensors, monkeypatch, **extra):

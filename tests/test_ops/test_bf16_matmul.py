@@ -24,7 +24,6 @@ def set_precision(monkeypatch, function):
 
 @pytest.fixture(autouse=True)
 def precisions(monkeypatch):
-    torch.manual_seed(0)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
     chosen = []
 

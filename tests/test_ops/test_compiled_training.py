@@ -14,7 +14,7 @@ from aft_mm import ops
 from aft_mm.ops import reference
 from aft_mm.ops.eager import online_softmax, simple
 
-from .cases import CAUSAL_CASES, ONE_OF_EACH, run_with_gradients
+from .cases import CAUSAL_CASES, ONE_OF_EACH, PAIR_CASES, run_with_gradients
 
 aten = torch.ops.aten
 # The expensive operations: products, convolutions, running sums, and shifts of window sums.
@@ -66,22 +66,29 @@ def counting(compiled: Counter):
 
 # Small windows are a few shifts without a compiler, and tiles with one.
 TILED = 'aft_local-2-False', 'aft_local-1', 'aft_local_learned'
+COMPILED = {
+    **ONE_OF_EACH,
+    'masked': next(c for c in PAIR_CASES if c.masked and c.options['causal']),
+}
 
 
-@pytest.mark.parametrize('name', ONE_OF_EACH)
+@pytest.mark.parametrize('name', COMPILED)
 def test_compiles_without_graph_break(name):
     """fullgraph, forward and backward, both paths of eager in one graph."""
     torch._dynamo.reset()
-    case, compiled = ONE_OF_EACH[name], Counter()
+    case, compiled = COMPILED[name], Counter()
+    options = case.options
+    if name == 'masked':
+        options = dict(options, pair_mask=case.pair_mask(2))
     tensors = case.inputs(dtype=torch.float32)
     function = torch.compile(case.function, fullgraph=True, backend=counting(compiled))
     with torch._dynamo.config.patch(error_on_recompile=True):
         for key_scale in (300, 1):
             inputs = [tensors[0], (tensors[1] * key_scale).detach(), *tensors[2:]]
             expected = run_with_gradients(case, inputs)
-            got = run_with_gradients(lambda *x: function(*x, **case.options), inputs)
+            got = run_with_gradients(lambda *x: function(*x, **options), inputs)
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-    if not name.startswith(TILED):
+    if not name.startswith((*TILED, 'masked')):
         assert_no_more_work(compiled, case, tensors)
 
 

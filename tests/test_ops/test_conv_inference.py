@@ -5,16 +5,11 @@ import torch
 from torch.autograd import forward_ad
 
 from aft_mm import ops
-from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.eager import conv
 
 from .test_numerics import assert_close
 
-
-@pytest.fixture(autouse=True)
-def _seed(monkeypatch):
-    torch.manual_seed(0)
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
+pytestmark = pytest.mark.usefixtures('eager')
 
 
 def tokens(batch, grid, channels, heads):
@@ -35,9 +30,7 @@ def test_parts_of_a_batch_equal_one_call(at_once, dtype, monkeypatch):
     expected = ops.aft_conv(query, key, value, weight, **options)
     convolved, convolve = [], conv.convolve
     monkeypatch.setattr(
-        conv,
-        'convolve',
-        lambda x, *rest: convolved.append(len(x)) or convolve(x, *rest),
+        conv, 'convolve', lambda x, *rest: convolved.append(len(x)) or convolve(x, *rest)
     )
     monkeypatch.setattr(conv, 'TERMS_AT_ONCE', at_once / torch.get_num_threads())
     with torch.no_grad():
@@ -51,9 +44,7 @@ def test_parts_of_a_batch_equal_one_call(at_once, dtype, monkeypatch):
 def test_kernel_of_a_constant_weight_is_cached(monkeypatch):
     made, prepare = [], conv.with_fast_columns
     monkeypatch.setattr(
-        conv,
-        'with_fast_columns',
-        lambda kernel: made.append(kernel.shape) or prepare(kernel),
+        conv, 'with_fast_columns', lambda kernel: made.append(kernel.shape) or prepare(kernel)
     )
     weight = ops.mark_constant(torch.randn(2, 3, 5))
     for grid, channels in [((4, 6), 4), ((4, 6), 4), ((6, 4), 4), ((4, 2), 4), ((4, 6), 8)]:

@@ -10,6 +10,7 @@ from aft_mm import ops
 from aft_mm.ops import dispatch
 from aft_mm.ops.eager import linear
 
+from ..errors import refuses
 from .test_backends import TOLERANCE, assert_close
 
 sys.path.insert(0, str(Path(__file__).parents[2] / 'tools' / 'benchmarks'))
@@ -25,11 +26,6 @@ MAPS = {
     'pair': (torch.exp, lambda x: torch.cat((x.relu(), (-x).relu()), -1).square()[..., 1:6]),
     'more features': lambda x: torch.cat((x.relu(), (-x).relu()), -1),
 }
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
 
 
 def inputs(tokens, dtype=torch.float64, batch=2, sources=None):
@@ -78,12 +74,6 @@ def test_oracle_equals_the_recurrence_of_the_paper(monkeypatch):
         )
     got = run((query, key, value), 'reference', monkeypatch, causal=True)[0]
     torch.testing.assert_close(got, torch.stack(rows, 1))
-
-
-@pytest.mark.parametrize('causal', [False, True])
-def test_gradcheck(causal):
-    tensors = [x.requires_grad_() for x in inputs(5)]
-    assert torch.autograd.gradcheck(lambda *x: ops.linear_attention(*x, causal=causal), tensors)
 
 
 def test_eps_is_added_to_the_denominator(monkeypatch):
@@ -203,30 +193,31 @@ def test_bad_input_raises_with_a_one_line_message():
         (dict(eps=-1.0), 'eps must be 0 or larger, got -1.0'),
         (dict(key_mask=torch.ones(2, 5).bool()), r'key_mask must be bool \[2, 6\] .*\[2, 5\]'),
     ]:
-        with pytest.raises(ValueError, match=message):
-            ops.linear_attention(query, key, value, **bad)
+        refuses(message, ops.linear_attention, query, key, value, **bad)
     sizes = r'query must be \[B, T, h, d\], .* got '
-    with pytest.raises(ValueError, match=sizes + r'\[2, 6, 3, 4\], \[2, 6, 3, 5\] and'):
-        ops.linear_attention(query[..., :4], key, value)
-    with pytest.raises(ValueError, match=sizes):
-        ops.linear_attention(query, key[:, :, :2], value[:, :, :2])
-    with pytest.raises(ValueError, match=r'same length here, got T=4 and S=6'):
-        ops.linear_attention(query[:, :4], key, value, causal=True)
+    message = sizes + r'\[2, 6, 3, 4\], \[2, 6, 3, 5\] and'
+    refuses(message, ops.linear_attention, query[..., :4], key, value)
+    refuses(sizes, ops.linear_attention, query, key[:, :, :2], value[:, :, :2])
+    message = 'same length here, got T=4 and S=6'
+    refuses(message, ops.linear_attention, query[:, :4], key, value, causal=True)
 
 
 def test_state_of_another_op_or_batch_is_refused():
-    query, key, value = (x[:, 0] for x in inputs(3))
-    state = ops.linear_attention_init_state(2, HEADS, DIMS, CHANNELS)
-    with pytest.raises(ValueError, match='state must be a LinearState, got StepState'):
-        ops.linear_attention_step(ops.aft_simple_init_state(2, 6), query, key, value)
-    with pytest.raises(ValueError, match=r'of a step must have .* 2, 3 and 4, got \[1, 3, 5\]'):
-        ops.linear_attention_step(state, query[:1], key[:1], value[:1])
-    _, key, value = inputs(3)
-    with pytest.raises(ValueError, match=r'2 ints of 0 to 3, got \[1, 4\]'):
-        ops.linear_attention_prefill(state, key, value, torch.tensor([1, 4]))
-    state = ops.linear_attention_prefill(state, key, value, torch.tensor([1, 3]))
-    with pytest.raises(ValueError, match=r'fresh for prefill, got one at \[1, 3\]'):
-        ops.linear_attention_prefill(state, key, value, torch.tensor([1, 3]))
+    tokens = inputs(3)
+    query, key, value = (x[:, 0] for x in tokens)
+    other, state = (
+        ops.aft_simple_init_state(2, 6),
+        ops.linear_attention_init_state(2, HEADS, DIMS, CHANNELS),
+    )
+    step, prefill = ops.linear_attention_step, ops.linear_attention_prefill
+    refuses('state must be a LinearState, got StepState', step, other, query, key, value)
+    message = r'of a step must have .* 2, 3 and 4, got \[1, 3, 5\]'
+    refuses(message, step, state, query[:1], key[:1], value[:1])
+    message = r'2 ints of 0 to 3, got \[1, 4\]'
+    refuses(message, prefill, state, *tokens[1:], torch.tensor([1, 4]))
+    state = prefill(state, *tokens[1:], torch.tensor([1, 3]))
+    message = r'fresh for prefill, got one at \[1, 3\]'
+    refuses(message, prefill, state, *tokens[1:], torch.tensor([1, 3]))
 
 
 def test_empty_batch_has_gradients():

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from aft_mm import ops
 from aft_mm.ops import dispatch
+from aft_mm.ops.cases import conv, simple
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE, choose_backend
 from aft_mm.ops.native import availability, bindings
 
@@ -38,56 +39,29 @@ def built():
 
 @pytest.fixture(autouse=True, params=INSTRUCTIONS[: INSTRUCTIONS.index(HERE) + 1])
 def loops(request, monkeypatch):
-    torch.manual_seed(0)
     monkeypatch.setattr(
         availability, 'find_library', lambda: availability.library_path(request.param)
     )
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'native')
 
 
-def conv(grid, kernel, channels, heads, **options):
-    name = f'conv-{grid}-{kernel}-{channels}-{heads}-{"-".join(options)}'
-    tokens = torch.Size(grid).numel()
-    return Case(
-        name,
-        'aft_conv',
-        tokens,
-        dict(grid=grid, **options),
-        None,
-        heads,
-        ((heads, *kernel),),
-        channels=channels,
-    )
-
-
-def simple(tokens, channels):
-    return Case(
-        f'simple-{tokens}-{channels}',
-        'aft_simple',
-        tokens,
-        dict(causal=True),
-        heads=channels,
-        channels=channels,
-    )
-
-
 # Full and partial vectors of 4, 8 and 16 channels; one head per channel, few and many heads per
 # vector; rows that fill the registers, or not; kernels of one piece and several, wider and higher
 # than the grid; full and partial segments.
 SHAPES = [
-    conv((5, 7), (3, 3), 40, 8),
-    conv((3, 29), (5, 11), 37, 37),
-    conv((1, 1), (3, 3), 16, 16),
-    conv((9, 13), (11, 3), 48, 24),
-    conv((67,), (31,), 18, 3),
-    conv((2, 20), (1, 5), 66, 22),
-    conv((5, 9), (5, 7), 40, 8, causal=True),
-    conv((67,), (31,), 18, 18, causal=True),
-    conv((6, 5), (5, 3), 20, 4, global_connectivity=False),
-    simple(1, 3),
-    simple(31, 16),
-    simple(64, 70),
-    simple(33, 64),
+    conv((5, 7), (3, 3), 8, channels=40),
+    conv((3, 29), (5, 11), 37, channels=37),
+    conv((1, 1), (3, 3), 16, channels=16),
+    conv((9, 13), (11, 3), 24, channels=48),
+    conv((67,), (31,), 3, channels=18),
+    conv((2, 20), (1, 5), 22, channels=66),
+    conv((5, 9), (5, 7), 8, channels=40, causal=True),
+    conv((67,), (31,), 18, channels=18, causal=True),
+    conv((6, 5), (5, 3), 4, channels=20, global_connectivity=False),
+    simple(1, channels=3, causal=True),
+    simple(31, channels=16, causal=True),
+    simple(64, channels=70, causal=True),
+    simple(33, channels=64, causal=True),
 ]
 DEFAULTS = dict(key_function='softmax', causal=False, grid=())
 
@@ -147,7 +121,7 @@ def test_biases_around_the_limit_of_the_loop(case, size, monkeypatch):
 
 @pytest.mark.parametrize('broken', [torch.nan, torch.inf])
 def test_nan_key_reaches_only_its_channel_and_later_rows(broken):
-    case = simple(70, 40)
+    case = simple(70, channels=40, causal=True)
     query, key, value = (x.detach() for x in case.inputs(dtype=torch.float32))
     expected = case(query, key, value)
     key[1, 33, 20] = broken

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
-
 from .cases import CASES, CAUSAL_CASES, IDS, run_with_gradients
 from .test_backends import TOLERANCE, assert_close, oracle
 
@@ -13,11 +11,7 @@ PLACES = [*range(34), 62]
 DTYPES = pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
 
 
-@pytest.fixture(autouse=True)
-def _seed(monkeypatch):
-    torch.manual_seed(0)
-    # The C++ loops are tested in test_native.py.
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
+pytestmark = pytest.mark.usefixtures('eager')
 
 
 # One key has all the weight: gradients of keys are differences of O(1) terms that cancel, so their

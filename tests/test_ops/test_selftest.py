@@ -56,11 +56,6 @@ def test_kernels_are_used_only_after_a_stored_check(machine, caplog):
     assert reason == '0.70 times as fast as eager on this device'
 
 
-def test_the_environment_forces_kernels_without_a_check(machine, monkeypatch):
-    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'triton')
-    assert dispatch.choose_backend(*CALL) == 'triton'
-
-
 @pytest.mark.parametrize('change', ['sources', 'triton', 'TRITON_PTXAS_PATH'])
 def test_another_version_or_source_needs_another_check(change, machine, monkeypatch):
     store(float32=PASSED)

@@ -10,16 +10,7 @@ from aft_mm.ops.triton import availability as triton_availability
 
 from .cases import run_with_gradients
 from .test_backends import assert_close, oracle
-from .triton_parity import (
-    DEVICE,
-    INTERPRETED,
-    MARKS,
-    TERMS,
-    TOLERANCE,
-    compare,
-    layouts,
-    on_device,
-)
+from .triton_parity import DEVICE, INTERPRETED, MARKS, TERMS, TOLERANCE, compare, layouts, on_device
 
 from aft_mm.ops.triton import simple, window  # isort: skip - where Triton is
 from .kernel_cases import (  # isort: skip
@@ -123,6 +114,19 @@ def test_layouts(name):
     assert torch.equal(output, expected[0]) and output.is_contiguous()
     gradients = torch.autograd.grad(output, leaves, cotangent_of(output))
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected[1:], strict=True))
+
+
+# The product kernels only keep it to rounding: see test_triton_product.py.
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    'case', [CASES['simple'], line(37, 17), plane((4, 4))], ids=['simple', 'window', 'window 2-d']
+)
+def test_a_late_spike_leaves_the_prefix_as_it_was(case, dtype, monkeypatch):
+    query, key, value = on_device(case.inputs(1, dtype))
+    before = case(query, key, value)
+    key[:, -3] += 1000
+    after = compare(case, [query, key, value], monkeypatch, TERMS)[0]
+    assert torch.equal(after[:, :-3], before[:, :-3])
 
 
 @pytest.mark.parametrize('name', ['simple', 'window'])

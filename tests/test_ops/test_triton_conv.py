@@ -60,10 +60,7 @@ def test_more_sequences_and_channels_than_a_program_takes(monkeypatch):
 
 
 # Three tiles, without and with rows that are recomputed.
-@pytest.mark.parametrize(
-    'keys, signs, bias',
-    [('huge', 'all', -20), ('late', 'both', 29)],
-)
+@pytest.mark.parametrize('keys, signs, bias', [('huge', 'all', -20), ('late', 'both', 29)])
 def test_keys_and_biases_of_any_size(keys, signs, bias, monkeypatch):
     """For a kernel value of −20 on a key of +20, the difference of sums would be 0/0."""
     case = conv((9, 8), channels=2)

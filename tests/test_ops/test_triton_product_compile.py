@@ -1,20 +1,16 @@
-"""The kernels of AFT-full and AFT-local, compiled for devices without having them."""
+"""The kernels of AFT-full, AFT-local and AFT-conv, compiled for devices without having them."""
 
 import pytest
 import torch
 
 pytest.importorskip('triton', reason='Triton is not installed')
-from aft_mm.ops.triton import (
-    block_sizes,  # noqa: E402
-    tiling,  # noqa: E402
-)
-from aft_mm.ops.triton import full_local as launch  # noqa: E402
-from aft_mm.ops.triton import full_local as library  # noqa: E402
+from aft_mm.ops.triton import block_sizes, conv, full_local, tiling  # noqa: E402
 
 from .triton_offline import assert_no_spills, compiled_for, widest_load  # noqa: E402
 
 FORWARD = {'key_maxima', 'key_terms', 'weigh', 'mean_forward', 'recompute_rows'}
 BACKWARD = {'target_terms', 'mean_backward', 'recompute_sources', 'bias_gradient', 'recompute_bias'}
+SUMS = {'local': {'running_sums'}, 'conv': {'running_sums', 'move'}}
 # KiB of shared memory per block; sm_86 has the least of sm_8x, as has sm_120.
 SHARED_MEMORY = {86: 99, 90: 227, 120: 99}
 # Tokens and channels are loaded by 16 bytes; w one number at a time, each with its own mask.
@@ -26,16 +22,29 @@ def call(dtype, window, *bias, grid=None, causal=True, save=True, masked=False, 
     query, key, value = torch.empty(3, 2, 1024, channels, dtype=dtype).unbind()
     table = bias[0]
     if len(bias) == 2:
-        table = library.local_table(*bias, value, window, grid, causal, save)
+        table = full_local.local_table(*bias, value, window, grid, causal, save)
     key_mask = torch.ones(2, 1024, dtype=torch.bool) if masked else None
     cut = tiling.choose_block(value, save)
     band = tiling.make_band(table, value, window, grid, causal, cut.tile)
     gate = ('sigmoid' if causal else 'none'), band, cut
-    inputs = launch.MatmulCall(query if causal else None, key, value, table, key_mask, *gate)
+    inputs = full_local.MatmulCall(query if causal else None, key, value, table, key_mask, *gate)
     saved = tiling.new_saved(value, band, cut.width, save)
-    launch.launch_forward(inputs, saved)
+    full_local.launch_forward(inputs, saved)
     if save:
-        launch.launch_backward(torch.empty_like(value), saved, inputs, True)
+        full_local.launch_backward(torch.empty_like(value), saved, inputs, True)
+
+
+def call_conv(dtype, kernel, grid, heads=64, channels=64, batch=64, save=True, masked=False):
+    """Forward, and backward if `save`."""
+    tokens = grid[0] * grid[1]
+    query, key, value = torch.empty(3, batch, tokens, channels, dtype=dtype).unbind()
+    key, weight = key[..., :heads], torch.empty(heads, *kernel)
+    key_mask = torch.ones(batch, tokens, dtype=torch.bool) if masked else None
+    common = query, key, value, weight, key_mask, list(grid), 'sigmoid'
+    _, saved = conv.conv(*common, save)
+    if save:
+        wanted = [True] * 4 + [False]
+        torch.ops.aft_mm.conv_backward(torch.empty_like(value), saved, *common, wanted)
 
 
 @pytest.fixture
@@ -54,32 +63,50 @@ def assert_fits(compiled, capability, folder, kernels):
 FACTORS = torch.empty(1024, 64), torch.empty(1024, 64)
 
 
-@compiled_for(*SHARED_MEMORY)
-def test_training_in_bfloat16_with_float32_factors(compiled, capability, tmp_path):
-    call(torch.bfloat16, [8, 8], *FACTORS, grid=[32, 32])
-    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | {'running_sums'})
+# The products of AFT-conv are those of AFT-local.
+TRAINED = [('local', capability) for capability in SHARED_MEMORY] + [('conv', 90)]
+
+
+@pytest.mark.parametrize('op, compiled', TRAINED, indirect=['compiled'])
+def test_training_in_bfloat16_with_float32_biases(op, compiled, capability, tmp_path):
+    if op == 'conv':
+        call_conv(torch.bfloat16, (11, 11), (32, 32))
+    else:
+        call(torch.bfloat16, [8, 8], *FACTORS, grid=[32, 32])
+    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | SUMS[op])
     assert {name for name in WIDE if widest_load(compiled[name]) == 16} == WIDE
     for name in ('mean_forward', 'mean_backward', 'bias_gradient'):
         ptx = compiled[name].asm['ptx']
         assert ('wgmma' if capability == 90 else 'mma.sync') in ptx and '.tf32' in ptx
 
 
-@compiled_for(90)
-def test_inference_in_bfloat16(compiled, capability, tmp_path):
-    call(torch.bfloat16, [256], *FACTORS, save=False)
-    assert_fits(compiled, capability, tmp_path, FORWARD | {'running_sums'})
+@pytest.mark.parametrize('op, compiled', [('local', 90), ('conv', 86)], indirect=['compiled'])
+def test_inference_in_bfloat16(op, compiled, capability, tmp_path):
+    if op == 'conv':
+        call_conv(torch.bfloat16, (11, 11), (32, 32), save=False)
+    else:
+        call(torch.bfloat16, [256], *FACTORS, save=False)
+    assert_fits(compiled, capability, tmp_path, FORWARD | SUMS[op])
     ptx = compiled['mean_forward'].asm['ptx']
     assert 'mma' in ptx and '.bf16' in ptx and '.tf32' not in ptx
 
 
 @compiled_for(86)
-def test_float32(compiled, capability, tmp_path):
-    call(torch.float32, None, torch.empty(1024, 1024))
-    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD)
+@pytest.mark.parametrize('op', ['full', 'conv'])
+def test_float32(op, compiled, capability, tmp_path):
+    if op == 'conv':
+        call_conv(torch.float32, (7, 7), (14, 14))
+    else:
+        call(torch.float32, None, torch.empty(1024, 1024))
+    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | SUMS.get(op, set()))
 
 
-# 65 channels: rows that are not aligned for vector loads.
+# 65 channels: rows that are not aligned for vector loads; three sequences of 13 channels per head.
 @compiled_for(90)
-def test_masks_and_odd_sizes(compiled, capability, tmp_path):
-    call(torch.bfloat16, [32], torch.empty(1024, 63), causal=False, masked=True, channels=65)
-    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | {'running_sums'})
+@pytest.mark.parametrize('op', SUMS)
+def test_masks_and_odd_sizes(op, compiled, capability, tmp_path):
+    if op == 'conv':
+        call_conv(torch.bfloat16, (3, 5), (9, 20), heads=5, channels=65, batch=3, masked=True)
+    else:
+        call(torch.bfloat16, [32], torch.empty(1024, 63), causal=False, masked=True, channels=65)
+    assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | SUMS[op])

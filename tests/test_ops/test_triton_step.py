@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from aft_mm import ops
+from aft_mm.ops import cases
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.state import USED_UP
 from aft_mm.ops.triton import availability as triton_availability
 
-from .cases import CHANNELS, STEP_CASES, Case
-from .test_steps import start
+from .cases import CHANNELS, STEP_CASES
+from .test_steps import feed, start
 from .triton_parity import DEVICE, MARKS, TOLERANCE, on_device
 
 from aft_mm.ops.triton import steps as triton_step  # isort: skip - where Triton is
@@ -30,44 +31,19 @@ SERVED = [
 ]
 # One of each kind of bias, small.
 KINDS = {
-    'simple': Case('', 'aft_simple', 9),
-    'full': Case('', 'aft_full', 9, parameters=((9, 9),)),
-    'local': Case('', 'aft_local', 9, dict(window=4), parameters=((9, 5), (9, 5))),
-    'local free': Case('', 'aft_local', 9, dict(window=4), parameters=((9, 4),)),
-    'local 2-d': Case(
-        '', 'aft_local', 12, dict(window=(2, 2), grid=(3, 4)), parameters=((12, 5), (12, 5))
-    ),
-    'conv': Case('', 'aft_conv', 9, dict(grid=(9,)), heads=2, parameters=((2, 5),)),
-    'conv 2-d': Case('', 'aft_conv', 12, dict(grid=(3, 4)), heads=3, parameters=((3, 3, 3),)),
-    'conv alone': Case(
-        '',
-        'aft_conv',
-        12,
-        dict(grid=(3, 4), global_connectivity=False),
-        heads=6,
-        parameters=((6, 3, 3),),
-    ),
-    'window': Case('', 'aft_local_hard', 9, dict(window=4)),
-    'window 2-d': Case('', 'aft_local_hard', 12, dict(window=(4, 4), grid=(3, 4))),
+    'simple': cases.simple(9, causal=True),
+    'full': cases.full(9),
+    'local': cases.local(9, 4, rank=5),
+    'local free': cases.local(9, 4, causal=True, rank=0),
+    'local 2-d': cases.local(12, (2, 2), (3, 4), rank=5),
+    'conv': cases.conv((9,), (5,)),
+    'conv 2-d': cases.conv((3, 4), (3, 3), heads=3),
+    'conv alone': cases.conv((3, 4), (3, 3), heads=6, global_connectivity=False),
+    'window': cases.hard(9, 4),
+    'window 2-d': cases.hard(12, (4, 4), (3, 4)),
 }
 some_kinds = pytest.mark.parametrize('case', list(KINDS.values())[::3], ids=list(KINDS)[::3])
 every_kind = pytest.mark.parametrize('case', KINDS.values(), ids=KINDS)
-
-
-def feed(case, tensors, lengths, count, dtype=torch.float32):
-    """Return the rows [B, n, D] of `count` steps after prompts of these lengths, and the state."""
-    query, key, value, *bias = tensors
-    state, options = start(case, len(value), dtype, value.device)
-    if any(lengths):
-        state = ops.prefill(state, key, value, torch.tensor(lengths, device=value.device))
-    step, rows = getattr(ops, f'{case.op}_step'), []
-    token = torch.tensor(lengths, dtype=torch.long, device=value.device)
-    each = torch.arange(len(value), device=value.device)
-    for n in range(count):
-        parts = [None if x is None else x[each, token + n] for x in (query, key, value)]
-        row, state = step(state, *parts, *bias, **options)
-        rows.append(row)
-    return torch.stack(rows, 1), state
 
 
 def check(case, tensors, monkeypatch, lengths=(0, 3, 1), count=4):
@@ -150,9 +126,7 @@ def test_gates(name, gate, monkeypatch):
 # Heads of one channel, of a few, and of more than a block.
 @pytest.mark.parametrize('heads', [70, 14, 1])
 def test_channels_that_are_not_a_multiple_of_the_block(heads, monkeypatch):
-    case = dataclasses.replace(
-        KINDS['conv 2-d'], heads=heads, channels=70, parameters=((heads, 3, 3),)
-    )
+    case = cases.conv((3, 4), (3, 3), heads, channels=70)
     check(case, inputs(case, 2), monkeypatch, (0, 8), 3)
 
 
@@ -160,16 +134,15 @@ def test_buffers_of_more_than_a_tile(monkeypatch):
     block = find_block('buffer_step', torch.device(DEVICE))
     rows, rank = block.most_rows, block.rank + 3
     tokens = 2 * rows + 9
-    full = Case('', 'aft_full', tokens, parameters=((tokens, tokens),))
+    full = cases.full(tokens)
     query, key, value, bias = inputs(full, 2)
     # Only tokens of one lane are visible, with biases that a key of 1e4 would round away.
     bias[:, torch.arange(tokens) % rows != 3] -= 60
     tensors = [query, key + 1e4, value, bias]
     check(full, tensors, monkeypatch, (rows + 2, tokens - 2), 2)
-    local = Case('', 'aft_local', tokens, dict(window=rows + 6), parameters=((tokens, rank),) * 2)
+    local = cases.local(tokens, rows + 6, rank=rank)
     check(local, inputs(local, 2), monkeypatch, (tokens - 3, rows + 4), 3)
-    grid = dict(grid=(3, 40))  # the kernel reaches two rows back
-    conv = Case('', 'aft_conv', 120, grid, heads=2, parameters=((2, 5, 3),))
+    conv = cases.conv((3, 40), (5, 3))  # the kernel reaches two rows back
     check(conv, inputs(conv, 2), monkeypatch, (117, 70), 3)
 
 
