@@ -52,9 +52,10 @@ class CategoricalHead(nn.Module):
     def tie(self, embedding: nn.Module) -> None:
         """Use the table of `embedding`, a TokenEmbedding [V, D], as W."""
         if not isinstance(embedding, TokenEmbedding) or embedding.weight.shape != self.shape:
+            shape = list(embedding.weight.shape) if isinstance(embedding, TokenEmbedding) else ''
             raise ValueError(
-                f'embedding of a tied head must be a TokenEmbedding {list(self.shape)}, got '
-                f'{embedding}'
+                f'embedding of a tied head must be a TokenEmbedding {list(self.shape)}, got a '
+                f'{type(embedding).__name__} {shape}'.rstrip()
             )
         self._embedding = (embedding,)
 
