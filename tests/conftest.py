@@ -122,6 +122,18 @@ def shared_data() -> Path:
     return Path(os.environ.get('AFT_MM_DATA') or ROOT.parent / 'shared' / 'data')
 
 
+@pytest.fixture
+def pack(shared_data) -> Callable[[str], Path]:
+    """Return the folder of a data pack; the test is skipped where it is missing."""
+
+    def find(name):
+        if not (shared_data / name).is_dir():
+            pytest.skip(f'the pack {name} is not at {shared_data}')
+        return shared_data / name
+
+    return find
+
+
 @pytest.fixture(scope='session')
 def config() -> Callable[[str], str]:
     return lambda name: str(ROOT / 'tests/configs' / f'{name}.py')

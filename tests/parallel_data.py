@@ -41,14 +41,10 @@ def write_pairs(folder: Path) -> None:
     for seed, (split, count) in enumerate((('train', 120), ('val', 13))):
         for language, lines in zip(('de', 'en'), sentences(count, seed), strict=True):
             (folder / f'{split}.{language}').write_text('\n'.join(lines) + '\n', encoding='utf-8')
-    converter('subwords').main(
-        [
-            str(folder / 'train.de'),
-            str(folder / 'train.en'),
-            '--vocab-size',
-            str(VOCAB_SIZE),
-            '--no-byte-fallback',
-            '--out',
-            str(folder / 'subwords.model'),
-        ]
-    )
+    write_subwords(folder, folder / 'subwords.model')
+
+
+def write_subwords(folder: Path, out: Path) -> None:
+    files = [str(folder / f'train.{language}') for language in ('de', 'en')]
+    options = ['--vocab-size', str(VOCAB_SIZE), '--no-byte-fallback', '--out', str(out)]
+    converter('subwords').main([*files, *options])

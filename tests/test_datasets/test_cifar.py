@@ -82,37 +82,29 @@ def test_both_formats_give_the_same_samples(binary_root, pickle_root, split):
     assert binary.metainfo['classes'] == tuple(pickled.metainfo['classes'])
 
 
-def test_truncated_file_is_refused(binary_root):
-    path = binary_root / 'cifar-10-batches-bin' / 'data_batch_3.bin'
-    path.write_bytes(path.read_bytes()[:-10])
+@pytest.mark.parametrize(
+    'data, message',
+    [
+        (bytes(7 * 3073 - 10), 'test_batch.bin must be .*3073.*got 21501 bytes.*truncated'),
+        (b'', 'test_batch.bin must be .* got 0 bytes'),
+        (b'\x0a' * 2 * 3073, 'must be 0 to 9, got 10'),
+    ],
+    ids=['truncated', 'empty', 'label'],
+)
+def test_damaged_file_is_refused(binary_root, data, message):
+    (binary_root / 'cifar-10-batches-bin' / 'test_batch.bin').write_bytes(data)
 
-    with pytest.raises(
-        ValueError, match=r'data_batch_3.bin must be .*3073.*got 21501 bytes.*truncated'
-    ):
-        CIFAR10Binary(str(binary_root))
-
-
-def test_empty_file_is_refused(binary_root):
-    (binary_root / 'cifar-10-batches-bin' / 'test_batch.bin').write_bytes(b'')
-
-    with pytest.raises(ValueError, match='test_batch.bin must be .* got 0 bytes'):
-        CIFAR10Binary(str(binary_root), 'test')
-
-
-def test_label_above_nine_is_refused(binary_root):
-    np.full(2 * 3073, 10, np.uint8).tofile(binary_root / 'cifar-10-batches-bin' / 'test_batch.bin')
-
-    with pytest.raises(ValueError, match='must be 0 to 9, got 10'):
+    with pytest.raises(ValueError, match=message):
         CIFAR10Binary(str(binary_root), 'test')
 
 
 @pytest.fixture
 def packed_root(binary_root):
+    (binary_root / 'packed').mkdir()
+    filters = [dict(id=lzma.FILTER_DELTA, dist=1), dict(id=lzma.FILTER_LZMA2, preset=0)]
     for path in (binary_root / 'cifar-10-batches-bin').iterdir():
         if path.name != 'data_batch_5.bin':
-            filters = [dict(id=lzma.FILTER_DELTA, dist=1), dict(id=lzma.FILTER_LZMA2, preset=0)]
             packed = lzma.compress(path.read_bytes(), filters=filters)
-            (binary_root / 'packed').mkdir(exist_ok=True)
             (binary_root / 'packed' / f'{path.name}.xz').write_bytes(packed)
     return binary_root / 'packed'
 
@@ -154,12 +146,9 @@ def test_damaged_compressed_file_is_refused(packed_root, damage, message):
     assert 'test_batch.bin.xz' in str(caught.value) and '\n' not in str(caught.value)
 
 
-def test_missing_folder_is_named(tmp_path):
+def test_missing_folder_and_unknown_split_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match='data_batch_1.bin.*AFT_MM_DATA'):
         CIFAR10Binary(str(tmp_path))
-
-
-def test_unknown_split_is_named(tmp_path):
     with pytest.raises(ValueError, match="split must be one of train, test, got 'val'"):
         CIFAR10Binary(str(tmp_path), 'val')
 
@@ -183,11 +172,9 @@ def test_tampered_pickle_is_refused_before_it_is_unpickled(pickle_root):
         build_pickle(pickle_root, 'train')
 
 
-def test_data_pack(shared_data):
-    root = shared_data / 'cifar10'
-    if not root.is_dir():
-        pytest.skip(f'the CIFAR-10 pack is not at {root}')
-    train, test = CIFAR10Binary(str(root)), CIFAR10Binary(str(root), 'test')
+def test_data_pack(pack):
+    root = str(pack('cifar10'))
+    train, test = CIFAR10Binary(root), CIFAR10Binary(root, 'test')
 
     # The first training image of CIFAR-10 is a frog, the first test image a cat.
     assert train.metainfo['classes'][train[0]['gt_label']] == 'frog'
@@ -195,11 +182,8 @@ def test_data_pack(shared_data):
     assert {sample['gt_label'] for sample in train} == set(range(10))
 
 
-def test_full_data_pack(shared_data):
-    root = shared_data / 'cifar10_full'
-    if not root.is_dir():
-        pytest.skip(f'the full CIFAR-10 pack is not at {root}')
-    test = CIFAR10Binary(str(root), 'test')
+def test_full_data_pack(pack):
+    test = CIFAR10Binary(str(pack('cifar10_full')), 'test')
 
     assert len(test) == 5000
     assert {sample['gt_label'] for sample in test} == set(range(10))

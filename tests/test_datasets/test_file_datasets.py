@@ -22,6 +22,12 @@ def celeba(tmp_path):
     return tmp_path
 
 
+def touch(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
 def names(dataset, key='img_path'):
     return [dataset.get_data_info(i)[key].rpartition('/')[2] for i in range(len(dataset))]
 
@@ -33,30 +39,22 @@ class TestCelebA:
     )
     def test_the_list_says_which_images_belong_to_a_split(self, celeba, split, expected):
         dataset = DATASETS.build(dict(type='aft_mm.CelebA', data_root=str(celeba), split=split))
-        assert names(dataset) == expected
-        assert dataset.test_mode == (split != 'train')
-        assert CelebA(str(celeba), split, test_mode=split == 'train').test_mode == (
-            split == 'train'
-        )
+        train = split == 'train'
+        assert names(dataset) == expected and dataset.test_mode == (not train)
+        assert CelebA(str(celeba), split, test_mode=train).test_mode == train
 
     @pytest.mark.parametrize('name', ['list_eval_partition.txt', 'img_align_celeba'])
     def test_a_missing_part_is_named(self, celeba, name):
         (celeba / name).rename(celeba / 'elsewhere')
-        with pytest.raises(
-            FileNotFoundError,
-            match=f'{celeba}/{name} of CelebA does not exist: '
-            r'point data_root \(or AFT_MM_DATA\)',
-        ):
+        message = rf'{celeba}/{name} of CelebA does not exist: point data_root \(or AFT_MM_DATA\)'
+        with pytest.raises(FileNotFoundError, match=message):
             CelebA(str(celeba))
 
     def test_missing_images_are_counted(self, celeba):
         for name in 'ce':
             (celeba / f'img_align_celeba/{name}.jpg').unlink()
-        with pytest.raises(
-            FileNotFoundError,
-            match='lacks 2 of the 3 images that list_eval_partiti'
-            'on.txt lists in the train split, the first is c.jpg',
-        ):
+        message = 'lacks 2 of the 3 images that .* lists in the train split, the first is c.jpg'
+        with pytest.raises(FileNotFoundError, match=message):
             CelebA(str(celeba))
         assert len(CelebA(str(celeba), 'val')) == 1
 
@@ -64,11 +62,8 @@ class TestCelebA:
     def test_a_line_that_says_something_else_is_named(self, celeba, line):
         lines = [*LINES[:2], line, *LINES[2:]]
         (celeba / 'list_eval_partition.txt').write_text('\n'.join(lines))
-        with pytest.raises(
-            ValueError,
-            match=r'line 3 of .*list_eval_partition.txt must be the name'
-            f'.*, got {line!r}',
-        ):
+        message = f'line 3 of .*list_eval_partition.txt must be the name.*, got {line!r}'
+        with pytest.raises(ValueError, match=message):
             CelebA(str(celeba))
 
     def test_an_empty_and_an_unknown_split_are_refused(self, celeba):
@@ -78,18 +73,16 @@ class TestCelebA:
         with pytest.raises(ValueError, match="split must be one of train, val, test, got 'x'"):
             CelebA(str(celeba), 'x')
 
-    def test_data_pack(self, shared_data):
-        root = shared_data / 'celeba'
-        if not root.is_dir():
-            pytest.skip(f'the celeba pack is not at {shared_data}')
+    def test_data_pack(self, pack):
+        root = str(pack('celeba'))
         pipeline = [
             dict(type='aft_mm.LoadRGBImage'),
             dict(type='aft_mm.SuperResolutionPair', crop_size=138),
             dict(type='aft_mm.PackSequence', image_shape=(32, 32, 3), tokens='pixels'),
         ]
-        sizes = {split: len(CelebA(str(root), split)) for split in ('train', 'val', 'test')}
+        sizes = {split: len(CelebA(root, split)) for split in ('train', 'val', 'test')}
         assert sizes == dict(train=800, val=120, test=120)
-        dataset = CelebA(str(root), 'test', pipeline=pipeline)
+        dataset = CelebA(root, 'test', pipeline=pipeline)
         for index in range(0, 120, 17):
             sample = dataset[index]
             target = sample['inputs'].view(8, 4, 8, 4, 3).float().mean((1, 3))
@@ -99,18 +92,14 @@ class TestCelebA:
 
 class TestImageFolder:
     def test_every_image_below_the_folder_in_order(self, tmp_path):
-        for name in ('b/2.PNG', 'b/10.jpeg', 'a.webp', 'c/d/e.jpg', 'b/notes.txt'):
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+        touch(tmp_path, 'b/2.PNG', 'b/10.jpeg', 'a.webp', 'c/d/e.jpg', 'b/notes.txt')
         dataset = ImageFolder(str(tmp_path))
         assert names(dataset) == ['a.webp', '10.jpeg', '2.PNG', 'e.jpg']
         assert not dataset.test_mode
 
     def test_a_missing_and_an_empty_folder_are_named(self, tmp_path):
-        with pytest.raises(
-            ValueError, match=rf"data_root '{tmp_path}' contains no image file \(.bmp"
-        ):
+        message = rf"data_root '{tmp_path}' contains no image file \(.bmp"
+        with pytest.raises(ValueError, match=message):
             ImageFolder(str(tmp_path))
         with pytest.raises(FileNotFoundError, match="data_root '.*/no' is not a folder"):
             ImageFolder(str(tmp_path / 'no'))
@@ -120,60 +109,36 @@ class TestPointClouds:
     @pytest.fixture
     def root(self, tmp_path):
         """Chairs by synset, cars and a class of our own by name."""
-        for name in (
-            '03001627/train/b.npy',
-            '03001627/train/a.npy',
-            '03001627/val/c.npy',
-            'car/train/d.pcd',
-            'car/train/notes.txt',
-            'teapot/train/e.ply',
-            'splits/list.txt',
-        ):
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+        touch(tmp_path, *(f'03001627/{name}.npy' for name in ('train/b', 'train/a', 'val/c')))
+        touch(tmp_path, 'car/train/d.pcd', 'car/train/notes.txt', 'teapot/train/e.ply')
+        touch(tmp_path, 'splits/list.txt')
         return tmp_path
 
     @pytest.mark.parametrize(
         ('classes', 'split', 'files', 'labels'),
         [
-            (('chair',), 'train', ['a.npy', 'b.npy'], ['chair'] * 2),
-            ('03001627', 'val', ['c.npy'], ['chair']),
-            (['teapot', 'car'], 'train', ['e.ply', 'd.pcd'], ['teapot', 'car']),
-            (
-                'all',
-                'train',
-                ['a.npy', 'b.npy', 'd.pcd', 'e.ply'],
-                ['chair', 'chair', 'car', 'teapot'],
-            ),
-            ('all', 'val', ['c.npy'], ['chair']),
-            (3001627, 'val', ['c.npy'], ['chair']),
+            (('chair',), 'train', ['a', 'b'], ['chair'] * 2),
+            ('03001627', 'val', ['c'], ['chair']),
+            (['teapot', 'car'], 'train', ['e', 'd'], ['teapot', 'car']),
+            ('all', 'train', ['a', 'b', 'd', 'e'], ['chair', 'chair', 'car', 'teapot']),
+            ('all', 'val', ['c'], ['chair']),
+            (3001627, 'val', ['c'], ['chair']),
         ],
     )
     def test_classes_are_folders_or_classes_of_shapenet(self, root, classes, split, files, labels):
-        dataset = DATASETS.build(
-            dict(type='aft_mm.PointClouds', data_root=str(root), classes=classes, split=split)
-        )
-        assert names(dataset, 'points_path') == files
+        settings = dict(type='aft_mm.PointClouds', data_root=str(root), classes=classes)
+        dataset = DATASETS.build(dict(settings, split=split))
+        assert [name.partition('.')[0] for name in names(dataset, 'points_path')] == files
         assert names(dataset, 'class_name') == labels
         assert dataset.test_mode == (split != 'train')
 
     @pytest.mark.parametrize(
         ('classes', 'split', 'message'),
         [
-            (
-                'boat',
-                'train',
-                r"class 'boat' has no folder in data_root '.*', which has 03001627, car",
-            ),
+            ('boat', 'train', "'boat' has no folder in data_root '.*', which has 03001627, car"),
             ('airplane', 'train', "class 'airplane' has no folder in data_root"),
             ('all', 'test', r"data_root '.*' has no folder <class>/test"),
-            (
-                'car',
-                'val',
-                r"class 'car' has no point cloud \(.npy, .pcd, .ply, .pts, .xyz\) in "
-                "'.*/car/val'",
-            ),
+            ('car', 'val', r"'car' has no point cloud \(.npy, .* .xyz\) in '.*/car/val'"),
         ],
     )
     def test_a_class_that_is_empty_or_missing_is_named(self, root, classes, split, message):
@@ -182,21 +147,14 @@ class TestPointClouds:
         assert '\n' not in str(error.value)
 
     def test_meshes_are_for_the_converter(self, tmp_path):
-        (tmp_path / 'desk/train').mkdir(parents=True)
-        (tmp_path / 'desk/train/a.off').touch()
-        with pytest.raises(
-            ValueError,
-            match='it has meshes, which tools/dataset_converters/shapene'
-            't.py turns into point clouds',
-        ):
+        touch(tmp_path, 'desk/train/a.off')
+        with pytest.raises(ValueError, match='it has meshes, which tools/.*/shapenet.py turns'):
             PointClouds(str(tmp_path))
         with pytest.raises(FileNotFoundError, match='is not a folder'):
             PointClouds(str(tmp_path / 'no'))
 
-    def test_the_classes_of_shapenet_part(self, shared_data):
-        root = shared_data / 'shapenet_part_sample'
-        if not root.is_dir():
-            pytest.skip(f'the shapenet_part_sample pack is not at {shared_data}')
+    def test_the_classes_of_shapenet_part(self, pack):
+        root = pack('shapenet_part_sample')
         lines = (root / 'synsetoffset2category.txt').read_text().splitlines()
         expected = {synset: name.lower() for name, synset in map(str.split, lines)}
         found = PointClouds(str(root), split='points')
@@ -239,11 +197,8 @@ class TestFileDataset:
             dataset[3]
 
     def test_nothing_but_unusable_files_end_the_run(self):
-        with pytest.raises(
-            ValueError,
-            match=r'^20 files in a row cannot be used, the last one: '
-            r'file \d is damaged\.$',
-        ):
+        message = r'^20 files in a row cannot be used, the last one: file \d is damaged\.$'
+        with pytest.raises(ValueError, match=message):
             Numbers(set(range(10)))[0]
 
     def test_other_errors_are_not_swallowed(self):

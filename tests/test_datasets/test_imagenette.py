@@ -24,11 +24,10 @@ def imagenette(monkeypatch):
 
 @pytest.fixture
 def written_root(tmp_path):
-    rng = np.random.default_rng(0)
+    image = np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)
     for wnid in range(10):
         folder = tmp_path / 'imagenette' / 'train' / f'n0{wnid}'
         folder.mkdir(parents=True)
-        image = rng.integers(0, 256, (90, 70, 3), dtype=np.uint8)
         cv2.imwrite(str(folder / 'image.JPEG'), image)
     return tmp_path
 
@@ -56,10 +55,9 @@ def test_truncated_jpeg_is_named(imagenette, written_root, kept):
         imagenette(written_root)[4]
 
 
-def test_data_pack(imagenette, shared_data):
-    if not (shared_data / 'imagenette').is_dir():
-        pytest.skip(f'the imagenette pack is not at {shared_data}')
-    train, val = imagenette(shared_data, 'train'), imagenette(shared_data, 'val')
+def test_data_pack(imagenette, pack):
+    root = pack('imagenette').parent
+    train, val = imagenette(root, 'train'), imagenette(root, 'val')
 
     assert train.metainfo['classes'][0] == 'tench' and len(train.metainfo['classes']) == 10
     for dataset in (train, val):

@@ -8,8 +8,6 @@ from mmengine.registry import DATASETS, init_default_scope
 
 from aft_mm.datasets import MNISTIdx
 
-SHAPES = dict(train=7, t10k=5)
-
 
 def idx(array, code=8):
     header = bytes([0, 0, code, array.ndim]) + np.array(array.shape, '>i4').tobytes()
@@ -20,17 +18,16 @@ def idx(array, code=8):
 def digits(tmp_path):
     rng = np.random.default_rng(0)
     digits = {}
-    for prefix, count in SHAPES.items():
+    for folder in ('plain', 'packed'):
+        (tmp_path / folder).mkdir()
+    for prefix, count in dict(train=7, t10k=5).items():
         images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         labels = rng.integers(0, 10, count, dtype=np.uint8)
         digits[prefix] = images, labels
         for name, array in {'images-idx3': images, 'labels-idx1': labels}.items():
-            for folder in ('plain', 'packed'):
-                (tmp_path / folder).mkdir(exist_ok=True)
-            (tmp_path / 'plain' / f'{prefix}-{name}-ubyte').write_bytes(idx(array))
-            (tmp_path / 'packed' / f'{prefix}-{name}-ubyte.gz').write_bytes(
-                gzip.compress(idx(array))
-            )
+            name = f'{prefix}-{name}-ubyte'
+            (tmp_path / 'plain' / name).write_bytes(idx(array))
+            (tmp_path / 'packed' / f'{name}.gz').write_bytes(gzip.compress(idx(array)))
     return digits
 
 
@@ -46,15 +43,8 @@ def test_images_and_labels_are_those_of_the_files(tmp_path, digits, folder, spli
 @pytest.mark.parametrize('split', ['train', 'test'])
 def test_samples_are_those_of_mmpretrain(tmp_path, digits, split):
     init_default_scope('mmpretrain')
-    other = DATASETS.build(
-        dict(
-            type='MNIST',
-            data_root=str(tmp_path / 'plain'),
-            split=split,
-            test_mode=split == 'test',
-            download=False,
-        )
-    )
+    settings = dict(split=split, test_mode=split == 'test', download=False)
+    other = DATASETS.build(dict(settings, type='MNIST', data_root=str(tmp_path / 'plain')))
     own = MNISTIdx(str(tmp_path / 'packed'), split)
     assert len(own) == len(other)
     for one, two in zip(own, other, strict=True):
@@ -67,11 +57,7 @@ def test_samples_are_those_of_mmpretrain(tmp_path, digits, split):
     [
         ('images-idx3', lambda data: data[:-1], 'must have 5504 bytes .* got 5503'),
         ('images-idx3', lambda data: data[:9], 'not an idx file of bytes with 3 axes'),
-        (
-            'labels-idx1',
-            lambda data: bytes([0, 0, 13, 1]) + data[4:],
-            'not an idx file of bytes with 1 axes',
-        ),
+        ('labels-idx1', lambda data: b'\0\0\x0d\1' + data[4:], 'not an idx file .* with 1 axes'),
         ('labels-idx1', lambda data: idx(np.zeros(6, np.uint8)), '7 images and 6 labels'),
     ],
 )
@@ -100,11 +86,8 @@ def test_missing_folder_and_unknown_split_are_named(tmp_path):
         MNISTIdx(str(tmp_path), 'val')
 
 
-def test_data_pack(shared_data):
-    root = shared_data / 'mnist'
-    if not root.is_dir():
-        pytest.skip(f'the MNIST pack is not at {root}')
-    train, test = MNISTIdx(str(root)), MNISTIdx(str(root), 'test')
+def test_data_pack(pack):
+    train, test = (MNISTIdx(str(pack('mnist')), split) for split in ('train', 'test'))
     assert [train[i]['gt_label'] for i in range(3)] == [5, 0, 4]  # as MNIST begins
     assert test[0]['gt_label'] == 7
     assert train[0]['img'].shape == (28, 28) and train[0]['img'].max() == 255

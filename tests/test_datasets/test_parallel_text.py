@@ -12,7 +12,15 @@ from mmengine.registry import DATASETS
 from aft_mm.datasets import ParallelText
 from aft_mm.tokenizers import Subwords, split_lines
 
-from ..parallel_data import MISSING, REASON, VOCAB_SIZE, converter, sentences, write_pairs
+from ..parallel_data import (
+    MISSING,
+    REASON,
+    VOCAB_SIZE,
+    converter,
+    sentences,
+    write_pairs,
+    write_subwords,
+)
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=REASON)
 
@@ -29,15 +37,9 @@ def build(folder, tmp_path):
     def call(source: bytes, target: bytes, **options):
         (tmp_path / 'a').write_bytes(source)
         (tmp_path / 'b').write_bytes(target)
-        return DATASETS.build(
-            dict(
-                type='aft_mm.ParallelText',
-                source_file=str(tmp_path / 'a'),
-                target_file=str(tmp_path / 'b'),
-                subwords=str(folder / 'subwords.model'),
-                **options,
-            )
-        )
+        files = dict(source_file=str(tmp_path / 'a'), target_file=str(tmp_path / 'b'))
+        files |= dict(subwords=str(folder / 'subwords.model'))
+        return DATASETS.build(dict(type='aft_mm.ParallelText', **files, **options))
 
     return call
 
@@ -105,10 +107,8 @@ def test_a_test_keeps_every_pair_or_refuses(build, warnings):
     data = build(b'ein\n\n', b'one\ntwo\n', test_mode=True)
     assert len(data) == 2 and data[1]['data_samples'].source.tolist() == [data.subwords.end]
     assert not warnings
-    with pytest.raises(
-        ValueError,
-        match=r'max_length must be large enough .* 1 of .* longer than 4 subwords \(line 2\); raise',
-    ):
+    message = r'max_length must be large enough .* 1 of .* longer than 4 subwords \(line 2\); raise'
+    with pytest.raises(ValueError, match=message):
         build(b'ein\nHund Hund Hund Hund\n', b'one\nx\n', max_length=4, test_mode=True)
 
 
@@ -132,17 +132,7 @@ def test_only_newlines_end_a_line():
 
 
 def test_subwords_of_the_same_text_are_the_same_and_lose_nothing(folder, tmp_path):
-    words = [str(folder / f'train.{language}') for language in ('de', 'en')]
-    converter('subwords').main(
-        [
-            *words,
-            '--vocab-size',
-            str(VOCAB_SIZE),
-            '--no-byte-fallback',
-            '--out',
-            str(tmp_path / 'again.model'),
-        ]
-    )
+    write_subwords(folder, tmp_path / 'again.model')
     one, other = Subwords(folder / 'subwords.model'), Subwords(tmp_path / 'again.model')
     assert one.fingerprint == other.fingerprint
     lines = [line for side in sentences(50, seed=3) for line in side]
@@ -151,31 +141,26 @@ def test_subwords_of_the_same_text_are_the_same_and_lose_nothing(folder, tmp_pat
     # Characters that the training text does not have.
     text = 'ein Žebra €5 €6'
     assert one.unknown(text) == 'Ž€56' and one.decode(one.encode([text])[0]) != text
-    converter('subwords').main([*words, '--vocab-size', '320', '--out', str(tmp_path / 'b.model')])
+    words = [str(folder / 'train.de'), str(folder / 'train.en'), '--vocab-size', '320']
+    converter('subwords').main([*words, '--out', str(tmp_path / 'b.model')])
     wide = Subwords(tmp_path / 'b.model')
     assert wide.unknown(text) == '' and wide.decode(wide.encode([text])[0]) == text
 
 
 @pytest.mark.parametrize(
-    ('words', 'message'),
+    ('size', 'out', 'message'),
     [
-        (['--vocab-size', '64', '--out', 'a.txt'], '--out must end in .model'),
-        (
-            ['--vocab-size', '0', '--out', 'a.model'],
-            '--vocab-size must be an int, 1 or larger, got 0',
-        ),
-        (
-            ['--vocab-size', '9999', '--out', 'a.model'],
-            '--vocab-size 9999 is not possible for the text',
-        ),
+        ('64', 'a.txt', '--out must end in .model'),
+        ('0', 'a.model', '--vocab-size must be an int, 1 or larger, got 0'),
+        ('9999', 'a.model', '--vocab-size 9999 is not possible for the text'),
     ],
 )
 def test_bad_arguments_of_the_converter_end_in_one_sentence(
-    folder, tmp_path, monkeypatch, words, message
+    folder, tmp_path, monkeypatch, size, out, message
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=f'Error: {message}') as error:
-        converter('subwords').main([str(folder / 'train.de'), *words])
+        converter('subwords').main([str(folder / 'train.de'), '--vocab-size', size, '--out', out])
     assert '\n' not in str(error.value) and not list(tmp_path.iterdir())
 
 
@@ -184,16 +169,7 @@ def test_a_missing_library_is_named(folder, monkeypatch):
     with pytest.raises(ValueError, match=r'subwords need sentencepiece, which pip install aft_mm'):
         Subwords(folder / 'subwords.model')
     with pytest.raises(SystemExit, match='^Error: subwords need sentencepiece'):
-        converter('subwords').main(
-            [
-                str(folder / 'train.de'),
-                '--vocab-size',
-                '64',
-                '--no-byte-fallback',
-                '--out',
-                str(folder / 'b.model'),
-            ]
-        )
+        write_subwords(folder, folder / 'b.model')
 
 
 def test_a_file_that_is_no_vocabulary_is_named(tmp_path):

@@ -23,16 +23,8 @@ def write(path, points):
         np.savetxt(path, points)
 
 
-NAMES = [
-    'a.npy',
-    'ascii.pcd',
-    'binary.pcd',
-    'binary_compressed.pcd',
-    'a.ply',
-    'a.PLY',
-    'a.pts',
-    'a.xyz',
-]
+NAMES = ['a.npy', 'a.ply', 'a.PLY', 'a.pts', 'a.xyz']
+NAMES += ['ascii.pcd', 'binary.pcd', 'binary_compressed.pcd']
 
 
 @pytest.fixture
@@ -94,26 +86,21 @@ def test_a_pcd_file_of_other_fields_is_refused(tmp_path, points):
         read_points(tmp_path / 'a.pcd')
 
 
-@pytest.mark.parametrize('offset', [1e6, 1e9])
 @pytest.mark.parametrize('name', ['a.npy', 'a.pcd', 'a.ply', 'a.xyz'])
-def test_a_cloud_far_from_the_origin_keeps_its_shape(tmp_path, points, name, offset):
+def test_a_cloud_far_from_the_origin_keeps_its_shape(tmp_path, points, name):
     points = points.astype(np.float64)
-    far = points + offset
+    far = points + 1e9
     if name == 'a.pcd':
         PointCloud.from_points(far, (*'xyz',), (np.float64,) * 3).save(tmp_path / name)
     elif name == 'a.ply':
-        header = (
-            'ply\nformat ascii 1.0\nelement vertex 63\n'
-            + ''.join(f'property double {axis}\n' for axis in 'xyz')
-            + 'end_header\n'
-        )
-        (tmp_path / name).write_text(
-            header + '\n'.join(' '.join(map(repr, row)) for row in far.tolist())
-        )
+        axes = ''.join(f'property double {axis}\n' for axis in 'xyz')
+        rows = '\n'.join(' '.join(map(repr, row)) for row in far.tolist())
+        header = f'ply\nformat ascii 1.0\nelement vertex 63\n{axes}end_header\n'
+        (tmp_path / name).write_text(header + rows)
     else:
         write(tmp_path / name, far)
     back = read_points(tmp_path / name)
-    np.testing.assert_allclose(back - offset, points, atol=1e-6)
+    np.testing.assert_allclose(back - 1e9, points, atol=1e-6)
     np.testing.assert_array_equal(encode_points(back), encode_points(points))
 
 
@@ -134,15 +121,9 @@ def test_a_pcd_file_that_ends_between_two_points_is_refused(tmp_path, points):
         (np.zeros((0, 3)), 'P at least 1'),
         (np.ones((5, 3)), 'cannot be used: points must differ, but all 5 are'),
         (np.array([[0, 0, 0], [1, 2, np.nan], [3, 4, 5]]), 'must be finite, but 1 of 3 are not'),
-        (
-            np.array([[dict()]], dtype=object),
-            'cannot be read: it is damaged or of another kind than',
-        ),
+        (np.array([[dict()]], dtype=object), 'cannot be read: it is damaged or of another kind'),
         (np.eye(5, 3) + 1e200, 'cannot be used: points must differ'),
-        (
-            np.eye(5, 3) * 1.7e308 - np.eye(5, 3)[::-1] * 1.7e308,
-            'cannot be used: .* an extent that',
-        ),
+        ((np.eye(5, 3) - np.eye(5, 3)[::-1]) * 1.7e308, 'cannot be used: .* an extent that'),
     ],
 )
 def test_a_cloud_that_is_none_is_refused(tmp_path, array, message):
@@ -164,11 +145,10 @@ def test_a_mesh_a_missing_file_and_another_kind_are_refused(tmp_path):
         read_points(tmp_path / 'a.off')
 
 
-def test_modelnet_chairs(shared_data):
-    folder = shared_data / 'modelnet10_pcd/chair/test'
-    if not folder.is_dir():
-        pytest.skip(f'the modelnet10_pcd pack is not at {shared_data}')
-    for path in sorted(folder.glob('*.pcd')):
+def test_modelnet_chairs(pack):
+    paths = sorted(pack('modelnet10_pcd').glob('chair/test/*.pcd'))
+    assert len(paths) == 40
+    for path in paths:
         points = read_points(path)
         assert points.shape == (1024, 3)
         # Binary PCD is a header and float32.
@@ -176,11 +156,9 @@ def test_modelnet_chairs(shared_data):
         np.testing.assert_array_equal(points.ravel(), values)
 
 
-def test_real_shapes_look_the_same_after_a_round_trip_through_tokens(shared_data):
+def test_real_shapes_look_the_same_after_a_round_trip_through_tokens(pack):
     """Their Chamfer distance, mean squares of both directions summed, is below that of one step."""
-    paths = sorted(shared_data.glob('shapenet_part_sample/*/points/*.pts'))
-    if not paths:
-        pytest.skip(f'the shapenet_part_sample pack is not at {shared_data}')
+    paths = sorted(pack('shapenet_part_sample').glob('*/points/*.pts'))
     assert len(paths) == 12
     for path in paths:
         points = read_points(path)

@@ -27,15 +27,13 @@ def test_all_points_of_a_cloud(points):
 
 
 def test_the_order_is_that_of_the_points_or_of_their_tokens(points):
-    packed = {
-        order: PackPointCloud(num_points=63, num_bits=3, order=order)(dict(points=points))['inputs']
-        for order in ('raw', 'quantized')
-    }
-    for order, tokens in packed.items():
-        np.testing.assert_array_equal(tokens, encode_points(points, num_bits=3, order=order))
-    assert rows(packed['raw']) != rows(packed['quantized']) == sorted(rows(packed['raw']))
-    default = PackPointCloud(num_points=63, num_bits=3)(dict(points=points))['inputs']
-    assert torch.equal(default, packed['raw'])
+    def pack(**options):
+        return PackPointCloud(num_points=63, num_bits=3, **options)(dict(points=points))['inputs']
+
+    raw, quantized = pack(order='raw'), pack(order='quantized')
+    np.testing.assert_array_equal(raw, encode_points(points, num_bits=3, order='raw'))
+    np.testing.assert_array_equal(quantized, encode_points(points, num_bits=3, order='quantized'))
+    assert rows(raw) != rows(quantized) == sorted(rows(raw)) and torch.equal(pack(), raw)
 
 
 def test_fewer_points_are_drawn_without_replacement_in_the_box_of_all(points):
@@ -57,11 +55,6 @@ def test_more_points_than_there_are_come_with_replacement_and_a_remark(points):
     assert packed['data_samples'].warnings == {
         'a cloud of fewer than 200 points is sampled with replacement': 'a/b.npy'
     }
-
-
-def test_bits_change_the_tokens(points):
-    packed = PackPointCloud(num_points=63, num_bits=3)(dict(points=points))
-    np.testing.assert_array_equal(packed['inputs'], encode_points(points, num_bits=3))
 
 
 def test_a_seed_gives_a_sample_its_points_and_no_seed_new_ones(points):
@@ -96,16 +89,11 @@ def test_the_points_of_a_file(tmp_path, points):
     np.testing.assert_array_equal(results['points'], points)
 
 
-def test_modelnet_chairs(shared_data):
-    root = shared_data / 'modelnet10_pcd'
-    if not root.is_dir():
-        pytest.skip(f'the modelnet10_pcd pack is not at {shared_data}')
-    pipeline = [
-        dict(type='aft_mm.LoadPoints'),
-        dict(type='aft_mm.PackPointCloud', num_points=1024, seed=0),
-    ]
-    chairs = PointClouds(str(root), ('chair',), 'test', pipeline=pipeline)
-    assert len(PointClouds(str(root), 'chair')) == 200 and len(chairs) == 40
+def test_modelnet_chairs(pack):
+    root, step = str(pack('modelnet10_pcd')), dict(type='aft_mm.PackPointCloud', num_points=1024)
+    pipeline = [dict(type='aft_mm.LoadPoints'), dict(step, seed=0)]
+    chairs = PointClouds(root, ('chair',), 'test', pipeline=pipeline)
+    assert len(PointClouds(root, 'chair')) == 200 and len(chairs) == 40
     for sample in (chairs[0], chairs[-1]):
         assert sample['inputs'].shape == (3072,) and 'warnings' not in sample['data_samples']
         # The longest edge fills its axis.

@@ -60,12 +60,8 @@ def build(folder, *steps, **kwargs):
 
 def test_what_cannot_be_trained_on_is_left_out_and_said(folder, log):
     data = build(folder, max_frames=200)
-    assert [data.get_data_info(i)['name'] for i in range(len(data))] == [
-        'one',
-        'two',
-        'rate',
-        'silent',
-    ]
+    names = [data.get_data_info(i)['name'] for i in range(len(data))]
+    assert names == ['one', 'two', 'rate', 'silent']
     said = '\n'.join(log)
     for sentence in (
         'not valid UTF-8, invalid bytes are unknown: 3',
@@ -180,14 +176,10 @@ def test_features_are_normalised_per_speaker_or_utterance(tmp_path):
         build(tmp_path, dict(type='aft_mm.NormalizeFeatures', per=per), speaker='-(.)-')
         for per in ('speaker', 'utterance')
     )
+    samples = [by_speaker[i] for i in range(6)]
     for speaker in 'ab':
-        rows = torch.cat(
-            [
-                sample['inputs']
-                for sample in (by_speaker[i] for i in range(6))
-                if f'-{speaker}-' in sample['data_samples'].name
-            ]
-        )
+        own = [one for one in samples if f'-{speaker}-' in one['data_samples'].name]
+        rows = torch.cat([one['inputs'] for one in own])
         torch.testing.assert_close(rows.mean(0), torch.zeros(40), rtol=0, atol=1e-5)
         torch.testing.assert_close(rows.std(0, correction=0), torch.ones(40), rtol=1e-4, atol=0)
     assert by_speaker[0]['inputs'].mean() < -0.5
@@ -253,7 +245,7 @@ def test_archives_of_kaldi(tmp_path, monkeypatch):
         assert not Path('ran').exists()
 
 
-def test_cepstra_of_sphinx(tmp_path, shared_data):
+def test_cepstra_of_sphinx(tmp_path, pack):
     features = np.random.default_rng(0).standard_normal((7, 13)).astype('f4')
     for order in '><':
         path = tmp_path / 'a.mfc'
@@ -263,9 +255,7 @@ def test_cepstra_of_sphinx(tmp_path, shared_data):
     with pytest.raises(UnusableFile, match='do not match its first number'):
         read_mfc(str(path))
 
-    if not (shared_data / 'an4_mfcc').is_dir():
-        pytest.skip(f'the pack an4_mfcc is not at {shared_data}')
-    root = str(shared_data / 'an4_mfcc')
+    root = str(pack('an4_mfcc'))
     symbols = 'AA AE AH AO AW AY B CH D EH ER EY F G HH IH IY JH K L M N OW P R S T TH UW V W Y Z'
     train, test = (
         SphinxFeatures(
@@ -291,13 +281,9 @@ def test_cepstra_of_sphinx(tmp_path, shared_data):
     )
 
 
-def test_digits(shared_data):
-    if not (shared_data / 'fsdd').is_dir():
-        pytest.skip(f'the pack fsdd is not at {shared_data}')
-    train, test = (
-        FSDD(str(shared_data / 'fsdd'), split, units=UNITS, pipeline=[LOAD, PACK])
-        for split in ('train', 'test')
-    )
+def test_digits(pack):
+    root, settings = str(pack('fsdd')), dict(units=UNITS, pipeline=[LOAD, PACK])
+    train, test = (FSDD(root, split, **settings) for split in ('train', 'test'))
     assert (len(train), len(test)) == (200, 250)
     infos = [test.get_data_info(i) for i in range(250)]
     assert {info['text'] for info in infos} == set(
@@ -307,9 +293,7 @@ def test_digits(shared_data):
     assert test[249]['inputs'].shape == (test.lengths[249], 40)
 
     def said_by(speakers):
-        data = FSDD(
-            str(shared_data / 'fsdd'), 'test', speakers=speakers, units=UNITS, pipeline=[LOAD, PACK]
-        )
+        data = FSDD(root, 'test', speakers=speakers, **settings)
         return [data.get_data_info(i)['name'].split('_')[1] for i in range(len(data))]
 
     names = sorted({info['name'].split('_')[1] for info in infos})
@@ -322,11 +306,8 @@ def test_digits(shared_data):
         said_by(names[0])
 
 
-def test_a_folder_in_the_format_of_kaldi_text(shared_data):
-    if not (shared_data / 'yesno').is_dir():
-        pytest.skip(f'the pack yesno is not at {shared_data}')
-    data = SpeechFolder(
-        str(shared_data / 'yesno'), units=dict(UNITS, case='lower'), pipeline=[LOAD, PACK]
-    )
+def test_a_folder_in_the_format_of_kaldi_text(pack):
+    units = dict(UNITS, case='lower')
+    data = SpeechFolder(str(pack('yesno')), units=units, pipeline=[LOAD, PACK])
     assert len(data) == 16 and data[0]['data_samples'].text == 'NO NO YES NO NO NO YES NO'
     assert data.units.decode(data[0]['data_samples'].units) == 'no no yes no no no yes no'
