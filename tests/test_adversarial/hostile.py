@@ -1,8 +1,9 @@
-"""Malicious checkpoints, written by the tests."""
+"""Malicious checkpoints and images, written by the tests."""
 
 import pickle
 import struct
 import zipfile
+import zlib
 from collections import OrderedDict
 
 import numpy as np
@@ -94,6 +95,21 @@ OBJECTS = {
         OrderedDict(),
     ),
 }
+
+
+def png(width, height, rows=b''):
+    """A PNG image of one bit a pixel, or only the claim to be one."""
+
+    def chunk(name, data):
+        checksum = zlib.crc32(name + data)
+        return struct.pack('>I', len(data)) + name + data + struct.pack('>I', checksum)
+
+    return (
+        b'\x89PNG\r\n\x1a\n'
+        + chunk(b'IHDR', struct.pack('>IIBBBBB', width, height, 1, 0, 0, 0, 0))
+        + chunk(b'IDAT', zlib.compress(rows, 9))
+        + chunk(b'IEND', b'')
+    )
 
 
 def save_pickle(path, data):

@@ -29,56 +29,52 @@ def assert_error(call, name):
     assert len(str(error.value)) < 300
 
 
-MIXERS = [
-    *[
-        (dict(type='AFTConv', num_heads=heads, kernel_size=3), 'num_heads')
-        for heads in (4.0, '4', 0, -4, None, True, [4])
-    ],
-    *[
-        (dict(type='AFTConv', num_heads=4, kernel_size=size), 'kernel_size')
-        for size in (3.0, None, '3', 2, 0, (3, 3), (), [3.0], np.int64(3))
-    ],
-    *[
-        (dict(type='AFTConv', num_heads=4, kernel_size=3, proj_drop=drop), 'proj_drop')
-        for drop in ('a', 2.0, -0.1, float('nan'), None, True)
-    ],
-    *[
-        (dict(type='AFTConv', num_heads=4, kernel_size=3, **{name: 'no'}), name)
-        for name in ('qkv_bias', 'causal', 'query', 'reparameterize', 'global_connectivity')
-    ],
-    *[(dict(type='AFTFull', rank=rank), 'rank') for rank in ('a', 1.5, 0, True, [1])],
-    *[
-        (dict(type='AFTFull', init_std=std), 'init_std')
-        for std in ('a', -1, float('nan'), float('inf'))
-    ],
-    *[
-        (dict(type=kind, window=window), 'window')
-        for kind in ('AFTLocal', 'AFTLocalHard')
-        for window in (2.5, '2', None, -1, (2, 2), [], {})
-    ],
-    *[
-        (dict(type='AFTSimple', embed_dims=dims), 'embed_dims')
-        for dims in (8.0, '8', None, 0, -8, True)
-    ],
-    *[
-        (dict(type='AFTSimple', grid=grid), 'grid')
-        for grid in (6, '6', ('6',), (6.0,), (), (0,), (1, 1, 1, 6), torch.ones(1))
-    ],
-    *[
-        (dict(type='AFTSimple', num_prefix_tokens=number), 'num_prefix_tokens')
-        for number in (-1, 1.0, 'a')
-    ],
-    *[(dict(type='AFTSimple', gate=gate), 'gate') for gate in ('tanh', 1, ['sigmoid'])],
-    (dict(type='AFTSimple', key_function='elu'), 'key_function'),
-    (dict(type='LocalSoftmaxAttention', num_heads=2, window=2.0), 'window'),
-    (dict(type='LocalSoftmaxAttention', num_heads=2, window=2, margin=-1), 'margin'),
-]
+def pairs(arguments):
+    return [(name, value) for name, values in arguments.items() for value in values]
 
 
-@pytest.mark.parametrize('config, name', MIXERS, ids=short)
-def test_arguments_of_a_mixer(config, name):
-    config = {'embed_dims': D, 'grid': (6,), **config, 'type': f'aft_mm.{config["type"]}'}
+# Wrong types; values out of range are in tests/test_layers/test_mixer_arguments.py.
+CONV, LOCAL = dict(num_heads=4, kernel_size=3), dict(num_heads=2, window=2)
+WRONG = {
+    'AFTConv': dict(
+        num_heads=(4.0, '4', -4, None, True, [4]),
+        kernel_size=(3.0, None, '3', 0, (), [3.0], np.int64(3)),
+        proj_drop=('a', 2.0, -0.1, float('nan'), None, True),
+        qkv_bias=('no',),
+        causal=('no',),
+        query=('no',),
+        reparameterize=('no',),
+        global_connectivity=('no',),
+    ),
+    'AFTFull': dict(rank=('a', 1.5, True, [1]), init_std=('a', -1, float('nan'), float('inf'))),
+    'AFTLocal': dict(window=(2.5, '2', None, [], {})),
+    'AFTLocalHard': dict(window=('2', None, -1, (2, 2), [], {})),
+    'AFTSimple': dict(
+        embed_dims=(8.0, '8', None, -8, True),
+        grid=(6, '6', ('6',), (6.0,), (), torch.ones(1)),
+        num_prefix_tokens=(1.0, 'a'),
+        gate=(1, ['sigmoid']),
+        key_function=('elu',),
+    ),
+    'LocalSoftmaxAttention': dict(window=(2.0,), margin=(-1,)),
+}
+MIXERS = [(kind, *pair) for kind, arguments in WRONG.items() for pair in pairs(arguments)]
+
+
+@pytest.mark.parametrize('kind, name, value', MIXERS, ids=short)
+def test_arguments_of_a_mixer(kind, name, value):
+    needed = dict(AFTConv=CONV, LocalSoftmaxAttention=LOCAL).get(kind, {})
+    config = dict(type=f'aft_mm.{kind}', embed_dims=D, grid=(6,)) | needed | {name: value}
     assert_error(lambda: MODELS.build(config), name)
+
+
+STEPPING = [
+    dict(type='aft_mm.AFTSimple'),
+    dict(type='aft_mm.SoftmaxAttention', num_heads=2),
+    dict(type='aft_mm.AFTFull'),
+    dict(type='aft_mm.AFTLocalHard', window=2),
+    dict(type='aft_mm.LocalSoftmaxAttention', **LOCAL),
+]
 
 
 @pytest.mark.parametrize(
@@ -97,31 +93,14 @@ def test_arguments_of_a_mixer(config, name):
     ],
     ids=lambda x: type(x).__name__ + str(getattr(x, 'dtype', '')),
 )
-@pytest.mark.parametrize(
-    'mixer',
-    [
-        dict(type='aft_mm.AFTSimple'),
-        dict(type='aft_mm.SoftmaxAttention', num_heads=2),
-    ],
-    ids=lambda config: config['type'],
-)
+@pytest.mark.parametrize('mixer', STEPPING[:2], ids=lambda config: config['type'])
 def test_input_tokens_of_a_mixer(mixer, tokens):
     mixer = MODELS.build(dict(mixer, embed_dims=D, grid=(6,), causal=True))
     assert_error(lambda: mixer(tokens), 'x')
     assert_error(lambda: mixer.step(tokens, mixer.init_state(2)), 'x_t')
 
 
-@pytest.mark.parametrize(
-    'mixer',
-    [
-        dict(type='aft_mm.AFTSimple'),
-        dict(type='aft_mm.AFTFull'),
-        dict(type='aft_mm.AFTLocalHard', window=2),
-        dict(type='aft_mm.SoftmaxAttention', num_heads=2),
-        dict(type='aft_mm.LocalSoftmaxAttention', num_heads=2, window=2),
-    ],
-    ids=lambda config: config['type'],
-)
+@pytest.mark.parametrize('mixer', STEPPING, ids=lambda config: config['type'])
 def test_input_states_of_a_mixer(mixer):
     mixer = MODELS.build(dict(mixer, embed_dims=D, grid=(6,), causal=True))
     state = mixer.init_state(2)
@@ -132,47 +111,32 @@ def test_input_states_of_a_mixer(mixer):
     mixer.step(TOKENS[:, 1], later)
 
 
-VIT = [
-    *[
-        (dict(arch=arch), 'arch')
-        for arch in (
-            5,
-            'huge',
-            {},
-            dict(embed_dims=-8, num_layers=1),
-            dict(embed_dims=8, num_layers=1.0),
-            dict(embed_dims=8, num_layers=1, mlp_ratio='4'),
-        )
-    ],
-    *[(dict(img_size=size), 'img_size') for size in ('32', (32,), 32.0, 0, (32, -1), None)],
-    *[(dict(patch_size=size), 'patch_size') for size in (2.5, '2', 0)],
-    *[(dict(out_indices=indices), 'out_indices') for indices in ('all', 1.0, (), 7, None)],
-    *[
-        (dict(token_mixer=mixer), 'token_mixer')
-        for mixer in ('aft_mm.AFTConv', dict(num_heads=4), [], 5)
-    ],
-    *[(dict(drop_rate=rate), 'drop_rate') for rate in (2, -1, 'a')],
-    *[(dict(drop_path_rate=rate), 'drop_path_rate') for rate in (2.0, -1.0, None)],
-    (dict(in_channels=0), 'in_channels'),
-    (dict(frozen_stages='all'), 'frozen_stages'),
-    (dict(with_cls_token='yes'), 'with_cls_token'),
-    (dict(final_norm=1), 'final_norm'),
-]
+BACKBONE = dict(
+    type='aft_mm.AFTViT', arch=dict(embed_dims=8, num_layers=1), img_size=8, patch_size=4
+)
+VIT = dict(
+    arch=(
+        5,
+        {},
+        dict(embed_dims=8, num_layers=1.0),
+        dict(embed_dims=8, num_layers=1, mlp_ratio='4'),
+    ),
+    img_size=('32', (32,), 32.0, 0, (32, -1), None),
+    patch_size=(2.5, '2', 0),
+    out_indices=('all', 1.0, 7, None),
+    token_mixer=('aft_mm.AFTConv', dict(num_heads=4), [], 5),
+    drop_rate=(2, -1, 'a'),
+    drop_path_rate=(2.0, -1.0, None),
+    in_channels=(0,),
+    frozen_stages=('all',),
+    with_cls_token=('yes',),
+    final_norm=(1,),
+)
 
 
-@pytest.mark.parametrize('options, name', VIT, ids=short)
-def test_arguments_of_the_backbone(options, name):
-    config = (
-        dict(
-            type='aft_mm.AFTViT',
-            arch=dict(embed_dims=8, num_layers=1),
-            img_size=8,
-            patch_size=4,
-            **{},
-        )
-        | options
-    )
-    assert_error(lambda: MODELS.build(config), name)
+@pytest.mark.parametrize('name, value', pairs(VIT), ids=short)
+def test_arguments_of_the_backbone(name, value):
+    assert_error(lambda: MODELS.build(BACKBONE | {name: value}), name)
 
 
 @pytest.mark.parametrize(
@@ -189,27 +153,24 @@ def test_arguments_of_the_backbone(options, name):
     ids=lambda x: f'{type(x).__name__}{list(getattr(x, "shape", []))}',
 )
 def test_input_images_of_the_backbone(image):
-    config = dict(arch=dict(embed_dims=8, num_layers=1), img_size=8, patch_size=4)
-    backbone = MODELS.build(dict(type='aft_mm.AFTViT', **config))
+    backbone = MODELS.build(BACKBONE)
     assert_error(lambda: backbone(image), 'image')
 
 
 PARTS = [
     *[
         (dict(decoder=dict(DECODER, **{name: value})), name)
-        for name, value in (
-            ('num_layers', 0),
-            ('num_layers', '2'),
-            ('embed_dims', 8.0),
-            ('drop_rate', 3.0),
-            ('mlp_ratio', 'a'),
-            ('mlp_ratio', 0),
-            ('tokens_per_position', 4),
-            ('with_cp', 'no'),
-            ('token_mixer', 'aft_mm.AFTSimple'),
-            ('embedding', None),
-            ('cross_mixer', 'softmax'),
-        )
+        for name, value in dict(
+            num_layers=0,
+            embed_dims=8.0,
+            drop_rate=3.0,
+            mlp_ratio='a',
+            tokens_per_position=4,
+            with_cp='no',
+            token_mixer='aft_mm.AFTSimple',
+            embedding=None,
+            cross_mixer='softmax',
+        ).items()
     ],
     (dict(decoder=None), 'decoder'),
     (dict(head='aft_mm.CategoricalHead'), 'head'),
@@ -246,35 +207,23 @@ def test_input_tokens_of_the_autoregressive_model(inputs, name):
     assert_error(lambda: model()(inputs), name)
 
 
-@pytest.mark.parametrize(
-    'options, name',
-    [
-        *[(dict(length=length), 'length') for length in (0, -1, 5.0, '5', None, True)],
-        *[(dict(temperature=value), 'temperature') for value in ('a', 0, -1, float('nan'), None)],
-        *[
-            (dict(prompts=prompts), 'prompts')
-            for prompts in (
-                'ab',
-                5,
-                [['a']],
-                [[1.5]],
-                [[]],
-                [[1] * 9],
-                [torch.zeros(2, 2).long()],
-                [None],
-            )
-        ],
-        *[(dict(batch_size=size), 'batch_size') for size in (1.5, 0, '2', True)],
-        *[(dict(top_k=value), 'top_k') for value in (0, 1.5, 'a')],
-        *[(dict(top_p=value), 'top_p') for value in (0, 2, 'a')],
-        *[(dict(seed=value), 'seed') for value in (-1, 1.5, 'a', 2**63)],
-        (dict(greedy='no'), 'greedy'),
-        (dict(use_state=2), 'use_state'),
-    ],
-    ids=short,
+# Wrong types; values out of range are in tests/test_models/test_generation.py.
+SAMPLING = dict(
+    length=('5', None, True),
+    temperature=('a', float('nan'), None),
+    prompts=('ab', 5, [['a']], [torch.zeros(2, 2).long()], [None]),
+    batch_size=(1.5, '2', True),
+    top_k=('a',),
+    top_p=('a',),
+    seed=('a',),
+    greedy=('no',),
+    use_state=(2,),
 )
-def test_options_of_sampling(options, name):
-    assert_error(lambda: model().generate(**{'length': 5, **options}), name)
+
+
+@pytest.mark.parametrize('name, value', pairs(SAMPLING), ids=short)
+def test_options_of_sampling(name, value):
+    assert_error(lambda: model().generate(**{'length': 5, name: value}), name)
 
 
 @pytest.mark.parametrize('greedy', [False, True])
