@@ -1,6 +1,7 @@
-"""Functions that read what commands have written."""
+"""Functions that read what commands have written, and a free port for them."""
 
 import json
+import socket
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,12 @@ def only_error(result: subprocess.CompletedProcess) -> str:
     assert result.returncode == 1 and 'Traceback' not in result.stderr
     (line,) = [line for line in result.stderr.splitlines() if line.startswith('Error: ')]
     return line
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        return free.getsockname()[1]
 
 
 def picture(path: str | Path) -> np.ndarray:

@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import resource
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from aft_mm.engine import StopSignals, run_guard
+
+from ..helpers import free_port
 
 pytestmark = pytest.mark.adversarial
 
@@ -70,47 +73,40 @@ def weights(path='work/epoch_3.pth'):
     return torch.load(path, weights_only=True)['state_dict']
 
 
-def stop(train, signum, capfd):
+RESUME = 'to resume, run: python tools/train.py config.py --work-dir work --resume'
+
+
+@pytest.fixture
+def hangup():
+    """Set the action at SIGHUP until the end of the test: it is ignored under nohup."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield lambda action: signal.signal(signal.SIGHUP, action)
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize('signum', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_with_a_checkpoint_from_which_the_run_goes_on(train, signum, hangup, capfd):
+    hangup(signal.SIG_DFL)
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     assert ends(train, send(signum)) == 128 + signum
-    assert capfd.readouterr().err.splitlines()[-1] == (
-        f'{signum.name} stopped the run after iteration 8; the checkpoint is '
-        f'{Path("work/iter_8.pth").resolve()}; to resume, run: python tools/train.py config.py '
-        '--work-dir work --resume'
-    )
+    checkpoint = Path('work/iter_8.pth').resolve()
+    said = f'{signum.name} stopped the run after iteration 8; the checkpoint is {checkpoint}'
+    assert capfd.readouterr().err.splitlines()[-1] == f'{said}; {RESUME}'
     assert handlers == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+    assert torch.load(checkpoint, weights_only=True)['meta']['iter'] == 8
+    if signum == signal.SIGTERM:
+        train(resume=True)
+        resumed = weights()
+        os.rename('work', 'first')
+        train()
+        assert all(torch.equal(value, resumed[key]) for key, value in weights().items())
 
 
-def test_the_keyboard_ends_a_run_with_a_checkpoint(train, capfd):
-    stop(train, signal.SIGINT, capfd)
-    assert torch.load('work/iter_8.pth', weights_only=True)['meta']['iter'] == 8
-
-
-def test_a_signal_ends_with_a_checkpoint_from_which_the_run_goes_on(train, capfd):
-    stop(train, signal.SIGTERM, capfd)
-    train(resume=True)
-    resumed = weights()
-    os.rename('work', 'first')
-    train()
-    assert all(torch.equal(value, resumed[key]) for key, value in weights().items())
-
-
-def test_a_hangup_ends_a_run_with_a_checkpoint(train, capfd):
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests run under nohup
-    try:
-        stop(train, signal.SIGHUP, capfd)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_nohup_keeps_its_meaning():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with StopSignals():
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGHUP, before)
+def test_nohup_keeps_its_meaning(hangup):
+    hangup(signal.SIG_IGN)
+    with StopSignals():
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
 
 def test_few_open_files_do_not_hang(root, config, tmp_path):
@@ -133,38 +129,23 @@ def test_few_open_files_do_not_hang(root, config, tmp_path):
 
 def test_a_signal_during_validation_names_the_checkpoint_of_the_epoch(train, capfd):
     assert ends(train, send(signal.SIGTERM), place='before_val_epoch') == 128 + signal.SIGTERM
-    assert (
-        capfd.readouterr()
-        .err.splitlines()[-1]
-        .endswith(
-            'SIGTERM stopped the run; the last checkpoint is '
-            f'{Path("work/epoch_1.pth").resolve()}; to resume, run: python tools/train.py config.py '
-            '--work-dir work --resume'
-        )
-    )
+    said = f'SIGTERM stopped the run; the last checkpoint is {Path("work/epoch_1.pth").resolve()}'
+    assert capfd.readouterr().err.splitlines()[-1].endswith(f'{said}; {RESUME}')
 
 
 @pytest.mark.parametrize(
-    'program, words, command',
+    'begun, command',
     [
+        ('tools/train.py c.py --resume a.pth --amp', 'python tools/train.py c.py --amp --resume'),
         (
-            'tools/train.py',
-            ['c.py', '--resume', 'a.pth', '--amp'],
-            'python tools/train.py c.py --amp --resume',
-        ),
-        (
-            '/venv/bin/aft_mm',
-            ['c.py', '--cfg-options', 'a=b c', '--resume'],
+            "/venv/bin/aft_mm c.py --cfg-options 'a=b c' --resume",
             "aft_mm train c.py --cfg-options 'a=b c' --resume",
         ),
-        (
-            '/site-packages/aft_mm/__main__.py',
-            ['--resume=a.pth', 'c.py'],
-            'python -m aft_mm train c.py --resume',
-        ),
+        ('/a/aft_mm/__main__.py --resume=a.pth c.py', 'python -m aft_mm train c.py --resume'),
     ],
 )
-def test_the_command_that_goes_on_is_the_one_that_began(program, words, command, monkeypatch):
+def test_the_command_that_goes_on_is_the_one_that_began(begun, command, monkeypatch):
+    program, *words = shlex.split(begun)
     monkeypatch.setattr('sys.argv', [program])
     with run_guard(words) as run:
         assert run.command() == f'run: {command}'
@@ -283,12 +264,6 @@ def test_processes_whose_launcher_was_killed_end(tmp_path):
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.1)
     assert not alive(pid)
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        return free.getsockname()[1]
 
 
 class TestLauncher:
