@@ -77,42 +77,20 @@ def test_two_processes_meet_and_never_abort_at_exit(run, script):
     assert groups == [[0, 1]] * 3
 
 
-def test_slurm(run, script):
-    said = launch(
-        run,
-        script,
-        'slurm',
-        dict(SLURM_PROCID='0', SLURM_NTASKS='1', SLURM_LOCALID='0', MASTER_ADDR='127.0.0.1'),
-    )
-    assert said['everyone'] == [0] and said['backend'] == 'gloo'
-
-
-def test_slurm_asks_scontrol_for_the_first_host(run, script):
+def test_slurm_asks_scontrol_for_the_first_host_unless_told(run, script):
     scontrol = script.parent / 'scontrol'
     scontrol.write_text('#!/bin/sh\necho localhost\necho elsewhere\n')
     scontrol.chmod(0o755)
-    said = launch(
-        run,
-        script,
-        'slurm',
-        dict(
-            SLURM_PROCID='0',
-            SLURM_NTASKS='1',
-            SLURM_LOCALID='0',
-            SLURM_NODELIST='localhost,elsewhere',
-            PATH=f'{script.parent}:/usr/bin:/bin',
-        ),
-    )
-    assert said['everyone'] == [0]
+    asked = dict(SLURM_NODELIST='localhost,elsewhere', PATH=f'{script.parent}:/usr/bin:/bin')
+    for place in (dict(MASTER_ADDR='127.0.0.1'), asked):
+        place |= dict(SLURM_PROCID='0', SLURM_NTASKS='1', SLURM_LOCALID='0')
+        said = launch(run, script, 'slurm', place)
+        assert said['everyone'] == [0] and said['backend'] == 'gloo'
 
 
 def test_mpi(run, script):
-    said = launch(
-        run,
-        script,
-        'mpi',
-        dict(OMPI_COMM_WORLD_RANK='0', OMPI_COMM_WORLD_SIZE='1', OMPI_COMM_WORLD_LOCAL_RANK='0'),
-    )
+    names = dict(RANK='0', SIZE='1', LOCAL_RANK='0')
+    said = launch(run, script, 'mpi', {f'OMPI_COMM_WORLD_{k}': v for k, v in names.items()})
     assert said['wrapper'] == dict(
         type='MMDistributedDataParallel',
         broadcast_buffers=False,

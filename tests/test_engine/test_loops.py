@@ -112,17 +112,12 @@ def test_samples_are_those_of_the_model(points, pairs):
         for batch, numbers in enumerate(([0, 1, 2], [3, 4, 5], [6])):
             data = [dataset[i] for i in numbers]
             length = len(data[0]['inputs'])
-            given = (
-                dict(batch_size=2 * len(data))
-                if dataset is not None and model is points
-                else (dict(source=[d['data_samples'].source for d in data for _ in range(2)]))
-            )
-            expected = model.generate(
-                length, temperature=0.7, seed=derived_seed(5, 0, batch), **given
-            )
-            torch.testing.assert_close(
-                torch.cat([found[i] for i in numbers]), expected, rtol=0, atol=0
-            )
+            given = dict(batch_size=2 * len(data))
+            if model is pairs:
+                given = dict(source=[d['data_samples'].source for d in data for _ in range(2)])
+            seed = derived_seed(5, 0, batch)
+            expected = model.generate(length, temperature=0.7, seed=seed, **given)
+            assert torch.equal(torch.cat([found[i] for i in numbers]), expected)
 
 
 def test_no_two_batches_or_ranks_share_noise_and_runs_repeat(points):
@@ -143,12 +138,11 @@ def test_samples_of_one_source_differ_and_depend_on_it(pairs):
     assert (found[0] != others[0]).any() and (found[6] == others[6]).all()
 
 
-@pytest.mark.parametrize(
-    'options', [dict(seed=1), dict(temperature=0.1), dict(top_k=1), dict(top_p=0.05)]
-)
-def test_options_change_the_samples(points, options):
-    first, other = drawn(run(points)), drawn(run(points, **options))
-    assert any((a != b).any() for a, b in zip(first, other, strict=True))
+def test_options_change_the_samples(points):
+    first = drawn(run(points))
+    for options in (dict(seed=1), dict(temperature=0.1), dict(top_k=1), dict(top_p=0.05)):
+        other = drawn(run(points, **options))
+        assert any((a != b).any() for a, b in zip(first, other, strict=True)), options
 
 
 def test_autocast_reaches_the_samples(points, monkeypatch):
@@ -172,16 +166,11 @@ def test_autocast_reaches_the_samples(points, monkeypatch):
         torch.testing.assert_close(coarse.to(fine), fine, rtol=0.05, atol=0.1)
 
 
-@pytest.mark.parametrize(('world_size', 'batch_size'), [(1, 3), (1, 7), (2, 1), (2, 3), (3, 2)])
-@pytest.mark.parametrize('num_inputs', [0, 1, 4, 7, 100])
+@pytest.mark.parametrize(('world_size', 'batch_size'), [(1, 7), (2, 3), (3, 2)])
+@pytest.mark.parametrize('num_inputs', [0, 1, 4, 100])
 def test_only_the_first_inputs_are_sampled_for(points, world_size, batch_size, num_inputs):
-    samples = [
-        sample
-        for rank in range(world_size)
-        for sample in run(
-            points, rank=rank, world_size=world_size, batch_size=batch_size, num_inputs=num_inputs
-        )
-    ]
+    options = dict(world_size=world_size, batch_size=batch_size, num_inputs=num_inputs)
+    samples = [sample for rank in range(world_size) for sample in run(points, rank=rank, **options)]
     with_draws = sorted(sample['number'] for sample in samples if 'generated' in sample)
     assert with_draws == list(range(min(7, num_inputs))) and len(samples) == 7
     assert all('nats' in sample for sample in samples)

@@ -46,12 +46,10 @@ def test_peak_times_inverse_square_root_after_the_warm_up():
 
 @pytest.mark.parametrize('stop', [3, 7, 8, 50])
 def test_a_resumed_schedule_continues(stop):
-    whole_optimizer, optimizer = make_optimizer(), make_optimizer()
+    whole_optimizer, optimizer, resumed = make_optimizer(), make_optimizer(), make_optimizer()
     whole = rates(whole_optimizer, schedule(whole_optimizer), 100)
-    first = schedule(optimizer)
+    first, second = schedule(optimizer), schedule(resumed)
     rates(optimizer, first, stop)
-    resumed = make_optimizer()
-    second = schedule(resumed)
     resumed.load_state_dict(optimizer.state_dict())
     for old, new in zip(first, second, strict=True):
         new.load_state_dict(old.state_dict())

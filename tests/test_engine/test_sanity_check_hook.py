@@ -49,15 +49,14 @@ class Samples(list):
 
 
 def runner(model, train=None, val=None, test=None):
-    loops = [
-        None
-        if dataset is None
-        else SimpleNamespace(
-            dataloader=DataLoader(dataset, batch_size=2, collate_fn=pseudo_collate)
-        )
-        for dataset in (train, val, test)
-    ]
-    return SimpleNamespace(model=model, train_loop=loops[0], val_loop=loops[1], test_loop=loops[2])
+    def loop(dataset):
+        if dataset is not None:
+            loader = DataLoader(dataset, batch_size=2, collate_fn=pseudo_collate)
+            return SimpleNamespace(dataloader=loader)
+
+    return SimpleNamespace(
+        model=model, train_loop=loop(train), val_loop=loop(val), test_loop=loop(test)
+    )
 
 
 def check(model, train, val=None):
@@ -73,15 +72,14 @@ def test_good_data_passes_and_leaves_the_model_as_it_was(model):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+GOOD = Samples((6, 4, 1))
+
+
 @pytest.mark.parametrize(
     ('train', 'val', 'message'),
     [
-        (
-            Samples((5, 4, 1)),
-            None,
-            r'training set .*: image must be uint8 of image_shape \(6, 4, 1\)',
-        ),
-        (Samples((6, 4, 1)), Samples((6, 4, 3)), r'validation set .*shape \(6, 4, 3\)'),
+        (Samples((5, 4, 1)), None, r'training set .*: image must be .* image_shape \(6, 4, 1\)'),
+        (GOOD, Samples((6, 4, 3)), r'validation set .*shape \(6, 4, 3\)'),
         (Samples((6, 4, 1), value=200), None, 'training set .*: a token must be .* 200'),
     ],
 )
@@ -97,7 +95,7 @@ def test_a_test_and_a_validation_of_their_own_are_checked_too(model):
         SanityCheckHook().before_test(runner(model, test=bad))
     with pytest.raises(UserError, match='the first sample of the validation set cannot be used'):
         SanityCheckHook().before_val(runner(model, val=bad))
-    SanityCheckHook().before_test(runner(model, test=Samples((6, 4, 1))))
+    SanityCheckHook().before_test(runner(model, test=GOOD))
 
 
 def test_validation_is_checked_once_in_a_run(model, monkeypatch):
@@ -105,7 +103,7 @@ def test_validation_is_checked_once_in_a_run(model, monkeypatch):
     monkeypatch.setattr(
         model, 'forward', lambda mode, **batch: calls.append(mode) or forward(mode=mode, **batch)
     )
-    run, hook = runner(model, Samples((6, 4, 1)), Samples((6, 4, 1))), SanityCheckHook()
+    run, hook = runner(model, GOOD, GOOD), SanityCheckHook()
     hook.before_train(run)
     for _ in range(3):
         hook.before_val(run)
@@ -118,7 +116,7 @@ def test_the_head_is_reached(model, monkeypatch):
 
     monkeypatch.setattr(model.head, 'nats', refuse)
     with pytest.raises(UserError, match='training set cannot be used: no such target'):
-        check(model, Samples((6, 4, 1)))
+        check(model, GOOD)
 
 
 def test_an_empty_set_is_refused(model):
@@ -136,51 +134,29 @@ def test_a_context_beyond_the_position_table_is_named(model, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('name', 'size', 'options', 'message'),
+    ('name', 'option', 'message'),
     [
-        ('tiny_text', None, [], "train_dataloader.dataset reads 'text.txt', which does not exist"),
         (
             'tiny_text',
-            30,
-            [],
-            "the train split of 'text.txt' has 27 bytes, which is shorter than one "
-            'context of 32 bytes',
-        ),
-        (
-            'tiny_text',
-            4000,
-            ['model.decoder.grid=(31,)'],
+            'model.decoder.grid=(31,)',
             'the first sample of the training set cannot be used: a sequence must not be longer than',
         ),
         (
             'tiny_pixels',
-            None,
-            ['train_dataloader.dataset.pipeline.0.image_shape=(8,9,1)'],
+            'train_dataloader.dataset.pipeline.0.image_shape=(8,9,1)',
             'the first sample of the training set cannot be used: image 0 must be uint8 of image_shape',
         ),
         (
             'tiny_pixels',
-            None,
-            ['default_hooks.samples.image_shape=(8,9,1)'],
+            'default_hooks.samples.image_shape=(8,9,1)',
             'image_shape must be (H, W, C) with H·W·C = 64',
         ),
     ],
 )
-def test_training_is_refused_before_it_starts(
-    run, root, config, tmp_path, name, size, options, message
-):
-    if size is not None:
-        (tmp_path / 'text.txt').write_bytes(b'a' * size)
-    result = run(
-        root / 'tools/train.py',
-        config(name),
-        '--work-dir',
-        'here',
-        '--cfg-options',
-        *options,
-        'randomness.seed=0',
-        cwd=tmp_path,
-    )
+def test_training_is_refused_before_it_starts(run, root, config, tmp_path, name, option, message):
+    (tmp_path / 'text.txt').write_bytes(b'a' * 4000)
+    words = config(name), '--work-dir', 'here', '--cfg-options', option
+    result = run(root / 'tools/train.py', *words, cwd=tmp_path)
     assert message in only_error(result)
     assert 'Epoch(train)' not in result.stdout + result.stderr
 
@@ -189,12 +165,7 @@ def test_training_is_refused_before_it_starts(
 @pytest.mark.parametrize(
     ('tool', 'num_workers', 'image', 'message'),
     [
-        (
-            'train',
-            0,
-            'np.zeros((8, 7), np.uint8)',
-            'image 5 must be uint8 of image_shape (8, 8, 1), got uint8 of shape (8, 7, 1)',
-        ),
+        ('train', 0, 'np.zeros((8, 7), np.uint8)', '(8, 8, 1), got uint8 of shape (8, 7, 1)'),
         ('test', 1, 'np.zeros((8, 7), np.uint8)', 'image 5 must be uint8 of image_shape (8, 8, 1)'),
         ('train', 1, 'np.full((8, 8), 255, np.uint8)', 'a token must be 0 to 99, got 255'),
     ],

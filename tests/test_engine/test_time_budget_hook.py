@@ -6,8 +6,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import re
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +22,8 @@ from aft_mm.engine.distributed import start_distributed
 from aft_mm.engine.hooks import checkpointing, stopping
 from aft_mm.errors import UserError
 from aft_mm.registry import DATASETS, METRICS, MODELS
+
+from ..helpers import free_port
 
 SECOND = 1 / 60  # in minutes
 # Only the order of the samples is random: an uninterrupted run can be repeated exactly.
@@ -292,12 +292,8 @@ def test_a_kill_loses_the_time_since_the_last_checkpoint_only(train, clock):
 
 def test_without_time_left_nothing_is_trained(train, clock):
     train(8)
-    with pytest.raises(
-        UserError,
-        match=re.escape(
-            'the time budget of 0:00:08 is used up, as the run took 0:00:08 so far; to resume'
-        ),
-    ):
+    message = 'the time budget of 0:00:08 is used up, as the run took 0:00:08 so far; to resume'
+    with pytest.raises(UserError, match=message):
         train(8, resume=True)
     assert clock.iterations == []
 
@@ -322,49 +318,23 @@ def test_best_weights_are_not_a_checkpoint_to_resume_from(clock):
     assert hook.saved == -1
 
 
-def test_an_epoch_of_another_length_is_refused(train):
+def test_an_epoch_of_another_length_and_a_run_without_a_stop_hook_are_refused(train):
     train(8)
-    with pytest.raises(
-        UserError,
-        match='after 2 of the 6 iterations of an epoch, but an epoch of '
-        'this run has 12; resume with the previous batch size',
-    ):
+    message = 'after 2 of the 6 iterations of an epoch, but .* has 12; resume with the previous bat'
+    with pytest.raises(UserError, match=message):
         train(100, resume=True, **{'train_dataloader.batch_size': 8})
-
-
-def test_a_stop_inside_an_epoch_is_refused_without_a_stop_hook(train):
-    train(8)
     with pytest.raises(UserError, match='stopped inside an epoch only resumes there with .*Budget'):
         train(resume=True)
 
 
-@pytest.mark.parametrize(
-    'parts',
-    [
-        {},
-        dict(days=-1),
-        dict(days=1, minutes=-1),
-        dict(hours=float('nan')),
-        dict(minutes=float('inf')),
-        dict(days='7'),
-        dict(days=None),
-        dict(hours=True),
-        dict(days=1e308),
-    ],
-)
-def test_invalid_times_are_refused(parts):
-    with pytest.raises(ValueError, match='of TimeBudgetHook .*must be a finite number'):
-        TimeBudgetHook(**parts)
-
-
-@pytest.mark.parametrize('interval', [0, -1, 1.5, '2'])
-def test_invalid_intervals_are_refused(interval):
-    with pytest.raises(ValueError, match='interval of TimeBudgetHook must be an int, 1 or larger'):
-        TimeBudgetHook(days=1, interval=interval)
-
-
-def test_the_parts_add_up():
+def test_the_parts_add_up_and_invalid_ones_are_refused():
     assert TimeBudgetHook(days=7, hours=1.5, minutes=2).budget == 7 * 86400 + 5400 + 120
+    wrong = [{}, dict(days=1, minutes=-1), dict(hours=float('nan')), dict(days='7')]
+    for parts in (*wrong, dict(days=1e308)):  # which has more seconds than a float holds
+        with pytest.raises(ValueError, match='of TimeBudgetHook .*must be a finite number'):
+            TimeBudgetHook(**parts)
+    with pytest.raises(ValueError, match='interval of TimeBudgetHook must be an int, 1 or larger'):
+        TimeBudgetHook(days=1, interval=0)
 
 
 def train_rank(rank, port, folder):
@@ -385,10 +355,7 @@ def train_rank(rank, port, folder):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='mmengine starts NCCL itself')
 def test_two_processes_stop_together(tmp_path):
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context('fork')
+    context, port = multiprocessing.get_context('fork'), free_port()
     ranks = [context.Process(target=train_rank, args=(rank, port, tmp_path)) for rank in (0, 1)]
     for rank in ranks:
         rank.start()
