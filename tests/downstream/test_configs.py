@@ -82,12 +82,8 @@ def test_model_matches_the_name(name):
 def test_schedule_matches_the_name(name):
     field, config = fields(name), load(name)
     assert config.train_dataloader.batch_size == field['batch']
-    if field['unit'] in 'ik':
-        length = config.train_cfg.max_iters
-        assert length == field['length'] * (1000 if field['unit'] == 'k' else 1)
-    else:
-        length = config.train_cfg.max_epochs
-        assert length == field['length'] * (12 if field['unit'] == 'x' else 1)
+    length = config.train_cfg['max_iters' if field['unit'] in 'ik' else 'max_epochs']
+    assert length == field['length'] * dict(k=1000, x=12).get(field['unit'], 1)
     assert config.param_scheduler[-1].get('end', length) == length
     if name in FULL:
         total = field['gpus'] * field['batch']
@@ -162,18 +158,11 @@ def test_pipelines_match_the_input_of_the_model(name, tmp_path):
 
     for split in ('train', 'test'):
         for dataset in innermost(config[f'{split}_dataloader'].dataset):
+            ade20k = dataset.type == 'ADE20KDataset'
+            frame = dict(img_path=str(path), img_id=0, height=361, width=481, instances=[box])
+            frame |= dict(seg_map_path=str(tmp_path / 'labels.png'), seg_fields=[])
             packed = Compose(dataset.pipeline)(
-                dict(
-                    img_path=str(path),
-                    img_id=0,
-                    height=361,
-                    width=481,
-                    instances=[box],
-                    seg_map_path=str(tmp_path / 'labels.png'),
-                    label_map=None,
-                    reduce_zero_label=dataset.type == 'ADE20KDataset',
-                    seg_fields=[],
-                )
+                dict(frame, label_map=None, reduce_zero_label=ade20k)
             )
             sample = packed['data_samples']
             assert packed['inputs'].dtype == torch.uint8 and packed['inputs'].ndim == 3

@@ -27,10 +27,9 @@ def checkpoint(tmp_path, monkeypatch):
         config.dump(tmp_path / 'config.py')
         torch.manual_seed(0)
         model = build_model(config)
-        meta = dict(
-            dataset_meta=dict(classes=classes, palette=[[i, i, i] for i in range(len(classes))])
-        )
-        torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'config.pth')
+        meta = dict(classes=classes, palette=[[i, i, i] for i in range(len(classes))])
+        whole = dict(state_dict=model.state_dict(), meta=dict(dataset_meta=meta))
+        torch.save(whole, tmp_path / 'config.pth')
         return str(tmp_path / 'config.py'), str(tmp_path / 'config.pth')
 
     return write
@@ -45,12 +44,9 @@ def test_mmdet_inferencer(checkpoint, tool, tmp_path, monkeypatch):
     _, model = load_model(*files, 'cpu')
     assert infer.visualizer.dataset_meta['classes'] == classes
     assert type(model.backbone).__name__ == 'AFTViT'
-    data = infer.pipeline(image)
+    batch = {key: [value] for key, value in infer.pipeline(image).items()}
     with torch.no_grad():
-        (expected,) = model.test_step(
-            dict(inputs=[data['inputs']], data_samples=[data['data_samples']])
-        )
-    expected = expected.pred_instances
+        expected = model.test_step(batch)[0].pred_instances
     assert len(found['bboxes']) == len(expected) > 0
     np.testing.assert_allclose(found['bboxes'], expected.bboxes, rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(found['scores'], expected.scores, rtol=1e-4)

@@ -19,38 +19,37 @@ XML = """<annotation><size><width>96</width><height>64</height><depth>3</depth><
 <bndbox><xmin>9</xmin><ymin>5</ymin><xmax>50</xmax><ymax>44</ymax></bndbox></object></annotation>"""
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv('AFT_MM_DATA', raising=False)
+
+
 def save(path, array):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(array.astype(np.uint8)).save(path)
 
 
 def boxes_as_json(data):
-    images = [
-        dict(id=number, file_name=f'{number}.jpg', width=96, height=64) for number in range(4)
-    ]
-    boxes = [
-        dict(
-            id=number, image_id=number, category_id=7, bbox=[8, 4, 41, 39], area=41 * 39, iscrowd=0
-        )
-        for number in range(4)
-    ]
-    names = [dict(id=3, name='cat'), dict(id=7, name='dog')]
+    size, box = dict(width=96, height=64), dict(bbox=[8, 4, 41, 39], area=41 * 39, iscrowd=0)
+    whole = dict(
+        images=[dict(size, id=i, file_name=f'{i}.jpg') for i in range(4)],
+        annotations=[dict(box, id=i, image_id=i, category_id=7) for i in range(4)],
+        categories=[dict(id=3, name='cat'), dict(id=7, name='dog')],
+    )
     for number in range(4):
         save(data / f'my_boxes/images/{number}.jpg', RNG.integers(0, 256, (64, 96, 3)))
     for part in ('train', 'val'):
-        (data / f'my_boxes/{part}.json').write_text(
-            json.dumps(dict(images=images, annotations=boxes, categories=names))
-        )
+        (data / f'my_boxes/{part}.json').write_text(json.dumps(whole))
 
 
 def boxes_as_xml(data):
+    (data / 'my_boxes/ImageSets/Main').mkdir(parents=True)
+    (data / 'my_boxes/Annotations').mkdir()
     for part in ('train', 'val'):
-        path = data / f'my_boxes/ImageSets/Main/{part}.txt'
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('\n'.join(map(str, range(4))))
+        (data / f'my_boxes/ImageSets/Main/{part}.txt').write_text('0\n1\n2\n3')
     for number in range(4):
         save(data / f'my_boxes/JPEGImages/{number}.jpg', RNG.integers(0, 256, (64, 96, 3)))
-        (data / 'my_boxes/Annotations').mkdir(exist_ok=True)
         (data / f'my_boxes/Annotations/{number}.xml').write_text(XML)
 
 
@@ -62,47 +61,28 @@ def masks(data):
 
 
 EPOCH = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler=None']
+# After one epoch no score is that high, and then mmdet logs no metric.
+LOW = [*EPOCH, 'model.test_cfg.score_thr=0.0']
+TWO = ['train_cfg.max_iters=2', 'train_cfg.val_interval=2']
 
 
 @pytest.mark.parametrize(
     ('kind', 'name', 'write', 'length', 'metric'),
     [
-        # After one epoch no score is that high, and then mmdet logs no metric.
-        (
-            'coco',
-            'my_boxes',
-            boxes_as_json,
-            [*EPOCH, 'model.test_cfg.score_thr=0.0'],
-            'coco/bbox_mAP',
-        ),
+        ('coco', 'my_boxes', boxes_as_json, LOW, 'coco/bbox_mAP'),
         ('voc', 'my_boxes', boxes_as_xml, EPOCH, 'pascal_voc/mAP'),
-        ('masks', 'my_masks', masks, ['train_cfg.max_iters=2', 'train_cfg.val_interval=2'], 'mIoU'),
+        ('masks', 'my_masks', masks, TWO, 'mIoU'),
     ],
 )
-def test_the_new_config_trains(
-    kind, name, write, length, metric, tool, tmp_path, monkeypatch, capfd
-):
+def test_the_new_config_trains(kind, name, write, length, metric, tool, tmp_path, capfd):
     write(tmp_path / 'data')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv('AFT_MM_DATA', raising=False)
     tool('new').main([kind, f'data/{name}', '--out', 'my.py'])
-    loaders = [
-        f'{part}_dataloader.{key}'
-        for part in ('train', 'val')
-        for key in ('num_workers=0', 'persistent_workers=False')
-    ]
-    tool('train').main(
-        [
-            'my.py',
-            '--work-dir',
-            'work',
-            '--cfg-options',
-            *length,
-            *loaders,
-            'default_hooks.logger.interval=1',
-            f'visualizer.name={kind}',
+    options = ['default_hooks.logger.interval=1', f'visualizer.name={kind}', *length]
+    for part in ('train', 'val'):
+        options += [
+            f'{part}_dataloader.{key}' for key in ('num_workers=0', 'persistent_workers=False')
         ]
-    )
+    tool('train').main(['my.py', '--work-dir', 'work', '--cfg-options', *options])
     shown = capfd.readouterr().out
     assert 'loading annotations' not in shown and 'Running per image' not in shown
     assert 'next       aft_mm predict my.py work/' in shown
@@ -118,22 +98,15 @@ def test_the_new_config_trains(
         # mmdet would name dogs birds, name cats dogs, or find no box.
         ('coco-json', boxes_as_json, ('bird', 'dog'), 'must be categories of .*order.*: cat, dog'),
         ('coco-json', boxes_as_json, ('dog', 'cat'), 'must be categories of .*order.*: cat, dog'),
-        (
-            'voc-xml',
-            boxes_as_xml,
-            ('cat', 'Dog'),
-            'boxes of .*train.txt. are of other classes: dog',
-        ),
+        ('voc-xml', boxes_as_xml, ('cat', 'Dog'), 'boxes of .*train.txt. are of .* classes: dog'),
         ('coco-json', boxes_as_json, ('dog',), None),
         ('voc-xml', boxes_as_xml, ('dog', 'bird'), None),
     ],
 )
 def test_classes_that_do_not_match_the_annotations_are_refused(
-    kind, write, classes, message, tmp_path, monkeypatch
+    kind, write, classes, message, tmp_path
 ):
     write(tmp_path / 'data')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv('AFT_MM_DATA', raising=False)
     (path,) = FOLDER.glob(f'*{kind}.py')
     config = Config.fromfile(path)
     config.train_dataloader.dataset.metainfo.classes = classes
@@ -153,10 +126,8 @@ def test_classes_that_do_not_match_the_annotations_are_refused(
         (None, "mask '.*/2.png' cannot be read: No such file"),
     ],
 )
-def test_masks_are_checked_before_a_training(mask, message, tmp_path, monkeypatch):
+def test_masks_are_checked_before_a_training(mask, message, tmp_path):
     masks(tmp_path / 'data')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv('AFT_MM_DATA', raising=False)
     (path,) = FOLDER.glob('*mask-png.py')
     config = Config.fromfile(path)
     check_data(config, 'train', 'val')

@@ -25,9 +25,7 @@ def sample_of(image, task):
 
 def random_model(config):
     model = MODELS.build(config).eval()
-    for (
-        parameter
-    ) in model.backbone.parameters():  # far from 0, so that any influence would be visible
+    for parameter in model.backbone.parameters():  # far from 0, which shows any influence
         nn.init.normal_(parameter, std=0.2)
     return model
 

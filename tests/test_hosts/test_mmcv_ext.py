@@ -51,6 +51,18 @@ def compiled():
     return importlib.import_module('mmcv._ext')
 
 
+@pytest.fixture
+def module(monkeypatch):
+    """Return a module of ``mmcv.ops`` that calls an extension, by default ours."""
+
+    def patch(name, extension=OURS):
+        module = importlib.import_module(f'mmcv.ops.{name}')
+        monkeypatch.setattr(module, 'ext_module', extension)
+        return module
+
+    return patch
+
+
 @pytest.mark.parametrize('offset', [0, 1])
 @pytest.mark.parametrize('kind', KINDS)
 def test_nms_equals_its_definition(kind, offset):
@@ -65,9 +77,7 @@ def test_nms_equals_its_definition(kind, offset):
 @pytest.mark.parametrize('method', [0, 1, 2])
 def test_soft_nms_equals_its_definition(method):
     boxes, scores = boxes_and_scores('random', 40)
-    left = {
-        i: (box, s) for i, (box, s) in enumerate(zip(boxes.tolist(), scores.tolist(), strict=True))
-    }
+    left = dict(enumerate(zip(boxes.tolist(), scores.tolist(), strict=True)))
     expected = []
     while left:
         best = max(left, key=lambda i: left[i][1])
@@ -126,9 +136,8 @@ def test_nms_equals_the_compiled_operators(compiled, kind):
             assert torch.equal(OURS.nms(boxes, scores, threshold, offset), expected)
             for method in (0, 1, 2):
                 dets, same = torch.zeros(2, number, 5)
-                options = dict(
-                    iou_threshold=threshold, sigma=0.5, min_score=0.05, method=method, offset=offset
-                )
+                options = dict(iou_threshold=threshold, offset=offset, method=method)
+                options |= dict(sigma=0.5, min_score=0.05)
                 order = OURS.softnms(boxes, scores, dets, **options)
                 assert torch.equal(order, compiled.softnms(boxes, scores, same, **options))
                 torch.testing.assert_close(dets[: len(order)], same[: len(order)])
@@ -156,14 +165,11 @@ ROIS = torch.tensor([[0, 1.0, 2, 9, 8], [1, -4, -3, 5, 30], [0, 3, 3, 5, 4], [1,
 
 
 @pytest.fixture(params=['avg', 'max'])
-def roi_align(request, monkeypatch):
-    from mmcv.ops import roi_align as module_function  # noqa: F401  imports mmcv.ops
-
-    module = sys.modules['mmcv.ops.roi_align']
-    monkeypatch.setattr(module, 'ext_module', OURS)
+def roi_align(request, module):
+    function = module('roi_align').roi_align
 
     def call(x, rois, scale=0.5, ratio=2, aligned=True):
-        return module.roi_align(x, rois, (4, 5), scale, ratio, request.param, aligned)
+        return function(x, rois, (4, 5), scale, ratio, request.param, aligned)
 
     call.mode = request.param
     return call
@@ -194,14 +200,8 @@ def test_roi_align_gradcheck(roi_align):
 @pytest.mark.parametrize('aligned', [True, False])
 def test_roi_align_equals_the_compiled_operator(compiled, mode, ratio, aligned):
     x, grad = torch.randn(2, 3, 11, 13), torch.randn(4, 3, 4, 5)
-    options = dict(
-        aligned_height=4,
-        aligned_width=5,
-        spatial_scale=0.5,
-        sampling_ratio=ratio,
-        pool_mode=mode,
-        aligned=aligned,
-    )
+    options = dict(aligned_height=4, aligned_width=5, spatial_scale=0.5, sampling_ratio=ratio)
+    options |= dict(pool_mode=mode, aligned=aligned)
     results = []
     for extension in (OURS, compiled):
         output, *argmax = torch.zeros(3, 4, 3, 4, 5)
@@ -229,25 +229,19 @@ def test_a_region_with_nan_or_infinity_pools_to_nan(roi_align, number, ratio):
     torch.testing.assert_close(grad, torch.autograd.grad(alone.sum(), x)[0])
 
 
-def test_a_region_with_nan_or_infinity_is_nan_in_roi_pool(monkeypatch):
-    from mmcv.ops import RoIPool
-
-    monkeypatch.setattr(sys.modules['mmcv.ops.roi_pool'], 'ext_module', OURS)
+def test_a_region_with_nan_or_infinity_is_nan_in_roi_pool(module):
     x = torch.randn(2, 2, 7, 9, requires_grad=True)
     rois = torch.tensor([[0, float('nan'), 0, 3, 3], [0, 1, 1, 5, 5], [1, 0, 0, float('inf'), 3]])
-    found = RoIPool((2, 2), 1.0)(x, rois)
+    found = module('roi_pool').RoIPool((2, 2), 1.0)(x, rois)
     assert found[[0, 2]].isnan().all()
     found.sum().backward()
     assert x.grad.sum() == 2 * 4  # 2 channels, 4 bins of one region
 
 
-def test_roi_pool_takes_the_maximum_of_a_bin(monkeypatch):
-    from mmcv.ops import RoIPool
-
-    monkeypatch.setattr(sys.modules['mmcv.ops.roi_pool'], 'ext_module', OURS)
+def test_roi_pool_takes_the_maximum_of_a_bin(module):
     x = torch.randn(2, 3, 8, 12, dtype=torch.float64, requires_grad=True)
     rois = torch.tensor([[1, 0.0, 0, 11, 7], [0, 4, 2, 7, 5]], dtype=torch.float64)
-    pool = RoIPool((2, 3), 1.0)
+    pool = module('roi_pool').RoIPool((2, 3), 1.0)
     found = pool(x, rois)
     torch.testing.assert_close(found[0], F.max_pool2d(x[1], (4, 4)))
     patch = x[0, :, 2:6, 4:8]
@@ -256,17 +250,22 @@ def test_roi_pool_takes_the_maximum_of_a_bin(monkeypatch):
     assert torch.autograd.gradcheck(lambda x: pool(x, rois), x, nondet_tol=1e-12)
 
 
-def focal_sum(name, logits, target, gamma, alpha, weight):
-    module = sys.modules['mmcv.ops.focal_loss']
-    return getattr(module, name)(logits, target, gamma, alpha, weight, 'sum')
+@pytest.fixture
+def assert_focal_loss(module):
+    functions = module('focal_loss')
+
+    def check(name, logits, loss, *arguments):
+        found = getattr(functions, f'{name}_focal_loss')(logits, *arguments, 'sum')
+        torch.testing.assert_close(found, loss.sum())
+        (grad,) = torch.autograd.grad(found, logits)
+        torch.testing.assert_close(grad, torch.autograd.grad(loss.sum(), logits)[0])
+
+    return check
 
 
 @pytest.mark.parametrize('gamma, alpha', [(2.0, 0.25), (0.5, 0.7)])
 @pytest.mark.parametrize('weighted', [False, True])
-def test_sigmoid_focal_loss_is_its_formula(monkeypatch, gamma, alpha, weighted):
-    import mmcv.ops  # noqa: F401
-
-    monkeypatch.setattr(sys.modules['mmcv.ops.focal_loss'], 'ext_module', OURS)
+def test_sigmoid_focal_loss_is_its_formula(assert_focal_loss, gamma, alpha, weighted):
     logits = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)
     target = torch.arange(9) % 6  # 5 is the background
     weight = torch.rand(6, dtype=torch.float64)[:5] if weighted else None
@@ -275,17 +274,11 @@ def test_sigmoid_focal_loss_is_its_formula(monkeypatch, gamma, alpha, weighted):
     loss = loss - (1 - hit) * (1 - alpha) * p**gamma * (1 - p).log()
     if weighted:
         loss = loss * torch.cat((weight, torch.ones(1)))[target][:, None]
-    found = focal_sum('sigmoid_focal_loss', logits, target, gamma, alpha, weight)
-    torch.testing.assert_close(found, loss.sum())
-    (grad,) = torch.autograd.grad(found, logits)
-    torch.testing.assert_close(grad, torch.autograd.grad(loss.sum(), logits)[0])
+    assert_focal_loss('sigmoid', logits, loss, target, gamma, alpha, weight)
 
 
 @pytest.mark.parametrize('weighted', [False, True])
-def test_softmax_focal_loss_is_its_formula(monkeypatch, weighted):
-    import mmcv.ops  # noqa: F401
-
-    monkeypatch.setattr(sys.modules['mmcv.ops.focal_loss'], 'ext_module', OURS)
+def test_softmax_focal_loss_is_its_formula(assert_focal_loss, weighted):
     logits = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)
     target = torch.arange(9) % 6 - 1  # −1 is ignored
     weight = torch.rand(5, dtype=torch.float64) if weighted else None
@@ -293,25 +286,16 @@ def test_softmax_focal_loss_is_its_formula(monkeypatch, weighted):
     loss = -0.25 * (1 - p) ** 2 * p.log() * (target >= 0)
     if weighted:
         loss = loss * weight[target.clamp(min=0)]
-    found = focal_sum('softmax_focal_loss', logits, target, 2.0, 0.25, weight)
-    torch.testing.assert_close(found, loss.sum())
-    (grad,) = torch.autograd.grad(found, logits)
-    torch.testing.assert_close(grad, torch.autograd.grad(loss.sum(), logits)[0])
+    assert_focal_loss('softmax', logits, loss, target, 2.0, 0.25, weight)
 
 
 @pytest.fixture
-def deformable(monkeypatch):
-    import mmcv.ops  # noqa: F401
-
-    modules = [sys.modules[f'mmcv.ops.{name}'] for name in ('deform_conv', 'modulated_deform_conv')]
-
-    def call(extension, *tensors):
-        for module in modules:
-            monkeypatch.setattr(module, 'ext_module', extension)
-        x, offset, mask, weight, bias = tensors
-        first = modules[0].deform_conv2d(x, offset, weight, 2, 1, 1, 2, 2)
-        second = modules[1].modulated_deform_conv2d(x, offset, mask, weight, bias, 2, 1, 1, 2, 2)
-        return first, second
+def deformable(module):
+    def call(extension, x, offset, mask, weight, bias):
+        plain = module('deform_conv', extension).deform_conv2d
+        modulated = module('modulated_deform_conv', extension).modulated_deform_conv2d
+        first = plain(x, offset, weight, 2, 1, 1, 2, 2)
+        return first, modulated(x, offset, mask, weight, bias, 2, 1, 1, 2, 2)
 
     return call
 
@@ -366,47 +350,33 @@ def test_deformable_convolutions_equal_the_compiled_operator(compiled, deformabl
     torch.testing.assert_close(found, expected)
 
 
-def test_masked_convolution_is_a_convolution_at_masked_positions(monkeypatch):
-    from mmcv.ops import MaskedConv2d
-
-    monkeypatch.setattr(sys.modules['mmcv.ops.masked_conv'], 'ext_module', OURS)
-    layer = MaskedConv2d(3, 5, 3, padding=1)
+def test_masked_convolution_is_a_convolution_at_masked_positions(module):
+    layer = module('masked_conv').MaskedConv2d(3, 5, 3, padding=1)
     x, mask = torch.randn(1, 3, 7, 9), torch.rand(1, 7, 9) > 0.6
     torch.testing.assert_close(layer(x, mask), layer(x) * mask, rtol=1e-5, atol=1e-6)
 
 
-def test_deformable_attention_equals_mmcv_with_gradients():
-    from mmcv.ops.multi_scale_deform_attn import (
-        MultiScaleDeformableAttnFunction,
-        multi_scale_deformable_attn_pytorch,
-    )
-
-    module = sys.modules['mmcv.ops.multi_scale_deform_attn']
+def test_deformable_attention_equals_mmcv_with_gradients(module):
+    attention = module('multi_scale_deform_attn')
     shapes = torch.tensor([[4, 5], [2, 3]])
     inputs = [
         torch.randn(2, 26, 3, 4, dtype=torch.float64, requires_grad=True),
         torch.rand(2, 7, 3, 2, 2, 2, dtype=torch.float64, requires_grad=True),
         torch.rand(2, 7, 3, 2, 2, dtype=torch.float64, requires_grad=True),
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, 'ext_module', OURS)
 
-        def ours(value, locations, weights):
-            return MultiScaleDeformableAttnFunction.apply(
-                value, shapes, torch.tensor([0, 20]), locations, weights, 64
-            )
+    def ours(value, locations, weights):
+        starts, apply = torch.tensor([0, 20]), attention.MultiScaleDeformableAttnFunction.apply
+        return apply(value, shapes, starts, locations, weights, 64)
 
-        expected = multi_scale_deformable_attn_pytorch(inputs[0], shapes, *inputs[1:])
-        torch.testing.assert_close(ours(*inputs), expected)
-        assert torch.autograd.gradcheck(ours, inputs, nondet_tol=1e-9)
+    expected = attention.multi_scale_deformable_attn_pytorch(inputs[0], shapes, *inputs[1:])
+    torch.testing.assert_close(ours(*inputs), expected)
+    assert torch.autograd.gradcheck(ours, inputs, nondet_tol=1e-9)
 
 
 @pytest.mark.parametrize('kind', ['collect', 'distribute'])
-def test_a_mask_of_spatial_attention_is_centred_at_its_position(monkeypatch, kind):
-    from mmcv.ops import PSAMask
-
-    monkeypatch.setattr(sys.modules['mmcv.ops.psa_mask'], 'ext_module', OURS)
-    layer = PSAMask(kind, (3, 5))
+def test_a_mask_of_spatial_attention_is_centred_at_its_position(module, kind):
+    layer = module('psa_mask').PSAMask(kind, (3, 5))
     x = torch.randn(2, 15, 4, 6, dtype=torch.float64, requires_grad=True)
     expected = torch.zeros(2, 24, 24, dtype=torch.float64)
     for h, w, i, j in itertools.product(range(4), range(6), range(3), range(5)):
@@ -424,14 +394,11 @@ def test_spatial_attention_equals_the_compiled_operator(compiled):
     for kind in (0, 1):
         options = dict(psa_type=kind, num_=2, h_feature=4, w_feature=6)
         options |= dict(h_mask=3, w_mask=5, half_h_mask=1, half_w_mask=2)
-        ours, theirs = torch.zeros(2, *grad.shape)
-        OURS.psamask_forward(x, ours, **options)
-        compiled.psamask_forward(x, theirs, **options)
-        assert torch.equal(ours, theirs)
-        ours, theirs = torch.zeros(2, *x.shape)
-        OURS.psamask_backward(grad, ours, **options)
-        compiled.psamask_backward(grad, theirs, **options)
-        assert torch.equal(ours, theirs)
+        for name, given, result in (('forward', x, grad), ('backward', grad, x)):
+            ours, theirs = torch.zeros(2, *result.shape)
+            getattr(OURS, f'psamask_{name}')(given, ours, **options)
+            getattr(compiled, f'psamask_{name}')(given, theirs, **options)
+            assert torch.equal(ours, theirs)
 
 
 def test_an_operator_without_a_replacement_raises_when_it_is_called():
