@@ -38,22 +38,20 @@ def name_of(value):
     return f'{type(value).__name__} {getattr(value, "dtype", "")} {getattr(value, "layout", "")}'
 
 
+PARAMETERS = dict(
+    aft_full=('position_bias',),
+    aft_full_batched=('position_bias',),
+    aft_local=('pos_u', 'pos_v'),
+    aft_conv=('weight',),
+    aft_local_learned=('pos_u', 'pos_v'),
+)
+
+
 @pytest.mark.parametrize('value', list(values()), ids=name_of)
 @pytest.mark.parametrize('op', OPS)
 def test_tensors_of_every_op(op, value):
     case = OPS[op]
-    names = (
-        'query',
-        'key',
-        'value',
-        *dict(
-            aft_full=('position_bias',),
-            aft_full_batched=('position_bias',),
-            aft_local=('pos_u', 'pos_v'),
-            aft_conv=('weight',),
-            aft_local_learned=('pos_u', 'pos_v'),
-        ).get(op, ()),
-    )
+    names = 'query', 'key', 'value', *PARAMETERS.get(op, ())
     for index, name in enumerate(names):
         if value is None and name in ('query', 'pos_v'):
             continue
@@ -73,19 +71,16 @@ def test_devices_of_every_op(op):
             OPS[op](*mixed)
 
 
+MASKS = (
+    [[True] * T] * B,
+    torch.ones(B, T),
+    torch.ones(T, dtype=torch.bool),
+    np.ones((B, T), bool),
+    torch.ones(B, T, dtype=torch.bool, device='meta'),
+)
 OPTIONS = [
-    *[(dict(causal=causal), 'causal') for causal in ('no', 'False', 0, None, torch.zeros(2))],
-    *[
-        (dict(key_mask=mask), 'key_mask')
-        for mask in (
-            [[True] * T] * B,
-            'x',
-            torch.ones(B, T),
-            torch.ones(T, dtype=torch.bool),
-            np.ones((B, T), bool),
-            torch.ones(B, T, dtype=torch.bool, device='meta'),
-        )
-    ],
+    *[(dict(causal=causal), 'causal') for causal in ('no', 0, None, torch.zeros(2))],
+    *[(dict(key_mask=mask), 'key_mask') for mask in MASKS],
     *[(dict(gate=gate), 'gate') for gate in ('tanh', None, 5, ['sigmoid'])],
     *[(dict(key_function=function), 'key_function') for function in ('elu', 5)],
     (dict(query=None), 'query'),
@@ -102,6 +97,7 @@ def test_options_of_an_op(options, name):
 
 
 FACTORS = dict(pos_u=torch.randn(T, 2), pos_v=torch.randn(T, 2))
+KERNEL = dict(weight=torch.randn(4, 3), grid=(6,))
 PLACES = [
     *[
         (ops.aft_local, dict(FACTORS, window=window), 'window')
@@ -113,18 +109,11 @@ PLACES = [
     ],
     *[(ops.aft_local_hard, dict(window=window), 'window') for window in (0, 2.5, 'a', None)],
     (ops.aft_local_hard, dict(window=3, grid=(2, 3)), 'window'),
-    *[
-        (ops.aft_conv, dict(weight=torch.randn(4, 3), grid=grid), 'grid')
-        for grid in (None, 6, (7,), ('6',))
-    ],
-    (ops.aft_conv, dict(weight=torch.randn(0, 3), grid=(6,)), 'the 0 heads of weight'),
-    (ops.aft_conv, dict(weight=torch.randn(()), grid=(6,)), 'the 0 heads of weight'),
-    (ops.aft_conv, dict(weight=torch.randn(4, 2), grid=(6,)), 'weight'),
-    (
-        ops.aft_conv,
-        dict(weight=torch.randn(4, 3), grid=(6,), global_connectivity='no'),
-        'global_connectivity',
-    ),
+    *[(ops.aft_conv, dict(KERNEL, grid=grid), 'grid') for grid in (None, 6, (7,), ('6',))],
+    (ops.aft_conv, dict(KERNEL, weight=torch.randn(0, 3)), 'the 0 heads of weight'),
+    (ops.aft_conv, dict(KERNEL, weight=torch.randn(())), 'the 0 heads of weight'),
+    (ops.aft_conv, dict(KERNEL, weight=torch.randn(4, 2)), 'weight'),
+    (ops.aft_conv, dict(KERNEL, global_connectivity='no'), 'global_connectivity'),
     (ops.aft_full, dict(position_bias=torch.randn(T)), 'position_bias'),
     (ops.aft_full, dict(position_bias=torch.randn(T, T + 1)), 'position_bias'),
 ]
@@ -137,42 +126,29 @@ def test_windows_grids_and_kernels(op, options, name):
 
 STATES = [
     (
-        lambda **options: ops.aft_simple_init_state(
-            **{'batch_size': B, 'embed_dims': D, **options}
-        ),
-        (
-            ('batch_size', -1),
-            ('batch_size', 1.5),
-            ('batch_size', None),
-            ('embed_dims', 2.5),
-            ('embed_dims', 0),
-            ('dtype', torch.int64),
-            ('dtype', 'float32'),
-            ('dtype', None),
-        ),
+        ops.aft_simple_init_state,
+        dict(batch_size=B, embed_dims=D),
+        dict(batch_size=(-1, 1.5, None), embed_dims=(2.5, 0), dtype=(torch.int64, 'float32', None)),
+    ),
+    (ops.aft_full_init_state, dict(batch_size=B, embed_dims=D), dict(num_tokens=(-3, 2.5))),
+    (
+        ops.aft_conv_init_state,
+        dict(batch_size=B, embed_dims=D, num_heads=2, kernel_size=(3,), grid=(6,)),
+        dict(num_heads=(3, '2'), kernel_size=((3, 3),), grid=('6',)),
     ),
     (
-        lambda **options: ops.aft_full_init_state(B, D, **options),
-        (('num_tokens', -3), ('num_tokens', 2.5)),
-    ),
-    (
-        lambda **options: ops.aft_conv_init_state(
-            B, D, **{'num_heads': 2, 'kernel_size': (3,), 'grid': (6,), **options}
-        ),
-        (('num_heads', 3), ('num_heads', '2'), ('kernel_size', (3, 3)), ('grid', '6')),
-    ),
-    (
-        lambda **options: ops.aft_local_hard_init_state(B, D, **{'window': 2, **options}),
-        (('window', 0), ('window', 'a'), ('grid', 6)),
+        ops.aft_local_hard_init_state,
+        dict(batch_size=B, embed_dims=D, window=2),
+        dict(window=(0, 'a'), grid=(6,)),
     ),
 ]
 
 
-@pytest.mark.parametrize(
-    'call, name, value', [(call, *pair) for call, pairs in STATES for pair in pairs], ids=short
-)
-def test_states(call, name, value):
-    sentence(lambda: call(**{name: value}), name)
+@pytest.mark.parametrize('call, options, wrong', STATES, ids=short)
+def test_states(call, options, wrong):
+    for name, values in wrong.items():
+        for value in values:
+            sentence(lambda change={name: value}: call(**{**options, **change}), name)
 
 
 def test_what_a_step_takes():
@@ -197,20 +173,10 @@ def test_no_step_goes_past_the_grid(grid):
         ops.aft_local_hard_step(state, X[:, 4], X[:, 4], X[:, 4], **options)
 
 
-@pytest.mark.parametrize(
-    'lengths',
-    [
-        [2, 3],
-        3,
-        None,
-        torch.tensor([2.0, 3.0]),
-        torch.tensor([2]),
-        torch.tensor([2, 7]),
-        torch.tensor([-1, 2]),
-        torch.tensor([True, False]),
-    ],
-    ids=short,
-)
+LENGTHS = [[2, 3], 3, None, *map(torch.tensor, ([2.0, 3.0], [2], [2, 7], [-1, 2], [True, False]))]
+
+
+@pytest.mark.parametrize('lengths', LENGTHS, ids=short)
 def test_lengths_of_a_prompt(lengths):
     state = ops.aft_simple_init_state(B, D)
     sentence(lambda: ops.prefill(state, X, X, lengths), 'lengths')
