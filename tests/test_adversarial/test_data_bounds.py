@@ -37,6 +37,7 @@ from aft_mm.datasets.sound_files import (
 from aft_mm.errors import UserError
 
 pytestmark = pytest.mark.adversarial
+PIPELINE = [dict(type='aft_mm.LoadUtterance')]
 rng = np.random.default_rng(0)
 
 
@@ -60,9 +61,10 @@ def sound(path, rate=16000, samples=None, **options):
     return str(path)
 
 
-def flac(path, announced):
-    """A FLAC file of 20,000 samples whose header claims another number."""
-    sound(path, samples=np.random.default_rng(1).normal(size=20_000) * 0.1)
+def flac(path, announced, samples=None):
+    """A FLAC file, by default of 20,000 samples, whose header claims another number."""
+    noise = np.random.default_rng(1).normal(size=20_000) * 0.1
+    sound(path, samples=noise if samples is None else samples)
     data = bytearray(path.read_bytes())
     field = int.from_bytes(data[18:26], 'big')  # the last 36 bits are the number of samples
     data[18:26] = (field >> 36 << 36 | announced).to_bytes(8, 'big')
@@ -109,15 +111,10 @@ def test_a_flac_file_is_as_long_as_its_samples(tmp_path):
 
 def test_a_flac_file_of_hours_of_silence_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr('aft_mm.datasets.sound_files.MAX_SAMPLES', 2**21)
-    path = tmp_path / 'silence.flac'
-    sound(path, samples=np.zeros(2**22))
-    data = bytearray(path.read_bytes())
-    assert len(data) < 2**16 < MAX_SAMPLES
-    field = int.from_bytes(data[18:26], 'big')
-    data[18:26] = (field >> 36 << 36).to_bytes(8, 'big')
-    path.write_bytes(data)
+    path = flac(tmp_path / 'silence.flac', 0, samples=np.zeros(2**22))
+    assert os.path.getsize(path) < 2**16 < MAX_SAMPLES
     with pytest.raises(UnusableFile, match="silence.flac' has more than 2,097,152 samples"):
-        read_sound(str(path), 16000)
+        read_sound(path, 16000)
 
 
 def test_samples_far_beyond_full_scale(tmp_path):
@@ -134,9 +131,7 @@ def test_a_pipe_among_sound_files_is_left_out(tmp_path):
     os.mkfifo(tmp_path / 'b.wav')
     os.mkfifo(tmp_path / 'b.png')
     (tmp_path / 'text').write_text('a one\nb two\n')
-    data = SpeechFolder(
-        str(tmp_path), units=dict(symbols=' enotw'), pipeline=[dict(type='aft_mm.LoadUtterance')]
-    )
+    data = SpeechFolder(str(tmp_path), units=dict(symbols=' enotw'), pipeline=PIPELINE)
     assert [data.get_data_info(i)['name'] for i in range(len(data))] == ['a']
     with pytest.raises(UnusableFile, match="b.png' cannot be read: it is not a regular file"):
         read_rgb(tmp_path / 'b.png')
@@ -156,9 +151,7 @@ def test_parts_of_a_long_sound_have_the_frames_of_the_whole(monkeypatch):
 def test_a_line_of_brackets_takes_linear_time(tmp_path):
     path = tmp_path / 'text'
     path.write_text('a (1)\n' + '(' * 500_000 + '\n')
-    with pytest.raises(
-        ValueError, match='line 2 of transcripts .* must end with an id in brackets'
-    ):
+    with pytest.raises(ValueError, match='line 2 of .* must end with an id in brackets'):
         read_transcripts(str(path))
     path.write_text('(' + 'a' * 500_000 + ')')
     with pytest.raises(ValueError, match="line 1 .* an id of at most 1000 characters .* got '"):
@@ -197,9 +190,7 @@ def test_ids_that_are_no_names_of_files(name, tmp_path):
     assert len(str(error.value)) < 500
 
 
-@pytest.mark.parametrize(
-    'place', ['a.ark:' + 23 * '9', 'a\0.ark:5', 1000 * 'a' + '.ark:5', 'a.ark:²']
-)
+@pytest.mark.parametrize('place', ['a.ark:' + 23 * '9', 'a\0.ark:5', 999 * 'a' + '.a:5', 'a.ark:²'])
 def test_places_that_no_archive_has(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnusableFile, match='(must be FILE|cannot be read)') as error:
@@ -207,9 +198,7 @@ def test_places_that_no_archive_has(place, tmp_path, monkeypatch):
     assert len(str(error.value)) < 500
     Path('feats.scp').write_text(f'utt {place}\n')
     Path('text').write_text('utt one\n')
-    data = KaldiFeatures(
-        '.', units=dict(symbols='eno'), lazy_init=True, pipeline=[dict(type='aft_mm.LoadUtterance')]
-    )
+    data = KaldiFeatures('.', units=dict(symbols='eno'), lazy_init=True, pipeline=PIPELINE)
     with pytest.raises(ValueError, match='has no utterance that can be used|zero byte'):
         data.full_init()
 
@@ -327,18 +316,12 @@ def test_annotations_are_checked_before_training(changes, message, tmp_path):
     assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    'changes',
-    [
-        dict(),
-        dict(segmentation=dict(size=[6, 8], counts=[40, 8])),
-        dict(segmentation=dict(size=[6, 8], counts='XX')),
-        dict(segmentation=[[1, 1, 4.5, 1, 4.5, 5]], iscrowd=0),
-        dict(image_id=8),  # of an image that the file leaves out
-    ],
-)
-def test_whole_annotations_pass(changes, tmp_path):
-    boxes(tmp_path, **changes)
+def test_whole_annotations_pass(tmp_path):
+    boxes(tmp_path)
+    boxes(tmp_path, segmentation=dict(size=[6, 8], counts=[40, 8]))
+    boxes(tmp_path, segmentation=dict(size=[6, 8], counts='XX'))
+    boxes(tmp_path, segmentation=[[1, 1, 4.5, 1, 4.5, 5]], iscrowd=0)
+    boxes(tmp_path, image_id=8)  # of an image that the file leaves out
 
 
 # Commands.
@@ -349,12 +332,10 @@ def test_the_quickstart_does_not_import_the_current_folder(root, tmp_path):
 
     for name in ('argparse.py', 'fractions.py'):
         (tmp_path / name).write_text('open("ran", "w").close()\n')
-    script = (
-        'import sys\nfrom aft_mm.cli.commands.quickstart import call\n'
-        'call("aft_mm", "list", "quickstart")\n'
-    )
     (tmp_path / 'scripts').mkdir()
-    (tmp_path / 'scripts/start.py').write_text(script)
+    (tmp_path / 'scripts/start.py').write_text(
+        'from aft_mm.cli.commands.quickstart import call\ncall("aft_mm", "list", "quickstart")\n'
+    )
     done = subprocess.run(
         [sys.executable, 'scripts/start.py'],
         cwd=tmp_path,
@@ -375,8 +356,4 @@ def test_a_limit_on_memory_is_reported(tmp_path):
         text=True,
     )
     assert done.returncode == 1
-    assert re_one_line(done.stderr), done.stderr
-
-
-def re_one_line(text):
-    return text.startswith('Error: ') and text.count('\n') == 1
+    assert done.stderr.startswith('Error: ') and done.stderr.count('\n') == 1, done.stderr
