@@ -86,21 +86,15 @@ def load_models(args: argparse.Namespace) -> dict:
 
 
 def images_of(config, num: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def stacked(pixels, shape) -> np.ndarray:
+        return np.stack([x.numpy().astype(np.uint8).reshape(shape) for x in pixels])
+
     samples = spread_samples(build_dataset(config), num)
-    images = np.stack(
-        [
-            sample['inputs'].numpy().astype(np.uint8).reshape(config.image_shape)
-            for sample in samples
-        ]
-    )
+    images = stacked([sample['inputs'] for sample in samples], config.image_shape)
     if 'source_shape' not in config:
         return images, None
-    return images, np.stack(
-        [
-            sample['data_samples'].source.numpy().astype(np.uint8).reshape(config.source_shape)
-            for sample in samples
-        ]
-    )
+    sources = [sample['data_samples'].source for sample in samples]
+    return images, stacked(sources, config.source_shape)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -111,9 +105,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         models = load_models(args)
         first = next(iter(models.values()))
         images, inputs = images_of(first.config, args.num)
-        options = dict(seed=args.seed, progress=True)
+        usual = 1.0 if inputs is None else 0.8
+        temperature = usual if args.temperature is None else args.temperature
+        options = dict(seed=args.seed, progress=True, temperature=temperature)
         if inputs is not None:
-            options['temperature'] = 0.8 if args.temperature is None else args.temperature
             picture = draw_super_resolution(
                 inputs,
                 {
@@ -123,7 +118,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 images,
             )
         else:
-            options['temperature'] = 1.0 if args.temperature is None else args.temperature
             completed = np.stack(
                 [model.complete(images, args.keep, **options) for model in models.values()], axis=1
             )

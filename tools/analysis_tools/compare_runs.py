@@ -124,27 +124,10 @@ def _csv(columns: Sequence[str], numbers: Mapping[str, Sequence[tuple]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator='\n')
     known = [any(row[i][1] is not None for row in numbers.values()) for i in range(len(columns))]
-    writer.writerow(
-        [
-            'run',
-            *(
-                name
-                for column, has_error in zip(columns, known, strict=True)
-                for name in [column, f'{column} standard error'][: 1 + has_error]
-            ),
-        ]
-    )
-    for name, row in numbers.items():
-        writer.writerow(
-            [
-                name,
-                *(
-                    value
-                    for pair, has_error in zip(row, known, strict=True)
-                    for value in pair[: 1 + has_error]
-                ),
-            ]
-        )
+    header = [(column, f'{column} standard error') for column in columns]
+    for name, pairs in [('run', header), *numbers.items()]:
+        cells = [x for pair, error in zip(pairs, known, strict=True) for x in pair[: 1 + error]]
+        writer.writerow([name, *cells])
     return text.getvalue()
 
 
@@ -156,23 +139,16 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    body = [
+        [_escaped(name), *('--' if cell == MISSING else f'${cell}$' for cell in cells)]
+        for name, *cells in rows
+    ]
     lines = [
         rf'\begin{{tabular}}{{l{"r" * (len(header) - 1)}}}',
         r'\toprule',
         _latex_line(map(_escaped, header)),
         r'\midrule',
-        *(
-            _latex_line(
-                [
-                    _escaped(name),
-                    *(
-                        cell.replace(MISSING, '--') if cell == MISSING else f'${cell}$'
-                        for cell in cells
-                    ),
-                ]
-            )
-            for name, *cells in rows
-        ),
+        *map(_latex_line, body),
         r'\bottomrule',
         r'\end{tabular}',
     ]

@@ -1,7 +1,7 @@
 """Image networks of aft_mm, mmpretrain and timm, and their inputs."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,11 +47,7 @@ def class_names(dataset: Any, count: int, model: Any = None) -> list[str]:
     names = (getattr(model, 'dataset_meta', None) or {}).get('classes')
     names = names or (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
     names = [names] if isinstance(names, str) else list(names)
-    return (
-        [str(name) for name in names]
-        if len(names) == count
-        else [str(index) for index in range(count)]
-    )
+    return list(map(str, names if len(names) == count else range(count)))
 
 
 def spread_samples(dataset: Any, num: int) -> list[dict]:
@@ -114,6 +110,11 @@ def network_inputs(config: Config, samples: Sequence[dict]) -> Tensor:
         preprocessor = MODELS.build({'type': 'ClsDataPreprocessor', **settings})
     with torch.no_grad():
         return preprocessor(pseudo_collate(list(samples)), False)['inputs']
+
+
+def batches_of(config: Config, samples: Sequence[dict], batch_size: int) -> Iterator[Tensor]:
+    for first in range(0, len(samples), batch_size):
+        yield network_inputs(config, samples[first : first + batch_size])
 
 
 TIMM = 'timm:'
@@ -234,10 +235,7 @@ def batches_for(
         batch = torch.stack([_timm_image(network, path) for path in paths])
         return list(batch.split(batch_size))
     samples = samples_for(network.config, paths, num)
-    return [
-        network_inputs(network.config, samples[first : first + batch_size])
-        for first in range(0, len(samples), batch_size)
-    ]
+    return list(batches_of(network.config, samples, batch_size))
 
 
 def _timm_image(network: Network, path: str | os.PathLike) -> Tensor:

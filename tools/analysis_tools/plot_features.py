@@ -37,7 +37,7 @@ if __name__ == '__main__':
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from networks import build_dataset, class_names, load_network, network_inputs, spread_samples
+from networks import batches_of, build_dataset, class_names, load_network, spread_samples
 from sklearn.manifold import TSNE
 
 from aft_mm.checks import check_number
@@ -115,16 +115,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         labels = np.array([int(sample['data_samples'].gt_label) for sample in samples])
         with torch.no_grad():
-            features = torch.cat(
-                [
-                    head.pre_logits(
-                        network.model.extract_feat(
-                            network_inputs(network.config, samples[first : first + BATCH])
-                        )
-                    )
-                    for first in range(0, len(samples), BATCH)
-                ]
-            )
+            extract = network.model.extract_feat
+            batches = batches_of(network.config, samples, BATCH)
+            features = torch.cat([head.pre_logits(extract(batch)) for batch in batches])
         points = TSNE(perplexity=perplexity, random_state=args.seed).fit_transform(features.numpy())
         share = neighbour_share(features, labels)
         save(

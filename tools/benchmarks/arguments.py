@@ -94,6 +94,15 @@ def common_parser(
     return parser
 
 
+def add_clock(parser: argparse.ArgumentParser, default: str = 'wall') -> None:
+    parser.add_argument(
+        '--clock',
+        choices=CLOCKS,
+        default=default,
+        help='clock on a CPU: wall time or CPU time; default %(default)s',
+    )
+
+
 def _written(options: Mapping[str, Any]) -> str:
     values = {k: v if isinstance(v, list) else [v] for k, v in options.items()}
     return ' '.join(f'--{k} {" ".join(map(str, v))}' for k, v in values.items())

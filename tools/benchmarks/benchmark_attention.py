@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from arguments import CLOCKS, MIXER_NAMES, common_parser, named_in_errors, positive_int
+from arguments import MIXER_NAMES, add_clock, common_parser, named_in_errors, positive_int
 
 KINDS = {'ms': 'forward + backward, ms per sample', 'mib': 'peak memory, MiB per sample'}
 DEFAULTS = {
@@ -52,12 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         '--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='kinds of cost; default: all'
     )
-    parser.add_argument(
-        '--clock',
-        choices=CLOCKS,
-        default='wall',
-        help='clock on a CPU: wall time or CPU time; default %(default)s',
-    )
+    add_clock(parser)
     parser.add_argument('--add', action='store_true', help='add to the rows of an existing --json')
     parser.add_argument('--png', type=Path, help='write a picture to this file')
     return parser
@@ -66,7 +61,6 @@ def make_parser() -> argparse.ArgumentParser:
 if __name__ == '__main__':
     make_parser().parse_args()  # before the slow imports
 
-import matplotlib
 import numpy as np
 import torch
 from benchmark_efficiency import curve, sweep
@@ -76,9 +70,7 @@ from parity import require_close
 from record import environment, fill_in, set_up_torch, write_json
 
 from aft_mm.registry import MODELS
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # after the choice of the backend
+from aft_mm.visualization.figures import new_figure
 
 
 def build(name: str, length: int, dims: int, heads: int) -> torch.nn.Module:
@@ -176,7 +168,8 @@ def summary(rows: list[dict]) -> list[str]:
 
 
 def plot(rows: list[dict], path: Path, title: str) -> None:
-    figure, axes = plt.subplots(1, len(KINDS), figsize=(9, 3.8), layout='constrained')
+    figure = new_figure(9, 3.8, title)
+    axes = figure.subplots(1, len(KINDS))
     for ax, (kind, label) in zip(axes, KINDS.items(), strict=True):
         names = dict.fromkeys(row['mixer'] for row in rows)
         for marker, name in zip('os^Dv<>PX*', names, strict=False):
@@ -187,10 +180,8 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
         ax.set_ylabel(label)
         ax.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
-    figure.suptitle(title, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:

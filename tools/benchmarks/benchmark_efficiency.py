@@ -121,7 +121,6 @@ def make_parser() -> argparse.ArgumentParser:
 if __name__ == '__main__':
     make_parser().parse_args()  # before the slow imports
 
-import matplotlib
 import numpy as np
 import torch
 from decoders import (
@@ -139,9 +138,7 @@ from record import environment, fill_in, set_up_torch, write_json
 
 from aft_mm.models.decoding.step_graph import make_steps
 from aft_mm.ops.selftest import using
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # after the choice of the backend
+from aft_mm.visualization.figures import new_figure
 
 Cell = tuple[str, int]
 
@@ -268,10 +265,8 @@ def summary(rows: list[dict]) -> list[str]:
 
 def plot(rows: list[dict], path: Path, title: str) -> None:
     widths = by_dims(rows)
-    size = (4 * len(KINDS), 3.6 * len(widths) + 0.3)
-    figure, grid = plt.subplots(
-        len(widths), len(KINDS), figsize=size, layout='constrained', squeeze=False
-    )
+    figure = new_figure(4 * len(KINDS), 3.6 * len(widths) + 0.3, title)
+    grid = figure.subplots(len(widths), len(KINDS), squeeze=False)
     for axes, (dims, part) in zip(grid, widths.items(), strict=True):
         for ax, (kind, label) in zip(axes, KINDS.items(), strict=True):
             mixers = dict.fromkeys(r['mixer'] for r in part)
@@ -289,10 +284,8 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
             ax.set_title(f'D = {dims}', fontsize=10)
             ax.grid(alpha=0.3)
         axes[0].legend(fontsize=8)
-    figure.suptitle(title, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:

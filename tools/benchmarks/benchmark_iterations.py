@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from arguments import CLOCKS, common_parser
+from arguments import add_clock, common_parser
 
 from aft_mm.cli.parsers import add_config_options
 
@@ -24,12 +24,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = common_parser(__doc__)
     parser.add_argument('configs', nargs='+', type=Path, metavar='CONFIG', help='paths of configs')
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
-    parser.add_argument(
-        '--clock',
-        choices=CLOCKS,
-        default='wall',
-        help='clock on a CPU: wall time or CPU time; default %(default)s',
-    )
+    add_clock(parser)
     add_config_options(parser, 'train_dataloader.batch_size=8')
     return parser
 

@@ -21,10 +21,10 @@ from functools import partial
 
 from arguments import (
     CHANNELS,
-    CLOCKS,
     DTYPES,
     MODEL_RIVALS,
     PATCH,
+    add_clock,
     common_parser,
     image_side,
     known_name,
@@ -78,12 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         '--train', action='store_true', help='measure forward and backward with recomputation'
     )
-    parser.add_argument(
-        '--clock',
-        choices=CLOCKS,
-        default='wall',
-        help='clock on a CPU: wall time or CPU time; default %(default)s',
-    )
+    add_clock(parser)
     return parser
 
 
@@ -94,7 +89,7 @@ import torch
 from decoders import ProjectionsOnly
 from measuring import Times, added_peak, both_clocks, in_fresh_process, ratio
 from op_cases import sized
-from parity import DECODER_TOLERANCE, Oracle, relative_error
+from parity import DECODER_TOLERANCE, Oracle, relative_error, require_small
 from record import fill_in, set_up_torch, write_json
 from rivals import missing
 from torch import Tensor, nn
@@ -139,11 +134,7 @@ def check_op(name: str, size: int, dtype: str, device: str) -> None:
     case = sized(conv((side, side), (kernel, kernel), heads, channels=CHANNELS[arch]), 2)
     tensors = case.tensors(getattr(torch, dtype), device)
     error = Oracle.of(case, tensors).errors(case, tensors, training=False)['output']
-    allowed = TOLERANCE[getattr(torch, dtype)]
-    if not error <= allowed:
-        raise SystemExit(
-            f'{name} at {size} px {dtype} is wrong by {error:.2e} > {allowed}: not timed'
-        )
+    require_small(f'{name} at {size} px {dtype}', error, TOLERANCE[getattr(torch, dtype)])
 
 
 def random_images(batch: int, size: int, dtype: str, device: str = 'cpu') -> torch.Tensor:

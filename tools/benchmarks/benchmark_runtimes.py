@@ -21,7 +21,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from arguments import CLOCKS, common_parser, image_side, known_name, positive_int
+from arguments import add_clock, common_parser, image_side, known_name, positive_int
 
 TOOLS = Path(__file__).parents[1]
 DTYPES = ('float32', 'bfloat16', 'int8')
@@ -51,9 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument('--batch', nargs='+', type=positive_int, help='images per batch')
     parser.add_argument('--dtype', nargs='+', choices=DTYPES)
     parser.add_argument('--runtimes', nargs='+', choices=RUNTIMES)
-    parser.add_argument(
-        '--clock', choices=CLOCKS, default='wall', help='wall time or CPU time; default %(default)s'
-    )
+    add_clock(parser)
     return parser
 
 
@@ -209,10 +207,8 @@ def run_case(args: argparse.Namespace, size: int, batch: int, folder: Path) -> l
 
 def best_forms(args: argparse.Namespace, size: int, batch: int, times: Times) -> list[dict]:
     """Return the best form of each model, by data type and of all."""
-    rows = []
-    for dtypes in ([dtype] for dtype in args.dtype):
-        rows += _best(args, size, batch, times, dtypes)
-    return rows + _best(args, size, batch, times, args.dtype)
+    sets = [*([dtype] for dtype in args.dtype), args.dtype]
+    return [row for dtypes in sets for row in _best(args, size, batch, times, dtypes)]
 
 
 def _best(args, size: int, batch: int, times: Times, dtypes: list[str]) -> list[dict]:

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from arguments import CLOCKS, common_parser, positive_int
+from arguments import CLOCKS, add_clock, common_parser, positive_int
 
 MNIST, CIFAR = '{}_1xb10-250e-logistic_mnist', '{}_1xb4-7d-logistic_cifar10'
 CONFIGS = {
@@ -71,9 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=20.0,
         help='maximum seconds for a batch of whole images; default %(default)s',
     )
-    parser.add_argument(
-        '--clock', choices=list(CLOCKS), default='wall', help='clock; default %(default)s'
-    )
+    add_clock(parser)
     parser.add_argument('--png', type=Path, help='write a picture to this file')
     parser.add_argument(
         '--replot',
@@ -88,7 +86,6 @@ def make_parser() -> argparse.ArgumentParser:
 if __name__ == '__main__':
     make_parser().parse_args()  # before the slow imports
 
-import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -100,9 +97,7 @@ from torch import Tensor
 import aft_mm.models  # noqa: F401 - registers what is built below
 from aft_mm.models.decoding.step_graph import make_steps, step_layout
 from aft_mm.registry import MODELS
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # after the choice of the backend
+from aft_mm.visualization.figures import new_figure
 
 # Seconds per image at batch 1 (tables 4 and 5, CPU) and images per second of a batch (tables 1 and
 # 2, one GPU). The paper's softmax and lsh have no state, its stateful-softmax a cache.
@@ -326,9 +321,8 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
     panels: dict[tuple, list[dict]] = {}
     for row in rows:
         panels.setdefault((row['data'], row['batch']), []).append(row)
-    figure, grid = plt.subplots(
-        1, len(panels), figsize=(4.5 * len(panels), 3.8), layout='constrained', squeeze=False
-    )
+    figure = new_figure(4.5 * len(panels), 3.8, title)
+    grid = figure.subplots(1, len(panels), squeeze=False)
     for ax, ((data, batch), part) in zip(grid[0], panels.items(), strict=True):
         part = sorted(part, key=lambda row: row['batch'] / total(row))
         names = [f'{row["mixer"]}, {row["form"]}' for row in part]
@@ -344,10 +338,8 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
         ax.margins(x=0.3)
         ax.set_xlabel('images per second')
         ax.set_title(f'{data}, batch {batch}', fontsize=10)
-    figure.suptitle(title, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:

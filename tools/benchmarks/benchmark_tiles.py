@@ -10,7 +10,7 @@ inside a test image, seconds, and MiB in addition to the model and the image.
 import argparse
 from pathlib import Path
 
-from arguments import CLOCKS, positive_int
+from arguments import add_clock, positive_int
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -29,7 +29,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--seam', type=positive_int, default=16, help='px; default %(default)s')
     parser.add_argument('--rounds', type=positive_int, default=3, help='default %(default)s')
     parser.add_argument('--threads', type=positive_int, default=1, help='default %(default)s')
-    parser.add_argument('--clock', choices=CLOCKS, default='cpu', help='default %(default)s')
+    add_clock(parser, 'cpu')
     parser.add_argument('--json', type=Path, help='write rows and environment to this file')
     args = parser.parse_args(arguments)
     if not all(0 <= x < args.tile for x in args.overlaps):

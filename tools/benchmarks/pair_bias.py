@@ -11,26 +11,18 @@ each exponential twice, and to the same with each exponential once. A wrong resu
 import argparse
 from pathlib import Path
 
-from arguments import CLOCKS, positive_int
+from arguments import add_clock, positive_int
 
-# Samples, points, channels.
+# Samples, more samples for memory (which is counted in pages), points.
 SIZES = [
-    (256, 20, 128),
-    (64, 50, 128),
-    (64, 100, 128),
-    (16, 200, 128),
-    (4, 500, 128),
-    (2, 1000, 128),
+    (256, 4096, 20),
+    (64, 1024, 50),
+    (64, 512, 100),
+    (16, 128, 200),
+    (4, 32, 500),
+    (2, 8, 1000),
 ]
-# Larger samples for memory, which is counted in pages.
-MEMORY_SIZES = [
-    (4096, 20, 128),
-    (1024, 50, 128),
-    (512, 100, 128),
-    (128, 200, 128),
-    (32, 500, 128),
-    (8, 1000, 128),
-]
+CHANNELS = 128
 TOLERANCE = 2e-5
 MODES = ('training', 'inference')
 
@@ -39,7 +31,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--rounds', type=positive_int, default=15, help='default %(default)s')
     parser.add_argument('--threads', type=positive_int, default=1, help='default %(default)s')
-    parser.add_argument('--clock', choices=CLOCKS, default='cpu', help='default %(default)s')
+    add_clock(parser, 'cpu')
     parser.add_argument(
         '--quick', action='store_true', help='the smallest size only, without memory'
     )
@@ -153,7 +145,8 @@ def peak(form: str, size: tuple[int, int, int]) -> float:
 
 def compare_costs(args: argparse.Namespace) -> list[dict]:
     rows = []
-    for size, memory_size in zip(SIZES, MEMORY_SIZES, strict=True):
+    for samples, memory_samples, points in SIZES:
+        size = samples, points, CHANNELS
         inputs = [x.requires_grad_() for x in make_inputs(*size)]
         with using('reference'):
             exact = run(ops.aft_full, [x[:1].double() for x in inputs])
@@ -167,8 +160,9 @@ def compare_costs(args: argparse.Namespace) -> list[dict]:
         row = dict(zip(('samples', 'points', 'channels'), size, strict=True))
         peaks = {}
         if not args.quick:
+            memory_size = memory_samples, points, CHANNELS
             peaks = {form: in_fresh_process(peak, form, memory_size) for form in FORMS}
-            row.update(memory_samples=memory_size[0], mib=peaks)
+            row.update(memory_samples=memory_samples, mib=peaks)
         for name in ('theirs', 'once'):
             found = {f'{x}_time': ratio(times, ('ours', x), (name, x)) for x in MODES}
             if peaks:

@@ -27,7 +27,10 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
 
 
 def require_close(name: str, got: Tensor, expected: Tensor, tolerance: float) -> None:
-    error = relative_error(got, expected)
+    require_small(name, relative_error(got, expected), tolerance)
+
+
+def require_small(name: str, error: float, tolerance: float) -> None:
     if not error <= tolerance:
         raise SystemExit(f'{name} is wrong by {error:.2e} > {tolerance}: not timed')
 

@@ -28,12 +28,11 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # before the slow imports
 
-import matplotlib
-
-matplotlib.use('Agg')
 import numpy as np
 from arguments import parse_name
-from matplotlib import pyplot as plt
+from matplotlib.patches import Rectangle
+
+from aft_mm.visualization.figures import new_figure
 
 # Title and unit, and function of a row and the batch.
 COSTS = {
@@ -83,21 +82,21 @@ def table(runs: list[dict]) -> list[str]:
 def plot(runs: list[dict], path: Path) -> None:
     found = groups(runs)
     labels = list(dict.fromkeys(label for bars in found.values() for label in bars))
-    figure, axes = plt.subplots(figsize=(2 + 1.6 * len(found), 4.2), layout='constrained')
+    figure = new_figure(2 + 1.6 * len(found), 4.2)
+    axes = figure.subplots()
     for place, bars in enumerate(found.values()):
         width = 0.9 / len(bars)
         for i, (label, speed) in enumerate(bars.items()):
             left = place + (i - (len(bars) - 1) / 2) * width
             bar = axes.bar(left, speed, 0.92 * width, color=f'C{labels.index(label)}')
             axes.bar_label(bar, fmt='%.2f', fontsize=7)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=f'C{i}') for i in range(len(labels))]
+    handles = [Rectangle((0, 0), 1, 1, color=f'C{i}') for i in range(len(labels))]
     axes.legend(handles, labels, fontsize=8, ncols=min(4, len(labels)), loc='upper left')
     axes.set_xticks(range(len(found)), found)
     axes.axhline(1, color='black', linewidth=0.7)
     axes.set(ylabel='images per second over DeiT', title=runs[0]['environment']['device_name'])
     axes.set_ylim(top=1.25 * max(speed for bars in found.values() for speed in bars.values()))
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def costs(runs: list[dict], unit: str) -> dict[str, dict[int, float]]:
@@ -116,7 +115,8 @@ def slope(sides: dict[int, float]) -> float:
 
 
 def plot_sides(runs: list[dict], path: Path) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout='constrained')
+    figure = new_figure(9, 3.8, runs[0]['environment']['device_name'])
+    axes = figure.subplots(1, 2)
     for ax, unit in zip(axes, COSTS, strict=True):
         for model, sides in costs(runs, unit).items():
             ax.plot(list(sides), list(sides.values()), 'o-', label=model)
@@ -127,9 +127,7 @@ def plot_sides(runs: list[dict], path: Path) -> None:
         ax.set(xlabel='side of the image, px', ylabel=f'{unit} per image')
         ax.grid(alpha=0.3)
     axes[1].legend(fontsize=8, loc='lower right')
-    figure.suptitle(runs[0]['environment']['device_name'], fontsize=10)
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def side_table(runs: list[dict]) -> list[str]:
