@@ -148,15 +148,11 @@ def add(rows: list[dict], args: argparse.Namespace) -> list[dict]:
     return [merged[cell] for cell in sorted(merged)]
 
 
-def points(rows: list[dict], name: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    return curve([row for row in rows if kind in row], name, kind)
-
-
 def summary(rows: list[dict]) -> list[str]:
     lines = []
     for name in dict.fromkeys(row['mixer'] for row in rows):
         for kind, label in KINDS.items():
-            lengths, costs = np.log(points(rows, name, kind))
+            lengths, costs = np.log(curve(rows, name, kind))
             if len(lengths) < 2:
                 continue
             half = len(lengths) // 2 if len(lengths) > 3 else 0
@@ -173,7 +169,7 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
     for ax, (kind, label) in zip(axes, KINDS.items(), strict=True):
         names = dict.fromkeys(row['mixer'] for row in rows)
         for marker, name in zip('os^Dv<>PX*', names, strict=False):
-            ax.plot(*points(rows, name, kind), marker=marker, markersize=4, label=name)
+            ax.plot(*curve(rows, name, kind), marker=marker, markersize=4, label=name)
         ax.set_xscale('log', base=2)
         ax.set_yscale('log')
         ax.set_xlabel('length T, tokens')

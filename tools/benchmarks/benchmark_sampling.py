@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from arguments import CLOCKS, add_clock, common_parser, positive_int
+from arguments import add_clock, common_parser, positive_int
 
 MNIST, CIFAR = '{}_1xb10-250e-logistic_mnist', '{}_1xb4-7d-logistic_cifar10'
 CONFIGS = {
@@ -89,6 +89,7 @@ if __name__ == '__main__':
 import numpy as np
 import torch
 import torch.nn.functional as F
+from measuring import wall_seconds
 from mmengine.config import Config
 from parity import require_close
 from record import ROOT, environment, fill_in, set_up_torch, write_json
@@ -239,14 +240,10 @@ def first_call(case: tuple[str, str], model: torch.nn.Module) -> float:
 
 
 def in_turns(calls: dict, rounds: int, args: argparse.Namespace) -> dict:
-    clock, times = CLOCKS[args.clock], {name: [] for name in calls}
+    times = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            start = clock()
-            call()
-            if args.device != 'cpu':
-                torch.cuda.synchronize(args.device)
-            times[name].append(clock() - start)
+            times[name].append(wall_seconds(call, args.device, args.clock))
     return {name: statistics.median(values) for name, values in times.items()}
 
 

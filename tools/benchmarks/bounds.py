@@ -175,8 +175,7 @@ def op_row(name: str, case: BenchmarkCase, training: bool, gpu: Gpu, precision: 
 
     An op with several kernels, or that moves data twice, reaches less.
     """
-    wide, dtype = torch.float32, getattr(torch, ELEMENT_TYPES[precision])
-    dtypes = [dtype] * 3 + [wide] * len(case.parameters)
+    dtypes = case.dtypes(getattr(torch, ELEMENT_TYPES[precision]))
     tensors = [
         torch.empty(shape, dtype=dtype, device='meta')
         for shape, dtype in zip(case.input_shapes, dtypes, strict=True)

@@ -37,18 +37,20 @@ class BenchmarkCase(Case):
     def input_shapes(self) -> list[tuple[int, ...]]:
         return self.shapes(self.batch)
 
-    def tensors(self, dtype: torch.dtype, device: str) -> list[Tensor]:
-        """Return all inputs, randn with a fixed seed; parameters are scaled by 0.1.
+    def dtypes(self, dtype: torch.dtype) -> list[torch.dtype]:
+        """Return the types of all inputs: parameters have at least float32, as with autocast."""
+        wide = torch.promote_types(dtype, torch.float32)
+        return [dtype] * 3 + [wide] * len(self.parameters)
 
-        As in training with autocast, parameters have at least the precision of float32.
-        """
+    def tensors(self, dtype: torch.dtype, device: str) -> list[Tensor]:
+        """Return all inputs, randn with a fixed seed; parameters are scaled by 0.1."""
         generator = torch.Generator(device).manual_seed(0)
         scales = [1.0, self.key_scale, 1.0] + [0.1] * len(self.parameters)
-        wide = torch.promote_types(dtype, torch.float32)
-        dtypes = [dtype] * 3 + [wide] * len(self.parameters)
         return [
             (torch.randn(shape, generator=generator, device=device) * scale).to(kind)
-            for shape, scale, kind in zip(self.input_shapes, scales, dtypes, strict=True)
+            for shape, scale, kind in zip(
+                self.input_shapes, scales, self.dtypes(dtype), strict=True
+            )
         ]
 
 
