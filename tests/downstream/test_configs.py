@@ -76,6 +76,7 @@ def test_model_matches_the_name(name):
     else:
         assert mixer.kernel_size == (kernel, kernel)
     assert model.backbone.patch_size == (8 if mini else 16)
+    assert model.backbone.get('conv_stem', False) == (field['what'] == 'conv-stem')
 
 
 @every_config
@@ -109,7 +110,7 @@ def test_data_matches_the_name(name, monkeypatch):
             if split != 'train':
                 evaluator = config[f'{split}_evaluator']
                 assert evaluator.get('ann_file', f'{folder}/').startswith(f'{folder}/')
-    if field['what']:
+    if field['what'] not in (None, 'conv-stem'):
         assert config.train_dataloader.dataset.metainfo.classes == (field['what'],)
     if size.endswith('px'):
         size = (int(size.removesuffix('px')),) * 2
