@@ -98,23 +98,26 @@ class _ScannedMean(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         limits = torch.finfo(key.dtype)
         visible = (key != -torch.inf).to(key.dtype)
         largest, numerator, denominator = _scan_sums(key.clamp_min(limits.min), value, visible)
         empty = denominator == 0
-        log_sum = (largest + denominator.log()).masked_fill(empty, limits.max)
-        return numerator / denominator.masked_fill(empty, torch.inf), log_sum
+        # Their logarithm in one number would lose digits next to a key of 1e4.
+        largest = largest.masked_fill(empty, limits.max)
+        denominator = denominator.masked_fill(empty, torch.inf)
+        return numerator / denominator, largest, denominator
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         ctx.save_for_backward(*inputs, *output)
-        ctx.mark_non_differentiable(output[1])
+        ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, unused: Tensor) -> tuple[Tensor, Tensor]:
-        key, value, result, log_sum = ctx.saved_tensors
-        shift, grad_term, grad_weight = _scan_sums(-log_sum, grad, grad * result, reverse=True)
+    def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor, Tensor]:
+        key, value, result, largest, denominator = ctx.saved_tensors
+        grad = grad / denominator
+        shift, grad_term, grad_weight = _scan_sums(-largest, grad, grad * result, reverse=True)
         weight = torch.exp(key + shift)
         return weight * (value * grad_term - grad_weight), weight * grad_term
 
