@@ -49,6 +49,7 @@ MODEL_RIVALS = dict(
     efficientvit_b1='tiny',
     edgenext_small='tiny',
     pit_s_224='small',
+    cpubone_b1_bfrobust='small',
 )
 
 
