@@ -11,7 +11,6 @@ import os
 import random
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -34,6 +33,8 @@ from mmengine.visualization import Visualizer  # noqa: E402
 
 from aft_mm.cli.main import parse_args  # noqa: E402
 from aft_mm.cli.parsers import COMMANDS  # noqa: E402
+
+from .helpers import free_port  # noqa: E402
 
 cv2.setNumThreads(0)
 # In a fork of a process whose first backward pass is a compiled one, torch refuses a backward pass.
@@ -219,9 +220,7 @@ def run(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess]:
 
     def call(*command, cwd, env=None, fresh=False, ranks=None):
         paths = [str(ROOT / 'tests/configs'), os.environ.get('PYTHONPATH', '')]
-        with socket.socket() as free:
-            free.bind(('127.0.0.1', 0))
-            port = str(free.getsockname()[1])
+        port = str(free_port())
         environment = {
             **os.environ,
             'PYTHONPATH': os.pathsep.join(filter(None, paths)),

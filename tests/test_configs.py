@@ -481,11 +481,10 @@ class TestData:
     @pytest.mark.parametrize(
         'name', [name for name in SPEECH if name.startswith('aft-conv') and name in MINI]
     )
-    def test_real_speech(self, name, shared_data, monkeypatch):
+    def test_real_speech(self, name, shared_data, pack, monkeypatch):
         pytest.importorskip('soundfile', reason='soundfile reads the headers of sound')
         folder, sizes = ('fsdd', (200, 250)) if 'fsdd' in name else ('an4_mfcc', (518, 78))
-        if not (shared_data / folder).is_dir():
-            pytest.skip(f'the pack {folder} is not at {shared_data}')
+        pack(folder)
         monkeypatch.setenv('AFT_MM_DATA', str(shared_data))
         config = Config.fromfile(PATHS[name])
         load(name)  # for its scope
@@ -500,12 +499,11 @@ class TestData:
             assert all(frames_needed(i['units']) <= i['num_frames'] for i in infos)
 
     @pytest.mark.skipif(bool(MISSING), reason=REASON)
-    def test_real_translations(self, shared_data, tmp_path):
-        if not (shared_data / 'multi30k').is_dir():
-            pytest.skip(f'the pack multi30k is not at {shared_data}')
+    def test_real_translations(self, pack, tmp_path):
         from .parallel_data import converter
 
-        files = [str(shared_data / f'multi30k/val.{language}') for language in ('de', 'en')]
+        folder = pack('multi30k')
+        files = [str(folder / f'val.{language}') for language in ('de', 'en')]
         subwords = str(tmp_path / 's.model')
         converter('subwords').main(
             [*files, '--vocab-size', '400', '--no-byte-fallback', '--out', subwords]

@@ -223,10 +223,8 @@ def test_an_unwritable_folder_is_reported_before_sampling(convert, tmp_path, mon
     assert not sampled
 
 
-def test_modelnet_meshes(convert, shared_data, tmp_path):
-    meshes = shared_data / 'modelnet10_off'
-    if not meshes.is_dir():
-        pytest.skip(f'the modelnet10_off pack is not at {shared_data}')
+def test_modelnet_meshes(convert, pack, tmp_path):
+    meshes = pack('modelnet10_off')
     assert convert(meshes, tmp_path).endswith(': 2 written\n')
     dataset = PointClouds(str(tmp_path), 'bathtub')
     assert len(dataset) == 2

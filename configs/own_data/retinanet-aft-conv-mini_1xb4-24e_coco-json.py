@@ -1,6 +1,6 @@
 # Images with boxes as COCO json: my_boxes/images/1.jpg, my_boxes/train.json, my_boxes/val.json.
 _base_ = [
-    '../_base_/models/retinanet_aft_conv.py',
+    '../_base_/models/retinanet_aft_conv_mini.py',
     '../_base_/datasets/bccd.py',
     '../_base_/schedules/det_mini.py',
     '../_base_/det_runtime.py',
@@ -9,22 +9,7 @@ _base_ = [
 data_root = '{{$AFT_MM_DATA:data}}/my_boxes/'
 metainfo = dict(classes=('cat', 'dog'))  # spelling and order of the json's categories
 
-model = dict(
-    backbone=dict(
-        arch=dict(_delete_=True, embed_dims=96, num_layers=5),
-        patch_size=8,
-        token_mixer=dict(num_heads=96, kernel_size=7),
-        init_cfg=dict(type='TruncNormal', layer='Linear', std=0.1),
-    ),
-    neck=dict(in_channels=96, out_channels=96, in_stride=8, strides=(8, 16, 32), num_outs=4),
-    bbox_head=dict(
-        num_classes=len(metainfo['classes']),
-        in_channels=96,
-        feat_channels=96,
-        stacked_convs=2,
-        anchor_generator=dict(strides=[8, 16, 32, 64]),
-    ),
-)
+model = dict(bbox_head=dict(num_classes=len(metainfo['classes'])))
 
 train_dataloader = dict(
     batch_size=4,

@@ -393,9 +393,7 @@ def test_the_bits_of_points_in_order_of_z_are_a_code_of_all_sequences():
     assert total == pytest.approx(1)
 
 
-def test_reference_bits_of_point_clouds(run, tmp_path, shared_data):
-    if not (shared_data / 'modelnet10_pcd').is_dir():
-        pytest.skip(f'the modelnet10_pcd pack is not at {shared_data}')
+def test_reference_bits_of_point_clouds(run, tmp_path, pack):
     config = ROOT / 'configs/point_cloud/aft-local-96-mini_1xb4-40e_modelnet10-chair.py'
     result = run(
         'reference_bits.py',
@@ -403,7 +401,7 @@ def test_reference_bits_of_point_clouds(run, tmp_path, shared_data):
         '--out',
         tmp_path / 'bits.json',
         '--cfg-options',
-        f'test_dataloader.dataset.data_root={shared_data}/modelnet10_pcd',
+        f'test_dataloader.dataset.data_root={pack("modelnet10_pcd")}',
     )
     assert result.returncode == 0, result.stderr
     bits = json.loads((tmp_path / 'bits.json').read_text())

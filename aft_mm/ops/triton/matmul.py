@@ -30,7 +30,7 @@ import triton.language as tl
 
 from .availability import interpreted
 from .online_softmax import LOWEST, gate_value, load_entry, store_entry
-from .operands import UNSEEN, load_source, load_unit, locate_program, terms_at
+from .operands import UNSEEN, load_source, load_unit, locate_program, store_terms, terms_at
 from .weights import bias_pointer, load_bias, load_tile, span, store_tile
 
 INTERPRETED = tl.constexpr(interpreted())
@@ -187,7 +187,7 @@ def mean_backward(grad_key, grad_value, terms, inputs, operand, met, FORM: tl.co
     store_tile(grad_value, batch, rows, columns, real, weight * grad_term)
     if terms is not None:
         pair = tl.interleave(weight * values, weight)
-        tl.store(terms_at(terms, batch, tile * FORM.tile, part * 2 * FORM.width, *pair.shape), pair)
+        store_terms(terms, None, pair, weight, tile, batch, part, 2 * FORM.width)
 
 
 @triton.jit
