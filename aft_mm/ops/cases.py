@@ -218,5 +218,5 @@ TIMED_CASES = {
     'aft_full': [full(n, channels=384) for n in (196, 1024)],
     'aft_local': [local(n, 32, causal=True, rank=64, channels=512) for n in (512, 3072)],
     'aft_conv': [conv((n, n), (11, 11), heads=384, channels=384) for n in (14, 32)],
-    'aft_local_hard': [hard(n, 32, channels=512) for n in (512, 3072)],
+    'aft_local_hard': [hard(n, 32, channels=512) for n in (512, 3072)],  # only has a step
 }

@@ -150,7 +150,7 @@ def cuts(request, monkeypatch):
     """Use small blocks, or those of the devices with 'shipped'.
 
     Short sequences then have several tiles of 32 tokens and channels in products, and of 16 and 8
-    tokens in running sums; windows have many lanes, so that there are few programs.
+    tokens in running sums.
     """
     if getattr(request, 'param', 'small') == 'shipped':
         return
@@ -159,8 +159,6 @@ def cuts(request, monkeypatch):
     for kernel, groups in ('scan', 8), ('scan_backward', 4):
         small = block_sizes.ScanBlock(groups, rows=2, row_bytes=64, warps=1)
         monkeypatch.setitem(block_sizes.BLOCKS, kernel, {(8, 0): small})
-    many = block_sizes.WindowBlock(lanes=64, rows=3, channels=8, warps=1)
-    monkeypatch.setitem(block_sizes.BLOCKS, 'window', {(8, 0): many})
     sizes = dict(tile=32, width=32, step=16, warps=4)
     for kind, entries in block_sizes.BLOCKS.items():
         if kind.startswith('product'):

@@ -50,14 +50,6 @@ def causal_simple(tokens, channels=3, **options):
     return cases.simple(tokens, channels=channels, causal=True, **options)
 
 
-def line(tokens, size, causal=True, channels=3):
-    return cases.hard(tokens, size, causal=causal, channels=channels)
-
-
-def plane(size, grid=(5, 9), causal=True, channels=3):
-    return cases.hard(grid[0] * grid[1], size, grid, causal, channels)
-
-
 def conv(grid=(2, 5), kernel=(3, 3), heads=2, channels=4, **options):
     return cases.conv(grid, kernel, heads, channels=channels, **options)
 

@@ -194,6 +194,11 @@ def test_what_triton_needs_to_compile_is_named(lacks, machine, monkeypatch, tmp_
         selftest.check_kernels(device='cuda')
 
 
+def test_every_kernel_has_cases_to_time():
+    timed = {op.removesuffix('_step') for op in availability.KERNELS}
+    assert timed == set(selftest.TIMED_CASES)
+
+
 def test_nothing_to_check_is_a_one_line_error(machine, monkeypatch):
     monkeypatch.setattr(availability, 'machine_reasons', lambda kind, index: ('is missing',))
     with pytest.raises(SystemExit, match='^Error: the kernels cannot be checked on cpu: triton is'):

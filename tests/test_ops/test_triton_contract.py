@@ -12,24 +12,19 @@ from .cases import run_with_gradients
 from .test_backends import assert_close, oracle
 from .triton_parity import DEVICE, INTERPRETED, MARKS, TERMS, TOLERANCE, compare, layouts, on_device
 
-from aft_mm.ops.triton import simple, window  # isort: skip - where Triton is
+from aft_mm.ops.triton import simple  # isort: skip - where Triton is
 from .kernel_cases import (  # isort: skip
     NoWait,
     causal_simple,
     conv,
     full,
-    line,
     local,
-    plane,
 )
 
 pytestmark = MARKS
 CASES = {
     'simple': causal_simple(19),
     'simple relu': causal_simple(9, key_function='relu'),
-    'window': line(20, 5),
-    'window on both sides': line(21, 5, causal=False),
-    'window 2-d': plane((2, 4)),
     'conv': conv(heads=4),
     'full': full(9, 5),
     'full causal': full(9, causal=True),
@@ -40,7 +35,7 @@ CASES = {
 each = pytest.mark.parametrize('name', CASES)
 # relu hides no key.
 each_exact = pytest.mark.parametrize('name', [name for name in CASES if 'relu' not in name])
-ONE_PER_OP = ['simple', 'window', 'conv', 'full causal']
+ONE_PER_OP = ['simple', 'conv', 'full causal']
 each_op = pytest.mark.parametrize('name', ONE_PER_OP)
 same_bits = dict(rtol=0, atol=0)
 
@@ -118,10 +113,8 @@ def test_layouts(name):
 
 # The product kernels only keep it to rounding: see test_triton_product.py.
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    'case', [CASES['simple'], line(37, 17), plane((4, 4))], ids=['simple', 'window', 'window 2-d']
-)
-def test_a_late_spike_leaves_the_prefix_as_it_was(case, dtype, monkeypatch):
+def test_a_late_spike_leaves_the_prefix_as_it_was(dtype, monkeypatch):
+    case = CASES['simple']
     query, key, value = on_device(case.inputs(1, dtype))
     before = case(query, key, value)
     key[:, -3] += 1000
@@ -129,7 +122,7 @@ def test_a_late_spike_leaves_the_prefix_as_it_was(case, dtype, monkeypatch):
     assert torch.equal(after[:, :-3], before[:, :-3])
 
 
-@pytest.mark.parametrize('name', ['simple', 'window'])
+@pytest.mark.parametrize('name', ['simple', 'conv'])
 def test_expanded_inputs_and_gradients(name):
     case = CASES[name]
     one, key, _, *bias = inputs(case)
@@ -181,7 +174,7 @@ def test_autocast_does_not_reach_the_sums(name):
     assert all(torch.equal(a, b) for a, b in zip(inside, expected, strict=True))
 
 
-@pytest.mark.parametrize('name', ['simple', 'window', 'conv', 'full', 'local free'])
+@pytest.mark.parametrize('name', ['simple', 'conv', 'full', 'local free'])
 def test_memory_saved_for_the_gradient(name):
     """Three numbers per token and channel, two for a product, and no copies of inputs."""
     case = CASES[name]
@@ -192,7 +185,7 @@ def test_memory_saved_for_the_gradient(name):
     own = {x.data_ptr() for x in tensors}
     (saved,) = (x for x in parts if x.data_ptr() not in own and x.is_floating_point())
     assert saved.dtype == torch.float32
-    numbers = 3 if name in ('simple', 'window') else 2
+    numbers = 3 if name == 'simple' else 2
     assert output.numel() < saved.numel() <= numbers * output.numel() + 70
 
 
@@ -208,7 +201,7 @@ def test_only_requested_gradients_are_returned(name):
         assert sum(x.grad is not None for x in leaves) == 1
 
 
-@pytest.mark.parametrize('name', ['simple', 'window', 'conv', 'full'])
+@pytest.mark.parametrize('name', ['simple', 'conv', 'full'])
 def test_opcheck(name):
     """Schema, fake kernel, autograd registration, compiled with dynamic shapes."""
     case = CASES[name]
@@ -248,6 +241,9 @@ def test_unsupported_gradients_give_a_reason(name):
     message = 'once; AFT_MM_BACKEND=eager supports second derivatives'
     with pytest.raises(RuntimeError, match=message):
         gradient.sum().backward()
+    batched = torch.ones(2, *output.shape, device=DEVICE)
+    with pytest.raises(RuntimeError, match='cannot be batched; AFT_MM_BACKEND=eager supports'):
+        torch.autograd.grad(case(*leaves), leaves, batched, is_grads_batched=True)
 
 
 @each_op
@@ -265,21 +261,18 @@ def test_the_op_does_not_synchronise(name, monkeypatch):
     assert [x.shape for x in gradients] == [x.shape for x in leaves]
 
 
-@pytest.mark.parametrize('kernel', [simple.scan_forward, window.sum_windows])
-def test_a_kernel_error_is_raised(kernel, monkeypatch):
+def test_a_kernel_error_is_raised(monkeypatch):
     def fail(*args, **options):
         raise RuntimeError('out of registers')
 
-    monkeypatch.setattr(kernel, 'run', fail)
-    case = CASES['simple' if kernel is simple.scan_forward else 'window']
+    monkeypatch.setattr(simple.scan_forward, 'run', fail)
     with pytest.raises(RuntimeError, match='out of registers'):
-        case(*inputs(case))
+        CASES['simple'](*inputs(CASES['simple']))
 
 
 # A second call with another length, or with keys for which other rows are recomputed.
 COMPILED = {
     'simple': (causal_simple(9), causal_simple(20), 1),
-    'window': (line(9, 4), line(20, 4), 300),
     'conv': (conv(), conv(), 1),
     'local 2-d': (CASES['local 2-d'],) * 2 + (1000,),
 }
@@ -290,7 +283,7 @@ def test_compiles_without_graph_break(name):
     torch._dynamo.reset()
     *cases, scale = COMPILED[name]
     compiled = torch.compile(cases[0].function, fullgraph=True, backend='aot_eager')
-    exact = same_bits if 'simple' in name or 'window' in name else dict(rtol=1e-4, atol=1e-5)
+    exact = same_bits if 'simple' in name else dict(rtol=1e-4, atol=1e-5)
     for case, size in zip(cases, (1, scale), strict=True):
         tensors = inputs(case, batch=1)
         tensors[1] = tensors[1] * size
@@ -303,7 +296,6 @@ def test_compiles_without_graph_break(name):
 
 BIG = {
     'aft_simple': dict(causal=True),
-    'aft_local_hard': dict(window=100),
     'aft_conv': dict(grid=(40, 50)),
     'aft_local': dict(window=32, causal=True),
 }

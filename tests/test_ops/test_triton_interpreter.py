@@ -15,8 +15,8 @@ import pytest
 
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
-NAMES = ['contract', 'conv', 'product', 'simple', 'step', 'window']
-FEWEST = 310  # tests that must pass
+NAMES = ['contract', 'conv', 'product', 'simple', 'step']
+FEWEST = 240  # tests that must pass
 
 
 @pytest.mark.skipif(importlib.util.find_spec('triton') is None, reason='Triton is not installed')

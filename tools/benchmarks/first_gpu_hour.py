@@ -42,7 +42,7 @@ from record import ROOT, commit, device_name, versions
 
 LIMIT = 170
 SMALL = 'deit-small aft-small-h384-k11 bound-small-h384-k11'
-FAMILIES = ('conv', 'simple', 'local', 'full', 'local_hard')
+STEPS = ('conv', 'simple', 'local', 'full', 'local_hard')
 # Columns that are not in summary.json.
 LONG = ('errors', 'kernels', 'profile')
 
@@ -77,11 +77,10 @@ def _check(op: str, dtype: str) -> Part:
 
 
 def _ops(op: str, dtype: str) -> Part:
-    pattern = 'window' if op == 'local_hard' else op
     return Part(
         f'ops-{op}-{dtype}',
         f'benchmark of aft_{op} in {dtype} for each backend, with kernel times',
-        f'tools/benchmarks/benchmark_ops.py --cases {pattern}-b* --dtype {dtype} --rounds 5 '
+        f'tools/benchmarks/benchmark_ops.py --cases {op}-b* --dtype {dtype} --rounds 5 '
         '--json {out}/result.json',
     )
 
@@ -121,8 +120,8 @@ PARTS = [
     _models(224, 'eager'),
     _step(3072),
     _models(512, 'eager'),
-    *(_check(op, 'bfloat16') for op in ('full', 'local_hard')),
-    *(_ops(op, 'bfloat16') for op in ('full', 'local_hard')),
+    _check('full', 'bfloat16'),
+    _ops('full', 'bfloat16'),
     Part(
         'memcheck',
         'kernels in compute-sanitizer, on the smallest cases',
@@ -131,7 +130,7 @@ PARTS = [
         '--json {out}/result.json',
         needs='compute-sanitizer',
     ),
-    *(_check(f'{op}_step', 'float32') for op in FAMILIES),
+    *(_check(f'{op}_step', 'float32') for op in STEPS),
     *(_ops(op, 'float32') for op in ('simple', 'conv', 'local')),
     _step(16384),
     Part('backends', 'table of ops and backends', '-m aft_mm.ops'),

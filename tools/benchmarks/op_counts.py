@@ -44,6 +44,7 @@ from aft_mm import ops
 from aft_mm.ops.eager import banded_matmul, conv, conv_dense, full_local, simple
 from aft_mm.ops.selftest import using
 from aft_mm.ops.triton import recompute_flagged
+from aft_mm.ops.triton.availability import KERNELS
 from aft_mm.ops.triton.matmul import MatmulSaved
 
 # Op, options, tokens, and shapes of the biases.
@@ -52,6 +53,7 @@ CASES = {
     'conv small, 512 px': ('aft_conv', dict(grid=(32, 32)), (32, 1024, 384), ((384, 11, 11),)),
     'local-256': ('aft_local', dict(causal=True, window=256), (16, 3072, 256), ((3072, 64),) * 2),
     'simple': ('aft_simple', dict(causal=True), (16, 3072, 256), ()),
+    'hard-32': ('aft_local_hard', dict(causal=True, window=32), (16, 3072, 256), ()),
 }
 
 
@@ -216,11 +218,16 @@ def main() -> None:
         for training in (False, True):
             row = dict(op=name, training=training)
             for form in (composite, compiled, kernels, bound):
+                if form is kernels and case[0] not in KERNELS:
+                    continue
                 launches, moved = form(*case, training)
                 row[form.__name__] = dict(launches=launches, bytes_per_number=moved / numbers)
             rows.append(row)
             cells = [
-                f'{row[form]["bytes_per_number"]:.0f} ({row[form]["launches"]})' for form in FORMS
+                f'{row[form]["bytes_per_number"]:.0f} ({row[form]["launches"]})'
+                if form in row
+                else '–'
+                for form in FORMS
             ]
             mode = 'with backward' if training else 'forward'
             print(f'| {name}, {mode} | ' + ' | '.join(cells) + ' |', flush=True)

@@ -23,7 +23,6 @@ KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(causal=True),
     'aft_full': {},
     'aft_local': {},
-    'aft_local_hard': {},
     'aft_conv': dict(global_connectivity=True, causal=False),
     'aft_simple_step': dict(key_function='softmax'),
     'aft_full_step': {},

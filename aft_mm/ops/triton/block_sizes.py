@@ -36,15 +36,6 @@ class ScanBlock(NamedTuple):
     warps: int
 
 
-class WindowBlock(NamedTuple):
-    """A lane processes a block of a line, `rows` places at a time."""
-
-    lanes: int
-    rows: int
-    channels: int
-    warps: int
-
-
 class SimpleStepBlock(NamedTuple):
     """Channels per program."""
 
@@ -80,8 +71,6 @@ BLOCKS: dict[str, dict[tuple[int, int], NamedTuple]] = {
     # have the same rows: forward saves the sums before each group for backward.
     'scan': {(8, 0): ScanBlock(groups=16, rows=4, row_bytes=128, warps=4)},
     'scan_backward': {(8, 0): ScanBlock(groups=8, rows=4, row_bytes=128, warps=4)},
-    # Most of the traffic is float32 sums, of which 4 channels are 16 bytes.
-    'window': {(8, 0): WindowBlock(lanes=4, rows=2, channels=32, warps=1)},
     'simple_step': {(8, 0): SimpleStepBlock(channels=128, warps=1)},
     # A row of 32 float32 numbers is one transaction of 128 bytes. 32 rows take up to 128 registers;
     # 64 would spill. Without this limit, ptxas spills at 80 registers to fit one more program.

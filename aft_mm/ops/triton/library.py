@@ -9,4 +9,3 @@ from .steps import aft_full_step as aft_full_step
 from .steps import aft_local_hard_step as aft_local_hard_step
 from .steps import aft_local_step as aft_local_step
 from .steps import aft_simple_step as aft_simple_step
-from .window import aft_local_hard as aft_local_hard

@@ -1,4 +1,4 @@
-"""Online softmax sums for the scan, window and step kernels, exact for every finite key.
+"""Online softmax sums for the scan and step kernels, exact for every finite key.
 
 A sum is (high, first, second). For softmax keys, high is the largest key seen, and the sum holds
 ``Σ e^(k − high) v`` and ``Σ e^(k − high)``, at least 1. Only differences of keys are exponentiated,

@@ -91,6 +91,11 @@ def register(
                 return (None,) * len(wanted)
             if not ctx.save:
                 raise RuntimeError(f'{label} must be called with save=True for its gradient')
+            if torch._C._functorch.is_legacy_batchedtensor(gradient):
+                raise RuntimeError(
+                    f'the gradient of {public_name} of the triton backend cannot be batched; '
+                    f'AFT_MM_BACKEND=eager supports batched gradients'
+                )
             inputs = *ctx.saved_tensors, *ctx.options, wanted[:tensors]
             gradients = iter(grad_op(gradient, *inputs))
             return tuple(next(gradients) if needed else None for needed in wanted)
