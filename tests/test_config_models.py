@@ -356,6 +356,7 @@ class TestParameters:
             ('aft-local-learned-32-mini', 384),
             ('aft-local-hard-32-mini', 512),
             ('aft-conv-mini-h4-k31', 574),
+            ('lstm-mini', 191),
             ('depthwise-conv-mini-k31', 561),
             ('pooling-mini-k31', 576),
             ('token-shift-mini', 576),
@@ -377,6 +378,8 @@ def mixer_parameters(mixer, dims, length, axes=1):
     kind = mixer.type.removeprefix('aft_mm.')
     if kind == 'LSHAttention':  # query and key are one
         return 3 * linear
+    if kind == 'LSTM':  # four gates, each of the token and of the hidden vector
+        return 9 * linear
     if kind == 'DenseSynthesizer':
         # No key; per head, each channel and a bias give a weight to each token.
         return 3 * linear + (dims + heads) * length

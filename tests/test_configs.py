@@ -48,6 +48,7 @@ FAMILIES = {
     'lsh': dict(type='LSHAttention', num_buckets=64, chunk_size=32),
     'synthesizer': dict(type='DenseSynthesizer'),
     'lambda': dict(type='LambdaLayer', key_dims=16),
+    'lstm': dict(type='LSTM'),
     'depthwise-conv': dict(type='DepthwiseConv'),
     'pooling': dict(type='Pooling'),
     'token-shift': dict(type='TokenShift'),
@@ -235,11 +236,11 @@ class TestNames:
         expected |= ABLATIONS.get(field['what'], {})
         assert expected.pop('rank', rank) == rank
         assert mixer == expected
-        # AFT and the controls have no heads, except AFT-conv.
+        # AFT, the controls and the LSTM have no heads, except AFT-conv.
         assert (heads is None) == (
             mixer['type'].startswith('aft_mm.AFT')
             and field['family'] != 'aft-conv'
-            or field['family'] in CONTROLS
+            or field['family'] in (*CONTROLS, 'lstm')
         )
         assert field['heads'] in (None, heads)
         assert (rank is None) == (field['what'] == 'nonfactorised')

@@ -27,6 +27,7 @@ from .mixers.lambda_layer import LambdaLayer
 from .mixers.linear_attention import LinearAttention
 from .mixers.local_softmax_attention import LocalSoftmaxAttention
 from .mixers.lsh_attention import LSHAttention
+from .mixers.lstm import LSTM
 from .mixers.performer_attention import PerformerAttention
 from .mixers.pooling import Pooling
 from .mixers.softmax_attention import SoftmaxAttention
@@ -53,6 +54,7 @@ __all__ = [
     'GridParameters',
     'Identity',
     'LSHAttention',
+    'LSTM',
     'LambdaLayer',
     'LinearAttention',
     'LocalSoftmaxAttention',

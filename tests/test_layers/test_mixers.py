@@ -131,7 +131,9 @@ def test_bfloat16_and_autocast_are_close_to_float32(name, causal):
         if causal and mixer.has_steps:
             stepped, _ = mixer.step(x[:, 0], mixer.init_state(B))
     assert mixed.dtype == stepped.dtype == torch.bfloat16
-    torch.testing.assert_close(stepped, mixed[:, 0])
+    # The two paths of the LSTM sum in another order, which may round to the next bfloat16.
+    atol = float(mixed.detach().abs().max()) * 2**-8 if name == 'LSTM' else 1e-5
+    torch.testing.assert_close(stepped, mixed[:, 0], rtol=0.016, atol=atol)
     low = mixer.bfloat16()(x.bfloat16())
     assert low.dtype == torch.bfloat16
     for y in (mixed, low):

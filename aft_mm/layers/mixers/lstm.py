@@ -1,0 +1,94 @@
+"""A long short-term memory."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from aft_mm.checks import refuse
+from aft_mm.ops.dispatch import no_autocast
+from aft_mm.registry import MODELS
+
+from ..grid import Grid
+from .base import TokenMixer
+
+
+class LSTMState(NamedTuple):
+    """Hidden and cell vectors after the last token [B, D]; index of the next token [B]."""
+
+    hidden: Tensor
+    cell: Tensor
+    position: Tensor
+
+
+@MODELS.register_module()
+class LSTM(TokenMixer):
+    """One LSTM layer, ``y = proj(LSTM(x))``, the recurrent baseline.
+
+    A causal mixer has D hidden channels. Otherwise two directions have D / 2 each. Tokens on a grid
+    are read in raster order, and hidden tokens are skipped.
+
+    Args:
+        embed_dims: Channels D, even unless causal.
+        **kwargs: See :class:`TokenMixer`.
+
+    Raises:
+        ValueError: If D is odd and the mixer is not causal.
+    """
+
+    normalized = False
+    state_type = LSTMState
+
+    def __init__(self, embed_dims: int, **kwargs: Any) -> None:
+        super().__init__(embed_dims, **kwargs)
+        if not self.causal and embed_dims % 2:
+            refuse('embed_dims', 'even for an LSTM with two directions', embed_dims)
+        self.query, self.key, self.value = None, nn.Identity(), nn.Identity()
+        size = embed_dims if self.causal else embed_dims // 2
+        self.lstm = nn.LSTM(embed_dims, size, batch_first=True, bidirectional=not self.causal)
+
+    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        if key_mask is None:
+            return self._run(value)[0]
+        # Visible tokens move to the front. A hidden token gets the output of the one before it.
+        order = key_mask.logical_not().byte().argsort(dim=1, stable=True)
+        front = value.gather(1, order.unsqueeze(-1).expand_as(value))
+        mixed, _ = self._read(front, key_mask.sum(1))
+        place = key_mask.cumsum(1) - 1
+        mixed = mixed.gather(1, place.clamp_min(0).unsqueeze(-1).expand_as(value))
+        seen = place >= 0 if self.causal else key_mask.any(1, keepdim=True)
+        return mixed.masked_fill(~seen.unsqueeze(-1), 0)
+
+    def _run(self, x: Tensor | PackedSequence) -> tuple[Any, tuple[Tensor, Tensor]]:
+        # oneDNN refuses bfloat16 autocast of an LSTM on processors without bfloat16.
+        with no_autocast(self.proj.weight):
+            return self.lstm(x.to(self.proj.weight.dtype))
+
+    def _read(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the outputs of the first tokens of each sequence, and the state after them."""
+        options: dict[str, Any] = dict(batch_first=True)
+        # An empty sequence is not allowed; its results are not used.
+        at_least_one = lengths.clamp_min(1).cpu()
+        packed = pack_padded_sequence(x, at_least_one, enforce_sorted=False, **options)
+        mixed, state = self._run(packed)
+        return pad_packed_sequence(mixed, total_length=x.shape[1], **options)[0], state
+
+    def _init_state(self, batch_size: int) -> LSTMState:
+        hidden, cell = torch.zeros(2, batch_size, self.embed_dims, **self._state_options)
+        position = torch.zeros(batch_size, dtype=torch.int64, device=self._device)
+        return LSTMState(hidden, cell, position)
+
+    def _prefill(self, state: LSTMState, key, value, lengths: Tensor) -> LSTMState:
+        _, found = self._read(value, lengths)
+        empty = (lengths == 0).unsqueeze(-1)
+        hidden, cell = (x[0].masked_fill(empty, 0) for x in found)
+        return LSTMState(hidden, cell, lengths.to(torch.int64))
+
+    def _mix_step(self, query, key, value, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        weights = self.lstm.all_weights[0]
+        with no_autocast(value):
+            value = value.to(weights[0].dtype)
+            before = [x.to(value.dtype) for x in (state.hidden, state.cell)]
+            hidden, cell = torch.lstm_cell(value, before, *weights)
+        return hidden, LSTMState(hidden, cell, state.position + 1)
