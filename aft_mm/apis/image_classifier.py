@@ -73,8 +73,7 @@ class ImageClassifier:
             self._of_array = Compose(
                 [TRANSFORMS.build(step) for step in steps if step['type'] not in LOADERS]
             )
-        # mmcv reads BGR; arrays have the order that the data preprocessor expects.
-        self.takes_bgr = self._loads or takes_bgr(self.config)
+        self.takes_bgr = takes_bgr(self.config)
         self._channels = self.config.model.backbone.get('in_channels', 3)
 
     def __call__(
@@ -243,7 +242,10 @@ class ImageClassifier:
 
 
 def takes_bgr(config: Config) -> bool:
-    """Return whether the data preprocessor of a config converts images from BGR to RGB."""
+    """Return whether images are BGR before the data preprocessor: read by mmcv, or converted."""
+    dataset = (config.get('test_dataloader') or {}).get('dataset') or {}
+    if any(step['type'] in LOADERS for step in dataset.get('pipeline') or ()):
+        return True
     settings = config.get('data_preprocessor') or {}
     own = (config.get('model') or {}).get('data_preprocessor') or {}
     for part in (settings, own, settings.get('preprocessor') or {}, own.get('preprocessor') or {}):

@@ -151,7 +151,7 @@ def roi_align_forward(
 ) -> None:
     """RoIAlign of maps [B, C, H, W] at rois [K, 5]; pool_mode 1 averages samples, 0 takes the max."""
     size = aligned_height, aligned_width
-    rois, lost = _finite(rois)
+    rois, lost = _usable(rois, len(input))
     if pool_mode == 1:
         pooled = torch.ops.torchvision.roi_align(
             input, rois, spatial_scale, *size, sampling_ratio, aligned
@@ -182,12 +182,13 @@ def roi_align_forward(
     output.masked_fill_(lost, math.nan)
 
 
-def _finite(rois: Tensor) -> tuple[Tensor, Tensor]:
-    """Move rois [K, 5] with NaN or infinity, at which torchvision reads any memory, off the map.
+def _usable(rois: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """Move rois [K, 5] at which torchvision reads any memory off the map.
 
-    Such a region, marked in the mask [K, 1, 1, 1], pools to NaN and has no gradient.
+    These have NaN, infinity or the index of no image. Such a region, marked in the mask
+    [K, 1, 1, 1], pools to NaN and has no gradient.
     """
-    lost = rois.isfinite().all(1).logical_not()
+    lost = rois.isfinite().all(1).logical_not() | (rois[:, 0] < 0) | (rois[:, 0] >= batch)
     rois = rois.masked_fill(lost[:, None], -1e4)
     rois[:, 0].masked_fill_(lost, 0)
     return rois, lost[:, None, None, None]
@@ -207,7 +208,7 @@ def roi_align_backward(
     pool_mode: int,
     aligned: bool,
 ) -> None:
-    rois, lost = _finite(rois)
+    rois, lost = _usable(rois, len(grad_input))
     if pool_mode == 1:
         grad_input += torch.ops.torchvision._roi_align_backward(
             grad_output,
@@ -278,7 +279,7 @@ def roi_pool_forward(
 ) -> None:
     """Largest value of a map [B, C, H, W] in each bin of rois [K, 5]; 0 for an empty bin."""
     argmax.fill_(-1)
-    rois, lost = _finite(rois)
+    rois, lost = _usable(rois, len(input))
     height, width = input.shape[2:]
     for index, roi in enumerate(rois):
         x1, y1, x2, y2 = (float(v) for v in (roi[1], roi[2], roi[3] + 1, roi[4] + 1))
@@ -314,6 +315,7 @@ def roi_pool_backward(
     pooled_width: int,
     spatial_scale: float,
 ) -> None:
+    rois, _ = _usable(rois, len(grad_input))
     for index, roi in enumerate(rois):
         place = argmax[index].flatten(1).long()
         share = grad_output[index].flatten(1).masked_fill(place < 0, 0)

@@ -280,6 +280,10 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
         ([200, 0, 0] - np.array([123.675, 116.28, 103.53])) / [58.395, 57.12, 57.375],
         rtol=1e-5,
     )
+    config.data_preprocessor.to_rgb = False  # mmcv still reads BGR
+    (sample,) = load_images(config, [tmp_path / 'red.png'])
+    assert (sample['inputs'][2] == 200).all()
+    np.testing.assert_array_equal(shown_image(config, sample), pixels[:64, :64])
     assert class_names(None, 3) == ['0', '1', '2']
     model = SimpleNamespace(dataset_meta=dict(classes=('church', 'fish')))
     assert class_names(None, 2, model) == ['church', 'fish']

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import math
 import subprocess
 import sys
 from importlib.machinery import PathFinder
@@ -220,20 +221,24 @@ def test_a_region_with_nan_or_infinity_pools_to_nan(roi_align, number, ratio):
     x = torch.randn(2, 2, 7, 9, requires_grad=True)
     rois = ROIS.clone()
     rois[torch.arange(4), torch.arange(1, 5)] = number
-    rois = torch.cat((rois, ROIS))
+    elsewhere = ROIS[:2].clone()
+    elsewhere[:, 0] = torch.tensor([-1, 2])  # there are two images
+    rois = torch.cat((rois, elsewhere, ROIS))
     found = roi_align(x, rois, ratio=ratio)
-    assert found[:4].isnan().all()
+    assert found[:6].isnan().all()
     alone = roi_align(x, ROIS, ratio=ratio)
-    assert torch.equal(found[4:], alone)
+    assert torch.equal(found[6:], alone)
     (grad,) = torch.autograd.grad(found.sum(), x)
     torch.testing.assert_close(grad, torch.autograd.grad(alone.sum(), x)[0])
 
 
 def test_a_region_with_nan_or_infinity_is_nan_in_roi_pool(module):
     x = torch.randn(2, 2, 7, 9, requires_grad=True)
-    rois = torch.tensor([[0, float('nan'), 0, 3, 3], [0, 1, 1, 5, 5], [1, 0, 0, float('inf'), 3]])
+    rois = torch.tensor(
+        [[0, math.nan, 0, 3, 3], [0, 1, 1, 5, 5], [1, 0, 0, math.inf, 3], [2, 0, 0, 3, 3]]
+    )
     found = module('roi_pool').RoIPool((2, 2), 1.0)(x, rois)
-    assert found[[0, 2]].isnan().all()
+    assert found[[0, 2, 3]].isnan().all()
     found.sum().backward()
     assert x.grad.sum() == 2 * 4  # 2 channels, 4 bins of one region
 
