@@ -468,10 +468,10 @@ class TestExperiments:
         [
             (TABLE_8, 2, ['model']),
             (names('copy_task', pattern='l4-d256'), 6, [MIXER]),
-            (names('copy_task', pattern='mini'), 6, [MIXER]),
+            (names('copy_task', pattern='mini'), 11, [MIXER, 'model.decoder.mlp_ratio']),
             (
                 names('language_modeling', pattern='mini.*6e'),
-                25,
+                26,
                 [MIXER, 'model.decoder.mlp_ratio'],
             ),
             (names('synthetic_tasks', pattern='mqar'), 11, [MIXER, 'model.decoder.mlp_ratio']),
