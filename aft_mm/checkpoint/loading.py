@@ -2,7 +2,6 @@
 
 import hashlib
 import http.client
-import logging
 import os
 import pickle
 import queue
@@ -18,11 +17,11 @@ from urllib.parse import urlparse
 
 import torch
 from mmengine.dist import barrier, is_distributed
-from mmengine.logging import print_log
 from mmengine.runner.checkpoint import get_torchvision_models
 from torch import Tensor, nn
 
 from aft_mm.errors import UserError
+from aft_mm.openmmlab import warn
 
 from .atomic_write import write_whole
 from .plain_types import restored_hub
@@ -387,7 +386,7 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
             f'{key} {list(weights[key].shape)} -> {list(own[key].shape)}' for key in reshaped[:2]
         )
         more = f' and {len(reshaped) - 2} more' if len(reshaped) > 2 else ''
-        _warn(
+        warn(
             'tensors with another shape in the checkpoint keep their initialisation: '
             f'{shapes}{more}'
         )
@@ -400,7 +399,7 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
         and not value.isfinite().all()
     ]
     if bad:
-        _warn(
+        warn(
             f'{len(bad)} of the {len(weights)} tensors of the checkpoint hold NaN or inf, the '
             f'first is {bad[0]}'
         )
@@ -411,7 +410,7 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     )
     if resized:
         first = resized[0]
-        _warn(
+        warn(
             f'the checkpoint is interpolated to the sizes of this model: {first} from '
             f'{list(weights[first].shape)} to {list(own[first].shape)}, {len(resized)} in all'
         )
@@ -451,7 +450,3 @@ def _copy(model: nn.Module, weights: Mapping) -> tuple:
         if isinstance(weights[key], Tensor)
     )
     return missing, unexpected, reshaped, uncopied
-
-
-def _warn(message: str) -> None:
-    print_log(message, logger='current', level=logging.WARNING)

@@ -2,7 +2,6 @@
 
 import errno
 import gzip
-import logging
 import lzma
 import os
 import stat
@@ -11,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from mmengine.dataset import BaseDataset
-from mmengine.logging import print_log
 
 LONGEST_NAME = 300  # characters of a path in a message
 MAX_UNUSABLE = 20  # in a row
@@ -19,10 +17,6 @@ MAX_UNUSABLE = 20  # in a row
 
 class UnusableFile(ValueError):  # noqa: N818 - not always an error: training replaces the file
     """A file that cannot become a sample."""
-
-
-def warn(message: str) -> None:
-    print_log(message, 'current', logging.WARNING)
 
 
 def reason_of(error: Exception) -> str:

@@ -11,11 +11,11 @@ from filelock import FileLock
 from torch.utils.data import Dataset
 
 from aft_mm.checks import check_flag, check_int, check_path
+from aft_mm.openmmlab import warn
 from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 from aft_mm.tokenizers import Subwords, split_lines
 
-from .file_dataset import warn
 from .text_file import open_text
 
 MOST_NAMED = 5  # line numbers per message

@@ -15,7 +15,6 @@ import torch
 from mmengine.device import get_device
 from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook, EMAHook, Hook
-from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import Tensor
 
@@ -30,6 +29,7 @@ from aft_mm.checkpoint import (
 )
 from aft_mm.checks import check_int, check_number
 from aft_mm.errors import UserError
+from aft_mm.openmmlab import warn
 from aft_mm.registry import HOOKS
 
 from ..runner import task_model
@@ -354,7 +354,7 @@ class ResumeCheckHook(Hook):
                 'with load_from=CHECKPOINT'
             )
         if averages and 'ema_state_dict' not in checkpoint:
-            _warn('the checkpoint holds no averaged weights: the average of EMAHook starts here')
+            warn('the checkpoint holds no averaged weights: the average of EMAHook starts here')
         _check_optimizer(runner, checkpoint['optimizer'], saved.get('optimizer'))
         _check_schedules(runner, checkpoint)
         self._check_progress(runner, meta, saved)
@@ -374,14 +374,14 @@ class ResumeCheckHook(Hook):
                     f'({before} processes), from a checkpoint at the end of an epoch'
                 )
         if before != now['num_processes']:
-            _warn(
+            warn(
                 f'the checkpoint was written by {before} processes and the run resumes with '
                 f'{now["num_processes"]}: samples are distributed differently, so the weights '
                 'will not be those of an uninterrupted run'
             )
         threads = saved.get('num_threads', now['num_threads'])
         if threads != now['num_threads'] and get_device() == 'cpu':
-            _warn(
+            warn(
                 f'the checkpoint was written with {threads} threads and the run resumes with '
                 f'{now["num_threads"]}: sums are rounded differently, so the weights will not '
                 'be bit for bit those of an uninterrupted run; OMP_NUM_THREADS sets the number'
@@ -392,7 +392,7 @@ class ResumeCheckHook(Hook):
             else ('iteration', iteration, runner.max_iters)
         )
         if done >= end:
-            _warn(
+            warn(
                 f'the run is finished ({unit} {done} of {end}): nothing is left to train; a '
                 f'longer one needs a larger train_cfg.max_{unit.removesuffix("ation")}s'
             )
@@ -478,10 +478,6 @@ def _check_types(owner: str, saved: dict, own: dict) -> None:
             raise UserError(
                 f'{key} of {owner} in the checkpoint must be a number, got {saved[key]!r:.100}'
             )
-
-
-def _warn(message: str) -> None:
-    print_log(message, logger='current', level=logging.WARNING)
 
 
 @HOOKS.register_module()

@@ -1,6 +1,5 @@
 """Pictures sampled from a model during training."""
 
-import logging
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ from mmengine.runner import Runner
 
 from aft_mm.checks import check_int, check_number, check_sizes
 from aft_mm.errors import UserError
+from aft_mm.openmmlab import warn
 from aft_mm.registry import HOOKS
 from aft_mm.visualization import (
     check_image_shape,
@@ -206,11 +206,7 @@ class SuperResolutionHook(SampleVisualizationHook):
     def before_train(self, runner: Runner) -> None:
         check_super_resolution(task_model(runner), self.image_shape, self.source_shape)
         if runner.val_loop is None:
-            print_log(
-                'SuperResolutionHook adds no pictures, because the run has no validation images',
-                'current',
-                logging.WARNING,
-            )
+            warn('SuperResolutionHook adds no pictures, because the run has no validation images')
 
     def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
         if runner.val_loop is None:
