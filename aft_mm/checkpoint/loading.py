@@ -60,39 +60,29 @@ def _load(filename: str, map_location: Any) -> dict:
             f'checkpoint {filename!r} is damaged or holds something other than weights and '
             f'training state ({type(error).__name__}: {reason:.200})'
         ) from error
-    if not isinstance(checkpoint, dict):
-        raise pickle.UnpicklingError(
-            f'checkpoint {filename!r} holds a {type(checkpoint).__name__} instead of a dict'
-        )
-    meta = checkpoint.get('meta', {})
-    if not isinstance(meta, dict):
-        raise pickle.UnpicklingError(
-            f'checkpoint {filename!r} holds a {type(meta).__name__} as meta instead of a dict'
-        )
-    _check_weights(filename, checkpoint)
+    found = _unexpected(checkpoint)
+    if found:
+        raise pickle.UnpicklingError(f'checkpoint {filename!r} holds {found}')
     # mmengine's Runner.resume would execute this entry of old checkpoints.
-    meta.pop('config', None)
+    checkpoint.get('meta', {}).pop('config', None)
     return checkpoint
 
 
-def _check_weights(filename: str, checkpoint: dict) -> None:
-    weights = checkpoint.get('state_dict', {})
+def _unexpected(checkpoint: Any) -> str:
+    """Return what a file holds instead of a checkpoint, or ''."""
+    if not isinstance(checkpoint, dict):
+        return f'a {type(checkpoint).__name__} instead of a dict'
+    meta, weights = checkpoint.get('meta', {}), checkpoint.get('state_dict', {})
+    if not isinstance(meta, dict):
+        return f'a {type(meta).__name__} as meta instead of a dict'
     if not isinstance(weights, Mapping):
-        raise pickle.UnpicklingError(
-            f'checkpoint {filename!r} holds a {type(weights).__name__} as state_dict instead of '
-            'tensors by name'
-        )
+        return f'a {type(weights).__name__} as state_dict instead of tensors by name'
     for name, value in weights.items():
         if not isinstance(name, str):
-            raise pickle.UnpicklingError(
-                f'checkpoint {filename!r} holds a tensor in state_dict whose name is a '
-                f'{type(name).__name__}'
-            )
+            return f'a tensor in state_dict whose name is a {type(name).__name__}'
         if not isinstance(value, Tensor) and not name.endswith('_extra_state'):
-            raise pickle.UnpicklingError(
-                f'checkpoint {filename!r} holds a {type(value).__name__} in state_dict instead of '
-                f'the tensor {name:.100}'
-            )
+            return f'a {type(value).__name__} in state_dict instead of the tensor {name:.100}'
+    return ''
 
 
 def load_from_local(filename: str, map_location: Any = None) -> dict:
