@@ -6,7 +6,7 @@ import lzma
 import os
 import stat
 import zlib
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from mmengine.dataset import BaseDataset
@@ -52,25 +52,16 @@ def check_regular(path: str | os.PathLike) -> int:
     return status.st_size
 
 
-def read_gzip(path: str | os.PathLike, most: int, name: str) -> bytes:
-    """Return the content of a gzip file, which messages call `name`.
+def read_packed(path: Path, most: int, name: str) -> bytes:
+    """Return the content of an .xz or gzip file, which messages call `name`.
 
     Raises:
         ValueError: If the file is damaged, or its content has more than `most` bytes.
     """
-    return _decompressed(gzip.open, 'gzip', path, most, name)
-
-
-def read_xz(path: str | os.PathLike, most: int, name: str) -> bytes:
-    """Return the content of an xz file, see :func:`read_gzip`."""
-    return _decompressed(lzma.open, 'xz', path, most, name)
-
-
-def _decompressed(
-    opened: Callable, kind: str, path: str | os.PathLike, most: int, name: str
-) -> bytes:
+    is_xz = path.suffix == '.xz'
+    kind = 'xz' if is_xz else 'gzip'
     try:
-        with opened(path) as file:
+        with lzma.open(path) if is_xz else gzip.open(path) as file:
             data = file.read(most + 1)
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise ValueError(f'{name} {quoted(path)} is not a whole {kind} file: {error}') from error

@@ -12,7 +12,7 @@ from aft_mm.checks import check_choice, check_int, check_number, check_path, ref
 from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 
-from .file_dataset import read_gzip
+from .file_dataset import read_packed
 
 SPLITS = ('train', 'val', 'test')
 # Text compresses 3 to 20 times, zeros 1,000 times.
@@ -162,5 +162,5 @@ def open_text(data_file: str) -> np.ndarray | PlainFile:
         if path.stat().st_size == 0:
             raise ValueError(f'data_file {data_file!r} is empty')
         return PlainFile(path)
-    data = read_gzip(path, MAX_RATIO * path.stat().st_size, 'data_file')
+    data = read_packed(path, MAX_RATIO * path.stat().st_size, 'data_file')
     return np.frombuffer(data, dtype=np.uint8)
