@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from aft_mm.checks import check_int
 from aft_mm.config.finding import check_checkpoint
 
@@ -32,10 +30,6 @@ def footer(config: str, checkpoint: str | os.PathLike | None = None) -> str:
     if os.path.isfile(checkpoint):
         parts.append(f'sha256 {hashlib.sha256(Path(checkpoint).read_bytes()).hexdigest()[:12]}')
     return ' · '.join(parts)
-
-
-def save(figure: Figure, args: argparse.Namespace) -> None:
-    figure.savefig(args.out, dpi=args.dpi)
 
 
 def write_csv(path: str, rows: Sequence[Mapping[str, object]]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mmengine.config import Config
 
+from aft_mm.cli.arguments import check_suffix
 from aft_mm.config.finding import find_config, install_root
 from aft_mm.config.reading import READ, read_config
 from aft_mm.errors import UserError, user_errors
@@ -35,9 +36,7 @@ def with_portable_bases(path: Path) -> str:
         names.append(name)
     lines = text.encode().splitlines(keepends=True)  # ast counts bytes
     before = b''.join(lines[: bases.lineno - 1]) + lines[bases.lineno - 1][: bases.col_offset]
-    after = lines[bases.end_lineno - 1][bases.end_col_offset :] + b''.join(
-        lines[bases.end_lineno :]
-    )
+    after = b''.join(lines[bases.end_lineno - 1 :])[bases.end_col_offset :]
     listed = ''.join(f'    {name!r},\n' for name in names)
     return f'{before.decode()}[\n{listed}]{after.decode()}'
 
@@ -46,8 +45,7 @@ def main(args: argparse.Namespace) -> None:
     with user_errors():
         path = Path(find_config(args.config))
         out = Path(args.out or path.name)
-        if out.suffix != '.py':
-            raise UserError(f'--out must end in .py, got {args.out!r}')
+        check_suffix('--out', out, ('.py',))
         if out.exists():
             raise UserError(f'{str(out)!r} exists already; name another file with --out')
         if args.keep_bases and args.cfg_options:
