@@ -193,7 +193,10 @@ class SeededBatches:
 
     def __getitems__(self, batch: tuple[int, Sequence[int]]) -> list:
         number, indices = batch
-        seed_generators(derived_seed(*self.seeds, number))
+        seed = derived_seed(*self.seeds, number)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
         if getattr(self.dataset, '__getitems__', None):
             return self.dataset.__getitems__(indices)
         return [self.dataset[index] for index in indices]
@@ -202,12 +205,6 @@ class SeededBatches:
 def sampler_of(loader: DataLoader) -> Any:
     """Return the sampler, also that of a custom batch sampler."""
     return getattr(loader.batch_sampler, 'sampler', loader.sampler)
-
-
-def seed_generators(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def derived_seed(seed: int, *parts: int) -> int:

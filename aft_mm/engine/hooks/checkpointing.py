@@ -363,7 +363,9 @@ class ResumeCheckHook(Hook):
         loop, epoch, iteration = runner.train_loop, meta['epoch'], meta['iter']
         now = _properties(runner)
         before = saved.get('num_processes', now['num_processes'])
+        unit, done, end = 'iteration', iteration, runner.max_iters
         if isinstance(loop, EpochBasedTrainLoop):
+            unit, done, end = 'epoch', epoch, runner.max_epochs
             length = now['epoch_length']
             inside = meta.get(INSIDE_EPOCH, {}).get('num_done', 0)
             if iteration != epoch * length + inside:
@@ -386,11 +388,6 @@ class ResumeCheckHook(Hook):
                 f'{now["num_threads"]}: sums are rounded differently, so the weights will not '
                 'be bit for bit those of an uninterrupted run; OMP_NUM_THREADS sets the number'
             )
-        unit, done, end = (
-            ('epoch', epoch, runner.max_epochs)
-            if isinstance(loop, EpochBasedTrainLoop)
-            else ('iteration', iteration, runner.max_iters)
-        )
         if done >= end:
             warn(
                 f'the run is finished ({unit} {done} of {end}): nothing is left to train; a '
