@@ -61,20 +61,13 @@ from aft_mm.visualization.figures import new_figure
 
 
 def draw_seeds(
-    groups: Mapping[str, Sequence[float]],
-    label: str,
-    numbers: str | None = None,
+    groups: Mapping[str, Sequence[float]], label: str, numbers: str | None = None
 ) -> Figure:
     """Plot mean ± standard error of each group, and its runs, one value per seed.
 
     Groups are listed from top to bottom. With ``numbers``, the label of an x axis, their names are
     numbers on this logarithmic axis.
     """
-    if not groups:
-        raise UserError('groups must hold at least one group of runs, got none')
-    for name, values in groups.items():
-        if not values:
-            raise UserError(f'groups must hold at least one run each, got none for {name!r}')
     places = range(len(groups)) if numbers is None else _numbers(groups)
     size = (7, 0.4 * len(groups) + 1.2) if numbers is None else (7, 4.5)
     figure = new_figure(*size)

@@ -86,10 +86,6 @@ def explorer_page(
     ``W e^k / Σ W e^k``. Prefix tokens are sources but not shown. Biases are stored in float32, keys
     in 2^16 steps.
     """
-    if len(grid) != 2:
-        raise UserError(f'grid must have two dimensions, got {tuple(grid)}')
-    if not layers:
-        raise UserError('layers must hold at least one layer, got none')
     num_tokens = num_prefix_tokens + grid[0] * grid[1]
     entries, biases = _layers(layers, images, num_tokens, grid)
     pictures, keys = _images(images, num_tokens)

@@ -67,7 +67,7 @@ from torch import Tensor
 
 from aft_mm.apis import load_model
 from aft_mm.checks import check_int
-from aft_mm.cli.pictures import check_picture, footer, save, write_csv
+from aft_mm.cli.pictures import check_picture, footer, write_csv
 from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.visualization import choose, draw_position_bias, mixers_with_bias
 
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             scale=args.scale,
             footer=footer(args.config, args.checkpoint),
         )
-        save(figure, args)
+        figure.savefig(args.out, dpi=args.dpi)
         if args.csv:
             write_csv(
                 args.csv,

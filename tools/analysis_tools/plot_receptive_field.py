@@ -59,7 +59,7 @@ from recording import as_map, record_outputs
 from torch import Tensor
 
 from aft_mm.checks import check_int, refuse
-from aft_mm.cli.pictures import check_picture, footer, save, write_csv
+from aft_mm.cli.pictures import check_picture, footer, write_csv
 from aft_mm.cli.progress import progress
 from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization import choose
@@ -147,13 +147,9 @@ def _distance(energy: Tensor) -> Tensor:
 
 
 def draw_receptive_field(
-    fields: Mapping[str, Tensor],
-    title: str = 'Effective receptive field',
-    footer: str = '',
+    fields: Mapping[str, Tensor], title: str = 'Effective receptive field', footer: str = ''
 ) -> Figure:
     """Draw the energy of each layer, with circles around 50 % (solid) and 90 % (dashed) of it."""
-    if not fields:
-        raise UserError('fields must hold at least one layer, got none')
     columns = min(4, len(fields))
     rows = -(-len(fields) // columns)
     figure = new_figure(2.3 * columns + 0.9, 2.6 * rows + 3.1, title, footer)
@@ -228,14 +224,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             for name, layer in layers.items()
         }
         inputs = 'noise' if noise else 'images'
-        save(
-            draw_receptive_field(
-                fields,
-                'Effective receptive field, squared gradients',
-                f'{footer(args.config, args.checkpoint)} · {len(batches)} {inputs}',
-            ),
-            args,
-        )
+        small = f'{footer(args.config, args.checkpoint)} · {len(batches)} {inputs}'
+        title = 'Effective receptive field, squared gradients'
+        draw_receptive_field(fields, title, small).savefig(args.out, dpi=args.dpi)
         rows = [numbers(name, field, args.radius) for name, field in fields.items()]
         if args.csv:
             write_csv(args.csv, rows)
@@ -276,10 +267,7 @@ def numbers(name: str, energy: torch.Tensor, radii: Sequence[float]) -> dict[str
     shares = energy_within(energy, radii)
     return {
         'layer': name,
-        **{
-            f'within_{radius:g}_px': float(share)
-            for radius, share in zip(radii, shares, strict=True)
-        },
+        **{f'within_{radius:g}_px': float(x) for radius, x in zip(radii, shares, strict=True)},
         'half_px': radius_of_share(energy, 0.5),
         'most_px': radius_of_share(energy, 0.9),
     }
