@@ -224,7 +224,9 @@ def _download(address: str, path: Path) -> None:
     named = _HASH.search(urlparse(plain).path)
     digest, num_bytes = hashlib.sha256(), 0
     seconds, most = _bound(*MAX_SECONDS), _bound(*MAX_BYTES)
-    _remove_parts(path, seconds)
+    for part in path.parent.glob(f'.{path.name}.*.part'):  # of killed downloads
+        if time.time() - part.stat().st_mtime > seconds + _TIMEOUT:
+            part.unlink(missing_ok=True)
     too_large = f'it has more than {most:,} bytes, which {MAX_BYTES[0]} allows'
     received = _received(plain, seconds)
     with write_whole(path) as file:
@@ -251,13 +253,6 @@ def _bound(variable: str, default: int) -> int:
     if not re.fullmatch('[0-9]{1,18}', text) or not int(text):
         raise UserError(f'{variable} must be an int, 1 or larger, got {text[:80]!r}')
     return int(text)
-
-
-def _remove_parts(path: Path, seconds: int) -> None:
-    """Remove the temporary files of killed downloads."""
-    for part in path.parent.glob(f'.{path.name}.*.part'):
-        if time.time() - part.stat().st_mtime > seconds + _TIMEOUT:
-            part.unlink(missing_ok=True)
 
 
 def _received(address: str, seconds: int) -> Iterator[Any]:

@@ -65,9 +65,7 @@ class TextFile(Dataset):
             check_int('samples_per_epoch', samples_per_epoch, 1)
         for share in split_ratio if isinstance(split_ratio, Sequence) else [split_ratio]:
             check_number('split_ratio', share, 0, 1)
-        if (evaluation == 'strided') != (stride is not None) or (
-            stride is not None and not 1 <= stride <= context_length
-        ):
+        if (evaluation == 'strided') != (stride is not None) or (stride or 1) > context_length:
             raise ValueError(
                 "stride must be 1 to context_length with evaluation='strided' and None with "
                 f"'blocks', got {stride!r} with {evaluation!r} and a context_length of "
