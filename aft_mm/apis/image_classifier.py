@@ -110,15 +110,9 @@ class ImageClassifier:
                 scores = sample.pred_score.float().cpu().numpy()
                 label = int(scores.argmax())
                 source = {} if isinstance(image, np.ndarray) else {'path': str(image)}
-                results.append(
-                    {
-                        **source,
-                        'label': label,
-                        'score': float(scores[label]),
-                        'scores': scores,
-                        'class_name': None if self.classes is None else self.classes[label],
-                    }
-                )
+                name = None if self.classes is None else self.classes[label]
+                found = dict(label=label, score=float(scores[label]), scores=scores)
+                results.append({**source, **found, 'class_name': name})
         return results
 
     def preprocess(self, image: Source) -> dict[str, Any]:

@@ -130,14 +130,10 @@ class ImagePredictor:
     def _boxes(self, path: str, image: np.ndarray, result: Any) -> Prediction:
         instances = result.pred_instances.cpu()
         instances = instances[instances.scores >= self.score]
+        columns = (instances.labels, instances.scores, instances.bboxes)
         found = [
             dict(label=label, class_name=self.classes[label], score=score, box=box)
-            for label, score, box in zip(
-                instances.labels.tolist(),
-                instances.scores.tolist(),
-                instances.bboxes.tolist(),
-                strict=True,
-            )
+            for label, score, box in zip(*(x.tolist() for x in columns), strict=True)
         ]
         self.visualizer.add_datasample(
             'predict', image, result.cpu(), draw_gt=False, pred_score_thr=self.score

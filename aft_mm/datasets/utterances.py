@@ -78,16 +78,8 @@ class Utterances(FileDataset):
                 unknown[part].append(name)
             length = self._usable_length(name, path, units, notes)
             if length is not None:
-                found.append(
-                    dict(
-                        name=name,
-                        path=path,
-                        text=text,
-                        units=units,
-                        num_frames=length,
-                        speaker=self._speaker_of(name),
-                    )
-                )
+                info = dict(name=name, path=path, text=text, units=units, num_frames=length)
+                found.append({**info, 'speaker': self._speaker_of(name)})
         if unknown:
             notes['word(s) or character(s) have no symbol and become <unk>'] = [
                 f'{part!r} ({len(names)} x, first in {names[0]})' for part, names in unknown.items()

@@ -250,12 +250,9 @@ class GenerationTestLoop(TestLoop):
         seed: int = 0,
         num_inputs: int | None = None,
     ) -> None:
-        for name, value, least in (
-            ('num_samples', num_samples, 1),
-            ('seed', seed, 0),
-            ('num_inputs', num_inputs or 0, 0),
-        ):
-            check_int(f'{name} of test_cfg', value, least)
+        check_int('num_samples of test_cfg', num_samples, 1)
+        check_int('seed of test_cfg', seed, 0)
+        check_int('num_inputs of test_cfg', num_inputs or 0, 0)
         check_number('temperature of test_cfg', temperature, above=0)
         if top_k is not None:
             check_int('top_k of test_cfg', top_k, 1)

@@ -97,16 +97,10 @@ def run_table(runs: Runs, kind: str = '.md') -> str:
         for column in zip(*numbers.values(), strict=True)
     ]
     between = ' ± ' if kind == '.md' else r' \pm '
-    rows = [
-        [
-            name,
-            *(
-                _cell(mean, error, places, between)
-                for (mean, error), places in zip(row, digits, strict=True)
-            ),
-        ]
-        for name, row in numbers.items()
-    ]
+    rows = []
+    for name, row in numbers.items():
+        cells = (_cell(*pair, places, between) for pair, places in zip(row, digits, strict=True))
+        rows.append([name, *cells])
     return (_markdown if kind == '.md' else _latex)(['run', *columns], rows)
 
 

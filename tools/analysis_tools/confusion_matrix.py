@@ -70,15 +70,9 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -
     if len(names) <= MOST_COUNTS:
         for (row, column), count in np.ndenumerate(counts):
             if count:
-                axis.text(
-                    column,
-                    row,
-                    str(count),
-                    ha='center',
-                    va='center',
-                    fontsize=6,
-                    color='white' if share[row, column] < 0.5 else 'black',
-                )
+                style = dict(ha='center', va='center', fontsize=6)
+                colour = 'white' if share[row, column] < 0.5 else 'black'
+                axis.text(column, row, str(count), color=colour, **style)
     axis.set_xlabel('predicted class', fontsize=8)
     axis.set_ylabel('true class', fontsize=8)
     bar = figure.colorbar(picture, ax=axis, fraction=0.04, pad=0.01)

@@ -250,14 +250,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         about = (
             f'{type(mixer).__name__}, {len(layers)} layers · {footer(args.config, args.checkpoint)}'
         )
-        page = explorer_page(
-            layers,
-            mixer.grid,
-            mixer.num_prefix_tokens,
-            images,
-            title=Path(args.config).stem,
-            about=about,
-        )
+        place = mixer.grid, mixer.num_prefix_tokens
+        page = explorer_page(layers, *place, images, Path(args.config).stem, about)
         Path(args.out).write_text(page, encoding='utf-8')
     print(
         f'wrote {len(layers)} layers and {len(images)} images to {args.out} '

@@ -126,15 +126,9 @@ def draw_curves(
             axis.legend(fontsize=8)
     for label, value in (references or {}).items():
         axes[-1].axhline(value, color='grey', linestyle='--', linewidth=1)
-        axes[-1].annotate(
-            f'{label}: {value:g}',
-            (1, value),
-            xycoords=('axes fraction', 'data'),
-            ha='right',
-            va='bottom',
-            fontsize=8,
-            color='dimgrey',
-        )
+        style = dict(ha='right', va='bottom', fontsize=8, color='dimgrey')
+        right = dict(xy=(1, value), xycoords=('axes fraction', 'data'))
+        axes[-1].annotate(f'{label}: {value:g}', **right, **style)
     axes[-1].set_xlabel(unit)
     several = any(len(seeds) > 1 for seeds in groups.values())
     axes[0].set_title(
@@ -264,34 +258,16 @@ def _draw_group(
         )
         if part:
             last = f'{mean[-1]:.3f}' + ('' if error[-1] is None else f' ± {error[-1]:.3f}')
-            axis.plot(
-                x,
-                mean,
-                'o-',
-                color=colour,
-                markersize=3,
-                label=f'{label}: {last} at the end'
-                + (f', {len(runs)} runs' if len(runs) > 1 else ''),
-            )
+            entry = f'{label}: {last} at the end' + (f', {len(runs)} runs' if len(runs) > 1 else '')
+            axis.plot(x, mean, 'o-', color=colour, markersize=3, label=entry)
         else:
             # A leading underscore hides a line from the legend if its validation has an entry.
-            axis.plot(
-                x,
-                mean,
-                color=colour,
-                alpha=0.5 if validated else 1,
-                linewidth=1,
-                label='_' * validated + f'{label}, training',
-            )
+            entry = '_' * validated + f'{label}, training'
+            alpha = 0.5 if validated else 1
+            axis.plot(x, mean, color=colour, alpha=alpha, linewidth=1, label=entry)
         if len(runs) > 1:
-            axis.fill_between(
-                x,
-                np.subtract(mean, error),
-                np.add(mean, error),
-                color=colour,
-                alpha=0.2,
-                linewidth=0,
-            )
+            low, high = np.subtract(mean, error), np.add(mean, error)
+            axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -356,13 +332,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         runs = {label: [read_scalars(path) for path in paths] for label, paths in logs.items()}
         if args.times:
             replace_times(runs, logs, args)
-        curves = draw_curves(
-            runs,
-            metric=args.metric,
-            references={label: number(label, text) for label, text in references.items()},
-            over=args.over,
-        )
-        curves.savefig(args.out, dpi=args.dpi)
+        values = {label: number(label, text) for label, text in references.items()}
+        figure = draw_curves(runs, args.metric, values, args.over)
+        figure.savefig(args.out, dpi=args.dpi)
     count = sum(map(len, logs.values()))
     print(f'drew {count} run{"s" if count > 1 else ""} to {args.out}')
 

@@ -66,16 +66,9 @@ def draw_features(
     axis = figure.subplots()
     axis.set_aspect('equal', adjustable='datalim')
     for index, name in enumerate(names):
-        x, y = points[labels == index].T
-        axis.scatter(
-            x,
-            y,
-            s=14,
-            color=COLOURS[index % len(COLOURS)],
-            marker=MARKERS[index % len(MARKERS)],
-            linewidths=0,
-            label=name,
-        )
+        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+        style = dict(color=colour, marker=marker, s=14, linewidths=0)
+        axis.scatter(*points[labels == index].T, label=name, **style)
     axis.set_xticks([])
     axis.set_yticks([])
     axis.set_xlabel('t-SNE (no unit)', fontsize=7)

@@ -161,14 +161,8 @@ def draw_receptive_field(
         axes.append(axis)
         image = _draw_energy(axis, name, energy)
         radii = np.linspace(0, float(_distance(energy).max()), 200)
-        curve.plot(
-            radii,
-            100 * energy_within(energy, radii),
-            label=name,
-            linewidth=1,
-            color=f'C{index % 10}',
-            linestyle=('-', '--', ':')[index // 10 % 3],
-        )
+        style = dict(color=f'C{index % 10}', linestyle=('-', '--', ':')[index // 10 % 3])
+        curve.plot(radii, 100 * energy_within(energy, radii), label=name, linewidth=1, **style)
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.01)
     bar.set_label('energy / largest', fontsize=6)
     bar.ax.tick_params(labelsize=6)
@@ -190,13 +184,8 @@ def _draw_energy(axis: Axes, name: str, energy: Tensor) -> AxesImage:
     centre = centre_of_mass(energy)
     angle = np.linspace(0, 2 * np.pi, 200)
     for radius, style in ((half, '-'), (most, '--')):
-        axis.plot(
-            centre[1] + radius * np.cos(angle),
-            centre[0] + radius * np.sin(angle),
-            style,
-            color='white',
-            linewidth=0.8,
-        )
+        x, y = centre[1] + radius * np.cos(angle), centre[0] + radius * np.sin(angle)
+        axis.plot(x, y, style, color='white', linewidth=0.8)
     axis.set_xlim(-0.5, energy.shape[1] - 0.5)
     axis.set_ylim(energy.shape[0] - 0.5, -0.5)
     axis.set_title(f'{name}\nhalf within {half:.3g} px, 90 % within {most:.3g} px', fontsize=6)
@@ -231,13 +220,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.csv:
             write_csv(args.csv, rows)
     for row in rows:
-        print(
-            ', '.join(
-                f'{key} {value:.4g}' if isinstance(value, float) else f'\n{value}'
-                for key, value in row.items()
-            ),
-            end='',
+        words = (
+            f'{key} {value:.4g}' if isinstance(value, float) else f'\n{value}'
+            for key, value in row.items()
         )
+        print(', '.join(words), end='')
     print(f'\nwritten to {args.out}')
 
 

@@ -165,15 +165,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 raise UserError(f'--group must be LABEL LOG [LOG ...], got {label}')
         groups = {label: [read_scalars(file) for file in files] for label, *files in args.group}
         times = args.times and read_times(args.times)
-        figure = draw_seed_curves(
-            groups,
-            args.label,
-            1 / math.log(2) if args.bits else 1.0,
-            times and {label: time_of(files, times) for label, *files in args.group},
-            args.top,
-            args.smooth,
-            args.metric,
-        )
+        scale = 1 / math.log(2) if args.bits else 1.0
+        milliseconds = times and {label: time_of(files, times) for label, *files in args.group}
+        options = scale, milliseconds, args.top, args.smooth, args.metric
+        figure = draw_seed_curves(groups, args.label, *options)
         figure.savefig(args.out, dpi=args.dpi)
 
 

@@ -15,14 +15,8 @@ from aft_mm.errors import UserError, user_errors
 def with_portable_bases(path: Path) -> str:
     """Return the text of a config with bases of aft_mm as ``aft_mm::``, others as absolute paths."""
     text = path.read_text(encoding='utf-8')
-    bases = next(
-        (
-            node.value
-            for node in ast.parse(text).body
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], 'id', '') == '_base_'
-        ),
-        None,
-    )
+    assigned = (node for node in ast.parse(text).body if isinstance(node, ast.Assign))
+    bases = next((x.value for x in assigned if getattr(x.targets[0], 'id', '') == '_base_'), None)
     if bases is None:
         return text
     written = ast.literal_eval(bases)

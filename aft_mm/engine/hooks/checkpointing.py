@@ -398,13 +398,8 @@ class ResumeCheckHook(Hook):
 def _check_numbers(meta: dict) -> None:
     inside = meta.get(INSIDE_EPOCH, {'num_done': 0})
     seconds = meta.get(TIME_BUDGET, {}).get('seconds', 0.0)
-    counts = [
-        meta.get('epoch'),
-        meta.get('iter'),
-        meta.get('seed') or 0,
-        inside.get('num_done'),
-        inside.get('sampler_seed') or 0,
-    ]
+    counts = [meta.get('epoch'), meta.get('iter'), meta.get('seed') or 0]
+    counts += [inside.get('num_done'), inside.get('sampler_seed') or 0]
     if not all(type(count) is int and 0 <= count < 2**63 for count in counts) or not (
         isinstance(seconds, int | float) and 0 <= seconds < math.inf
     ):
