@@ -429,13 +429,8 @@ class _Zip:
     def __init__(self, archive: zipfile.ZipFile, size: int, device: torch.device) -> None:
         records = archive.infolist()
         # Compressed or overlapping records could expand without limit.
-        if (
-            any(
-                record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1
-                for record in records
-            )
-            or sum(record.file_size for record in records) > size
-        ):
+        packed = any(x.compress_type != zipfile.ZIP_STORED or x.flag_bits & 1 for x in records)
+        if packed or sum(record.file_size for record in records) > size:
             raise UnpicklingError('its records are compressed or overlap')
         self.archive = archive
         self.device = device

@@ -30,14 +30,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
     for name, (_, declare) in COMMANDS.items():
         about = description(name)
-        declare(
-            commands.add_parser(
-                name,
-                help=about.partition('\n')[0],
-                description=about,
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-            )
-        )
+        options = dict(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+        declare(commands.add_parser(name, help=about.partition('\n')[0], **options))
     for name, program in PROGRAMS.items():
         about = summary(program) if isinstance(program, str) else GROUPS[name]
         commands.add_parser(name, help=about)

@@ -37,9 +37,5 @@ def write_csv(path: str, rows: Sequence[Mapping[str, object]]) -> None:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         for row in rows:
-            writer.writerow(
-                {
-                    key: f'{value:.6g}' if isinstance(value, float) else value
-                    for key, value in row.items()
-                }
-            )
+            cells = {k: f'{v:.6g}' if isinstance(v, float) else v for k, v in row.items()}
+            writer.writerow(cells)

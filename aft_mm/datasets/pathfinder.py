@@ -61,9 +61,9 @@ class Pathfinder(BaseDataset):
         for points in (path, other):
             for start, end in zip(points[:-1], points[1:], strict=True):
                 middle, half = (start + end) / 2, (end - start) * 0.25
-                ends = np.rint(16 * np.stack((middle - half, middle + half))).astype(int).tolist()
                 # In cv2's fixed-point coordinates.
-                cv2.line(image, *ends, 160, 1, cv2.LINE_AA, 4)
+                first, last = (np.rint(16 * x).astype(int) for x in (middle - half, middle + half))
+                cv2.line(image, first.tolist(), last.tolist(), 160, 1, cv2.LINE_AA, 4)
         for dot in (path[0], path[-1] if label else other[-1]):
             cv2.circle(image, np.rint(dot).astype(int).tolist(), 1, 255, -1)
         return dict(img=image[..., None], gt_label=label)

@@ -89,14 +89,8 @@ def explorer_page(
     num_tokens = num_prefix_tokens + grid[0] * grid[1]
     entries, biases = _layers(layers, images, num_tokens, grid)
     pictures, keys = _images(images, num_tokens)
-    meta = dict(
-        title=title,
-        about=about,
-        grid=list(grid),
-        prefix=num_prefix_tokens,
-        layers=entries,
-        images=pictures,
-    )
+    meta = dict(title=title, about=about, grid=list(grid), prefix=num_prefix_tokens)
+    meta |= dict(layers=entries, images=pictures)
     folder = Path(__file__).parent
     page = (folder / 'explorer.html').read_text(encoding='utf-8')
     texts = dict(

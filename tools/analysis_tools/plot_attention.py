@@ -89,13 +89,8 @@ def draw_relative_attention(
             values = maps[head].numpy()
             reach_y, reach_x = values.shape[0] / 2, values.shape[1] / 2
             most = float(values.max())
-            axis.imshow(
-                values,
-                cmap='cividis',
-                norm=Normalize(0, most),
-                extent=(-reach_x, reach_x, reach_y, -reach_y),
-                interpolation='nearest',
-            )
+            style = dict(cmap='cividis', norm=Normalize(0, most), interpolation='nearest')
+            axis.imshow(values, extent=(-reach_x, reach_x, reach_y, -reach_y), **style)
             axis.set_title(f'head {head}, max {100 * most:.2g} %', fontsize=6)
             axis.set_xlabel('column offset', fontsize=6)
             axis.tick_params(labelsize=5)

@@ -59,12 +59,9 @@ def draw_key_maps(
     White is 1, a token with the mean weight. Each layer has a logarithmic colour scale.
     """
     chosen = choose('heads', heads, min(map(len, keys.values())), MOST_PANELS)
-    figure = new_figure(
-        1.15 * (len(chosen) + 1) + 1.2,
-        1.4 * len(keys) + 0.7,
-        'Keys: exp(k) over its mean on the image; one colour scale per layer',
-        footer,
-    )
+    title = 'Keys: exp(k) over its mean on the image; one colour scale per layer'
+    size = 1.15 * (len(chosen) + 1) + 1.2, 1.4 * len(keys) + 0.7
+    figure = new_figure(*size, title, footer)
     axes = figure.subplots(len(keys), len(chosen) + 1, squeeze=False)
     for row, (name, maps) in zip(axes, keys.items(), strict=True):
         chosen_maps = maps[chosen].detach().cpu().numpy()
