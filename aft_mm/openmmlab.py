@@ -24,6 +24,7 @@ __all__ = [
     'get_world_size',
     'print_log',
     'registries',
+    'warn',
 ]
 
 HAS_MMENGINE = find_spec('mmengine') is not None
@@ -148,8 +149,8 @@ def plain_all_reduce(data: Tensor) -> None:
         distributed.all_reduce(data)
 
 
-def plain_log(message: str, logger: str | None = None) -> None:
-    logging.getLogger('aft_mm').info(message)
+def plain_log(message: str, logger: str | None = None, level: int = logging.INFO) -> None:
+    logging.getLogger('aft_mm').log(level, message)
 
 
 class PlainRegistries:
@@ -176,3 +177,7 @@ else:
     all_reduce, get_world_size, print_log = plain_all_reduce, plain_world_size, plain_log
     BaseDataPreprocessor, BaseModel, BaseModule = PlainDataPreprocessor, PlainModel, PlainModule
     BaseDataElement = PlainDataElement
+
+
+def warn(message: str) -> None:
+    print_log(message, 'current', logging.WARNING)

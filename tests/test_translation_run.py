@@ -191,7 +191,7 @@ def test_sentences_keep_their_order_and_empty_ones_stay_empty(translator, data):
 
 def test_long_sentences_are_truncated_with_a_warning(translator, monkeypatch):
     messages = []
-    monkeypatch.setattr('aft_mm.apis.translator.print_log', lambda text, *_: messages.append(text))
+    monkeypatch.setattr('aft_mm.apis.translator.warn', messages.append)
     cut = translator.subwords.decode(translator.subwords.encode(['Hund ' * 60])[0][:47])
     assert translator('Hund ' * 60) == translator(cut)
     (message,) = messages
@@ -202,7 +202,7 @@ def test_long_sentences_are_truncated_with_a_warning(translator, monkeypatch):
 
 def test_characters_without_a_subword_are_logged_with_their_text(translator, monkeypatch):
     messages = []
-    monkeypatch.setattr('aft_mm.apis.translator.print_log', lambda text, *_: messages.append(text))
+    monkeypatch.setattr('aft_mm.apis.translator.warn', messages.append)
     monkeypatch.setattr(translator, 'first_number', 11)
     translator(['ein Hund.', 'zwei €'])
     (message,) = messages

@@ -64,9 +64,3 @@ def test_a_verdict_never_speaks_of_the_paper():
     assert '| b\\|c | 4 |' in table and f'| {SAME} |' in table
     assert table.splitlines()[-1].endswith('| – |')
     assert 'confirm' not in table and 'contradict' not in table
-
-
-@pytest.mark.parametrize('groups', [{}, {'a': []}])
-def test_groups_without_runs_are_refused(groups):
-    with pytest.raises(ValueError, match='at least one group and one run each'):
-        verdict_table(groups, 'bits')

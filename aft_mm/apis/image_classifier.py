@@ -21,6 +21,7 @@ from rich.progress import track
 
 from aft_mm.checks import IMAGE_SUFFIXES, check_int
 from aft_mm.datasets.image_files import read_rgb
+from aft_mm.datasets.image_folder import images_below
 from aft_mm.errors import UserError
 
 from .loading import load_model
@@ -102,19 +103,15 @@ class ImageClassifier:
             batches, 'classifying', console=Console(stderr=True), disable=not progress
         ):
             part = inputs[start : start + batch_size]
-            for image, sample in zip(part, self._predict(part), strict=True):
+            samples = [self.preprocess(image) for image in part]
+            predictions = predict_by_size(self.model, samples)
+            for image, sample in zip(part, predictions, strict=True):
                 scores = sample.pred_score.float().cpu().numpy()
                 label = int(scores.argmax())
                 source = {} if isinstance(image, np.ndarray) else {'path': str(image)}
-                results.append(
-                    {
-                        **source,
-                        'label': label,
-                        'score': float(scores[label]),
-                        'scores': scores,
-                        'class_name': None if self.classes is None else self.classes[label],
-                    }
-                )
+                name = None if self.classes is None else self.classes[label]
+                found = dict(label=label, score=float(scores[label]), scores=scores)
+                results.append({**source, **found, 'class_name': name})
         return results
 
     def preprocess(self, image: Source) -> dict[str, Any]:
@@ -180,10 +177,7 @@ class ImageClassifier:
         enlarge = -(-SHORT_EDGE // min(pixels.shape[:2]))
         sample = DataSample().set_pred_label(result['label']).set_pred_score(result['scores'])
         return UniversalVisualizer().visualize_cls(
-            imrescale(pixels, enlarge, interpolation='nearest'),
-            sample,
-            self.classes,
-            draw_gt=False,
+            imrescale(pixels, enlarge, interpolation='nearest'), sample, self.classes, draw_gt=False
         )
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
@@ -199,11 +193,7 @@ class ImageClassifier:
                     f'{type(image).__name__}'
                 )
             elif Path(image).is_dir():
-                files = sorted(
-                    path
-                    for path in Path(image).rglob('*')
-                    if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
-                )
+                files = images_below(Path(image))
                 if not files:
                     raise UserError(
                         f'images must be folders with images ({", ".join(IMAGE_SUFFIXES)}), got '
@@ -232,13 +222,14 @@ class ImageClassifier:
         grey = self._channels == 1
         return np.asarray(Image.fromarray(pixels).convert('L'))[..., None] if grey else pixels
 
-    def _predict(self, images: Sequence[Source]) -> list[DataSample]:
-        samples = [self.preprocess(image) for image in images]
-        predictions: list[DataSample] = []
-        with torch.no_grad():
-            for _, same in itertools.groupby(samples, lambda sample: sample['inputs'].shape):
-                predictions += self.model.test_step(pseudo_collate(list(same)))
-        return predictions
+
+@torch.no_grad()
+def predict_by_size(model: Any, samples: Sequence[dict[str, Any]]) -> list[Any]:
+    """Predict packed samples, consecutive ones of one size in a batch."""
+    predictions: list[Any] = []
+    for _, same in itertools.groupby(samples, lambda sample: sample['inputs'].shape):
+        predictions += model.test_step(pseudo_collate(list(same)))
+    return predictions
 
 
 def takes_bgr(config: Config) -> bool:

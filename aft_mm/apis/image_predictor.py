@@ -1,6 +1,5 @@
 """Classes, boxes or masks of image files, with pictures."""
 
-import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.config import Config
-from mmengine.dataset import Compose, pseudo_collate
+from mmengine.dataset import Compose
 from mmengine.registry import TRANSFORMS, VISUALIZERS, DefaultScope
 
 from aft_mm.config.reading import read_config
 from aft_mm.datasets.image_files import read_rgb
 from aft_mm.errors import UserError
 
-from .image_classifier import ImageClassifier
+from .image_classifier import ImageClassifier, predict_by_size
 from .loading import CLASSIFIERS, load_model, task_of
 
 #: Command for models without an image as input.
@@ -92,13 +91,8 @@ class ImagePredictor:
             )
         steps = config.test_dataloader.dataset.pipeline
         with DefaultScope.overwrite_default_scope(self.scope):
-            self.pipeline = Compose(
-                [
-                    TRANSFORMS.build(step)
-                    for step in steps
-                    if not step['type'].endswith('LoadAnnotations')
-                ]
-            )
+            shown = [step for step in steps if not step['type'].endswith('LoadAnnotations')]
+            self.pipeline = Compose([TRANSFORMS.build(step) for step in shown])
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZER[self.scope], name='predict'))
         colours = meta.get('palette')
         if not isinstance(colours, list | tuple) or len(colours) < len(self.classes):
@@ -117,10 +111,8 @@ class ImagePredictor:
         samples = [
             self.pipeline(dict(img_path=path, img_id=index)) for index, path in enumerate(paths)
         ]
-        results: list[Any] = []
-        with torch.no_grad(), DefaultScope.overwrite_default_scope(self.scope):
-            for _, same in itertools.groupby(samples, lambda sample: sample['inputs'].shape):
-                results += self.model.test_step(pseudo_collate(list(same)))
+        with DefaultScope.overwrite_default_scope(self.scope):
+            results = predict_by_size(self.model, samples)
         make = self._boxes if self.scope == 'mmdet' else self._mask
         return [make(*parts) for parts in zip(paths, pictures, results, strict=True)]
 
@@ -138,14 +130,10 @@ class ImagePredictor:
     def _boxes(self, path: str, image: np.ndarray, result: Any) -> Prediction:
         instances = result.pred_instances.cpu()
         instances = instances[instances.scores >= self.score]
+        columns = (instances.labels, instances.scores, instances.bboxes)
         found = [
             dict(label=label, class_name=self.classes[label], score=score, box=box)
-            for label, score, box in zip(
-                instances.labels.tolist(),
-                instances.scores.tolist(),
-                instances.bboxes.tolist(),
-                strict=True,
-            )
+            for label, score, box in zip(*(x.tolist() for x in columns), strict=True)
         ]
         self.visualizer.add_datasample(
             'predict', image, result.cpu(), draw_gt=False, pred_score_thr=self.score

@@ -1,8 +1,8 @@
 """Models by name, through mmpretrain's ModelHub."""
 
+import fnmatch
 import functools
 import os
-from fnmatch import fnmatch
 
 import torch
 from mmengine.device import get_device
@@ -40,11 +40,7 @@ def list_models(pattern: str | None = None) -> list[str]:
     Args:
         pattern: Shell pattern for the beginning of a name, such as ``'aft-conv-*_in1k'``.
     """
-    return [
-        name
-        for name in sorted(register_models())
-        if pattern is None or fnmatch(name, f'{pattern}*')
-    ]
+    return fnmatch.filter(sorted(register_models()), f'{pattern or ""}*')
 
 
 def get_model(

@@ -154,12 +154,8 @@ class SuperResolver:
             noise = None if seed is None else derived_seed(seed, first)
             samples.append(self._sample(part, num, seed=noise, **options))
         factor = self.image_shape[0] // height
-        return join_tiles(
-            np.concatenate(samples),
-            [factor * start for start in rows],
-            [factor * start for start in columns],
-            factor * overlap,
-        )
+        rows, columns = ([factor * start for start in starts] for starts in (rows, columns))
+        return join_tiles(np.concatenate(samples), rows, columns, factor * overlap)
 
     def tile_starts(self, image: np.ndarray, overlap: int = 2) -> tuple[list[int], list[int]]:
         """Return the rows and columns where the tiles of :meth:`tile` begin."""

@@ -88,9 +88,10 @@ class TextGenerator:
             ValueError: A text is empty or not a str, or exceeds the position table.
         """
         texts = self._texts('text', text)
+        device = next(self.model.parameters()).device
         scores = []
         for given in texts:
-            tokens = torch.tensor([list(given.encode())], device=self._device)
+            tokens = torch.tensor([list(given.encode())], device=device)
             limit = self.model.decoder.max_length
             if tokens.shape[1] > limit:
                 raise UserError(
@@ -100,10 +101,6 @@ class TextGenerator:
             nats = self.model.head.nats(self.model.decoder(tokens), tokens, dtype=torch.float64)
             scores.append(-nats[0].cpu().numpy())
         return scores[0] if isinstance(text, str) else scores
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
 
     @staticmethod
     def _texts(name: str, text: str | Sequence[str], hint: str = '') -> list[str]:

@@ -1,17 +1,16 @@
 """Translation with a trained model."""
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from mmengine.config import Config
-from mmengine.logging import print_log
 
 from aft_mm.checks import check_int
 from aft_mm.errors import UserError
 from aft_mm.models import default_length
+from aft_mm.openmmlab import warn
 from aft_mm.tokenizers import Subwords
 
 from .loading import load_model
@@ -134,11 +133,9 @@ class Translator:
             raise UserError(f'text must be a str or a list of str, got {texts!r:.80}')
         for number, text in enumerate(texts, self.first_number):
             if unknown := self.subwords.unknown(text):
-                print_log(
+                warn(
                     f'text {number} has characters without a subword, {unknown[:40]!r}, which the '
-                    f'translation ignores or misreads: {text[:40]!r}',
-                    'current',
-                    logging.WARNING,
+                    f'translation ignores or misreads: {text[:40]!r}'
                 )
         results = [[Translation('', 0.0)] for _ in texts]
         given = [i for i, text in enumerate(texts) if text.strip()]
@@ -156,11 +153,9 @@ class Translator:
         sources = []
         for text, tokens in zip(texts, self.subwords.encode(texts), strict=True):
             if len(tokens) > limit:
-                print_log(
+                warn(
                     f'truncated a sentence of {len(tokens)} subwords to {limit}, the size of the '
-                    f'position table: {text[:40]!r}…',
-                    'current',
-                    logging.WARNING,
+                    f'position table: {text[:40]!r}…'
                 )
                 tokens = [*tokens[: limit - 1], self.subwords.end]
             sources.append(torch.tensor(tokens))

@@ -1,6 +1,7 @@
 """The checkpoints in a work dir, and the newest complete one."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -59,24 +60,16 @@ def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
             why = f'{str(pointer)!r} is empty'
         except (OSError, ValueError, UnpicklingError) as error:
             why = f'the checkpoint named by {str(pointer)!r} cannot be used ({error})'
-    best: tuple[int, Path] | None = None
-    kinds = set()  # prefixes of names with a complete checkpoint
+    complete: dict[str, tuple[int, str]] = {}  # the newest by the beginning of the name
     others = checkpoints_in(folder)
     for path in others:
         kind = path.name.rpartition('_')[0]
-        if kind in kinds:
-            continue
-        try:
-            done = num_iterations(path)
-        except (OSError, UnpicklingError):
-            continue
-        kinds.add(kind)
-        if best is None or done > best[0]:
-            best = done, path
-    if best:
-        return str(best[1]), (
-            f'{why}; the run resumes from {str(best[1])!r}, the newest complete checkpoint'
-        )
+        if kind not in complete:
+            with suppress(OSError, UnpicklingError):
+                complete[kind] = num_iterations(path), str(path)
+    if complete:
+        _, best = max(complete.values(), key=lambda found: found[0])
+        return best, f'{why}; the run resumes from {best!r}, the newest complete checkpoint'
     if others or pointer.exists():
         raise UserError(
             f'--resume finds no complete checkpoint in {str(folder)!r}: {why}, and '

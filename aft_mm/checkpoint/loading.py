@@ -2,7 +2,6 @@
 
 import hashlib
 import http.client
-import logging
 import os
 import pickle
 import queue
@@ -18,11 +17,11 @@ from urllib.parse import urlparse
 
 import torch
 from mmengine.dist import barrier, is_distributed
-from mmengine.logging import print_log
 from mmengine.runner.checkpoint import get_torchvision_models
 from torch import Tensor, nn
 
 from aft_mm.errors import UserError
+from aft_mm.openmmlab import warn
 
 from .atomic_write import write_whole
 from .plain_types import restored_hub
@@ -61,39 +60,29 @@ def _load(filename: str, map_location: Any) -> dict:
             f'checkpoint {filename!r} is damaged or holds something other than weights and '
             f'training state ({type(error).__name__}: {reason:.200})'
         ) from error
-    if not isinstance(checkpoint, dict):
-        raise pickle.UnpicklingError(
-            f'checkpoint {filename!r} holds a {type(checkpoint).__name__} instead of a dict'
-        )
-    meta = checkpoint.get('meta', {})
-    if not isinstance(meta, dict):
-        raise pickle.UnpicklingError(
-            f'checkpoint {filename!r} holds a {type(meta).__name__} as meta instead of a dict'
-        )
-    _check_weights(filename, checkpoint)
+    found = _unexpected(checkpoint)
+    if found:
+        raise pickle.UnpicklingError(f'checkpoint {filename!r} holds {found}')
     # mmengine's Runner.resume would execute this entry of old checkpoints.
-    meta.pop('config', None)
+    checkpoint.get('meta', {}).pop('config', None)
     return checkpoint
 
 
-def _check_weights(filename: str, checkpoint: dict) -> None:
-    weights = checkpoint.get('state_dict', {})
+def _unexpected(checkpoint: Any) -> str:
+    """Return what a file holds instead of a checkpoint, or ''."""
+    if not isinstance(checkpoint, dict):
+        return f'a {type(checkpoint).__name__} instead of a dict'
+    meta, weights = checkpoint.get('meta', {}), checkpoint.get('state_dict', {})
+    if not isinstance(meta, dict):
+        return f'a {type(meta).__name__} as meta instead of a dict'
     if not isinstance(weights, Mapping):
-        raise pickle.UnpicklingError(
-            f'checkpoint {filename!r} holds a {type(weights).__name__} as state_dict instead of '
-            'tensors by name'
-        )
+        return f'a {type(weights).__name__} as state_dict instead of tensors by name'
     for name, value in weights.items():
         if not isinstance(name, str):
-            raise pickle.UnpicklingError(
-                f'checkpoint {filename!r} holds a tensor in state_dict whose name is a '
-                f'{type(name).__name__}'
-            )
+            return f'a tensor in state_dict whose name is a {type(name).__name__}'
         if not isinstance(value, Tensor) and not name.endswith('_extra_state'):
-            raise pickle.UnpicklingError(
-                f'checkpoint {filename!r} holds a {type(value).__name__} in state_dict instead of '
-                f'the tensor {name:.100}'
-            )
+            return f'a {type(value).__name__} in state_dict instead of the tensor {name:.100}'
+    return ''
 
 
 def load_from_local(filename: str, map_location: Any = None) -> dict:
@@ -235,7 +224,9 @@ def _download(address: str, path: Path) -> None:
     named = _HASH.search(urlparse(plain).path)
     digest, num_bytes = hashlib.sha256(), 0
     seconds, most = _bound(*MAX_SECONDS), _bound(*MAX_BYTES)
-    _remove_parts(path, seconds)
+    for part in path.parent.glob(f'.{path.name}.*.part'):  # of killed downloads
+        if time.time() - part.stat().st_mtime > seconds + _TIMEOUT:
+            part.unlink(missing_ok=True)
     too_large = f'it has more than {most:,} bytes, which {MAX_BYTES[0]} allows'
     received = _received(plain, seconds)
     with write_whole(path) as file:
@@ -262,13 +253,6 @@ def _bound(variable: str, default: int) -> int:
     if not re.fullmatch('[0-9]{1,18}', text) or not int(text):
         raise UserError(f'{variable} must be an int, 1 or larger, got {text[:80]!r}')
     return int(text)
-
-
-def _remove_parts(path: Path, seconds: int) -> None:
-    """Remove the temporary files of killed downloads."""
-    for part in path.parent.glob(f'.{path.name}.*.part'):
-        if time.time() - part.stat().st_mtime > seconds + _TIMEOUT:
-            part.unlink(missing_ok=True)
 
 
 def _received(address: str, seconds: int) -> Iterator[Any]:
@@ -387,7 +371,7 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
             f'{key} {list(weights[key].shape)} -> {list(own[key].shape)}' for key in reshaped[:2]
         )
         more = f' and {len(reshaped) - 2} more' if len(reshaped) > 2 else ''
-        _warn(
+        warn(
             'tensors with another shape in the checkpoint keep their initialisation: '
             f'{shapes}{more}'
         )
@@ -400,7 +384,7 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
         and not value.isfinite().all()
     ]
     if bad:
-        _warn(
+        warn(
             f'{len(bad)} of the {len(weights)} tensors of the checkpoint hold NaN or inf, the '
             f'first is {bad[0]}'
         )
@@ -411,7 +395,7 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     )
     if resized:
         first = resized[0]
-        _warn(
+        warn(
             f'the checkpoint is interpolated to the sizes of this model: {first} from '
             f'{list(weights[first].shape)} to {list(own[first].shape)}, {len(resized)} in all'
         )
@@ -451,7 +435,3 @@ def _copy(model: nn.Module, weights: Mapping) -> tuple:
         if isinstance(weights[key], Tensor)
     )
     return missing, unexpected, reshaped, uncopied
-
-
-def _warn(message: str) -> None:
-    print_log(message, logger='current', level=logging.WARNING)

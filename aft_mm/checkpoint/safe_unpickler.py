@@ -26,36 +26,14 @@ from mmengine.optim.scheduler import OneCycleParamScheduler
 from torch import Tensor
 
 # The opcodes that torch.save (protocol 2) writes.
-_OPCODES = (
-    pickle.PROTO,
-    pickle.STOP,
-    pickle.GLOBAL,
-    pickle.BINPERSID,
-    pickle.MARK,
-    pickle.NONE,
-    pickle.NEWTRUE,
-    pickle.NEWFALSE,
-    pickle.BININT,
-    pickle.BININT1,
-    pickle.BININT2,
-    pickle.LONG1,
-    pickle.BINFLOAT,
-    pickle.BINUNICODE,
-    pickle.SHORT_BINSTRING,
-    pickle.EMPTY_TUPLE,
-    pickle.TUPLE,
-    pickle.TUPLE1,
-    pickle.TUPLE2,
-    pickle.TUPLE3,
-    pickle.EMPTY_LIST,
-    pickle.APPEND,
-    pickle.APPENDS,
-    pickle.EMPTY_DICT,
-    pickle.BINPUT,
-    pickle.LONG_BINPUT,
-    pickle.BINGET,
-    pickle.LONG_BINGET,
-)
+_OPCODES = [
+    getattr(pickle, name)
+    for name in (
+        'PROTO STOP GLOBAL BINPERSID MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT '
+        'BINUNICODE SHORT_BINSTRING EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS '
+        'EMPTY_DICT BINPUT LONG_BINPUT BINGET LONG_BINGET'
+    ).split()
+]
 _KEYS = (str, int, float, bytes, type(None))
 
 
@@ -165,24 +143,9 @@ class RecordingUnpickler(pickle._Unpickler):
 DTYPES = {
     f'torch.{name}': getattr(torch, name)
     for name in (
-        'float16',
-        'float32',
-        'float64',
-        'bfloat16',
-        'uint8',
-        'int8',
-        'int16',
-        'int32',
-        'int64',
-        'uint16',
-        'uint32',
-        'uint64',
-        'bool',
-        'complex64',
-        'complex128',
-        'float8_e4m3fn',
-        'float8_e5m2',
-    )
+        'float16 float32 float64 bfloat16 uint8 int8 int16 int32 int64 uint16 uint32 uint64 bool '
+        'complex64 complex128 float8_e4m3fn float8_e5m2'
+    ).split()
 }
 STORAGES = {
     f'torch.{name}Storage': dtype
@@ -466,13 +429,8 @@ class _Zip:
     def __init__(self, archive: zipfile.ZipFile, size: int, device: torch.device) -> None:
         records = archive.infolist()
         # Compressed or overlapping records could expand without limit.
-        if (
-            any(
-                record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1
-                for record in records
-            )
-            or sum(record.file_size for record in records) > size
-        ):
+        packed = any(x.compress_type != zipfile.ZIP_STORED or x.flag_bits & 1 for x in records)
+        if packed or sum(record.file_size for record in records) > size:
             raise UnpicklingError('its records are compressed or overlap')
         self.archive = archive
         self.device = device

@@ -33,10 +33,10 @@ def tool_parser(about: str | None) -> argparse.ArgumentParser:
     )
 
 
-def add_picture_arguments(parser: argparse.ArgumentParser, dpi: int = 150) -> None:
+def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--out`` and ``--dpi``, which :func:`aft_mm.cli.pictures.check_picture` checks."""
     parser.add_argument('--out', required=True, metavar='PNG', help='path of the picture')
-    parser.add_argument('--dpi', type=int, default=dpi)
+    parser.add_argument('--dpi', type=int, default=150)
 
 
 def add_image_arguments(parser: argparse.ArgumentParser, num: int, noise: bool = False) -> None:
@@ -45,10 +45,7 @@ def add_image_arguments(parser: argparse.ArgumentParser, num: int, noise: bool =
     Images may follow options with :meth:`argparse.ArgumentParser.parse_intermixed_args`.
     """
     parser.add_argument(
-        'images',
-        nargs='*',
-        metavar='IMAGE',
-        help='image files; by default --num of the test split',
+        'images', nargs='*', metavar='IMAGE', help='image files; by default --num of the test split'
     )
     if noise:
         parser.add_argument('--noise', action='store_true', help='N(0, 1) instead of images')

@@ -81,16 +81,10 @@ def _missing(
     for requirement in needed:
         name = canonicalize_name(requirement.name)
         # A fork or a compiled variant replaces a package.
-        others = [
-            other
-            for names in SAME_MODULES.values()
-            if name in names
-            for other in names
-            if other in versions
-        ]
+        same = next((names for names in SAME_MODULES.values() if name in names), ())
         fix = f"pip install '{requirement.name}{requirement.specifier}'"
         if name not in versions:
-            if not others:
+            if not any(other in versions for other in same):
                 yield f'{requirement.name} is missing', fix
         elif not requirement.specifier.contains(versions[name], prereleases=True):
             yield (

@@ -28,17 +28,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument('--version', action='version', version=f'aft_mm {__version__}')
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
-    for name in COMMANDS:
+    for name, (_, declare) in COMMANDS.items():
         about = description(name)
-        declare(
-            name,
-            commands.add_parser(
-                name,
-                help=about.partition('\n')[0],
-                description=about,
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-            ),
-        )
+        options = dict(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+        declare(commands.add_parser(name, help=about.partition('\n')[0], **options))
     for name, program in PROGRAMS.items():
         about = summary(program) if isinstance(program, str) else GROUPS[name]
         commands.add_parser(name, help=about)
@@ -53,17 +46,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     run(args.command, args)
 
 
-def script(command: str, argv: Sequence[str] | None = None) -> None:
-    run(command, parse_args(command, argv))
+def script(command: str) -> None:
+    run(command, parse_args(command, sys.argv[1:]))
 
 
-def parse_args(command: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_args(command: str, argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of one command; ``args.argv`` holds them unparsed."""
     parser = argparse.ArgumentParser(
         description=description(command), formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    declare(command, parser)
-    argv = sys.argv[1:] if argv is None else argv
+    COMMANDS[command][1](parser)
     args = parser.parse_args(argv)
     args.argv = argv
     return args
@@ -108,10 +100,6 @@ def refuse_memory(command: str, reason: str = 'out of memory') -> NoReturn:
     raise SystemExit(
         f'Error: `aft_mm {command}` needs more memory than it may take ({reason}); see ulimit -v'
     )
-
-
-def declare(command: str, parser: argparse.ArgumentParser) -> None:
-    COMMANDS[command][1](parser)
 
 
 def description(command: str) -> str:

@@ -302,16 +302,12 @@ def voc(root: Path, share: float, seed: int) -> OwnData:
     if missing:
         raise UserError(f'image {str(missing)!r} of an xml file does not exist; mmdet reads .jpg')
     given = 'all' not in stems
-    parts = (
-        stems
-        if given
-        else split_by_label(every, _rarest([found[stem] for stem in every]), share, seed)
-    )
-    lists_of = (
-        {part: repr(str(path)) for part, path in lists.items()}
-        if given
-        else {part: f"f'{{split}}/{part}.txt'" for part in ('train', 'val')}
-    )
+    if given:
+        parts = stems
+        lists_of = {part: repr(str(path)) for part, path in lists.items()}
+    else:
+        parts = split_by_label(every, _rarest([found[stem] for stem in every]), share, seed)
+        lists_of = {part: f"f'{{split}}/{part}.txt'" for part in ('train', 'val')}
     return OwnData(
         about=[_boxes(images, counts), image_sizes(images)],
         counts=counts,

@@ -102,7 +102,8 @@ def complete_config(prefix: str, **_: Any) -> list[str]:
     return [*names, *glob.glob(f'{glob.escape(prefix)}*')]
 
 
-def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
     parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path or http address')
 
 
@@ -163,8 +164,7 @@ def train(parser: argparse.ArgumentParser) -> None:
 
 def test(parser: argparse.ArgumentParser) -> None:
     """Test a checkpoint with the metrics of a config file."""
-    add_config(parser)
-    add_checkpoint(parser)
+    add_model(parser)
     add_average(parser)
     parser.add_argument('--out', metavar='JSON', help='write the metrics to this file')
     parser.add_argument('--dump', metavar='PKL', help='write the predictions to this file')
@@ -187,8 +187,7 @@ def predict(parser: argparse.ArgumentParser) -> None:
     The folder DIR gets pictures/, masks/ (grey level = class), predictions.json and
     predictions.csv with one line per class, box or class of a mask.
     """
-    add_config(parser)
-    add_checkpoint(parser)
+    add_model(parser)
     parser.add_argument(
         'inputs',
         nargs='+',
@@ -207,8 +206,7 @@ def predict(parser: argparse.ArgumentParser) -> None:
 
 def sample(parser: argparse.ArgumentParser) -> None:
     """Sample images, point clouds or text from a trained model into a PNG, PLY or text file."""
-    add_config(parser)
-    add_checkpoint(parser)
+    add_model(parser)
     parser.add_argument(
         '--out',
         required=True,
@@ -244,8 +242,7 @@ def super_resolve(parser: argparse.ArgumentParser) -> None:
     The model reads images of one small size, such as 8 x 8 pixels. A larger image needs --fit or
     --tile.
     """
-    add_config(parser)
-    add_checkpoint(parser)
+    add_model(parser)
     parser.add_argument('input', metavar='IN', help='image file')
     parser.add_argument(
         'out', metavar='OUT.png', help='path of the sample; several: OUT-1.png, OUT-2.png, ...'
@@ -291,8 +288,7 @@ def translate(parser: argparse.ArgumentParser) -> None:
     --n-best N each input line gives several output lines, best first, in the form "index of the
     input line, from 0 ||| text ||| score". Messages go to stderr.
     """
-    add_config(parser)
-    add_checkpoint(parser)
+    add_model(parser)
     add_average(parser)
     parser.add_argument(
         '--batch-size', type=int, default=32, help='sentences per batch (default: 32)'
@@ -321,8 +317,7 @@ def transcribe(parser: argparse.ArgumentParser) -> None:
     A file that cannot be read, or is too long for the model, gets an empty text; the reason is
     printed on stderr, and the exit status is 1.
     """
-    add_config(parser)
-    add_checkpoint(parser)
+    add_model(parser)
     parser.add_argument(
         'files',
         nargs='*',

@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from aft_mm.checks import check_int
 from aft_mm.config.finding import check_checkpoint
 
@@ -34,18 +32,10 @@ def footer(config: str, checkpoint: str | os.PathLike | None = None) -> str:
     return ' · '.join(parts)
 
 
-def save(figure: Figure, args: argparse.Namespace) -> None:
-    figure.savefig(args.out, dpi=args.dpi)
-
-
 def write_csv(path: str, rows: Sequence[Mapping[str, object]]) -> None:
     with open(path, 'w', newline='', encoding='utf-8') as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         for row in rows:
-            writer.writerow(
-                {
-                    key: f'{value:.6g}' if isinstance(value, float) else value
-                    for key, value in row.items()
-                }
-            )
+            cells = {k: f'{v:.6g}' if isinstance(v, float) else v for k, v in row.items()}
+            writer.writerow(cells)

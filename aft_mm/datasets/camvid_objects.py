@@ -90,15 +90,8 @@ class CamVidObjects(BaseDataset):
                 continue
             labels = _read_labels(folder / f'{frame.stem}.png', frame)
             height, width = labels.shape
-            samples.append(
-                dict(
-                    img_path=str(frame),
-                    img_id=len(samples),
-                    height=height,
-                    width=width,
-                    instances=list(self._objects(labels)),
-                )
-            )
+            info = dict(img_path=str(frame), img_id=len(samples), height=height, width=width)
+            samples.append({**info, 'instances': list(self._objects(labels))})
         if not samples:
             raise ValueError(
                 f'{frames} of CamVid contains no image file ({", ".join(IMAGE_SUFFIXES)})'

@@ -8,7 +8,7 @@ from mmengine.dataset import BaseDataset
 from aft_mm.checks import check_choice, check_int, check_path
 from aft_mm.registry import DATASETS
 
-from .file_dataset import read_xz
+from .file_dataset import read_packed
 
 RECORD_BYTES = 1 + 3 * 32 * 32  # the label, then R, G and B, each row by row
 MOST_RECORDS = 10_000  # in a file
@@ -32,18 +32,7 @@ class CIFAR10Binary(BaseDataset):
     """
 
     METAINFO = dict(
-        classes=(
-            'airplane',
-            'automobile',
-            'bird',
-            'cat',
-            'deer',
-            'dog',
-            'frog',
-            'horse',
-            'ship',
-            'truck',
-        )
+        classes=tuple('airplane automobile bird cat deer dog frog horse ship truck'.split())
     )
     SPLITS = ('train', 'test')
 
@@ -76,7 +65,7 @@ class CIFAR10Binary(BaseDataset):
             data = np.fromfile(path, dtype=np.uint8)
         elif packed.is_file():
             path = packed
-            content = read_xz(path, MOST_RECORDS * RECORD_BYTES, 'CIFAR-10 file')
+            content = read_packed(path, MOST_RECORDS * RECORD_BYTES, 'CIFAR-10 file')
             data = np.frombuffer(content, dtype=np.uint8)
         else:
             raise FileNotFoundError(

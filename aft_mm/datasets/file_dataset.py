@@ -2,16 +2,14 @@
 
 import errno
 import gzip
-import logging
 import lzma
 import os
 import stat
 import zlib
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from mmengine.dataset import BaseDataset
-from mmengine.logging import print_log
 
 LONGEST_NAME = 300  # characters of a path in a message
 MAX_UNUSABLE = 20  # in a row
@@ -19,10 +17,6 @@ MAX_UNUSABLE = 20  # in a row
 
 class UnusableFile(ValueError):  # noqa: N818 - not always an error: training replaces the file
     """A file that cannot become a sample."""
-
-
-def warn(message: str) -> None:
-    print_log(message, 'current', logging.WARNING)
 
 
 def reason_of(error: Exception) -> str:
@@ -58,25 +52,16 @@ def check_regular(path: str | os.PathLike) -> int:
     return status.st_size
 
 
-def read_gzip(path: str | os.PathLike, most: int, name: str) -> bytes:
-    """Return the content of a gzip file, which messages call `name`.
+def read_packed(path: Path, most: int, name: str) -> bytes:
+    """Return the content of an .xz or gzip file, which messages call `name`.
 
     Raises:
         ValueError: If the file is damaged, or its content has more than `most` bytes.
     """
-    return _decompressed(gzip.open, 'gzip', path, most, name)
-
-
-def read_xz(path: str | os.PathLike, most: int, name: str) -> bytes:
-    """Return the content of an xz file, see :func:`read_gzip`."""
-    return _decompressed(lzma.open, 'xz', path, most, name)
-
-
-def _decompressed(
-    opened: Callable, kind: str, path: str | os.PathLike, most: int, name: str
-) -> bytes:
+    is_xz = path.suffix == '.xz'
+    kind = 'xz' if is_xz else 'gzip'
     try:
-        with opened(path) as file:
+        with lzma.open(path) if is_xz else gzip.open(path) as file:
             data = file.read(most + 1)
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise ValueError(f'{name} {quoted(path)} is not a whole {kind} file: {error}') from error

@@ -8,6 +8,15 @@ from aft_mm.registry import DATASETS
 from .file_dataset import FileDataset
 
 
+def images_below(folder: Path) -> list[Path]:
+    """Return the image files in a folder and its subfolders, sorted."""
+    return sorted(
+        path
+        for path in folder.rglob('*')
+        if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
+    )
+
+
 @DATASETS.register_module()
 class ImageFolder(FileDataset):
     """All image files below a folder, ordered by path; a sample is ``dict(img_path)``.
@@ -29,11 +38,7 @@ class ImageFolder(FileDataset):
         root = Path(self.data_root)
         if not root.is_dir():
             raise FileNotFoundError(f'data_root {str(root)!r} is not a folder')
-        paths = sorted(
-            path
-            for path in root.rglob('*')
-            if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
-        )
+        paths = images_below(root)
         if not paths:
             raise ValueError(
                 f'data_root {str(root)!r} contains no image file ({", ".join(IMAGE_SUFFIXES)})'

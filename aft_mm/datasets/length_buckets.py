@@ -31,11 +31,7 @@ class LengthBatchSampler(Sampler):
     """
 
     def __init__(
-        self,
-        sampler: Any,
-        batch_size: int,
-        max_length: int | None = None,
-        num_buckets: int = 10,
+        self, sampler: Any, batch_size: int, max_length: int | None = None, num_buckets: int = 10
     ) -> None:
         check_int('batch_size of LengthBatchSampler', batch_size, 1)
         check_int('num_buckets of LengthBatchSampler', num_buckets, 1)

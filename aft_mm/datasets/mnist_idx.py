@@ -9,7 +9,7 @@ from mmengine.dataset import BaseDataset
 from aft_mm.checks import check_choice, check_path
 from aft_mm.registry import DATASETS
 
-from .file_dataset import read_gzip
+from .file_dataset import read_packed
 
 # A .gz file may have 64 MB of content, or 100 times its size.
 SMALL = 2**26
@@ -73,7 +73,7 @@ def read_idx(path: Path, num_axes: int) -> np.ndarray:
         data = path.read_bytes()
     else:
         path = packed
-        data = read_gzip(path, max(SMALL, MAX_RATIO * packed.stat().st_size), 'MNIST file')
+        data = read_packed(path, max(SMALL, MAX_RATIO * packed.stat().st_size), 'MNIST file')
     header = 4 + 4 * num_axes
     if data[:4] != bytes([0, 0, 8, num_axes]) or len(data) < header:
         raise ValueError(f'{path} is not an idx file of bytes with {num_axes} axes')

@@ -11,14 +11,14 @@ from filelock import FileLock
 from torch.utils.data import Dataset
 
 from aft_mm.checks import check_flag, check_int, check_path
+from aft_mm.openmmlab import warn
 from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 from aft_mm.tokenizers import Subwords, split_lines
 
-from .file_dataset import warn
 from .text_file import open_text
+from .transcripts import first_of
 
-MOST_NAMED = 5  # line numbers per message
 CHUNK = 100_000  # lines at once
 
 
@@ -139,8 +139,7 @@ def named(mask: np.ndarray) -> str:
 
 def named_lines(numbers: Sequence[int]) -> str:
     """Format the first line numbers as ``line 3`` or ``lines 3, 7, …``."""
-    shown = ', '.join(map(str, numbers[:MOST_NAMED]))
-    return f'line{"s" * (len(numbers) != 1)} {shown}{", …" * (len(numbers) > MOST_NAMED)}'
+    return f'line{"s" * (len(numbers) != 1)} {first_of(numbers)}'
 
 
 def read_lines(path: str) -> list[str]:

@@ -61,16 +61,12 @@ class Pathfinder(BaseDataset):
         for points in (path, other):
             for start, end in zip(points[:-1], points[1:], strict=True):
                 middle, half = (start + end) / 2, (end - start) * 0.25
-                self._line(image, middle - half, middle + half)
+                # In cv2's fixed-point coordinates.
+                first, last = (np.rint(16 * x).astype(int) for x in (middle - half, middle + half))
+                cv2.line(image, first.tolist(), last.tolist(), 160, 1, cv2.LINE_AA, 4)
         for dot in (path[0], path[-1] if label else other[-1]):
-            x, y = np.rint(dot).astype(int)
-            cv2.circle(image, (int(x), int(y)), 1, 255, -1)
+            cv2.circle(image, np.rint(dot).astype(int).tolist(), 1, 255, -1)
         return dict(img=image[..., None], gt_label=label)
-
-    def _line(self, image: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
-        # In cv2's fixed-point coordinates.
-        (x, y), (to_x, to_y) = np.rint(16 * start).tolist(), np.rint(16 * end).tolist()
-        cv2.line(image, (int(x), int(y)), (int(to_x), int(to_y)), 160, 1, cv2.LINE_AA, 4)
 
     def _pairs(self, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield pairs of paths [num_steps + 1, 2] that keep a distance."""

@@ -31,11 +31,7 @@ class PointClouds(FileDataset):
     """
 
     def __init__(
-        self,
-        data_root: str,
-        classes: str | Sequence[str] = 'all',
-        split: str = 'train',
-        **kwargs,
+        self, data_root: str, classes: str | Sequence[str] = 'all', split: str = 'train', **kwargs
     ) -> None:
         check_path('data_root', data_root)
         check_text('split', split)

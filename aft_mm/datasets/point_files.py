@@ -114,10 +114,6 @@ def _announced(path: Path) -> int | None:
     return None
 
 
-def _read_text(path: Path) -> np.ndarray:
-    return np.loadtxt(path, ndmin=2)
-
-
 _PCD_HEADER_LINES = 64
 _PCD_LINE_BYTES = 2**16
 _PCD_VALUES = 4096  # per point
@@ -126,8 +122,8 @@ _READERS = {
     '.npy': partial(np.load, allow_pickle=False),
     '.pcd': _read_pcd,
     '.ply': _read_ply,
-    '.pts': _read_text,
-    '.xyz': _read_text,
+    '.pts': partial(np.loadtxt, ndmin=2),
+    '.xyz': partial(np.loadtxt, ndmin=2),
 }
 POINT_SUFFIXES = tuple(_READERS)
 #: Meshes, which tools/dataset_converters/shapenet.py samples.

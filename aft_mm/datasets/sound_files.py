@@ -124,20 +124,13 @@ def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) 
     shift = int(sample_rate * SHIFT)
     inside = int(sample_rate * WINDOW)
     num_frames = 1 + (wave.shape[1] - inside) // shift
+    lengths = dict(frame_length=1000 * WINDOW, frame_shift=1000 * SHIFT)
+    options = dict(num_mel_bins=num_mel_bins, sample_frequency=sample_rate, dither=0.0, **lengths)
     parts = []
     # A frame takes ten times the memory of its samples.
     for frame in range(0, num_frames, _FRAMES):
         stop = (frame + _FRAMES - 1) * shift + inside
-        parts.append(
-            kaldi.fbank(
-                wave[:, frame * shift : stop],
-                num_mel_bins=num_mel_bins,
-                sample_frequency=sample_rate,
-                dither=0.0,
-                frame_length=1000 * WINDOW,
-                frame_shift=1000 * SHIFT,
-            ).numpy()
-        )
+        parts.append(kaldi.fbank(wave[:, frame * shift : stop], **options).numpy())
     return np.concatenate(parts)
 
 

@@ -12,7 +12,7 @@ from aft_mm.checks import check_choice, check_int, check_number, check_path, ref
 from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 
-from .file_dataset import read_gzip
+from .file_dataset import read_packed
 
 SPLITS = ('train', 'val', 'test')
 # Text compresses 3 to 20 times, zeros 1,000 times.
@@ -65,9 +65,7 @@ class TextFile(Dataset):
             check_int('samples_per_epoch', samples_per_epoch, 1)
         for share in split_ratio if isinstance(split_ratio, Sequence) else [split_ratio]:
             check_number('split_ratio', share, 0, 1)
-        if (evaluation == 'strided') != (stride is not None) or (
-            stride is not None and not 1 <= stride <= context_length
-        ):
+        if (evaluation == 'strided') != (stride is not None) or (stride or 1) > context_length:
             raise ValueError(
                 "stride must be 1 to context_length with evaluation='strided' and None with "
                 f"'blocks', got {stride!r} with {evaluation!r} and a context_length of "
@@ -162,5 +160,5 @@ def open_text(data_file: str) -> np.ndarray | PlainFile:
         if path.stat().st_size == 0:
             raise ValueError(f'data_file {data_file!r} is empty')
         return PlainFile(path)
-    data = read_gzip(path, MAX_RATIO * path.stat().st_size, 'data_file')
+    data = read_packed(path, MAX_RATIO * path.stat().st_size, 'data_file')
     return np.frombuffer(data, dtype=np.uint8)

@@ -1,6 +1,7 @@
 """Files of transcripts, one utterance per line."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ from aft_mm.checks import check_path, described
 
 LONGEST_LINE = 2**20  # bytes
 LONGEST_ID = 1000  # characters
+MOST_NAMED = 5  # lines or utterances per message
 #: Words of Sphinx that are not spoken.
 MARKERS = ('<s>', '</s>', '<sil>')
 
@@ -89,5 +91,8 @@ def _sphinx_parts(line: str) -> tuple[str, str] | None:
 
 def warning_text(path: str, what: str, items: list) -> str:
     """Return a message such as ``'text': 2 line(s) are empty: 3, 9``."""
-    shown = ', '.join(map(str, items[:5])) + (', …' if len(items) > 5 else '')
-    return f'{str(path)!r}: {len(items)} {what}: {shown}'
+    return f'{str(path)!r}: {len(items)} {what}: {first_of(items)}'
+
+
+def first_of(items: Sequence) -> str:
+    return ', '.join(map(str, items[:MOST_NAMED])) + (', …' if len(items) > MOST_NAMED else '')

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from aft_mm.checks import check_int, check_path, refuse
+from aft_mm.openmmlab import warn
 from aft_mm.registry import DATASETS
 from aft_mm.tokenizers import TextUnits
 
-from .file_dataset import FileDataset, UnusableFile, warn
+from .file_dataset import FileDataset, UnusableFile
 from .transcripts import Transcripts, read_transcripts, warning_text
 from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
 
@@ -77,16 +78,8 @@ class Utterances(FileDataset):
                 unknown[part].append(name)
             length = self._usable_length(name, path, units, notes)
             if length is not None:
-                found.append(
-                    dict(
-                        name=name,
-                        path=path,
-                        text=text,
-                        units=units,
-                        num_frames=length,
-                        speaker=self._speaker_of(name),
-                    )
-                )
+                info = dict(name=name, path=path, text=text, units=units, num_frames=length)
+                found.append({**info, 'speaker': self._speaker_of(name)})
         if unknown:
             notes['word(s) or character(s) have no symbol and become <unk>'] = [
                 f'{part!r} ({len(names)} x, first in {names[0]})' for part, names in unknown.items()

@@ -24,16 +24,13 @@ def keep_freed_memory() -> bool:
     mode = os.environ.get(ENVIRONMENT_VARIABLE) or MODES[0]
     if mode not in MODES:
         raise UserError(f'{ENVIRONMENT_VARIABLE} must be one of {", ".join(MODES)}, got {mode!r}')
-    if mode == 'system' or _chosen_by_user() or not _is_glibc():
+    chosen_by_user = 'glibc.malloc' in os.environ.get('GLIBC_TUNABLES', '') or any(
+        name.startswith('MALLOC_') and name.endswith('_') for name in os.environ
+    )
+    if mode == 'system' or chosen_by_user or not _is_glibc():
         return False
     process = ctypes.CDLL(None)
     return bool(process.mallopt(M_MMAP_MAX, 0) and process.mallopt(M_TRIM_THRESHOLD, -1))
-
-
-def _chosen_by_user() -> bool:
-    return 'glibc.malloc' in os.environ.get('GLIBC_TUNABLES', '') or any(
-        name.startswith('MALLOC_') and name.endswith('_') for name in os.environ
-    )
 
 
 def _is_glibc() -> bool:

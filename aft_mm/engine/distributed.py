@@ -42,14 +42,9 @@ def start_distributed(cfg: Config) -> None:
         return
     dist.init_process_group('gloo')
     atexit.register(_leave_gloo)
-    cfg.setdefault(
-        'model_wrapper_cfg',
-        dict(
-            type='MMDistributedDataParallel',
-            broadcast_buffers=False,
-            find_unused_parameters=cfg.get('find_unused_parameters', False),
-        ),
-    )
+    wrapper = dict(type='MMDistributedDataParallel', broadcast_buffers=False)
+    wrapper['find_unused_parameters'] = cfg.get('find_unused_parameters', False)
+    cfg.setdefault('model_wrapper_cfg', wrapper)
     cfg.model_wrapper_cfg.setdefault('device_ids', None)
 
 
@@ -85,12 +80,8 @@ def _export_environment(launcher: str) -> None:
             )
         os.environ[target] = os.environ[source]
     if launcher == 'slurm' and 'MASTER_ADDR' not in os.environ:
-        hosts = subprocess.run(
-            ['scontrol', 'show', 'hostnames', os.environ['SLURM_NODELIST']],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        command = ['scontrol', 'show', 'hostnames', os.environ['SLURM_NODELIST']]
+        hosts = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         os.environ['MASTER_ADDR'] = hosts.split()[0]
     os.environ.setdefault('MASTER_ADDR', '127.0.0.1')
     os.environ.setdefault('MASTER_PORT', '29500')

@@ -193,7 +193,10 @@ class SeededBatches:
 
     def __getitems__(self, batch: tuple[int, Sequence[int]]) -> list:
         number, indices = batch
-        seed_generators(derived_seed(*self.seeds, number))
+        seed = derived_seed(*self.seeds, number)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
         if getattr(self.dataset, '__getitems__', None):
             return self.dataset.__getitems__(indices)
         return [self.dataset[index] for index in indices]
@@ -202,12 +205,6 @@ class SeededBatches:
 def sampler_of(loader: DataLoader) -> Any:
     """Return the sampler, also that of a custom batch sampler."""
     return getattr(loader.batch_sampler, 'sampler', loader.sampler)
-
-
-def seed_generators(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def derived_seed(seed: int, *parts: int) -> int:
@@ -253,12 +250,9 @@ class GenerationTestLoop(TestLoop):
         seed: int = 0,
         num_inputs: int | None = None,
     ) -> None:
-        for name, value, least in (
-            ('num_samples', num_samples, 1),
-            ('seed', seed, 0),
-            ('num_inputs', num_inputs or 0, 0),
-        ):
-            check_int(f'{name} of test_cfg', value, least)
+        check_int('num_samples of test_cfg', num_samples, 1)
+        check_int('seed of test_cfg', seed, 0)
+        check_int('num_inputs of test_cfg', num_inputs or 0, 0)
         check_number('temperature of test_cfg', temperature, above=0)
         if top_k is not None:
             check_int('top_k of test_cfg', top_k, 1)

@@ -94,14 +94,8 @@ def check_regularization(config: Config, runner: Runner) -> None:
 
 def check_steps(config: Config, runner: Runner) -> None:
     """Refuse a causal mixer without single steps, or warn if nothing samples."""
-    without = next(
-        (
-            type(layer).__name__
-            for layer in runner.model.modules()
-            if getattr(layer, 'causal', False) and not getattr(layer, 'has_steps', True)
-        ),
-        None,
-    )
+    causal = (layer for layer in runner.model.modules() if getattr(layer, 'causal', False))
+    without = next((type(x).__name__ for x in causal if not getattr(x, 'has_steps', True)), None)
     if without is None:
         return
     loop = (runner.cfg.get('test_cfg') or {}).get('type') or ''

@@ -1,12 +1,12 @@
 """Base classes of the metrics."""
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 from mmengine.evaluator import BaseMetric
-from mmengine.logging import print_log
 from torch import Tensor
+
+from aft_mm.openmmlab import warn
 
 
 class Metric(BaseMetric):
@@ -39,11 +39,9 @@ class GenerationMetric(Metric):
     def _measured(self, results: list) -> list:
         measured = [result for result in results if result is not None]
         if not measured:
-            print_log(
+            warn(
                 f'{type(self).__name__} is left out, because none of {len(results)} samples has '
                 'generated ones; a GenerationTestLoop with num_inputs above 0 as test_cfg '
-                'generates them',
-                'current',
-                logging.WARNING,
+                'generates them'
             )
         return measured

@@ -1,14 +1,12 @@
 """Distance of generated point clouds from the test set."""
 
-import logging
-
 import numpy as np
 import torch
 from mmengine.device import get_device
-from mmengine.logging import print_log
 from torch import Tensor
 
 from aft_mm.checks import check_choice, check_flag
+from aft_mm.openmmlab import warn
 from aft_mm.registry import METRICS
 from aft_mm.tokenizers import check_num_bits, decode_points
 
@@ -77,11 +75,9 @@ class PointCloudDistance(GenerationMetric):
         if not pairs:
             return {}
         if len(pairs) < FEW_CLOUDS:
-            print_log(
+            warn(
                 f'PointCloudDistance compares only {len(pairs)} generated cloud(s) with as many of the '
-                f'test set; results are unreliable below {FEW_CLOUDS}',
-                'current',
-                logging.WARNING,
+                f'test set; results are unreliable below {FEW_CLOUDS}'
             )
         generated, truth = zip(*pairs, strict=True)
         clouds = torch.from_numpy(decode_points(np.stack(generated + truth), self.num_bits)).float()

@@ -11,13 +11,7 @@ from .images import (
     given_rows,
     sample_images,
 )
-from .point_clouds import (
-    check_points,
-    check_settings,
-    check_up,
-    draw_point_clouds,
-    sample_points,
-)
+from .point_clouds import check_points, check_settings, check_up, draw_point_clouds, sample_points
 from .position_bias import draw_position_bias, mixers_with_bias
 from .super_resolution import check_super_resolution, draw_super_resolution, super_resolve
 

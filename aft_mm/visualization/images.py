@@ -103,10 +103,6 @@ def to_images(tokens: torch.Tensor, image_shape: Sequence[int]) -> np.ndarray:
     return tokens.cpu().numpy().astype(np.uint8).reshape(len(tokens), *image_shape)
 
 
-def enlargement(width: int) -> int:
-    return -(-CELL // width)
-
-
 def draw_samples(
     images: np.ndarray, columns: int | None = None, scale: int | None = None
 ) -> np.ndarray:
@@ -135,7 +131,7 @@ def draw_samples(
     if not len(images):
         raise ValueError('images must hold at least one image, got none')
     columns = columns or int(np.ceil(np.sqrt(len(images))))
-    scale = scale or enlargement(images.shape[2])
+    scale = scale or -(-CELL // images.shape[2])
     large = images.repeat(scale, axis=1).repeat(scale, axis=2).transpose(0, 3, 1, 2)
     grid = make_grid(torch.from_numpy(large), nrow=columns, padding=2, pad_value=255)
     return grid.permute(1, 2, 0).numpy()

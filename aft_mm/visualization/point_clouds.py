@@ -108,12 +108,10 @@ def draw_point_clouds(
     rows = -(-len(clouds) // columns)
     figure = Figure(figsize=(PANEL * columns, PANEL * rows), dpi=DPI)
     canvas = FigureCanvasAgg(figure)
+    no_gaps = dict(left=0, right=1, bottom=0, top=1, wspace=0, hspace=0)
+    projection = dict(projection='3d')
     axes = figure.subplots(
-        rows,
-        columns,
-        squeeze=False,
-        subplot_kw=dict(projection='3d'),
-        gridspec_kw=dict(left=0, right=1, bottom=0, top=1, wspace=0, hspace=0),
+        rows, columns, squeeze=False, subplot_kw=projection, gridspec_kw=no_gaps
     ).ravel()
     for axis in axes:
         axis.set_axis_off()

@@ -285,14 +285,9 @@ def _label_tiles(axis: Axes, count: int, columns: int, height: int, numbers: Seq
 
 
 def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: str) -> Any:
-    image = axis.imshow(
-        panel['values'],
-        cmap='RdBu_r' if quantity == 'exp-1' else 'cividis',
-        norm=norm,
-        extent=panel.get('extent'),
-        aspect='auto' if panel.get('stretch') else 'equal',
-        interpolation='nearest',
-    )
+    colours = dict(cmap='RdBu_r' if quantity == 'exp-1' else 'cividis', norm=norm)
+    shape = dict(extent=panel.get('extent'), aspect='auto' if panel.get('stretch') else 'equal')
+    image = axis.imshow(panel['values'], interpolation='nearest', **colours, **shape)
     if 'mark' in panel:
         axis.plot(panel['mark'][1], panel['mark'][0], 'x', color='black', markersize=4)
     axis.set_title(panel['title'], fontsize=7)

@@ -11,7 +11,7 @@ from aft_mm.checks import check_int, check_sizes
 from aft_mm.errors import UserError
 from aft_mm.structures import enlarge_bicubic
 
-from .images import check_image_shape, draw_header, draw_samples, enlargement, to_images
+from .images import check_image_shape, draw_header, draw_samples, to_images
 
 
 def check_super_resolution(
@@ -115,9 +115,7 @@ def draw_super_resolution(
     large = inputs.repeat(factor, axis=1).repeat(factor, axis=2)
     smooth = np.stack([enlarge_bicubic(image, image_shape[:2]) for image in inputs])
     rows = np.concatenate([large[:, None], smooth[:, None], samples, targets], axis=1)
-    grid = draw_samples(
-        rows.reshape(-1, *image_shape), columns=rows.shape[1], scale=enlargement(image_shape[1])
-    )
+    grid = draw_samples(rows.reshape(-1, *image_shape), columns=rows.shape[1])
     names = [
         f'input {inputs.shape[1]}x{inputs.shape[2]}',
         'bicubic',

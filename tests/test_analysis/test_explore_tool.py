@@ -197,8 +197,6 @@ def test_a_sequence_is_rejected(untrained, tmp_path):
 @pytest.mark.parametrize(
     ('layers', 'grid', 'message'),
     [
-        ([], (2, 3), 'layers must hold at least one'),
-        ([ExplorerLayer('a', torch.zeros(1, 3, 3))], (6,), 'grid must have two dimensions'),
         (
             [ExplorerLayer('a', torch.zeros(1, 1, 1).expand(1, 5795, 5795))],
             (2, 3),

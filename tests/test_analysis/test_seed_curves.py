@@ -63,9 +63,7 @@ def test_a_validation_metric_belongs_to_the_last_training_iteration():
 @pytest.mark.parametrize(
     ('groups', 'options', 'message'),
     [
-        ({}, {}, 'at least one group'),
         ({'a': [run([1.0]), run([1.0], step=7)]}, {}, 'at the same iterations'),
-        ({'a': RUNS}, dict(milliseconds=dict(b=1.0)), "every group, got none for 'a'"),
         ({'b': RUNS[:1], 'a': RUNS[2:]}, dict(top=2.6), "top must .* .2.6 for 'a'., got 2.6"),
         ({'a': RUNS}, dict(smooth=3), 'smooth must be at most 2, the values .* got 3'),
         ({'a': RUNS}, dict(smooth=0), 'smooth must be an int'),

@@ -102,8 +102,6 @@ def test_no_labels_overlap():
 @pytest.mark.parametrize(
     ('groups', 'numbers', 'message'),
     [
-        ({}, None, 'at least one group'),
-        ({'a': A, 'b': []}, None, "at least one run each, got none for 'b'"),
         ({'2': A, 'transformer': B}, 'window', "numbers, 0 or larger, got 'transformer'"),
         ({'-1': A}, 'window', "'-1'"),
         ({'nan': A}, 'window', "'nan'"),

@@ -296,21 +296,15 @@ class TestCheckpointCompatibilityHook:
     @pytest.mark.parametrize('strict', [True, False])
     def test_interpolated_tensors_are_logged(self, strict, monkeypatch):
         lines = []
-        monkeypatch.setattr(
-            'aft_mm.checkpoint.loading.print_log',
-            lambda text, **options: lines.append((text, options['level'])),
-        )
+        monkeypatch.setattr('aft_mm.checkpoint.loading.warn', lines.append)
         short, long = (Model() for _ in range(2))
         short.positions, long.positions = PositionEmbedding((8,), 3), PositionEmbedding((13,), 3)
         self.check(long.state_dict(), strict, long)
         assert not lines
         self.check(short.state_dict(), strict, long)
         assert lines == [
-            (
-                'the checkpoint is interpolated to the sizes of this model: '
-                'positions.weight from [8, 3] to [13, 3], 1 in all',
-                logging.WARNING,
-            )
+            'the checkpoint is interpolated to the sizes of this model: '
+            'positions.weight from [8, 3] to [13, 3], 1 in all'
         ]
         hook = CheckpointCompatibilityHook(strict, resume=True)
         with pytest.raises(UserError, match='resumed with positions.weight of another size'):

@@ -188,10 +188,7 @@ def test_a_copy_of_the_test_set_covers_it_and_noise_does_not():
 @pytest.mark.parametrize(('num', 'warned'), [(1, True), (19, True), (20, False)])
 def test_few_clouds_give_a_warning(monkeypatch, num, warned):
     messages = []
-    monkeypatch.setattr(
-        'aft_mm.evaluation.point_cloud_distance.print_log',
-        lambda message, *args: messages.append(message),
-    )
+    monkeypatch.setattr('aft_mm.evaluation.point_cloud_distance.warn', messages.append)
     tokens = [encode_points(cloud) for cloud in clouds(num, 5)]
     # Clouds without a sample do not count.
     evaluate([(one[None], one) for one in tokens] + [(None, tokens[0])] * 3)

@@ -42,7 +42,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from aft_mm.checks import check_int
-from aft_mm.cli.pictures import check_picture, save
+from aft_mm.cli.pictures import check_picture
 from aft_mm.config.reading import read_config
 from aft_mm.errors import DATA_ERRORS
 from aft_mm.tokenizers import decode_points
@@ -60,6 +60,8 @@ COLOURS = (
     (153, 153, 153),
 )
 FONT, FONT_SIZE, LINE = 'DejaVu Sans Mono', 11, 14  # pixels
+IGNORED = 255  # label of pixels without a class
+COLUMNS, ROWS = 64, 12  # of a text
 LEAST_EDGE = 160  # pixels, to which small images are magnified
 LARGE = 200  # pixels, above which fonts and lines grow with the image
 
@@ -80,14 +82,6 @@ def draw_instances(
 
     Colours follow the order of ``classes``, by default the names in this picture.
     """
-    if len(boxes) != len(names) or (
-        masks is not None and masks.shape != (len(boxes), *image.shape[:2])
-    ):
-        found = None if masks is None else list(masks.shape)
-        raise UserError(
-            'boxes, names and masks must be equal in number, and masks of the size of the image '
-            f'{list(image.shape[:2])}, got {len(boxes)}, {len(names)} and {found}'
-        )
     kinds = list(dict.fromkeys([*classes, *sorted(set(names))]))
     colours = [COLOURS[kinds.index(name) % len(COLOURS)] for name in names]
     laid = image.copy()
@@ -108,12 +102,10 @@ def draw_instances(
     return np.asarray(picture)
 
 
-def draw_segments(
-    image: np.ndarray, labels: np.ndarray, names: Sequence[str] = (), ignore: int = 255
-) -> np.ndarray:
+def draw_segments(image: np.ndarray, labels: np.ndarray, names: Sequence[str] = ()) -> np.ndarray:
     """Overlay an image with a colour per class of ``labels`` [H, W]; ``names`` give a legend below.
 
-    Pixels labelled ``ignore`` keep their colour.
+    Pixels labelled 255 belong to no class and keep their colour.
     """
     if labels.shape != image.shape[:2]:
         raise UserError(
@@ -122,8 +114,8 @@ def draw_segments(
         )
     colours = _class_colours(labels)
     laid = (0.4 * image + 0.6 * colours).astype(np.uint8)
-    laid = np.where((labels == ignore)[..., None], image, laid)
-    there = [int(label) for label in np.unique(labels) if label != ignore and label < len(names)]
+    laid = np.where((labels == IGNORED)[..., None], image, laid)
+    there = [int(label) for label in np.unique(labels) if label != IGNORED and label < len(names)]
     if not there:
         return laid
     return np.concatenate([laid, _legend(there, names, image.shape[1])])
@@ -161,17 +153,17 @@ def draw_matrix(values: Tensor) -> np.ndarray:
     return enlarge((255 * colours[..., :3]).round().astype(np.uint8))
 
 
-def draw_text(text: str, columns: int = 64, rows: int = 12) -> np.ndarray:
+def draw_text(text: str) -> np.ndarray:
     lines = [
         part
         for line in text.splitlines()
-        for part in textwrap.wrap(line, columns, drop_whitespace=False, replace_whitespace=False)
+        for part in textwrap.wrap(line, COLUMNS, drop_whitespace=False, replace_whitespace=False)
         or ['']
     ]
-    if len(lines) > rows:
-        lines = [*lines[: rows - 1], '…']
+    if len(lines) > ROWS:
+        lines = [*lines[: ROWS - 1], '…']
     font = ImageFont.truetype(findfont(FONT), FONT_SIZE)
-    size = int(columns * font.getlength('0')) + 8, LINE * max(4, len(lines)) + 8
+    size = int(COLUMNS * font.getlength('0')) + 8, LINE * max(4, len(lines)) + 8
     picture = Image.new('RGB', size, 'white')
     draw = ImageDraw.Draw(picture)
     for index, line in enumerate(lines):
@@ -180,18 +172,9 @@ def draw_text(text: str, columns: int = 64, rows: int = 12) -> np.ndarray:
 
 
 def draw_titled_images(
-    images: Sequence[np.ndarray],
-    titles: Sequence[str],
-    title: str = '',
-    footer: str = '',
-    columns: int | None = None,
+    images: Sequence[np.ndarray], titles: Sequence[str], title: str = '', footer: str = ''
 ) -> Figure:
-    if not len(images) or len(images) != len(titles):
-        raise UserError(
-            'images and titles must be equal in number, and at least one, got '
-            f'{len(images)} and {len(titles)}'
-        )
-    columns = columns or int(np.ceil(np.sqrt(len(images))))
+    columns = int(np.ceil(np.sqrt(len(images))))
     rows = -(-len(images) // columns)
     aspect = max(image.shape[1] / image.shape[0] for image in images)
     figure = new_figure(1.8 * min(3.0, max(1.0, aspect)) * columns, 2.1 * rows + 0.6, title, footer)
@@ -216,7 +199,7 @@ def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
     if 'gt_sem_seg' in known:
         image = shown_image(config, sample)
         labels = known.gt_sem_seg.data[0].numpy()
-        there = np.setdiff1d(labels, 255)
+        there = np.setdiff1d(labels, IGNORED)
         count = int((there < len(names)).sum()) if names else len(there)
         return draw_segments(image, labels, names), f'{count} class' + 'es' * (count != 1)
     if 'gt_instances' in known:
@@ -231,7 +214,8 @@ def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
             f'{len(points)} points'
         )
     if tokens.dim() == 2 and tokens.is_floating_point():
-        return draw_matrix(tokens), shortened(known.get('text') or f'{len(tokens)} frames')
+        text = known.get('text') or f'{len(tokens)} frames'
+        return draw_matrix(tokens), text if len(text) <= 40 else text[:39] + '…'
     if tokens.dim() == 1:
         return as_text(dataset, tokens, known), title
     raise UserError(
@@ -242,10 +226,6 @@ def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
 
 def name_of(names: Sequence[str], index: int) -> str:
     return str(names[index]) if index < len(names) else str(index)
-
-
-def shortened(words: str, most: int = 40) -> str:
-    return words if len(words) <= most else words[: most - 1] + '…'
 
 
 def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.ndarray, str]:
@@ -301,15 +281,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             picture_of(config, dataset, sample) for sample in spread_samples(dataset, args.num)
         ]
         images, titles = zip(*pictures, strict=True)
-        save(
-            draw_titled_images(
-                images,
-                titles,
-                f'{args.split} split, {len(dataset)} samples',
-                config.filename.rpartition('/')[2],
-            ),
-            args,
-        )
+        title = f'{args.split} split, {len(dataset)} samples'
+        figure = draw_titled_images(images, titles, title, config.filename.rpartition('/')[2])
+        figure.savefig(args.out, dpi=args.dpi)
     print(f'drew {len(images)} of {len(dataset)} samples to {args.out}')
 
 

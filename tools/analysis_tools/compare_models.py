@@ -109,22 +109,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         temperature = usual if args.temperature is None else args.temperature
         options = dict(seed=args.seed, progress=True, temperature=temperature)
         if inputs is not None:
-            picture = draw_super_resolution(
-                inputs,
-                {
-                    name: super_resolve(model.model, inputs, model.image_shape, **options)
-                    for name, model in models.items()
-                },
-                images,
-            )
+            samples = {
+                name: super_resolve(model.model, inputs, model.image_shape, **options)
+                for name, model in models.items()
+            }
+            picture = draw_super_resolution(inputs, samples, images)
         else:
             completed = np.stack(
                 [model.complete(images, args.keep, **options) for model in models.values()], axis=1
             )
             grid = draw_completions(images, completed, given_rows(args.keep, images.shape[1]))
-            picture = np.concatenate(
-                [draw_header(['given', *models, 'original'], grid.shape[1]), grid]
-            )
+            header = draw_header(['given', *models, 'original'], grid.shape[1])
+            picture = np.concatenate([header, grid])
     Image.fromarray(picture).save(args.out)
     print(f'\ndrew {len(models)} models on {len(images)} images to {args.out}')
 

@@ -61,20 +61,13 @@ from aft_mm.visualization.figures import new_figure
 
 
 def draw_seeds(
-    groups: Mapping[str, Sequence[float]],
-    label: str,
-    numbers: str | None = None,
+    groups: Mapping[str, Sequence[float]], label: str, numbers: str | None = None
 ) -> Figure:
     """Plot mean ± standard error of each group, and its runs, one value per seed.
 
     Groups are listed from top to bottom. With ``numbers``, the label of an x axis, their names are
     numbers on this logarithmic axis.
     """
-    if not groups:
-        raise UserError('groups must hold at least one group of runs, got none')
-    for name, values in groups.items():
-        if not values:
-            raise UserError(f'groups must hold at least one run each, got none for {name!r}')
     places = range(len(groups)) if numbers is None else _numbers(groups)
     size = (7, 0.4 * len(groups) + 1.2) if numbers is None else (7, 4.5)
     figure = new_figure(*size)
@@ -83,14 +76,8 @@ def draw_seeds(
         mean, error = mean_and_error(values)
         x, y = (mean, place) if numbers is None else (place, mean)
         runs, along = list(values), [place] * len(values)
-        axis.plot(
-            *((runs, along) if numbers is None else (along, runs)),
-            'o',
-            color='grey',
-            alpha=0.5,
-            markersize=3,
-            zorder=1,
-        )
+        points = (runs, along) if numbers is None else (along, runs)
+        axis.plot(*points, 'o', color='grey', alpha=0.5, markersize=3, zorder=1)
         bar = {'xerr' if numbers is None else 'yerr': error}
         axis.errorbar(x, y, **bar, fmt='o', color='C0', markersize=4, capsize=4, zorder=2)
     if numbers is None:
@@ -119,14 +106,8 @@ def _numbers(names: Mapping[str, Sequence[float]]) -> list[float]:
 
 
 def _name_groups(axis: Axes, groups: Mapping[str, Sequence[float]], label: str) -> None:
-    axis.axvline(
-        mean_and_error(next(iter(groups.values())))[0],
-        color='C0',
-        linestyle='--',
-        linewidth=1,
-        alpha=0.5,
-        zorder=0,
-    )
+    first, _ = mean_and_error(next(iter(groups.values())))
+    axis.axvline(first, color='C0', linestyle='--', linewidth=1, alpha=0.5, zorder=0)
     axis.set_yticks(range(len(groups)), list(groups))
     axis.set_ylim(len(groups) - 0.5, -0.5)
     axis.set_xlabel(label)
@@ -140,14 +121,8 @@ def _number_groups(
     title: str,
 ) -> None:
     places = sorted(names)
-    axis.plot(
-        places,
-        [mean_and_error(groups[names[place]])[0] for place in places],
-        color='C0',
-        linewidth=1,
-        alpha=0.4,
-        zorder=0,
-    )
+    means = [mean_and_error(groups[names[place]])[0] for place in places]
+    axis.plot(places, means, color='C0', linewidth=1, alpha=0.4, zorder=0)
     positive = [place for place in places if place]
     if len(positive) == len(places):
         axis.set_xscale('log')

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import PICTURES, add_picture_arguments, check_output, tool_parser
-from aft_mm.errors import UserError, user_errors
+from aft_mm.errors import user_errors
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -40,7 +40,7 @@ from networks import build_dataset, class_names, load_classifier, network_inputs
 from sklearn.metrics import confusion_matrix
 
 from aft_mm.checks import check_int
-from aft_mm.cli.pictures import check_picture, footer, save, write_csv
+from aft_mm.cli.pictures import check_picture, footer, write_csv
 from aft_mm.cli.progress import progress
 from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization.figures import new_figure
@@ -54,9 +54,6 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -
 
     Colour is the share of the true class. With at most 20 classes, cells contain the counts.
     """
-    counts = np.asarray(counts)
-    if counts.shape != (len(names), len(names)) or not len(names):
-        raise UserError(f'counts must be [K, K] for {len(names)} names, got {list(counts.shape)}')
     share = counts / np.maximum(1, counts.sum(1, keepdims=True))
     edge = min(10.0, max(3.5, 0.42 * len(names)))
     accuracy = counts.trace() / max(1, counts.sum())
@@ -73,15 +70,9 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -
     if len(names) <= MOST_COUNTS:
         for (row, column), count in np.ndenumerate(counts):
             if count:
-                axis.text(
-                    column,
-                    row,
-                    str(count),
-                    ha='center',
-                    va='center',
-                    fontsize=6,
-                    color='white' if share[row, column] < 0.5 else 'black',
-                )
+                style = dict(ha='center', va='center', fontsize=6)
+                colour = 'white' if share[row, column] < 0.5 else 'black'
+                axis.text(column, row, str(count), color=colour, **style)
     axis.set_xlabel('predicted class', fontsize=8)
     axis.set_ylabel('true class', fontsize=8)
     bar = figure.colorbar(picture, ax=axis, fraction=0.04, pad=0.01)
@@ -138,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         predicted = probabilities.argmax(1)
         counts = confusion_matrix(labels, predicted, labels=range(len(names)))
         small = footer(args.config, args.checkpoint)
-        save(draw_confusion(counts, names, small), args)
+        draw_confusion(counts, names, small).savefig(args.out, dpi=args.dpi)
         if args.csv:
             write_csv(args.csv, class_table(counts, names))
         wrong = most_confident_mistakes(probabilities, labels, args.num)
@@ -149,12 +140,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for i in wrong
             ]
             images = [shown_image(network.config, dataset[int(i)]) for i in wrong]
-            draw_titled_images(
-                images,
-                titles,
-                'Most confident mistakes, with probabilities',
-                small,
-            ).savefig(args.mistakes, dpi=args.dpi)
+            title = 'Most confident mistakes, with probabilities'
+            figure = draw_titled_images(images, titles, title, small)
+            figure.savefig(args.mistakes, dpi=args.dpi)
     print(
         f'\n{counts.sum()} images, accuracy {100 * counts.trace() / counts.sum():.2f} %, '
         f'written to {args.out}'

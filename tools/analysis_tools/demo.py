@@ -35,13 +35,7 @@ from networks import load_network, network_inputs, shown_image
 from plot_keys import draw_key_maps, keys_of
 from recording import mixers_with_keys
 
-from aft_mm.apis import (
-    ImageClassifier,
-    ImageGenerator,
-    SpeechRecognizer,
-    TextGenerator,
-    Translator,
-)
+from aft_mm.apis import ImageClassifier, ImageGenerator, SpeechRecognizer, TextGenerator, Translator
 from aft_mm.apis.loading import CLASSIFIERS, task_of
 from aft_mm.config.finding import check_checkpoint, find_config
 from aft_mm.config.reading import read_config

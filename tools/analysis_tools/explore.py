@@ -86,21 +86,11 @@ def explorer_page(
     ``W e^k / Σ W e^k``. Prefix tokens are sources but not shown. Biases are stored in float32, keys
     in 2^16 steps.
     """
-    if len(grid) != 2:
-        raise UserError(f'grid must have two dimensions, got {tuple(grid)}')
-    if not layers:
-        raise UserError('layers must hold at least one layer, got none')
     num_tokens = num_prefix_tokens + grid[0] * grid[1]
     entries, biases = _layers(layers, images, num_tokens, grid)
     pictures, keys = _images(images, num_tokens)
-    meta = dict(
-        title=title,
-        about=about,
-        grid=list(grid),
-        prefix=num_prefix_tokens,
-        layers=entries,
-        images=pictures,
-    )
+    meta = dict(title=title, about=about, grid=list(grid), prefix=num_prefix_tokens)
+    meta |= dict(layers=entries, images=pictures)
     folder = Path(__file__).parent
     page = (folder / 'explorer.html').read_text(encoding='utf-8')
     texts = dict(
@@ -254,14 +244,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         about = (
             f'{type(mixer).__name__}, {len(layers)} layers · {footer(args.config, args.checkpoint)}'
         )
-        page = explorer_page(
-            layers,
-            mixer.grid,
-            mixer.num_prefix_tokens,
-            images,
-            title=Path(args.config).stem,
-            about=about,
-        )
+        place = mixer.grid, mixer.num_prefix_tokens
+        page = explorer_page(layers, *place, images, Path(args.config).stem, about)
         Path(args.out).write_text(page, encoding='utf-8')
     print(
         f'wrote {len(layers)} layers and {len(images)} images to {args.out} '

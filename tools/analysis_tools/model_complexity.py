@@ -57,76 +57,20 @@ from aft_mm.errors import CONFIG_ERRORS
 
 # mmengine has rules for convolutions, linear layers, matrix products and norms only.
 ELEMENTWISE = (
-    'abs',
-    'add',
-    'addcmul',
-    'div',
-    'exp',
-    'expm1',
-    'gelu',
-    'log',
-    'log_sigmoid',
-    'maximum',
-    'minimum',
-    'mul',
-    'neg',
-    'pow',
-    'reciprocal',
-    'rsub',
-    'sigmoid',
-    'sqrt',
-    'sub',
-    'tanh',
-)
-REDUCTIONS = ('amax', 'amin', 'cumsum', 'mean', 'sum')
+    'abs add addcmul div exp expm1 gelu log log_sigmoid maximum minimum mul neg pow reciprocal '
+    'rsub sigmoid sqrt sub tanh'
+).split()
+REDUCTIONS = 'amax amin cumsum mean sum'.split()
 OTHERS = (
-    '_convolution',
-    'addmm',
-    'baddbmm',
-    'bmm',
-    'cross_entropy_loss',
-    'einsum',
-    'layer_norm',
-    'linear',
-    'log_softmax',
-    'logsumexp',
-    'matmul',
-    'mm',
-    'scaled_dot_product_attention',
-    'softmax',
-)
+    '_convolution addmm baddbmm bmm cross_entropy_loss einsum layer_norm linear log_softmax '
+    'logsumexp matmul mm scaled_dot_product_attention softmax'
+).split()
 # Free operators, in addition to mmengine's list.
 FREE = (
-    '__or__',
-    'alias',
-    'any',
-    'clamp_min',
-    'clone',
-    'embedding',
-    'expand_as',
-    'feature_dropout',
-    'flip',
-    'isfinite',
-    'le',
-    'lift_fresh',
-    'logical_and',
-    'lt',
-    'max_pool2d',
-    'meshgrid',
-    'movedim',
-    'ne',
-    'nan_to_num',
-    'new_ones',
-    'numpy_T',
-    'ones_like',
-    'pad',
-    'repeat_interleave',
-    'threshold',
-    'unflatten',
-    'unfold',
-    'view_as',
-    'where',
-)
+    '__or__ alias any clamp_min clone embedding expand_as feature_dropout flip isfinite le '
+    'lift_fresh logical_and lt max_pool2d meshgrid movedim ne nan_to_num new_ones numpy_T '
+    'ones_like pad repeat_interleave threshold unflatten unfold view_as where'
+).split()
 
 Handle = Callable[[list[Any], list[Any]], int]
 
@@ -257,14 +201,9 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
     table = Table('config', 'input', title='per image or sequence; a multiply-add is one FLOP')
-    for column in (
-        'parameters [M]',
-        'FLOPs [G]',
-        'activations [M]',
-        'saved [GB]',
-        'recomputed [GB]',
-    ):
-        table.add_column(column, justify='right')
+    units = dict(parameters='M', FLOPs='G', activations='M', saved='GB', recomputed='GB')
+    for column, unit in units.items():
+        table.add_column(f'{column} [{unit}]', justify='right')
     for row in rows:
         table.add_row(
             row['config'],

@@ -62,10 +62,8 @@ def spread_samples(dataset: Any, num: int) -> list[dict]:
     return [dataset[int(index)] for index in np.linspace(0, len(dataset) - 1, num).round()]
 
 
-def load_images(
-    config: Config, paths: Sequence[str | os.PathLike], split: str = 'test'
-) -> list[dict]:
-    pipeline = list(config[f'{split}_dataloader'].dataset.pipeline)
+def load_images(config: Config, paths: Sequence[str | os.PathLike]) -> list[dict]:
+    pipeline = list(config.test_dataloader.dataset.pipeline)
     reads_files = pipeline[0].type.endswith('LoadImageFromFile')
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
         steps = Compose(pipeline[1:] if reads_files else pipeline)

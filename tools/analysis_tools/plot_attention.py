@@ -35,7 +35,7 @@ from recording import RecordAttention, grid_of
 from torch import Tensor
 
 from aft_mm.checks import check_int, refuse
-from aft_mm.cli.pictures import check_picture, footer, save, write_csv
+from aft_mm.cli.pictures import check_picture, footer, write_csv
 from aft_mm.cli.progress import progress
 from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization import choose
@@ -74,16 +74,12 @@ def mean_relative_attention(
 
 
 def draw_relative_attention(
-    attention: Mapping[str, Tensor],
-    heads: Choice = 'even:12',
-    footer: str = '',
+    attention: Mapping[str, Tensor], heads: Choice = 'even:12', footer: str = ''
 ) -> Figure:
     """Draw the maps of :func:`mean_relative_attention`, one row per layer, one column per head.
 
     Each panel has its own colour scale from 0 to its maximum, in per cent of a query's attention.
     """
-    if not attention:
-        raise UserError('attention must hold at least one layer, got none')
     chosen = choose('heads', heads, min(map(len, attention.values())), MOST_PANELS)
     title = 'Mean relative attention; one colour scale per panel, 0 to its maximum'
     figure = new_figure(1.25 * len(chosen) + 0.6, 1.6 * len(attention) + 0.7, title, footer)
@@ -93,13 +89,8 @@ def draw_relative_attention(
             values = maps[head].numpy()
             reach_y, reach_x = values.shape[0] / 2, values.shape[1] / 2
             most = float(values.max())
-            axis.imshow(
-                values,
-                cmap='cividis',
-                norm=Normalize(0, most),
-                extent=(-reach_x, reach_x, reach_y, -reach_y),
-                interpolation='nearest',
-            )
+            style = dict(cmap='cividis', norm=Normalize(0, most), interpolation='nearest')
+            axis.imshow(values, extent=(-reach_x, reach_x, reach_y, -reach_y), **style)
             axis.set_title(f'head {head}, max {100 * most:.2g} %', fontsize=6)
             axis.set_xlabel('column offset', fontsize=6)
             axis.tick_params(labelsize=5)
@@ -173,7 +164,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         chosen = dict(layers[i] for i in choose('--layers', args.layers, len(layers)))
         small = f'{footer(args.config, args.checkpoint)} · {mean.images} images'
-        save(draw_relative_attention(chosen, args.heads, small), args)
+        figure = draw_relative_attention(chosen, args.heads, small)
+        figure.savefig(args.out, dpi=args.dpi)
         if args.csv:
             rows = [
                 dict(layer=name, head=head, distance_tokens=float(distance))

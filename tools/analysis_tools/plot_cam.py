@@ -49,7 +49,7 @@ from networks import (
 )
 from recording import as_map
 
-from aft_mm.cli.pictures import check_picture, footer, save
+from aft_mm.cli.pictures import check_picture, footer
 from aft_mm.config.finding import install_command
 from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization.figures import new_figure
@@ -62,11 +62,6 @@ def draw_cams(
     footer: str = '',
 ) -> Figure:
     """Draw each image next to the same image with its class activation map, 0 (dark) to 1."""
-    if not len(images) or not len(images) == len(cams) == len(titles):
-        raise UserError(
-            'images, cams and titles must be equal in number, and at least one, got '
-            f'{len(images)}, {len(cams)} and {len(titles)}'
-        )
     pairs = min(3, len(images))
     rows = -(-len(images) // pairs)
     figure = new_figure(3.4 * pairs + 0.8, 2.1 * rows + 0.7, 'Class activation maps', footer)
@@ -74,11 +69,6 @@ def draw_cams(
     for axis in axes.flat:
         axis.set_axis_off()
     for pair, image, cam, title in zip(axes.reshape(-1, 2), images, cams, titles, strict=False):
-        if image.shape[:2] != cam.shape:
-            raise UserError(
-                f'cams must have the size of their images {list(image.shape[:2])}, '
-                f'got {list(cam.shape)}'
-            )
         pair[0].imshow(image)
         pair[0].set_title(title, fontsize=7)
         pair[1].imshow(image.mean(-1), cmap='gray', vmin=0, vmax=255)
@@ -131,38 +121,29 @@ def main(argv: Sequence[str] | None = None) -> None:
         network = load_classifier(args.config, args.checkpoint)
         name = args.layer or target_layer(network)
         layer = modules_named(network.backbone, [name])[name]
-        dataset = None if args.images else build_dataset(network.config)
-        samples = (
-            load_images(network.config, args.images)
-            if args.images
-            else spread_samples(dataset, args.num)
-        )
+        if args.images:
+            dataset, samples = None, load_images(network.config, args.images)
+        else:
+            dataset = build_dataset(network.config)
+            samples = spread_samples(dataset, args.num)
         inputs = network_inputs(network.config, samples)
         with torch.no_grad():
             probabilities = network.model(inputs).softmax(1)
         count = probabilities.shape[1]
         if args.category is not None and not 0 <= args.category < count:
             raise UserError(f'--category must be 0 to {count - 1}, got {args.category}')
-        categories = (
-            probabilities.argmax(1)
-            if args.category is None
-            else torch.full((len(inputs),), args.category)
-        )
-        cams = activation_maps(network, layer, inputs, categories.tolist(), args.method)
+        categories = probabilities.argmax(1).tolist()
+        if args.category is not None:
+            categories = [args.category] * len(inputs)
+        cams = activation_maps(network, layer, inputs, categories, args.method)
         names = class_names(dataset, count, network.model)
         titles = [
             f'{names[category]}, p = {float(row[category]):.2f}'
-            for row, category in zip(probabilities, categories.tolist(), strict=True)
+            for row, category in zip(probabilities, categories, strict=True)
         ]
-        save(
-            draw_cams(
-                [shown_image(network.config, sample) for sample in samples],
-                cams,
-                titles,
-                f'{footer(args.config, args.checkpoint)} · {args.method} at {name}',
-            ),
-            args,
-        )
+        images = [shown_image(network.config, sample) for sample in samples]
+        small = f'{footer(args.config, args.checkpoint)} · {args.method} at {name}'
+        draw_cams(images, cams, titles, small).savefig(args.out, dpi=args.dpi)
     print(f'drew {args.method} at {name} for {len(cams)} images to {args.out}')
 
 

@@ -67,11 +67,9 @@ from run_logs import (
     validations,
 )
 
-from aft_mm.checks import check_choice
-from aft_mm.cli.pictures import check_picture, save
+from aft_mm.cli.pictures import check_picture
 from aft_mm.visualization.figures import new_figure
 
-AXES = ('iteration', 'epoch', 'time')
 LEGEND_INSIDE = 4  # more would hide the curves
 BITS = 'bits_per_'
 # Units of the metrics of mmengine, mmpretrain and mmseg; the names of ours contain them.
@@ -113,9 +111,6 @@ def draw_curves(
         references: Label to a value of the (last) metric, plotted as a horizontal line.
         over: 'iteration', 'epoch', or 'time' (see :func:`seconds_at`).
     """
-    check_choice('over', over, AXES)
-    if not runs:
-        raise UserError('runs must hold at least one log, got none')
     groups = {label: _seeds(label, records) for label, records in runs.items()}
     metrics = [metric] if isinstance(metric, str) else list(metric or _default_metrics(groups))
     _check_metrics(groups, metrics)
@@ -131,15 +126,9 @@ def draw_curves(
             axis.legend(fontsize=8)
     for label, value in (references or {}).items():
         axes[-1].axhline(value, color='grey', linestyle='--', linewidth=1)
-        axes[-1].annotate(
-            f'{label}: {value:g}',
-            (1, value),
-            xycoords=('axes fraction', 'data'),
-            ha='right',
-            va='bottom',
-            fontsize=8,
-            color='dimgrey',
-        )
+        style = dict(ha='right', va='bottom', fontsize=8, color='dimgrey')
+        right = dict(xy=(1, value), xycoords=('axes fraction', 'data'))
+        axes[-1].annotate(f'{label}: {value:g}', **right, **style)
     axes[-1].set_xlabel(unit)
     several = any(len(seeds) > 1 for seeds in groups.values())
     axes[0].set_title(
@@ -159,18 +148,12 @@ def _seeds(label: str, records: Records | Sequence[Records]) -> list[Records]:
 
 
 def _default_metrics(groups: Mapping[str, Sequence[Records]]) -> list[str]:
-    names = list(
-        dict.fromkeys(
-            name
-            for seeds in groups.values()
-            for records in seeds
-            for name in validated_metrics(records)
-        )
-    )
+    everything = [records for seeds in groups.values() for records in seeds]
+    names = list(dict.fromkeys(name for one in everything for name in validated_metrics(one)))
     bits = [name for name in names if name.startswith(BITS)]
     if bits:
         return bits[:1]
-    has_loss = any(trained(records, 'loss') for seeds in groups.values() for records in seeds)
+    has_loss = any(trained(records, 'loss') for records in everything)
     return ['loss'] * (has_loss or not names) + names[:1]
 
 
@@ -180,9 +163,7 @@ def _check_metrics(groups: Mapping[str, Sequence[Records]], metrics: Sequence[st
         if metric != 'loss' and not any(
             _lines(records, metric)[1] or trained(records, metric) for records in everything
         ):
-            found = ', '.join(
-                dict.fromkeys(name for records in everything for name in _names(records))
-            )
+            found = ', '.join(dict.fromkeys(name for one in everything for name in _names(one)))
             raise UserError(
                 f'metric must be one of the logs ({found or "which have none"}), got {metric!r}'
             )
@@ -222,13 +203,11 @@ def _lines(records: Records, metric: str) -> tuple[Points, Points]:
 def _unit(groups: Mapping[str, Sequence[Records]], over: str) -> tuple[str, float]:
     if over != 'time':
         return over, 1
-    ends = [
-        max((r['iter'] for r in records if 'iter' in r), default=0)
-        for seeds in groups.values()
-        for records in seeds
-    ]
-    clocks = [_places(label, records, over) for label, seeds in groups.items() for records in seeds]
-    longest = max(float(clock([end])[0]) for clock, end in zip(clocks, ends, strict=True))
+    longest = 0.0
+    for label, seeds in groups.items():
+        for records in seeds:
+            end = max((r['iter'] for r in records if 'iter' in r), default=0)
+            longest = max(longest, float(_places(label, records, over)([end])[0]))
     unit, seconds = next(
         (pair for pair in (('h', 3600), ('min', 60)) if longest >= 2 * pair[1]), ('s', 1)
     )
@@ -279,34 +258,16 @@ def _draw_group(
         )
         if part:
             last = f'{mean[-1]:.3f}' + ('' if error[-1] is None else f' ± {error[-1]:.3f}')
-            axis.plot(
-                x,
-                mean,
-                'o-',
-                color=colour,
-                markersize=3,
-                label=f'{label}: {last} at the end'
-                + (f', {len(runs)} runs' if len(runs) > 1 else ''),
-            )
+            entry = f'{label}: {last} at the end' + (f', {len(runs)} runs' if len(runs) > 1 else '')
+            axis.plot(x, mean, 'o-', color=colour, markersize=3, label=entry)
         else:
             # A leading underscore hides a line from the legend if its validation has an entry.
-            axis.plot(
-                x,
-                mean,
-                color=colour,
-                alpha=0.5 if validated else 1,
-                linewidth=1,
-                label='_' * validated + f'{label}, training',
-            )
+            entry = '_' * validated + f'{label}, training'
+            alpha = 0.5 if validated else 1
+            axis.plot(x, mean, color=colour, alpha=alpha, linewidth=1, label=entry)
         if len(runs) > 1:
-            axis.fill_between(
-                x,
-                np.subtract(mean, error),
-                np.add(mean, error),
-                color=colour,
-                alpha=0.2,
-                linewidth=0,
-            )
+            low, high = np.subtract(mean, error), np.add(mean, error)
+            axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -371,13 +332,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         runs = {label: [read_scalars(path) for path in paths] for label, paths in logs.items()}
         if args.times:
             replace_times(runs, logs, args)
-        curves = draw_curves(
-            runs,
-            metric=args.metric,
-            references={label: number(label, text) for label, text in references.items()},
-            over=args.over,
-        )
-        save(curves, args)
+        values = {label: number(label, text) for label, text in references.items()}
+        figure = draw_curves(runs, args.metric, values, args.over)
+        figure.savefig(args.out, dpi=args.dpi)
     count = sum(map(len, logs.values()))
     print(f'drew {count} run{"s" if count > 1 else ""} to {args.out}')
 

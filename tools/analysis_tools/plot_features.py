@@ -41,7 +41,7 @@ from networks import batches_of, build_dataset, class_names, load_network, sprea
 from sklearn.manifold import TSNE
 
 from aft_mm.checks import check_number
-from aft_mm.cli.pictures import check_picture, footer, save
+from aft_mm.cli.pictures import check_picture, footer
 from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization.figures import new_figure
 
@@ -57,11 +57,6 @@ def draw_features(
     title: str = 'Features',
     footer: str = '',
 ) -> Figure:
-    if not len(labels) or len(labels) != len(points):
-        raise UserError(
-            'labels and points must be equal in number, and at least one, got '
-            f'{len(labels)} and {len(points)}'
-        )
     if labels.min() < 0 or labels.max() >= len(names):
         raise UserError(
             f'labels must be 0 to {len(names) - 1}, the classes with names, got '
@@ -71,16 +66,9 @@ def draw_features(
     axis = figure.subplots()
     axis.set_aspect('equal', adjustable='datalim')
     for index, name in enumerate(names):
-        x, y = points[labels == index].T
-        axis.scatter(
-            x,
-            y,
-            s=14,
-            color=COLOURS[index % len(COLOURS)],
-            marker=MARKERS[index % len(MARKERS)],
-            linewidths=0,
-            label=name,
-        )
+        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+        style = dict(color=colour, marker=marker, s=14, linewidths=0)
+        axis.scatter(*points[labels == index].T, label=name, **style)
     axis.set_xticks([])
     axis.set_yticks([])
     axis.set_xlabel('t-SNE (no unit)', fontsize=7)
@@ -120,16 +108,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             features = torch.cat([head.pre_logits(extract(batch)) for batch in batches])
         points = TSNE(perplexity=perplexity, random_state=args.seed).fit_transform(features.numpy())
         share = neighbour_share(features, labels)
-        save(
-            draw_features(
-                points,
-                labels,
-                class_names(dataset, max(network.config.model.head.num_classes, 1), network.model),
-                f'{len(labels)} images; nearest neighbour of the same class: {100 * share:.1f} %',
-                f'{footer(args.config, args.checkpoint)} · perplexity {perplexity:g}',
-            ),
-            args,
-        )
+        names = class_names(dataset, max(network.config.model.head.num_classes, 1), network.model)
+        title = f'{len(labels)} images; nearest neighbour of the same class: {100 * share:.1f} %'
+        small = f'{footer(args.config, args.checkpoint)} · perplexity {perplexity:g}'
+        figure = draw_features(points, labels, names, title, small)
+        figure.savefig(args.out, dpi=args.dpi)
     print(
         f'drew {len(labels)} images to {args.out}; nearest neighbour in feature space of the same '
         f'class: {100 * share:.1f} %'

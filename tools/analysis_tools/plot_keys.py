@@ -48,34 +48,20 @@ from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 def key_maps(key: Tensor, grid: tuple[int, int], num_prefix_tokens: int = 0) -> Tensor:
     """Return ``e^k`` over its mean on the grid, keys [T, h] to maps [h, H, W]."""
     inner = key[num_prefix_tokens:]
-    if key.dim() != 2 or len(inner) != grid[0] * grid[1]:
-        raise UserError(
-            f'key must be [{num_prefix_tokens + grid[0] * grid[1]}, h] for the grid '
-            f'{tuple(grid)} and {num_prefix_tokens} prefix tokens, got '
-            f'{list(key.shape)}'
-        )
     return (inner.double().softmax(0) * len(inner)).T.unflatten(1, grid)
 
 
 def draw_key_maps(
-    image: np.ndarray,
-    keys: Mapping[str, Tensor],
-    heads: Choice = 'even:12',
-    footer: str = '',
+    image: np.ndarray, keys: Mapping[str, Tensor], heads: Choice = 'even:12', footer: str = ''
 ) -> Figure:
     """Draw an image and the maps of :func:`key_maps`, one row per layer, one column per head.
 
     White is 1, a token with the mean weight. Each layer has a logarithmic colour scale.
     """
-    if not keys:
-        raise UserError('keys must hold at least one layer, got none')
     chosen = choose('heads', heads, min(map(len, keys.values())), MOST_PANELS)
-    figure = new_figure(
-        1.15 * (len(chosen) + 1) + 1.2,
-        1.4 * len(keys) + 0.7,
-        'Keys: exp(k) over its mean on the image; one colour scale per layer',
-        footer,
-    )
+    title = 'Keys: exp(k) over its mean on the image; one colour scale per layer'
+    size = 1.15 * (len(chosen) + 1) + 1.2, 1.4 * len(keys) + 0.7
+    figure = new_figure(*size, title, footer)
     axes = figure.subplots(len(keys), len(chosen) + 1, squeeze=False)
     for row, (name, maps) in zip(axes, keys.items(), strict=True):
         chosen_maps = maps[chosen].detach().cpu().numpy()
@@ -113,14 +99,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         paths = numbered(args.out, len(samples))
         check_writable('--out', paths)
         for path, sample in zip(paths, samples, strict=True):
-            inputs = network_inputs(network.config, [sample])
-            maps = keys_of(network, mixers, inputs)
-            draw_key_maps(
-                shown_image(network.config, sample),
-                maps,
-                args.heads,
-                footer(args.config, args.checkpoint),
-            ).savefig(path, dpi=args.dpi)
+            maps = keys_of(network, mixers, network_inputs(network.config, [sample]))
+            image, small = shown_image(network.config, sample), footer(args.config, args.checkpoint)
+            draw_key_maps(image, maps, args.heads, small).savefig(path, dpi=args.dpi)
     print('written to ' + ', '.join(paths))
 
 

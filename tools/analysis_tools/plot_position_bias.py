@@ -67,7 +67,7 @@ from torch import Tensor
 
 from aft_mm.apis import load_model
 from aft_mm.checks import check_int
-from aft_mm.cli.pictures import check_picture, footer, save, write_csv
+from aft_mm.cli.pictures import check_picture, footer, write_csv
 from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.visualization import choose, draw_position_bias, mixers_with_bias
 
@@ -95,29 +95,19 @@ def position_bias_table(
     check_int('top', top, 1)
     table = []
     for name, w in biases.items():
-        weight, offset = _distribution(
-            name, w.detach().double().cpu(), grid, num_prefix_tokens, causal
-        )
+        w = w.detach().double().cpu()
+        weight, offset = _distribution(name, w, grid, num_prefix_tokens, causal)
         centre = torch.einsum('hts,tsd->htd', weight, offset)
         square = torch.einsum('hts,tsd->ht', weight, offset.square()) - centre.square().sum(-1)
         largest = weight.topk(min(top, weight.shape[-1]), dim=-1).values.sum(-1)
         entropy = torch.special.entr(weight).sum(-1) / torch.tensor(2.0).log()
         for head in range(len(weight)):
-            table.append(
-                {
-                    'layer': name,
-                    'head': head,
-                    f'top_{top}': float(largest[head].mean()),
-                    'entropy_bits': float(entropy[head].mean()),
-                    **{
-                        f'centre_{axis}': float(part)
-                        for axis, part in zip(
-                            AXES[offset.shape[-1]], centre[head].mean(0), strict=True
-                        )
-                    },
-                    'width': float(square[head].clamp(min=0).sqrt().mean()),
-                }
-            )
+            row = {'layer': name, 'head': head, f'top_{top}': float(largest[head].mean())}
+            row['entropy_bits'] = float(entropy[head].mean())
+            for axis, part in zip(AXES[offset.shape[-1]], centre[head].mean(0), strict=True):
+                row[f'centre_{axis}'] = float(part)
+            row['width'] = float(square[head].clamp(min=0).sqrt().mean())
+            table.append(row)
     return table
 
 
@@ -156,22 +146,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             for i in choose('--layers', args.layers, len(mixers))
         }
         place = dict(grid=mixers[0].grid, num_prefix_tokens=mixers[0].num_prefix_tokens)
-        figure = draw_position_bias(
-            biases,
-            **place,
-            heads=args.heads,
-            queries=args.queries,
-            view=args.view,
-            quantity=args.quantity,
-            scale=args.scale,
-            footer=footer(args.config, args.checkpoint),
-        )
-        save(figure, args)
+        names = ('heads', 'queries', 'view', 'quantity', 'scale')
+        choices = {name: getattr(args, name) for name in names}
+        small = footer(args.config, args.checkpoint)
+        figure = draw_position_bias(biases, **place, **choices, footer=small)
+        figure.savefig(args.out, dpi=args.dpi)
         if args.csv:
-            write_csv(
-                args.csv,
-                position_bias_table(biases, **place, causal=mixers[0].causal, top=args.top),
-            )
+            table = position_bias_table(biases, **place, causal=mixers[0].causal, top=args.top)
+            write_csv(args.csv, table)
     w = next(iter(biases.values()))
     heads = len(choose('--heads', args.heads, len(w)))
     omitted = f' ({heads} of {len(w)} heads)' if heads < len(w) else ''

@@ -59,7 +59,7 @@ from recording import as_map, record_outputs
 from torch import Tensor
 
 from aft_mm.checks import check_int, refuse
-from aft_mm.cli.pictures import check_picture, footer, save, write_csv
+from aft_mm.cli.pictures import check_picture, footer, write_csv
 from aft_mm.cli.progress import progress
 from aft_mm.errors import DATA_ERRORS
 from aft_mm.visualization import choose
@@ -147,13 +147,9 @@ def _distance(energy: Tensor) -> Tensor:
 
 
 def draw_receptive_field(
-    fields: Mapping[str, Tensor],
-    title: str = 'Effective receptive field',
-    footer: str = '',
+    fields: Mapping[str, Tensor], title: str = 'Effective receptive field', footer: str = ''
 ) -> Figure:
     """Draw the energy of each layer, with circles around 50 % (solid) and 90 % (dashed) of it."""
-    if not fields:
-        raise UserError('fields must hold at least one layer, got none')
     columns = min(4, len(fields))
     rows = -(-len(fields) // columns)
     figure = new_figure(2.3 * columns + 0.9, 2.6 * rows + 3.1, title, footer)
@@ -165,14 +161,8 @@ def draw_receptive_field(
         axes.append(axis)
         image = _draw_energy(axis, name, energy)
         radii = np.linspace(0, float(_distance(energy).max()), 200)
-        curve.plot(
-            radii,
-            100 * energy_within(energy, radii),
-            label=name,
-            linewidth=1,
-            color=f'C{index % 10}',
-            linestyle=('-', '--', ':')[index // 10 % 3],
-        )
+        style = dict(color=f'C{index % 10}', linestyle=('-', '--', ':')[index // 10 % 3])
+        curve.plot(radii, 100 * energy_within(energy, radii), label=name, linewidth=1, **style)
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.01)
     bar.set_label('energy / largest', fontsize=6)
     bar.ax.tick_params(labelsize=6)
@@ -194,13 +184,8 @@ def _draw_energy(axis: Axes, name: str, energy: Tensor) -> AxesImage:
     centre = centre_of_mass(energy)
     angle = np.linspace(0, 2 * np.pi, 200)
     for radius, style in ((half, '-'), (most, '--')):
-        axis.plot(
-            centre[1] + radius * np.cos(angle),
-            centre[0] + radius * np.sin(angle),
-            style,
-            color='white',
-            linewidth=0.8,
-        )
+        x, y = centre[1] + radius * np.cos(angle), centre[0] + radius * np.sin(angle)
+        axis.plot(x, y, style, color='white', linewidth=0.8)
     axis.set_xlim(-0.5, energy.shape[1] - 0.5)
     axis.set_ylim(energy.shape[0] - 0.5, -0.5)
     axis.set_title(f'{name}\nhalf within {half:.3g} px, 90 % within {most:.3g} px', fontsize=6)
@@ -228,25 +213,18 @@ def main(argv: Sequence[str] | None = None) -> None:
             for name, layer in layers.items()
         }
         inputs = 'noise' if noise else 'images'
-        save(
-            draw_receptive_field(
-                fields,
-                'Effective receptive field, squared gradients',
-                f'{footer(args.config, args.checkpoint)} · {len(batches)} {inputs}',
-            ),
-            args,
-        )
+        small = f'{footer(args.config, args.checkpoint)} · {len(batches)} {inputs}'
+        title = 'Effective receptive field, squared gradients'
+        draw_receptive_field(fields, title, small).savefig(args.out, dpi=args.dpi)
         rows = [numbers(name, field, args.radius) for name, field in fields.items()]
         if args.csv:
             write_csv(args.csv, rows)
     for row in rows:
-        print(
-            ', '.join(
-                f'{key} {value:.4g}' if isinstance(value, float) else f'\n{value}'
-                for key, value in row.items()
-            ),
-            end='',
+        words = (
+            f'{key} {value:.4g}' if isinstance(value, float) else f'\n{value}'
+            for key, value in row.items()
         )
+        print(', '.join(words), end='')
     print(f'\nwritten to {args.out}')
 
 
@@ -276,10 +254,7 @@ def numbers(name: str, energy: torch.Tensor, radii: Sequence[float]) -> dict[str
     shares = energy_within(energy, radii)
     return {
         'layer': name,
-        **{
-            f'within_{radius:g}_px': float(share)
-            for radius, share in zip(radii, shares, strict=True)
-        },
+        **{f'within_{radius:g}_px': float(x) for radius, x in zip(radii, shares, strict=True)},
         'half_px': radius_of_share(energy, 0.5),
         'most_px': radius_of_share(energy, 0.9),
     }

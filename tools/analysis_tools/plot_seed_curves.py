@@ -69,7 +69,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from run_logs import read_scalars, read_times, time_of, trained, validations
 
 from aft_mm.checks import check_int
-from aft_mm.cli.pictures import check_picture, save
+from aft_mm.cli.pictures import check_picture
 from aft_mm.visualization.figures import new_figure
 
 COLOURS = 10
@@ -77,10 +77,7 @@ LINES = ('-', '--', '-.')  # 30 styles with the colours; neighbours differ in bo
 
 
 def mean_curve(
-    runs: Sequence[Sequence[dict]],
-    scale: float = 1.0,
-    smooth: int = 1,
-    metric: str = 'loss',
+    runs: Sequence[Sequence[dict]], scale: float = 1.0, smooth: int = 1, metric: str = 'loss'
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return common iterations, mean loss times ``scale``, and its standard error (0 for one run).
 
@@ -88,7 +85,7 @@ def mean_curve(
     """
     check_int('smooth', smooth, 1)
     losses = [dict(trained(run, metric) or validations(run, metric)) for run in runs]
-    common = sorted(set.intersection(*map(set, losses))) if losses else []
+    common = sorted(set.intersection(*map(set, losses)))
     if not common:
         raise UserError(f'runs of a group must have logged {metric} at the same iterations')
     if smooth > len(common):
@@ -116,11 +113,6 @@ def draw_seed_curves(
     ``scale`` is a factor of the loss, such as 1 / ln 2 for bits, and ``top`` the end of its axis.
     The durations of an iteration in ``milliseconds`` add a panel over training time.
     """
-    if not groups:
-        raise UserError('groups must hold at least one group of runs, got none')
-    without = [name for name in groups if milliseconds is not None and name not in milliseconds]
-    if without:
-        raise UserError(f'milliseconds must hold every group, got none for {without[0]!r}')
     curves = {name: mean_curve(runs, scale, smooth, metric) for name, runs in groups.items()}
     lowest = {name: mean.min() for name, (_, mean, _) in curves.items()}
     above = [name for name in groups if top is not None and not lowest[name] < top]
@@ -173,16 +165,11 @@ def main(argv: Sequence[str] | None = None) -> None:
                 raise UserError(f'--group must be LABEL LOG [LOG ...], got {label}')
         groups = {label: [read_scalars(file) for file in files] for label, *files in args.group}
         times = args.times and read_times(args.times)
-        figure = draw_seed_curves(
-            groups,
-            args.label,
-            1 / math.log(2) if args.bits else 1.0,
-            times and {label: time_of(files, times) for label, *files in args.group},
-            args.top,
-            args.smooth,
-            args.metric,
-        )
-        save(figure, args)
+        scale = 1 / math.log(2) if args.bits else 1.0
+        milliseconds = times and {label: time_of(files, times) for label, *files in args.group}
+        options = scale, milliseconds, args.top, args.smooth, args.metric
+        figure = draw_seed_curves(groups, args.label, *options)
+        figure.savefig(args.out, dpi=args.dpi)
 
 
 if __name__ == '__main__':

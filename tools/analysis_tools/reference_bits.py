@@ -45,10 +45,6 @@ def order_0_bits(values: np.ndarray) -> float:
     return float(-(share[share > 0] * np.log2(share[share > 0])).sum())
 
 
-def xz_bits(values: np.ndarray) -> float:
-    return len(lzma.compress(values.tobytes(), preset=9)) * 8 / len(values)
-
-
 def sorted_points_bits(clouds: np.ndarray) -> float:
     """Return the bits per coordinate of independent points in known order, uint8 clouds [N, P, 3].
 
@@ -87,7 +83,12 @@ def main() -> None:
             # The context was counted with the previous sample.
             parts.append(sample['inputs'][sample['data_samples'].get('num_context', 0) :].flatten())
     values = np.concatenate(parts).astype(np.uint8)
-    bits = {'values': len(values), 'order 0': order_0_bits(values), 'xz -9': xz_bits(values)}
+    compressed = lzma.compress(values.tobytes(), preset=9)
+    bits = {
+        'values': len(values),
+        'order 0': order_0_bits(values),
+        'xz -9': 8 * len(compressed) / len(values),
+    }
     if 'point_cloud' in cfg:
         bits['sorted points'] = sorted_points_bits(values.reshape(len(parts), -1, 3))
     numbers = ', '.join(f'{name} {value:.3f}' for name, value in list(bits.items())[1:])

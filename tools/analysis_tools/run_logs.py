@@ -61,15 +61,14 @@ def is_training(record: dict) -> bool:
 
 
 def validated_metrics(records: Sequence[dict]) -> list[str]:
-    return list(
-        dict.fromkeys(
-            name
-            for record in records
-            if not is_training(record)
-            for name, value in record.items()
-            if name not in _CLOCKS and isinstance(value, int | float)
-        )
+    names = (
+        name
+        for record in records
+        if not is_training(record)
+        for name, value in record.items()
+        if name not in _CLOCKS and isinstance(value, int | float)
     )
+    return list(dict.fromkeys(names))
 
 
 def epoch_length(records: Sequence[dict]) -> int | None:

@@ -56,13 +56,12 @@ def hours(name: str, parameters: int, facts: dict[str, Any], with_cp: bool) -> s
 
 
 def table(page: dict[str, Any], metafile: dict[str, Any], memory: dict[str, Any]) -> str:
+    found = list(rows(metafile, page['table']))
     columns = {
         header: name
         for header, name in metafile['Tables'][page['table']].items()
-        if name.endswith('(paper)')
+        if name.endswith('(paper)') and any(name in entries for _, entries in found)
     }
-    found = [(first, entries) for first, entries in rows(metafile, page['table'])]
-    columns = {h: n for h, n in columns.items() if any(n in entries for _, entries in found)}
     counted = ['GB of a card (count)', *(['hours (count)'] if 'hours' in page else [])]
     lines = [['config', *counted, *(f"paper's {h}" for h in columns)]]
     lines.append(['---'] * len(lines[0]))
@@ -89,11 +88,7 @@ def commands(page: dict[str, Any]) -> str:
     )
     test = 'python tools/test.py $CONFIG $(cat work_dirs/run/last_checkpoint) --out '
     option = ' \\\n    --cfg-options test_dataloader.dataset.'
-    lines = [
-        f'CONFIG=configs/{page["task"]}/{page["config"]}.py',
-        train,
-        f'{test}test.json',
-    ]
+    lines = [f'CONFIG=configs/{page["task"]}/{page["config"]}.py', train, f'{test}test.json']
     if page.get('dev'):
         lines.append(f'{test}dev.json{option}split=val')
     if page.get('dev_root'):

@@ -115,12 +115,8 @@ def validated(work_dir: Path, metric: str) -> float:
 
 def short_run(config: Path, rate: float, args: argparse.Namespace) -> None:
     work_dir = args.work_dir / f'{config.stem}_lr{rate:g}'
-    options = [
-        *args.cfg_options,
-        *args.short,
-        f'optim_wrapper.optimizer.lr={rate}',
-        f'randomness.seed={args.seeds[0]}',
-    ]
+    options = [*args.cfg_options, *args.short]
+    options += [f'optim_wrapper.optimizer.lr={rate}', f'randomness.seed={args.seeds[0]}']
     train(config, work_dir, options, args.amp)
     value = validated(work_dir, args.metric)
     write(args.out / f'{work_dir.name}.json', {args.metric: value, 'lr': rate})

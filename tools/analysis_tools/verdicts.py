@@ -60,8 +60,6 @@ def verdict(found: Difference, sign: str) -> str:
 
     Intervals are not corrected for the number of comparisons.
     """
-    if sign not in ('+', '-'):
-        raise ValueError(f"sign must be '+' or '-', got {sign!r}")
     if found.p is None or found.p >= 1 - LEVEL:
         return NOT_DECIDABLE
     return SAME if (found.mean > 0) == (sign == '+') else OPPOSITE
@@ -75,8 +73,6 @@ def verdict_table(
     Means and differences are printed with half the width of their 95 % interval and two digits of
     the smallest standard error. ``expected`` are the signs of the differences, '+' or '-'.
     """
-    if not groups or not all(groups.values()):
-        raise ValueError('groups must have at least one group and one run each')
     first, *others = groups
     if unknown := set(expected or {}) - set(others):
         raise ValueError(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mmengine.config import Config
 
+from aft_mm.cli.arguments import check_suffix
 from aft_mm.config.finding import find_config, install_root
 from aft_mm.config.reading import READ, read_config
 from aft_mm.errors import UserError, user_errors
@@ -14,14 +15,8 @@ from aft_mm.errors import UserError, user_errors
 def with_portable_bases(path: Path) -> str:
     """Return the text of a config with bases of aft_mm as ``aft_mm::``, others as absolute paths."""
     text = path.read_text(encoding='utf-8')
-    bases = next(
-        (
-            node.value
-            for node in ast.parse(text).body
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], 'id', '') == '_base_'
-        ),
-        None,
-    )
+    assigned = (node for node in ast.parse(text).body if isinstance(node, ast.Assign))
+    bases = next((x.value for x in assigned if getattr(x.targets[0], 'id', '') == '_base_'), None)
     if bases is None:
         return text
     written = ast.literal_eval(bases)
@@ -35,9 +30,7 @@ def with_portable_bases(path: Path) -> str:
         names.append(name)
     lines = text.encode().splitlines(keepends=True)  # ast counts bytes
     before = b''.join(lines[: bases.lineno - 1]) + lines[bases.lineno - 1][: bases.col_offset]
-    after = lines[bases.end_lineno - 1][bases.end_col_offset :] + b''.join(
-        lines[bases.end_lineno :]
-    )
+    after = b''.join(lines[bases.end_lineno - 1 :])[bases.end_col_offset :]
     listed = ''.join(f'    {name!r},\n' for name in names)
     return f'{before.decode()}[\n{listed}]{after.decode()}'
 
@@ -46,8 +39,7 @@ def main(args: argparse.Namespace) -> None:
     with user_errors():
         path = Path(find_config(args.config))
         out = Path(args.out or path.name)
-        if out.suffix != '.py':
-            raise UserError(f'--out must end in .py, got {args.out!r}')
+        check_suffix('--out', out, ('.py',))
         if out.exists():
             raise UserError(f'{str(out)!r} exists already; name another file with --out')
         if args.keep_bases and args.cfg_options:

@@ -67,12 +67,8 @@ def print_devices() -> None:
             f'{found.minor}'
         )
     if not torch.cuda.is_available():
-        built = torch.version.cuda or torch.version.hip
-        print(
-            f'cuda: none (torch is built for {built})'
-            if built
-            else 'cuda: none (torch is built for the CPU)'
-        )
+        built = torch.version.cuda or torch.version.hip or 'the CPU'
+        print(f'cuda: none (torch is built for {built})')
     if torch.backends.mps.is_available():
         print('mps: available')
     print()
@@ -93,34 +89,25 @@ def print_tasks() -> None:
 
 def print_data() -> None:
     folder = Path(os.environ.get('AFT_MM_DATA', 'data'))
-    print(
-        f'data: {folder.absolute()}'
-        + (
-            ''
-            if folder.is_dir()
-            else ', which does not exist; set AFT_MM_DATA to the folder that holds the data sets'
-        )
-    )
-    names = sorted(
-        {
-            name
-            for path in (install_root() / 'configs').rglob('*.py')
-            if path.parent.name != 'own_data'
-            for name in DATA.findall(path.read_text(encoding='utf-8'))
-        }
-    )
+    hint = ', which does not exist; set AFT_MM_DATA to the folder that holds the data sets'
+    print(f'data: {folder.absolute()}' + ('' if folder.is_dir() else hint))
+    names = {
+        name
+        for path in (install_root() / 'configs').rglob('*.py')
+        if path.parent.name != 'own_data'
+        for name in DATA.findall(path.read_text(encoding='utf-8'))
+    }
     for word, exists in (('found', True), ('missing', False)):
-        found = [name for name in names if (folder / name).exists() == exists]
+        found = [name for name in sorted(names) if (folder / name).exists() == exists]
         if found:
             print(f'{word}: {", ".join(found)}')
 
 
 def check_kernels() -> None:
     selftest = importlib.import_module('aft_mm.ops.selftest')
+    device = 'cpu' if os.environ.get('TRITON_INTERPRET') == '1' else 'cuda'
     try:
-        passed = selftest.check_kernels(
-            device='cpu' if os.environ.get('TRITON_INTERPRET') == '1' else 'cuda'
-        )
+        passed = selftest.check_kernels(device=device)
     except (RuntimeError, OSError) as error:
         raise SystemExit(f'Error: {error}') from None
     if not passed:

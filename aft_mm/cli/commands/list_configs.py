@@ -1,7 +1,6 @@
 """List the configs with their measured results and requirements."""
 
 import argparse
-import importlib.machinery
 import importlib.util
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -28,12 +27,7 @@ def missing(task: str) -> list[str]:
 
 
 def is_installed(module: str) -> bool:
-    package, _, rest = module.partition('.')
-    found = importlib.util.find_spec(package)
-    if found is None or not rest:
-        return found is not None
-    finder = importlib.machinery.PathFinder
-    return finder.find_spec(rest, list(found.submodule_search_locations or ())) is not None
+    return importlib.util.find_spec(module) is not None
 
 
 def measured() -> dict[str, dict[str, Any]]:

@@ -71,16 +71,11 @@ def main(args: argparse.Namespace) -> None:
         by_epoch = args.kind in ('image-folder', 'coco', 'voc')
         length = epochs(kind, found.parts['train']) if by_epoch else kind.iterations
         iterations = length * -(-found.parts['train'] // kind.batch_size) if by_epoch else length
-        text = '\n'.join(
-            [
-                f'# {found.about[0]}.',
-                f"_base_ = 'aft_mm::own_data/{kind.base}'",
-                '',
-                *found.config,
-                *([f'train_cfg = dict(max_epochs={length})'] if by_epoch else []),
-                '',
-            ]
-        )
+        lines = [f'# {found.about[0]}.', f"_base_ = 'aft_mm::own_data/{kind.base}'", '']
+        lines += found.config
+        if by_epoch:
+            lines.append(f'train_cfg = dict(max_epochs={length})')
+        text = '\n'.join([*lines, ''])
         write(out, text.replace('SPLIT', repr(str(folder.absolute()))))
         for name, content in found.files.items():
             write(folder / name, content)

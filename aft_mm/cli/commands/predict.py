@@ -41,11 +41,8 @@ def find_images(inputs: Sequence[str]) -> list[str]:
         found += images
     found = list(dict.fromkeys(found))
     with ThreadPoolExecutor(16) as pool:
-        list(
-            progress(
-                pool.map(partial(check_image, name='data'), found), 'reading images', len(found)
-            )
-        )
+        checks = pool.map(partial(check_image, name='data'), found)
+        list(progress(checks, 'reading images', len(found)))
     return found
 
 

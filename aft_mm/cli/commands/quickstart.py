@@ -44,17 +44,8 @@ def main(args: argparse.Namespace) -> None:
     call('aft_mm', 'train', NAME, '--work-dir', folder, *options)
     checkpoint = (folder / 'last_checkpoint').read_text().strip()
     metrics, picture = folder / 'metrics.json', folder / 'position_bias.png'
-    call(
-        'aft_mm',
-        'test',
-        NAME,
-        checkpoint,
-        '--work-dir',
-        folder / 'test',
-        '--out',
-        metrics,
-        *options,
-    )
+    results = ['--work-dir', folder / 'test', '--out', metrics]
+    call('aft_mm', 'test', NAME, checkpoint, *results, *options)
     call('aft_mm', 'plot', 'bias', NAME, checkpoint, '--out', picture)
     accuracy = json.loads(metrics.read_text())['accuracy/top1']
     logs = max(path for path in folder.glob('2*') if path.is_dir())

@@ -13,7 +13,6 @@ from aft_mm.apis.loading import check_draws, task_of
 from aft_mm.checks import check_int
 from aft_mm.cli.arguments import check_writable, numbered
 from aft_mm.cli.parsers import sampling_options
-from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data, read_config
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
@@ -33,7 +32,6 @@ ARGUMENTS = dict(complete='ImageGenerator', prompt='TextGenerator', num_chars='T
 def check_args(args: argparse.Namespace) -> Config:
     """Read the config and refuse arguments that do not fit its kind of model."""
     config = read_config(args.config, args.cfg_options)
-    check_checkpoint(args.checkpoint)
     check_draws(config)
     task = task_of(config)
     if task in OTHER_TOOLS:

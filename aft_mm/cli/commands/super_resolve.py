@@ -1,7 +1,6 @@
 """Enlarge an image by sampling from a trained super-resolution model."""
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 from mmengine.config import Config
@@ -10,9 +9,8 @@ from PIL import Image
 from aft_mm.apis import SuperResolver
 from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
-from aft_mm.cli.arguments import check_writable, numbered
+from aft_mm.cli.arguments import check_suffix, check_writable, numbered
 from aft_mm.cli.parsers import sampling_options
-from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import read_config
 from aft_mm.datasets import read_rgb
 from aft_mm.datasets.image_files import GREY
@@ -23,14 +21,12 @@ from aft_mm.visualization import draw_super_resolution
 
 def check_args(args: argparse.Namespace) -> Config:
     config = read_config(args.config, args.cfg_options)
-    check_checkpoint(args.checkpoint)
     if task_of(config) != 'SuperResolver':
         raise UserError(
             f'{args.config} is not a config of super-resolution, because it has no '
             'source_shape; use `aft_mm sample`'
         )
-    if Path(args.out).suffix != '.png':
-        raise UserError(f'OUT must end in .png, got {args.out!r}')
+    check_suffix('OUT', args.out, ('.png',))
     check_int('--num', args.num, 1)
     return config
 
@@ -40,11 +36,10 @@ def read_image(path: str, num_channels: int) -> np.ndarray:
     image, warnings = read_rgb(path)
     if num_channels == 1:
         image = np.asarray(Image.fromarray(image).convert('L'))[..., None]
-        warnings = (
-            [warning for warning in warnings if warning != GREY]
-            if GREY in warnings
-            else [*warnings, 'a colour image is converted to grey']
-        )
+        if GREY in warnings:
+            warnings.remove(GREY)
+        else:
+            warnings.append('a colour image is converted to grey')
     for warning in warnings:
         print(f'{path}: {warning}')
     return image

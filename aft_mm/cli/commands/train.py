@@ -62,10 +62,9 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace, run: Run) -> None:
     """Build the runner, check it, then train; ``run`` stops it at a signal."""
-    with user_errors(ValueError):
+    with user_errors(*CONFIG_ERRORS):
         requested_backends()
         keep_freed_memory()
-    with user_errors(*CONFIG_ERRORS):
         check_torchvision()
         cfg = load_run_config(args)
         apply_args(cfg, args)

@@ -13,7 +13,6 @@ from aft_mm.apis import Recognition, SpeechRecognizer
 from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
 from aft_mm.cli.arguments import PICTURES, check_output
-from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import read_config
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
@@ -22,7 +21,6 @@ from aft_mm.visualization import draw_alignment
 
 def check_args(args: argparse.Namespace) -> Config:
     config = read_config(args.config, args.cfg_options)
-    check_checkpoint(args.checkpoint)
     if task_of(config) != 'SpeechRecognizer':
         raise UserError(
             f'{args.config} is not a config of speech recognition, because it has no units'
@@ -57,13 +55,8 @@ def recognise(
                     print(f'{path}: {warning}', file=sys.stderr)
             except UserError as error:
                 print(f'{path}: {error}', file=sys.stderr)
-        found = dict(
-            zip(
-                samples,
-                recognizer.stream(list(samples.values()), args.beam_size, args.batch_size),
-                strict=True,
-            )
-        )
+        results = recognizer.stream(list(samples.values()), args.beam_size, args.batch_size)
+        found = dict(zip(samples, results, strict=True))
         for index, path in enumerate(part):
             yield path, found.get(index)
 
@@ -89,19 +82,14 @@ def main(args: argparse.Namespace) -> None:
             recognizer = SpeechRecognizer(config, args.checkpoint, args.device)
         lost, picture = 0, args.picture
         bar = dict(console=Console(stderr=True), disable=len(files) <= args.batch_size)
-        for path, found in track(
-            recognise(args, recognizer, files), 'Transcribing', len(files), **bar
-        ):
+        results = recognise(args, recognizer, files)
+        for path, found in track(results, 'Transcribing', len(files), **bar):
             for line in lines(path, found, args.num_best):
                 print(line, flush=True)
             lost += found is None
             if picture and found is not None:
-                figure = draw_alignment(
-                    found.log_probs,
-                    recognizer.units.names,
-                    recognizer.seconds_per_frame,
-                    args.transcript,
-                )
+                names, seconds = recognizer.units.names, recognizer.seconds_per_frame
+                figure = draw_alignment(found.log_probs, names, seconds, args.transcript)
                 figure.savefig(picture, dpi=110)
                 picture = None
     if lost:

@@ -16,7 +16,6 @@ from aft_mm.apis.loading import check_task
 from aft_mm.checkpoint import averaged
 from aft_mm.checks import check_int, check_number
 from aft_mm.cli.parsers import sampling_options
-from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import read_config
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
@@ -27,7 +26,6 @@ BATCHES = 16  # whose lines are sorted by length together
 
 def check_args(args: argparse.Namespace) -> Config:
     config = read_config(args.config, args.cfg_options)
-    check_checkpoint(args.checkpoint)
     check_task(config, 'Translator')
     for name in ('batch_size', 'beam_size'):
         check_int(f'--{name.replace("_", "-")}', getattr(args, name), 1)

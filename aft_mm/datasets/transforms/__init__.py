@@ -3,13 +3,7 @@
 from .images import LoadRGBImage, SuperResolutionPair
 from .points import LoadPoints, PackPointCloud
 from .sequences import PackSequence, RandomValueShift
-from .speech import (
-    LoadUtterance,
-    NormalizeFeatures,
-    PackUtterance,
-    SpecAugment,
-    StackFrames,
-)
+from .speech import LoadUtterance, NormalizeFeatures, PackUtterance, SpecAugment, StackFrames
 
 __all__ = [
     'LoadPoints',

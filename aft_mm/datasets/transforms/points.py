@@ -37,11 +37,7 @@ class PackPointCloud(BaseTransform):
     """
 
     def __init__(
-        self,
-        num_points: int = 2048,
-        num_bits: int = 8,
-        order: str = 'raw',
-        seed: int | None = None,
+        self, num_points: int = 2048, num_bits: int = 8, order: str = 'raw', seed: int | None = None
     ) -> None:
         check_int('num_points', num_points, 1)
         check_num_bits(num_bits)

@@ -94,14 +94,9 @@ class LoadUtterance(BaseTransform):
         if self.cache_dir is None or not os.path.isfile(path):
             return None
         stat = os.stat(path)
-        key = [
-            os.path.abspath(path),
-            stat.st_size,
-            stat.st_mtime_ns,
-            self.sample_rate,
-            self.num_mel_bins,
-        ]
-        name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+        file = [os.path.abspath(path), stat.st_size, stat.st_mtime_ns]
+        key = json.dumps([*file, self.sample_rate, self.num_mel_bins])
+        name = hashlib.sha256(key.encode()).hexdigest()[:32]
         return Path(self.cache_dir, name[:2], f'{name}.v2.npz')
 
 

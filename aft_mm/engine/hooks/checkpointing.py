@@ -15,7 +15,6 @@ import torch
 from mmengine.device import get_device
 from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook, EMAHook, Hook
-from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import Tensor
 
@@ -30,6 +29,7 @@ from aft_mm.checkpoint import (
 )
 from aft_mm.checks import check_int, check_number
 from aft_mm.errors import UserError
+from aft_mm.openmmlab import warn
 from aft_mm.registry import HOOKS
 
 from ..runner import task_model
@@ -354,7 +354,7 @@ class ResumeCheckHook(Hook):
                 'with load_from=CHECKPOINT'
             )
         if averages and 'ema_state_dict' not in checkpoint:
-            _warn('the checkpoint holds no averaged weights: the average of EMAHook starts here')
+            warn('the checkpoint holds no averaged weights: the average of EMAHook starts here')
         _check_optimizer(runner, checkpoint['optimizer'], saved.get('optimizer'))
         _check_schedules(runner, checkpoint)
         self._check_progress(runner, meta, saved)
@@ -363,7 +363,9 @@ class ResumeCheckHook(Hook):
         loop, epoch, iteration = runner.train_loop, meta['epoch'], meta['iter']
         now = _properties(runner)
         before = saved.get('num_processes', now['num_processes'])
+        unit, done, end = 'iteration', iteration, runner.max_iters
         if isinstance(loop, EpochBasedTrainLoop):
+            unit, done, end = 'epoch', epoch, runner.max_epochs
             length = now['epoch_length']
             inside = meta.get(INSIDE_EPOCH, {}).get('num_done', 0)
             if iteration != epoch * length + inside:
@@ -374,25 +376,20 @@ class ResumeCheckHook(Hook):
                     f'({before} processes), from a checkpoint at the end of an epoch'
                 )
         if before != now['num_processes']:
-            _warn(
+            warn(
                 f'the checkpoint was written by {before} processes and the run resumes with '
                 f'{now["num_processes"]}: samples are distributed differently, so the weights '
                 'will not be those of an uninterrupted run'
             )
         threads = saved.get('num_threads', now['num_threads'])
         if threads != now['num_threads'] and get_device() == 'cpu':
-            _warn(
+            warn(
                 f'the checkpoint was written with {threads} threads and the run resumes with '
                 f'{now["num_threads"]}: sums are rounded differently, so the weights will not '
                 'be bit for bit those of an uninterrupted run; OMP_NUM_THREADS sets the number'
             )
-        unit, done, end = (
-            ('epoch', epoch, runner.max_epochs)
-            if isinstance(loop, EpochBasedTrainLoop)
-            else ('iteration', iteration, runner.max_iters)
-        )
         if done >= end:
-            _warn(
+            warn(
                 f'the run is finished ({unit} {done} of {end}): nothing is left to train; a '
                 f'longer one needs a larger train_cfg.max_{unit.removesuffix("ation")}s'
             )
@@ -401,13 +398,8 @@ class ResumeCheckHook(Hook):
 def _check_numbers(meta: dict) -> None:
     inside = meta.get(INSIDE_EPOCH, {'num_done': 0})
     seconds = meta.get(TIME_BUDGET, {}).get('seconds', 0.0)
-    counts = [
-        meta.get('epoch'),
-        meta.get('iter'),
-        meta.get('seed') or 0,
-        inside.get('num_done'),
-        inside.get('sampler_seed') or 0,
-    ]
+    counts = [meta.get('epoch'), meta.get('iter'), meta.get('seed') or 0]
+    counts += [inside.get('num_done'), inside.get('sampler_seed') or 0]
     if not all(type(count) is int and 0 <= count < 2**63 for count in counts) or not (
         isinstance(seconds, int | float) and 0 <= seconds < math.inf
     ):
@@ -478,10 +470,6 @@ def _check_types(owner: str, saved: dict, own: dict) -> None:
             raise UserError(
                 f'{key} of {owner} in the checkpoint must be a number, got {saved[key]!r:.100}'
             )
-
-
-def _warn(message: str) -> None:
-    print_log(message, logger='current', level=logging.WARNING)
 
 
 @HOOKS.register_module()

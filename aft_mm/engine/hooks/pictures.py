@@ -1,6 +1,5 @@
 """Pictures sampled from a model during training."""
 
-import logging
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ from mmengine.runner import Runner
 
 from aft_mm.checks import check_int, check_number, check_sizes
 from aft_mm.errors import UserError
+from aft_mm.openmmlab import warn
 from aft_mm.registry import HOOKS
 from aft_mm.visualization import (
     check_image_shape,
@@ -35,13 +35,18 @@ class SampleVisualizationHook(Hook):
 
     Args:
         interval: Epochs between pictures, which the last epoch also has; 0 for none.
+        temperature: Divides the logits.
+        seed: Seed of the samples, the same in every epoch.
     """
 
     priority = 'LOWEST'  # after the checkpoint has been written
 
-    def __init__(self, interval: int = 10) -> None:
+    def __init__(self, interval: int = 10, temperature: float = 1.0, seed: int = 0) -> None:
         check_int('interval of a picture', interval, 0)
+        check_number('temperature', temperature, above=0)
+        check_int('seed', seed, 0)
         self.interval = interval
+        self.options = dict(temperature=temperature, seed=seed, progress=True)
 
     @master_only
     def after_train_epoch(self, runner: Runner) -> None:
@@ -68,12 +73,10 @@ class SampleHook(SampleVisualizationHook):
 
     Args:
         image_shape: ``(H, W, C)`` of the images.
-        interval: As for :class:`SampleVisualizationHook`.
+        interval, temperature, seed: As for :class:`SampleVisualizationHook`.
         num_samples: Unconditional samples; 0 omits the picture.
         num_images: First validation images to complete; 0 omits the picture.
         num_completions: Completions of each.
-        temperature: Divides the logits.
-        seed: Seed of the samples, the same in every epoch.
     """
 
     def __init__(
@@ -86,18 +89,15 @@ class SampleHook(SampleVisualizationHook):
         temperature: float = 1.0,
         seed: int = 0,
     ) -> None:
-        super().__init__(interval)
+        super().__init__(interval, temperature, seed)
         check_sizes('image_shape (H, W, C)', image_shape, (3,))
         check_int('num_samples', num_samples, 0)
         check_int('num_images', num_images, 0)
         check_int('num_completions', num_completions, 1)
-        check_number('temperature', temperature, above=0)
-        check_int('seed', seed, 0)
         self.image_shape = tuple(image_shape)
         self.num_samples = num_samples
         self.num_images = num_images
         self.num_completions = num_completions
-        self.options = dict(temperature=temperature, seed=seed, progress=True)
 
     def before_train(self, runner: Runner) -> None:
         check_image_shape(task_model(runner), self.image_shape)
@@ -108,12 +108,8 @@ class SampleHook(SampleVisualizationHook):
             samples = sample_images(model, self.image_shape, self.num_samples, **self.options)
             yield 'samples', draw_samples(samples)
         if self.num_images and runner.val_loop is not None:
-            images = np.stack(
-                [
-                    sample['inputs'].numpy().reshape(self.image_shape)
-                    for sample in validation_samples(runner, self.num_images)
-                ]
-            )
+            pairs = validation_samples(runner, self.num_images)
+            images = np.stack([pair['inputs'].numpy().reshape(self.image_shape) for pair in pairs])
             num_given_rows = self.image_shape[0] // 2
             completions = complete_images(
                 model, images.repeat(self.num_completions, axis=0), num_given_rows, **self.options
@@ -129,7 +125,7 @@ class PointCloudHook(SampleVisualizationHook):
     Args:
         num_bits: Bits of a coordinate, as in the data.
         up: Vertical axis, ``'x'``, ``'y'`` or ``'z'``.
-        interval, temperature, seed: As for :class:`SampleHook`.
+        interval, temperature, seed: As for :class:`SampleVisualizationHook`.
         num_samples: Number of clouds.
     """
 
@@ -142,16 +138,13 @@ class PointCloudHook(SampleVisualizationHook):
         temperature: float = 1.0,
         seed: int = 0,
     ) -> None:
-        super().__init__(interval)
+        super().__init__(interval, temperature, seed)
         check_up(up)
         check_int('num_bits', num_bits, 1, 8)
         check_int('num_samples', num_samples, 1)
-        check_number('temperature', temperature, above=0)
-        check_int('seed', seed, 0)
         self.num_bits = num_bits
         self.up = up
         self.num_samples = num_samples
-        self.options = dict(temperature=temperature, seed=seed, progress=True)
 
     def before_train(self, runner: Runner) -> None:
         model = task_model(runner)
@@ -175,7 +168,7 @@ class SuperResolutionHook(SampleVisualizationHook):
     Args:
         image_shape: ``(H, W, C)`` of the images.
         source_shape: ``(h, w, C)`` of the inputs.
-        interval, temperature, seed: As for :class:`SampleHook`.
+        interval, temperature, seed: As for :class:`SampleVisualizationHook`.
         num_images: Number of first validation images.
         num_samples: Samples of each.
     """
@@ -190,27 +183,20 @@ class SuperResolutionHook(SampleVisualizationHook):
         temperature: float = 0.8,
         seed: int = 0,
     ) -> None:
-        super().__init__(interval)
+        super().__init__(interval, temperature, seed)
         check_sizes('image_shape (H, W, C)', image_shape, (3,))
         check_sizes('source_shape (h, w, C)', source_shape, (3,))
         check_int('num_images', num_images, 1)
         check_int('num_samples', num_samples, 1)
-        check_number('temperature', temperature, above=0)
-        check_int('seed', seed, 0)
         self.image_shape = tuple(image_shape)
         self.source_shape = tuple(source_shape)
         self.num_images = num_images
         self.num_samples = num_samples
-        self.options = dict(temperature=temperature, seed=seed, progress=True)
 
     def before_train(self, runner: Runner) -> None:
         check_super_resolution(task_model(runner), self.image_shape, self.source_shape)
         if runner.val_loop is None:
-            print_log(
-                'SuperResolutionHook adds no pictures, because the run has no validation images',
-                'current',
-                logging.WARNING,
-            )
+            warn('SuperResolutionHook adds no pictures, because the run has no validation images')
 
     def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
         if runner.val_loop is None:

@@ -57,8 +57,7 @@ class CheckImagesHook(Hook):
             f'CheckImagesHook: this rank checks {len(paths)} image files of the {name} set'
         )
         with ThreadPoolExecutor(self.num_threads) as pool:
-            for _ in pool.map(partial(check_image, name=name), paths):
-                pass
+            list(pool.map(partial(check_image, name=name), paths))  # raises what they raise
 
 
 @HOOKS.register_module()

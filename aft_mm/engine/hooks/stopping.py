@@ -106,12 +106,8 @@ class StopHook(Hook):
         hub = runner.message_hub
         if self.saved != iteration:
             path = Path(runner.work_dir, f'iter_{iteration}.pth')
-            runner.save_checkpoint(
-                runner.work_dir,
-                path.name,
-                meta=dict(epoch=epoch, iter=iteration),
-                backend_args=ATOMIC_BACKEND,
-            )
+            options = dict(meta=dict(epoch=epoch, iter=iteration), backend_args=ATOMIC_BACKEND)
+            runner.save_checkpoint(runner.work_dir, path.name, **options)
             hub.update_info('last_ckpt', str(path))
             write_pointer(runner.work_dir, str(path))
         self.announce(runner, iteration, hub.get_info('last_ckpt'))
