@@ -34,7 +34,7 @@ from mmengine.visualization import Visualizer  # noqa: E402
 from aft_mm.cli.main import parse_args  # noqa: E402
 from aft_mm.cli.parsers import COMMANDS  # noqa: E402
 
-from .helpers import free_port  # noqa: E402
+from .helpers import free_port, load_script  # noqa: E402
 
 cv2.setNumThreads(0)
 # In a fork of a process whose first backward pass is a compiled one, torch refuses a backward pass.
@@ -276,12 +276,8 @@ def tool(root, monkeypatch) -> Callable[[str], ModuleType | Command]:
     def load(name):
         if '/' not in name and name != 'launch':
             return Command(name)
-        path = root / f'tools/{name}.py'
-        monkeypatch.syspath_prepend(str(path.parent))
-        spec = importlib.util.spec_from_file_location(f'tool_{name}', path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        monkeypatch.syspath_prepend(str((root / f'tools/{name}.py').parent))
+        return load_script(f'tools/{name}')
 
     return load
 

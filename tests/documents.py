@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
+PARTS = 'tables', 'tasks', 'tutorials'
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (
         *ROOT.glob('*.md'),
         *ROOT.glob('docs/*.md'),
-        *ROOT.glob('docs/tables/*.md'),
-        *ROOT.glob('docs/tasks/*.md'),
-        *ROOT.glob('docs/tutorials/*.md'),
+        *(path for part in PARTS for path in ROOT.glob(f'docs/{part}/*.md')),
         *ROOT.glob('configs/*/README.md'),
         *ROOT.glob('examples/*/README.md'),
     )

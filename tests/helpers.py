@@ -1,12 +1,24 @@
-"""Functions that read what commands have written, and a free port for them."""
+"""Functions that load scripts, read what commands have written, and find a free port for them."""
 
+import importlib.util
 import json
 import socket
 import subprocess
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+
+
+def load_script(path: str) -> ModuleType:
+    """Return a Python file of the repository as a module; `path` has no suffix."""
+    spec = importlib.util.spec_from_file_location(Path(path).name, ROOT / f'{path}.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def only_error(result: subprocess.CompletedProcess) -> str:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).parents[1]
+from .helpers import load_script
+
 WORDS = dict(
     zip(
         'ein zwei Hund Mann läuft schläft rot grün Straße Über'.split(),
@@ -30,11 +31,7 @@ def sentences(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
 
 
 def converter(name: str):
-    path = ROOT / f'tools/dataset_converters/{name}.py'
-    spec = importlib.util.spec_from_file_location(f'converter_{name}', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(f'tools/dataset_converters/{name}')
 
 
 def write_pairs(folder: Path) -> None:

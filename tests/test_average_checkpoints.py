@@ -1,6 +1,5 @@
 """tools/model_converters/average_checkpoints.py."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -9,15 +8,10 @@ import torch
 from aft_mm.checkpoint import averaged, load_from_local
 from aft_mm.errors import UserError
 
-PATH = Path(__file__).parents[1] / 'tools/model_converters/average_checkpoints.py'
+from .errors import exits
+from .helpers import load_script
 
-
-@pytest.fixture(scope='module')
-def tool():
-    spec = importlib.util.spec_from_file_location('average_checkpoints', PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+tool = load_script('tools/model_converters/average_checkpoints')
 
 
 def save(path, seed, width=3):
@@ -28,7 +22,7 @@ def save(path, seed, width=3):
     return model
 
 
-def test_the_average_is_the_mean_and_gives_another_output(tool, tmp_path, monkeypatch):
+def test_the_average_is_the_mean_and_gives_another_output(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     models = [save(f'epoch_{seed}.pth', seed) for seed in (1, 2, 3)]
     tool.main(['epoch_1.pth', 'epoch_2.pth', 'epoch_3.pth', '--out', 'mean.pth'])
@@ -70,11 +64,10 @@ def test_the_option_averages_the_checkpoints_up_to_the_given_one(tmp_path):
         (['a.pth', 'none.pth'], 'none.pth'),
     ],
 )
-def test_what_cannot_be_averaged_is_refused(tool, files, message, tmp_path, monkeypatch):
+def test_what_cannot_be_averaged_is_refused(files, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save('a.pth', 1)
     save('wide.pth', 1, width=4)
     torch.save(dict(meta={}), 'empty.pth')
-    with pytest.raises(SystemExit, match=f'^Error: .*{message}'):
-        tool.main([*files, '--out', 'mean.pth'])
+    exits(f'^Error: .*{message}', tool.main, [*files, '--out', 'mean.pth'])
     assert not Path('mean.pth').exists()

@@ -1,25 +1,18 @@
 """tools/dataset_converters/enwik8.py: archive to data file."""
 
 import gzip
-import importlib.util
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aft_mm.datasets import TextFile
 
+from .errors import exits
+from .helpers import load_script
+
 SIZE = 3001
-
-
-@pytest.fixture
-def enwik8():
-    path = Path(__file__).parents[1] / 'tools/dataset_converters/enwik8.py'
-    spec = importlib.util.spec_from_file_location('enwik8_converter', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+enwik8 = load_script('tools/dataset_converters/enwik8')
 
 
 @pytest.fixture
@@ -38,7 +31,7 @@ def archive(request, tmp_path, content):
     return path
 
 
-def test_the_file_is_unpacked_for_the_dataset(enwik8, archive, tmp_path, content, capsys):
+def test_the_file_is_unpacked_for_the_dataset(archive, tmp_path, content, capsys):
     folder = tmp_path / 'data/enwik8'
     enwik8.main([str(archive), str(folder), '--size', str(SIZE)])
     assert capsys.readouterr().out == f'written to {folder / "enwik8"}\n'
@@ -47,43 +40,25 @@ def test_the_file_is_unpacked_for_the_dataset(enwik8, archive, tmp_path, content
     assert [path.name for path in folder.iterdir()] == ['enwik8']
 
 
-def fails(enwik8, archive, folder, match, *words):
-    with pytest.raises(SystemExit, match=match) as error:
-        enwik8.main([str(archive), str(folder), *words])
-    assert '\n' not in str(error.value)
+def fails(match, archive, *words):
+    folder = archive.parent / 'data'
+    exits(match, enwik8.main, [str(archive), str(folder), *words])
     assert not folder.exists() or not list(folder.iterdir())
 
 
-def test_another_size_is_refused(enwik8, archive, tmp_path):
-    fails(
-        enwik8,
-        archive,
-        tmp_path / 'data',
-        rf"enwik8 must have 100,000,000 bytes, but '{archive}' holds 3,001; .* --size 3001",
-    )
-
-
-def test_a_damaged_archive_is_refused(enwik8, archive, tmp_path):
+def test_damaged_archives_and_another_size_are_refused(archive):
+    found = rf"'{archive}' holds 3,001; .* --size 3001"
+    fails(f'enwik8 must have 100,000,000 bytes, but {found}', archive)
     data = archive.read_bytes()
     for damaged in (data[:-100], data[:100] + bytes(100) + data[200:], b''):
         archive.write_bytes(damaged)
-        fails(
-            enwik8,
-            archive,
-            tmp_path / 'data',
-            'is damaged or holds no enwik8|holds 0',
-            '--size',
-            str(SIZE),
-        )
+        fails('is damaged or holds no enwik8|holds 0', archive, '--size', str(SIZE))
 
 
-def test_a_zip_of_something_else_is_refused(enwik8, tmp_path):
+def test_other_files_are_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / 'a.zip', 'w') as file:
         file.writestr('enwik9', 'text')
-    fails(enwik8, tmp_path / 'a.zip', tmp_path / 'data', 'holds no enwik8')
-
-
-def test_a_missing_archive_and_an_unknown_kind_are_refused(enwik8, tmp_path):
-    fails(enwik8, tmp_path / 'no.zip', tmp_path / 'data', "no.zip' does not exist")
+    fails('holds no enwik8', tmp_path / 'a.zip')
+    fails("no.zip' does not exist", tmp_path / 'no.zip')
     (tmp_path / 'enwik8.7z').touch()
-    fails(enwik8, tmp_path / 'enwik8.7z', tmp_path / 'data', 'must be a .zip or a .gz file')
+    fails('must be a .zip or a .gz file', tmp_path / 'enwik8.7z')

@@ -55,39 +55,17 @@ def test_a_run_writes_samples_and_pictures(
     run, root, config, tmp_path, monkeypatch, name, write, picture, names
 ):
     write(tmp_path)
-    result = run(
-        root / 'tools/train.py',
-        config(name),
-        '--work-dir',
-        'work',
-        '--cfg-options',
-        'train_cfg.max_epochs=1',
-        'custom_hooks=[]',
-        cwd=tmp_path,
-    )
+    words = '--work-dir work --cfg-options train_cfg.max_epochs=1 custom_hooks=[]'
+    result = run(root / 'tools/train.py', config(name), *words.split(), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     (path,) = tmp_path.glob(f'work/*/vis_data/vis_image/{picture}_1.png')
     with Image.open(path) as image:
         assert np.asarray(image).std() > 1
 
-    result = run(
-        root / 'tools/test.py',
-        config(name),
-        'work/epoch_1.pth',
-        '--launcher',
-        'pytorch',
-        '--out',
-        'a.json',
-        '--dump',
-        'a.pkl',
-        '--work-dir',
-        'test',
-        '--cfg-options',
-        'test_cfg.num_inputs=3',
-        cwd=tmp_path,
-        env={'CUDA_VISIBLE_DEVICES': ''},
-        ranks=2,
-    )
+    words = 'work/epoch_1.pth --launcher pytorch --out a.json --dump a.pkl --work-dir test '
+    words += '--cfg-options test_cfg.num_inputs=3'
+    command = root / 'tools/test.py', config(name), *words.split()
+    result = run(*command, cwd=tmp_path, env={'CUDA_VISIBLE_DEVICES': ''}, ranks=2)
     assert result.returncode == 0, result.stderr
     metrics = json.loads((tmp_path / 'a.json').read_text())
     assert {'bits_per_dim', *names} <= metrics.keys()

@@ -15,9 +15,10 @@ from aft_mm import ops
 from aft_mm.apis import load_model
 from aft_mm.ops import reference
 
+from .errors import exits
+from .helpers import ROOT, load_script
 from .test_documents import pack
 
-ROOT = Path(__file__).parents[1]
 MISSING = [
     name for name in ('onnx', 'onnxscript', 'onnxruntime') if not importlib.util.find_spec(name)
 ]
@@ -42,19 +43,11 @@ model = dict(
 OTHER_SIZES = [(48, 32), (40, 56), (25, 35), (9, 48)]
 
 
-def script(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope='module')
 def tool():
-    folder = ROOT / 'tools/model_converters'
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        yield script(folder / 'export_onnx.py')
+        patch.syspath_prepend(ROOT / 'tools/model_converters')
+        yield load_script('tools/model_converters/export_onnx')
 
 
 @pytest.fixture
@@ -191,7 +184,7 @@ def test_a_loop_without_torch_continues_prompts_like_the_model(mixer, tool, tmp_
         onnxruntime.InferenceSession(str(tmp_path / f'model-{name}.onnx'))
         for name in ('prompt', 'step')
     ]
-    loop = script(ROOT / 'examples/generate_onnx.py')
+    loop = load_script('examples/generate_onnx')
     for length in (1, 6):
         prompts = torch.randint(11, (1, length))
         expected = model.generate(20, prompts, greedy=True)
@@ -275,9 +268,7 @@ def test_metrics_of_the_file_are_those_of_the_config(tool, tmp_path, capsys):
 )
 def test_sequence_models_without_a_graph_are_refused(text, words, message, tool, tmp_path):
     config, checkpoint, _ = save(tmp_path, text)
-    with pytest.raises(SystemExit, match=message) as error:
-        tool.main([config, checkpoint, str(tmp_path / 'model.pt2'), *words])
-    assert '\n' not in str(error.value)
+    exits(message, tool.main, [config, checkpoint, str(tmp_path / 'model.pt2'), *words])
     assert not list(tmp_path.glob('*.pt2'))
 
 
@@ -412,23 +403,19 @@ def test_paths_of_another_model_are_refused():
 )
 def test_bad_arguments_are_rejected(mixer, words, message, tool, files, tmp_path):
     config, checkpoint, _ = files(mixer)
-    with pytest.raises(SystemExit, match=message) as error:
-        tool.main([config, checkpoint, str(tmp_path / words[0]), *words[1:]])
-    assert '\n' not in str(error.value)
+    exits(message, tool.main, [config, checkpoint, str(tmp_path / words[0]), *words[1:]])
     assert not (tmp_path / words[0]).exists()
 
 
 def test_another_backbone_and_missing_packages_are_refused(tool, files, tmp_path, monkeypatch):
     config, checkpoint, _ = files(CONV)
     monkeypatch.setitem(tool.PACKAGES, '.onnx', ('no_such_package',))
-    with pytest.raises(SystemExit, match='packages no_such_package: pip install onnx'):
-        tool.main([config, checkpoint, str(tmp_path / 'model.onnx')])
+    words = [config, checkpoint, str(tmp_path / 'model.onnx')]
+    exits('packages no_such_package: pip install onnx', tool.main, words)
     path = Path(config)
     path.write_text(path.read_text().replace('aft_mm.AFTViT', 'VisionTransformer'))
-    with pytest.raises(
-        SystemExit, match='backbone aft_mm.AFTViT or be a text .*, got VisionTransformer'
-    ):
-        tool.main([config, checkpoint, str(tmp_path / 'model.pt2')])
+    words[2] = str(tmp_path / 'model.pt2')
+    exits('backbone aft_mm.AFTViT or be a text .*, got VisionTransformer', tool.main, words)
 
 
 def test_a_detector_is_refused_without_its_backbone(tool, files, tmp_path):
@@ -436,12 +423,8 @@ def test_a_detector_is_refused_without_its_backbone(tool, files, tmp_path):
     path = Path(config)
     path.write_text(path.read_text().replace("'ImageClassifier'", "'mmdet.FasterRCNN'"))
     words = [config, str(tmp_path / 'no.pth'), str(tmp_path / 'model.pt2')]
-    with pytest.raises(
-        SystemExit, match=r'must be one of .*, got mmdet.FasterRCNN; use --backbone$'
-    ):
-        tool.main(words)
-    with pytest.raises(SystemExit, match=r"no\.pth' does not exist"):
-        tool.main([*words, '--backbone'])
+    exits(r'must be one of .*, got mmdet.FasterRCNN; use --backbone$', tool.main, words)
+    exits(r"no\.pth' does not exist", tool.main, [*words, '--backbone'])
 
 
 def exported(tool, folder, name, *words):

@@ -60,16 +60,8 @@ def train(run, root, config, tmp_path_factory):
     def call(name, *words, folder=None, **options):
         folder = folder or tmp_path_factory.mktemp(name)
         write_data(folder)
-        return folder, run(
-            root / 'tools/train.py',
-            config(name),
-            '--amp',
-            '--work-dir',
-            '.',
-            *words,
-            cwd=folder,
-            **options,
-        )
+        words = root / 'tools/train.py', config(name), '--amp', '--work-dir', '.', *words
+        return folder, run(*words, cwd=folder, **options)
 
     return call
 
@@ -113,34 +105,17 @@ def one_process(run, root, config, tmp_path_factory):
 @pytest.fixture(scope='module')
 def two_processes(run, root, config, tmp_path_factory):
     folder = tmp_path_factory.mktemp('two')
-    train = [
-        'bash',
-        root / 'tools/dist_train.sh',
-        config('tiny_without_chance'),
-        2,
-        '--work-dir',
-        '.',
-        '--cfg-options',
-        'train_dataloader.batch_size=8',
-    ]
-    result = run(*train, cwd=folder, env={**KILL, 'KILL_RANK': '1'})
+    name = config('tiny_without_chance')
+    words = '--work-dir . --cfg-options train_dataloader.batch_size=8'.split()
+    script = root / 'tools/dist_train.sh'
+    result = run('bash', script, name, 2, *words, cwd=folder, env={**KILL, 'KILL_RANK': '1'})
     assert result.returncode == 1 and (folder / 'epoch_2.pth').exists(), result.stderr
     assert 'FAILED' in result.stderr
-    assert re.fullmatch(
-        r'Error: process 1 \(pid \d+\): it was killed by SIGKILL', result.stderr.splitlines()[-1]
-    )
+    last = result.stderr.splitlines()[-1]
+    assert re.fullmatch(r'Error: process 1 \(pid \d+\): it was killed by SIGKILL', last)
     assert not (folder / 'epoch_3.pth').exists()
-    result = run(
-        root / 'tools/train.py',
-        train[2],
-        '--launcher',
-        'pytorch',
-        '--resume',
-        'epoch_2.pth',
-        *train[4:],
-        cwd=folder,
-        ranks=2,
-    )
+    words = *'--launcher pytorch --resume epoch_2.pth'.split(), *words
+    result = run(root / 'tools/train.py', name, *words, cwd=folder, ranks=2)
     assert result.returncode == 0, result.stderr
     return folder
 
@@ -162,18 +137,14 @@ def test_training_moves_the_weights_and_the_average_follows(unkilled, name):
         assert not torch.equal(value, last['ema_state_dict'][f'module.{key}']), key
 
 
-def test_two_processes_have_the_loss_of_one(one_process, two_processes):
+def test_two_processes_have_the_loss_and_the_weights_of_one(one_process, two_processes):
     one = losses(one_process)
     ranks = [losses(two_processes, rank) for rank in (0, 1)]
     assert one.keys() == ranks[0].keys() == ranks[1].keys()
     both = [np.mean([rank[iteration] for rank in ranks]) for iteration in one]
     np.testing.assert_allclose(both, list(one.values()), rtol=2e-5)
     assert ranks[0] != ranks[1]
-
-
-def test_two_processes_have_the_weights_of_one(one_process, two_processes):
-    one = load(one_process / 'epoch_3.pth')['state_dict']
-    two = load(two_processes / 'epoch_3.pth')['state_dict']
+    one, two = (load(path / 'epoch_3.pth')['state_dict'] for path in (one_process, two_processes))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5, msg=name)
 
@@ -181,29 +152,18 @@ def test_two_processes_have_the_weights_of_one(one_process, two_processes):
 def test_tested_in_one_process_in_two_and_on_a_cluster_alike(
     run, root, config, one_process, tmp_path
 ):
-    test = [config('tiny_without_chance'), one_process / 'epoch_3.pth']
-    one = run(root / 'tools/test.py', *test, '--out', 'one.json', cwd=tmp_path)
-    assert one.returncode == 0, one.stderr
-    words = '--launcher', 'pytorch', '--out', 'two.json'
-    two = run(root / 'tools/test.py', *test, *words, cwd=tmp_path, ranks=2)
-    assert two.returncode == 0, two.stderr
-
-    variables = dict(SLURM_PROCID='0', SLURM_NTASKS='1', SLURM_LOCALID='0')
-    slurm = run(
-        root / 'tools/test.py',
-        *test,
-        '--launcher',
-        'slurm',
-        '--out',
-        'slurm.json',
-        cwd=tmp_path,
-        env=dict(variables, MASTER_ADDR='127.0.0.1'),
-    )
-    assert slurm.returncode == 0, slurm.stderr
-
-    results = [
-        json.loads((tmp_path / f'{name}.json').read_text()) for name in ('one', 'two', 'slurm')
-    ]
+    test = root / 'tools/test.py', config('tiny_without_chance'), one_process / 'epoch_3.pth'
+    slurm = dict(SLURM_PROCID='0', SLURM_NTASKS='1', SLURM_LOCALID='0', MASTER_ADDR='127.0.0.1')
+    results = []
+    for words, options in (
+        ([], {}),
+        (['--launcher', 'pytorch'], dict(ranks=2)),
+        (['--launcher', 'slurm'], dict(env=slurm)),
+    ):
+        done = run(*test, *words, '--out', 'out.json', cwd=tmp_path, **options)
+        assert done.returncode == 0, done.stderr
+        results.append(json.loads((tmp_path / 'out.json').read_text()))
+        (tmp_path / 'out.json').unlink()
     assert results[0] == results[1] == results[2]
     # The last validation in training had the same weights.
     scalars = next(one_process.glob('*/vis_data/scalars.json')).read_text().splitlines()
@@ -212,12 +172,12 @@ def test_tested_in_one_process_in_two_and_on_a_cluster_alike(
 
 
 def test_likelihood_of_a_text_in_one_process_and_in_two(run, root, config, unkilled):
-    folder = unkilled('tiny_text')
-    test = [config('tiny_text'), 'epoch_3.pth']
-    one = run(root / 'tools/test.py', *test, '--out', 'one.json', cwd=folder)
-    assert one.returncode == 0, one.stderr
-    words = '--launcher', 'pytorch', '--out', 'two.json'
-    two = run(root / 'tools/test.py', *test, *words, cwd=folder, ranks=2)
-    assert two.returncode == 0, two.stderr
-    one, two = (json.loads((folder / f'{name}.json').read_text()) for name in ('one', 'two'))
+    folder, found = unkilled('tiny_text'), []
+    test = root / 'tools/test.py', config('tiny_text'), 'epoch_3.pth', '--out', 'out.json'
+    for words, ranks in (([], None), (['--launcher', 'pytorch'], 2)):
+        done = run(*test, *words, cwd=folder, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads((folder / 'out.json').read_text()))
+        (folder / 'out.json').unlink()
+    one, two = found
     assert one == pytest.approx(two, rel=1e-6) and 2 < one['bits_per_char'] < 8

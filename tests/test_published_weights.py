@@ -27,7 +27,9 @@ from aft_mm.checkpoint import load_from_http, load_from_hub, load_from_local, wr
 from aft_mm.errors import UserError
 from aft_mm.registry import register_safe_loading
 
-ROOT = Path(__file__).parents[1]
+from .errors import exits
+from .helpers import ROOT
+
 # Text of a config that trains on the digits.
 DIGITS = "train_dataloader = dict(dataset=dict(type='aft_mm.Digits'))"
 
@@ -47,13 +49,7 @@ def trained(tmp_path):
     nn.init.zeros_(hook.ema_model.module.weight)
     average = {name: x.clone() for name, x in hook.ema_model.module.state_dict().items()}
     meta = dict(cfg='a = 1', seed=3, epoch=7, dataset_meta=dict(classes=('cat', 'dog'), roots=[1]))
-    checkpoint = dict(
-        meta=meta,
-        state_dict=dict(model.state_dict()),
-        optimizer={},
-        message_hub={},
-        param_schedulers=[],
-    )
+    checkpoint = dict(meta=meta, state_dict=dict(model.state_dict()), optimizer={}, message_hub={})
     hook.before_save_checkpoint(None, checkpoint)
     torch.save(checkpoint, tmp_path / 'trained.pth')
     return weights, average
@@ -70,15 +66,8 @@ def test_published_files_contain_only_weights(options, trained, publish_model, t
         digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
         assert path == tmp_path / f'a/model-{digits}{suffix}'
     assert set(paths[0].parent.iterdir()) == set(paths)
-    dataset = dict(classes=('cat', 'dog'))
-    meta = dict(
-        cfg='a = 1',
-        epoch=7,
-        dataset_meta=dataset,
-        license='MIT',
-        command='make a b',
-        metrics={'accuracy/top1': 42.5},
-    )
+    meta = dict(cfg='a = 1', epoch=7, dataset_meta=dict(classes=('cat', 'dog')), license='MIT')
+    meta |= dict(command='make a b', metrics={'accuracy/top1': 42.5})
     expected = trained[bool(options)]
     published = torch.load(paths[1], weights_only=True)
     assert published.keys() == {'meta', 'state_dict'} and published['meta'] == meta
@@ -145,28 +134,23 @@ def test_a_licence_that_does_not_follow_must_be_given(config, reason, tool):
 
 def test_existing_files_and_missing_averages_are_refused(trained, publish_model, tmp_path):
     words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'model.pth')]
-    with pytest.raises(SystemExit, match='--license must be given'):
-        publish_model.main(words)
+    exits('--license must be given', publish_model.main, words)
     words += ['--license', 'MIT']
     publish_model.main(words)
-    with pytest.raises(SystemExit, match='exists already and was not changed'):
-        publish_model.main(words)
+    exits('exists already and was not changed', publish_model.main, words)
     (tmp_path / 'm.json').write_text('[1]')
-    with pytest.raises(SystemExit, match='m.json. must hold numbers by name'):
-        publish_model.main([*words, '--metrics', str(tmp_path / 'm.json')])
+    more = ['--metrics', str(tmp_path / 'm.json')]
+    exits('m.json. must hold numbers by name', publish_model.main, [*words, *more])
     torch.save(dict(state_dict=trained[0]), words[0])
-    with pytest.raises(SystemExit, match='--ema needs the averaged weights of EMAHook'):
-        publish_model.main([*words, '--ema'])
+    exits('--ema needs the averaged weights of EMAHook', publish_model.main, [*words, '--ema'])
     torch.save(trained[0], words[0])
-    with pytest.raises(SystemExit, match='must hold a state_dict'):
-        publish_model.main(words)
-    with pytest.raises(SystemExit, match='must be a file name that ends in .safetensors or .pth'):
-        publish_model.main([words[0], str(tmp_path / 'model.bin'), *words[2:]])
+    exits('must hold a state_dict', publish_model.main, words)
+    words[1] = str(tmp_path / 'model.bin')
+    exits('must be a file name that ends in .safetensors or .pth', publish_model.main, words)
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / 'tools/model_converters')
+def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path):
     module = tool('model_converters/release_weights')
     run = tmp_path / 'run'
     (run / '1/vis_data').mkdir(parents=True)
@@ -182,8 +166,8 @@ def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path, mon
     state = dict(state_dict=model.state_dict(), meta=meta, optimizer={})
     torch.save(state, run / 'epoch_2.pth')
     (run / 'last_checkpoint').write_text(str(run / 'epoch_2.pth'))
-    with pytest.raises(SystemExit, match='--license must be given'):
-        module.main([str(run), '--out', str(tmp_path / 'unlicensed')])
+    out = ['--out', str(tmp_path / 'new')]
+    exits('--license must be given', module.main, [str(run), *out])
     module.main([str(run), '--out', str(tmp_path / 'out'), '--license', 'MIT'])
     entries = json.loads((tmp_path / 'out/weights.json').read_text())
     sums = dict(line.split()[::-1] for line in (tmp_path / 'out/SHA256SUMS').open())
@@ -196,19 +180,23 @@ def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path, mon
         loaded = load_from_local(str(path))
         assert torch.equal(loaded['state_dict']['weight'], model.weight)
     assert module.metrics_at(str(run), 3) == {}  # a checkpoint that was not validated
-    with pytest.raises(SystemExit, match="no metafile of configs/ has an entry 'a'"):
-        words = ['--license', 'MIT', '--address', 'hf://org/name']
-        module.main([str(run), '--out', str(tmp_path / 'b'), *words])
-    with pytest.raises(SystemExit, match="--address must begin with hf:// or https://, got 'org'"):
-        module.main([str(run), '--out', str(tmp_path / 'c'), '--address', 'org'])
-    with pytest.raises(SystemExit, match='--out must be a new or empty folder'):
-        module.main([str(run), '--out', str(tmp_path / 'out')])
-    with pytest.raises(SystemExit, match='has no checkpoint of a run'):
-        module.main([str(tmp_path / 'out'), '--out', str(tmp_path / 'c')])
+    words = ['--license', 'MIT', '--address', 'hf://org/name']
+    exits("no metafile of configs/ has an entry 'a'", module.main, [str(run), *out, *words])
+    words = [str(run), '--out', str(tmp_path / 'c'), '--address', 'org']
+    exits("--address must begin with hf:// or https://, got 'org'", module.main, words)
+    exits(
+        '--out must be a new or empty folder',
+        module.main,
+        [str(run), '--out', str(tmp_path / 'out')],
+    )
+    exits(
+        'has no checkpoint of a run',
+        module.main,
+        [str(tmp_path / 'out'), '--out', str(tmp_path / 'c')],
+    )
 
 
 def test_a_release_is_listed_in_the_metafile(tool, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / 'tools/model_converters')
     module = tool('model_converters/release_weights')
     original = (ROOT / 'configs/image_classification/metafile.yml').read_text()
     copy = tmp_path / 'configs/image_classification/metafile.yml'
@@ -336,17 +324,21 @@ def test_a_hub_needs_its_library(monkeypatch):
         load_from_hub('hf://org/name/a.safetensors')
 
 
-def test_an_http_address_with_a_hash(file, tmp_path, monkeypatch):
+def test_files_of_an_http_server_are_as_safe_as_others(file, tmp_path, monkeypatch):
     path, state = file
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'hub'))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    torch.save(dict(state_dict=state, call=print), tmp_path / 'bad.pth')
     handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
     with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f'http://127.0.0.1:{server.server_port}/a.safetensors#sha256='
-        loaded = load_from_http(address + digest)
+        host = f'http://127.0.0.1:{server.server_port}'
+        address = f'{host}/a.safetensors#sha256='
+        loaded = CheckpointLoader.load_checkpoint(address + digest, map_location='cpu')
         with pytest.raises(UserError, match=f'is refused: its sha256 begins with {digest[:8]}'):
             load_from_http(address + digest[::-1])
+        with pytest.raises(pickle.UnpicklingError, match='bad.pth.* asks for print'):
+            CheckpointLoader.load_checkpoint(f'{host}/bad.pth', map_location='cpu')
         server.shutdown()
     assert torch.equal(loaded['state_dict']['weight'], state['weight'])
     assert len(list((tmp_path / 'hub').rglob('*.safetensors'))) == 1

@@ -10,18 +10,9 @@ from aft_mm.engine.hooks import SafeCheckpointHook
 from .all_configs import configs_of, load_config
 
 TASKS = (
-    'image_classification',
-    'image_ar',
-    'language_modeling',
-    'machine_translation',
-    'point_cloud',
-    'super_resolution',
-    'speech_recognition',
-    'copy_task',
-    'synthetic_tasks',
-    'detection',
-    'segmentation',
-)
+    'image_classification image_ar language_modeling machine_translation point_cloud '
+    'super_resolution speech_recognition copy_task synthetic_tasks detection segmentation'
+).split()
 FINITE = 'aft_mm.FiniteLossHook'
 EXACT = 'aft_mm.ExactResumeHook'
 

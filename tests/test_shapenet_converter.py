@@ -1,6 +1,5 @@
 """Meshes sampled to point clouds by tools/dataset_converters/shapenet.py."""
 
-import importlib.util
 import sys
 
 import numpy as np
@@ -9,17 +8,16 @@ import trimesh
 
 from aft_mm.datasets import PointClouds, read_points
 
+from .errors import exits
+from .helpers import load_script
+
 MODEL = 'models/model_normalized.obj'
 
 
 @pytest.fixture
-def convert(root, monkeypatch, capsys):
-    spec = importlib.util.spec_from_file_location(
-        'shapenet_converter', root / 'tools/dataset_converters/shapenet.py'
-    )
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # so that worker processes can import it
-    spec.loader.exec_module(module)
+def convert(monkeypatch, capsys):
+    module = load_script('tools/dataset_converters/shapenet')
+    monkeypatch.setitem(sys.modules, 'shapenet', module)  # so that worker processes can import it
 
     def call(*words):
         module.main([str(word) for word in words])
@@ -66,12 +64,8 @@ def test_points_are_on_the_surface_and_uniform_by_area(convert, tmp_path):
 def test_the_official_split_omits_unlisted_models(convert, shapenet):
     out = shapenet / 'out'
     report = convert(shapenet / 'meshes', out, '--splits', shapenet / 'all.csv')
-    assert written(out) == [
-        '02958343/train/a.npy',
-        '03001627/test/a.npy',
-        '03001627/train/b.npy',
-        '03001627/val/c.npy',
-    ]
+    expected = '02958343/train/a 03001627/test/a 03001627/train/b 03001627/val/c'
+    assert written(out) == [f'{name}.npy' for name in expected.split()]
     assert report.endswith(f'{out}: 4 written, 1 not in {shapenet}/all.csv\n')
     assert len(PointClouds(str(out), ('chair', 'car'))) == 2
     assert not np.array_equal(
@@ -88,7 +82,7 @@ def test_the_ratio_is_used_without_a_list(convert, shapenet, ratio, split):
 
 
 def test_the_split_by_hash_has_the_shares_and_depends_on_the_model_only(convert):
-    module = sys.modules['shapenet_converter']
+    module = sys.modules['shapenet']
     meshes = [module.Mesh(None, 'car', str(number), None) for number in range(3000)]
     splits = [module.split_by_hash(mesh, (0.7, 0.1, 0.2)) for mesh in meshes]
     for split, share in zip(('train', 'val', 'test'), (0.7, 0.1, 0.2), strict=True):
@@ -101,13 +95,8 @@ def test_every_mesh_format_at_any_depth(convert, tmp_path):
     for name in names:
         box(tmp_path / 'meshes/crate' / name)
     assert convert(tmp_path / 'meshes', tmp_path / 'out', '--jobs', 2).endswith(': 5 written\n')
-    assert written(tmp_path / 'out/crate') == [
-        'test/b.npy',
-        'test/e.npy',
-        'train/a.npy',
-        'train/deep-c.npy',
-        'val/d.npy',
-    ]
+    expected = 'test/b.npy test/e.npy train/a.npy train/deep-c.npy val/d.npy'
+    assert written(tmp_path / 'out/crate') == expected.split()
 
 
 def test_a_second_run_resumes(convert, tmp_path):
@@ -151,35 +140,32 @@ def test_damaged_meshes_are_named_and_counted(convert, tmp_path):
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        (['no'], "the folder of meshes 'no' does not exist"),
+        ('no', "the folder of meshes 'no' does not exist"),
         (
-            ['meshes', 'out', '--classes', 'boat'],
+            'meshes out --classes boat',
             "class 'boat' has no folder in 'meshes', which has 02958343, 03001627",
         ),
-        (['meshes/03001627/a', 'out', '--classes', 'images'], "class 'images' has no folder"),
-        (['nothing'], r"'nothing' has no mesh \(.glb, .obj, .off, .ply, .stl\) in the folder of a"),
-        (['meshes', 'out', '--splits', 'no.csv'], "--splits 'no.csv' does not exist"),
+        ('meshes/03001627/a out --classes images', "class 'images' has no folder"),
+        ('nothing', r"'nothing' has no mesh \(.glb, .obj, .off, .ply, .stl\) in the folder of a"),
+        ('meshes out --splits no.csv', "--splits 'no.csv' does not exist"),
         (
-            ['meshes', 'out', '--splits', 'other.csv'],
+            'meshes out --splits other.csv',
             "--splits 'other.csv' must be a table with the columns synsetId, modelId and split",
         ),
-        (['meshes', 'out', '--splits', 'dev.csv'], "--splits 'dev.csv' must be .*train, val, test"),
+        ('meshes out --splits dev.csv', "--splits 'dev.csv' must be .*train, val, test"),
+        (f'meshes out --splits meshes/02958343/a/{MODEL}', '--splits .* must be a table'),
+        ('meshes out --ratio 0 0 0', '--ratio must be three shares, got'),
+        ('meshes out --ratio 1 1 -1', '--ratio must be three shares, got'),
+        ('meshes out --jobs 0', '--jobs must be at least 1, got 0'),
+        ('bad', "no mesh below 'bad' could be sampled; the first error is 'bad/crate/a.off': "),
         (
-            ['meshes', 'out', '--splits', f'meshes/02958343/a/{MODEL}'],
-            '--splits .* must be a table',
-        ),
-        (['meshes', 'out', '--ratio', '0', '0', '0'], '--ratio must be three shares, got'),
-        (['meshes', 'out', '--ratio', '1', '1', '-1'], '--ratio must be three shares, got'),
-        (['meshes', 'out', '--jobs', '0'], '--jobs must be at least 1, got 0'),
-        (['bad'], "no mesh below 'bad' could be sampled; the first error is 'bad/crate/a.off': "),
-        (
-            ['twice'],
+            'twice',
             "'twice/crate/a.obj' and 'twice/crate/a.off' are both model 'a' of class 'crate'",
         ),
         (
-            ['mixed', 'out', '--ratio', '1', '0', '0'],
-            "'mixed/crate/a.off' and 'mixed/crate/train/a.off' are both model 'a' of class 'crate' in "
-            'the train split; remove one of them',
+            'mixed out --ratio 1 0 0',
+            "'mixed/crate/a.off' and 'mixed/crate/train/a.off' are both model 'a' of class 'crate' "
+            'in the train split; remove one of them',
         ),
     ],
 )
@@ -188,15 +174,12 @@ def test_bad_arguments_give_a_one_line_message(convert, shapenet, monkeypatch, w
     (shapenet / 'nothing').mkdir()
     (shapenet / 'other.csv').write_text('a,b\n1,2\n')
     (shapenet / 'dev.csv').write_text('synsetId,modelId,split\n03001627,a,dev\n')
+    for name in ('twice/crate/a.off', 'twice/crate/a.obj', 'mixed/crate/a.off'):
+        box(shapenet / name)
+    box(shapenet / 'mixed/crate/train/a.off')
     (shapenet / 'bad/crate').mkdir(parents=True)
     (shapenet / 'bad/crate/a.off').touch()
-    for suffix in ('off', 'obj'):
-        box(shapenet / f'twice/crate/a.{suffix}')
-    for name in ('a.off', 'train/a.off'):
-        box(shapenet / 'mixed/crate' / name)
-    with pytest.raises(SystemExit, match=f'^Error: {message}') as error:
-        convert(*words)
-    assert '\n' not in str(error.value)
+    exits(f'^Error: {message}', convert, *words.split())
     assert not written(shapenet / 'out') and not written(shapenet / 'data')
 
 
@@ -213,13 +196,10 @@ def test_an_unwritable_folder_is_reported_before_sampling(convert, tmp_path, mon
     (tmp_path / blocked).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / blocked).touch()
     sampled = []
-    monkeypatch.setattr(sys.modules['shapenet_converter'], 'sample', sampled.append)
-    with pytest.raises(
-        SystemExit,
-        match=f"^Error: OUT '{tmp_path}/out/crate/train/a.part' cannot "
-        'be written: (Not a directory|File exists)$',
-    ):
-        convert(tmp_path / 'meshes', tmp_path / 'out')
+    monkeypatch.setattr(sys.modules['shapenet'], 'sample', sampled.append)
+    message = 'cannot be written: (Not a directory|File exists)$'
+    match = f"^Error: OUT '{tmp_path}/out/crate/train/a.part' {message}"
+    exits(match, convert, tmp_path / 'meshes', tmp_path / 'out')
     assert not sampled
 
 

@@ -15,6 +15,7 @@ import aft_mm
 from aft_mm.ops.native.availability import FOLDER, digest
 
 from .documents import PAGES, ROOT, blocks
+from .errors import exits
 
 TUTORIAL = 'docs/tutorials/own_mixer.md'
 NOTEBOOK = ROOT / 'docs/tutorials/first_model.ipynb'
@@ -55,12 +56,8 @@ SHORT = {'train_cfg.max_epochs': 1, 'param_scheduler': None, 'visualizer.vis_bac
 
 
 def test_a_mixer_outside_the_package_trains_and_generates(decay, tool):
-    digits = own_config(
-        decay.parent,
-        2,
-        **SHORT,
-        **{'train_dataloader.dataset.indices': 128, 'train_cfg.val_interval': 1},
-    )
+    part = {'train_dataloader.dataset.indices': 128, 'train_cfg.val_interval': 1}
+    digits = own_config(decay.parent, 2, **SHORT, **part)
     tool('train').main([str(digits), '--work-dir', 'digits'])
     (log,) = decay.parent.glob('digits/*/*.log')
     assert 'Epoch(val) [1][1/1]    accuracy/top1' in log.read_text()
@@ -68,33 +65,13 @@ def test_a_mixer_outside_the_package_trains_and_generates(decay, tool):
     exec('from decay import *\n' + blocks(TUTORIAL, 'python')[1], {})
 
     (decay.parent / 'text').write_bytes(bytes(range(97, 123)) * 400)
-    split = {f'{part}_dataloader.dataset.data_file': 'text' for part in ('train', 'val', 'test')}
-    text = own_config(
-        decay.parent,
-        3,
-        **SHORT,
-        **split,
-        **{
-            'train_dataloader.dataset.samples_per_epoch': 16,
-            'model.decoder.num_layers': 1,
-            'val_cfg': None,
-            'val_dataloader': None,
-            'val_evaluator': None,
-        },
-    )
+    options = {f'{part}_dataloader.dataset.data_file': 'text' for part in ('train', 'test')}
+    options |= dict.fromkeys(('val_cfg', 'val_dataloader', 'val_evaluator'))
+    options |= {'train_dataloader.dataset.samples_per_epoch': 16, 'model.decoder.num_layers': 1}
+    text = own_config(decay.parent, 3, **SHORT, **options)
     tool('train').main([str(text), '--work-dir', 'text-run'])
-    tool('sample').main(
-        [
-            str(text),
-            'text-run/epoch_1.pth',
-            '--out',
-            'samples.txt',
-            '--prompt',
-            'abc',
-            '--num-chars',
-            '9',
-        ]
-    )
+    words = 'text-run/epoch_1.pth --out samples.txt --prompt abc --num-chars 9'
+    tool('sample').main([str(text), *words.split()])
     assert (decay.parent / 'samples.txt').stat().st_size > 3
 
 
@@ -119,8 +96,7 @@ def test_a_mixer_without_steps_cannot_generate(draws, tool, config, tmp_path, mo
     words = [name, '--work-dir', 'work', '--cfg-options', 'train_cfg.max_epochs=1']
     message = 'Plain has no _init_state and _mix_step: the model cannot be sampled from'
     if draws:
-        with pytest.raises(SystemExit, match=f'^Error: {message}, as SampleHook of the config'):
-            tool('train').main(words)
+        exits(f'^Error: {message}, as SampleHook of the config', tool('train').main, words)
     else:
         tool('train').main(words)
         (log,) = tmp_path.glob('work/*/*.log')
@@ -189,10 +165,8 @@ def test_make_test_rebuilds_the_loops_after_an_edit_of_a_header(tmp_path):
     """Without a build, test_native.py fails, since the name of the library has a digest."""
     native = tmp_path / 'aft_mm/ops/native'
     shutil.copytree(FOLDER, native, ignore=shutil.ignore_patterns('*.so*', '__pycache__'))
-    files = [
-        tmp_path / name for name in ('setup.py', 'requirements/lock.txt', 'requirements/dev.txt')
-    ]
-    files += [tmp_path / name for name in ('Makefile', 'pyproject.toml')]
+    names = 'setup.py requirements/lock.txt requirements/dev.txt Makefile pyproject.toml'
+    files = [tmp_path / name for name in names.split()]
     for path in files:
         path.parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / path.relative_to(tmp_path), path)

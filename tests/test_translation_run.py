@@ -134,20 +134,9 @@ def test_two_processes_have_the_loss_and_the_weights_of_one(train, data, run, tm
     one = train(**options)
     for path in data.iterdir():
         (tmp_path / path.name).symlink_to(path)
-    words = [f'{name}={value}' for name, value in options.items()]
-    result = run(
-        ROOT / 'tools/train.py',
-        CONFIG,
-        '--launcher',
-        'pytorch',
-        '--work-dir',
-        '.',
-        '--cfg-options',
-        *words,
-        'train_dataloader.batch_size=160',
-        cwd=tmp_path,
-        ranks=2,
-    )
+    words = '--launcher pytorch --work-dir . --cfg-options train_dataloader.batch_size=160'.split()
+    words += [f'{name}={value}' for name, value in options.items()]
+    result = run(ROOT / 'tools/train.py', CONFIG, *words, cwd=tmp_path, ranks=2)
     assert result.returncode == 0, result.stderr
     ranks = [losses(tmp_path, rank) for rank in (0, 1)]
     alone = losses(one.work_dir)
@@ -216,16 +205,8 @@ def test_bad_input_is_named(translator, files, data, tmp_path):
         translator(['a'], batch_size=0)
     with pytest.raises(UserError, match='is a config for Translator, not for TextGenerator, '):
         TextGenerator(*files)
-    converter('subwords').main(
-        [
-            str(data / 'train.de'),
-            '--vocab-size',
-            '64',
-            '--no-byte-fallback',
-            '--out',
-            str(tmp_path / 'other.model'),
-        ]
-    )
+    words = '--vocab-size 64 --no-byte-fallback --out'.split()
+    converter('subwords').main([str(data / 'train.de'), *words, str(tmp_path / 'other.model')])
     config = Config.fromfile(files[0])
     config.subwords = str(tmp_path / 'other.model')
     with pytest.raises(UserError, match='must be those that the model was trained with'):
