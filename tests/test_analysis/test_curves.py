@@ -10,6 +10,8 @@ import pytest
 from plot_curves import draw_curves
 from run_logs import read_scalars
 
+from ..errors import refuses, stops
+
 
 def log(epochs, length=6, interval=4, first=1, offset=0.0):
     """Return records of mmengine: losses by iteration, validations by epoch."""
@@ -80,10 +82,9 @@ def test_runs_on_one_axis_have_one_unit():
         ({'a': log(2), 'b': pixels}, None),
         ({'a': log(2), 'b': pixels}, 'bits_per_char'),
     ]:
-        with pytest.raises(
-            ValueError, match="same unit, but 'b' has bits_per_dim and no bits_per_char"
-        ):
-            draw_curves(runs, metric)
+        refuses(
+            "same unit, but 'b' has bits_per_dim and no bits_per_char", draw_curves, runs, metric
+        )
     with pytest.raises(
         ValueError,
         match=r'one of the logs \(bits_per_char, loss, lr\), got '
@@ -204,16 +205,12 @@ def test_the_length_of_a_single_epoch_is_in_the_text_log(tmp_path):
 
 def test_bad_logs_are_named(tmp_path):
     for path in (tmp_path, tmp_path / 'no.json'):
-        with pytest.raises(ValueError, match=f"'{path}' is neither a log of scalars"):
-            read_scalars(path)
+        refuses(f"'{path}' is neither a log of scalars", read_scalars, path)
     for text in (b'{"loss": 1}\nloss 2\n', b'\x80', b'[1]\n'):
         (tmp_path / 'a.json').write_bytes(text)
-        with pytest.raises(ValueError, match="a.json' is not a log of JSON lines"):
-            read_scalars(tmp_path / 'a.json')
-    with pytest.raises(ValueError, match='at least one log'):
-        draw_curves({})
-    with pytest.raises(ValueError, match="the log 'a' has no loss; it has no metric"):
-        draw_curves({'a': [dict(step=1)]})
+        refuses("a.json' is not a log of JSON lines", read_scalars, tmp_path / 'a.json')
+    refuses('at least one log', draw_curves, {})
+    refuses("the log 'a' has no loss; it has no metric", draw_curves, {'a': [dict(step=1)]})
 
 
 def test_times_of_a_benchmark_replace_those_of_the_logs(tmp_path, monkeypatch):
@@ -230,5 +227,4 @@ def test_times_of_a_benchmark_replace_those_of_the_logs(tmp_path, monkeypatch):
     (axis,) = drawn[0].axes
     assert axis.get_lines()[0].get_xdata().tolist() == [5.0, 10.0]
     assert axis.get_xlabel().startswith('training time [s]')
-    with pytest.raises(SystemExit, match='--over must be time with --times, got epoch'):
-        plot_curves.main([*words, 'epoch'])
+    stops('--over must be time with --times, got epoch', plot_curves.main, [*words, 'epoch'])
