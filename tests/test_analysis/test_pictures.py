@@ -239,7 +239,11 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
         ('plot_position_bias', '{} --heads 4', 'heads must be .* 0 to 3'),
         ('plot_keys', '{} no.jpg', "image 'no.jpg' cannot be read"),
         ('plot_keys', '{} --num 99', '--num must be at most 65, the samples'),
-        ('plot_keys', '{config} {other}', '^Error: the checkpoint does not fit AFTViT'),
+        (
+            'plot_keys',
+            '{config} {other}',
+            '^Error: the checkpoint does not fit AFTViT with 2 layers',
+        ),
         ('plot_attention', '{} --num 1', 'no layer that calls torch'),
         ('plot_attention', 'timm:no a.pth', 'checkpoint .a.pth. does not exist'),
         ('plot_receptive_field', 'timm:no', "timm has no model 'no'"),
