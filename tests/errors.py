@@ -2,16 +2,26 @@
 
 import pytest
 
-
-def exits(message, function, *args, **options):
-    """Check that a command ends with a message of one line that matches `message`."""
-    with pytest.raises(SystemExit, match=message) as error:
-        function(*args, **options)
-    assert '\n' not in str(error.value)
+from aft_mm.errors import UserError
 
 
-def refuses(message, function, *args, **options):
+def refuses(message, function, /, *args, **options):
     """Check that a call raises a ValueError of one line that matches `message`."""
-    with pytest.raises(ValueError, match=message) as error:
+    _raises(ValueError, message, function, args, options)
+
+
+def refuses_input(message, function, /, *args, **options):
+    """Check that a call raises a UserError of one line that matches `message`."""
+    _raises(UserError, message, function, args, options)
+
+
+def stops(message, function, /, *args, **options):
+    """Check that a call ends the program with ``Error: `` and one line that matches `message`."""
+    pattern = message if 'Error: ' in message else f'^Error: .*{message}'
+    _raises(SystemExit, pattern, function, args, options)
+
+
+def _raises(kind, message, function, args, options):
+    with pytest.raises(kind, match=message) as error:
         function(*args, **options)
     assert '\n' not in str(error.value)

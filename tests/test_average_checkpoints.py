@@ -8,7 +8,7 @@ import torch
 from aft_mm.checkpoint import averaged, load_from_local
 from aft_mm.errors import UserError
 
-from .errors import exits
+from .errors import stops
 from .helpers import load_script
 
 tool = load_script('tools/model_converters/average_checkpoints')
@@ -69,5 +69,5 @@ def test_what_cannot_be_averaged_is_refused(files, message, tmp_path, monkeypatc
     save('a.pth', 1)
     save('wide.pth', 1, width=4)
     torch.save(dict(meta={}), 'empty.pth')
-    exits(f'^Error: .*{message}', tool.main, [*files, '--out', 'mean.pth'])
+    stops(f'^Error: .*{message}', tool.main, [*files, '--out', 'mean.pth'])
     assert not Path('mean.pth').exists()

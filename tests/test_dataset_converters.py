@@ -8,7 +8,7 @@ import pytest
 
 from aft_mm.datasets import TextFile
 
-from .errors import exits
+from .errors import stops
 from .helpers import load_script
 
 SIZE = 3001
@@ -42,7 +42,7 @@ def test_the_file_is_unpacked_for_the_dataset(archive, tmp_path, content, capsys
 
 def fails(match, archive, *words):
     folder = archive.parent / 'data'
-    exits(match, enwik8.main, [str(archive), str(folder), *words])
+    stops(match, enwik8.main, [str(archive), str(folder), *words])
     assert not folder.exists() or not list(folder.iterdir())
 
 

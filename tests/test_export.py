@@ -15,7 +15,7 @@ from aft_mm import ops
 from aft_mm.apis import load_model
 from aft_mm.ops import reference
 
-from .errors import exits
+from .errors import stops
 from .helpers import ROOT, load_script
 from .test_documents import pack
 
@@ -268,7 +268,7 @@ def test_metrics_of_the_file_are_those_of_the_config(tool, tmp_path, capsys):
 )
 def test_sequence_models_without_a_graph_are_refused(text, words, message, tool, tmp_path):
     config, checkpoint, _ = save(tmp_path, text)
-    exits(message, tool.main, [config, checkpoint, str(tmp_path / 'model.pt2'), *words])
+    stops(message, tool.main, [config, checkpoint, str(tmp_path / 'model.pt2'), *words])
     assert not list(tmp_path.glob('*.pt2'))
 
 
@@ -403,7 +403,7 @@ def test_paths_of_another_model_are_refused():
 )
 def test_bad_arguments_are_rejected(mixer, words, message, tool, files, tmp_path):
     config, checkpoint, _ = files(mixer)
-    exits(message, tool.main, [config, checkpoint, str(tmp_path / words[0]), *words[1:]])
+    stops(message, tool.main, [config, checkpoint, str(tmp_path / words[0]), *words[1:]])
     assert not (tmp_path / words[0]).exists()
 
 
@@ -411,11 +411,11 @@ def test_another_backbone_and_missing_packages_are_refused(tool, files, tmp_path
     config, checkpoint, _ = files(CONV)
     monkeypatch.setitem(tool.PACKAGES, '.onnx', ('no_such_package',))
     words = [config, checkpoint, str(tmp_path / 'model.onnx')]
-    exits('packages no_such_package: pip install onnx', tool.main, words)
+    stops('packages no_such_package: pip install onnx', tool.main, words)
     path = Path(config)
     path.write_text(path.read_text().replace('aft_mm.AFTViT', 'VisionTransformer'))
     words[2] = str(tmp_path / 'model.pt2')
-    exits('backbone aft_mm.AFTViT or be a text .*, got VisionTransformer', tool.main, words)
+    stops('backbone aft_mm.AFTViT or be a text .*, got VisionTransformer', tool.main, words)
 
 
 def test_a_detector_is_refused_without_its_backbone(tool, files, tmp_path):
@@ -423,8 +423,8 @@ def test_a_detector_is_refused_without_its_backbone(tool, files, tmp_path):
     path = Path(config)
     path.write_text(path.read_text().replace("'ImageClassifier'", "'mmdet.FasterRCNN'"))
     words = [config, str(tmp_path / 'no.pth'), str(tmp_path / 'model.pt2')]
-    exits(r'must be one of .*, got mmdet.FasterRCNN; use --backbone$', tool.main, words)
-    exits(r"no\.pth' does not exist", tool.main, [*words, '--backbone'])
+    stops(r'must be one of .*, got mmdet.FasterRCNN; use --backbone$', tool.main, words)
+    stops(r"no\.pth' does not exist", tool.main, [*words, '--backbone'])
 
 
 def exported(tool, folder, name, *words):

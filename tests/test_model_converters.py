@@ -13,7 +13,7 @@ from torch import nn
 from aft_mm import ops
 from aft_mm.checkpoint import load_weights
 
-from .errors import exits
+from .errors import stops
 from .helpers import ROOT, load_script
 
 TABLE_8 = (
@@ -190,7 +190,7 @@ def test_options_take_query_and_averaged_keys(deit, convert, tmp_path):
             ours = nn.functional.linear(x, *(state[name] for name in names))
             torch.testing.assert_close(ours, expected)
     # The file is there, and is not overwritten.
-    exits(r"aft\.pth' exists already and was not changed", convert, deit.state_dict())
+    stops(r"aft\.pth' exists already and was not changed", convert, deit.state_dict())
     assert torch.load(tmp_path / 'aft.pth', weights_only=True)['state_dict'].keys() == state.keys()
 
 
@@ -265,8 +265,8 @@ REFUSED = [
 def test_other_checkpoints_give_a_one_line_message(change, message, deit, convert, tmp_path):
     state = dict(deit.state_dict()) | change
     state = {name: tensor for name, tensor in state.items() if tensor is not None}
-    exits(message, convert, state)
-    exits('must be a DeiT or ViT in the', convert, dict(model=3))
+    stops(message, convert, state)
+    stops('must be a DeiT or ViT in the', convert, dict(model=3))
     assert not (tmp_path / 'aft.pth').exists()
 
 
@@ -296,6 +296,6 @@ LINEAR = 'linear layer such as LinearClsHead, got {}.*; --no-head'
 )
 def test_configs_of_other_models_are_refused(old, new, options, message, deit, config, convert):
     config.write_text(config.read_text().replace(old, new))
-    exits(message, convert, deit.state_dict(), *options)
+    stops(message, convert, deit.state_dict(), *options)
     if '--no-head' in message:
         convert(deit.state_dict(), '--no-head')

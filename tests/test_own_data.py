@@ -14,7 +14,7 @@ from aft_mm.checks import IMAGE_SUFFIXES
 from aft_mm.engine.preflight import check_same_classes
 from aft_mm.errors import UserError
 
-from .errors import exits
+from .errors import stops
 from .helpers import ROOT, load_script
 
 FOLDER = ROOT / 'configs/own_data'
@@ -93,7 +93,7 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
 
     (photos / 'data/my_images/train/wombat').rename(photos / 'moved')
     match = 'training set has 2 classes and the validation set 3.*: wombat is in one only'
-    exits(match, train, 'image-folder', *short)
+    stops(match, train, 'image-folder', *short)
     (photos / 'data/my_images/val/wombat').rename(photos / 'moved too')
     capfd.readouterr()
     short += ['load_from=work/epoch_1.pth', 'work_dir=tuned']
@@ -114,7 +114,7 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
 def test_folders_that_cannot_be_split(photos, monkeypatch, words, message):
     monkeypatch.chdir(photos)
     (photos / 'train').mkdir()
-    exits(message, split_folder.main, words)
+    stops(message, split_folder.main, words)
     assert not (photos / 'out').exists()
 
 
@@ -124,7 +124,7 @@ def test_folders_without_an_image_are_refused(train, tmp_path):
         (tmp_path / f'data/my_images/{part}/cat/1.txt').touch()
     match = r"train_dataloader.dataset reads '.*my_images/train', which holds no image in a folder "
     match += r'of its class; .* end in \.jpg'
-    exits(match, train, 'image-folder', 'train_cfg.max_epochs=1')
+    stops(match, train, 'image-folder', 'train_cfg.max_epochs=1')
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from aft_mm.checkpoint import load_from_http, load_from_hub, load_from_local, wr
 from aft_mm.errors import UserError
 from aft_mm.registry import register_safe_loading
 
-from .errors import exits
+from .errors import stops
 from .helpers import ROOT
 
 # Text of a config that trains on the digits.
@@ -134,19 +134,19 @@ def test_a_licence_that_does_not_follow_must_be_given(config, reason, tool):
 
 def test_existing_files_and_missing_averages_are_refused(trained, publish_model, tmp_path):
     words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'model.pth')]
-    exits('--license must be given', publish_model.main, words)
+    stops('--license must be given', publish_model.main, words)
     words += ['--license', 'MIT']
     publish_model.main(words)
-    exits('exists already and was not changed', publish_model.main, words)
+    stops('exists already and was not changed', publish_model.main, words)
     (tmp_path / 'm.json').write_text('[1]')
     more = ['--metrics', str(tmp_path / 'm.json')]
-    exits('m.json. must hold numbers by name', publish_model.main, [*words, *more])
+    stops('m.json. must hold numbers by name', publish_model.main, [*words, *more])
     torch.save(dict(state_dict=trained[0]), words[0])
-    exits('--ema needs the averaged weights of EMAHook', publish_model.main, [*words, '--ema'])
+    stops('--ema needs the averaged weights of EMAHook', publish_model.main, [*words, '--ema'])
     torch.save(trained[0], words[0])
-    exits('must hold a state_dict', publish_model.main, words)
+    stops('must hold a state_dict', publish_model.main, words)
     words[1] = str(tmp_path / 'model.bin')
-    exits('must be a file name that ends in .safetensors or .pth', publish_model.main, words)
+    stops('must be a file name that ends in .safetensors or .pth', publish_model.main, words)
     assert len(list(tmp_path.iterdir())) == 4
 
 
@@ -167,7 +167,7 @@ def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path):
     torch.save(state, run / 'epoch_2.pth')
     (run / 'last_checkpoint').write_text(str(run / 'epoch_2.pth'))
     out = ['--out', str(tmp_path / 'new')]
-    exits('--license must be given', module.main, [str(run), *out])
+    stops('--license must be given', module.main, [str(run), *out])
     module.main([str(run), '--out', str(tmp_path / 'out'), '--license', 'MIT'])
     entries = json.loads((tmp_path / 'out/weights.json').read_text())
     sums = dict(line.split()[::-1] for line in (tmp_path / 'out/SHA256SUMS').open())
@@ -181,15 +181,15 @@ def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path):
         assert torch.equal(loaded['state_dict']['weight'], model.weight)
     assert module.metrics_at(str(run), 3) == {}  # a checkpoint that was not validated
     words = ['--license', 'MIT', '--address', 'hf://org/name']
-    exits("no metafile of configs/ has an entry 'a'", module.main, [str(run), *out, *words])
+    stops("no metafile of configs/ has an entry 'a'", module.main, [str(run), *out, *words])
     words = [str(run), '--out', str(tmp_path / 'c'), '--address', 'org']
-    exits("--address must begin with hf:// or https://, got 'org'", module.main, words)
-    exits(
+    stops("--address must begin with hf:// or https://, got 'org'", module.main, words)
+    stops(
         '--out must be a new or empty folder',
         module.main,
         [str(run), '--out', str(tmp_path / 'out')],
     )
-    exits(
+    stops(
         'has no checkpoint of a run',
         module.main,
         [str(tmp_path / 'out'), '--out', str(tmp_path / 'c')],

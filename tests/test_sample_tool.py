@@ -12,7 +12,7 @@ from aft_mm.datasets import Digits
 from aft_mm.models.decoding import step_graph
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
 
-from .errors import exits
+from .errors import stops
 from .helpers import picture
 
 
@@ -136,7 +136,7 @@ class TestClouds:
 def test_bad_arguments_give_a_one_line_message(sample, untrained, tmp_path, kind, words, message):
     (tmp_path / 'a.png').write_bytes(b'old')
     command = *untrained[f'tiny_{kind}'], '--out', *shlex.split(words)
-    exits(rf'Error: (?!.*\.py:).*{message}', sample, *command)
+    stops(rf'Error: (?!.*\.py:).*{message}', sample, *command)
     assert [path.read_bytes() for path in tmp_path.glob('a.*')] == [b'old']  # kept
 
 
@@ -209,4 +209,4 @@ class TestPlotCurves:
         ],
     )
     def test_bad_arguments_give_a_one_line_message(self, plot, words, message):
-        exits(f'^Error: .*{message}', plot, *words.split(), '--out', 'a.png')
+        stops(f'^Error: .*{message}', plot, *words.split(), '--out', 'a.png')

@@ -8,7 +8,7 @@ import trimesh
 
 from aft_mm.datasets import PointClouds, read_points
 
-from .errors import exits
+from .errors import stops
 from .helpers import load_script
 
 MODEL = 'models/model_normalized.obj'
@@ -179,7 +179,7 @@ def test_bad_arguments_give_a_one_line_message(convert, shapenet, monkeypatch, w
     box(shapenet / 'mixed/crate/train/a.off')
     (shapenet / 'bad/crate').mkdir(parents=True)
     (shapenet / 'bad/crate/a.off').touch()
-    exits(f'^Error: {message}', convert, *words.split())
+    stops(f'^Error: {message}', convert, *words.split())
     assert not written(shapenet / 'out') and not written(shapenet / 'data')
 
 
@@ -199,7 +199,7 @@ def test_an_unwritable_folder_is_reported_before_sampling(convert, tmp_path, mon
     monkeypatch.setattr(sys.modules['shapenet'], 'sample', sampled.append)
     message = 'cannot be written: (Not a directory|File exists)$'
     match = f"^Error: OUT '{tmp_path}/out/crate/train/a.part' {message}"
-    exits(match, convert, tmp_path / 'meshes', tmp_path / 'out')
+    stops(match, convert, tmp_path / 'meshes', tmp_path / 'out')
     assert not sampled
 
 

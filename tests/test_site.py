@@ -15,7 +15,7 @@ import aft_mm
 from aft_mm.ops.native.availability import FOLDER, digest
 
 from .documents import PAGES, ROOT, blocks
-from .errors import exits
+from .errors import stops
 
 TUTORIAL = 'docs/tutorials/own_mixer.md'
 NOTEBOOK = ROOT / 'docs/tutorials/first_model.ipynb'
@@ -96,7 +96,7 @@ def test_a_mixer_without_steps_cannot_generate(draws, tool, config, tmp_path, mo
     words = [name, '--work-dir', 'work', '--cfg-options', 'train_cfg.max_epochs=1']
     message = 'Plain has no _init_state and _mix_step: the model cannot be sampled from'
     if draws:
-        exits(f'^Error: {message}, as SampleHook of the config', tool('train').main, words)
+        stops(f'^Error: {message}, as SampleHook of the config', tool('train').main, words)
     else:
         tool('train').main(words)
         (log,) = tmp_path.glob('work/*/*.log')

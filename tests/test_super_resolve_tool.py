@@ -12,7 +12,7 @@ from PIL import Image
 from aft_mm.apis import SuperResolver
 from aft_mm.visualization import draw_super_resolution
 
-from .errors import exits
+from .errors import stops
 from .helpers import picture
 
 
@@ -175,7 +175,7 @@ def test_a_model_of_one_channel_reads_grey(enlarge, module, untrained, tmp_path,
 )
 def test_bad_arguments_give_a_one_line_message(enlarge, tmp_path, words, message):
     (tmp_path / 'broken.png').write_bytes((tmp_path / 'small.png').read_bytes()[:50])
-    exits(rf'Error: (?!.*\.py:).*{message}', enlarge, *words.split())
+    stops(rf'Error: (?!.*\.py:).*{message}', enlarge, *words.split())
     assert not list(tmp_path.glob('a*'))
 
 
@@ -190,5 +190,5 @@ def test_other_models_are_refused(module, untrained):
         match = f'tiny_{name}.py is not a config of super-resolution, because it has no '
         match += 'source_shape; use `aft_mm sample`'
         words = [*untrained[f'tiny_{name}'], *'no.png a.jpg --device cpu'.split()]
-        exits(match, module.main, words)
-    exits("Error: config 'no.py' does not", module.main, 'no.py no.pth small.png a.png'.split())
+        stops(match, module.main, words)
+    stops("Error: config 'no.py' does not", module.main, 'no.py no.pth small.png a.png'.split())

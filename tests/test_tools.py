@@ -17,7 +17,7 @@ from aft_mm.checkpoint import load_from_local
 from aft_mm.engine.preflight import shortened_warmup
 from aft_mm.registry import register_safe_loading
 
-from .errors import exits
+from .errors import stops
 from .helpers import only_error
 
 
@@ -186,7 +186,7 @@ class TestErrorsBeforeARun:
         def call(words, match):
             name, *words = words.replace('TINY', config('tiny').removesuffix('.py')).split()
             words = [f'{word}.py' if '/tests/configs/tiny' in word else word for word in words]
-            exits(match, tool(name).main, words)
+            stops(match, tool(name).main, words)
             assert not (tmp_path / 'work_dirs').exists()
 
         return call
@@ -244,7 +244,7 @@ class TestErrorsOfARun:
             edit(cfg)
             name = f'{time.monotonic_ns()}.py'  # mmengine needs unique names of runs
             cfg.dump(name)
-            exits(match, tool('train').main, [name])
+            stops(match, tool('train').main, [name])
 
         return call
 

@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from .errors import exits
+from .errors import stops
 from .parallel_data import converter
 
 SGM = (
@@ -87,5 +87,5 @@ def test_missing_or_damaged_archives_are_reported_and_nothing_is_written(
         content = open(paths[0], 'rb').read()
         open(paths[0], 'wb').write(content[: len(content) // 2])
     words = [*paths, '--out', str(tmp_path / 'out')]
-    exits(f'^Error: .*{message}', converter('wmt14').main, words)
+    stops(f'^Error: .*{message}', converter('wmt14').main, words)
     assert not (tmp_path / 'out').exists()

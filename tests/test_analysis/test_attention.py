@@ -41,13 +41,8 @@ def test_probabilities_are_those_of_torch():
     """Attention with the identity as value, for each kind of mask, a scale and shared keys."""
     torch.manual_seed(0)
     query, key, eye = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8), torch.eye(5)
-    for options in (
-        dict(),
-        dict(is_causal=True),
-        dict(attn_mask=torch.randn(5, 5)),
-        dict(attn_mask=torch.eye(5) > 0),
-        dict(scale=0.7),
-    ):
+    masks = dict(is_causal=True), dict(attn_mask=torch.randn(5, 5)), dict(attn_mask=eye > 0)
+    for options in (dict(), *masks, dict(scale=0.7)):
         expected = torch.nn.functional.scaled_dot_product_attention(
             query, key, eye.expand(2, 4, 5, 5), **options
         )
@@ -82,38 +77,16 @@ def first_attention_of_mmpretrain(model, image):
 def test_attention_of_three_libraries_is_recorded():
     init_default_scope('mmpretrain')
     torch.manual_seed(0)
+    sizes, arch = dict(img_size=16, patch_size=4), dict(embed_dims=16, num_layers=2)
+    ours = dict(type='aft_mm.AFTViT', with_cls_token=True, out_type='cls_token', arch=arch, **sizes)
+    ours['token_mixer'] = dict(type='aft_mm.SoftmaxAttention', num_heads=4)
+    arch = dict(arch, num_heads=4, feedforward_channels=32)
+    theirs = dict(type='VisionTransformer', arch=arch, **sizes)
+    options = dict(sizes, embed_dim=16, depth=2, num_heads=4, num_classes=2)
     models = {
-        'ours': (
-            MODELS.build(
-                dict(
-                    type='aft_mm.AFTViT',
-                    arch=dict(embed_dims=16, num_layers=2),
-                    img_size=16,
-                    patch_size=4,
-                    with_cls_token=True,
-                    out_type='cls_token',
-                    token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=4),
-                )
-            ),
-            first_attention_of_ours,
-        ),
-        'mmpretrain': (
-            MODELS.build(
-                dict(
-                    type='VisionTransformer',
-                    img_size=16,
-                    patch_size=4,
-                    arch=dict(embed_dims=16, num_layers=2, num_heads=4, feedforward_channels=32),
-                )
-            ),
-            first_attention_of_mmpretrain,
-        ),
-        'timm': (
-            timm.models.VisionTransformer(
-                img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=4, num_classes=2
-            ),
-            first_attention_of_timm,
-        ),
+        'ours': (MODELS.build(ours), first_attention_of_ours),
+        'mmpretrain': (MODELS.build(theirs), first_attention_of_mmpretrain),
+        'timm': (timm.models.VisionTransformer(**options), first_attention_of_timm),
     }
     image = torch.randn(1, 3, 16, 16)
     for name, (model, first) in models.items():

@@ -1,26 +1,20 @@
 """tools/analysis_tools/compare_seeds.py: groups of files, and rejected arguments."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 from compare_seeds import main  # noqa: E402
 from PIL import Image
 
+from ..errors import stops
+
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    values = dict(
-        a_seed0=2.61,
-        a_seed1=2.58,
-        a_seed2=2.63,
-        b_seed0=2.51,
-        text='2.5',
-        nan=float('nan'),
-        true=True,
-    )
+    values = dict(a_seed0=2.61, a_seed1=2.58, a_seed2=2.63, b_seed0=2.51, text='2.5', true=True)
+    values['nan'] = float('nan')
     for name, value in values.items():
         metrics = dict(bits_per_char=value, perplexity_per_char=6.1)
         Path(f'{name}.json').write_text(json.dumps(metrics))
@@ -41,20 +35,8 @@ TABLE = """\
 
 
 def test_table_and_picture(files, capsys):
-    main(
-        [
-            '--metric',
-            'bits_per_char',
-            *A,
-            *B,
-            '--out',
-            'new/a.png',
-            '--table',
-            'new/a.md',
-            '--dpi',
-            '50',
-        ]
-    )
+    words = '--metric bits_per_char --out new/a.png --table new/a.md --dpi 50'.split()
+    main([*words, *A, *B])
     assert capsys.readouterr().out == TABLE == Path('new/a.md').read_text(encoding='utf-8')
     with Image.open('new/a.png') as image:
         assert image.width == 350
@@ -98,7 +80,4 @@ def test_the_table_alone_from_the_shell(root, run, files):
 )
 def test_bad_arguments_give_a_one_line_message(files, words, message):
     metric = [] if '--metric' in words else ['--metric', 'bits_per_char']
-    with pytest.raises(SystemExit) as stopped:
-        main([*metric, *words])
-    error = str(stopped.value)
-    assert '\n' not in error and re.search(f'^Error: .*{message}', error)
+    stops(message, main, [*metric, *words])

@@ -10,21 +10,16 @@ import pytest
 from plot_curves import draw_curves
 from run_logs import read_scalars
 
+from ..errors import refuses, stops
+
 
 def log(epochs, length=6, interval=4, first=1, offset=0.0):
     """Return records of mmengine: losses by iteration, validations by epoch."""
     records = []
     for epoch in range(first, epochs + 1):
-        records += [
-            dict(
-                loss=math.log(2) * (8 - iteration / 10 + offset),
-                lr=1e-3,
-                epoch=epoch,
-                iter=iteration,
-                step=iteration,
-            )
-            for iteration in range((epoch - 1) * length + interval, epoch * length + 1, interval)
-        ]
+        for i in range((epoch - 1) * length + interval, epoch * length + 1, interval):
+            loss = math.log(2) * (8 - i / 10 + offset)
+            records.append(dict(loss=loss, lr=1e-3, epoch=epoch, iter=i, step=i))
         records.append(dict(bits_per_char=8 - epoch + offset, time=0.1, step=epoch))
     return records
 
@@ -68,30 +63,21 @@ def test_the_metric_may_be_chosen():
     figure = draw_curves({'a': records}, metric='bits_per_word')
     assert lines(figure)['a'][:, 1].tolist() == [11]
     assert figure.axes[0].get_ylabel() == 'bits/word'
+    message = r"one of the logs \(bits_per_char, loss, lr\), got 'bits_per_cha'"
+    refuses(message, draw_curves, {'a': log(2)}, 'bits_per_cha')
 
 
 def test_runs_on_one_axis_have_one_unit():
     pixels = [
-        {**record, 'bits_per_dim': 3.0} if 'loss' not in record else record for record in log(2)
+        record if 'loss' in record else dict(bits_per_dim=3.0, step=record['step'])
+        for record in log(2)
     ]
-    for record in pixels:
-        record.pop('bits_per_char', None)
-    for runs, metric in [
-        ({'a': log(2), 'b': pixels}, None),
-        ({'a': log(2), 'b': pixels}, 'bits_per_char'),
-    ]:
-        with pytest.raises(
-            ValueError, match="same unit, but 'b' has bits_per_dim and no bits_per_char"
-        ):
-            draw_curves(runs, metric)
-    with pytest.raises(
-        ValueError,
-        match=r'one of the logs \(bits_per_char, loss, lr\), got '
-        "'bits_per_cha'",
-    ):
-        draw_curves({'a': log(2)}, 'bits_per_cha')
+    message = "same unit, but 'b' has bits_per_dim and no bits_per_char"
+    for metric in (None, 'bits_per_char'):
+        refuses(message, draw_curves, {'a': log(2), 'b': pixels}, metric)
     training = [record for record in log(2) if 'loss' in record]
     assert len(lines(draw_curves({'a': training, 'b': pixels}))) == 3
+    assert list(lines(draw_curves({'a': training}))) == ['a, training']
 
 
 def test_the_legend_of_many_runs_does_not_hide_the_curves():
@@ -101,25 +87,12 @@ def test_the_legend_of_many_runs_does_not_hide_the_curves():
     assert [text.get_text()[:1] for text in many.legends[0].get_texts()] == list('01234')
 
 
-def test_a_run_without_validation():
-    records = [record for record in log(2) if 'loss' in record]
-    assert list(lines(draw_curves({'a': records}))) == ['a, training']
-
-
-def classifier(seed=0, length=120, interval=50, epochs=3, time=0.5):
+def classifier(seed=0, length=120, interval=50, epochs=3):
     """Return records of mmpretrain: a cross entropy, and an accuracy in per cent."""
     records = []
     for epoch in range(1, epochs + 1):
-        records += [
-            dict(
-                loss=2 - iteration / 1000 + seed,
-                time=time,
-                epoch=epoch,
-                iter=iteration,
-                step=iteration,
-            )
-            for iteration in range((epoch - 1) * length + interval, epoch * length + 1, interval)
-        ]
+        for i in range((epoch - 1) * length + interval, epoch * length + 1, interval):
+            records.append(dict(loss=2 - i / 1000 + seed, time=0.5, epoch=epoch, iter=i, step=i))
         records.append({'accuracy/top1': 10.0 * epoch + seed, 'time': 0.1, 'step': epoch})
     return records
 
@@ -159,8 +132,10 @@ def test_seeds_are_their_mean_and_its_standard_error():
     low, high = band.get_paths()[0].get_extents().intervaly
     np.testing.assert_allclose([low, high], [11 - 3**-0.5, 21 + 3**-0.5])
     assert mean.get_label() == 'a: 21.000 ± 0.577 at the end, 3 runs'
-    with pytest.raises(ValueError, match="of 'a' have no iteration in common .* accuracy/top1 in"):
-        draw_curves({'a': [classifier(), classifier(length=130)]}, 'accuracy/top1')
+    runs = {'a': [classifier(), classifier(length=130)]}
+    refuses(
+        "of 'a' have no iteration in common .* accuracy/top1 in", draw_curves, runs, 'accuracy/top1'
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,8 +147,8 @@ def test_seeds_are_their_mean_and_its_standard_error():
     ],
 )
 def test_logs_without_epochs_or_times_are_rejected(metric, over, message):
-    with pytest.raises(ValueError, match=message):
-        draw_curves({'a': classifier(), 'b': [dict(loss=1.0, iter=4, step=4)]}, metric, over=over)
+    runs = {'a': classifier(), 'b': [dict(loss=1.0, iter=4, step=4)]}
+    refuses(message, draw_curves, runs, metric, over=over)
 
 
 def write(path, records):
@@ -203,29 +178,25 @@ def test_the_length_of_a_single_epoch_is_in_the_text_log(tmp_path):
 
 def test_bad_logs_are_named(tmp_path):
     for path in (tmp_path, tmp_path / 'no.json'):
-        with pytest.raises(ValueError, match=f"'{path}' is neither a log of scalars"):
-            read_scalars(path)
+        refuses(f"'{path}' is neither a log of scalars", read_scalars, path)
     for text in (b'{"loss": 1}\nloss 2\n', b'\x80', b'[1]\n'):
         (tmp_path / 'a.json').write_bytes(text)
-        with pytest.raises(ValueError, match="a.json' is not a log of JSON lines"):
-            read_scalars(tmp_path / 'a.json')
-    with pytest.raises(ValueError, match="the log 'a' has no loss; it has no metric"):
-        draw_curves({'a': [dict(step=1)]})
+        refuses("a.json' is not a log of JSON lines", read_scalars, tmp_path / 'a.json')
+    refuses("the log 'a' has no loss; it has no metric", draw_curves, {'a': [dict(step=1)]})
 
 
 def test_times_of_a_benchmark_replace_those_of_the_logs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log = [dict(iter=i, step=i, epoch=1, loss=2.0, time=9.0) for i in (10, 20)]
-    Path('x-mini_seed0.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in log))
+    write(tmp_path / 'x-mini_seed0.jsonl', log)
     Path('times.json').write_text(json.dumps(dict(rows=[dict(config='x-mini', milliseconds=500)])))
-    drawn = []
+    drawn, draw = [], plot_curves.draw_curves
     monkeypatch.setattr(
-        plot_curves, 'draw_curves', lambda *a, **k: drawn.append(draw_curves(*a, **k)) or drawn[0]
+        plot_curves, 'draw_curves', lambda *a, **k: drawn.append(draw(*a, **k)) or drawn[0]
     )
     words = ['x=x-mini_seed0.jsonl', '--out', 'a.png', '--times', 'times.json', '--over']
     plot_curves.main([*words, 'time'])
     (axis,) = drawn[0].axes
     assert axis.get_lines()[0].get_xdata().tolist() == [5.0, 10.0]
     assert axis.get_xlabel().startswith('training time [s]')
-    with pytest.raises(SystemExit, match='--over must be time with --times, got epoch'):
-        plot_curves.main([*words, 'epoch'])
+    stops('--over must be time with --times, got epoch', plot_curves.main, [*words, 'epoch'])

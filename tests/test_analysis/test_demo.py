@@ -13,6 +13,7 @@ from PIL import Image
 
 from aft_mm.apis.loading import load_model
 
+from ..errors import stops
 from ..test_documents import ROOT, pack
 
 needs_gradio = pytest.mark.skipif(find_spec('gradio') is None, reason='gradio is not installed')
@@ -93,11 +94,8 @@ def test_a_classifier_shows_classes_and_keys(tmp_path):
 def test_models_without_a_page_and_a_missing_gradio_are_refused(tmp_path, monkeypatch):
     pack(tmp_path, 'tiny_super_resolution')
     files = [str(tmp_path / name) for name in ('config.py', 'checkpoint.pth')]
-    with pytest.raises(SystemExit, match='must be for ImageClassifier, .*, got SuperResolver'):
-        demo.main(files)
+    stops('must be for ImageClassifier, .*, got SuperResolver', demo.main, files)
     pack(tmp_path, 'tiny_text')
     monkeypatch.setattr(demo.importlib.util, 'find_spec', lambda name: None)
-    with pytest.raises(SystemExit, match='the demo needs gradio: pip install'):
-        demo.main(files)
-    with pytest.raises(SystemExit, match="'none.pth' does not exist"):
-        demo.main([files[0], 'none.pth'])
+    stops('the demo needs gradio: pip install', demo.main, files)
+    stops("'none.pth' does not exist", demo.main, [files[0], 'none.pth'])

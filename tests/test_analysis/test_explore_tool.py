@@ -6,17 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from explore import (
-    ExplorerLayer,
-    explorer_page,
-    main,  # noqa: E402
-)
+from explore import ExplorerLayer, explorer_page, main
 from mmengine.config import Config
 from PIL import Image
 
 from aft_mm.apis import ImageClassifier
 
 from ..chromium import CHROMIUM, Page
+from ..errors import refuses, stops
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason='needs Chromium')
 
@@ -154,69 +151,44 @@ def test_a_page_of_aft_conv_small_is_small():
 
 
 @pytest.mark.parametrize(
-    ('words', 'message'),
+    'words, message',
     [
-        (['--out', 'page.txt'], "--out must end in .html, got 'page.txt'"),
-        (['no.jpg', '--out', 'a.html'], "images must be readable images, got 'no.jpg'"),
-        (
-            ['classifier.py', '--out', 'a.html'],
-            "images must be readable images, got 'classifier.py'",
-        ),
+        ('--out page.txt', "--out must end in .html, got 'page.txt'"),
+        ('no.jpg --out a.html', "images must be readable images, got 'no.jpg'"),
+        ('classifier.py --out a.html', "images must be readable images, got 'classifier.py'"),
     ],
 )
-def test_bad_arguments_give_a_one_line_message(
-    tiny_classifier, tmp_path, monkeypatch, words, message
-):
+def test_bad_arguments_give_a_one_line_message(tiny_classifier, monkeypatch, words, message):
     monkeypatch.chdir(Path(tiny_classifier[0]).parent)
-    with pytest.raises(SystemExit, match=f'Error: .*{message}') as error:
-        main([*tiny_classifier, *words])
-    assert '\n' not in str(error.value) and not Path('a.html').exists()
+    stops(message, main, [*tiny_classifier, *words.split()])
+    assert not Path('a.html').exists()
 
 
-def test_an_image_on_another_grid_is_named(tiny_classifier, picture, tmp_path):
+def test_other_grids_are_named(tiny_classifier, untrained, picture, tmp_path):
     config = Config.fromfile(tiny_classifier[0])
     config.test_dataloader.dataset.pipeline[1].scale = (8, 12)
     config.dump(tmp_path / 'upright.py')
-    with pytest.raises(SystemExit, match=r'must have a grid of \(4, 6\) tokens .* got \(6, 4\)'):
-        main(
-            [
-                str(tmp_path / 'upright.py'),
-                tiny_classifier[1],
-                str(picture),
-                '--out',
-                str(tmp_path / 'a.html'),
-            ]
-        )
-
-
-def test_a_sequence_is_rejected(untrained, tmp_path):
-    with pytest.raises(SystemExit, match='Error: explore.py needs position biases on one 2-d grid'):
-        main([*untrained['tiny_text'], '--out', str(tmp_path / 'a.html')])
+    out = ['--out', str(tmp_path / 'a.html')]
+    words = [str(tmp_path / 'upright.py'), tiny_classifier[1], str(picture), *out]
+    stops(r'must have a grid of \(4, 6\) tokens .* got \(6, 4\)', main, words)
+    sequence = [*untrained['tiny_text'], *out]
+    stops('^Error: explore.py needs position biases on one 2-d grid', main, sequence)
 
 
 @pytest.mark.parametrize(
-    ('layers', 'grid', 'message'),
+    'bias, grid, message',
     [
         (
-            [ExplorerLayer('a', torch.zeros(1, 1, 1).expand(1, 5795, 5795))],
+            torch.zeros(1, 1, 1).expand(1, 5795, 5795),
             (2, 3),
             'layers must hold at most 33,554,432 numbers, got 33,582,025 in the first 1',
         ),
-        (
-            [ExplorerLayer('a', torch.zeros(1, 4, 3))],
-            (2, 3),
-            r'bias of a must be .* got \[1, 4, 3\]',
-        ),
-        (
-            [ExplorerLayer('a', torch.full((1, 3, 3), torch.nan))],
-            (2, 3),
-            'the bias of a must be finite',
-        ),
+        (torch.zeros(1, 4, 3), (2, 3), r'bias of a must be .* got \[1, 4, 3\]'),
+        (torch.full((1, 3, 3), torch.nan), (2, 3), 'the bias of a must be finite'),
     ],
 )
-def test_invalid_biases_are_rejected(layers, grid, message):
-    with pytest.raises(ValueError, match=message):
-        explorer_page(layers, grid)
+def test_invalid_biases_are_rejected(bias, grid, message):
+    refuses(message, explorer_page, [ExplorerLayer('a', bias)], grid)
 
 
 def test_a_layer_may_be_called_as_a_place_of_the_page():

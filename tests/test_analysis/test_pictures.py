@@ -30,6 +30,8 @@ from plot_position_bias import position_bias_table
 
 from aft_mm.cli.arguments import AtMost
 
+from ..errors import stops
+
 ROOT = Path(__file__).parents[2]
 NEEDS_GRAD_CAM = pytest.mark.skipif(
     not importlib.util.find_spec('pytorch_grad_cam'), reason='needs the extra "analysis"'
@@ -58,20 +60,8 @@ def colourful(path):
 
 
 def test_the_table_of_position_biases(analysis, digits_classifier, tmp_path, capsys):
-    analysis(
-        'plot_position_bias',
-        *digits_classifier,
-        '--out',
-        tmp_path / 'a.png',
-        '--csv',
-        tmp_path / 'a.csv',
-        '--layers',
-        '1',
-        '--heads',
-        'first:3',
-        '--dpi',
-        40,
-    )
+    words = f'--out {tmp_path}/a.png --csv {tmp_path}/a.csv --layers 1 --heads first:3 --dpi 40'
+    analysis('plot_position_bias', *digits_classifier, *words.split())
     bias = load_network(*digits_classifier).backbone.layers[1].token_mixer.position_bias()
     expected = position_bias_table({'layer 1': bias})
     found = rows_of(tmp_path / 'a.csv')
@@ -83,9 +73,8 @@ def test_the_table_of_position_biases(analysis, digits_classifier, tmp_path, cap
 
 
 def test_keys_are_those_of_the_mixer(analysis, digits_classifier, tmp_path):
-    module = analysis(
-        'plot_keys', *digits_classifier, '--out', tmp_path / 'k.png', '--num', 2, '--dpi', 40
-    )
+    words = f'--out {tmp_path}/k.png --num 2 --dpi 40'.split()
+    module = analysis('plot_keys', *digits_classifier, *words)
     assert colourful(tmp_path / 'k-1.png') and colourful(tmp_path / 'k-2.png')
 
     network = load_network(*digits_classifier)
@@ -145,19 +134,9 @@ def test_vis_cam_of_mmpretrain_works_unchanged(with_cls_token, tmp_path, monkeyp
     torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'images.pth')
     pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / 'a.png')
-    monkeypatch.setattr(
-        sys,
-        'argv',
-        [
-            'vis_cam.py',
-            str(tmp_path / 'a.png'),
-            str(tmp_path / 'images.py'),
-            str(tmp_path / 'images.pth'),
-            '--vit-like',
-            '--save-path',
-            str(tmp_path / 'cam.png'),
-        ],
-    )
+    words = f'vis_cam.py {tmp_path}/a.png {tmp_path}/images.py {tmp_path}/images.pth'.split()
+    words += ['--vit-like', '--save-path', str(tmp_path / 'cam.png')]
+    monkeypatch.setattr(sys, 'argv', words)
     with DefaultScope.overwrite_default_scope('mmpretrain'):  # other tests may have set another one
         runpy.run_path(str(VIS_CAM), run_name='__main__')
     layer = 'backbone.layers.1.norm1' if with_cls_token else 'backbone.norm'
@@ -166,22 +145,9 @@ def test_vis_cam_of_mmpretrain_works_unchanged(with_cls_token, tmp_path, monkeyp
 
 
 def test_confusions_accuracy_and_mistakes(analysis, digits_classifier, tmp_path, capsys):
-    module = analysis(
-        'confusion_matrix',
-        *digits_classifier,
-        '--out',
-        tmp_path / 'm.png',
-        '--csv',
-        tmp_path / 'm.csv',
-        '--mistakes',
-        tmp_path / 'w.png',
-        '--num',
-        4,
-        '--batch-size',
-        13,
-        '--dpi',
-        40,
-    )
+    words = f'--out {tmp_path}/m.png --csv {tmp_path}/m.csv --mistakes {tmp_path}/w.png --num 4'
+    words = [*words.split(), '--batch-size', 13, '--dpi', 40]
+    module = analysis('confusion_matrix', *digits_classifier, *words)
     network = load_network(*digits_classifier)
     dataset = build_dataset(network.config)
     samples = [dataset[i] for i in range(len(dataset))]
@@ -206,18 +172,8 @@ def test_confusions_accuracy_and_mistakes(analysis, digits_classifier, tmp_path,
 
 
 def test_features_and_their_neighbours(analysis, digits_classifier, tmp_path):
-    module = analysis(
-        'plot_features',
-        *digits_classifier,
-        '--out',
-        tmp_path / 'f.png',
-        '--num',
-        40,
-        '--perplexity',
-        5,
-        '--dpi',
-        40,
-    )
+    words = f'--out {tmp_path}/f.png --num 40 --perplexity 5 --dpi 40'.split()
+    module = analysis('plot_features', *digits_classifier, *words)
     assert colourful(tmp_path / 'f.png')
     features = torch.tensor([[0.0, 0], [1, 0], [1.5, 0], [9, 9], [9, 8]])
     # The nearest of each: 1, 2, 1, 4, 3.
@@ -241,19 +197,8 @@ def test_fields_of_networks_of_three_libraries(
 ):
     config, checkpoint = digits_classifier
     words = words.format(config=config, checkpoint=checkpoint).split()
-    analysis(
-        'plot_receptive_field',
-        *words,
-        '--out',
-        tmp_path / 'f.png',
-        '--csv',
-        tmp_path / 'f.csv',
-        '--radius',
-        5,
-        100,
-        '--dpi',
-        40,
-    )
+    words += f'--out {tmp_path}/f.png --csv {tmp_path}/f.csv --radius 5 100 --dpi 40'.split()
+    analysis('plot_receptive_field', *words)
     rows = rows_of(tmp_path / 'f.csv')
     assert [row['layer'] for row in rows] == layers and colourful(tmp_path / 'f.png')
     for row in rows:
@@ -292,44 +237,35 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
 @pytest.mark.parametrize(
     'name, words, message',
     [
-        ('plot_position_bias', '{} --layers 2 --out a.png', "--layers must be 'all', .* got '2'"),
-        ('plot_position_bias', '{} --heads 4 --out a.png', 'heads must be .* 0 to 3'),
-        ('plot_keys', '{} no.jpg --out a.png', "image 'no.jpg' cannot be read"),
-        ('plot_keys', '{} --num 99 --out a.png', '--num must be at most 65, the samples'),
-        ('plot_attention', '{} --num 1 --out a.png', 'no layer that calls torch'),
-        ('plot_attention', 'timm:no a.pth --out a.png', 'checkpoint .a.pth. does not exist'),
-        ('plot_receptive_field', 'timm:no --out a.png', "timm has no model 'no'"),
+        ('plot_position_bias', '{} --layers 2', "--layers must be 'all', .* got '2'"),
+        ('plot_position_bias', '{} --heads 4', 'heads must be .* 0 to 3'),
+        ('plot_keys', '{} no.jpg', "image 'no.jpg' cannot be read"),
+        ('plot_keys', '{} --num 99', '--num must be at most 65, the samples'),
         (
-            'plot_receptive_field',
-            'no --out a.png',
-            "NETWORK must be the path of a config .* got 'no'",
+            'plot_keys',
+            '{config} {other}',
+            '^Error: the checkpoint does not fit AFTViT with 2 layers',
         ),
-        ('plot_receptive_field', '{} --layers norm9 --out a.png', "AFTViT has no layer 'norm9'"),
-        ('plot_cam', '{} --category 10 --out a.png', '--category must be 0 to 9, got 10'),
+        ('plot_attention', '{} --num 1', 'no layer that calls torch'),
+        ('plot_attention', 'timm:no a.pth', 'checkpoint .a.pth. does not exist'),
+        ('plot_receptive_field', 'timm:no', "timm has no model 'no'"),
+        ('plot_receptive_field', 'no', "NETWORK must be the path of a config .* got 'no'"),
+        ('plot_receptive_field', '{} --layers norm9', "AFTViT has no layer 'norm9'"),
+        ('plot_cam', '{} --category 10', '--category must be 0 to 9, got 10'),
         (
             'plot_features',
-            '{} --num 20 --perplexity 20 --out a.png',
-            '--perplexity must be below 20, the number of images',
+            '{} --num 20 --perplexity 20',
+            '--perplexity must be below 20, the number',
         ),
-        ('confusion_matrix', '{} --mistakes a.txt --out a.png', '--mistakes must end in'),
-        ('browse_dataset', 'no.py --out a.png', "config 'no.py' does not exist"),
+        ('confusion_matrix', '{} --mistakes a.txt', '--mistakes must end in'),
+        ('browse_dataset', 'no.py', "config 'no.py' does not exist"),
     ],
 )
 def test_bad_input_gives_a_one_line_message(
-    name, words, message, analysis, digits_classifier, tmp_path, monkeypatch
+    name, words, message, analysis, digits_classifier, untrained, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=f'Error: .*{message}'):
-        analysis(name, *words.format(' '.join(digits_classifier)).split())
+    other = untrained['tiny_text'][1]
+    words = words.format(' '.join(digits_classifier), config=digits_classifier[0], other=other)
+    stops(message, analysis, name, *words.split(), '--out', 'a.png')
     assert not (tmp_path / 'a.png').exists()
-
-
-def test_a_checkpoint_of_another_config(analysis, digits_classifier, untrained, tmp_path):
-    with pytest.raises(SystemExit, match='Error: the checkpoint does not fit AFTViT'):
-        analysis(
-            'plot_keys',
-            digits_classifier[0],
-            untrained['tiny_text'][1],
-            '--out',
-            tmp_path / 'a.png',
-        )

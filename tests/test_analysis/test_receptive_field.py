@@ -14,6 +14,8 @@ from plot_receptive_field import (
 from recording import as_map, grid_of
 from torch import nn
 
+from ..errors import refuses
+
 
 def test_linear_convolutions_have_the_square_of_their_joint_kernel():
     torch.manual_seed(0)
@@ -21,9 +23,8 @@ def test_linear_convolutions_have_the_square_of_their_joint_kernel():
     energy = receptive_field(lambda x: second(first(x)), torch.randn(3, 1, 21, 17), place=(9, 10))
 
     # A position reads the full convolution of the two flipped kernels.
-    joint = (
-        F.conv2d(second.weight, first.weight.flip(2, 3), padding=2).detach().double().square()[0, 0]
-    )
+    kernel = F.conv2d(second.weight, first.weight.flip(2, 3), padding=2)
+    joint = kernel.detach().double().square()[0, 0]
     assert joint.shape == (7, 7)
     expected = torch.zeros(21, 17, dtype=torch.float64)
     expected[6:13, 7:14] = joint / joint.sum()
@@ -34,15 +35,10 @@ def test_several_channels_are_the_squared_jacobian():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(2, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 5, 3, 2, 1))
     images = torch.randn(1, 2, 8, 8)
-    jacobian = (
-        torch.autograd.functional.jacobian(lambda x: network(x)[0, :, 2, 2], images)
-        .double()
-        .square()
-        .sum((0, 1, 2))
-    )
-    energy = receptive_field(
-        network, images, place=(2, 2), probes=4000, generator=torch.Generator().manual_seed(1)
-    )
+    jacobian = torch.autograd.functional.jacobian(lambda x: network(x)[0, :, 2, 2], images)
+    jacobian = jacobian.double().square().sum((0, 1, 2))
+    noise = torch.Generator().manual_seed(1)
+    energy = receptive_field(network, images, place=(2, 2), probes=4000, generator=noise)
     torch.testing.assert_close(energy, jacobian / jacobian.sum(), atol=2e-3, rtol=0.1)
 
 
@@ -50,32 +46,16 @@ def test_patches_and_windows_of_a_transformer_are_its_field():
     """A layer without global connectivity reads the patches under its kernel, two read one more."""
     init_default_scope('mmpretrain')
     torch.manual_seed(0)
-    network = MODELS.build(
-        dict(
-            type='aft_mm.AFTViT',
-            arch=dict(embed_dims=16, num_layers=2),
-            img_size=28,
-            patch_size=4,
-            token_mixer=dict(
-                type='aft_mm.AFTConv',
-                num_heads=4,
-                kernel_size=3,
-                init_std=0.5,
-                reparameterize=False,
-                global_connectivity=False,
-            ),
-            out_type='featmap',
-            out_indices=(0, 1),
-        )
-    ).eval()
+    mixer = dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3, init_std=0.5)
+    mixer.update(reparameterize=False, global_connectivity=False)
+    config = dict(type='aft_mm.AFTViT', arch=dict(embed_dims=16, num_layers=2), token_mixer=mixer)
+    config.update(img_size=28, patch_size=4, out_type='featmap', out_indices=(0, 1))
+    network = MODELS.build(config).eval()
     for layer, reach in ((0, 1), (1, 2)):
         energy = receptive_field(lambda x, i=layer: network(x)[i], torch.randn(2, 3, 28, 28))
         seen = (energy.view(7, 4, 7, 4).sum((1, 3)) > 0).nonzero()
-        expected = [
-            [row, column]
-            for row in range(3 - reach, 4 + reach)
-            for column in range(3 - reach, 4 + reach)
-        ]
+        rows = range(3 - reach, 4 + reach)
+        expected = [[row, column] for row in rows for column in rows]
         assert seen.tolist() == expected
 
 
@@ -102,12 +82,13 @@ def test_share_within_a_radius():
 
 def test_a_place_out_of_range_and_a_network_without_gradient():
     images = torch.randn(1, 1, 8, 8)
-    with pytest.raises(ValueError, match='place must be a row of 0 to 7'):
-        receptive_field(nn.Identity(), images, place=(8, 0))
-    with pytest.raises(ValueError, match='the gradient is 0'):
-        receptive_field(lambda x: x * 0, images)
-    with pytest.raises(ValueError, match=r'features must be a function .* got torch.float32 \[8'):
-        receptive_field(lambda x: x[0, 0], images)
+    place, output = (
+        'place must be a row of 0 to 7',
+        'features must be a function .* got torch.float32',
+    )
+    refuses(place, receptive_field, nn.Identity(), images, place=(8, 0))
+    refuses('the gradient is 0', receptive_field, lambda x: x * 0, images)
+    refuses(rf'{output} \[8', receptive_field, lambda x: x[0, 0], images)
 
 
 @pytest.mark.parametrize(
@@ -135,8 +116,7 @@ def test_outputs_of_all_kinds_are_maps():
         (torch.cat([tokens[:, :1], tokens], 1), 1),
     ):
         torch.testing.assert_close(as_map(output, (32, 16), prefix), expected)
-    with pytest.raises(ValueError, match='the output of the layer must be a map'):
-        as_map(tokens, (32, 16), 1)
+    refuses('the output of the layer must be a map', as_map, tokens, (32, 16), 1)
 
 
 def test_the_picture_shows_the_energy_and_the_shares():

@@ -30,9 +30,6 @@ def test_the_errors_are_those_of_the_statistics_module():
     mean, error = mean_and_error(A)
     assert mean == statistics.mean(A)
     assert error == pytest.approx(math.sqrt(statistics.variance(A) / 3))
-
-
-def test_one_run_has_no_error():
     assert mean_and_error(ONE) == (2.4, None)
 
 

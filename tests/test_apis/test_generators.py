@@ -15,8 +15,9 @@ from aft_mm.apis import (
     TextGenerator,
     load_model,
 )
-from aft_mm.errors import UserError
 from aft_mm.structures import SequenceSample
+
+from ..errors import refuses, refuses_input
 
 # The inferencer for each config, and the errors of the others.
 OWNERS = dict(
@@ -53,18 +54,14 @@ class TestLoadModel:
         config = Config.fromfile(untrained['tiny_text'][0])
         _, model = load_model(config, untrained['tiny_text'][1], device='cpu')
         assert model.decoder.max_length == 32
+        config.model.decoder.num_layers = 3
+        message = 'does not fit the model .*tiny_text.py.* missing'
+        refuses_input(message, load_model, config, untrained['tiny_text'][1])
 
     def test_missing_files_are_named(self, untrained):
-        with pytest.raises(UserError, match="config 'no.py' does not exist"):
-            load_model('no.py', untrained['tiny_text'][1])
-        with pytest.raises(UserError, match="checkpoint 'no.pth' does not exist"):
-            load_model(untrained['tiny_text'][0], 'no.pth')
-
-    def test_a_checkpoint_of_another_model_is_named(self, untrained):
-        config = Config.fromfile(untrained['tiny_text'][0])
-        config.model.decoder.num_layers = 3
-        with pytest.raises(UserError, match='does not fit the model .*tiny_text.py.* missing'):
-            load_model(config, untrained['tiny_text'][1])
+        config, checkpoint = untrained['tiny_text']
+        refuses_input("config 'no.py' does not exist", load_model, 'no.py', checkpoint)
+        refuses_input("checkpoint 'no.pth' does not exist", load_model, config, 'no.pth')
 
     def test_a_file_that_runs_code_is_refused(self, untrained, tmp_path):
         class Bomb:
@@ -77,15 +74,15 @@ class TestLoadModel:
 
 
 @pytest.mark.parametrize('kind', OWNERS)
-@pytest.mark.parametrize('generator', [owner for owner, _ in OWNERS.values()])
-def test_a_config_is_for_one_class(untrained, kind, generator):
+def test_a_config_is_for_one_class(untrained, kind):
     owner, reason = OWNERS[kind]
-    if generator is owner:
-        assert isinstance(generator(*untrained[kind], device='cpu').config, Config)
-        return
-    message = f'{kind}.py is a config for {owner.__name__}, not for {generator.__name__}, '
-    with pytest.raises(UserError, match=f'{message}because it {reason}$'):
-        generator(*untrained[kind], device='cpu')
+    assert isinstance(owner(*untrained[kind], device='cpu').config, Config)
+    other = untrained['tiny_clouds' if kind == 'tiny_text' else 'tiny_text'][1]
+    for generator in {owner for owner, _ in OWNERS.values()} - {owner}:
+        message = f'{kind}.py is a config for {owner.__name__}, not for {generator.__name__}, '
+        message += f'because it {reason}$'
+        for checkpoint in (untrained[kind][1], other):  # which does not fit
+            refuses_input(message, generator, untrained[kind][0], checkpoint, device='cpu')
 
 
 class TestImageGenerator:
@@ -106,28 +103,23 @@ class TestImageGenerator:
         assert (completed[:, rows] != given[:, rows]).any()
 
     def test_bad_input_is_named(self, images, untrained):
-        for wrong in (
-            np.zeros((2, 8, 9, 1), np.uint8),
-            np.zeros((8, 8, 1), np.uint8),
-            np.zeros((2, 8, 8, 1)),
-        ):
-            with pytest.raises(UserError, match=r'images must be uint8 \[N, 8, 8, 1\], got'):
-                images.complete(wrong)
+        for wrong in (np.zeros((2, 8, 9, 1), np.uint8), np.zeros((8, 8, 1), np.uint8)):
+            refuses_input(r'images must be uint8 \[N, 8, 8, 1\], got', images.complete, wrong)
+        whole = np.zeros((2, 8, 8, 1))
+        refuses_input(r'images must be uint8 \[N, 8, 8, 1\], got', images.complete, whole)
         for keep in (0, 1.0, -3, math.nan, math.inf, 0.05):
-            with pytest.raises(ValueError, match=f'keep .*(1 to 7 of 8 rows|finite).* got {keep}'):
-                images.complete(np.zeros((2, 8, 8, 1), np.uint8), keep)
-        with pytest.raises(UserError, match='images must hold at least one image'):
-            images.complete(np.zeros((0, 8, 8, 1), np.uint8))
+            message = f'keep .*(1 to 7 of 8 rows|finite).* got {keep}'
+            refuses(message, images.complete, whole.astype(np.uint8), keep)
+        none = np.zeros((0, 8, 8, 1), np.uint8)
+        refuses_input('images must hold at least one image', images.complete, none)
         for num in (0, -1, 2.5):
-            with pytest.raises(ValueError, match=f'num must be an int, 1 or larger, got {num}'):
-                images.sample(num)
+            refuses(f'num must be an int, 1 or larger, got {num}', images.sample, num)
         for options in (dict(temperature=0.0), dict(top_p=0.0), dict(top_k=0)):
-            with pytest.raises(ValueError, match=next(iter(options))):
-                images.sample(1, **options)
+            refuses(next(iter(options)), images.sample, 1, **options)
         config = Config.fromfile(untrained['tiny_pixels'][0])
         config.image_shape = (8, 8, 3)
-        with pytest.raises(UserError, match=r'H·W·C = 64, .* got \(8, 8, 3\)'):
-            ImageGenerator(config, untrained['tiny_pixels'][1])
+        shape = r'H·W·C = 64, .* got \(8, 8, 3\)'
+        refuses_input(shape, ImageGenerator, config, untrained['tiny_pixels'][1])
 
 
 class TestTextGenerator:
@@ -158,19 +150,12 @@ class TestTextGenerator:
         np.testing.assert_allclose(several[0], scores, rtol=1e-6)
         assert several[1].shape == (1,)
 
-    @pytest.mark.parametrize(
-        ('given', 'message'),
-        [
-            ('', "text must be a str of at least one character, or a list of such, got ''$"),
-            (b'ab', 'text must be a str'),
-            ([], 'text must be a str'),
-            (['a', None], 'text must be'),
-            ('a' * 33, "text must be at most 32 bytes, the model's position table, got 33"),
-        ],
-    )
-    def test_texts_that_cannot_be_scored_are_named(self, text, given, message):
-        with pytest.raises(UserError, match=message):
-            text.score(given)
+    def test_texts_that_cannot_be_scored_are_named(self, text):
+        message = 'text must be a str of at least one character, or a list of such, got '
+        for given in ('', b'ab', [], ['a', None]):
+            refuses_input(message, text.score, given)
+        message = "text must be at most 32 bytes, the model's position table, got 33"
+        refuses_input(message, text.score, 'a' * 33)
 
     def test_without_prompt_and_without_length(self, text, monkeypatch):
         lengths = []
@@ -199,17 +184,12 @@ class TestTextGenerator:
             finally:
                 text.model.head.bias[0xFF] = 0
 
-    @pytest.mark.parametrize('prompt', ['', [], ['a', ''], b'a', [b'a'], [1, 2], ['a', None]])
-    def test_an_empty_or_other_prompt_is_rejected(self, text, prompt):
-        with pytest.raises(UserError, match='prompt must be a str of at least one character'):
-            text(prompt)
-
-    def test_other_bad_input_is_named(self, text):
+    def test_bad_input_is_named(self, text):
+        for prompt in ('', [], ['a', ''], b'a', [b'a'], [1, 2], ['a', None]):
+            refuses_input('prompt must be a str of at least one character', text, prompt)
         for num_chars in (0, 2.5, '7'):
-            with pytest.raises(
-                ValueError, match=f'num_chars must be an int, 1 or larger, got {num_chars!r}'
-            ):
-                text('a', num_chars=num_chars)
+            message = f'num_chars must be an int, 1 or larger, got {num_chars!r}'
+            refuses(message, text, 'a', num_chars=num_chars)
         together = 'prompt and num_chars must be at most 32 bytes together, .* got'
         for arguments, numbers in [
             (('a', 32), '1 and 32'),
@@ -218,12 +198,5 @@ class TestTextGenerator:
             (('a' * 40, 1), '40 and 1'),
             ((None, 33), '0 and 33'),
         ]:
-            with pytest.raises(UserError, match=f'{together} {numbers}'):
-                text(*arguments)
+            refuses_input(f'{together} {numbers}', text, *arguments)
         assert len(text('a' * 31)) == 32
-
-
-def test_the_task_is_named_before_a_checkpoint_that_does_not_fit(untrained):
-    config, checkpoint = untrained['tiny_clouds'][0], untrained['tiny_text'][1]
-    with pytest.raises(UserError, match='is a config for PointCloudGenerator, not for'):
-        SuperResolver(config, checkpoint, device='cpu')

@@ -82,12 +82,9 @@ class TestNames:
         with pytest.raises(UserError, match=f'no released weights; models with weights: {NAME}'):
             get_model('aft-local-32-mini_1xb16-2e_mnist', pretrained=True)
 
-    def test_a_part_of_a_name_is_enough(self):
+    def test_a_part_of_a_name_and_a_model_of_another_task(self):
         assert get_model('conv-quickstart')._metainfo.name.startswith('aft-conv-quickstart_')
-
-    def test_a_model_of_another_task(self):
-        name = 'aft-local-32-mini_1xb16-2e_mnist'
-        assert type(get_model(name)).__name__ == 'AutoregressiveModel'
+        assert type(get_model('aft-local-32-mini_1xb16-2e_mnist')).__name__ == 'AutoregressiveModel'
 
     def test_a_host_without_its_configs_is_named(self, tmp_path, monkeypatch):
         monkeypatch.setattr('aft_mm.config.finding.PACKAGE', tmp_path / 'aft_mm')
@@ -124,14 +121,8 @@ class TestTimm:
         for name in wrapped.feature_info.module_name():
             assert backbone.get_submodule(name) is not None
         outputs = wrapped(image)
-        full = AFTViT(
-            dict(embed_dims=8, num_layers=3),
-            img_size=(8, 12),
-            patch_size=4,
-            token_mixer=SIMPLE,
-            out_type='featmap',
-            out_indices=(0, 2),
-        ).eval()
+        sizes = dict(img_size=(8, 12), patch_size=4, token_mixer=SIMPLE, out_type='featmap')
+        full = AFTViT(dict(embed_dims=8, num_layers=3), out_indices=(0, 2), **sizes).eval()
         full.load_state_dict(backbone.state_dict())
         first, last = full(image)
         assert outputs[0].shape == first.shape == (2, 8, 2, 3)
@@ -141,14 +132,9 @@ class TestTimm:
 
     def test_arguments_of_the_timm_wrapper(self):
         torch.manual_seed(0)
-        model = AFTViT(
-            dict(embed_dims=8, num_layers=3),
-            img_size=8,
-            patch_size=4,
-            token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=2),
-            with_cls_token=True,
-            out_type='cls_token',
-        ).eval()
+        mixer = dict(type='aft_mm.SoftmaxAttention', num_heads=2)
+        options = dict(img_size=8, patch_size=4, with_cls_token=True, out_type='cls_token')
+        model = AFTViT(dict(embed_dims=8, num_layers=3), token_mixer=mixer, **options).eval()
         image = torch.randn(2, 3, 8, 8)
         final, pairs = model.forward_intermediates(
             image, indices=2, return_prefix_tokens=True, output_fmt='NLC'

@@ -11,6 +11,8 @@ from PIL import Image
 from aft_mm.apis import ImageClassifier
 from aft_mm.errors import UserError
 
+from ..errors import refuses_input
+
 CLASSES = ('ant', 'bee', 'cat', 'dog', 'elk')
 
 
@@ -22,13 +24,8 @@ def classify(tiny_classifier):
 @pytest.fixture
 def folder(tmp_path):
     rng = np.random.default_rng(0)
-    for name, size in (
-        ('b/2.png', (8, 12)),
-        ('a/1.jpg', (20, 31)),
-        ('a/0.png', (8, 12)),
-        ('b/4.png', (8, 12)),
-        ('a/3.JPEG', (9, 9)),
-    ):
+    sizes = {'b/2.png': (8, 12), 'a/1.jpg': (20, 31), 'a/0.png': (8, 12), 'b/4.png': (8, 12)}
+    for name, size in {**sizes, 'a/3.JPEG': (9, 9)}.items():
         path = tmp_path / 'images' / name
         path.parent.mkdir(parents=True, exist_ok=True)
         image = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
@@ -44,18 +41,13 @@ def test_a_folder_is_classified_as_in_a_test(classify, folder, capsys):
     assert [result['path'] for result in results] == sorted(
         str(path) for path in folder.rglob('?.*')
     )
-    settings = dict(
-        type='CustomDataset',
-        data_root=str(folder),
-        test_mode=True,
-        pipeline=classify.config.test_dataloader.dataset.pipeline,
-    )
+    pipeline = classify.config.test_dataloader.dataset.pipeline
+    settings = dict(data_root=str(folder), test_mode=True, pipeline=pipeline)
     with DefaultScope.overwrite_default_scope('mmpretrain'):
-        dataset = DATASETS.build(settings)
+        dataset = DATASETS.build(dict(settings, type='CustomDataset'))
     for result, sample in zip(results, dataset, strict=True):
-        (expected,) = classify.model.test_step(
-            dict(inputs=[sample['inputs']], data_samples=[sample['data_samples']])
-        )
+        batch = dict(inputs=[sample['inputs']], data_samples=[sample['data_samples']])
+        (expected,) = classify.model.test_step(batch)
         np.testing.assert_allclose(result['scores'], expected.pred_score, rtol=1e-4)
         assert result['label'] == int(expected.pred_label)
         assert result['score'] == result['scores'].max()
@@ -111,19 +103,15 @@ def test_names_are_never_those_of_another_dataset(tiny_classifier, tmp_path):
 
 
 def test_pictures_show_the_prediction_large_enough(classify, folder, tmp_path):
-    pictures = classify.visualize(
-        [folder / 'a/0.png', folder / 'b/2.png'], tmp_path / 'pictures', progress=False
-    )
-    assert sorted(path.name for path in (tmp_path / 'pictures').iterdir()) == [
-        '0000_0.png',
-        '0001_2.png',
-    ]
-    for picture, name in zip(pictures, ('a/0.png', 'b/2.png'), strict=True):
+    paths, out = [folder / 'a/0.png', folder / 'b/2.png'], tmp_path / 'pictures'
+    pictures = classify.visualize(paths, out, progress=False)
+    assert sorted(path.name for path in out.iterdir()) == ['0000_0.png', '0001_2.png']
+    for picture, path in zip(pictures, paths, strict=True):
         assert picture.shape == (224, 336, 3)
-        image = np.array(Image.open(folder / name))
+        image = np.array(Image.open(path))
         # Text in the upper left corner; elsewhere each pixel is a square.
         np.testing.assert_allclose(picture[-14::28, 14::28][-1], image[-1], atol=2)
-    read = np.array(Image.open(tmp_path / 'pictures/0001_2.png'))
+    read = np.array(Image.open(out / '0001_2.png'))
     np.testing.assert_array_equal(read, pictures[1])
 
 
@@ -140,9 +128,8 @@ def test_pictures_show_the_prediction_large_enough(classify, folder, tmp_path):
 )
 def test_other_files_give_a_one_line_message(classify, tmp_path, monkeypatch, images, message):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=message) as error:
-        classify(images if isinstance(images, np.ndarray | str) else [images], progress=False)
-    assert '\n' not in str(error.value)
+    images = images if isinstance(images, np.ndarray | str) else [images]
+    refuses_input(message, classify, images, progress=False)
 
 
 def test_another_task_is_named(untrained):

@@ -9,8 +9,9 @@ import trimesh
 from mmengine.config import Config
 
 from aft_mm.apis import PointCloudGenerator, write_ply
-from aft_mm.errors import UserError
 from aft_mm.visualization import sample_points
+
+from ..errors import refuses, refuses_input
 
 
 @pytest.fixture(scope='module')
@@ -29,10 +30,8 @@ def test_clouds_equal_those_of_the_model(generator, capsys):
 
 
 def test_bad_input_is_named(generator, untrained):
-    with pytest.raises(ValueError, match='num must be an int, 1 or larger, got 0'):
-        generator.sample(0)
-    with pytest.raises(ValueError, match='top_p'):
-        generator.sample(1, top_p=2)
+    refuses('num must be an int, 1 or larger, got 0', generator.sample, 0)
+    refuses('top_p', generator.sample, 1, top_p=2)
     config = Config.fromfile(untrained['tiny_clouds'][0])
     for name, value, message in (
         ('num_bits', 7, 'num_bits=7 needs 128 values per token'),
@@ -44,8 +43,7 @@ def test_bad_input_is_named(generator, untrained):
         other.point_cloud[name] = value
         if value is None:
             other.point_cloud.pop(name)
-        with pytest.raises(ValueError, match=message):
-            PointCloudGenerator(other, untrained['tiny_clouds'][1])
+        refuses(message, PointCloudGenerator, other, untrained['tiny_clouds'][1])
 
 
 def test_a_ply_file_holds_the_points(tmp_path):
@@ -57,9 +55,9 @@ def test_a_ply_file_holds_the_points(tmp_path):
 
 def test_bad_points_for_a_ply_file_are_rejected(tmp_path):
     for shape in ((2, 7, 3), (7, 2), (0, 3), (3,)):
-        with pytest.raises(UserError, match=re.escape(f'one cloud [P, 3], got {list(shape)}')):
-            write_ply(tmp_path / 'a.ply', np.zeros(shape))
+        message = re.escape(f'one cloud [P, 3], got {list(shape)}')
+        refuses_input(message, write_ply, tmp_path / 'a.ply', np.zeros(shape))
     for name in ('a.pcd', 'a'):
-        with pytest.raises(UserError, match=f"ends in .ply, got '.*/{name}'"):
-            write_ply(tmp_path / name, np.zeros((7, 3)))
+        message = f"ends in .ply, got '.*/{name}'"
+        refuses_input(message, write_ply, tmp_path / name, np.zeros((7, 3)))
     assert not list(tmp_path.iterdir())

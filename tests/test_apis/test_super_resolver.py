@@ -8,8 +8,9 @@ from mmengine.config import Config
 from aft_mm.apis import SuperResolver
 from aft_mm.datasets import SuperResolutionPair
 from aft_mm.engine import derived_seed
-from aft_mm.errors import UserError
 from aft_mm.visualization import super_resolve
+
+from ..errors import refuses, refuses_input
 
 
 @pytest.fixture(scope='module')
@@ -25,9 +26,8 @@ class TestExactSize:
     def test_samples_equal_those_of_the_model(self, resolver):
         image = random_image()
         samples = resolver(image, num=3, seed=0)
-        expected = super_resolve(
-            resolver.model, image[None], (8, 8, 3), 3, seed=0, temperature=0.8
-        )[0]
+        options = dict(seed=0, temperature=0.8)
+        (expected,) = super_resolve(resolver.model, image[None], (8, 8, 3), 3, **options)
         assert samples.shape == (3, 8, 8, 3) and samples.dtype == np.uint8
         np.testing.assert_array_equal(samples, expected)
 
@@ -67,17 +67,14 @@ class TestFit:
         config = Config.fromfile(untrained['tiny_super_resolution'][0])
         config.update(source_shape=(2, 8, 3), image_shape=(4, 16, 3))
         wide = SuperResolver(config, untrained['tiny_super_resolution'][1], 'cpu')
-        with pytest.raises(
-            UserError,
-            match=r'fit \(--fit\) needs a model with square inputs, got one with 2 x 8 pixels',
-        ):
-            wide.fit(random_image(9, 15))
+        message = r'fit \(--fit\) needs a model with square inputs, got one with 2 x 8 pixels'
+        refuses_input(message, wide.fit, random_image(9, 15))
         assert [len(starts) for starts in wide.tile_starts(random_image(9, 15), 0)] == [5, 2]
 
-    def test_bad_input_is_named(self, resolver):
-        for crop_size in (3, 10, 0):
-            with pytest.raises(UserError, match=f'--fit.* must be 4 to 9 .* got {crop_size}'):
-                resolver.fit(random_image(9, 15), crop_size)
+    @pytest.mark.parametrize('crop_size', [3, 10, 0])
+    def test_bad_input_is_named(self, resolver, crop_size):
+        message = f'--fit.* must be 4 to 9 .* got {crop_size}'
+        refuses_input(message, resolver.fit, random_image(9, 15), crop_size)
 
 
 class TestTile:
@@ -90,10 +87,9 @@ class TestTile:
         """5 x 6 pixels are four tiles of 4 x 4: rows 0 and 1, columns 0 and 2."""
         image = random_image(5, 6)
         found = resolver.tile(image, num=2, overlap=2, seed=7)
-        tiles = [image[y : y + 4, x : x + 4] for y in (0, 1) for x in (0, 2)]
-        tiles = super_resolve(
-            resolver.model, np.stack(tiles), (8, 8, 3), 2, seed=derived_seed(7, 0), temperature=0.8
-        )
+        tiles = np.stack([image[y : y + 4, x : x + 4] for y in (0, 1) for x in (0, 2)])
+        options = dict(seed=derived_seed(7, 0), temperature=0.8)
+        tiles = super_resolve(resolver.model, tiles, (8, 8, 3), 2, **options)
         assert found.shape == (2, 10, 12, 3) and found.dtype == np.uint8
         np.testing.assert_array_equal(found[:, :2, :4], tiles[0, :, :2, :4])
         np.testing.assert_array_equal(found[:, -2:, -4:], tiles[3, :, -2:, -4:])
@@ -122,32 +118,28 @@ class TestTile:
 
     @pytest.mark.parametrize('overlap', [-1, 4, 0.5])
     def test_bad_overlap_is_named(self, resolver, overlap):
-        with pytest.raises(ValueError, match=f'--tile.* must be an int, 0 to 3, got {overlap}'):
-            resolver.tile(random_image(9, 9), overlap=overlap)
+        message = f'--tile.* must be an int, 0 to 3, got {overlap}'
+        refuses(message, resolver.tile, random_image(9, 9), overlap=overlap)
 
 
 def test_larger_images_are_rejected_with_alternatives(resolver):
-    with pytest.raises(UserError, match='must be 4 x 4 pixels .* got 5 x 6; --fit .*and --tile'):
-        resolver(random_image(5, 6))
+    message = 'must be 4 x 4 pixels .* got 5 x 6; --fit .*and --tile'
+    refuses_input(message, resolver, random_image(5, 6))
 
 
 @pytest.mark.parametrize('method', ['__call__', 'fit', 'tile'])
 def test_other_images_are_named(resolver, method):
     draw = getattr(resolver, method)
     for wrong in (random_image()[..., :1], random_image()[None], random_image() / 255):
-        with pytest.raises(UserError, match=r'image must be uint8 \[height, width, 3\], got'):
-            draw(wrong)
+        refuses_input(r'image must be uint8 \[height, width, 3\], got', draw, wrong)
     for height, width in ((3, 9), (9, 3), (0, 0)):
-        with pytest.raises(UserError, match=f'least 4 x 4 pixels .* got {height} x {width}'):
-            draw(random_image(height, width))
+        message = f'least 4 x 4 pixels .* got {height} x {width}'
+        refuses_input(message, draw, random_image(height, width))
 
 
 @pytest.mark.parametrize('method', ['__call__', 'tile'])
 def test_bad_options_are_named(resolver, method):
     draw = getattr(resolver, method)
-    with pytest.raises(ValueError, match='num must be an int, 1 or larger, got 0'):
-        draw(random_image(), num=0)
-    with pytest.raises(ValueError, match=r'seed must be an int, 0 to 2\^63 − 1, got -1'):
-        draw(random_image(), seed=-1)
-    with pytest.raises(ValueError, match='temperature must be a finite number above 0'):
-        draw(random_image(), temperature=0)
+    refuses('num must be an int, 1 or larger, got 0', draw, random_image(), num=0)
+    refuses(r'seed must be an int, 0 to 2\^63 − 1, got -1', draw, random_image(), seed=-1)
+    refuses('temperature must be a finite number above 0', draw, random_image(), temperature=0)

@@ -14,6 +14,8 @@ from aft_mm.cli import own_data
 from aft_mm.cli.main import main
 from aft_mm.config.reading import check_data, read_config
 
+from ..errors import stops
+
 RNG = np.random.default_rng(0)
 COUNTS = {'cat': 5, 'dog é': 10, 'wombat': 20}
 
@@ -44,12 +46,11 @@ def boxes(folder, names=('cat', 'dog'), number=10):
     for index in range(number):
         save(folder / f'images/{index}.png')
     box = dict(bbox=[1, 1, 4, 3], area=12, iscrowd=0)
+    sizes = dict(width=8, height=6, license=1)
     content = dict(
-        images=[
-            dict(id=i, file_name=f'{i}.png', width=8, height=6, license=1) for i in range(number)
-        ],
+        images=[dict(sizes, id=i, file_name=f'{i}.png') for i in range(number)],
         annotations=[
-            dict(**box, id=i, image_id=i, category_id=int(i % 3 > 0)) for i in range(number)
+            dict(box, id=i, image_id=i, category_id=int(i % 3 > 0)) for i in range(number)
         ],
         categories=[dict(id=i, name=name) for i, name in enumerate([*names, 'not there'])],
     )
@@ -112,9 +113,8 @@ def test_a_text(here, capsys):
     assert 'a b.txt: 6,800 bytes, 6,400 characters, lines end in CRLF' in shown
     assert shown.endswith("next: aft_mm train 'a b.py'\n")
     config = read_config('a b.py', {})
-    assert {
-        config[f'{part}_dataloader'].dataset.data_file for part in ('train', 'val', 'test')
-    } == {str(here / 'a b.txt')}
+    for part in ('train', 'val', 'test'):
+        assert config[f'{part}_dataloader'].dataset.data_file == str(here / 'a b.txt')
 
 
 def test_the_same_share_of_every_label_is_sampled():
@@ -123,9 +123,8 @@ def test_the_same_share_of_every_label_is_sampled():
     assert sorted(parts['train'] + parts['val']) == list(range(63))
     assert parts['train'] == sorted(parts['train'])
     assert Counter(labels[i] for i in parts['val']) == dict(a=15, b=3, c=1)
-    assert Counter(
-        labels[i] for i in own_data.split_by_label(range(63), labels, 0.9, 0)['val']
-    ) == (dict(a=45, b=9, c=1))
+    parts = own_data.split_by_label(range(63), labels, 0.9, 0)
+    assert Counter(labels[i] for i in parts['val']) == dict(a=45, b=9, c=1)
 
 
 def test_boxes_of_one_json_are_split(here):
@@ -151,13 +150,8 @@ def test_masks_and_voc_are_split(here):
     assert sorted((found.files['train.txt'] + found.files['val.txt']).split()) == list('0123456789')
     assert sum(int(stem) < 3 for stem in found.files['val.txt'].split()) == 1
     (here / 'masks/classes.txt').write_text('sky\r\nroad\r\ncar\r\nnever there\r\n')
-    assert list(own_data.masks(here / 'masks', 0.3, 0).counts) == [
-        'sky',
-        'road',
-        'car',
-        'never there',
-    ]
-
+    names = ['sky', 'road', 'car', 'never there']
+    assert list(own_data.masks(here / 'masks', 0.3, 0).counts) == names
     voc = here / 'voc'
     for index in range(6):
         save(voc / f'JPEGImages/{index}.jpg')
@@ -168,12 +162,8 @@ def test_masks_and_voc_are_split(here):
     found = own_data.voc(voc, 0.3, 0)
     assert found.counts == {'cat': 3, 'a dog': 3} and found.parts == dict(train=4, val=2)
     (voc / 'ImageSets/Main').mkdir(parents=True)
-    for part, text in (
-        ('train', '0\n1\n2\n'),
-        ('val', '3\n'),
-        ('trainval', '0\n'),
-        ('cat_val', ''),
-    ):
+    parts = dict(train='0\n1\n2\n', val='3\n', trainval='0\n', cat_val='')
+    for part, text in parts.items():
         (voc / f'ImageSets/Main/{part}.txt').write_text(text)
     assert own_data.voc(voc, 0.3, 0).parts == dict(train=3, val=1)
 
@@ -194,46 +184,33 @@ def test_masks_in_colours_are_numbered(here, capsys):
         np.testing.assert_array_equal(found, np.array([1, 0, 2])[expected])
     assert '  0 #ff0000' in capsys.readouterr().out
     assert own_data.masks(here / 'data', 0.5, 0).parts == dict(train=1, val=1)
-    with pytest.raises(SystemExit, match="'data/masks' exists already"):
-        main(['number-masks', 'data/colours', 'data/masks'])
+    stops("'data/masks' exists already", main, ['number-masks', 'data/colours', 'data/masks'])
     save(here / 'photo/a.png', (40, 40, 3))
-    with pytest.raises(SystemExit, match="at most 255 colours.*, got more at 'photo/a.png'"):
-        main(['number-masks', 'photo', 'out/masks'])
+    message = "at most 255 colours.*, got more at 'photo/a.png'"
+    stops(message, main, ['number-masks', 'photo', 'out/masks'])
 
 
-def one_class(here):
-    save(here / 'data/cat/1.jpg')
+def images(*names, size=(6, 8, 3)):
+    return lambda here: [save(here / f'data/{name}.jpg', size) for name in names]
 
 
-def one_image(here):
-    for name in ('cat/1', 'cat/2', 'dog/1'):
-        save(here / f'data/{name}.jpg')
+ONE_CLASS, ONE_IMAGE = images('cat/1'), images('cat/1', 'cat/2', 'dog/1')
 
 
 def truncated(here):
-    for name in ('cat/1', 'cat/2', 'dog/1', 'dog/2'):
-        save(here / f'data/{name}.jpg', (40, 40, 3))
+    images('cat/1', 'cat/2', 'dog/1', 'dog/2', size=(40, 40, 3))(here)
     path = here / 'data/dog/2.jpg'
     path.write_bytes(path.read_bytes()[:-50])
 
 
-def newline(here):
-    save(here / 'data/cat/1\n2.jpg')
-
-
 def loop(here):
-    save(here / 'data/cat/1.jpg')
+    ONE_CLASS(here)
     (here / 'data/cat/again').symlink_to(here / 'data')
 
 
 def dead_link(here):
-    one_image(here)
+    ONE_IMAGE(here)
     (here / 'data/dog/2.jpg').symlink_to('nothing')
-
-
-def other_classes(here):
-    for name in ('train/cat', 'train/dog', 'val/cat', 'val/bird'):
-        save(here / f'data/{name}/1.jpg')
 
 
 def no_boxes(here):
@@ -246,30 +223,18 @@ def no_image(here):
     (here / 'data/images/7.png').unlink()
 
 
-def coloured(here):
-    for index in range(3):
-        save(here / f'data/images/{index}.png')
-        save(here / f'data/masks/{index}.png')
+def masks(shape, high, classes=None, scale=1):
+    def write(here):
+        for index in range(3):
+            save(here / f'data/images/{index}.png')
+            path = here / f'data/masks/{index}.png'
+            path.parent.mkdir(exist_ok=True)
+            pixels = RNG.integers(0, high, shape, dtype=np.uint8) * np.uint8(scale)
+            Image.fromarray(pixels).save(path)
+        if classes is not None:
+            (here / 'data/classes.txt').write_text(classes)
 
-
-def number_too_large(here):
-    for index in range(3):
-        save(here / f'data/images/{index}.png')
-        save(here / f'data/masks/{index}.png', (6, 8), 3)
-    (here / 'data/classes.txt').write_text('a\nb\n')
-
-
-def black_and_white(here):
-    for index in range(3):
-        save(here / f'data/images/{index}.png')
-        mask = Image.fromarray(RNG.choice([0, 255], (6, 8)).astype(np.uint8))
-        (here / 'data/masks').mkdir(exist_ok=True)
-        mask.save(here / f'data/masks/{index}.png')
-
-
-def smaller_mask(here):
-    save(here / 'data/images/0.png')
-    save(here / 'data/masks/0.png', (3, 4), 2)
+    return write
 
 
 def bytes_of(data):
@@ -282,24 +247,36 @@ def bytes_of(data):
         ('image-folder', lambda here: None, "PATH 'data' does not exist"),
         ('image-folder', lambda here: (here / 'data').mkdir(), 'a folder of images for each class'),
         ('image-folder', lambda here: save(here / 'data/1.jpg'), "got the image '1.jpg'"),
-        ('image-folder', one_class, "at least 2 classes, got 'cat'"),
-        ('image-folder', one_image, "class 'dog' must have at least 2 images"),
+        ('image-folder', ONE_CLASS, "at least 2 classes, got 'cat'"),
+        ('image-folder', ONE_IMAGE, "class 'dog' must have at least 2 images"),
         ('image-folder', truncated, "'.*/data/dog/2.jpg' .*truncated"),
-        ('image-folder', newline, r"1\\n2.jpg' must have a name without a line break"),
+        ('image-folder', images('cat/1\n2'), r"1\\n2.jpg' must have a name without a line break"),
         ('image-folder', loop, "'.*/data/cat/again' is a link to a folder that contains it"),
         ('image-folder', dead_link, "'.*/dog/2.jpg' is not a file, or is a link to a missing"),
-        ('image-folder', other_classes, "class 'bird' must have images in train and val"),
+        (
+            'image-folder',
+            images('train/cat/1', 'train/dog/1', 'val/cat/1', 'val/bird/1'),
+            "class 'bird' must have images in train and val",
+        ),
         ('coco', no_boxes, "'.*/all.json' must hold images and boxes"),
         ('coco', no_image, "'.*images/7.png' of '.*all.json' does not exist"),
         ('coco', bytes_of(b'{'), "annotations '.*/data' cannot be read"),
-        ('coco', one_class, 'json files must be one, .*, got none'),
-        ('voc', one_class, 'must hold JPEGImages/, got none'),
-        ('masks', one_class, 'must hold images/ and masks/.*; images/ is missing'),
-        ('masks', coloured, "'.*masks/0.png' must have one class number .*, got mode 'RGB'"),
-        ('masks', number_too_large, 'has the value 2, which must be 0 to 1, .*, or 255'),
-        ('masks', black_and_white, r'class numbers 0, 1, .* \(255 is ignored\).*, got 0;'),
-        ('masks', smaller_mask, 'must have the size of its image, 8 x 6, got 4 x 3'),
-        ('text', one_class, "text '.*' must be one file"),
+        ('coco', ONE_CLASS, 'json files must be one, .*, got none'),
+        ('voc', ONE_CLASS, 'must hold JPEGImages/, got none'),
+        ('masks', ONE_CLASS, 'must hold images/ and masks/.*; images/ is missing'),
+        (
+            'masks',
+            masks((6, 8, 3), 256),
+            "'.*masks/0.png' must have one class number .*, got mode 'RGB'",
+        ),
+        ('masks', masks((6, 8), 3, 'a\nb\n'), 'has the value 2, which must be 0 to 1, .*, or 255'),
+        (
+            'masks',
+            masks((6, 8), 2, scale=255),
+            r'class numbers 0, 1, .* \(255 is ignored\).*, got 0;',
+        ),
+        ('masks', masks((3, 4), 2), 'must have the size of its image, 8 x 6, got 4 x 3'),
+        ('text', ONE_CLASS, "text '.*' must be one file"),
         ('text', bytes_of(b'a' * 9000 + b'\xff'), 'must be UTF-8, which byte 9000 is not'),
         ('text', bytes_of(b'a\0' * 9000), 'must be a text, got a zero byte'),
         ('text', bytes_of(b'abc'), 'must have at least 5,120 bytes, got 3'),
@@ -308,9 +285,8 @@ def bytes_of(data):
 def test_unusable_data_are_refused_and_nothing_is_written(kind, write, message, here):
     write(here)
     before = sorted(here.iterdir())
-    with pytest.raises(SystemExit, match=f'^Error: .*{message}') as end:
-        main(['new', kind, 'data', '--out', 'new/my.py'])
-    assert '\n' not in str(end.value) and sorted(here.iterdir()) == before
+    stops(message, main, ['new', kind, 'data', '--out', 'new/my.py'])
+    assert sorted(here.iterdir()) == before
 
 
 def test_the_config_hides_no_module(photos, here):
@@ -321,12 +297,12 @@ def test_the_config_hides_no_module(photos, here):
 
 def test_files_are_not_overwritten(photos, here):
     (here / 'photos.py').write_text('mine')
-    with pytest.raises(SystemExit, match="'photos.py' exists already; name another file"):
-        main(['new', 'image-folder', 'photos'])
-    with pytest.raises(SystemExit, match="--out must end in .py, got 'a.txt'"):
-        main(['new', 'image-folder', 'photos', '--out', 'a.txt'])
-    with pytest.raises(SystemExit, match='--val must be .* at most 0.9'):
-        main(['new', 'image-folder', 'photos', '--out', 'a.py', '--val', '1'])
+    for words, message in (
+        ([], "'photos.py' exists already; name another file"),
+        (['--out', 'a.txt'], "--out must end in .py, got 'a.txt'"),
+        (['--out', 'a.py', '--val', '1'], '--val must be .* at most 0.9'),
+    ):
+        stops(message, main, ['new', 'image-folder', 'photos', *words])
     assert (here / 'photos.py').read_text() == 'mine' and not (here / 'photos_split').exists()
 
 

@@ -10,6 +10,8 @@ from PIL import Image
 from aft_mm.apis import ImageClassifier
 from aft_mm.cli.main import main
 
+from ..errors import stops
+
 
 @pytest.fixture
 def images(tmp_path, monkeypatch):
@@ -37,9 +39,8 @@ def test_classes_are_those_of_the_classifier(images, tiny_classifier, capsys):
     written, lines = read(images / 'out')
     paths = ['in/a/1, é.jpg', 'in/a/two.png', 'in/b/2.png', 'in/c.png', 'other/d.png']
     assert [line['path'] for line in lines] == [one['path'] for one in written] == paths
-    for one, line, expected in zip(
-        written, lines, ImageClassifier(*tiny_classifier, 'cpu')(paths, progress=False), strict=True
-    ):
+    results = ImageClassifier(*tiny_classifier, 'cpu')(paths, progress=False)
+    for one, line, expected in zip(written, lines, results, strict=True):
         (found,) = one['found']
         assert found['label'] == expected['label'] == int(line['label'])
         assert found['class_name'] == expected['class_name'] == line['class_name']
@@ -51,17 +52,13 @@ def test_classes_are_those_of_the_classifier(images, tiny_classifier, capsys):
     main(['predict', *words, '--out', 'numbers', '--no-pictures'])
     assert not (images / 'numbers/pictures').exists()
     assert read(images / 'numbers')[1][0]['label'] == lines[0]['label']
-    with pytest.raises(SystemExit, match="--out 'out' holds predictions already"):
-        main(['predict', *words, '--out', 'out'])
+    stops("--out 'out' holds predictions already", main, ['predict', *words, '--out', 'out'])
 
 
 @pytest.mark.parametrize(
     ('inputs', 'message'),
     [
-        (
-            ['nothing.jpg'],
-            "PATH 'nothing.jpg' does not exist",
-        ),
+        (['nothing.jpg'], "PATH 'nothing.jpg' does not exist"),
         (['in/*.jpg'], 'got no file'),
         (['empty'], "PATH 'empty' must hold images"),
         (['in/b', 'cut.png'], "image 'cut.png' of the data set is truncated"),
@@ -73,12 +70,11 @@ def test_bad_input_is_refused_before_anything_is_written(inputs, message, images
     (images / 'empty').mkdir()
     (images / 'notes.txt').write_text('a')
     (images / 'cut.png').write_bytes((images / 'in/c.png').read_bytes()[:-100])
-    with pytest.raises(SystemExit, match=f'^Error: .*{message}') as end:
-        main(['predict', *tiny_classifier, *inputs, '--out', 'out'])
-    assert '\n' not in str(end.value) and not (images / 'out').exists()
+    stops(message, main, ['predict', *tiny_classifier, *inputs, '--out', 'out'])
+    assert not (images / 'out').exists()
 
 
 def test_another_task_names_its_command(images, untrained):
     for name, command in (('tiny_text', 'sample'), ('tiny_super_resolution', 'super-resolve')):
-        with pytest.raises(SystemExit, match=f'for this one use `aft_mm {command}`'):
-            main(['predict', *untrained[name], 'in/b', '--out', 'out'])
+        words = ['predict', *untrained[name], 'in/b', '--out', 'out']
+        stops(f'for this one use `aft_mm {command}`', main, words)

@@ -40,6 +40,8 @@ from aft_mm.errors import UserError
 from aft_mm.layers import PositionEmbedding
 from aft_mm.registry import DATASETS, MODELS
 
+from ..errors import refuses_input
+
 MIXER = dict(type='aft_mm.AFTConv', embed_dims=12, grid=(5, 7), num_heads=4, kernel_size=3)
 
 
@@ -75,19 +77,12 @@ class TestCompileHook:
     @pytest.fixture
     def model(self):
         torch._dynamo.reset()
-        model = Model()
-        model.backbone = MODELS.build(
-            dict(
-                type='aft_mm.AFTViT',
-                arch=dict(embed_dims=16, num_layers=2),
-                img_size=8,
-                patch_size=2,
-                token_mixer=dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3),
-            )
-        )
+        model, mixer = Model(), dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3)
+        vit = dict(type='aft_mm.AFTViT', arch=dict(embed_dims=16, num_layers=2), img_size=8)
+        model.backbone = MODELS.build(dict(vit, patch_size=2, token_mixer=mixer))
         return model
 
-    def test_one_graph_same_result_same_keys(self, model):
+    def test_one_graph_same_result_same_keys_also_of_a_copy(self, model):
         x, keys = torch.randn(3, 3, 8, 8), list(model.state_dict())
         expected = model.backbone(x)
         graphs = CompileCounter()
@@ -95,6 +90,8 @@ class TestCompileHook:
         torch.testing.assert_close(model.backbone(x), expected)
         assert graphs.frame_count == 1
         assert list(model.state_dict()) == keys
+        # As of the EMA model.
+        torch.testing.assert_close(copy.deepcopy(model).backbone(x), expected)
 
     def test_under_autocast(self, model):
         CompileHook(backend='eager').before_run(runner(model))
@@ -128,17 +125,11 @@ class TestCompileHook:
         model.encoder = nn.Identity()
         assert parts_to_compile(model) == []
 
-    def test_a_copy_such_as_the_ema_model_still_works(self, model):
-        x = torch.randn(3, 3, 8, 8)
-        CompileHook(backend='eager').before_run(runner(model))
-        torch.testing.assert_close(copy.deepcopy(model).backbone(x), model.backbone(x))
-
 
 class TestExactResumeHook:
     def seeded(self, iteration, rank=0):
-        ExactResumeHook().before_train_epoch(
-            SimpleNamespace(seed=3, iter=iteration, rank=rank, train_loop=None, distributed=False)
-        )
+        run = dict(seed=3, iter=iteration, rank=rank, train_loop=None, distributed=False)
+        ExactResumeHook().before_train_epoch(SimpleNamespace(**run))
         return torch.rand(1).item(), np.random.rand(), random.random()
 
     def test_an_epoch_depends_on_seed_iteration_and_rank_only(self):
@@ -189,6 +180,10 @@ def noise_loader(num_workers, **options):
     return DataLoader(Noise(), 3, num_workers=num_workers, collate_fn=list, **options)
 
 
+def numbers(batches):
+    return [[item[0] for item in batch] for batch in batches]
+
+
 def test_batches_depend_on_their_number_only():
     whole = list(Batches(noise_loader(0), (7, 0)).start(0))
     for loader in (noise_loader(1), noise_loader(2, persistent_workers=True)):
@@ -196,12 +191,9 @@ def test_batches_depend_on_their_number_only():
         assert list(batches.start(2)) == whole[2:]
         assert list(batches.start(0)) == whole
         later = list(batches.start(0, 4))
-        assert [[item[0] for item in batch] for batch in later] == [
-            [item[0] for item in batch] for batch in whole
-        ]
-        assert not {item[1] for batch in later for item in batch} & {
-            item[1] for batch in whole for item in batch
-        }
+        assert numbers(later) == numbers(whole)
+        noise, other = ({item[1] for batch in each for item in batch} for each in (later, whole))
+        assert not noise & other
     assert list(Batches(noise_loader(0), (7, 1)).start(0)) != whole
 
 
@@ -220,9 +212,7 @@ def test_endless_batches_restart_the_sampler():
     batches = Batches(noise_loader(0), (7, 0), endless=True)
     first = list(itertools.islice(batches.start(0), 10))
     assert list(itertools.islice(batches.start(6), 4)) == first[6:]
-    assert [[item[0] for item in batch] for batch in first[4:8]] == [
-        [item[0] for item in batch] for batch in first[:4]
-    ]
+    assert numbers(first[4:8]) == numbers(first[:4])
 
 
 class TestRegularizationHook:
@@ -236,6 +226,9 @@ class TestRegularizationHook:
         total, _ = model.parse_losses(losses)
         plain = Model.forward(model, x, mode='loss')['loss']
         torch.testing.assert_close(total, plain + expected)
+        losses['loss_regularization'].backward()
+        weight = model.backbone[0].weight
+        torch.testing.assert_close(weight.grad, weight.detach() / weight.numel())
 
     def test_entropy_is_that_of_equation_9_over_all_heads_of_all_layers(self):
         model, x = Model(), torch.randn(2, 35, 12)
@@ -250,13 +243,6 @@ class TestRegularizationHook:
         expected = 0.001 * sum(entropy(softmax(kernel)) for kernel in kernels)
         assert len(kernels) == 12
         assert model(x, mode='loss')['loss_regularization'].item() == pytest.approx(expected)
-
-    def test_reaches_the_gradient_under_a_training_step(self):
-        model = Model()
-        RegularizationHook(weight=2.0).before_train(runner(model))
-        model(torch.zeros(3, 5), mode='loss')['loss_regularization'].backward()
-        weight = model.backbone[0].weight
-        torch.testing.assert_close(weight.grad, 4 * weight.detach() / weight.numel())
 
     def test_no_layer_to_regularise_is_an_error(self):
         with pytest.raises(UserError, match=r'weight=0\.1.*regularization_loss.*none'):
@@ -276,22 +262,16 @@ class TestCheckpointCompatibilityHook:
         checkpoint = dict(state_dict=state, meta=dict(experiment_name='that_run'))
         CheckpointCompatibilityHook(strict).after_load_checkpoint(runner(model), checkpoint)
 
-    def test_own_weights_fit_also_with_the_prefix_of_a_wrapper(self):
+    def test_own_weights_fit_and_others_are_counted(self):
         state = Model().state_dict()
         self.check(state)
-        self.check({f'module.{name}': value for name, value in state.items()})
-
-    def test_other_widths_and_names_are_counted(self):
+        self.check({f'module.{name}': value for name, value in state.items()})  # of a wrapper
+        self.check({name: state[name] for name in list(state)[:1]}, strict=False)  # fine-tuning
         message = 'that_run.*this_config.*0 .*missing, 0 unexpected and 3 of another shape'
-        with pytest.raises(UserError, match=message):
-            self.check(Model(width=9).state_dict())
-        state = {f'x.{name}': value for name, value in Model().state_dict().items()}
-        with pytest.raises(UserError, match='4 tensors are missing, 4 unexpected and 0 of another'):
-            self.check(state)
-
-    def test_fine_tuning_takes_a_part(self):
-        state = Model().state_dict()
-        self.check({name: state[name] for name in list(state)[:1]}, strict=False)
+        refuses_input(message, self.check, Model(width=9).state_dict())
+        state = {f'x.{name}': value for name, value in state.items()}
+        message = '4 tensors are missing, 4 unexpected and 0 of another'
+        refuses_input(message, self.check, state)
 
     @pytest.mark.parametrize('strict', [True, False])
     def test_interpolated_tensors_are_logged(self, strict, monkeypatch):
@@ -319,8 +299,7 @@ class TestCheckpointCompatibilityHook:
             raise ValueError('this is a checkpoint of a tree, but the model is a house')
 
         model.backbone.register_load_state_dict_pre_hook(refuse)
-        with pytest.raises(UserError, match='tree.*house'):
-            self.check(Model().state_dict(), strict, model)
+        refuses_input('tree.*house', self.check, Model().state_dict(), strict, model)
 
 
 class TestCheckImagesHook:
@@ -335,16 +314,9 @@ class TestCheckImagesHook:
         self.check_dataset(Images(path), rank, world_size)
 
     def check_dataset(self, dataset, rank=0, world_size=1):
+        run = dict(rank=rank, world_size=world_size, val_loop=None, logger=logging.getLogger('a'))
         loader = torch.utils.data.DataLoader(dataset)
-        CheckImagesHook().before_train(
-            SimpleNamespace(
-                rank=rank,
-                world_size=world_size,
-                train_dataloader=loader,
-                val_loop=None,
-                logger=logging.getLogger('check_images'),
-            )
-        )
+        CheckImagesHook().before_train(SimpleNamespace(train_dataloader=loader, **run))
 
     def test_a_whole_image_passes_also_with_bytes_after_its_end(self, image, caplog):
         with caplog.at_level(logging.INFO):
@@ -354,21 +326,19 @@ class TestCheckImagesHook:
         self.check(image)
 
     @pytest.mark.parametrize('share', [0.3, 0.9, 0.999])
-    def test_a_truncated_jpeg_is_named(self, image, share):
+    @pytest.mark.parametrize('thumbnail', [False, True])
+    def test_a_truncated_jpeg_is_named(self, image, share, thumbnail):
+        """An end marker in a comment, as of a thumbnail, does not hide it."""
         data = image.read_bytes()
+        if thumbnail:
+            comment = (
+                b'\xff\xfe\x00\x06' + b'ab\xff\xd9'
+            )  # as long as its third and fourth byte say
+            data = data[:2] + comment + data[2:]
+            image.write_bytes(data)
+            self.check(image)
         image.write_bytes(data[: int(share * len(data))])
-        with pytest.raises(UserError, match=rf"'{image}' of the training set is truncated"):
-            self.check(image)
-
-    def test_the_end_marker_of_a_thumbnail_does_not_hide_the_truncation(self, image):
-        data = image.read_bytes()
-        comment = b'\xff\xfe\x00\x06' + b'ab\xff\xd9'  # as long as the two bytes before it say
-        data = data[:2] + comment + data[2:]
-        image.write_bytes(data)
-        self.check(image)
-        image.write_bytes(data[: len(data) // 2])
-        with pytest.raises(UserError, match=rf"'{image}' of the training set is truncated"):
-            self.check(image)
+        refuses_input(f"'{image}' of the training set is truncated", self.check, image)
 
     def test_each_rank_reads_its_share(self, image):
         image.write_bytes(b'')
@@ -383,8 +353,7 @@ class TestCheckImagesHook:
         dataset = DATASETS.build(dict(type=f'aft_mm.{kind}', data_root=str(tmp_path)))
         self.check_dataset(dataset)
         path.write_bytes(path.read_bytes()[:-20])
-        with pytest.raises(UserError, match=rf"'{path}' of the training set is truncated"):
-            self.check_dataset(dataset)
+        refuses_input(rf"'{path}' of the training set is truncated", self.check_dataset, dataset)
 
     def test_data_without_files_passes(self):
         self.check_dataset(torch.utils.data.TensorDataset(torch.zeros(3, 1)))
