@@ -36,7 +36,8 @@ COMMON = ['--device', 'cpu', '--threads', '1', '--rounds', '1']
 PROGRAMS = (
     'benchmark_attention benchmark_efficiency benchmark_iterations benchmark_models benchmark_ops '
     'benchmark_runtimes benchmark_sampling benchmark_tiles bounds dry_run first_gpu_hour '
-    'linear_memory lsh_recall pair_bias plot_models training_run training_step'
+    'linear_memory lsh_recall pair_bias plot_models super_resolution_baseline training_run '
+    'training_step'
 ).split()
 
 
