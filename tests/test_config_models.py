@@ -307,7 +307,7 @@ class TestParameters:
         [
             ('image_classification', '-mini.*8e_cifar10', 3, 1.04),
             ('image_classification', '-mini.*7e.*cifar10full', 4, 1.002),
-            ('image_classification', '-mini.*40e_imagenette', 3, 1.04),
+            ('image_classification', '-mini.*40e_imagenette', 5, 1.04),
             ('synthetic_tasks', 'mqar', 11, 1.002),
             ('synthetic_tasks', 'listops', 11, 1.002),
             ('speech_recognition', 'an4-phonemes', 7, 1.25),

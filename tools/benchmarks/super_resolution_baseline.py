@@ -12,7 +12,7 @@ import copy
 from pathlib import Path
 
 
-def parse_args() -> argparse.Namespace:
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -20,7 +20,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--epochs', type=int, default=60, help='default %(default)s')
     parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], metavar='N')
     parser.add_argument('--json', type=Path, help='write the results to this file')
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 if __name__ == '__main__':
@@ -105,8 +105,8 @@ def train(pairs: dict[str, tuple[Tensor, Tensor, Tensor]], epochs: int, seed: in
     return best_model
 
 
-def main() -> None:
-    args = parse_args()
+def main(arguments: list[str] | None = None) -> None:
+    args = parse_args(arguments)
     args.device = 'cpu'
     cfg = Config.fromfile(args.config)
     pairs = {split: load_pairs(cfg, split) for split in ('train', 'val', 'test')}
