@@ -1,4 +1,4 @@
-"""tools/benchmarks: help of each tool, counts, and wrong results, which are not timed."""
+"""Each tool of tools/benchmarks: help, a short run, and wrong results, which are not timed."""
 
 import importlib
 import importlib.util
@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import matplotlib.image
 import pytest
 import torch
 from torch.autograd import DeviceType
@@ -23,22 +24,34 @@ import benchmark_attention  # noqa: E402
 import benchmark_efficiency  # noqa: E402
 import benchmark_models  # noqa: E402
 import benchmark_ops  # noqa: E402
+import benchmark_runtimes  # noqa: E402
+import benchmark_sampling  # noqa: E402
 import bounds  # noqa: E402
 import decoders  # noqa: E402
 import measuring  # noqa: E402
 import pair_bias  # noqa: E402
 import parity  # noqa: E402
 import plot_models  # noqa: E402
+import training_step  # noqa: E402
 from op_cases import CASES, sized  # noqa: E402
 from op_costs import compulsory_bytes, operations  # noqa: E402
 
 COMMON = ['--device', 'cpu', '--threads', '1', '--rounds', '1']
-PROGRAMS = (
-    'benchmark_attention benchmark_efficiency benchmark_iterations benchmark_models benchmark_ops '
-    'benchmark_runtimes benchmark_sampling benchmark_tiles bounds dry_run first_gpu_hour '
-    'linear_memory lsh_recall pair_bias plot_models super_resolution_baseline training_run '
-    'training_step'
-).split()
+PROGRAMS = [
+    *('benchmark_attention', 'benchmark_efficiency', 'benchmark_iterations', 'benchmark_models'),
+    *(
+        'benchmark_ops',
+        'benchmark_runtimes',
+        'benchmark_sampling',
+        'benchmark_tiles',
+        'bounds',
+        'dry_run',
+        'first_gpu_hour',
+        'linear_memory',
+    ),
+    *('lsh_recall', 'pair_bias', 'plot_models', 'super_resolution_baseline'),
+    *('training_run', 'training_step'),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +59,7 @@ def _eager(monkeypatch):
     monkeypatch.setenv('AFT_MM_BACKEND', 'eager')
     for tool in (benchmark_attention, benchmark_efficiency, benchmark_models, benchmark_ops):
         monkeypatch.setattr(tool, 'in_fresh_process', lambda call, *args: 1.0)
-    rates = dict(copy_bytes_per_second=1e9, matrix_operations_per_second=1e9)
-    monkeypatch.setattr(benchmark_ops, 'device_rates', lambda *args: rates)
+    monkeypatch.setattr(training_step, 'in_fresh_process', lambda call, *args: 1.0)
 
 
 def rows_of(path):
@@ -68,10 +80,25 @@ def test_help(name, capsys):
     assert 'usage: ' in capsys.readouterr().out
 
 
+def test_pair_bias_is_right_where_two_products_are_not(tmp_path, monkeypatch):
+    path = tmp_path / 'out.json'
+    pair_bias.main(['--quick', '--rounds', '1', '--json', str(path)])
+    assert rows_of(path)[0]['theirs']['training_time'] > 0
+    values = json.loads(path.read_text())['environment']['values']
+    assert all(max(row['ours']) <= pair_bias.TOLERANCE for row in values)
+    errors = {row['case']: row['theirs'] for row in values}
+    right = [k for k, v in errors.items() if None not in v and max(v) <= pair_bias.TOLERANCE]
+    assert right == ['distances', 'distances, scaled by 30']
+    with monkeypatch.context() as patch:
+        patch.setattr(pair_bias.ops, 'aft_full', pair_bias.two_products)
+        with pytest.raises(SystemExit, match='wrong result for rows of −110'):
+            pair_bias.main(['--quick', '--rounds', '1'])
+
+
 def test_ops(tmp_path, monkeypatch, capsys):
     path = tmp_path / 'out.json'
     options = ['--backends', 'eager', 'triton', '--json', str(path), *COMMON]
-    assert benchmark_ops.main(['--cases', 'small-full', '--dtype', 'bfloat16', *options]) == 0
+    assert benchmark_ops.main(['--cases', 'small-[fs]*', '--dtype', 'bfloat16', *options]) == 0
     rows = {(row['case'], row['form'], row['mode']): row for row in rows_of(path)}
     row = rows['small-full', 'eager', 'forward+backward']
     assert row['status'] == 'ok' and row['milliseconds'] > 0 and row['bytes'] > 0
@@ -164,32 +191,89 @@ def test_long_sequences_are_compared_with_eager_in_float64(monkeypatch):
         torch.testing.assert_close(found, expected)
 
 
-RUNS = {
-    'pair_bias': '--quick --rounds 1',
-    'benchmark_attention': '--mixers linear --dims 16 --heads 2 --lengths 64 128 --tokens 128',
-    'benchmark_efficiency': '--mixers aft-local-hard-3 --dims 16 --lengths 32 64 --positions 8 16 '
-    '--steps 2',
-}
+def test_runtimes(tmp_path, monkeypatch):
+    path, names = tmp_path / 'out.json', ['bound-tiny-h32-k3', 'aft-tiny-h32-k3']
+    monkeypatch.setattr(benchmark_runtimes, 'in_fresh_process', lambda *args: dict(peak_mib=1.0))
+    monkeypatch.setattr(benchmark_runtimes, 'line', str)
+    more = ['--size', '32', '--batch', '2', '--runtimes', 'eager', 'onnxruntime', *COMMON]
+    more += ['--dtype', 'float32', 'bfloat16']
+    monkeypatch.setitem(benchmark_runtimes.TOLERANCE, 'bfloat16', 0)
+    benchmark_runtimes.main(['--models', *names, *more, '--json', str(path)])
+    rows = rows_of(path)
+    reasons = {(row['runtime'], row['dtype']): row.get('reason') for row in rows if 'model' in row}
+    assert reasons['eager', 'float32'] is None
+    assert reasons['eager', 'bfloat16'].startswith('wrong by')
+    if importlib.util.find_spec('onnxruntime'):
+        assert reasons['onnxruntime', 'float32'] is None
+        assert reasons['onnxruntime', 'bfloat16'] == 'ONNX Runtime has no bfloat16 on a CPU'
+    best = {row['best_of']: row for row in rows if row.get('of') == 'float32'}
+    assert best[names[0]]['speed_vs_bound-tiny-h32-k3'] == 1
+    assert best[names[1]]['images_per_second'] > 0
 
 
-@pytest.mark.parametrize(
-    ('name', 'message'),
-    [
-        ('pair_bias', 'rows of −110'),
-        ('benchmark_attention', 'linear step by step'),
-        ('benchmark_efficiency', 'aft-local-hard-3.* is wrong by .*: not timed'),
-    ],
-)
-def test_wrong_results_are_not_timed(name, message, tmp_path, monkeypatch):
-    words = [*RUNS[name].split(), *(COMMON if name != 'pair_bias' else [])]
-    tool = importlib.import_module(name)
-    tool.main([*words, '--json', str(tmp_path / 'out.json')])
-    assert rows_of(tmp_path / 'out.json')
-    for op in ('linear_attention', 'aft_local_hard'):
-        monkeypatch.setattr(eager, op, scaled(getattr(eager, op)))
-    monkeypatch.setattr(pair_bias.ops, 'aft_full', pair_bias.two_products)
-    with pytest.raises(SystemExit, match=message):
-        tool.main(words)
+def test_efficiency(tmp_path, monkeypatch):
+    path, png = tmp_path / 'out.json', tmp_path / 'out.png'
+    arguments = ['--mixers', 'aft-local-hard-3', '--dims', '16', '--lengths', '32', '64']
+    arguments += ['--positions', '8', '16', '--steps', '2', *COMMON]
+    benchmark_efficiency.main([*arguments, '--json', str(path), '--png', str(png)])
+    rows = {row['length']: row for row in rows_of(path)}
+    assert rows[64]['training_ms'] > 0 and rows[16]['decoding_ms'] > 0
+    assert matplotlib.image.imread(png).std() > 0.05
+    monkeypatch.setattr(eager, 'aft_local_hard', scaled(eager.aft_local_hard))
+    with pytest.raises(SystemExit, match='aft-local-hard-3.* is wrong by .*: not timed'):
+        benchmark_efficiency.main(arguments)
+
+
+def test_attention(tmp_path, monkeypatch):
+    path = tmp_path / 'out.json'
+    arguments = ['--mixers', 'linear', '--dims', '16', '--heads', '2', '--lengths', '64', '128']
+    arguments += ['--tokens', '128', *COMMON]
+    benchmark_attention.main([*arguments, '--json', str(path)])
+    assert [(row['length'], row['ms'] > 0) for row in rows_of(path)] == [(64, True), (128, True)]
+    monkeypatch.setattr(eager, 'linear_attention', scaled(eager.linear_attention))
+    with pytest.raises(SystemExit, match='linear step by step'):
+        benchmark_attention.main(arguments)
+
+
+def test_sampling(tmp_path, monkeypatch):
+    from aft_mm.models import AutoregressiveModel, SequenceDecoder
+
+    def build(data, mixer, device):
+        torch.manual_seed(0)
+        decoder = dict(
+            type='aft_mm.SequenceDecoder',
+            embed_dims=8,
+            num_layers=1,
+            embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=256),
+            token_mixer=dict(type='aft_mm.AFTSimple'),
+            grid=(120,),
+        )
+        head = dict(type='aft_mm.LogisticMixtureHead', embed_dims=8, num_channels=1)
+        return AutoregressiveModel(decoder, head).eval()
+
+    monkeypatch.setattr(benchmark_sampling, 'build', build)
+    path = tmp_path / 'out.json'
+    arguments = ['--mixers', 'aft-simple', '--batch', '2', '--images', '1', *COMMON]
+    benchmark_sampling.main([*arguments, '--json', str(path)])
+    rows = {row['form']: row for row in rows_of(path)}
+    assert rows['steps']['seconds'] > 0 and rows['stateless']['seconds'] is None
+    step = SequenceDecoder.step
+
+    def wrong(self, token, state):
+        hidden, state = step(self, token, state)
+        return hidden * 1.01, state
+
+    monkeypatch.setattr(SequenceDecoder, 'step', wrong)
+    with pytest.raises(SystemExit, match='aft-simple by steps is wrong by .* not timed'):
+        benchmark_sampling.main(arguments)
+
+
+def test_training_step(tmp_path):
+    path = tmp_path / 'out.json'
+    arguments = ['--tokens', '40', '--dims', '16', '--layers', '1', '--window', '8']
+    training_step.main([*arguments, *COMMON, '--json', str(path)])
+    rows = {row['model']: row for row in rows_of(path)}
+    assert set(rows) == {'aft-local-8', 'softmax', 'dense-aft-local-8', 'bound'}
 
 
 @pytest.mark.parametrize('name', ['aft-local', 'aft-local-0', 'resnet', 'aft_mm.AFTLocal(5)'])
@@ -221,3 +305,29 @@ def test_the_tables_of_bounds_match_the_documentation(tmp_path, monkeypatch):
     page.write_text(text.replace('<!-- bounds: ops -->', '<!-- ops -->'))
     with pytest.raises(bounds.UserError, match='must hold the tables decoders, images, ops'):
         bounds.main(['--check'])
+
+
+def test_training_run(run, tmp_path):
+    config = ROOT / 'configs/language_modeling/aft-simple-mini_1xb16-6e_enwik8-t256.py'
+    (tmp_path / 'enwik8').mkdir()
+    (tmp_path / 'enwik8' / 'enwik8').write_bytes(bytes(range(32, 112)) * 250)
+    done = run(
+        TOOLS / 'training_run.py',
+        config,
+        '--iterations',
+        12,
+        '--amp',
+        '--json',
+        'out.json',
+        '--work-dir',
+        'run',
+        '--cfg-options',
+        'train_dataloader.batch_size=2',
+        'model.decoder.grid=(32,)',
+        'train_dataloader.dataset.context_length=32',
+        cwd=tmp_path,
+        env=dict(AFT_MM_DATA=str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = rows_of(tmp_path / 'out.json')
+    assert row['iterations'] == 12 and 1 < row['last_loss'] < row['first_loss'] < 8

@@ -68,7 +68,7 @@ class ImageClassifier:
                 f'{len(self.classes)}'
             )
         steps = self.config.test_dataloader.dataset.pipeline
-        self._loads = any(step['type'] in LOADERS for step in steps)
+        self._loads = loads_files(self.config)
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             self._pipeline = Compose([TRANSFORMS.build(step) for step in steps])
             self._of_array = Compose(
@@ -232,10 +232,15 @@ def predict_by_size(model: Any, samples: Sequence[dict[str, Any]]) -> list[Any]:
     return predictions
 
 
+def loads_files(config: Config) -> bool:
+    """Return whether the test pipeline of a config reads image files, by mmcv and in BGR."""
+    dataset = (config.get('test_dataloader') or {}).get('dataset') or {}
+    return any(step['type'] in LOADERS for step in dataset.get('pipeline') or ())
+
+
 def takes_bgr(config: Config) -> bool:
     """Return whether images are BGR before the data preprocessor: read by mmcv, or converted."""
-    dataset = (config.get('test_dataloader') or {}).get('dataset') or {}
-    if any(step['type'] in LOADERS for step in dataset.get('pipeline') or ()):
+    if loads_files(config):
         return True
     settings = config.get('data_preprocessor') or {}
     own = (config.get('model') or {}).get('data_preprocessor') or {}

@@ -194,7 +194,7 @@ def test_shape_is_that_of_the_config_or_the_one_given(quickstart):
     assert quickstart['shape'] == (1, 8, 8) and larger['shape'] == (1, 8, 24)
     assert larger['parameters'] == quickstart['parameters']
     # Three times the tokens; linear except for the kernel, which exceeds the 4 x 4 grid.
-    assert 2.9 < larger['flops'] / quickstart['flops'] < 4
+    assert 2.95 < larger['flops'] / quickstart['flops'] < 4
 
 
 def test_the_mask_channel_of_padding_is_off(quickstart, tmp_path):

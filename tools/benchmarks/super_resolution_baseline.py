@@ -11,13 +11,15 @@ import argparse
 import copy
 from pathlib import Path
 
+from arguments import positive_int
+
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('config', help='config with pairs of images')
-    parser.add_argument('--epochs', type=int, default=60, help='default %(default)s')
+    parser.add_argument('--epochs', type=positive_int, default=60, help='default %(default)s')
     parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], metavar='N')
     parser.add_argument('--json', type=Path, help='write the results to this file')
     return parser.parse_args(arguments)
@@ -35,6 +37,8 @@ from rich.progress import track
 from torch import Tensor, nn
 from torchmetrics.functional.image import peak_signal_noise_ratio
 
+from aft_mm.config.reading import read_config
+from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.evaluation.image_quality import image_quality
 from aft_mm.registry import DATASETS
 from aft_mm.structures import enlarge_bicubic
@@ -44,7 +48,11 @@ BATCH = 16
 
 def load_pairs(cfg: Config, split: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return images, inputs and enlarged inputs of a split, [N, C, H, W] from 0 to 255."""
-    shapes = next(x for x in cfg.test_evaluator if x.type == 'aft_mm.ImageQuality')
+    listed = cfg.test_evaluator if isinstance(cfg.test_evaluator, list) else [cfg.test_evaluator]
+    metrics = [x for x in listed if x['type'] == 'aft_mm.ImageQuality']
+    if not metrics:
+        raise UserError('config must list aft_mm.ImageQuality in test_evaluator, got none')
+    shapes = metrics[0]
     samples = list(DATASETS.build(cfg[f'{split}_dataloader'].dataset))
     images = [x['inputs'].numpy().reshape(shapes.image_shape) for x in samples]
     sources = [x['data_samples'].source.numpy().reshape(shapes.source_shape) for x in samples]
@@ -108,8 +116,9 @@ def train(pairs: dict[str, tuple[Tensor, Tensor, Tensor]], epochs: int, seed: in
 def main(arguments: list[str] | None = None) -> None:
     args = parse_args(arguments)
     args.device = 'cpu'
-    cfg = Config.fromfile(args.config)
-    pairs = {split: load_pairs(cfg, split) for split in ('train', 'val', 'test')}
+    with user_errors(*DATA_ERRORS):
+        cfg = read_config(args.config)
+        pairs = {split: load_pairs(cfg, split) for split in ('train', 'val', 'test')}
     truth, source, enlarged = pairs['test']
     rows = [dict(model='bicubic', **measure(enlarged, truth, source))]
     for seed in args.seeds:
