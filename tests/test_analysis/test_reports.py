@@ -20,7 +20,7 @@ TOOLS = ROOT / 'tools' / 'analysis_tools'
 QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-quickstart_*.py'))
 
 from model_complexity import Likelihood, analyse, analyse_config  # noqa: E402
-from reference_bits import sorted_points_bits  # noqa: E402
+from reference_bits import ppmd_bits, sorted_points_bits  # noqa: E402
 from saved_memory import saved_memory  # noqa: E402
 
 
@@ -311,6 +311,13 @@ def test_reference_bits_of_known_bytes(run, tmp_path):
         assert bits['values'] == 1000 * ratio
         assert bits['order 0'] == pytest.approx(order_0, abs=1e-3)
     assert bits['xz -9'] < bits['order 0']
+
+
+def test_ppmd_knows_the_training_part():
+    pytest.importorskip('pyppmd')
+    known, other = (np.random.default_rng(seed).bytes(2000) for seed in (0, 1))
+    assert ppmd_bits(known, known) < 0.2
+    assert ppmd_bits(known, other) == pytest.approx(8, abs=0.5)
 
 
 SHARES = np.array([[1, 2], [2, 1], [1.5, 1.5]]) / 3  # of the values 0 and 1, of z, y and x

@@ -2,6 +2,8 @@
 
 - order 0: entropy of the histogram of the split, the lower bound for a model without context;
 - xz -9: a general-purpose compressor on the same bytes in the same order;
+- PPMd after the training part (text): an adaptive context model of up to 12 bytes that has read the
+  training part first (`pip install pyppmd`; left out without it);
 - sorted points (point clouds): order 0 with one histogram for each of z, y and x, minus the
   information in the known order of the points.
 
@@ -9,6 +11,7 @@
 """
 
 import argparse
+import importlib.util
 import json
 import lzma
 from pathlib import Path
@@ -36,6 +39,7 @@ from scipy.special import gammaln
 
 from aft_mm.cli.progress import progress
 from aft_mm.config.reading import check_data
+from aft_mm.datasets import TextFile
 from aft_mm.engine import load_run_config
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS
 
@@ -43,6 +47,17 @@ from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS
 def order_0_bits(values: np.ndarray) -> float:
     share = np.bincount(values, minlength=256) / len(values)
     return float(-(share[share > 0] * np.log2(share[share > 0])).sum())
+
+
+def ppmd_bits(before: bytes, values: bytes) -> float:
+    """Return the bits per byte of `values` after `before`, by PPMd of order 12 with 256 MiB."""
+    from pyppmd import Ppmd7Encoder
+
+    def size(text: bytes) -> int:
+        encoder = Ppmd7Encoder(12, 2**28)
+        return len(encoder.encode(text)) + len(encoder.flush())
+
+    return 8 * (size(before + values) - size(before)) / len(values)
 
 
 def sorted_points_bits(clouds: np.ndarray) -> float:
@@ -89,6 +104,10 @@ def main() -> None:
         'order 0': order_0_bits(values),
         'xz -9': 8 * len(compressed) / len(values),
     }
+    if isinstance(dataset, TextFile) and importlib.util.find_spec('pyppmd'):
+        training = DATASETS.build({**cfg.test_dataloader.dataset, 'split': 'train'}).data
+        before = np.array(training[: len(training)]).tobytes()
+        bits['PPMd after training'] = ppmd_bits(before, values.tobytes())
     if 'point_cloud' in cfg:
         bits['sorted points'] = sorted_points_bits(values.reshape(len(parts), -1, 3))
     numbers = ', '.join(f'{name} {value:.3f}' for name, value in list(bits.items())[1:])
