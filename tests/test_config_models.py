@@ -315,7 +315,7 @@ class TestParameters:
         ('group', 'number', 'ratio'),
         [
             (names('image_classification', pattern='-mini.*8e_cifar10'), 3, 1.04),
-            (names('image_classification', pattern='-mini.*7e.*cifar10full'), 4, 1.002),
+            (names('image_classification', pattern='-mini.*7e.*cifar10full'), 5, 1.002),
             (names('synthetic_tasks', pattern='mqar'), 11, 1.002),
             (names('synthetic_tasks', pattern='listops'), 11, 1.002),
             (names('image_classification', pattern='-mini.*40e_imagenette'), 5, 1.04),

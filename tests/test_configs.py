@@ -104,7 +104,15 @@ SIZES = {
 }
 # How the data folder or base file begins if not with the first word of the name.
 DATA_NAMES = {'in1k': 'imagenet', 'imagefolder': 'images'}
-SAMPLES = ('split', 'data_root', 'source_file', 'transcription', 'ann_file', 'data_prefix')
+SAMPLES = (
+    'split',
+    'indices',
+    'data_root',
+    'source_file',
+    'transcription',
+    'ann_file',
+    'data_prefix',
+)
 # Height, width (unless given in the name) and classes.
 IMAGES = dict(
     in1k=(224, 1000), imagenette=(224, 10), cifar10=(32, 10), cifar10full=(32, 10), digits=(8, 10)
@@ -324,7 +332,7 @@ class TestNames:
             for part in parts
         ]
         assert read[0] not in read[1:]
-        assert 'indices' not in parts[2] or first == 'digits'
+        assert 'indices' not in parts[2] or first in ('digits', 'yesno')
 
 
 class TestData:
@@ -484,7 +492,9 @@ class TestData:
     )
     def test_real_speech(self, name, shared_data, pack, monkeypatch):
         pytest.importorskip('soundfile', reason='soundfile reads the headers of sound')
-        folder, sizes = ('fsdd', (200, 250)) if 'fsdd' in name else ('an4_mfcc', (518, 78))
+        packs = dict(fsdd=(200, 250), yesno=(11, 4), an4_mfcc=(518, 78))
+        folder = next(folder for folder in packs if folder.split('_')[0] in name)
+        sizes = packs[folder]
         pack(folder)
         monkeypatch.setenv('AFT_MM_DATA', str(shared_data))
         config = Config.fromfile(PATHS[name])

@@ -51,6 +51,7 @@ DATA_SETS = {
     'ModelNet10.PC15k': DataSet('ModelNet10', 'academic use only', False, NON_COMMERCIAL),
     'modelnet10_pcd': DataSet('ModelNet10, 1,024 points', 'as ModelNet10', False, NON_COMMERCIAL),
     'fsdd': DataSet('Free Spoken Digit Dataset', 'CC BY-SA 4.0', True, 'CC-BY-SA-4.0'),
+    'yesno': DataSet('yesno', 'Apache-2.0, as its Kaldi tutorial', True, FREE),
     'an4_mfcc': DataSet('AN4', 'BSD-2-Clause (CMU)', True, FREE),
     'librispeech': DataSet('LibriSpeech', 'CC BY 4.0', True, FREE),
     'wsj': DataSet('Wall Street Journal', 'agreement with the LDC', False, None),
