@@ -40,9 +40,7 @@ train_dataloader = dict(
 )
 val_dataloader = dict(
     batch_size=4,
-    dataset=dict(
-        folder, pipeline={{_base_.test_pipeline}}, indices=[0, 5, 9, 13], test_mode=True
-    ),
+    dataset=dict(folder, pipeline={{_base_.test_pipeline}}, indices=[0, 5, 9, 13], test_mode=True),
 )
 test_dataloader = val_dataloader
 val_evaluator = [dict(type='aft_mm.ErrorRate', per=per) for per in ('character', 'word')]
