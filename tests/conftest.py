@@ -31,8 +31,7 @@ from mmengine.logging import MessageHub, MMLogger  # noqa: E402
 from mmengine.registry import MODELS, DefaultScope  # noqa: E402
 from mmengine.visualization import Visualizer  # noqa: E402
 
-from aft_mm.cli.main import parse_args  # noqa: E402
-from aft_mm.cli.parsers import COMMANDS  # noqa: E402
+from aft_mm.cli.main import COMMANDS, parse_args  # noqa: E402
 
 from .helpers import free_port, load_script  # noqa: E402
 

@@ -16,6 +16,8 @@ from aft_mm.errors import UserError
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import ConfigDict
 
+#: Ends of the types of mmdet's data sets in the formats of COCO and VOC.
+BOXES = ('CocoDataset', 'VOCDataset', 'XMLDataset')
 #: Pixels of an image (Pillow's bound is 179 million), and a coordinate [px].
 MAX_PIXELS = 2**28
 MAX_COORDINATE = 10**5
@@ -43,7 +45,7 @@ def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> None:
                 f'{listed}, which must be categories of {path!r} in its order, as mmdet numbers '
                 f'them by that: {", ".join(names) or "it has none"}'
             )
-    if dataset.type.endswith(('VOCDataset', 'XMLDataset')):
+    else:
         prefix = (dataset.get('data_prefix') or {}).get('sub_data_root', '')
         folder = Path(root, prefix, dataset.get('ann_subdir', 'Annotations'))
         others: set[str] = set()
@@ -73,7 +75,7 @@ def box_classes(path: Path) -> list[str]:
 def check_masks(key: str, root: str, dataset: 'ConfigDict') -> None:
     """Refuse masks of an mmseg BaseSegDataset of another size or format, or with other class numbers."""
     prefix = dataset.get('data_prefix') or {}
-    if not dataset.type.endswith('BaseSegDataset') or not prefix.get('seg_map_path'):
+    if not prefix.get('seg_map_path'):
         return
     classes = (dataset.get('metainfo') or {}).get('classes') or ()
     ignored = dataset.get('ignore_index', 255)

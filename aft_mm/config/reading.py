@@ -18,7 +18,7 @@ import aft_mm.registry  # noqa: F401, finds bases such as aft_mm::own_data/image
 from aft_mm.checks import check_flag, check_int, check_number
 from aft_mm.errors import UserError
 
-from .annotations import check_boxes, check_masks
+from .annotations import BOXES, check_boxes, check_masks
 from .finding import find_config, install_command
 
 #: Scopes of the libraries of detection and segmentation.
@@ -285,8 +285,10 @@ def _check_files(dataset: ConfigDict, key: str) -> None:
             )
     if isinstance(prefix, str):
         _check_images(key, os.path.join(root, prefix), dataset)
-    check_boxes(key, root, dataset)
-    check_masks(key, root, dataset)
+    if dataset.type.endswith(BOXES):
+        check_boxes(key, root, dataset)
+    if dataset.type.endswith('BaseSegDataset'):
+        check_masks(key, root, dataset)
 
 
 def _check_images(key: str, folder: str, dataset: ConfigDict) -> None:

@@ -185,15 +185,33 @@ def check_buffer(size: int, needed: int) -> None:
         )
 
 
-def check_grid(grid: Sequence[int] | None, tokens: int, dims: Sequence[int]) -> None:
-    """Check that `grid` has as many sizes as one of `dims`, and holds `tokens` tokens."""
-    if grid is None:
-        return
-    check_sizes('grid', grid, dims)
-    if math.prod(grid) != tokens:
+def check_grid(
+    grid: Sequence[int],
+    tokens: int | None = None,
+    dims: Sequence[int] = (1, 2, 3),
+    kernel: Sequence[int] | None = None,
+) -> None:
+    """Check for as many sizes as one of `dims`, `tokens` tokens, and the kernel of AFT-conv."""
+    # check_sizes is slow, so only for the message and for the sizes of a graph.
+    if type(grid) not in (tuple, list) or len(grid) not in dims:
+        check_sizes('grid', grid, dims)
+    for size in grid:
+        if type(size) is not int or size < 1:
+            check_sizes('grid', grid, dims)
+    if tokens is not None and math.prod(grid) != tokens:
         raise ValueError(
             f'grid {tuple(grid)} holds {math.prod(grid)} tokens, but the sequence has {tokens}'
         )
+    if kernel is None:
+        return
+    if len(kernel) != len(grid):
+        raise ValueError(
+            f'weight must be [heads, *kernel] with a kernel of {len(grid)} dimensions for grid '
+            f'{tuple(grid)}, got kernel {tuple(kernel)}'
+        )
+    for size in kernel:
+        if size % 2 == 0:
+            raise ValueError(f'weight must have odd kernel sizes, got {tuple(kernel)}')
 
 
 def check_window(window: Window, grid: Sequence[int] | None) -> None:
@@ -270,27 +288,3 @@ def check_pair_mask(pair_mask: Tensor, position_bias: Tensor, key: Tensor) -> No
         raise ValueError(
             f'pair_mask must be on {key.device} with the tokens, got {pair_mask.device}'
         )
-
-
-def check_conv(weight: Tensor, grid: Sequence[int], tokens: int, global_connectivity: bool) -> None:
-    if not isinstance(global_connectivity, bool):
-        check_flag('global_connectivity', global_connectivity)
-    if type(grid) not in (tuple, list) or len(grid) not in (1, 2, 3):
-        check_sizes('grid', grid, (1, 2, 3))
-    for size in grid:
-        if type(size) is not int or size < 1:
-            check_sizes('grid', grid, (1, 2, 3))
-    if math.prod(grid) != tokens:
-        check_grid(grid, tokens, dims=(1, 2, 3))
-    check_kernel(weight.shape[1:], grid)
-
-
-def check_kernel(kernel: Sequence[int], grid: Sequence[int]) -> None:
-    if len(kernel) != len(grid):
-        raise ValueError(
-            f'weight must be [heads, *kernel] with a kernel of {len(grid)} dimensions for grid '
-            f'{tuple(grid)}, got kernel {tuple(kernel)}'
-        )
-    for size in kernel:
-        if size % 2 == 0:
-            raise ValueError(f'weight must have odd kernel sizes, got {tuple(kernel)}')

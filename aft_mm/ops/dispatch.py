@@ -86,7 +86,7 @@ def is_applicable(
 
 def _reasons_not_to_use_kernels(op: str, value: Any) -> list[str]:
     """Return why kernels that nobody requested are not used."""
-    if path_choice.recording_or_replaying():
+    if path_choice.export_stage():
         return ['an exported graph replays the paths of eager']
     compiled = torch.compiler.is_compiling()
     reason = _kernel_objection(op, value.dtype, compiled, value.device.type, value.device.index)
@@ -144,7 +144,7 @@ _logged: set[tuple[str, str, torch.dtype]] = set()
 # torch.compile does not trace an import or a log.
 @triton_availability.constant
 def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
-    """Load the backend, and log once per op and type that it is used."""
+    """Load the backend, and log once per op and dtype that it is used."""
     used = name, op, dtype
     if used in _logged:
         return True
@@ -170,5 +170,6 @@ def implementation(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> Callable[..., Any]:
     name = choose_backend(op, tensors, options)
-    _prepare(name, op, tensors[2].dtype)
+    if torch.compiler.is_compiling() or (name, op, tensors[2].dtype) not in _logged:
+        _prepare(name, op, tensors[2].dtype)
     return getattr(_modules[name], op)

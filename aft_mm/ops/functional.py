@@ -146,7 +146,9 @@ def aft_conv(
     heads = weight.shape[0] if weight.dim() else 0
     checks.check_tokens(query, key, value, same_length=True, heads=heads, **shared)
     checks.check_tensor('weight', weight, value)
-    checks.check_conv(weight, grid, key.shape[1], global_connectivity)
+    if not isinstance(global_connectivity, bool):
+        checks.check_flag('global_connectivity', global_connectivity)
+    checks.check_grid(grid, key.shape[1], kernel=weight.shape[1:])
     if torch.compiler.is_dynamo_compiling():
         grid = _as_constants(grid)
     options = dict(grid=grid, global_connectivity=global_connectivity, known=_known, **shared)
@@ -182,7 +184,8 @@ def aft_local_hard(
     """
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
-    checks.check_grid(grid, key.shape[1], dims=(1, 2))
+    if grid is not None:
+        checks.check_grid(grid, key.shape[1], dims=(1, 2))
     checks.check_hard_window(window, grid)
     if grid is not None and torch.compiler.is_dynamo_compiling():
         grid = _as_constants(grid)
@@ -224,7 +227,8 @@ def _check_local(
     grid: Sequence[int] | None,
     causal: bool,
 ) -> None:
-    checks.check_grid(grid, value.shape[1], dims=(1, 2))
+    if grid is not None:
+        checks.check_grid(grid, value.shape[1], dims=(1, 2))
     checks.check_window(window, grid)
     checks.check_tensor('pos_u', pos_u, value)
     if pos_v is None:

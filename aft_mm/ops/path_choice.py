@@ -41,14 +41,16 @@ def replaying() -> bool:
     return not torch.compiler.is_dynamo_compiling() and _replayed.get() is not None
 
 
-def runtime() -> str:
-    """Return the runtime of :func:`replay_paths`, 'torch' outside of a replay."""
-    return 'torch' if torch.compiler.is_dynamo_compiling() else _runtime.get()
+def export_stage() -> str | None:
+    """Return 'recording', or the runtime of a replay; None outside of both.
 
-
-def recording_or_replaying() -> bool:
-    """Return whether the graph being made must not depend on the sizes of the example."""
-    return recording() or replaying()
+    In both, the graph must not depend on the sizes of the example.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return None
+    if _replayed.get() is not None:
+        return _runtime.get()
+    return None if _recorded.get() is None else 'recording'
 
 
 def compiling_not_exporting() -> bool:
@@ -69,7 +71,7 @@ def transformed(*tensors: Tensor) -> bool:
 
 def may_read(x: Tensor) -> bool:
     """Return whether the value of x may be read now: outside of graphs and of torch.func."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or recording_or_replaying():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or export_stage():
         return False
     return not x.is_meta and not transformed(x)
 
@@ -90,8 +92,9 @@ def choose(
         safe: The path that is exact for any finite input.
         operands: Tensors that torch.cond can trace.
     """
-    # The compiler cannot trace a context variable.
-    replayed = None if torch.compiler.is_dynamo_compiling() else _replayed.get()
+    recorded = replayed = None
+    if not torch.compiler.is_dynamo_compiling():  # which cannot trace a context variable
+        recorded, replayed = _recorded.get(), _replayed.get()
     if replayed is not None:
         path = next(replayed, None)
         if path is None:
@@ -112,8 +115,8 @@ def choose(
             holds = False  # torch.func.vmap hides the value
     else:
         holds = condition
-    if recording():
-        _recorded.get().append(holds)
+    if recorded is not None:
+        recorded.append(holds)
     return fast(*operands) if holds else safe(*operands)
 
 
@@ -228,8 +231,10 @@ def cached(x: Tensor, name: Hashable, make: Callable[[], Any]) -> Any:
     return results[name]
 
 
-def cached_check(x: Tensor, name: Hashable, check: Callable[[], Tensor]) -> Tensor | bool:
-    """Return ``check()``, for a constant x its cached value as a bool."""
+def cached_check(
+    x: Tensor, name: tuple[Hashable, ...], check: Callable[..., Tensor], **options: Hashable
+) -> Tensor | bool:
+    """Return ``check(**options)``, for a constant x its cached value as a bool."""
     if torch.compiler.is_compiling() or x not in _constants:
-        return check()
-    return cached(x, name, lambda: bool(check()))
+        return check(**options)
+    return cached(x, (*name, *options.values()), lambda: bool(check(**options)))

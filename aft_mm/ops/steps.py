@@ -196,7 +196,7 @@ def aft_conv_init_state(
 
 
 def _conv_size(kernel: Sequence[int], grid: Sequence[int]) -> int:
-    checks.check_kernel(kernel, grid)
+    checks.check_grid(grid, kernel=kernel)
     reach, stride = 0, 1
     for size, length in zip(reversed(kernel), reversed(grid), strict=True):
         reach += min(size // 2, length - 1) * stride

@@ -17,7 +17,7 @@ import lzma
 from pathlib import Path
 
 from aft_mm.cli.arguments import check_output, tool_parser
-from aft_mm.cli.parsers import add_config_options
+from aft_mm.cli.main import add_config_options
 from aft_mm.errors import UserError, user_errors
 
 

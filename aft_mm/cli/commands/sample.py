@@ -12,7 +12,7 @@ from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator, writ
 from aft_mm.apis.loading import check_draws, task_of
 from aft_mm.checks import check_int
 from aft_mm.cli.arguments import check_writable, numbered
-from aft_mm.cli.parsers import sampling_options
+from aft_mm.cli.main import sampling_options
 from aft_mm.config.reading import check_data, read_config
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors

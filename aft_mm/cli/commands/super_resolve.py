@@ -10,7 +10,7 @@ from aft_mm.apis import SuperResolver
 from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
 from aft_mm.cli.arguments import check_suffix, check_writable, numbered
-from aft_mm.cli.parsers import sampling_options
+from aft_mm.cli.main import sampling_options
 from aft_mm.config.reading import read_config
 from aft_mm.datasets import read_rgb
 from aft_mm.datasets.image_files import GREY

@@ -13,7 +13,7 @@ from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 
-from aft_mm.cli.parsers import LATEST
+from aft_mm.cli.main import LATEST
 from aft_mm.cli.tools import run_program
 from aft_mm.config.finding import check_checkpoint, install_root
 from aft_mm.config.reading import check_data

@@ -15,7 +15,7 @@ from aft_mm.apis import Translator
 from aft_mm.apis.loading import check_task
 from aft_mm.checkpoint import averaged
 from aft_mm.checks import check_int, check_number
-from aft_mm.cli.parsers import sampling_options
+from aft_mm.cli.main import sampling_options
 from aft_mm.config.reading import read_config
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors

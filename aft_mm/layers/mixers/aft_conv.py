@@ -88,18 +88,23 @@ class AFTConv(AFTMixer):
         return self.pos_bias.entropy() if self.sparsity == 'entropy' else None
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
-        weight_decides = self.global_connectivity and not self.causal
+        if self.training:
+            weight, known = self.pos_bias(sample=True), None
+        else:
+            weight_decides = self.global_connectivity and not self.causal
+            weight = self.pos_bias.cached()
+            known = self.pos_bias.known_form() if weight_decides else None
         return ops.aft_conv(
             query,
             key,
             value,
-            self.pos_bias(sample=True) if self.training else self.pos_bias.cached(),
+            weight,
             grid=grid,
             global_connectivity=self.global_connectivity,
             causal=self.causal,
             key_mask=key_mask,
             gate=self.gate,
-            _known=self.pos_bias.known_form() if weight_decides else None,
+            _known=known,
         )
 
     def _init_state(self, batch_size: int) -> Any:

@@ -14,7 +14,6 @@ from aft_mm.checks import (
     check_flag,
     check_int,
     check_probability,
-    check_sizes,
     refuse,
 )
 from aft_mm.ops.checks import FLOATS, GATES, check_mask
@@ -330,7 +329,7 @@ class TokenMixer(nn.Module):
         """Return the given grid, else the constructor's, for `num_tokens` tokens."""
         length = num_tokens - self.num_prefix_tokens
         if grid is not None:
-            check_sizes('grid', grid, (1, 2, 3))
+            ops.checks.check_grid(grid)
         elif self.grid is None or len(self.grid) == 1:
             grid = (length,)
         else:

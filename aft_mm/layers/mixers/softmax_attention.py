@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aft_mm.checks import check_flag
 from aft_mm.ops.checks import check_num_heads
-from aft_mm.ops.path_choice import recording_or_replaying
+from aft_mm.ops.path_choice import export_stage
 from aft_mm.ops.state import check_position, use_up
 from aft_mm.registry import MODELS
 
@@ -157,7 +157,7 @@ class SoftmaxAttention(TokenMixer):
         tokens = key.shape[1]
         visible = torch.arange(tokens, device=key.device) < lengths[:, None]
         # Prompts of an exported graph have no padding.
-        padded = not recording_or_replaying() and not bool(visible.all())
+        padded = not export_stage() and not bool(visible.all())
         return KeyValueCache(
             self._heads(key),
             self._heads(value),

@@ -2,8 +2,8 @@
 
 The numerics policy, which every backend follows:
 
-- Exponentials and sums are float32 for every input dtype (float64 stays float64); outputs have the
-  dtype of value.
+- Exponentials and sums are float32 for every input dtype (float64 stays float64), that is
+  ``promote_types(dtype, float32)``; outputs have the dtype of value.
 - Each op has a fast path with one common shift and plain sums, which is exact to tolerance while
   the range of keys and biases is below that of float32 exponents. This is checked; otherwise a safe
   path, in float64 and with sums that carry their own shift, takes any finite key and |w| up to 80.

@@ -62,24 +62,19 @@ def aft_conv(
     time, O(T²·D) for the dense form. A graph with a :class:`KnownForm` does not choose.
     """
     original_weight, dtype = weight, value.dtype
-    weight = weight.to(torch.float64 if dtype == torch.float64 else torch.float32)
-    weight = crop_kernel(weight, grid)
-    # Then every row sees the largest key.
+    weight = crop_kernel(weight.to(torch.promote_types(dtype, torch.float32)), grid)
+    # Then every row sees the largest key, so keys and values do not matter.
     weight_decides = global_connectivity and not causal
     form = known.form if known and weight_decides and torch.compiler.is_compiling() else None
-
-    def check(difference: bool) -> Tensor | bool:
-        if form is not None:
-            return form == 'difference' or (form == 'additive' and not difference)
-        operands = key, value, weight, global_connectivity, causal, difference
-        if not weight_decides:
-            return is_one_shift_exact(*operands)
-        condition = partial(is_one_shift_exact, *operands)
-        return cached_check(original_weight, ('difference', difference, *grid), condition)
-
+    is_exact: Callable[..., Tensor | bool]
+    if form is not None:
+        is_exact = known.is_exact
+    elif weight_decides:
+        check = partial(is_one_shift_exact, key, value, weight, global_connectivity, causal)
+        is_exact = partial(cached_check, original_weight, ('difference', *grid), check)
     if weight_decides and not torch.is_grad_enabled():
         operands = query, key, value, original_weight
-        if is_inference_applicable(*operands) and check(difference=True):
+        if is_inference_applicable(*operands) and is_exact(difference=True):
             kernel = _inference_kernel(original_weight, weight, value)
             return _inference_mean(query, key, value, kernel, grid, key_mask, gate)
     options: dict[str, Any] = dict(
@@ -93,6 +88,8 @@ def aft_conv(
             fast = partial(conv_dense.dense_mean, precision=precision, **options)
     tokens = query, key, value, key_mask
     key, value = hide(key, value, key_mask)
+    if not weight_decides:
+        is_exact = partial(is_one_shift_exact, key, value, weight, global_connectivity, causal)
 
     def safe(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
         if form == 'exact':  # for any w
@@ -100,9 +97,9 @@ def aft_conv(
         if form is None and torch.compiler.is_compiling():
             mix = safe_conv_mean if path_choice.replaying() else safe_conv_mean_node
             return mix(key, value, weight, grid, global_connectivity, causal)
-        return safe_conv_mean(key, value, weight, **options, is_exact=check(difference=False))
+        return safe_conv_mean(key, value, weight, **options, is_exact=is_exact(difference=False))
 
-    mixed = choose(check(difference=not dense), fast, safe, key, value, weight)
+    mixed = choose(is_exact(difference=not dense), fast, safe, key, value, weight)
     output = apply_gate(query, mixed, gate, dtype)
     if form in ('difference', 'additive'):
         difference = form == 'difference' and not dense
@@ -147,6 +144,10 @@ class KnownForm(NamedTuple):
     form: str
     parameters: Sequence[Tensor]
 
+    def is_exact(self, difference: bool) -> bool:
+        """Return :func:`is_one_shift_exact` for this form."""
+        return self.form == 'difference' or (self.form == 'additive' and not difference)
+
 
 def read_form(weight: Tensor, parameters: Sequence[Tensor]) -> tuple[str, Snapshot]:
     """Return the fastest form that is exact for w, and a snapshot to keep as long as it is used.
@@ -155,7 +156,7 @@ def read_form(weight: Tensor, parameters: Sequence[Tensor]) -> tuple[str, Snapsh
     """
     snapshot = Snapshot(parameters)
     _read[parameters[0].data_ptr()] = snapshot
-    weight = weight.to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
+    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
     for form in ('difference', 'additive'):
         if is_one_shift_exact(weight, weight, weight, True, False, form == 'difference'):
             return form, snapshot
@@ -164,7 +165,7 @@ def read_form(weight: Tensor, parameters: Sequence[Tensor]) -> tuple[str, Snapsh
 
 def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
     """Return w [h, *K] without the entries that no pair of tokens on the grid reaches."""
-    if path_choice.recording_or_replaying():  # the graph may be run on other grids
+    if path_choice.export_stage():  # the graph may be run on other grids
         return weight
     for dim, length in enumerate(grid, start=1):
         extra = max(0, weight.shape[dim] // 2 - (length - 1))
@@ -187,7 +188,8 @@ def convolved_mean(
     Tokens are [B, T, C] inside; for ONNX Runtime [B, C, T] is faster.
     """
     heads = key.shape[-1]
-    channels_first = path_choice.runtime() == 'onnxruntime'
+    stage = path_choice.export_stage()
+    channels_first = stage == 'onnxruntime'
     dim, channel_dim = (2, 1) if channels_first else (1, 2)
     outside: Callable[[Tensor], Tensor] | None = None
     if not global_connectivity:
@@ -216,7 +218,7 @@ def convolved_mean(
         convolved = convolve(x, own_kernel, grid)
         if outside is not None:
             # In place, a graph would transpose the views back.
-            add = torch.add if path_choice.replaying() else Tensor.add_
+            add = torch.add if stage in path_choice.RUNTIMES else Tensor.add_
             convolved = add(convolved, outside(x))
         sums.append(convolved.unflatten(channel_dim, (heads, -1)))
     numerator, denominator = sums
@@ -238,8 +240,11 @@ def convolve(x: Tensor, kernel: Tensor, grid: Sequence[int]) -> Tensor:
     """
     if len(grid) == 1:  # 1-d has no channels-last layout
         grid, kernel = (1, *grid), kernel.unsqueeze(1)
-    padding = [size // 2 for size in kernel.shape[1:]]
-    channels_first, replaying = path_choice.runtime() == 'onnxruntime', path_choice.replaying()
+    function, padding = F.conv2d, [kernel.shape[-2] // 2, kernel.shape[-1] // 2]
+    if len(grid) == 3:
+        function, padding = F.conv3d, [kernel.shape[1] // 2, *padding]
+    stage = path_choice.export_stage()
+    channels_first, replaying = stage == 'onnxruntime', stage in path_choice.RUNTIMES
     if channels_first:
         # ONNX Runtime is slow where a kernel reaches into the padding of columns, so columns are
         # padded before. The axis of 1 keeps it from merging the two.
@@ -249,7 +254,6 @@ def convolve(x: Tensor, kernel: Tensor, grid: Sequence[int]) -> Tensor:
         x = x.transpose(1, 2).unflatten(-1, grid)
     else:
         x = x.unflatten(1, grid).movedim(-1, 1)
-    function = F.conv2d if len(grid) == 2 else F.conv3d
     convolved = function(x, kernel.unsqueeze(1), padding=padding, groups=len(kernel))
     if channels_first:
         return convolved.flatten(2)
@@ -267,7 +271,7 @@ def with_fast_columns(kernel: Tensor) -> Tensor:
     if (
         columns not in SLOW_COLUMNS
         or kernel.device.type != 'cpu'
-        or path_choice.runtime() != 'torch'
+        or path_choice.export_stage() in ('onnxruntime', 'openvino')
     ):
         return kernel
     return F.pad(kernel, [(FAST_COLUMNS - columns) // 2] * 2)
@@ -356,7 +360,7 @@ def is_inference_applicable(*tensors: Tensor | None) -> bool:
     """Return whether all are plain tensors on a CPU, outside autograd, tracing and torch.func."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
-    if path_choice.recording_or_replaying():
+    if path_choice.export_stage():
         return False
     given = [x for x in tensors if x is not None]
     return all(x.device.type == 'cpu' for x in given) and not transformed(*given)

@@ -33,7 +33,7 @@ def is_applicable(value: Tensor, weight: Tensor, grid: Sequence[int], precision:
     tokens, heads = math.prod(grid), weight.shape[0]
     if value.device.type != 'cuda' or 4 * heads * tokens**2 > MOST_WEIGHT_BYTES:
         return False
-    if path_choice.recording_or_replaying():
+    if path_choice.export_stage():
         return False
     elements = value.shape[0] * tokens * (value.shape[2] + heads)
     product = 2 * tokens * elements / PRODUCT_RATE[precision]

@@ -19,7 +19,6 @@ from .online_softmax import (
     key_range,
     mean,
     second_derivative,
-    sum_dtype,
     zero_if_finite,
 )
 
@@ -39,7 +38,8 @@ def aft_full_batched(
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_full` in O(T·S·D) for a bias per sample or head."""
     dtype, (batch, sources, channels) = value.dtype, value.shape
-    key, value, bias = (x.to(sum_dtype(value)) for x in (key, value, position_bias))
+    sum_dtype = torch.promote_types(dtype, torch.float32)
+    key, value, bias = (x.to(sum_dtype) for x in (key, value, position_bias))
     heads, targets = num_heads or 1, bias.shape[-2]
     if num_heads is None:
         bias = bias.unsqueeze(-3)

@@ -36,7 +36,6 @@ from .online_softmax import (
     prefix_sum,
     reduce,
     shift,
-    sum_dtype,
     zero_if_finite,
 )
 
@@ -72,7 +71,7 @@ class BlockBandedBias(NamedTuple):
 
 def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_full` in O(T·S·D)."""
-    bias = position_bias.to(sum_dtype(value))
+    bias = position_bias.to(torch.promote_types(value.dtype, torch.float32))
     if causal:
         bias = bias.masked_fill(_future(len(bias), bias.device), -torch.inf)
     band = BlockBandedBias(bias[None], 0, 0, global_term=False, causal=causal)
@@ -81,7 +80,8 @@ def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Ten
 
 def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_local` in O(T·s·D): block products and sums outside."""
-    band = local_bias(pos_u, pos_v, window, grid, causal, sum_dtype(value))
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    band = local_bias(pos_u, pos_v, window, grid, causal, dtype)
     return _gated_mean(query, key, value, band, key_mask, gate)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..linear_terms import FeatureMap, LinearState, features, resolve
-from .online_softmax import mean, sum_dtype
+from .online_softmax import mean
 
 # O(T·d·CHUNK) operations in chunks, T·d·m / CHUNK elements of states.
 CHUNK = 32
@@ -74,7 +74,7 @@ def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
     if causal:
         return _CausalMean.apply(query, key, value, key_mask, maps)
-    tokens = (x.to(sum_dtype(value)) for x in (query, key, value))
+    tokens = (x.to(torch.promote_types(value.dtype, torch.float32)) for x in (query, key, value))
     terms = _terms(*maps.apply(tokens, key_mask), None)
     mixed = _quotient(terms.query @ terms.states(), eps)
     return _unchunk(mixed, query.shape[1]).to(value.dtype)
@@ -220,7 +220,7 @@ def _grad_sources(
 
 
 def _empty_state(key: Tensor, value: Tensor, maps: FeatureMaps) -> Tensor:
-    dtype = sum_dtype(value)
+    dtype = torch.promote_types(value.dtype, torch.float32)
     dims = maps.key_map(key[:1, :1].to(dtype)).shape[-1]
     return value.new_zeros(len(value), value.shape[2], dims, value.shape[3] + 1, dtype=dtype)
 

@@ -44,16 +44,11 @@ class ShiftedSum(NamedTuple):
 Summable = TypeVar('Summable', ShiftedSum, Tensor)
 
 
-def sum_dtype(value: Tensor) -> torch.dtype:
-    """Return the dtype of exponentials and sums."""
-    return torch.float64 if value.dtype == torch.float64 else torch.float32
-
-
 def hide(
     key: Tensor, value: Tensor, key_mask: Tensor | None, fill: float = -torch.inf
 ) -> tuple[Tensor, Tensor]:
     """Return key and value in the dtype of sums, hidden keys at `fill` and hidden values at 0."""
-    dtype = sum_dtype(value)
+    dtype = torch.promote_types(value.dtype, torch.float32)
     key, value = key.to(dtype), value.to(dtype)
     if key_mask is None:
         return key, value

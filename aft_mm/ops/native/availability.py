@@ -102,7 +102,7 @@ def unsupported_reasons(
         reasons.append(f'has loops for float32 and bfloat16, got {tensors[2].dtype}')
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         reasons.append('torch.func and forward mode need torch operations')
-    if path_choice.recording_or_replaying():
+    if path_choice.export_stage():
         reasons.append('an exported graph replays the paths of eager')
     needs_torch = torch._C._len_torch_dispatch_stack() > 0
     for x in (*tensors, options.get('key_mask')):
