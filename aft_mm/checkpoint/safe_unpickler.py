@@ -262,12 +262,17 @@ class ObjectBuilder:
         requires_grad: bool = False,
         hooks: Any = None,
         metadata: Any = None,
+        dtype: Any = None,
     ) -> Tensor:
         if type(storage) is not RecordedCall or storage.name != 'storage' or metadata:
             raise UnpicklingError('a tensor has no storage of numbers')
-        return self._tensor(
-            storage, storage_dtype(storage.args[0]), offset, size, stride, requires_grad
-        )
+        kind = storage_dtype(storage.args[0]) if dtype is None else self.build(dtype)
+        size, stride = self.build(size), self.build(stride)
+        self.spend(math.prod(size) * kind.itemsize)
+        source = self.read_storage(*storage.args).untyped_storage()
+        empty = torch.empty(0, dtype=kind, device=source.device)
+        # Torch refuses ranges outside of the storage.
+        return empty.set_(source, offset, size, stride).requires_grad_(bool(requires_grad))
 
     def tensor_of_type(
         self,
@@ -280,25 +285,7 @@ class ObjectBuilder:
         dtype: Any,
         metadata: Any = None,
     ) -> Tensor:
-        if type(storage) is not RecordedCall or storage.name != 'storage' or metadata:
-            raise UnpicklingError('a tensor has no storage of numbers')
-        return self._tensor(storage, self.build(dtype), offset, size, stride, requires_grad)
-
-    def _tensor(
-        self,
-        storage: RecordedCall,
-        dtype: torch.dtype,
-        offset: int,
-        size: Any,
-        stride: Any,
-        requires_grad: bool,
-    ) -> Tensor:
-        size, stride = self.build(size), self.build(stride)
-        self.spend(math.prod(size) * dtype.itemsize)
-        source = self.read_storage(*storage.args).untyped_storage()
-        empty = torch.empty(0, dtype=dtype, device=source.device)
-        # Torch refuses ranges outside of the storage.
-        return empty.set_(source, offset, size, stride).requires_grad_(bool(requires_grad))
+        return self.tensor(storage, offset, size, stride, requires_grad, hooks, metadata, dtype)
 
     def parameter(self, data: Any, requires_grad: bool, hooks: Any = None) -> torch.nn.Parameter:
         return torch.nn.Parameter(self.build(data), bool(requires_grad))
