@@ -9,7 +9,6 @@ from mmengine.evaluator import DumpResults
 
 from aft_mm.checkpoint import averaged
 from aft_mm.cli.arguments import check_output
-from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data
 from aft_mm.engine import CheckpointCompatibilityHook, build_runner, load_run_config, run_guard
 from aft_mm.engine.allocator import keep_freed_memory
@@ -51,7 +50,6 @@ def test(args: argparse.Namespace) -> None:
         check_torchvision()
         cfg = load_run_config(args)
         apply_args(cfg, args)
-        check_checkpoint(args.checkpoint)
         check_data(cfg, 'test')
         if cfg.get('default_scope') == 'mmdet':
             quiet_pycocotools()
@@ -70,9 +68,7 @@ def test(args: argparse.Namespace) -> None:
 
 def main(args: argparse.Namespace) -> None:
     with run_guard(), ExitStack() as stack:
-        if args.average != 1:
-            with user_errors(*DATA_ERRORS):
-                check_checkpoint(args.checkpoint)
-                weights = averaged(args.checkpoint, args.average)
-                args.checkpoint = stack.enter_context(weights)
+        with user_errors(*DATA_ERRORS):
+            weights = averaged(args.checkpoint, args.average)
+            args.checkpoint = stack.enter_context(weights)
         test(args)

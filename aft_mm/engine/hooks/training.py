@@ -195,12 +195,11 @@ class ExactResumeHook(Hook):
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if 'optimizer' not in checkpoint:
             return
-        if not runner.distributed:
-            # A validation that finds the best weights writes a checkpoint.
-            checkpoint['meta'][RANDOM_STATE] = self.before_validation or random_state()
         if runner.distributed:  # SafeCheckpointHook gathers them in all processes
             rows = getattr(runner, 'waiting_gradients', [])
         else:
+            # A validation that finds the best weights writes a checkpoint.
+            checkpoint['meta'][RANDOM_STATE] = self.before_validation or random_state()
             rows = waiting_gradients(runner)
         if rows:
             checkpoint[GRADIENTS] = rows
