@@ -170,7 +170,8 @@ class NumberedBatchSampler:
 
     def _all(self) -> Iterator:
         loader = self.batches.loader
-        sampler, batch_sampler = sampler_of(loader), loader.batch_sampler
+        sampler = sampler_of(loader)
+        batch_sampler: Any = loader.batch_sampler
         yield from batch_sampler
         for epoch in count(1) if self.batches.endless and len(loader) else ():
             if hasattr(sampler, 'set_epoch'):
