@@ -16,6 +16,7 @@ import sys
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pickle import UnpicklingError
 from typing import IO, Any, ClassVar
 
@@ -41,28 +42,24 @@ class Refused(UnpicklingError):  # noqa: N818 - it is about the file
     """A function or class, the message, that no checkpoint needs."""
 
 
+@dataclass(slots=True, eq=False)
 class Name:
     """A global that the pickle names, such as ``torch._utils._rebuild_tensor_v2``."""
 
-    __slots__ = ('path',)
-
-    def __init__(self, path: str) -> None:
-        self.path = path
+    path: str
 
     def __repr__(self) -> str:
         return self.path
 
 
+@dataclass(slots=True, eq=False)
 class RecordedCall:
     """A call that the pickle asks for, with the items and the state it sets on the result."""
 
-    __slots__ = ('name', 'args', 'items', 'state')
-
-    def __init__(self, name: str, args: tuple) -> None:
-        self.name = name
-        self.args = args
-        self.items: dict[Any, Any] = {}
-        self.state: Any = None
+    name: str
+    args: tuple
+    items: dict[Any, Any] = field(default_factory=dict)
+    state: Any = None
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.items[key] = value
