@@ -9,6 +9,7 @@ from mmengine.evaluator import DumpResults
 
 from aft_mm.checkpoint import averaged
 from aft_mm.cli.arguments import check_output
+from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data
 from aft_mm.engine import CheckpointCompatibilityHook, build_runner, load_run_config, run_guard
 from aft_mm.engine.allocator import keep_freed_memory
@@ -50,6 +51,7 @@ def test(args: argparse.Namespace) -> None:
         check_torchvision()
         cfg = load_run_config(args)
         apply_args(cfg, args)
+        check_checkpoint(args.checkpoint)
         check_data(cfg, 'test')
         if cfg.get('default_scope') == 'mmdet':
             quiet_pycocotools()
