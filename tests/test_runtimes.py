@@ -4,8 +4,7 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from aft_mm.engine import apply_safe_defaults, runner
-from aft_mm.engine.hooks import SafeCheckpointHook
+from aft_mm.engine import SafeCheckpointHook, apply_safe_defaults, runner
 
 from .all_configs import configs_of, load_config
 

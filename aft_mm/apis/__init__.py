@@ -29,7 +29,3 @@ __all__ = [
     'register_models',
     'write_ply',
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__

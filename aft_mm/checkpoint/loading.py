@@ -4,15 +4,14 @@ import hashlib
 import http.client
 import os
 import pickle
-import queue
 import re
 import threading
 import time
 import urllib.request
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlparse
 
 import torch
@@ -222,30 +221,53 @@ def _download(address: str, path: Path) -> None:
     if urlparse(plain).scheme not in ('http', 'https'):
         raise UserError(f'checkpoint {address!r} must be an http or https address')
     named = _HASH.search(urlparse(plain).path)
-    digest, num_bytes = hashlib.sha256(), 0
     seconds, most = _bound(*MAX_SECONDS), _bound(*MAX_BYTES)
     for part in path.parent.glob(f'.{path.name}.*.part'):  # of killed downloads
         if time.time() - part.stat().st_mtime > seconds + _TIMEOUT:
             part.unlink(missing_ok=True)
-    too_large = f'it has more than {most:,} bytes, which {MAX_BYTES[0]} allows'
-    received = _received(plain, seconds)
+    digest = hashlib.sha256()
+    errors: list[Exception] = []
     with write_whole(path) as file:
-        announced = next(received)
+
+        def receive() -> None:
+            try:
+                _receive(plain, most, file, digest)
+            except Exception as error:  # raised in the thread that waits
+                errors.append(error)
+
+        # A server can hold every call of http.client for hours with one byte per minute.
+        thread = threading.Thread(target=receive, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if thread.is_alive():
+            raise TimeoutError(
+                f'it takes more than {seconds:,} seconds, which {MAX_SECONDS[0]} allows'
+            )
+        if errors:
+            raise errors[0]
+        for digits in (wanted, named and named.group(1)):
+            if digits:
+                _check_hash(digest.hexdigest(), digits, address)
+
+
+def _receive(address: str, most: int, file: BinaryIO, digest: Any) -> None:
+    """Write the content of an address, at most `most` bytes, to a file and a hash."""
+    too_large = f'it has more than {most:,} bytes, which {MAX_BYTES[0]} allows'
+    with urllib.request.urlopen(address, timeout=_TIMEOUT) as source:
+        announced = source.headers.get('Content-Length')
         if announced is not None and not re.fullmatch('[0-9]{1,18}', announced):
             raise OSError(f'its Content-Length is {announced[:80]!r}')
         if announced is not None and int(announced) > most:
             raise OSError(too_large)
-        for block in received:
+        num_bytes = 0
+        while block := source.read1(_BLOCK):
             file.write(block)
             digest.update(block)
             num_bytes += len(block)
             if num_bytes > most:
                 raise OSError(too_large)
-        if announced is not None and num_bytes != int(announced):
-            raise OSError(f'{num_bytes} of {announced} bytes received')
-        for digits in (wanted, named and named.group(1)):
-            if digits:
-                _check_hash(digest.hexdigest(), digits, address)
+    if announced is not None and num_bytes != int(announced):
+        raise OSError(f'{num_bytes} of {announced} bytes received')
 
 
 def _bound(variable: str, default: int) -> int:
@@ -253,50 +275,6 @@ def _bound(variable: str, default: int) -> int:
     if not re.fullmatch('[0-9]{1,18}', text) or not int(text):
         raise UserError(f'{variable} must be an int, 1 or larger, got {text[:80]!r}')
     return int(text)
-
-
-def _received(address: str, seconds: int) -> Iterator[Any]:
-    """Yield the Content-Length of an address or None, then the blocks of its content."""
-    # A server can hold every call of http.client for hours with one byte per minute.
-    blocks: queue.Queue = queue.Queue(8)
-    ended = threading.Event()
-
-    def hand_over(item: Any) -> None:
-        while not ended.is_set():
-            try:
-                return blocks.put(item, timeout=1)
-            except queue.Full:
-                continue
-
-    def receive() -> None:
-        try:
-            with urllib.request.urlopen(address, timeout=_TIMEOUT) as source:
-                hand_over(source.headers.get('Content-Length'))
-                while not ended.is_set() and (block := source.read1(_BLOCK)):
-                    hand_over(block)
-            hand_over(b'')
-        except Exception as error:  # raised in the thread that waits
-            hand_over(error)
-
-    threading.Thread(target=receive, daemon=True).start()
-    deadline = time.monotonic() + seconds
-    try:
-        while True:
-            try:
-                item = blocks.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                item = None
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f'it takes more than {seconds:,} seconds, which {MAX_SECONDS[0]} allows'
-                )
-            if isinstance(item, Exception):
-                raise item
-            if item == b'':
-                return
-            yield item
-    finally:
-        ended.set()
 
 
 def load_from_torchvision(filename: str, map_location: Any = None) -> dict:

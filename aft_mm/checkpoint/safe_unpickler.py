@@ -16,6 +16,7 @@ import sys
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pickle import UnpicklingError
 from typing import IO, Any, ClassVar
 
@@ -41,28 +42,24 @@ class Refused(UnpicklingError):  # noqa: N818 - it is about the file
     """A function or class, the message, that no checkpoint needs."""
 
 
+@dataclass(slots=True, eq=False)
 class Name:
     """A global that the pickle names, such as ``torch._utils._rebuild_tensor_v2``."""
 
-    __slots__ = ('path',)
-
-    def __init__(self, path: str) -> None:
-        self.path = path
+    path: str
 
     def __repr__(self) -> str:
         return self.path
 
 
+@dataclass(slots=True, eq=False)
 class RecordedCall:
     """A call that the pickle asks for, with the items and the state it sets on the result."""
 
-    __slots__ = ('name', 'args', 'items', 'state')
-
-    def __init__(self, name: str, args: tuple) -> None:
-        self.name = name
-        self.args = args
-        self.items: dict[Any, Any] = {}
-        self.state: Any = None
+    name: str
+    args: tuple
+    items: dict[Any, Any] = field(default_factory=dict)
+    state: Any = None
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.items[key] = value
@@ -262,12 +259,17 @@ class ObjectBuilder:
         requires_grad: bool = False,
         hooks: Any = None,
         metadata: Any = None,
+        dtype: Any = None,
     ) -> Tensor:
         if type(storage) is not RecordedCall or storage.name != 'storage' or metadata:
             raise UnpicklingError('a tensor has no storage of numbers')
-        return self._tensor(
-            storage, storage_dtype(storage.args[0]), offset, size, stride, requires_grad
-        )
+        kind = storage_dtype(storage.args[0]) if dtype is None else self.build(dtype)
+        size, stride = self.build(size), self.build(stride)
+        self.spend(math.prod(size) * kind.itemsize)
+        source = self.read_storage(*storage.args).untyped_storage()
+        empty = torch.empty(0, dtype=kind, device=source.device)
+        # Torch refuses ranges outside of the storage.
+        return empty.set_(source, offset, size, stride).requires_grad_(bool(requires_grad))
 
     def tensor_of_type(
         self,
@@ -280,25 +282,7 @@ class ObjectBuilder:
         dtype: Any,
         metadata: Any = None,
     ) -> Tensor:
-        if type(storage) is not RecordedCall or storage.name != 'storage' or metadata:
-            raise UnpicklingError('a tensor has no storage of numbers')
-        return self._tensor(storage, self.build(dtype), offset, size, stride, requires_grad)
-
-    def _tensor(
-        self,
-        storage: RecordedCall,
-        dtype: torch.dtype,
-        offset: int,
-        size: Any,
-        stride: Any,
-        requires_grad: bool,
-    ) -> Tensor:
-        size, stride = self.build(size), self.build(stride)
-        self.spend(math.prod(size) * dtype.itemsize)
-        source = self.read_storage(*storage.args).untyped_storage()
-        empty = torch.empty(0, dtype=dtype, device=source.device)
-        # Torch refuses ranges outside of the storage.
-        return empty.set_(source, offset, size, stride).requires_grad_(bool(requires_grad))
+        return self.tensor(storage, offset, size, stride, requires_grad, hooks, metadata, dtype)
 
     def parameter(self, data: Any, requires_grad: bool, hooks: Any = None) -> torch.nn.Parameter:
         return torch.nn.Parameter(self.build(data), bool(requires_grad))
@@ -414,88 +398,77 @@ def read_archive(path: str, map_location: Any = None) -> Any:
         UnpicklingError, zipfile.BadZipFile, EOFError, ...: The file is damaged or of another kind.
     """
     device = torch.device('cpu' if map_location is None else map_location)
-    limit = _MEMORY_FACTOR * os.path.getsize(path) + 2**20
+    size = os.path.getsize(path)
+    limit = _MEMORY_FACTOR * size + 2**20
     with open(path, 'rb') as file:
         if file.read(4) == b'PK\x03\x04':
             with zipfile.ZipFile(file) as archive:
-                return _Zip(archive, os.path.getsize(path), device).load(limit)
+                return _read_zip(archive, size, device, limit)
         file.seek(0)
-        return _Legacy(file, device).load(limit)
+        return _read_legacy(file, size, device, limit)
 
 
-class _Zip:
-    """``NAME/data.pkl`` and ``NAME/data/KEY`` per storage in a zip archive, since torch 1.6."""
+def _read_zip(archive: zipfile.ZipFile, size: int, device: torch.device, limit: int) -> Any:
+    """Read ``NAME/data.pkl`` and ``NAME/data/KEY`` per storage of a zip archive, since torch 1.6."""
+    records = archive.infolist()
+    # Compressed or overlapping records could expand without limit.
+    packed = any(x.compress_type != zipfile.ZIP_STORED or x.flag_bits & 1 for x in records)
+    if packed or sum(record.file_size for record in records) > size:
+        raise UnpicklingError('its records are compressed or overlap')
+    names = archive.NameToInfo
+    roots = [name.removesuffix('data.pkl') for name in names if name.endswith('/data.pkl')]
+    if len(roots) != 1 or f'{roots[0]}constants.pkl' in names:
+        raise UnpicklingError('it is a zip archive, but not one of torch.save')
+    root = roots[0]
+    order = f'{root}byteorder'
+    if order in names and archive.read(order).decode() != sys.byteorder:
+        raise UnpicklingError('its numbers have another byte order than this machine')
+    storages: dict[str, Tensor] = {}
 
-    def __init__(self, archive: zipfile.ZipFile, size: int, device: torch.device) -> None:
-        records = archive.infolist()
-        # Compressed or overlapping records could expand without limit.
-        packed = any(x.compress_type != zipfile.ZIP_STORED or x.flag_bits & 1 for x in records)
-        if packed or sum(record.file_size for record in records) > size:
-            raise UnpicklingError('its records are compressed or overlap')
-        self.archive = archive
-        self.device = device
-        self.names = archive.NameToInfo
-        roots = [name.removesuffix('data.pkl') for name in self.names if name.endswith('/data.pkl')]
-        if len(roots) != 1 or f'{roots[0]}constants.pkl' in self.names:
-            raise UnpicklingError('it is a zip archive, but not one of torch.save')
-        self.root = roots[0]
-        order = f'{self.root}byteorder'
-        if order in self.names and archive.read(order).decode() != sys.byteorder:
-            raise UnpicklingError('its numbers have another byte order than this machine')
-        self.storages: dict[str, Tensor] = {}
-
-    def load(self, limit: int) -> Any:
-        pickle = io.BytesIO(self.archive.read(f'{self.root}data.pkl'))
-        return ObjectBuilder(self.read_storage, limit).build(
-            RecordingUnpickler(pickle, NAMES).load()
-        )
-
-    def read_storage(self, kind: Any, key: str, location: str, num_elements: int) -> Tensor:
-        if key not in self.storages:
-            record = self.names[f'{self.root}data/{key}']
+    def read_storage(kind: Any, key: str, location: str, num_elements: int) -> Tensor:
+        if key not in storages:
+            record = names[f'{root}data/{key}']
             if record.file_size != num_elements * storage_dtype(kind).itemsize:
                 raise UnpicklingError(f'storage {key} does not have the announced size')
             storage = torch.empty(record.file_size, dtype=torch.uint8)
-            with self.archive.open(record) as source:
+            with archive.open(record) as source:
                 _fill(storage, source)
                 source.read(1)  # zipfile verifies the checksum at the end
-            self.storages[key] = storage.to(self.device)
-        return self.storages[key]
+            storages[key] = storage.to(device)
+        return storages[key]
+
+    content = io.BytesIO(archive.read(f'{root}data.pkl'))
+    return ObjectBuilder(read_storage, limit).build(RecordingUnpickler(content, NAMES).load())
 
 
-class _Legacy:
-    """Four pickles, a list of keys and the storages: a file of torch before 1.6."""
-
-    def __init__(self, file: io.BufferedReader, device: torch.device) -> None:
-        self.file = file
-        self.device = device
-        self.storages: dict[str, Tensor] = {}
-
-    def load(self, limit: int) -> Any:
-        magic, protocol, system = (RecordingUnpickler(self.file, NAMES).load() for _ in range(3))
-        if magic != _LEGACY_MAGIC or protocol != 1001:
-            raise UnpicklingError('it does not begin like a file of torch.save')
-        if system.get('little_endian') is not (sys.byteorder == 'little'):
-            raise UnpicklingError('its numbers have another byte order than this machine')
-        unpickler = RecordingUnpickler(self.file, NAMES)
-        records = unpickler.load()
-        kinds = {call.args[1]: call.args[0] for call in unpickler.storages}
-        for key in RecordingUnpickler(self.file, NAMES).load():
-            (num_elements,) = struct.unpack('<q', self.file.read(8))
-            num_bytes = num_elements * storage_dtype(kinds[key]).itemsize
-            if not 0 <= num_bytes <= os.fstat(self.file.fileno()).st_size - self.file.tell():
-                raise EOFError('a storage is longer than the file')
-            storage = torch.empty(num_bytes, dtype=torch.uint8)
-            _fill(storage, self.file)
-            self.storages[key] = storage.to(self.device)
-        return ObjectBuilder(self.read_storage, limit).build(records)
+def _read_legacy(file: io.BufferedReader, size: int, device: torch.device, limit: int) -> Any:
+    """Read four pickles, a list of keys and the storages: a file of torch before 1.6."""
+    magic, protocol, system = (RecordingUnpickler(file, NAMES).load() for _ in range(3))
+    if magic != _LEGACY_MAGIC or protocol != 1001:
+        raise UnpicklingError('it does not begin like a file of torch.save')
+    if system.get('little_endian') is not (sys.byteorder == 'little'):
+        raise UnpicklingError('its numbers have another byte order than this machine')
+    unpickler = RecordingUnpickler(file, NAMES)
+    records = unpickler.load()
+    kinds = {call.args[1]: call.args[0] for call in unpickler.storages}
+    storages: dict[str, Tensor] = {}
+    for key in RecordingUnpickler(file, NAMES).load():
+        (num_elements,) = struct.unpack('<q', file.read(8))
+        num_bytes = num_elements * storage_dtype(kinds[key]).itemsize
+        if not 0 <= num_bytes <= size - file.tell():
+            raise EOFError('a storage is longer than the file')
+        storage = torch.empty(num_bytes, dtype=torch.uint8)
+        _fill(storage, file)
+        storages[key] = storage.to(device)
 
     def read_storage(
-        self, kind: Any, key: str, location: str, num_elements: int, view: Any = None
+        kind: Any, key: str, location: str, num_elements: int, view: Any = None
     ) -> Tensor:
         if view is not None:
             raise UnpicklingError('a storage is part of another one')
-        return self.storages[key]
+        return storages[key]
+
+    return ObjectBuilder(read_storage, limit).build(records)
 
 
 def _fill(storage: Tensor, source: IO[bytes]) -> None:

@@ -76,7 +76,8 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
         UserError: The file fails or needs missing libraries, or an entry or option has no effect.
     """
     path = find_config(path)
-    ignore_known_warnings()
+    for beginning in KNOWN_WARNINGS:
+        warnings.filterwarnings('ignore', re.escape(beginning), UserWarning)
     try:
         with _quotable_data_folder():
             cfg = Config.fromfile(path)
@@ -105,11 +106,6 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
     except (AttributeError, KeyError, TypeError, AssertionError, IndexError) as error:
         raise UserError(f'--cfg-options do not fit {path!r}: {error}') from error
     return cfg
-
-
-def ignore_known_warnings() -> None:
-    for beginning in KNOWN_WARNINGS:
-        warnings.filterwarnings('ignore', re.escape(beginning), UserWarning)
 
 
 @contextmanager

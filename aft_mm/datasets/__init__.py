@@ -11,7 +11,7 @@ from .parallel_text import read_lines
 from .point_files import read_points
 from .sound_files import filter_banks, read_sound
 from .transcripts import read_transcripts
-from .transforms import StackFrames
+from .transforms.speech import StackFrames
 from .utterances import Utterances
 
 for _file in pkgutil.iter_modules(__path__):

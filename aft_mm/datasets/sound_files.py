@@ -165,23 +165,23 @@ def num_sound_frames(path: str, sample_rate: int) -> int:
     return 1 + max(0, samples - window) // shift
 
 
-def read_mfc(path: str, num_cepstra: int = CEPSTRA) -> np.ndarray:
-    """Read features of Sphinx, float32 [T, num_cepstra], of either byte order.
+def read_mfc(path: str) -> np.ndarray:
+    """Read features of Sphinx, float32 [T, 13], of either byte order.
 
     Raises:
         UnusableFile: If the file is missing, damaged or not finite.
     """
-    num_mfc_frames(path, num_cepstra)
+    num_mfc_frames(path)
     with open(path, 'rb') as file:
         data = file.read()
     order = '>' if struct.unpack('>i', data[:4])[0] * 4 + 4 == len(data) else '<'
     features = np.frombuffer(data, f'{order}f4', offset=4).astype(np.float32)
     if not np.isfinite(features).all():
         raise UnusableFile(f'feature file {quoted(path)} has values that are not finite')
-    return features.reshape(-1, num_cepstra)
+    return features.reshape(-1, CEPSTRA)
 
 
-def num_mfc_frames(path: str, num_cepstra: int = CEPSTRA) -> int:
+def num_mfc_frames(path: str) -> int:
     """Return the frames of a Sphinx file, from its header; raises as :func:`read_mfc`."""
     try:
         size = check_regular(path)
@@ -196,9 +196,9 @@ def num_mfc_frames(path: str, num_cepstra: int = CEPSTRA) -> int:
         raise UnusableFile(
             f'feature file {quoted(path)} is damaged: its {size} bytes do not match its first number'
         )
-    if (size - 4) % (4 * num_cepstra):
-        raise UnusableFile(f'feature file {quoted(path)} must have {num_cepstra} values per frame')
-    return (size - 4) // (4 * num_cepstra)
+    if (size - 4) % (4 * CEPSTRA):
+        raise UnusableFile(f'feature file {quoted(path)} must have {CEPSTRA} values per frame')
+    return (size - 4) // (4 * CEPSTRA)
 
 
 def read_kaldi(address: str) -> np.ndarray:

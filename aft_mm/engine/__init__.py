@@ -1,25 +1,26 @@
 """The Runner and its parts."""
 
-from .hooks import (
-    BitsPerDimHook,
-    CheckImagesHook,
+from .hooks.checkpointing import (
     CheckpointCompatibilityHook,
+    PeriodicCheckpointHook,
+    ResumeCheckHook,
+    SafeCheckpointHook,
+    ValidateFirstHook,
+)
+from .hooks.pictures import (
+    PointCloudHook,
+    SampleHook,
+    SampleVisualizationHook,
+    SuperResolutionHook,
+)
+from .hooks.sanity import CheckImagesHook, FiniteLossHook, SanityCheckHook, SkippedDataReportHook
+from .hooks.stopping import TimeBudgetHook
+from .hooks.training import (
+    BitsPerDimHook,
     CompileHook,
     EpochTimeHook,
     ExactResumeHook,
-    FiniteLossHook,
-    PeriodicCheckpointHook,
-    PointCloudHook,
     RegularizationHook,
-    ResumeCheckHook,
-    SafeCheckpointHook,
-    SampleHook,
-    SampleVisualizationHook,
-    SanityCheckHook,
-    SkippedDataReportHook,
-    SuperResolutionHook,
-    TimeBudgetHook,
-    ValidateFirstHook,
 )
 from .loops import GenerationTestLoop, TranslationTestLoop, derived_seed
 from .optim import AutocastOptimWrapper, InverseSqrtLR, LayerDecayOptimWrapperConstructor

@@ -59,7 +59,7 @@ class StoppableEpochLoop(EpochBasedTrainLoop):
         return iteration - self.begin[1] if epoch == self.begin[0] else 0
 
 
-class EndlessBatches:
+class EndlessBatches(Iterator):
     """Iterator of mmengine's iteration loop that loads no batches from before a resume."""
 
     def __init__(self, loop: IterBasedTrainLoop, batches: 'Batches') -> None:
@@ -68,9 +68,6 @@ class EndlessBatches:
         self.num_skipped = 0
         self.iterator: Iterator | None = None
         self.restore: Callable[[], None] | None = None
-
-    def __iter__(self) -> 'EndlessBatches':
-        return self
 
     def __next__(self) -> Any:
         if self.iterator is None:
@@ -128,18 +125,17 @@ class Batches:
         self.first, self.offset = first, offset
         protect_workers(self.loader)  # starting_workers leaves signals blocked in other workers
         with starting_workers():
-            return self._start()
+            return iter(self._loader())
 
-    def _start(self) -> Iterator:
+    def _loader(self) -> DataLoader:
+        loader, sampler = self.loader, sampler_of(self.loader)
         if not (self.first or self.is_seeded or self.endless):
-            return iter(self.loader)
-        if self.endless and hasattr(sampler_of(self.loader), '_indices_of_rank'):
+            return loader
+        if self.endless and hasattr(sampler, '_indices_of_rank'):
             # InfiniteSampler would continue after the batches that the loop prefetched.
-            sampler = sampler_of(self.loader)
             sampler.indices = sampler._indices_of_rank()
-        loader = self.loader
         if self.own is not None:
-            return iter(self.own)
+            return self.own
         own = DataLoader(
             SeededBatches(loader.dataset, self.seeds) if self.is_seeded else loader.dataset,
             batch_sampler=NumberedBatchSampler(self),
@@ -157,7 +153,7 @@ class Batches:
         )
         if loader.persistent_workers:
             self.own = own
-        return iter(own)
+        return own
 
 
 class NumberedBatchSampler:
@@ -174,10 +170,10 @@ class NumberedBatchSampler:
 
     def _all(self) -> Iterator:
         loader = self.batches.loader
+        sampler = sampler_of(loader)
         batch_sampler: Any = loader.batch_sampler
         yield from batch_sampler
         for epoch in count(1) if self.batches.endless and len(loader) else ():
-            sampler = sampler_of(loader)
             if hasattr(sampler, 'set_epoch'):
                 sampler.set_epoch(epoch)
             yield from batch_sampler

@@ -16,8 +16,8 @@ from mmengine.runner import Runner
 from aft_mm.checkpoint import latest_checkpoint
 from aft_mm.errors import UserError
 
-from .hooks import RegularizationHook, SampleVisualizationHook
-from .hooks.training import penalised_layers
+from .hooks.pictures import SampleVisualizationHook
+from .hooks.training import RegularizationHook, penalised_layers
 from .runner import task_model
 
 SAMPLING_LOOPS = ('GenerationTestLoop', 'TranslationTestLoop')

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from aft_mm.errors import PEER_DIED, UserError
 
-from .hooks import StopHook
+from .hooks.stopping import StopHook
 from .stop_signals import Stopped, StopSignals, protect_workers
 
 #: ``extra`` of a message for the log file only.

@@ -6,15 +6,6 @@ from rich.progress import track
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-__all__ = [
-    'chamfer_distances',
-    'coverage',
-    'earth_mover_distances',
-    'minimum_matching_distance',
-    'nearest_neighbor_accuracy',
-    'normalized',
-]
-
 
 def chamfer_distances(clouds: Tensor, block: int, progress: bool = False) -> Tensor:
     """Compute the Chamfer distances between all pairs of M clouds, [M, P, 3] -> [M, M].

@@ -9,8 +9,6 @@ from aft_mm.checks import check_choice, check_int
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ['bounding_cube', 'check_num_bits', 'check_order', 'decode_points', 'encode_points']
-
 Box = tuple[tuple[float, float, float], float]  # centre, side
 
 UNIT_CUBE: Box = ((0.0, 0.0, 0.0), 1.0)

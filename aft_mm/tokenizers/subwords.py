@@ -7,8 +7,6 @@ from pathlib import Path
 
 from aft_mm.checks import check_path
 
-__all__ = ['Subwords', 'split_lines']
-
 
 class Subwords:
     """A subword vocabulary, trained by ``tools/dataset_converters/subwords.py``.

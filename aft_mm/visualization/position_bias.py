@@ -1,6 +1,6 @@
 """Pictures of learned position biases, as in figures 1, 3 and 6 to 8 of arXiv 2105.14103."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -97,13 +97,16 @@ def _draw_rows(
     if tiled:
         columns = 1
     num_rows = -(-len(rows) // columns) if single else len(rows)
-    width, height = (9.0, _tiles_height(rows)) if tiled else (2.6, 2.6) if single else (1.15, 1.45)
+    everything = [panel for panels in rows.values() for panel in panels]
+    width, height = (2.6, 2.6) if single else (1.15, 1.45)
+    if tiled:
+        shapes = [panel['values'].shape for panel in everything]
+        width, height = 9.0, max(9 * h / w for h, w in shapes) + 0.35
     figure = new_figure(
         (width + single * 0.6) * columns + 1.2, height * num_rows + 0.7, title, footer
     )
     axes = figure.subplots(num_rows, columns, squeeze=False)
     places = axes.reshape(-1, 1) if single else axes
-    everything = [panel for panels in rows.values() for panel in panels]
     for row, (name, panels) in zip(places, rows.items(), strict=False):
         norm = _norm([p['values'] for p in (everything if shared else panels)], quantity)
         for axis, panel in zip(row, panels, strict=False):
@@ -131,11 +134,6 @@ def _draw_scale(figure: Figure, image: Any, axes: list[Axes], label: str) -> Non
     bar.ax.tick_params(labelsize=6)
     bar.ax.yaxis.get_offset_text().set_fontsize(6)
     bar.set_label(label, fontsize=6)
-
-
-def _tiles_height(rows: Mapping[str, list[dict[str, Any]]]) -> float:
-    shapes = [panel['values'].shape for panels in rows.values() for panel in panels]
-    return max(9 * height / width for height, width in shapes) + 0.35
 
 
 def _norm(pictures: list[np.ndarray], quantity: str) -> Normalize:
@@ -175,7 +173,7 @@ def _kernel_panels(
         return [
             dict(
                 values=_tile(values, columns),
-                tiles=(len(chosen), columns, values.shape[1], chosen),
+                tiles=(values.shape[1], [str(head) for head in chosen[::columns]]),
                 title=f'{len(chosen)} heads in reading order, {columns} per row',
                 xlabel=f'{size} offsets to the source token for each head [tokens]',
                 ylabel='first head of the row',
@@ -266,22 +264,11 @@ def _band(w: np.ndarray, values: np.ndarray, num_prefix_tokens: int) -> dict[str
 
 def _tile(pictures: np.ndarray, columns: int) -> np.ndarray:
     """Arrange pictures ``[N, h, w]`` in a grid with one line of NaN between neighbours."""
-    count, height, width = pictures.shape
-    rows = -(-count // columns)
-    sheet = np.full((rows * columns, height + 1, width + 1), np.nan)
-    sheet[:count, :-1, :-1] = pictures
-    sheet = sheet.reshape(rows, columns, height + 1, width + 1).transpose(0, 2, 1, 3)
-    return sheet.reshape(rows * (height + 1), columns * (width + 1))[:-1, :-1]
+    # The tools check first that torchvision matches torch.
+    from torchvision.utils import make_grid
 
-
-def _label_tiles(axis: Axes, count: int, columns: int, height: int, numbers: Sequence[int]) -> None:
-    rows = range(-(-count // columns))
-    axis.set_yticks(
-        [row * (height + 1) + (height - 1) / 2 for row in rows],
-        [str(numbers[row * columns]) for row in rows],
-    )
-    axis.set_xticks([])
-    axis.tick_params(labelsize=6, length=0)
+    images = torch.from_numpy(pictures)[:, None].double()
+    return make_grid(images, columns, padding=1, pad_value=np.nan)[0, 1:-1, 1:-1].numpy()
 
 
 def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: str) -> Any:
@@ -294,7 +281,11 @@ def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: st
     axis.set_xlabel(panel['xlabel'], fontsize=6)
     axis.tick_params(labelsize=5)
     if 'tiles' in panel:
-        _label_tiles(axis, *panel['tiles'])
+        height, first_heads = panel['tiles']
+        middles = (height - 1) / 2 + (height + 1) * np.arange(len(first_heads))
+        axis.set_yticks(middles, first_heads)
+        axis.set_xticks([])
+        axis.tick_params(labelsize=6, length=0)
         axis.set_facecolor('dimgrey')  # lines between heads
     else:
         axis.locator_params(integer=True)

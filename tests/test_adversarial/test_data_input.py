@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aft_mm.datasets import MNISTIdx, TextFile, UnusableFile, read_points
-from aft_mm.datasets.transforms import PackSequence, RandomValueShift, SuperResolutionPair
+from aft_mm.datasets import (
+    MNISTIdx,
+    PackSequence,
+    RandomValueShift,
+    SuperResolutionPair,
+    TextFile,
+    UnusableFile,
+    read_points,
+)
 from aft_mm.engine import CheckImagesHook
 from aft_mm.engine.hooks.sanity import check_image
 from aft_mm.errors import UserError

@@ -48,7 +48,7 @@ from mmengine.analysis import ActivationAnalyzer, FlopAnalyzer, parameter_count
 from mmengine.registry import MODELS, init_default_scope
 from rich.console import Console
 from rich.table import Table
-from saved_memory import saved_memory
+from saved_memory import SavedMemory, saved_memory
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int
@@ -116,12 +116,22 @@ class Likelihood(nn.Module):
         self.head = model.head
 
     def forward(self, tokens: Tensor, *source: Tensor) -> Tensor:
-        memory = [self.encoder(part) for part in source]
-        return self.head.nats(self.decoder(tokens, *memory), tokens)
+        return self.head.nats(self._hidden(tokens, *source), tokens)
 
     def loss(self, tokens: Tensor, *source: Tensor) -> Tensor:
-        memory = [self.encoder(part) for part in source]
-        return self.head.loss(self.decoder(tokens, *memory), tokens)
+        return self.head.loss(self._hidden(tokens, *source), tokens)
+
+    def _hidden(self, tokens: Tensor, *source: Tensor) -> Tensor:
+        return self.decoder(tokens, *map(self.encoder, source))
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Return the shapes of the largest inputs, without the batch."""
+        parts = [part for part in (self.decoder, self.encoder) if part is not None]
+        return [(part.max_length, *part.embedding.token_shape) for part in parts]
+
+    def saved_memory(self) -> SavedMemory:
+        tokens = [torch.zeros(1, *shape, dtype=torch.long) for shape in self.shapes()]
+        return saved_memory(self, lambda: self.loss(*tokens))
 
 
 def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) -> dict[str, Any]:
@@ -173,11 +183,9 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
                 'position table'
             )
         model = Likelihood(MODELS.build(config.model))
-        parts = [part for part in (model.decoder, model.encoder) if part is not None]
-        shapes = [(part.max_length, *part.embedding.token_shape) for part in parts]
+        shapes = model.shapes()
         counts = analyse(model, *shapes, tokens=True)
-        tokens = [torch.zeros(1, *shape, dtype=torch.long) for shape in shapes]
-        memory = saved_memory(model, lambda: model.loss(*tokens))
+        memory = model.saved_memory()
         return dict(config=Path(path).stem, shape=shapes[0], **counts, **memory._asdict())
     if 'roi_head' in config.model:
         raise UserError(

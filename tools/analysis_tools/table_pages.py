@@ -204,13 +204,7 @@ def count(path: Path) -> dict[str, Any]:
     with_cp = any(part.get('with_cp', False) for part in parts)
     parameters = sum(x.numel() for x in model.parameters())
     if 'decoder' in config.model:
-        stacks = [stack for stack in (model.decoder, model.encoder) if stack is not None]
-        tokens = [
-            torch.zeros(1, stack.max_length, *stack.embedding.token_shape, dtype=torch.long)
-            for stack in stacks
-        ]
-        likelihood = Likelihood(model)
-        memory = saved_memory(likelihood, lambda: likelihood.loss(*tokens))
+        memory = Likelihood(model).saved_memory()
     elif backbone:
         size = backbone.img_size
         memory = saved_memory(model, lambda: model(torch.randn(1, 3, size, size)))

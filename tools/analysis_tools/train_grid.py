@@ -14,13 +14,11 @@ are skipped, so the same command resumes after an interruption. Use one folder p
 
 import argparse
 import json
-import os
-import runpy
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from multiprocessing import get_context
 from pathlib import Path
 
 from aft_mm.cli.arguments import tool_parser
@@ -84,26 +82,13 @@ def train(config: Path, work_dir: Path, options: Sequence[str], amp: bool) -> Pa
 
 
 def run_tool(tool: str, words: Sequence[object], log: Path) -> None:
-    """Run a tool in a process forked from a server that has only done the imports."""
-    context = get_context('forkserver')
-    context.set_forkserver_preload(['aft_mm.apis', 'aft_mm.config.reading'])
     log.parent.mkdir(parents=True, exist_ok=True)
-    process = context.Process(target=_run, args=(tool, [str(word) for word in words], str(log)))
-    process.start()
-    process.join()
-    if process.exitcode:
+    command = [sys.executable, TOOLS / tool, *map(str, words)]
+    with log.open('w') as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+        status = process.wait()
+    if status:
         lines = log.read_text().strip().splitlines() or ['nothing']
-        raise UserError(
-            f'{tool} {words[0]} failed with status {process.exitcode}; last line: {lines[-1]!r}'
-        )
-
-
-def _run(tool: str, words: list[str], log: str) -> None:
-    with open(log, 'w') as file:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(file.fileno(), stream.fileno())
-    sys.argv = [str(TOOLS / tool), *words]
-    runpy.run_path(sys.argv[0], run_name='__main__')
+        raise UserError(f'{tool} {words[0]} failed with status {status}; last line: {lines[-1]!r}')
 
 
 def validated(work_dir: Path, metric: str) -> float:

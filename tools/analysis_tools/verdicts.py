@@ -92,7 +92,10 @@ def verdict_table(
         else:
             found = difference(values, groups[first])
             cells += [_with_half(found.mean, found.interval, f'+.{decimals}f')]
-            cells += ['–' if found.p is None else _probability(found.p)]
+            if found.p is None:
+                cells.append('–')
+            else:
+                cells.append('< 0.0001' if found.p < 1e-4 else f'{found.p:.2g}')
             if expected:
                 cells += [verdict(found, expected[name]) if name in expected else '–']
         lines.append(cells)
@@ -103,10 +106,6 @@ def _with_half(mean: float, interval: tuple[float, float] | None, spec: str) -> 
     if interval is None:
         return f'{mean:{spec}}'
     return f'{mean:{spec}} ± {(interval[1] - interval[0]) / 2:{spec.removeprefix("+")}}'
-
-
-def _probability(p: float) -> str:
-    return '< 0.0001' if p < 1e-4 else f'{p:.2g}'
 
 
 def _escape(name: str) -> str:

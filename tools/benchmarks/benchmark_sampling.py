@@ -27,7 +27,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from arguments import add_clock, common_parser, positive_int
 
@@ -94,6 +93,7 @@ from mmengine.config import Config
 from parity import require_close
 from record import ROOT, environment, fill_in, set_up_torch, write_json
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 import aft_mm.models  # noqa: F401 - registers what is built below
 from aft_mm.models.decoding.step_graph import make_steps, step_layout
@@ -147,21 +147,12 @@ def check(name: str, form: str, model: torch.nn.Module) -> None:
 
 def begin(model, form: str, prompt: Tensor, count: int, copies: int = 1) -> tuple[Tensor, Callable]:
     lengths = torch.full(prompt.shape[:1], prompt.shape[1], device=prompt.device)
-    hidden, state = repeated(model.decoder.prefill(prompt, lengths), copies)
+    # Prompts of a batch would take minutes.
+    hidden, state = tree_map_only(
+        Tensor, lambda x: x.repeat_interleave(copies, 0), model.decoder.prefill(prompt, lengths)
+    )
     token = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
     return hidden, make_steps(model.decoder.step, token, hidden, state, count, form == 'compiled')
-
-
-def repeated(state: Any, copies: int) -> Any:
-    """Repeat the state of a sequence, since prompts of a batch would take minutes."""
-    if isinstance(state, Tensor):
-        return state.repeat_interleave(copies, 0)
-    if isinstance(state, list):
-        return [repeated(part, copies) for part in state]
-    if isinstance(state, tuple):
-        parts = (repeated(part, copies) for part in state)
-        return type(state)(*parts) if hasattr(state, '_fields') else tuple(parts)
-    return state
 
 
 def token_call(model, form: str, batch: int, position: int, count: int) -> Callable[[], None]:

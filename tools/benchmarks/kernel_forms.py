@@ -66,17 +66,13 @@ def offline_kernels():
     def launch(self, *args, grid, warmup, **options):
         return run(self, *args, grid=grid, warmup=True, **options)
 
-    def processors(device):
-        return PROCESSORS
-
-    def everything(*place):
-        return ()
-
-    with mock.patch.object(JITFunction, 'run', launch):
-        with mock.patch.object(driver, '_active', _Driver(90)):
-            with mock.patch.object(block_sizes, 'capability', lambda *device: (9, 0)):
-                with mock.patch.object(full_local, 'count_processors', processors):
-                    with mock.patch.object(simple, 'count_processors', processors):
-                        with mock.patch.object(availability, 'machine_reasons', everything):
-                            with mock.patch.object(state, 'check_position', everything):
-                                yield
+    with (
+        mock.patch.object(JITFunction, 'run', launch),
+        mock.patch.object(driver, '_active', _Driver(90)),
+        mock.patch.object(block_sizes, 'capability', lambda *device: (9, 0)),
+        mock.patch.object(full_local, 'count_processors', lambda device: PROCESSORS),
+        mock.patch.object(simple, 'count_processors', lambda device: PROCESSORS),
+        mock.patch.object(availability, 'machine_reasons', lambda *place: ()),
+        mock.patch.object(state, 'check_position', lambda *place: ()),
+    ):
+        yield

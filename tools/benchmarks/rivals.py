@@ -6,6 +6,7 @@ Only rivals that compute the same sum as the op are compared with the oracle.
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -45,10 +46,6 @@ def dense_local(query, key, value, pos_u, pos_v, *, window: int, **ignored) -> T
     weight = torch.exp(bias.masked_fill(distance < 0, -torch.inf))
     exp_key = torch.exp(key - key.amax(1, keepdim=True))
     return torch.sigmoid(query) * (weight @ (exp_key * value)) / (weight @ exp_key)
-
-
-def _dense_local(tensors, options) -> Callable[..., Tensor]:
-    return lambda *inputs: dense_local(*inputs, window=options['window'])
 
 
 def _softmax(causal: bool) -> Callable:
@@ -103,7 +100,9 @@ def _aft_pytorch(name: str) -> Callable:
 RIVALS = {
     'softmax': Rival(_softmax(causal=False)),
     'softmax-causal': Rival(_softmax(causal=True)),
-    'dense-local': Rival(_dense_local, same_sum=True),
+    'dense-local': Rival(
+        lambda tensors, options: partial(dense_local, window=options['window']), same_sum=True
+    ),
     'aft-pytorch-full': Rival(_aft_pytorch('AFTFull'), package='aft-pytorch'),
     'aft-pytorch-simple': Rival(_aft_pytorch('AFTSimple'), package='aft-pytorch'),
 }

@@ -28,12 +28,6 @@ SHOWN = ('torch', 'torchvision', 'torchaudio', 'triton', 'numpy', 'setuptools')
 DATA = re.compile(r'\{\{\$AFT_MM_DATA:data\}\}/([\w.-]+)')
 
 
-def print_versions(versions: dict[str, str]) -> None:
-    print(f'aft_mm {__version__}, Python {platform.python_version()}, {platform.platform()}')
-    names = [*SHOWN, *(name for names in SAME_MODULES.values() for name in names)]
-    print(', '.join(f'{name} {versions[name]}' for name in names if name in versions))
-
-
 def broken_imports() -> Iterator[tuple[str, str]]:
     """Yield packages that cannot be imported, each with a command that fixes it."""
     for name in ('torch', 'torchvision', 'torchaudio', 'mmengine', 'mmcv', 'mmpretrain'):
@@ -119,7 +113,9 @@ def main(args: argparse.Namespace) -> None:
         check_kernels()
         return
     versions = installed()
-    print_versions(versions)
+    print(f'aft_mm {__version__}, Python {platform.python_version()}, {platform.platform()}')
+    names = [*SHOWN, *(name for names in SAME_MODULES.values() for name in names)]
+    print(', '.join(f'{name} {versions[name]}' for name in names if name in versions))
     print(f'installed in {sys.prefix}\n')
     needed, built_for = own_requirements(), torch_requirements()
     found = list(problems(versions, platform.python_version(), needed, built_for))

@@ -70,9 +70,7 @@ def test(args: argparse.Namespace) -> None:
 
 def main(args: argparse.Namespace) -> None:
     with run_guard(), ExitStack() as stack:
-        if args.average != 1:
-            with user_errors(*DATA_ERRORS):
-                check_checkpoint(args.checkpoint)
-                weights = averaged(args.checkpoint, args.average)
-                args.checkpoint = stack.enter_context(weights)
+        with user_errors(*DATA_ERRORS):
+            weights = averaged(args.checkpoint, args.average)
+            args.checkpoint = stack.enter_context(weights)
         test(args)

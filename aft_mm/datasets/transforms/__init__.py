@@ -1,20 +1,5 @@
 """Pipeline steps; flips, crops and resizing come from mmcv and mmpretrain."""
 
-from .images import LoadRGBImage, SuperResolutionPair
-from .points import LoadPoints, PackPointCloud
-from .sequences import PackSequence, RandomValueShift
-from .speech import LoadUtterance, NormalizeFeatures, PackUtterance, SpecAugment, StackFrames
+from . import images, points, sequences, speech
 
-__all__ = [
-    'LoadPoints',
-    'LoadRGBImage',
-    'LoadUtterance',
-    'NormalizeFeatures',
-    'PackPointCloud',
-    'PackSequence',
-    'PackUtterance',
-    'RandomValueShift',
-    'SpecAugment',
-    'StackFrames',
-    'SuperResolutionPair',
-]
+__all__ = ['images', 'points', 'sequences', 'speech']

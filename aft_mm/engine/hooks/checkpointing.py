@@ -89,13 +89,10 @@ class SafeCheckpointHook(CheckpointHook):
                         f'{key} of the checkpoint, {info[key]!r:.200}, {reason} and is left alone'
                     )
                 del info[key]
-        names = {
-            step: Path(folder, self.filename_tmpl.format(step))
-            for step in info.get('keep_ckpt_ids', ())
-        }
-        if names:
+        if 'keep_ckpt_ids' in info:
+            paths = {x: Path(folder, self.filename_tmpl.format(x)) for x in info['keep_ckpt_ids']}
             info['keep_ckpt_ids'] = [
-                step for step, path in names.items() if path.is_file() and not path.is_symlink()
+                step for step, path in paths.items() if path.is_file() and not path.is_symlink()
             ]
         self.last_ckpt = info.get('last_ckpt')  # else the first best weights would not update it
         with _without_own_deprecations(runner):

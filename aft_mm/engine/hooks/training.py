@@ -195,12 +195,11 @@ class ExactResumeHook(Hook):
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if 'optimizer' not in checkpoint:
             return
-        if not runner.distributed:
-            # A validation that finds the best weights writes a checkpoint.
-            checkpoint['meta'][RANDOM_STATE] = self.before_validation or random_state()
         if runner.distributed:  # SafeCheckpointHook gathers them in all processes
             rows = getattr(runner, 'waiting_gradients', [])
         else:
+            # A validation that finds the best weights writes a checkpoint.
+            checkpoint['meta'][RANDOM_STATE] = self.before_validation or random_state()
             rows = waiting_gradients(runner)
         if rows:
             checkpoint[GRADIENTS] = rows
@@ -234,22 +233,22 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    version, numbers, gauss = state['python']
-    name, key, *others = state['numpy']
-    random.setstate((version, tuple(numbers.tolist()), gauss))
-    np.random.set_state((name, key.cpu().numpy().astype(np.uint32), *others))
-    torch.set_rng_state(state['torch'].cpu())
+    _set_generators(state, random, np.random, torch.default_generator)
     if 'cuda' in state and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(state['cuda'].cpu())
 
 
 def check_random_state(state: dict[str, Any]) -> None:
     """Raise an error of any type if :func:`set_random_state` would fail."""
+    _set_generators(state, random.Random(), np.random.RandomState(), torch.Generator())
+
+
+def _set_generators(state: dict[str, Any], python: Any, numpy: Any, of_torch: Any) -> None:
     version, numbers, gauss = state['python']
     name, key, *others = state['numpy']
-    random.Random().setstate((version, tuple(numbers.tolist()), gauss))
-    np.random.RandomState().set_state((name, key.cpu().numpy().astype(np.uint32), *others))
-    torch.Generator().set_state(state['torch'].cpu())
+    python.setstate((version, tuple(numbers.tolist()), gauss))
+    numpy.set_state((name, key.cpu().numpy().astype(np.uint32), *others))
+    of_torch.set_state(state['torch'].cpu())
 
 
 @HOOKS.register_module()
