@@ -280,6 +280,16 @@ class Op(nn.Module):
         return ops.aft_conv(None, key, value, weight, **options)
 
 
+def test_recorded_paths_take_kernels_larger_than_the_grid():
+    query, value = torch.randn(2, 2, 20, 6)
+    key, weight = torch.randn(2, 20, 3), torch.randn(3, 25, 25)
+    options = dict(grid=(4, 5), global_connectivity=False)
+    with ops.record_paths() as paths:
+        mixed = ops.aft_conv(query, key, value, weight, **options)
+    assert paths == [False]
+    torch.testing.assert_close(mixed, ops.aft_conv(query, key, value, weight, **options))
+
+
 def test_the_graph_is_valid_for_keys_unlike_the_example():
     small, value, weight = torch.randn(2, 15, 2), torch.randn(2, 15, 4), torch.randn(2, 3, 3)
     with ops.record_paths() as paths:
