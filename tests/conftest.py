@@ -57,7 +57,7 @@ LONGEST = (
     'test_adversarial/test_exact_resume.py',
     'test_ops/test_triton_interpreter.py',
     'test_integration.py',
-    'test_packaging.py',
+    'test_wheel.py',
     'test_adversarial/test_resume.py',
     'test_ops/test_inductor_offline.py',
     'test_adversarial/test_compile_and_decide.py',
@@ -68,6 +68,8 @@ LONGEST = (
     'downstream/test_configs.py',
     'downstream/test_tools.py',
 )
+# Files that build the models of all configs, which are then loaded and built once.
+CONFIG_FILES = ('test_configs', 'test_config_models', 'test_recipes', 'test_ops/test_kernel_check')
 MISSING = [name for name in ('mmdet', 'mmseg') if not importlib.util.find_spec(name)]
 collect_ignore = ['downstream'] if MISSING else []
 
@@ -76,6 +78,21 @@ def pytest_collection_modifyitems(items):
     """Put the longest files first, so that the workers of `make test` end at the same time."""
     order = {ROOT / 'tests' / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Run CONFIG_FILES in one worker of `--dist loadfile`, as if they were one file."""
+    if config.getvalue('dist') != 'loadfile':
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return 'configs' if file.removesuffix('.py').endswith(CONFIG_FILES) else file
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope='module', autouse=True)
