@@ -119,11 +119,11 @@ def test_nms_match_groups_what_nms_keeps(kind):
     assert [group[0] for group in groups] == kept.tolist()
 
 
-def test_nms_of_a_hundred_thousand_boxes():
-    boxes, scores = boxes_and_scores('random', 100_000)
-    boxes += torch.arange(100_000).remainder(1000)[:, None] * 200
+def test_nms_of_thirty_thousand_boxes():
+    boxes, scores = boxes_and_scores('random', 30_000)
+    boxes += torch.arange(30_000).remainder(1000)[:, None] * 200
     found = OURS.nms(boxes, scores, 0.5, 0)
-    assert 1000 < len(found) < 100_000
+    assert 1000 < len(found) < 30_000
     assert (scores[found].diff() <= 0).all()
 
 
