@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from ..helpers import each
 from .cases import CASES, CAUSAL_CASES, IDS, run_with_gradients
 from .test_backends import TOLERANCE, assert_close, oracle
 
 # Every offset inside a block of the smallest size, its ends and the last token.
 PLACES = [*range(34), 62]
-DTYPES = pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
+DTYPES = each('dtype', [torch.float32, torch.bfloat16])
 
 
 pytestmark = pytest.mark.usefixtures('eager')
@@ -61,7 +62,7 @@ def test_step_at_every_offset_of_a_block(case, dtype, monkeypatch):
             raise AssertionError(f'with the step at token {place}: {error}') from None
 
 
-@pytest.mark.parametrize('step', [55, 66, 69, 71, -62, -69, -71])
+@each('step', [55, 66, 69, 71, -62, -69, -71])
 @pytest.mark.parametrize('case', CASES, ids=IDS)
 def test_both_sides_of_the_limit_of_the_fast_path(case, step, monkeypatch):
     """Denominators may be e^-70, and their gradients must not overflow."""
@@ -71,7 +72,7 @@ def test_both_sides_of_the_limit_of_the_fast_path(case, step, monkeypatch):
     compare(case, with_key(tensors, key), monkeypatch)
 
 
-@pytest.mark.parametrize(
+@each(
     'size, spike',
     [(-2.9, 0), (-2.9, 50), (-3.1, 0), (-3.1, 50), (25, 50), (-25, 0), (29, 0), (29, 50), (31, 50)],
 )
@@ -125,7 +126,7 @@ def test_suppressed_spike(case, dtype, monkeypatch):
     compare(case, with_key(tensors, key)[:3] + bias, monkeypatch, dtype)
 
 
-@pytest.mark.parametrize('key_scale', [1, 1000])
+@each('key_scale', [1, 1000])
 @pytest.mark.parametrize('case', CASES, ids=IDS)
 def test_padding_may_be_nan_or_inf(case, key_scale, monkeypatch):
     """Hidden NaN and inf change nothing and get a gradient of 0; if all is hidden, y is 0."""
