@@ -310,8 +310,9 @@ def nodes_of(function, *inputs):
     return torch.compile(function, fullgraph=True, backend=backend)(*inputs), names
 
 
-@each('scale', [1, 200])
-@DTYPES
+# The graph does not depend on the instructions.
+@pytest.mark.parametrize('loops', [HERE], indirect=True)
+@each('dtype, scale', [(torch.float32, 1), (torch.float32, 200), (torch.bfloat16, 200)])
 def test_compiled_inference_calls_the_loops(dtype, scale, monkeypatch):
     """Also for keys and biases that need the safe path."""
     grid = 4, 5
