@@ -18,7 +18,7 @@ KILL = {'KILL_AFTER': '15'}
 # Config, time of the kill, and the checkpoint from which the run resumes. More tasks and moments:
 # test_adversarial/test_exact_resume.py.
 KILLED = [
-    ('tiny_text', {'KILL_SAVING': '3'}, 'epoch_2.pth'),
+    pytest.param('tiny_text', {'KILL_SAVING': '3'}, 'epoch_2.pth', marks=pytest.mark.adversarial),
     ('tiny_clouds', KILL, 'epoch_2.pth'),
 ]
 # Imports all of aft_mm, runs scripts with their arguments, and prints what used the network, without
