@@ -117,7 +117,6 @@ def check(python: Path, folder: Path) -> dict[str, dict[str, Any]]:
         env={
             **os.environ,
             'OMP_NUM_THREADS': '1',
-            'EXACT_RESUME_MOMENTS': '1',
             'PATH': f'{python.parent}:{os.environ["PATH"]}',
         },
     )

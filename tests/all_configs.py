@@ -97,5 +97,5 @@ def _build(path: Path) -> nn.Module:
 
 
 def model_settings(config: Config) -> dict:
-    """Return the model part with the data preprocessor that mmengine would add."""
-    return {'data_preprocessor': config.get('data_preprocessor'), **config.model}
+    """Return a copy of the model part with the data preprocessor that mmengine would add."""
+    return deepcopy({'data_preprocessor': config.get('data_preprocessor'), **config.model})

@@ -51,22 +51,30 @@ RUN_IMPORTS += [
 ]
 RUN_IMPORTS += [f'aft_mm.{name}' for name in ('apis', 'datasets', 'engine', 'evaluation', 'models')]
 RUN_IMPORTS += ['mmengine._strategy', 'torch.utils.tensorboard']
-# Files that take more than 20 s, the longest first.
+# Files that take more than 15 s, the longest first; CONFIG_FILES are one of them.
 LONGEST = (
     'test_adversarial/test_exact_resume.py',
     'test_ops/test_triton_interpreter.py',
-    'test_integration.py',
-    'test_packaging.py',
-    'test_adversarial/test_resume.py',
-    'test_ops/test_inductor_offline.py',
-    'test_adversarial/test_compile_and_decide.py',
     'test_config_models.py',
     'test_export.py',
-    'test_configs.py',
+    'test_integration.py',
+    'test_ops/test_inductor_offline.py',
+    'test_wheel.py',
     'test_ops/test_compiled_training.py',
+    'test_adversarial/test_compile_and_decide.py',
+    'test_adversarial/test_resume.py',
     'downstream/test_configs.py',
     'downstream/test_tools.py',
+    'test_benchmarks.py',
+    'test_tools.py',
+    'test_translation_run.py',
+    'test_ops/test_numerics.py',
+    'test_ops/test_selftest.py',
+    'test_engine/test_distributed.py',
 )
+# Files that build the models of all configs, which are then loaded and built once.
+CONFIG_FILES = 'test_configs', 'test_config_models', 'test_recipes', 'test_runtimes'
+CONFIG_FILES += ('test_ops/test_kernel_check',)
 MISSING = [name for name in ('mmdet', 'mmseg') if not importlib.util.find_spec(name)]
 collect_ignore = ['downstream'] if MISSING else []
 
@@ -77,11 +85,31 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Run CONFIG_FILES in one worker of `--dist loadfile`, as if they were one file."""
+    if config.getvalue('dist') != 'loadfile':
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return 'configs' if file.removesuffix('.py').endswith(CONFIG_FILES) else file
+
+    return Scheduling(config, log)
+
+
 @pytest.fixture(scope='module', autouse=True)
 def frozen_imports():
     """Exempt what is loaded from garbage collection, which datasets and compilers often start."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope='session', autouse=True)

@@ -23,6 +23,7 @@ from aft_mm.datasets.utterances import frames_needed
 from aft_mm.tokenizers import TextUnits
 
 from .all_configs import ROOT, build_model, configs_of, fields, load_config
+from .helpers import each
 from .parallel_data import MISSING, REASON
 
 FOLDERS = sorted(path.parent for path in ROOT.glob('configs/*/metafile.yml'))
@@ -226,10 +227,10 @@ class TestFiles:
 
 
 class TestNames:
-    @pytest.mark.parametrize(
-        'name', [name for name in PATHS if not name.startswith(('bi-lstm', 'tdnn'))]
-    )
+    @every_config
     def test_mixer(self, name):
+        if name.startswith(('bi-lstm', 'tdnn')):
+            return
         field, task = fields(name), TASK[name]
         mixer = dict(main_part(load(name).model).token_mixer)
         heads, rank = mixer.pop('num_heads', None), mixer.pop('rank', 'no bias')
@@ -336,7 +337,7 @@ class TestNames:
 
 
 class TestData:
-    @pytest.mark.parametrize('name', CLASSIFIERS)
+    @each('name', CLASSIFIERS)
     def test_images_with_a_class(self, name, tmp_path):
         field, config = fields(name), load(name)
         data, _, size = field['data'].partition('-')

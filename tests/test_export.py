@@ -166,18 +166,19 @@ def save(folder, text):
 
 @needs_onnx
 @pytest.mark.parametrize(
-    'mixer',
+    'mixer, layers',
     [
-        "dict(type='aft_mm.AFTLocal', window=4, rank=3)",
-        "dict(type='aft_mm.SoftmaxAttention', num_heads=3)",
+        ("dict(type='aft_mm.AFTLocal', window=4, rank=3)", 1),
+        ("dict(type='aft_mm.SoftmaxAttention', num_heads=3)", 2),
     ],
     ids=['local', 'softmax'],
 )
-def test_a_loop_without_torch_continues_prompts_like_the_model(mixer, tool, tmp_path):
+def test_a_loop_without_torch_continues_prompts_like_the_model(mixer, layers, tool, tmp_path):
     import onnxruntime
 
     values = 'num_classes=11'
     text = DECODER.format(mixer=mixer, head='CategoricalHead', values=values)
+    text = text.replace('num_layers=2', f'num_layers={layers}')
     config, checkpoint, model = save(tmp_path, text)
     tool.main([config, checkpoint, str(tmp_path / 'model.onnx'), '--steps'])
     sessions = [

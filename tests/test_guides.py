@@ -1,8 +1,6 @@
-"""The examples of docs/tasks/ do what the text says, and the guides' commands run from the wheel."""
+"""The examples of docs/tasks/ do what the text says; their commands run in test_wheel.py."""
 
-import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,53 +12,9 @@ from mmengine.registry import DATASETS, MODELS, init_default_scope
 from PIL import Image
 from scipy.spatial import cKDTree
 
-from .documents import ROOT, commands
-from .test_packaging import elsewhere, wheel  # noqa: F401, an environment without the checkout
+from .documents import ROOT
 
 GUIDES = sorted(path.stem for path in (ROOT / 'docs/tasks').glob('*.md'))
-#: Parses every command and builds the model of each config, with the wheel.
-PARSE_AND_BUILD = """
-import argparse, json, sys
-from pathlib import Path
-from unittest.mock import patch
-import torch
-from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
-from aft_mm.cli.main import main
-from aft_mm.config.finding import find_config, install_root
-from aft_mm.config.reading import read_config
-
-class Parsed(Exception):
-    pass
-
-def stops(original):
-    def parse(self, args=None, namespace=None):
-        original(self, args, namespace)
-        raise Parsed
-    return parse
-
-given = json.loads(Path('guides.json').read_text())
-for name in ('parse_args', 'parse_intermixed_args'):
-    original = getattr(argparse.ArgumentParser, name)
-    patch.object(argparse.ArgumentParser, name, stops(original)).start()
-for words in given['commands']:
-    try:
-        main(words)
-    except Parsed:
-        continue
-    raise SystemExit(f'not parsed: {words}')
-patch.stopall()
-for number, text in enumerate(given['configs']):
-    Path(f'config{number}.py').write_text(text)
-configs = [Config.fromfile(f'config{n}.py', import_custom_modules=False)
-           for n in range(len(given['configs']))]
-configs += [read_config(find_config(name)) for name in given['names']]
-for config in configs:
-    config.model.pop('pretrained', None)
-    with torch.device('meta'), DefaultScope.overwrite_default_scope(config.default_scope):
-        MODELS.build(config.model)
-print(len(given['commands']), len(configs), install_root())
-"""
 
 
 def python_blocks(guide):
@@ -205,52 +159,3 @@ def test_guide_for_own_speech(guide):
     batch = model.data_preprocessor({key: [value] for key, value in sample.items()}, False)
     assert model(**batch, mode='loss')['loss'].isfinite()
     assert model.encoder.max_length == 800
-
-
-def test_guides_need_no_clone(elsewhere, root):  # noqa: F811
-    folder, call = elsewhere
-    words = [
-        command.words[1:]
-        for page in (*(f'docs/tasks/{guide}.md' for guide in GUIDES), 'docs/get_started.md')
-        for command in commands(page)
-        if command.words[0] == 'aft_mm'
-    ]
-    others = {
-        command.words[0] for guide in GUIDES for command in commands(f'docs/tasks/{guide}.md')
-    }
-    assert others <= {'aft_mm', 'pip', 'find', 'cat', 'export'}
-    named = {word for each in words for word in each if '_1xb' in word and '.' not in word}
-    configs = [
-        block
-        for guide in GUIDES
-        for block in python_blocks(guide)
-        if block.startswith('_base_') and (find_spec('mmdet') or 'mmdet' not in block)
-    ]
-    if not find_spec('mmdet'):
-        named = {name for name in named if not name.startswith(('retinanet', 'fcn'))}
-    content = dict(commands=words, names=sorted(named), configs=configs)
-    (folder / 'guides.json').write_text(json.dumps(content))
-    done = call('python', '-c', PARSE_AND_BUILD)
-    assert done.returncode == 0, done.stderr[-2000:]
-    parsed, built, place = done.stdout.split()[-3:]
-    assert int(parsed) == len(words) > 60 and int(built) == len(named) + len(configs) > 10
-    assert place.endswith('aft_mm/.mim') and not place.startswith(str(root))
-
-
-@pytest.mark.slow
-def test_the_notebook_runs_from_the_wheel(elsewhere):  # noqa: F811
-    folder, call = elsewhere
-    cells = json.loads((ROOT / 'docs/tutorials/own_images.ipynb').read_text())['cells']
-    code = [
-        ''.join(cell['source'])
-        for cell in cells
-        if cell['cell_type'] == 'code' and 'install' not in cell['metadata'].get('tags', ())
-    ]
-    text = '\n'.join(code).replace('max_epochs=40', 'max_epochs=5')
-    assert text.count('max_epochs=5') == 1
-    done = call('python', '-c', text)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert 'digits: 250 images of 5 classes, 64 x 64 pixels' in done.stdout
-    lines = (folder / 'predictions/predictions.csv').read_text().splitlines()
-    names = [line.split(',')[0] for line in lines[1:]]
-    assert names[:2] == ['new_digits/0-50.png', 'new_digits/0-51.png'] and len(names) == 10

@@ -4,6 +4,7 @@ import functools
 import json
 import re
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,33 @@ KILL = {'KILL_AFTER': '15'}
 # Config, time of the kill, and the checkpoint from which the run resumes. More tasks and moments:
 # test_adversarial/test_exact_resume.py.
 KILLED = [
-    ('tiny_text', {'KILL_SAVING': '3'}, 'epoch_2.pth'),
+    pytest.param('tiny_text', {'KILL_SAVING': '3'}, 'epoch_2.pth', marks=pytest.mark.adversarial),
     ('tiny_clouds', KILL, 'epoch_2.pth'),
 ]
+# Imports all of aft_mm, runs scripts with their arguments, and prints what used the network, without
+# and with a request.
+WATCHED = """
+import importlib, json, pkgutil, runpy, sys
+
+met = []
+EVENTS = ('socket.connect', 'socket.getaddrinfo', 'socket.gethostbyname', 'socket.sendto',
+          'urllib.Request')
+sys.addaudithook(lambda event, args: met.append(event) if event in EVENTS else None)
+
+import aft_mm
+for module in pkgutil.walk_packages(aft_mm.__path__, 'aft_mm.'):
+    # Modules that wrap optional packages.
+    if not {'triton', 'timm', 'transformers', '__main__'} & set(module.name.split('.')):
+        importlib.import_module(module.name)
+for sys.argv in json.loads(sys.argv[1]):
+    runpy.run_path(sys.argv[0], run_name='__main__')
+print(json.dumps(met))
+import urllib.request
+try:
+    urllib.request.urlopen('http://127.0.0.1:9', timeout=1)
+except OSError:
+    print(json.dumps(met))
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -78,16 +103,26 @@ def unkilled(train):
 
 
 @pytest.fixture
-def resumed(train):
-
-    def call(name, kill, checkpoint):
-        folder, result = train(name, env=kill)
-        assert result.returncode == -signal.SIGKILL
-        assert Path((folder / 'last_checkpoint').read_text()).name == checkpoint
-        # One uses other hash values than the run that it is compared with.
-        _, result = train(name, '--resume', folder=folder, fresh=name == 'tiny_text')
+def resume(train, run, root, config):
+    def call(name, folder):
+        if name != 'tiny_text':
+            result = train(name, '--resume', folder=folder)[1]
+            assert result.returncode == 0, result.stderr
+            return
+        # A new process, with other hash values than the run that it is compared with. It also trains
+        # a classifier, and nothing uses the network.
+        (folder / 'script.py').write_text(WATCHED)
+        script = str(root / 'tools/train.py')
+        digits = '--work-dir work --cfg-options train_cfg.max_epochs=1 param_scheduler=None'.split()
+        words = [
+            [script, config(name), '--amp', '--work-dir', '.', '--resume'],
+            [script, config('tiny_without_chance'), *digits, 'train_dataloader.num_workers=0'],
+        ]
+        result = run(sys.executable, 'script.py', json.dumps(words), cwd=folder)
         assert result.returncode == 0, result.stderr
-        return folder
+        assert (folder / 'work/epoch_1.pth').exists()
+        before, after = map(json.loads, result.stdout.splitlines()[-2:])
+        assert before == [] and 'socket.connect' in after  # which shows that it would be seen
 
     return call
 
@@ -107,8 +142,8 @@ def two_processes(run, root, config, tmp_path_factory):
     folder = tmp_path_factory.mktemp('two')
     name = config('tiny_without_chance')
     words = '--work-dir . --cfg-options train_dataloader.batch_size=8'.split()
-    script = root / 'tools/dist_train.sh'
-    result = run('bash', script, name, 2, *words, cwd=folder, env={**KILL, 'KILL_RANK': '1'})
+    launch = root / 'tools/launch.py', 'train', name, 2  # what dist_train.sh calls
+    result = run(*launch, *words, cwd=folder, env={**KILL, 'KILL_RANK': '1'})
     assert result.returncode == 1 and (folder / 'epoch_2.pth').exists(), result.stderr
     assert 'FAILED' in result.stderr
     last = result.stderr.splitlines()[-1]
@@ -121,8 +156,11 @@ def two_processes(run, root, config, tmp_path_factory):
 
 
 @pytest.mark.parametrize(('name', 'kill', 'checkpoint'), KILLED)
-def test_resume_after_a_kill_is_bit_identical(unkilled, resumed, name, kill, checkpoint):
-    one, other = unkilled(name), resumed(name, kill, checkpoint)
+def test_resume_after_a_kill_is_bit_identical(train, unkilled, resume, name, kill, checkpoint):
+    one, (other, result) = unkilled(name), train(name, env=kill)
+    assert result.returncode == -signal.SIGKILL
+    assert Path((other / 'last_checkpoint').read_text()).name == checkpoint
+    resume(name, other)
     assert len(losses(one)) == 18 and losses(one) == losses(other)
     one, other = load(one / 'epoch_3.pth'), load(other / 'epoch_3.pth')
     for part in ('state_dict', 'ema_state_dict', 'optimizer', 'param_schedulers'):

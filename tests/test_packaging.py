@@ -1,19 +1,10 @@
-"""Wheel, metadata, dependencies and lock files."""
+"""Dependencies, lock files, and the checks of a release; the wheel is in test_wheel.py."""
 
 import ast
-import os
-import platform
 import re
-import shutil
-import subprocess
 import sys
-import sysconfig
-import tarfile
 import tomllib
-import zipfile
-from email import message_from_string
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
-from pathlib import Path
 
 import pytest
 import yaml
@@ -21,44 +12,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-import aft_mm
-from aft_mm.cli.commands.quickstart import NAME as QUICKSTART
-from aft_mm.cli.environment import PYTHON
-
 from .helpers import load_script
 
 licenses = load_script('requirements/licenses')
-CARRIED = '*.py', '*.html', '*.js', '*.cpp', '*.h', 'py.typed'
-
-
-def build_wheel(root, folder, **environment):
-    words = f'-q egg_info -e {folder} build -b {folder}/build --build-lib {folder}/lib '
-    words += f'bdist_wheel -d {folder} -b {folder}/bdist'
-    command = [sys.executable, 'setup.py', *words.split()]
-    environment = {**os.environ, **environment}
-    done = subprocess.run(
-        command, cwd=root, check=True, capture_output=True, text=True, env=environment
-    )
-    (path,) = folder.glob('*.whl')
-    with zipfile.ZipFile(path) as file:
-        names = file.namelist()
-        (name,) = [name for name in names if name.endswith('/METADATA')]
-        return path, names, message_from_string(file.read(name).decode()), done.stderr
-
-
-@pytest.fixture(scope='module')
-def wheel(root, tmp_path_factory):
-    """A wheel with the C++ loops; those of the checkout are reused if they are up to date."""
-    folder = tmp_path_factory.mktemp('wheel')
-    (folder / 'lib/aft_mm/ops/native').mkdir(parents=True)
-    for path in (root / 'aft_mm/ops/native').glob('loops.*'):
-        shutil.copy(path, folder / 'lib/aft_mm/ops/native')
-    return build_wheel(root, folder)
-
-
-@pytest.fixture(scope='module')
-def pure_wheel(root, tmp_path_factory):
-    return build_wheel(root, tmp_path_factory.mktemp('pure'), CC='false', CXX='false')
 
 
 def files_below(folder, *patterns):
@@ -68,94 +24,6 @@ def files_below(folder, *patterns):
         for path in folder.rglob(pattern)
         if path.is_file() and '__pycache__' not in path.parts
     }
-
-
-def test_the_wheel_has_every_module_and_the_files_for_mim(wheel, root):
-    names = {name for name in wheel[1] if '.dist-info/' not in name}
-    package = files_below(root / 'aft_mm', *CARRIED)
-    carried = files_below(root / 'configs', '*') | files_below(root / 'tools', '*')
-    loops = {name for name in names if name.endswith(('.so', '.so.sha256'))}
-    found = {Path(name).name.split('.')[1] for name in loops}  # one for each set of instructions
-    assert found == {'any', 'avx2', 'avx512'} if platform.machine() == 'x86_64' else {'any'}
-    assert {f'{name}.sha256' for name in loops if name.endswith('.so')} <= loops
-    carried |= {root / 'model-index.yml'}
-    assert names - loops == {path.relative_to(root).as_posix() for path in package} | {
-        f'aft_mm/.mim/{path.relative_to(root).as_posix()}' for path in carried
-    }
-
-
-def test_metadata(wheel):
-    path, _, metadata, warnings = wheel
-    assert 'C++ loops' not in warnings
-    # The wheel depends on the processor but not on the Python version.
-    system = sysconfig.get_platform().replace('-', '_')
-    assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-{system}.whl'
-    assert metadata['Version'] == aft_mm.__version__
-    assert SpecifierSet(metadata['Requires-Python']) == PYTHON
-    # What is stated for each Python is stated once for all.
-    stated = re.findall(r'Python :: (3[.]\d+)', '\n'.join(metadata.get_all('Classifier')))
-    assert stated == [f'3.{minor}' for minor in range(20) if PYTHON.contains(f'3.{minor}')]
-    assert {'dev', 'downstream', 'export'} < set(metadata.get_all('Provides-Extra'))
-
-
-def test_a_wheel_without_loops_is_for_every_platform(wheel, pure_wheel):
-    path, names, _, warnings = pure_wheel
-    assert path.name == f'aft_mm-{aft_mm.__version__}-py3-none-any.whl'
-    assert 'without the C++ loops, AFT-conv and AFT-simple are several times slower' in warnings
-    others = {name for name in wheel[1] if not name.endswith(('.so', '.so.sha256'))}
-    assert set(names) == others
-    with zipfile.ZipFile(path) as file:
-        (name,) = [name for name in names if name.endswith('/WHEEL')]
-        assert b'Root-Is-Purelib: true\nTag: py3-none-any\n' in file.read(name)
-
-
-def test_the_package_page_has_the_links_of_the_readme(wheel, root):
-    metadata = wheel[2]
-    assert metadata['Description-Content-Type'] == 'text/markdown'
-    urls = dict(text.split(', ') for text in metadata.get_all('Project-URL'))
-    links = re.findall(r'(!?)\[[^]]*\]\((.+?)\)', metadata.get_payload())
-    tag = 'main' if 'dev' in aft_mm.__version__ else f'v{aft_mm.__version__}'
-    assert len(links) > 30 and urls.keys() >= {'Source', 'Documentation', 'Changelog', 'Issues'}
-    for picture, link in links:
-        if not link.startswith('https://arxiv.org/'):
-            start = f'{urls["Source"]}/{"raw" if picture else "blob"}/{tag}/'
-            assert link.startswith(start), link
-            assert (root / link.removeprefix(start).partition('#')[0]).is_file(), link
-
-
-def test_the_sdist_has_every_file_of_the_checkout(wheel, root):
-    if not (root / '.git').exists():
-        pytest.skip('an unpacked sdist has no list of the files of the checkout')
-    tracked = subprocess.run(
-        ['git', 'ls-files', '--cached'], cwd=root, check=True, capture_output=True, text=True
-    )
-    sources = (wheel[0].parent / 'aft_mm.egg-info/SOURCES.txt').read_text().splitlines()
-    expected = {name for name in tracked.stdout.splitlines() if (root / name).exists()}
-    assert expected == {name for name in sources if 'egg-info/' not in name}
-
-
-def test_release_files_are_checked(wheel, pure_wheel, root, tmp_path):
-    check = load_script('packaging/check_files').check
-    name = f'aft_mm-{aft_mm.__version__}'
-    linux = tmp_path / f'{name}-py3-none-manylinux_2_17_{platform.machine()}.whl'
-    shutil.copy2(wheel[0], linux)
-    shutil.copy2(pure_wheel[0], tmp_path)
-    with tarfile.open(tmp_path / f'{name}.tar.gz', 'w:gz') as file:
-        for path in files_below(root / 'aft_mm', *CARRIED):
-            file.add(path, f'{name}/{path.relative_to(root)}')
-    check(tmp_path)
-    shutil.copy2(pure_wheel[0], linux)
-    with pytest.raises(ValueError, match=r'must have loops for .*any.*, got \[\]'):
-        check(tmp_path)
-    with zipfile.ZipFile(wheel[0]) as source, zipfile.ZipFile(linux, 'w') as target:
-        for entry in source.namelist():
-            damaged = b'0' if entry.endswith('.so.sha256') else source.read(entry)
-            target.writestr(entry, damaged)
-    with pytest.raises(ValueError, match='[.]so must have its sha256 next to it'):
-        check(tmp_path)
-    linux.unlink()
-    with pytest.raises(ValueError, match='the files must be .*manylinux.*, got aft_mm'):
-        check(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -246,60 +114,6 @@ def test_imports_are_declared_as_dependencies(root):
     assert len(modules) > 30 and not missing
 
 
-@pytest.fixture(scope='module')
-def elsewhere(wheel, tmp_path_factory):
-    """Return a function that runs commands in a new environment with the wheel.
-
-    It shares the heavy packages of this environment. The checkout is not on its path.
-    """
-    folder = tmp_path_factory.mktemp('elsewhere')
-    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', folder / 'venv'], check=True)
-    words = f'-m pip --python {folder}/venv/bin/python install -q --no-deps --no-index {wheel[0]}'
-    subprocess.run([sys.executable, *words.split()], check=True, capture_output=True)
-    # After the installation, so that pip sees no other aft_mm. Its .pth files are not read.
-    (packages,) = folder.glob('venv/lib/python*/site-packages')
-    (packages / 'heavy.pth').write_text(f'{sysconfig.get_path("purelib")}\n')
-
-    environment = {**os.environ, 'OMP_NUM_THREADS': '1'}
-    for name in ('PYTHONPATH', 'VIRTUAL_ENV', 'AFT_MM_DATA'):
-        environment.pop(name, None)
-
-    def call(command, *words):
-        words = [folder / 'venv/bin' / command, *words]
-        options = dict(cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-        return subprocess.run(words, **options)
-
-    return folder, call
-
-
-@pytest.mark.slow
-def test_the_quickstart_from_a_wheel(elsewhere, root):
-    """Trains, tests and plots without a checkout."""
-    folder, call = elsewhere
-    words = 'quickstart --work-dir out --cfg-options train_cfg.max_epochs=1 param_scheduler=None'
-    done = call('aft_mm', *words.split(), 'train_dataloader.dataset.indices=128')
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r'^accuracy: +\d+[.]\d\d % of the held-out fifth$', done.stdout, re.M)
-    assert re.search(r'^next: +source venv/bin/activate', done.stdout, re.M)
-    assert 'native backend used for aft_conv' in done.stdout + done.stderr
-    for name in ('epoch_1.pth', 'metrics.json', 'position_bias.png'):
-        assert (folder / 'out' / name).stat().st_size
-    assert str(root) not in done.stdout + done.stderr  # nothing was loaded from the checkout
-
-
-def test_the_configs_of_a_wheel_are_listed(elsewhere, root):
-    _, call = elsewhere
-    done = call('aft_mm', 'list', 'quickstart', '--measured')
-    assert 'Top 1 Accuracy 98.1' in done.stdout and done.returncode == 0, done.stderr
-    configs = {path.stem for path in (root / 'configs').rglob('*.py') if '_base_' not in path.parts}
-    assert set(call('aft_mm', 'list', '--names').stdout.split()) == configs
-    wrong = QUICKSTART.replace('digits', 'xdigits')
-    closest = call('aft_mm', 'train', wrong)
-    assert closest.stderr == (
-        f"Error: config '{wrong}' does not exist; did you mean {QUICKSTART}?\n"
-    )
-
-
 def test_every_pin_has_hashes_and_make_requires_them(root):
     for name in ('lock', 'dev', 'downstream', 'mmcv', 'docs', 'release', 'transformers', 'demo'):
         pins = re.split(r'\n(?=\S)', (root / f'requirements/{name}.txt').read_text())
@@ -353,27 +167,3 @@ def test_licenses_of_all_dependencies(root, capsys):
     assert len(lines) > 90 and 'BSD' in lines['torch'] and 'Apache' in lines['mmengine']
     unstated = {name for name, line in lines.items() if 'not stated' in line}
     assert unstated <= {'cuda-toolkit'}  # only dependencies
-
-
-@pytest.mark.parametrize(
-    'locks, extras',
-    [('lock dev', ' dev analysis export text speech timm'), ('downstream', 'downstream')],
-)
-def test_locks_are_within_the_ranges(wheel, root, locks, extras):
-    pins = [
-        pin for name in locks.split() for pin in licenses.pins(root / f'requirements/{name}.txt')
-    ]
-    checked = set()
-    for requirement in map(Requirement, wheel[2].get_all('Requires-Dist')):
-        marker = requirement.marker
-        if locks == 'downstream' and not marker or requirement.name == 'aft_mm':
-            continue
-        if marker and not any(marker.evaluate({'extra': extra}) for extra in extras.split(' ')):
-            continue
-        found = [pin for pin in pins if pin.name == requirement.name]
-        assert found, requirement.name
-        for pin in found:
-            (specifier,) = pin.specifier
-            assert requirement.specifier.contains(specifier.version), (str(requirement), str(pin))
-        checked.add(requirement.name)
-    assert checked >= ({'mmdet', 'mmsegmentation'} if locks == 'downstream' else {'torch', 'timm'})

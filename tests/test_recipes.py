@@ -10,21 +10,20 @@ from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import MODELS, PARAM_SCHEDULERS, init_default_scope
 
-CONFIGS = Path(__file__).parents[1] / 'configs'
-LEAVES = CONFIGS / 'image_classification'
+from .all_configs import ROOT, load_config
 
 
 def load(name):
-    return Config.fromfile(LEAVES / f'{name}.py')
+    return load_config(ROOT / f'configs/image_classification/{name}.py')
 
 
 def test_no_config_adds_weight_decay_to_the_gradient_of_adam():
     """Decay of 0.1 or 0.5 in Adam's gradient collapses the weights; AdamW decouples the two."""
     checked = 0
-    for path in CONFIGS.rglob('*.py'):
+    for path in (ROOT / 'configs').rglob('*.py'):
         if '_base_' in path.parts or path.parent.name in ('detection', 'segmentation', 'own_data'):
             continue  # hosts may be missing; their configs inherit the same schedules or those of mmdet
-        optimizer = Config.fromfile(path).optim_wrapper.optimizer
+        optimizer = load_config(path).optim_wrapper.optimizer
         coupled = optimizer.type in ('Adam', 'RAdam', 'NAdam', 'Adagrad', 'RMSprop')
         assert not (coupled and optimizer.get('weight_decay')), path
         checked += 1

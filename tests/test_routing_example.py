@@ -19,11 +19,6 @@ from oracle import test_instances as make_instances  # noqa: E402
 N = 6
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize('mixer', MIXERS)
 def test_all_steps_at_once_equal_one_after_the_other(mixer):
     model, points = TourModel(mixer, 16, 2).double(), torch.rand(2, N, 2).double()

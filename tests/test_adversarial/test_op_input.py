@@ -6,6 +6,7 @@ import torch
 
 from aft_mm import ops
 
+from ..helpers import each
 from ..test_ops.cases import CASES
 from .names import short
 
@@ -34,10 +35,6 @@ def values():
     yield torch.nested.nested_tensor([numbers[0], numbers[1]], layout=torch.jagged)
 
 
-def name_of(value):
-    return f'{type(value).__name__} {getattr(value, "dtype", "")} {getattr(value, "layout", "")}'
-
-
 PARAMETERS = dict(
     aft_full=('position_bias',),
     aft_full_batched=('position_bias',),
@@ -47,7 +44,7 @@ PARAMETERS = dict(
 )
 
 
-@pytest.mark.parametrize('value', list(values()), ids=name_of)
+@each('value', list(values()))
 @pytest.mark.parametrize('op', OPS)
 def test_tensors_of_every_op(op, value):
     case = OPS[op]

@@ -5,6 +5,7 @@ import torch
 
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
+from ..helpers import each
 from ..test_ops.cases import CASES, CAUSAL_CASES, run_with_gradients
 from ..test_ops.test_backends import assert_close
 
@@ -19,12 +20,7 @@ def names(case):
     return case.name
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-@pytest.mark.parametrize('scale', [1, 100], ids=['fast', 'safe'])
+@each('scale', [1, 100])
 @pytest.mark.parametrize('case', VARIED, ids=names)
 def test_second_derivatives(case, scale):
     """Compared with differences of gradients."""
@@ -54,7 +50,7 @@ def test_second_derivatives(case, scale):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize('scale', [1, 100], ids=['fast', 'safe'])
+@each('scale', [1, 100])
 @pytest.mark.parametrize('case', VARIED, ids=names)
 def test_torch_func(case, scale):
     """vmap of an op and of its gradient are those of a loop; torch.func.grad is autograd's."""
@@ -81,8 +77,8 @@ def test_torch_func(case, scale):
             torch.testing.assert_close(ours[i], theirs)
 
 
-@pytest.mark.parametrize('number', [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize('which', [1, 2], ids=['key', 'value'])
+@each('number', [torch.nan, torch.inf, -torch.inf])
+@each('which', [1, 2])
 @pytest.mark.parametrize('case', CAUSAL_CASES, ids=names)
 def test_what_is_no_number_leaves_the_rows_before_it_alone(case, which, number):
     tensors = [x.detach() for x in case.inputs(dtype=torch.float32)]
@@ -106,7 +102,7 @@ def test_keys_as_large_as_float32_holds(case):
     assert all(part.isfinite().all() for part in run_with_gradients(case, tensors))
 
 
-@pytest.mark.parametrize('size', [1e8, 1e12, 1e16, 1e30])
+@each('size', [1e8, 1e12, 1e16, 1e30])
 @pytest.mark.parametrize('case', CASES, ids=names)
 def test_biases_count_next_to_any_finite_key(case, size, monkeypatch):
     """At keys of 1e16 the float32 sum key + w loses w.
@@ -126,7 +122,7 @@ def test_biases_count_next_to_any_finite_key(case, size, monkeypatch):
         assert_close(got, expected, 1e-5, floor=1.0)
 
 
-@pytest.mark.parametrize('size', [87.0, 88.0, 120.0, 600.0])
+@each('size', [87.0, 88.0, 120.0, 600.0])
 @pytest.mark.parametrize('case', [case for case in CASES if case.parameters], ids=names)
 def test_batch_in_which_every_key_is_hidden(case, size):
     """From w = 88 on, e^w is infinite in float32, and 0 · e^w NaN."""

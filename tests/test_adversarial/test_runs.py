@@ -109,20 +109,18 @@ def test_nohup_keeps_its_meaning(hangup):
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
 
-def test_few_open_files_do_not_hang(root, config, tmp_path):
+def test_few_open_files_do_not_hang(run, root, config, tmp_path):
     """A batch of two workers has more tensors than the process may have open files."""
-    command = [sys.executable, root / 'tools/train.py', config('tiny_without_chance')]
-    options = ['num_workers=2', 'batch_size=48', 'dataset.indices=192']
-    done = subprocess.run(
-        ['bash', '-c', 'ulimit -n 100 && exec "$@"', 'bash', *command]
-        + ['--work-dir', '.', '--cfg-options', 'train_cfg.max_epochs=1']
-        + [f'train_dataloader.{option}' for option in options],
-        cwd=tmp_path,
-        env=dict(os.environ, PYTHONPATH=f'{root / "tests/configs"}:{root}', OMP_NUM_THREADS='1'),
-        capture_output=True,
-        text=True,
-        timeout=120,
+    (tmp_path / 'script.py').write_text(
+        'import resource, runpy, sys\n'
+        'resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n'
+        'sys.argv = sys.argv[1:]\n'
+        'runpy.run_path(sys.argv[0], run_name="__main__")\n'
     )
+    words = 'script.py', root / 'tools/train.py', config('tiny_without_chance'), '--work-dir', '.'
+    options = ['num_workers=2', 'batch_size=48', 'dataset.indices=192']
+    options = 'train_cfg.max_epochs=1', *(f'train_dataloader.{option}' for option in options)
+    done = run(*words, '--cfg-options', *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert Path(tmp_path, 'epoch_1.pth').exists()
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from ..helpers import each
 from .mixer_cases import (
     CAUSAL,
     GRIDS,
@@ -22,7 +23,7 @@ WITH_MEMORY = [name for name in MIXERS if mixer_class(name).takes_memory]
 WITH_PREFIX_TOKENS = [name for name in MIXERS if mixer_class(name).takes_prefix_tokens]
 every_causal_mixer = pytest.mark.parametrize('name', CAUSAL)
 every_stepped_mixer = pytest.mark.parametrize('name', STEPPED)
-every_grid = pytest.mark.parametrize('grid', GRIDS, ids=str)
+every_grid = each('grid', GRIDS)
 # A mixer, and whether it is causal.
 WAYS = [(name, False) for name in MIXERS] + [(name, True) for name in CAUSAL]
 way_ids = {False: 'all', True: 'causal'}
@@ -80,7 +81,7 @@ def test_weights_sum_to_one(name, grid, causal):
     torch.testing.assert_close(mixer(x), mixer.proj(gate * mixer.value.bias))
 
 
-@pytest.mark.parametrize('lengths', [None, (0, 3), (1, 1), (6, 2)], ids=str)
+@each('lengths', [None, (0, 3), (1, 1), (6, 2)])
 @every_grid
 @every_stepped_mixer
 def test_steps_equal_the_parallel_forward(name, grid, lengths):

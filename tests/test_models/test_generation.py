@@ -6,10 +6,11 @@ import torch
 from aft_mm.models import generate
 
 from ..errors import refuses
+from ..helpers import each
 from .sequence_models import MIXERS, D, decoder, mixer, model, tokens
 
 every_mixer = pytest.mark.parametrize('name', MIXERS)
-every_grid = pytest.mark.parametrize('grid', [(12,), (2, 6)], ids=str)
+every_grid = each('grid', [(12,), (2, 6)])
 LENGTHS = (5, 1, 9)
 PIXELS = dict(embedding=dict(type='aft_mm.PixelEmbedding', num_channels=3))
 MIXTURE = dict(type='aft_mm.LogisticMixtureHead', embed_dims=D, num_channels=3)
@@ -19,7 +20,7 @@ def prompts(lengths=LENGTHS) -> list[torch.Tensor]:
     return [tokens(length) for length in lengths]
 
 
-@pytest.mark.parametrize('lengths', [(0, 0, 0), LENGTHS], ids=str)
+@each('lengths', [(0, 0, 0), LENGTHS])
 @every_grid
 @every_mixer
 def test_prefill_and_steps_equal_the_parallel_forward(name, grid, lengths):
@@ -42,7 +43,7 @@ def test_prefill_and_steps_equal_the_parallel_forward(name, grid, lengths):
 
 @every_grid
 @every_mixer
-@pytest.mark.parametrize('head', ['categorical', 'mixture'])
+@each('head', ['categorical', 'mixture'])
 def test_samples_with_and_without_the_state_are_equal(name, grid, head):
     mixing = mixer(name)
     net = model(token_mixer=mixing, grid=grid)

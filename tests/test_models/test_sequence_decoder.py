@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from ..errors import refuses
+from ..helpers import each
 from .sequence_models import MIXERS, D, decoder, mixer, tokens
 
 every_mixer = pytest.mark.parametrize('name', MIXERS)
-every_grid = pytest.mark.parametrize('grid', [(9,), (3, 6)], ids=str)
+every_grid = each('grid', [(9,), (3, 6)])
 
 
 @every_grid

@@ -9,17 +9,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.triton import availability as triton_availability
 
 sys.path.append(str(Path(__file__).parents[2] / 'tools/benchmarks'))
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
 
 
 @pytest.fixture

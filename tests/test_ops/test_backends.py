@@ -7,6 +7,7 @@ from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.eager import banded_matmul, full_local
 from aft_mm.ops.selftest import GRADIENTS
 
+from ..helpers import each
 from . import cases
 from .cases import CASES, IDS, Case, run_with_gradients
 
@@ -37,8 +38,8 @@ def assert_close(got, expected, relative, floor=1e-3, names=RESULTS):
 TOLERANCE = {k: v for k, v in cases.TOLERANCE.items() if k != torch.float16}
 
 
-@pytest.mark.parametrize('dtype', TOLERANCE, ids=str)
 @pytest.mark.parametrize('case', CASES, ids=IDS)
+@each('dtype', TOLERANCE)
 def test_matches_oracle(case, dtype, monkeypatch):
     tensors = case.inputs(dtype=dtype)
     assert_close(

@@ -10,6 +10,7 @@ from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.eager import conv, conv_dense
 from aft_mm.ops.geometry import kernel_index
 
+from ..helpers import each
 from . import test_numerics
 from .cases import CASES, run_with_gradients
 from .test_backends import TOLERANCE, assert_close, oracle
@@ -36,18 +37,19 @@ def calls(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize('dtype', TOLERANCE, ids=str)
 @CONV
+@each('dtype', TOLERANCE)
 def test_matches_oracle(case, dtype, monkeypatch, calls):
     tensors = case.inputs(dtype=dtype)
+    calls.clear()
     got, expected = run_with_gradients(case, tensors), oracle(case, tensors, monkeypatch)
     assert_close(got, expected, TOLERANCE[dtype])
     assert calls == [case.tokens]
 
 
-@pytest.mark.parametrize('bias', [59, 61, -59, -61])
-@pytest.mark.parametrize('spike', [0, 50, 1000])
 @CONV
+@each('bias', [59, 61, -59, -61])
+@each('spike', [0, 50, 1000])
 def test_biases_around_the_limit_of_the_fast_form(case, bias, spike, monkeypatch, calls):
     tensors = case.inputs(dtype=torch.float32)
     weight = bias * torch.rand(tensors[3].shape).round()
@@ -55,12 +57,13 @@ def test_biases_around_the_limit_of_the_fast_form(case, bias, spike, monkeypatch
     centre.fill_(bias)
     key = tensors[1].detach().clone()
     key[:, key.shape[1] // 2] += spike
+    calls.clear()
     test_numerics.compare(case, [tensors[0], key, tensors[2], weight], monkeypatch)
     if not case.options.get('causal') and case.options.get('global_connectivity', True):
         assert bool(calls) == (abs(bias) < 60)
 
 
-@pytest.mark.parametrize(
+@each(
     'check',
     [
         test_numerics.test_huge_keys,
@@ -68,16 +71,15 @@ def test_biases_around_the_limit_of_the_fast_form(case, bias, spike, monkeypatch
         test_numerics.test_suppressed_spike,
         test_numerics.test_staircase,
     ],
-    ids=lambda check: check.__name__,
 )
 @CONV
 def test_numerics_of_keys(case, check, monkeypatch):
-    check(case, torch.float32, monkeypatch)
+    check.__wrapped__(case, torch.float32, monkeypatch)
 
 
 @CONV
 def test_padding_and_large_biases(case, monkeypatch):
-    test_numerics.test_padding_may_be_nan_or_inf(case, 1000, monkeypatch)
+    test_numerics.test_padding_may_be_nan_or_inf.__wrapped__(case, 1000, monkeypatch)
     test_numerics.test_large_bias(case, monkeypatch)
 
 

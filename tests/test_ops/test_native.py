@@ -15,6 +15,7 @@ from aft_mm.ops.cases import conv, simple
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE, choose_backend
 from aft_mm.ops.native import availability, bindings
 
+from ..helpers import each
 from . import test_numerics
 from .cases import CASES, Case, run_with_gradients
 from .test_backends import RESULTS, TOLERANCE, assert_close, oracle
@@ -23,7 +24,7 @@ from .test_numerics import TERMS
 # From old to new: a processor has all up to one.
 INSTRUCTIONS = ('any', 'avx2', 'avx512')
 HERE = availability.INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), 'any')
-DTYPES = pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
+DTYPES = each('dtype', [torch.float32, torch.bfloat16])
 COMPILER = next(filter(shutil.which, [os.environ.get('CXX', 'c++'), 'g++', 'clang++']), None)
 
 
@@ -107,19 +108,20 @@ def _without_query(case):
 
 
 @DTYPES
-@pytest.mark.parametrize('what', ['huge_keys', 'late_spike', 'staircase'])
+@each('what', ['huge_keys', 'late_spike', 'staircase'])
 @pytest.mark.parametrize('case', EDGES, ids=lambda case: case.name)
 def test_any_finite_key(case, what, dtype, monkeypatch):
-    getattr(test_numerics, f'test_{what}')(case, dtype, monkeypatch)
+    getattr(test_numerics, f'test_{what}').__wrapped__(case, dtype, monkeypatch)
 
 
-@pytest.mark.parametrize('size', [-2.9, -3.1, 25, 31, -80])
+@each('size', [-2.9, -3.1, 25, 31, -80])
 @pytest.mark.parametrize('case', [c for c in EDGES if c.parameters], ids=lambda case: case.name)
 def test_biases_around_the_limit_of_the_loop(case, size, monkeypatch):
-    test_numerics.test_both_sides_of_the_limit_of_the_bias(case, 50, size, monkeypatch)
+    test = test_numerics.test_both_sides_of_the_limit_of_the_bias
+    test.__wrapped__(case, 50, size, monkeypatch)
 
 
-@pytest.mark.parametrize('broken', [torch.nan, torch.inf])
+@each('broken', [torch.nan, torch.inf])
 def test_nan_key_reaches_only_its_channel_and_later_rows(broken):
     case = simple(70, channels=40, causal=True)
     query, key, value = (x.detach() for x in case.inputs(dtype=torch.float32))
@@ -308,8 +310,9 @@ def nodes_of(function, *inputs):
     return torch.compile(function, fullgraph=True, backend=backend)(*inputs), names
 
 
-@pytest.mark.parametrize('scale', [1, 200])
-@DTYPES
+# The graph does not depend on the instructions.
+@pytest.mark.parametrize('loops', [HERE], indirect=True)
+@each('dtype, scale', [(torch.float32, 1), (torch.float32, 200), (torch.bfloat16, 200)])
 def test_compiled_inference_calls_the_loops(dtype, scale, monkeypatch):
     """Also for keys and biases that need the safe path."""
     grid = 4, 5

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from ..helpers import each
 from .cases import CASES, CAUSAL_CASES, IDS, run_with_gradients
-from .test_backends import TOLERANCE, assert_close, oracle
+from .test_backends import RESULTS, TOLERANCE, assert_close, oracle
 
 # Every offset inside a block of the smallest size, its ends and the last token.
 PLACES = [*range(34), 62]
-DTYPES = pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
+DTYPES = each('dtype', [torch.float32, torch.bfloat16])
 
 
 pytestmark = pytest.mark.usefixtures('eager')
@@ -49,19 +50,21 @@ def test_late_spike(case, dtype, monkeypatch):
 @DTYPES
 @pytest.mark.parametrize('case', CAUSAL_CASES, ids=lambda case: case.name)
 def test_step_at_every_offset_of_a_block(case, dtype, monkeypatch):
-    places = PLACES if dtype == torch.float32 else PLACES[::4]
-    for place in [place for place in places if place < case.tokens]:
-        torch.manual_seed(0)
-        tensors = case.inputs(dtype=dtype)
-        key = tensors[1].detach().clone()
-        key[:, place:] += 120
-        try:
-            compare(case, with_key(tensors, key), monkeypatch, dtype)
-        except AssertionError as error:
-            raise AssertionError(f'with the step at token {place}: {error}') from None
+    places = [place for place in PLACES if place < case.tokens]
+    places = places if dtype == torch.float32 else places[::4]
+    for some in (places[i : i + 7] for i in range(0, len(places), 7)):  # one sample for each
+        tensors = case.inputs(len(some), dtype)
+        later = torch.arange(case.tokens) >= torch.tensor(some)[:, None]
+        tensors = with_key(tensors, tensors[1].detach() + 120 * later.unsqueeze(-1))
+        got, expected = run_with_gradients(case, tensors), oracle(case, tensors, monkeypatch)
+        assert_close(got, expected, TOLERANCE[dtype], TERMS)
+        for sample, place in enumerate(some):
+            one, other = ([x[sample] for x in results[:4]] for results in (got, expected))
+            names = [f'with the step at token {place}: {name}' for name in RESULTS[:4]]
+            assert_close(one, other, TOLERANCE[dtype], TERMS, names)
 
 
-@pytest.mark.parametrize('step', [55, 66, 69, 71, -62, -69, -71])
+@each('step', [55, 66, 69, 71, -62, -69, -71])
 @pytest.mark.parametrize('case', CASES, ids=IDS)
 def test_both_sides_of_the_limit_of_the_fast_path(case, step, monkeypatch):
     """Denominators may be e^-70, and their gradients must not overflow."""
@@ -71,7 +74,7 @@ def test_both_sides_of_the_limit_of_the_fast_path(case, step, monkeypatch):
     compare(case, with_key(tensors, key), monkeypatch)
 
 
-@pytest.mark.parametrize(
+@each(
     'size, spike',
     [(-2.9, 0), (-2.9, 50), (-3.1, 0), (-3.1, 50), (25, 50), (-25, 0), (29, 0), (29, 50), (31, 50)],
 )
@@ -125,7 +128,7 @@ def test_suppressed_spike(case, dtype, monkeypatch):
     compare(case, with_key(tensors, key)[:3] + bias, monkeypatch, dtype)
 
 
-@pytest.mark.parametrize('key_scale', [1, 1000])
+@each('key_scale', [1, 1000])
 @pytest.mark.parametrize('case', CASES, ids=IDS)
 def test_padding_may_be_nan_or_inf(case, key_scale, monkeypatch):
     """Hidden NaN and inf change nothing and get a gradient of 0; if all is hidden, y is 0."""

@@ -9,6 +9,7 @@ from aft_mm import ops
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE, OPS
 
 from ..errors import refuses
+from ..helpers import each
 from .cases import CHANNELS, STEP_CASES
 
 
@@ -47,7 +48,7 @@ def feed(case, tensors, lengths, count, dtype=torch.float32):
 PROMPTS = [(1, None), (1000, None), (1, (0, 0)), (1, (1, 1)), (1, (0, 5)), (1, (60, 31))]
 
 
-@pytest.mark.parametrize('key_scale, lengths', PROMPTS, ids=str)
+@each('key_scale, lengths', PROMPTS)
 @pytest.mark.parametrize('case', STEP_CASES, ids=lambda case: case.name)
 def test_steps_equal_the_parallel_form(case, key_scale, lengths):
     tensors = [part.detach() for part in case.inputs()]
@@ -63,7 +64,7 @@ def test_steps_equal_the_parallel_form(case, key_scale, lengths):
 NORMALISED = [case for case in STEP_CASES if 'relu' not in case.name]
 
 
-@pytest.mark.parametrize('offset', [0, 1e4, -1e4])
+@each('offset', [0, 1e4, -1e4])
 @pytest.mark.parametrize('case', NORMALISED, ids=lambda case: case.name)
 def test_float32_steps_are_exact_for_shifted_keys(case, offset):
     query, key, value, *bias = (part.detach() for part in case.inputs(bias_scale=3.0))

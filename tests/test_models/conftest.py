@@ -1,9 +1,0 @@
-"""Fixtures of the tests of models."""
-
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
