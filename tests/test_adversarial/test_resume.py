@@ -18,7 +18,7 @@ from aft_mm.checkpoint import (
     write_pointer,
     write_whole,
 )
-from aft_mm.engine.hooks import SafeCheckpointHook
+from aft_mm.engine import SafeCheckpointHook
 from aft_mm.engine.preflight import choose_checkpoint
 
 pytestmark = pytest.mark.adversarial
