@@ -130,6 +130,7 @@ def test_wrong_values_gradients_and_varying_results_are_found(monkeypatch):
     case = Case('', 'aft_simple', 9, dict(causal=True))
     monkeypatch.setattr(dispatch, 'backend_module', lambda name: eager)
     monkeypatch.setattr(dispatch, '_modules', {'triton': eager, 'reference': reference})
+    monkeypatch.setattr(dispatch, '_logged', set())
     monkeypatch.setattr(availability, 'machine_reasons', lambda kind, index: ())
     check = selftest.check_case, 'aft_simple', case, 'masked', CPU, torch.float32, 1
     assert check[0](*check[1:]) < 2e-5
