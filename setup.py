@@ -6,7 +6,7 @@ CONFIG` finds them. An editable installation gets links to those of the checkout
 The loops (aft_mm/ops/native) are built on Linux, once for each set of instructions. They are called
 by address and depend neither on Python nor on torch, so one wheel is for every version of both.
 Elsewhere, and without a C++ compiler, they are left out with a warning: composite torch operations
-are used, and the wheel is tagged py3-none-any.
+are used, and the wheel is tagged py3-none-any. AFT-conv for ONNX Runtime is a library of its own.
 """
 
 import hashlib
@@ -26,10 +26,17 @@ ROOT = Path(__file__).parent
 CARRIED = ('configs', 'tools', 'model-index.yml')
 LOOPS = Path('aft_mm/ops/native')
 SOURCES = sorted([*LOOPS.glob('*.cpp'), *LOOPS.glob('*.h')])
+OPERATOR = LOOPS / 'onnx_operator.cpp'  # for ONNX Runtime, a library of its own
 # aft_mm.ops.native loads the library whose name has the digest of these sources.
 DIGEST = hashlib.sha256(b''.join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
-# OpenMP is not linked: the loops use the library that torch has loaded, so they share threads.
-FLAGS = ['-std=c++17', '-O3', '-g0', '-fopenmp', '-ffp-contract=fast', '-fvisibility=hidden']
+FLAGS = ['-std=c++17', '-O3', '-g0', '-ffp-contract=fast', '-fvisibility=hidden']
+KINDS = {
+    'loops': [path for path in SOURCES if path.suffix == '.cpp' and path != OPERATOR],
+    'operator': [OPERATOR],
+}
+# The loops use the OpenMP library that torch has loaded, so they share its threads; the operator uses
+# the threads of ONNX Runtime.
+FLAGS_OF = {'loops': ['-fopenmp'], 'operator': []}
 INSTRUCTIONS = {'any': []}
 if platform.machine() in ('x86_64', 'AMD64'):
     INSTRUCTIONS['avx2'] = ['-mavx2', '-mfma']
@@ -80,7 +87,7 @@ class BuildLoops(build_ext):
 
     def run(self):
         for folder in (Path(self.build_lib) / LOOPS, ROOT / LOOPS):
-            for path in folder.glob('loops.*.so*'):
+            for path in (path for kind in KINDS for path in folder.glob(f'{kind}.*.so*')):
                 # Of older sources, or damaged: a newer file would not be overwritten.
                 if DIGEST not in path.name or path.suffix == '.so' and not is_intact(path):
                     path.unlink()
@@ -133,16 +140,17 @@ class WheelForEveryPython(bdist_wheel):
 
 
 def loops():
-    """Return an extension for each set of instructions."""
+    """Return the extensions of each kind, one for each set of instructions."""
     return [
         Extension(
-            f'aft_mm.ops.native.loops_{name}_{DIGEST}',
-            [str(path) for path in SOURCES if path.suffix == '.cpp'],
+            f'aft_mm.ops.native.{kind}_{name}_{DIGEST}',
+            list(map(str, sources)),
             depends=['setup.py', *(str(path) for path in SOURCES if path.suffix == '.h')],
             language='c++',
             optional=True,
-            extra_compile_args=[*FLAGS, *flags],
+            extra_compile_args=[*FLAGS, *FLAGS_OF[kind], *flags],
         )
+        for kind, sources in KINDS.items()
         for name, flags in INSTRUCTIONS.items()
     ]
 

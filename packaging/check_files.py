@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 INSTRUCTIONS = ('any', 'avx2', 'avx512') if platform.machine() == 'x86_64' else ('any',)
+LIBRARIES = [f'{kind}.{name}' for kind in ('loops', 'operator') for name in INSTRUCTIONS]
 
 
 def read_wheel(path: Path) -> dict[str, bytes]:
@@ -30,9 +31,9 @@ def check(folder: Path) -> None:
         raise ValueError(f'the files must be {", ".join(expected)}, got {", ".join(found)}')
     linux, pure = map(read_wheel, paths[:2])
     loops = {name: data for name, data in linux.items() if name.endswith('.so')}
-    built = sorted(name.split('/')[-1].split('.')[1] for name in loops)
-    if built != sorted(INSTRUCTIONS):
-        raise ValueError(f'{paths[0].name} must have loops for {INSTRUCTIONS}, got {built}')
+    built = sorted('.'.join(name.split('/')[-1].split('.')[:2]) for name in loops)
+    if built != LIBRARIES:
+        raise ValueError(f'{paths[0].name} must have {", ".join(LIBRARIES)}, got {built}')
     for name, data in loops.items():
         if linux.get(f'{name}.sha256', b'').decode().strip() != hashlib.sha256(data).hexdigest():
             raise ValueError(f'{name} must have its sha256 next to it')

@@ -14,6 +14,7 @@ from torch import nn
 from aft_mm import ops
 from aft_mm.apis import load_model
 from aft_mm.ops import reference
+from aft_mm.ops.native import availability
 
 from .errors import stops
 from .helpers import ROOT, load_script
@@ -72,11 +73,18 @@ def files(tmp_path):
     return make
 
 
-def outputs_of_onnx(path, image):
+def open_onnx(path, loops=False):
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(path))
-    return [torch.from_numpy(part) for part in session.run(None, {'image': image.numpy()})]
+    options = onnxruntime.SessionOptions()
+    if loops:
+        options.register_custom_ops_library(str(path.with_suffix('.loops.so')))
+    return onnxruntime.InferenceSession(str(path), options)
+
+
+def outputs_of_onnx(path, image, loops):
+    found = open_onnx(path, loops).run(None, {'image': image.numpy()})
+    return [torch.from_numpy(part) for part in found]
 
 
 def maps(model, image):
@@ -87,6 +95,8 @@ def maps(model, image):
 CASES = {
     'conv': (CONV, 'position_embedding=False', []),
     'conv-maps-any-size': (CONV, 'out_indices=(0, 1)', ['--dynamic', '--backbone']),
+    'conv-loops': (CONV, 'position_embedding=False', ['--loops']),
+    'conv-loops-any-size': (CONV, 'position_embedding=False', ['--loops', '--dynamic']),
     'full-maps': (FULL, CLS, ['--backbone']),
     'full-any-size': (FULL, CLS, ['--dynamic']),
     'deit': (SOFTMAX, CLS, []),
@@ -108,7 +118,7 @@ def test_onnx_equals_the_model(case, tool, files, tmp_path, capsys):
         image = torch.randn(*shape)
         with torch.no_grad():
             expected = maps(model, image) if '--backbone' in words else [model(image)]
-        found = outputs_of_onnx(out, image)
+        found = outputs_of_onnx(out, image, '--loops' in words)
         assert len(found) == len(expected)
         for ours, theirs in zip(found, expected, strict=True):
             assert theirs.abs().max() > 0.1
@@ -205,16 +215,15 @@ def test_a_ctc_graph_equals_the_model_at_any_length(tool, tmp_path):
 
 @needs_onnx
 @pytest.mark.slow
-def test_int8_shrinks_the_file_and_rounds_the_outputs(tool, tmp_path, capsys):
-    import onnxruntime
-
+@pytest.mark.parametrize('words', [[], ['--loops']], ids=['alone', 'loops'])
+def test_int8_shrinks_the_file_and_rounds_the_outputs(words, tool, tmp_path, capsys):
     # A padded graph, whose weights are larger than its operators.
     text = CTC.format(mixer="dict(type='aft_mm.AFTConv', num_heads=3, kernel_size=5)")
     config, checkpoint, model = save(tmp_path, text.replace('=12', '=96'))
-    tool.main([config, checkpoint, str(tmp_path / 'model.onnx'), '--int8'])
+    tool.main([config, checkpoint, str(tmp_path / 'model.onnx'), '--int8', *words])
     ratio = float(re.search(r'int8: ([\d.]+) x the bytes', capsys.readouterr().out)[1])
     assert 0.25 < ratio < 0.7
-    session = onnxruntime.InferenceSession(str(tmp_path / 'model.onnx'))
+    session = open_onnx(tmp_path / 'model.onnx', bool(words))
     frames = torch.randn(2, 13, 5)
     mask = torch.ones(2, 13, dtype=torch.bool)
     (found,) = session.run(None, dict(frames=frames.numpy(), mask=mask.numpy()))
@@ -368,9 +377,23 @@ def in_onnxruntime(program, path):
 
 
 def test_an_unknown_runtime_is_refused():
-    with pytest.raises(ValueError, match="runtime must be one of .*, got 'tflite'"):
-        with ops.replay_paths([], 'tflite'):
-            pass
+    for words, message in (
+        (('tflite',), "runtime must be one of .*, got 'tflite'"),
+        (('openvino', True), "runtime must be 'onnxruntime' for loops=True, got 'openvino'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            with ops.replay_paths([], *words):
+                pass
+
+
+def test_missing_loops_are_named_before_any_work(tool, files, tmp_path, monkeypatch):
+    config, checkpoint, _ = files(CONV)
+    monkeypatch.setattr(availability, 'library_path', lambda *kinds: tmp_path / 'none.so')
+    stops(
+        'the library of AFT-conv for ONNX Runtime was built from other sources',
+        tool.main,
+        [config, checkpoint, str(tmp_path / 'm.onnx'), '--loops'],
+    )
 
 
 class Window(nn.Module):
@@ -409,6 +432,9 @@ def test_paths_of_another_model_are_refused():
         (CONV, ['m.pt2', '--dynamic', '--size', '8', '32'], '--size must be at least 9, got 8 32'),
         (CONV, ['m.pt2', '--size', '7', '32'], '--size must be at least 8, got 7 32'),
         (CONV, ['m.pt2', '--int8'], 'OUT must end in .onnx for --int8'),
+        (CONV, ['m.xml', '--loops'], 'OUT must end in .onnx for --loops'),
+        (SOFTMAX, ['m.onnx', '--loops'], 'with loops needs AFT-conv .* got none'),
+        (WINDOW, ['m.onnx', '--loops'], 'with loops needs AFT-conv .* got none'),
         (CONV, ['m.pt2', '--test'], '--test needs a classifier and a test_dataloader'),
     ],
 )

@@ -18,7 +18,7 @@ from aft_mm.checks import (
 
 from .geometry import Window, near_radius
 
-GATES = ('sigmoid', 'relu', 'none')
+GATES = ('none', 'sigmoid', 'relu')  # in the order of native/vectors.h
 KEY_FUNCTIONS = ('softmax', 'relu', 'relu2')
 # Sums are float32, or float64.
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

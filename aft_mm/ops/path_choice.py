@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..checks import check_choice
+from ..checks import check_choice, check_flag
 from .triton.availability import constant
 
 # Cached results by name.
@@ -26,7 +26,7 @@ _constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 # Other threads and tasks keep choosing by value.
 _recorded: ContextVar[list[bool] | None] = ContextVar('recorded', default=None)
 _replayed: ContextVar[Iterator[bool] | None] = ContextVar('replayed', default=None)
-_runtime: ContextVar[str] = ContextVar('runtime', default='torch')
+_runtime: ContextVar[tuple[str, bool]] = ContextVar('runtime', default=('torch', False))
 #: Runtimes that an exported graph can be for.
 RUNTIMES = ('torch', 'onnxruntime', 'openvino')
 
@@ -49,8 +49,13 @@ def export_stage() -> str | None:
     if torch.compiler.is_dynamo_compiling():
         return None
     if _replayed.get() is not None:
-        return _runtime.get()
+        return _runtime.get()[0]
     return None if _recorded.get() is None else 'recording'
+
+
+def exports_loops() -> bool:
+    """Return whether a replayed AFT-conv is the operator `aft_mm::AFTConv` of ONNX Runtime."""
+    return not torch.compiler.is_dynamo_compiling() and _runtime.get()[1]
 
 
 def compiling_not_exporting() -> bool:
@@ -160,19 +165,26 @@ def record_paths() -> Iterator[list[bool]]:
 
 
 @contextmanager
-def replay_paths(paths: Sequence[bool], runtime: str = 'torch') -> Iterator[None]:
+def replay_paths(
+    paths: Sequence[bool], runtime: str = 'torch', loops: bool = False
+) -> Iterator[None]:
     """Replay the paths of :func:`record_paths` in order, for any number of runs.
 
     Args:
         paths: The list that :func:`record_paths` yielded.
         runtime: 'torch', 'onnxruntime' or 'openvino'. The graph is right in all of them and fast in
             this one.
+        loops: Whether the fast path of AFT-conv is an operator of ONNX Runtime, which needs the
+            library `ops/native/operator.*.so`.
 
     Raises:
         RuntimeError: If the runs took another number of paths.
-        ValueError: If `runtime` is another word.
+        ValueError: If `runtime` is another word, or `loops` is for another runtime.
     """
     check_choice('runtime', runtime, RUNTIMES)
+    check_flag('loops', loops)
+    if loops and runtime != 'onnxruntime':
+        raise ValueError(f"runtime must be 'onnxruntime' for loops=True, got {runtime!r}")
     taken = 0
 
     def cycle() -> Iterator[bool]:
@@ -181,7 +193,7 @@ def replay_paths(paths: Sequence[bool], runtime: str = 'torch') -> Iterator[None
             taken += 1
             yield paths[(taken - 1) % len(paths)]
 
-    token, runtime_token = _replayed.set(cycle()), _runtime.set(runtime)
+    token, runtime_token = _replayed.set(cycle()), _runtime.set((runtime, loops))
     try:
         yield
     finally:

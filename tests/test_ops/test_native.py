@@ -229,7 +229,7 @@ def test_without_a_library_eager_is_used_and_the_error_says_why(monkeypatch, tmp
     monkeypatch.undo()
     case = SHAPES[-1]
     tensors = case.inputs(2, torch.float32)
-    monkeypatch.setattr(availability, 'library_path', lambda instructions: tmp_path / 'none.so')
+    monkeypatch.setattr(availability, 'library_path', lambda *kinds: tmp_path / 'none.so')
     availability.find_library.cache_clear()
     try:
         (reason,) = reasons(case, *tensors)

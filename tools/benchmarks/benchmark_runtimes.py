@@ -25,7 +25,8 @@ from arguments import add_clock, common_parser, image_side, known_name, positive
 
 TOOLS = Path(__file__).parents[1]
 DTYPES = ('float32', 'bfloat16', 'int8')
-RUNTIMES = ('eager', 'compiled', 'aoti', 'onnxruntime', 'openvino')
+# loops: ONNX Runtime with AFT-conv as an operator in C++
+RUNTIMES = ('eager', 'compiled', 'aoti', 'onnxruntime', 'loops', 'openvino')
 DEFAULTS = {
     'cpu': dict(
         models=[
@@ -67,7 +68,7 @@ from torch import Tensor, nn
 
 sys.path.append(str(TOOLS / 'model_converters'))
 from exported_graphs import Graph
-from graph_files import quantize, trace, write
+from graph_files import operator_library, quantize, session, trace, write
 
 # Relative error of the features. int8 rounds weights and inputs; its error is in the row.
 TOLERANCE = dict(float32=1e-3, bfloat16=5e-2, int8=0.5)
@@ -76,8 +77,10 @@ REFUSED = {
     ('compiled', 'int8'): 'torch alone has no int8 form',
     ('aoti', 'int8'): 'torch alone has no int8 form',
     ('onnxruntime', 'bfloat16'): 'ONNX Runtime has no bfloat16 on a CPU',
+    ('loops', 'bfloat16'): 'ONNX Runtime has no bfloat16 on a CPU',
 }
-PACKAGES = dict(onnxruntime=('onnx', 'onnxscript', 'onnxruntime'), openvino=('openvino',))
+ONNX = ('onnx', 'onnxscript', 'onnxruntime')
+PACKAGES = dict(onnxruntime=ONNX, loops=ONNX, openvino=('openvino',))
 Cell = tuple[str, str, str]
 Call = Callable[[Tensor], Tensor]
 
@@ -109,8 +112,8 @@ def convert(name: str, runtime: str, dtype: str, images: Tensor, folder: Path) -
     model = Features(build(name, images.shape[-1], torch_dtype))
     inputs = dict(image=images.to(getattr(torch, torch_dtype)))
     graph = Graph('', model, inputs, ['features'])
-    suffix = dict(aoti='.pt2', onnxruntime='.onnx', openvino='.xml')[runtime]
-    program, _ = trace(graph, suffix)
+    suffix = dict(aoti='.pt2', openvino='.xml').get(runtime, '.onnx')
+    program, _ = trace(graph, suffix, runtime == 'loops')
     path = (folder / f'{name}-{runtime}-{dtype}').with_suffix(suffix)
     if runtime == 'aoti':
         with torch.no_grad():
@@ -119,7 +122,7 @@ def convert(name: str, runtime: str, dtype: str, images: Tensor, folder: Path) -
             )
         return path
     write(program, graph, path)
-    if (runtime, dtype) == ('onnxruntime', 'int8'):
+    if suffix == '.onnx' and dtype == 'int8':
         quantize(path)
     if (runtime, dtype) == ('openvino', 'int8'):
         import nncf
@@ -145,13 +148,9 @@ def load(name: str, runtime: str, dtype: str, path: Path | None, size: int, thre
         cast = getattr(torch, dtype)
         package = torch._inductor.aoti_load_package(str(path))
         return lambda images: package(images.to(cast))[0]
-    if runtime == 'onnxruntime':
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
-        return lambda images: torch.from_numpy(session.run(None, {'image': images.numpy()})[0])
+    if runtime in ('onnxruntime', 'loops'):
+        opened = session(path, operator_library() if runtime == 'loops' else None, threads)
+        return lambda images: torch.from_numpy(opened.run(None, {'image': images.numpy()})[0])
     import openvino
 
     precision = 'bf16' if dtype == 'bfloat16' else 'f32'

@@ -10,6 +10,10 @@ without mask channel. Its outputs are
   input, `scores` [N] after the sigmoid, in descending order, and `labels` [N];
 - with --backbone, maps [B, D, H', W'], one per entry of out_indices.
 
+With --loops, AFT-conv is an operator in C++, which ONNX Runtime loads from OUT.loops.so:
+`SessionOptions.register_custom_ops_library('OUT.loops.so')`. The library is for processors with the
+instructions of this one.
+
 With --dynamic, for classifiers and backbones, B is arbitrary, and H and W are at least one patch
 plus one pixel.
 
@@ -28,6 +32,7 @@ sizes where sizes are open.
 """
 
 import argparse
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -59,6 +64,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('--int8', action='store_true', help='quantise matrix products of OUT.onnx')
     parser.add_argument(
+        '--loops',
+        action='store_true',
+        help='compute AFT-conv by C++ loops, in OUT.loops.so next to OUT.onnx',
+    )
+    parser.add_argument(
         '--test',
         action='store_true',
         help='compute the metrics of a classifier and of OUT on the test data of the config',
@@ -75,7 +85,9 @@ from graph_files import (
     OPSET,
     PACKAGES,
     check_packages,
+    library_of,
     load,
+    operator_library,
     quantize,
     remove,
     size_of,
@@ -316,6 +328,10 @@ def check_args(args: argparse.Namespace) -> Config:
         raise UserError(f'OUT must end in .onnx, .xml or .pt2, got {str(args.out)!r}')
     if args.int8 and args.out.suffix != '.onnx':
         raise UserError(f'OUT must end in .onnx for --int8, got {str(args.out)!r}')
+    if args.loops and args.out.suffix != '.onnx':
+        raise UserError(f'OUT must end in .onnx for --loops, got {str(args.out)!r}')
+    if args.loops:
+        operator_library()
     check_packages(args.out.suffix)
     check_writable('OUT', [str(args.out)])
     config = read_config(args.config)
@@ -431,9 +447,12 @@ def export(args: argparse.Namespace) -> str:
     notes = ''
     try:
         for graph, path in zip(exportable.graphs, paths, strict=True):
-            program, chosen = trace(graph, path.suffix)
+            program, chosen = trace(graph, path.suffix, args.loops)
             choices += chosen
             write(program, graph, path)
+            library_of(path).unlink(missing_ok=True)  # of an earlier export
+            if args.loops:
+                shutil.copyfile(operator_library(), library_of(path))
         difference = check(exportable, paths)
         if args.int8:
             before = sum(map(size_of, paths))

@@ -4,7 +4,7 @@ import importlib.util
 import logging
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,15 @@ from exported_graphs import Call, Graph
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
-from torch.fx.node import map_aggregate
+from torch.fx.node import Node, map_aggregate
 
 from aft_mm.config.finding import install_command
 from aft_mm.errors import UserError
 from aft_mm.ops import record_paths, replay_paths
+from aft_mm.ops.native.availability import find_built
 
 OPSET = 20
+LOOPS = 'aft_mm'  # the domain of AFT-conv as an operator
 ONNX = ('onnx', 'onnxscript', 'onnxruntime')
 PACKAGES = {'.onnx': ONNX, '.xml': (*ONNX, 'openvino'), '.pt2': ()}
 RUNTIMES = {'.onnx': 'onnxruntime', '.xml': 'openvino', '.pt2': 'torch'}
@@ -34,7 +36,11 @@ def check_packages(suffix: str) -> None:
         raise UserError(f'{suffix} needs the packages {", ".join(missing)}: {command}')
 
 
-def trace(graph: Graph, suffix: str) -> tuple[ExportedProgram, list[bool]]:
+def trace(graph: Graph, suffix: str, loops: bool = False) -> tuple[ExportedProgram, list[bool]]:
+    """Return the program of a graph, and the paths of the ops in it.
+
+    With `loops`, AFT-conv is an operator for ONNX Runtime, whose library is :func:`operator_library`.
+    """
     examples = tuple(graph.inputs.values())
     shapes: Any = graph.dynamic
     if shapes is not None:
@@ -46,11 +52,35 @@ def trace(graph: Graph, suffix: str) -> tuple[ExportedProgram, list[bool]]:
     with torch.no_grad():
         with record_paths() as paths:
             graph.module(*examples)
-        with replay_paths(paths, RUNTIMES[suffix]):
+        with replay_paths(paths, RUNTIMES[suffix], loops):
             program = torch.export.export(
                 graph.module, examples, dynamic_shapes=shapes, strict=False
             )
+    if loops and not any('onnx_symbolic' in str(node.target) for node in nodes_of(program)):
+        raise UserError(
+            'a graph with loops needs AFT-conv in one or two dimensions, not causal, with '
+            'global_connectivity=True and a range of w of at most 60 nats, got none'
+        )
     return program, paths
+
+
+def operator_library() -> Path:
+    """Return the library of AFT-conv as an operator, for ONNX Runtime on this processor."""
+    library = find_built('operator')
+    if isinstance(library, str):
+        raise UserError(f'the library of AFT-conv for ONNX Runtime {library}')
+    return library
+
+
+def library_of(path: Path) -> Path:
+    """Return where the library of a graph with loops is."""
+    return path.with_suffix('.loops.so')
+
+
+def nodes_of(program: ExportedProgram) -> Iterator[Node]:
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule):
+            yield from module.graph.nodes
 
 
 def shrink_constants(program: ExportedProgram) -> None:
@@ -108,7 +138,11 @@ def quantize(path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(path)
-    del model.graph.value_info[:]  # stale shapes of weights that the exporter transposed
+    # Shapes of weights are stale where the exporter transposed them; those of loops are not inferred.
+    known = {name for node in model.graph.node if node.domain == LOOPS for name in node.output}
+    shapes = [info for info in model.graph.value_info if info.name in known]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(shapes)
     logging.disable(logging.WARNING)  # advice, and the float64 sums, which stay
     try:
         quantize_dynamic(
@@ -121,6 +155,17 @@ def quantize(path: Path) -> None:
         )
     finally:
         logging.disable(logging.NOTSET)
+
+
+def session(path: Path, library: Path | None = None, threads: int = 0) -> Any:
+    """Return an ONNX Runtime session on the CPU, by default with a thread per core."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    if library is not None:
+        options.register_custom_ops_library(str(library))
+    return onnxruntime.InferenceSession(str(path), options, providers=['CPUExecutionProvider'])
 
 
 def load(path: Path, graph: Graph) -> Call:
@@ -139,13 +184,12 @@ def load(path: Path, graph: Graph) -> Call:
             return [torch.from_numpy(found[name].copy()) for name in graph.outputs]
 
         return infer
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
+    library = library_of(path)
+    opened = session(path, library if library.exists() else None)
 
     def call(inputs: Any) -> Sequence[Tensor]:
         arrays = {name: inputs[name].numpy() for name in graph.inputs}
-        return [torch.from_numpy(part) for part in session.run(None, arrays)]
+        return [torch.from_numpy(part) for part in opened.run(None, arrays)]
 
     return call
 
@@ -159,3 +203,5 @@ def remove(path: Path) -> None:
     path.unlink(missing_ok=True)
     if path.suffix == '.xml':
         path.with_suffix('.bin').unlink(missing_ok=True)
+    if path.suffix == '.onnx':
+        library_of(path).unlink(missing_ok=True)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import path_choice
+from ..checks import GATES
 from ..path_choice import Snapshot, cached, cached_check, choose, transformed
 from . import conv_dense
 from .bf16_matmul import matmul_precision
@@ -98,6 +99,15 @@ def aft_conv(
             mix = safe_conv_mean if path_choice.replaying() else safe_conv_mean_node
             return mix(key, value, weight, grid, global_connectivity, causal)
         return safe_conv_mean(key, value, weight, **options, is_exact=is_exact(difference=False))
+
+    in_loops = path_choice.export_stage() == 'onnxruntime' and path_choice.exports_loops()
+    if in_loops and len(grid) <= 2 and not causal:
+
+        def gated(*tensors: Tensor) -> Tensor:
+            return apply_gate(query, safe(*tensors), gate, dtype)
+
+        loops = partial(_loops_operator, query, gate, grid, global_connectivity)
+        return choose(is_exact(difference=True), loops, gated, key, value, weight)
 
     mixed = choose(is_exact(difference=not dense), fast, safe, key, value, weight)
     output = apply_gate(query, mixed, gate, dtype)
@@ -224,6 +234,25 @@ def convolved_mean(
     numerator, denominator = sums
     mixed = mean(numerator, denominator, in_place=True).flatten(channel_dim, channel_dim + 1)
     return mixed.transpose(1, 2) if channels_first else mixed
+
+
+def _loops_operator(
+    query: Tensor | None,
+    gate: str,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+) -> Tensor:
+    """Return the gated mean as a node of a graph, the operator of `native/onnx_operator.cpp`."""
+    kernel = (torch.expm1 if global_connectivity else torch.exp)(weight)
+    rows = (1,) * (2 - len(grid))  # a line is a grid of one row
+    sizes = [*rows, *grid, *rows, *weight.shape[1:], global_connectivity, GATES.index(gate)]
+    operands = query, key, value, kernel.flatten(1).T, torch.tensor(sizes, dtype=torch.int64)
+    return torch.onnx.ops.symbolic(
+        'aft_mm::AFTConv', operands, dtype=value.dtype, shape=value.shape, version=1
+    )
 
 
 def _outside_sums(

@@ -37,25 +37,32 @@ def digest(folder: Path = FOLDER) -> str:
     return hashlib.sha256(b''.join(path.read_bytes() for path in sources)).hexdigest()[:12]
 
 
-def library_path(instructions: str) -> Path:
-    return FOLDER / f'loops.{instructions}.{digest()}.so'
+def library_path(instructions: str, kind: str = 'loops') -> Path:
+    """Return the path of the loops, or of kind='operator', that of ONNX Runtime."""
+    return FOLDER / f'{kind}.{instructions}.{digest()}.so'
+
+
+def find_built(kind: str) -> Path | str:
+    """Return the library of this kind for this processor, or why there is none."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    path = library_path(INSTRUCTIONS.get(capability, 'any'), kind)
+    if not path.exists():
+        if any(FOLDER.glob(f'{kind}.*.so')):
+            return f'was built from other sources than these; {BUILD_COMMAND} builds it again'
+        return 'is not built; installing aft_mm from source builds it on Linux with a C++ compiler'
+    if not _is_intact(path):  # loading a damaged library may kill the process
+        return f'{path.name} is damaged or has no hash next to it; {BUILD_COMMAND} builds it again'
+    return path
 
 
 @functools.cache
 def find_library() -> Path | str:
-    """Return the library for this processor, or why there is none."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    path = library_path(INSTRUCTIONS.get(capability, 'any'))
-    if not path.exists():
-        if any(FOLDER.glob('loops.*.so')):
-            return f'was built from other sources than these; {BUILD_COMMAND} builds it again'
-        return 'is not built; installing aft_mm from source builds it on Linux with a C++ compiler'
-    if not _is_intact(path):  # loading a damaged library may kill the process
-        reason = (
-            f'{path.name} is damaged or has no hash next to it; {BUILD_COMMAND} builds it again'
-        )
-        logger.warning('the C++ loops are not used: %s', reason)
-        return reason
+    """Return the library of the loops for this processor, or why there is none."""
+    path = find_built('loops')
+    if isinstance(path, str):
+        if 'damaged' in path:
+            logger.warning('the C++ loops are not used: %s', path)
+        return path
     try:
         load(path)
     except OSError as error:  # such as a torch without OpenMP

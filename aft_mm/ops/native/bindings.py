@@ -15,12 +15,12 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from .. import eager
+from ..checks import GATES
 from ..eager.conv import crop_kernel, is_one_shift_exact
 from ..eager.online_softmax import hide
 from ..path_choice import cached
 from . import availability
 
-GATES = ('none', 'sigmoid', 'relu')
 # Tokens between the sums saved for the gradient; the same as in simple.cpp.
 SEGMENT = 32
 # Samples whose kernel gradients one thread sums, for reproducible bits.

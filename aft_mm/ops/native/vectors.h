@@ -157,7 +157,11 @@ constexpr int64_t SMALLEST_PARALLEL = 1 << 15;  // elements from which on thread
 // What the functions of the library return.
 enum Status : int { DONE, OUT_OF_MEMORY };
 
+#if defined(_OPENMP)
 extern "C" int omp_get_thread_num();  // its header is missing in some installations of clang
+#else  // every thread has a Scratch of its own
+inline int omp_get_thread_num() { return 0; }
+#endif
 
 // The memory of one call, reused by later calls of the same thread: fresh pages cost more than the
 // work on them. It is allocated before a parallel region, since no exception may leave one.

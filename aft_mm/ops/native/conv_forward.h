@@ -1,0 +1,118 @@
+// The forward pass of AFT-conv in units of work, for OpenMP (conv_forward.cpp) and for the threads of
+// ONNX Runtime (onnx_operator.cpp).
+
+#pragma once
+
+#include "conv.h"
+
+namespace {
+
+template <typename Number>
+INLINE void write(const ConvArgs& args, int64_t sample, int64_t token, int64_t channel, int active,
+                  Vector numerator, Vector denominator) {
+    Vector query = Vector{};
+    if (args.gate != NONE) query = load(args.query.at<Number>(sample, token, channel), active);
+    denominator = larger(denominator, all(TINY));
+    store(args.output.at<Number>(sample, token, channel),
+          gated_mean(query, numerator, denominator, args.gate), active);
+}
+
+int64_t elements_by_channels(const ConvShape& shape) {
+    return 2 * shape.size + (shape.entries + 2 * shape.args.columns) * LANES;
+}
+
+// A block of channels: numerator and denominator per channel.
+template <typename Number>
+void mix_channels(const ConvShape& shape, int64_t sample, int64_t channel, float* kernel) {
+    const ConvArgs& args = shape.args;
+    int active = active_lanes(channel, args.channels);
+    float* sum_rows = kernel + shape.entries * LANES;
+    float* sums[2] = {sum_rows, sum_rows + args.columns * LANES};
+    float* elements = sums[1] + args.columns * LANES;
+    const Map maps[2] = {shape.map(elements), shape.map(elements + shape.size)};
+    Heads heads(channel, args.channels, args.heads);
+    load_kernel(kernel, shape, heads, false);
+    KahanSum totals[2];
+    make_maps<Number>(maps, totals, shape, heads, sample, channel, active);
+    if (args.causal) totals[0] = totals[1] = KahanSum{};
+    for (int64_t row = 0, token = 0; row < args.rows; ++row) {
+        correlate_row<2>(sums, maps, totals, kernel, row, shape, false);
+        for (int64_t column = 0; column < args.columns; ++column, ++token)
+            write<Number>(args, sample, token, channel, active, load(sums[0] + column * LANES),
+                          load(sums[1] + column * LANES));
+    }
+}
+
+int64_t elements_by_heads(const ConvShape& shape) {
+    const ConvArgs& args = shape.args;
+    return 2 * shape.size + (2 * shape.entries + args.columns + args.tokens) * LANES;
+}
+
+// A block of heads: one denominator per head, and the numerators of all their channels.
+template <typename Number>
+void mix_heads(const ConvShape& shape, int64_t sample, int64_t head, float* head_kernel) {
+    const ConvArgs& args = shape.args;
+    int64_t group = args.channels / args.heads;
+    int active = active_lanes(head, args.heads);
+    float* kernel = head_kernel + shape.entries * LANES;
+    float* sums[1] = {kernel + shape.entries * LANES};
+    float* denominators = sums[0] + args.columns * LANES;
+    float* elements = denominators + args.tokens * LANES;
+    const Map terms[1] = {shape.map(elements)}, weights[1] = {shape.map(elements + shape.size)};
+    load_kernel(head_kernel, shape, Heads(head, args.heads, args.heads), false);
+    KahanSum totals[1] = {make_weights(weights[0], shape, sample, [&](int64_t token) {
+        __builtin_prefetch(args.key.at<Number>(sample, token + AHEAD, head));
+        return load(args.key.at<Number>(sample, token, head), active);
+    })};
+    if (args.causal) totals[0] = KahanSum{};
+    for (int64_t row = 0; row < args.rows; ++row) {
+        float* to[1] = {denominators + row * args.columns * LANES};
+        correlate_row<1>(to, weights, totals, head_kernel, row, shape, false);
+    }
+    int64_t end = (head + active) * group;
+    for (int64_t channel = head * group; channel < end; channel += LANES) {
+        int here = active_lanes(channel, end);
+        Integers of;
+        for (int lane = 0; lane < LANES; ++lane)
+            of[lane] = (channel + (lane < here ? lane : here - 1)) / group - head;
+        for (int64_t entry = 0; entry < shape.entries; ++entry)
+            store(kernel + entry * LANES, pick(load(head_kernel + entry * LANES), of));
+        totals[0] = make_terms<Number>(
+            terms[0], shape, sample, channel, here, [&](int64_t row, int64_t column) {
+                return pick(load(weights[0].at(row, shape.pad_x + column)), of);
+            });
+        if (args.causal) totals[0] = KahanSum{};
+        for (int64_t row = 0, token = 0; row < args.rows; ++row) {
+            correlate_row<1>(sums, terms, totals, kernel, row, shape, false);
+            for (int64_t column = 0; column < args.columns; ++column, ++token)
+                write<Number>(args, sample, token, channel, here, load(sums[0] + column * LANES),
+                              pick(load(denominators + token * LANES), of));
+        }
+    }
+}
+
+// The work of a call: a block of channels or of heads per sample and unit, in any order.
+struct ForwardUnits {
+    ConvShape shape;
+    bool by_channels;
+    int64_t blocks, elements;  // elements: of the memory of a unit
+
+    explicit ForwardUnits(const ConvArgs& args) : shape(args) {
+        int64_t head_blocks = (args.heads + LANES - 1) / LANES;
+        // Blocks of channels are more units for the threads; the results are the same.
+        by_channels = args.heads == args.channels || args.batch * head_blocks < args.threads;
+        blocks = by_channels ? shape.blocks() : head_blocks;
+        elements = by_channels ? elements_by_channels(shape) : elements_by_heads(shape);
+    }
+
+    int64_t count() const { return blocks * shape.args.batch; }
+
+    template <typename Number>
+    void run(int64_t unit, float* memory) const {
+        int64_t sample = unit / blocks, first = unit % blocks * LANES;
+        if (by_channels) mix_channels<Number>(shape, sample, first, memory);
+        else mix_heads<Number>(shape, sample, first, memory);
+    }
+};
+
+}  // namespace

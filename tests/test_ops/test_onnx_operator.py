@@ -1,0 +1,110 @@
+"""AFT-conv as an operator of ONNX Runtime, `aft_mm/ops/native/onnx_operator.cpp`."""
+
+import numpy as np
+import pytest
+import torch
+
+from aft_mm.ops import reference
+from aft_mm.ops.checks import GATES
+from aft_mm.ops.native import availability
+
+from ..helpers import each
+from .test_native import HERE, INSTRUCTIONS, built  # noqa: F401
+
+onnxruntime = pytest.importorskip('onnxruntime')
+onnx = pytest.importorskip('onnx')
+NAMES = ['query', 'key', 'value', 'kernel', 'sizes']
+
+
+def open_session(gate='sigmoid', instructions=HERE, threads=1):
+    """Return a session of a graph with the operator alone, whose inputs have any shapes."""
+    helper, types = onnx.helper, [onnx.TensorProto.FLOAT] * 4 + [onnx.TensorProto.INT64]
+    inputs = [
+        helper.make_tensor_value_info(name, kind, None)
+        for name, kind in zip(NAMES, types, strict=True)
+    ]
+    given = ['', *NAMES[1:]] if gate == 'none' else NAMES
+    graph = helper.make_graph(
+        [helper.make_node('AFTConv', given, ['output'], domain='aft_mm')],
+        'graph',
+        inputs if gate != 'none' else inputs[1:],
+        [helper.make_tensor_value_info('output', onnx.TensorProto.FLOAT, None)],
+    )
+    opsets = [helper.make_opsetid('', 20), helper.make_opsetid('aft_mm', 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4  # errors are raised too
+    library = availability.library_path(instructions, 'operator')
+    options.register_custom_ops_library(str(library))
+    return onnxruntime.InferenceSession(model.SerializeToString(), options)
+
+
+def run(session, query, key, value, weight, grid, gate='sigmoid', global_connectivity=True):
+    kernel = (torch.expm1 if global_connectivity else torch.exp)(weight).flatten(1).T
+    rows = (1,) * (2 - len(grid))
+    sizes = [*rows, *grid, *rows, *weight.shape[1:], global_connectivity, GATES.index(gate)]
+    tensors = query, key, value, kernel
+    arrays = [x.numpy() for x in tensors] + [np.array(sizes, dtype=np.int64)]
+    feeds = dict(zip(NAMES, map(np.ascontiguousarray, arrays), strict=True))
+    if gate == 'none':
+        del feeds['query']
+    return torch.from_numpy(session.run(None, feeds)[0])
+
+
+# Batch, grid, kernel, heads and channels: partial vectors, one head per channel and few, rows that
+# fill the registers, kernels larger than the grid, and enough numbers for several threads.
+SHAPES = [
+    (2, (5, 7), (3, 5), 3, 6),
+    (1, (14, 14), (11, 11), 32, 192),
+    (3, (4, 3), (9, 7), 20, 20),
+    (2, (67,), (31,), 4, 36),
+    (1, (1, 1), (3, 3), 1, 1),
+]
+
+
+@pytest.mark.parametrize('instructions', INSTRUCTIONS[: INSTRUCTIONS.index(HERE) + 1])
+@each('gate', GATES)
+def test_the_operator_equals_the_oracle(gate, instructions):
+    sessions = [open_session(gate, instructions, threads) for threads in (1, 3)]
+    for batch, grid, kernel, heads, channels in SHAPES:
+        tokens = torch.Size(grid).numel()
+        query, value = torch.randn(2, batch, tokens, channels)
+        weight, hidden = 0.5 * torch.randn(heads, *kernel), torch.rand(batch, tokens, 1) < 0.2
+        # In a window, sums with one shift are exact for a small range of keys only.
+        for global_connectivity, scale in ((True, 30), (False, 3)):
+            key = scale * torch.randn(batch, tokens, heads)
+            masked = torch.where(hidden, -torch.inf, key)
+            own = query, masked, value, weight, grid, gate, global_connectivity
+            found, threaded = (run(session, *own) for session in sessions)
+            assert threaded.equal(found)
+            wide = [None if gate == 'none' else query.double()]
+            wide += [x.double() for x in (key, value, weight)]
+            expected = reference.aft_conv(
+                *wide,
+                grid=grid,
+                causal=False,
+                key_mask=~hidden[..., 0],
+                gate=gate,
+                global_connectivity=global_connectivity,
+            )
+            torch.testing.assert_close(found, expected.float(), atol=2e-5, rtol=1e-4)
+
+
+def test_inputs_that_do_not_fit_are_an_error_not_a_crash():
+    session = open_session()
+    query, value = torch.randn(2, 2, 35, 6)
+    key, weight = torch.randn(2, 35, 3), torch.randn(3, 3, 3)
+    for wrong in (
+        dict(grid=(5, 8)),
+        dict(weight=weight[:2]),
+        dict(key=key[:, :34]),
+        dict(key=key[..., :0], weight=weight[:0]),
+        dict(query=query[:1]),
+        dict(value=value[..., :5]),
+        dict(value=value[0]),
+    ):
+        given = dict(query=query, key=key, value=value, weight=weight, grid=(5, 7)) | wrong
+        with pytest.raises(Exception, match='inputs of aft_mm.AFTConv do not fit together'):
+            run(session, **given)
+    run(session, query, key, value, weight, (5, 7))
