@@ -12,7 +12,6 @@ exceed `--patience` or the memory are omitted. While other processes run, only m
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +52,6 @@ def make_parser() -> argparse.ArgumentParser:
         '--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='kinds of cost; default: all'
     )
     add_clock(parser)
-    parser.add_argument('--add', action='store_true', help='add to the rows of an existing --json')
     parser.add_argument('--png', type=Path, help='write a picture to this file')
     return parser
 
@@ -129,25 +127,6 @@ def measure(args: argparse.Namespace) -> list[dict]:
     return [dict(mixer=name, length=length, **rows[name, length]) for name, length in sorted(rows)]
 
 
-def add(rows: list[dict], args: argparse.Namespace) -> list[dict]:
-    earlier = json.loads(args.json.read_text()) if args.json.exists() else dict(rows=[])
-    if earlier['rows']:
-        there, here = earlier['environment'], environment(args)
-        for name in ('device', 'threads', 'dims', 'heads', 'tokens', 'clock'):
-            if there['settings'][name] != here['settings'][name]:
-                raise ValueError(
-                    f'{args.json} was measured with {name} {there["settings"][name]}, '
-                    f'got {here["settings"][name]}'
-                )
-        if there['device_name'] != here['device_name']:
-            raise ValueError(f'{args.json} was measured on {there["device_name"]}')
-    merged: dict[tuple, dict] = {}
-    for row in [*earlier['rows'], *rows]:
-        merged.setdefault((row['mixer'], row['length']), {}).update(row)
-    args.mixers, args.lengths = (sorted({cell[i] for cell in merged}) for i in (0, 1))
-    return [merged[cell] for cell in sorted(merged)]
-
-
 def summary(rows: list[dict]) -> list[str]:
     lines = []
     for name in dict.fromkeys(row['mixer'] for row in rows):
@@ -184,11 +163,6 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args, DEFAULTS)
-    if args.add:
-        with named_in_errors(parser, '--add'):
-            if args.json is None:
-                raise ValueError('needs --json')
-            add([], argparse.Namespace(**vars(args)))
     for name in args.mixers:
         with named_in_errors(parser, f'--mixers {name} with --dims {args.dims}'):
             check_mixer(name, args.dims, args.heads)
@@ -202,8 +176,6 @@ def main(arguments: list[str] | None = None) -> None:
         check(name, args)
     print(f'measuring {", ".join(args.kinds)}', file=sys.stderr)
     rows = measure(args)
-    if args.add:
-        rows = add(rows, args)
     write_json(args.json, rows, args)
     print('\n'.join(summary(rows)))
     if args.png:

@@ -10,7 +10,6 @@ Measurements that would exceed `--patience` or the memory are null.
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable
@@ -72,22 +71,6 @@ def caption(about: dict) -> str:
     return f'{settings}, {about["device_name"]}'
 
 
-def earlier_run(text: str) -> dict:
-    wanted = f'must be a JSON of this tool, got {text}'
-    try:
-        content = json.loads(Path(text).read_text())
-        caption(content['environment'])
-        for row in content['rows']:
-            [row[name] for name in ('mixer', 'dims', 'length', *KINDS)]
-        if not content['rows']:
-            raise ValueError('it has no rows')
-    except KeyError as error:
-        raise argparse.ArgumentTypeError(f'{wanted}, which lacks {error}') from error
-    except (OSError, ValueError, TypeError) as error:
-        raise argparse.ArgumentTypeError(f'{wanted}: {error}') from error
-    return content
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = common_parser(__doc__, DEFAULTS)
     parser.add_argument('--mixers', nargs='+', metavar='MIXER', help=MIXER_NAMES)
@@ -109,12 +92,6 @@ def make_parser() -> argparse.ArgumentParser:
         help='maximum seconds of a measurement; default %(default)s',
     )
     parser.add_argument('--png', type=Path, help='write a picture to this file')
-    parser.add_argument(
-        '--replot',
-        type=earlier_run,
-        metavar='JSON',
-        help='plot an earlier run instead of measuring',
-    )
     return parser
 
 
@@ -303,18 +280,14 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     args = parse_args(arguments)
     set_up_torch(args)
-    if args.replot:
-        about, rows = args.replot['environment'], args.replot['rows']
-    else:
-        for dims in args.dims:
-            for name in args.mixers:
-                check(name, dims, args)
-        rows = [row for dims in args.dims for row in measure(dims, args)]
-        about = environment(args)
-        write_json(args.json, rows, args)
+    for dims in args.dims:
+        for name in args.mixers:
+            check(name, dims, args)
+    rows = [row for dims in args.dims for row in measure(dims, args)]
+    write_json(args.json, rows, args)
     print('\n'.join(summary(rows)))
     if args.png:
-        plot(rows, args.png, caption(about))
+        plot(rows, args.png, caption(environment(args)))
 
 
 if __name__ == '__main__':
