@@ -103,6 +103,8 @@ def test_inputs_that_do_not_fit_are_an_error_not_a_crash():
         dict(query=query[:1]),
         dict(value=value[..., :5]),
         dict(value=value[0]),
+        dict(grid=(-5, -7)),
+        dict(weight=weight[:, :2]),
     ):
         given = dict(query=query, key=key, value=value, weight=weight, grid=(5, 7)) | wrong
         with pytest.raises(Exception, match='inputs of aft_mm.AFTConv do not fit together'):

@@ -134,7 +134,10 @@ Failure* compute(void*, void* context) {
     int64_t batch = value.sizes[0], tokens = value.sizes[1], channels = value.sizes[2];
     int64_t heads = key.sizes[2];
     bool has_query = sizes[GATE] != NONE;
-    bool fits = value.count == 3 && key.count == 3 && kernel.count == 2 && heads > 0 &&
+    bool sizes_fit = sizes[ROWS] > 0 && sizes[COLUMNS] > 0 && sizes[KERNEL_ROWS] > 0 &&
+                     sizes[KERNEL_COLUMNS] > 0 && sizes[KERNEL_ROWS] % 2 &&
+                     sizes[KERNEL_COLUMNS] % 2 && sizes[GATE] >= NONE && sizes[GATE] <= RELU;
+    bool fits = sizes_fit && value.count == 3 && key.count == 3 && kernel.count == 2 && heads > 0 &&
                 channels % heads == 0 && key.sizes[0] == batch && key.sizes[1] == tokens &&
                 sizes[ROWS] * sizes[COLUMNS] == tokens && kernel.sizes[1] == heads &&
                 kernel.sizes[0] == sizes[KERNEL_ROWS] * sizes[KERNEL_COLUMNS] &&
@@ -222,6 +225,8 @@ extern "C" __attribute__((visibility("default"))) void* RegisterCustomOps(
     void* options, const TableOfVersion* versions) {
     static const Operator op = make_operator();
     table = versions->get(VERSION);
+    if (table == nullptr)
+        return versions->get(1)->error(FAIL, "aft_mm needs ONNX Runtime 1.17 or later");
     if (const char* missing = missing_instructions()) {
         char message[160];
         snprintf(message, sizeof message,
