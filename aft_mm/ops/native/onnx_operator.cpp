@@ -3,6 +3,7 @@
 // A library of its own, which uses the threads of the runtime and depends on nothing. It declares
 // the few parts of the runtime's C interface that it needs: version 17, ONNX Runtime 1.17 and later.
 
+#include <atomic>
 #include <cstdio>
 
 #include "conv_forward.h"
@@ -106,7 +107,7 @@ Tensor dense(void* data, const Shape& shape) {
 
 struct Run {
     const ForwardUnits& units;
-    bool out_of_memory;
+    std::atomic<bool> out_of_memory;
 };
 
 void run_unit(void* data, size_t unit) {
@@ -161,7 +162,7 @@ Failure* compute(void*, void* context) {
     args.output = dense(result, value);
     args.kernel = static_cast<const float*>(data[KERNEL]);
     ForwardUnits units(args);
-    Run run = {units, false};
+    Run run = {units, {false}};
     if (batch * tokens * channels < SMALLEST_PARALLEL) {
         for (int64_t unit = 0; unit < units.count(); ++unit) run_unit(&run, unit);
     } else {
