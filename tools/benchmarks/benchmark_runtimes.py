@@ -155,6 +155,7 @@ def load(name: str, runtime: str, dtype: str, path: Path | None, size: int, thre
 
     precision = 'bf16' if dtype == 'bfloat16' else 'f32'
     settings = dict(INFERENCE_PRECISION_HINT=precision, INFERENCE_NUM_THREADS=threads)
+    settings['ENABLE_CPU_PINNING'] = False  # of this thread, and so of all threads that it starts
     compiled = openvino.Core().compile_model(path, 'CPU', settings)
     return lambda images: torch.from_numpy(compiled(images.numpy())[0])
 

@@ -163,6 +163,8 @@ def session(path: Path, library: Path | None = None, threads: int = 0) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    # Else the threads of a session still occupy their cores when another runtime is measured next.
+    options.add_session_config_entry('session.force_spinning_stop', '1')
     if library is not None:
         options.register_custom_ops_library(str(library))
     return onnxruntime.InferenceSession(str(path), options, providers=['CPUExecutionProvider'])
