@@ -58,8 +58,8 @@ def trace(graph: Graph, suffix: str, loops: bool = False) -> tuple[ExportedProgr
             )
     if loops and not any('onnx_symbolic' in str(node.target) for node in nodes_of(program)):
         raise UserError(
-            'a graph with loops needs AFT-conv in one or two dimensions, not causal, with '
-            'global_connectivity=True and a range of w of at most 60 nats, got none'
+            'a graph with loops needs AFT-conv in one or two dimensions that is not causal, with '
+            'global_connectivity=True and no position bias below -3, got none'
         )
     return program, paths
 
