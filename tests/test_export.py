@@ -110,9 +110,11 @@ def test_onnx_equals_the_model(case, tool, files, tmp_path, capsys):
     mixer, options, words = CASES[case]
     # The second layer of AFT-conv takes another form than the first.
     config, checkpoint, model = files(mixer, options, layers=2 if mixer == CONV else 1)
-    out = tmp_path / 'model.onnx'
+    out, library = tmp_path / 'model.onnx', tmp_path / 'model.loops.so'
+    library.touch()  # of an earlier export
     tool.main([config, checkpoint, str(out), *words])
     assert f'{out}: ONNX opset 20' in capsys.readouterr().out
+    assert library.exists() == ('--loops' in words)
     shapes = [(2, 3, *size) for size in OTHER_SIZES] if '--dynamic' in words else []
     for shape in [(1, 3, 32, 48), *shapes]:
         image = torch.randn(*shape)

@@ -450,9 +450,10 @@ def export(args: argparse.Namespace) -> str:
             program, chosen = trace(graph, path.suffix, args.loops)
             choices += chosen
             write(program, graph, path)
-            library_of(path).unlink(missing_ok=True)  # of an earlier export
             if args.loops:
                 shutil.copyfile(operator_library(), library_of(path))
+            elif path.suffix == '.onnx':
+                library_of(path).unlink(missing_ok=True)  # of an earlier export
         difference = check(exportable, paths)
         if args.int8:
             before = sum(map(size_of, paths))

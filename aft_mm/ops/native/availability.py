@@ -51,7 +51,12 @@ def find_built(kind: str) -> Path | str:
             return f'was built from other sources than these; {BUILD_COMMAND} builds it again'
         return 'is not built; installing aft_mm from source builds it on Linux with a C++ compiler'
     if not _is_intact(path):  # loading a damaged library may kill the process
-        return f'{path.name} is damaged or has no hash next to it; {BUILD_COMMAND} builds it again'
+        reason = (
+            f'{path.name} is damaged or has no hash next to it; {BUILD_COMMAND} builds it again'
+        )
+        if kind == 'loops':
+            logger.warning('the C++ loops are not used: %s', reason)
+        return reason
     return path
 
 
@@ -60,8 +65,6 @@ def find_library() -> Path | str:
     """Return the library of the loops for this processor, or why there is none."""
     path = find_built('loops')
     if isinstance(path, str):
-        if 'damaged' in path:
-            logger.warning('the C++ loops are not used: %s', path)
         return path
     try:
         load(path)
