@@ -9,7 +9,7 @@ from aft_mm.ops.checks import GATES
 from aft_mm.ops.native import availability
 
 from ..helpers import each
-from .test_native import HERE, INSTRUCTIONS, built  # noqa: F401
+from .test_native import HERE, INSTRUCTIONS, built  # noqa: F401, a fixture of this file too
 
 onnxruntime = pytest.importorskip('onnxruntime')
 onnx = pytest.importorskip('onnx')

@@ -68,7 +68,7 @@ from torch import Tensor, nn
 
 sys.path.append(str(TOOLS / 'model_converters'))
 from exported_graphs import Graph
-from graph_files import operator_library, quantize, session, trace, write
+from graph_files import ONNX, operator_library, quantize, session, trace, write
 
 # Relative error of the features. int8 rounds weights and inputs; its error is in the row.
 TOLERANCE = dict(float32=1e-3, bfloat16=5e-2, int8=0.5)
@@ -79,7 +79,6 @@ REFUSED = {
     ('onnxruntime', 'bfloat16'): 'ONNX Runtime has no bfloat16 on a CPU',
     ('loops', 'bfloat16'): 'ONNX Runtime has no bfloat16 on a CPU',
 }
-ONNX = ('onnx', 'onnxscript', 'onnxruntime')
 PACKAGES = dict(onnxruntime=ONNX, loops=ONNX, openvino=('openvino',))
 Cell = tuple[str, str, str]
 Call = Callable[[Tensor], Tensor]

@@ -4,7 +4,7 @@ import importlib.util
 import logging
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from exported_graphs import Call, Graph
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
-from torch.fx.node import Node, map_aggregate
+from torch.fx.node import map_aggregate
 
 from aft_mm.config.finding import install_command
 from aft_mm.errors import UserError
@@ -56,7 +56,8 @@ def trace(graph: Graph, suffix: str, loops: bool = False) -> tuple[ExportedProgr
             program = torch.export.export(
                 graph.module, examples, dynamic_shapes=shapes, strict=False
             )
-    if loops and not any('onnx_symbolic' in str(node.target) for node in nodes_of(program)):
+    nodes = (node for module in graph_modules(program) for node in module.graph.nodes)
+    if loops and not any('onnx_symbolic' in str(node.target) for node in nodes):
         raise UserError(
             'a graph with loops needs AFT-conv in one or two dimensions that is not causal, with '
             'global_connectivity=True and no position bias below -3, got none'
@@ -77,10 +78,8 @@ def library_of(path: Path) -> Path:
     return path.with_suffix('.loops.so')
 
 
-def nodes_of(program: ExportedProgram) -> Iterator[Node]:
-    for module in program.graph_module.modules():
-        if isinstance(module, GraphModule):
-            yield from module.graph.nodes
+def graph_modules(program: ExportedProgram) -> list[GraphModule]:
+    return [x for x in program.graph_module.modules() if isinstance(x, GraphModule)]
 
 
 def shrink_constants(program: ExportedProgram) -> None:
@@ -96,11 +95,10 @@ def shrink_constants(program: ExportedProgram) -> None:
             return value
         return math.copysign(min(max(abs(value), limits.tiny), limits.max), value)
 
-    for module in program.graph_module.modules():
-        if isinstance(module, GraphModule):
-            for node in module.graph.nodes:
-                node.args = map_aggregate(node.args, shrunk)
-            module.recompile()
+    for module in graph_modules(program):
+        for node in module.graph.nodes:
+            node.args = map_aggregate(node.args, shrunk)
+        module.recompile()
 
 
 def write(program: ExportedProgram, graph: Graph, path: Path) -> None:
