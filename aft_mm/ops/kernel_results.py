@@ -1,5 +1,6 @@
 """Stored results of the check of the Triton kernels, per device, versions and sources."""
 
+import ctypes
 import functools
 import hashlib
 import json
@@ -68,8 +69,14 @@ def device_key(device_type: str, index: int | None) -> dict[str, str]:
     )
     if device_type != 'cuda':
         return dict(device="Triton's interpreter", driver='none', **key)
-    driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
-    return dict(device=torch.cuda.get_device_name(index), driver=str(driver), **key)
+    return dict(device=torch.cuda.get_device_name(index), driver=_driver_version(), **key)
+
+
+def _driver_version() -> str:
+    """Return the newest CUDA version that the driver supports, such as '13000'."""
+    version = ctypes.c_int()
+    ctypes.CDLL('libcuda.so.1').cuDriverGetVersion(ctypes.byref(version))
+    return str(version.value)
 
 
 def result_path(device_type: str, index: int | None) -> Path:
