@@ -70,8 +70,16 @@ def _exporting() -> bool:
 
 
 def transformed(*tensors: Tensor) -> bool:
-    """Return whether a torch.func transform wraps a tensor."""
+    """Return whether a torch.func transform wraps a tensor, in a graph whether one is active."""
+    if torch.compiler.is_dynamo_compiling():  # which cannot trace debug_unwrap
+        return _transforms_active()
     return any(torch.func.debug_unwrap(x) is not x for x in tensors)
+
+
+# Evaluated while a graph is compiled, in which the state of torch.func is that of the traced code.
+@constant
+def _transforms_active() -> bool:
+    return torch._C._are_functorch_transforms_active()
 
 
 def may_read(x: Tensor) -> bool:
@@ -108,7 +116,7 @@ def choose(
     if torch.compiler.is_compiling() and not isinstance(condition, bool):
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
             return _choose_in_training_graph(condition, fast, safe, operands)
-        return torch.cond(condition, fast, safe, operands)
+        return torch.cond(condition, _contiguous(fast), _contiguous(safe), operands)
     if isinstance(condition, Tensor):
         if condition.is_meta:
             return fast(*operands)
@@ -141,7 +149,16 @@ def _choose_in_training_graph(
     def zeros(*operands: Tensor) -> Tensor:
         return operands[0].new_zeros(result.shape)
 
-    return torch.where(condition, result, torch.cond(condition, zeros, safe, operands))
+    return torch.where(condition, result, torch.cond(condition, zeros, _contiguous(safe), operands))
+
+
+def _contiguous(path: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a branch of torch.cond, whose results must have the same strides."""
+
+    def branch(*operands: Tensor) -> Tensor:
+        return path(*operands).contiguous()
+
+    return branch
 
 
 @contextmanager

@@ -45,6 +45,7 @@ def dense_local(query, key, value, pos_u, pos_v, *, window: int, **ignored) -> T
     bias = (pos_u @ pos_v.T).masked_fill(distance >= window, 0)
     weight = torch.exp(bias.masked_fill(distance < 0, -torch.inf))
     exp_key = torch.exp(key - key.amax(1, keepdim=True))
+    weight = weight.to(value.dtype)  # of float32 factors
     return torch.sigmoid(query) * (weight @ (exp_key * value)) / (weight @ exp_key)
 
 

@@ -16,10 +16,10 @@ from .bf16_matmul import RoundedProduct, multiply, split_terms
 from .online_softmax import column_shift, mean
 
 # Largest W in float32.
-MOST_WEIGHT_BYTES = 2**30
-# Nominal rates of an H100 per second; only their ratios matter.
+MOST_WEIGHT_BYTES = 2**31
+# Rates of an H100 per second, nominal but for the convolution of large kernels, which was measured.
 PRODUCT_RATE = {'fp32': 50e12, 'bf16': 700e12, 'bf16x2': 350e12}
-CONVOLUTION_RATE = 12e12
+CONVOLUTION_RATE = 0.3e12
 BYTE_RATE = 3e12
 # Bytes per float32 element of e^k v and e^k.
 CONVOLUTION_BYTES = 25 * 8
