@@ -7,6 +7,8 @@ import pkgutil
 from functools import cache
 from pathlib import Path
 
+import torch
+
 import aft_mm
 
 ROOT = Path(__file__).parent.parent
@@ -73,6 +75,25 @@ def imports(path: Path) -> list[tuple[ast.stmt, str]]:
 
 def needs_triton(path: Path) -> bool:
     return path.parent.name == 'triton' and path.stem not in WITHOUT_TRITON
+
+
+def dotted(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Attribute):
+        owner = dotted(node.value)
+        return owner and f'{owner}.{node.attr}'
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def test_everything_named_of_torch_exists():
+    """Also what only a GPU reaches; the first GPU that ran it lacked a private function."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = dotted(node) if isinstance(node, ast.Attribute) else None
+            if name and name.startswith(('torch.cuda.', 'torch._C.', 'torch.backends.')):
+                place, value = f'{path} line {node.lineno}', torch
+                for part in name.split('.')[1:]:
+                    value = getattr(value, part, None)
+                    assert value is not None, f'{place}: {name} does not exist'
 
 
 def test_packages_import_only_what_the_table_allows():

@@ -35,6 +35,7 @@ import plot_models  # noqa: E402
 import training_step  # noqa: E402
 from op_cases import CASES, sized  # noqa: E402
 from op_costs import compulsory_bytes, operations  # noqa: E402
+from rivals import RIVALS, Rival  # noqa: E402
 
 COMMON = ['--device', 'cpu', '--threads', '1', '--rounds', '1']
 PROGRAMS = [
@@ -105,6 +106,12 @@ def test_ops(tmp_path, monkeypatch, capsys):
     assert max(row['errors'].values()) < 2e-2
     assert 'cuda tensors' in rows['small-full', 'triton', 'forward']['reason']
     assert rows['small-full', 'softmax', 'forward']['compared'] is False
+    right = RIVALS['dense-local'].make
+    with monkeypatch.context() as patch:
+        patch.setitem(RIVALS, 'dense-local', Rival(lambda *given: scaled(right(*given)), True))
+        assert benchmark_ops.main(['--cases', 'small-local', '--check', *options]) == 0
+    rival = next(row for row in rows_of(path) if row['form'] == 'dense-local')
+    assert rival['status'] == 'wrong'
     monkeypatch.setattr(eager, 'aft_simple', scaled(eager.aft_simple))
     assert benchmark_ops.main(['--cases', 'small-simple', *options]) == 1
     for row in rows_of(path):

@@ -3,6 +3,8 @@
 Inductor lowers scans of few columns differently for CUDA than for CPUs.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -132,6 +134,38 @@ def test_tokens_on_a_device_choose_their_products(grad):
         assert len(list(banded_matmul._column_chunks(columns))) == 1
         weight = torch.empty(384, 11, 11, device='cuda')
         assert conv_dense.is_applicable(value, weight, (14, 14), precision())
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize('case', ['simple', 'window', 'conv', 'conv-few-heads'])
+def test_an_evaluation_on_a_device_is_one_graph(case, dtype, monkeypatch):
+    """Dynamo traces both branches of each choice; on a CPU other operations are traced."""
+    monkeypatch.undo()
+    few = ('aft_conv', dict(grid=(32, 32)), (4, 1024, 64), ((16, 11, 11),))
+    op, options, tokens, biases = (CASES | {'conv-few-heads': few})[case]
+    keys = (*tokens[:2], biases[0][0]) if op == 'aft_conv' else tokens
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    nothing = torch.empty(0, dtype=torch.uint8)
+    monkeypatch.setenv('AFT_MM_BACKEND', 'eager')
+    monkeypatch.setattr(torch.accelerator, 'is_available', lambda: False)  # it has no streams
+    for name in ('get_rng_state', 'set_rng_state'):
+        monkeypatch.setattr(torch.cuda, name, lambda *state, **options: nothing)
+    torch.compiler.reset()
+    with pretended_device(), torch.no_grad():
+        inputs = [
+            torch.empty(shape, device='cuda', dtype=dtype) for shape in (tokens, keys, tokens)
+        ]
+        inputs += [torch.empty(shape, device='cuda') for shape in biases]
+        compiled = torch.compile(
+            partial(getattr(ops, op), **options), fullgraph=True, dynamic=False, backend=backend
+        )
+        assert compiled(*inputs).shape == tokens
+    assert len(graphs) == 1
 
 
 # Launches and products of an evaluation with a known form: bfloat16 products on small grids,

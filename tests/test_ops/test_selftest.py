@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -150,6 +151,51 @@ def test_wrong_values_gradients_and_varying_results_are_found(monkeypatch):
         monkeypatch.setattr(eager, 'aft_simple', wrong)
         with pytest.raises(WrongResultError, match=message):
             check[0](*check[1:])
+
+
+def test_errors_of_cancelling_gradients_are_relative_to_their_sums(monkeypatch):
+    """If one key has all the weight, grad_key is a difference of sums over 400 targets."""
+    case = Case('', 'aft_simple', 400, dict(causal=False))
+    errors = dict(output=0.0, grad_key=0.0)
+
+    def run(op, case, twist, device, dtype, processors):
+        tensors = selftest.twisted_inputs(case, twist, device, dtype)
+        plain, output, grad_query, grad_key, *others = selftest._expected_of_op(
+            case, tensors, 1, None
+        )
+        changed = output + errors['output'], grad_query, grad_key + errors['grad_key']
+        return [plain, *changed, *others]
+
+    monkeypatch.setattr(selftest, 'run_kernels', run)
+    check = selftest.check_case, 'aft_simple', case, 'spike', CPU, torch.bfloat16, 1
+    errors['grad_key'] = 0.02 * 19  # of sqrt(400) = 20
+    assert 0.018 < check[0](*check[1:]) < 0.02
+    for name, size in (('grad_key', 0.02 * 21), ('output', 0.2)):
+        errors.update({'output': 0.0, 'grad_key': 0.0, name: size})
+        with pytest.raises(WrongResultError, match=f'{name}.* has error'):
+            check[0](*check[1:])
+
+
+def test_a_case_too_large_for_the_oracle_is_compared_with_eager_in_float64(monkeypatch):
+    case = Case('', 'aft_simple', 9, dict(causal=True))
+    tensors = selftest.twisted_inputs(case, 'plain', CPU, torch.bfloat16)
+    monkeypatch.setattr(dispatch, '_logged', set())
+    expected = selftest._expected_of_op(case, tensors, 1, None)
+    monkeypatch.setattr(selftest, 'LARGEST_PRODUCT', 0)
+    monkeypatch.setattr(reference, 'aft_simple', None)
+    found = selftest._expected_of_op(case, tensors, 1, None)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_result_is_valid_for_one_driver(machine, monkeypatch):
+    def answer(version):
+        version._obj.value = 13000
+
+    libraries = {'libcuda.so.1': SimpleNamespace(cuDriverGetVersion=answer)}
+    monkeypatch.setattr(kernel_results.ctypes, 'CDLL', libraries.__getitem__)
+    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda index: f'GPU {index}')
+    key = kernel_results.device_key('cuda', 1)
+    assert key['driver'] == '13000' and key['device'] == 'GPU 1'
 
 
 def test_an_interrupted_check_does_not_replace_a_result(machine):

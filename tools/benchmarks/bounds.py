@@ -103,7 +103,6 @@ DECODERS = {
 }
 # Ops whose pairs are matrix products; the others are running sums.
 PRODUCTS = ('aft_full', 'aft_local', 'aft_local_learned', 'aft_conv')
-NOT_MEASURED = 'not measured'
 
 
 def kernel_seconds(kernel: Kernel, gpu: Gpu, precision: str) -> float:
@@ -228,7 +227,6 @@ def model_table(what: str, size: str, per: int, rows: Sequence[dict]) -> str:
         'mixing in one pass',
         f'aim: {AIM} of that, 1.0 at least',
         'mixing at, of a copy',
-        'measured',
     )
     lines = [
         (
@@ -239,7 +237,6 @@ def model_table(what: str, size: str, per: int, rows: Sequence[dict]) -> str:
             f'{row["launches_aft"]} / {row["launches_rival"]}',
             *(f'{row[bound]:.2f}' for bound in ('by_operations', 'free', 'one_pass', 'aim')),
             percent(row['mixing_of_copy']),
-            NOT_MEASURED,
         )
         for row in rows
     ]
@@ -258,7 +255,6 @@ def op_table(rows: Sequence[dict]) -> str:
         'set by',
         'of a copy, at most',
         'aim',
-        'measured',
     )
     lines = [
         (
@@ -269,7 +265,6 @@ def op_table(rows: Sequence[dict]) -> str:
             both(pair, lambda row: row['bound_by']),
             both(pair, lambda row: percent(row['of_copy'])),
             both(pair, lambda row: percent(row['aim'])) if pair[0]['aim'] else '–',
-            NOT_MEASURED,
         )
         for pair in zip(rows[::2], rows[1::2], strict=True)
     ]
