@@ -275,13 +275,23 @@ def test_metrics_of_the_file_are_those_of_the_config(tool, tmp_path, capsys):
             ['--dynamic'],
             '--dynamic is for images',
         ),
+        (
+            DECODER.format(
+                mixer="dict(type='aft_mm.AFTConv', num_heads=2, kernel_size=3)",
+                head='CategoricalHead',
+                values='num_classes=11',
+            ),
+            ['--steps', '--loops'],
+            '--loops is for images',
+        ),
     ],
-    ids=['head', 'mixer', 'option'],
+    ids=['head', 'mixer', 'option', 'loops'],
 )
 def test_sequence_models_without_a_graph_are_refused(text, words, message, tool, tmp_path):
     config, checkpoint, _ = save(tmp_path, text)
-    stops(message, tool.main, [config, checkpoint, str(tmp_path / 'model.pt2'), *words])
-    assert not list(tmp_path.glob('*.pt2'))
+    out = tmp_path / ('model.onnx' if '--loops' in words else 'model.pt2')
+    stops(message, tool.main, [config, checkpoint, str(out), *words])
+    assert not list(tmp_path.glob(f'*{out.suffix}'))
 
 
 class Op(nn.Module):

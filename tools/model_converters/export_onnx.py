@@ -345,7 +345,7 @@ def check_args(args: argparse.Namespace) -> Config:
     if args.steps and kind != 'AutoregressiveModel':
         raise UserError(f'--steps needs an autoregressive model, got {config.model.type}')
     if kind == 'CTCModel' or args.steps:
-        for name in ('dynamic', 'size', 'backbone'):
+        for name in ('dynamic', 'size', 'backbone', 'loops'):
             if getattr(args, name):
                 raise UserError(f'--{name} is for images, got {config.model.type}')
         return config
