@@ -177,10 +177,10 @@ def test_models_are_compared_on_their_test_images(tool, untrained, tmp_path, cap
     )
     out = ['--out', str(tmp_path / 'c.png')]
     first, second = (['--model', name, config, checkpoint] for name in 'ab')
-    compare.main([*first, *second, '--num', '2', *out])
+    compare.main([*first, *second, '--num', '2', '--keep', '0.25', *out])
     assert '2 models on 2 images' in capsys.readouterr().out
     ((images, completions, rows),) = calls
-    assert completions.shape[:2] == (2, 2) and rows == images.shape[1] // 2
+    assert completions.shape[:2] == (2, 2) and rows == images.shape[1] // 4
     np.testing.assert_array_equal(completions[:, 0], completions[:, 1])  # one model, one seed
     np.testing.assert_array_equal(completions[:, 0, :rows], images[:, :rows])
     for words, message in (

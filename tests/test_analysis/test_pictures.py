@@ -206,6 +206,20 @@ def test_fields_of_networks_of_three_libraries(
         assert 0 < float(row['half_px']) <= float(row['most_px'])
 
 
+def test_a_field_belongs_to_its_place(tool, tmp_path, monkeypatch):
+    module, fields = tool('analysis_tools/plot_receptive_field'), []
+    draw = module.draw_receptive_field
+    monkeypatch.setattr(
+        module, 'draw_receptive_field', lambda *args: fields.append(args[0]) or draw(*args)
+    )
+    words = 'timm:resnet18 --size 64 --num 1 --layers layer1 --dpi 20 --place'
+    for place in ('0 15', '15 0'):  # of 16 × 16
+        module.main([*words.split(), *place.split(), '--out', str(tmp_path / 'f.png')])
+    above, below = (field['layer1'] for field in fields)
+    assert above[:32, 32:].sum() > 0.9 * above.sum()
+    assert below[32:, :32].sum() > 0.9 * below.sum()
+
+
 def test_files_go_through_the_pipeline_of_the_config(tmp_path):
     """mmcv reads BGR; pictures are RGB."""
     config = Config.fromfile(

@@ -89,8 +89,8 @@ def test_the_tool_finds_the_time_by_the_name_of_the_config(tmp_path, monkeypatch
         'draw_seed_curves',
         lambda *args: calls.update(args=args) or draw_seed_curves(*args),
     )
-    plot_seed_curves.main([*words, 'times.json', '--top', '2.9', '--smooth', '2'])
-    assert calls['args'][2:] == (1.0, {'x': 250.0}, 2.9, 2, 'loss')
+    plot_seed_curves.main([*words, 'times.json', '--top', '4.2', '--smooth', '2', '--bits'])
+    assert calls['args'][2:] == (1 / math.log(2), {'x': 250.0}, 4.2, 2, 'loss')
     assert matplotlib.image.imread('a.png').std() > 0.05
     Path('empty.json').write_text('{}')
     with pytest.raises(SystemExit, match="--times must be .*, got 'empty.json'"):

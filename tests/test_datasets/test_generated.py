@@ -83,6 +83,14 @@ def test_dots_of_a_path_are_connected():
     assert found[labels].all() and found[~labels].mean() < 0.3
 
 
+def test_paths_of_fewer_steps_have_fewer_dashes():
+    dashes = {}
+    for steps in (3, 6):
+        image = Pathfinder('val', num_samples=1, size=64, num_steps=steps)[0]['img']
+        dashes[steps] = cv2.connectedComponents((image[..., 0] > 30).astype(np.uint8))[0] - 1
+    assert 4 < dashes[3] <= 8 < dashes[6] <= 14  # of two paths, with two dots
+
+
 def test_training_draws_anew_and_the_other_splits_do_not():
     train, val, test = (CopyTask(split, num_samples=9) for split in ('train', 'val', 'test'))
 
