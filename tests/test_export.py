@@ -282,7 +282,7 @@ def test_metrics_of_the_file_are_those_of_the_config(tool, tmp_path, capsys):
                 values='num_classes=11',
             ),
             ['--steps', '--loops'],
-            '--loops is for images',
+            '--loops must be left out with --steps',
         ),
     ],
     ids=['head', 'mixer', 'option', 'loops'],

@@ -344,8 +344,10 @@ def check_args(args: argparse.Namespace) -> Config:
         check_data(config, 'test')
     if args.steps and kind != 'AutoregressiveModel':
         raise UserError(f'--steps needs an autoregressive model, got {config.model.type}')
+    if args.steps and args.loops:
+        raise UserError('--loops must be left out with --steps, as steps have no loops')
     if kind == 'CTCModel' or args.steps:
-        for name in ('dynamic', 'size', 'backbone', 'loops'):
+        for name in ('dynamic', 'size', 'backbone'):
             if getattr(args, name):
                 raise UserError(f'--{name} is for images, got {config.model.type}')
         return config
