@@ -99,6 +99,11 @@ def test_mpi(run, script):
     )
 
 
+# Deleting a wrapper right after its last sum may wait forever: gloo joins its threads with Python's
+# lock held, and a thread that releases the tensors of the sum needs that lock.
+KEPT = []
+
+
 @pytest.mark.parametrize(
     ('options', 'expected'),
     [
@@ -115,6 +120,7 @@ def test_sums_are_fixed_before_training_and_leave_no_gradient(options, expected)
         layer = nn.Embedding(5, 3, sparse=options.pop('sparse', False))
         assert not fix_sum_order(layer)
         model = nn.parallel.DistributedDataParallel(layer, **options)
+        KEPT.append(model)
         assert fix_sum_order(model) == expected
         for _ in range(2):
             assert layer.weight.grad is None
