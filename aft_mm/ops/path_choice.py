@@ -72,14 +72,8 @@ def _exporting() -> bool:
 def transformed(*tensors: Tensor) -> bool:
     """Return whether a torch.func transform wraps a tensor, in a graph whether one is active."""
     if torch.compiler.is_dynamo_compiling():  # which cannot trace debug_unwrap
-        return _transforms_active()
+        return torch._C._are_functorch_transforms_active()
     return any(torch.func.debug_unwrap(x) is not x for x in tensors)
-
-
-# Evaluated while a graph is compiled, in which the state of torch.func is that of the traced code.
-@constant
-def _transforms_active() -> bool:
-    return torch._C._are_functorch_transforms_active()
 
 
 def may_read(x: Tensor) -> bool:
