@@ -27,11 +27,12 @@ CARRIED = ('configs', 'tools', 'model-index.yml')
 LOOPS = Path('aft_mm/ops/native')
 SOURCES = sorted([*LOOPS.glob('*.cpp'), *LOOPS.glob('*.h')])
 OPERATOR = LOOPS / 'onnx_operator.cpp'  # for ONNX Runtime, a library of its own
+EXTENSION = LOOPS / 'openvino_operator.cpp'  # `aft_mm export` builds it
 # aft_mm.ops.native loads the library whose name has the digest of these sources.
 DIGEST = hashlib.sha256(b''.join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
 FLAGS = ['-std=c++17', '-O3', '-g0', '-ffp-contract=fast', '-fvisibility=hidden']
 KINDS = {
-    'loops': [path for path in SOURCES if path.suffix == '.cpp' and path != OPERATOR],
+    'loops': [path for path in SOURCES if path.suffix == '.cpp' and path not in (OPERATOR, EXTENSION)],
     'operator': [OPERATOR],
 }
 # The loops use the OpenMP library that torch has loaded, so they share its threads; the operator uses

@@ -73,6 +73,14 @@ def files(tmp_path):
     return make
 
 
+def open_openvino(path, loops=False):
+    openvino = pytest.importorskip('openvino')
+    core = openvino.Core()
+    if loops:
+        core.add_extension(str(path.with_suffix('.loops.so')))
+    return core.compile_model(path, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32'})
+
+
 def open_onnx(path, loops=False):
     import onnxruntime
 
@@ -82,8 +90,11 @@ def open_onnx(path, loops=False):
     return onnxruntime.InferenceSession(str(path), options)
 
 
-def outputs_of_onnx(path, image, loops):
-    found = open_onnx(path, loops).run(None, {'image': image.numpy()})
+def outputs_of(path, image, loops):
+    if path.suffix == '.xml':
+        found = open_openvino(path, loops)({'image': image.numpy()}).values()
+    else:
+        found = open_onnx(path, loops).run(None, {'image': image.numpy()})
     return [torch.from_numpy(part) for part in found]
 
 
@@ -97,6 +108,8 @@ CASES = {
     'conv-maps-any-size': (CONV, 'out_indices=(0, 1)', ['--dynamic', '--backbone']),
     'conv-loops': (CONV, 'position_embedding=False', ['--loops']),
     'conv-loops-any-size': (CONV, 'position_embedding=False', ['--loops', '--dynamic']),
+    'openvino-conv-maps-any-size': (CONV, 'out_indices=(0, 1)', ['--dynamic', '--backbone']),
+    'openvino-conv-loops-any-size': (CONV, 'with_cls_token=False', ['--loops', '--dynamic']),
     'full-maps': (FULL, CLS, ['--backbone']),
     'full-any-size': (FULL, CLS, ['--dynamic']),
     'deit': (SOFTMAX, CLS, []),
@@ -106,21 +119,25 @@ CASES = {
 @needs_onnx
 @pytest.mark.slow
 @pytest.mark.parametrize('case', CASES)
-def test_onnx_equals_the_model(case, tool, files, tmp_path, capsys):
+def test_a_graph_equals_the_model(case, tool, files, tmp_path, capsys):
     mixer, options, words = CASES[case]
+    suffix, about = '.onnx', 'ONNX opset 20'
+    if case.startswith('openvino'):
+        pytest.importorskip('openvino')
+        suffix, about = '.xml', 'OpenVINO'
     # The second layer of AFT-conv takes another form than the first.
     config, checkpoint, model = files(mixer, options, layers=2 if mixer == CONV else 1)
-    out, library = tmp_path / 'model.onnx', tmp_path / 'model.loops.so'
+    out, library = tmp_path / f'model{suffix}', tmp_path / 'model.loops.so'
     library.touch()  # of an earlier export
     tool.main([config, checkpoint, str(out), *words])
-    assert f'{out}: ONNX opset 20' in capsys.readouterr().out
+    assert f'{out}: {about}' in capsys.readouterr().out
     assert library.exists() == ('--loops' in words)
     shapes = [(2, 3, *size) for size in OTHER_SIZES] if '--dynamic' in words else []
     for shape in [(1, 3, 32, 48), *shapes]:
         image = torch.randn(*shape)
         with torch.no_grad():
             expected = maps(model, image) if '--backbone' in words else [model(image)]
-        found = outputs_of_onnx(out, image, '--loops' in words)
+        found = outputs_of(out, image, '--loops' in words)
         assert len(found) == len(expected)
         for ours, theirs in zip(found, expected, strict=True):
             assert theirs.abs().max() > 0.1
@@ -231,6 +248,33 @@ def test_int8_shrinks_the_file_and_rounds_the_outputs(words, tool, tmp_path, cap
     (found,) = session.run(None, dict(frames=frames.numpy(), mask=mask.numpy()))
     change = (torch.from_numpy(found) - model(frames)).std() / model(frames).std()
     assert 1e-4 < change < 0.1
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_int8_of_openvino_knows_the_ranges_of_images(tool, tmp_path, capsys):
+    pytest.importorskip('nncf', reason='NNCF quantises for OpenVINO')
+    text = "_base_ = 'aft_mm::image_classification/aft-conv-quickstart_1xb64-50e_digits.py'"
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        config, checkpoint, _ = save(tmp_path, text)
+    out = tmp_path / 'model.xml'
+    tool.main([config, checkpoint, str(out), '--int8', '--loops'])
+    assert 0.25 < float(re.search(r'int8: ([\d.]+) x', capsys.readouterr().out)[1]) < 0.7
+    compiled = open_openvino(out, loops=True)
+    dataset = Runner.build_dataloader(Config.fromfile(config).test_dataloader).dataset
+    items = [dataset[index] for index in range(50)]
+    _, model = load_model(config, checkpoint, device='cpu')
+    pixels = model.data_preprocessor(dict(inputs=[item['inputs'] for item in items]), False)
+    images = pixels['inputs']
+    parts = [torch.from_numpy(compiled(image.numpy())[0].copy()) for image in images.split(1)]
+    found = torch.cat(parts)
+    change = (found - model(images)).std() / model(images).std()
+    assert 1e-4 < change < 0.1
+    stops(
+        '--int8 for OUT.xml needs a classifier .* no --size',
+        tool.main,
+        [config, checkpoint, str(out), '--int8', '--size', '8', '8'],
+    )
 
 
 def test_metrics_of_the_file_are_those_of_the_config(tool, tmp_path, capsys):
@@ -363,8 +407,8 @@ def test_graphs_of_all_runtimes_equal_the_oracle(case, runtime, tmp_path):
         with ops.replay_paths(paths, runtime):
             program = torch.export.export(op, (query, key, value), strict=False)
     graphs = [program.module()]
-    if runtime == 'onnxruntime' and not MISSING:
-        graphs.append(in_onnxruntime(program, tmp_path / 'op.onnx'))
+    if runtime != 'torch' and not MISSING:
+        graphs.append(in_runtime(program, tmp_path / 'op.onnx', runtime))
     for factor in (1.0,) if case == 'causal' else (1.0, 300.0, 1e4):
         inputs = query, factor * key, value
         doubles = [x.double() for x in (*inputs, weight)]
@@ -373,17 +417,23 @@ def test_graphs_of_all_runtimes_equal_the_oracle(case, runtime, tmp_path):
             torch.testing.assert_close(graph(*inputs), expected, atol=2e-5, rtol=1e-4)
 
 
-def in_onnxruntime(program, path):
-    import onnxruntime
-
+def in_runtime(program, path, runtime):
     names = ['query', 'key', 'value']
     written = torch.onnx.export(program, dynamo=True, opset_version=18, input_names=names)
     written.save(str(path), external_data=False)
-    session = onnxruntime.InferenceSession(str(path))
+    if runtime == 'openvino':
+        compiled = open_openvino(path)
+
+        def run(arrays):
+            return compiled(arrays)[0].copy()
+    else:
+        session = open_onnx(path)
+
+        def run(arrays):
+            return session.run(None, arrays)[0]
 
     def call(*inputs):
-        arrays = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
-        return torch.from_numpy(session.run(None, arrays)[0])
+        return torch.from_numpy(run({n: x.numpy() for n, x in zip(names, inputs, strict=True)}))
 
     return call
 
@@ -391,7 +441,10 @@ def in_onnxruntime(program, path):
 def test_an_unknown_runtime_is_refused():
     for words, message in (
         (('tflite',), "runtime must be one of .*, got 'tflite'"),
-        (('openvino', True), "runtime must be 'onnxruntime' for loops=True, got 'openvino'"),
+        (
+            ('torch', True),
+            "runtime must be 'onnxruntime' or 'openvino' for loops=True, got 'torch'",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             with ops.replay_paths([], *words):
@@ -399,13 +452,21 @@ def test_an_unknown_runtime_is_refused():
 
 
 def test_missing_loops_are_named_before_any_work(tool, files, tmp_path, monkeypatch):
-    config, checkpoint, _ = files(CONV)
+    config, checkpoint, _ = files(CONV, layers=2)
     monkeypatch.setattr(availability, 'library_path', lambda *kinds: tmp_path / 'none.so')
     stops(
         'the library of AFT-conv for ONNX Runtime was built from other sources',
         tool.main,
         [config, checkpoint, str(tmp_path / 'm.onnx'), '--loops'],
     )
+    pytest.importorskip('openvino')
+    words = [config, checkpoint, str(tmp_path / 'm.xml'), '--loops']
+    monkeypatch.setenv('PATH', '')
+    monkeypatch.delenv('CXX', raising=False)
+    stops('--loops for OUT.xml needs a C\\+\\+ compiler', tool.main, words)
+    monkeypatch.setenv('CXX', '/bin/false')
+    stops('the loops for OpenVINO do not compile: /bin/false', tool.main, words)
+    assert not list(tmp_path.glob('m.*'))
 
 
 class Window(nn.Module):
@@ -443,8 +504,8 @@ def test_paths_of_another_model_are_refused():
         (LOCAL, ['m.pt2', '--dynamic'], '--dynamic needs one of the mixers AFTConv.* got AFTLocal'),
         (CONV, ['m.pt2', '--dynamic', '--size', '8', '32'], '--size must be at least 9, got 8 32'),
         (CONV, ['m.pt2', '--size', '7', '32'], '--size must be at least 8, got 7 32'),
-        (CONV, ['m.pt2', '--int8'], 'OUT must end in .onnx for --int8'),
-        (CONV, ['m.xml', '--loops'], 'OUT must end in .onnx for --loops'),
+        (CONV, ['m.pt2', '--int8'], 'OUT must end in .onnx or .xml for --int8'),
+        (CONV, ['m.pt2', '--loops'], 'OUT must end in .onnx or .xml for --loops'),
         (SOFTMAX, ['m.onnx', '--loops'], 'with loops needs AFT-conv .* got none'),
         (WINDOW, ['m.onnx', '--loops'], 'with loops needs AFT-conv .* got none'),
         (CONV, ['m.pt2', '--test'], '--test needs a classifier and a test_dataloader'),

@@ -54,7 +54,7 @@ def export_stage() -> str | None:
 
 
 def exports_loops() -> bool:
-    """Return whether a replayed AFT-conv is the operator `aft_mm::AFTConv` of ONNX Runtime."""
+    """Return whether a replayed AFT-conv is the operator `aft_mm::AFTConv`."""
     return not torch.compiler.is_dynamo_compiling() and _runtime.get()[1]
 
 
@@ -185,17 +185,17 @@ def replay_paths(
         paths: The list that :func:`record_paths` yielded.
         runtime: 'torch', 'onnxruntime' or 'openvino'. The graph is right in all of them and fast in
             this one.
-        loops: Whether the fast path of AFT-conv is an operator of ONNX Runtime, which needs the
-            library `ops/native/operator.*.so`.
+        loops: Whether the fast path of AFT-conv is an operator in C++, for ONNX Runtime or OpenVINO,
+            which needs the library that `aft_mm export --loops` writes.
 
     Raises:
         RuntimeError: If the runs took another number of paths.
-        ValueError: If `runtime` is another word, or `loops` is for another runtime.
+        ValueError: If `runtime` is another word, or 'torch' with `loops`.
     """
     check_choice('runtime', runtime, RUNTIMES)
     check_flag('loops', loops)
-    if loops and runtime != 'onnxruntime':
-        raise ValueError(f"runtime must be 'onnxruntime' for loops=True, got {runtime!r}")
+    if loops and runtime == 'torch':
+        raise ValueError("runtime must be 'onnxruntime' or 'openvino' for loops=True, got 'torch'")
     taken = 0
 
     def cycle() -> Iterator[bool]:

@@ -25,8 +25,16 @@ from arguments import add_clock, common_parser, image_side, known_name, positive
 
 TOOLS = Path(__file__).parents[1]
 DTYPES = ('float32', 'bfloat16', 'int8')
-# loops: ONNX Runtime with AFT-conv as an operator in C++
-RUNTIMES = ('eager', 'compiled', 'aoti', 'onnxruntime', 'loops', 'openvino')
+# loops: AFT-conv is an operator in C++
+RUNTIMES = (
+    'eager',
+    'compiled',
+    'aoti',
+    'onnxruntime',
+    'onnxruntime-loops',
+    'openvino',
+    'openvino-loops',
+)
 DEFAULTS = {
     'cpu': dict(
         models=[
@@ -68,7 +76,15 @@ from torch import Tensor, nn
 
 sys.path.append(str(TOOLS / 'model_converters'))
 from exported_graphs import Graph
-from graph_files import ONNX, operator_library, quantize, session, trace, write
+from graph_files import (
+    ONNX,
+    openvino_core,
+    quantize,
+    session,
+    trace,
+    write,
+    write_library,
+)
 
 # Relative error of the features. int8 rounds weights and inputs; its error is in the row.
 TOLERANCE = dict(float32=1e-3, bfloat16=5e-2, int8=0.5)
@@ -79,9 +95,8 @@ REFUSED = {
     ('compiled', 'int8'): 'torch alone has no int8 form',
     ('aoti', 'int8'): 'torch alone has no int8 form',
     ('onnxruntime', 'bfloat16'): 'ONNX Runtime has no bfloat16 on a CPU',
-    ('loops', 'bfloat16'): 'ONNX Runtime has no bfloat16 on a CPU',
+    ('onnxruntime-loops', 'bfloat16'): 'ONNX Runtime has no bfloat16 on a CPU',
 }
-PACKAGES = dict(onnxruntime=ONNX, loops=ONNX, openvino=('openvino',))
 Cell = tuple[str, str, str]
 Call = Callable[[Tensor], Tensor]
 
@@ -96,10 +111,11 @@ class Features(nn.Module):
 
 
 def reason_against(runtime: str, dtype: str) -> str | None:
-    needed = [
-        *PACKAGES.get(runtime, ()),
-        *(('nncf',) if (runtime, dtype) == ('openvino', 'int8') else ()),
-    ]
+    needed = []
+    if runtime.startswith('onnxruntime'):
+        needed += ONNX
+    if runtime.startswith('openvino'):
+        needed += [*ONNX, 'openvino', *(['nncf'] if dtype == 'int8' else [])]
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         return f'{", ".join(missing)} is not installed'
@@ -121,9 +137,12 @@ def convert(name: str, runtime: str, dtype: str, images: Tensor, folder: Path) -
     model = Features(build(name, images.shape[-1], torch_dtype))
     inputs = dict(image=images.to(getattr(torch, torch_dtype)))
     graph = Graph('', model, inputs, ['features'])
-    suffix = dict(aoti='.pt2', openvino='.xml').get(runtime, '.onnx')
-    program, _ = trace(graph, suffix, runtime == 'loops')
+    program_name, _, loops = runtime.partition('-')
+    suffix = dict(aoti='.pt2', openvino='.xml', onnxruntime='.onnx')[program_name]
+    program, _ = trace(graph, suffix, bool(loops))
     path = (folder / f'{name}-{runtime}-{dtype}').with_suffix(suffix)
+    if loops:
+        write_library(path)
     if runtime == 'aoti':
         with torch.no_grad():
             torch._inductor.aoti_compile_and_package(
@@ -131,18 +150,8 @@ def convert(name: str, runtime: str, dtype: str, images: Tensor, folder: Path) -
             )
         return path
     write(program, graph, path)
-    if suffix == '.onnx' and dtype == 'int8':
-        quantize(path)
-    if (runtime, dtype) == ('openvino', 'int8'):
-        import nncf
-        import openvino
-
-        samples = nncf.Dataset([images.numpy()])
-        model = nncf.quantize(
-            openvino.Core().read_model(path), samples, model_type=nncf.ModelType.TRANSFORMER
-        )
-        path = path.with_name(f'{path.stem}-quantised.xml')
-        openvino.save_model(model, path, compress_to_fp16=False)
+    if dtype == 'int8':
+        quantize(path, [images])
     return path
 
 
@@ -157,15 +166,13 @@ def load(name: str, runtime: str, dtype: str, path: Path | None, size: int, thre
         cast = getattr(torch, dtype)
         package = torch._inductor.aoti_load_package(str(path))
         return lambda images: package(images.to(cast))[0]
-    if runtime in ('onnxruntime', 'loops'):
-        opened = session(path, operator_library() if runtime == 'loops' else None, threads)
+    if path.suffix == '.onnx':
+        opened = session(path, threads)
         return lambda images: torch.from_numpy(opened.run(None, {'image': images.numpy()})[0])
-    import openvino
-
     precision = 'bf16' if dtype == 'bfloat16' else 'f32'
     settings = dict(INFERENCE_PRECISION_HINT=precision, INFERENCE_NUM_THREADS=threads)
     settings['ENABLE_CPU_PINNING'] = False  # of this thread, and so of all threads that it starts
-    compiled = openvino.Core().compile_model(path, 'CPU', settings)
+    compiled = openvino_core(path).compile_model(path, 'CPU', settings)
     return lambda images: torch.from_numpy(compiled(images.numpy())[0])
 
 

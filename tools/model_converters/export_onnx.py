@@ -10,9 +10,10 @@ without mask channel. Its outputs are
   input, `scores` [N] after the sigmoid, in descending order, and `labels` [N];
 - with --backbone, maps [B, D, H', W'], one per entry of out_indices.
 
-With --loops, AFT-conv is an operator in C++, which ONNX Runtime loads from OUT.loops.so:
-`SessionOptions.register_custom_ops_library('OUT.loops.so')`. The library is for processors with the
-instructions of this one.
+With --loops, AFT-conv is an operator in C++, in OUT.loops.so, for processors with the instructions of
+this one. ONNX Runtime loads it by `SessionOptions.register_custom_ops_library('OUT.loops.so')`, and
+OpenVINO by `Core.add_extension('OUT.loops.so')`. That for OpenVINO is compiled, for the installed
+release.
 
 With --dynamic, for classifiers and backbones, B is arbitrary, and H and W are at least one patch
 plus one pixel.
@@ -32,7 +33,6 @@ sizes where sizes are open.
 """
 
 import argparse
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,11 +62,13 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--steps', action='store_true', help='export a prompt and a step, to generate sequences'
     )
-    parser.add_argument('--int8', action='store_true', help='quantise matrix products of OUT.onnx')
+    parser.add_argument(
+        '--int8', action='store_true', help='quantise matrix products of OUT.onnx or OUT.xml'
+    )
     parser.add_argument(
         '--loops',
         action='store_true',
-        help='compute AFT-conv by C++ loops, in OUT.loops.so next to OUT.onnx',
+        help='compute AFT-conv by C++ loops, in OUT.loops.so next to OUT.onnx or OUT.xml',
     )
     parser.add_argument(
         '--test',
@@ -84,15 +86,16 @@ from exported_graphs import Call, Decoder, Graph, Transcriber, check_decoder, ch
 from graph_files import (
     OPSET,
     PACKAGES,
+    check_loops,
     check_packages,
     library_of,
     load,
-    operator_library,
     quantize,
     remove,
     size_of,
     trace,
     write,
+    write_library,
 )
 from mmengine.config import Config
 from mmengine.evaluator import Evaluator
@@ -114,6 +117,8 @@ from aft_mm.models import AFTViT
 TOLERANCE = 1e-4
 # Root mean square of the change over that of the scores around their mean.
 INT8_TOLERANCE = 0.1
+EXAMPLES = 300  # for the ranges of int8
+CHECKED = 50
 # Other mixers split the tokens into blocks that depend on the grid size.
 ANY_SIZE = (AFTConv, AFTFull, AFTSimple, SoftmaxAttention)
 
@@ -232,23 +237,22 @@ class OneInput:
         patch: int = 0,
         smallest: int | None = None,
     ) -> None:
-        self.model, self.shapes, axes = model, [size], None
+        self.model, self.inputs, axes = model, [example(size)], None
         if smallest is not None:
             height, width = (Dim(name, min=smallest) for name in ('height', 'width'))
             axes = [{0: Dim('batch', min=1), 2: height, 3: width}]
             # Other grids, and sizes that are not a multiple of the patch size.
             _, channels, high, wide = size
-            self.shapes += [
-                (1, channels, wide + patch, high),
-                (3, channels, high, wide + patch // 2 + 1),
+            self.inputs += [
+                example((1, channels, wide + patch, high)),
+                example((3, channels, high, wide + patch // 2 + 1)),
             ]
         self.graphs = [Graph('', model, {names[0]: example(size)}, names[1:], axes)]
         self.name = names[0]
 
     def cases(self, calls: Mapping[str, Call]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        for shape in self.shapes:
-            inputs = example(shape)
-            name = f'input of {" x ".join(map(str, shape))}'
+        for inputs in self.inputs:
+            name = f'input of {" x ".join(map(str, inputs.shape))}'
             found = calls['']({self.name: inputs})
             for ours, theirs in self.model.match(self.model(inputs), found):
                 yield name, ours, theirs
@@ -299,6 +303,18 @@ def check_int8(exportable: Exportable, paths: Sequence[Path]) -> float:
 
 
 @torch.no_grad()
+def example_images(config: Config, model: nn.Module) -> list[Tensor]:
+    """Return images of the training data, one per batch."""
+    images: list[Tensor] = []
+    for batch in Runner.build_dataloader(config.train_dataloader):
+        pixels = model.data_preprocessor(dict(inputs=batch['inputs']), False)['inputs']
+        images += pixels.split(1)
+        if len(images) >= EXAMPLES:
+            break
+    return images[:EXAMPLES]
+
+
+@torch.no_grad()
 def compare_metrics(
     config: Config, loader: DataLoader, model: nn.Module, call: Call, batched: bool
 ) -> str:
@@ -326,13 +342,12 @@ def compare_metrics(
 def check_args(args: argparse.Namespace) -> Config:
     if args.out.suffix not in PACKAGES:
         raise UserError(f'OUT must end in .onnx, .xml or .pt2, got {str(args.out)!r}')
-    if args.int8 and args.out.suffix != '.onnx':
-        raise UserError(f'OUT must end in .onnx for --int8, got {str(args.out)!r}')
-    if args.loops and args.out.suffix != '.onnx':
-        raise UserError(f'OUT must end in .onnx for --loops, got {str(args.out)!r}')
+    for name in ('int8', 'loops'):
+        if getattr(args, name) and args.out.suffix == '.pt2':
+            raise UserError(f'OUT must end in .onnx or .xml for --{name}, got {str(args.out)!r}')
+    check_packages(args.out.suffix, args.int8)
     if args.loops:
-        operator_library()
-    check_packages(args.out.suffix)
+        check_loops(args.out.suffix)
     check_writable('OUT', [str(args.out)])
     config = read_config(args.config)
     kind = kind_of(config)
@@ -342,6 +357,13 @@ def check_args(args: argparse.Namespace) -> Config:
         raise UserError(f'--test needs a classifier and a test_dataloader, got {config.model.type}')
     if args.test:
         check_data(config, 'test')
+    if args.int8 and args.out.suffix == '.xml':
+        if kind != 'ImageClassifier' or args.size or 'train_dataloader' not in config:
+            raise UserError(
+                '--int8 for OUT.xml needs a classifier with a train_dataloader, whose images it '
+                f'reads, and no --size, got {config.model.type}'
+            )
+        check_data(config, 'train')
     if args.steps and kind != 'AutoregressiveModel':
         raise UserError(f'--steps needs an autoregressive model, got {config.model.type}')
     if args.steps and args.loops:
@@ -438,10 +460,9 @@ def export(args: argparse.Namespace) -> str:
     config = check_args(args)
     _, model = load_model(config, args.checkpoint, device='cpu')
     exportable, sizes = make_exportable(args, config, model)
-    loader = None
-    if args.test:
-        init_default_scope(config.get('default_scope', 'mmpretrain'))
-        loader = Runner.build_dataloader(config.test_dataloader)
+    init_default_scope(config.get('default_scope', 'mmpretrain'))
+    loader = Runner.build_dataloader(config.test_dataloader) if args.test else None
+    images = example_images(config, model) if args.int8 and args.out.suffix == '.xml' else []
     paths, choices = [], []
     for graph in exportable.graphs:
         name = f'{args.out.stem}-{graph.name}' if graph.name else args.out.stem
@@ -451,16 +472,18 @@ def export(args: argparse.Namespace) -> str:
         for graph, path in zip(exportable.graphs, paths, strict=True):
             program, chosen = trace(graph, path.suffix, args.loops)
             choices += chosen
-            write(program, graph, path)
-            if args.loops:
-                shutil.copyfile(operator_library(), library_of(path))
-            elif path.suffix == '.onnx':
+            if path.suffix != '.pt2':
                 library_of(path).unlink(missing_ok=True)  # of an earlier export
+            if args.loops:
+                write_library(path)
+            write(program, graph, path)
         difference = check(exportable, paths)
         if args.int8:
             before = sum(map(size_of, paths))
             for path in paths:
-                quantize(path)
+                quantize(path, images)
+            if images:  # their ranges are known, not those of random inputs
+                exportable.inputs = images[:CHECKED]
             ratio = sum(map(size_of, paths)) / before
             change = check_int8(exportable, paths)
             notes = f'; int8: {ratio:.2f} x the bytes, outputs change by {change:.1%}'

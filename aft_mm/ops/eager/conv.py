@@ -100,8 +100,7 @@ def aft_conv(
             return mix(key, value, weight, grid, global_connectivity, causal)
         return safe_conv_mean(key, value, weight, **options, is_exact=is_exact(difference=False))
 
-    in_loops = path_choice.export_stage() == 'onnxruntime' and path_choice.exports_loops()
-    if in_loops and len(grid) <= 2 and not causal:
+    if path_choice.exports_loops() and len(grid) <= 2 and not causal:
 
         def gated(*tensors: Tensor) -> Tensor:
             return apply_gate(query, safe(*tensors), gate, dtype)
@@ -222,16 +221,22 @@ def convolved_mean(
         key, value = (x.transpose(1, 2).contiguous() for x in (key, value))
     exp_key = torch.exp(key - column_shift(key, dim))
     terms = exp_key.unsqueeze(channel_dim + 1) * value.unflatten(channel_dim, (heads, -1))
-    sums = []
-    for x in (terms.flatten(channel_dim, channel_dim + 1), exp_key):
-        own_kernel = kernel.repeat_interleave(x.shape[channel_dim] // heads, 0)
+    tokens = [terms.flatten(channel_dim, channel_dim + 1), exp_key]
+    sizes = [x.shape[channel_dim] for x in tokens]
+    kernels = [kernel.repeat_interleave(size // heads, 0) for size in sizes]
+    if stage == 'openvino':  # 2026.4 may overwrite exp_key before a second convolution reads it
+        tokens, kernels = [torch.cat(tokens, channel_dim)], [torch.cat(kernels)]
+    sums: Sequence[Tensor] = []
+    for x, own_kernel in zip(tokens, kernels, strict=True):
         convolved = convolve(x, own_kernel, grid)
         if outside is not None:
             # In place, a graph would transpose the views back.
             add = torch.add if stage in path_choice.RUNTIMES else Tensor.add_
             convolved = add(convolved, outside(x))
-        sums.append(convolved.unflatten(channel_dim, (heads, -1)))
-    numerator, denominator = sums
+        sums = [*sums, convolved]
+    if stage == 'openvino':
+        sums = sums[0].split(sizes, channel_dim)
+    numerator, denominator = (x.unflatten(channel_dim, (heads, -1)) for x in sums)
     mixed = mean(numerator, denominator, in_place=True).flatten(channel_dim, channel_dim + 1)
     return mixed.transpose(1, 2) if channels_first else mixed
 
@@ -245,7 +250,7 @@ def _loops_operator(
     value: Tensor,
     weight: Tensor,
 ) -> Tensor:
-    """Return the gated mean as a node of a graph, the operator of `native/onnx_operator.cpp`."""
+    """Return the gated mean as a node of a graph, the operator of `native/conv_operator.h`."""
     kernel = (torch.expm1 if global_connectivity else torch.exp)(weight)
     rows = (1,) * (2 - len(grid))  # a line is a grid of one row
     sizes = [*rows, *grid, *rows, *weight.shape[1:], global_connectivity, GATES.index(gate)]

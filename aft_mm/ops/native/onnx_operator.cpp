@@ -3,10 +3,7 @@
 // A library of its own, which uses the threads of the runtime and depends on nothing. It declares
 // the few parts of the runtime's C interface that it needs: version 17, ONNX Runtime 1.17 and later.
 
-#include <atomic>
-#include <cstdio>
-
-#include "conv_forward.h"
+#include "conv_operator.h"
 
 namespace {
 
@@ -76,100 +73,49 @@ struct Operator {
     int (*last_version)(const Operator*);
 };
 
-// Inputs: query [B, T, D], key [B, T, h], value [B, T, D], kernel [entries, h], which is e^w - 1 or
-// e^w, and six int64: rows, columns, those of the kernel, whether W is 1 outside, and the gate.
-enum Input { QUERY, KEY, VALUE, KERNEL, SIZES, INPUTS };
-enum Size { ROWS, COLUMNS, KERNEL_ROWS, KERNEL_COLUMNS, GLOBAL_TERM, GATE, SIZE_COUNT };
-
 const Table* table;
 
 #define CHECK(call) \
     if (Failure* failed = (call)) return failed
 
-struct Shape {
-    size_t count = 0;
-    int64_t sizes[3] = {};
-
-    Failure* read(const void* value) {
-        void* info = nullptr;
-        CHECK((table->call<const void*, void**>(GET_SHAPE, value, &info)));
-        Failure* failed = table->call<void*, size_t*>(COUNT_DIMENSIONS, info, &count);
-        if (!failed && count <= 3)
-            failed = table->call<void*, int64_t*, size_t>(GET_DIMENSIONS, info, sizes, count);
-        reinterpret_cast<void (*)(void*)>(table->functions[RELEASE_SHAPE])(info);
-        return failed;
-    }
-};
-
-Tensor dense(void* data, const Shape& shape) {
-    return {data, shape.sizes[1] * shape.sizes[2], shape.sizes[2]};
+Failure* read(Input& input, const void* value) {
+    void* info = nullptr;
+    CHECK((table->call<const void*, void**>(GET_SHAPE, value, &info)));
+    Failure* failed = table->call<void*, size_t*>(COUNT_DIMENSIONS, info, &input.count);
+    if (!failed && input.count <= 3)
+        failed = table->call<void*, int64_t*, size_t>(GET_DIMENSIONS, info, input.shape,
+                                                      input.count);
+    input.row = input.shape[2];
+    reinterpret_cast<void (*)(void*)>(table->functions[RELEASE_SHAPE])(info);
+    return failed;
 }
 
-struct Run {
-    const ForwardUnits& units;
-    std::atomic<bool> out_of_memory;
-};
-
-void run_unit(void* data, size_t unit) {
-    Run& run = *static_cast<Run*>(data);
-    static thread_local Scratch scratch;
-    if (!scratch.reserve(1, run.units.elements)) run.out_of_memory = true;
-    else run.units.run<float>(unit, scratch.part());
-}
+void run_unit(void* work, size_t unit) { static_cast<OperatorWork*>(work)->run(unit); }
 
 Failure* compute(void*, void* context) {
-    void* data[INPUTS] = {};
-    Shape shapes[INPUTS];
+    Input inputs[INPUTS];
     for (size_t index = 0; index < INPUTS; ++index) {
         void* value = nullptr;
         CHECK((table->call<void*, size_t, void**>(GET_INPUT, context, index, &value)));
         if (value == nullptr) continue;
-        CHECK(shapes[index].read(value));
-        CHECK((table->call<void*, void**>(GET_DATA, value, &data[index])));
+        CHECK(read(inputs[index], value));
+        CHECK((table->call<void*, void**>(GET_DATA, value, &inputs[index].data)));
     }
-    const Shape &query = shapes[QUERY], &key = shapes[KEY], &value = shapes[VALUE];
-    const Shape& kernel = shapes[KERNEL];
-    if (shapes[SIZES].sizes[0] != SIZE_COUNT)
-        return table->error(INVALID_ARGUMENT, "sizes of aft_mm.AFTConv must be 6 numbers");
-    const int64_t* sizes = static_cast<const int64_t*>(data[SIZES]);
-    int64_t batch = value.sizes[0], tokens = value.sizes[1], channels = value.sizes[2];
-    int64_t heads = key.sizes[2];
-    bool has_query = sizes[GATE] != NONE;
-    bool sizes_fit = sizes[ROWS] > 0 && sizes[COLUMNS] > 0 && sizes[KERNEL_ROWS] > 0 &&
-                     sizes[KERNEL_COLUMNS] > 0 && sizes[KERNEL_ROWS] % 2 &&
-                     sizes[KERNEL_COLUMNS] % 2 && sizes[GATE] >= NONE && sizes[GATE] <= RELU;
-    bool fits = sizes_fit && value.count == 3 && key.count == 3 && kernel.count == 2 && heads > 0 &&
-                channels % heads == 0 && key.sizes[0] == batch && key.sizes[1] == tokens &&
-                sizes[ROWS] * sizes[COLUMNS] == tokens && kernel.sizes[1] == heads &&
-                kernel.sizes[0] == sizes[KERNEL_ROWS] * sizes[KERNEL_COLUMNS] &&
-                has_query == (data[QUERY] != nullptr);
-    for (int dim = 0; dim < 3 && has_query; ++dim) fits &= query.sizes[dim] == value.sizes[dim];
-    if (!fits)
-        return table->error(INVALID_ARGUMENT,
-                            "the inputs of aft_mm.AFTConv do not fit together; the graph was "
-                            "exported for another image size");
-    void *output = nullptr, *result = nullptr;
+    ConvArgs args;
+    if (!fill(args, inputs, static_cast<const int64_t*>(inputs[SIZES].data)))
+        return table->error(INVALID_ARGUMENT, MISFIT);
+    void* output = nullptr;
     CHECK((table->call<void*, size_t, const int64_t*, size_t, void**>(
-        GET_OUTPUT, context, 0, value.sizes, 3, &output)));
-    CHECK((table->call<void*, void**>(GET_DATA, output, &result)));
-    ConvArgs args = {};
-    args.batch = batch, args.tokens = tokens, args.channels = channels, args.heads = heads;
-    args.rows = sizes[ROWS], args.columns = sizes[COLUMNS];
-    args.kernel_rows = sizes[KERNEL_ROWS], args.kernel_columns = sizes[KERNEL_COLUMNS];
-    args.global_term = sizes[GLOBAL_TERM], args.gate = sizes[GATE], args.threads = 1;
-    if (has_query) args.query = dense(data[QUERY], query);
-    args.key = dense(data[KEY], key), args.value = dense(data[VALUE], value);
-    args.output = dense(result, value);
-    args.kernel = static_cast<const float*>(data[KERNEL]);
-    ForwardUnits units(args);
-    Run run = {units, {false}};
-    if (batch * tokens * channels < SMALLEST_PARALLEL) {
-        for (int64_t unit = 0; unit < units.count(); ++unit) run_unit(&run, unit);
+        GET_OUTPUT, context, 0, inputs[VALUE].shape, 3, &output)));
+    CHECK((table->call<void*, void**>(GET_DATA, output, &args.output.data)));
+    OperatorWork work(args);
+    if (work.is_small()) {
+        work.run_all();
     } else {
         CHECK((table->call<void*, void (*)(void*, size_t), size_t, size_t, void*>(
-            PARALLEL_FOR, context, run_unit, units.count(), 0, &run)));
+            PARALLEL_FOR, context, run_unit, work.units.count(), 0, &work)));
     }
-    if (run.out_of_memory) return table->error(FAIL, "aft_mm.AFTConv could not allocate memory");
+    if (work.out_of_memory) return table->error(FAIL, NO_MEMORY);
     return nullptr;
 }
 
@@ -210,15 +156,6 @@ Operator make_operator() {
     return op;
 }
 
-const char* missing_instructions() {
-#if defined(__AVX512F__)
-    if (!__builtin_cpu_supports("avx512f")) return "AVX-512";
-#elif defined(__AVX2__)
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return "AVX2";
-#endif
-    return nullptr;
-}
-
 }  // namespace
 
 // Called by `SessionOptions.register_custom_ops_library`.
@@ -228,13 +165,7 @@ extern "C" __attribute__((visibility("default"))) void* RegisterCustomOps(
     table = versions->get(VERSION);
     if (table == nullptr)
         return versions->get(1)->error(FAIL, "aft_mm needs ONNX Runtime 1.17 or later");
-    if (const char* missing = missing_instructions()) {
-        char message[160];
-        snprintf(message, sizeof message,
-                 "this library of aft_mm needs %s, which this processor lacks; export again on it",
-                 missing);
-        return table->error(FAIL, message);
-    }
+    if (missing_instructions()) return table->error(FAIL, OTHER_PROCESSOR);
     void* domain = nullptr;
     CHECK((table->call<const char*, void**>(CREATE_DOMAIN, "aft_mm", &domain)));
     CHECK((table->call<void*, const Operator*>(ADD_TO_DOMAIN, domain, &op)));
