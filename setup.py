@@ -32,7 +32,9 @@ EXTENSION = LOOPS / 'openvino_operator.cpp'  # `aft_mm export` builds it
 DIGEST = hashlib.sha256(b''.join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
 FLAGS = ['-std=c++17', '-O3', '-g0', '-ffp-contract=fast', '-fvisibility=hidden']
 KINDS = {
-    'loops': [path for path in SOURCES if path.suffix == '.cpp' and path not in (OPERATOR, EXTENSION)],
+    'loops': [
+        path for path in SOURCES if path.suffix == '.cpp' and path not in (OPERATOR, EXTENSION)
+    ],
     'operator': [OPERATOR],
 }
 # The loops use the OpenMP library that torch has loaded, so they share its threads; the operator uses

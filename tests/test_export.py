@@ -77,7 +77,7 @@ def open_openvino(path, loops=False):
     openvino = pytest.importorskip('openvino')
     core = openvino.Core()
     if loops:
-        core.add_extension(str(path.with_suffix('.loops.so')))
+        core.add_extension(str(path.with_suffix('.openvino.so')))
     return core.compile_model(path, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32'})
 
 
@@ -121,13 +121,13 @@ CASES = {
 @pytest.mark.parametrize('case', CASES)
 def test_a_graph_equals_the_model(case, tool, files, tmp_path, capsys):
     mixer, options, words = CASES[case]
-    suffix, about = '.onnx', 'ONNX opset 20'
+    suffix, about, library = '.onnx', 'ONNX opset 20', tmp_path / 'model.loops.so'
     if case.startswith('openvino'):
         pytest.importorskip('openvino')
-        suffix, about = '.xml', 'OpenVINO'
+        suffix, about, library = '.xml', 'OpenVINO', tmp_path / 'model.openvino.so'
     # The second layer of AFT-conv takes another form than the first.
     config, checkpoint, model = files(mixer, options, layers=2 if mixer == CONV else 1)
-    out, library = tmp_path / f'model{suffix}', tmp_path / 'model.loops.so'
+    out = tmp_path / f'model{suffix}'
     library.touch()  # of an earlier export
     tool.main([config, checkpoint, str(out), *words])
     assert f'{out}: {about}' in capsys.readouterr().out

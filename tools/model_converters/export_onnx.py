@@ -10,9 +10,9 @@ without mask channel. Its outputs are
   input, `scores` [N] after the sigmoid, in descending order, and `labels` [N];
 - with --backbone, maps [B, D, H', W'], one per entry of out_indices.
 
-With --loops, AFT-conv is an operator in C++, in OUT.loops.so, for processors with the instructions of
-this one. ONNX Runtime loads it by `SessionOptions.register_custom_ops_library('OUT.loops.so')`, and
-OpenVINO by `Core.add_extension('OUT.loops.so')`. That for OpenVINO is compiled, for the installed
+With --loops, AFT-conv is an operator in C++, in a library for processors with the instructions of this
+one. ONNX Runtime loads it by `SessionOptions.register_custom_ops_library('OUT.loops.so')`, and
+OpenVINO by `Core.add_extension('OUT.openvino.so')`. The latter is compiled, for the installed
 release.
 
 With --dynamic, for classifiers and backbones, B is arbitrary, and H and W are at least one patch
@@ -68,7 +68,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--loops',
         action='store_true',
-        help='compute AFT-conv by C++ loops, in OUT.loops.so next to OUT.onnx or OUT.xml',
+        help='compute AFT-conv by C++ loops, in OUT.loops.so or, next to OUT.xml, OUT.openvino.so',
     )
     parser.add_argument(
         '--test',

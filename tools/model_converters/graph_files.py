@@ -75,11 +75,7 @@ def check_loops(suffix: str) -> None:
     """Raise a UserError if :func:`write_library` cannot write the library for this runtime."""
     if suffix == '.xml':
         _compiler()
-        folder = importlib.util.find_spec('openvino').submodule_search_locations[0]
-        if not (Path(folder) / 'include/openvino').is_dir():
-            raise UserError(
-                '--loops for OUT.xml needs the openvino of PyPI, got one without headers'
-            )
+        _openvino_libraries()
     else:
         operator_library()
 
@@ -99,6 +95,20 @@ def _compiler() -> str:
     raise UserError('--loops for OUT.xml needs a C++ compiler, such as g++ or clang++, got none')
 
 
+def _openvino_libraries() -> list[Path]:
+    """Return the libraries of OpenVINO for the linker, which are next to its headers."""
+    import openvino
+
+    folder = Path(openvino.__file__).parent
+    found = [[*(folder / 'libs').glob(f'lib{name}.so.*')] for name in ('openvino', 'tbb')]
+    if not all(found) or not (folder / 'include/openvino').is_dir():
+        raise UserError(
+            '--loops for OUT.xml needs the headers and libraries in the openvino of PyPI for Linux, '
+            f'got {folder} without'
+        )
+    return [paths[0] for paths in found]
+
+
 def write_library(path: Path) -> None:
     """Write the library of AFT-conv as an operator, for the runtime of a graph and this processor.
 
@@ -107,16 +117,13 @@ def write_library(path: Path) -> None:
     if path.suffix == '.onnx':
         shutil.copyfile(operator_library(), library_of(path))
         return
-    import openvino
-
-    folder = Path(openvino.__file__).parent
+    libraries = _openvino_libraries()
     capability = torch.backends.cpu.get_cpu_capability()
-    libraries = [next((folder / 'libs').glob(name)) for name in ('libopenvino.so.*', 'libtbb.so.*')]
     command = [
         _compiler(),
         *('-std=c++17', '-O3', '-ffp-contract=fast', '-fvisibility=hidden', '-shared', '-fPIC'),
         *MACHINES.get(capability, ()),
-        f'-I{folder / "include"}',
+        f'-I{libraries[0].parents[1] / "include"}',
         str(SOURCES / 'openvino_operator.cpp'),
         *map(str, libraries),
         *('-w', '-o', str(library_of(path))),
@@ -128,8 +135,8 @@ def write_library(path: Path) -> None:
 
 
 def library_of(path: Path) -> Path:
-    """Return where the library of a graph with loops is."""
-    return path.with_suffix('.loops.so')
+    """Return where the library of a graph with loops is, other for each runtime."""
+    return path.with_suffix('.loops.so' if path.suffix == '.onnx' else '.openvino.so')
 
 
 def graph_modules(program: ExportedProgram) -> list[GraphModule]:

@@ -100,7 +100,8 @@ def aft_conv(
             return mix(key, value, weight, grid, global_connectivity, causal)
         return safe_conv_mean(key, value, weight, **options, is_exact=is_exact(difference=False))
 
-    if path_choice.exports_loops() and len(grid) <= 2 and not causal:
+    exporting = path_choice.export_stage() is not None
+    if exporting and path_choice.exports_loops() and len(grid) <= 2 and not causal:
 
         def gated(*tensors: Tensor) -> Tensor:
             return apply_gate(query, safe(*tensors), gate, dtype)
@@ -221,22 +222,23 @@ def convolved_mean(
         key, value = (x.transpose(1, 2).contiguous() for x in (key, value))
     exp_key = torch.exp(key - column_shift(key, dim))
     terms = exp_key.unsqueeze(channel_dim + 1) * value.unflatten(channel_dim, (heads, -1))
-    tokens = [terms.flatten(channel_dim, channel_dim + 1), exp_key]
-    sizes = [x.shape[channel_dim] for x in tokens]
-    kernels = [kernel.repeat_interleave(size // heads, 0) for size in sizes]
+    terms = terms.flatten(channel_dim, channel_dim + 1)
+    channels = terms.shape[channel_dim]
+    columns, kernels = [terms, exp_key], [kernel.repeat_interleave(channels // heads, 0), kernel]
     if stage == 'openvino':  # 2026.4 may overwrite exp_key before a second convolution reads it
-        tokens, kernels = [torch.cat(tokens, channel_dim)], [torch.cat(kernels)]
-    sums: Sequence[Tensor] = []
-    for x, own_kernel in zip(tokens, kernels, strict=True):
+        columns, kernels = [torch.cat(columns, channel_dim)], [torch.cat(kernels)]
+    sums: list[Tensor] = []
+    for x, own_kernel in zip(columns, kernels, strict=True):
         convolved = convolve(x, own_kernel, grid)
         if outside is not None:
             # In place, a graph would transpose the views back.
             add = torch.add if stage in path_choice.RUNTIMES else Tensor.add_
             convolved = add(convolved, outside(x))
-        sums = [*sums, convolved]
-    if stage == 'openvino':
-        sums = sums[0].split(sizes, channel_dim)
-    numerator, denominator = (x.unflatten(channel_dim, (heads, -1)) for x in sums)
+        sums += (
+            convolved.split([channels, heads], channel_dim) if len(kernels) == 1 else [convolved]
+        )
+    numerator = sums[0].unflatten(channel_dim, (heads, -1))
+    denominator = sums[1].unflatten(channel_dim, (heads, -1))
     mixed = mean(numerator, denominator, in_place=True).flatten(channel_dim, channel_dim + 1)
     return mixed.transpose(1, 2) if channels_first else mixed
 
