@@ -56,9 +56,29 @@ class PatchEmbedding(nn.Module):
         # Sizes of an export are not ints.
         if not isinstance(bottom, int) or not isinstance(right, int) or bottom or right:
             image = F.pad(image, (0, right, 0, bottom))
+        if type(self.projection) is nn.Conv2d and _in_bfloat16_on_cpu(image):
+            return self._product(image), grid
         tokens = self.projection(image).flatten(2).transpose(1, 2)
         # Saves a copy in every layer.
         return tokens.contiguous(), grid
+
+    def _product(self, image: Tensor) -> Tensor:
+        """Return the tokens as a matrix product.
+
+        With AMX, oneDNN's convolution of bfloat16 takes 90 ms instead of 1 at 512 px, and 385 MiB at
+        1,024.
+        """
+        patch = self.patch_size
+        patches = image.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))  # [B, C, H', p, W', p]
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        return F.linear(patches, self.projection.weight.flatten(1), self.projection.bias)
+
+
+def _in_bfloat16_on_cpu(x: Tensor) -> bool:
+    if x.device.type != 'cpu':
+        return False
+    autocast = torch.is_autocast_enabled('cpu')
+    return (torch.get_autocast_dtype('cpu') if autocast else x.dtype) == torch.bfloat16
 
 
 class ConvPatchEmbedding(PatchEmbedding):

@@ -54,6 +54,22 @@ def test_drop_path_is_that_of_torchvision(p):
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize('autocast', [False, True])
+def test_patches_of_bfloat16_are_one_product(autocast, monkeypatch):
+    embedding, image = PatchEmbedding(3, 10, patch_size=4), torch.randn(2, 3, 9, 13)
+    expected, grid = embedding(image)
+    (own,) = torch.autograd.grad(expected.square().sum(), embedding.projection.weight)
+    monkeypatch.setattr(nn.Conv2d, 'forward', None)
+    if not autocast:
+        embedding, image = embedding.bfloat16(), image.bfloat16()
+    with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+        tokens, found = embedding(image)
+    assert tokens.dtype == torch.bfloat16 and found == grid and tokens.is_contiguous()
+    torch.testing.assert_close(tokens.float(), expected, atol=0.02, rtol=0.02)
+    (grad,) = torch.autograd.grad(tokens.float().square().sum(), embedding.projection.weight)
+    assert (grad.float() - own).norm() < 0.02 * own.norm()
+
+
 @pytest.mark.parametrize('size', [(8, 12), (9, 12), (5, 3)], ids=str)
 def test_patches_are_padded_at_the_bottom_and_on_the_right(size):
     embedding = PatchEmbedding(3, 10, patch_size=4)

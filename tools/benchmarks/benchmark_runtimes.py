@@ -11,7 +11,6 @@ and runs it once. A form that cannot run, or is wrong, has a row with the reason
 """
 
 import argparse
-import importlib.util
 import statistics
 import sys
 import tempfile
@@ -74,10 +73,12 @@ from parity import relative_error
 from record import fill_in, set_up_torch, write_json
 from torch import Tensor, nn
 
+from aft_mm.errors import UserError
+
 sys.path.append(str(TOOLS / 'model_converters'))
 from exported_graphs import Graph
 from graph_files import (
-    ONNX,
+    check_packages,
     openvino_core,
     quantize,
     session,
@@ -111,15 +112,15 @@ class Features(nn.Module):
 
 
 def reason_against(runtime: str, dtype: str) -> str | None:
-    needed = []
-    if runtime.startswith('onnxruntime'):
-        needed += ONNX
-    if runtime.startswith('openvino'):
-        needed += [*ONNX, 'openvino', *(['nncf'] if dtype == 'int8' else [])]
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        return f'{", ".join(missing)} is not installed'
+    try:
+        check_packages(suffix_of(runtime), int8=dtype == 'int8')
+    except UserError as error:
+        return str(error)
     return REFUSED.get((runtime, dtype))
+
+
+def suffix_of(runtime: str) -> str:
+    return dict(onnxruntime='.onnx', openvino='.xml').get(runtime.partition('-')[0], '.pt2')
 
 
 def error_reason(dtype: str, error: float) -> str | None:
@@ -137,9 +138,8 @@ def convert(name: str, runtime: str, dtype: str, images: Tensor, folder: Path) -
     model = Features(build(name, images.shape[-1], torch_dtype))
     inputs = dict(image=images.to(getattr(torch, torch_dtype)))
     graph = Graph('', model, inputs, ['features'])
-    program_name, _, loops = runtime.partition('-')
-    suffix = dict(aoti='.pt2', openvino='.xml', onnxruntime='.onnx')[program_name]
-    program, _ = trace(graph, suffix, bool(loops))
+    suffix, loops = suffix_of(runtime), runtime.endswith('-loops')
+    program, _ = trace(graph, suffix, loops)
     path = (folder / f'{name}-{runtime}-{dtype}').with_suffix(suffix)
     if loops:
         write_library(path)
