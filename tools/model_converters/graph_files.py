@@ -103,8 +103,8 @@ def _openvino_libraries() -> list[Path]:
     found = [[*(folder / 'libs').glob(f'lib{name}.so.*')] for name in ('openvino', 'tbb')]
     if not all(found) or not (folder / 'include/openvino').is_dir():
         raise UserError(
-            '--loops for OUT.xml needs the headers and libraries in the openvino of PyPI for Linux, '
-            f'got {folder} without'
+            '--loops for OUT.xml needs an openvino for Linux with headers and libraries, as pip '
+            f'installs it, got {folder}'
         )
     return [paths[0] for paths in found]
 
@@ -126,6 +126,7 @@ def write_library(path: Path) -> None:
         f'-I{libraries[0].parents[1] / "include"}',
         str(SOURCES / 'openvino_operator.cpp'),
         *map(str, libraries),
+        '-Wl,-z,nodelete',  # threads may still return from it when OpenVINO unloads it
         *('-w', '-o', str(library_of(path))),
     ]
     done = subprocess.run(command, capture_output=True, text=True)
