@@ -40,13 +40,24 @@ def open_session(gate='sigmoid', instructions=HERE, threads=1):
     return onnxruntime.InferenceSession(model.SerializeToString(), options)
 
 
-def run(session, query, key, value, weight, grid, gate='sigmoid', global_connectivity=True):
+def constants_of(weight, grid, gate, global_connectivity):
+    """Return the kernel and the sizes of the operator."""
     kernel = (torch.expm1 if global_connectivity else torch.exp)(weight).flatten(1).T
     rows = (1,) * (2 - len(grid))
     sizes = [*rows, *grid, *rows, *weight.shape[1:], global_connectivity, GATES.index(gate)]
-    tensors = query, key, value, kernel
-    arrays = [x.numpy() for x in tensors] + [np.array(sizes, dtype=np.int64)]
-    feeds = dict(zip(NAMES, map(np.ascontiguousarray, arrays), strict=True))
+    return np.ascontiguousarray(kernel), np.array(sizes, dtype=np.int64)
+
+
+def oracle(query, key, value, weight, grid, gate, global_connectivity, key_mask=None):
+    wide = [None if gate == 'none' else query.double(), *(x.double() for x in (key, value, weight))]
+    options = dict(gate=gate, global_connectivity=global_connectivity, key_mask=key_mask)
+    return reference.aft_conv(*wide, grid=grid, causal=False, **options).float()
+
+
+def run(session, query, key, value, weight, grid, gate='sigmoid', global_connectivity=True):
+    arrays = [np.ascontiguousarray(x) for x in (query, key, value)]
+    arrays += constants_of(weight, grid, gate, global_connectivity)
+    feeds = dict(zip(NAMES, arrays, strict=True))
     if gate == 'none':
         del feeds['query']
     return torch.from_numpy(session.run(None, feeds)[0])
@@ -78,17 +89,9 @@ def test_the_operator_equals_the_oracle(gate, instructions):
             own = query, masked, value, weight, grid, gate, global_connectivity
             found, threaded = (run(session, *own) for session in sessions)
             assert threaded.equal(found)
-            wide = [None if gate == 'none' else query.double()]
-            wide += [x.double() for x in (key, value, weight)]
-            expected = reference.aft_conv(
-                *wide,
-                grid=grid,
-                causal=False,
-                key_mask=~hidden[..., 0],
-                gate=gate,
-                global_connectivity=global_connectivity,
-            )
-            torch.testing.assert_close(found, expected.float(), atol=2e-5, rtol=1e-4)
+            given = query, key, value, weight, grid, gate, global_connectivity
+            expected = oracle(*given, key_mask=~hidden[..., 0])
+            torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
 def test_inputs_that_do_not_fit_are_an_error_not_a_crash():

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from aft_mm.ops import reference
 from aft_mm.ops.checks import GATES
 
 from ..helpers import ROOT, each, load_script
-from .test_onnx_operator import SHAPES
+from .test_onnx_operator import SHAPES, constants_of, oracle
 
 openvino = pytest.importorskip('openvino')
 
@@ -28,16 +27,10 @@ def run(library, tokens, channels, weight, grid, gate, global_connectivity=True,
     from openvino import opset13
     from openvino.utils.node_factory import NodeFactory
 
-    kernel = (torch.expm1 if global_connectivity else torch.exp)(weight).flatten(1).T
-    rows = (1,) * (2 - len(grid))
-    sizes = [*rows, *grid, *rows, *weight.shape[1:], global_connectivity, GATES.index(gate)]
     factory = NodeFactory()
     factory.add_extension(library)
     parameter = opset13.parameter(list(tokens.shape), np.float32)
-    constants = [
-        opset13.constant(np.ascontiguousarray(kernel)),
-        opset13.constant(np.array(sizes, dtype=np.int64)),
-    ]
+    constants = map(opset13.constant, constants_of(weight, grid, gate, global_connectivity))
     node = factory.create('AFTConv', [parameter, *constants], {'channels': channels})
     settings = {'INFERENCE_PRECISION_HINT': 'f32', 'INFERENCE_NUM_THREADS': threads}
     core = openvino.Core()
@@ -57,17 +50,8 @@ def test_the_operator_equals_the_oracle(gate, library):
             own = library, tokens, channels, weight, grid, gate, global_connectivity
             found, threaded = run(*own), run(*own, threads=2)
             assert threaded.equal(found)
-            wide = [None if gate == 'none' else query.double()]
-            wide += [x.double() for x in (key, value, weight)]
-            expected = reference.aft_conv(
-                *wide,
-                grid=grid,
-                causal=False,
-                key_mask=None,
-                gate=gate,
-                global_connectivity=global_connectivity,
-            )
-            torch.testing.assert_close(found, expected.float(), atol=2e-5, rtol=1e-4)
+            expected = oracle(query, key, value, weight, grid, gate, global_connectivity)
+            torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
 def test_inputs_that_do_not_fit_are_an_error_not_a_crash(library):

@@ -77,6 +77,7 @@ from aft_mm.errors import UserError
 
 sys.path.append(str(TOOLS / 'model_converters'))
 from exported_graphs import Graph
+from graph_files import RUNTIMES as RUNTIME_OF
 from graph_files import (
     check_packages,
     openvino_core,
@@ -120,7 +121,8 @@ def reason_against(runtime: str, dtype: str) -> str | None:
 
 
 def suffix_of(runtime: str) -> str:
-    return dict(onnxruntime='.onnx', openvino='.xml').get(runtime.partition('-')[0], '.pt2')
+    program = runtime.removesuffix('-loops')
+    return next((suffix for suffix, name in RUNTIME_OF.items() if name == program), '.pt2')
 
 
 def error_reason(dtype: str, error: float) -> str | None:

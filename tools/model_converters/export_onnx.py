@@ -302,11 +302,16 @@ def check_int8(exportable: Exportable, paths: Sequence[Path]) -> float:
     return change
 
 
+def build_loader(config: Config, split: str) -> DataLoader:
+    init_default_scope(config.get('default_scope', 'mmpretrain'))
+    return Runner.build_dataloader(config[f'{split}_dataloader'])
+
+
 @torch.no_grad()
 def example_images(config: Config, model: nn.Module) -> list[Tensor]:
     """Return images of the training data, one per batch."""
     images: list[Tensor] = []
-    for batch in Runner.build_dataloader(config.train_dataloader):
+    for batch in build_loader(config, 'train'):
         pixels = model.data_preprocessor(dict(inputs=batch['inputs']), False)['inputs']
         images += pixels.split(1)
         if len(images) >= EXAMPLES:
@@ -460,8 +465,7 @@ def export(args: argparse.Namespace) -> str:
     config = check_args(args)
     _, model = load_model(config, args.checkpoint, device='cpu')
     exportable, sizes = make_exportable(args, config, model)
-    init_default_scope(config.get('default_scope', 'mmpretrain'))
-    loader = Runner.build_dataloader(config.test_dataloader) if args.test else None
+    loader = build_loader(config, 'test') if args.test else None
     images = example_images(config, model) if args.int8 and args.out.suffix == '.xml' else []
     paths, choices = [], []
     for graph in exportable.graphs:

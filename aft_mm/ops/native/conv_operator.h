@@ -65,7 +65,8 @@ inline bool fill(ConvArgs& args, const Input (&inputs)[INPUTS], const int64_t* s
     args.rows = sizes[ROWS], args.columns = sizes[COLUMNS];
     args.kernel_rows = sizes[KERNEL_ROWS], args.kernel_columns = sizes[KERNEL_COLUMNS];
     args.global_term = sizes[GLOBAL_TERM], args.gate = sizes[GATE], args.threads = 1;
-    args.key = key.strided(), args.value = value.strided(), args.output = {nullptr, args.tokens * args.channels, args.channels};
+    args.key = key.strided(), args.value = value.strided();
+    args.output = {nullptr, args.tokens * args.channels, args.channels};
     args.kernel = static_cast<const float*>(kernel.data);
     if (args.gate != NONE) {
         if (query.data == nullptr) return false;
