@@ -3,7 +3,7 @@
 Autocast is disabled here: the rounding error of w is the relative error of W.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -182,6 +182,7 @@ class _CachedKernel(NamedTuple):
     kernel: Tensor
     parameters: Snapshot
     autocast: bool
+    call: tuple[Any, Callable[..., Tensor]] | None = None  # with a signature
 
     def is_valid(self, parameters: Sequence[Tensor], autocast: bool) -> bool:
         return self.parameters.is_valid(parameters) and autocast == self.autocast
@@ -308,6 +309,18 @@ class ConvPositionBias(nn.Module):
                 )
         return self._cached.kernel
 
+    def keep_call(self, kernel: Tensor, signature: Any, call: Callable[..., Tensor]) -> None:
+        """Keep a call of the op with this kernel, if it is that of :meth:`cached`."""
+        if self._cached is not None and self._cached.kernel is kernel:
+            self._cached = self._cached._replace(call=(signature, call))
+
+    def kept_call(self, signature: Any) -> Callable[..., Tensor] | None:
+        """Return the call kept with this signature while :meth:`cached` has the same kernel."""
+        cached = self._cached
+        if cached is None or cached.call is None or cached.call[0] != signature:
+            return None
+        return cached.call[1] if cached.parameters.is_valid(self._parameters_of_kernel()) else None
+
     def known_form(self) -> KnownForm | None:
         """Return the form of AFT-conv for :meth:`cached`, if torch.compile traces an evaluation.
 
@@ -322,7 +335,7 @@ class ConvPositionBias(nn.Module):
         return KnownForm(self._form, parameters)
 
     def _parameters_of_kernel(self) -> list[Tensor]:
-        return [p for p in (self.weight, self.gamma, self.beta) if p is not None]
+        return [p for p in self._parameters.values() if p is not None]
 
     def _may_cache(self, parameters: Sequence[Tensor]) -> bool:
         if self.training or torch.compiler.is_compiling() or torch.is_grad_enabled():

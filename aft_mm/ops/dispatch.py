@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import eager, kernel_results, path_choice, reference
 from .native import availability as native_availability
+from .path_choice import ENVIRONMENT_VARIABLE
 from .triton import availability as triton_availability
 
 OPS = (
@@ -31,7 +32,6 @@ OPS = (
 STEPS = tuple(f'{op}_step' for op in OPS)
 BACKENDS = ('triton', 'native', 'eager', 'reference')
 DEFAULT_BACKENDS = ('triton', 'native', 'eager')
-ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
 # Read once, as reading the environment is slow.
 INTERPRETED = triton_availability.interpreted()
 logger = logging.getLogger('aft_mm.ops')

@@ -1,13 +1,13 @@
 """The public AFT ops: they check the arguments, choose a backend and call it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import checks
-from .dispatch import implementation, no_autocast
+from .dispatch import backend_module, choose_backend, implementation, no_autocast
 from .eager.conv import KnownForm
 from .geometry import Window
 
@@ -153,6 +153,25 @@ def aft_conv(
         grid = _as_constants(grid)
     options = dict(grid=grid, global_connectivity=global_connectivity, known=_known, **shared)
     return _run('aft_conv', query, key, value, weight, **options)
+
+
+def prepare_conv(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    grid: Sequence[int],
+    gate: str,
+) -> Callable[..., Tensor] | None:
+    """Return :func:`aft_conv` for other tokens of the same :func:`call_signature`, after a call.
+
+    For one image, checks and the choice of a backend take longer than the C++ loop. None where
+    another backend is used, or `weight` is not from :func:`mark_constant`.
+    """
+    options = dict(grid=grid, global_connectivity=True, causal=False, gate=gate)
+    if choose_backend('aft_conv', (query, key, value, weight), options) != 'native':
+        return None
+    return backend_module('native').prepare_conv(query, key, value, weight, grid, gate)
 
 
 def aft_local_hard(

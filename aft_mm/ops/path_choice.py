@@ -9,6 +9,7 @@ exported graph cannot read values, so it replays the paths of a run on real tens
         program = torch.export.export(model, (example,))
 """
 
+import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,11 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..checks import check_choice, check_flag
 from .triton.availability import constant
 
+#: Names the backends to use, see `dispatch.py`.
+ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
 # Cached results by name.
 _constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 # Other threads and tasks keep choosing by value.
@@ -225,13 +229,15 @@ class Snapshot:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = [x.detach() for x in tensors]
-        self.versions = [x._version for x in tensors]
+        self.state = [(x.data_ptr(), x._version, x.dtype) for x in tensors]
 
     def is_valid(self, tensors: Sequence[Tensor]) -> bool:
-        return all(
-            old.data_ptr() == new.data_ptr() and old.dtype == new.dtype and version == new._version
-            for old, new, version in zip(self.tensors, tensors, self.versions, strict=True)
-        )
+        for x, (address, version, dtype) in zip(tensors, self.state, strict=True):
+            if x.is_inference() or x._version != version or x.data_ptr() != address:
+                return False
+            if x.dtype != dtype:
+                return False
+        return True
 
 
 def mark_constant(x: Tensor) -> Tensor:
@@ -254,6 +260,11 @@ def cached(x: Tensor, name: Hashable, make: Callable[[], Any]) -> Any:
     return results[name]
 
 
+def find_cached(x: Tensor, name: Hashable) -> Any:
+    """Return what :func:`cached` cached, or None."""
+    return (_constants.get(x) or {}).get(name)
+
+
 def cached_check(
     x: Tensor, name: tuple[Hashable, ...], check: Callable[..., Tensor], **options: Hashable
 ) -> Tensor | bool:
@@ -261,3 +272,28 @@ def cached_check(
     if torch.compiler.is_compiling() or x not in _constants:
         return check(**options)
     return cached(x, (*name, *options.values()), lambda: bool(check(**options)))
+
+
+def call_signature(options: Any, *tokens: Tensor) -> tuple[Any, ...] | None:
+    """Return all that a call without gradient depends on, except values.
+
+    None where torch does more than to compute, such as to trace.
+    """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch._C._is_tracing():
+        return None
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return None
+    if forward_ad._current_level >= 0 or export_stage():
+        return None
+    # The keys tell devices and kinds of tensors, such as sparse, nested and negated ones.
+    layouts = [
+        (type(x), torch._C._dispatch_keys(x).raw_repr(), x.dtype, x.shape, x.stride())
+        for x in tokens
+    ]
+    return (
+        options,
+        layouts,
+        torch.get_num_threads(),
+        torch.is_autocast_enabled('cpu'),
+        os.environ.get(ENVIRONMENT_VARIABLE),
+    )

@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aft_mm import ops
 from aft_mm.layers import AFTConv
 from aft_mm.layers.position_bias import ConvPositionBias
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+from aft_mm.ops.native.availability import find_library
 
 X = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0))
 
@@ -197,6 +199,70 @@ def test_fake_tensors_and_functional_calls_do_not_fill_the_cache():
     with FakeTensorMode(allow_non_fake_inputs=True), ops.replay_paths([True]):
         torch.func.functional_call(mixer, {n: torch.empty(p.shape) for n, p in state.items()}, X)
     torch.testing.assert_close(mixer(X), before, rtol=0, atol=0)
+
+
+@pytest.fixture
+def full_calls(monkeypatch):
+    calls, aft_conv = [], ops.aft_conv
+    monkeypatch.setattr(ops, 'aft_conv', lambda *a, **kw: calls.append(1) or aft_conv(*a, **kw))
+    return calls
+
+
+def transform(mixer):
+    tangent = torch.ones_like(X)
+    return torch.func.vmap(mixer)(X[None]), *torch.func.jvp(mixer, (X,), (tangent,))
+
+
+def record(mixer):
+    with ops.record_paths() as paths:
+        mixer(X)
+    return torch.tensor(paths, dtype=torch.float32)
+
+
+def autocast(mixer):
+    with torch.autocast('cpu', torch.bfloat16):
+        return mixer(X)
+
+
+def count_threads(mixer):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads % 2 + 1)
+    try:
+        return mixer(X)
+    finally:
+        torch.set_num_threads(threads)
+
+
+OTHER_CALLS = {
+    'another grid': lambda mixer: mixer(X, grid=(5, 4)),
+    'another batch': lambda mixer: mixer(X[:1]),
+    'a mask': lambda mixer: mixer(X, key_mask=X[..., 0] > 0),
+    'a transform': transform,
+    'a recording': record,
+    'autocast': autocast,
+    'threads': count_threads,
+    'bfloat16': lambda mixer: mixer.bfloat16()(X.bfloat16()),
+}
+
+
+@pytest.mark.skipif(isinstance(find_library(), str), reason='the C++ loops are not built')
+@pytest.mark.parametrize('call', OTHER_CALLS.values(), ids=OTHER_CALLS)
+@torch.no_grad()
+def test_only_a_call_of_the_same_kind_is_repeated_without_checks(call, full_calls, monkeypatch):
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    mixer = build()
+    nn.init.normal_(mixer.pos_bias.gamma, std=0.1)
+    expected = fresh(mixer, 2 * X), call(copy.deepcopy(mixer))
+    mixer(X)
+    full_calls.clear()
+    torch.testing.assert_close(mixer(2 * X), expected[0], rtol=0, atol=0)
+    assert not full_calls
+    torch.testing.assert_close(call(mixer), expected[1], rtol=0, atol=0)
+    assert full_calls
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'reference')
+    full_calls.clear()
+    mixer.float()(X)
+    assert full_calls
 
 
 class ReadCounter(TorchDispatchMode):

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from aft_mm import ops
 from aft_mm.checks import check_choice, check_flag
 from aft_mm.ops.checks import check_num_heads
+from aft_mm.ops.functional import prepare_conv
+from aft_mm.ops.path_choice import call_signature
 from aft_mm.registry import MODELS
 
 from ..grid import Grid, check_kernel
@@ -88,16 +90,20 @@ class AFTConv(AFTMixer):
         return self.pos_bias.entropy() if self.sparsity == 'entropy' else None
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        tokens, bias = (query, key, value), self.pos_bias
+        weight_decides = self.global_connectivity and not self.causal
+        known = signature = None
         if self.training:
-            weight, known = self.pos_bias(sample=True), None
+            weight = bias(sample=True)
         else:
-            weight_decides = self.global_connectivity and not self.causal
-            weight = self.pos_bias.cached()
-            known = self.pos_bias.known_form() if weight_decides else None
-        return ops.aft_conv(
-            query,
-            key,
-            value,
+            if weight_decides and key_mask is None and query is not None and value.is_cpu:
+                signature = call_signature((grid, self.gate), *tokens)
+                if signature is not None and (call := bias.kept_call(signature)) is not None:
+                    return call(*tokens)
+            weight = bias.cached()
+            known = bias.known_form() if weight_decides else None
+        output = ops.aft_conv(
+            *tokens,
             weight,
             grid=grid,
             global_connectivity=self.global_connectivity,
@@ -106,6 +112,9 @@ class AFTConv(AFTMixer):
             gate=self.gate,
             _known=known,
         )
+        if signature is not None and (call := prepare_conv(*tokens, weight, grid, self.gate)):
+            bias.keep_call(weight, signature, call)
+        return output
 
     def _init_state(self, batch_size: int) -> Any:
         return ops.aft_conv_init_state(

@@ -72,7 +72,9 @@ def aft_conv(
         is_exact = known.is_exact
     elif weight_decides:
         check = partial(is_one_shift_exact, key, value, weight, global_connectivity, causal)
-        is_exact = partial(cached_check, original_weight, ('difference', *grid), check)
+        is_exact = check
+        if not torch.is_grad_enabled():  # else w changes in every step
+            is_exact = partial(cached_check, original_weight, ('difference', *grid), check)
     if weight_decides and not torch.is_grad_enabled():
         operands = query, key, value, original_weight
         if is_inference_applicable(*operands) and is_exact(difference=True):

@@ -6,7 +6,7 @@ Lazy negation, missing memory and saved tensors are checked before an address is
 import ctypes
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from .. import eager
 from ..checks import GATES
 from ..eager.conv import crop_kernel, is_one_shift_exact
 from ..eager.online_softmax import hide
-from ..path_choice import cached
+from ..path_choice import cached, find_cached
 from . import availability
 
 # Tokens between the sums saved for the gradient; the same as in simple.cpp.
@@ -26,6 +26,8 @@ SEGMENT = 32
 # Samples whose kernel gradients one thread sums, for reproducible bits.
 SAMPLES = 8
 OUT_OF_MEMORY = 1
+# Places of the addresses of query, key, value and output among the fields of `ConvArgs`.
+ADDRESSES = (13, 16, 19, 25)
 PLAIN_TYPES = frozenset([Tensor, Parameter, type(None)])
 
 
@@ -46,30 +48,55 @@ def aft_conv(
     cropped = crop_kernel(weight.float(), grid)
 
     def is_exact() -> Tensor:
-        tokens = (key, value) if weight_decides else hide(key, value, key_mask)
-        return is_one_shift_exact(
-            tokens[0], tokens[1], cropped, global_connectivity, causal, difference=True
-        )
-
-    def make_kernel() -> Tensor:
-        kernel = (torch.expm1 if global_connectivity else torch.exp)(cropped.detach())
-        return kernel.flatten(1).T.contiguous()
+        seen = (key, value) if weight_decides else hide(key, value, key_mask)
+        return is_one_shift_exact(seen[0], seen[1], cropped, difference=True, **options)
 
     if torch.compiler.is_compiling():
-        given = query, key, value, cropped, make_kernel(), is_exact(), list(grid)
+        exponential = _exponential(cropped, global_connectivity)
+        given = query, key, value, cropped, exponential, is_exact(), list(grid)
         return _conv_node(*given, *options.values(), key_mask, gate)
 
-    def make_exact_kernel() -> Tensor | None:
-        return make_kernel() if is_exact() else None
+    def make_kernel() -> Tensor | None:
+        return _exponential(cropped, global_connectivity) if is_exact() else None
 
-    if weight_decides:
-        kernel = cached(weight, ('loops', *grid), make_exact_kernel)
-    else:
-        kernel = make_exact_kernel()
+    kernel = cached(weight, ('loops', *grid), make_kernel) if weight_decides else make_kernel()
     if kernel is None:
         options.update(grid=grid, key_mask=key_mask, gate=gate)
         return eager.aft_conv(query, key, value, weight, **options)
     return _run_conv(query, key, value, cropped, kernel, grid, key_mask, gate, **options)
+
+
+def _exponential(weight: Tensor, global_connectivity: bool) -> Tensor:
+    """Return ``e^w − 1``, or ``e^w`` without global connectivity, [entries, h]."""
+    kernel = (torch.expm1 if global_connectivity else torch.exp)(weight.detach())
+    return kernel.flatten(1).T.contiguous()
+
+
+def prepare_conv(query, key, value, weight, grid, gate) -> Callable[..., Tensor] | None:
+    """Return :func:`aft_conv` for this constant weight and tokens of the same strides and dtype.
+
+    It checks nothing. None unless a call cached its kernel.
+    """
+    kernel = find_cached(weight, ('loops', *grid))
+    tokens = query, key, value
+    if kernel is None or not query.dtype == key.dtype == value.dtype:
+        return None
+    if any(_dense(x) is not x for x in tokens):
+        return None
+    op = _Conv(gate, None, grid, True, False, kernel, crop_kernel(weight.detach(), grid), None)
+    contiguous = torch.contiguous_format
+    fixed = op._args(*tokens, torch.empty_like(value, memory_format=contiguous))
+    call = _caller('aft_conv_forward', value)
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = torch.empty_like(value, memory_format=contiguous)
+        fields = fixed.copy()
+        for place, x in zip(ADDRESSES, (query, key, value, output), strict=True):
+            fields[place] = _address(x)
+        call(fields)
+        return output
+
+    return run
 
 
 def _run_conv(
@@ -120,10 +147,19 @@ def _address(x: Tensor | None) -> int:
 
 def _call(name: str, fields: Sequence[int], value: Tensor) -> None:
     """Call a function of the library with the fields of its `SimpleArgs` or `ConvArgs`."""
-    args = struct.pack(f'={len(fields)}q', *fields)
+    _caller(name, value)(fields)
+
+
+def _caller(name: str, value: Tensor) -> Callable[[Sequence[int]], None]:
+    """Return a function of the library as a function of its fields, for tokens like value."""
     function = getattr(availability.load(availability.find_library()), name)
-    if function(args, ctypes.c_int64(value.dtype == torch.bfloat16)) == OUT_OF_MEMORY:
-        raise MemoryError(f'{name} of {list(value.shape)} could not allocate its memory')
+    is_bfloat16, shape = ctypes.c_int64(value.dtype == torch.bfloat16), list(value.shape)
+
+    def call(fields: Sequence[int]) -> None:
+        if function(struct.pack(f'={len(fields)}q', *fields), is_bfloat16) == OUT_OF_MEMORY:
+            raise MemoryError(f'{name} of {shape} could not allocate its memory')
+
+    return call
 
 
 class _Simple(NamedTuple):
