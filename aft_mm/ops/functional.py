@@ -163,10 +163,10 @@ def prepare_conv(
     grid: Sequence[int],
     gate: str,
 ) -> Callable[..., Tensor] | None:
-    """Return :func:`aft_conv` for other tokens of the same :func:`call_signature`, after a call.
+    """Return the same call for other tokens of an equal :func:`call_signature`, without checks.
 
-    For one image, checks and the choice of a backend take longer than the C++ loop. None where
-    another backend is used, or `weight` is not from :func:`mark_constant`.
+    To be called after :func:`aft_conv`. None unless the C++ loops are used and `weight` is from
+    :func:`mark_constant`.
     """
     options = dict(grid=grid, global_connectivity=True, causal=False, gate=gate)
     if choose_backend('aft_conv', (query, key, value, weight), options) != 'native':

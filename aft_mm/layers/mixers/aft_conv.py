@@ -97,6 +97,7 @@ class AFTConv(AFTMixer):
             weight = bias(sample=True)
         else:
             if weight_decides and key_mask is None and query is not None and value.is_cpu:
+                # For one image, the checks of the op take longer than its loop.
                 signature = call_signature((grid, self.gate), *tokens)
                 if signature is not None and (call := bias.kept_call(signature)) is not None:
                     return call(*tokens)
