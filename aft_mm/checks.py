@@ -105,11 +105,11 @@ def check_path(name: str, value: Any) -> None:
         refuse(name, 'the path of a file or folder', value)
 
 
-def check_sizes(name: str, value: Any, dims: Collection[int], least: int = 1) -> None:
-    """Check for a sequence of ints of at least `least`, whose length is one of `dims`."""
+def check_sizes(name: str, value: Any, dims: Collection[int]) -> None:
+    """Check for a sequence of positive ints, whose length is one of `dims`."""
     right_length = isinstance(value, Sequence) and len(value) in dims
-    if not right_length or not all(is_int(size) and size >= least for size in value):
-        refuse(name, f'{" or ".join(map(str, dims))} ints{_bounds(least, None)}', value)
+    if not right_length or not all(is_int(size) and size >= 1 for size in value):
+        refuse(name, f'{" or ".join(map(str, dims))} ints{_bounds(1, None)}', value)
 
 
 def per_dimension(name: str, value: Any, dims: int, least: int = 1) -> tuple[int, ...]:

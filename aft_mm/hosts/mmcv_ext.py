@@ -36,12 +36,18 @@ def _gradients(
 # Boxes
 
 
-def _overlaps(one: Tensor, others: Tensor, offset: int) -> Tensor:
-    """IoU of one box [4] with others [N, 4], corners in px; sides are ``x2 − x1 + offset``."""
-    low, high = torch.maximum(one[:2], others[:, :2]), torch.minimum(one[2:], others[:, 2:])
-    intersection = (high - low + offset).clamp(min=0).prod(-1)
-    area = (one[2:] - one[:2] + offset).prod()
-    return intersection / (area + (others[:, 2:] - others[:, :2] + offset).prod(-1) - intersection)
+def _overlaps(boxes: Tensor, others: Tensor, offset: int, mode: int = 0) -> Tensor:
+    """IoU (mode 0) or intersection over the first area (1) of corners [..., 4] and [N, 4] in px.
+
+    Sides are ``x2 − x1 + offset``.
+    """
+    low = torch.maximum(boxes[..., :2], others[:, :2])
+    high = torch.minimum(boxes[..., 2:], others[:, 2:])
+    overlap = (high - low + offset).clamp(min=0).prod(-1)
+    union = (boxes[..., 2:] - boxes[..., :2] + offset).prod(-1)
+    if mode == 0:
+        union = union + (others[:, 2:] - others[:, :2] + offset).prod(-1) - overlap
+    return overlap / union
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
@@ -123,13 +129,7 @@ def bbox_overlaps(
     ious is [N, M], or [N] if `aligned`.
     """
     first = bboxes1 if aligned else bboxes1[:, None]
-    low = torch.maximum(first[..., :2], bboxes2[:, :2])
-    high = torch.minimum(first[..., 2:], bboxes2[:, 2:])
-    overlap = (high - low + offset).clamp(min=0).prod(-1)
-    union = (first[..., 2:] - first[..., :2] + offset).prod(-1)
-    if mode == 0:
-        union = union + (bboxes2[:, 2:] - bboxes2[:, :2] + offset).prod(-1) - overlap
-    ious.copy_(overlap / union)
+    ious.copy_(_overlaps(first, bboxes2, offset, mode))
 
 
 # Regions of interest
@@ -552,7 +552,7 @@ def masked_col2im_forward(
 
 
 def _deformable_attention(
-    value: Tensor, shapes: Sequence[tuple[int, int]], locations: Tensor, weights: Tensor
+    value: Tensor, shapes: Sequence[Sequence[int]], locations: Tensor, weights: Tensor
 ) -> Tensor:
     batch, _, heads, channels = value.shape
     queries, levels, points = locations.shape[1], locations.shape[3], locations.shape[4]
@@ -587,11 +587,7 @@ def ms_deform_attn_forward(
     Returns:
         [B, queries, h · C].
     """
-    return _deformable_attention(value, _pairs(shapes), locations, weights)
-
-
-def _pairs(shapes: Tensor) -> list[tuple[int, int]]:
-    return [(height, width) for height, width in shapes.tolist()]
+    return _deformable_attention(value, shapes.tolist(), locations, weights)
 
 
 def ms_deform_attn_backward(
@@ -607,7 +603,7 @@ def ms_deform_attn_backward(
     im2col_step: int,
 ) -> None:
     def forward(value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
-        return _deformable_attention(value, _pairs(shapes), locations, weights)
+        return _deformable_attention(value, shapes.tolist(), locations, weights)
 
     found = _gradients(forward, [value, locations, weights], grad_output)
     for total, one in zip((grad_value, grad_locations, grad_weights), found, strict=True):

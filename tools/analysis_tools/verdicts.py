@@ -4,7 +4,6 @@ A verdict is about these runs, not about a paper: other data and schedules can n
 contradict one.
 """
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -21,7 +20,6 @@ class Difference(NamedTuple):
     mean: float
     interval: tuple[float, float] | None
     p: float | None
-    degrees: float | None
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -29,30 +27,19 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     from scipy.stats import t
 
     mean, error = mean_and_error(values)
-    if error is None:
-        return None
-    half = t.ppf((1 + LEVEL) / 2, len(values) - 1) * error
-    return mean - half, mean + half
+    return None if error is None else t.interval(LEVEL, len(values) - 1, mean, error)
 
 
 def difference(values: Sequence[float], reference: Sequence[float]) -> Difference:
-    """Return the mean of values minus that of the reference, after Welch.
-
-    Variances of the groups may differ. Degrees of freedom, after Welch and Satterthwaite, are
-    ``(a + b)² / (a²/(n − 1) + b²/(m − 1))`` with squared standard errors a and b.
-    """
-    from scipy.stats import t
+    """Return the mean of values minus that of the reference, after Welch."""
+    from scipy.stats import ttest_ind
 
     means, errors = zip(mean_and_error(values), mean_and_error(reference), strict=True)
     mean = means[0] - means[1]
     if None in errors or not any(errors):  # runs that are all equal have no known variance
-        return Difference(mean, None, None, None)
-    a, b = (error**2 for error in errors)
-    degrees = (a + b) ** 2 / (a**2 / (len(values) - 1) + b**2 / (len(reference) - 1))
-    error = math.sqrt(a + b)
-    half = t.ppf((1 + LEVEL) / 2, degrees) * error
-    p = 2 * t.sf(abs(mean) / error, degrees)
-    return Difference(mean, (mean - half, mean + half), float(p), degrees)
+        return Difference(mean, None, None)
+    test = ttest_ind(values, reference, equal_var=False)
+    return Difference(mean, tuple(test.confidence_interval(LEVEL)), float(test.pvalue))
 
 
 def verdict(found: Difference, sign: str) -> str:
