@@ -243,6 +243,8 @@ class TestNames:
         if task == 'copy_task' and field['family'] == 'lsh':
             expected |= dict(num_buckets=8, chunk_size=8 if name in MINI else 32)
         expected |= ABLATIONS.get(field['what'], {})
+        if (field['what'], task) == ('peak', 'image_ar'):
+            expected['init_peak'] = 3
         assert expected.pop('rank', rank) == rank
         assert mixer == expected
         # AFT, the controls and the LSTM have no heads, except AFT-conv.
@@ -259,7 +261,7 @@ class TestNames:
         built = main_part(build(name)).layers[0].token_mixer
         assert f'aft_mm.{type(built).__name__}' == mixer['type']
         if field['family'] == 'aft-conv':
-            dims = 2 if task == 'image_classification' else 1
+            dims = 2 if task in ('image_classification', 'image_ar') else 1
             assert built.position_bias().shape == (heads, *dims * (mixer['kernel_size'],))
 
     @every_config
@@ -371,7 +373,8 @@ class TestData:
         data, _, context = fields(name)['data'].partition('-t')
         length = sequence_length(name)
         assert prod(config.model.decoder.grid) == length
-        assert (len(config.model.decoder.grid) == 2) == ('2d' in name)
+        on_grid = '2d' in name or fields(name)['family'] == 'aft-conv' and data == 'mnist'
+        assert (len(config.model.decoder.grid) == 2) == on_grid
         pixels = (3,) if what.endswith('pixels') else ()
         rng = np.random.default_rng(0)
         for split, dataset in zip(SPLITS, datasets(name), strict=True):
