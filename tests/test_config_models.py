@@ -434,7 +434,9 @@ def expected_parameters(model, built):
         if 'cross_mixer' in part:
             cross = mixer_parameters(part.cross_mixer, dims, length) + norm
         table = length // part.get('tokens_per_position', 1) * dims if positions else 0
-        return table + part.num_layers * block(part.token_mixer, length, cross) + norm
+        return (
+            table + part.num_layers * block(part.token_mixer, length, cross, len(part.grid)) + norm
+        )
 
     if 'label_smoothing' in model.head:  # one table of subwords for all
         table = built.decoder.embedding.weight.shape[0] * (dims + 1)
@@ -484,7 +486,7 @@ class TestExperiments:
             ),
             (names('synthetic_tasks', pattern='mqar'), 11, [MIXER, 'model.decoder.mlp_ratio']),
             (names('synthetic_tasks', pattern='listops'), 11, [MIXER, 'model.decoder.mlp_ratio']),
-            (names('image_ar', pattern='mini.*mnist'), 3, [MIXER, 'model.decoder.grid']),
+            (names('image_ar', pattern='aft-local.*mini.*mnist'), 3, [MIXER, 'model.decoder.grid']),
             (names('super_resolution', pattern='2d-hard-.*8to32'), 3, READERS),
             (names('super_resolution', pattern='aft-local2d-mini.*celeba'), 2, READERS),
             (names('speech_recognition', pattern='wsj'), 8, ['model', 'optim_wrapper.optimizer']),
