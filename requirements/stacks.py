@@ -40,7 +40,6 @@ CHECKS: dict[str, tuple[str, ...]] = {
     'train, resume': (
         'test_adversarial/test_exact_resume.py::test_a_run_that_stops_resumes_to_the_same_bits',
         'test_integration.py::test_resume_after_a_kill_is_bit_identical',
-        'test_translation_run.py::test_resume_after_a_kill_is_bit_identical',
     ),
     'mmcv operators': ('test_hosts/test_mmcv_ext.py',),
 }

@@ -34,6 +34,7 @@ from mmengine.visualization import Visualizer  # noqa: E402
 from aft_mm.cli.main import COMMANDS, parse_args  # noqa: E402
 
 from .helpers import free_port, load_script  # noqa: E402
+from .parallel_data import write_pairs  # noqa: E402
 
 cv2.setNumThreads(0)
 # In a fork of a process whose first backward pass is a compiled one, torch refuses a backward pass.
@@ -43,6 +44,8 @@ os.environ['TORCHINDUCTOR_COMPILE_THREADS'] = '1'
 # Commands that run in the test process do not change its memory allocator.
 os.environ['AFT_MM_MALLOC'] = 'system'
 ROOT = Path(__file__).parent.parent
+# Scripts that tests import, and that import each other.
+sys.path += [str(ROOT / 'tools' / name) for name in ('analysis_tools', 'benchmarks')]
 SECONDS = 300  # time limit of a run
 # The registry first: it supplies the operators of mmcv that its first import needs.
 RUN_IMPORTS = ['aft_mm.registry']
@@ -328,6 +331,20 @@ def untrained(tmp_path_factory) -> dict[str, tuple[str, str]]:
         torch.save(dict(state_dict=model.state_dict(), meta={}), folder / f'{name}.pth')
         found[name] = str(folder / f'{name}.py'), str(folder / f'{name}.pth')
     return found
+
+
+@pytest.fixture(scope='module')
+def resolver(untrained):
+    from aft_mm.apis import SuperResolver
+
+    return SuperResolver(*untrained['tiny_super_resolution'], device='cpu')
+
+
+@pytest.fixture(scope='module')
+def pairs(tmp_path_factory) -> Path:
+    """Folder with the artificial language pair of parallel_data.py."""
+    write_pairs(folder := tmp_path_factory.mktemp('pairs'))
+    return folder
 
 
 @pytest.fixture(scope='session')

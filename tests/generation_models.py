@@ -17,7 +17,8 @@ def _build(**parts) -> nn.Module:
     return model
 
 
-def _stack(kind: str, **options) -> dict:
+def stack(kind: str, **options) -> dict:
+    """Return the config of a tiny encoder or decoder."""
     return dict(
         type=f'aft_mm.{kind}',
         embed_dims=8,
@@ -30,8 +31,8 @@ def _stack(kind: str, **options) -> dict:
 def super_resolution_model(channels: int = 3) -> nn.Module:
     pixels = {**PIXELS, 'num_channels': channels}
     return _build(
-        encoder=_stack('SequenceEncoder', embedding=pixels, grid=(3, 2)),
-        decoder=_stack(
+        encoder=stack('SequenceEncoder', embedding=pixels, grid=(3, 2)),
+        decoder=stack(
             'SequenceDecoder',
             embedding=pixels,
             grid=(6, 4),
@@ -46,7 +47,7 @@ def super_resolution_model(channels: int = 3) -> nn.Module:
 def points_model(length: int = 15, num_values: int = 32, **options) -> nn.Module:
     """Return a model of clouds of 5 points with 5 bits per coordinate."""
     return _build(
-        decoder=_stack(
+        decoder=stack(
             'SequenceDecoder',
             grid=(length,),
             **options,

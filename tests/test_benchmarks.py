@@ -4,39 +4,37 @@ import importlib
 import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 
+import benchmark_attention
+import benchmark_efficiency
+import benchmark_models
+import benchmark_ops
+import benchmark_runtimes
+import benchmark_sampling
+import bounds
+import decoders
 import matplotlib.image
+import measuring
+import pair_bias
+import parity
+import plot_models
 import pytest
 import torch
+import training_step
+from op_cases import CASES, sized
+from op_costs import compulsory_bytes, operations
+from rivals import RIVALS, Rival
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
 from aft_mm.ops import eager, reference
 from aft_mm.ops.cases import conv
 
+from .generation_models import stack
+
 ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / 'tools' / 'benchmarks'
-sys.path.insert(0, str(TOOLS))
-
-import benchmark_attention  # noqa: E402
-import benchmark_efficiency  # noqa: E402
-import benchmark_models  # noqa: E402
-import benchmark_ops  # noqa: E402
-import benchmark_runtimes  # noqa: E402
-import benchmark_sampling  # noqa: E402
-import bounds  # noqa: E402
-import decoders  # noqa: E402
-import measuring  # noqa: E402
-import pair_bias  # noqa: E402
-import parity  # noqa: E402
-import plot_models  # noqa: E402
-import training_step  # noqa: E402
-from op_cases import CASES, sized  # noqa: E402
-from op_costs import compulsory_bytes, operations  # noqa: E402
-from rivals import RIVALS, Rival  # noqa: E402
-
 COMMON = ['--device', 'cpu', '--threads', '1', '--rounds', '1']
 PROGRAMS = [
     *('benchmark_attention', 'benchmark_efficiency', 'benchmark_iterations', 'benchmark_models'),
@@ -248,14 +246,8 @@ def test_sampling(tmp_path, monkeypatch):
 
     def build(data, mixer, device):
         torch.manual_seed(0)
-        decoder = dict(
-            type='aft_mm.SequenceDecoder',
-            embed_dims=8,
-            num_layers=1,
-            embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=256),
-            token_mixer=dict(type='aft_mm.AFTSimple'),
-            grid=(120,),
-        )
+        embedding = dict(type='aft_mm.TokenEmbedding', vocab_size=256)
+        decoder = stack('SequenceDecoder', embedding=embedding, grid=(120,))
         head = dict(type='aft_mm.LogisticMixtureHead', embed_dims=8, num_channels=1)
         return AutoregressiveModel(decoder, head).eval()
 

@@ -1,17 +1,11 @@
 """tools/benchmarks/dry_run.py: full-size samples, one run per model, and what fails."""
 
 import math
-import sys
-from pathlib import Path
 
+import dry_run
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / 'tools' / 'benchmarks'))
-
-import dry_run  # noqa: E402
-
-from .all_configs import configs_of, load_config  # noqa: E402
+from .all_configs import ROOT, configs_of, load_config
 
 PATHS = configs_of(*(path.parent.name for path in ROOT.glob('configs/*/metafile.yml')))
 GOOD = dict(losses=[2.0, 1.0], resumed_losses=[2.0, 1.0], peak_gb=1.0, counted_gb=1.0)

@@ -7,18 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import first_gpu_hour
 import pytest
 import torch
+from first_gpu_hour import PARTS, Part
 from mmengine.config import Config
+
+from aft_mm.ops.triton.availability import KERNELS
 
 ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / 'tools' / 'benchmarks'
-sys.path.insert(0, str(TOOLS))
-
-import first_gpu_hour  # noqa: E402
-from first_gpu_hour import PARTS, Part  # noqa: E402
-
-from aft_mm.ops.triton.availability import KERNELS  # noqa: E402
 
 
 @pytest.fixture

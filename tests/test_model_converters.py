@@ -40,11 +40,6 @@ def deit():
     return build_deit('deit_tiny_patch16_224')
 
 
-@pytest.fixture(scope='module')
-def distilled():
-    return build_deit('deit_tiny_distilled_patch16_224')
-
-
 def in_mmpretrain(model):
     renamed = {
         'patch_embed.proj.': 'patch_embed.projection.',
@@ -141,7 +136,8 @@ def test_the_model_without_mixing_is_deit(
 
 
 @pytest.mark.parametrize('naming', NAMINGS)
-def test_the_first_classifier_of_a_distilled_deit_is_copied(naming, distilled, config, convert):
+def test_the_first_classifier_of_a_distilled_deit_is_copied(naming, config, convert):
+    distilled = build_deit('deit_tiny_distilled_patch16_224')
     printed = re.sub(r'[^\S\n]+', ' ', convert(NAMINGS[naming](distilled)))
     model, cfg = build(config)
     load_checkpoint(model, cfg.load_from)

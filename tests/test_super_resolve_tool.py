@@ -35,11 +35,6 @@ def enlarge(module, tmp_path, monkeypatch, untrained):
     return lambda *words: module.main([*files, *map(str, words), '--device', 'cpu'])
 
 
-@pytest.fixture(scope='module')
-def resolver(untrained):
-    return SuperResolver(*untrained['tiny_super_resolution'], device='cpu')
-
-
 def image_of(shape):
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 

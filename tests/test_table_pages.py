@@ -6,15 +6,12 @@ import shutil
 import sys
 from pathlib import Path
 
+import config_tables
 import pytest
+import table_pages
 import yaml
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / 'tools' / 'analysis_tools'))
-
-import config_tables  # noqa: E402
-import table_pages  # noqa: E402
-
 FACTS = yaml.safe_load((ROOT / 'docs/tables/tables.yml').read_text(encoding='utf-8'))
 every_page = pytest.mark.parametrize('page', FACTS['pages'], ids=lambda page: page['page'])
 

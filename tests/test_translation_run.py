@@ -1,4 +1,4 @@
-"""A translation model: training, resuming, two processes, testing, Translator and the tool."""
+"""A translation model: training, two processes, testing, Translator and the tool."""
 
 import io
 import itertools
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 
 from aft_mm.apis import TextGenerator, Translator
@@ -20,8 +19,9 @@ from aft_mm.engine import CheckpointCompatibilityHook
 from aft_mm.errors import UserError
 from aft_mm.evaluation import BLEU
 
+from .errors import refuses, refuses_input, stops
 from .helpers import losses
-from .parallel_data import MISSING, REASON, converter, write_pairs
+from .parallel_data import MISSING, REASON, converter
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=REASON)
 ROOT = Path(__file__).parents[1]
@@ -30,48 +30,24 @@ FILES = 'source_file', 'target_file', 'subwords'
 NUMBER = itertools.count()  # runs with the same name would share a logger
 
 
-class Dies(Hook):
-    def __init__(self, after):
-        self.after = after
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        if runner.iter + 1 == self.after:
-            raise InterruptedError
-
-
-@pytest.fixture(scope='module')
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('data')
-    write_pairs(folder)
-    return folder
-
-
-def config_of(data, **options):
+def config_of(pairs, **options):
     config = Config.fromfile(CONFIG)
-    config.subwords = str(data / config.subwords)
+    config.subwords = str(pairs / config.subwords)
     for split in ('train', 'val', 'test'):
         dataset = config[f'{split}_dataloader'].dataset
-        dataset.update({name: str(data / dataset[name]) for name in FILES})
+        dataset.update({name: str(pairs / dataset[name]) for name in FILES})
     config.merge_from_dict(options)
     return config
 
 
 @pytest.fixture(scope='module')
-def train(data, tmp_path_factory):
-    def call(folder=None, dies=None, **options):
-        config = config_of(data, **options)
-        config.update(
-            work_dir=str(folder or tmp_path_factory.mktemp('run')),
-            resume=folder is not None,
-            experiment_name=f'translation {next(NUMBER)}',
-        )
+def train(pairs, tmp_path_factory):
+    def call(**options):
+        config = config_of(pairs, **options)
+        config.work_dir = str(tmp_path_factory.mktemp('run'))
+        config.experiment_name = f'translation {next(NUMBER)}'
         runner = RUNNERS.build(config)
-        if dies:
-            runner.register_hook(Dies(dies))
-            with pytest.raises(InterruptedError):
-                runner.train()
-        else:
-            runner.train()
+        runner.train()
         return runner
 
     with pytest.MonkeyPatch.context() as patch:
@@ -85,8 +61,8 @@ def trained(train):
 
 
 @pytest.fixture(scope='module')
-def files(trained, data):
-    config = config_of(data)
+def files(trained, pairs):
+    config = config_of(pairs)
     config.pop('custom_imports')
     path = Path(trained.work_dir, 'config.py')
     config.dump(path)
@@ -112,27 +88,14 @@ def lines_of(path):
     return path.read_text(encoding='utf-8').splitlines()
 
 
-def test_resume_after_a_kill_is_bit_identical(train, trained):
-    length = len(trained.train_dataloader)
-    killed = train(dies=2 * length + 3)
-    again = train(killed.work_dir)
-    assert len(losses(trained.work_dir)) == 3 * length > 18
-    assert losses(again.work_dir) == losses(trained.work_dir)
-    one, other = load(trained.work_dir), load(again.work_dir)
-    assert str(one['optimizer']) == str(other['optimizer'])
-    for name, value in one['state_dict'].items():
-        assert torch.equal(value, other['state_dict'][name]), name
-    assert other['meta']['dataset_meta']['subwords'] == trained.test_loop.subwords.fingerprint
-
-
-def test_two_processes_have_the_loss_and_the_weights_of_one(train, data, run, tmp_path):
+def test_two_processes_have_the_loss_and_the_weights_of_one(train, pairs, run, tmp_path):
     options = {
         'model.encoder.drop_rate': 0.0,
         'model.decoder.drop_rate': 0.0,
         'train_cfg.max_epochs': 1,
     }
     one = train(**options)
-    for path in data.iterdir():
+    for path in pairs.iterdir():
         (tmp_path / path.name).symlink_to(path)
     words = '--launcher pytorch --work-dir . --cfg-options train_dataloader.batch_size=160'.split()
     words += [f'{name}={value}' for name, value in options.items()]
@@ -151,20 +114,20 @@ def test_two_processes_have_the_loss_and_the_weights_of_one(train, data, run, tm
             torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_the_test_loop_and_translator_agree(trained, translator, data, monkeypatch):
+def test_the_test_loop_and_translator_agree(trained, translator, pairs, monkeypatch):
     before = trained.val_loop.run()['perplexity_per_subword']
     assert 1 < before < 64
     trained.model.load_state_dict(translator.model.state_dict())
     tested = []
     monkeypatch.setattr(BLEU, 'compute_metrics', lambda _, found: tested.extend(found) or {})
     assert trained.test()['perplexity_per_subword'] > before
-    texts = translator(lines_of(data / 'val.de'), batch_size=4, beam_size=3)
-    assert tested == list(zip(texts, lines_of(data / 'val.en'), strict=True))
+    texts = translator(lines_of(pairs / 'val.de'), batch_size=4, beam_size=3)
+    assert tested == list(zip(texts, lines_of(pairs / 'val.en'), strict=True))
     assert len(set(texts)) > 9
 
 
-def test_sentences_keep_their_order_and_empty_ones_stay_empty(translator, data):
-    texts = lines_of(data / 'val.de')[:5]
+def test_sentences_keep_their_order_and_empty_ones_stay_empty(translator, pairs):
+    texts = lines_of(pairs / 'val.de')[:5]
     given = [texts[0], '', texts[1], ' \t', *texts[2:]]
     together = translator(given, batch_size=3)
     assert together[1] == together[3] == '' and translator([]) == []
@@ -198,25 +161,23 @@ def test_characters_without_a_subword_are_logged_with_their_text(translator, mon
     assert message.startswith("text 12 has characters without a subword, '€', which")
 
 
-def test_bad_input_is_named(translator, files, data, tmp_path):
-    with pytest.raises(UserError, match='text must be a str or a list of str'):
-        translator(['a', 3])
-    with pytest.raises(ValueError, match='batch_size must be an int, 1 or larger, got 0'):
-        translator(['a'], batch_size=0)
-    with pytest.raises(UserError, match='is a config for Translator, not for TextGenerator, '):
-        TextGenerator(*files)
+def test_bad_input_is_named(translator, files, pairs, tmp_path):
+    refuses_input('text must be a str or a list of str', translator, ['a', 3])
+    refuses('batch_size must be an int, 1 or larger, got 0', translator, ['a'], batch_size=0)
+    refuses_input('is a config for Translator, not for TextGenerator, ', TextGenerator, *files)
     words = '--vocab-size 64 --no-byte-fallback --out'.split()
-    converter('subwords').main([str(data / 'train.de'), *words, str(tmp_path / 'other.model')])
+    converter('subwords').main([str(pairs / 'train.de'), *words, str(tmp_path / 'other.model')])
     config = Config.fromfile(files[0])
     config.subwords = str(tmp_path / 'other.model')
-    with pytest.raises(UserError, match='must be those that the model was trained with'):
-        Translator(config, files[1])
+    refuses_input('must be those that the model was trained with', Translator, config, files[1])
 
 
 def test_a_test_with_other_subwords_is_refused(trained):
     checkpoint = load(trained.work_dir)
     CheckpointCompatibilityHook().after_load_checkpoint(trained, checkpoint)
-    checkpoint['meta']['dataset_meta']['subwords'] = 'another'
+    meta = checkpoint['meta']['dataset_meta']
+    assert meta['subwords'] == trained.test_loop.subwords.fingerprint
+    meta['subwords'] = 'another'
     for resume in (False, True):
         with pytest.raises(UserError, match='trained with subwords of fingerprint another, but'):
             CheckpointCompatibilityHook(resume=resume).after_load_checkpoint(trained, checkpoint)
@@ -240,8 +201,8 @@ def translate(tool, monkeypatch):
     return call
 
 
-def test_the_tool_translates_lines_in_their_order(translate, translator, files, data, capsys):
-    texts = lines_of(data / 'val.de')[:4]
+def test_the_tool_translates_lines_in_their_order(translate, translator, files, pairs, capsys):
+    texts = lines_of(pairs / 'val.de')[:4]
     before, after = [''] + texts, [''] * 15 + ['ein\u2028zwei']
     content = '\n'.join(before + after).encode() + b'\nHund\xff\r\n'
     expected = translator([*before, *after, 'Hund\ufffd'])
@@ -269,11 +230,10 @@ def test_the_tool_translates_lines_in_their_order(translate, translator, files, 
     ],
 )
 def test_bad_arguments_give_a_one_line_message(translate, files, words, message):
-    with pytest.raises(SystemExit, match=f'^Error: {message}'):
-        translate(b'ein\n', *files, *words)
+    stops(f'^Error: {message}', translate, b'ein\n', *files, *words)
 
 
-def test_the_commands_average_checkpoints(tool, translate, files, data, tmp_path):
+def test_the_commands_average_checkpoints(tool, translate, files, pairs, tmp_path):
     config, paths = files[0], [tmp_path / f'epoch_{n}.pth' for n in (1, 2)]
     checkpoint = load(Path(files[1]).parent, 'random.pth')
     weights = checkpoint['state_dict']
@@ -282,7 +242,7 @@ def test_the_commands_average_checkpoints(tool, translate, files, data, tmp_path
         noisy = {name: value + 0.5 * torch.randn_like(value) for name, value in weights.items()}
         torch.save({**checkpoint, 'state_dict': noisy}, path)
     with averaged(str(paths[1]), 2) as mean:
-        texts = lines_of(data / 'val.de')[:4]
+        texts = lines_of(pairs / 'val.de')[:4]
         content = '\n'.join(texts).encode()
         expected = [*Translator(config, mean, device='cpu')(texts), '']
         assert translate(content, config, paths[1], '--average', 2) == expected

@@ -1,8 +1,8 @@
 """tools/benchmarks/benchmark_tiles.py: scores, and pixels at the borders of tiles."""
 
 import json
-import sys
 
+import benchmark_tiles
 import numpy as np
 import pytest
 import torch
@@ -12,11 +12,7 @@ from PIL import Image
 from aft_mm.apis.loading import build_model
 from aft_mm.config.reading import read_config
 
-from ..all_configs import ROOT, configs_of
-
-sys.path.insert(0, str(ROOT / 'tools' / 'benchmarks'))
-
-import benchmark_tiles  # noqa: E402
+from ..all_configs import configs_of
 
 NAME = 'fcn-aft-conv-mini_1xb4-1200i_camvid'
 CONFIG = configs_of('segmentation')[NAME]

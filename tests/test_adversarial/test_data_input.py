@@ -17,8 +17,8 @@ from aft_mm.datasets import (
 )
 from aft_mm.engine import CheckImagesHook
 from aft_mm.engine.hooks.sanity import check_image
-from aft_mm.errors import UserError
 
+from ..errors import refuses, refuses_input
 from .hostile import png
 
 pytestmark = pytest.mark.adversarial
@@ -59,9 +59,7 @@ def test_an_image_that_cannot_be_read(tmp_path, name):
     path, (damage, reason) = tmp_path / name, DAMAGE[name]
     damage(path)
     message = f"image '.*{name}' of the validation set {reason}"
-    with pytest.raises(UserError, match=message) as error:
-        check_image(str(path), 'validation')
-    assert '\n' not in str(error.value)
+    refuses_input(message, check_image, str(path), 'validation')
 
 
 @pytest.mark.parametrize('name', ['a.png', 'a.jpg', 'a.webp', 'a.bmp', 'a.tif', 'png.jpg'])
@@ -93,10 +91,8 @@ def test_validation_and_test_images_are_looked_at_too(tmp_path):
         test_loop=SimpleNamespace(dataloader=loader(bad)),
     )
     hook = CheckImagesHook()
-    with pytest.raises(UserError, match="bad.png' of the validation set is truncated"):
-        hook.before_train(runner)
-    with pytest.raises(UserError, match="bad.png' of the test set is truncated"):
-        hook.before_test(runner)
+    refuses_input("bad.png' of the validation set is truncated", hook.before_train, runner)
+    refuses_input("bad.png' of the test set is truncated", hook.before_test, runner)
     runner.val_loop = None
     hook.before_train(runner)
 
@@ -118,8 +114,7 @@ def test_mnist_without_an_image(tmp_path):
     for name, axes in (('images-idx3', (0, 28, 28)), ('labels-idx1', (0,))):
         header = bytes([0, 0, 8, len(axes)]) + np.array(axes, '>i4').tobytes()
         (tmp_path / f'train-{name}-ubyte').write_bytes(header)
-    with pytest.raises(ValueError, match='has no image in its train split'):
-        MNISTIdx(str(tmp_path))
+    refuses('has no image in its train split', MNISTIdx, str(tmp_path))
 
 
 # Those of the right type but out of range are in tests/test_datasets.
@@ -139,6 +134,4 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize('call, name', ARGUMENTS)
 def test_arguments_of_data_sets_and_steps(call, name):
-    with pytest.raises(ValueError, match=f'^{name}.* must be ') as error:
-        call()
-    assert '\n' not in str(error.value)
+    refuses(f'^{name}.* must be ', call)

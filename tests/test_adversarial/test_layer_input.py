@@ -5,20 +5,15 @@ import pytest
 import torch
 from mmengine.registry import MODELS
 
+from ..generation_models import stack
 from .names import short
 
 pytestmark = pytest.mark.adversarial
 
 D = 8
 TOKENS = torch.randn(2, 6, D)
-DECODER = dict(
-    type='aft_mm.SequenceDecoder',
-    embed_dims=D,
-    num_layers=1,
-    grid=(6,),
-    embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=16),
-    token_mixer=dict(type='aft_mm.AFTSimple'),
-)
+EMBEDDING = dict(type='aft_mm.TokenEmbedding', vocab_size=16)
+DECODER = stack('SequenceDecoder', grid=(6,), embedding=EMBEDDING)
 HEAD = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=16)
 
 

@@ -21,6 +21,8 @@ from aft_mm.checkpoint import (
 from aft_mm.engine import SafeCheckpointHook
 from aft_mm.engine.preflight import choose_checkpoint
 
+from ..errors import stops
+
 pytestmark = pytest.mark.adversarial
 
 
@@ -169,14 +171,12 @@ def test_checkpoints_of_which_none_is_whole_are_not_trained_over(train, stopped)
     message = (
         'finds no complete checkpoint in .*: the checkpoint named by .*last_checkpoint. cannot'
     )
-    with pytest.raises(SystemExit, match=f'--resume {message} be used .* damaged'):
-        train(stopped, resume='')
+    stops(f'--resume {message} be used .* damaged', train, stopped, resume='')
     assert before == {path: path.read_bytes() for path in stopped.glob('*.pth')}
 
 
 def test_an_empty_folder_is_not_trained_in(train, tmp_path):
-    with pytest.raises(SystemExit, match='--resume finds no checkpoint in .*; name the --work-dir'):
-        train(tmp_path, resume='')
+    stops('--resume finds no checkpoint in .*; name the --work-dir', train, tmp_path, resume='')
     assert not list(tmp_path.glob('*.pth'))
 
 
@@ -187,8 +187,7 @@ def test_auto_starts_in_an_empty_folder_and_refuses_damaged_files(train, tmp_pat
     assert 'the run is finished (epoch 3 of 3)' in log
     for path in tmp_path.glob('*.pth'):
         path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(SystemExit, match='--resume finds no complete checkpoint in .* damaged'):
-        train(tmp_path, resume='auto')
+    stops('--resume finds no complete checkpoint in .* damaged', train, tmp_path, resume='auto')
 
 
 @pytest.mark.parametrize('found', [True, False])
@@ -280,9 +279,7 @@ def test_a_run_that_would_go_on_otherwise_is_refused(name, train, stopped):
     options, edit, sentence = REFUSALS[name]
     if edit is not None:
         change(stopped / 'epoch_2.pth', edit)
-    with pytest.raises(SystemExit, match=sentence) as end:
-        train(stopped, *options, resume='epoch_2.pth')
-    assert '\n' not in str(end.value)
+    stops(sentence, train, stopped, *options, resume='epoch_2.pth')
     assert not (stopped / 'epoch_3.pth').exists()
 
 
@@ -293,8 +290,7 @@ def test_what_goes_on_otherwise_is_said(train, stopped):
         checkpoint.pop('ema_state_dict')
 
     change(stopped / 'epoch_2.pth', two_processes)
-    with pytest.raises(SystemExit, match='the loss of iteration 13 is nan'):
-        train(stopped, resume='epoch_2.pth')
+    stops('the loss of iteration 13 is nan', train, stopped, resume='epoch_2.pth')
     log = next(stopped.glob('*/*.log')).read_text()
     assert 'was written by 2 processes and the run resumes with 1' in log
     assert 'was written with 64 threads and the run resumes with 1' in log

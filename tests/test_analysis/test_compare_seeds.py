@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from compare_seeds import main  # noqa: E402
+from compare_seeds import main
 from PIL import Image
 
 from ..errors import stops

@@ -11,6 +11,9 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
+from model_complexity import Likelihood, analyse, analyse_config
+from reference_bits import ppmd_bits, sorted_points_bits
+from saved_memory import saved_memory
 
 from ..errors import refuses_input, stops
 from ..helpers import only_error
@@ -18,10 +21,6 @@ from ..helpers import only_error
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / 'tools' / 'analysis_tools'
 QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-quickstart_*.py'))
-
-from model_complexity import Likelihood, analyse, analyse_config  # noqa: E402
-from reference_bits import ppmd_bits, sorted_points_bits  # noqa: E402
-from saved_memory import saved_memory  # noqa: E402
 
 
 @pytest.fixture

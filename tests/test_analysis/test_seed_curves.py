@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matplotlib.image
 import numpy as np
-import plot_seed_curves  # noqa: E402
+import plot_seed_curves
 import pytest
 from plot_seed_curves import draw_seed_curves
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-import train_grid  # noqa: E402
+import train_grid
 
 GRID = 'a.py b.py --out out --rates 1e-4 1e-3 --seeds 5 6'.split()
 GRID += ['--short', 'data.samples=8', '--cfg-options', 'data.samples=80']

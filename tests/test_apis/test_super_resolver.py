@@ -13,11 +13,6 @@ from aft_mm.visualization import super_resolve
 from ..errors import refuses, refuses_input
 
 
-@pytest.fixture(scope='module')
-def resolver(untrained):
-    return SuperResolver(*untrained['tiny_super_resolution'], device='cpu')
-
-
 def random_image(height=4, width=4, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 

@@ -12,33 +12,19 @@ from mmengine.registry import DATASETS
 from aft_mm.datasets import ParallelText
 from aft_mm.tokenizers import Subwords, split_lines
 
-from ..parallel_data import (
-    MISSING,
-    REASON,
-    VOCAB_SIZE,
-    converter,
-    sentences,
-    write_pairs,
-    write_subwords,
-)
+from ..errors import refuses, stops
+from ..parallel_data import MISSING, REASON, VOCAB_SIZE, converter, sentences, write_subwords
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=REASON)
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('pairs')
-    write_pairs(folder)
-    return folder
-
-
 @pytest.fixture
-def build(folder, tmp_path):
+def build(pairs, tmp_path):
     def call(source: bytes, target: bytes, **options):
         (tmp_path / 'a').write_bytes(source)
         (tmp_path / 'b').write_bytes(target)
         files = dict(source_file=str(tmp_path / 'a'), target_file=str(tmp_path / 'b'))
-        files |= dict(subwords=str(folder / 'subwords.model'))
+        files |= dict(subwords=str(pairs / 'subwords.model'))
         return DATASETS.build(dict(type='aft_mm.ParallelText', **files, **options))
 
     return call
@@ -56,12 +42,12 @@ def warnings(monkeypatch):
 
 
 @pytest.mark.parametrize('test_mode', [False, True])
-def test_samples_are_the_subwords_of_the_pairs(folder, test_mode):
+def test_samples_are_the_subwords_of_the_pairs(pairs, test_mode):
     source, target = sentences(120)
     data = ParallelText(
-        str(folder / 'train.de'),
-        str(folder / 'train.en'),
-        str(folder / 'subwords.model'),
+        str(pairs / 'train.de'),
+        str(pairs / 'train.en'),
+        str(pairs / 'subwords.model'),
         test_mode=test_mode,
     )
     assert len(data) == 120 and data.metainfo['vocab_size'] == VOCAB_SIZE
@@ -78,13 +64,13 @@ def test_samples_are_the_subwords_of_the_pairs(folder, test_mode):
         data[120]
 
 
-def test_gzip_files_are_the_same_data(folder, tmp_path):
+def test_gzip_files_are_the_same_data(pairs, tmp_path):
     for language in ('de', 'en'):
-        content = (folder / f'train.{language}').read_bytes()
+        content = (pairs / f'train.{language}').read_bytes()
         (tmp_path / f'train.{language}.gz').write_bytes(gzip.compress(content))
     plain, packed = (
-        ParallelText(f'{where}/train.de', f'{where}/train.en', str(folder / 'subwords.model'))
-        for where in (folder, tmp_path)
+        ParallelText(f'{where}/train.de', f'{where}/train.en', str(pairs / 'subwords.model'))
+        for where in (pairs, tmp_path)
     )
     for one, other in zip(plain, packed, strict=True):
         assert torch.equal(one['inputs'], other['inputs'])
@@ -113,10 +99,8 @@ def test_a_test_keeps_every_pair_or_refuses(build, warnings):
 
 
 def test_lines_that_do_not_match_in_number_end_in_one_sentence(build):
-    with pytest.raises(ValueError, match='equally many lines, got 3 of .*a. and 2 of'):
-        build(b'a\nb\nc', b'a\nb\n')
-    with pytest.raises(ValueError, match='have no pair that can be used'):
-        build(b'\n\n', b'a\nb\n')
+    refuses('equally many lines, got 3 of .*a. and 2 of', build, b'a\nb\nc', b'a\nb\n')
+    refuses('have no pair that can be used', build, b'\n\n', b'a\nb\n')
 
 
 def test_bytes_that_are_no_text_are_replaced_and_said(build, warnings):
@@ -131,9 +115,9 @@ def test_only_newlines_end_a_line():
     assert split_lines(b'') == ([], []) and split_lines(b'\n') == ([''], [])
 
 
-def test_subwords_of_the_same_text_are_the_same_and_lose_nothing(folder, tmp_path):
-    write_subwords(folder, tmp_path / 'again.model')
-    one, other = Subwords(folder / 'subwords.model'), Subwords(tmp_path / 'again.model')
+def test_subwords_of_the_same_text_are_the_same_and_lose_nothing(pairs, tmp_path):
+    write_subwords(pairs, tmp_path / 'again.model')
+    one, other = Subwords(pairs / 'subwords.model'), Subwords(tmp_path / 'again.model')
     assert one.fingerprint == other.fingerprint
     lines = [line for side in sentences(50, seed=3) for line in side]
     assert [one.decode(tokens) for tokens in one.encode(lines)] == lines
@@ -141,7 +125,7 @@ def test_subwords_of_the_same_text_are_the_same_and_lose_nothing(folder, tmp_pat
     # Characters that the training text does not have.
     text = 'ein Žebra €5 €6'
     assert one.unknown(text) == 'Ž€56' and one.decode(one.encode([text])[0]) != text
-    words = [str(folder / 'train.de'), str(folder / 'train.en'), '--vocab-size', '320']
+    words = [str(pairs / 'train.de'), str(pairs / 'train.en'), '--vocab-size', '320']
     converter('subwords').main([*words, '--out', str(tmp_path / 'b.model')])
     wide = Subwords(tmp_path / 'b.model')
     assert wide.unknown(text) == '' and wide.decode(wide.encode([text])[0]) == text
@@ -156,28 +140,25 @@ def test_subwords_of_the_same_text_are_the_same_and_lose_nothing(folder, tmp_pat
     ],
 )
 def test_bad_arguments_of_the_converter_end_in_one_sentence(
-    folder, tmp_path, monkeypatch, size, out, message
+    pairs, tmp_path, monkeypatch, size, out, message
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=f'Error: {message}') as error:
-        converter('subwords').main([str(folder / 'train.de'), '--vocab-size', size, '--out', out])
+        converter('subwords').main([str(pairs / 'train.de'), '--vocab-size', size, '--out', out])
     assert '\n' not in str(error.value) and not list(tmp_path.iterdir())
 
 
-def test_a_missing_library_is_named(folder, monkeypatch):
+def test_a_missing_library_is_named(pairs, monkeypatch):
     monkeypatch.setitem(sys.modules, 'sentencepiece', None)
     with pytest.raises(ValueError, match=r'subwords need sentencepiece, which pip install aft_mm'):
-        Subwords(folder / 'subwords.model')
-    with pytest.raises(SystemExit, match='^Error: subwords need sentencepiece'):
-        write_subwords(folder, folder / 'b.model')
+        Subwords(pairs / 'subwords.model')
+    stops('^Error: subwords need sentencepiece', write_subwords, pairs, pairs / 'b.model')
 
 
 def test_a_file_that_is_no_vocabulary_is_named(tmp_path):
     (tmp_path / 'a.model').write_bytes(b'no model')
-    with pytest.raises(ValueError, match="a.model' is no model of sentencepiece"):
-        Subwords(tmp_path / 'a.model')
-    with pytest.raises(ValueError, match="b.model' does not exist; tools/dataset_converters/sub"):
-        Subwords(tmp_path / 'b.model')
+    refuses("a.model' is no model of sentencepiece", Subwords, tmp_path / 'a.model')
+    refuses("b.model' does not exist; tools/dataset_converters/sub", Subwords, tmp_path / 'b.model')
 
 
 def test_encoded_text_is_cached_for_the_text_and_the_vocabulary(build, tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from aft_mm.visualization import (
     super_resolve,
 )
 
-from ..generation_models import IMAGE, SOURCE, points_model, super_resolution_model
+from ..generation_models import IMAGE, SOURCE, points_model, stack, super_resolution_model
 
 # Image shape, tokens of PackSequence, grid: every way to lay out an image.
 LAYOUTS = dict(
@@ -46,14 +46,7 @@ def build(layout):
     model = MODELS.build(
         dict(
             type='aft_mm.AutoregressiveModel',
-            decoder=dict(
-                type='aft_mm.SequenceDecoder',
-                embed_dims=8,
-                num_layers=1,
-                grid=grid,
-                embedding=embedding,
-                token_mixer=dict(type='aft_mm.AFTSimple'),
-            ),
+            decoder=stack('SequenceDecoder', grid=grid, embedding=embedding),
             head=dict(head, embed_dims=8),
         )
     )

@@ -15,6 +15,7 @@ from aft_mm.datasets import PackSequence, TextFile
 from aft_mm.engine import SanityCheckHook
 from aft_mm.errors import UserError
 
+from ..generation_models import stack
 from ..helpers import only_error
 
 
@@ -23,14 +24,11 @@ def model():
     return MODELS.build(
         dict(
             type='aft_mm.AutoregressiveModel',
-            decoder=dict(
-                type='aft_mm.SequenceDecoder',
-                embed_dims=8,
-                num_layers=1,
+            decoder=stack(
+                'SequenceDecoder',
                 grid=(24,),
                 drop_rate=0.5,
                 embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=200),
-                token_mixer=dict(type='aft_mm.AFTSimple'),
             ),
             head=dict(type='aft_mm.CategoricalHead', embed_dims=8, num_classes=200),
         )

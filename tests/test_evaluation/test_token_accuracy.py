@@ -7,16 +7,12 @@ from aft_mm.evaluation import TokenAccuracy
 from aft_mm.models.heads import CategoricalHead
 from aft_mm.registry import MODELS
 
+from ..generation_models import stack
+
 
 def model(head):
-    decoder = dict(
-        type='aft_mm.SequenceDecoder',
-        embed_dims=8,
-        num_layers=1,
-        embedding=dict(type='aft_mm.TokenEmbedding', vocab_size=256),
-        token_mixer=dict(type='aft_mm.AFTSimple'),
-        grid=(9,),
-    )
+    embedding = dict(type='aft_mm.TokenEmbedding', vocab_size=256)
+    decoder = stack('SequenceDecoder', embedding=embedding, grid=(9,))
     return MODELS.build(
         dict(type='aft_mm.AutoregressiveModel', decoder=decoder, head=dict(head, embed_dims=8))
     )

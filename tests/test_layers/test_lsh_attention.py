@@ -1,8 +1,6 @@
 """LSH attention against exact shared-QK attention, in full and with the mask of its rounds."""
 
-import sys
-from pathlib import Path
-
+import lsh_recall
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,19 +8,8 @@ from torch import nn
 
 from aft_mm.layers import LSHAttention
 
-sys.path.insert(0, str(Path(__file__).parents[2] / 'tools' / 'benchmarks'))
-
-import lsh_recall  # noqa: E402
-
-from .dense_attention import (  # noqa: E402
-    HEADS,
-    D,
-    assert_same_gradients,
-    heads,
-    joined,
-    randomize,
-)
-from .mixer_cases import check_steps  # noqa: E402
+from .dense_attention import HEADS, D, assert_same_gradients, heads, joined, randomize
+from .mixer_cases import check_steps
 
 both_ways = pytest.mark.parametrize('causal', [False, True], ids=['all', 'causal'])
 

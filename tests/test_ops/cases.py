@@ -11,7 +11,15 @@ from aft_mm.ops.cases import CHANNELS, Case
 from aft_mm.ops.selftest import TOLERANCE
 
 __all__ = ['CASES', 'CAUSAL_CASES', 'CHANNELS', 'IDS', 'ONE_OF_EACH', 'PAIR_CASES', 'STEP_CASES']
-__all__ += ['TOLERANCE', 'Case', 'run_with_gradients']
+__all__ += ['TOLERANCE', 'Case', 'indices', 'randn', 'run_with_gradients']
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def indices(tokens: int) -> tuple[Tensor, Tensor]:
+    return torch.arange(tokens)[:, None], torch.arange(tokens)[None]
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 import contextlib
 import functools
 import math
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +10,6 @@ import pytest
 
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.triton import availability as triton_availability
-
-sys.path.append(str(Path(__file__).parents[2] / 'tools/benchmarks'))
 
 
 @pytest.fixture

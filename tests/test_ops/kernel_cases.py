@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aft_mm.ops import cases
 from aft_mm.ops.cases import full, local
 
-from .triton_parity import on_device
+from .triton_parity import inputs
 
 from aft_mm.ops.triton import tiling  # isort: skip - where Triton is
 from aft_mm.ops.triton import full_local as library  # isort: skip
@@ -56,7 +56,7 @@ def conv(grid=(2, 5), kernel=(3, 3), heads=2, channels=4, **options):
 
 def op_arguments(case, tensors=None, key_mask=None, batch=1):
     if tensors is None:
-        tensors = on_device(case.inputs(batch, dtype=torch.float32))
+        tensors = inputs(case, batch)
     query, key, value, *bias = tensors
     window, grid, causal = (case.options.get(name) for name in ('window', 'grid', 'causal'))
     if window is not None:

@@ -6,15 +6,11 @@ import torch
 from aft_mm import ops
 from aft_mm.ops.eager import full_batched
 
-from .cases import CASES, PAIR_CASES, TOLERANCE, run_with_gradients
+from .cases import CASES, PAIR_CASES, TOLERANCE, randn, run_with_gradients
 from .test_backends import assert_close, oracle
 
 B, T, S, D = 3, 5, 7, 6
 EVERY = pytest.mark.parametrize('case', PAIR_CASES, ids=lambda case: case.name)
-
-
-def randn(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def test_each_sample_and_head_is_a_call_of_its_own():

@@ -7,6 +7,8 @@ from aft_mm import ops
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.geometry import hard_mask
 
+from .cases import indices
+
 
 def two_blocks(grid, window):
     """Algorithm 2 of the ICLR submission, bool [T, T].
@@ -41,10 +43,6 @@ GRIDS = [
     ((9, 1), (4, 6)),
     ((1, 1), (2, 2)),
 ]
-
-
-def indices(tokens):
-    return torch.arange(tokens)[:, None], torch.arange(tokens)[None]
 
 
 @pytest.mark.parametrize('grid, window', GRIDS)

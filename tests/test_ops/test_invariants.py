@@ -6,15 +6,7 @@ import torch
 from aft_mm import ops
 from aft_mm.ops.geometry import kernel_index, near_mask
 
-from .cases import CASES, CAUSAL_CASES, CHANNELS
-
-
-def randn(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def indices(tokens):
-    return torch.arange(tokens)[:, None], torch.arange(tokens)[None]
+from .cases import CASES, CAUSAL_CASES, CHANNELS, indices, randn
 
 
 @pytest.mark.parametrize('case', [c for c in CASES if c.weights_sum_to_one], ids=lambda c: c.name)

@@ -1,8 +1,6 @@
 """Linear attention against its oracle: values, gradients, memory and steps."""
 
-import sys
-from pathlib import Path
-
+import linear_memory
 import pytest
 import torch
 
@@ -12,10 +10,6 @@ from aft_mm.ops.eager import linear
 
 from ..errors import refuses
 from .test_backends import TOLERANCE, assert_close
-
-sys.path.insert(0, str(Path(__file__).parents[2] / 'tools' / 'benchmarks'))
-
-import linear_memory  # noqa: E402
 
 HEADS, DIMS, CHANNELS = 3, 5, 4
 MAPS = {

@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from aft_mm.ops.native import availability, bindings
 
 from ..helpers import each
 from . import test_numerics
-from .cases import CASES, Case, run_with_gradients
+from .cases import CASES, run_with_gradients
 from .test_backends import RESULTS, TOLERANCE, assert_close, oracle
 from .test_numerics import TERMS
 
@@ -89,22 +90,13 @@ def test_matches_oracle(case, dtype, monkeypatch):
             x[~mask] = poison
     for gate in ('sigmoid', 'relu', 'none'):
         given = [x for x in tensors if gate != 'none' or x is not tensors[0]]
-        call = case if gate != 'none' else _without_query(case)
+        call = case if gate != 'none' else partial(case, None)
         options = dict(gate=gate, key_mask=mask)
         clean = [x.detach().nan_to_num(0, 0, 0) for x in given]
         expected = oracle(call, clean, monkeypatch, **options)
         names = RESULTS if gate != 'none' else [RESULTS[0], *RESULTS[2:]]
         got = run_with_gradients(call, given, **options)
         assert_close(got, expected, TOLERANCE[dtype], TERMS, names)
-
-
-class _Gateless(Case):
-    def __call__(self, *tensors, **extra):
-        return self.function(None, *tensors, **{**self.options, **extra})
-
-
-def _without_query(case):
-    return _Gateless(**vars(case))
 
 
 @DTYPES

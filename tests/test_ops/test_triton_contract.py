@@ -10,16 +10,10 @@ from aft_mm.ops.triton import availability as triton_availability
 
 from .cases import run_with_gradients
 from .test_backends import assert_close, oracle
-from .triton_parity import DEVICE, INTERPRETED, MARKS, TERMS, TOLERANCE, compare, layouts, on_device
+from .triton_parity import DEVICE, INTERPRETED, MARKS, TERMS, TOLERANCE, compare, inputs, layouts
 
 from aft_mm.ops.triton import simple  # isort: skip - where Triton is
-from .kernel_cases import (  # isort: skip
-    NoWait,
-    causal_simple,
-    conv,
-    full,
-    local,
-)
+from .kernel_cases import NoWait, causal_simple, conv, full, local  # isort: skip
 
 pytestmark = MARKS
 CASES = {
@@ -38,10 +32,6 @@ each_exact = pytest.mark.parametrize('name', [name for name in CASES if 'relu' n
 ONE_PER_OP = ['simple', 'conv', 'full causal']
 each_op = pytest.mark.parametrize('name', ONE_PER_OP)
 same_bits = dict(rtol=0, atol=0)
-
-
-def inputs(case, batch=2):
-    return on_device(case.inputs(batch, dtype=torch.float32))
 
 
 def cotangent_of(output):
@@ -115,7 +105,7 @@ def test_layouts(name):
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
 def test_a_late_spike_leaves_the_prefix_as_it_was(dtype, monkeypatch):
     case = CASES['simple']
-    query, key, value = on_device(case.inputs(1, dtype))
+    query, key, value = inputs(case, 1, dtype)
     before = case(query, key, value)
     key[:, -3] += 1000
     after = compare(case, [query, key, value], monkeypatch, TERMS)[0]
@@ -194,7 +184,7 @@ def test_only_requested_gradients_are_returned(name):
     case = CASES[name]
     expected = run_with_gradients(case, tensors := inputs(case))
     for wanted in range(len(tensors)):
-        leaves = [x.requires_grad_(n == wanted) for n, x in enumerate(on_device(tensors))]
+        leaves = [x.detach().requires_grad_(n == wanted) for n, x in enumerate(tensors)]
         output = case(*leaves)
         output.backward(cotangent_of(output))
         torch.testing.assert_close(leaves[wanted].grad, expected[1 + wanted], rtol=1e-5, atol=1e-6)

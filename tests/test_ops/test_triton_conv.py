@@ -5,17 +5,13 @@ import torch
 
 from .cases import CASES, run_with_gradients
 from .test_backends import assert_close, oracle
-from .triton_parity import DEVICE, DTYPES, MARKS, TERMS, TOLERANCE, compare, on_device
+from .triton_parity import DEVICE, DTYPES, MARKS, TERMS, TOLERANCE, compare, inputs
 
 from .kernel_cases import SHIPPED, NoWait, conv, spread_keys, tiling  # isort: skip - where Triton is
 from aft_mm.ops.triton import conv as library  # isort: skip
 from aft_mm.ops.triton import full_local as launch  # isort: skip
 
 pytestmark = MARKS
-
-
-def inputs(case, batch=1, dtype=torch.float32):
-    return on_device(case.inputs(batch, dtype=dtype))
 
 
 SERVED = [
@@ -38,7 +34,7 @@ def test_matches_oracle(case, monkeypatch):
 @pytest.mark.parametrize('grid, kernel', [((14, 14), (3, 7)), ((3, 40), (1, 7)), ((150,), (5,))])
 def test_maps_of_several_tiles(grid, kernel, monkeypatch):
     case = conv(grid, kernel, channels=2)
-    compare(case, inputs(case), monkeypatch)
+    compare(case, inputs(case, 1), monkeypatch)
 
 
 @SHIPPED
@@ -64,7 +60,7 @@ def test_more_sequences_and_channels_than_a_program_takes(monkeypatch):
 def test_keys_and_biases_of_any_size(keys, signs, bias, monkeypatch):
     """For a kernel value of −20 on a key of +20, the difference of sums would be 0/0."""
     case = conv((9, 8), channels=2)
-    query, key, value, weight = inputs(case)
+    query, key, value, weight = inputs(case, 1)
     sign = weight.sign() if signs == 'both' else (weight > 0).float()
     if signs == 'all':
         sign = torch.ones_like(weight)
@@ -85,7 +81,7 @@ def flags_of(case, tensors):
 def test_only_flagged_rows_are_recomputed():
     """Not for keys of any size, nor for biases of 20; those of one head starve rows of that."""
     case = conv((9, 8), channels=2)
-    query, key, value, weight = inputs(case)
+    query, key, value, weight = inputs(case, 1)
     assert (flags_of(case, [query, 1e4 * key, value, 20 * weight.sign()]) == 0).all()
     key[:, 20] = 100
     weight[1], weight[1, 0, 0] = -50, 50
@@ -95,7 +91,7 @@ def test_only_flagged_rows_are_recomputed():
 
 def test_the_gradient_of_weight_in_parts(monkeypatch):
     case = conv((9, 8), channels=2)
-    tensors = inputs(case)
+    tensors = inputs(case, 1)
     expected = run_with_gradients(case, tensors)
     monkeypatch.setattr(launch, 'PROGRAMS_PER_PROCESSOR', 10**6)
     torch.testing.assert_close(run_with_gradients(case, tensors), expected, rtol=1e-5, atol=1e-5)
@@ -103,7 +99,7 @@ def test_the_gradient_of_weight_in_parts(monkeypatch):
 
 def test_the_op_does_not_synchronise():
     """Forward and backward inside the op, where the mode does not see calls."""
-    tensors = inputs(conv())
+    tensors = inputs(conv(), 1)
     gradient = torch.randn_like(tensors[2])
     mask = torch.ones(1, 10, dtype=torch.bool, device=DEVICE)
     with NoWait():

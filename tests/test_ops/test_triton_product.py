@@ -6,12 +6,13 @@ import torch
 from .cases import CASES, run_with_gradients
 from .test_backends import assert_close, oracle
 from .test_dispatch import LargestTensor
-from .triton_parity import DEVICE, DTYPES, MARKS, TERMS, TOLERANCE, compare, on_device
+from .triton_parity import DEVICE, DTYPES, MARKS, TERMS, TOLERANCE, compare, inputs
 
 from .kernel_cases import (  # isort: skip - where Triton is
     EACH,
     IDS,
     MANY_TILES,
+    ONE_TILE,
     SHIPPED,
     NoWait,
     cut_of,
@@ -44,7 +45,7 @@ SIZES = [
 
 @pytest.mark.parametrize('case', SIZES, ids=IDS)
 def test_matches_oracle(case, monkeypatch):
-    tensors = on_device(case.inputs(2 if case.tokens < 10 else 1, dtype=torch.float32))
+    tensors = inputs(case, 2 if case.tokens < 10 else 1)
     # With one token the gradients of key and w cancel to 0: see test_numerics.py.
     compare(case, tensors, monkeypatch, TERMS if case.tokens == 1 else 1e-3)
 
@@ -53,7 +54,7 @@ def test_matches_oracle(case, monkeypatch):
 @DTYPES
 def test_types(dtype, monkeypatch):
     case = MANY_TILES[3]
-    tensors = on_device(case.inputs(1, dtype=dtype))
+    tensors = inputs(case, 1, dtype)
     tensors[2] += 10  # gradients of keys and biases are then small differences
     compare(case, tensors, monkeypatch)
 
@@ -63,23 +64,16 @@ def test_types(dtype, monkeypatch):
 @pytest.mark.parametrize('case', [full(40, 70)], ids=IDS)
 def test_inference(case, dtype, monkeypatch):
     """Without a gradient bfloat16 is multiplied as it is."""
-    tensors = on_device(case.inputs(1, dtype=dtype))
+    tensors = inputs(case, 1, dtype)
     with torch.no_grad():
         got = case(*tensors)
     assert_close([got], oracle(case, tensors, monkeypatch)[:1], TOLERANCE[dtype])
 
 
-@EACH
-@pytest.mark.parametrize('kind', ['huge'])
-def test_keys_of_any_size(kind, case, monkeypatch):
-    query, key, *others = on_device(case.inputs(dtype=torch.float32))
-    compare(case, [query, spread_keys(kind, key), *others], monkeypatch, TERMS)
-
-
 @pytest.mark.parametrize('size, spike', [(25, 50), (-80, 0), (80, 100)])
 @EACH
 def test_biases_of_any_size(case, size, spike, monkeypatch):
-    query, key, value, *bias = on_device(case.inputs(dtype=torch.float32))
+    query, key, value, *bias = inputs(case)
     key[:, 2] += spike
     bias[0] = size * bias[0].sign()
     if len(bias) == 2:
@@ -91,6 +85,7 @@ def test_biases_of_any_size(case, size, spike, monkeypatch):
 @pytest.mark.parametrize(
     'case, kind',
     [
+        *((case, 'huge') for case in ONE_TILE),
         (MANY_TILES[1], 'rising'),
         (MANY_TILES[3], 'late'),
         (MANY_TILES[2], 'huge'),
@@ -98,8 +93,8 @@ def test_biases_of_any_size(case, size, spike, monkeypatch):
     ],
     ids=IDS,
 )
-def test_keys_of_any_size_from_tile_to_tile(kind, case, monkeypatch):
-    query, key, *others = on_device(case.inputs(1, dtype=torch.float32))
+def test_keys_of_any_size(kind, case, monkeypatch):
+    query, key, *others = inputs(case, 2 if case.tokens < 10 else 1)
     compare(case, [query, spread_keys(kind, key), *others], monkeypatch, TERMS)
 
 
@@ -114,7 +109,7 @@ def flags_of(case, tensors, key_mask=None):
 @pytest.mark.parametrize('case', MANY_TILES[1:5:2], ids=IDS)
 def test_only_flagged_rows_are_recomputed(case):
     """Not for keys of a few nats, nor for rows that see nothing; where a late key starves a row."""
-    query, key, *others = tensors = on_device(case.inputs(2, dtype=torch.float32))
+    query, key, *others = tensors = inputs(case, 2)
     mask = torch.ones(key.shape[:2], dtype=torch.bool, device=DEVICE)
     mask[0, :40], mask[1] = False, False
     assert (flags_of(case, tensors) == 0).all()
@@ -129,7 +124,7 @@ def test_only_flagged_rows_are_recomputed(case):
 
 @pytest.mark.parametrize('case', [full(40, causal=True), local(70, 3, causal=True)], ids=IDS)
 def test_causality(case, monkeypatch):
-    query, key, *others = on_device(case.inputs(batch=1, dtype=torch.float32))
+    query, key, *others = inputs(case, 1)
     leaves = [x.clone().requires_grad_() for x in (query, key, *others)]
     before = case(*leaves)
     for x in torch.autograd.grad(before[:, :-7].sum(), leaves[:3]):
@@ -143,7 +138,7 @@ def test_causality(case, monkeypatch):
 
 def test_a_bias_of_minus_infinity_hides(monkeypatch):
     case = full(9, 5)
-    *others, bias = on_device(case.inputs(batch=1, dtype=torch.float32))
+    *others, bias = inputs(case, 1)
     bias[2], bias[3, 1] = -torch.inf, -torch.inf
     got = compare(case, [*others, bias], monkeypatch)
     assert (got[0][:, 2] == 0).all() and (got[4][2] == 0).all()
@@ -151,7 +146,7 @@ def test_a_bias_of_minus_infinity_hides(monkeypatch):
 
 def test_the_bias_gradient_may_be_split_over_programs(monkeypatch):
     case = local(9, 3, channels=70)
-    tensors = on_device(case.inputs(dtype=torch.float32))
+    tensors = inputs(case)
     expected = run_with_gradients(case, tensors)
     monkeypatch.setattr(launch, 'PROGRAMS_PER_PROCESSOR', 10**6)
     assert launch.share_out(10, 1, tensors[2].device) == (10, 1)
@@ -172,7 +167,7 @@ def test_programs_of_the_bias_gradient_fill_the_device(monkeypatch):
     ids=['key', 'value'],
 )
 def test_nan_does_not_reach_earlier_rows(case, which):
-    tensors = on_device(case.inputs(dtype=torch.float32))
+    tensors = inputs(case)
     before = case(*tensors)
     for number in (torch.nan, torch.inf, -torch.inf):
         tensors[which][0, 5, 0] = number
@@ -182,29 +177,28 @@ def test_nan_does_not_reach_earlier_rows(case, which):
                 torch.testing.assert_close(got[rows], before[rows], rtol=1e-5, atol=1e-6)
 
 
-@EACH
-def test_the_op_does_not_synchronise(case):
-    """Forward and backward inside the op, where the mode does not see calls."""
-    gradients = torch.randn(2, case.tokens, 6, device=DEVICE)
-    arguments = detached(op_arguments(case, batch=2))
-    cut, band = cut_of(arguments)
+def launch_both(arguments, cut, band):
+    """Forward and backward inside the op, where a mode does not see calls."""
     query, key, value, bias, mask, *_, gate = arguments
     call = launch.MatmulCall(query, key, value, bias, mask, gate, band, cut)
+    saved = tiling.new_saved(value, band, cut.width)
+    output = launch.launch_forward(call, saved)
+    launch.launch_backward(output, saved, call, True)
+
+
+@EACH
+def test_the_op_does_not_synchronise(case):
+    arguments = detached(op_arguments(case, batch=2))
+    places = cut_of(arguments)
     with NoWait():
-        saved = tiling.new_saved(value, band, cut.width)
-        launch.launch_forward(call, saved)
-        launch.launch_backward(gradients, saved, call, True)
+        launch_both(arguments, *places)
 
 
 def test_memory_grows_with_tokens_not_their_square():
     case = local(400, 3, channels=2, causal=True)
     arguments = detached(op_arguments(case))
-    query, key, value, bias, mask, *_, gate = arguments
-    cut, band = cut_of(arguments)
-    with LargestTensor() as recorder:  # which does not see the calls inside an op
-        call = launch.MatmulCall(query, key, value, bias, mask, gate, band, cut)
-        saved = tiling.new_saved(value, band, cut.width)
-        output = launch.launch_forward(call, saved)
-        launch.launch_backward(output, saved, call, True)
+    places = cut_of(arguments)
+    with LargestTensor() as recorder:
+        launch_both(arguments, *places)
     # Tiles of 64 tokens against two tiles, which the interpreter counts in bytes.
     assert recorder.largest <= 4 * 2 * 64 * 448 < 4 * 400 * 400

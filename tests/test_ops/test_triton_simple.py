@@ -6,7 +6,7 @@ import torch
 from aft_mm import ops
 
 from .cases import CASES
-from .triton_parity import DEVICE, MARKS, TERMS, compare, on_device
+from .triton_parity import DEVICE, MARKS, TERMS, compare, inputs
 
 from aft_mm.ops.triton import simple  # isort: skip - where Triton is
 from .kernel_cases import SHIPPED, spread_keys  # isort: skip
@@ -29,7 +29,7 @@ def test_matches_oracle(case, monkeypatch):
     if case.tokens > 16:
         cut_into_chunks(monkeypatch)
     batch = 2 if case.tokens < 10 else 1
-    compare(case, on_device(case.inputs(batch, dtype=torch.float32)), monkeypatch)
+    compare(case, inputs(case, batch), monkeypatch)
 
 
 KEYS = {'softmax': 'sigmoid', 'relu': 'sigmoid', 'relu2': 'relu'}
@@ -47,14 +47,14 @@ KEYS = {'softmax': 'sigmoid', 'relu': 'sigmoid', 'relu2': 'relu'}
 )
 def test_types(key, dtype, monkeypatch):
     case = causal(18, 6, key_function=key, gate=KEYS[key])
-    compare(case, on_device(case.inputs(batch=1, dtype=dtype)), monkeypatch)
+    compare(case, inputs(case, 1, dtype), monkeypatch)
 
 
 @SHIPPED
 def test_blocks_of_a_device_and_many_chunks(monkeypatch):
     cut_into_chunks(monkeypatch)
     case = causal(150, 40)
-    tensors = on_device(case.inputs(batch=1, dtype=torch.float32))
+    tensors = inputs(case, 1)
     assert simple.plan_chunks(tensors[2])[1] == 3
     compare(case, tensors, monkeypatch)
 
@@ -66,7 +66,7 @@ def test_keys_of_any_size(kind, chunked, monkeypatch):
     if chunked:
         cut_into_chunks(monkeypatch)
     case = causal(21)
-    query, key, value = on_device(case.inputs(batch=1, dtype=torch.float32))
+    query, key, value = inputs(case, 1)
     compare(case, [query, spread_keys(kind, key), value], monkeypatch, TERMS)
 
 

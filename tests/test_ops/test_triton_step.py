@@ -14,7 +14,7 @@ from aft_mm.ops.triton import availability as triton_availability
 
 from .cases import CHANNELS, STEP_CASES
 from .test_steps import feed, start
-from .triton_parity import DEVICE, MARKS, TOLERANCE, on_device
+from .triton_parity import DEVICE, MARKS, TOLERANCE, inputs
 
 from aft_mm.ops.triton import steps as triton_step  # isort: skip - where Triton is
 from aft_mm.ops.triton.block_sizes import find_block  # isort: skip
@@ -66,16 +66,12 @@ def check(case, tensors, monkeypatch, lengths=(0, 3, 1), count=4):
     return rows, state
 
 
-def inputs(case, batch=3, dtype=torch.float32, bias_scale=1.0):
-    return on_device(case.inputs(batch, dtype, bias_scale))
-
-
 @pytest.mark.parametrize('case', SERVED, ids=lambda case: case.name)
 def test_steps_match_eager(case, monkeypatch):
     """Prompts of different lengths, full buffers and the last token of the grid among them."""
     count = min(case.tokens, 3)
     lengths = (case.tokens - count, 0, (case.tokens - count) // 2)
-    check(case, inputs(case), monkeypatch, lengths, count)
+    check(case, inputs(case, 3), monkeypatch, lengths, count)
 
 
 @some_kinds
@@ -94,7 +90,7 @@ def test_from_the_first_token_to_the_last(case, monkeypatch):
     ],
 )
 def test_types(name, dtype, monkeypatch):
-    check(KINDS[name], inputs(KINDS[name], dtype=dtype), monkeypatch, (0, 7, 4), 2)
+    check(KINDS[name], inputs(KINDS[name], 3, dtype), monkeypatch, (0, 7, 4), 2)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +211,7 @@ def test_an_empty_batch():
 
 def test_a_token_past_the_table_reads_nothing_beyond_it():
     """On a device only the kernel reads the position."""
-    _, _, _, bias = inputs(KINDS['full'])
+    _, _, _, bias = inputs(KINDS['full'], 3)
     state, _ = start(KINDS['full'], 1, torch.float32, DEVICE)
     state.position.fill_(9)
     token = torch.randn(3, 1, CHANNELS, device=DEVICE).unbind()

@@ -34,6 +34,10 @@ def on_device(tensors):
     return [x.detach().to(DEVICE) for x in tensors]
 
 
+def inputs(case, batch=2, dtype=torch.float32, bias_scale=1.0):
+    return on_device(case.inputs(batch, dtype, bias_scale))
+
+
 def compare(case, tensors, monkeypatch, floor=1e-3, **extra):
     got = run_with_gradients(case, tensors, **extra)
     dtype = tensors[-1].dtype
