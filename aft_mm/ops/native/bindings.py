@@ -26,8 +26,8 @@ SEGMENT = 32
 # Samples whose kernel gradients one thread sums, for reproducible bits.
 SAMPLES = 8
 OUT_OF_MEMORY = 1
-# Places of the addresses of query, key, value and output among the fields of `ConvArgs`.
-ADDRESSES = (13, 16, 19, 25)
+# Places of the addresses of query, key, value, output and kernel among the fields of `ConvArgs`.
+ADDRESSES = (13, 16, 19, 25, 37)
 PLAIN_TYPES = frozenset([Tensor, Parameter, type(None)])
 
 
@@ -91,7 +91,8 @@ def prepare_conv(query, key, value, weight, grid, gate) -> Callable[..., Tensor]
     def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         output = torch.empty_like(value, memory_format=contiguous)
         fields = fixed.copy()
-        for place, x in zip(ADDRESSES, (query, key, value, output), strict=True):
+        # Naming the kernel here keeps it alive, also if another thread drops the cache meanwhile.
+        for place, x in zip(ADDRESSES, (query, key, value, output, kernel), strict=True):
             fields[place] = _address(x)
         call(fields)
         return output
