@@ -1,14 +1,8 @@
 """tools/analysis_tools/verdicts.py against scipy.stats, and its words."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from scipy import stats
-
-sys.path.insert(0, str(Path(__file__).parents[1] / 'tools' / 'analysis_tools'))
-
-from verdicts import (  # noqa: E402
+from verdicts import (
     NOT_DECIDABLE,
     OPPOSITE,
     SAME,

@@ -156,7 +156,7 @@ def aft_conv(
 
 
 def prepare_conv(
-    query: Tensor | None,
+    query: Tensor,
     key: Tensor,
     value: Tensor,
     weight: Tensor,

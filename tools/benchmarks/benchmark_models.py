@@ -102,6 +102,7 @@ from aft_mm.registry import MODELS
 Cell = tuple[str, str]
 
 
+@torch.inference_mode(False)  # parameters of inference mode are cached by no op
 def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
     kind, arch, heads, kernel = parse_name(name)
     torch.manual_seed(0)
@@ -169,8 +170,7 @@ def cpu_peak(
 ) -> float:
     """Return the peak memory of a call in MiB, without model and images."""
     torch.set_num_threads(threads)
-    with torch.inference_mode(False):  # parameters of inference mode are cached by no op
-        model, images = build(name, size, dtype), random_images(batch, size, dtype)
+    model, images = build(name, size, dtype), random_images(batch, size, dtype)
     call = training(model) if train else in_form(model, form)
     # Compiled code supports one shape, and a backward pass of another size takes as long.
     call(images if form == 'compiled' or train else images[:1])
@@ -240,8 +240,7 @@ def admit(
             if kind in ('deit', 'rival') and (reason := missing('timm')):
                 row['reason'] = reason
                 continue
-            with torch.inference_mode(False):  # as users build it
-                model = model or build(name, size, dtype, args.device)
+            model = model or build(name, size, dtype, args.device)
             call = partial(training(model) if args.train else in_form(model, form), images)
             ours = form == 'compiled' and kind in ('aft', 'bound')
             reason = reason_against(call, name, partial(model, images) if ours else None)

@@ -229,16 +229,16 @@ def convolved_mean(
     columns, kernels = [terms, exp_key], [kernel.repeat_interleave(channels // heads, 0), kernel]
     if stage == 'openvino':  # 2026.4 may overwrite exp_key before a second convolution reads it
         columns, kernels = [torch.cat(columns, channel_dim)], [torch.cat(kernels)]
-    sums: Sequence[Tensor] = []
+    sums = []
     for x, own_kernel in zip(columns, kernels, strict=True):
         convolved = convolve(x, own_kernel, grid)
         if outside is not None:
             # In place, a graph would transpose the views back.
             add = torch.add if stage in path_choice.RUNTIMES else Tensor.add_
             convolved = add(convolved, outside(x))
-        sums = [*sums, convolved]
+        sums.append(convolved)
     if stage == 'openvino':
-        sums = sums[0].split([channels, heads], channel_dim)
+        sums = list(sums[0].split([channels, heads], channel_dim))
     numerator = sums[0].unflatten(channel_dim, (heads, -1))
     denominator = sums[1].unflatten(channel_dim, (heads, -1))
     mixed = mean(numerator, denominator, in_place=True).flatten(channel_dim, channel_dim + 1)

@@ -26,8 +26,6 @@ SEGMENT = 32
 # Samples whose kernel gradients one thread sums, for reproducible bits.
 SAMPLES = 8
 OUT_OF_MEMORY = 1
-# Places of the addresses of query, key, value, output and kernel among the fields of `ConvArgs`.
-ADDRESSES = (13, 16, 19, 25, 37)
 PLAIN_TYPES = frozenset([Tensor, Parameter, type(None)])
 
 
@@ -84,18 +82,9 @@ def prepare_conv(query, key, value, weight, grid, gate) -> Callable[..., Tensor]
     if any(_dense(x) is not x for x in tokens):
         return None
     op = _Conv(gate, None, grid, True, False, kernel, crop_kernel(weight.detach(), grid), None)
-    contiguous = torch.contiguous_format
-    fixed = op._args(*tokens, torch.empty_like(value, memory_format=contiguous))
-    call = _caller('aft_conv_forward', value)
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        output = torch.empty_like(value, memory_format=contiguous)
-        fields = fixed.copy()
-        # Naming the kernel here keeps it alive, also if another thread drops the cache meanwhile.
-        for place, x in zip(ADDRESSES, (query, key, value, output, kernel), strict=True):
-            fields[place] = _address(x)
-        call(fields)
-        return output
+        return op.forward(False, query, key, value, None)[0]
 
     return run
 
@@ -148,19 +137,10 @@ def _address(x: Tensor | None) -> int:
 
 def _call(name: str, fields: Sequence[int], value: Tensor) -> None:
     """Call a function of the library with the fields of its `SimpleArgs` or `ConvArgs`."""
-    _caller(name, value)(fields)
-
-
-def _caller(name: str, value: Tensor) -> Callable[[Sequence[int]], None]:
-    """Return a function of the library as a function of its fields, for tokens like value."""
+    args = struct.pack(f'={len(fields)}q', *fields)
     function = getattr(availability.load(availability.find_library()), name)
-    is_bfloat16, shape = ctypes.c_int64(value.dtype == torch.bfloat16), list(value.shape)
-
-    def call(fields: Sequence[int]) -> None:
-        if function(struct.pack(f'={len(fields)}q', *fields), is_bfloat16) == OUT_OF_MEMORY:
-            raise MemoryError(f'{name} of {shape} could not allocate its memory')
-
-    return call
+    if function(args, ctypes.c_int64(value.dtype == torch.bfloat16)) == OUT_OF_MEMORY:
+        raise MemoryError(f'{name} of {list(value.shape)} could not allocate its memory')
 
 
 class _Simple(NamedTuple):
