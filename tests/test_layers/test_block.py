@@ -7,6 +7,7 @@ from torchvision.ops import StochasticDepth
 
 from aft_mm.layers import Block, PatchEmbedding
 from aft_mm.layers.block import DropPath
+from aft_mm.layers.embedding import is_convolved_slowly
 
 from ..errors import refuses
 from .mixer_cases import check_steps
@@ -68,6 +69,19 @@ def test_patches_of_bfloat16_are_one_product(autocast, monkeypatch):
     torch.testing.assert_close(tokens.float(), expected, atol=0.02, rtol=0.02)
     (grad,) = torch.autograd.grad(tokens.float().square().sum(), embedding.projection.weight)
     assert (grad.float() - own).norm() < 0.02 * own.norm()
+
+
+def test_patches_in_half_precision_on_a_device_are_products():
+    pytest.importorskip('triton', reason='the pretended device needs Triton')
+    from inductor_offline import pretended_device
+
+    with pretended_device():
+        image = torch.empty(2, 3, 8, 8, device='cuda')
+        assert not is_convolved_slowly(image)
+        for dtype in (torch.bfloat16, torch.float16):
+            assert is_convolved_slowly(image.to(dtype))
+            with torch.autocast('cuda', dtype):
+                assert is_convolved_slowly(image)
 
 
 @pytest.mark.parametrize('size', [(8, 12), (9, 12), (5, 3)], ids=str)

@@ -3,10 +3,11 @@
     bash tools/benchmarks/first_gpu_hour.sh OUT_DIR
     bash tools/benchmarks/first_gpu_hour.sh OUT_DIR --dry-run    # lists the parts, needs no GPU
 
-Cheap and important parts run first, each for at most three minutes. A failed part does not stop the
-others. A part has a folder in OUT_DIR with log.txt, its measurements as JSON, and part.json with
-its exit status; summary.json and summary.txt are updated after each part. A second call skips parts
-that succeeded with the same command and commit.
+Cheap and important parts run first. A check of an op runs for at most ten minutes, most of which is
+compilation, any other part for three. A failed part does not stop the others. A part has a folder
+in OUT_DIR with log.txt, its measurements as JSON, and part.json with its exit status; summary.json
+and summary.txt are updated after each part. A second call skips parts that succeeded with the same
+command and commit.
 """
 
 import argparse
@@ -40,7 +41,7 @@ if __name__ == '__main__':
 import torch
 from record import ROOT, commit, device_name, versions
 
-LIMIT = 170
+LIMIT, CHECK_LIMIT = 170, 600
 SMALL = 'deit-small aft-small-h384-k11 bound-small-h384-k11'
 STEPS = ('conv', 'simple', 'local', 'full', 'local_hard')
 # Columns that are not in summary.json.
@@ -73,6 +74,7 @@ def _check(op: str, dtype: str) -> Part:
         f'check-{op}-{dtype}',
         f'check of the kernels of aft_{op} in {dtype}, which enables them',
         f'-m aft_mm.ops --verify --op aft_{op} --dtype {dtype}',
+        limit=CHECK_LIMIT,
     )
 
 
