@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from aft_mm import ops
-from aft_mm.ops import dispatch
+from aft_mm.ops import dispatch, eager, path_choice
 from aft_mm.ops.cases import conv, simple
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE, choose_backend
 from aft_mm.ops.native import availability, bindings
@@ -111,6 +111,32 @@ def test_any_finite_key(case, what, dtype, monkeypatch):
 def test_biases_around_the_limit_of_the_loop(case, size, monkeypatch):
     test = test_numerics.test_both_sides_of_the_limit_of_the_bias
     test.__wrapped__(case, 50, size, monkeypatch)
+
+
+@each('low, eager_channels', [([0], [4]), ([2, 5], [8]), ([0, 1, 2, 4], [24]), ([], [])])
+@each('causal', [False, True])
+@DTYPES
+def test_heads_with_a_low_bias_are_computed_by_eager(
+    low, eager_channels, causal, dtype, monkeypatch
+):
+    case = conv((5, 7), (3, 5), 6, channels=24, causal=causal)
+    tensors = case.inputs(3, dtype, bias_scale=0.5)
+    with torch.no_grad():
+        tensors[3][low, 0, 1] = -9
+    expected, computed, by_eager = oracle(case, tensors, monkeypatch), [], eager.aft_conv
+
+    def spy(query, key, value, *args, **options):
+        computed.append(value.shape[2])
+        return by_eager(query, key, value, *args, **options)
+
+    monkeypatch.setattr(eager, 'aft_conv', spy)
+    assert_close(run_with_gradients(case, tensors), expected, TOLERANCE[dtype], TERMS)
+    assert computed == eager_channels
+    constant = path_choice.mark_constant(tensors[3].detach())
+    for _ in range(2):
+        with torch.no_grad():
+            repeated = case(*tensors[:3], constant)
+        assert_close([repeated], expected[:1], TOLERANCE[dtype])
 
 
 @each('broken', [torch.nan, torch.inf])

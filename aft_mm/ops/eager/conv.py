@@ -142,8 +142,13 @@ def is_one_shift_exact(
             exponents = exponents + zero_if_finite(value)
         is_exact = exponents <= FAST_RANGE
     if difference and global_connectivity:
-        is_exact = is_exact & (weight >= DIFFERENCE_LOWEST_BIAS)
+        is_exact = is_exact.all() & ~cancelling_heads(weight).any()
     return is_exact.all()
+
+
+def cancelling_heads(weight: Tensor) -> Tensor:
+    """Return for each head [h] whether its w is too low for the difference form."""
+    return (weight < DIFFERENCE_LOWEST_BIAS).flatten(1).any(1)
 
 
 class KnownForm(NamedTuple):

@@ -7,6 +7,7 @@ import ctypes
 import math
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +17,9 @@ from torch.nn import Parameter
 
 from .. import eager
 from ..checks import GATES
-from ..eager.conv import crop_kernel, is_one_shift_exact
+from ..eager.conv import cancelling_heads, crop_kernel, is_one_shift_exact
 from ..eager.online_softmax import hide
-from ..path_choice import cached, find_cached
+from ..path_choice import cached, find_cached, mark_constant
 from . import availability
 
 # Tokens between the sums saved for the gradient; the same as in simple.cpp.
@@ -40,28 +41,74 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
 def aft_conv(
     query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
 ) -> Tensor:
-    """Compute :func:`aft_mm.ops.aft_conv` in O(T·K·D) by the difference form, if exact."""
-    options: dict[str, Any] = dict(global_connectivity=global_connectivity, causal=causal)
-    weight_decides = global_connectivity and not causal
-    cropped = crop_kernel(weight.float(), grid)
+    """Compute :func:`aft_mm.ops.aft_conv` in O(T·K·D) by the difference form.
 
-    def is_exact() -> Tensor:
-        seen = (key, value) if weight_decides else hide(key, value, key_mask)
-        return is_one_shift_exact(seen[0], seen[1], cropped, difference=True, **options)
-
+    Heads whose w is too low for it are computed by eager, all heads if one shift is not exact.
+    """
+    options: dict[str, Any] = dict(
+        grid=grid, global_connectivity=global_connectivity, causal=causal, key_mask=key_mask
+    )
     if torch.compiler.is_compiling():
+        cropped = crop_kernel(weight.float(), grid)
+        is_exact = _is_exact(key, value, cropped, **options)
         exponential = _exponential(cropped, global_connectivity)
-        given = query, key, value, cropped, exponential, is_exact(), list(grid)
-        return _conv_node(*given, *options.values(), key_mask, gate)
-
-    def make_kernel() -> Tensor | None:
-        return _exponential(cropped, global_connectivity) if is_exact() else None
-
-    kernel = cached(weight, ('loops', *grid), make_kernel) if weight_decides else make_kernel()
+        options.update(grid=list(grid), gate=gate)
+        return _conv_node(query, key, value, cropped, exponential, is_exact, **options)
+    kernel = _exact_kernel(key, value, weight, **options)
     if kernel is None:
-        options.update(grid=grid, key_mask=key_mask, gate=gate)
-        return eager.aft_conv(query, key, value, weight, **options)
-    return _run_conv(query, key, value, cropped, kernel, grid, key_mask, gate, **options)
+        return _by_heads(query, key, value, weight, gate=gate, **options)
+    return _run_conv(query, key, value, weight, kernel, gate=gate, **options)
+
+
+def _is_exact(
+    key, value, weight: Tensor, *, global_connectivity: bool, causal: bool, key_mask, **others
+) -> Tensor:
+    """Return whether the difference form is exact for all heads."""
+    if not global_connectivity or causal:
+        key, value = hide(key, value, key_mask)
+    return is_one_shift_exact(key, value, weight, global_connectivity, causal, difference=True)
+
+
+def _exact_kernel(key, value, weight: Tensor, **options) -> Tensor | None:
+    """Return the kernel of the loops [entries, h], or None if they are not exact."""
+    grid, global_connectivity = options['grid'], options['global_connectivity']
+
+    def make() -> Tensor | None:
+        cropped = crop_kernel(weight.float(), grid)
+        if not _is_exact(key, value, cropped, **options):
+            return None
+        return _exponential(cropped, global_connectivity)
+
+    weight_decides = global_connectivity and not options['causal']
+    return cached(weight, ('loops', *grid), make) if weight_decides else make()
+
+
+def _by_heads(query, key, value, weight: Tensor, *, gate: str, **options) -> Tensor:
+    """Compute AFT-conv by eager, where the loops are exact for most heads only the other heads."""
+    grid = options['grid']
+
+    def split() -> tuple[Tensor, ...] | None:
+        cropped = crop_kernel(weight, grid)
+        low = cancelling_heads(cropped)
+        heads = low.nonzero().squeeze(1)
+        if not 0 < 2 * len(heads) <= len(low):
+            return None
+        channels = torch.arange(value.shape[2]).unflatten(0, (len(low), -1))[heads].flatten()
+        # In the loops these heads have w = 0, for which they are exact.
+        rest = cropped.masked_fill(low.view(-1, *[1] * len(grid)), 0)
+        return heads, channels, *map(mark_constant, (cropped[heads], rest))
+
+    parts = cached(weight, ('heads', *grid), split) if options['global_connectivity'] else None
+    kernel = None if parts is None else _exact_kernel(key, value, parts[3], **options)
+    if parts is None or kernel is None:
+        return eager.aft_conv(query, key, value, weight, gate=gate, **options)
+    heads, channels, low_weight, rest = parts
+    output = _run_conv(query, key, value, rest, kernel, gate=gate, **options)
+    if query is not None:
+        query = query.index_select(2, channels)
+    key, value = key.index_select(2, heads), value.index_select(2, channels)
+    low = eager.aft_conv(query, key, value, low_weight, gate=gate, **options)
+    return output.index_copy(2, channels, low)
 
 
 def _exponential(weight: Tensor, global_connectivity: bool) -> Tensor:
@@ -89,13 +136,12 @@ def prepare_conv(query, key, value, weight, grid, gate) -> Callable[..., Tensor]
     return run
 
 
-def _run_conv(
-    query, key, value, weight, kernel, grid, key_mask, gate, global_connectivity, causal
-) -> Tensor:
+def _run_conv(query, key, value, weight: Tensor, kernel: Tensor, **options) -> Tensor:
     tokens = _of_one_dtype(query, key, value)
+    weight = crop_kernel(weight.float(), options['grid'])
     constant = weight.detach()
-    call = gate, _resolved(key_mask), grid, global_connectivity, causal
-    op = _Conv(*call, kernel, constant, _version(constant))
+    options['key_mask'] = _resolved(options['key_mask'])
+    op = _Conv(**options, kernel=kernel, constant_weight=constant, version=_version(constant))
     return _run(op, *tokens, weight if weight.requires_grad else None).to(value.dtype)
 
 
@@ -332,11 +378,11 @@ def _conv_node(
     key_mask: Tensor | None,
     gate: str,
 ) -> Tensor:
-    options: dict[str, Any] = dict(global_connectivity=global_connectivity, causal=causal)
-    options.update(grid=grid, key_mask=key_mask, gate=gate)
-    if is_exact:
-        return _run_conv(query, key, value, weight, kernel, **options)
-    return eager.aft_conv(query, key, value, weight, **options)
+    options: dict[str, Any] = dict(
+        grid=grid, global_connectivity=global_connectivity, causal=causal, key_mask=key_mask
+    )
+    mix = partial(_run_conv, kernel=kernel) if is_exact else _by_heads
+    return mix(query, key, value, weight, gate=gate, **options)
 
 
 @_simple_node.register_fake
