@@ -113,7 +113,8 @@ def random_call(choose: random.Random) -> tuple[str, float, float]:
         tokens, heads = torch.Size(grid).numel(), choose.randint(1, 40)
         channels, function = heads * choose.choice([1, 1, 2, 3, 7]), ops.aft_conv
         kernel = [2 * choose.randint(0, 7) + 1 for _ in grid]
-        parameters = [0.3 * torch.randn(heads, *kernel)]
+        scale = choose.choice([0.3, 3])  # w below -3 needs the additive form
+        parameters = [scale * torch.randn(heads, *kernel)]
         options.update(
             grid=tuple(grid),
             causal=choose.random() < 0.4,

@@ -132,6 +132,11 @@ def test_a_graph_equals_the_model(case, tool, files, tmp_path, capsys):
     tool.main([config, checkpoint, str(out), *words])
     assert f'{out}: {about}' in capsys.readouterr().out
     assert library.exists() == ('--loops' in words)
+    if case.startswith('conv-loops'):
+        import onnx
+
+        kinds = [node.op_type for node in onnx.load(out).graph.node]
+        assert kinds.count('AFTConv') == 2
     shapes = [(2, 3, *size) for size in OTHER_SIZES] if '--dynamic' in words else []
     for shape in [(1, 3, 32, 48), *shapes]:
         image = torch.randn(*shape)

@@ -42,9 +42,11 @@ def open_session(gate='sigmoid', instructions=HERE, threads=1):
 
 def constants_of(weight, grid, gate, global_connectivity):
     """Return the kernel and the sizes of the operator."""
-    kernel = (torch.expm1 if global_connectivity else torch.exp)(weight).flatten(1).T
-    rows = (1,) * (2 - len(grid))
-    sizes = [*rows, *grid, *rows, *weight.shape[1:], global_connectivity, GATES.index(gate)]
+    additive = bool((weight < -3).any())
+    kernel = (torch.expm1 if global_connectivity and not additive else torch.exp)(weight)
+    kernel, rows = kernel.flatten(1).T, (1,) * (2 - len(grid))
+    form = global_connectivity * (1 + additive)
+    sizes = [*rows, *grid, *rows, *weight.shape[1:], form, GATES.index(gate)]
     return np.ascontiguousarray(kernel), np.array(sizes, dtype=np.int64)
 
 
@@ -81,7 +83,8 @@ def test_the_operator_equals_the_oracle(gate, instructions):
     for batch, grid, kernel, heads, channels in SHAPES:
         tokens = torch.Size(grid).numel()
         query, value = torch.randn(2, batch, tokens, channels)
-        weight, hidden = 0.5 * torch.randn(heads, *kernel), torch.rand(batch, tokens, 1) < 0.2
+        weight, hidden = torch.randn(heads, *kernel), torch.rand(batch, tokens, 1) < 0.2
+        weight = weight * (3 if batch == 2 else 0.5)  # the additive form, where that is below -3
         # In a window, sums with one shift are exact for a small range of keys only.
         for global_connectivity, scale in ((True, 30), (False, 3)):
             key = scale * torch.randn(batch, tokens, heads)

@@ -66,7 +66,7 @@ def trace(graph: Graph, suffix: str, loops: bool = False) -> tuple[ExportedProgr
     if loops and not any('onnx_symbolic' in str(node.target) for node in nodes):
         raise UserError(
             'a graph with loops needs AFT-conv in one or two dimensions that is not causal, with '
-            'global_connectivity=True and no position bias below -3, got none'
+            'global_connectivity=True and position biases in a range of 60 nats, got none'
         )
     return program, paths
 

@@ -104,12 +104,18 @@ def aft_conv(
 
     exporting = path_choice.export_stage() is not None
     if exporting and path_choice.exports_loops() and len(grid) <= 2 and not causal:
-
-        def gated(*tensors: Tensor) -> Tensor:
-            return apply_gate(query, safe(*tensors), gate, dtype)
-
         loops = partial(_loops_operator, query, gate, grid, global_connectivity)
-        return choose(is_exact(difference=True), loops, gated, key, value, weight)
+
+        def exact(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+            mixed = _exact_conv_mean(key, value, weight, **options)
+            return apply_gate(query, mixed, gate, dtype)
+
+        def low(*tensors: Tensor) -> Tensor:  # which has a path of its own without loops
+            if not global_connectivity:
+                return exact(*tensors)
+            return choose(is_exact(difference=False), loops, exact, *tensors)
+
+        return choose(is_exact(difference=True), loops, low, key, value, weight)
 
     mixed = choose(is_exact(difference=not dense), fast, safe, key, value, weight)
     output = apply_gate(query, mixed, gate, dtype)
@@ -142,13 +148,8 @@ def is_one_shift_exact(
             exponents = exponents + zero_if_finite(value)
         is_exact = exponents <= FAST_RANGE
     if difference and global_connectivity:
-        is_exact = is_exact.all() & ~cancelling_heads(weight).any()
+        is_exact = is_exact & (weight >= DIFFERENCE_LOWEST_BIAS)
     return is_exact.all()
-
-
-def cancelling_heads(weight: Tensor) -> Tensor:
-    """Return for each head [h] whether its w is too low for the difference form."""
-    return (weight < DIFFERENCE_LOWEST_BIAS).flatten(1).any(1)
 
 
 class KnownForm(NamedTuple):
@@ -260,10 +261,15 @@ def _loops_operator(
     weight: Tensor,
 ) -> Tensor:
     """Return the gated mean as a node of a graph, the operator of `native/conv_operator.h`."""
-    kernel = (torch.expm1 if global_connectivity else torch.exp)(weight)
     rows = (1,) * (2 - len(grid))  # a line is a grid of one row
-    sizes = [*rows, *grid, *rows, *weight.shape[1:], global_connectivity, GATES.index(gate)]
-    operands = query, key, value, kernel.flatten(1).T, torch.tensor(sizes, dtype=torch.int64)
+    sizes = torch.tensor([*rows, *grid, *rows, *weight.shape[1:]])
+    kernel, form = torch.exp(weight), torch.tensor([0])
+    if global_connectivity:  # in the difference form, 1, or the additive one, 2
+        additive = (weight < DIFFERENCE_LOWEST_BIAS).any()
+        kernel = torch.where(additive, kernel, torch.expm1(weight))
+        form = 1 + additive.long().view(1)
+    sizes = torch.cat([sizes, form, torch.tensor([GATES.index(gate)])])
+    operands = query, key, value, kernel.flatten(1).T, sizes
     return torch.onnx.ops.symbolic(
         'aft_mm::AFTConv', operands, dtype=value.dtype, shape=value.shape, version=1
     )

@@ -7,7 +7,6 @@ import ctypes
 import math
 import struct
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +16,9 @@ from torch.nn import Parameter
 
 from .. import eager
 from ..checks import GATES
-from ..eager.conv import cancelling_heads, crop_kernel, is_one_shift_exact
+from ..eager.conv import crop_kernel, is_one_shift_exact
 from ..eager.online_softmax import hide
-from ..path_choice import cached, find_cached, mark_constant
+from ..path_choice import cached, find_cached
 from . import availability
 
 # Tokens between the sums saved for the gradient; the same as in simple.cpp.
@@ -41,79 +40,40 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
 def aft_conv(
     query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
 ) -> Tensor:
-    """Compute :func:`aft_mm.ops.aft_conv` in O(T·K·D) by the difference form.
-
-    Heads whose w is too low for it are computed by eager, all heads if one shift is not exact.
-    """
+    """Compute :func:`aft_mm.ops.aft_conv` in O(T·K·D) by the difference or additive form, if exact."""
     options: dict[str, Any] = dict(
         grid=grid, global_connectivity=global_connectivity, causal=causal, key_mask=key_mask
     )
+    weight_decides = global_connectivity and not causal
+    cropped = crop_kernel(weight.float(), grid)
+
+    def is_exact(difference: bool) -> Tensor:
+        seen = (key, value) if weight_decides else hide(key, value, key_mask)
+        choice = global_connectivity, causal, difference
+        return is_one_shift_exact(seen[0], seen[1], cropped, *choice)
+
     if torch.compiler.is_compiling():
-        cropped = crop_kernel(weight.float(), grid)
-        is_exact = _is_exact(key, value, cropped, **options)
-        exponential = _exponential(cropped, global_connectivity)
+        kernel = _exponential(cropped, global_connectivity)
         options.update(grid=list(grid), gate=gate)
-        return _conv_node(query, key, value, cropped, exponential, is_exact, **options)
-    kernel = _exact_kernel(key, value, weight, **options)
-    if kernel is None:
-        return _by_heads(query, key, value, weight, gate=gate, **options)
-    return _run_conv(query, key, value, weight, kernel, gate=gate, **options)
+        return _conv_node(query, key, value, cropped, kernel, is_exact(True), **options)
 
+    def make_kernel() -> tuple[Tensor, bool] | None:
+        """Return the kernel and whether it is that of the additive form."""
+        if is_exact(True):
+            return _exponential(cropped, global_connectivity), False
+        if global_connectivity and is_exact(False):
+            return _exponential(cropped, False), True
+        return None
 
-def _is_exact(
-    key, value, weight: Tensor, *, global_connectivity: bool, causal: bool, key_mask, **others
-) -> Tensor:
-    """Return whether the difference form is exact for all heads."""
-    if not global_connectivity or causal:
-        key, value = hide(key, value, key_mask)
-    return is_one_shift_exact(key, value, weight, global_connectivity, causal, difference=True)
-
-
-def _exact_kernel(key, value, weight: Tensor, **options) -> Tensor | None:
-    """Return the kernel of the loops [entries, h], or None if they are not exact."""
-    grid, global_connectivity = options['grid'], options['global_connectivity']
-
-    def make() -> Tensor | None:
-        cropped = crop_kernel(weight.float(), grid)
-        if not _is_exact(key, value, cropped, **options):
-            return None
-        return _exponential(cropped, global_connectivity)
-
-    weight_decides = global_connectivity and not options['causal']
-    return cached(weight, ('loops', *grid), make) if weight_decides else make()
-
-
-def _by_heads(query, key, value, weight: Tensor, *, gate: str, **options) -> Tensor:
-    """Compute AFT-conv by eager, where the loops are exact for most heads only the other heads."""
-    grid = options['grid']
-
-    def split() -> tuple[Tensor, ...] | None:
-        cropped = crop_kernel(weight, grid)
-        low = cancelling_heads(cropped)
-        heads = low.nonzero().squeeze(1)
-        if not 0 < 2 * len(heads) <= len(low):
-            return None
-        channels = torch.arange(value.shape[2]).unflatten(0, (len(low), -1))[heads].flatten()
-        # In the loops these heads have w = 0, for which they are exact.
-        rest = cropped.masked_fill(low.view(-1, *[1] * len(grid)), 0)
-        return heads, channels, *map(mark_constant, (cropped[heads], rest))
-
-    parts = cached(weight, ('heads', *grid), split) if options['global_connectivity'] else None
-    kernel = None if parts is None else _exact_kernel(key, value, parts[3], **options)
-    if parts is None or kernel is None:
+    found = cached(weight, ('loops', *grid), make_kernel) if weight_decides else make_kernel()
+    if found is None:
         return eager.aft_conv(query, key, value, weight, gate=gate, **options)
-    heads, channels, low_weight, rest = parts
-    output = _run_conv(query, key, value, rest, kernel, gate=gate, **options)
-    if query is not None:
-        query = query.index_select(2, channels)
-    key, value = key.index_select(2, heads), value.index_select(2, channels)
-    low = eager.aft_conv(query, key, value, low_weight, gate=gate, **options)
-    return output.index_copy(2, channels, low)
+    return _run_conv(query, key, value, cropped, *found, gate=gate, **options)
 
 
-def _exponential(weight: Tensor, global_connectivity: bool) -> Tensor:
-    """Return ``e^w − 1``, or ``e^w`` without global connectivity, [entries, h]."""
-    kernel = (torch.expm1 if global_connectivity else torch.exp)(weight.detach())
+def _exponential(weight: Tensor, difference: bool) -> Tensor:
+    """Return ``e^w − 1`` or ``e^w``, [entries, h]."""
+    kernel = (torch.expm1 if difference else torch.exp)(weight.detach())
     return kernel.flatten(1).T.contiguous()
 
 
@@ -122,13 +82,15 @@ def prepare_conv(query, key, value, weight, grid, gate) -> Callable[..., Tensor]
 
     It checks nothing. None unless a call cached its kernel.
     """
-    kernel = find_cached(weight, ('loops', *grid))
+    found = find_cached(weight, ('loops', *grid))
     tokens = query, key, value
-    if kernel is None or not query.dtype == key.dtype == value.dtype:
+    if found is None or not query.dtype == key.dtype == value.dtype:
         return None
     if any(_dense(x) is not x for x in tokens):
         return None
-    op = _Conv(gate, None, grid, True, False, kernel, crop_kernel(weight.detach(), grid), None)
+    kernel, additive = found
+    cropped = crop_kernel(weight.detach(), grid)
+    op = _Conv(gate, None, grid, True, False, kernel, additive, cropped, None)
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return op.forward(False, query, key, value, None)[0]
@@ -136,12 +98,24 @@ def prepare_conv(query, key, value, weight, grid, gate) -> Callable[..., Tensor]
     return run
 
 
-def _run_conv(query, key, value, weight: Tensor, kernel: Tensor, **options) -> Tensor:
+def _run_conv(
+    query,
+    key,
+    value,
+    weight,
+    kernel,
+    additive,
+    *,
+    grid,
+    global_connectivity,
+    causal,
+    key_mask,
+    gate,
+) -> Tensor:
     tokens = _of_one_dtype(query, key, value)
-    weight = crop_kernel(weight.float(), options['grid'])
     constant = weight.detach()
-    options['key_mask'] = _resolved(options['key_mask'])
-    op = _Conv(**options, kernel=kernel, constant_weight=constant, version=_version(constant))
+    call = gate, _resolved(key_mask), grid, global_connectivity, causal
+    op = _Conv(*call, kernel, additive, constant, _version(constant))
     return _run(op, *tokens, weight if weight.requires_grad else None).to(value.dtype)
 
 
@@ -224,7 +198,7 @@ class _Simple(NamedTuple):
 
 
 class _Conv(NamedTuple):
-    """AFT-conv; `kernel` [entries, h] is made of `constant_weight` at `version`."""
+    """AFT-conv; `kernel` [entries, h] is made of `constant_weight` at `version`, for a form."""
 
     gate: str
     key_mask: Tensor | None
@@ -232,6 +206,7 @@ class _Conv(NamedTuple):
     global_connectivity: bool
     causal: bool
     kernel: Tensor
+    additive: bool
     constant_weight: Tensor
     version: int | None
 
@@ -260,7 +235,8 @@ class _Conv(NamedTuple):
 
     def by_eager(self, query, key, value, weight) -> Tensor:
         options = self._asdict()
-        del options['kernel'], options['constant_weight'], options['version']
+        for name in ('kernel', 'additive', 'constant_weight', 'version'):
+            del options[name]
         if weight is None:
             weight = self.constant_weight
             if _version(weight) != self.version:
@@ -275,7 +251,7 @@ class _Conv(NamedTuple):
         rows = (1,) * (2 - len(self.grid))  # a line is a grid of one row
         kernel_size = self.constant_weight.shape[1:]
         fields = [*value.shape, key.shape[2], *rows, *self.grid, *rows, *kernel_size]
-        fields += self.global_connectivity, self.causal, GATES.index(self.gate)
+        fields += self.global_connectivity + self.additive, self.causal, GATES.index(self.gate)
         fields += torch.get_num_threads(), SAMPLES
         for x in (query, key, value, self.key_mask, output, *grads):
             fields += _strided(x)
@@ -381,8 +357,9 @@ def _conv_node(
     options: dict[str, Any] = dict(
         grid=grid, global_connectivity=global_connectivity, causal=causal, key_mask=key_mask
     )
-    mix = partial(_run_conv, kernel=kernel) if is_exact else _by_heads
-    return mix(query, key, value, weight, gate=gate, **options)
+    if is_exact:
+        return _run_conv(query, key, value, weight, kernel, False, gate=gate, **options)
+    return aft_conv(query, key, value, weight, gate=gate, **options)
 
 
 @_simple_node.register_fake

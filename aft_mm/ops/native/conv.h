@@ -1,7 +1,8 @@
 // What AFT-conv and its gradient share: maps of vectors of channels, and their convolutions.
 //
-// The difference form: y = g(q) (conv(e^k v, e^w - 1) + sum e^k v) / (the same of 1) with W = 1
-// outside the kernel, or conv(e^k v, e^w) / conv(e^k, e^w) with W = 0. Causal sums are running
+// y = g(q) s(e^k v) / s(e^k), where with W = 1 outside the kernel s(x) is conv(x, e^w - 1) + sum x,
+// the difference form, or conv(x, e^w) plus the sum outside the kernel, the additive form, which is
+// slower and does not cancel where w is low; with W = 0 it is conv(x, e^w). Causal sums are running
 // sums, and causal kernels end in the middle. A thread takes the channels of one vector through a
 // whole sample: keys, terms and sums stay in its cache, and every tensor is read from memory once.
 
@@ -12,27 +13,34 @@
 constexpr int ENTRIES = 4;  // entries of a kernel row that are multiplied at once
 constexpr int AHEAD = 12;   // tokens between the prefetch of a key and its use
 
+enum Form { INSIDE, DIFFERENCE, ADDITIVE };
+
 struct ConvArgs {
     int64_t batch, tokens, channels, heads;
     int64_t rows, columns, kernel_rows, kernel_columns;
-    int64_t global_term, causal, gate, threads;  // global_term: W = 1 outside the kernel, else 0
+    int64_t form, causal, gate, threads;
     int64_t samples;  // samples whose kernel gradients are summed together
     Tensor query, key, value, mask, output;  // mask: bytes without channels
     // Of the backward pass, where `output` is the gradient of the output. The gradient of the key
     // is float32 with one number per channel; that of the query may be missing.
     Tensor grad_query, grad_key, grad_value;
-    const float* kernel;  // e^w - 1, or e^w, [entries, heads]
+    const float* kernel;  // e^w - 1 in the difference form, else e^w, [entries, heads]
     float* grad_kernel;   // its gradient, [batch / samples, entries, channels], or missing
 };
 
 // A map [rows, columns] of vectors with zero columns on both sides, as many as the kernel reaches.
+// The additive form has the sums over the rows above and below each row, and those of its columns.
 struct Map {
     float* elements;
-    int64_t width;
+    int64_t width, rows;
 
     float* at(int64_t row, int64_t column) const {
         return elements + (row * width + column) * LANES;
     }
+
+    float* above(int64_t row) const { return at(rows, row); }                 // the rows before it
+    float* below(int64_t row) const { return at(rows, rows + 1 + row); }      // it and those after
+    float* column_sum(int64_t column) const { return at(rows, 2 * rows + 2 + column); }
 };
 
 struct ConvShape {
@@ -44,7 +52,9 @@ struct ConvShape {
           width(args.columns + args.kernel_columns - 1),
           pad_x(args.kernel_columns / 2),
           pad_y(args.kernel_rows / 2),
-          size(args.rows * width * LANES),
+          size((args.rows * width +
+                (args.form == ADDITIVE ? 2 * (args.rows + 1 + args.columns) : 0)) *
+               LANES),
           entries(args.kernel_rows * args.kernel_columns) {}
 
     Map map(float* elements) const {
@@ -53,7 +63,7 @@ struct ConvShape {
             memset(line, 0, pad_x * LANES * 4);
             memset(line + (pad_x + args.columns) * LANES, 0, pad_x * LANES * 4);
         }
-        return {elements, width};
+        return {elements, width, args.rows};
     }
 
     int64_t blocks() const { return (args.channels + LANES - 1) / LANES; }
@@ -127,7 +137,7 @@ INLINE void correlate(Vector (&sums)[S][X], const Map (&maps)[S], const float* k
     }
 }
 
-// Computes correlate_row for `count` of X columns.
+// Computes correlate_row for `count` of X columns. In the additive form `to` has the other sums.
 template <int S, int X>
 void correlate_columns(int64_t count, float* const (&to)[S], const Map (&maps)[S],
                        const Vector (&totals)[S], const float* kernel, int64_t row, int64_t column,
@@ -138,7 +148,9 @@ void correlate_columns(int64_t count, float* const (&to)[S], const Map (&maps)[S
                                                flipped);
     Vector sums[S][X];
     UNROLL for (int map = 0; map < S; ++map)
-        UNROLL for (int i = 0; i < X; ++i) sums[map][i] = totals[map];
+        UNROLL for (int i = 0; i < X; ++i)
+            sums[map][i] = shape.args.form == ADDITIVE ? load(to[map] + (column + i) * LANES)
+                                                       : totals[map];
     correlate<S, X>(sums, maps, kernel, row, column, shape, flipped);
     UNROLL for (int map = 0; map < S; ++map)
         UNROLL for (int i = 0; i < X; ++i) store(to[map] + (column + i) * LANES, sums[map][i]);
@@ -159,14 +171,70 @@ void add_running(float* const (&to)[S], const Map (&maps)[S], KahanSum (&totals)
     }
 }
 
+// Writes the sums over the rows above and below each row, for the additive form.
+inline void sum_rows(const Map& map, const ConvShape& shape) {
+    if (shape.args.form != ADDITIVE) return;
+    KahanSum above, below;
+    store(map.above(0), above.sum);
+    store(map.below(map.rows), below.sum);
+    for (int64_t row = 0; row < map.rows; ++row) {
+        int64_t last = map.rows - 1 - row;
+        for (int64_t column = shape.pad_x; column < shape.pad_x + shape.args.columns; ++column) {
+            above.add(load(map.at(row, column)));
+            below.add(load(map.at(last, column)));
+        }
+        store(map.above(row + 1), above.sum);
+        store(map.below(last), below.sum);
+    }
+}
+
+// Writes the sums over the tokens that no entry of the kernel reaches from the tokens of a row.
+inline void sum_outside(float* to, const Map& map, int64_t row, const ConvShape& shape,
+                        bool flipped) {
+    const ConvArgs& args = shape.args;
+    int64_t columns = args.columns, pad_x = shape.pad_x;
+    int64_t first = row + shape.first_line(flipped) - shape.pad_y;
+    int64_t end = row + shape.end_line(flipped) - shape.pad_y;
+    first = first < 0 ? 0 : first, end = end < args.rows ? end : args.rows;
+    Vector start = Vector{};
+    if (!args.causal || !flipped) start += load(map.above(first));
+    if (!args.causal || flipped) start += load(map.below(end));
+    // Columns on the left of the kernel and on the right of it; if causal, the row itself counts
+    // on one side only.
+    float *left = map.column_sum(0), *right = map.column_sum(columns);
+    for (int64_t column = 0; column < columns; ++column) {
+        Vector sum = Vector{}, own = Vector{};
+        for (int64_t source = first; source < end; ++source) {
+            Vector x = load(map.at(source, pad_x + column));
+            if (args.causal && source == row) own = x;
+            else sum += x;
+        }
+        store(left + column * LANES, flipped ? sum : sum + own);
+        store(right + column * LANES, flipped ? sum + own : sum);
+    }
+    KahanSum before, after;
+    before.add(start);
+    for (int64_t column = 0; column < columns; ++column) {
+        if (column > pad_x) before.add(load(left + (column - pad_x - 1) * LANES));
+        store(to + column * LANES, before.sum);
+    }
+    for (int64_t column = columns - 1; column >= 0; --column) {
+        if (column + pad_x + 1 < columns)
+            after.add(load(right + (column + pad_x + 1) * LANES));
+        store(to + column * LANES, load(to + column * LANES) + after.sum);
+    }
+}
+
 // Computes the sums of S maps for the tokens of a row: the convolution plus the global term.
 // `totals` begin as the sums over all tokens; if causal as 0, and rows then come in order, from the
 // last to the first if `flipped`.
 template <int S>
 void correlate_row(float* const (&to)[S], const Map (&maps)[S], KahanSum (&totals)[S],
                    const float* kernel, int64_t row, const ConvShape& shape, bool flipped) {
-    bool global_sum = shape.args.global_term && !shape.args.causal;
+    bool difference = shape.args.form == DIFFERENCE, global_sum = difference && !shape.args.causal;
     Vector starts[S] = {};
+    for (int map = 0; map < S && shape.args.form == ADDITIVE; ++map)
+        sum_outside(to[map], maps[map], row, shape, flipped);
     for (int map = 0; map < S && global_sum; ++map) starts[map] = totals[map].sum;
     constexpr int MOST = SUMS / S;
     int64_t columns = shape.args.columns, pieces = (columns + MOST - 1) / MOST;
@@ -174,7 +242,7 @@ void correlate_row(float* const (&to)[S], const Map (&maps)[S], KahanSum (&total
         int64_t from = piece * columns / pieces, end = (piece + 1) * columns / pieces;
         correlate_columns<S, MOST>(end - from, to, maps, starts, kernel, row, from, shape, flipped);
     }
-    if (shape.args.global_term && shape.args.causal)
+    if (difference && shape.args.causal)
         add_running<S>(to, maps, totals, row, shape, flipped);
 }
 
@@ -198,6 +266,7 @@ INLINE KahanSum make_weights(const Map& weights, const ConvShape& shape, int64_t
             store(at, weight);
             total.add(weight);
         }
+    sum_rows(weights, shape);
     return total;
 }
 
@@ -220,6 +289,7 @@ INLINE KahanSum make_terms(const Map& terms, const ConvShape& shape, int64_t sam
             store(terms.at(row, shape.pad_x + column), term);
             total.add(term);
         }
+    sum_rows(terms, shape);
     return total;
 }
 

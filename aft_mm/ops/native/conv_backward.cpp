@@ -115,6 +115,7 @@ void differentiate(const ConvShape& shape, const Heads& heads, int64_t sample, i
             grad_totals[1].add(grad_weight);
         }
     }
+    for (const Map& map : workspace.grad_maps) sum_rows(map, shape);
     if (args.causal) grad_totals[0] = grad_totals[1] = KahanSum{};
     for (int64_t row = args.rows - 1; row >= 0; --row) {
         correlate_row<2>(workspace.sums, workspace.grad_maps, grad_totals, workspace.flipped, row,

@@ -8,10 +8,10 @@
 
 namespace {
 
-// query [B, T, D], key [B, T, h], value [B, T, D], kernel [entries, h], which is e^w - 1 or e^w, and
-// six integers: rows, columns, those of the kernel, whether W is 1 outside, and the gate.
+// query [B, T, D], key [B, T, h], value [B, T, D], kernel [entries, h], and six integers: rows,
+// columns, those of the kernel, the form, and the gate.
 enum InputIndex { QUERY, KEY, VALUE, KERNEL, SIZES, INPUTS };
-enum Size { ROWS, COLUMNS, KERNEL_ROWS, KERNEL_COLUMNS, GLOBAL_TERM, GATE, SIZE_COUNT };
+enum Size { ROWS, COLUMNS, KERNEL_ROWS, KERNEL_COLUMNS, FORM, GATE, SIZE_COUNT };
 
 constexpr char MISFIT[] =
     "the inputs of aft_mm.AFTConv do not fit together; the graph was exported for another image size";
@@ -59,12 +59,13 @@ inline bool fill(ConvArgs& args, const Input (&inputs)[INPUTS], const int64_t* s
     for (int index = ROWS; index <= KERNEL_COLUMNS; ++index)
         if (sizes[index] <= 0) return false;
     if (sizes[GATE] < NONE || sizes[GATE] > RELU) return false;
+    if (sizes[FORM] < INSIDE || sizes[FORM] > ADDITIVE) return false;
     args = {};
     args.batch = value.shape[0], args.tokens = value.shape[1], args.channels = value.shape[2];
     args.heads = key.shape[2];
     args.rows = sizes[ROWS], args.columns = sizes[COLUMNS];
     args.kernel_rows = sizes[KERNEL_ROWS], args.kernel_columns = sizes[KERNEL_COLUMNS];
-    args.global_term = sizes[GLOBAL_TERM], args.gate = sizes[GATE], args.threads = 1;
+    args.form = sizes[FORM], args.gate = sizes[GATE], args.threads = 1;
     args.key = key.strided(), args.value = value.strided();
     args.output = {nullptr, args.tokens * args.channels, args.channels};
     args.kernel = static_cast<const float*>(kernel.data);
