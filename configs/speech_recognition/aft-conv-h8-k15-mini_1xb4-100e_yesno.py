@@ -15,6 +15,13 @@ folder = dict(
     units=dict(symbols=units['symbols']),
 )
 
+# The recordings are long enough for the mean of each bin.
+normalize = dict(type='aft_mm.NormalizeFeatures', joint_bins=False)
+mask = dict(type='aft_mm.SpecAugment', num_bands=1, band=4, num_spans=1, span=10)
+stack = [dict(type='aft_mm.StackFrames', num_frames=3), dict(type='aft_mm.PackUtterance')]
+train_pipeline = [{{_base_.load}}, normalize, mask, *stack]
+test_pipeline = [{{_base_.load}}, normalize, *stack]
+
 # A convolution sees five stacks of 3 frames; the longest recording has 232 stacks.
 model = dict(
     encoder=dict(
@@ -34,13 +41,13 @@ train_dataloader = dict(
     batch_size=4,
     dataset=dict(
         folder,
-        pipeline={{_base_.train_pipeline}},
+        pipeline=train_pipeline,
         indices=[1, 2, 3, 6, 7, 8, 10, 11, 12, 14, 15],
     ),
 )
 val_dataloader = dict(
     batch_size=4,
-    dataset=dict(folder, pipeline={{_base_.test_pipeline}}, indices=[0, 5, 9, 13], test_mode=True),
+    dataset=dict(folder, pipeline=test_pipeline, indices=[0, 5, 9, 13], test_mode=True),
 )
 test_dataloader = val_dataloader
 val_evaluator = [dict(type='aft_mm.ErrorRate', per=per) for per in ('character', 'word')]

@@ -13,6 +13,8 @@ from aft_mm.datasets.file_dataset import UnusableFile
 from aft_mm.datasets.sound_files import filter_banks, num_sound_frames, read_mfc, read_sound
 from aft_mm.datasets.transforms import speech
 
+from ..errors import refuses
+
 soundfile = pytest.importorskip('soundfile', reason='soundfile reads the sound of these tests')
 pytest.importorskip('torchaudio', reason='torchaudio computes filter banks')
 
@@ -184,6 +186,12 @@ def test_features_are_normalised_per_speaker_or_utterance(tmp_path):
         torch.testing.assert_close(rows.std(0, correction=0), torch.ones(40), rtol=1e-4, atol=0)
     assert by_speaker[0]['inputs'].mean() < -0.5
     assert by_utterance[0]['inputs'].mean().abs() < 1e-5
+    jointly = build(tmp_path, dict(type='aft_mm.NormalizeFeatures', joint_bins=True))
+    features = jointly[0]['inputs']
+    assert features.mean().abs() < 1e-5 and (features.std(correction=0) - 1).abs() < 1e-5
+    assert features.mean(0).abs().max() > 0.1
+    message = "per must be 'utterance' for joint_bins=True, got 'speaker'"
+    refuses(message, speech.NormalizeFeatures, 'speaker', joint_bins=True)
     with pytest.raises(ValueError, match='speaker must be known of every utterance'):
         build(tmp_path, dict(type='aft_mm.NormalizeFeatures', per='speaker'))
 

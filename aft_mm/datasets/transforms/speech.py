@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
 
-from aft_mm.checks import check_choice, check_int, check_path, check_probability
+from aft_mm.checks import check_choice, check_flag, check_int, check_path, check_probability
 from aft_mm.registry import TRANSFORMS
 from aft_mm.structures import UtteranceSample
 
@@ -110,17 +110,22 @@ class NormalizeFeatures(BaseTransform):
 
     Args:
         per: ``'utterance'`` or ``'speaker'``, see :class:`Utterances`.
+        joint_bins: Use one mean and one standard deviation of an utterance for all bins. Those of
+            each bin remove the spectrum that tells a single short word from others.
     """
 
-    def __init__(self, per: str = 'utterance') -> None:
+    def __init__(self, per: str = 'utterance', joint_bins: bool = False) -> None:
         check_choice('per', per, ('utterance', 'speaker'))
-        self.per = per
+        check_flag('joint_bins', joint_bins)
+        if joint_bins and per == 'speaker':
+            raise ValueError("per must be 'utterance' for joint_bins=True, got 'speaker'")
+        self.per, self.axis = per, None if joint_bins else 0
 
     def transform(self, results: dict) -> dict:
         features = results['features']
         if self.per == 'utterance' or 'statistics' not in results:
             frames = features.astype(np.float64)
-            mean, std = frames.mean(0), frames.std(0)
+            mean, std = frames.mean(self.axis), frames.std(self.axis)
         else:
             mean, std = results['statistics']
         normal = (features - mean) / np.maximum(std, SMALLEST_STD)
