@@ -189,6 +189,11 @@ def check_settings(cfg: Config) -> None:
             check_number('optim_wrapper.optimizer.lr', optimizer['lr'], 0)
         name = optimizer.get('type')
         scope = cfg.get('default_scope') or 'mmengine'
+        if scope == 'mmpretrain':  # mmengine would report an error as unknown types
+            try:
+                importlib.import_module(scope)
+            except ImportError as error:
+                raise UserError(f'mmpretrain cannot be imported: {error}') from error
         with OPTIMIZERS.switch_scope_and_registry(scope) as registry:
             if isinstance(name, str) and registry.get(name) is None:
                 meant = get_close_matches(name, OPTIMIZERS.module_dict, n=1)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from aft_mm.config.finding import find_config
 from aft_mm.config.reading import check_keys, check_settings, read_config
 from aft_mm.errors import UserError
 
@@ -126,6 +127,13 @@ def test_no_config_of_ours_is_called_misspelt():
         check_keys(config)
         if config.default_scope not in ('mmdet', 'mmseg'):  # whose optimizers may be missing
             check_settings(config)
+
+
+def test_a_broken_mmpretrain_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'mmpretrain', None)
+    config = Config.fromfile(find_config('aft-conv-quickstart_1xb64-50e_digits'))
+    with pytest.raises(UserError, match='^mmpretrain cannot be imported: import of mmpretrain'):
+        check_settings(config)
 
 
 def test_a_name_of_ones_own_is_nobody_elses_affair():
