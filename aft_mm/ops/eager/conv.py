@@ -152,6 +152,11 @@ def is_one_shift_exact(
     return is_exact.all()
 
 
+def cancels(weight: Tensor) -> Tensor:
+    """Return whether the difference form cancels for w, which then needs the additive one."""
+    return (weight < DIFFERENCE_LOWEST_BIAS).any()
+
+
 class KnownForm(NamedTuple):
     """The form of a w and the parameters that w is computed from, for a graph with this form only.
 
@@ -265,7 +270,7 @@ def _loops_operator(
     sizes = torch.tensor([*rows, *grid, *rows, *weight.shape[1:]])
     kernel, form = torch.exp(weight), torch.tensor([0])
     if global_connectivity:  # in the difference form, 1, or the additive one, 2
-        additive = (weight < DIFFERENCE_LOWEST_BIAS).any()
+        additive = cancels(weight)
         kernel = torch.where(additive, kernel, torch.expm1(weight))
         form = 1 + additive.long().view(1)
     sizes = torch.cat([sizes, form, torch.tensor([GATES.index(gate)])])

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from .. import eager
 from ..checks import GATES
-from ..eager.conv import crop_kernel, is_one_shift_exact
+from ..eager.conv import cancels, crop_kernel, is_one_shift_exact
 from ..eager.online_softmax import hide
 from ..path_choice import cached, find_cached
 from . import availability
@@ -41,9 +41,8 @@ def aft_conv(
     query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_conv` in O(T·K·D) by the difference or additive form, if exact."""
-    options: dict[str, Any] = dict(
-        grid=grid, global_connectivity=global_connectivity, causal=causal, key_mask=key_mask
-    )
+    call: dict[str, Any] = dict(global_connectivity=global_connectivity, causal=causal)
+    call.update(grid=grid, key_mask=key_mask, gate=gate)
     weight_decides = global_connectivity and not causal
     cropped = crop_kernel(weight.float(), grid)
 
@@ -54,21 +53,20 @@ def aft_conv(
 
     if torch.compiler.is_compiling():
         kernel = _exponential(cropped, global_connectivity)
-        options.update(grid=list(grid), gate=gate)
-        return _conv_node(query, key, value, cropped, kernel, is_exact(True), **options)
+        call['grid'] = list(grid)
+        return _conv_node(query, key, value, cropped, kernel, is_exact(difference=True), **call)
 
     def make_kernel() -> tuple[Tensor, bool] | None:
         """Return the kernel and whether it is that of the additive form."""
-        if is_exact(True):
-            return _exponential(cropped, global_connectivity), False
-        if global_connectivity and is_exact(False):
-            return _exponential(cropped, False), True
-        return None
+        if not is_exact(difference=False):
+            return None
+        additive = global_connectivity and bool(cancels(cropped))
+        return _exponential(cropped, global_connectivity and not additive), additive
 
     found = cached(weight, ('loops', *grid), make_kernel) if weight_decides else make_kernel()
     if found is None:
-        return eager.aft_conv(query, key, value, weight, gate=gate, **options)
-    return _run_conv(query, key, value, cropped, *found, gate=gate, **options)
+        return eager.aft_conv(query, key, value, weight, **call)
+    return _run_conv(query, key, value, cropped, *found, **call)
 
 
 def _exponential(weight: Tensor, difference: bool) -> Tensor:
@@ -251,7 +249,8 @@ class _Conv(NamedTuple):
         rows = (1,) * (2 - len(self.grid))  # a line is a grid of one row
         kernel_size = self.constant_weight.shape[1:]
         fields = [*value.shape, key.shape[2], *rows, *self.grid, *rows, *kernel_size]
-        fields += self.global_connectivity + self.additive, self.causal, GATES.index(self.gate)
+        form = self.global_connectivity + self.additive  # that of conv.h
+        fields += form, self.causal, GATES.index(self.gate)
         fields += torch.get_num_threads(), SAMPLES
         for x in (query, key, value, self.key_mask, output, *grads):
             fields += _strided(x)
@@ -354,12 +353,11 @@ def _conv_node(
     key_mask: Tensor | None,
     gate: str,
 ) -> Tensor:
-    options: dict[str, Any] = dict(
-        grid=grid, global_connectivity=global_connectivity, causal=causal, key_mask=key_mask
-    )
+    call: dict[str, Any] = dict(global_connectivity=global_connectivity, causal=causal)
+    call.update(grid=grid, key_mask=key_mask, gate=gate)
     if is_exact:
-        return _run_conv(query, key, value, weight, kernel, False, gate=gate, **options)
-    return aft_conv(query, key, value, weight, gate=gate, **options)
+        return _run_conv(query, key, value, weight, kernel, False, **call)
+    return aft_conv(query, key, value, weight, **call)
 
 
 @_simple_node.register_fake
