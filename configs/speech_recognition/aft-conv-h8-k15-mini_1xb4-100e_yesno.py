@@ -17,10 +17,14 @@ folder = dict(
 
 # The recordings are long enough for the mean of each bin.
 normalize = dict(type='aft_mm.NormalizeFeatures', joint_bins=False)
-mask = dict(type='aft_mm.SpecAugment', num_bands=1, band=4, num_spans=1, span=10)
-stack = [dict(type='aft_mm.StackFrames', num_frames=3), dict(type='aft_mm.PackUtterance')]
-train_pipeline = [{{_base_.load}}, normalize, mask, *stack]
-test_pipeline = [{{_base_.load}}, normalize, *stack]
+train_pipeline = [
+    {{_base_.load}},
+    normalize,
+    {{_base_.mask}},
+    {{_base_.stack}},
+    {{_base_.pack}},
+]
+test_pipeline = [{{_base_.load}}, normalize, {{_base_.stack}}, {{_base_.pack}}]
 
 # A convolution sees five stacks of 3 frames; the longest recording has 232 stacks.
 model = dict(

@@ -10,19 +10,11 @@ load = dict(
 )
 # A word is too short for the mean of each bin.
 normalize = dict(type='aft_mm.NormalizeFeatures', joint_bins=True)
-train_pipeline = [
-    load,
-    normalize,
-    dict(type='aft_mm.SpecAugment', num_bands=1, band=4, num_spans=1, span=10),
-    dict(type='aft_mm.StackFrames', num_frames=3),
-    dict(type='aft_mm.PackUtterance'),
-]
-test_pipeline = [
-    load,
-    normalize,
-    dict(type='aft_mm.StackFrames', num_frames=3),
-    dict(type='aft_mm.PackUtterance'),
-]
+mask = dict(type='aft_mm.SpecAugment', num_bands=1, band=4, num_spans=1, span=10)
+stack = dict(type='aft_mm.StackFrames', num_frames=3)
+pack = dict(type='aft_mm.PackUtterance')
+train_pipeline = [load, normalize, mask, stack, pack]
+test_pipeline = [load, normalize, stack, pack]
 
 train_dataloader = dict(
     num_workers=0,
