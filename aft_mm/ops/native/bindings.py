@@ -41,8 +41,13 @@ def aft_conv(
     query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_conv` in O(T·K·D) by the difference or additive form, if exact."""
-    call: dict[str, Any] = dict(global_connectivity=global_connectivity, causal=causal)
-    call.update(grid=grid, key_mask=key_mask, gate=gate)
+    call: dict[str, Any] = dict(
+        grid=grid,
+        global_connectivity=global_connectivity,
+        causal=causal,
+        key_mask=key_mask,
+        gate=gate,
+    )
     weight_decides = global_connectivity and not causal
     cropped = crop_kernel(weight.float(), grid)
 
@@ -353,8 +358,13 @@ def _conv_node(
     key_mask: Tensor | None,
     gate: str,
 ) -> Tensor:
-    call: dict[str, Any] = dict(global_connectivity=global_connectivity, causal=causal)
-    call.update(grid=grid, key_mask=key_mask, gate=gate)
+    call: dict[str, Any] = dict(
+        grid=grid,
+        global_connectivity=global_connectivity,
+        causal=causal,
+        key_mask=key_mask,
+        gate=gate,
+    )
     if is_exact:
         return _run_conv(query, key, value, weight, kernel, False, **call)
     return aft_conv(query, key, value, weight, **call)
