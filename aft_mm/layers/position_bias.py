@@ -182,7 +182,7 @@ class _CachedKernel(NamedTuple):
     kernel: Tensor
     parameters: Snapshot
     autocast: bool
-    call: tuple[Any, Callable[..., Tensor]] | None = None  # with a signature
+    call: Callable[..., Tensor | None] | None = None
 
     def is_valid(self, parameters: Sequence[Tensor], autocast: bool) -> bool:
         return self.parameters.is_valid(parameters) and autocast == self.autocast
@@ -309,17 +309,19 @@ class ConvPositionBias(nn.Module):
                 )
         return self._cached.kernel
 
-    def keep_call(self, kernel: Tensor, signature: Any, call: Callable[..., Tensor]) -> None:
+    def keep_call(self, kernel: Tensor, call: Callable[..., Tensor | None]) -> None:
         """Keep a call of the op with this kernel, if it is that of :meth:`cached`."""
         if self._cached is not None and self._cached.kernel is kernel:
-            self._cached = self._cached._replace(call=(signature, call))
+            self._cached = self._cached._replace(call=call)
 
-    def kept_call(self, signature: Any) -> Callable[..., Tensor] | None:
-        """Return the call kept with this signature while :meth:`cached` has the same kernel."""
+    def repeat_call(self, *args: Any) -> Tensor | None:
+        """Return the result of the kept call, None if it is not valid for these arguments."""
         cached = self._cached
-        if cached is None or cached.call is None or cached.call[0] != signature:
+        if cached is None or cached.call is None:
             return None
-        return cached.call[1] if cached.parameters.is_valid(self._parameters_of_kernel()) else None
+        if not cached.parameters.is_valid(self._parameters.values()):
+            return None
+        return cached.call(*args)
 
     def known_form(self) -> KnownForm | None:
         """Return the form of AFT-conv for :meth:`cached`, if torch.compile traces an evaluation.

@@ -162,12 +162,14 @@ def prepare_conv(
     weight: Tensor,
     grid: Sequence[int],
     gate: str,
-) -> Callable[..., Tensor] | None:
-    """Return the same call for other tokens of an equal :func:`call_signature`, without checks.
+) -> Callable[..., Tensor | None] | None:
+    """Return the same call for other values of the tokens, see :class:`PreparedConv`.
 
-    To be called after :func:`aft_conv`. None unless the C++ loops are used and `weight` is from
-    :func:`mark_constant`.
+    To be called after :func:`aft_conv`. None unless the C++ loops are used without a gradient and
+    `weight` is from :func:`mark_constant`.
     """
+    if torch.is_grad_enabled():
+        return None
     options = dict(grid=grid, global_connectivity=True, causal=False, gate=gate)
     if choose_backend('aft_conv', (query, key, value, weight), options) != 'native':
         return None

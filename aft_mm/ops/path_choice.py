@@ -9,15 +9,13 @@ exported graph cannot read values, so it replays the paths of a run on real tens
         program = torch.export.export(model, (example,))
 """
 
-import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..checks import check_choice, check_flag
@@ -231,13 +229,18 @@ class Snapshot:
         self.tensors = [x.detach() for x in tensors]
         self.state = [(x.data_ptr(), x._version, x.dtype) for x in tensors]
 
-    def is_valid(self, tensors: Sequence[Tensor]) -> bool:
-        for x, (address, version, dtype) in zip(tensors, self.state, strict=True):
-            if x.is_inference() or x._version != version or x.data_ptr() != address:
+    def is_valid(self, tensors: Iterable[Tensor | None]) -> bool:
+        """Compare with tensors in the same order, without those that are None."""
+        state = iter(self.state)
+        for x in tensors:
+            if x is None:
+                continue
+            address, version, dtype = next(state, (0, 0, None))
+            if x.dtype != dtype or x.is_inference() or x._version != version:
                 return False
-            if x.dtype != dtype:
+            if x.data_ptr() != address:
                 return False
-        return True
+        return next(state, None) is None
 
 
 def mark_constant(x: Tensor) -> Tensor:
@@ -272,28 +275,3 @@ def cached_check(
     if torch.compiler.is_compiling() or x not in _constants:
         return check(**options)
     return cached(x, (*name, *options.values()), lambda: bool(check(**options)))
-
-
-def call_signature(options: Any, *tokens: Tensor) -> tuple[Any, ...] | None:
-    """Return all that a call without gradient depends on, except values.
-
-    None where torch does more than to compute, such as to trace.
-    """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch._C._is_tracing():
-        return None
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
-        return None
-    if forward_ad._current_level >= 0 or export_stage():
-        return None
-    # The keys tell devices and kinds of tensors, such as sparse, nested and negated ones.
-    layouts = [
-        (type(x), torch._C._dispatch_keys(x).raw_repr(), x.dtype, x.shape, x.stride())
-        for x in tokens
-    ]
-    return (
-        options,
-        layouts,
-        torch.get_num_threads(),
-        torch.is_autocast_enabled('cpu'),
-        os.environ.get(ENVIRONMENT_VARIABLE),
-    )

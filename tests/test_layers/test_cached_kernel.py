@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 from unittest import mock
 
 import pytest
@@ -233,6 +234,35 @@ def count_threads(mixer):
         torch.set_num_threads(threads)
 
 
+def trace(mixer):
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', torch.jit.TracerWarning)
+        return torch.jit.trace(mixer, X, check_trace=False)(X)
+
+
+def count_reads(mixer):
+    with ReadCounter():
+        return mixer(X)
+
+
+def with_gradient(mixer):
+    with torch.enable_grad():
+        return mixer(X).detach()
+
+
+def with_other_gate(mixer):
+    mixer.gate = 'relu'
+    return mixer(X)
+
+
+def with_other_strides(mixer):
+    def columns_first(layer, args, output):
+        return output.transpose(0, 1).contiguous().transpose(0, 1)
+
+    with mixer.value.register_forward_hook(columns_first):
+        return mixer(X)
+
+
 OTHER_CALLS = {
     'another grid': lambda mixer: mixer(X, grid=(5, 4)),
     'another batch': lambda mixer: mixer(X[:1]),
@@ -242,6 +272,11 @@ OTHER_CALLS = {
     'autocast': autocast,
     'threads': count_threads,
     'bfloat16': lambda mixer: mixer.bfloat16()(X.bfloat16()),
+    'a trace': trace,
+    'a dispatch mode': count_reads,
+    'gradients': with_gradient,
+    'another gate': with_other_gate,
+    'other strides': with_other_strides,
 }
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import check_choice, check_flag
 from aft_mm.ops.checks import check_num_heads
 from aft_mm.ops.functional import prepare_conv
-from aft_mm.ops.path_choice import call_signature
 from aft_mm.registry import MODELS
 
 from ..grid import Grid, check_kernel
@@ -92,15 +92,15 @@ class AFTConv(AFTMixer):
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         tokens, bias = (query, key, value), self.pos_bias
         weight_decides = self.global_connectivity and not self.causal
-        known = signature = None
+        known, repeatable = None, False
         if self.training:
             weight = bias(sample=True)
         else:
-            if weight_decides and key_mask is None and query is not None and value.is_cpu:
-                # For one image, the checks of the op take longer than its loop.
-                signature = call_signature((grid, self.gate), *tokens)
-                if signature is not None and (call := bias.kept_call(signature)) is not None:
-                    return call(*tokens)
+            if key_mask is None and query is not None and weight_decides and value.is_cpu:
+                repeatable = not torch.compiler.is_dynamo_compiling()
+            # For one image, the checks of the op take longer than its loop.
+            if repeatable and (mixed := bias.repeat_call(grid, self.gate, *tokens)) is not None:
+                return mixed
             weight = bias.cached()
             known = bias.known_form() if weight_decides else None
         output = ops.aft_conv(
@@ -113,8 +113,8 @@ class AFTConv(AFTMixer):
             gate=self.gate,
             _known=known,
         )
-        if signature is not None and (call := prepare_conv(*tokens, weight, grid, self.gate)):
-            bias.keep_call(weight, signature, call)
+        if repeatable and (call := prepare_conv(*tokens, weight, grid, self.gate)):
+            bias.keep_call(weight, call)
         return output
 
     def _init_state(self, batch_size: int) -> Any:

@@ -5,6 +5,7 @@ Lazy negation, missing memory and saved tensors are checked before an address is
 
 import ctypes
 import math
+import os
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from .. import eager
 from ..checks import GATES
 from ..eager.conv import cancels, crop_kernel, is_one_shift_exact
 from ..eager.online_softmax import hide
-from ..path_choice import cached, find_cached
+from ..path_choice import ENVIRONMENT_VARIABLE, cached, export_stage, find_cached
 from . import availability
 
 # Tokens between the sums saved for the gradient; the same as in simple.cpp.
@@ -26,6 +27,8 @@ SEGMENT = 32
 # Samples whose kernel gradients one thread sums, for reproducible bits.
 SAMPLES = 8
 OUT_OF_MEMORY = 1
+# Where the fields of `ConvArgs` are the addresses of query, key, value, mask and output.
+ADDRESSES = slice(13, 28, 3)
 PLAIN_TYPES = frozenset([Tensor, Parameter, type(None)])
 
 
@@ -80,11 +83,8 @@ def _exponential(weight: Tensor, difference: bool) -> Tensor:
     return kernel.flatten(1).T.contiguous()
 
 
-def prepare_conv(query, key, value, weight, grid, gate) -> Callable[..., Tensor] | None:
-    """Return :func:`aft_conv` for this constant weight and tokens of the same strides and dtype.
-
-    It checks nothing. None unless a call cached its kernel.
-    """
+def prepare_conv(query, key, value, weight, grid, gate) -> Callable[..., Tensor | None] | None:
+    """Return :class:`PreparedConv` for this constant weight; None unless a call cached its kernel."""
     found = find_cached(weight, ('loops', *grid))
     tokens = query, key, value
     if found is None or not query.dtype == key.dtype == value.dtype:
@@ -93,12 +93,9 @@ def prepare_conv(query, key, value, weight, grid, gate) -> Callable[..., Tensor]
         return None
     kernel, additive = found
     cropped = crop_kernel(weight.detach(), grid)
-    op = _Conv(gate, None, grid, True, False, kernel, additive, cropped, None)
-
-    def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return op.forward(False, query, key, value, None)[0]
-
-    return run
+    return PreparedConv(
+        _Conv(gate, None, grid, True, False, kernel, additive, cropped, None), *tokens
+    )
 
 
 def _run_conv(
@@ -260,6 +257,51 @@ class _Conv(NamedTuple):
         for x in (query, key, value, self.key_mask, output, *grads):
             fields += _strided(x)
         return [*fields, _address(self.kernel), _address(grad_kernel)]
+
+
+class PreparedConv:
+    """A call of :func:`aft_conv` without a gradient, repeated for other values of its tokens.
+
+    Two guards of torch compare what the call depends on. That of tensors also sees the state in
+    which torch does more than to compute, such as to trace, by the dispatch keys of the thread;
+    that of the global state sees gradients, autocast and the number of threads.
+    """
+
+    def __init__(self, op: _Conv, query: Tensor, key: Tensor, value: Tensor) -> None:
+        guards: Any = torch._C._dynamo.guards
+        tokens = query, key, value
+        self._tokens = guards.TensorGuards(
+            *tokens,
+            dynamic_dims_sizes=[list(x.shape) for x in tokens],
+            dynamic_dims_strides=[list(x.stride()) for x in tokens],
+        )
+        self._state = guards.GlobalStateGuard()
+        self._backends = os.environ.get(ENVIRONMENT_VARIABLE)
+        self._op = op  # its kernel is passed by address
+        self._fields = op._args(query, key, value, value.new_empty(value.shape))
+        self._pack = struct.Struct(f'={len(self._fields)}q').pack
+        self._loop = availability.load(availability.find_library()).aft_conv_forward
+        self._is_bfloat = ctypes.c_int64(value.dtype == torch.bfloat16)
+
+    def __call__(self, grid, gate, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
+        """Return the result, or None if the call is another one."""
+        if not self._tokens.check(query, key, value) or not self._state.check():
+            return None
+        if gate != self._op.gate or grid != self._op.grid:
+            return None
+        if forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack():
+            return None
+        if export_stage() or os.environ.get(ENVIRONMENT_VARIABLE) != self._backends:
+            return None
+        output = torch.empty_like(value, memory_format=torch.contiguous_format)
+        addresses = query.data_ptr(), key.data_ptr(), value.data_ptr(), 0, output.data_ptr()
+        if addresses.count(0) > 1:  # a tensor without memory
+            return None
+        fields = self._fields.copy()
+        fields[ADDRESSES] = addresses
+        if self._loop(self._pack(*fields), self._is_bfloat) == OUT_OF_MEMORY:
+            return None
+        return output
 
 
 def _sum_over_heads(x: Tensor, heads: int) -> Tensor:
