@@ -11,6 +11,7 @@ from aft_mm.ops import select
 from aft_mm.registry import MODELS
 
 from .mixers import ProjectedMemory, TokenMixer
+from .projections import dropout
 
 __all__ = ['Block', 'BlockState', 'DropPath']
 
@@ -110,9 +111,9 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(embed_dims, mlp_dims),
             nn.GELU(),
-            nn.Dropout(drop_rate),
+            dropout(drop_rate),
             nn.Linear(mlp_dims, embed_dims),
-            nn.Dropout(drop_rate),
+            dropout(drop_rate),
         )
         self.drop_path = DropPath(drop_path_rate)
         for layer in self.modules():

@@ -24,6 +24,7 @@ from ..projections import (
     ProjectedMemory,
     apply_fused,
     argument_names,
+    dropout,
     fuse_linear,
 )
 
@@ -115,7 +116,7 @@ class TokenMixer(nn.Module):
         self.key: nn.Module = nn.Linear(embed_dims, embed_dims, bias=qkv_bias)
         self.value: nn.Module = nn.Linear(embed_dims, embed_dims, bias=qkv_bias)
         self.proj = nn.Linear(embed_dims, embed_dims)
-        self.proj_drop = nn.Dropout(proj_drop)
+        self.proj_drop = dropout(proj_drop)
         self._fused: FusedLinear | None = None
 
     def forward(
