@@ -1,0 +1,26 @@
+# ResNet-18 from random weights, to compare AFT-conv with.
+_base_ = './upernet-aft-conv-mini_1xb4-2400i-conv-stem_camvid.py'
+
+model = dict(
+    data_preprocessor=dict(
+        _delete_=True,
+        type='SegDataPreProcessor',
+        mean=[123.675, 116.28, 103.53],
+        std=[58.395, 57.12, 57.375],
+        bgr_to_rgb=True,
+        pad_val=0,
+        seg_pad_val=11,
+        size=(256, 256),
+    ),
+    backbone=dict(
+        _delete_=True,
+        type='ResNetV1c',
+        depth=18,
+        num_stages=4,
+        out_indices=(0, 1, 2, 3),
+        norm_cfg=dict(type='BN', requires_grad=True),
+    ),
+    neck=None,
+    decode_head=dict(in_channels=[64, 128, 256, 512]),
+    auxiliary_head=dict(in_channels=512),
+)
