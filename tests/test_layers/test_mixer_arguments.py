@@ -34,6 +34,10 @@ BAD = [
     ('AFTConv', dict(kernel_size=4), r'must be odd, got \(4, 4\)'),
     ('AFTConv', dict(kernel_size=(3,)), r'or 2 ints, .* got \(3,\)'),
     ('AFTConv', dict(num_prefix_tokens=1), 'num_prefix_tokens must be 0 for AFTConv, got 1'),
+    ('AFTConv', dict(grid=None, kernel_size=(3,) * 4), r'kernel_size must be 1 to 3 ints, got \(3'),
+    ('AFTConv', dict(query=False, gate='relu'), "gate must be left at its .* got 'relu'"),
+    ('AFTLocalHard', dict(grid=(2, 2, 2)), 'grid must have 1 or 2 dimensions for AFTLocalHard'),
+    ('LSTM', dict(embed_dims=7), 'embed_dims must be even for an LSTM .*, got 7'),
     ('AFTConv', dict(sparsity='l1'), "sparsity must be one of none, entropy, gumbel, got 'l1'"),
     *[
         ('AFTConv', dict(sparsity='gumbel', tau=tau), f'tau must be a .* above 0, got {tau!r}')

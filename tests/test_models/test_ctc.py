@@ -33,7 +33,7 @@ MIXERS = {
 LENGTHS = (63, 7, 1, 40)
 
 
-def build(mixer='AFTSimple', beam_size=1, num_classes=7):
+def build(mixer='AFTSimple', beam_size=1, num_classes=7, head_dims=32):
     init_default_scope('aft_mm')
     torch.manual_seed(0)
     frames = dict(type='FrameEmbedding', num_features=13)
@@ -54,7 +54,7 @@ def build(mixer='AFTSimple', beam_size=1, num_classes=7):
             token_mixer=config,
             embedding=frames,
         )
-    head = dict(type='CTCHead', embed_dims=32, num_classes=num_classes)
+    head = dict(type='CTCHead', embed_dims=head_dims, num_classes=num_classes)
     model = MODELS.build(
         dict(type='CTCModel', encoder=encoder, head=head, beam_size=beam_size)
     ).eval()
@@ -204,3 +204,15 @@ def test_bad_input_raises_a_one_line_error():
     message = 'inputs must be floats .* of one frame or more'
     refuses(message, batch, [3, 0], [(1,), (2,)], model)
     refuses('log_probs must be finite', decode_by_beam, torch.full((2, 3), math.nan), 2)
+    refuses(r'log_probs must be a tensor \[T, V\]', decode_by_beam, torch.zeros(3), 2)
+    frames = [torch.randn(5, 13), torch.randn(4, 13)]
+    samples = [UtteranceSample()]
+    message = 'data_samples must be one per utterance, got 1 for 2'
+    refuses(message, model, torch.randn(2, 5, 13), samples)
+    collate = model.data_preprocessor
+    refuses(message, collate, dict(inputs=frames, data_samples=samples))
+    message = r'inputs must be floats \[T, 13\] as the first'
+    refuses(message, collate, dict(inputs=[frames[0], torch.randn(4, 12)]))
+    collated = collate(dict(inputs=frames))
+    assert [sample.length for sample in collated['data_samples']] == [5, 4]
+    refuses('head and encoder must have the same embed_dims, got 9 and 32', build, head_dims=9)
