@@ -347,8 +347,11 @@ class ConvPositionBias(nn.Module):
         return real and not self.weight.is_meta and not torch.jit.is_tracing()
 
     def forward(self, sample: bool = False) -> Tensor:
-        """Return w [h, *kernel] for the op; with `tau` and `sample`, p is a Gumbel sample."""
-        bias = self.reparameterized()
+        """Return w [h, *kernel] for the op (eq. 8); with `tau` and `sample`, p is a Gumbel sample."""
+        bias = self.weight.flatten(1)
+        if self.gamma is not None and self.beta is not None:
+            bias = F.layer_norm(bias, bias.shape[1:], eps=1e-12)
+            bias = self.gamma[:, None] * bias + self.beta[:, None]
         if self.tau is not None:
             if sample:
                 chosen = F.gumbel_softmax(bias, tau=self.tau)
@@ -357,15 +360,7 @@ class ConvPositionBias(nn.Module):
             bias = bias * chosen
         return bias.view_as(self.weight)
 
-    def reparameterized(self) -> Tensor:
-        """Return w [h, prod(kernel)] before a position is chosen (eq. 8)."""
-        weight = self.weight.flatten(1)
-        if self.gamma is None:
-            return weight
-        normalized = F.layer_norm(weight, weight.shape[1:], eps=1e-12)
-        return self.gamma[:, None] * normalized + self.beta[:, None]
-
     def entropy(self) -> Tensor:
         """Return ``Σ_i entropy(softmax(w^i))`` over the heads i in nats, a scalar (eq. 9)."""
-        log_p = self.reparameterized().log_softmax(1)
+        log_p = self().flatten(1).log_softmax(1)
         return -(log_p.exp() * log_p).sum()
