@@ -64,7 +64,8 @@ def test_model_matches_the_name(name):
     head, backbone = re.fullmatch('(mask-rcnn|[a-z]+)-(.+)', field['family']).groups()
     assert task_model == MODELS[head]
     if backbone == 'resnet18':
-        assert type(built.backbone).__name__ == 'ResNet' and built.backbone.depth == 18
+        assert type(built.backbone).__name__ in ('ResNet', 'ResNetV1c')
+        assert built.backbone.depth == 18
         return
     dims, mini = DIMS[field['size']], field['size'] == 'mini'
     mixer = built.backbone.layers[0].token_mixer
