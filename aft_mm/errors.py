@@ -14,7 +14,10 @@ PEER_DIED = 'another process of the run has died'
 # Packages that receive user input; ops count as layers.
 TAKES_INPUT = ('checks', 'datasets', 'layers', 'models')
 #: Errors of a config with a mistake.
-CONFIG_ERRORS = (TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError)
+CONFIG_ERRORS = (
+    *(TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError),
+    *(AttributeError, ImportError),
+)
 #: Errors when a data set is built; mmpretrain raises a RuntimeError if it is empty.
 DATA_ERRORS = (*CONFIG_ERRORS, RuntimeError, EOFError)
 

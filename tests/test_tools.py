@@ -298,6 +298,8 @@ class TestErrorsOfARun:
         assert shortened_warmup([warm, cosine], 160, 4) is None
         assert shortened_warmup([{**warm, 'end': 2}, cosine], 40, 1) is None
         assert shortened_warmup([warm, cosine], 1, 1) is None
+        steps = dict(type='MultiStepLR', by_epoch=True, begin=cosine['begin'], milestones=[30, 60])
+        assert shortened_warmup([warm, steps], 40, 1) is None  # 30 iterations are no 30 epochs
 
     @pytest.mark.parametrize(
         ('size', 'message'),

@@ -217,6 +217,8 @@ def test_the_tool_translates_lines_in_their_order(translate, translator, files, 
     assert ranked[1:3] == [f'1 ||| {one.text} ||| {one.score:.4f}' for one in found[1]]
     generated = translate('\n'.join(texts).encode(), *files, '--sample', '--seed', 5, '--top-k', 3)
     assert generated == [*translator.sample(texts, seed=5, top_k=3), '']
+    samples = translator.sample(texts[:1] * 8, batch_size=1, seed=5, temperature=5.0)
+    assert len(set(samples)) > 1  # each batch has noise of its own
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def load_model(
     checkpoint: str | os.PathLike | None,
     device: str | torch.device | None = None,
     task: str | None = None,
+    trainable: bool = False,
 ) -> tuple[Config, Any]:
     """Build the model of a config and load a checkpoint into it, safely and strictly.
 
@@ -87,10 +88,11 @@ def load_model(
         checkpoint: Path or http address of the checkpoint; None for random weights with seed 0.
         device: By default an accelerator if there is one.
         task: Name of the inferencer that will use the model; None accepts any model.
+        trainable: Keep the gradients of the parameters.
 
     Returns:
-        The config and the model, in evaluation mode, without gradients, with the ``dataset_meta``
-        of the checkpoint.
+        The config and the model, in evaluation mode, without gradients unless `trainable`, with the
+        ``dataset_meta`` of the checkpoint.
 
     Raises:
         UserError: A file or library is missing, the config is for another task, or the checkpoint
@@ -110,4 +112,5 @@ def load_model(
         weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
         load_weights(model, weights, name=str(config.filename))
         model.dataset_meta = (weights.get('meta') or {}).get('dataset_meta') or {}
-    return config, model.to(device or get_device()).eval().requires_grad_(False)
+    model = model.to(device or get_device()).eval()
+    return config, model if trainable else model.requires_grad_(False)

@@ -77,7 +77,7 @@ def get_model(
     if not pretrained:
         model = build_model(config).to(device or get_device()).eval()
     else:
-        config, model = load_model(config, pretrained, device)
+        config, model = load_model(config, pretrained, device, trainable=True)
     # Read by mmpretrain's inferencers.
     model._config, model._dataset_meta, model._metainfo = config, model.dataset_meta, models[name]
     return model

@@ -2,14 +2,17 @@
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
 from mmengine.config import Config
 
 from aft_mm.checks import check_int
+from aft_mm.engine import derived_seed
 from aft_mm.errors import UserError
 from aft_mm.models import default_length
+from aft_mm.models.decoding import check_sampling
 from aft_mm.openmmlab import warn
 from aft_mm.tokenizers import Subwords
 
@@ -107,11 +110,14 @@ class Translator:
             batch_size: Sentences per batch; samples depend on it.
             **options: Those of :func:`aft_mm.models.generate`.
         """
+        seed, batches = options.pop('seed', None), count()
+        check_sampling(seed=seed)
 
         def sample(sources: list[torch.Tensor]) -> list[list[Translation]]:
             limits = [default_length(self.model, len(source)) for source in sources]
+            noise = None if seed is None else derived_seed(seed, next(batches))
             rows = self.model.generate(
-                max(limits), source=sources, end_token=self.subwords.end, **options
+                max(limits), source=sources, end_token=self.subwords.end, seed=noise, **options
             )
             # The last token is the end, as in a beam.
             return [

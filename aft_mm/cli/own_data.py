@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -138,6 +139,11 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
         empty = [name for name in empty if name not in counts[part]]
         if given and empty:  # mmpretrain counts every folder as a class
             raise UserError(f'folder {str(folder / empty[0])!r} must hold images, got none')
+    if not given and counts[''] and {name.lower() for name in counts['']} <= set(FOLDERS):
+        raise UserError(
+            f'folder {str(root)!r} must hold train/ and val/, or a folder of images for each '
+            f'class, got {", ".join(sorted(counts[""]))}'
+        )
     if given:
         differing = sorted(counts['train'].keys() ^ counts['val'].keys())
         if differing:
@@ -200,7 +206,7 @@ def coco(root: Path, share: float, seed: int) -> OwnData:
         content = contents[part]
         if not content.get('images') or not content.get('annotations'):
             raise UserError(f'annotations {str(path)!r} must hold images and boxes, got none')
-        names = {category.get('id'): category['name'] for category in content['categories']}
+        names = {category.get('id'): category['name'] for category in content.get('categories', ())}
         unknown = [box for box in content['annotations'] if box.get('category_id') not in names]
         if unknown:
             raise UserError(
@@ -217,7 +223,8 @@ def coco(root: Path, share: float, seed: int) -> OwnData:
             )
         paths += [folders[part] / name for name in file_names]
         counts.update(names[box['category_id']] for box in content['annotations'])
-    if len({tuple(c['name'] for c in content['categories']) for content in contents.values()}) > 1:
+    lists = (content.get('categories', ()) for content in contents.values())
+    if len({tuple(category['name'] for category in one) for one in lists}) > 1:
         raise UserError(
             f'annotations {" and ".join(map(str, files.values()))} differ in categories'
         )
@@ -283,7 +290,7 @@ def voc(root: Path, share: float, seed: int) -> OwnData:
         optional=True,
     )
     folder = root / 'Annotations'
-    if set(lists) == {'train', 'val'}:
+    if lists:
         stems = {
             part: [line.strip() for line in path.read_text('utf-8').splitlines() if line.strip()]
             for part, path in lists.items()
@@ -417,7 +424,7 @@ def text(path: Path, share: float, seed: int) -> OwnData:
         raise UserError(
             f'text {str(path)!r} must be UTF-8, which byte {error.start} is not'
         ) from error
-    except (EOFError, OSError) as error:
+    except (EOFError, OSError, zlib.error) as error:
         raise UserError(f'text {str(path)!r} cannot be read: {error}') from error
     if '\0' in content:
         raise UserError(f'text {str(path)!r} must be a text, got a zero byte')

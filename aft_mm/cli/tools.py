@@ -49,7 +49,10 @@ PROGRAMS: Mapping[str, str | Mapping[str, str]] = {
 
 
 def summary(program: str) -> str:
-    text = (install_root() / 'tools' / program).read_text(encoding='utf-8')
+    try:
+        text = (install_root() / 'tools' / program).read_text(encoding='utf-8')
+    except (UserError, OSError):  # reported by the command, such as doctor
+        return ''
     return (ast.get_docstring(ast.parse(text)) or '').partition('\n')[0]
 
 

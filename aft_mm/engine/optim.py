@@ -45,9 +45,10 @@ class AutocastOptimWrapper(AmpOptimWrapper):
         check_choice(f'dtype of AutocastOptimWrapper on {device}', dtype, allowed)
         scaler_args = loss_scale if isinstance(loss_scale, dict) else {}
         self._scale_update_param = None
-        if isinstance(loss_scale, float):
-            self._scale_update_param = loss_scale
-            scaler_args = dict(init_scale=loss_scale)
+        if not isinstance(loss_scale, dict) and loss_scale != 'dynamic':
+            check_number('loss_scale of AutocastOptimWrapper', loss_scale, above=0)
+            self._scale_update_param = float(loss_scale)
+            scaler_args = dict(init_scale=float(loss_scale))
         self.loss_scaler = torch.amp.GradScaler(device, enabled=dtype == 'float16', **scaler_args)
         self.device_type = device
         self.cast_dtype = getattr(torch, dtype)

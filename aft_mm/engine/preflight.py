@@ -182,7 +182,9 @@ def shortened_warmup(schedules: Any, iterations: int, epochs: int) -> list[dict]
     first, then = schedules
     begin = then.get('begin', 0)
     length = epochs if then.get('by_epoch', True) else iterations
-    in_order = first.get('begin', 0) == 0 and first.get('end') == begin and 'T_max' not in then
+    # Numbers in the unit that would change.
+    fixed = {'T_max', 'milestones', 'step_size', 'gamma', 'periods', 'total_steps'} & then.keys()
+    in_order = first.get('begin', 0) == 0 and first.get('end') == begin and not fixed
     if begin < length or not in_order or iterations < 2:
         return None
     end = max(1, iterations // 10)

@@ -72,7 +72,9 @@ def apply_safe_defaults(cfg: Config) -> None:
         hooks.checkpoint = dict(type='CheckpointHook', interval=1)
     if hooks.checkpoint and hooks.checkpoint.type in ('CheckpointHook', 'mmengine.CheckpointHook'):
         hooks.checkpoint.type = 'aft_mm.SafeCheckpointHook'
-    given = [hook and hook.get('type') for hook in (*hooks.values(), *cfg.get('custom_hooks', []))]
+    given = [
+        hook and hook.get('type') for hook in (*hooks.values(), *(cfg.get('custom_hooks') or ()))
+    ]
     for name, hook, other in (
         ('finite_loss', 'aft_mm.FiniteLossHook', None),
         ('exact_resume', 'aft_mm.ExactResumeHook', 'aft_mm.EpochSeedHook'),

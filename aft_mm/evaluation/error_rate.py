@@ -37,6 +37,12 @@ class ErrorRate(Metric):
         if lexicon:
             kwargs.setdefault('prefix', 'lexicon')
         super().__init__(**kwargs)
+        try:
+            import jiwer  # noqa: F401
+        except ImportError as error:
+            raise ValueError(
+                'ErrorRate needs jiwer, which pip install aft_mm[speech] installs'
+            ) from error
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         names = (self.dataset_meta or {}).get('units')

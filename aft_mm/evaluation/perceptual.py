@@ -66,8 +66,9 @@ class FID(_ImageSetMetric):
     ) -> None:
         super().__init__(image_shape, **kwargs)
         try:
+            # Only the first rank computes; torchmetrics would wait for the others.
             self.distance = FrechetInceptionDistance(
-                feature, input_img_size=(3, *self.image_shape[:2])
+                feature, input_img_size=(3, *self.image_shape[:2]), sync_on_compute=False
             )
         except ModuleNotFoundError as error:
             raise ValueError(

@@ -56,7 +56,9 @@ class PatchEmbedding(nn.Module):
         # Sizes of an export are not ints.
         if not isinstance(bottom, int) or not isinstance(right, int) or bottom or right:
             image = F.pad(image, (0, right, 0, bottom))
-        if type(self.projection) is nn.Conv2d and is_convolved_slowly(image):
+        conv = self.projection
+        hooks = conv._forward_hooks or conv._forward_pre_hooks  # as in fuse_linear
+        if type(conv) is nn.Conv2d and not hooks and is_convolved_slowly(image):
             return self._product(image), grid
         tokens = self.projection(image).flatten(2).transpose(1, 2)
         # Saves a copy in every layer.

@@ -276,7 +276,7 @@ class ConvPositionBias(nn.Module):
             self.weight.flatten(1)[chosen] += peak
         else:
             # Normalised, the peak is sqrt(n - 1).
-            self.weight.flatten(1)[chosen] += number * self.weight.std()
+            self.weight.flatten(1)[chosen] += number * (self.weight.std() if number > 1 else 1)
             self.gamma.fill_(peak * (number - 1) ** 0.5 / number)
             self.beta.fill_(peak / number)
 
@@ -300,28 +300,33 @@ class ConvPositionBias(nn.Module):
         if not self._may_cache(parameters):
             return self()
         autocast = torch.is_autocast_enabled(self.weight.device.type)
-        if self._cached is None or not self._cached.is_valid(parameters, autocast):
+        cached = self._cached  # another thread may drop it
+        if cached is None or not cached.is_valid(parameters, autocast):
             if _is_capturing(self.weight):
                 return self()
             with torch.inference_mode(False), torch.no_grad():
-                self._cached = _CachedKernel(
+                cached = self._cached = _CachedKernel(
                     ops.mark_constant(self().clone()), Snapshot(parameters), autocast
                 )
-        return self._cached.kernel
+        return cached.kernel
 
     def keep_call(self, kernel: Tensor, call: Callable[..., Tensor | None]) -> None:
         """Keep a call of the op with this kernel, if it is that of :meth:`cached`."""
-        if self._cached is not None and self._cached.kernel is kernel:
-            self._cached = self._cached._replace(call=call)
+        cached = self._cached
+        if cached is not None and cached.kernel is kernel:
+            self._cached = cached._replace(call=call)
 
     def repeat_call(self, *args: Any) -> Tensor | None:
         """Return the result of the kept call, None if it is not valid for these arguments."""
         cached = self._cached
         if cached is None or cached.call is None:
             return None
-        if not cached.parameters.is_valid(self._parameters.values()):
-            return None
-        return cached.call(*args)
+        parameters = self._parameters.values()
+        for x in parameters:
+            # Fake tensors and those of torch.func have no address.
+            if type(x) is not nn.Parameter and x is not None:
+                return None
+        return cached.call(*args) if cached.parameters.is_valid(parameters) else None
 
     def known_form(self) -> KnownForm | None:
         """Return the form of AFT-conv for :meth:`cached`, if torch.compile traces an evaluation.
@@ -341,6 +346,9 @@ class ConvPositionBias(nn.Module):
 
     def _may_cache(self, parameters: Sequence[Tensor]) -> bool:
         if self.training or torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return False
+        # A parametrized or pruned weight depends on what a snapshot does not see.
+        if self._parameters.keys() != {'weight', 'gamma', 'beta'}:
             return False
         # Not for fake tensors, nor for those of torch.func.
         real = all(type(p) is nn.Parameter and not p.is_inference() for p in parameters)

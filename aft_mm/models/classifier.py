@@ -109,6 +109,8 @@ class AFTClassifier(nn.Module):
         """Remove the layers after those of `indices`, and return these."""
         kept = self.backbone.layers_of(indices)
         self.backbone.layers = self.backbone.layers[: kept[-1] + 1]
+        self.backbone.out_indices = (kept[-1],)
+        self.feature_info = self.feature_info[: kept[-1] + 1]
         if prune_norm:
             self.backbone.norm = nn.Identity()
         if prune_head:

@@ -227,7 +227,7 @@ class Snapshot:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = [x.detach() for x in tensors]
-        self.state = [(x.data_ptr(), x._version, x.dtype) for x in tensors]
+        self.state = [(x.data_ptr(), x._version, x.dtype, x.shape, x.stride()) for x in tensors]
 
     def is_valid(self, tensors: Iterable[Tensor | None]) -> bool:
         """Compare with tensors in the same order, without those that are None."""
@@ -235,10 +235,10 @@ class Snapshot:
         for x in tensors:
             if x is None:
                 continue
-            address, version, dtype = next(state, (0, 0, None))
+            address, version, dtype, shape, strides = next(state, (0, 0, None, (), ()))
             if x.dtype != dtype or x.is_inference() or x._version != version:
                 return False
-            if x.data_ptr() != address:
+            if x.data_ptr() != address or x.shape != shape or x.stride() != strides:
                 return False
         return next(state, None) is None
 

@@ -13,6 +13,7 @@ from PIL import Image
 from aft_mm.cli import own_data
 from aft_mm.cli.main import main
 from aft_mm.config.reading import check_data, read_config
+from aft_mm.errors import UserError
 
 from ..errors import stops
 
@@ -166,6 +167,12 @@ def test_masks_and_voc_are_split(here):
     for part, text in parts.items():
         (voc / f'ImageSets/Main/{part}.txt').write_text(text)
     assert own_data.voc(voc, 0.3, 0).parts == dict(train=3, val=1)
+    for part in ('train', 'val'):
+        (voc / f'ImageSets/Main/{part}.txt').unlink()
+    (voc / 'ImageSets/Main/trainval.txt').write_text('0\n1\n2\n3\n')  # 4 and 5 are the test's
+    found = own_data.voc(voc, 0.5, 0)
+    listed = (found.files['train.txt'] + found.files['val.txt']).split()
+    assert sorted(listed) == list('0123') and found.parts == dict(train=2, val=2)
 
 
 def test_masks_in_colours_are_numbered(here, capsys):
@@ -316,3 +323,11 @@ def test_bases_of_the_package_are_found_by_mmengine(here):
     (here / 'c.py').write_text("_base_ = 'aft_mm::own_data/image-foder'\n")
     with pytest.raises(Exception, match='did you mean'):
         Config.fromfile('c.py')
+
+
+def test_a_test_folder_is_no_class(here):
+    for part in ('train', 'test'):
+        for name in ('cat', 'dog'):
+            save(here / f'photos/{part}/{name}/1.png')
+    with pytest.raises(UserError, match='must hold train/ and val/, .* got test, train'):
+        own_data.image_folder(here / 'photos', 0.3, 0)

@@ -82,3 +82,9 @@ def test_float16_scales_the_loss_and_saves_the_scale(loss_scale, scale):
     other = wrapper(model, dtype='float16')
     other.load_state_dict(state)
     assert other.loss_scaler.get_scale() == scale
+
+
+@pytest.mark.parametrize('loss_scale', ['512', 0, -1.0])
+def test_a_bad_loss_scale_is_refused(loss_scale):
+    with pytest.raises(ValueError, match='loss_scale of AutocastOptimWrapper must be a finite'):
+        wrapper(nn.Linear(7, 3), loss_scale=loss_scale)

@@ -12,6 +12,7 @@ from mmengine.hooks import EMAHook
 from mmengine.model import ExponentialMovingAverage
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import parametrize as parametrizing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aft_mm import ops
@@ -104,6 +105,22 @@ def replace(mixer):
     mixer.pos_bias.weight = nn.Parameter(torch.randn_like(mixer.pos_bias.weight))
 
 
+def replace_by_a_view(mixer):
+    mixer.pos_bias.weight = nn.Parameter(mixer.pos_bias.weight.detach().mT)
+
+
+def parametrize(mixer):
+    """The cached kernel sees neither the parametrization nor writes to what it reads."""
+
+    class Doubled(nn.Module):
+        def forward(self, x):
+            return 2 * x**3
+
+    parametrizing.register_parametrization(mixer.pos_bias, 'weight', Doubled())
+    mixer(X)
+    mixer.pos_bias.parametrizations.weight.original.neg_()
+
+
 def swap_data_twice(mixer):
     """The second tensor may reuse the memory of the first."""
     for _ in range(2):
@@ -129,7 +146,10 @@ def ema(mixer):
 
 @pytest.mark.parametrize(
     'change',
-    [edit_in_place, step, load, assign, replace, swap_data_twice, optimise_data, ema],
+    [
+        *(edit_in_place, step, load, assign, replace, replace_by_a_view, parametrize),
+        *(swap_data_twice, optimise_data, ema),
+    ],
     ids=lambda change: change.__name__,
 )
 @torch.no_grad()
@@ -189,6 +209,29 @@ def test_exported_models_contain_parameters_and_not_the_cached_kernel():
         program = torch.export.export(mixer, (X,), strict=False)
     assert 'pos_bias.gamma' in program.state_dict and not program.constants
     torch.testing.assert_close(program.module()(X), mixer(X))
+
+
+@torch.no_grad()
+def test_a_copy_is_exported_after_an_inference():
+    """Its parameters have version 0, as fake ones."""
+    mixer = copy.deepcopy(build()).eval()
+    mixer(X), mixer(X)
+    with ops.record_paths() as paths:
+        mixer(X)
+    with ops.replay_paths(paths):
+        program = torch.export.export(mixer, (X,), strict=False)
+    torch.testing.assert_close(program.module()(X), mixer(X))
+    weights = {name: p.expand(2, *p.shape) for name, p in mixer.named_parameters()}
+    both = torch.func.vmap(lambda p: torch.func.functional_call(mixer, p, X))(weights)
+    torch.testing.assert_close(both[1], mixer(X))
+
+
+@pytest.mark.parametrize('reparameterize', [True, False])
+def test_a_parametrized_bias_may_have_no_parameter_of_its_own(reparameterize):
+    mixer = build(reparameterize=reparameterize)
+    parametrizing.register_parametrization(mixer.pos_bias, 'weight', nn.Identity())
+    with torch.no_grad():
+        torch.testing.assert_close(mixer.train().eval()(X), fresh(mixer))
 
 
 @torch.no_grad()

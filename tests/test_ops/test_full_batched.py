@@ -151,3 +151,14 @@ def test_kernels_and_loops_decline():
         patch.setenv('AFT_MM_BACKEND', 'native')
         with pytest.raises(RuntimeError, match='aft_full_batched on cpu: native: has no loop'):
             ops.aft_full(x, x, x, bias)
+
+
+@pytest.mark.parametrize('shape', [(7, 7), (2, 7, 7)])
+def test_gradients_with_a_graph_inside_of_autocast_are_not_rounded(shape):
+    key, value = (torch.randn(2, 7, 4, requires_grad=True) for _ in range(2))
+    output = ops.aft_full(None, key, value, torch.randn(shape), gate='none')
+    cotangent = torch.randn_like(output)
+    expected = torch.autograd.grad(output, key, cotangent, create_graph=True)[0]
+    with torch.autocast('cpu', torch.bfloat16):
+        got = torch.autograd.grad(output, key, cotangent, create_graph=True)[0]
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)

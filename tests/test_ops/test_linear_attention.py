@@ -219,3 +219,14 @@ def test_empty_batch_has_gradients():
     y = ops.linear_attention(*tensors, causal=True)
     assert y.shape == (0, 3, HEADS, CHANNELS)
     assert all(g is not None for g in torch.autograd.grad(y.sum(), tensors))
+
+
+def test_a_causal_backward_pass_inside_of_autocast_is_not_rounded():
+    leaves = [x.requires_grad_() for x in inputs(20, torch.float32)]
+    output = ops.linear_attention(*leaves, causal=True)
+    cotangent = torch.randn_like(output)
+    expected = torch.autograd.grad(output, leaves, cotangent, retain_graph=True)
+    with torch.autocast('cpu', torch.bfloat16):
+        grads = torch.autograd.grad(output, leaves, cotangent)
+    for got, plain in zip(grads, expected, strict=True):
+        torch.testing.assert_close(got, plain, rtol=1e-5, atol=1e-6)

@@ -240,14 +240,14 @@ def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.n
 
 
 def as_image(config: Config, tokens: torch.Tensor, known) -> np.ndarray:
-    def picture(values: torch.Tensor, shape: Sequence[int]) -> np.ndarray:
+    def picture(values: torch.Tensor, shape: Sequence[int], edge: int = LEAST_EDGE) -> np.ndarray:
         image = values.numpy().astype(np.uint8).reshape(shape)
-        return enlarge(np.broadcast_to(image, (*image.shape[:2], 3)))
+        return enlarge(np.broadcast_to(image, (*image.shape[:2], 3)), edge)
 
     target = picture(tokens, config.image_shape)
     if 'source' not in known:
         return target
-    source = picture(known.source, config.source_shape)
+    source = picture(known.source, config.source_shape, max(target.shape[:2]))
     pair = np.concatenate([source, np.full((len(source), 4, 3), 255, np.uint8), target], axis=1)
     return np.concatenate([draw_header(['input', 'target'], pair.shape[1]), pair])
 

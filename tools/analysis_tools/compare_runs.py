@@ -219,7 +219,10 @@ def row(
         for log in logs
         if trained(log, 'time')
     ]
-    batch = (config.get('train_dataloader') or {}).get('batch_size')
+    loader = config.get('train_dataloader') or {}
+    sampler = (loader.get('batch_sampler') or {}).get('type', '')
+    # Its batch_size counts tokens.
+    batch = None if sampler.endswith('TokenBatchSampler') else loader.get('batch_size')
     if times:
         columns['s/iteration'] = times
     if times and batch:

@@ -289,8 +289,9 @@ function choose(layer, head) {
   saySource();
 }
 function place(canvas, event, size) {
-  const box = canvas.getBoundingClientRect(), scale = box.width / parseFloat(canvas.style.width);
-  return [event.clientY - box.top, event.clientX - box.left].map(x => Math.floor(x / scale / size));
+  const box = canvas.getBoundingClientRect(), {width, height} = canvas.style;
+  return [(event.clientY - box.top) * parseFloat(height) / box.height,
+          (event.clientX - box.left) * parseFloat(width) / box.width].map(x => Math.floor(x / size));
 }
 function onArrows(id, move) {
   $(id).addEventListener('keydown', event => {

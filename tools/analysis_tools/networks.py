@@ -23,8 +23,6 @@ from aft_mm.config.reading import check_data, read_config
 from aft_mm.datasets import UnusableFile, read_rgb
 from aft_mm.errors import UserError
 
-SPLITS = ('train', 'val', 'test')
-
 
 def build_dataset(config: Config, split: str = 'test') -> Any:
     if not config.get(f'{split}_dataloader'):
@@ -63,7 +61,10 @@ def spread_samples(dataset: Any, num: int) -> list[dict]:
 
 
 def load_images(config: Config, paths: Sequence[str | os.PathLike]) -> list[dict]:
-    pipeline = list(config.test_dataloader.dataset.pipeline)
+    if not config.get('test_dataloader'):
+        raise UserError(f'{config.filename} has no test_dataloader')
+    listed = config.test_dataloader.dataset.pipeline
+    pipeline = [step for step in listed if not step.type.endswith('LoadAnnotations')]
     reads_files = pipeline[0].type.endswith('LoadImageFromFile')
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
         steps = Compose(pipeline[1:] if reads_files else pipeline)

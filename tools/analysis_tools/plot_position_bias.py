@@ -146,6 +146,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             for i in choose('--layers', args.layers, len(mixers))
         }
         place = dict(grid=mixers[0].grid, num_prefix_tokens=mixers[0].num_prefix_tokens)
+        w = next(iter(biases.values()))
+        heads = len(choose('--heads', args.heads, len(w)))
         names = ('heads', 'queries', 'view', 'quantity', 'scale')
         choices = {name: getattr(args, name) for name in names}
         small = footer(args.config, args.checkpoint)
@@ -154,8 +156,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.csv:
             table = position_bias_table(biases, **place, causal=mixers[0].causal, top=args.top)
             write_csv(args.csv, table)
-    w = next(iter(biases.values()))
-    heads = len(choose('--heads', args.heads, len(w)))
     omitted = f' ({heads} of {len(w)} heads)' if heads < len(w) else ''
     print(f'drew {len(biases)} of {len(mixers)} layers{omitted} to {args.out}')
 

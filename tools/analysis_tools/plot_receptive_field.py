@@ -1,7 +1,7 @@
 """Plot effective receptive fields: squared gradients of one position with respect to the pixels.
 
-Without a checkpoint the weights are random. If there are neither images nor a dataset, the input is
-noise.
+Without a checkpoint the weights are random. The input is noise with --noise, and for networks of
+timm without images.
 
     python tools/analysis_tools/plot_receptive_field.py CONFIG CHECKPOINT --num 64 --out field.png
     python tools/analysis_tools/plot_receptive_field.py timm:resnet18 --size 224 --out field.png
@@ -203,6 +203,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         network = load_network(args.config, args.checkpoint)
         layers = modules_named(network.backbone, names(args.layers, network.backbone))
         noise = args.noise or (network.config is None and not args.images)
+        if args.size is not None and not noise:
+            raise UserError('--size is that of noise images and needs --noise')
         if noise:
             size = None if args.size is None else (args.size, args.size)
             batches = list(noise_images(network, args.num, size).split(1))

@@ -66,6 +66,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from plot_curves import by_label
 from run_logs import read_scalars, read_times, time_of, trained, validations
 
 from aft_mm.checks import check_int
@@ -163,10 +164,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         for label, *files in args.group:
             if not files:
                 raise UserError(f'--group must be LABEL LOG [LOG ...], got {label}')
-        groups = {label: [read_scalars(file) for file in files] for label, *files in args.group}
+        logs = by_label('--group', [(label, files) for label, *files in args.group])
+        if args.bits and args.metric != 'loss':
+            raise UserError(f'--bits converts the loss only, got --metric {args.metric}')
+        groups = {label: [read_scalars(file) for file in files] for label, files in logs.items()}
         times = args.times and read_times(args.times)
         scale = 1 / math.log(2) if args.bits else 1.0
-        milliseconds = times and {label: time_of(files, times) for label, *files in args.group}
+        milliseconds = times and {label: time_of(files, times) for label, files in logs.items()}
         options = scale, milliseconds, args.top, args.smooth, args.metric
         figure = draw_seed_curves(groups, args.label, *options)
         figure.savefig(args.out, dpi=args.dpi)

@@ -97,7 +97,10 @@ def main() -> None:
             sample = dataset[index]
             # The context was counted with the previous sample.
             parts.append(sample['inputs'][sample['data_samples'].get('num_context', 0) :].flatten())
-    values = np.concatenate(parts).astype(np.uint8)
+        values = np.concatenate(parts)
+        if values.max() > 255:
+            raise UserError(f'the tokens of {args.config} must be bytes, got {values.max()}')
+    values = values.astype(np.uint8)
     compressed = lzma.compress(values.tobytes(), preset=9)
     bits = {
         'values': len(values),

@@ -69,7 +69,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # before the slow imports
 
-from run_logs import read_scalars
+from run_logs import read_scalars, validations
 
 TOOLS = Path(__file__).parents[1]
 
@@ -77,7 +77,7 @@ TOOLS = Path(__file__).parents[1]
 def train(config: Path, work_dir: Path, options: Sequence[str], amp: bool) -> Path:
     shutil.rmtree(work_dir, ignore_errors=True)
     words = [config, '--work-dir', work_dir, *['--amp'] * amp, '--cfg-options', *options]
-    run_tool('train.py', words, work_dir.with_suffix('.log'))
+    run_tool('train.py', words, work_dir.with_name(f'{work_dir.name}.log'))
     return Path((work_dir / 'last_checkpoint').read_text())
 
 
@@ -92,7 +92,7 @@ def run_tool(tool: str, words: Sequence[object], log: Path) -> None:
 
 
 def validated(work_dir: Path, metric: str) -> float:
-    values = [record[metric] for record in read_scalars(work_dir) if metric in record]
+    values = [value for _, value in validations(read_scalars(work_dir), metric)]
     if not values:
         raise UserError(f'--metric must be a validation metric of the runs, got {metric!r}')
     return values[-1]
@@ -116,7 +116,7 @@ def seed_run(config: Path, seed: int, args: argparse.Namespace) -> None:
     tested = work_dir / 'test.json'
     words = [config, checkpoint, '--work-dir', work_dir, '--out', tested]
     words += ['--cfg-options', *args.cfg_options] if args.cfg_options else []
-    run_tool('test.py', words, work_dir.with_suffix('.log'))
+    run_tool('test.py', words, work_dir.with_name(f'{work_dir.name}_test.log'))
     scalars = ''.join(json.dumps(record) + '\n' for record in read_scalars(work_dir))
     (args.out / f'{work_dir.name}.jsonl').write_text(scalars)
     write(args.out / f'{work_dir.name}.json', json.loads(tested.read_text()) | {'lr': rate})
@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print('stopped before all runs were done')
                 return
             function(config, value, args)
-            print(path.stem, json.loads(path.read_text())[args.metric], flush=True)
+            print(path.stem, json.loads(path.read_text()).get(args.metric, 'done'), flush=True)
 
 
 if __name__ == '__main__':

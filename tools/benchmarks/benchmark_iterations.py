@@ -34,7 +34,7 @@ if __name__ == '__main__':
 
 from measuring import interleaved
 from mmengine.registry import RUNNERS
-from record import fill_in, set_up_torch, write_json
+from record import default_device, fill_in, set_up_torch, write_json
 
 from aft_mm.config.reading import check_data
 from aft_mm.engine import load_run_config
@@ -69,6 +69,8 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser()
     args = parser.parse_args(arguments)
     fill_in(parser, args)
+    if args.device != default_device():
+        parser.error(f'argument --device: must be {default_device()}, where configs train here')
     args.rounds = args.rounds or ROUNDS
     return args
 

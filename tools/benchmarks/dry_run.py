@@ -212,6 +212,8 @@ def main(arguments: list[str] | None = None) -> int:
     paths = [
         path for path in args.configs or sorted(ROOT.glob('configs/*/*.py')) if path.stem in memory
     ]
+    if not paths:
+        raise SystemExit(f'Error: CONFIG must be among those of {MEMORY.name}, got none of them')
     args.device = default_device()
     del args.configs
     os.environ |= EXACT_MALLOC  # read by the process that in_fresh_process starts

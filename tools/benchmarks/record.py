@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from arguments import named_in_errors
 
+from aft_mm.cli.arguments import check_writable
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import user_errors
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
@@ -84,6 +85,9 @@ def fill_in(
 ) -> None:
     args.device = args.device or default_device()
     args.threads = args.threads or torch.get_num_threads()
+    if args.json:
+        with named_in_errors(parser, '--json'):
+            check_writable('file', [str(args.json)])
     kind, _, index = args.device.partition(':')
     count = torch.cuda.device_count()
     with named_in_errors(parser, '--device'):

@@ -65,7 +65,9 @@ def history(runner: Runner, name: str) -> Sequence[float]:
 def measured(runner: Runner) -> dict:
     times, waits, losses = (history(runner, name) for name in ('time', 'data_time', 'loss'))
     start, few = len(times) // 5, max(1, len(losses) // 10)
-    batch = runner.train_dataloader.batch_size
+    loader = runner.train_dataloader
+    # None with a batch sampler, whose batches vary: their mean.
+    batch = loader.batch_size or len(loader.dataset) / len(loader)
     seconds = statistics.median(times[start:])
     row = dict(
         batch=batch,
@@ -96,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     write_json(args.json, [row], args)
     memory = f', peak {row["peak_mib"]:.0f} MiB' if 'peak_mib' in row else ''
     print(
-        f'{row["config"]}: {row["samples_per_second"]:.1f} samples/s, batch {row["batch"]}, '
+        f'{row["config"]}: {row["samples_per_second"]:.1f} samples/s, batch {row["batch"]:.4g}, '
         f'{row["data_milliseconds"]:.1f} of {row["milliseconds"]:.1f} ms waiting for data{memory}, '
         f'loss {row["first_loss"]:.3f} to {row["last_loss"]:.3f}'
     )

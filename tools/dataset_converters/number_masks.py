@@ -58,7 +58,11 @@ def count_colours(paths: Sequence[Path]) -> Counter[int]:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with user_errors(ValueError, OSError):
-        paths = sorted(path for path in args.source.rglob('*.*') if path.is_file())
+        paths = sorted(
+            path
+            for path in args.source.rglob('*.*')
+            if path.is_file() and not path.name.startswith('.')
+        )
         if not paths:
             raise UserError(f'the folder {str(args.source)!r} must hold masks, got none')
         names = args.out.parent / 'classes.txt'

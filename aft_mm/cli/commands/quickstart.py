@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> None:
     metrics, picture = folder / 'metrics.json', folder / 'position_bias.png'
     results = ['--work-dir', folder / 'test', '--out', metrics]
     call('aft_mm', 'test', NAME, checkpoint, *results, *options)
-    call('aft_mm', 'plot', 'bias', NAME, checkpoint, '--out', picture)
+    call('aft_mm', 'plot', 'bias', folder / f'{NAME}.py', checkpoint, '--out', picture)
     accuracy = json.loads(metrics.read_text())['accuracy/top1']
     logs = max(path for path in folder.glob('2*') if path.is_dir())
     print(f"""

@@ -40,7 +40,7 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
         cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
         # The state_dict holds averaged weights, and mmpretrain's EMAHook cannot load into a wrapper.
         cfg.custom_hooks = [
-            hook for hook in cfg.get('custom_hooks', []) if not hook.type.endswith('EMAHook')
+            hook for hook in cfg.get('custom_hooks') or () if not hook.type.endswith('EMAHook')
         ]
 
 

@@ -103,9 +103,10 @@ def report(runner: Runner, config: str) -> None:
         return
     lines = {}
     if best:
-        unit, number = re.findall(r'_(epoch|iter)_(\d+)\.pth$', str(best))[-1]
+        named = re.search(r'_(epoch|iter)_(\d+)\.pth$', str(best))  # not with any filename_tmpl
+        place = f' at {named[1]} {named[2]}' if named else ''
         score = float(runner.message_hub.get_info('best_score'))
-        lines['best'] = f'{hook.key_indicators[0]} {score:.4g} at {unit} {number}'
+        lines['best'] = f'{hook.key_indicators[0]} {score:.4g}{place}'
     lines['checkpoint'] = os.path.relpath(checkpoint)
     lines['curves'] = plot('curves', runner.work_dir, out=f'{runner.work_dir}/curves.png')
     scope = runner.cfg.get('default_scope')

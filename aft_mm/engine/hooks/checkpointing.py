@@ -128,6 +128,22 @@ class SafeCheckpointHook(CheckpointHook):
             checkpoint[key] = plain_value(checkpoint[key])
         checkpoint['meta'][RUN] = _properties(runner)
 
+    def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
+        """Write the new best weights, then remove the previous; mmengine removes first."""
+        if not self.save_best:
+            return
+        several = len(self.key_indicators) > 1
+        paths = self.best_ckpt_path_dict if several else vars(self)
+        before = {key: paths[key] for key in (list(paths) if several else ['best_ckpt_path'])}
+        paths.update(dict.fromkeys(before))  # hidden from mmengine
+        super()._save_best_checkpoint(runner, metrics)
+        for key, old in before.items():
+            if paths[key] is None:
+                paths[key] = old
+            elif old and old != paths[key] and is_main_process() and self.file_backend.isfile(old):
+                self.file_backend.remove(old)
+                runner.logger.info(f'The previous best checkpoint {old} is removed')
+
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         """Write, name, then remove the oldest; mmengine removes first."""
         # Gathered here, because only the first process writes.

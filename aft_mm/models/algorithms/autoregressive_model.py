@@ -100,7 +100,7 @@ class AutoregressiveModel(BaseModel):
             # Every token has the same weight in all processes.
             total = num_dims.sum()
             all_reduce(total)
-            return dict(loss=nats.sum() * get_world_size() / total)
+            return dict(loss=nats.sum() * get_world_size() / total.clamp_min(1))
         nats = self.head.nats(hidden, inputs, dtype=torch.float64).masked_fill(~counted, 0)
         for sample, total, number in zip(
             samples, nats.sum(1).tolist(), num_dims.tolist(), strict=True

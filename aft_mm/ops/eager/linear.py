@@ -6,6 +6,7 @@ again for the queries, then ``Σ φ(q) ∂ᵀ`` backwards for keys and values.
 """
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -157,6 +158,12 @@ class _CausalMean(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
+        # The meta device has no autocast.
+        with nullcontext() if grad.is_meta else torch.autocast(grad.device.type, enabled=False):
+            return _CausalMean._gradients(ctx, grad)
+
+    @staticmethod
+    def _gradients(ctx, grad):
         query, key, value, key_mask = ctx.saved_tensors
         maps, tensors = ctx.maps, (query, key, value, grad)
         grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))

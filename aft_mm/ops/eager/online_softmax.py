@@ -5,6 +5,7 @@ safe paths and a plain tensor on the fast ones.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -246,7 +247,9 @@ def second_derivative(
 ) -> tuple[Tensor | None, ...]:
     """Return the differentiable gradients of ``function(*inputs)``, None for other arguments."""
     needed = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
-    grads = iter(torch.autograd.grad(function(*inputs), needed, grad, create_graph=True))
+    # The meta device has no autocast.
+    with nullcontext() if grad.is_meta else torch.autocast(grad.device.type, enabled=False):
+        grads = iter(torch.autograd.grad(function(*inputs), needed, grad, create_graph=True))
     return tuple(next(grads) if need else None for need in ctx.needs_input_grad)
 
 
