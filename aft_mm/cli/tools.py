@@ -76,7 +76,8 @@ def run_program(argv: Sequence[str]) -> None:
                     + (f'; did you mean {close[0]}?' if close else '')
                 )
         command, program = f'{command} {kind}', program[kind]
-    file = install_root() / 'tools' / program
+    with user_errors():
+        file = install_root() / 'tools' / program
     before = sys.argv, sys.path[:]
     sys.argv = [f'aft_mm {command}', *rest]
     sys.path.insert(0, str(file.parent))  # for imports between programs
