@@ -1,5 +1,6 @@
 """--resume over damaged, foreign and hostile training state; the tiny run has 3 epochs of 6."""
 
+import logging
 import shutil
 from collections import OrderedDict
 from pathlib import Path
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.logging import HistoryBuffer
+from mmengine.logging import HistoryBuffer, MessageHub
 from mmengine.registry import RUNNERS
 
 from aft_mm.checkpoint import (
@@ -349,3 +350,41 @@ def test_checkpoints_of_stock_mmengine_resume_bit_by_bit(train, whole_run, tmp_p
     (tmp_path / 'epoch_3.pth').unlink()
     train(tmp_path, resume='epoch_2.pth')
     assert_same_weights(tmp_path / 'epoch_3.pth', whole_run / 'epoch_3.pth')
+
+
+@pytest.mark.parametrize('save_best', ['acc', ['acc', 'loss']])
+def test_best_weights_are_removed_after_the_new_ones_are_written(save_best, tmp_path):
+    several = not isinstance(save_best, str)
+    rule = dict(rule=['greater', 'less'] if several else 'greater')
+    hook = SafeCheckpointHook(save_best=save_best, interval=1, **rule)
+    full = [False]
+
+    def save_checkpoint(folder, filename, **kwargs):
+        if full[0]:
+            raise OSError('No space left on device')
+        (tmp_path / filename).write_bytes(b'')
+
+    hub = MessageHub.get_instance(f'best-{several}')
+    runner = SimpleNamespace(
+        work_dir=str(tmp_path),
+        timestamp='now',
+        message_hub=hub,
+        logger=logging.getLogger('best'),
+        save_checkpoint=save_checkpoint,
+        epoch=0,
+        iter=0,
+    )
+    hook.before_train(runner)
+
+    def validate(epoch, acc, loss=1.0):
+        runner.epoch = epoch
+        hook._save_best_checkpoint(runner, dict(acc=acc, loss=loss))
+        return sorted(path.name for path in tmp_path.glob('best_acc*'))
+
+    assert validate(1, 0.5) == ['best_acc_epoch_1.pth']
+    assert validate(2, 0.4) == ['best_acc_epoch_1.pth']
+    assert validate(3, 0.6) == ['best_acc_epoch_3.pth']
+    full[0] = True
+    with pytest.raises(OSError, match='No space'):
+        validate(4, 0.7)
+    assert [path.name for path in tmp_path.glob('best_acc*')] == ['best_acc_epoch_3.pth']

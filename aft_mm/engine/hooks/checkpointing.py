@@ -133,7 +133,7 @@ class SafeCheckpointHook(CheckpointHook):
         if not self.save_best:
             return
         several = len(self.key_indicators) > 1
-        paths = self.best_ckpt_path_dict if several else vars(self)
+        paths: Any = self.best_ckpt_path_dict if several else vars(self)
         before = {key: paths[key] for key in (list(paths) if several else ['best_ckpt_path'])}
         paths.update(dict.fromkeys(before))  # hidden from mmengine
         super()._save_best_checkpoint(runner, metrics)
