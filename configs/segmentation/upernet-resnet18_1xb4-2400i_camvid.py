@@ -1,5 +1,10 @@
 # ResNet-18 from random weights, to compare AFT-conv with.
-_base_ = './upernet-aft-conv-mini_1xb4-2400i-conv-stem_camvid.py'
+_base_ = [
+    '../_base_/models/upernet_aft_conv_mini.py',
+    '../_base_/datasets/camvid.py',
+    '../_base_/schedules/seg_mini_2400i.py',
+    '../_base_/seg_runtime.py',
+]
 
 model = dict(
     data_preprocessor=dict(
@@ -21,6 +26,14 @@ model = dict(
         norm_cfg=dict(type='BN', requires_grad=True),
     ),
     neck=None,
-    decode_head=dict(in_channels=[64, 128, 256, 512]),
+    decode_head=dict(
+        in_channels=[64, 128, 256, 512],
+        loss_decode=[
+            dict(type='CrossEntropyLoss', loss_weight=1.0),
+            dict(type='LovaszLoss', reduction='none', loss_weight=1.0),
+        ],
+    ),
     auxiliary_head=dict(in_channels=512),
 )
+
+train_dataloader = dict(batch_size=4)
