@@ -139,7 +139,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
         empty = [name for name in empty if name not in counts[part]]
         if given and empty:  # mmpretrain counts every folder as a class
             raise UserError(f'folder {str(folder / empty[0])!r} must hold images, got none')
-    if not given and counts[''] and {name.lower() for name in counts['']} <= set(FOLDERS):
+    if not given and {name.lower() for name in counts['']} <= set(FOLDERS):
         raise UserError(
             f'folder {str(root)!r} must hold train/ and val/, or a folder of images for each '
             f'class, got {", ".join(sorted(counts[""]))}'

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import check_flag, check_int, check_number
-from aft_mm.ops.dispatch import no_autocast
 from aft_mm.ops.eager.conv import KnownForm, read_form
+from aft_mm.ops.eager.online_softmax import no_autocast
 from aft_mm.ops.geometry import near_radius
 from aft_mm.ops.path_choice import Snapshot, compiling_not_exporting
 

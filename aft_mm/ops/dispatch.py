@@ -8,7 +8,6 @@ passed their check (`selftest.py`). ``AFT_MM_BACKEND`` names other backends to t
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -153,17 +152,6 @@ def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
     logger.info('%s backend used for %s in %s', name, op, str(dtype).removeprefix('torch.'))
     _logged.add(used)
     return True
-
-
-def no_autocast(value: Tensor) -> AbstractContextManager:
-    """Return a context without autocast, which would round float32 products to bfloat16.
-
-    Entering one takes as long as three small products, so only where needed; meta has no autocast.
-    """
-    device = value.device.type
-    if value.is_meta or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device)):
-        return nullcontext()
-    return torch.autocast(device, enabled=False)
 
 
 def implementation(

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from .checks import check_lengths
-from .dispatch import implementation, no_autocast
+from .dispatch import implementation
 from .eager.linear import linear_attention_sums
+from .eager.online_softmax import no_autocast
 from .linear_terms import FeatureMap, LinearState, resolve
 from .state import check_position, use_up
 

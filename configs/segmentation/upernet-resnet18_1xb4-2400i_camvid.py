@@ -21,8 +21,6 @@ model = dict(
         _delete_=True,
         type='ResNetV1c',
         depth=18,
-        num_stages=4,
-        out_indices=(0, 1, 2, 3),
         norm_cfg=dict(type='BN', requires_grad=True),
     ),
     neck=None,

@@ -112,11 +112,11 @@ def replace_by_a_view(mixer):
 def parametrize(mixer):
     """The cached kernel sees neither the parametrization nor writes to what it reads."""
 
-    class Doubled(nn.Module):
+    class Cubed(nn.Module):
         def forward(self, x):
-            return 2 * x**3
+            return x**3
 
-    parametrizing.register_parametrization(mixer.pos_bias, 'weight', Doubled())
+    parametrizing.register_parametrization(mixer.pos_bias, 'weight', Cubed())
     mixer(X)
     mixer.pos_bias.parametrizations.weight.original.neg_()
 

@@ -6,7 +6,6 @@ around it.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from .bf16_matmul import grad_weights, multiply, refuse_second_derivative, split
 from .online_softmax import (
     column_shift,
     mean,
+    no_autocast,
     prefix_sum,
     second_derivative,
     shift,
@@ -258,8 +258,7 @@ class _BandedMean(torch.autograd.Function):
         transposed = _transposed(weights, before, after)
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
         grad_tiles = torch.zeros_like(weights) if ctx.needs_input_grad[2] else None
-        # The meta device has no autocast.
-        with nullcontext() if grad.is_meta else torch.autocast(grad.device.type, enabled=False):
+        with no_autocast(grad):
             tensors = (key, value, grad, result, denominator, grad_key, grad_value)
             for k, v, g, y, d, grad_k, grad_v in _column_chunks(*tensors):
                 terms = _terms(k, v)

@@ -18,6 +18,7 @@ from .online_softmax import (
     column_shift,
     key_range,
     mean,
+    no_autocast,
     second_derivative,
     zero_if_finite,
 )
@@ -240,7 +241,7 @@ class _Mean(torch.autograd.Function):
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
         grad_bias = bias.new_empty(bias.shape) if ctx.needs_input_grad[2] else None
         columns = value.shape[-1]
-        with torch.autocast(grad.device.type, enabled=False):
+        with no_autocast(grad):
             buffers = _Buffers(value, bias)
             for rows in buffers.chunks:
                 weights = buffers.weights(bias[rows], ctx.shifted)

@@ -6,7 +6,6 @@ again for the queries, then ``Σ φ(q) ∂ᵀ`` backwards for keys and values.
 """
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..linear_terms import FeatureMap, LinearState, features, resolve
-from .online_softmax import mean
+from .online_softmax import mean, no_autocast
 
 # O(T·d·CHUNK) operations in chunks, T·d·m / CHUNK elements of states.
 CHUNK = 32
@@ -158,8 +157,7 @@ class _CausalMean(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        # The meta device has no autocast.
-        with nullcontext() if grad.is_meta else torch.autocast(grad.device.type, enabled=False):
+        with no_autocast(grad):
             return _CausalMean._gradients(ctx, grad)
 
     @staticmethod

@@ -5,7 +5,7 @@ safe paths and a plain tensor on the fast ones.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -73,6 +73,17 @@ def apply_gate(
         # In place without autograd: new memory pages cost more than the product.
         mixed = gating * mixed if torch.is_grad_enabled() else gating.mul_(mixed)
     return mixed if dtype is None else mixed.to(dtype)
+
+
+def no_autocast(value: Tensor) -> AbstractContextManager:
+    """Return a context without autocast, which would round float32 products to bfloat16.
+
+    Entering one takes as long as three small products, so only where needed; meta has no autocast.
+    """
+    device = value.device.type
+    if value.is_meta or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device)):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -247,8 +258,7 @@ def second_derivative(
 ) -> tuple[Tensor | None, ...]:
     """Return the differentiable gradients of ``function(*inputs)``, None for other arguments."""
     needed = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
-    # The meta device has no autocast.
-    with nullcontext() if grad.is_meta else torch.autocast(grad.device.type, enabled=False):
+    with no_autocast(grad):
         grads = iter(torch.autograd.grad(function(*inputs), needed, grad, create_graph=True))
     return tuple(next(grads) if need else None for need in ctx.needs_input_grad)
 
