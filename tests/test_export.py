@@ -257,6 +257,22 @@ def test_int8_shrinks_the_file_and_rounds_the_outputs(words, tool, tmp_path, cap
 
 @needs_onnx
 @pytest.mark.slow
+def test_loops_of_openvino_in_bfloat16_round_their_inputs(tool, files, tmp_path, capsys):
+    pytest.importorskip('openvino', reason='OpenVINO runs OUT.xml')
+    config, checkpoint, _ = files(CONV)
+    outputs, image = [], torch.randn(1, 3, 32, 48)
+    for name, words in (('exact', []), ('rounded', ['--bfloat16'])):
+        out = tmp_path / f'{name}.xml'
+        tool.main([config, checkpoint, str(out), '--loops', *words])
+        outputs.append(outputs_of(out, image, loops=True)[0])
+    exact, rounded = (torch.as_tensor(x) for x in outputs)
+    change = (rounded - exact).std() / exact.std()
+    assert 1e-5 < change < 1e-2
+    assert 'bfloat16: outputs change by 0.' in capsys.readouterr().out
+
+
+@needs_onnx
+@pytest.mark.slow
 def test_int8_of_openvino_knows_the_ranges_of_images(tool, tmp_path, capsys):
     pytest.importorskip('nncf', reason='NNCF quantises for OpenVINO')
     text = "_base_ = 'aft_mm::image_classification/aft-conv-quickstart_1xb64-50e_digits.py'"
@@ -511,6 +527,8 @@ def test_paths_of_another_model_are_refused():
         (CONV, ['m.pt2', '--size', '7', '32'], '--size must be at least 8, got 7 32'),
         (CONV, ['m.pt2', '--int8'], 'OUT must end in .onnx or .xml for --int8'),
         (CONV, ['m.pt2', '--loops'], 'OUT must end in .onnx or .xml for --loops'),
+        (CONV, ['m.onnx', '--loops', '--bfloat16'], "--bfloat16 needs --loops and OUT.xml, got '"),
+        (CONV, ['m.xml', '--bfloat16'], "--bfloat16 needs --loops and OUT.xml, got '"),
         (SOFTMAX, ['m.onnx', '--loops'], 'with loops needs AFT-conv .* got none'),
         (WINDOW, ['m.onnx', '--loops'], 'with loops needs AFT-conv .* got none'),
         (CONV, ['m.pt2', '--test'], '--test needs a classifier and a test_dataloader'),

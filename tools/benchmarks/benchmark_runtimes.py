@@ -82,6 +82,7 @@ from graph_files import (
     check_packages,
     openvino_core,
     quantize,
+    round_inputs_of_loops,
     session,
     trace,
     write,
@@ -152,6 +153,8 @@ def convert(name: str, runtime: str, dtype: str, images: Tensor, folder: Path) -
             )
         return path
     write(program, graph, path)
+    if dtype == 'bfloat16' and runtime == 'openvino-loops':
+        round_inputs_of_loops(path)
     if dtype == 'int8':
         quantize(path, [images])
     return path

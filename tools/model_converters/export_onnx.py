@@ -15,6 +15,9 @@ one. ONNX Runtime loads it by `SessionOptions.register_custom_ops_library('OUT.l
 OpenVINO by `Core.add_extension('OUT.openvino.so')`. The latter is compiled, for the installed
 release.
 
+With --bfloat16, the loops for OpenVINO round their inputs to bfloat16, which is faster on a processor
+with matrix units for it (AMX). It is for inference in bfloat16, which is OpenVINO's default there.
+
 With --dynamic, for classifiers and backbones, B is arbitrary, and H and W are at least one patch
 plus one pixel.
 
@@ -71,6 +74,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help='compute AFT-conv by C++ loops, in OUT.loops.so or, next to OUT.xml, OUT.openvino.so',
     )
     parser.add_argument(
+        '--bfloat16',
+        action='store_true',
+        help='round the inputs of the loops in OUT.xml to bfloat16, for inference in bfloat16',
+    )
+    parser.add_argument(
         '--test',
         action='store_true',
         help='compute the metrics of a classifier and of OUT on the test data of the config',
@@ -92,6 +100,7 @@ from graph_files import (
     load,
     quantize,
     remove,
+    round_inputs_of_loops,
     size_of,
     trace,
     write,
@@ -116,7 +125,7 @@ from aft_mm.models import AFTViT
 
 TOLERANCE = 1e-4
 # Root mean square of the change over that of the scores around their mean.
-INT8_TOLERANCE = 0.1
+ROUNDED_TOLERANCE = 0.1
 EXAMPLES = 300  # for the ranges of int8
 CHECKED = 50
 # Other mixers split the tokens into blocks that depend on the grid size.
@@ -285,7 +294,7 @@ def check(exportable: Exportable, paths: Sequence[Path]) -> float:
 
 
 @torch.no_grad()
-def check_int8(exportable: Exportable, paths: Sequence[Path]) -> float:
+def check_rounded(exportable: Exportable, paths: Sequence[Path], option: str) -> float:
     calls = {
         graph.name: load(path, graph) for graph, path in zip(exportable.graphs, paths, strict=True)
     }
@@ -294,10 +303,10 @@ def check_int8(exportable: Exportable, paths: Sequence[Path]) -> float:
         changes.append((ours - theirs).flatten())
         outputs.append((ours - ours.mean()).flatten())
     change = (torch.cat(changes).square().mean() / torch.cat(outputs).square().mean()).sqrt().item()
-    if not change <= INT8_TOLERANCE:
+    if not change <= ROUNDED_TOLERANCE:
         raise UserError(
-            f'--int8 changes the outputs by {change:.1%} of their deviation, more than '
-            f'{INT8_TOLERANCE:.0%}, so the file is removed'
+            f'--{option} changes the outputs by {change:.1%} of their deviation, more than '
+            f'{ROUNDED_TOLERANCE:.0%}, so the file is removed'
         )
     return change
 
@@ -350,6 +359,8 @@ def check_args(args: argparse.Namespace) -> Config:
     for name in ('int8', 'loops'):
         if getattr(args, name) and args.out.suffix == '.pt2':
             raise UserError(f'OUT must end in .onnx or .xml for --{name}, got {str(args.out)!r}')
+    if args.bfloat16 and not (args.loops and args.out.suffix == '.xml'):
+        raise UserError(f'--bfloat16 needs --loops and OUT.xml, got {str(args.out)!r}')
     check_packages(args.out.suffix, args.int8)
     if args.loops:
         check_loops(args.out.suffix)
@@ -482,6 +493,10 @@ def export(args: argparse.Namespace) -> str:
                 write_library(path)
             write(program, graph, path)
         difference = check(exportable, paths)
+        if args.bfloat16:
+            round_inputs_of_loops(*paths)
+            change = check_rounded(exportable, paths, 'bfloat16')
+            notes = f'; bfloat16: outputs change by {change:.1%}'
         if args.int8:
             before = sum(map(size_of, paths))
             for path in paths:
@@ -489,8 +504,8 @@ def export(args: argparse.Namespace) -> str:
             if images:  # their ranges are known, not those of random inputs
                 exportable.inputs = images[:CHECKED]
             ratio = sum(map(size_of, paths)) / before
-            change = check_int8(exportable, paths)
-            notes = f'; int8: {ratio:.2f} x the bytes, outputs change by {change:.1%}'
+            change = check_rounded(exportable, paths, 'int8')
+            notes += f'; int8: {ratio:.2f} x the bytes, outputs change by {change:.1%}'
         if loader is not None:
             call = load(paths[0], exportable.graphs[0])
             notes += compare_metrics(config, loader, model, call, args.dynamic)

@@ -279,6 +279,25 @@ def quantize(path: Path, images: Sequence[Tensor] = ()) -> None:
         _quantize_onnx(path)
 
 
+def round_inputs_of_loops(path: Path) -> None:
+    """Let the loops of a graph for OpenVINO read and write bfloat16."""
+    from openvino import opset13
+
+    core = openvino_core(path)
+    core.set_property({'ENABLE_MMAP': False})  # the file is written again
+    model = core.read_model(path)
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == 'AFTConv':
+            given, targets = node.input(0), node.output(0).get_target_inputs()
+            rounded = opset13.convert(given.get_source_output(), 'bf16')
+            given.replace_source_output(rounded.output(0))
+            mixed = opset13.convert(node.output(0), 'f32')
+            for target in targets:
+                target.replace_source_output(mixed.output(0))
+    model.validate_nodes_and_infer_types()
+    save_openvino(model, path)
+
+
 def _quantize_onnx(path: Path) -> None:
     """Quantise for ONNX Runtime.
 

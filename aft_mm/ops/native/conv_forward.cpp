@@ -1,12 +1,14 @@
 // AFT-conv: its forward pass.
 
+#include <type_traits>
+
 #include "conv_forward.h"
 
 namespace {
 
 template <typename Number>
 Status forward(const ConvArgs& args) {
-    ForwardUnits units(args);
+    ForwardUnits units(args, std::is_same_v<Number, bfloat16>);
     bool parallel = args.batch * args.tokens * args.channels >= SMALLEST_PARALLEL;
     static thread_local Scratch own;  // inside the region the name is the memory of another thread
     Scratch& scratch = own;

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "conv.h"
+#include "conv_tiles.h"
 
 namespace {
 
@@ -94,24 +94,30 @@ void mix_heads(const ConvShape& shape, int64_t sample, int64_t head, float* head
 // The work of a call: a block of channels or of heads per sample and unit, in any order.
 struct ForwardUnits {
     ConvShape shape;
-    bool by_channels;
-    int64_t blocks, elements;  // elements: of the memory of a unit
+    Tiles tiles;
+    enum { CHANNELS, HEADS, TILES } by;
+    int64_t blocks, heads, elements;  // heads: of a unit; elements: of its memory
 
-    explicit ForwardUnits(const ConvArgs& args) : shape(args) {
+    ForwardUnits(const ConvArgs& args, bool bfloat) : shape(args), tiles(args), heads(LANES) {
         int64_t head_blocks = (args.heads + LANES - 1) / LANES;
-        // Blocks of channels are more units for the threads; the results are the same.
-        by_channels = args.heads == args.channels || args.batch * head_blocks < args.threads;
-        blocks = by_channels ? shape.blocks() : head_blocks;
-        elements = by_channels ? elements_by_channels(shape) : elements_by_heads(shape);
+        // Smaller blocks are more units for the threads; the results are the same.
+        bool idle = args.batch * head_blocks < args.threads;
+        by = idle || args.heads == args.channels ? CHANNELS : HEADS;
+        if (bfloat && tiles.are_faster(args)) by = TILES, heads = tiles.heads_of_unit(idle);
+        blocks = by == CHANNELS ? shape.blocks() : (args.heads + heads - 1) / heads;
+        elements = by == TILES      ? tiles.elements(shape)
+                   : by == CHANNELS ? elements_by_channels(shape)
+                                    : elements_by_heads(shape);
     }
 
     int64_t count() const { return blocks * shape.args.batch; }
 
     template <typename Number>
     void run(int64_t unit, float* memory) const {
-        int64_t sample = unit / blocks, first = unit % blocks * LANES;
-        if (by_channels) mix_channels<Number>(shape, sample, first, memory);
-        else mix_heads<Number>(shape, sample, first, memory);
+        int64_t sample = unit / blocks, block = unit % blocks;
+        if (by == CHANNELS) mix_channels<Number>(shape, sample, block * LANES, memory);
+        else if (by == HEADS) mix_heads<Number>(shape, sample, block * LANES, memory);
+        else mix_tiles(tiles, shape, sample, block * heads, heads, memory);
     }
 };
 

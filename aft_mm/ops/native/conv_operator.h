@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <type_traits>
 
 #include "conv_forward.h"
 
@@ -39,13 +40,14 @@ struct Input {
     size_t count = 0;      // of dimensions; `shape` is that of up to three
     int64_t shape[3] = {};
     int64_t row = 0;  // numbers from a token to the next
+    int64_t number_bytes = 4;
 
     Tensor strided() const { return {data, shape[1] * row, row}; }
 
     // Returns `channels` columns of [B, T, C] from `first` on.
     Input columns(int64_t first, int64_t channels) const {
         Input part = *this;
-        part.data = static_cast<float*>(data) + first, part.shape[2] = channels;
+        part.data = static_cast<char*>(data) + first * number_bytes, part.shape[2] = channels;
         return part;
     }
 };
@@ -82,11 +84,12 @@ inline bool fill(ConvArgs& args, const Input (&inputs)[INPUTS], const int64_t* s
 }
 
 // The units of a call, which threads of the runtime run in any order.
+template <typename Number>
 struct OperatorWork {
     ForwardUnits units;
     std::atomic<bool> out_of_memory{false};
 
-    explicit OperatorWork(const ConvArgs& args) : units(args) {}
+    explicit OperatorWork(const ConvArgs& args) : units(args, std::is_same_v<Number, bfloat16>) {}
 
     bool is_small() const {
         const ConvArgs& args = units.shape.args;
@@ -96,7 +99,7 @@ struct OperatorWork {
     void run(int64_t unit) {
         static thread_local Scratch scratch;
         if (!scratch.reserve(1, units.elements)) out_of_memory = true;
-        else units.run<float>(unit, scratch.part());
+        else units.template run<Number>(unit, scratch.part());
     }
 
     void run_all() {

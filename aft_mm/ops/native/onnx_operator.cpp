@@ -90,7 +90,7 @@ Failure* read(Input& input, const void* value) {
     return failed;
 }
 
-void run_unit(void* work, size_t unit) { static_cast<OperatorWork*>(work)->run(unit); }
+void run_unit(void* work, size_t unit) { static_cast<OperatorWork<float>*>(work)->run(unit); }
 
 Failure* compute(void*, void* context) {
     Input inputs[INPUTS];
@@ -108,7 +108,7 @@ Failure* compute(void*, void* context) {
     CHECK((table->call<void*, size_t, const int64_t*, size_t, void**>(
         GET_OUTPUT, context, 0, inputs[VALUE].shape, 3, &output)));
     CHECK((table->call<void*, void**>(GET_DATA, output, &args.output.data)));
-    OperatorWork work(args);
+    OperatorWork<float> work(args);
     if (work.is_small()) {
         work.run_all();
     } else {

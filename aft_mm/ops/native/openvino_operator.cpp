@@ -18,7 +18,7 @@ Input read(const ov::Tensor& tensor) {
     Input input;
     input.data = const_cast<void*>(tensor.data()), input.count = shape.size();
     for (size_t dim = 0; dim < shape.size() && dim < 3; ++dim) input.shape[dim] = shape[dim];
-    input.row = input.shape[2];
+    input.row = input.shape[2], input.number_bytes = tensor.get_element_type().size();
     return input;
 }
 
@@ -69,19 +69,25 @@ public:
         ConvArgs args;
         require(fill(args, inputs, sizes), MISFIT, outputs[0]);
         args.output.data = outputs[0].data();
-        OperatorWork work(args);
-        if (work.is_small()) work.run_all();
-        else tbb::parallel_for(int64_t(0), work.units.count(), [&](int64_t unit) { work.run(unit); });
-        require(!work.out_of_memory, NO_MEMORY, outputs[0]);
+        bool done = tokens.number_bytes == 2 ? mix<bfloat16>(args) : mix<float>(args);
+        require(done, NO_MEMORY, outputs[0]);
         return true;
     }
 
 private:
+    template <typename Number>
+    static bool mix(const ConvArgs& args) {
+        OperatorWork<Number> work(args);
+        if (work.is_small()) work.run_all();
+        else tbb::parallel_for(int64_t(0), work.units.count(), [&](int64_t unit) { work.run(unit); });
+        return !work.out_of_memory;
+    }
+
     // Throws if not `holds`. The output is NaN then, since OpenVINO 2026.4 ignores what is thrown where
     // it has one thread.
     static void require(bool holds, const char* message, ov::Tensor& output) {
         if (holds) return;
-        std::fill_n(output.data<float>(), output.get_size(), __builtin_nanf(""));
+        memset(output.data(), 0xff, output.get_byte_size());  // NaN in both types
         OPENVINO_THROW(message);
     }
 

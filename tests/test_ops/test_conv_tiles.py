@@ -1,0 +1,98 @@
+"""AFT-conv in bfloat16 by products of tiles, `aft_mm/ops/native/conv_tiles.h`, against the oracle.
+
+A processor without matrix units for bfloat16 runs the same cases by the other loops.
+"""
+
+import pytest
+import torch
+
+from aft_mm import ops
+from aft_mm.ops import reference
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+from aft_mm.ops.native import availability
+
+from ..helpers import each
+
+# Grid, kernel, heads, channels: two rows or one per tile; two heads in a tile of sums and a last one
+# alone, five, one, or a half; heights that fill the four rows at once, or not; kernels wider than
+# the grid.
+SHAPES = [
+    ((14, 14), (11, 11), 32, 192),
+    ((5, 13), (3, 11), 9, 54),
+    ((9, 33), (5, 11), 2, 30),
+    ((7, 16), (13, 31), 4, 40),
+    ((14, 16), (3, 31), 7, 14),
+    ((18, 17), (3, 17), 3, 21),
+    ((8, 14), (11, 11), 2, 60),
+]
+# Mean and limit of position biases, scale of keys, and whether only tokens inside of the kernel count.
+# Low position biases cancel in e^w - 1, large keys leave few terms.
+LIMITS = [(0, -0.6, 1, False), (-3, -2.9, 1, False), (0, -2.9, 3, False), (0, -9, 1, True)]
+ONLY_HERE = pytest.mark.skipif(
+    not torch.cpu._is_amx_tile_supported(), reason='needs matrix units for bfloat16 (AMX)'
+)
+
+
+@pytest.fixture(autouse=True)
+def loops(monkeypatch):
+    library = availability.find_library()
+    if isinstance(library, str):
+        pytest.skip(f'the library of the C++ loops {library}')
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'native')
+
+
+def draw(shape, key_scale=1, mean=0, lowest=-0.6):
+    (rows, columns), kernel, heads, channels = shape
+    sizes = channels, heads, channels
+    query, key, value = (torch.randn(1, rows * columns, size).bfloat16() for size in sizes)
+    return query, key * key_scale, value, (mean + torch.randn(heads, *kernel)).clamp_min(lowest)
+
+
+def largest_rounding(x):
+    """Return half of the distance of bfloat16 numbers around x."""
+    return 2.0 ** (x.log2().floor() - 8)
+
+
+def assert_like_rounding(found, expected):
+    """Assert that errors are at most twice those of rounding the result, in the mean square."""
+    error, rounding = found - expected, expected.bfloat16() - expected
+    assert error.square().mean() <= 4 * rounding.square().mean()
+    # Terms, weights and the result are rounded once each.
+    assert error.abs().max() <= 3 * largest_rounding(expected.abs().max())
+
+
+@each('gate', ['sigmoid', 'relu', 'none'])
+@each('shape', SHAPES)
+def test_results_equal_the_oracle(shape, gate):
+    for mean, lowest, key_scale, inside in LIMITS:
+        query, key, value, weight = draw(shape, key_scale, mean, lowest)
+        options = dict(grid=shape[0], global_connectivity=not inside, causal=False, gate=gate)
+        query = None if gate == 'none' else query
+        if key_scale == 1:
+            options['key_mask'] = torch.rand(key.shape[:2]) > 0.3
+            value = value.masked_fill(~options['key_mask'][..., None], torch.nan)
+        found = ops.aft_conv(query, key, value, weight, **options)
+        wide = [x if x is None else x.double() for x in (query, key, value, weight)]
+        expected = reference.aft_conv(*wide, **{'key_mask': None} | options)
+        assert_like_rounding(found.double(), expected)
+
+
+@ONLY_HERE
+@each('shape', SHAPES)
+def test_the_tiles_are_used(shape):
+    query, key, value, weight = draw(shape)
+    found = ops.aft_conv(query, key, value, weight, grid=shape[0])
+    exact = ops.aft_conv(query.float(), key.float(), value.float(), weight, grid=shape[0])
+    assert not torch.equal(found, exact.bfloat16())
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    given, threads = draw(SHAPES[0]), torch.get_num_threads()
+    try:
+        results = []
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            results.append(ops.aft_conv(*given, grid=SHAPES[0][0]))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*results)
