@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..checks import check_choice, check_flag
@@ -71,18 +72,21 @@ def _exporting() -> bool:
     return torch.compiler.is_exporting()
 
 
-def transformed(*tensors: Tensor) -> bool:
-    """Return whether a torch.func transform wraps a tensor, in a graph whether one is active."""
-    if torch.compiler.is_dynamo_compiling():  # which cannot trace debug_unwrap
-        return torch._C._are_functorch_transforms_active()
-    return any(torch.func.debug_unwrap(x) is not x for x in tensors)
+def transformed() -> bool:
+    """Return whether torch.func or forward mode is active, for any tensor.
+
+    Both refuse an autograd function without their rules, also one that sees plain tensors.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return not torch.compiler.is_dynamo_compiling() and forward_ad._current_level >= 0
 
 
 def may_read(x: Tensor) -> bool:
     """Return whether the value of x may be read now: outside of graphs and of torch.func."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or export_stage():
         return False
-    return not x.is_meta and not transformed(x)
+    return not x.is_meta and torch.func.debug_unwrap(x) is x
 
 
 def choose(
@@ -119,7 +123,7 @@ def choose(
         try:
             holds = bool(condition)
         except RuntimeError:
-            if not transformed(condition):
+            if not transformed():
                 raise
             holds = False  # torch.func.vmap hides the value
     else:

@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+
+from aft_mm import ops
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
 from ..helpers import each
-from .cases import CASES, CAUSAL_CASES, IDS, run_with_gradients
+from .cases import CASES, CAUSAL_CASES, IDS, ONE_OF_EACH, run_with_gradients
 from .test_backends import RESULTS, TOLERANCE, assert_close, oracle
 
 # Every offset inside a block of the smallest size, its ends and the last token.
@@ -148,3 +152,46 @@ def test_padding_may_be_nan_or_inf(case, key_scale, monkeypatch):
     # A sample that sees nothing divides 0 by 0; its gradient must not be NaN.
     for gradient in run_with_gradients(case, poisoned, key_mask=mask, scale=1e6)[1:]:
         assert gradient.isfinite().all()
+
+
+# Denominators are e^-50.
+RISING = torch.tensor([-25.0, 25, 0]).view(1, 3, 1)
+SECOND = {
+    'simple': lambda *x: ops.aft_simple(*x, causal=True),
+    'full': lambda *x: ops.aft_full(*x, x[0].new_ones(3, 3), causal=True),
+    'pairs': lambda *x: ops.aft_full(*x, x[0].new_ones(1, 3, 3), causal=True),
+    'local': lambda *x: ops.aft_local(*x, *x[0].new_ones(2, 3, 1), window=2, causal=True),
+    'learned': lambda *x: ops.aft_local_learned(*x, *x[0].new_ones(2, 3, 1), window=2, causal=True),
+    'conv': lambda *x: ops.aft_conv(*x, x[0].new_ones(1, 3), grid=(3,), causal=True),
+    'hard': lambda *x: ops.aft_local_hard(*x, window=2),
+}
+
+
+@pytest.mark.parametrize('op', SECOND)
+def test_second_derivatives_of_small_denominators(op, monkeypatch):
+    query, value = torch.randn(2, 1, 3, 1)
+
+    def compute(dtype):
+        def loss(key):
+            return SECOND[op](query.to(dtype), key, value.to(dtype)).square().sum()
+
+        return torch.autograd.functional.hessian(loss, RISING.to(dtype))
+
+    got = compute(torch.float32)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'reference')
+    torch.testing.assert_close(got.double(), compute(torch.float64), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('case', ONE_OF_EACH.values(), ids=ONE_OF_EACH)
+def test_vmap_over_the_query_and_forward_mode(case):
+    query, *others = (x.detach() for x in case.inputs(dtype=torch.float32))
+    others[0] *= 100  # the safe path
+    queries = torch.stack([query, -query])
+    expected = torch.stack([case(x, *others) for x in queries])
+    torch.testing.assert_close(torch.func.vmap(lambda x: case(x, *others))(queries), expected)
+    value, tangent = others[1], torch.randn_like(others[1])
+    with forward_ad.dual_level():  # the op is linear in the values
+        others[1] = forward_ad.make_dual(value, tangent)
+        got = forward_ad.unpack_dual(case(query, *others)).tangent
+    others[1] = tangent
+    torch.testing.assert_close(got, case(query, *others), rtol=1e-4, atol=1e-5)

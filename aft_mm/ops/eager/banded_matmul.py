@@ -74,7 +74,7 @@ def banded_mean(key: Tensor, value: Tensor, tiles: Tensor, reach: TileReach) -> 
     """Return ``Σ W e^k v / Σ W e^k`` [T, C] of key [S, C] and tiles of w, −inf where hidden."""
     if torch.compiler.is_compiling():
         return _composed_mean(key, value, tiles, reach)
-    if transformed(key, value, tiles):
+    if transformed():
         return _composed_mean(key, value, tiles, reach._replace(precision='fp32'))
     if torch.is_grad_enabled():
         return _BandedMean.apply(key, value, tiles, reach)

@@ -19,7 +19,7 @@ from ..path_choice import transformed
 
 def matmul_precision(value: Tensor) -> str:
     """Return the precision of products with terms of these tokens."""
-    if value.device.type != 'cuda' or value.dtype != torch.bfloat16 or transformed(value):
+    if value.device.type != 'cuda' or value.dtype != torch.bfloat16 or transformed():
         return 'fp32'
     return 'bf16x2' if torch.is_grad_enabled() else 'bf16'
 

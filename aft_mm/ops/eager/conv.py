@@ -417,7 +417,7 @@ def is_inference_applicable(*tensors: Tensor | None) -> bool:
     if path_choice.export_stage():
         return False
     given = [x for x in tensors if x is not None]
-    return all(x.device.type == 'cpu' for x in given) and not transformed(*given)
+    return all(x.device.type == 'cpu' for x in given) and not transformed()
 
 
 def _inference_kernel(original_weight: Tensor, weight: Tensor, value: Tensor) -> Tensor:

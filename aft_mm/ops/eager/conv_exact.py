@@ -73,7 +73,7 @@ def exact_conv_mean(
     for offset, _ in entries:
         largest = torch.maximum(largest, _at_offset(key.detach(), offset, -torch.inf))
     numerator, denominator = torch.zeros_like(value), torch.zeros_like(key)
-    save_all = transformed(key, value, weight)
+    save_all = transformed()
     for start in range(0, len(entries), ENTRIES_AT_ONCE):
         offsets, biases = zip(*entries[start : start + ENTRIES_AT_ONCE], strict=True)
         sum_entries, operands = partial(_sum_entries, offsets), (largest, key, value, *biases)

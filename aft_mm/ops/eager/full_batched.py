@@ -142,7 +142,7 @@ def _mean(
     every row is known to see a key.
     """
     # Compilers and exported graphs need plain operations and open sizes.
-    if torch.compiler.is_compiling() or transformed(key, value, bias):
+    if torch.compiler.is_compiling() or transformed():
         return _composed_mean(key, value, bias)
     if torch.is_grad_enabled():
         return _Mean.apply(key, value, bias, shifted, seeing)
@@ -273,7 +273,7 @@ def exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     """Return the mean term by term, each row with its own shift."""
     if torch.compiler.is_compiling() and not path_choice.replaying():
         return _exact_mean_node(key, value, bias)
-    if transformed(key, value, bias) or path_choice.replaying():
+    if transformed() or path_choice.replaying():
         return _composed_exact_mean(key, value, bias)
     if torch.is_grad_enabled():
         return _ExactMean.apply(key, value, bias)

@@ -103,7 +103,7 @@ def key_range(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     # Without hidden keys a CPU saves a pass.
     may_read = key.device.type == 'cpu' and key.numel() >= SMALLEST_READ
     if may_read and not torch.compiler.is_compiling() and not path_choice.replaying():
-        if not transformed(key):
+        if not transformed():
             smallest = key.amin(dim)
             if not smallest.isfinite().all():
                 smallest = None
@@ -248,9 +248,37 @@ def mean(numerator: Tensor, denominator: Tensor, in_place: bool = False) -> Tens
     """
     tiny = torch.finfo(denominator.dtype).tiny
     if torch.is_grad_enabled():
-        return numerator / denominator.masked_fill(denominator < tiny, torch.inf)
+        return _divide(numerator, denominator.masked_fill(denominator < tiny, torch.inf))
     denominator = denominator.clamp_min(tiny)
     return numerator.div_(denominator) if in_place else numerator / denominator
+
+
+def _divide(a: Tensor, b: Tensor) -> Tensor:
+    graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if graph or not torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        return a / b
+    return _Quotient.apply(a, b)
+
+
+class _Quotient(torch.autograd.Function):
+    """``a / b``, whose second derivatives do not divide by b² or b³, which may underflow."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return a / b
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        a, b = ctx.saved_tensors
+        grad = _divide(grad, b)
+        grad_b = -(grad * _divide(a, b)).sum_to_size(b.shape) if ctx.needs_input_grad[1] else None
+        return grad.sum_to_size(a.shape), grad_b
 
 
 def second_derivative(
@@ -276,17 +304,12 @@ def running_sum(x: Tensor, dim: int) -> Tensor:
 
 def is_block_scan_applicable(x: Tensor, dim: int) -> bool:
     """Return whether a scan in blocks is faster, and need not be traced."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed():
         return False
     if x.device.type != 'cpu' or x.numel() < SMALLEST_SCAN:
         return False
     rows, columns = x.shape[dim], x.shape[dim:].numel() // x.shape[dim]
-    return (
-        rows >= 2 * SCAN_BLOCK
-        and columns >= FEWEST_SCAN_COLUMNS
-        and torch.func.debug_unwrap(x) is x
-        and forward_ad.unpack_dual(x).tangent is None
-    )
+    return rows >= 2 * SCAN_BLOCK and columns >= FEWEST_SCAN_COLUMNS
 
 
 def scan(x: Tensor, dim: int, reverse: bool = False) -> Tensor:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from .. import path_choice
@@ -110,7 +109,7 @@ def unsupported_reasons(
         reasons.append(f'has a loop for grids of 1 or 2 sizes only, got {tuple(options["grid"])}')
     if tensors[2].dtype not in DTYPES:
         reasons.append(f'has loops for float32 and bfloat16, got {tensors[2].dtype}')
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if path_choice.transformed():
         reasons.append('torch.func and forward mode need torch operations')
     if path_choice.export_stage():
         reasons.append('an exported graph replays the paths of eager')
