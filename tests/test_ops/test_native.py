@@ -236,7 +236,7 @@ def test_calls_that_need_torch_operations(monkeypatch):
     assert reason.startswith('a graph calls the loops only for inference')
 
 
-def test_without_a_library_eager_is_used_and_the_error_says_why(monkeypatch, tmp_path):
+def test_without_a_library_eager_is_used_and_the_error_says_why(monkeypatch, tmp_path, caplog):
     monkeypatch.undo()
     case = SHAPES[-1]
     tensors = case.inputs(2, torch.float32)
@@ -247,6 +247,8 @@ def test_without_a_library_eager_is_used_and_the_error_says_why(monkeypatch, tmp
         assert reason.startswith('was built from other sources than these; ')
         call = case.op, tensors, dict(key_function='softmax') | case.options
         assert choose_backend(*call) == 'eager'
+        (warning,) = caplog.messages
+        assert warning.startswith('the C++ loops are not used: was built from other sources')
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'native')
         with pytest.raises(dispatch.BackendError, match='native: was built from other sources'):
             case(*tensors)

@@ -45,18 +45,18 @@ def find_built(kind: str) -> Path | str:
     """Return the library of this kind for this processor, or why there is none."""
     capability = torch.backends.cpu.get_cpu_capability()
     path = library_path(INSTRUCTIONS.get(capability, 'any'), kind)
-    if not path.exists():
-        if any(FOLDER.glob(f'{kind}.*.so')):
-            return f'was built from other sources than these; {BUILD_COMMAND} builds it again'
+    if path.exists():
+        if _is_intact(path):  # loading a damaged library may kill the process
+            return path
+        reason = f'{path.name} is damaged or has no hash next to it'
+    elif any(FOLDER.glob(f'{kind}.*.so')):
+        reason = 'was built from other sources than these'
+    else:
         return 'is not built; installing aft_mm from source builds it on Linux with a C++ compiler'
-    if not _is_intact(path):  # loading a damaged library may kill the process
-        reason = (
-            f'{path.name} is damaged or has no hash next to it; {BUILD_COMMAND} builds it again'
-        )
-        if kind == 'loops':
-            logger.warning('the C++ loops are not used: %s', reason)
-        return reason
-    return path
+    reason += f'; {BUILD_COMMAND} builds it again'
+    if kind == 'loops':
+        logger.warning('the C++ loops are not used: %s', reason)
+    return reason
 
 
 @functools.cache
