@@ -18,10 +18,11 @@ from . import onednn_matmul
 from .bf16_matmul import grad_weights, multiply, refuse_second_derivative, split_terms
 from .online_softmax import (
     column_shift,
+    composed_gradients,
     mean,
+    needs_torch,
     no_autocast,
     prefix_sum,
-    second_derivative,
     shift,
     suffix_sum,
 )
@@ -251,9 +252,9 @@ class _BandedMean(torch.autograd.Function):
         key, value, tiles, result, denominator = ctx.saved_tensors
         reach = ctx.reach
         before, after, *_, precision = reach
-        if torch.is_grad_enabled():
+        if needs_torch(grad):
             composed = partial(_composed_mean, reach=reach._replace(precision='fp32'))
-            return second_derivative(ctx, composed, (key, value, tiles), grad)
+            return composed_gradients(ctx, composed, (key, value, tiles), grad)
         weights = tile_weights(tiles, reach.past)
         transposed = _transposed(weights, before, after)
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)

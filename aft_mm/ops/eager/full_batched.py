@@ -16,10 +16,11 @@ from .online_softmax import (
     FAST_BIAS_RANGE,
     apply_gate,
     column_shift,
+    composed_gradients,
     key_range,
     mean,
+    needs_torch,
     no_autocast,
-    second_derivative,
     zero_if_finite,
 )
 
@@ -236,8 +237,8 @@ class _Mean(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         key, value, bias, result, denominator = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return second_derivative(ctx, _composed_mean, (key, value, bias), grad)
+        if needs_torch(grad):
+            return composed_gradients(ctx, _composed_mean, (key, value, bias), grad)
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
         grad_bias = bias.new_empty(bias.shape) if ctx.needs_input_grad[2] else None
         columns = value.shape[-1]
@@ -335,8 +336,8 @@ class _ExactMean(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return second_derivative(ctx, _composed_exact_mean, ctx.saved_tensors, grad)
+        if needs_torch(grad):
+            return composed_gradients(ctx, _composed_exact_mean, ctx.saved_tensors, grad)
         return _exact_backward(grad, *ctx.saved_tensors)
 
 

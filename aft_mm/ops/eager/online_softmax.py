@@ -281,13 +281,20 @@ class _Quotient(torch.autograd.Function):
         return grad.sum_to_size(a.shape), grad_b
 
 
-def second_derivative(
+def needs_torch(grad: Tensor) -> bool:
+    """Return whether a gradient is differentiated itself, or a batch of gradients."""
+    return torch.is_grad_enabled() or not torch._C._has_storage(grad)
+
+
+def composed_gradients(
     ctx: Any, function: Callable, inputs: Sequence[Tensor], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Return the differentiable gradients of ``function(*inputs)``, None for other arguments."""
+    """Return the gradients of ``function(*inputs)`` by autograd, None for other arguments."""
+    create_graph = torch.is_grad_enabled()
     needed = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
-    with no_autocast(grad):
-        grads = iter(torch.autograd.grad(function(*inputs), needed, grad, create_graph=True))
+    with torch.enable_grad(), no_autocast(grad):
+        result = function(*inputs)
+        grads = iter(torch.autograd.grad(result, needed, grad, create_graph=create_graph))
     return tuple(next(grads) if need else None for need in ctx.needs_input_grad)
 
 
@@ -306,7 +313,7 @@ def is_block_scan_applicable(x: Tensor, dim: int) -> bool:
     """Return whether a scan in blocks is faster, and need not be traced."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed():
         return False
-    if x.device.type != 'cpu' or x.numel() < SMALLEST_SCAN:
+    if x.device.type != 'cpu' or x.numel() < SMALLEST_SCAN or not torch._C._has_storage(x):
         return False
     rows, columns = x.shape[dim], x.shape[dim:].numel() // x.shape[dim]
     return rows >= 2 * SCAN_BLOCK and columns >= FEWEST_SCAN_COLUMNS

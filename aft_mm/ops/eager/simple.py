@@ -10,15 +10,16 @@ from .online_softmax import (
     FAST_RANGE,
     apply_gate,
     column_shift,
+    composed_gradients,
     from_token,
     hide,
     is_block_scan_applicable,
     key_range,
     mean,
+    needs_torch,
     prefix_sum,
     running_sum,
     scan_in_place,
-    second_derivative,
 )
 
 # Each column is one program; fewer leave most of a GPU idle.
@@ -46,7 +47,7 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
             weight = torch.exp(key - column_shift(key, 1))
             mixed = mean((weight * value).sum(1, True), weight.sum(1, True))
     if query is None and not causal:
-        mixed = mixed.expand(-1, key.shape[1], -1)
+        mixed = mixed.repeat(1, key.shape[1], 1)  # the caller may write to the result
     return apply_gate(query, mixed, gate, dtype)
 
 
@@ -168,8 +169,8 @@ class _RunningMean(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         key, value, shift, result, denominator = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return second_derivative(ctx, _composed_running_mean, (key, value), grad)
+        if needs_torch(grad):
+            return composed_gradients(ctx, _composed_running_mean, (key, value), grad)
         weight = (key - shift).exp_()
         grad_term = grad / denominator
         grad_weight = scan_in_place(grad_term * result, 1, reverse=True)
