@@ -16,7 +16,7 @@ arguments:
 - gate: g, 'sigmoid', 'relu' or 'none'. :func:`apply_gate` applies it in a mixer of your own.
 
 Arguments that do not fit together raise ValueError. Results are exact to rounding for any finite
-keys and position biases up to ±80; only sums of relu keys may overflow. In a causal op a NaN or
+keys and position biases up to ±80; only sums of relu keys may overflow. In a causal AFT op a NaN or
 infinite key or value does not reach earlier rows, other samples or other channels (of aft_conv:
 channels of other heads).
 """

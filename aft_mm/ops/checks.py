@@ -140,8 +140,6 @@ def check_prefill(
     """Check a prompt [B, L, channels], its lengths [B] and a fresh state."""
     check_tensor('key', key, keys)
     check_tensor('value', value, keys)
-    if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int64, torch.int32):
-        refuse('lengths', 'a tensor of ints [B]', lengths)
     is_prompt = key.dim() == 3 and key.shape[:2] == value.shape[:2] and key.shape[1] > 0
     if not is_prompt or [x.shape[::2] for x in (key, value)] != [
         x.shape[::2] for x in (keys, values)
@@ -157,6 +155,8 @@ def check_prefill(
 
 def check_lengths(lengths: Tensor, position: Tensor, tokens: int) -> None:
     """Check the lengths [B] of prompts, at most `tokens`, and that their state is fresh."""
+    if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int64, torch.int32):
+        refuse('lengths', 'a tensor of ints [B]', lengths)
     if torch.compiler.is_compiling():  # a graph cannot read values
         return
     if lengths.shape != position.shape or (lengths < 0).any() or (lengths > tokens).any():

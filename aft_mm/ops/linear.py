@@ -1,9 +1,13 @@
 """The public op of linear attention and its steps."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from .checks import check_lengths
+from aft_mm.checks import check_flag, check_int, check_number, refuse
+
+from .checks import FLOATS, check_lengths, check_mask, check_tensor
 from .dispatch import implementation
 from .eager.linear import linear_attention_sums
 from .eager.online_softmax import no_autocast
@@ -54,7 +58,7 @@ def linear_attention(
         ValueError: If the arguments do not fit together, eps or, on a CPU, a feature is negative.
     """
     _check(query, key, value, causal, key_mask)
-    _check_eps(eps)
+    check_number('eps', eps, 0)
     resolve(feature_map)
     tensors = (query, key, value)
     options = dict(feature_map=feature_map, causal=causal, key_mask=key_mask, eps=eps)
@@ -75,6 +79,12 @@ def linear_attention_init_state(
     dtype: torch.dtype = torch.float32,
 ) -> LinearState:
     """Return empty sums s [B, h, d', m] and z [B, h, d'] with d' = num_features."""
+    check_int('batch_size', batch_size, 0)
+    check_int('num_heads', num_heads, 1)
+    check_int('num_features', num_features, 1)
+    check_int('channels', channels, 1)
+    if dtype not in FLOATS:
+        refuse('dtype', 'float64, float32, bfloat16 or float16', dtype)
     sums = torch.zeros(
         batch_size, num_heads, num_features, channels + 1, device=device, dtype=dtype
     )
@@ -107,9 +117,9 @@ def linear_attention_step(
     Raises:
         ValueError: If the token has another batch, heads or channels than the state.
     """
-    _check_state(state, key, value, 'a step')
+    _check_state(state, (), query=query, key=key, value=value)
     check_position(state.position)
-    _check_eps(eps)
+    check_number('eps', eps, 0)
     options = dict(feature_map=feature_map, eps=eps)
     tensors = (query, key, value)
     with no_autocast(value):
@@ -129,13 +139,14 @@ def linear_attention_prefill(
         state: A fresh state.
         key: [B, L, h, d].
         value: [B, L, h, m].
-        lengths: Tokens of each prompt [B], 0 to L; the rest is padding.
+        lengths: Tokens of each prompt [B], ints of 0 to L; the rest is padding.
         feature_map: That of the op.
 
     Raises:
         ValueError: If the state is used or of other sizes, or a length is outside 0 to L.
     """
-    _check_state(state, key[:, 0], value[:, 0], 'a prompt')
+    check_tensor('key', key)
+    _check_state(state, key.shape[1:2], key=key, value=value)
     tokens = key.shape[1]
     check_lengths(lengths, state.position, tokens)
     keep = torch.arange(tokens, device=key.device) < lengths[:, None]
@@ -144,14 +155,13 @@ def linear_attention_prefill(
     return LinearState(sums, lengths.to(state.position, copy=True))
 
 
-def _check_eps(eps: float) -> None:
-    if not eps >= 0:
-        raise ValueError(f'eps must be 0 or larger, got {eps!r}')
-
-
 def _check(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, key_mask: Tensor | None
 ) -> None:
+    check_tensor('value', value)
+    check_tensor('key', key, value)
+    check_tensor('query', query, value)
+    check_flag('causal', causal)
     shapes = [list(x.shape) for x in (query, key, value)]
     is_4d = all(len(shape) == 4 and 0 not in shape[1:] for shape in shapes)
     same_heads = is_4d and (query.shape[0], query.shape[2:]) == (key.shape[0], key.shape[2:])
@@ -165,19 +175,23 @@ def _check(
             f'query and key must have the same length here, got T={query.shape[1]} and '
             f'S={key.shape[1]}'
         )
-    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != key.shape[:2]):
-        raise ValueError(
-            f'key_mask must be bool {list(key.shape[:2])} with True for keys to keep, '
-            f'got {key_mask.dtype} {list(key_mask.shape)}'
-        )
+    check_mask(key_mask, key)
 
 
-def _check_state(state: LinearState, key: Tensor, value: Tensor, what: str) -> None:
+def _check_state(state: LinearState, length: Sequence[int], **tokens: Tensor) -> None:
+    """Check (query,) key and value [B, *length, h, channels] against the state."""
     if not isinstance(state, LinearState):
         raise ValueError(f'state must be a LinearState, got {type(state).__name__}')
+    for name, x in tokens.items():
+        check_tensor(name, x, state.sums)
     batch, heads, _, channels = state.sums.shape
-    if value.shape != (batch, heads, channels - 1) or key.shape[:2] != (batch, heads):
+    lead, dims = (batch, *length, heads), tokens['key'].shape[-1:]
+    expected = [*[(*lead, *dims)] * (len(tokens) - 1), (*lead, channels - 1)]
+    if 0 in (*length, *dims) or [x.shape for x in tokens.values()] != expected:
+        sizes = f'{batch}, {"L, " * len(length)}{heads}'
+        *keys, _ = tokens
         raise ValueError(
-            f'key and value of {what} must have the batch, heads and channels of the state, '
-            f'{batch}, {heads} and {channels - 1}, got {list(key.shape)} and {list(value.shape)}'
+            f'{" and ".join(keys)} must be [{sizes}, d] and value [{sizes}, {channels - 1}] with '
+            'sizes of 1 or more as the state was made for, got '
+            f'{" and ".join(str(list(x.shape)) for x in tokens.values())}'
         )

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from aft_mm.checks import check_choice
 
+from .path_choice import may_read
+
 FeatureMap = Callable[[Tensor], Tensor]
 
 
@@ -64,7 +66,7 @@ def resolve(
 def features(function: FeatureMap, x: Tensor) -> Tensor:
     """Return φ(x). On a CPU a negative one raises ValueError: weights could sum to 0."""
     mapped = function(x)
-    if torch.compiler.is_compiling() or getattr(function, 'is_never_negative', False):
+    if getattr(function, 'is_never_negative', False) or not may_read(mapped):
         return mapped
     if mapped.device.type == 'cpu' and (mapped.detach() < 0).any():
         raise ValueError(

@@ -184,10 +184,18 @@ def test_bad_input_raises_with_a_one_line_message():
         (dict(feature_map='tanh'), "feature_map must be one of elu, relu, square, got 'tanh'"),
         (dict(feature_map=torch.tanh), "feature_map must not be negative, got -0.9.* from 'tanh'"),
         (dict(feature_map=torch.tanh, causal=True), 'feature_map must not be negative'),
-        (dict(eps=-1.0), 'eps must be 0 or larger, got -1.0'),
+        (dict(eps=-1.0), 'eps must be a finite number, 0 or larger, got -1.0'),
+        (dict(causal='no'), "causal must be True or False, got 'no'"),
         (dict(key_mask=torch.ones(2, 5).bool()), r'key_mask must be bool \[2, 6\] .*\[2, 5\]'),
     ]:
         refuses(message, ops.linear_attention, query, key, value, **bad)
+    message = r'must be a tensor of float64, .* got torch.int64 \[2, 6, 3, 4\]'
+    refuses('value ' + message, ops.linear_attention, query, key, value.long())
+    refuses('query must be a tensor .* got None', ops.linear_attention, None, key, value)
+    message = 'key must be on cpu with the others, got meta'
+    refuses(message, ops.linear_attention, query, key.to('meta'), value)
+    message = 'num_heads must be an int, 1 or larger, got 0'
+    refuses(message, ops.linear_attention_init_state, 2, 0, 5, 4)
     sizes = r'query must be \[B, T, h, d\], .* got '
     message = sizes + r'\[2, 6, 3, 4\], \[2, 6, 3, 5\] and'
     refuses(message, ops.linear_attention, query[..., :4], key, value)
@@ -205,13 +213,42 @@ def test_state_of_another_op_or_batch_is_refused():
     )
     step, prefill = ops.linear_attention_step, ops.linear_attention_prefill
     refuses('state must be a LinearState, got StepState', step, other, query, key, value)
-    message = r'of a step must have .* 2, 3 and 4, got \[1, 3, 5\]'
-    refuses(message, step, state, query[:1], key[:1], value[:1])
+    message = r'query and key must be \[2, 3, d\] and value \[2, 3, 4\] .* got '
+    refuses(message + r'\[1, 3, 5\] and \[2', step, state, query[:1], key, value)
+    refuses(message + r'\[2, 3, 5\] and \[1', step, state, query, key[:1], value[:1])
+    refuses('value must be a tensor of float64', step, state, query, key, value.long())
+    message = (
+        r'\[2, L, 3, d\] and value \[2, L, 3, 4\] with sizes of 1 or more .* got \[2, 0, 3, 5\]'
+    )
+    refuses(message, prefill, state, *(x[:, :0] for x in tokens[1:]), torch.zeros(2).long())
+    message = r'lengths must be a tensor of ints \[B\], got torch.float32'
+    refuses(message, prefill, state, *tokens[1:], torch.tensor([1.5, 3]))
     message = r'2 ints of 0 to 3, got \[1, 4\]'
     refuses(message, prefill, state, *tokens[1:], torch.tensor([1, 4]))
     state = prefill(state, *tokens[1:], torch.tensor([1, 3]))
     message = r'fresh for prefill, got one at \[1, 3\]'
     refuses(message, prefill, state, *tokens[1:], torch.tensor([1, 3]))
+
+
+def test_step_from_a_state_of_any_strides():
+    rows = [x[:, 0] for x in inputs(1)]
+    state = ops.linear_attention_init_state(2, 2 * HEADS, DIMS, CHANNELS, dtype=torch.float64)
+    expected, _ = ops.linear_attention_step(
+        state._replace(sums=state.sums[:, :HEADS].clone()), *rows
+    )
+    state = state._replace(sums=state.sums[:, :HEADS], position=torch.zeros(2).long())
+    got, state = ops.linear_attention_step(state, *rows)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(ops.linear_attention_step(state, *rows)[0], expected)
+
+
+def test_vmap_with_a_feature_map_of_the_caller():
+    def call(*tensors):
+        return ops.linear_attention(*tensors, feature_map=torch.exp)
+
+    tensors = [torch.stack([x, -x]) for x in inputs(7)]
+    expected = torch.stack([call(*x) for x in zip(*tensors, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(call)(*tensors), expected)
 
 
 def test_empty_batch_has_gradients():

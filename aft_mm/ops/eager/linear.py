@@ -86,7 +86,10 @@ def linear_attention_step(state, query, key, value, *, feature_map, eps):
     # Chunks of one token, [B, h, 1, ·].
     tokens = (x.to(sums.dtype).unsqueeze(2) for x in (query, key, value))
     query_features, key_features, value_and_one = maps.apply(tokens, None)
-    sums.flatten(0, 1).baddbmm_(key_features.mT.flatten(0, 1), value_and_one.flatten(0, 1))
+    # A copy where the strides of a state of the caller prevent a view.
+    flat = sums.flatten(0, 1)
+    flat.baddbmm_(key_features.mT.flatten(0, 1), value_and_one.flatten(0, 1))
+    sums = flat.view_as(sums)
     mixed = _quotient(query_features @ sums, eps).squeeze(2)
     return mixed.to(value.dtype), LinearState(sums, state.position + 1)
 
