@@ -92,6 +92,20 @@ def test_compiles_without_graph_break(name):
         assert_no_more_work(compiled, case, tensors)
 
 
+def test_conv_compiles_for_open_channels():
+    torch._dynamo.reset()
+
+    def call(*tensors):
+        return ops.aft_conv(*tensors, grid=(7,))
+
+    compiled = torch.compile(call, fullgraph=True, backend='eager')
+    for channels in (4, 8, 6):
+        query, value = torch.randn(2, 2, 7, channels)
+        tensors = [query, torch.randn(2, 7, 2), value, torch.randn(2, 5)]
+        expected = run_with_gradients(call, tensors)
+        torch.testing.assert_close(run_with_gradients(compiled, tensors), expected)
+
+
 def test_running_sums_are_compiled_once(monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(online_softmax, 'LONGEST_COMPILED_SCAN', 1000)  # compiled as one sum

@@ -253,7 +253,10 @@ def convolved_mean(
     numerator = sums[0].unflatten(channel_dim, (heads, -1))
     denominator = sums[1].unflatten(channel_dim, (heads, -1))
     mixed = mean(numerator, denominator, in_place=True).flatten(channel_dim, channel_dim + 1)
-    return mixed.transpose(1, 2) if channels_first else mixed
+    if channels_first:
+        return mixed.transpose(1, 2)
+    # A compiler does not see that open channels are again those of the other path.
+    return mixed if stage else mixed.expand(value.shape)
 
 
 def _loops_operator(
