@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from aft_mm.checkpoint import averaged, load_from_local
+from aft_mm.checkpoint import average, averaged, load_from_local
 from aft_mm.errors import UserError
+from aft_mm.layers import PerformerAttention
 
 from .errors import stops
 from .helpers import load_script
@@ -38,6 +39,19 @@ def test_the_average_is_the_mean_and_gives_another_output(tmp_path, monkeypatch)
         outputs = [model.eval()(x) for model in models]
         models[0].load_state_dict(averaged['state_dict'])
         assert all((models[0](x) - output).abs().max() > 1e-3 for output in outputs)
+
+
+def test_random_features_are_those_of_the_last_checkpoint(tmp_path):
+    torch.manual_seed(0)
+    mixers = [PerformerAttention(6, num_heads=2) for _ in range(2)]
+    paths = [str(tmp_path / '1.pth'), str(tmp_path / '2.pth')]
+    for prefix in ('', 'layers.0.token_mixer.'):
+        for path, mixer in zip(paths, mixers, strict=True):
+            torch.save(dict(state_dict=mixer.state_dict(prefix=prefix)), path)
+        mean = average(paths)['state_dict']
+        assert torch.equal(mean[f'{prefix}projection'], mixers[1].projection)
+        expected = (mixers[0].proj.weight + mixers[1].proj.weight) / 2
+        torch.testing.assert_close(mean[f'{prefix}proj.weight'], expected)
 
 
 def test_the_option_averages_the_checkpoints_up_to_the_given_one(tmp_path):

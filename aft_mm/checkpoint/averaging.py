@@ -16,7 +16,10 @@ from .loading import load_from_local
 
 
 def average(paths: Sequence[str]) -> dict:
-    """Return a checkpoint with the mean weights of the files."""
+    """Return a checkpoint with the mean weights of the files.
+
+    Integers and the random features of a Performer are those of the last file.
+    """
     total: dict[str, Tensor] = {}
     for path in paths:
         checkpoint = load_from_local(path, 'cpu')
@@ -27,16 +30,25 @@ def average(paths: Sequence[str]) -> dict:
         if total and shapes != {name: tensor.shape for name, tensor in total.items()}:
             raise UserError(f'{path!r} must have the weights of {paths[0]!r}, got another model')
         for name, tensor in weights.items():
-            if tensor.is_floating_point() and name in total:
+            if not _has_mean(name, weights):
+                total[name] = tensor
+            elif name in total:
                 total[name] += tensor.double()
             else:
-                total[name] = tensor.double() if tensor.is_floating_point() else tensor
+                total[name] = tensor.double()
     mean = {
-        name: (total[name] / len(paths)).to(tensor.dtype) if tensor.is_floating_point() else tensor
+        name: (total[name] / len(paths)).to(tensor.dtype) if _has_mean(name, weights) else tensor
         for name, tensor in weights.items()
     }
     meta = {**(checkpoint.get('meta') or {}), 'averaged': len(paths)}
     return dict(meta=meta, state_dict=mean)
+
+
+def _has_mean(name: str, weights: Mapping[str, Tensor]) -> bool:
+    # The mean of features that were sampled again would be too small.
+    module, _, last = name.rpartition('.')
+    sampled = last == 'projection' and (f'{module}.seed' if module else 'seed') in weights
+    return weights[name].is_floating_point() and not sampled
 
 
 @contextmanager
