@@ -1,10 +1,12 @@
 """The pre-norm block around a token mixer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from aft_mm.checks import check_config, check_int, check_number, check_probability
 from aft_mm.ops import select
@@ -150,6 +152,15 @@ class Block(nn.Module):
             x = x + self._drop(self.cross_mixer(self.norm_cross(x), memory=projected))
         return x + self._drop(self.mlp(self.norm2(x)))
 
+    def recomputed(self, *inputs: Any, **pairs: Tensor | None) -> Tensor:
+        """Run :meth:`forward` with gradient checkpointing."""
+        norms = [m for m in self.modules() if isinstance(m, nn.BatchNorm1d)]
+        contexts: dict[str, Any] = {}
+        # A compiled graph updates statistics once.
+        if norms and not torch.compiler.is_compiling():
+            contexts = dict(context_fn=lambda: (nullcontext(), _without_statistics(norms)))
+        return checkpoint(self, *inputs, use_reentrant=False, **contexts, **pairs)
+
     @torch.no_grad()
     def prefill(
         self,
@@ -205,6 +216,19 @@ class Block(nn.Module):
     def _drop(self, branch: Tensor) -> Tensor:
         # Calling a module takes a measurable share of a small step.
         return self.drop_path(branch) if self.training else branch
+
+
+@contextmanager
+def _without_statistics(norms: list[nn.BatchNorm1d]) -> Iterator[None]:
+    """Keep running statistics, which the first pass has updated."""
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, values in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = values
 
 
 def _build_cross_mixer(config: dict[str, Any]) -> TokenMixer:

@@ -1,13 +1,11 @@
 """Base class of the encoder and the decoder of sequences."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from aft_mm.checks import check_choice, check_config, check_flag, check_int, check_probability
 from aft_mm.layers import Block, PositionEmbedding, SinusoidalPositions
@@ -126,10 +124,8 @@ class BlockStack(BaseModule):
         """Return x [B, T, D] after blocks and norm; see :meth:`Block.forward`."""
         inputs = (None, key_mask, memory, memory_mask)
         for layer in self.layers:
-            if self.with_cp and torch.is_grad_enabled():
-                x = checkpoint(partial(layer, **pairs), x, *inputs, use_reentrant=False)
-            else:
-                x = layer(x, *inputs, **pairs)
+            run = layer.recomputed if self.with_cp and torch.is_grad_enabled() else layer
+            x = run(x, *inputs, **pairs)
         return self.norm(x)
 
     def _places(self) -> Sequence[int]:

@@ -19,6 +19,7 @@ ARCH = dict(embed_dims=12, num_layers=3, mlp_ratio=2)
 CONV = dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3)
 FULL = dict(type='aft_mm.AFTFull', rank=4)
 SOFTMAX = dict(type='aft_mm.SoftmaxAttention', num_heads=3)
+LAMBDA = dict(type='aft_mm.LambdaLayer', num_heads=3, key_dims=5)
 CLS = dict(with_cls_token=True, out_type='cls_token')
 
 
@@ -126,9 +127,9 @@ def test_layers_after_the_last_output_do_not_run():
     assert model.layers[1].norm1.weight.grad is None
 
 
-@pytest.mark.parametrize('mixer', [CONV, FULL, SOFTMAX], ids=lambda mixer: mixer['type'])
-def test_checkpointing_changes_no_gradient(mixer):
-    gradients = []
+@pytest.mark.parametrize('mixer', [CONV, FULL, SOFTMAX, LAMBDA], ids=lambda mixer: mixer['type'])
+def test_checkpointing_changes_no_gradient_and_no_running_statistics(mixer):
+    gradients, buffers = [], []
     image = torch.randn(2, 3, 32, 32)
     plain = tiny(token_mixer=mixer, drop_path_rate=0.5, drop_rate=0.1)
     for with_cp in (False, True):
@@ -137,9 +138,11 @@ def test_checkpointing_changes_no_gradient(mixer):
         torch.manual_seed(1)
         model(image)[0].square().sum().backward()
         gradients.append({name: p.grad for name, p in model.named_parameters()})
+        buffers.append(dict(model.named_buffers()))
+    torch.testing.assert_close(*buffers)
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient)
-        if not name.endswith('key.bias'):  # no output depends on it
+        if not name.endswith(('key.bias', 'key_norm.bias')):  # no output depends on it
             assert gradient.abs().max() > 1e-6, name
 
 

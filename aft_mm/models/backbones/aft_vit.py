@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from aft_mm.checks import (
     check_choice,
@@ -131,7 +130,7 @@ class AFTViT(BaseModule):
         self.num_extra_tokens = self.num_prefix_tokens  # as mmpretrain's tools call them
         self.in_channels = in_channels
         self.with_mask_channel = with_mask_channel
-        self.bfloat16 = bfloat16
+        self.use_bfloat16 = bfloat16
 
         embedding = ConvPatchEmbedding if conv_stem else PatchEmbedding
         self.patch_embed = embedding(in_channels, embed_dims, patch_size)
@@ -229,7 +228,7 @@ class AFTViT(BaseModule):
             tokens, grid, _ = self._run(x, sorted({*wanted, last}))
             final = self.norm(tokens[-1])
             chosen = [self.norm(t) if norm else t for t in tokens[: len(wanted)]]
-        if self.bfloat16:
+        if self.use_bfloat16:
             final, chosen = final.float(), [t.float() for t in chosen]
         features = []
         for t in chosen:
@@ -284,7 +283,7 @@ class AFTViT(BaseModule):
 
     def _autocast(self, image: Tensor) -> AbstractContextManager:
         # A disabled autocast would override the caller's.
-        if not self.bfloat16:
+        if not self.use_bfloat16:
             return nullcontext()
         return torch.autocast(image.device.type, torch.bfloat16)
 
@@ -296,10 +295,8 @@ class AFTViT(BaseModule):
         x, grid = self._embed(image)
         outputs = []
         for i, layer in enumerate(self.layers[: indices[-1] + 1]):
-            if self.with_cp and torch.is_grad_enabled():
-                x = checkpoint(layer, x, grid, key_mask, use_reentrant=False)
-            else:
-                x = layer(x, grid, key_mask)
+            run = layer.recomputed if self.with_cp and torch.is_grad_enabled() else layer
+            x = run(x, grid, key_mask)
             if i in indices:
                 outputs.append(x)
         return outputs, grid, key_mask
@@ -331,7 +328,7 @@ class AFTViT(BaseModule):
         return self.drop(x), grid
 
     def _format(self, x: Tensor, grid: tuple[int, int], key_mask: Tensor | None) -> Tensor:
-        x = x.float() if self.bfloat16 else x
+        x = x.float() if self.use_bfloat16 else x
         if self.out_type == 'cls_token':
             return x[:, 0]
         x = x[:, self.num_prefix_tokens :]
