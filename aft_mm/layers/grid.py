@@ -48,7 +48,7 @@ def interpolate(x: Tensor, source: Grid, target: Grid, num_prefix_tokens: int = 
     if is_same(source, target):
         return x
     prefix, rows = x[:num_prefix_tokens], x[num_prefix_tokens:]
-    image = rows.float().T.unflatten(1, source).unsqueeze(0)
+    image = rows.to(torch.promote_types(x.dtype, torch.float32)).T.unflatten(1, source).unsqueeze(0)
     image = F.interpolate(image, size=target, mode=_MODES[len(source)], align_corners=False)
     return torch.cat([prefix, image.squeeze(0).flatten(1).T.to(x.dtype)])
 

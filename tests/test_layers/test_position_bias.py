@@ -244,6 +244,12 @@ def test_interpolation_preserves_prefix_constants_and_slopes(grid):
     torch.testing.assert_close(resized[inner], expected[inner], atol=tolerance, rtol=0)
 
 
+def test_an_image_of_positions_is_resized_as_by_torch_in_its_precision():
+    rows = torch.randn(35, 3, dtype=torch.float64)
+    image = F.interpolate(rows.T.view(1, 3, 5, 7), (4, 9), mode='bicubic').flatten(2)[0].T
+    torch.testing.assert_close(interpolate(rows, (5, 7), (4, 9)), image, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     'num_tokens, like, expected',
     [

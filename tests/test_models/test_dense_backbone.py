@@ -183,6 +183,14 @@ def test_bfloat16_inside_and_float32_outside(with_cp):
     assert model(image)[0].dtype == torch.float32 and not torch.is_autocast_enabled('cpu')
 
 
+def test_the_weights_can_be_bfloat16():
+    model, image = random_model(token_mixer=CONV), torch.randn(2, 3, 32, 40)
+    expected = model(image)[0]
+    output = model.bfloat16()(image.bfloat16())[0]
+    assert output.dtype == torch.bfloat16
+    assert (output - expected).norm() < 0.05 * expected.norm()
+
+
 def test_an_outer_autocast_is_not_disabled():
     model = random_model(token_mixer=CONV, final_norm=False)
     with torch.autocast('cpu', torch.bfloat16):

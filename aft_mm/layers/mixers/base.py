@@ -79,9 +79,9 @@ class TokenMixer(nn.Module):
     takes_pairs: ClassVar[bool] = False
     #: Whether class tokens may precede the grid.
     takes_prefix_tokens: ClassVar[bool] = False
-    # : The type that :meth:`_init_state` returns. A new state type is a NamedTuple with a
-    # ``position`` [B] (int64, the index of the next token); its tensors, also nested, have the
-    # batch as first axis. A field that Python counts rules out CUDA graphs.
+    #: The type that :meth:`_init_state` returns. A new state type is a NamedTuple with a
+    #: ``position`` [B] (int64, the index of the next token); its tensors, also nested, have the
+    #: batch as first axis. A field that Python counts rules out CUDA graphs.
     state_type: ClassVar[Any] = ops.StepState
 
     def __init__(

@@ -21,7 +21,7 @@ class FeatureAttention(TokenMixer):
     takes_prefix_tokens = True
     state_type = ops.LinearState
     example = dict(num_heads=3)
-    # : φ, or the pair of its functions, see ops.linear_attention.
+    #: φ, or the pair of its functions, see ops.linear_attention.
     feature_map: str | tuple[FeatureMap, FeatureMap]
     #: Number of features of φ per head.
     num_features: int
