@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -35,11 +36,17 @@ def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> None:
     if not dataset.get('ann_file') or not os.path.isfile(path):
         return
     content = read_coco(path) if dataset.type.endswith('CocoDataset') else {}
+    names = [category['name'] for category in content.get('categories', ())]
+    defaults = _default_classes(dataset.type) if names and not classes else ()
+    if defaults and not set(names).intersection(defaults):
+        raise UserError(
+            f'{key} has the classes of {dataset.type}, none of which is a category of {path!r}: '
+            f'set metainfo=dict(classes={described(tuple(names))})'
+        )
     if isinstance(classes, str) or not classes:
         return
     listed = f'{key}.metainfo.classes lists {", ".join(map(str, classes))}'
     if dataset.type.endswith('CocoDataset'):
-        names = [category['name'] for category in content.get('categories', ())]
         if [name for name in names if name in classes] != list(classes):
             raise UserError(
                 f'{listed}, which must be categories of {path!r} in its order, as mmdet numbers '
@@ -61,6 +68,13 @@ def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> None:
             f'{listed}, but the boxes of {path!r} are of other classes: '
             f'{", ".join(sorted(others)) or "there are none"}'
         )
+
+
+def _default_classes(kind: str) -> Sequence[str]:
+    from mmengine.registry import DATASETS  # imports torch, which takes seconds
+
+    found = DATASETS.get(kind if '.' in kind else f'mmdet.{kind}')
+    return getattr(found, 'METAINFO', {}).get('classes', ())
 
 
 def box_classes(path: Path) -> list[str]:

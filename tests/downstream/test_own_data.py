@@ -117,6 +117,19 @@ def test_classes_that_do_not_match_the_annotations_are_refused(
         check_data(config, 'train')
 
 
+def test_boxes_without_names_are_those_of_coco(tmp_path):
+    boxes_as_json(tmp_path / 'data')
+    (path,) = FOLDER.glob('*coco-json.py')
+    config = Config.fromfile(path)
+    del config.train_dataloader.dataset['metainfo']
+    check_data(config, 'train')  # cat and dog are
+    for place in (tmp_path / 'data/my_boxes').glob('*.json'):
+        text = place.read_text().replace('"cat"', '"cell"').replace('"dog"', '"nucleus"')
+        place.write_text(text)
+    with pytest.raises(UserError, match=r"set metainfo=dict.classes=\('cell', 'nucleus'\)\)$"):
+        check_data(config, 'train')
+
+
 @pytest.mark.parametrize(
     ('mask', 'message'),
     [
