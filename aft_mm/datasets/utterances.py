@@ -56,7 +56,8 @@ class Utterances(FileDataset):
             check_int('max_frames', max_frames, 1)
         self.max_frames = max_frames
         self.statistics: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        super().__init__(**{'metainfo': dict(units=self.units.names), **kwargs})
+        metainfo = dict(units=self.units.names, in_words=self.units.in_words)
+        super().__init__(**{'metainfo': metainfo, **kwargs})
 
     @property
     def lengths(self) -> np.ndarray:

@@ -9,7 +9,6 @@ from aft_mm.registry import METRICS
 from .base import Metric
 
 PER = ('phoneme', 'character', 'word')
-FIRST_SYMBOL = 2  # after the blank and <unk>
 SPACE = '\u2423'  # jiwer would not count a space as a character
 
 
@@ -77,8 +76,7 @@ class ErrorRate(Metric):
     def _text(self, names: Sequence[str], units: Sequence[int]) -> str:
         text = [names[unit] for unit in units]
         if self.per == 'word':
-            words = any(len(name) > 1 for name in names[FIRST_SYMBOL:])
-            return (' ' if words else '').join(text)
+            return (' ' if self.dataset_meta.get('in_words') else '').join(text)
         if self.per == 'character':
             # jiwer ignores spaces at both ends.
             spoken = [n for n, unit in enumerate(text) if unit != ' ']

@@ -20,9 +20,9 @@ def distance(one, other):
     return table[-1, -1]
 
 
-def measure(per, pairs):
+def measure(per, pairs, **meta):
     metric = ErrorRate(per)
-    metric.dataset_meta = dict(units=NAMES)
+    metric.dataset_meta = dict(units=NAMES, **meta)
     metric.process(None, [dict(units=units, recognized=found) for units, found in pairs])
     return metric.compute_metrics(metric.results)
 
@@ -61,6 +61,12 @@ def test_kinds_of_errors():
         phoneme_deletions=20,
         phoneme_insertions=60,
     )
+
+
+def test_a_word_may_be_one_letter():
+    found = measure('word', [((3, 4, 5), (3, 5, 5))], in_words=True)
+    assert found['word_error_rate'] == pytest.approx(100 / 3)
+    assert measure('word', [((3, 4, 5), (3, 5, 5))])['word_error_rate'] == 100
 
 
 def test_bad_input_is_named():
