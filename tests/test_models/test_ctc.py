@@ -33,7 +33,7 @@ MIXERS = {
 LENGTHS = (63, 7, 1, 40)
 
 
-def build(mixer='AFTSimple', beam_size=1, num_classes=7, head_dims=32):
+def build(mixer='AFTSimple', beam_size=1, num_classes=7, head_dims=32, **options):
     init_default_scope('aft_mm')
     torch.manual_seed(0)
     frames = dict(type='FrameEmbedding', num_features=13)
@@ -56,7 +56,7 @@ def build(mixer='AFTSimple', beam_size=1, num_classes=7, head_dims=32):
         )
     head = dict(type='CTCHead', embed_dims=head_dims, num_classes=num_classes)
     model = MODELS.build(
-        dict(type='CTCModel', encoder=encoder, head=head, beam_size=beam_size)
+        dict(type='CTCModel', encoder=encoder, head=head, beam_size=beam_size, **options)
     ).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -141,6 +141,10 @@ def test_the_beam_sums_alignments_where_greedy_takes_the_best():
     first, second = decode_by_beam(log_probs, 4)
     assert first == ((1,), pytest.approx(math.log(0.64), rel=1e-6))
     assert second == ((), pytest.approx(math.log(0.36), rel=1e-6))
+    # No alignment of the first frame with unit 1 is a blank.
+    certain = torch.tensor([[0, 1, 0], [0.5, 0, 0.5]]).log()
+    found = decode_by_beam(certain, 4)
+    assert [one.units for one in found] == [(1,), (1, 2)]
 
 
 @pytest.mark.parametrize('separator', [3, None])
@@ -170,6 +174,11 @@ def test_predictions_with_a_lexicon_are_its_words():
     assert [bool(sample.in_lexicon) for sample in samples] == [True, True, False, True]  # 1 frame
     message = "words must be written in the units, which lack 'x'"
     refuses(message, Lexicon.of, ['axe'], TextUnits(**units))
+    for words in ('ab', ['ab', 5], 5):
+        refuses('words must be a list of texts, got', Lexicon.of, words, TextUnits(**units))
+    message = 'lexicon must be a dict of units and words, got'
+    for lexicon in (dict(words=['ab']), ['ab']):
+        refuses(message, build, lexicon=lexicon)
 
 
 def test_greedy_takes_the_best_alignment_without_repetitions_and_blanks():
@@ -191,12 +200,21 @@ def test_predictions_ignore_padding_and_use_the_beam():
             assert sample.score == pytest.approx(best.score)
 
 
+def test_log_probabilities_of_bfloat16_logits_are_those_in_float32():
+    head, hidden = build().head, torch.randn(2, 5, 32)
+    log_probs = head.bfloat16().log_probs(hidden.bfloat16())
+    logits = head.proj(hidden.bfloat16())
+    assert log_probs.dtype == torch.float32
+    assert torch.equal(log_probs, logits.float().log_softmax(-1))
+
+
 def test_bad_input_raises_a_one_line_error():
     model = build()
     message = '3 units, 1 of them repeated, must have 4 frames .* 3'
     refuses(message, model, **batch([3], [(1, 2, 2)], model), mode='loss')
-    message = 'units must be 1 to 6, got 1 to 7'
-    refuses(message, model, **batch([9], [(1, 7)], model), mode='loss')
+    for unit, shown in ((7, '1 to 7'), (0, '0 to 1'), (-1, '-1 to 1')):
+        message = f'units must be 1 to 6, got {shown}'
+        refuses(message, model, **batch([9], [(1, unit)], model), mode='loss')
     refuses('table of 64 tokens, got 65', model, torch.randn(1, 65, 13))
     wide = torch.randn(1, 5, 12)
     refuses(r'frames must be a tensor of floats \[B, T, 13\]', model, wide)

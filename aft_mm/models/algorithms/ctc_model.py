@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aft_mm.checks import check_choice, check_config, check_int
+from aft_mm.checks import check_choice, check_config, check_int, refuse
 from aft_mm.openmmlab import BaseModel, all_reduce, get_world_size
 from aft_mm.registry import MODELS
 from aft_mm.structures import UtteranceSample
@@ -53,6 +53,8 @@ class CTCModel(BaseModel):
         self.beam_size = beam_size
         self.lexicon = None
         if lexicon is not None:
+            if not isinstance(lexicon, dict) or lexicon.keys() != {'units', 'words'}:
+                refuse('lexicon', 'a dict of units and words', lexicon)
             self.lexicon = Lexicon.of(lexicon['words'], TextUnits(**lexicon['units']))
         if self.head.embed_dims != self.encoder.embed_dims:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -54,8 +54,11 @@ class Lexicon:
     start: frozenset[Prefix] = frozenset([()])
 
     @classmethod
-    def of(cls, words: Sequence[str], units: TextUnits) -> 'Lexicon':
+    def of(cls, words: Collection[str], units: TextUnits) -> 'Lexicon':
         """Return the lexicon of words, separated by the space if it is a unit."""
+        several = isinstance(words, Collection) and not isinstance(words, str)
+        if not several or not all(isinstance(word, str) for word in words):
+            refuse('words', 'a list of texts', words)
         encoded = [units.encode(word) for word in words]
         for word, (_, unknown) in zip(words, encoded, strict=True):
             if unknown:
@@ -113,7 +116,7 @@ def decode_by_beam(
                     longer = ends[prefix + (new,)]
                     longer[1] = _add(longer[1], before + frame[new])
         best = sorted(ends.items(), key=lambda item: (-_add(*item[1]), item[0]))[:beam_size]
-        beam = {prefix: (blank, unit) for prefix, (blank, unit) in best}
+        beam = {prefix: (blank, unit) for prefix, (blank, unit) in best if max(blank, unit) > NEVER}
     if lexicon is not None:
         complete = {p: ends for p, ends in beam.items() if lexicon.is_complete(states[p])}
         beam = complete or {(): (NEVER, NEVER)}
