@@ -304,7 +304,7 @@ class TranslationTestLoop(TestLoop):
         runner, dataloader, evaluator: As for mmengine's TestLoop; the data set has ``subwords``.
         fp16: Whether to test and translate under autocast.
         beam_size: Hypotheses kept at every token; 1 is greedy.
-        length_penalty: Exponent of the length by which scores are divided.
+        length_penalty: Exponent, 0 to 10, of the length by which scores are divided.
 
     Raises:
         ValueError: An option is out of range.
@@ -321,7 +321,7 @@ class TranslationTestLoop(TestLoop):
         length_penalty: float = 0.6,
     ) -> None:
         check_int('beam_size of test_cfg', beam_size, 1)
-        check_number('length_penalty of test_cfg', length_penalty, 0)
+        check_number('length_penalty of test_cfg', length_penalty, 0, 10)
         super().__init__(runner, dataloader, evaluator, fp16)
         self.options = dict(beam_size=beam_size, length_penalty=length_penalty)
         self.subwords = getattr(self.dataloader.dataset, 'subwords', None)

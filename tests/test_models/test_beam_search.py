@@ -78,6 +78,44 @@ def test_a_wide_beam_equals_exhaustive_search(name):
             assert -h.nats == pytest.approx(score * ((5 + len(row) + 1) / 6) ** 0.7, abs=1e-5)
 
 
+def best_of_beam(net, source, width, longest, alpha):
+    """Return the best sequence of a beam that only ends when it is empty."""
+    rows, found = [()], []
+    for size in range(1, longest + 1):
+        last = [END] if size == longest else range(VALUES)
+        rows = [(*row, value) for row in rows for value in last]
+        samples = [SequenceSample(source=source) for _ in rows]
+        nats = [sample.nats for sample in net(torch.tensor(rows), samples, 'predict')]
+        kept = sorted(zip(nats, rows, strict=True))[: width - len(found)]
+        found += [(n / ((5 + size) / 6) ** alpha, row) for n, row in kept if row[-1] == END]
+        rows = [row for _, row in kept if row[-1] != END]
+        if not rows:
+            break
+    return min(found)[1][:-1]
+
+
+def test_the_search_neither_stops_early_nor_widens():
+    for seed in range(12):
+        torch.manual_seed(seed)
+        net, given = translation_model(), sources()
+        options = dict(beam_size=3, length_penalty=4, max_length=4)
+        for source, (best,) in zip(given, net.beam_search(given, END, **options), strict=True):
+            assert tuple(best.tokens.tolist()) == best_of_beam(net, source, 3, 4, 4)
+
+
+def test_beams_of_bfloat16_logits_are_those_in_float32(monkeypatch):
+    net, given = translation_model(), sources()
+    logits = CategoricalHead.logits
+    found = []
+    for cast in (torch.Tensor.bfloat16, lambda x: x.bfloat16().float()):
+        monkeypatch.setattr(CategoricalHead, 'logits', lambda *args, c=cast: c(logits(*args)))
+        found.append(net.beam_search(given, END, num_best=3, max_length=8))
+    for one, other in zip(*found, strict=True):
+        assert [(h.tokens.tolist(), h.score) for h in one] == [
+            (h.tokens.tolist(), h.score) for h in other
+        ]
+
+
 @every_mixer
 def test_a_beam_of_one_is_greedy(name):
     net, given = translation_model(mixer(name)), sources()
@@ -244,7 +282,8 @@ def test_a_scaled_embedding_has_the_norm_of_the_positions():
     [
         (dict(beam_size=0), 'beam_size must be an int, 1 or larger, got 0'),
         (dict(num_best=5), 'num_best must be an int, 1 to 4, got 5'),
-        (dict(length_penalty=-1), 'length_penalty must be a finite number, 0 or larger, got -1'),
+        (dict(length_penalty=-1), 'length_penalty must be a finite number, 0 to 10, got -1'),
+        (dict(length_penalty=1e3), 'length_penalty must be a finite number, 0 to 10, got 1000.0'),
         (dict(max_length=0), 'max_length must be an int, 1 or larger, got 0'),
         (dict(end_token=VALUES), 'end_token must be an int, 0 to 3, got 4'),
         (dict(source=[]), "agree and be 1 or more, got {'source': 0}"),

@@ -246,6 +246,16 @@ def test_rounding_that_swaps_two_ranks_does_not_change_the_sample(options):
     assert torch.equal(sampled, again)
 
 
+@pytest.mark.parametrize('options', [dict(), dict(top_k=20), dict(top_p=0.9)], ids=str)
+def test_samples_of_bfloat16_logits_are_those_in_float32(options):
+    logits = torch.randn(2000, 256).bfloat16()
+    sampled, expected = (
+        sample_categorical(x, **options, generator=torch.Generator().manual_seed(0))
+        for x in (logits, logits.float())
+    )
+    assert torch.equal(sampled, expected)
+
+
 def test_the_first_of_equally_probable_values_is_allowed():
     logits = torch.zeros(500, 9)
     assert set(sample_categorical(logits, top_k=2).tolist()) == {0, 1}

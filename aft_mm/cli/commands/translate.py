@@ -29,7 +29,7 @@ def check_args(args: argparse.Namespace) -> Config:
     check_task(config, 'Translator')
     for name in ('batch_size', 'beam_size'):
         check_int(f'--{name.replace("_", "-")}', getattr(args, name), 1)
-    check_number('--length-penalty', args.length_penalty, 0)
+    check_number('--length-penalty', args.length_penalty, 0, 10)
     if args.n_best is not None:
         check_int('--n-best', args.n_best, 1, args.beam_size)
         if args.sample:

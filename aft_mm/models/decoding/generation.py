@@ -189,7 +189,7 @@ def beam_search(
         end_token: Ends a sequence.
         beam_size: K; 1 always takes the most probable token.
         num_best: Results per source, at most K.
-        length_penalty: α ≥ 0; larger favours longer sequences.
+        length_penalty: α, 0 to 10; larger favours longer sequences.
         max_length: Largest number of tokens with the end, by default :func:`default_length`.
 
     Returns:
@@ -200,7 +200,7 @@ def beam_search(
     """
     check_int('beam_size', beam_size, 1)
     check_int('num_best', num_best, 1, beam_size)
-    check_number('length_penalty', length_penalty, 0)
+    check_number('length_penalty', length_penalty, 0, 10)  # larger powers overflow
     _check_end(end_token, model)
     if max_length is not None:
         check_int('max_length', max_length, 1)
