@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -159,7 +160,7 @@ class Block(nn.Module):
         # A compiled graph updates statistics once.
         if norms and not torch.compiler.is_compiling():
             contexts = dict(context_fn=lambda: (nullcontext(), _without_statistics(norms)))
-        return checkpoint(self, *inputs, use_reentrant=False, **contexts, **pairs)
+        return checkpoint(partial(self, **pairs), *inputs, use_reentrant=False, **contexts)
 
     @torch.no_grad()
     def prefill(
@@ -236,7 +237,7 @@ def _build_cross_mixer(config: dict[str, Any]) -> TokenMixer:
     biased = mixer.position_bias() is not None and not mixer.biased_memory
     if not mixer.takes_memory or mixer.causal or biased:
         raise ValueError(
-            'cross_mixer must take a memory, not be causal and have no position bias except one '
-            f'over the memory, got {config}'
+            "cross_mixer must take a memory (not with gate='none'), not be causal and have no position "
+            f'bias except one over the memory, got {config}'
         )
     return mixer

@@ -169,7 +169,9 @@ def test_the_cross_mixer_has_its_own_arguments():
     ids=str,
 )
 def test_a_mixer_that_cannot_read_a_memory_is_refused(cross):
-    message = 'cross_mixer must take a memory, not be causal and have no position bias except one'
+    message = (
+        "cross_mixer must take a memory .not with gate='none'., not be causal and have no position"
+    )
     refuses(message, Block, 8, MIXER, grid=(9,), cross_mixer=cross)
 
 

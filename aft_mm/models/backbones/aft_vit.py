@@ -66,7 +66,7 @@ class AFTViT(BaseModule):
         with_mask_channel: The image has the channel of MaskedDataPreprocessor. Tokens with only
             padding are hidden, 0 in 'featmap' and not counted in 'avg_featmap', so an image has the
             same output in a batch as alone, unless positions or biases are interpolated to the grid
-            of the batch.
+            of the batch, or StridedAttention counts its stride in that grid.
         bfloat16: Run under bfloat16 autocast and return float32.
         init_cfg: See mmengine's BaseModule; the default is the paper's initialisation.
 
