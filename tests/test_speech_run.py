@@ -116,6 +116,8 @@ class TestUse:
 
         with pytest.raises(UserError, match="'no.wav' cannot be read: it does not exist"):
             recognizer('no.wav')
+        with pytest.raises(ValueError, match='path must be the path of a file or folder, got None'):
+            recognizer(None)
         soundfile.write(tmp_path / 'long.wav', np.ones(8000 * 2), 8000)
         with pytest.raises(UserError, match=r'must be at most 1.28 s long, .* got 1.98 s'):
             recognizer(tmp_path / 'long.wav')

@@ -24,7 +24,7 @@ from aft_mm.datasets.image_files import read_rgb
 from aft_mm.datasets.image_folder import images_below
 from aft_mm.errors import UserError
 
-from .loading import load_model
+from .loading import as_list, load_model
 
 Source = str | os.PathLike | np.ndarray
 LOADERS = ('LoadImageFromFile', 'mmpretrain.LoadImageFromFile', 'mmcv.LoadImageFromFile')
@@ -182,9 +182,8 @@ class ImageClassifier:
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
         """Return files and arrays, with the files of folders."""
-        alone = isinstance(images, str | os.PathLike | np.ndarray)
         found: list[Source] = []
-        for image in [images] if alone else images:
+        for image in as_list(images, str, os.PathLike, np.ndarray):
             if isinstance(image, np.ndarray):
                 found.append(self._checked(image))
             elif not isinstance(image, str | os.PathLike):

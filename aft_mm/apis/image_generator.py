@@ -10,7 +10,7 @@ from mmengine.config import Config
 from aft_mm.errors import UserError
 from aft_mm.visualization import check_image_shape, complete_images, given_rows, sample_images
 
-from .loading import load_model
+from .loading import check_options, load_model
 
 
 class ImageGenerator:
@@ -49,6 +49,7 @@ class ImageGenerator:
         Raises:
             ValueError: An argument is out of range.
         """
+        check_options(options, 'length', 'prompts', 'batch_size', 'source')
         return sample_images(self.model, self.image_shape, num, **{'progress': True, **options})
 
     def complete(self, images: np.ndarray, keep: float = 0.5, **options: Any) -> np.ndarray:

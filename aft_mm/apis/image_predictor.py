@@ -11,12 +11,13 @@ from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import TRANSFORMS, VISUALIZERS, DefaultScope
 
+from aft_mm.checks import check_path, check_probability
 from aft_mm.config.reading import read_config
 from aft_mm.datasets.image_files import read_rgb
 from aft_mm.errors import UserError
 
 from .image_classifier import ImageClassifier, predict_by_size
-from .loading import CLASSIFIERS, load_model, task_of
+from .loading import CLASSIFIERS, as_list, load_model, task_of
 
 #: Command for models without an image as input.
 OTHERS = {
@@ -72,6 +73,7 @@ class ImagePredictor:
         if not isinstance(config, Config):
             config = read_config(os.fspath(config))
         self.scope = config.get('default_scope', 'mmengine')
+        check_probability('score', score)
         self.score = score
         if (config.get('model') or {}).get('type') in CLASSIFIERS:
             self.classifier = ImageClassifier(config, checkpoint, device)
@@ -99,25 +101,32 @@ class ImagePredictor:
             colours = np.random.default_rng(0).integers(0, 256, (len(self.classes), 3)).tolist()
         self.visualizer.dataset_meta = dict(classes=self.classes, palette=[*map(tuple, colours)])
 
-    def __call__(self, paths: Sequence[str]) -> list[Prediction]:
+    def __call__(self, paths: str | os.PathLike | Sequence[str | os.PathLike]) -> list[Prediction]:
         """Predict image files in one batch; a segmentor predicts those of one size together.
 
         Raises:
             UserError: An image cannot be read.
+            ValueError: A path is of another type.
         """
+        given = as_list(paths, str, os.PathLike)
+        for path in given:
+            check_path('paths', path)
+        files = [os.fspath(path) for path in given]
+        if not files:
+            return []
         if hasattr(self, 'classifier'):
-            return self._classify(paths)
-        pictures = [read_rgb(path)[0] for path in paths]
+            return self._classify(files)
+        pictures = [read_rgb(path)[0] for path in files]
         samples = [
-            self.pipeline(dict(img_path=path, img_id=index)) for index, path in enumerate(paths)
+            self.pipeline(dict(img_path=path, img_id=index)) for index, path in enumerate(files)
         ]
         with DefaultScope.overwrite_default_scope(self.scope):
             results = predict_by_size(self.model, samples)
         make = self._boxes if self.scope == 'mmdet' else self._mask
-        return [make(*parts) for parts in zip(paths, pictures, results, strict=True)]
+        return [make(*parts) for parts in zip(files, pictures, results, strict=True)]
 
     def _classify(self, paths: Sequence[str]) -> list[Prediction]:
-        results = self.classifier(list(paths), len(paths), progress=False)
+        results = self.classifier(paths, len(paths), progress=False)
         return [
             Prediction(
                 result['path'],

@@ -1,6 +1,7 @@
 """Load a trained model from its config and checkpoint."""
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,6 +34,18 @@ def task_of(config: Config) -> str:
     return next((name for name, entry in ENTRIES.items() if entry in config), 'TextGenerator')
 
 
+def as_list(given: Any, *kinds: type) -> list:
+    """Return several inputs as a list, and one, of these types or not iterable, in a list."""
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, kinds) else [given]
+
+
+def check_options(options: dict[str, Any], *fixed: str) -> None:
+    """Raise a :class:`UserError` for options that the inferencer sets itself."""
+    for name in fixed:
+        if name in options:
+            raise UserError(f'{name} must not be an option here, got {options[name]!r:.80}')
+
+
 def check_draws(config: Config) -> None:
     """Raise a :class:`UserError` unless the model of a config is autoregressive."""
     if 'decoder' not in (config.get('model') or {}):
@@ -52,6 +65,8 @@ def check_task(config: Config, name: str) -> None:
     found = task_of(config)
     if name != 'SpeechRecognizer':
         check_draws(config)
+    elif found not in ENTRIES:
+        raise UserError(f'{config.filename} must have {ENTRIES[name]} for {name}, got none')
     if found != name:
         reason = (
             f'has {ENTRIES[found]}'

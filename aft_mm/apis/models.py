@@ -11,6 +11,7 @@ from modelindex.load_model_index import load
 from modelindex.models.Model import Model
 from torch import nn
 
+from aft_mm.checks import check_text
 from aft_mm.config.finding import INDEX, install_root, our_config
 from aft_mm.config.reading import read_config
 from aft_mm.errors import UserError
@@ -59,6 +60,7 @@ def get_model(
     Raises:
         UserError: As for :func:`load_model`, the name is unknown, or there are no released weights.
     """
+    check_text('name', name)
     models = register_models()
     if name not in models:
         name = our_config(name).stem

@@ -17,7 +17,7 @@ from aft_mm.errors import UserError
 from aft_mm.models.decoding import Lexicon
 from aft_mm.tokenizers import TextUnits
 
-from .loading import load_model
+from .loading import as_list, load_model
 
 
 class Recognition(NamedTuple):
@@ -97,7 +97,7 @@ class SpeechRecognizer:
             UserError: A file cannot be read, or is longer than the position table.
             ValueError: A number is out of range.
         """
-        files = [paths] if isinstance(paths, str | os.PathLike) else paths
+        files = as_list(paths, str, os.PathLike)
         found = list(self.stream([self.read(path) for path in files], beam_size, batch_size))
         return found[0] if isinstance(paths, str | os.PathLike) else found
 

@@ -11,7 +11,7 @@ from mmengine.config import Config
 from aft_mm.checks import check_int
 from aft_mm.errors import UserError
 
-from .loading import load_model
+from .loading import as_list, check_options, load_model
 
 
 class TextGenerator:
@@ -62,6 +62,7 @@ class TextGenerator:
         if num_chars is not None:
             check_int('num_chars', num_chars, 1)
         options = {'progress': True, **options}
+        check_options(options, 'length', 'prompts', 'batch_size', 'source')
         if prompt is None:
             return decode(self.model.generate(self._length(0, num_chars), **options)[0])
         texts = self._texts('prompt', prompt, '; None starts from nothing')
@@ -104,7 +105,7 @@ class TextGenerator:
 
     @staticmethod
     def _texts(name: str, text: str | Sequence[str], hint: str = '') -> list[str]:
-        texts = [text] if isinstance(text, str | bytes) else list(text)
+        texts = as_list(text, str, bytes)
         if not texts or not all(isinstance(part, str) and part for part in texts):
             raise UserError(
                 f'{name} must be a str of at least one character, or a list of such, '

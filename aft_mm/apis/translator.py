@@ -16,7 +16,7 @@ from aft_mm.models.decoding import check_sampling
 from aft_mm.openmmlab import warn
 from aft_mm.tokenizers import Subwords
 
-from .loading import load_model
+from .loading import as_list, check_options, load_model
 
 
 class Translation(NamedTuple):
@@ -78,7 +78,8 @@ class Translator:
         Raises:
             ValueError: ``text`` is not a str or a list of str, or an option is out of range.
         """
-        best = self.n_best([text] if isinstance(text, str) else text, 1, batch_size, **options)
+        check_options(options, 'num_best')
+        best = self.n_best(as_list(text, str), 1, batch_size, **options)
         texts = [found.text for (found,) in best]
         return texts[0] if isinstance(text, str) else texts
 
@@ -135,8 +136,9 @@ class Translator:
     ) -> list[list[Translation]]:
         """Apply ``translate`` to batches of similar length, in the order of ``texts``."""
         check_int('batch_size', batch_size, 1)
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise UserError(f'text must be a str or a list of str, got {texts!r:.80}')
+        whole, texts = texts, as_list(texts)
+        if isinstance(whole, str) or not all(isinstance(text, str) for text in texts):
+            raise UserError(f'text must be a str or a list of str, got {whole!r:.80}')
         for number, text in enumerate(texts, self.first_number):
             if unknown := self.subwords.unknown(text):
                 warn(

@@ -11,6 +11,7 @@ from mmengine.config import Config
 from aft_mm.apis import (
     ImageGenerator,
     PointCloudGenerator,
+    SpeechRecognizer,
     SuperResolver,
     TextGenerator,
     load_model,
@@ -62,6 +63,7 @@ class TestLoadModel:
         config, checkpoint = untrained['tiny_text']
         refuses_input("config 'no.py' does not exist", load_model, 'no.py', checkpoint)
         refuses_input("checkpoint 'no.pth' does not exist", load_model, config, 'no.pth')
+        refuses_input("checkpoint '.*' is not a file", load_model, config, '.')
 
     def test_a_file_that_runs_code_is_refused(self, untrained, tmp_path):
         class Bomb:
@@ -83,6 +85,11 @@ def test_a_config_is_for_one_class(untrained, kind):
         message += f'because it {reason}$'
         for checkpoint in (untrained[kind][1], other):  # which does not fit
             refuses_input(message, generator, untrained[kind][0], checkpoint, device='cpu')
+
+
+def test_a_config_without_units_is_not_for_speech(untrained, tiny_classifier):
+    for config in (untrained['tiny_text'][0], tiny_classifier[0]):
+        refuses_input(r'\.py must have units for SpeechRecognizer', SpeechRecognizer, config, None)
 
 
 class TestImageGenerator:
@@ -114,6 +121,7 @@ class TestImageGenerator:
         refuses_input('images must hold at least one image', images.complete, none)
         for num in (0, -1, 2.5):
             refuses(f'num must be an int, 1 or larger, got {num}', images.sample, num)
+        refuses_input('batch_size must not be an option here, got 3', images.sample, batch_size=3)
         for options in (dict(temperature=0.0), dict(top_p=0.0), dict(top_k=0)):
             refuses(next(iter(options)), images.sample, 1, **options)
         config = Config.fromfile(untrained['tiny_pixels'][0])
@@ -185,7 +193,8 @@ class TestTextGenerator:
                 text.model.head.bias[0xFF] = 0
 
     def test_bad_input_is_named(self, text):
-        for prompt in ('', [], ['a', ''], b'a', [b'a'], [1, 2], ['a', None]):
+        refuses_input('batch_size must not be an option here, got 3', text, batch_size=3)
+        for prompt in ('', [], ['a', ''], b'a', [b'a'], [1, 2], ['a', None], 5):
             refuses_input('prompt must be a str of at least one character', text, prompt)
         for num_chars in (0, 2.5, '7'):
             message = f'num_chars must be an int, 1 or larger, got {num_chars!r}'

@@ -73,6 +73,8 @@ class TestNames:
     def test_released_weights_are_loaded_on_request(self, tmp_path, monkeypatch):
         with pytest.raises(UserError, match=f'{NAME} has no released weights; .*weights: none'):
             get_model(NAME, pretrained=True)
+        with pytest.raises(ValueError, match='name must be a string that is not empty, got None'):
+            get_model(None)
         model = get_model(NAME)
         torch.save(dict(state_dict=model.state_dict()), tmp_path / 'a.pth')
         monkeypatch.setattr(register_models()[NAME], 'weights', str(tmp_path / 'a.pth'))

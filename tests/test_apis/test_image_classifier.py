@@ -8,10 +8,10 @@ from mmengine.registry import DATASETS, DefaultScope
 from mmpretrain.structures import DataSample
 from PIL import Image
 
-from aft_mm.apis import ImageClassifier
+from aft_mm.apis import ImageClassifier, ImagePredictor
 from aft_mm.errors import UserError
 
-from ..errors import refuses_input
+from ..errors import refuses, refuses_input
 
 CLASSES = ('ant', 'bee', 'cat', 'dog', 'elk')
 
@@ -121,15 +121,26 @@ def test_pictures_show_the_prediction_large_enough(classify, folder, tmp_path):
         ('no.jpg', "images must be files that exist, got 'no.jpg'"),
         ('.', 'images must be folders with images'),
         (__file__, "images must be readable images, got '.*py'"),
-        (3, 'images must be a path, an array or a list of these, got int'),
+        ([3], 'images must be a path, an array or a list of these, got int'),
+        (Image.new('RGB', (8, 8)), 'images must be a path, an array or a list of these, got Image'),
         (np.zeros((8, 8, 4), np.uint8), r'must be uint8 \[H, W, 3\] .* got uint8 \[8, 8, 4\]'),
         (np.zeros((8, 8, 3)), r'got float64 \[8, 8, 3\]'),
     ],
 )
 def test_other_files_give_a_one_line_message(classify, tmp_path, monkeypatch, images, message):
     monkeypatch.chdir(tmp_path)
-    images = images if isinstance(images, np.ndarray | str) else [images]
     refuses_input(message, classify, images, progress=False)
+
+
+def test_a_predictor_takes_one_path_or_a_list(tiny_classifier, folder):
+    predict, path = ImagePredictor(*tiny_classifier, 'cpu'), folder / 'a/0.png'
+    (expected,) = predict([str(path)])
+    for given in (path, str(path), [path]):
+        (found,) = predict(given)
+        assert (found.path, found.found) == (str(path), expected.found)
+    assert predict([]) == []
+    refuses('paths must be the path of a file', predict, [np.zeros((8, 8, 3), np.uint8)])
+    refuses('score must be a finite number, 0 to 1', ImagePredictor, *tiny_classifier, score='x')
 
 
 def test_another_task_is_named(untrained):
