@@ -162,7 +162,10 @@ def test_characters_without_a_subword_are_logged_with_their_text(translator, mon
 
 
 def test_bad_input_is_named(translator, files, pairs, tmp_path):
-    refuses_input('text must be a str or a list of str', translator, ['a', 3])
+    for text in (['a', 3], None):
+        refuses_input('text must be a str or a list of str', translator, text)
+        refuses_input('text must be a str or a list of str', translator.n_best, text, 2)
+    refuses_input('num_best must not be an option here, got 2', translator, ['a'], num_best=2)
     refuses('batch_size must be an int, 1 or larger, got 0', translator, ['a'], batch_size=0)
     refuses_input('is a config for Translator, not for TextGenerator, ', TextGenerator, *files)
     words = '--vocab-size 64 --no-byte-fallback --out'.split()
@@ -227,7 +230,7 @@ def test_the_tool_translates_lines_in_their_order(translate, translator, files, 
         (['--beam-size', 0], '--beam-size must be an int, 1 or larger, got 0'),
         (['--n-best', 5], '--n-best must be an int, 1 to 4, got 5'),
         (['--n-best', 2, '--sample'], '--n-best and --sample cannot be combined'),
-        (['--length-penalty', -1], '--length-penalty must be a finite number, 0 or larger, got -1'),
+        (['--length-penalty', -1], '--length-penalty must be a finite number, 0 to 10, got -1'),
         (['--batch-size', 0], '--batch-size must be an int, 1 or larger, got 0'),
     ],
 )

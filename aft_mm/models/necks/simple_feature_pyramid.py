@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aft_mm.checks import check_int, is_int, refuse
 from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
@@ -52,8 +53,12 @@ class SimpleFeaturePyramid(BaseModule):
     ) -> None:
         super().__init__(init_cfg)
         self.in_channels = in_channels
-        if not strides or list(strides) != sorted(set(strides)):
-            raise ValueError(f'strides must be ascending and not empty, got {tuple(strides)}')
+        check_int('in_channels', in_channels, 1)
+        check_int('out_channels', out_channels, 1)
+        check_int('in_stride', in_stride, 1)
+        ascending = isinstance(strides, Sequence) and all(map(is_int, strides))
+        if not ascending or not strides or list(strides) != sorted(set(strides)):
+            refuse('strides', 'ascending ints, one or more', strides)
         self.num_outs = len(strides) if num_outs is None else num_outs
         if self.num_outs < len(strides):
             raise ValueError(
