@@ -49,7 +49,7 @@ class ImageGenerator:
         Raises:
             ValueError: An argument is out of range.
         """
-        check_options(options, 'length', 'prompts', 'batch_size', 'source')
+        check_options(options)
         return sample_images(self.model, self.image_shape, num, **{'progress': True, **options})
 
     def complete(self, images: np.ndarray, keep: float = 0.5, **options: Any) -> np.ndarray:
@@ -71,5 +71,6 @@ class ImageGenerator:
                 f'images must be uint8 [N, {", ".join(map(str, self.image_shape))}], '
                 f'got {images.dtype} {list(images.shape)}'
             )
+        check_options(options)
         rows = given_rows(keep, self.image_shape[0])
         return complete_images(self.model, images, rows, **{'progress': True, **options})

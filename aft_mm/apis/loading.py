@@ -39,9 +39,9 @@ def as_list(given: Any, *kinds: type) -> list:
     return list(given) if isinstance(given, Iterable) and not isinstance(given, kinds) else [given]
 
 
-def check_options(options: dict[str, Any], *fixed: str) -> None:
+def check_options(options: dict[str, Any], *names: str) -> None:
     """Raise a :class:`UserError` for options that the inferencer sets itself."""
-    for name in fixed:
+    for name in names or ('length', 'prompts', 'batch_size', 'source'):
         if name in options:
             raise UserError(f'{name} must not be an option here, got {options[name]!r:.80}')
 

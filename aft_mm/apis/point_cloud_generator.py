@@ -10,7 +10,7 @@ from mmengine.config import Config
 from aft_mm.errors import UserError
 from aft_mm.visualization import check_points, check_settings, sample_points
 
-from .loading import load_model
+from .loading import check_options, load_model
 
 
 class PointCloudGenerator:
@@ -56,6 +56,7 @@ class PointCloudGenerator:
         Raises:
             ValueError: An argument is out of range.
         """
+        check_options(options)
         return sample_points(self.model, num, self.num_bits, **{'progress': True, **options})
 
 

@@ -62,7 +62,7 @@ class TextGenerator:
         if num_chars is not None:
             check_int('num_chars', num_chars, 1)
         options = {'progress': True, **options}
-        check_options(options, 'length', 'prompts', 'batch_size', 'source')
+        check_options(options)
         if prompt is None:
             return decode(self.model.generate(self._length(0, num_chars), **options)[0])
         texts = self._texts('prompt', prompt, '; None starts from nothing')

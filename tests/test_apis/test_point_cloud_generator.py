@@ -32,6 +32,7 @@ def test_clouds_equal_those_of_the_model(generator, capsys):
 def test_bad_input_is_named(generator, untrained):
     refuses('num must be an int, 1 or larger, got 0', generator.sample, 0)
     refuses('top_p', generator.sample, 1, top_p=2)
+    refuses_input('batch_size must not be an option here, got 3', generator.sample, batch_size=3)
     config = Config.fromfile(untrained['tiny_clouds'][0])
     for name, value, message in (
         ('num_bits', 7, 'num_bits=7 needs 128 values per token'),
