@@ -52,8 +52,11 @@ def test_training_follows_its_arguments(trained):
 
 def test_testing_follows_its_arguments(trained, run, root, config):
     folder, scores = trained[0], {}
-    for name, words in dict(plain=[], tta=['--tta', '--amp']).items():
-        files = f'here/epoch_1.pth --out {name}.json --dump out/{name}.pkl --work-dir {name}'
+    # The work dir of a training keeps its config.
+    cases = dict(plain=[], tta=['--tta', '--amp', '--work-dir', 'tta'])
+    logs = dict(plain='work_dirs/tiny_compiled/test', tta='tta')
+    for name, words in cases.items():
+        files = f'here/epoch_1.pth --out {name}.json --dump out/{name}.pkl'
         command = root / 'tools/test.py', config('tiny_compiled'), *files.split(), *words
         result = run(*command, cwd=folder)
         assert result.returncode == 0, result.stderr
@@ -62,7 +65,7 @@ def test_testing_follows_its_arguments(trained, run, root, config):
         right = [sample['pred_score'].argmax() == sample['gt_label'] for sample in samples]
         metrics = json.loads((folder / f'{name}.json').read_text())
         assert metrics['accuracy/top1'] == pytest.approx(100 * np.mean(right))
-        assert list((folder / name).glob('*/*.log'))
+        assert list((folder / logs[name]).glob('*/*.log'))
         scores[name] = torch.stack([sample['pred_score'] for sample in samples])
     assert not torch.equal(scores['plain'], scores['tta'])
 
@@ -173,6 +176,8 @@ BEFORE = {
     'test TINY a.pth --dump a.txt': "Error: --dump must end in .pkl, got 'a.txt'",
     'test TINY a.pth --amp --cfg-options test_cfg=None': 'Error: testing needs test_cfg, which may '
     'be empty, in .*tiny.py',
+    'train TINY --work-dir . --cfg-options load_from=a.pth': "Error: load_from 'a.pth' must be outside "
+    'the work dir of the new run, .* --work-dir',
     'train TINY --auto-scale-lr --cfg-options auto_scale_lr=None': 'Error: --auto-scale-lr needs '
     'auto_scale_lr.base_batch_size in .*tiny.py',
 }

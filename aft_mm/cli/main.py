@@ -143,10 +143,8 @@ def add_config_options(parser: argparse.ArgumentParser, example: str) -> None:
     )
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        '--work-dir', help='folder of logs and checkpoints (default: work_dirs/NAME)'
-    )
+def add_run_arguments(parser: argparse.ArgumentParser, work_dir: str) -> None:
+    parser.add_argument('--work-dir', help=f'folder of the output (default: {work_dir})')
     add_config_options(parser, 'train_cfg.max_epochs=10')
     parser.add_argument(
         '--launcher',
@@ -260,7 +258,7 @@ def train(parser: argparse.ArgumentParser) -> None:
         action='store_true',
         help='scale the learning rate by the batch size over auto_scale_lr.base_batch_size',
     )
-    add_run_arguments(parser)
+    add_run_arguments(parser, 'work_dirs/NAME')
 
 
 def test(parser: argparse.ArgumentParser) -> None:
@@ -279,7 +277,7 @@ def test(parser: argparse.ArgumentParser) -> None:
         action='store_true',
         help='average over augmented copies of each image, defined by tta_model and tta_pipeline',
     )
-    add_run_arguments(parser)
+    add_run_arguments(parser, 'work_dirs/NAME/test')
 
 
 def predict(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ They are called in order after the runner is built. Checks of the config alone a
 import importlib
 from collections.abc import Callable, Sequence
 from importlib.metadata import distributions
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,6 +59,18 @@ def choose_checkpoint(cfg: Config) -> str:
     if found is not None:
         cfg.load_from = found
     return warning
+
+
+def check_start(cfg: Config) -> None:
+    """Refuse a new run in the work dir of its ``load_from``, which it could overwrite."""
+    start = cfg.get('load_from')
+    if cfg.get('resume') or not start or '://' in start:
+        return
+    if Path(start).resolve().parent == Path(cfg.work_dir).resolve():
+        raise UserError(
+            f'load_from {start!r} must be outside the work dir of the new run, which could '
+            'overwrite it; name another one by --work-dir'
+        )
 
 
 def check_widths(config: Config, runner: Runner) -> None:

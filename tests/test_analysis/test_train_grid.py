@@ -20,7 +20,9 @@ def runs(tmp_path, monkeypatch):
         options = words[words.index('--cfg-options') + 1 :]
         work_dir = Path(words[words.index('--work-dir') + 1])
         if tool == 'test.py':
-            assert words[1] == str(work_dir / 'epoch_1.pth') and options == ['data.samples=80']
+            assert work_dir.name == 'test'  # the config of the training stays
+            assert words[1] == str(work_dir.parent / 'epoch_1.pth')
+            assert options == ['data.samples=80']
             Path(words[words.index('--out') + 1]).write_text('{"bits_per_char": 2.5}')
             return
         found.append((work_dir.name, options))

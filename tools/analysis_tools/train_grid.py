@@ -114,7 +114,7 @@ def seed_run(config: Path, seed: int, args: argparse.Namespace) -> None:
     options += [f'optim_wrapper.optimizer.lr={rate}'] * (rate is not None)
     checkpoint = train(config, work_dir, options, args.amp)
     tested = work_dir / 'test.json'
-    words = [config, checkpoint, '--work-dir', work_dir, '--out', tested]
+    words = [config, checkpoint, '--work-dir', work_dir / 'test', '--out', tested]
     words += ['--cfg-options', *args.cfg_options] if args.cfg_options else []
     run_tool('test.py', words, work_dir.with_name(f'{work_dir.name}_test.log'))
     scalars = ''.join(json.dumps(record) + '\n' for record in read_scalars(work_dir))

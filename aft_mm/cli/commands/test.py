@@ -1,6 +1,7 @@
 """Test a checkpoint with the metrics of a config file."""
 
 import argparse
+import os
 from contextlib import ExitStack
 
 import mmengine
@@ -50,6 +51,8 @@ def test(args: argparse.Namespace) -> None:
         keep_freed_memory()
         check_torchvision()
         cfg = load_run_config(args)
+        if args.work_dir is None:  # a test dumps its config, too
+            cfg.work_dir = os.path.join(cfg.work_dir, 'test')
         apply_args(cfg, args)
         check_checkpoint(args.checkpoint)
         check_data(cfg, 'test')

@@ -27,7 +27,7 @@ from aft_mm.engine import (
     run_guard,
 )
 from aft_mm.engine.allocator import keep_freed_memory
-from aft_mm.engine.preflight import TRAIN_CHECKS, check_torchvision, choose_checkpoint
+from aft_mm.engine.preflight import TRAIN_CHECKS, check_start, check_torchvision, choose_checkpoint
 from aft_mm.engine.run_guard import Run
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
 from aft_mm.hosts import quiet_pycocotools
@@ -70,6 +70,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
         apply_args(cfg, args)
         apply_safe_defaults(cfg)
         warning = choose_checkpoint(cfg)
+        check_start(cfg)
         check_checkpoint(cfg.get('load_from'))
         check_data(cfg, 'train', 'val')
         if cfg.get('default_scope') == 'mmdet':
