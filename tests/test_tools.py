@@ -319,6 +319,20 @@ class TestErrorsOfARun:
             lambda cfg: cfg.train_dataloader.update(batch_size=size, drop_last=True),
         )
 
+    @pytest.mark.parametrize(
+        ('argument', 'message'),
+        [
+            (dict(max_keep_ckpt=1), "hook has no argument 'max_keep_ckpt'; .* 'max_keep_ckpts'"),
+            (dict(save_best='accuracy'), r"hook must be .* \(bits_per_char, .*\), got 'accuracy'"),
+        ],
+    )
+    def test_arguments_of_the_checkpoint_hook(self, train_with, argument, message):
+        train_with(
+            f'^Error: .*checkpoint {message}',
+            lambda cfg: cfg.default_hooks.checkpoint.update(argument),
+        )
+        assert bool([*Path('work_dirs').glob('*/epoch_1.pth')]) == ('save_best' in argument)
+
     def test_text_shorter_than_a_context(self, run, root, config, tmp_path):
         (tmp_path / 'text.txt').write_bytes(bytes(range(250)) * 2)
         result = run(root / 'tools/train.py', config('tiny_text'), cwd=tmp_path)

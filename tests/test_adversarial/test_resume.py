@@ -286,7 +286,7 @@ def test_a_run_that_would_go_on_otherwise_is_refused(name, train, stopped):
 
 def test_what_goes_on_otherwise_is_said(train, stopped):
     def two_processes(checkpoint):
-        checkpoint['meta']['run'].update(num_processes=2, num_threads=64)
+        checkpoint['meta']['run'].update(num_processes=2, num_threads=64, backends='eager')
         checkpoint['state_dict']['head.fc.bias'][0] = torch.nan
         checkpoint.pop('ema_state_dict')
 
@@ -295,6 +295,7 @@ def test_what_goes_on_otherwise_is_said(train, stopped):
     log = next(stopped.glob('*/*.log')).read_text()
     assert 'was written by 2 processes and the run resumes with 1' in log
     assert 'was written with 64 threads and the run resumes with 1' in log
+    assert "was written with AFT_MM_BACKEND='eager' and the run resumes with ''" in log
     assert 'no averaged weights: the average of EMAHook starts here' in log
     assert 'tensors of the checkpoint hold NaN or inf, the first is head.fc.bias' in log
 

@@ -1,10 +1,12 @@
 """Write checkpoints safely, and check those that a run is given."""
 
+import inspect
 import logging
 import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
 from time import monotonic
@@ -65,6 +67,9 @@ class SafeCheckpointHook(CheckpointHook):
 
     Args:
         **kwargs: Those of :class:`mmengine.hooks.CheckpointHook`.
+
+    Raises:
+        UserError: An argument is not one of them.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -73,6 +78,11 @@ class SafeCheckpointHook(CheckpointHook):
         if not elsewhere and not kwargs.get('backend_args'):
             kwargs['backend_args'] = ATOMIC_BACKEND
         super().__init__(**kwargs)
+        if self.args:  # for save_checkpoint, which gets all of its arguments from here
+            name = next(iter(self.args))
+            close = get_close_matches(name, inspect.signature(CheckpointHook).parameters, n=1)
+            hint = f'; did you mean {close[0]!r}?' if close else ''
+            raise UserError(f'the checkpoint hook has no argument {name!r}{hint}')
 
     def before_train(self, runner: Runner) -> None:
         """Drop entries of a resumed checkpoint for files of another folder."""
@@ -132,6 +142,12 @@ class SafeCheckpointHook(CheckpointHook):
         """Write the new best weights, then remove the previous; mmengine removes first."""
         if not self.save_best:
             return
+        unknown = {*self.key_indicators} - {'auto', *metrics}
+        if unknown:
+            raise UserError(
+                'save_best of the checkpoint hook must be a metric of the validation '
+                f'({", ".join(metrics)}), got {min(unknown)!r}'
+            )
         several = len(self.key_indicators) > 1
         paths: Any = self.best_ckpt_path_dict if several else vars(self)
         before = {key: paths[key] for key in (list(paths) if several else ['best_ckpt_path'])}
@@ -168,7 +184,6 @@ class SafeCheckpointHook(CheckpointHook):
                 meta=meta,
                 by_epoch=self.by_epoch,
                 backend_args=self.backend_args,
-                **self.args,
             )
         except BaseException:  # the previous one is complete
             hub.update_info('last_ckpt', before)
@@ -204,9 +219,8 @@ def _properties(runner: Runner) -> dict[str, Any]:
     return dict(
         num_processes=runner.world_size,
         num_threads=torch.get_num_threads(),
-        epoch_length=len(runner.train_loop.dataloader),
+        backends=os.environ.get('AFT_MM_BACKEND', ''),
         optimizer=type(getattr(runner.optim_wrapper, 'optimizer', runner.optim_wrapper)).__name__,
-        averaged=any(isinstance(hook, EMAHook) for hook in runner.hooks),
     )
 
 
@@ -379,7 +393,7 @@ class ResumeCheckHook(Hook):
         unit, done, end = 'iteration', iteration, runner.max_iters
         if isinstance(loop, EpochBasedTrainLoop):
             unit, done, end = 'epoch', epoch, runner.max_epochs
-            length = now['epoch_length']
+            length = len(loop.dataloader)
             inside = meta.get(INSIDE_EPOCH, {}).get('num_done', 0)
             if iteration != epoch * length + inside:
                 raise UserError(
@@ -400,6 +414,13 @@ class ResumeCheckHook(Hook):
                 f'the checkpoint was written with {threads} threads and the run resumes with '
                 f'{now["num_threads"]}: sums are rounded differently, so the weights will not '
                 'be bit for bit those of an uninterrupted run; OMP_NUM_THREADS sets the number'
+            )
+        backends = saved.get('backends', now['backends'])
+        if backends != now['backends']:
+            warn(
+                f'the checkpoint was written with AFT_MM_BACKEND={backends!r} and the run resumes '
+                f'with {now["backends"]!r}: sums are rounded differently, so the weights will not '
+                'be bit for bit those of an uninterrupted run'
             )
         if done >= end:
             warn(
