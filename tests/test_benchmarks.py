@@ -169,7 +169,10 @@ def test_models(tmp_path, monkeypatch, capsys):
         plot_models.main([str(path), '--png', str(png)])
         assert '| aft-tiny-h32-k3, 32, float32 | ' in capsys.readouterr().out and png.exists()
     more[1:2] = ['32', '64']
-    benchmark_models.main(['--models', *names[:2], *more, '--train', *COMMON, '--json', str(path)])
+    assert rows['aft-tiny-h32-k3']['wall_images_per_second'] > 0
+    more += ['--train', '--clock', 'cpu']
+    benchmark_models.main(['--models', *names[:2], *more, *COMMON, '--json', str(path)])
+    assert not any(key.startswith('wall_') for row in rows_of(path) for key in row)
     plot_models.main([str(path), '--png', str(png), '--by-side'])
     lines = capsys.readouterr().out.splitlines()
     assert lines[-4].startswith('| model | 32 px, s, MiB | 64 px, s, MiB | slope, s |')

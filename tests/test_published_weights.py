@@ -98,14 +98,14 @@ def test_published_files_keep_the_versions_of_the_layers(publish_model, tmp_path
 def test_the_licence_of_weights_follows_from_the_training_data(tool):
     licenses = tool('model_converters/data_licenses')
     code = ''.join(path.read_text() for path in sorted(ROOT.glob('configs/**/*.py')))
-    found = set(re.findall(r'AFT_MM_DATA:data}}/([\w.]+)', code)) | {
-        'aft_mm.Digits',
-        'aft_mm.CopyTask',
-    }
+    found = set(re.findall(r'AFT_MM_DATA:data}}/([\w.]+)', code))
+    classes = 'Digits CopyTask AssociativeRecall ListOps Pathfinder'.split()
+    found |= {f'aft_mm.{name}' for name in classes}
     found -= {'images', 'my_boxes', 'my_images', 'my_masks', 'my_text.txt'}  # data of one's own
     assert found == licenses.DATA_SETS.keys()
     for name in found:
-        dataset = dict(type=name, data_root=f'/mnt/{name}/train')
+        kind = (licenses.DATA_SETS[name].types or name).split()[0]
+        dataset = dict(type=kind, data_root=f'/mnt/{name}/train')
         text = Config(dict(train_dataloader=dict(dataset=dataset), load_from=None)).pretty_text
         if (expected := licenses.DATA_SETS[name].weights) is not None:
             assert licenses.weights_license(text) == expected
@@ -120,7 +120,12 @@ def test_the_licence_of_weights_follows_from_the_training_data(tool):
     [
         ("train_dataloader = dict(dataset=dict(data_root='data/photos'))", 'data .unknown.'),
         ("val_dataloader = dict(dataset=dict(data_root='data/bccd'))", 'data .unknown.'),
-        ("train_dataloader = dict(a='data/bccd', b='data/mnist')", 'data .MNIST, BCCD.'),
+        ("train_dataloader = dict(type='CustomDataset', a='/home/x/mnist/dogs')", 'data .unknown.'),
+        (
+            "train_dataloader = dict(a=dict(type='VOCDataset', b='data/bccd'), "
+            "c=dict(type='aft_mm.MNISTIdx', d='data/mnist'))",
+            'data .MNIST, BCCD.',
+        ),
         (f"{DIGITS}\nload_from = 'a.pth'", 'started from other weights'),
         (f"{DIGITS}\nmodel = dict(init_cfg=dict(type='Pretrained'))", 'started from other weights'),
         ('not Python', 'data .unknown.'),

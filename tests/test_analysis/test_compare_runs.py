@@ -58,6 +58,20 @@ def test_a_row_per_config_in_every_format(capsys):
     assert latex.startswith(r'\begin{tabular}{lrrrrr}')
 
 
+@pytest.mark.parametrize(
+    'change',
+    [{'launcher': 'pytorch'}, {'train_dataloader.batch_sampler.type': 'LengthBatchSampler'}],
+)
+def test_samples_per_second_need_one_process_and_a_fixed_batch(capsys, change):
+    path = Path('b/20260101_000000/vis_data/config.py')
+    config = Config.fromfile(path)
+    config.merge_from_dict(change)
+    config.dump(path)
+    main(['b'])
+    header = capsys.readouterr().out
+    assert 's/iteration' in header and 'samples/s' not in header
+
+
 def test_missing_values_are_a_dash():
     runs = {'a': {'x': [1.5, 1.7], 'y': [2.0]}, 'b': {'x': [3.0]}}
     assert '| b | 3.00 | – |' in run_table(runs)

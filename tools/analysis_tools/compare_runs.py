@@ -220,9 +220,9 @@ def row(
         if trained(log, 'time')
     ]
     loader = config.get('train_dataloader') or {}
-    sampler = (loader.get('batch_sampler') or {}).get('type', '')
-    # Its batch_size counts tokens.
-    batch = None if sampler.endswith('TokenBatchSampler') else loader.get('batch_size')
+    # Other batch samplers count tokens or vary the batch; the number of processes is not known.
+    is_fixed = not loader.get('batch_sampler') and config.get('launcher', 'none') == 'none'
+    batch = loader.get('batch_size') if is_fixed else None
     if times:
         columns['s/iteration'] = times
     if times and batch:

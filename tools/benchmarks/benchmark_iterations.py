@@ -71,6 +71,10 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     fill_in(parser, args)
     if args.device != default_device():
         parser.error(f'argument --device: must be {default_device()}, where configs train here')
+    stems = [config.stem for config in args.configs]
+    twice = next((stem for stem in stems if stems.count(stem) > 1), None)
+    if twice:
+        parser.error(f'argument CONFIG: must have different file names, got {twice} twice')
     args.rounds = args.rounds or ROUNDS
     return args
 

@@ -253,7 +253,7 @@ def admit(
 
 def measured(cell: Cell, times: Times, walls: Times, batch: int) -> dict:
     (name, form), found = cell, {}
-    for prefix, seconds in (('', times), ('wall_', walls)):
+    for prefix, seconds in (('', times), ('wall_', walls)) if walls else (('', times),):
         found[f'{prefix}images_per_second'] = batch / statistics.median(seconds[cell])
         deit, bound = f'deit-{parse_name(name)[1]}', name.replace('aft', 'bound')
         for label, other in (('deit', deit), ('bound', bound), ('eager', name)):

@@ -88,6 +88,7 @@ def interleaved(
 def both_clocks(
     calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu', clock: str = 'wall'
 ) -> tuple[Times, Times]:
+    """Return the times of :func:`seconds` and the wall times, which are empty with CPU time."""
     times: Times = {name: [] for name in calls}
     on_cpu = torch.device(device).type == 'cpu'
     walls: Times = times if on_cpu else {name: [] for name in calls}
@@ -100,7 +101,7 @@ def both_clocks(
                 walls[name].append(wall_seconds(call, device))
         progress(f'\r  round {done + 1}/{rounds}')
     progress('\r' + ' ' * 20 + '\r')
-    return times, walls
+    return times, {} if on_cpu and clock == 'cpu' else walls
 
 
 def ratio(times: Times, slow: Any, fast: Any) -> float:

@@ -19,12 +19,14 @@ class DataSet(NamedTuple):
 
     `samples` says whether its pictures, texts, shapes or recordings may be published here.
     `weights` is the SPDX identifier for trained weights, or None if the terms do not settle it.
+    `types` are the classes of the configs that read it; other data may lie in a folder of this name.
     """
 
     name: str
     terms: str
     samples: bool
     weights: str | None
+    types: str = ''
 
 
 RESEARCH = 'non-commercial research and education only'
@@ -32,29 +34,56 @@ RESEARCH = 'non-commercial research and education only'
 DATA_SETS = {
     'aft_mm.Digits': DataSet('handwritten digits (UCI, in scikit-learn)', 'CC BY 4.0', True, FREE),
     'aft_mm.CopyTask': DataSet('copy task', 'generated', True, FREE),
-    'imagenet': DataSet('ImageNet-1K', RESEARCH, False, NON_COMMERCIAL),
-    'imagenette': DataSet('Imagenette', 'as ImageNet', False, NON_COMMERCIAL),
-    'cifar10': DataSet('CIFAR-10', 'none stated', False, None),
-    'cifar10_full': DataSet('CIFAR-10, 40,000 images', 'as CIFAR-10', False, None),
-    'mnist': DataSet('MNIST', 'CC BY-SA 3.0', True, 'CC-BY-SA-3.0'),
-    'celeba': DataSet('CelebA', f'{RESEARCH}; no copies or derived data', False, None),
-    'coco': DataSet('COCO 2017', 'boxes CC BY 4.0; a licence per image', False, None),
-    'coco_mini': DataSet('COCO, a few images', 'as COCO', False, None),
-    'VOCdevkit': DataSet('PASCAL VOC', "Flickr's terms of use", False, None),
-    'bccd': DataSet('BCCD', 'MIT', True, FREE),
-    'ade': DataSet('ADE20K', f'labels BSD-3-Clause; images {RESEARCH}', False, NON_COMMERCIAL),
-    'camvid': DataSet('CamVid', 'CC BY-NC 4.0', False, NON_COMMERCIAL),
-    'enwik8': DataSet('enwik8', 'CC BY-SA 3.0, GFDL 1.2', True, 'CC-BY-SA-3.0'),
-    'multi30k': DataSet('Multi30k', RESEARCH, False, NON_COMMERCIAL),
-    'wmt14_en_de': DataSet('WMT14 English–German', 'research only', False, NON_COMMERCIAL),
-    'ShapeNetCore.v2.PC15k': DataSet('ShapeNetCore v2', RESEARCH, False, NON_COMMERCIAL),
-    'ModelNet10.PC15k': DataSet('ModelNet10', 'academic use only', False, NON_COMMERCIAL),
-    'modelnet10_pcd': DataSet('ModelNet10, 1,024 points', 'as ModelNet10', False, NON_COMMERCIAL),
-    'fsdd': DataSet('Free Spoken Digit Dataset', 'CC BY-SA 4.0', True, 'CC-BY-SA-4.0'),
-    'yesno': DataSet('yesno', 'Apache-2.0, as its Kaldi tutorial', True, FREE),
-    'an4_mfcc': DataSet('AN4', 'BSD-2-Clause (CMU)', True, FREE),
-    'librispeech': DataSet('LibriSpeech', 'CC BY 4.0', True, FREE),
-    'wsj': DataSet('Wall Street Journal', 'agreement with the LDC', False, None),
+    'aft_mm.AssociativeRecall': DataSet('associative recall', 'generated', True, FREE),
+    'aft_mm.ListOps': DataSet('ListOps', 'generated', True, FREE),
+    'aft_mm.Pathfinder': DataSet('Pathfinder', 'generated', True, FREE),
+    'imagenet': DataSet('ImageNet-1K', RESEARCH, False, NON_COMMERCIAL, 'ImageNet'),
+    'imagenette': DataSet('Imagenette', 'as ImageNet', False, NON_COMMERCIAL, 'ImageNet'),
+    'cifar10': DataSet('CIFAR-10', 'none stated', False, None, 'CIFAR10 aft_mm.CIFAR10Binary'),
+    'cifar10_full': DataSet(
+        'CIFAR-10, 40,000 images', 'as CIFAR-10', False, None, 'aft_mm.CIFAR10Binary'
+    ),
+    'mnist': DataSet('MNIST', 'CC BY-SA 3.0', True, 'CC-BY-SA-3.0', 'aft_mm.MNISTIdx'),
+    'celeba': DataSet(
+        'CelebA', f'{RESEARCH}; no copies or derived data', False, None, 'aft_mm.CelebA'
+    ),
+    'coco': DataSet(
+        'COCO 2017', 'boxes CC BY 4.0; a licence per image', False, None, 'CocoDataset'
+    ),
+    'coco_mini': DataSet('COCO, a few images', 'as COCO', False, None, 'CocoDataset'),
+    'VOCdevkit': DataSet('PASCAL VOC', "Flickr's terms of use", False, None, 'VOCDataset'),
+    'bccd': DataSet('BCCD', 'MIT', True, FREE, 'CocoDataset VOCDataset'),
+    'ade': DataSet(
+        'ADE20K', f'labels BSD-3-Clause; images {RESEARCH}', False, NON_COMMERCIAL, 'ADE20KDataset'
+    ),
+    'camvid': DataSet(
+        'CamVid', 'CC BY-NC 4.0', False, NON_COMMERCIAL, 'BaseSegDataset aft_mm.CamVidObjects'
+    ),
+    'enwik8': DataSet('enwik8', 'CC BY-SA 3.0, GFDL 1.2', True, 'CC-BY-SA-3.0', 'aft_mm.TextFile'),
+    'multi30k': DataSet('Multi30k', RESEARCH, False, NON_COMMERCIAL, 'aft_mm.ParallelText'),
+    'wmt14_en_de': DataSet(
+        'WMT14 English–German', 'research only', False, NON_COMMERCIAL, 'aft_mm.ParallelText'
+    ),
+    'ShapeNetCore.v2.PC15k': DataSet(
+        'ShapeNetCore v2', RESEARCH, False, NON_COMMERCIAL, 'aft_mm.PointClouds'
+    ),
+    'ModelNet10.PC15k': DataSet(
+        'ModelNet10', 'academic use only', False, NON_COMMERCIAL, 'aft_mm.PointClouds'
+    ),
+    'modelnet10_pcd': DataSet(
+        'ModelNet10, 1,024 points', 'as ModelNet10', False, NON_COMMERCIAL, 'aft_mm.PointClouds'
+    ),
+    'fsdd': DataSet(
+        'Free Spoken Digit Dataset', 'CC BY-SA 4.0', True, 'CC-BY-SA-4.0', 'aft_mm.FSDD'
+    ),
+    'yesno': DataSet(
+        'yesno', 'Apache-2.0, as its Kaldi tutorial', True, FREE, 'aft_mm.SpeechFolder'
+    ),
+    'an4_mfcc': DataSet('AN4', 'BSD-2-Clause (CMU)', True, FREE, 'aft_mm.SphinxFeatures'),
+    'librispeech': DataSet('LibriSpeech', 'CC BY 4.0', True, FREE, 'aft_mm.SpeechFolder'),
+    'wsj': DataSet(
+        'Wall Street Journal', 'agreement with the LDC', False, None, 'aft_mm.KaldiFeatures'
+    ),
 }
 
 
@@ -82,7 +111,11 @@ def weights_license(config: str) -> str:
         for string in strings(config, 'train_dataloader')
         for part in string.replace('\\', '/').split('/')
     }
-    found = [DATA_SETS[name] for name in DATA_SETS if name in parts]
+    found = [
+        data
+        for name, data in DATA_SETS.items()
+        if name in parts and (not data.types or parts & {*data.types.split()})
+    ]
     licenses = {data.weights for data in found}
     if any(strings(config, 'load_from')) or 'Pretrained' in strings(config, 'model'):
         reason = 'the training started from other weights'
