@@ -15,7 +15,7 @@ from mmengine.registry import RUNNERS
 
 from aft_mm.apis import TextGenerator, Translator
 from aft_mm.checkpoint import averaged
-from aft_mm.engine import CheckpointCompatibilityHook
+from aft_mm.engine import CheckpointCompatibilityHook, derived_seed
 from aft_mm.errors import UserError
 from aft_mm.evaluation import BLEU
 
@@ -222,6 +222,11 @@ def test_the_tool_translates_lines_in_their_order(translate, translator, files, 
     assert generated == [*translator.sample(texts, seed=5, top_k=3), '']
     samples = translator.sample(texts[:1] * 8, batch_size=1, seed=5, temperature=5.0)
     assert len(set(samples)) > 1  # each batch has noise of its own
+    late = [''] * 16 + texts[:1]
+    words = '--sample', '--seed', 5, '--temperature', 5.0, '--batch-size', 1
+    (*_, last, _) = translate('\n'.join(late).encode(), *files, *words)
+    seed = derived_seed(5, 16)  # not 21, which is another --seed
+    assert [last] == translator.sample(texts[:1], batch_size=1, seed=seed, temperature=5.0)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +234,15 @@ def test_the_tool_translates_lines_in_their_order(translate, translator, files, 
     [
         (['--beam-size', 0], '--beam-size must be an int, 1 or larger, got 0'),
         (['--n-best', 5], '--n-best must be an int, 1 to 4, got 5'),
-        (['--n-best', 2, '--sample'], '--n-best and --sample cannot be combined'),
+        *(
+            ([option, 2, '--sample'], f'{option} and --sample cannot be combined')
+            for option in ('--n-best', '--beam-size', '--length-penalty')
+        ),
+        *(
+            ([option, 0], f'{option} has no effect without --sample')
+            for option in ('--temperature', '--top-k', '--top-p', '--seed')
+        ),
+        (['--greedy'], '--greedy has no effect without --sample'),
         (['--length-penalty', -1], '--length-penalty must be a finite number, 0 to 10, got -1'),
         (['--batch-size', 0], '--batch-size must be an int, 1 or larger, got 0'),
     ],

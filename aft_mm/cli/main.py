@@ -158,17 +158,15 @@ def add_run_arguments(parser: argparse.ArgumentParser, work_dir: str) -> None:
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float = 1.0) -> None:
     parser.add_argument(
-        '--temperature',
-        type=float,
-        default=temperature,
-        help='divides the logits (default: %(default)s)',
+        '--temperature', type=float, help=f'divides the logits (default: {temperature})'
     )
+    parser.set_defaults(default_temperature=temperature)
     parser.add_argument('--top-k', type=int, help='sample among the k most likely values')
     parser.add_argument(
         '--top-p', type=float, help='sample among the most likely values with this probability'
     )
     parser.add_argument('--greedy', action='store_true', help='always take the most likely value')
-    parser.add_argument('--seed', type=int, default=0, help='random seed (default: 0)')
+    parser.add_argument('--seed', type=int, help='random seed (default: 0)')
     parser.add_argument('--device', help='by default an accelerator, if there is one')
     parser.add_argument(
         '--compile',
@@ -180,10 +178,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float =
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    options = {
-        name: getattr(args, name) for name in ('temperature', 'top_k', 'top_p', 'greedy', 'seed')
-    }
-    return {**options, 'compiled': args.compile}
+    options = {name: getattr(args, name) for name in ('top_k', 'top_p', 'greedy')}
+    for name in ('temperature', 'top_k', 'top_p', 'seed') if args.greedy else ():
+        if getattr(args, name) is not None:
+            option = f'--{name.replace("_", "-")}'
+            raise UserError(f'{option} and --greedy cannot be combined: nothing is sampled')
+    temperature = args.default_temperature if args.temperature is None else args.temperature
+    return dict(**options, temperature=temperature, seed=args.seed or 0, compiled=args.compile)
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -234,10 +235,8 @@ def new(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--out', metavar='NAME.py', help='the config (default: PATH.py in this folder)'
     )
-    parser.add_argument(
-        '--val', type=float, default=0.2, help='share of validation images (default: 0.2)'
-    )
-    parser.add_argument('--seed', type=int, default=0, help='seed of the split (default: 0)')
+    parser.add_argument('--val', type=float, help='share of validation images (default: 0.2)')
+    parser.add_argument('--seed', type=int, help='seed of the split (default: 0)')
 
 
 def train(parser: argparse.ArgumentParser) -> None:
@@ -295,9 +294,7 @@ def predict(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--out', required=True, metavar='DIR', help='folder of the results')
     parser.add_argument('--batch-size', type=int, default=8, help='images per batch (default: 8)')
-    parser.add_argument(
-        '--score', type=float, default=0.3, help='minimum score of a box (default: 0.3)'
-    )
+    parser.add_argument('--score', type=float, help='minimum score of a box (default: 0.3)')
     parser.add_argument('--no-pictures', action='store_true', help='do not draw the predictions')
     parser.add_argument('--device', help='by default an accelerator, if there is one')
     add_config_options(parser, 'model.test_cfg.max_per_img=300')
@@ -392,11 +389,10 @@ def translate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--batch-size', type=int, default=32, help='sentences per batch (default: 32)'
     )
-    parser.add_argument('--beam-size', type=int, default=4, help='hypotheses per beam (default: 4)')
+    parser.add_argument('--beam-size', type=int, help='hypotheses per beam (default: 4)')
     parser.add_argument(
         '--length-penalty',
         type=float,
-        default=0.6,
         help='larger values prefer longer translations (default: 0.6)',
     )
     parser.add_argument(

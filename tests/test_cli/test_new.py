@@ -296,6 +296,14 @@ def test_unusable_data_are_refused_and_nothing_is_written(kind, write, message, 
     assert sorted(here.iterdir()) == before
 
 
+@pytest.mark.parametrize('words', [['--val', '0.2'], ['--seed', '0']])
+def test_options_of_the_split_are_refused_where_nothing_is_split(words, here):
+    (here / 'data.txt').write_text('words ' * 2000)
+    message = f"{words[0]} has no effect: no validation images are sampled from 'data.txt'"
+    stops(message, main, ['new', 'text', 'data.txt', *words])
+    assert not (here / 'data.py').exists()
+
+
 def test_the_config_hides_no_module(photos, here):
     photos.rename(here / 'random')
     main(['new', 'image-folder', 'random'])

@@ -74,6 +74,11 @@ def test_bad_input_is_refused_before_anything_is_written(inputs, message, images
     assert not (images / 'out').exists()
 
 
+def test_a_classifier_has_no_least_score(images, tiny_classifier):
+    words = ['predict', *tiny_classifier, 'in/b', '--out', 'out', '--score', '0.3']
+    stops('--score has no effect on the model of .*, without boxes', main, words)
+
+
 def test_another_task_names_its_command(images, untrained):
     for name, command in (('tiny_text', 'sample'), ('tiny_super_resolution', 'super-resolve')):
         words = ['predict', *untrained[name], 'in/b', '--out', 'out']

@@ -61,13 +61,19 @@ def main(args: argparse.Namespace) -> None:
         root = Path(args.path)
         out = Path(args.out or default_name(root))
         folder = out.with_name(f'{out.stem}_split')
-        check_number('--val', args.val, above=0, most=0.9)
+        share, seed = 0.2 if args.val is None else args.val, args.seed or 0
+        check_number('--val', share, above=0, most=0.9)
         for path in (out, folder):
             if path.exists():
                 raise UserError(f'{str(path)!r} exists already; name another file with --out')
         check_suffix('--out', out, ('.py',))
         kind = KINDS[args.kind]
-        found = kind.inspect(root.absolute(), args.val, args.seed)
+        found = kind.inspect(root.absolute(), share, seed)
+        for name in ('val', 'seed'):
+            if getattr(args, name) is not None and not found.files:
+                raise UserError(
+                    f'--{name} has no effect: no validation images are sampled from {args.path!r}'
+                )
         by_epoch = args.kind in ('image-folder', 'coco', 'voc')
         length = epochs(kind, found.parts['train']) if by_epoch else kind.iterations
         iterations = length * -(-found.parts['train'] // kind.batch_size) if by_epoch else length
@@ -88,7 +94,7 @@ def main(args: argparse.Namespace) -> None:
     unit = 'bytes' if args.kind == 'text' else 'images'
     print(
         f'training {found.parts["train"]:,} {unit}, validation {found.parts["val"]:,}'
-        + (f', sampled with seed {args.seed} into {folder}/' if found.files else '')
+        + (f', sampled with seed {seed} into {folder}/' if found.files else '')
     )
     print(
         f'{out}: {iterations:,} iterations, about {max(1, round(iterations * kind.seconds / 60))} '

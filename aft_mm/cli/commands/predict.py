@@ -60,13 +60,16 @@ def rows(prediction: Prediction) -> list[dict]:
 def main(args: argparse.Namespace) -> None:
     with user_errors(*CONFIG_ERRORS, RuntimeError):
         check_int('--batch-size', args.batch_size, 1)
-        check_number('--score', args.score, 0, 1)
+        score = 0.3 if args.score is None else args.score
+        check_number('--score', score, 0, 1)
         out = Path(args.out)
         if (out / 'predictions.json').exists():
             raise UserError(f'--out {args.out!r} holds predictions already; name another folder')
         paths = find_images(args.inputs)
         config = read_config(args.config, args.cfg_options)
-        predictor = ImagePredictor(config, args.checkpoint, args.device, args.score)
+        if args.score is not None and config.get('default_scope') != 'mmdet':
+            raise UserError(f'--score has no effect on the model of {args.config}, without boxes')
+        predictor = ImagePredictor(config, args.checkpoint, args.device, score)
         out.mkdir(parents=True, exist_ok=True)
         written: list[dict[str, Any]] = []
         digits = len(str(len(paths)))
@@ -93,6 +96,6 @@ def main(args: argparse.Namespace) -> None:
         )
     boxes = sum('box' in one for image in written for one in image['found'])
     if predictor.scope == 'mmdet':
-        print(f'{boxes:,} boxes with a score of at least {args.score:g} (--score)')
+        print(f'{boxes:,} boxes with a score of at least {score:g} (--score)')
     pictures = '' if args.no_pictures else ' and pictures/'
     print(f'{len(paths):,} images: {out}/predictions.csv, predictions.json{pictures}')

@@ -14,6 +14,7 @@ from aft_mm.checks import check_int
 from aft_mm.cli.arguments import check_writable, numbered
 from aft_mm.cli.main import sampling_options
 from aft_mm.config.reading import check_data, read_config
+from aft_mm.engine import derived_seed
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples, given_rows
@@ -92,8 +93,11 @@ def sample_clouds(args: argparse.Namespace, config: Config) -> None:
 def sample_text(args: argparse.Namespace, config: Config) -> None:
     generator = TextGenerator(config, args.checkpoint, args.device)
     options = sampling_options(args)
+    first = options.pop('seed')
     texts = [
-        generator(args.prompt, args.num_chars, **{**options, 'seed': args.seed + i})
+        generator(
+            args.prompt, args.num_chars, seed=derived_seed(first, i) if i else first, **options
+        )
         for i in range(args.num or 1)
     ]
     Path(args.out).write_text(f'\n{"-" * 80}\n'.join(texts), encoding='utf-8')

@@ -17,23 +17,36 @@ from aft_mm.checkpoint import averaged
 from aft_mm.checks import check_int, check_number
 from aft_mm.cli.main import sampling_options
 from aft_mm.config.reading import read_config
+from aft_mm.engine import derived_seed
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.tokenizers import split_lines
 
 BATCHES = 16  # whose lines are sorted by length together
+BEAM = dict(beam_size=4, length_penalty=0.6)
+SAMPLING = ('temperature', 'top_k', 'top_p', 'greedy', 'seed', 'compile')
 
 
 def check_args(args: argparse.Namespace) -> Config:
     config = read_config(args.config, args.cfg_options)
     check_task(config, 'Translator')
+    for name in (*BEAM, 'n_best') if args.sample else SAMPLING:
+        value = getattr(args, name)
+        if value is not None and value is not False:
+            option = f'--{name.replace("_", "-")}'
+            raise UserError(
+                f'{option} and --sample cannot be combined'
+                if args.sample
+                else f'{option} has no effect without --sample'
+            )
+    for name, value in BEAM.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     for name in ('batch_size', 'beam_size'):
         check_int(f'--{name.replace("_", "-")}', getattr(args, name), 1)
     check_number('--length-penalty', args.length_penalty, 0, 10)
     if args.n_best is not None:
         check_int('--n-best', args.n_best, 1, args.beam_size)
-        if args.sample:
-            raise UserError('--n-best and --sample cannot be combined: a sample has no rank')
     return config
 
 
@@ -70,7 +83,9 @@ def output_lines(
 ) -> Iterator[str]:
     beam = dict(beam_size=args.beam_size, length_penalty=args.length_penalty)
     if args.sample:
-        options = {**sampling_options(args), 'seed': args.seed + first}
+        options = sampling_options(args)
+        if first:
+            options['seed'] = derived_seed(options['seed'], first)
         yield from translator.sample(lines, args.batch_size, **options)
     elif args.n_best is None:
         yield from translator(lines, args.batch_size, **beam)
