@@ -3,6 +3,7 @@
 import gzip
 import logging
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from mmengine.logging import MMLogger
 from mmengine.registry import DATASETS
 
 from aft_mm.datasets import ParallelText
+from aft_mm.datasets.parallel_text import encode_cached
 from aft_mm.tokenizers import Subwords, split_lines
 
 from ..errors import refuses, stops
@@ -176,6 +178,10 @@ def test_encoded_text_is_cached_for_the_text_and_the_vocabulary(build, tmp_path,
     assert (first.lengths == second.lengths).all()
     with pytest.raises(AssertionError, match='encoded again'):
         build(b'ein Mann\nzwei\n', b'one man\ntwo\n', **options)
+    lines = ['ein Hund', 'zwei']
+    encode_cached(lines, first.subwords, options['cache_dir'])
+    with pytest.raises(AssertionError, match='encoded again'):
+        encode_cached(lines, SimpleNamespace(fingerprint='another'), options['cache_dir'])
 
 
 def test_a_cache_that_cannot_be_written_is_a_warning(build, tmp_path, warnings):

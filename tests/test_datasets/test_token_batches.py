@@ -56,8 +56,12 @@ def test_an_epoch_has_an_order_of_its_own_and_as_many_batches(data):
     shared = {frozenset(batch) for batch in first} & {frozenset(batch) for batch in other}
     assert len(shared) < 0.1 * len(first)  # of a rare length
     assert batches(data, 200, seed=4) != first
-    lengths = [data.lengths[batch].max() for batch in batches(data, 200, shuffle=False)]
-    assert lengths == sorted(lengths)
+    shuffled, lengths = (
+        [data.lengths[batch].max() for batch in found]
+        for found in (first, batches(data, 200, shuffle=False))
+    )
+    assert shuffled != lengths == sorted(lengths)
+    assert abs(np.corrcoef(shuffled, np.arange(len(shuffled)))[0, 1]) < 0.5
 
 
 @pytest.mark.parametrize('processes', [2, 3])

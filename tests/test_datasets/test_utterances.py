@@ -159,6 +159,8 @@ def test_kept_features_are_read_again_as_long_as_the_file_is_the_same(folder, mo
         again = load.transform(dict(path=path))
         assert (again['features'] == first['features']).all()
         assert again['warnings'] == first['warnings'] != {}
+    fewer = TRANSFORMS.build(dict(step, num_mel_bins=20)).transform(dict(path=path))
+    assert fewer['features'].shape == (len(first['features']), 20)
     nowhere = TRANSFORMS.build(dict(LOAD, cache_dir=path))  # a file
     with pytest.raises(ValueError, match="cache_dir '.*two.flac' cannot be written .Not a dir"):
         nowhere.transform(dict(path=path))

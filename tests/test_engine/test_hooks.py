@@ -29,6 +29,7 @@ from aft_mm.engine import (
     RegularizationHook,
 )
 from aft_mm.engine.hooks.training import (
+    EpochTimeHook,
     check_random_state,
     parts_to_compile,
     random_state,
@@ -358,3 +359,20 @@ class TestCheckImagesHook:
     def test_data_without_files_passes(self):
         self.check_dataset(torch.utils.data.TensorDataset(torch.zeros(3, 1)))
         self.check_dataset(Digits())
+
+
+@pytest.mark.parametrize(('done', 'logged'), [(0, [3]), (2, [])])
+def test_the_time_of_a_resumed_epoch_is_not_logged(done, logged):
+    epochs = []
+    runner = SimpleNamespace(
+        iter=10 + done,
+        epoch=2,
+        train_loop=SimpleNamespace(dataloader=range(5)),
+        logger=logging.getLogger('epochs'),
+        visualizer=SimpleNamespace(add_scalar=lambda name, value, step: epochs.append(step)),
+    )
+    hook = EpochTimeHook()
+    hook.before_train_epoch(runner)
+    runner.iter = 15
+    hook.after_train_epoch(runner)
+    assert epochs == logged

@@ -59,7 +59,7 @@ class Pairs(Sequences):
         )
 
 
-def run(model, dataset=None, rank=0, world_size=1, batch_size=3, **options):
+def run(model, dataset=None, rank=0, world_size=1, batch_size=3, times=1, **options):
     dataset = dataset or Sequences()
     runner = SimpleNamespace(
         model=model,
@@ -76,7 +76,8 @@ def run(model, dataset=None, rank=0, world_size=1, batch_size=3, **options):
     )
     metric = Metric()
     loop = GenerationTestLoop(runner, loader, metric, **options)
-    assert loop.run() == dict(size=len(dataset))
+    for _ in range(times):
+        assert loop.run() == dict(size=len(dataset))
     return metric.samples
 
 
@@ -174,6 +175,11 @@ def test_only_the_first_inputs_are_sampled_for(points, world_size, batch_size, n
     with_draws = sorted(sample['number'] for sample in samples if 'generated' in sample)
     assert with_draws == list(range(min(7, num_inputs))) and len(samples) == 7
     assert all('nats' in sample for sample in samples)
+
+
+def test_a_second_test_samples_for_the_same_inputs(points):
+    samples = run(points, num_inputs=2, times=2)
+    assert [sample['number'] for sample in samples if 'generated' in sample] == [0, 1, 0, 1]
 
 
 def test_progress_is_shown_once(points, capsys):

@@ -53,6 +53,13 @@ def test_rates_are_edit_distances_over_the_transcripts(per):
         )
 
 
+def test_the_lexicon_has_transcripts_of_its_own():
+    metric = ErrorRate('phoneme', lexicon=True)
+    metric.dataset_meta = dict(units=NAMES)
+    metric.process(None, [dict(units=(3, 4), recognized=(3, 4), in_lexicon=(3, 5))])
+    assert metric.evaluate(1)['lexicon/phoneme_error_rate'] == 50
+
+
 def test_kinds_of_errors():
     found = measure('phoneme', [((3, 4, 5), (3, 5)), ((3,), (4, 3, 5)), ((), (3,)), ((4,), (5,))])
     assert found == dict(
