@@ -11,6 +11,7 @@ from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
 from PIL import Image
 
 from aft_mm.checks import IMAGE_SUFFIXES
+from aft_mm.cli.commands import train as train_command
 from aft_mm.engine.preflight import check_same_classes
 from aft_mm.errors import UserError
 
@@ -35,11 +36,11 @@ def train(tool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
 
-    def call(pattern, *options, edit=lambda text: text):
+    def call(pattern, *options, edit=lambda text: text, more=('--work-dir', 'work')):
         (path,) = FOLDER.glob(f'*{pattern}*.py')
         text = edit(path.read_text()).replace("'../_base_", f"'{ROOT}/configs/_base_")
         (tmp_path / 'my.py').write_text(text)
-        tool('train').main(['my.py', '--work-dir', 'work', '--cfg-options', *options])
+        tool('train').main(['my.py', *more, '--cfg-options', *options])
 
     return call
 
@@ -63,7 +64,7 @@ def test_every_config_is_listed():
 
 
 def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
-    photos, train, capfd, with_plots
+    photos, train, capfd, monkeypatch, with_plots
 ):
     split_folder.main(['photos', 'data/my_images', '--val', '0.3'])
 
@@ -88,6 +89,13 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
     assert 'curves     work/curves.png\nconfusion  work/confusion.png\n' in shown
     assert re.search('next       aft_mm predict my.py work/best_.* PATH --out predictions\n', shown)
     assert Path('work/curves.png').stat().st_size and Path('work/confusion.png').stat().st_size
+    plots = []
+    monkeypatch.setattr(train_command, 'plot', lambda *words, out: plots.append(words) or out)
+    train('image-folder', *short, more=['--work-dir', 'work', '--resume'])
+    shown = capfd.readouterr().out
+    assert re.search('trained .* in all ─+\nbest       accuracy_top1 .* at epoch 1', shown)
+    curves = 'curves', '--group', f'{photos.name}/work', f'{photos}/work'
+    assert plots[0] == curves
     checkpoint = torch.load('work/epoch_1.pth', weights_only=True)
     assert checkpoint['meta']['dataset_meta']['classes'] == ('cat', 'dog', 'wombat')
 
@@ -96,8 +104,14 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
     stops(match, train, 'image-folder', *short)
     (photos / 'data/my_images/val/wombat').rename(photos / 'moved too')
     capfd.readouterr()
-    short += ['load_from=work/epoch_1.pth', 'work_dir=tuned']
-    train('image-folder', *short, edit=lambda text: text.replace('classes = 3', 'classes = 2'))
+    train(
+        'image-folder',
+        *short,
+        'load_from=work/epoch_1.pth',
+        edit=lambda text: text.replace('classes = 3', 'classes = 2'),
+        more=['--work-dir', 'tuned'],
+    )
+    assert plots[-2][-4:] == ('--metric', 'accuracy/top1', '--metric', 'loss')
     changed = 'head.fc.weight [3, 96] -> [2, 96], head.fc.bias [3] -> [2]'
     assert f'keep their initialisation: {changed}' in ''.join(capfd.readouterr())
 

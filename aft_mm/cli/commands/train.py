@@ -103,13 +103,21 @@ def report(runner: Runner, config: str) -> None:
     if not checkpoint:
         return
     lines = {}
+    curves = ['--group', '/'.join(Path(runner.work_dir).parts[-2:]), runner.work_dir]
     if best:
-        named = re.search(r'_(epoch|iter)_(\d+)\.pth$', str(best))  # not with any filename_tmpl
-        place = f' at {named[1]} {named[2]}' if named else ''
+        # Not with any filename_tmpl; a name has _ instead of /.
+        named = re.search(r'best_(.+)_(epoch|iter)_(\d+)\.pth$', str(best))
+        place = f' at {named[2]} {named[3]}' if named else ''
         score = float(runner.message_hub.get_info('best_score'))
-        lines['best'] = f'{hook.key_indicators[0]} {score:.4g}{place}'
+        metric = hook.key_indicators[0]
+        if metric != 'auto':  # which a resumed run without a validation has not replaced
+            curves += ['--metric', metric]
+            curves += ['--metric', 'loss'] * (not metric.startswith('bits_per_'))
+        elif named:
+            metric = named[1]
+        lines['best'] = f'{metric} {score:.4g}{place}'
     lines['checkpoint'] = os.path.relpath(checkpoint)
-    lines['curves'] = plot('curves', runner.work_dir, out=f'{runner.work_dir}/curves.png')
+    lines['curves'] = plot('curves', *curves, out=f'{runner.work_dir}/curves.png')
     scope = runner.cfg.get('default_scope')
     if scope == 'mmpretrain' and runner.val_loop is not None:
         if len(runner.val_loop.dataloader.dataset) <= MOST_CLASSIFIED:
@@ -122,7 +130,7 @@ def report(runner: Runner, config: str) -> None:
     words = [Path(config).stem if ours else config, lines['checkpoint']]
     use, more = next_command(runner.cfg)
     lines['next'] = f'{shlex.join(["aft_mm", use, *words])} {more}'.rstrip()
-    title = f' trained {runner.iter:,} iterations '
+    title = f' trained {runner.iter:,} iterations {"in all " * bool(runner.cfg.get("resume"))}'
     print(f'{title:─^80}')
     for name, line in lines.items():
         print(f'{name:11}{line}')
