@@ -1,11 +1,13 @@
 """Arguments of train.py and test.py, and errors for bad input."""
 
 import json
+import logging
 import pickle
 import re
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +16,11 @@ from mmengine.config import Config
 from PIL import Image
 
 from aft_mm.checkpoint import load_from_local
-from aft_mm.engine.preflight import shortened_warmup
+from aft_mm.config.reading import check_settings
+from aft_mm.engine.preflight import check_schedule, shortened_warmup
 from aft_mm.registry import register_safe_loading
 
-from .errors import stops
+from .errors import refuses_input, stops
 from .helpers import only_error
 
 
@@ -169,7 +172,7 @@ BEFORE = {
     'val_dataloader.dataset.data_root=data val_dataloader.dataset.split=val': 'Error: '
     "val_dataloader.dataset reads 'data/val', which does not exist",
     'train TINY_text': "Error: train_dataloader.dataset reads 'text.txt', which does not exist; "
-    'put the data there or set AFT_MM_DATA',
+    'put the data there$',
     'test TINY a.pth --tta --cfg-options tta_model=None': 'Error: --tta needs tta_model and '
     'tta_pipeline in .*tiny.py',
     'test TINY a.pth --out a.txt': "Error: --out must end in .json, got 'a.txt'",
@@ -292,6 +295,32 @@ class TestErrorsOfARun:
         )
         for settings in ([schedule], schedule):
             train_with(match, lambda cfg, new=settings: setattr(cfg, 'param_scheduler', new))
+
+    @pytest.mark.parametrize(
+        ('type_', 'is_said'), [('CosineAnnealingLR', True), ('LinearLR', False)]
+    )
+    @pytest.mark.parametrize('end', [2, 3, 4])
+    def test_schedule_of_another_length_than_the_run(self, type_, is_said, end, caplog):
+        schedule = dict(type=type_, begin=0, end=end)
+        logger = logging.getLogger('schedules')
+        runner = SimpleNamespace(
+            param_schedulers=schedule, max_iters=18, max_epochs=3, logger=logger
+        )
+        check_schedule(Config(), runner)
+        said = f'CosineAnnealingLR of param_scheduler ends at epoch {end}, but the run at 3; '
+        assert (said in caplog.text) == (is_said and end != 3) == bool(caplog.text)
+
+    def test_topk_of_more_than_the_classes(self, tool, config, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        words = '--cfg-options', 'val_evaluator.topk=(1, 11)', f'experiment_name={tmp_path.name}'
+        message = 'topk of Accuracy in val_evaluator must be at most 10, .*, got 11'
+        stops(message, tool('train').main, [config('tiny'), *words])
+        assert not list(tmp_path.rglob('*.pth'))
+
+    @pytest.mark.parametrize('name', ['CustomDataset', 'mmseg.BaseSegDataset'])
+    def test_images_without_a_pipeline(self, name):
+        cfg = Config(dict(train_dataloader=dict(dataset=dict(type=name))))
+        refuses_input('train_dataloader.dataset.pipeline must have a step', check_settings, cfg)
 
     def test_a_warm_up_longer_than_the_run_is_shortened(self):
         warm = dict(type='LinearLR', begin=0, end=3, convert_to_iter_based=True)

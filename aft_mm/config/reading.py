@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config, ConfigDict
@@ -55,6 +56,8 @@ SHARED = frozenset(
         'model_cfg',
     }
 )
+#: Ends of the types of data sets whose pipeline packs the samples, but may be left out.
+IMAGE_DATA_SETS = ('CustomDataset', 'ImageNet', 'BaseSegDataset', 'CocoDataset', 'VOCDataset')
 SIMILARITY = 0.8  # cutoff of get_close_matches: two of ten letters differ
 #: Library warnings that no user can act on.
 KNOWN_WARNINGS = (
@@ -234,7 +237,8 @@ def _entry(cfg: Any, key: str) -> Any:
 def _check_dataset(key: str, dataset: ConfigDict) -> None:
     if 'dataset' in dataset:  # a wrapper, such as RepeatDataset
         _check_dataset(f'{key}.dataset', dataset['dataset'])
-    if 'pipeline' in dataset and not dataset['pipeline']:
+    needs_pipeline = 'pipeline' in dataset or str(dataset.get('type')).endswith(IMAGE_DATA_SETS)
+    if needs_pipeline and not dataset.get('pipeline'):
         raise UserError(f'{key}.pipeline must have a step that packs a sample, got none')
     if isinstance(dataset.get('indices'), int | float | str):
         check_int(f'{key}.indices', dataset['indices'], 1)
@@ -278,11 +282,15 @@ def _check_files(dataset: ConfigDict, key: str) -> None:
             continue
         missing = not os.path.exists(place)
         if missing or (os.path.isdir(place) and not os.listdir(place)):
+            folder = os.environ.get('AFT_MM_DATA', 'data')
             raise UserError(
                 f'{key} reads {place!r}, which {"does not exist" if missing else "is empty"}; put '
-                'the data there or set AFT_MM_DATA '
-                f'(now {os.environ.get("AFT_MM_DATA", "data")!r}) to the folder that holds the '
-                'data sets'
+                'the data there'
+                + (
+                    f' or set AFT_MM_DATA (now {folder!r}) to the folder that holds the data sets'
+                    if Path(place).is_relative_to(folder)
+                    else ''
+                )
             )
     if isinstance(prefix, str):
         _check_images(key, os.path.join(root, prefix), dataset)

@@ -10,6 +10,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
@@ -74,7 +75,7 @@ def check_start(cfg: Config) -> None:
 
 
 def check_widths(config: Config, runner: Runner) -> None:
-    """Refuse a neck, or else a head, of another width than an AFTViT backbone."""
+    """Refuse a neck, or else a head, that does not fit the outputs of an AFTViT backbone."""
     model = task_model(runner)
     backbone = getattr(model, 'backbone', None)
     if type(backbone).__name__ != 'AFTViT':  # other backbones have a width per stage
@@ -92,6 +93,13 @@ def check_widths(config: Config, runner: Runner) -> None:
             raise UserError(
                 f'{name}.in_channels must be {backbone.embed_dims}, the width of the '
                 f'backbone, got {given}'
+            )
+        index = getattr(getattr(model, name), 'in_index', 0)  # of mmseg's heads
+        outputs = len(backbone.out_indices)
+        if neck is None and not -outputs <= np.max(index) < outputs:
+            raise UserError(
+                f'model.{name}.in_index must be below {outputs}, the number of out_indices of the '
+                f'backbone, got {index}'
             )
 
 
@@ -134,9 +142,11 @@ def check_classes(config: Config, runner: Runner) -> None:
         validated = runner.val_loop.dataloader.dataset
         check_num_classes(task_model(runner), validated, 'validation')
         check_same_classes(trained, validated)
+        check_topk(task_model(runner), runner.val_loop.evaluator, 'val')
 
 
 def check_test_classes(config: Config, runner: Runner) -> None:
+    check_topk(task_model(runner), runner.test_loop.evaluator, 'test')
     check_num_classes(task_model(runner), runner.test_loop.dataloader.dataset, 'test')
 
 
@@ -152,6 +162,17 @@ def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
             raise UserError(
                 f'model.{name}.num_classes must be at least {len(classes)}, the number '
                 f'of classes of the {split} set, got {number}'
+            )
+
+
+def check_topk(model: torch.nn.Module, evaluator: Any, split: str) -> None:
+    number = getattr(getattr(model, 'head', None), 'num_classes', None)
+    for metric in evaluator.metrics:
+        most = max(getattr(metric, 'topk', None) or (0,))
+        if isinstance(number, int) and most > number:
+            raise UserError(
+                f'topk of {type(metric).__name__} in {split}_evaluator must be at most {number}, '
+                f'the number of classes, got {most}'
             )
 
 
@@ -219,16 +240,23 @@ def check_schedule(config: Config, runner: Runner) -> None:
             f'{shorter[0]["end"]} of {runner.max_iters} iterations'
         )
         return
-    for schedule in [schedules] if isinstance(schedules, dict) else schedules:
+    schedules = [schedules] if isinstance(schedules, dict) else schedules
+    for number, schedule in enumerate(schedules, 1):
         by_epoch = schedule.get('by_epoch', True)
         length = runner.max_epochs if by_epoch else runner.max_iters
         begin, end = schedule.get('begin', 0), schedule.get('end', length)
+        unit = 'epoch' if by_epoch else 'iteration'
         if begin >= end:
-            unit = 'epoch' if by_epoch else 'iteration'
             raise UserError(
                 f'{schedule.get("type")} of param_scheduler begins at {unit} {begin} and ends at '
                 f'{unit} {end}, by default the end of the run; train longer, or '
                 'at a constant rate with --cfg-options param_scheduler=None'
+            )
+        is_warmup = begin == 0 and str(schedule.get('type')).endswith(('LinearLR', 'ConstantLR'))
+        if number == len(schedules) and end != length and not is_warmup:
+            runner.logger.warning(
+                f'{schedule.get("type")} of param_scheduler ends at {unit} {end}, but the run at '
+                f'{length}; its end should change with the length of the run'
             )
 
 
