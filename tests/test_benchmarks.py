@@ -8,6 +8,7 @@ from pathlib import Path
 
 import benchmark_attention
 import benchmark_efficiency
+import benchmark_iterations
 import benchmark_models
 import benchmark_ops
 import benchmark_runtimes
@@ -283,6 +284,13 @@ def test_training_step(tmp_path):
 def test_an_unknown_mixer_is_refused(name):
     with pytest.raises(ValueError, match='must be one of aft-simple, .* or a registered mixer'):
         decoders.mixer(name, heads=2)
+
+
+def test_two_configs_of_one_name_are_refused(capsys):
+    with pytest.raises(SystemExit, match='2'):
+        benchmark_iterations.main(['a/x.py', 'b/x.py', *COMMON])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith('CONFIG: must have different file names, got x twice')
 
 
 def test_a_wrong_argument_is_a_one_line_error(monkeypatch, capsys):
