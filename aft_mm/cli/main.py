@@ -143,7 +143,7 @@ def add_config_options(parser: argparse.ArgumentParser, example: str) -> None:
     )
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, work_dir: str) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser, work_dir: str = 'work_dirs/NAME') -> None:
     parser.add_argument('--work-dir', help=f'folder of the output (default: {work_dir})')
     add_config_options(parser, 'train_cfg.max_epochs=10')
     parser.add_argument(
@@ -257,7 +257,7 @@ def train(parser: argparse.ArgumentParser) -> None:
         action='store_true',
         help='scale the learning rate by the batch size over auto_scale_lr.base_batch_size',
     )
-    add_run_arguments(parser, 'work_dirs/NAME')
+    add_run_arguments(parser)
 
 
 def test(parser: argparse.ArgumentParser) -> None:
