@@ -122,7 +122,7 @@ def test_two_processes_on_a_cpu(call, tmp_path):
         (CASES[0], 'neck.in_channels=192', 'neck.in_channels must be 96, the width of the backb'),
         (CASES[1], 'decode_head.in_channels=48', 'decode_head.in_channels must be 96, the width'),
         (CASES[1], 'backbone.out_indices=[1,5]', 'out_indices must be one or more ints, '),
-        (CASES[1], 'decode_head.in_index=1', 'decode_head.in_index must be below 1, the number'),
+        (CASES[1], 'decode_head.in_index=2', 'decode_head.in_index must be below 2, the number'),
     ],
 )
 def test_mismatched_parts_give_a_one_line_message(run, pack, tmp_path, case, option, message):
