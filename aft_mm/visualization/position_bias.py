@@ -34,6 +34,7 @@ def draw_position_bias(
     quantity: str = 'exp-1',
     scale: str = 'layer',
     footer: str = '',
+    causal: bool = False,
 ) -> Figure:
     """Draw ``exp(w) - 1`` or ``exp(w)``, one row per layer, one column per head or query token.
 
@@ -60,6 +61,7 @@ def draw_position_bias(
         quantity: ``'exp-1'`` or ``'exp'``.
         scale: ``'layer'`` for one colour scale per layer, ``'all'`` for a common one.
         footer: Small print below the figure.
+        causal: Leave out the offsets of a kernel to later tokens.
 
     Returns:
         A figure with its own Agg canvas, see :func:`.figures.new_figure`.
@@ -82,7 +84,7 @@ def draw_position_bias(
             else:
                 rows[name] = _query_panels(values[0], grid, num_prefix_tokens, queries)
         else:
-            rows[name] = _kernel_panels(name, values, grid, heads)
+            rows[name] = _kernel_panels(name, values, grid, causal, heads)
     title = f'Position bias, {QUANTITIES[quantity]}; {SCALES[scale]}'
     return _draw_rows(rows, quantity, scale == 'all', title, footer)
 
@@ -153,7 +155,7 @@ def _norm(pictures: list[np.ndarray], quantity: str) -> Normalize:
 
 
 def _kernel_panels(
-    name: str, values: np.ndarray, grid: tuple[int, ...] | None, heads: Choice
+    name: str, values: np.ndarray, grid: tuple[int, ...] | None, causal: bool, heads: Choice
 ) -> list[dict[str, Any]]:
     if values.ndim not in (2, 3, 4):
         raise ValueError(
@@ -162,8 +164,11 @@ def _kernel_panels(
         )
     chosen = choose('heads', heads, len(values))
     values = values[chosen]
+    if causal:  # in raster order, offsets to later tokens follow the centre
+        place = np.arange(values[0].size).reshape(values[0].shape)
+        values[:, place > values[0].size // 2] = np.nan
     if values.ndim == 2:
-        return [_lines(values, chosen)]
+        return [_lines(values, causal, chosen)]
     if values.ndim == 4:
         values = values[:, values.shape[1] // 2]
     reach_y, reach_x = values.shape[1] / 2, values.shape[2] / 2
@@ -191,8 +196,10 @@ def _kernel_panels(
     ]
 
 
-def _lines(values: np.ndarray, heads: list[int]) -> dict[str, Any]:
+def _lines(values: np.ndarray, causal: bool, heads: list[int]) -> dict[str, Any]:
     reach = values.shape[1] / 2
+    if causal:
+        values = values[:, : values.shape[1] // 2 + 1]
     shown = choose('heads', 'even:12', len(heads))
     return dict(
         values=values,
@@ -201,7 +208,7 @@ def _lines(values: np.ndarray, heads: list[int]) -> dict[str, Any]:
         xlabel='offset, source − target [tokens]',
         ylabel='head',
         yticks=(shown, [str(heads[index]) for index in shown]),
-        extent=(-reach, reach, len(values) - 0.5, -0.5),
+        extent=(-reach, 0.5 if causal else reach, len(values) - 0.5, -0.5),
     )
 
 

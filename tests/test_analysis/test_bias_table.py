@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from plot_position_bias import position_bias_table
+from plot_position_bias import AXES, position_bias_table
 
 
 def test_a_kernel_with_one_place_and_a_flat_one():
@@ -44,6 +44,23 @@ def test_a_dense_bias_is_the_mean_over_queries_of_what_they_see(causal):
     assert row['entropy_bits'] == pytest.approx(np.mean(entropies))
     assert (row['centre_row'], row['centre_column']) == pytest.approx(tuple(np.mean(centres, 0)))
     assert row['width'] == pytest.approx(np.mean(widths))
+
+
+@pytest.mark.parametrize('kernel', [(15,), (3, 5), (3, 3, 5)])
+def test_a_causal_kernel_has_no_later_offsets(kernel):
+    w, centre = torch.randn(1, *kernel), [size // 2 for size in kernel]
+    seen = [place for place in np.ndindex(*kernel) if list(place) <= centre]
+    p = np.exp([float(w[0][place]) for place in seen])
+    p /= p.sum()
+    offsets = np.subtract(seen, centre)
+    for index in np.ndindex(*kernel):
+        if index not in seen:
+            w[0][index] = 30.0
+    (row,) = position_bias_table({'layer 0': w}, causal=True)
+    axes = AXES[len(kernel)]
+    assert [row[f'centre_{axis}'] for axis in axes] == pytest.approx(list(p @ offsets))
+    assert row['entropy_bits'] == pytest.approx(-(p * np.log2(p)).sum())
+    assert row['width'] == pytest.approx(np.sqrt(p @ ((offsets - p @ offsets) ** 2).sum(1)))
 
 
 def test_sequences_have_an_offset():

@@ -82,6 +82,20 @@ def test_kernels_of_one_and_three_dimensions():
     np.testing.assert_allclose(panels[1].get_array(), w[1, 1].exp() - 1, rtol=1e-5, atol=1e-6)
 
 
+def test_causal_kernels_have_no_later_offsets():
+    (panel,) = images(draw_position_bias({'layer 0': torch.randn(4, 9)}, causal=True))
+    assert panel.get_array().shape == (4, 5) and panel.get_extent()[:2] == [-4.5, 0.5]
+
+    for kernel in ((5, 7), (3, 5, 7)):
+        w = torch.randn(1, *kernel)
+        (panel,) = images(draw_position_bias({'layer 0': w}, causal=True))
+        shown = np.ma.filled(panel.get_array().astype(float), np.nan)
+        row, column = np.indices((5, 7))
+        later = (row > 2) | ((row == 2) & (column > 3))
+        plane = w[0].reshape(-1, 5, 7)[kernel[0] // 2 if len(kernel) == 3 else 0]
+        np.testing.assert_allclose(shown, np.where(later, np.nan, plane.expm1()), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     'heads, expected',
     [('even:3', [0, 96, 191]), ('first:2', [0, 1]), ('0,7,3', [0, 7, 3]), ([5], [5])],

@@ -84,13 +84,14 @@ def position_bias_table(
     """Compute statistics of ``p = exp(w) / Σ exp(w)``, one row (dict) per layer and head.
 
     - ``top_N``: share of the N = ``top`` largest positions in p
-    - ``entropy_bits``: −Σ p log₂ p; the regulariser of equation 9 is its sum in nats
+    - ``entropy_bits``: −Σ p log₂ p; the regulariser of equation 9 is its sum in nats, over
+      the whole kernel
     - ``centre_row``, …: Σ p · offset, source − target, in tokens
     - ``width``: √(Σ p (offset − centre)²) in tokens, over all dimensions
 
     For ``[h, *kernel]``, p is a distribution over the kernel. For ``[1, T, T]``, the statistics are
-    means over the targets on the grid. Their sources exclude prefix tokens and, if ``causal``,
-    later tokens.
+    means over the targets on the grid. Their sources exclude prefix tokens. Both exclude later
+    tokens if ``causal``.
     """
     check_int('top', top, 1)
     table = []
@@ -129,7 +130,10 @@ def _distribution(
         )
     axes = (torch.arange(size) - size // 2 for size in w.shape[1:])
     offset = torch.cartesian_prod(*axes).view(1, -1, w.dim() - 1)
-    return w.flatten(1).softmax(-1)[:, None], offset.double()
+    w = w.flatten(1)
+    if causal:  # in raster order, offsets to later tokens follow the centre
+        w, offset = w[:, : w.shape[1] // 2 + 1], offset[:, : w.shape[1] // 2 + 1]
+    return w.softmax(-1)[:, None], offset.double()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -145,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f'layer {i}': mixers[i].position_bias()
             for i in choose('--layers', args.layers, len(mixers))
         }
-        place = dict(grid=mixers[0].grid, num_prefix_tokens=mixers[0].num_prefix_tokens)
+        place = {key: getattr(mixers[0], key) for key in ('grid', 'num_prefix_tokens', 'causal')}
         w = next(iter(biases.values()))
         heads = len(choose('--heads', args.heads, len(w)))
         names = ('heads', 'queries', 'view', 'quantity', 'scale')
@@ -154,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         figure = draw_position_bias(biases, **place, **choices, footer=small)
         figure.savefig(args.out, dpi=args.dpi)
         if args.csv:
-            table = position_bias_table(biases, **place, causal=mixers[0].causal, top=args.top)
+            table = position_bias_table(biases, **place, top=args.top)
             write_csv(args.csv, table)
     omitted = f' ({heads} of {len(w)} heads)' if heads < len(w) else ''
     print(f'drew {len(biases)} of {len(mixers)} layers{omitted} to {args.out}')
