@@ -25,7 +25,10 @@ from .parallel_data import MISSING, REASON, write_pairs
 HELD = {
     ('README.md', 0): 'test_guides: trains',
     ('docs/configs.md', 2): 'test_guides: trains',
+    ('docs/configs.md', 3): 'test_guides: trains',
     ('docs/tasks/dense_prediction.md', 0): 'test_dense_backbone, downstream/test_configs',
+    ('docs/tasks/dense_prediction.md', 1): 'downstream/test_own_data: trains',
+    ('docs/tasks/dense_prediction.md', 2): 'downstream/test_own_data: trains',
     ('docs/tasks/image_ar.md', 1): 'test_guides, with the config that names it',
     ('docs/tasks/image_ar.md', 2): 'test_guides',
     ('docs/tasks/language_modeling.md', 1): 'test_guides',

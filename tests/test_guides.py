@@ -1,5 +1,6 @@
 """The examples of docs/tasks/ do what the text says; their commands run in test_wheel.py."""
 
+import json
 import re
 from pathlib import Path
 
@@ -120,7 +121,7 @@ def test_guide_for_own_languages(guide):
 @pytest.mark.parametrize('page', ['README.md', 'docs/configs.md'])
 def test_the_own_config_of_the_docs_trains(page, tool, tmp_path, monkeypatch):
     blocks = re.findall('```python\n(.*?)```', (ROOT / page).read_text(), re.S)
-    (example,) = [block for block in blocks if block.startswith('_base_')]
+    (example,) = [block for block in blocks if block.startswith('_base_ = [')]
     monkeypatch.chdir(tmp_path)
     for split in ('train', 'val'):
         for number in range(1000):
@@ -142,6 +143,28 @@ def test_the_own_config_of_the_docs_trains(page, tool, tmp_path, monkeypatch):
     decay = {id(group['params'][0]): group['weight_decay'] for group in groups}
     biases = [value for name, value in model.named_parameters() if 'pos_bias' in name]
     assert biases and all(decay[id(bias)] == 0 for bias in biases)
+
+
+def test_the_config_for_own_images_trains(tool, tmp_path, monkeypatch):
+    text = (ROOT / 'docs/configs.md').read_text()
+    mine, photos = re.findall('```python\n(_base_ .*?)```', text, re.S)
+    monkeypatch.chdir(tmp_path)
+    Path('mine.py').write_text(mine)
+    Path('photos.py').write_text(photos)
+    noise = np.random.default_rng(0).integers(0, 256, (99, 70, 3), dtype=np.uint8)
+    for name in ('cat', 'dog', 'owl'):
+        for split in ('train', 'val'):
+            save_images(f'photos/{split}', [name], noise)
+    words = 'photos.py --work-dir work --cfg-options train_cfg.max_epochs=1 param_scheduler=None'
+    loaders = (
+        f'{part}_dataloader.{key}'
+        for part in ('train', 'val')
+        for key in ('batch_size=3', 'num_workers=0', 'persistent_workers=False')
+    )
+    tool('train').main([*words.split(), 'default_hooks.logger.interval=1', *loaders])
+    (log,) = Path('work').glob('*/vis_data/scalars.json')
+    first, last = (json.loads(line) for line in log.read_text().splitlines())
+    assert first['loss'] < 2 and 'accuracy/top1' in last
 
 
 def test_guide_for_own_speech(guide):

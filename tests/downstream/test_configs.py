@@ -217,7 +217,7 @@ def test_metafile_has_the_number_of_parameters(task):
 
 def test_example_of_the_guide_builds(tmp_path):
     guide = (ROOT / 'docs/tasks/dense_prediction.md').read_text()
-    (example,) = re.findall('```python\n(.*?)```', guide, re.S)
+    example, *_ = re.findall('```python\n(.*?)```', guide, re.S)
     (tmp_path / 'example.py').write_text(example)
     config = load_config(tmp_path / 'example.py')
     model = build_model(tmp_path / 'example.py')

@@ -1,6 +1,7 @@
 """The configs for own boxes and masks, each trained briefly."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -90,6 +91,35 @@ def test_the_new_config_trains(kind, name, write, length, metric, tool, tmp_path
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert any(metric in record for record in records)
     assert any(record.get('loss', 0) > 0 for record in records)
+
+
+@pytest.mark.parametrize(
+    ('number', 'options'),
+    [
+        (1, [*LOW, 'train_dataloader.dataset.pipeline.2.scale=(96,64)']),
+        (2, [*TWO, 'train_dataloader.batch_size=1', 'param_scheduler=None']),
+    ],
+)
+def test_the_configs_of_the_guide_train(number, options, tool, tmp_path, capfd):
+    boxes_as_json(tmp_path)
+    for part in ('training', 'validation'):
+        folder = tmp_path / 'data/ade/ADEChallengeData2016'
+        save(folder / f'images/{part}/0.jpg', RNG.integers(0, 256, (64, 96, 3)))
+        save(folder / f'annotations/{part}/0.png', RNG.integers(0, 151, (64, 96)))
+    guide = (ROOT / 'docs/tasks/dense_prediction.md').read_text()
+    examples = re.findall('```python\n(.*?)```', guide, re.S)
+    (tmp_path / 'detector.py').write_text(examples[0])
+    (tmp_path / 'mine.py').write_text(examples[number])
+    options += ['default_hooks.logger.interval=1', f'visualizer.name=guide{number}']
+    for part in ('train', 'val'):
+        options += [
+            f'{part}_dataloader.{key}' for key in ('num_workers=0', 'persistent_workers=False')
+        ]
+    tool('train').main(['mine.py', '--work-dir', 'work', '--cfg-options', *options])
+    (log,) = (tmp_path / 'work').glob('*/vis_data/scalars.json')
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert records[0]['loss'] > 0
+    assert ('coco/bbox_mAP' if number == 1 else 'mIoU') in records[-1]
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.02, mo
 
 
 def test_the_config_in_the_documentation_runs(root, tmp_path):
-    (text,) = re.findall(
+    text, *_ = re.findall(
         '```python\n(.*?)```', (root / 'docs/tasks/dense_prediction.md').read_text(), re.S
     )
     (tmp_path / 'base.py').write_text(BASE)
