@@ -29,6 +29,7 @@ COMMANDS = (
     'pytest',
     'compute-sanitizer',
     'cp',
+    'git',
     'CONFIG=',
     'OMP_NUM_THREADS=',
     'AFT_MM_',
