@@ -74,7 +74,7 @@ def files(tmp_path):
 
 
 def open_openvino(path, loops=False):
-    openvino = pytest.importorskip('openvino')
+    openvino = pytest.importorskip('openvino', reason='openvino runs the exported graph')
     core = openvino.Core()
     if loops:
         core.add_extension(str(path.with_suffix('.openvino.so')))
@@ -123,7 +123,7 @@ def test_a_graph_equals_the_model(case, tool, files, tmp_path, capsys):
     mixer, options, words = CASES[case]
     suffix, about, library = '.onnx', 'ONNX opset 20', tmp_path / 'model.loops.so'
     if case.startswith('openvino'):
-        pytest.importorskip('openvino')
+        pytest.importorskip('openvino', reason='openvino runs the exported graph')
         suffix, about, library = '.xml', 'OpenVINO', tmp_path / 'model.openvino.so'
     # The second layer of AFT-conv takes another form than the first.
     config, checkpoint, model = files(mixer, options, layers=2 if mixer == CONV else 1)
@@ -480,7 +480,7 @@ def test_missing_loops_are_named_before_any_work(tool, files, tmp_path, monkeypa
         tool.main,
         [config, checkpoint, str(tmp_path / 'm.onnx'), '--loops'],
     )
-    pytest.importorskip('openvino')
+    pytest.importorskip('openvino', reason='openvino runs the exported graph')
     words = [config, checkpoint, str(tmp_path / 'm.xml'), '--loops']
     monkeypatch.setenv('PATH', '')
     monkeypatch.delenv('CXX', raising=False)
@@ -615,7 +615,7 @@ def test_a_detector_gives_the_boxes_of_mmdet(suffix, tool, tmp_path):
     if suffix == 'pt2':
         boxes, scores, labels = torch.export.load(tmp_path / 'model.pt2').module()(image)
     else:
-        runtime = pytest.importorskip('onnxruntime')
+        runtime = pytest.importorskip('onnxruntime', reason='onnxruntime runs the exported graph')
         session = runtime.InferenceSession(str(tmp_path / 'model.onnx'))
         boxes, scores, labels = map(torch.from_numpy, session.run(None, dict(image=image.numpy())))
     size = dict(img_shape=(48, 64), scale_factor=(1, 1), batch_input_shape=(48, 64))

@@ -10,7 +10,7 @@ from aft_mm.models import AFTClassifier, AutoregressiveModel, generate
 from .documents import blocks
 
 pytest.importorskip('transformers', reason='transformers is not installed')
-hf = pytest.importorskip('aft_mm.transformers')
+hf = pytest.importorskip('aft_mm.transformers', reason='transformers is not installed')
 
 V, T = 11, 24
 IMAGES = dict(arch=dict(embed_dims=16, num_layers=3), img_size=32)

@@ -56,7 +56,7 @@ def quickly():
 
 
 def sound(path, rate=16000, samples=None, **options):
-    soundfile = pytest.importorskip('soundfile')
+    soundfile = pytest.importorskip('soundfile', reason='soundfile writes the sound of this test')
     samples = rng.normal(size=4000) * 0.1 if samples is None else samples
     soundfile.write(path, np.float32(samples), rate, **options)
     return str(path)

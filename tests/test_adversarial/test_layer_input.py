@@ -43,13 +43,12 @@ WRONG = {
     ),
     'AFTFull': dict(rank=('a', 1.5, True, [1]), init_std=('a', -1, float('nan'), float('inf'))),
     'AFTLocal': dict(window=(2.5, '2', None, [], {})),
-    'AFTLocalHard': dict(window=('2', None, -1, (2, 2), [], {})),
+    'AFTLocalHard': dict(window=('2', None, (2, 2), [], {})),
     'AFTSimple': dict(
         embed_dims=(8.0, '8', None, -8, True),
         grid=(6, '6', ('6',), (6.0,), (), torch.ones(1)),
         num_prefix_tokens=(1.0, 'a'),
         gate=(1, ['sigmoid']),
-        key_function=('elu',),
     ),
     'LocalSoftmaxAttention': dict(window=(2.0,), margin=(-1,)),
 }

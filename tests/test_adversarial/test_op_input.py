@@ -70,7 +70,6 @@ def test_devices_of_every_op(op):
 
 MASKS = (
     [[True] * T] * B,
-    torch.ones(B, T),
     torch.ones(T, dtype=torch.bool),
     np.ones((B, T), bool),
     torch.ones(B, T, dtype=torch.bool, device='meta'),
@@ -78,10 +77,8 @@ MASKS = (
 OPTIONS = [
     *[(dict(causal=causal), 'causal') for causal in ('no', 0, None, torch.zeros(2))],
     *[(dict(key_mask=mask), 'key_mask') for mask in MASKS],
-    *[(dict(gate=gate), 'gate') for gate in ('tanh', None, 5, ['sigmoid'])],
-    *[(dict(key_function=function), 'key_function') for function in ('elu', 5)],
-    (dict(query=None), 'query'),
-    (dict(gate='none'), 'query'),
+    *[(dict(gate=gate), 'gate') for gate in (None, 5, ['sigmoid'])],
+    (dict(key_function=5), 'key_function'),
     (dict(query=X[..., :3]), 'query'),
     (dict(value=X[:, :0], key=X[:, :0]), 'key'),
     (dict(key=X[0], value=X[0]), 'key'),
@@ -96,23 +93,19 @@ def test_options_of_an_op(options, name):
 FACTORS = dict(pos_u=torch.randn(T, 2), pos_v=torch.randn(T, 2))
 KERNEL = dict(weight=torch.randn(4, 3), grid=(6,))
 PLACES = [
-    *[
-        (ops.aft_local, dict(FACTORS, window=window), 'window')
-        for window in (2.5, '2', None, -1, (2, 2), [], True)
-    ],
+    *[(ops.aft_local, dict(FACTORS, window=window), 'window') for window in ('2', None, [], True)],
     *[
         (ops.aft_local, dict(FACTORS, window=2, grid=grid), 'grid')
         for grid in (6, '6', ('6',), (6.0,), (), (0, 6), (1, 1, 6), (5,))
     ],
-    *[(ops.aft_local_hard, dict(window=window), 'window') for window in (0, 2.5, 'a', None)],
+    *[(ops.aft_local_hard, dict(window=window), 'window') for window in (2.5, 'a', None)],
     (ops.aft_local_hard, dict(window=3, grid=(2, 3)), 'window'),
-    *[(ops.aft_conv, dict(KERNEL, grid=grid), 'grid') for grid in (None, 6, (7,), ('6',))],
+    *[(ops.aft_conv, dict(KERNEL, grid=grid), 'grid') for grid in (None, (7,), ('6',))],
     (ops.aft_conv, dict(KERNEL, weight=torch.randn(0, 3)), 'the 0 heads of weight'),
     (ops.aft_conv, dict(KERNEL, weight=torch.randn(())), 'the 0 heads of weight'),
     (ops.aft_conv, dict(KERNEL, weight=torch.randn(4, 2)), 'weight'),
     (ops.aft_conv, dict(KERNEL, global_connectivity='no'), 'global_connectivity'),
     (ops.aft_full, dict(position_bias=torch.randn(T)), 'position_bias'),
-    (ops.aft_full, dict(position_bias=torch.randn(T, T + 1)), 'position_bias'),
 ]
 
 

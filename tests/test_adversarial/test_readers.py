@@ -93,7 +93,7 @@ def points(path: Path) -> None:
 
 
 def sound(path: Path) -> None:
-    soundfile = pytest.importorskip('soundfile')
+    soundfile = pytest.importorskip('soundfile', reason='soundfile writes the sound of this test')
     soundfile.write(path, rng.normal(size=4000).astype('f4') * 0.1, 16000)
 
 
@@ -117,7 +117,9 @@ def sphinx(path: Path) -> None:
 
 
 def subwords(path: Path) -> None:
-    sentencepiece = pytest.importorskip('sentencepiece')
+    sentencepiece = pytest.importorskip(
+        'sentencepiece', reason='sentencepiece trains the vocabulary of this test'
+    )
     model = io.BytesIO()
     words = ['one two three four five six', 'a b c d e f g h i j k l m n o p q r s t u v']
     sentencepiece.SentencePieceTrainer.train(

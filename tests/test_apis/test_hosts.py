@@ -115,7 +115,7 @@ class TestTimm:
         return AFTViT(arch, img_size=(8, 12), patch_size=4, token_mixer=SIMPLE).eval()
 
     def test_features_by_the_timm_wrapper(self, backbone):
-        features = pytest.importorskip('timm.models._features')
+        features = pytest.importorskip('timm.models._features', reason='timm wraps the backbone')
         image = torch.randn(2, 3, 8, 12)
         wrapped = features.FeatureGetterNet(backbone, out_indices=(0, 2), norm=True, prune=False)
         assert wrapped.feature_info.channels() == [8, 8]

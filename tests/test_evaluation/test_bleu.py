@@ -32,7 +32,9 @@ def evaluate(pairs):
 
 
 def test_bleu_is_that_of_the_corpus_and_its_signature_is_logged():
-    sacrebleu = pytest.importorskip('sacrebleu')
+    sacrebleu = pytest.importorskip(
+        'sacrebleu', reason='sacrebleu computes the scores of this test'
+    )
     logger = MMLogger.get_instance('bleu')
     messages = []
     handler = logging.Handler()

@@ -323,7 +323,7 @@ OTHER_CALLS = {
 }
 
 
-@pytest.mark.skipif(isinstance(find_library(), str), reason='the C++ loops are not built')
+@pytest.mark.skipif(isinstance(find_library(), str), reason=f'the C++ loops: {find_library()}')
 @pytest.mark.parametrize('call', OTHER_CALLS.values(), ids=OTHER_CALLS)
 @torch.no_grad()
 def test_only_a_call_of_the_same_kind_is_repeated_without_checks(call, full_calls, monkeypatch):

@@ -11,8 +11,8 @@ from aft_mm.ops.native import availability
 from ..helpers import each
 from .test_native import HERE, INSTRUCTIONS, built  # noqa: F401, a fixture of this file too
 
-onnxruntime = pytest.importorskip('onnxruntime')
-onnx = pytest.importorskip('onnx')
+onnxruntime = pytest.importorskip('onnxruntime', reason='onnxruntime runs the operator')
+onnx = pytest.importorskip('onnx', reason='onnx builds the graphs of these tests')
 NAMES = ['query', 'key', 'value', 'kernel', 'sizes']
 
 

@@ -9,7 +9,7 @@ from aft_mm.ops.checks import GATES
 from ..helpers import ROOT, each, load_script
 from .test_onnx_operator import SHAPES, constants_of, oracle
 
-openvino = pytest.importorskip('openvino')
+openvino = pytest.importorskip('openvino', reason='openvino runs the operator')
 
 
 @pytest.fixture(scope='module')
