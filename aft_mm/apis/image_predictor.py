@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from mmcv.image import imrescale
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import TRANSFORMS, VISUALIZERS, DefaultScope
+from mmengine.structures import PixelData
 
 from aft_mm.checks import check_path, check_probability
 from aft_mm.config.reading import read_config
 from aft_mm.datasets.image_files import read_rgb
 from aft_mm.errors import UserError
 
-from .image_classifier import ImageClassifier, predict_by_size
+from .image_classifier import SHORT_EDGE, ImageClassifier, predict_by_size
 from .loading import CLASSIFIERS, as_list, load_model, task_of
 
 #: Command for models without an image as input.
@@ -36,7 +38,7 @@ class Prediction:
         path: Path of the image.
         found: A dict per class, box or class of a mask: ``label``, ``class_name``, ``score`` or, of
             pixels, ``share``, and ``box``, x1, y1, x2, y2 [px].
-        picture: The image with the prediction, RGB uint8 [H, W, 3].
+        picture: The image with the prediction, RGB uint8 [H, W, 3]; a small image is magnified.
         mask: Class of each pixel, uint8 [H, W], of a segmentor.
     """
 
@@ -144,8 +146,18 @@ class ImagePredictor:
             dict(label=label, class_name=self.classes[label], score=score, box=box)
             for label, score, box in zip(*(x.tolist() for x in columns), strict=True)
         ]
+        times = _magnification(image)
+        instances.bboxes = instances.bboxes * times
+        if 'masks' in instances:
+            instances.masks = _magnified(instances.masks, times)
+        sample = result.cpu()
+        sample.pred_instances = instances
         self.visualizer.add_datasample(
-            'predict', image, result.cpu(), draw_gt=False, pred_score_thr=self.score
+            'predict',
+            imrescale(image, times, interpolation='nearest'),
+            sample,
+            draw_gt=False,
+            pred_score_thr=self.score,
         )
         return Prediction(path, found, self.visualizer.get_image())
 
@@ -156,5 +168,19 @@ class ImagePredictor:
             dict(label=label, class_name=self.classes[label], share=count / mask.size)
             for label, count in zip(labels.tolist(), counts.tolist(), strict=True)
         ]
-        self.visualizer.add_datasample('predict', image, result.cpu(), draw_gt=False)
+        times = _magnification(image)
+        sample = result.cpu()
+        sample.pred_sem_seg = PixelData(data=_magnified(sample.pred_sem_seg.data, times))
+        self.visualizer.add_datasample(
+            'predict', imrescale(image, times, interpolation='nearest'), sample, draw_gt=False
+        )
         return Prediction(path, found, self.visualizer.get_image(), mask)
+
+
+def _magnification(image: np.ndarray) -> int:
+    """Return the factor for a picture of an image, so that labels can be read."""
+    return -(-SHORT_EDGE // min(image.shape[:2]))
+
+
+def _magnified(pixels: torch.Tensor, times: int) -> torch.Tensor:
+    return pixels.repeat_interleave(times, -2).repeat_interleave(times, -1)

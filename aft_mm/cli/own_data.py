@@ -256,7 +256,7 @@ def coco(root: Path, share: float, seed: int) -> OwnData:
     }
     return OwnData(
         about=[_boxes(paths, counts), image_sizes(paths)],
-        counts=counts,
+        counts=Counter({name: counts[name] for name in classes}),
         parts={part: len(contents[part]['images']) for part in ('train', 'val')},
         config=[
             *_classes(classes, 'spelling and order of the json'),

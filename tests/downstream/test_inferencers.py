@@ -69,7 +69,9 @@ def test_mmdet_inferencer(checkpoint, tool, tmp_path, monkeypatch):
         )
         assert [box['label'] for box in one['found']] == [theirs['labels'][i] for i in kept]
         assert all(box['class_name'] == classes[box['label']] for box in one['found'])
-        assert np.array(Image.open(f'out/{one["picture"]}')).shape == (*size, 3)
+        times = -(-224 // min(size))  # small pictures are magnified
+        shape = (times * size[0], times * size[1], 3)
+        assert np.array(Image.open(f'out/{one["picture"]}')).shape == shape
     assert len(json.loads(open('out/predictions.json').read())[0]['found']) == 8
 
 
@@ -100,4 +102,4 @@ def test_mmseg_inference(checkpoint, tool, tmp_path, monkeypatch):
     assert (written == theirs).mean() > 0.999
     assert sum(one['share'] for one in first['found']) == pytest.approx(1)
     assert {one['class_name'] for one in first['found']} == {classes[i] for i in np.unique(written)}
-    assert np.array(Image.open(f'out/{second["picture"]}')).shape == (40, 84, 3)
+    assert np.array(Image.open(f'out/{second["picture"]}')).shape == (6 * 40, 6 * 84, 3)

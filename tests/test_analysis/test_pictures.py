@@ -160,7 +160,9 @@ def test_confusions_accuracy_and_mistakes(analysis, digits_classifier, tmp_path,
         mine = [p == number for p, label in zip(predicted, labels, strict=True) if label == number]
         assert float(row['accuracy']) == pytest.approx(np.mean(mine), rel=1e-5)
     right = np.mean(np.equal(predicted, labels))
-    assert f'65 images, accuracy {100 * right:.2f} %' in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f'65 images, accuracy {100 * right:.2f} %, written to ' in shown
+    assert shown.endswith(f'{tmp_path}/m.png, {tmp_path}/m.csv, {tmp_path}/w.png\n')
     assert colourful(tmp_path / 'w.png') and colourful(tmp_path / 'm.png')
 
     probabilities = np.array([[0.6, 0.4, 0], [0.1, 0.9, 0], [0.3, 0, 0.7], [0.2, 0.8, 0]])

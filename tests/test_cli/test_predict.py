@@ -49,6 +49,8 @@ def test_classes_are_those_of_the_classifier(images, tiny_classifier, capsys):
         assert Image.open(images / 'out' / one['picture']).size[0] >= 224
     assert len({one['picture'] for one in written}) == 5
 
+    main(['predict', *tiny_classifier, 'in/c.png', '--out', 'one', '--device', 'cpu'])
+    assert capsys.readouterr().out.startswith('1 image: one/')
     main(['predict', *words, '--out', 'numbers', '--no-pictures'])
     assert not (images / 'numbers/pictures').exists()
     assert read(images / 'numbers')[1][0]['label'] == lines[0]['label']

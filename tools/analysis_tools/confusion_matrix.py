@@ -132,6 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         draw_confusion(counts, names, small).savefig(args.out, dpi=args.dpi)
         if args.csv:
             write_csv(args.csv, class_table(counts, names))
+        written = [args.out] if args.csv is None else [args.out, args.csv]
         wrong = most_confident_mistakes(probabilities, labels, args.num)
         if args.mistakes and len(wrong):
             titles = [
@@ -143,9 +144,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             title = 'Most confident mistakes, with probabilities'
             figure = draw_titled_images(images, titles, title, small)
             figure.savefig(args.mistakes, dpi=args.dpi)
+            written.append(args.mistakes)
     print(
         f'\n{counts.sum()} images, accuracy {100 * counts.trace() / counts.sum():.2f} %, '
-        f'written to {args.out}'
+        f'written to {", ".join(written)}'
     )
 
 

@@ -68,7 +68,7 @@ OTHERS = (
 # Free operators, in addition to mmengine's list.
 FREE = (
     '__or__ alias any clamp_min clone embedding expand_as feature_dropout flip isfinite le '
-    'lift_fresh logical_and lt max_pool2d meshgrid movedim ne nan_to_num new_ones numpy_T '
+    'lift_fresh logical_and lt max_pool2d meshgrid movedim ne nan_to_num new_ones numel numpy_T '
     'ones_like pad repeat_interleave threshold unflatten unfold view_as where'
 ).split()
 
