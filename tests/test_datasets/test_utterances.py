@@ -213,6 +213,11 @@ def test_frames_are_stacked_and_masked():
         assert (kept == rows[:, None] * columns).all()  # whole bands and spans
         assert (~rows).sum() <= 10 and (~columns).sum() < 5
     assert (ones == 1).all()
+    pair = speech.SpecAugment(num_bands=2, band=5, num_spans=0)
+    hidden = [pair.transform(dict(features=ones))['features'][0] == 0 for _ in range(99)]
+    # Two separate bands, each of at most four bins.
+    assert max(np.diff(row.astype(int), prepend=0).clip(0).sum() for row in hidden) == 2
+    assert 4 < max(row.sum() for row in hidden) <= 8
     none = speech.SpecAugment(0, 5, 0, 30).transform(dict(features=ones))['features']
     assert (none == 1).all() and not kept.all()
 

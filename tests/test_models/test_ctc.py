@@ -8,6 +8,7 @@ from itertools import groupby, product
 import pytest
 import torch
 from mmengine.registry import MODELS, init_default_scope
+from torch.nn.functional import conv1d, pad
 
 from aft_mm.models.decoding.ctc import Lexicon, decode_by_beam, decode_greedily
 from aft_mm.structures import UtteranceSample
@@ -96,6 +97,36 @@ def test_a_padded_batch_equals_single_utterances(mixer):
         torch.testing.assert_close(nats[index], loss, rtol=2e-6, atol=2e-5)
     loss = model(**data, mode='loss')['loss']
     torch.testing.assert_close(loss, nats.sum() / 6)
+
+
+def test_a_tdnn_is_dilated_convolutions():
+    init_default_scope('aft_mm')
+    model = MODELS.build(
+        dict(type='TDNNEncoder', num_features=13, embed_dims=8, kernel_size=3, dilations=(1, 4))
+    ).eval()
+    x = features = torch.randn(2, 20, 13)
+    x = x.mT
+    for (convolution, norm, *_), dilation in zip(model.layers, (1, 4), strict=True):
+        norm.running_mean.normal_()
+        weight, bias = convolution.weight, convolution.bias
+        x = conv1d(pad(x, (dilation, dilation)), weight, bias, dilation=dilation)
+        x = ((x.mT - norm.running_mean) / (norm.running_var + norm.eps).sqrt()).relu().mT
+    torch.testing.assert_close(model(features), x.mT)
+
+
+def test_a_conformer_reads_padding_in_its_convolutions_only():
+    pytest.importorskip('torchaudio', reason='torchaudio has the Conformer')
+    init_default_scope('aft_mm')
+    encoder = dict(type='ConformerEncoder', num_features=13, embed_dims=16)
+    features, mask = torch.randn(2, 63, 13), torch.arange(63) < torch.tensor([[63], [31]])
+    changed = torch.where(mask[..., None], features, 1e3)
+    for kernel_size in (1, 15):
+        model = MODELS.build(dict(encoder, kernel_size=kernel_size)).eval()
+        batch = model(features, mask)
+        torch.testing.assert_close(batch[:1], model(features[:1]))
+        torch.testing.assert_close(model(changed, mask)[mask], batch[mask])
+        alone = model(features[1:, :31])
+        assert torch.allclose(batch[1:, :31], alone, atol=1e-5) == (kernel_size == 1)
 
 
 @pytest.mark.parametrize('mixer', ['AFTConv', 'AFTConv-conv', 'lstm', 'tdnn'])

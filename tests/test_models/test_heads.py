@@ -260,6 +260,8 @@ def test_the_first_of_equally_probable_values_is_allowed():
     logits = torch.zeros(500, 9)
     assert set(sample_categorical(logits, top_k=2).tolist()) == {0, 1}
     assert set(sample_categorical(logits, top_p=0.3).tolist()) == {0, 1, 2}
+    # The first of two suffices for a half.
+    assert set(sample_categorical(logits[:, :2], top_p=0.5).tolist()) == {0}
 
 
 def test_greedy_uses_no_randomness_and_samples_use_the_generator():

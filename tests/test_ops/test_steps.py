@@ -75,6 +75,20 @@ def test_float32_steps_are_exact_for_shifted_keys(case, offset):
     assert (rows.double() - expected).abs().max() < 2e-5
 
 
+@pytest.mark.parametrize('first', [200.0, 1e4])
+def test_a_token_far_above_the_window_keeps_all_weight(first):
+    query, key, value = torch.randn(3, 1, 9, CHANNELS).unbind()
+    key[:, 0] = first
+    pos = torch.randn(2, 9, 3).unbind()
+    expected = ops.aft_local(
+        *(x.double() for x in (query, key, value, *pos)), window=2, causal=True
+    )
+    state = ops.aft_local_init_state(1, CHANNELS, window=2)
+    for t in range(9):
+        y, state = ops.aft_local_step(state, query[:, t], key[:, t], value[:, t], *pos, window=2)
+        torch.testing.assert_close(y.double(), expected[:, t], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize('op', ['aft_local', 'aft_local_learned'])
 def test_bias_of_steps_is_float32(op):
     query, key, value = torch.randn(3, 2, 9, CHANNELS).bfloat16().unbind()
