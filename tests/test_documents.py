@@ -16,6 +16,7 @@ from mmengine.dataset import Compose
 from mmengine.registry import MODELS, DefaultScope
 from PIL import Image
 
+from aft_mm.cli.tools import PROGRAMS
 from aft_mm.models import AFTViT
 
 from .documents import PAGES, ROOT, blocks, commands
@@ -126,6 +127,13 @@ def test_commands_use_existing_files_and_options(page, parse, capsys):
             check(command, parse)
         except (SystemExit, pytest.fail.Exception, OSError, ImportError) as error:
             pytest.fail(f'{page}: {command.text}\n{error}\n{capsys.readouterr().err}')
+
+
+@pytest.mark.parametrize('page', ['docs/analysis.md', 'docs/model_converters.md'])
+def test_what_a_command_does_is_not_run_from_tools(page):
+    kinds = [[each] if isinstance(each, str) else each.values() for each in PROGRAMS.values()]
+    programs = {f'tools/{program}' for kind in kinds for program in kind} | {'tools/train.py'}
+    assert not [command.text for command in commands(page) if programs & {*command.words}]
 
 
 def test_commands_are_found():
