@@ -152,7 +152,7 @@ class TestTimm:
         torch.testing.assert_close(stopped[:, 1:], model.norm(pairs[0][0]))
         assert len(model.forward_intermediates(image, intermediates_only=True)) == 3
         handle.remove()
-        model.bfloat16 = True  # inside; the output is float32, as for forward
+        model.use_bfloat16 = True  # inside; the output is float32, as for forward
         final, features = model.forward_intermediates(image)
         assert {t.dtype for t in (final, *features)} == {torch.float32}
         for wrong in (dict(indices=4), dict(indices=[3]), dict(output_fmt='NHWC')):
