@@ -111,7 +111,7 @@ def random_call(choose: random.Random) -> tuple[str, float, float]:
     else:
         grid = [choose.randint(1, 14) for _ in range(choose.randint(1, 2))]
         tokens, heads = torch.Size(grid).numel(), choose.randint(1, 40)
-        channels, function = heads * choose.choice([1, 1, 2, 3, 7]), ops.aft_conv
+        channels, function = heads * choose.choice([1, 1, 2, 3, 7, 20]), ops.aft_conv
         kernel = [2 * choose.randint(0, 7) + 1 for _ in grid]
         scale = choose.choice([0.3, 3])  # w below -3 needs the additive form
         parameters = [scale * torch.randn(heads, *kernel)]
