@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .. import path_choice
 from ..path_choice import transformed
@@ -254,31 +253,24 @@ def mean(numerator: Tensor, denominator: Tensor, in_place: bool = False) -> Tens
 
 
 def _divide(a: Tensor, b: Tensor) -> Tensor:
-    graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if graph or not torch.is_grad_enabled() or forward_ad._current_level >= 0:
-        return a / b
-    return _Quotient.apply(a, b)
+    graph = torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()
+    return _Quotient.apply(a, b) if torch.is_grad_enabled() and not graph else a / b
 
 
 class _Quotient(torch.autograd.Function):
     """``a / b``, whose second derivatives do not divide by b² or b³, which may underflow."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(a: Tensor, b: Tensor) -> Tensor:
-        return a / b
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        quotient = a / b
+        ctx.save_for_backward(b, quotient)
+        return quotient
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-        a, b = ctx.saved_tensors
+        b, quotient = ctx.saved_tensors  # a has the shape of the quotient
         grad = _divide(grad, b)
-        grad_b = -(grad * _divide(a, b)).sum_to_size(b.shape) if ctx.needs_input_grad[1] else None
-        return grad.sum_to_size(a.shape), grad_b
+        return grad, -(grad * quotient).sum_to_size(b.shape) if ctx.needs_input_grad[1] else None
 
 
 def needs_torch(grad: Tensor) -> bool:
