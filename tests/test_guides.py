@@ -118,6 +118,16 @@ def test_guide_for_own_languages(guide):
     assert model.head.num_values == 8000
 
 
+def train_an_epoch(tool, config, batch_size):
+    words = f'{config} --work-dir work --cfg-options train_cfg.max_epochs=1 param_scheduler=None'
+    loaders = (
+        f'{part}_dataloader.{key}'
+        for part in ('train', 'val')
+        for key in (f'batch_size={batch_size}', 'num_workers=0', 'persistent_workers=False')
+    )
+    tool('train').main([*words.split(), 'default_hooks.logger.interval=1', *loaders])
+
+
 @pytest.mark.parametrize('page', ['README.md', 'docs/configs.md'])
 def test_the_own_config_of_the_docs_trains(page, tool, tmp_path, monkeypatch):
     blocks = re.findall('```python\n(.*?)```', (ROOT / page).read_text(), re.S)
@@ -130,13 +140,7 @@ def test_the_own_config_of_the_docs_trains(page, tool, tmp_path, monkeypatch):
             image = Image.new('RGB', (260, 240))
             image.save(tmp_path / f'data/imagenet/{split}/n{number:08}/a.JPEG')
     (tmp_path / 'mine.py').write_text(example)
-    words = 'mine.py --work-dir work --cfg-options train_cfg.max_epochs=1 param_scheduler=None'
-    loaders = (
-        f'{part}_dataloader.{key}'
-        for part in ('train', 'val')
-        for key in ('batch_size=2', 'num_workers=0', 'persistent_workers=False')
-    )
-    tool('train').main([*words.split(), 'default_hooks.logger.interval=1', *loaders])
+    train_an_epoch(tool, 'mine.py', batch_size=2)
     config = Config.fromfile('work/mine.py')
     model = MODELS.build(config.model)
     groups = build_optim_wrapper(model, config.optim_wrapper).optimizer.param_groups
@@ -155,13 +159,7 @@ def test_the_config_for_own_images_trains(tool, tmp_path, monkeypatch):
     for name in ('cat', 'dog', 'owl'):
         for split in ('train', 'val'):
             save_images(f'photos/{split}', [name], noise)
-    words = 'photos.py --work-dir work --cfg-options train_cfg.max_epochs=1 param_scheduler=None'
-    loaders = (
-        f'{part}_dataloader.{key}'
-        for part in ('train', 'val')
-        for key in ('batch_size=3', 'num_workers=0', 'persistent_workers=False')
-    )
-    tool('train').main([*words.split(), 'default_hooks.logger.interval=1', *loaders])
+    train_an_epoch(tool, 'photos.py', batch_size=3)
     (log,) = Path('work').glob('*/vis_data/scalars.json')
     first, last = (json.loads(line) for line in log.read_text().splitlines())
     assert first['loss'] < 2 and 'accuracy/top1' in last
