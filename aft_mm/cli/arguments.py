@@ -92,6 +92,13 @@ def add_runs(parser: argparse.ArgumentParser, kind: str) -> None:
     )
 
 
+def refuse_given(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
+    """Raise a UserError with the reason if an option without a default was given."""
+    for name in names:
+        if getattr(args, name) is not None and getattr(args, name) is not False:  # 0 is given
+            raise UserError(f'--{name.replace("_", "-")} {reason}')
+
+
 def check_writable(name: str, paths: Sequence[str]) -> None:
     """Check that files can be written; create their folders, and raise a UserError with `name`."""
     for path in map(Path, paths):

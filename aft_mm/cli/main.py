@@ -17,6 +17,7 @@ from aft_mm.config.finding import check_checkpoint, configs_by_name, find_config
 from aft_mm.errors import UserError, user_errors
 
 from .. import __version__
+from .arguments import refuse_given
 from .tools import GROUPS, PROGRAMS, run_program, summary
 
 #: Value of ``--resume`` without a path; no file can have this name.
@@ -179,10 +180,9 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float =
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     options = {name: getattr(args, name) for name in ('top_k', 'top_p', 'greedy')}
-    for name in ('temperature', 'top_k', 'top_p', 'seed') if args.greedy else ():
-        if getattr(args, name) is not None:
-            option = f'--{name.replace("_", "-")}'
-            raise UserError(f'{option} and --greedy cannot be combined: nothing is sampled')
+    if args.greedy:
+        names = ('temperature', 'top_k', 'top_p', 'seed')
+        refuse_given(args, names, 'and --greedy cannot be combined: nothing is sampled')
     temperature = args.default_temperature if args.temperature is None else args.temperature
     return dict(**options, temperature=temperature, seed=args.seed or 0, compiled=args.compile)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from aft_mm.checks import check_number
 from aft_mm.cli import own_data
-from aft_mm.cli.arguments import check_suffix
+from aft_mm.cli.arguments import check_suffix, refuse_given
 from aft_mm.cli.own_data import OwnData
 from aft_mm.config.finding import install_command
 from aft_mm.errors import UserError, user_errors
@@ -69,11 +69,9 @@ def main(args: argparse.Namespace) -> None:
         check_suffix('--out', out, ('.py',))
         kind = KINDS[args.kind]
         found = kind.inspect(root.absolute(), share, seed)
-        for name in ('val', 'seed'):
-            if getattr(args, name) is not None and not found.files:
-                raise UserError(
-                    f'--{name} has no effect: no validation images are sampled from {args.path!r}'
-                )
+        if not found.files:
+            reason = f'has no effect: no validation images are sampled from {args.path!r}'
+            refuse_given(args, ('val', 'seed'), reason)
         by_epoch = args.kind in ('image-folder', 'coco', 'voc')
         length = epochs(kind, found.parts['train']) if by_epoch else kind.iterations
         iterations = length * -(-found.parts['train'] // kind.batch_size) if by_epoch else length

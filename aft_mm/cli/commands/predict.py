@@ -16,6 +16,7 @@ from PIL import Image
 
 from aft_mm.apis import ImagePredictor, Prediction
 from aft_mm.checks import check_int, check_number
+from aft_mm.cli.arguments import refuse_given
 from aft_mm.cli.own_data import list_images
 from aft_mm.cli.progress import progress
 from aft_mm.config.images import check_image
@@ -67,8 +68,9 @@ def main(args: argparse.Namespace) -> None:
             raise UserError(f'--out {args.out!r} holds predictions already; name another folder')
         paths = find_images(args.inputs)
         config = read_config(args.config, args.cfg_options)
-        if args.score is not None and config.get('default_scope') != 'mmdet':
-            raise UserError(f'--score has no effect on the model of {args.config}, without boxes')
+        if config.get('default_scope') != 'mmdet':
+            reason = f'has no effect on the model of {args.config}, without boxes'
+            refuse_given(args, ['score'], reason)
         predictor = ImagePredictor(config, args.checkpoint, args.device, score)
         out.mkdir(parents=True, exist_ok=True)
         written: list[dict[str, Any]] = []

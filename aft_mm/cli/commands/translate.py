@@ -15,11 +15,12 @@ from aft_mm.apis import Translator
 from aft_mm.apis.loading import check_task
 from aft_mm.checkpoint import averaged
 from aft_mm.checks import check_int, check_number
+from aft_mm.cli.arguments import refuse_given
 from aft_mm.cli.main import sampling_options
 from aft_mm.config.reading import read_config
 from aft_mm.engine import derived_seed
 from aft_mm.engine.allocator import keep_freed_memory
-from aft_mm.errors import DATA_ERRORS, UserError, user_errors
+from aft_mm.errors import DATA_ERRORS, user_errors
 from aft_mm.tokenizers import split_lines
 
 BATCHES = 16  # whose lines are sorted by length together
@@ -30,15 +31,10 @@ SAMPLING = ('temperature', 'top_k', 'top_p', 'greedy', 'seed', 'compile')
 def check_args(args: argparse.Namespace) -> Config:
     config = read_config(args.config, args.cfg_options)
     check_task(config, 'Translator')
-    for name in (*BEAM, 'n_best') if args.sample else SAMPLING:
-        value = getattr(args, name)
-        if value is not None and value is not False:
-            option = f'--{name.replace("_", "-")}'
-            raise UserError(
-                f'{option} and --sample cannot be combined'
-                if args.sample
-                else f'{option} has no effect without --sample'
-            )
+    if args.sample:
+        refuse_given(args, (*BEAM, 'n_best'), 'and --sample cannot be combined')
+    else:
+        refuse_given(args, SAMPLING, 'has no effect without --sample')
     for name, value in BEAM.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
