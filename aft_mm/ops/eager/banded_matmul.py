@@ -254,7 +254,7 @@ class _BandedMean(torch.autograd.Function):
         before, after, *_, precision = reach
         if needs_torch(grad):
             composed = partial(_composed_mean, reach=reach._replace(precision='fp32'))
-            return composed_gradients(ctx, composed, (key, value, tiles), grad)
+            return composed_gradients(ctx.needs_input_grad, composed, (key, value, tiles), grad)
         weights = tile_weights(tiles, reach.past)
         transposed = _transposed(weights, before, after)
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)

@@ -238,7 +238,9 @@ class _Mean(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         key, value, bias, result, denominator = ctx.saved_tensors
         if needs_torch(grad):
-            return composed_gradients(ctx, _composed_mean, (key, value, bias), grad)
+            return composed_gradients(
+                ctx.needs_input_grad, _composed_mean, (key, value, bias), grad
+            )
         grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
         grad_bias = bias.new_empty(bias.shape) if ctx.needs_input_grad[2] else None
         columns = value.shape[-1]
@@ -337,7 +339,9 @@ class _ExactMean(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if needs_torch(grad):
-            return composed_gradients(ctx, _composed_exact_mean, ctx.saved_tensors, grad)
+            return composed_gradients(
+                ctx.needs_input_grad, _composed_exact_mean, ctx.saved_tensors, grad
+            )
         return _exact_backward(grad, *ctx.saved_tensors)
 
 

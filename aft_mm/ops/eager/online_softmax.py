@@ -279,15 +279,15 @@ def needs_torch(grad: Tensor) -> bool:
 
 
 def composed_gradients(
-    ctx: Any, function: Callable, inputs: Sequence[Tensor], grad: Tensor
+    wanted: Sequence[bool], function: Callable, inputs: Sequence[Tensor | None], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of ``function(*inputs)`` by autograd, None for other arguments."""
+    """Return the wanted gradients of ``function(*inputs)`` by autograd, None for others."""
     create_graph = torch.is_grad_enabled()
-    needed = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
+    needed = [x for x, need in zip(inputs, wanted, strict=False) if need and x is not None]
     with torch.enable_grad(), no_autocast(grad):
         result = function(*inputs)
         grads = iter(torch.autograd.grad(result, needed, grad, create_graph=create_graph))
-    return tuple(next(grads) if need else None for need in ctx.needs_input_grad)
+    return tuple(next(grads) if need else None for need in wanted)
 
 
 def running_sum(x: Tensor, dim: int) -> Tensor:

@@ -170,7 +170,9 @@ class _RunningMean(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         key, value, shift, result, denominator = ctx.saved_tensors
         if needs_torch(grad):
-            return composed_gradients(ctx, _composed_running_mean, (key, value), grad)
+            return composed_gradients(
+                ctx.needs_input_grad, _composed_running_mean, (key, value), grad
+            )
         weight = (key - shift).exp_()
         grad_term = grad / denominator
         grad_weight = scan_in_place(grad_term * result, 1, reverse=True)

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from .. import eager
 from ..checks import GATES
 from ..eager.conv import cancels, crop_kernel, is_one_shift_exact
-from ..eager.online_softmax import hide
+from ..eager.online_softmax import composed_gradients, hide, needs_torch
 from ..path_choice import ENVIRONMENT_VARIABLE, cached, export_stage, find_cached
 from . import availability
 
@@ -339,7 +339,7 @@ class _Differentiable(torch.autograd.Function):
         wanted = ctx.needs_input_grad[1:]
         types = map(type, (grad, saved, *tensors))
         if _needs_torch(grad) or not PLAIN_TYPES.issuperset(types):
-            return None, *_grads_by_eager(ctx.op, grad, wanted, tensors)
+            return None, *composed_gradients(wanted, ctx.op.by_eager, tensors, grad)
         # Hooks may return saved tensors with other strides.
         dense = [x if x is None else _dense(x) for x in (grad, *tensors)]
         saved = None if saved is None else saved.resolve_neg().contiguous()
@@ -358,23 +358,11 @@ def _check_hooks(x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
 def _needs_torch(grad: Tensor) -> bool:
     """Return whether the gradient is differentiated itself, or not plain memory."""
     return (
-        torch.is_grad_enabled()
+        needs_torch(grad)
         or forward_ad._current_level >= 0
-        or not torch._C._has_storage(grad)  # a batch of gradients
         or grad._is_zerotensor()
         or torch._C._len_torch_dispatch_stack() > 0
     )
-
-
-def _grads_by_eager(
-    op: _Simple | _Conv, grad: Tensor, wanted: Sequence[bool], tensors: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad(), torch.autocast('cpu', enabled=False):
-        output = op.by_eager(*tensors)
-        needed = [x for x, need in zip(tensors, wanted, strict=True) if need and x is not None]
-        grads = iter(torch.autograd.grad(output, needed, grad, create_graph=create_graph))
-    return [next(grads) if need else None for need in wanted]
 
 
 # Nodes of a graph of torch.compile; values are read when the graph runs.
