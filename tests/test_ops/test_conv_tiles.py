@@ -77,6 +77,25 @@ def test_results_equal_the_oracle(shape, gate):
         assert_like_rounding(found.double(), expected)
 
 
+@each('wrong', [torch.nan, torch.inf])
+@each('shape', SHAPES)
+def test_a_wrong_value_reaches_the_tokens_inside_of_the_kernel_only(shape, wrong):
+    query, key, value, weight = draw(shape)
+    options = dict(grid=shape[0], global_connectivity=False)
+    wide = [x.double() for x in (query, key, value, weight)]
+    expected = reference.aft_conv(*wide, **options, causal=False, gate='sigmoid', key_mask=None)
+    value[0, 5, -1] = wrong
+    found = ops.aft_conv(query, key, value, weight, **options).double()
+    rows, columns = (torch.arange(size) for size in shape[0])
+    (high, broad), width = shape[1], shape[0][1]
+    near = (rows - 5 // width).abs()[:, None] <= high // 2
+    near = near & ((columns - 5 % width).abs() <= broad // 2)
+    right = torch.ones_like(found, dtype=bool)
+    right[0, :, -1] = ~near.flatten()
+    assert torch.equal(found.isfinite(), right)
+    assert_like_rounding(found[right], expected[right])
+
+
 @ONLY_HERE
 @each('shape', SHAPES)
 def test_the_tiles_are_used(shape):

@@ -21,11 +21,12 @@ int64_t elements_by_channels(const ConvShape& shape) {
     return 2 * shape.size + (shape.entries + 2 * shape.args.columns) * LANES;
 }
 
-// A block of channels: numerator and denominator per channel.
+// A block of channels that ends at `end`: numerator and denominator per channel.
 template <typename Number>
-void mix_channels(const ConvShape& shape, int64_t sample, int64_t channel, float* kernel) {
+void mix_channels(const ConvShape& shape, int64_t sample, int64_t channel, int64_t end,
+                  float* kernel) {
     const ConvArgs& args = shape.args;
-    int active = active_lanes(channel, args.channels);
+    int active = active_lanes(channel, end);
     float* sum_rows = kernel + shape.entries * LANES;
     float* sums[2] = {sum_rows, sum_rows + args.columns * LANES};
     float* elements = sums[1] + args.columns * LANES;
@@ -105,19 +106,28 @@ struct ForwardUnits {
         by = idle || args.heads == args.channels ? CHANNELS : HEADS;
         if (bfloat && tiles.are_faster(args)) by = TILES, heads = tiles.heads_of_unit(idle);
         blocks = by == CHANNELS ? shape.blocks() : (args.heads + heads - 1) / heads;
-        elements = by == TILES      ? tiles.elements(shape)
+        elements = by == HEADS      ? elements_by_heads(shape)
                    : by == CHANNELS ? elements_by_channels(shape)
-                                    : elements_by_heads(shape);
+                                    : tiles.elements(shape);
+        if (by == TILES && args.form == INSIDE && elements < elements_by_channels(shape))
+            elements = elements_by_channels(shape);
     }
 
     int64_t count() const { return blocks * shape.args.batch; }
 
     template <typename Number>
     void run(int64_t unit, float* memory) const {
+        const ConvArgs& args = shape.args;
         int64_t sample = unit / blocks, block = unit % blocks;
-        if (by == CHANNELS) mix_channels<Number>(shape, sample, block * LANES, memory);
-        else if (by == HEADS) mix_heads<Number>(shape, sample, block * LANES, memory);
-        else mix_tiles(tiles, shape, sample, block * heads, heads, memory);
+        if (by == HEADS) return mix_heads<Number>(shape, sample, block * LANES, memory);
+        int64_t channel = block * LANES, end = channel + LANES;
+        if (by == TILES) {
+            if (mix_tiles(tiles, shape, sample, block * heads, heads, memory)) return;
+            channel = block * heads * tiles.group, end = channel + heads * tiles.group;
+        }
+        if (end > args.channels) end = args.channels;
+        for (; channel < end; channel += LANES)
+            mix_channels<Number>(shape, sample, channel, end, memory);
     }
 };
 

@@ -108,6 +108,12 @@ WITH_TILES INLINE Vector load_part(const bfloat16* from, __mmask16 mask) {
     return widened((__m256bh)_mm256_maskz_loadu_epi16(mask, from));
 }
 
+INLINE bool are_finite(Vector x) {
+    bool finite = true;
+    for (int lane = 0; lane < LANES; ++lane) finite &= x[lane] - x[lane] == 0.0f;
+    return finite;
+}
+
 // Both have a relative error of 1e-4, a sixteenth of bfloat16's.
 WITH_TILES INLINE Vector reciprocal(Vector x) { return (Vector)_mm512_rcp14_ps((__m512)x); }
 
@@ -282,8 +288,10 @@ WITH_TILES INLINE void write_block(const float* sums, Vector total, const Tiles&
         }
 }
 
-// The pieces of the heads from `head` on, as many as a vector holds.
-WITH_TILES void mix_tiles(const Tiles& plan, const ConvShape& shape, int64_t sample, int64_t head,
+// The pieces of the heads from `head` on, as many as a vector holds. Returns false, before the end,
+// if a number that is not finite would reach tokens that it must not reach: a tile multiplies it by
+// the zeros outside of the kernel too.
+WITH_TILES bool mix_tiles(const Tiles& plan, const ConvShape& shape, int64_t sample, int64_t head,
                           int64_t heads, float* memory) {
     const ConvArgs& args = shape.args;
     int64_t end = head + heads < args.heads ? head + heads : args.heads;
@@ -308,7 +316,10 @@ WITH_TILES void mix_tiles(const Tiles& plan, const ConvShape& shape, int64_t sam
         for (int64_t i = 0; i < piece.heads; ++i)
             parts[i] = make_kernel(kernels + i * 2 * plan.slots * TILE, plan, args, first + i);
         Vector total = make_pairs(pairs, weights, plan, piece, shape, sample);
-        if (args.form == INSIDE) total = Vector{};
+        if (args.form == INSIDE) {
+            if (!are_finite(total)) return false;
+            total = Vector{};
+        }
         // The products of a block are under way while the block before is written.
         int64_t blocks = (args.rows + AT_ONCE - 1) / AT_ONCE * plan.across;
         for (int64_t block = 0; block <= blocks; ++block) {
@@ -322,11 +333,14 @@ WITH_TILES void mix_tiles(const Tiles& plan, const ConvShape& shape, int64_t sam
                             shape, sample, block - 1);
         }
     }
+    return true;
 }
 
 #else
 
-inline void mix_tiles(const Tiles&, const ConvShape&, int64_t, int64_t, int64_t, float*) {}
+inline bool mix_tiles(const Tiles&, const ConvShape&, int64_t, int64_t, int64_t, float*) {
+    return false;
+}
 
 #endif
 
