@@ -8,8 +8,6 @@ from numbers import Real
 from typing import Any, NoReturn
 
 LONGEST_VALUE = 80
-#: Endings of the image files that are read.
-IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
 
 
 def is_int(value: Any) -> bool:

@@ -10,10 +10,10 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
 from PIL import Image
 
-from aft_mm.checks import IMAGE_SUFFIXES
 from aft_mm.cli.commands import train as train_command
 from aft_mm.engine.preflight import check_same_classes
 from aft_mm.errors import UserError
+from aft_mm.image_paths import IMAGE_SUFFIXES
 
 from .errors import stops
 from .helpers import ROOT, load_script

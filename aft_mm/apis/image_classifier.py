@@ -19,16 +19,17 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import track
 
-from aft_mm.checks import IMAGE_SUFFIXES, check_int
-from aft_mm.datasets.image_files import read_rgb
-from aft_mm.datasets.image_folder import images_below
+from aft_mm.checks import check_int
+from aft_mm.datasets.image_files import read_image
 from aft_mm.errors import UserError
+from aft_mm.image_paths import IMAGE_SUFFIXES, list_images
 
 from .loading import as_list, load_model
 
 Source = str | os.PathLike | np.ndarray
 LOADERS = ('LoadImageFromFile', 'mmpretrain.LoadImageFromFile', 'mmcv.LoadImageFromFile')
 SHORT_EDGE = 224  # small images are magnified to it [px]
+LONG_EDGE = 4096  # but not beyond this one
 
 
 class ImageClassifier:
@@ -174,10 +175,12 @@ class ImageClassifier:
         """
         pixels = self._pixels(image)
         pixels = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
-        enlarge = -(-SHORT_EDGE // min(pixels.shape[:2]))
         sample = DataSample().set_pred_label(result['label']).set_pred_score(result['scores'])
         return UniversalVisualizer().visualize_cls(
-            imrescale(pixels, enlarge, interpolation='nearest'), sample, self.classes, draw_gt=False
+            imrescale(pixels, magnification(pixels), interpolation='nearest'),
+            sample,
+            self.classes,
+            draw_gt=False,
         )
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
@@ -192,7 +195,7 @@ class ImageClassifier:
                     f'{type(image).__name__}'
                 )
             elif Path(image).is_dir():
-                files = images_below(Path(image))
+                files = [Path(image, name) for name in list_images(Path(image))]
                 if not files:
                     raise UserError(
                         f'images must be folders with images ({", ".join(IMAGE_SUFFIXES)}), got '
@@ -217,9 +220,13 @@ class ImageClassifier:
     def _pixels(self, image: Source) -> np.ndarray:
         if isinstance(image, np.ndarray):
             return self._checked(image)
-        pixels = read_rgb(os.fspath(image))[0]
-        grey = self._channels == 1
-        return np.asarray(Image.fromarray(pixels).convert('L'))[..., None] if grey else pixels
+        return read_image(os.fspath(image), self._channels)[0]
+
+
+def magnification(image: np.ndarray) -> int:
+    """Return the factor for a picture of an image, so that labels can be read."""
+    short, long = sorted(image.shape[:2])
+    return max(1, min(-(-SHORT_EDGE // short), LONG_EDGE // long))
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from aft_mm.config.reading import read_config
 from aft_mm.datasets.image_files import read_rgb
 from aft_mm.errors import UserError
 
-from .image_classifier import SHORT_EDGE, ImageClassifier, predict_by_size
+from .image_classifier import ImageClassifier, magnification, predict_by_size
 from .loading import CLASSIFIERS, as_list, load_model, task_of
 
 #: Command for models without an image as input.
@@ -146,7 +146,7 @@ class ImagePredictor:
             dict(label=label, class_name=self.classes[label], score=score, box=box)
             for label, score, box in zip(*(x.tolist() for x in columns), strict=True)
         ]
-        times = _magnification(image)
+        times = magnification(image)
         instances.bboxes = instances.bboxes * times
         if 'masks' in instances:
             instances.masks = _magnified(instances.masks, times)
@@ -168,18 +168,13 @@ class ImagePredictor:
             dict(label=label, class_name=self.classes[label], share=count / mask.size)
             for label, count in zip(labels.tolist(), counts.tolist(), strict=True)
         ]
-        times = _magnification(image)
+        times = magnification(image)
         sample = result.cpu()
         sample.pred_sem_seg = PixelData(data=_magnified(sample.pred_sem_seg.data, times))
         self.visualizer.add_datasample(
             'predict', imrescale(image, times, interpolation='nearest'), sample, draw_gt=False
         )
         return Prediction(path, found, self.visualizer.get_image(), mask)
-
-
-def _magnification(image: np.ndarray) -> int:
-    """Return the factor for a picture of an image, so that labels can be read."""
-    return -(-SHORT_EDGE // min(image.shape[:2]))
 
 
 def _magnified(pixels: torch.Tensor, times: int) -> torch.Tensor:

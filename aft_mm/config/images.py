@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from PIL import Image
 
 from aft_mm.errors import UserError
+from aft_mm.image_paths import IMAGE_FORMATS
 
 # Last bytes of a complete file by its first: JPEG's marker, PNG's chunk.
 _ENDS: Mapping[bytes, bytes] = {
@@ -31,7 +32,7 @@ def check_image(path: str, name: str = 'training') -> None:
         raise UserError(f'{what} is empty')
     end = next((_ENDS[magic] for magic in _ENDS if start.startswith(magic)), None)
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=IMAGE_FORMATS) as image:
             mode = image.mode
             if end is None or not tail.endswith(end):
                 image.load()
@@ -39,7 +40,7 @@ def check_image(path: str, name: str = 'training') -> None:
         raise UserError(
             f'{what} is truncated, not an image or has too many pixels: {error}'
         ) from error
-    if mode == 'F':
+    if mode in ('I', 'F'):
         raise UserError(
-            f'{what} has floating-point values of unknown range; save it with 8 or 16 bits per value'
+            f'{what} has values of 32 bits and unknown range; save it with 8 or 16 bits per value'
         )

@@ -8,7 +8,8 @@ import numpy as np
 from mmengine.dataset import BaseDataset
 from PIL import Image
 
-from aft_mm.checks import IMAGE_SUFFIXES, check_int, check_path, check_text
+from aft_mm.checks import check_int, check_path, check_text
+from aft_mm.image_paths import IMAGE_SUFFIXES
 from aft_mm.registry import DATASETS
 
 from .file_dataset import reason_of

@@ -5,15 +5,16 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
+from aft_mm.image_paths import IMAGE_FORMATS
+
 from .file_dataset import UnusableFile, check_regular, quoted, reason_of
 
 GREY = 'a grey image is read as three equal channels'
+COLOUR = 'a colour image is converted to grey'
 ALPHA = 'a transparent image is laid on white'
 # A file may have 2^24 pixels, or 64 per byte; decompression bombs have hundreds.
 _SMALL = 2**24
 _PIXELS_PER_BYTE = 64
-# Pillow reads EPS with Ghostscript, which runs the file as a program.
-_FORMATS = ('BMP', 'DIB', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 
 
 def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
@@ -28,7 +29,7 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
     """
     try:
         num_bytes = check_regular(path)
-        with Image.open(path, formats=_FORMATS) as file:
+        with Image.open(path, formats=IMAGE_FORMATS) as file:
             num_pixels = file.width * file.height
             if num_pixels > max(_SMALL, _PIXELS_PER_BYTE * num_bytes):
                 raise UnusableFile(
@@ -59,3 +60,15 @@ def read_rgb(path: str | Path) -> tuple[np.ndarray, list[str]]:
             warnings.append(ALPHA)
         image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
     return np.array(image.convert('RGB')), warnings
+
+
+def read_image(path: str | Path, num_channels: int) -> tuple[np.ndarray, list[str]]:
+    """Return :func:`read_rgb` for three channels, for one a grey image, uint8 [H, W, C]."""
+    image, warnings = read_rgb(path)
+    if num_channels == 1:
+        image = np.asarray(Image.fromarray(image).convert('L'))[..., None]
+        if GREY in warnings:
+            warnings.remove(GREY)
+        else:
+            warnings.append(COLOUR)
+    return image, warnings

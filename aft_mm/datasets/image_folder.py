@@ -2,19 +2,11 @@
 
 from pathlib import Path
 
-from aft_mm.checks import IMAGE_SUFFIXES, check_path
+from aft_mm.checks import check_path
+from aft_mm.image_paths import IMAGE_SUFFIXES, list_images
 from aft_mm.registry import DATASETS
 
 from .file_dataset import FileDataset
-
-
-def images_below(folder: Path) -> list[Path]:
-    """Return the image files in a folder and its subfolders, sorted."""
-    return sorted(
-        path
-        for path in folder.rglob('*')
-        if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
-    )
 
 
 @DATASETS.register_module()
@@ -38,9 +30,9 @@ class ImageFolder(FileDataset):
         root = Path(self.data_root)
         if not root.is_dir():
             raise FileNotFoundError(f'data_root {str(root)!r} is not a folder')
-        paths = images_below(root)
+        paths = list_images(root)
         if not paths:
             raise ValueError(
                 f'data_root {str(root)!r} contains no image file ({", ".join(IMAGE_SUFFIXES)})'
             )
-        return [dict(img_path=str(path)) for path in paths]
+        return [dict(img_path=str(root / path)) for path in paths]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 
 import numpy as np
 import pytest
@@ -57,6 +58,13 @@ def test_classes_are_those_of_the_classifier(images, tiny_classifier, capsys):
     stops("--out 'out' holds predictions already", main, ['predict', *words, '--out', 'out'])
 
 
+def test_narrow_images_have_pictures_of_a_bounded_size(images, tiny_classifier):
+    Image.new('RGB', (3000, 2)).save(images / 'narrow.png')
+    main(['predict', *tiny_classifier, 'narrow.png', '--out', 'out', '--device', 'cpu'])
+    (picture,) = (images / 'out/pictures').iterdir()
+    assert max(Image.open(picture).size) <= 4096
+
+
 @pytest.mark.parametrize(
     ('inputs', 'message'),
     [
@@ -65,12 +73,16 @@ def test_classes_are_those_of_the_classifier(images, tiny_classifier, capsys):
         (['empty'], "PATH 'empty' must hold images"),
         (['in/b', 'cut.png'], "image 'cut.png' of the data set is truncated"),
         (['in/b', 'notes.txt'], "image 'notes.txt' of the data set is .*not an image"),
+        ([os.fsdecode(b'\xff.png')], 'udcff.png. must have a name in UTF-8'),
         (['in'], r"two\\nlines.png' must have a name without a line break"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(inputs, message, images, tiny_classifier):
     (images / 'empty').mkdir()
     (images / 'notes.txt').write_text('a')
+    for path in inputs:
+        if path.startswith('\udcff'):
+            (images / path).write_bytes((images / 'in/c.png').read_bytes())
     (images / 'cut.png').write_bytes((images / 'in/c.png').read_bytes()[:-100])
     stops(message, main, ['predict', *tiny_classifier, *inputs, '--out', 'out'])
     assert not (images / 'out').exists()

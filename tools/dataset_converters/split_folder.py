@@ -31,9 +31,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # before the slow imports
 
-from aft_mm.checks import IMAGE_SUFFIXES, check_number
-from aft_mm.cli.own_data import list_images, split_classes
+from aft_mm.checks import check_int, check_number
+from aft_mm.cli.own_data import split_classes
 from aft_mm.cli.progress import progress
+from aft_mm.image_paths import IMAGE_SUFFIXES, list_images
 
 
 def split(source: Path, share: float, seed: int) -> dict[str, list[str]]:
@@ -60,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     with user_errors(ValueError, OSError):
         check_number('--val', args.val, above=0, most=0.9)
+        check_int('--seed', args.seed, 0)
         for part in ('train', 'val'):
             if (args.out / part).exists():
                 raise UserError(f'{str(args.out / part)!r} exists already')

@@ -17,11 +17,11 @@ from PIL import Image
 from aft_mm.apis import ImagePredictor, Prediction
 from aft_mm.checks import check_int, check_number
 from aft_mm.cli.arguments import refuse_given
-from aft_mm.cli.own_data import list_images
 from aft_mm.cli.progress import progress
 from aft_mm.config.images import check_image
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
+from aft_mm.image_paths import check_name, list_images
 
 COLUMNS = ('path', 'label', 'class_name', 'score', 'share', 'x1', 'y1', 'x2', 'y2')
 
@@ -41,6 +41,8 @@ def find_images(inputs: Sequence[str]) -> list[str]:
             raise UserError(f'PATH {given!r} must {kind}, got no file')
         found += images
     found = list(dict.fromkeys(found))
+    for path in found:
+        check_name(path)
     with ThreadPoolExecutor(16) as pool:
         checks = pool.map(partial(check_image, name='data'), found)
         list(progress(checks, 'reading images', len(found)))

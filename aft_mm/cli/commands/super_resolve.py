@@ -12,8 +12,7 @@ from aft_mm.checks import check_int
 from aft_mm.cli.arguments import check_suffix, check_writable, numbered
 from aft_mm.cli.main import sampling_options
 from aft_mm.config.reading import read_config
-from aft_mm.datasets import read_rgb
-from aft_mm.datasets.image_files import GREY
+from aft_mm.datasets.image_files import read_image
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.visualization import draw_super_resolution
@@ -29,20 +28,6 @@ def check_args(args: argparse.Namespace) -> Config:
     check_suffix('OUT', args.out, ('.png',))
     check_int('--num', args.num, 1)
     return config
-
-
-def read_image(path: str, num_channels: int) -> np.ndarray:
-    """Read an image as uint8 ``[h, w, C]``, C = 1 or 3; print conversions."""
-    image, warnings = read_rgb(path)
-    if num_channels == 1:
-        image = np.asarray(Image.fromarray(image).convert('L'))[..., None]
-        if GREY in warnings:
-            warnings.remove(GREY)
-        else:
-            warnings.append('a colour image is converted to grey')
-    for warning in warnings:
-        print(f'{path}: {warning}')
-    return image
 
 
 def enlarge(
@@ -66,7 +51,9 @@ def main(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
         keep_freed_memory()
         config = check_args(args)
-        image = read_image(args.input, config.source_shape[-1])
+        image, warnings = read_image(args.input, config.source_shape[-1])
+        for warning in warnings:
+            print(f'{args.input}: {warning}')
         paths = numbered(args.out, 1 if args.picture else args.num)
         check_writable('OUT', paths)
         resolver = SuperResolver(config, args.checkpoint, args.device)
