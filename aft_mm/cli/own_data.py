@@ -16,10 +16,10 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
-from aft_mm.checks import IMAGE_SUFFIXES
-from aft_mm.config.annotations import box_classes, mask_values, read_coco
+from aft_mm.config.annotations import box_classes, mask_values, read_coco, read_text
 from aft_mm.config.images import check_image
 from aft_mm.errors import UserError
+from aft_mm.image_paths import IMAGE_FORMATS, list_images
 
 from .progress import progress
 
@@ -39,7 +39,7 @@ Parts = dict[str, list[str]]
 
 @dataclass
 class OwnData:
-    """Data of the user: samples of each part, lines of the config, and files that ``SPLIT`` stands for."""
+    """Data of the user: samples of each part, lines of the config, and files for the folder of ``split = SPLIT``."""
 
     about: list[str]
     counts: Counter[str]
@@ -76,34 +76,12 @@ def split_classes(files: Sequence[str], share: float, seed: int) -> Parts:
     return split_by_label(files, labels, share, seed)
 
 
-def list_images(root: Path) -> list[str]:
-    """Return the image files below a folder, relative to it and sorted, without hidden ones."""
-    found = []
-    for folder, folders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        for name in folders:
-            path = os.path.join(folder, name)
-            if os.path.islink(path) and f'{real}/'.startswith(f'{os.path.realpath(path)}/'):
-                raise UserError(f'folder {path!r} is a link to a folder that contains it')
-        folders[:] = sorted(name for name in folders if not name.startswith('.'))
-        for name in files:
-            path = os.path.join(folder, name)
-            if name.startswith('.') or not name.lower().endswith(IMAGE_SUFFIXES):
-                continue
-            if '\n' in path or '\r' in path:
-                raise UserError(f'image {path!r} must have a name without a line break')
-            if not os.path.isfile(path):
-                raise UserError(f'image {path!r} is not a file, or is a link to a missing one')
-            found.append(os.path.relpath(path, root))
-    return sorted(found)
-
-
 def image_sizes(paths: Sequence[Path]) -> str:
     """Read all images, and describe their sizes: ``'64 x 48 to 640 x 480 pixels'``."""
 
     def size(path: Path) -> tuple[int, int]:
         check_image(str(path), 'data')
-        with Image.open(path) as image:
+        with Image.open(path, formats=IMAGE_FORMATS) as image:
             return image.size
 
     with ThreadPoolExecutor(16) as pool:
@@ -194,9 +172,10 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
 
 def coco(root: Path, share: float, seed: int) -> OwnData:
     """Inspect one COCO json file, or one for each part, and the images."""
-    files = _parts_of(
-        [root] if root.is_file() else sorted(root.rglob('*.json')), f'{root}: json files'
-    )
+    given = [root] if root.is_file() else sorted(root.rglob('*.json'))
+    # COCO has captions and keypoints beside them.
+    instances = [path for path in given if path.name.startswith('instances_')]
+    files = _parts_of(instances or given, f'{root}: json files')
     contents = {part: read_coco(str(path)) for part, path in files.items()}
     folders: dict[str, Path] = {}
     paths: list[Path] = []
@@ -292,7 +271,7 @@ def voc(root: Path, share: float, seed: int) -> OwnData:
     folder = root / 'Annotations'
     if lists:
         stems = {
-            part: [line.strip() for line in path.read_text('utf-8').splitlines() if line.strip()]
+            part: [line.strip() for line in read_text(path).splitlines() if line.strip()]
             for part, path in lists.items()
         }
     else:
@@ -450,19 +429,25 @@ def text(path: Path, share: float, seed: int) -> OwnData:
 
 def _parts_of(paths: Sequence[Path], what: str, optional: bool = False) -> dict[str, Path]:
     """Return the files of ``'train'`` and ``'val'`` by their names, or the only one as ``'all'``."""
-    found: dict[str, Path] = {}
+    found: dict[str, list[Path]] = {}
     for path in paths:
         # instances_train2017.json, train.txt, valid/_annotations.coco.json
         folder = path.parent.name.lower()
         words = re.split('[^a-z]+', path.stem.lower()) + [folder] * (folder in FOLDERS)
         part = next((p for word in words for p in PARTS if word.startswith(p)), 'all')
         if part != 'test':
-            found.setdefault(part, path)
-    if len(found) == 1:
-        return {'all': next(iter(found.values()))}
-    if {'train', 'val'} <= set(found):
-        return {'train': found['train'], 'val': found['val']}
-    if optional:
+            found.setdefault(part, []).append(path)
+    # VOC has trainval.txt besides train.txt.
+    chosen: dict[str, Path] = {}
+    for part, ours in found.items():
+        named = [path for path in ours if path.stem == part != 'all']
+        if len(ours) == 1 or len(named) == 1:
+            chosen[part] = (named or ours)[0]
+    if len(chosen) == len(found) == 1:
+        return {'all': next(iter(chosen.values()))}
+    if {'train', 'val'} <= set(chosen):
+        return {'train': chosen['train'], 'val': chosen['val']}
+    if optional and not found:
         return {}
     raise UserError(
         f'{what} must be one, or one with train and one with val in its name, got '
@@ -485,7 +470,7 @@ def _image_folder(name: str, around: Sequence[Path], path: Path) -> Path:
 def _mask_classes(root: Path, counts: Counter[int]) -> list[str]:
     listed = root / 'classes.txt'
     if listed.is_file():
-        return [line.strip() for line in listed.read_text('utf-8').splitlines() if line.strip()]
+        return [line.strip() for line in read_text(listed).splitlines() if line.strip()]
     if set(counts) != set(range(len(counts))) or len(counts) < 2:
         values = ', '.join(map(str, sorted(counts)[:8]))
         raise UserError(

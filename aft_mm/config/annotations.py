@@ -13,6 +13,7 @@ from PIL import Image
 
 from aft_mm.checks import described, is_int
 from aft_mm.errors import UserError
+from aft_mm.image_paths import IMAGE_FORMATS
 
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import ConfigDict
@@ -56,7 +57,7 @@ def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> None:
         prefix = (dataset.get('data_prefix') or {}).get('sub_data_root', '')
         folder = Path(root, prefix, dataset.get('ann_subdir', 'Annotations'))
         others: set[str] = set()
-        for image in _read_text(path).splitlines():
+        for image in read_text(path).splitlines():
             place = folder / f'{image.strip()}.xml'
             if place.exists() and not place.is_file():  # on a pipe, reading would wait for ever
                 raise UserError(f'boxes {str(place)[:300]!r} is not a regular file')
@@ -96,7 +97,7 @@ def check_masks(key: str, root: str, dataset: 'ConfigDict') -> None:
     suffix, mask_suffix = dataset.get('img_suffix', '.jpg'), dataset.get('seg_map_suffix', '.png')
     images, masks = (Path(root, prefix.get(name, '')) for name in ('img_path', 'seg_map_path'))
     if dataset.get('ann_file'):
-        lines = _read_text(os.path.join(root, dataset.ann_file)).splitlines()
+        lines = read_text(os.path.join(root, dataset.ann_file)).splitlines()
         names = [line.strip() for line in lines]
     else:
         found = (path.relative_to(images).as_posix() for path in images.rglob(f'*{suffix}'))
@@ -124,10 +125,10 @@ def check_masks(key: str, root: str, dataset: 'ConfigDict') -> None:
 def mask_values(path: Path, image: Path) -> list[int]:
     """Return the values of a mask in increasing order, or raise a UserError if it does not fit."""
     try:
-        with Image.open(path) as mask:
+        with Image.open(path, formats=IMAGE_FORMATS) as mask:
             mode, size = mask.mode, mask.size
             values = np.unique(np.asarray(mask)) if mode in ONE_NUMBER else np.zeros(0)
-        with Image.open(image) as picture:
+        with Image.open(image, formats=IMAGE_FORMATS) as picture:
             # mmseg rotates by EXIF, Pillow does not.
             expected = picture.size if picture.getexif().get(274, 1) < 5 else picture.size[::-1]
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -147,17 +148,17 @@ def mask_values(path: Path, image: Path) -> list[int]:
     return [int(value) for value in values]
 
 
-def _read_text(path: str) -> str:
+def read_text(path: str | Path) -> str:
     try:
-        return Path(path).read_text(encoding='utf-8')
+        return Path(path).read_text(encoding='utf-8-sig')
     except UnicodeDecodeError as error:
-        raise UserError(f'{path!r} is not valid UTF-8 in byte {error.start}') from error
+        raise UserError(f'{str(path)!r} is not valid UTF-8 in byte {error.start}') from error
 
 
 def read_coco(path: str) -> dict:
     """Read annotations of COCO, and raise a UserError for what mmdet and pycocotools do not check."""
     try:
-        content = json.loads(_read_text(path))
+        content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
@@ -197,6 +198,9 @@ def read_coco(path: str) -> dict:
             refuse('annotation', annotation, f'must have the id of an image, got {described(key)}')
         if key not in sizes or annotation.get('ignore'):  # mmdet skips them too
             continue
+        if not isinstance(annotation.get('category_id'), int | str):
+            value = described(annotation.get('category_id'))
+            refuse('annotation', annotation, f'must have the id of a category, got {value}')
         if not isinstance(annotation.get('area'), int | float):
             refuse('annotation', annotation, 'has no area')
         problem = _box_problem(annotation.get('bbox')) or _mask_problem(

@@ -153,7 +153,7 @@ def test_masks_and_voc_are_split(here):
     assert found.parts == dict(train=7, val=3)
     assert sorted((found.files['train.txt'] + found.files['val.txt']).split()) == list('0123456789')
     assert sum(int(stem) < 3 for stem in found.files['val.txt'].split()) == 1
-    (here / 'masks/classes.txt').write_text('sky\r\nroad\r\ncar\r\nnever there\r\n')
+    (here / 'masks/classes.txt').write_text('\ufeffsky\r\nroad\r\ncar\r\nnever there\r\n')
     names = ['sky', 'road', 'car', 'never there']
     assert list(own_data.masks(here / 'masks', 0.3, 0).counts) == names
     voc = here / 'voc'
@@ -195,6 +195,16 @@ def test_masks_in_colours_are_numbered(here, capsys):
     assert '  0 #ff0000' in capsys.readouterr().out
     assert own_data.masks(here / 'data', 0.5, 0).parts == dict(train=1, val=1)
     stops("'data/masks' exists already", main, ['number-masks', 'data/colours', 'data/masks'])
+    # Numbers above 255 are no colours.
+    wide = np.repeat(np.array([7, 300, 1, 65_535], np.uint16), 12).reshape(6, 8)
+    (here / 'wide').mkdir()
+    Image.fromarray(wide).save(here / 'wide/a.png')
+    main(['number-masks', 'wide', 'narrow/masks'])
+    assert open('narrow/classes.txt').read() == '1\n7\n300\n65535\n'
+    narrow = np.asarray(Image.open(here / 'narrow/masks/a.png'))
+    np.testing.assert_array_equal(narrow, np.select([wide == n for n in (1, 7, 300)], [0, 1, 2], 3))
+    Image.fromarray(wide).save(here / 'wide/a.tif')
+    stops('two for other/masks/a.png', main, ['number-masks', 'wide', 'other/masks'])
     save(here / 'photo/a.png', (40, 40, 3))
     message = "at most 255 colours.*, got more at 'photo/a.png'"
     stops(message, main, ['number-masks', 'photo', 'out/masks'])
@@ -247,6 +257,37 @@ def masks(shape, high, classes=None, scale=1):
     return write
 
 
+def wide(here):
+    images('cat/1', 'cat/2', 'dog/1')(here)
+    Image.fromarray(np.full((6, 8), 70_000, np.int32)).save(here / 'data/dog/2.tif')
+
+
+def postscript(here):
+    images('cat/1', 'cat/2', 'dog/1')(here)
+    (here / 'data/dog/2.png').write_text('%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n')
+
+
+def no_unicode(here):
+    images('cat/1', 'cat/2', 'dog/1')(here)
+    (here / 'data/dog/1.jpg').rename(os.fsdecode(os.fsencode(here) + b'/data/dog/\xff.jpg'))
+
+
+def two_files(here):
+    boxes(here / 'data')
+    (here / 'data/part_b.json').write_bytes((here / 'data/all.json').read_bytes())
+
+
+def a_list_as_category(here):
+    content = boxes(here / 'data')
+    content['annotations'][3]['category_id'] = [1]
+    (here / 'data/all.json').write_text(json.dumps(content))
+
+
+def latin_1(here):
+    masks((6, 8), 2)(here)
+    (here / 'data/classes.txt').write_bytes('Himmel\nStraße\n'.encode('latin-1'))
+
+
 def bytes_of(data):
     return lambda here: (here / 'data').write_bytes(data)
 
@@ -261,6 +302,9 @@ def bytes_of(data):
         ('image-folder', ONE_IMAGE, "class 'dog' must have at least 2 images"),
         ('image-folder', truncated, "'.*/data/dog/2.jpg' .*truncated"),
         ('image-folder', images('cat/1\n2'), r"1\\n2.jpg' must have a name without a line break"),
+        ('image-folder', wide, "'.*/dog/2.tif' .* has values of 32 bits and unknown range"),
+        ('image-folder', postscript, "'.*/dog/2.png' .* is truncated, not an image"),
+        ('image-folder', no_unicode, 'udcff.jpg. must have a name in UTF-8'),
         ('image-folder', loop, "'.*/data/cat/again' is a link to a folder that contains it"),
         ('image-folder', dead_link, "'.*/dog/2.jpg' is not a file, or is a link to a missing"),
         (
@@ -270,6 +314,13 @@ def bytes_of(data):
         ),
         ('coco', no_boxes, "'.*/all.json' must hold images and boxes"),
         ('coco', no_image, "'.*images/7.png' of '.*all.json' does not exist"),
+        ('coco', two_files, 'json files must be one, .*, got all.json, part_b.json'),
+        (
+            'coco',
+            lambda here: boxes(here / 'data', number=1),
+            'must hold samples for val, got none',
+        ),
+        ('coco', a_list_as_category, r'3 of .* must have the id of a category, got \[1\]'),
         ('coco', bytes_of(b'{'), "annotations '.*/data' cannot be read"),
         ('coco', ONE_CLASS, 'json files must be one, .*, got none'),
         ('voc', ONE_CLASS, 'must hold JPEGImages/, got none'),
@@ -285,6 +336,7 @@ def bytes_of(data):
             masks((6, 8), 2, scale=255),
             r'class numbers 0, 1, .* \(255 is ignored\).*, got 0;',
         ),
+        ('masks', latin_1, "classes.txt' is not valid UTF-8 in byte 11"),
         ('masks', masks((3, 4), 2), 'must have the size of its image, 8 x 6, got 4 x 3'),
         ('text', ONE_CLASS, "text '.*' must be one file"),
         ('text', bytes_of(b'a' * 9000 + b'\xff'), 'must be UTF-8, which byte 9000 is not'),
@@ -307,6 +359,25 @@ def test_options_of_the_split_are_refused_where_nothing_is_split(words, here):
     assert not (here / 'data.py').exists()
 
 
+def test_names_with_words_of_the_config(photos, here):
+    (photos / 'cat').rename(photos / 'split = SPLIT')
+    photos.rename(here / 'SPLIT')
+    main(['new', 'image-folder', 'SPLIT'])
+    config = Config.fromfile('SPLIT.py')
+    assert config.data_root == str(here / 'SPLIT') and config.split == str(here / 'SPLIT_split')
+
+
+def test_captions_beside_the_boxes_are_no_boxes(here):
+    boxes(here / 'coco')
+    for part in ('train', 'val'):
+        for name in ('captions', 'instances'):
+            path = here / f'coco/annotations/{name}_{part}2017.json'
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes((here / 'coco/all.json').read_bytes())
+    found = own_data.coco(here / 'coco', 0.2, 0)
+    assert 'instances_train2017.json' in str(found.config) and not found.files
+
+
 def test_the_config_hides_no_module(photos, here):
     photos.rename(here / 'random')
     main(['new', 'image-folder', 'random'])
@@ -319,6 +390,7 @@ def test_files_are_not_overwritten(photos, here):
         ([], "'photos.py' exists already; name another file"),
         (['--out', 'a.txt'], "--out must end in .py, got 'a.txt'"),
         (['--out', 'a.py', '--val', '1'], '--val must be .* at most 0.9'),
+        (['--out', 'a.py', '--seed', '-1'], '--seed must be an int, 0 or larger, got -1'),
     ):
         stops(message, main, ['new', 'image-folder', 'photos', *words])
     assert (here / 'photos.py').read_text() == 'mine' and not (here / 'photos_split').exists()

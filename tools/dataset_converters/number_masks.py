@@ -4,7 +4,7 @@
 
 Every colour becomes a class, numbered by its share of the pixels, the largest first. White on black
 gives 0 for the more frequent of the two. The colours are written to classes.txt next to the new
-folder, one line #rrggbb per class: replace them by names.
+folder, one line #rrggbb per class, or the value in masks of 16 or 32 bits: replace them by names.
 """
 
 import argparse
@@ -26,18 +26,26 @@ if __name__ == '__main__':
     parse_args()  # before the slow imports
 
 from collections import Counter
+from contextlib import suppress
 
 import numpy as np
 from PIL import Image
 
 from aft_mm.cli.progress import progress
 from aft_mm.datasets import read_rgb
+from aft_mm.image_paths import IMAGE_FORMATS
 
 MOST = 255  # classes; 255 is the label of ignored pixels
 
 
+WIDE = 1 << 24  # added to values of more than 8 bits, which are no colours
+
+
 def colours_of(path: Path) -> np.ndarray:
-    """Return the colour of each pixel as 0xrrggbb, [H, W]."""
+    """Return the colour of each pixel as 0xrrggbb, of 16 or 32 bits the value + WIDE, [H, W]."""
+    with suppress(OSError), Image.open(path, formats=IMAGE_FORMATS) as mask:  # read_rgb refuses it
+        if mask.mode.startswith('I'):
+            return WIDE + np.asarray(mask).astype(np.int64)
     red, green, blue = np.moveaxis(read_rgb(path)[0].astype(np.int64), -1, 0)
     return red << 16 | green << 8 | blue
 
@@ -69,18 +77,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         for path in (args.out, names):
             if path.exists():
                 raise UserError(f'{str(path)!r} exists already')
+        targets = [args.out / path.relative_to(args.source).with_suffix('.png') for path in paths]
+        twice = next((path for path, number in Counter(targets).items() if number > 1), None)
+        if twice:
+            raise UserError(
+                f'masks must have names that differ in more than the suffix, got two for {twice}'
+            )
         counts = count_colours(paths)
         ordered = sorted(counts, key=lambda colour: (-counts[colour], colour))
         known = np.sort(ordered)
         numbers = np.argsort(ordered).astype(np.uint8)
-        for path in progress(paths, 'writing masks'):
-            target = (args.out / path.relative_to(args.source)).with_suffix('.png')
+        for path, target in progress(list(zip(paths, targets, strict=True)), 'writing masks'):
             target.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(numbers[np.searchsorted(known, colours_of(path))]).save(target)
-        names.write_text(''.join(f'#{colour:06x}\n' for colour in ordered), encoding='utf-8')
+        named = [f'#{c:06x}' if 0 <= c < WIDE else str(c - WIDE) for c in ordered]
+        names.write_text(''.join(f'{name}\n' for name in named), encoding='utf-8')
     total = counts.total()
-    for number, colour in enumerate(ordered):
-        print(f'{number:3} #{colour:06x} {100 * counts[colour] / total:6.2f} % of the pixels')
+    for number, (colour, name) in enumerate(zip(ordered, named, strict=True)):
+        print(f'{number:3} {name} {100 * counts[colour] / total:6.2f} % of the pixels')
     print(f'{len(paths)} masks in {args.out}, classes in {names}')
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from aft_mm.checks import check_number
+from aft_mm.checks import check_int, check_number
 from aft_mm.cli import own_data
 from aft_mm.cli.arguments import check_suffix, refuse_given
 from aft_mm.cli.own_data import OwnData
@@ -63,12 +63,16 @@ def main(args: argparse.Namespace) -> None:
         folder = out.with_name(f'{out.stem}_split')
         share, seed = 0.2 if args.val is None else args.val, args.seed or 0
         check_number('--val', share, above=0, most=0.9)
+        check_int('--seed', seed, 0)
         for path in (out, folder):
             if path.exists():
                 raise UserError(f'{str(path)!r} exists already; name another file with --out')
         check_suffix('--out', out, ('.py',))
         kind = KINDS[args.kind]
         found = kind.inspect(root.absolute(), share, seed)
+        for part in ('train', 'val'):
+            if not found.parts[part]:
+                raise UserError(f'{args.path!r} must hold samples for {part}, got none')
         if not found.files:
             reason = f'has no effect: no validation images are sampled from {args.path!r}'
             refuse_given(args, ('val', 'seed'), reason)
@@ -76,13 +80,13 @@ def main(args: argparse.Namespace) -> None:
         length = epochs(kind, found.parts['train']) if by_epoch else kind.iterations
         iterations = length * -(-found.parts['train'] // kind.batch_size) if by_epoch else length
         lines = [f'# {found.about[0]}.', f"_base_ = 'aft_mm::own_data/{kind.base}'", '']
-        lines += found.config
+        split = f'split = {str(folder.absolute())!r}'
+        lines += [line.replace('split = SPLIT', split, 1) for line in found.config]
         if by_epoch:
             lines.append(f'train_cfg = dict(max_epochs={length})')
-        text = '\n'.join([*lines, ''])
-        write(out, text.replace('SPLIT', repr(str(folder.absolute()))))
         for name, content in found.files.items():
             write(folder / name, content)
+        write(out, '\n'.join([*lines, '']))
     print(f'{args.path}: {", ".join(found.about)}')
     for name, number in list(found.counts.items())[:20]:
         print(f'  {name}: {number:,} {kind.counted}')
