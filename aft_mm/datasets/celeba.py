@@ -64,7 +64,7 @@ def read_partition(path: Path) -> dict[str, list[str]]:
     if not path.is_file():
         raise ValueError(f'{path} must be a list of images, but is not a regular file')
     try:
-        lines = path.read_text(encoding='utf-8').splitlines()
+        lines = path.read_text(encoding='utf-8-sig').splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f'{path} is not valid UTF-8 in byte {error.start}') from error
     for number, line in enumerate(lines, start=1):

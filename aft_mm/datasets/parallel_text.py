@@ -3,7 +3,9 @@
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -178,13 +180,15 @@ def encode_cached(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f'{path}.lock'):
-            if not path.is_file():
-                tokens, lengths = encode(lines, subwords)
-                part = path.with_suffix('.part.npz')
-                np.savez(part, tokens=tokens, lengths=lengths)
-                os.replace(part, path)
-            with np.load(path) as cached:
+            # A damaged file is written again.
+            damage = FileNotFoundError, ValueError, EOFError, BadZipFile
+            with suppress(*damage), path.open('rb') as file, np.load(file) as cached:
                 return cached['tokens'], cached['lengths']
+            tokens, lengths = encode(lines, subwords)
+            part = path.with_suffix('.part.npz')
+            np.savez(part, tokens=tokens, lengths=lengths)
+            os.replace(part, path)
+            return tokens, lengths
     except OSError as error:
         warn(f'cache_dir {cache_dir!r} cannot be used, so every process encodes the text: {error}')
         return encode(lines, subwords)

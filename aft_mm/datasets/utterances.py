@@ -300,7 +300,7 @@ class SphinxFeatures(Utterances):
         path = Path(self.data_root, self.fileids)
         if not os.path.isfile(path):
             raise FileNotFoundError(f'fileids {str(path)!r} does not exist')
-        ids = path.read_text(encoding='utf-8', errors='surrogateescape').split()
+        ids = path.read_text(encoding='utf-8-sig', errors='surrogateescape').split()
         files = {fileid.rpartition('/')[2]: fileid for fileid in ids}
         texts = self._texts(Path(self.ann_file))
         _check_both(self.place, 'file id(s)', set(files), set(texts))

@@ -184,6 +184,21 @@ def test_encoded_text_is_cached_for_the_text_and_the_vocabulary(build, tmp_path,
         encode_cached(lines, SimpleNamespace(fingerprint='another'), options['cache_dir'])
 
 
+@pytest.mark.parametrize(
+    'damage', [lambda data: b'', lambda data: data[:-40], lambda data: b'text']
+)
+def test_a_damaged_cache_is_written_again(build, tmp_path, damage):
+    options = dict(cache_dir=str(tmp_path / 'cache'))
+    first = build(b'ein Hund\nzwei\n', b'one dog\ntwo\n', **options)
+    sizes = {}
+    for path in (tmp_path / 'cache').glob('*.npz'):
+        sizes[path] = path.stat().st_size
+        path.write_bytes(damage(path.read_bytes()))
+    second = build(b'ein Hund\nzwei\n', b'one dog\ntwo\n', **options)
+    assert (first.lengths == second.lengths).all()
+    assert {path: path.stat().st_size for path in sizes} == sizes and len(sizes) == 2
+
+
 def test_a_cache_that_cannot_be_written_is_a_warning(build, tmp_path, warnings):
     (tmp_path / 'file').write_text('')
     data = build(b'ein Hund\n', b'one dog\n', cache_dir=str(tmp_path / 'file'))

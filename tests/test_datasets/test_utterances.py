@@ -159,6 +159,12 @@ def test_kept_features_are_read_again_as_long_as_the_file_is_the_same(folder, mo
         again = load.transform(dict(path=path))
         assert (again['features'] == first['features']).all()
         assert again['warnings'] == first['warnings'] != {}
+    (kept,) = (folder / 'kept').rglob('*.npz')
+    for damaged in (b'', kept.read_bytes()[:-40], b'text'):
+        kept.write_bytes(damaged)
+        again = load.transform(dict(path=path))
+        assert (again['features'] == first['features']).all()
+        assert len(kept.read_bytes()) > len(damaged)
     fewer = TRANSFORMS.build(dict(step, num_mel_bins=20)).transform(dict(path=path))
     assert fewer['features'].shape == (len(first['features']), 20)
     nowhere = TRANSFORMS.build(dict(LOAD, cache_dir=path))  # a file

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -73,8 +75,10 @@ class LoadUtterance(BaseTransform):
     def _sound(self, path: str) -> tuple[np.ndarray, list[str]]:
         cached = self._cache_file(path)
         if cached is not None and cached.is_file():
-            with np.load(cached) as file:
-                return file['features'], file['warnings'].tolist()
+            # A damaged file is written again.
+            damage = OSError, ValueError, EOFError, BadZipFile
+            with suppress(*damage), cached.open('rb') as file, np.load(file) as content:
+                return content['features'], content['warnings'].tolist()
         samples, warnings = read_sound(path, self.sample_rate)
         features = filter_banks(samples, self.sample_rate, self.num_mel_bins)
         if cached is not None:
