@@ -86,8 +86,11 @@ def run(command: str, args: argparse.Namespace) -> None:
         refuse_memory(command)
     try:
         code.main(args)
+        sys.stdout.flush()
     except MemoryError:
         refuse_memory(command)
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_paths(args: argparse.Namespace) -> None:
@@ -204,7 +207,7 @@ def complete_config(prefix: str, **_: Any) -> list[str]:
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
-    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path or http address')
+    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path, https:// or hf:// address')
 
 
 def add_average(parser: argparse.ArgumentParser) -> None:
@@ -280,7 +283,7 @@ def test(parser: argparse.ArgumentParser) -> None:
 
 
 def predict(parser: argparse.ArgumentParser) -> None:
-    """Predict classes, boxes or masks of images, and draw them.
+    """Predict classes, boxes or masks of images, and plot them.
 
     The folder DIR gets pictures/, masks/ (grey level = class), predictions.json and
     predictions.csv with one line per class, box or class of a mask.
@@ -295,7 +298,7 @@ def predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--out', required=True, metavar='DIR', help='folder of the results')
     parser.add_argument('--batch-size', type=int, default=8, help='images per batch (default: 8)')
     parser.add_argument('--score', type=float, help='minimum score of a box (default: 0.3)')
-    parser.add_argument('--no-pictures', action='store_true', help='do not draw the predictions')
+    parser.add_argument('--no-pictures', action='store_true', help='write no pictures')
     parser.add_argument('--device', help='by default an accelerator, if there is one')
     add_config_options(parser, 'model.test_cfg.max_per_img=300')
 

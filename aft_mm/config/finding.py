@@ -72,7 +72,7 @@ def our_config(name: str) -> Path:
 
 def check_checkpoint(path: str | None) -> None:
     """Raise a UserError if ``path`` is neither a file nor an address."""
-    if path and '://' not in path and not os.path.isfile(os.path.expanduser(path)):
+    if path is not None and '://' not in path and not os.path.isfile(os.path.expanduser(path)):
         exists = os.path.exists(os.path.expanduser(path))
         raise UserError(f'checkpoint {path!r} {"is not a file" if exists else "does not exist"}')
 

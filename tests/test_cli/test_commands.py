@@ -102,6 +102,7 @@ def test_missing_files_are_reported_before_torch_is_imported():
     words = [
         ['train', 'no-such-config'],
         ['train', 'quickstart', '--resume', 'no.pth'],
+        ['train', 'quickstart', '--resume', ''],
         ['test', 'quickstart', 'no.pth'],
         ['predict', 'no.py', 'no.pth', 'a.jpg', '--out', 'b'],
         ['predict', 'quickstart', str(find_config(QUICKSTART)), 'no folder', '--out', 'b'],
@@ -113,6 +114,7 @@ def test_missing_files_are_reported_before_torch_is_imported():
     assert [re.sub(';.*', '', line) for line in shown] == [
         "Error: config 'no-such-config' does not exist",
         "Error: checkpoint 'no.pth' does not exist",
+        "Error: checkpoint '' does not exist",
         "Error: checkpoint 'no.pth' does not exist",
         "Error: config 'no.py' does not exist",
         "Error: PATH 'no folder' does not exist",
@@ -120,6 +122,14 @@ def test_missing_files_are_reported_before_torch_is_imported():
         'Error: KIND must be one of curves, bias, keys, attention, receptive-field, cam, features, '
         "confusion, explore, got 'no'",
     ]
+
+
+def test_a_reader_that_stops_is_no_error():
+    command = [sys.executable, '-m', 'aft_mm', 'list']
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b''
+        assert process.wait() == 0
 
 
 class TestNames:

@@ -50,7 +50,7 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.amp:
         cfg.optim_wrapper.type = 'aft_mm.AutocastOptimWrapper'
-    if args.resume:
+    if args.resume is not None:
         cfg.resume = 'auto' if args.resume == 'auto' else True
         if args.resume != 'auto':
             cfg.load_from = None if args.resume == LATEST else args.resume
