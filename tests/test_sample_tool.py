@@ -192,14 +192,14 @@ class TestPlotCurves:
     def test_a_picture_of_two_runs(self, plot, tmp_path, capsys):
         words = 'log.jsonl again=log.jsonl --out new/a.png --dpi 50 --metric bits_per_char'
         plot(*words.split(), '--reference', 'xz -9=2.28', '3')
-        assert capsys.readouterr().out == 'drew 2 runs to new/a.png\n'
+        assert capsys.readouterr().out == 'plotted 2 runs to new/a.png\n'
         assert picture(tmp_path / 'new/a.png').std() > 1
 
     def test_seeds_are_a_group_and_one_run_is_one(self, plot, capsys):
         plot(*'--out a.png --dpi 50 --over epoch log.jsonl'.split())
-        assert capsys.readouterr().out == 'drew 1 run to a.png\n'
+        assert capsys.readouterr().out == 'plotted 1 run to a.png\n'
         plot(*'--group b log.jsonl copy.jsonl --out a.png --dpi 50'.split())
-        assert capsys.readouterr().out == 'drew 2 runs to a.png\n'
+        assert capsys.readouterr().out == 'plotted 2 runs to a.png\n'
 
     @pytest.mark.parametrize(
         ('words', 'message'),

@@ -20,19 +20,20 @@ from .triton import availability
 from .triton.availability import KERNELS, LIMITS
 
 
-def _needs(kernels: Mapping[str, Mapping[str, Any]]) -> str:
+def _needs(kernels: Mapping[str, Mapping[str, Any]], limits: Mapping[str, str]) -> str:
     found = []
     for op, options in kernels.items():
         needs = [f'{name}={value!r}' for name, value in options.items()]
-        if kernels is KERNELS and op in LIMITS:
-            needs.append(LIMITS[op])
+        if op in limits:
+            needs.append(limits[op])
         found.append(f'{op} ({", ".join(needs) or "any options"})')
     return '; '.join(found)
 
 
 ABOUT = {
-    'triton': f'fused kernels for CUDA devices: {_needs(KERNELS)}',
-    'native': f'loops in C++ for the CPU: {_needs(native_availability.KERNELS)}',
+    'triton': f'fused kernels for CUDA devices: {_needs(KERNELS, LIMITS)}',
+    'native': 'loops in C++ for the CPU, float32 and bfloat16: '
+    + _needs(native_availability.KERNELS, native_availability.LIMITS),
     'eager': 'composite torch operations, every op and option on every device',
     'reference': 'the oracle, every op as the papers define it, in float64 and O(B·T²·D) memory',
 }

@@ -141,7 +141,7 @@ def test_pictures_of_every_kind_of_sample(browse):
 def test_a_dataset_is_browsed(browse, digits_classifier, tmp_path, capsys):
     words = f'--split test --num 4 --out {tmp_path}/b.png --dpi 40'.split()
     browse.main([digits_classifier[0], *words])
-    assert 'drew 4 of 65 samples' in capsys.readouterr().out
+    assert 'plotted 4 of 65 samples' in capsys.readouterr().out
     assert np.asarray(Image.open(tmp_path / 'b.png')).std() > 5
     config = Config.fromfile(digits_classifier[0])
     dataset = build_dataset(config)

@@ -69,7 +69,7 @@ def test_the_table_of_position_biases(analysis, digits_classifier, tmp_path, cap
     for row, numbers in zip(found, expected, strict=True):
         assert float(row['entropy_bits']) == pytest.approx(numbers['entropy_bits'], rel=1e-5)
     assert colourful(tmp_path / 'a.png')
-    assert 'drew 1 of 2 layers' in capsys.readouterr().out
+    assert 'plotted 1 of 2 layers' in capsys.readouterr().out
 
 
 def test_keys_are_those_of_the_mixer(analysis, digits_classifier, tmp_path):

@@ -268,7 +268,7 @@ def test_plot_position_bias_draws_every_layer(run, checkpoint, tmp_path):
     words = ['--out', tmp_path / 'new/bias.png', '--heads', 'first:6', '--dpi', '40']
     done = run('plot_position_bias.py', QUICKSTART, checkpoint, *words)
     assert done.returncode == 0, done.stderr
-    assert 'drew 4 of 4 layers' in done.stdout
+    assert 'plotted 4 of 4 layers' in done.stdout
     image = matplotlib.image.imread(tmp_path / 'new/bias.png')[..., :3]
     red, blue = image[..., 0] - image[..., 2] > 0.3, image[..., 2] - image[..., 0] > 0.3
     assert red.mean() > 0.01 and blue.mean() > 0.01

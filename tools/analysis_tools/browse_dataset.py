@@ -1,4 +1,4 @@
-"""Draw samples of a dataset after its pipeline and before normalisation.
+"""Show samples of a dataset after its pipeline and before normalisation.
 
 Supported are images, boxes, masks, segmentation maps, text, point clouds and speech features. Steps
 of the data preprocessor such as Mixup are not applied.
@@ -284,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         title = f'{args.split} split, {len(dataset)} samples'
         figure = draw_titled_images(images, titles, title, config.filename.rpartition('/')[2])
         figure.savefig(args.out, dpi=args.dpi)
-    print(f'drew {len(images)} of {len(dataset)} samples to {args.out}')
+    print(f'plotted {len(images)} of {len(dataset)} samples to {args.out}')
 
 
 if __name__ == '__main__':

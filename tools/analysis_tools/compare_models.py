@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             header = draw_header(['given', *models, 'original'], grid.shape[1])
             picture = np.concatenate([header, grid])
     Image.fromarray(picture).save(args.out)
-    print(f'\ndrew {len(models)} models on {len(images)} images to {args.out}')
+    print(f'\nplotted {len(models)} models on {len(images)} images to {args.out}')
 
 
 if __name__ == '__main__':

@@ -5,7 +5,7 @@
         --group DeiT deit_seed0 deit_seed1 --metric accuracy/top1 --out table.md table.csv
 
 Metrics are those of the last validation. The iteration time is the median of the log; compare it
-only between runs on the same machine. FLOPs are counted as in model_complexity.py.
+only between runs on the same machine. FLOPs are counted as by `aft_mm complexity`.
 """
 
 import argparse

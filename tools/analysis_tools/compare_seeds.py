@@ -22,7 +22,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action='append',
         required=True,
         metavar=('LABEL', 'FILE'),
-        help='runs that differ by their seed, a file of tools/test.py --out for each; the other '
+        help='runs that differ by their seed, a file of `aft_mm test --out` for each; the other '
         'groups are compared with the first',
     )
     parser.add_argument('--metric', required=True, help='name of the metric in the files')
@@ -143,7 +143,7 @@ def read_metric(path: Path, metric: str) -> float:
         raise UserError(f'{str(path)!r} is damaged or not JSON: {error}') from error
     if not isinstance(metrics, dict):
         raise UserError(
-            f'{str(path)!r} must hold metrics as written by tools/test.py --out, got '
+            f'{str(path)!r} must hold metrics as written by `aft_mm test --out`, got '
             f'a {type(metrics).__name__}'
         )
     if metric not in metrics:

@@ -1,4 +1,4 @@
-"""Plot the confusion matrix of a classifier; optionally list classes and draw its worst mistakes.
+"""Plot the confusion matrix of a classifier; optionally list classes and plot its worst mistakes.
 
     python tools/analysis_tools/confusion_matrix.py CONFIG CHECKPOINT --out matrix.png \\
         --csv classes.csv --mistakes mistakes.png
@@ -13,13 +13,13 @@ from aft_mm.errors import user_errors
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = tool_parser(__doc__)
-    parser.add_argument('config', help='path of the config of a classifier')
+    parser.add_argument('config', help='path or name of the config of a classifier')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--split', choices=('train', 'val', 'test'), default='test')
     parser.add_argument('--batch-size', type=int, default=50, help='default %(default)s')
     parser.add_argument('--csv', help='write images, accuracy and precision per class to this file')
     parser.add_argument(
-        '--mistakes', metavar='PNG', help='draw the most confident mistakes to this file'
+        '--mistakes', metavar='PNG', help='plot the most confident mistakes to this file'
     )
     parser.add_argument(
         '--num', type=int, default=16, help='number of mistakes; default %(default)s'

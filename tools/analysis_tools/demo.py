@@ -21,7 +21,7 @@ from aft_mm.errors import UserError, user_errors
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = tool_parser(__doc__)
-    parser.add_argument('config', help='path of the config')
+    parser.add_argument('config', help='path or name of the config')
     parser.add_argument('checkpoint', help='path of a checkpoint')
     parser.add_argument('--port', type=int, default=7860, help='port, default %(default)s')
     return parser.parse_args(argv)

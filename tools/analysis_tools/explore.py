@@ -22,8 +22,8 @@ from aft_mm.errors import UserError, user_errors
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = tool_parser(__doc__)
-    parser.add_argument('config', help='path of the config')
-    parser.add_argument('checkpoint', help='path of the checkpoint, as tools/train.py writes it')
+    parser.add_argument('config', help='path or name of the config')
+    parser.add_argument('checkpoint', help='path of the checkpoint, as `aft_mm train` writes it')
     parser.add_argument(
         'images', nargs='*', help='image files to show keys for; the model must be a classifier'
     )

@@ -26,7 +26,7 @@ from aft_mm.errors import UserError, user_errors
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = tool_parser(__doc__)
-    parser.add_argument('configs', nargs='+', help='paths of configs')
+    parser.add_argument('configs', nargs='+', help='paths or names of configs')
     parser.add_argument(
         '--shape',
         nargs=2,

@@ -173,7 +173,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for head, distance in enumerate(mean_attention_distance(maps))
             ]
             write_csv(args.csv, rows)
-    print(f'\ndrew {len(chosen)} of {len(layers)} layers over {mean.images} images to {args.out}')
+    print(
+        f'\nplotted {len(chosen)} of {len(layers)} layers over {mean.images} images to {args.out}'
+    )
 
 
 if __name__ == '__main__':

@@ -144,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         images = [shown_image(network.config, sample) for sample in samples]
         small = f'{footer(args.config, args.checkpoint)} · {args.method} at {name}'
         draw_cams(images, cams, titles, small).savefig(args.out, dpi=args.dpi)
-    print(f'drew {args.method} at {name} for {len(cams)} images to {args.out}')
+    print(f'plotted {args.method} at {name} for {len(cams)} images to {args.out}')
 
 
 if __name__ == '__main__':

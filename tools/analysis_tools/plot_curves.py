@@ -336,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         figure = draw_curves(runs, args.metric, values, args.over)
         figure.savefig(args.out, dpi=args.dpi)
     count = sum(map(len, logs.values()))
-    print(f'drew {count} run{"s" if count > 1 else ""} to {args.out}')
+    print(f'plotted {count} run{"s" if count > 1 else ""} to {args.out}')
 
 
 if __name__ == '__main__':

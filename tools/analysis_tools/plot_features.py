@@ -15,7 +15,7 @@ from aft_mm.errors import UserError, user_errors
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = tool_parser(__doc__)
-    parser.add_argument('config', help='path of the config of a classifier')
+    parser.add_argument('config', help='path or name of the config of a classifier')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument(
         '--num', type=int, default=AtMost(300), help='number of images; default %(default)s'
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         figure = draw_features(points, labels, names, title, small)
         figure.savefig(args.out, dpi=args.dpi)
     print(
-        f'drew {len(labels)} images to {args.out}; nearest neighbour in feature space of the same '
+        f'plotted {len(labels)} images to {args.out}; nearest neighbour in feature space of the same '
         f'class: {100 * share:.1f} %'
     )
 

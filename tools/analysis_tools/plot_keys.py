@@ -18,7 +18,7 @@ from aft_mm.errors import UserError, user_errors
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = tool_parser(__doc__)
-    parser.add_argument('config', help='path of the config of an image model')
+    parser.add_argument('config', help='path or name of the config of an image model')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     add_image_arguments(parser, num=1)
     add_choice_arguments(parser)

@@ -14,11 +14,11 @@ from aft_mm.errors import UserError, user_errors
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = tool_parser(__doc__)
-    parser.add_argument('config', help='path of the config')
+    parser.add_argument('config', help='path or name of the config')
     parser.add_argument(
         'checkpoint',
         nargs='?',
-        help='path of a checkpoint written by tools/train.py; default: random weights',
+        help='path of a checkpoint written by `aft_mm train`; default: random weights',
     )
     add_picture_arguments(parser)
     add_choice_arguments(parser)
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             table = position_bias_table(biases, **place, top=args.top)
             write_csv(args.csv, table)
     omitted = f' ({heads} of {len(w)} heads)' if heads < len(w) else ''
-    print(f'drew {len(biases)} of {len(mixers)} layers{omitted} to {args.out}')
+    print(f'plotted {len(biases)} of {len(mixers)} layers{omitted} to {args.out}')
 
 
 if __name__ == '__main__':

@@ -11,7 +11,7 @@ from aft_mm.errors import user_errors
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('config', help='path of the config')
+    parser.add_argument('config', help='path or name of the config')
     add_config_options(parser, 'train_cfg.max_epochs=10')
     return parser.parse_args(argv)
 

@@ -23,7 +23,7 @@ from aft_mm.errors import UserError, user_errors
 
 def parse_args() -> argparse.Namespace:
     parser = tool_parser(__doc__)
-    parser.add_argument('config', help='path of the config of an autoregressive model')
+    parser.add_argument('config', help='path or name of the config of an autoregressive model')
     parser.add_argument('--out', type=Path, metavar='JSON', help='write the values to this file')
     add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
     parser.set_defaults(work_dir=None, launcher='none', local_rank=0)

@@ -46,8 +46,8 @@ from aft_mm.errors import UserError, user_errors
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = tool_parser(__doc__)
-    parser.add_argument('config', help='path of the config')
-    parser.add_argument('checkpoint', help='path of a checkpoint written by tools/train.py')
+    parser.add_argument('config', help='path or name of the config')
+    parser.add_argument('checkpoint', help='path of a checkpoint written by `aft_mm train`')
     parser.add_argument('out', metavar='OUT', type=Path, help='OUT.onnx, OUT.xml or OUT.pt2')
     parser.add_argument(
         '--dynamic', action='store_true', help='support any image size and batch size'

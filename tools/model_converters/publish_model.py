@@ -20,14 +20,14 @@ from aft_mm.errors import UserError, user_errors
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = tool_parser(__doc__)
-    parser.add_argument('checkpoint', metavar='IN.pth', help='checkpoint of tools/train.py')
+    parser.add_argument('checkpoint', metavar='IN.pth', help='checkpoint of `aft_mm train`')
     parser.add_argument(
         'out', metavar='OUT.pth', type=Path, help='output name, to which the digits are appended'
     )
     parser.add_argument(
         '--ema', action='store_true', help='publish the averaged weights of EMAHook'
     )
-    parser.add_argument('--metrics', metavar='JSON', help='metrics written by tools/test.py --out')
+    parser.add_argument('--metrics', metavar='JSON', help='metrics written by `aft_mm test --out`')
     parser.add_argument(
         '--license',
         metavar='SPDX',
@@ -35,7 +35,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         'settles it',
     )
     parser.add_argument(
-        '--command', help='training command; default: tools/train.py with the config of the run'
+        '--command', help='training command; default: `aft_mm train` with the config of the run'
     )
     return parser.parse_args(argv)
 
@@ -66,7 +66,7 @@ def choose_weights(checkpoint: Mapping, path: str, ema: bool) -> dict[str, Tenso
     """
     weights, swapped = checkpoint.get('state_dict'), checkpoint.get('ema_state_dict')
     if not isinstance(weights, Mapping):
-        raise UserError(f'{path!r} must hold a state_dict as written by tools/train.py')
+        raise UserError(f'{path!r} must hold a state_dict as written by `aft_mm train`')
     if ema and swapped is None:
         raise UserError(f'--ema needs the averaged weights of EMAHook, but {path!r} has none')
     if ema or swapped is None:
@@ -138,7 +138,7 @@ def read_metrics(path: str) -> dict[str, float]:
         isinstance(value, int | float) for value in metrics.values()
     ):
         raise UserError(
-            f'--metrics {path!r} must hold numbers by name as written by tools/test.py --out'
+            f'--metrics {path!r} must hold numbers by name as written by `aft_mm test --out`'
         )
     return metrics
 

@@ -24,6 +24,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(key_function='softmax', causal=True),
     'aft_conv': {},
 }
+LIMITS = {'aft_conv': 'a grid of 1 or 2 sizes'}
 DTYPES = (torch.float32, torch.bfloat16)
 INSTRUCTIONS = {'AVX512': 'avx512', 'AVX2': 'avx2'}
 logger = logging.getLogger('aft_mm.ops')

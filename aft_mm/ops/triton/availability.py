@@ -67,12 +67,12 @@ def ask_machine(device_type: str, index: int | None, interpreted: bool) -> tuple
         where = " in Triton's interpreter" if interpreted else ''
         return (f'runs on {needed} tensors only{where}',)
     if importlib.util.find_spec('triton') is None:
-        return ('Triton is not installed',)
+        return ('is not installed',)
     if needed == 'cuda':
         if torch.version.hip is not None:
             return ('runs on NVIDIA devices only',)
         if not torch.cuda.is_available():
-            return ('no CUDA device is available',)
+            return ('finds no CUDA device',)
         capability = torch.cuda.get_device_capability(index)
         if capability < OLDEST_CAPABILITY:
             return (
