@@ -176,6 +176,13 @@ def test_the_length_of_a_single_epoch_is_in_the_text_log(tmp_path):
     assert axis.get_lines()[0].get_xdata().tolist() == [120]
 
 
+def test_the_last_line_of_a_killed_run_is_left_out(tmp_path):
+    path = tmp_path / 'a.json'
+    for last, records in (('{"loss": 2, "st', 1), ('{"loss": 2}', 2), ('', 1)):
+        path.write_text('{"loss": 1}\n' + last)
+        assert [record['loss'] for record in read_scalars(path)] == [1, 2][:records]
+
+
 def test_bad_logs_are_named(tmp_path):
     for path in (tmp_path, tmp_path / 'no.json'):
         refuses(f"'{path}' is neither a log of scalars", read_scalars, path)

@@ -54,6 +54,12 @@ def test_rates_first_then_seed_after_seed_each_at_its_best_rate(runs, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == 'b_seed6 2.5'
 
 
+def test_the_rate_of_the_greatest_metric(runs):
+    train_grid.main([*GRID, '--rule', 'greater'])
+    rates = [json.loads(Path(f'out/{name}_seed5.json').read_text())['lr'] for name in 'ab']
+    assert rates == [1e-3, 1e-4]
+
+
 def test_a_second_call_makes_the_missing_runs(runs, capsys):
     train_grid.main([*GRID, '--minutes', '0'])
     assert runs == [] and capsys.readouterr().out == 'stopped before all runs were done\n'
@@ -71,6 +77,7 @@ def test_a_second_call_makes_the_missing_runs(runs, capsys):
 @pytest.mark.parametrize(
     'words, message',
     [
+        ('a.py ./a.py', 'CONFIG must be files of different names, got a.py twice'),
         ('a.py no.py', "'no.py' is not a config file"),
         ('a.py --rates 1e-4 1e-3 --metric loss', "--metric must be .* of the runs, got 'loss'"),
     ],

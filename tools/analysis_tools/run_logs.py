@@ -5,6 +5,7 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,10 @@ def read_scalars(path: str | Path) -> list[dict]:
 
 def _read(file: Path) -> list[dict]:
     try:
-        records = [json.loads(line) for line in file.read_text(encoding='utf-8').splitlines()]
+        *lines, last = file.read_text(encoding='utf-8').split('\n')
+        records = [json.loads(line) for line in lines]
+        with suppress(ValueError if records else ()):  # a run was killed as it wrote the last line
+            records += [json.loads(last)] if last else []
     except ValueError as error:  # neither text nor JSON
         raise UserError(f'{str(file)!r} is not a log of JSON lines: {error}') from error
     if not all(isinstance(record, dict) for record in records):

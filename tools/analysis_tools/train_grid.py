@@ -32,7 +32,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         '--out', type=Path, required=True, metavar='FOLDER', help='folder of the results'
     )
     parser.add_argument(
-        '--work-dir', type=Path, default=Path('work_dirs'), help='folder of the runs'
+        '--work-dir',
+        type=Path,
+        default=Path('work_dirs/grid'),
+        help='folder of the runs, which replace those of the same names; default %(default)s',
     )
     parser.add_argument(
         '--rates', type=float, nargs='*', default=[], metavar='LR', help='learning rates to try'
@@ -43,7 +46,13 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--metric',
         default='bits_per_char',
-        help='validation metric for choosing the rate, lower is better; default %(default)s',
+        help='validation metric for choosing the rate; default %(default)s',
+    )
+    parser.add_argument(
+        '--rule',
+        choices=('less', 'greater'),
+        default='less',
+        help='which values of the metric are better; default %(default)s',
     )
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision (bfloat16)')
     parser.add_argument(
@@ -128,7 +137,8 @@ def best_rate(config: Path, args: argparse.Namespace) -> float | None:
     runs = [
         json.loads((args.out / f'{config.stem}_lr{rate:g}.json').read_text()) for rate in args.rates
     ]
-    return min(runs, key=lambda run: run[args.metric])['lr']
+    best = min if args.rule == 'less' else max
+    return best(runs, key=lambda run: run[args.metric])['lr']
 
 
 def write(path: Path, content: dict) -> None:
@@ -157,6 +167,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         for config in args.configs:
             if not config.is_file():
                 raise UserError(f'{str(config)!r} is not a config file')
+        stems = [config.stem for config in args.configs]
+        twice = next((stem for stem in stems if stems.count(stem) > 1), None)
+        if twice:
+            raise UserError(f'CONFIG must be files of different names, got {twice}.py twice')
         args.out.mkdir(parents=True, exist_ok=True)
         for path, function, config, value in missing(args):
             if time.monotonic() - start > 60 * args.minutes:
