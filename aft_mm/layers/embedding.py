@@ -320,6 +320,6 @@ def _check_values(what: str, tokens: Tensor, size: int, in_step: bool) -> None:
     # Reading from a device costs more than the step.
     if in_step and tokens.device.type != 'cpu':
         return
-    low, high = (int(value) for value in tokens.aminmax())
+    low, high = (int(value) for value in tokens.long().aminmax())
     if low < 0 or high >= size:
         raise ValueError(f'a {what} must be 0 to {size - 1}, got {low if low < 0 else high}')

@@ -50,6 +50,8 @@ class SequencePreprocessor(BaseDataPreprocessor):
 
 
 def _check_tokens(inputs: list[Tensor]) -> None:
+    if not inputs:
+        raise ValueError('inputs must be one sequence or more, got none')
     first = inputs[0]
     for tokens in inputs:
         fits = tokens.dim() and tokens.shape[1:] == first.shape[1:]

@@ -28,6 +28,8 @@ class UtterancePreprocessor(BaseDataPreprocessor):
                 samples differ.
         """
         inputs = list(data['inputs'])
+        if not inputs:
+            raise ValueError('inputs must be one utterance or more, got none')
         first = inputs[0]
         for features in inputs:
             fits = isinstance(features, Tensor) and features.is_floating_point()

@@ -75,7 +75,7 @@ def check_position(position: Tensor, tokens: int | None = None) -> None:
             'state must be the result of the last step, got one that a later step has overwritten'
         )
     if tokens is not None and max(positions) >= tokens:
-        raise ValueError(f'the state and the position bias hold {tokens} tokens, got one more')
+        raise ValueError(f'state must hold at most {tokens} tokens, got one more')
 
 
 def use_up(position: Tensor) -> None:

@@ -85,6 +85,7 @@ def aft_simple_step(
     check_state(state)
     checks.check_key_function(key_function, gate)
     checks.check_terms(state.sums.numerator, state.values, key_function)
+    checks.check_buffer(state.keys.shape[1], 0)
     options = dict(key_function=key_function, gate=gate)
     return _run('aft_simple_step', state, query, key, value, **options)
 

@@ -58,6 +58,12 @@ def test_a_value_out_of_range_is_refused(value):
         refuses(f'a pixel value must be 0 to 255, got {value}$', PixelEmbedding(5, 3), pixels)
 
 
+@pytest.mark.parametrize('dtype', [torch.uint8, torch.int16, torch.uint16, torch.uint32])
+def test_tokens_of_any_integer_type(dtype):
+    embed, tokens = TokenEmbedding(5, 300), torch.tensor([[0, 7, 255]])
+    assert torch.equal(embed(tokens.to(dtype)), embed(tokens))
+
+
 def test_bad_arguments_raise_a_one_line_error():
     refuses('vocab_size must be an int, 1 or larger, got 0', TokenEmbedding, 5, 0)
     refuses('num_kinds must be an int, 1 or larger, got 0', TokenEmbedding, 5, 3, 0)

@@ -111,8 +111,15 @@ def test_memory_grid_and_lengths_are_checked():
     refuses(message, build('AFTFull'), torch.randn(1, 8, D))
     mixer = build('AFTConv', grid=None, causal=True)
     refuses('grid must be given for AFTConv to take steps, got None', mixer.init_state, 1)
-    mixer = build('SoftmaxAttention', causal=True)
-    refuses(r'lengths must be \[2\], got \[3\]', mixer.prefill, x, torch.tensor([1, 2, 3]))
+    for name in ('AFTSimple', 'SoftmaxAttention', 'LSTM', 'DenseSynthesizer'):
+        mixer = build(name, causal=True)
+        for wrong in ([1, 2, 3], [-1, 3], [8, 3]):
+            message = rf'lengths must be 2 ints of 0 to 7, got \{wrong}'
+            refuses(message, mixer.prefill, x, torch.tensor(wrong))
+        refuses('lengths must be a tensor of ints', mixer.prefill, x, torch.tensor([1.0, 2.0]))
+    mixer = build('AFTSimple', (2, 2), causal=True)
+    message = 'x must have at most 4 tokens, got 7'
+    refuses(message, mixer.prefill, x, torch.tensor([7, 7]))
     mixer = build('AFTLocalHard', None, causal=True, window=2)
     message = r'grid must be given to the .* got \(3, 5\) for these'
     refuses(message, mixer, tokens((3, 5)), grid=(3, 5))

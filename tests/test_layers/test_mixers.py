@@ -113,6 +113,17 @@ def test_padding_has_no_influence_and_no_gradient(name, causal):
 
 
 @both_ways
+def test_an_empty_batch_stays_empty(name, causal):
+    mixer, x = build(name, causal=causal).eval(), torch.zeros(0, 7, D)
+    for mask in (None, torch.zeros(0, 7, dtype=torch.bool)):
+        assert mixer(x, key_mask=mask).shape == x.shape
+    if causal and name in STEPPED:
+        y, state = mixer.prefill(x[:, :3], torch.zeros(0, dtype=torch.long))
+        assert y.shape == (0, 3, D)
+        assert mixer.step(x[:, 3], state)[0].shape == (0, D)
+
+
+@both_ways
 def test_a_token_that_sees_no_token_gets_zero(name, causal):
     mixer = build(name, causal=causal)
     x = torch.full((1, 7, D), torch.inf, requires_grad=True)
@@ -173,6 +184,7 @@ def test_bfloat16_and_autocast_are_close_to_float32(name, causal):
         ('StridedAttention-fixed', dict(summary=1)),
         ('LSHAttention', dict(chunk_size=1)),
         ('Pooling', dict(kernel_size=5)),
+        ('LSTM', dict(qkv_bias=False)),
         ('AFTConv', dict(qkv_bias=False)),
         ('AFTSimple', dict(proj_drop=0.5)),
     ],

@@ -260,6 +260,7 @@ def test_bad_input_raises_a_one_line_error():
     refuses(message, model, torch.randn(2, 5, 13), samples)
     collate = model.data_preprocessor
     refuses(message, collate, dict(inputs=frames, data_samples=samples))
+    refuses('inputs must be one utterance or more, got none', collate, dict(inputs=[]))
     message = r'inputs must be floats \[T, 13\] as the first'
     refuses(message, collate, dict(inputs=[frames[0], torch.randn(4, 12)]))
     collated = collate(dict(inputs=frames))

@@ -244,3 +244,17 @@ def test_the_config_in_the_documentation_runs(root, tmp_path):
     wrapper = build_optim_wrapper(nn.ModuleDict(parts), config.optim_wrapper)
     rates = {group['lr'] for group in wrapper.optimizer.param_groups}
     assert min(rates) == pytest.approx(1e-4 * 0.8**13) and max(rates) == 1e-4
+
+
+def test_an_image_without_a_seen_pixel_has_a_mean_of_zero():
+    model = random_model(with_mask_channel=True, out_type='avg_featmap', out_indices=2)
+    image = torch.cat([torch.randn(2, 3, 40, 56), torch.zeros(2, 1, 40, 56)], dim=1)
+    image[1, 3] = 1
+    (mean,) = model(image)
+    assert not mean[0].any() and mean[1].isfinite().all() and mean[1].any()
+
+
+def test_bfloat16_on_the_meta_device_gives_shapes():
+    model = random_model(bfloat16=True, out_indices=2).to('meta')
+    (map_,) = model(torch.randn(1, 3, 40, 56, device='meta'))
+    assert map_.is_meta and map_.shape[0] == 1

@@ -10,6 +10,7 @@ from aft_mm.models.decoding import sample_categorical
 from aft_mm.registry import MODELS
 
 from ..errors import refuses
+from ..helpers import each
 from .sequence_models import D, randomize
 
 VALUES = torch.arange(256)
@@ -289,6 +290,14 @@ def test_heads_pass_on_every_sampling_option(head):
         assert not torch.equal(plain, sample(**options)), options
 
 
+@each('head', [CategoricalHead(D, 3), LogisticMixtureHead(D, 1)])
+def test_one_vector_has_one_likelihood(head):
+    hidden = torch.randn(2, D)
+    targets = torch.tensor([1, 2]).view(2, *[1] * isinstance(head, LogisticMixtureHead))
+    together = head.nats(hidden, targets)
+    torch.testing.assert_close(head.nats(hidden[0], targets[0]), together[0])
+
+
 def test_bad_input_raises_a_one_line_error():
     hidden, mixed = torch.randn(2, D), mixture(3)
     refuses('num_channels must be 1 or 3, got 2', LogisticMixtureHead, D, 2)
@@ -302,6 +311,9 @@ def test_bad_input_raises_a_one_line_error():
     message = r'tie\(embedding\) must be called'
     refuses(message, CategoricalHead(D, 3, tied=True).logits, hidden)
     refuses('finite number above 0, got 0', mixed.sample, hidden, temperature=0)
+    for name, value in (('temperature', 0.5), ('top_k', 3), ('top_p', 0.9)):
+        message = f'{name} has no effect with greedy=True'
+        refuses(message, sample_categorical, hidden, greedy=True, **{name: value})
     for wrong in (-1.5, float('nan')):
         message = f'finite number above 0, got {wrong}'
         refuses(message, sample_categorical, hidden, temperature=wrong)

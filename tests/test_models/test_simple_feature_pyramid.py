@@ -46,6 +46,13 @@ def test_coarser_levels_pool_the_maximum_and_extra_levels_subsample():
     assert torch.equal(levels[3], levels[2][:, :, ::2, ::2])
 
 
+def test_the_number_of_maps_is_an_int():
+    for wrong in ('5', 5.5, 3):
+        refuses(
+            'num_outs must be an int, 4 or larger, got', SimpleFeaturePyramid, 8, num_outs=wrong
+        )
+
+
 def test_finer_levels_upsample_each_position():
     neck = SimpleFeaturePyramid(8, out_channels=4, strides=(4, 8)).double()
     up = [nn.Sequential(*level[:-2]) for level in neck.levels]  # without the 3 × 3 convolution
@@ -110,7 +117,7 @@ def test_a_host_library_builds_the_neck_by_name(scope):
         (dict(strides=4), 'strides must be ascending ints, one or more, got 4'),
         (dict(out_channels=0), 'out_channels must be an int, 1 or larger, got 0'),
         (dict(in_channels=18), 'in_channels must be divisible by 4 for stride 4, got 18'),
-        (dict(num_outs=3), 'num_outs must be at least 4, one per stride, got 3'),
+        (dict(num_outs=3), 'num_outs must be an int, 4 or larger, got 3'),
     ],
     ids=str,
 )

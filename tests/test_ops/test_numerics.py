@@ -183,12 +183,17 @@ def test_second_derivatives_of_small_denominators(op, monkeypatch):
 
 
 @pytest.mark.parametrize('case', ONE_OF_EACH.values(), ids=ONE_OF_EACH)
-def test_vmap_over_the_query_and_forward_mode(case):
+def test_vmap_and_forward_mode(case):
     query, *others = (x.detach() for x in case.inputs(dtype=torch.float32))
     others[0] *= 100  # the safe path
     queries = torch.stack([query, -query])
     expected = torch.stack([case(x, *others) for x in queries])
     torch.testing.assert_close(torch.func.vmap(lambda x: case(x, *others))(queries), expected)
+    keys = torch.stack([others[0], -others[0]])
+    with torch.no_grad():
+        expected = torch.stack([case(query, key, *others[1:]) for key in keys])
+        got = torch.func.vmap(lambda key: case(query, key, *others[1:]))(keys)
+    torch.testing.assert_close(got, expected)
     value, tangent = others[1], torch.randn_like(others[1])
     with forward_ad.dual_level():  # the op is linear in the values
         others[1] = forward_ad.make_dual(value, tangent)

@@ -131,7 +131,7 @@ def test_token_past_the_last_position_is_refused():
     token = torch.randn(3, 1, CHANNELS).unbind()
     state, zero = ops.aft_full_init_state(1, CHANNELS, 1), torch.zeros(1, 1)
     state = ops.aft_full_step(state, *token, zero)[1]
-    message = 'hold 1 tokens, got one more'
+    message = 'state must hold at most 1 tokens, got one more'
     refuses(message, ops.aft_full_step, state, *token, zero)
     refuses(message, ops.aft_local_step, state, *token, zero, zero, window=1)
 
@@ -148,6 +148,8 @@ def test_state_of_another_op_size_or_key_function_is_refused():
     step, state = ops.aft_simple_step, ops.aft_simple_init_state(1, CHANNELS)
     message = "'relu2', which sums 12 channels, but it holds 6"
     refuses(message, step, state, *token, key_function='relu2', gate='relu')
+    buffered = ops.aft_local_init_state(1, CHANNELS, window=3)
+    refuses('which need 0 tokens, but it holds 3', step, buffered, *token)
     message = "gate must be 'relu' for .*'relu2', got 'sigmoid'"
     refuses(message, step, state, *token, key_function='relu2')
     state = ops.aft_simple_init_state(1, CHANNELS, key_function='relu2')

@@ -16,7 +16,7 @@ from aft_mm.checks import (
     check_probability,
     refuse,
 )
-from aft_mm.ops.checks import FLOATS, GATES, check_mask
+from aft_mm.ops.checks import FLOATS, GATES, check_lengths, check_mask
 
 from ..grid import Grid, check_grid
 from ..projections import (
@@ -209,8 +209,8 @@ class TokenMixer(nn.Module):
         """
         _check_tokens('x', x, 'B', 'T', self.embed_dims)
         length, state = x.shape[1], self.init_state(len(x))
-        if lengths.shape != x.shape[:1]:
-            raise ValueError(f'lengths must be [{len(x)}], got {list(lengths.shape)}')
+        position = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        check_lengths(lengths, position, length)
         x = _hide_tokens(x, torch.arange(length, device=x.device) < lengths[:, None])
         query = None if self.query is None else self.query(x)
         key, value = self.key(x), self.value(x)
@@ -218,6 +218,8 @@ class TokenMixer(nn.Module):
         if self.grid is not None and len(self.grid) > 1:
             # The op needs the whole raster.
             rest = self.num_prefix_tokens + prod(self.grid) - length
+            if rest < 0:
+                raise ValueError(f'x must have at most {length + rest} tokens, got {length}')
             prompt = [None if p is None else F.pad(p, (0, 0, 0, rest)) for p in prompt]
         grid = self._resolve_grid(prompt[1].shape[1])
         mixed = self._mix(prompt[0], prompt[1], prompt[2], grid, None)[:, :length]
@@ -238,11 +240,12 @@ class TokenMixer(nn.Module):
             ValueError: The state is of another mixer or batch.
         """
         self._check_step(x_t, state)
-        if self._fused is None:
+        fused = self._fused  # once, as another thread may split it
+        if fused is None:
             query = None if self.query is None else self.query(x_t)
             key, value = self.key(x_t), self.value(x_t)
         else:
-            *queries, key, value = apply_fused(self._fused, x_t)
+            *queries, key, value = apply_fused(fused, x_t)
             query = queries[0] if queries else None
         mixed, state = self._mix_step(query, key, value, state)
         return self.proj_drop(self.proj(mixed)), state

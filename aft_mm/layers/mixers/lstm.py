@@ -45,8 +45,11 @@ class LSTM(TokenMixer):
         if not self.causal and embed_dims % 2:
             refuse('embed_dims', 'even for an LSTM with two directions', embed_dims)
         self.query, self.key, self.value = None, nn.Identity(), nn.Identity()
+        bias = kwargs.get('qkv_bias', True)
         size = embed_dims if self.causal else embed_dims // 2
-        self.lstm = nn.LSTM(embed_dims, size, batch_first=True, bidirectional=not self.causal)
+        self.lstm = nn.LSTM(
+            embed_dims, size, batch_first=True, bidirectional=not self.causal, bias=bias
+        )
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         if key_mask is None:
@@ -67,6 +70,8 @@ class LSTM(TokenMixer):
 
     def _read(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the outputs of the first tokens of each sequence, and the state after them."""
+        if not len(x):  # a packed sequence must not be empty
+            return self._run(x)
         options: dict[str, Any] = dict(batch_first=True)
         # An empty sequence is not allowed; its results are not used.
         at_least_one = lengths.clamp_min(1).cpu()

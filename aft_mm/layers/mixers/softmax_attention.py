@@ -47,6 +47,8 @@ class KeyValueCache(NamedTuple):
 
 def masked_attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
     """Return scaled_dot_product_attention over visible keys, 0 without any."""
+    if not query.numel():  # torch's attention ends the process for no heads and a mask
+        return query
     # Some kernels give NaN for a fully masked row.
     some = visible.any(-1, keepdim=True)
     return some * F.scaled_dot_product_attention(query, key, value, attn_mask=visible | ~some)

@@ -34,10 +34,7 @@ class TokenTable(NamedTuple):
             raise ValueError(
                 f'tokens of this state must be {allowed}, got {[tuple(row.shape) for row in token]}'
             )
-        check_position(self.position)
-        readable = self.position.device.type == 'cpu' and not torch.compiler.is_compiling()
-        if readable and (self.position >= self.size).any():
-            raise ValueError(f'the state must hold at most {self.size} tokens, got one more')
+        check_position(self.position, self.size)
         for rows, row in zip(self.rows, token, strict=True):
             index = self.position.view(-1, 1, 1).expand(-1, 1, row.shape[-1])
             rows.scatter_(1, index, row.to(rows.dtype).unsqueeze(1))

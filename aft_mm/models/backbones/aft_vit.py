@@ -283,7 +283,7 @@ class AFTViT(BaseModule):
 
     def _autocast(self, image: Tensor) -> AbstractContextManager:
         # A disabled autocast would override the caller's.
-        if not self.use_bfloat16:
+        if not self.use_bfloat16 or image.is_meta:
             return nullcontext()
         return torch.autocast(image.device.type, torch.bfloat16)
 
@@ -336,7 +336,7 @@ class AFTViT(BaseModule):
         if seen is not None:
             x = x.masked_fill(~seen, 0)
         if self.out_type == 'avg_featmap':
-            return x.mean(dim=1) if seen is None else x.sum(dim=1) / seen.sum(dim=1)
+            return x.mean(dim=1) if seen is None else x.sum(dim=1) / seen.sum(dim=1).clamp_min(1)
         # mmcv's RoIAlign ignores strides.
         return x.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
 

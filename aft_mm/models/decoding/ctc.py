@@ -117,6 +117,7 @@ def decode_by_beam(
                     longer[1] = _add(longer[1], before + frame[new])
         best = sorted(ends.items(), key=lambda item: (-_add(*item[1]), item[0]))[:beam_size]
         beam = {prefix: (blank, unit) for prefix, (blank, unit) in best if max(blank, unit) > NEVER}
+        states = {prefix: states[prefix] for prefix in beam if prefix in states}
     if lexicon is not None:
         complete = {p: ends for p, ends in beam.items() if lexicon.is_complete(states[p])}
         beam = complete or {(): (NEVER, NEVER)}

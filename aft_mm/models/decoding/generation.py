@@ -65,8 +65,8 @@ def generate(
         ValueError: An argument or token is out of range, a prompt is empty, as long as `length` or
             of another shape, or the numbers of samples differ.
     """
-    check_sampling(temperature, top_k, top_p, seed)
-    flags = dict(greedy=greedy, use_state=use_state, progress=progress, compiled=compiled)
+    check_sampling(temperature, top_k, top_p, seed, greedy)
+    flags = dict(use_state=use_state, progress=progress, compiled=compiled)
     for name, flag in flags.items():
         check_flag(name, flag)
     check_int('length', length, 1)

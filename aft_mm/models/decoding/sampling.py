@@ -13,6 +13,7 @@ def check_sampling(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
+    greedy: bool = False,
 ) -> None:
     """Check the options of :func:`sample_categorical`, and a seed of at most 63 bits."""
     check_number('temperature', temperature, above=0)
@@ -20,6 +21,10 @@ def check_sampling(
         check_int('top_k', top_k, 1)
     if top_p is not None:
         check_number('top_p', top_p, above=0, most=1)
+    check_flag('greedy', greedy)
+    for name, given in dict(temperature=temperature != 1, top_k=top_k, top_p=top_p).items():
+        if greedy and given:
+            raise ValueError(f'{name} has no effect with greedy=True')
     if seed is not None:
         check_int('seed', seed, 0, 2**63 - 1)
 
@@ -51,8 +56,7 @@ def sample_categorical(
     Raises:
         ValueError: As :func:`check_sampling`; on a CPU also if a row has NaN or no finite logit.
     """
-    check_sampling(temperature, top_k, top_p)
-    check_flag('greedy', greedy)
+    check_sampling(temperature, top_k, top_p, greedy=greedy)
     if logits.device.type == 'cpu':
         check_logits(logits)
     if greedy:

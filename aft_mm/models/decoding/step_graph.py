@@ -90,7 +90,13 @@ class CompiledSteps(StaticSteps):
         # Dense copies, as strides of a view depend on the length.
         super().__init__(step, token, hidden, copy_state(state))
         start = time.perf_counter()
-        _compiled_advance()(step, self.token.clone(), self.hidden.clone(), copy_state(self.state))
+        # By default torch gives up after 8 sizes.
+        limits: dict[str, Any] = dict(
+            recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=MOST_GRAPHS
+        )
+        given = self.token.clone(), self.hidden.clone(), copy_state(self.state)
+        with torch._dynamo.config.patch(**limits):
+            _compiled_advance()(step, *given)
         self.seconds = time.perf_counter() - start
 
     def _advance(self) -> None:
@@ -107,10 +113,6 @@ def _advance_in_place(step: Step, token: Tensor, hidden: Tensor, state: Any) -> 
 
 @cache
 def _compiled_advance() -> Callable[..., None]:
-    # By default torch gives up after 8 sizes.
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, MOST_GRAPHS)
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, MOST_GRAPHS)
     return torch.compile(_advance_in_place, fullgraph=True, dynamic=False)
 
 

@@ -91,7 +91,7 @@ class CategoricalHead(nn.Module):
                 f'targets must be integers {list(hidden.shape[:-1])}, got {targets.dtype} '
                 f'{list(targets.shape)}'
             )
-        logits = self.logits(hidden).to(dtype).flatten(0, -2)
+        logits = self.logits(hidden).to(dtype).reshape(-1, self.num_values)
         targets_1d = targets.flatten().long()
         nats = F.cross_entropy(logits, targets_1d, reduction='none', label_smoothing=smoothing)
         return nats.view_as(targets)

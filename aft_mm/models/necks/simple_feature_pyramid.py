@@ -60,10 +60,7 @@ class SimpleFeaturePyramid(BaseModule):
         if not ascending or not strides or list(strides) != sorted(set(strides)):
             refuse('strides', 'ascending ints, one or more', strides)
         self.num_outs = len(strides) if num_outs is None else num_outs
-        if self.num_outs < len(strides):
-            raise ValueError(
-                f'num_outs must be at least {len(strides)}, one per stride, got {num_outs}'
-            )
+        check_int('num_outs', self.num_outs, len(strides))
         self.levels = nn.ModuleList(
             _level(in_channels, out_channels, in_stride, stride) for stride in strides
         )

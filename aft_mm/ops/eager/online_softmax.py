@@ -70,7 +70,8 @@ def apply_gate(
     if gate != 'none':
         gating = GATES[gate](query.to(mixed.dtype))
         # In place without autograd: new memory pages cost more than the product.
-        mixed = gating * mixed if torch.is_grad_enabled() else gating.mul_(mixed)
+        in_place = not (torch.is_grad_enabled() or transformed())
+        mixed = gating.mul_(mixed) if in_place else gating * mixed
     return mixed if dtype is None else mixed.to(dtype)
 
 
