@@ -56,7 +56,9 @@ class KernelMixer(AFTMixer):
     def _convolve(self, x: Tensor, kernel: Tensor, grid: Grid) -> Tensor:
         channels = x.shape[-1]
         kernel = kernel.expand(channels, *self.kernel_size).unsqueeze(1).to(x.dtype)
-        padding = tuple(size // 2 for size in self.kernel_size)
+        if len(grid) == 1:  # of sequences, torch's convolution is several times slower
+            grid, kernel = (1, *grid), kernel.unsqueeze(2)
+        padding = tuple(size // 2 for size in kernel.shape[2:])
         maps = x.transpose(1, 2).unflatten(2, grid)
         return _CONV[len(grid)](maps, kernel, padding=padding, groups=channels).flatten(2).mT
 
