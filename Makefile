@@ -53,7 +53,7 @@ compiled-mmcv: $(VENV)/downstream requirements/build_mmcv.sh requirements/mmcv.t
 
 # Tests on other versions of torch, each in a new environment of 6 GB that is removed afterwards, and
 # the table of docs/supported_stacks.md. Others: PYTHON=python3.13, FAMILY=onedl for the fork.
-TORCH ?= 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
+TORCH ?= 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 FAMILY ?= openmmlab
 matrix: $(VENV)/installed
 	$(BIN)/python requirements/stacks.py --python $(PYTHON) --family $(FAMILY) --torch $(TORCH)

@@ -1,6 +1,6 @@
 """Test the package on other versions of torch and Python, and on the fork of OpenMMLab's packages.
 
-python requirements/stacks.py --torch 2.8.0 2.15.0           # one fresh environment for each
+python requirements/stacks.py --torch 2.11.0 2.15.0          # one fresh environment for each
 python requirements/stacks.py --torch 2.11.0 --python python3.13 --family onedl
 python requirements/stacks.py                                # only writes the table
 

@@ -44,7 +44,7 @@ def decay(tmp_path, monkeypatch):
 
 
 def own_config(folder, index, **options):
-    text = blocks(TUTORIAL, 'python')[index].replace("'configs/", f"'{ROOT}/configs/")
+    text = blocks(TUTORIAL, 'python')[index]
     (folder / 'mine.py').write_text(text)
     config = Config.fromfile(folder / 'mine.py', import_custom_modules=False)
     config.merge_from_dict(options)

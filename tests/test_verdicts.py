@@ -3,7 +3,7 @@
 import pytest
 from scipy import stats
 from verdicts import (
-    NOT_DECIDABLE,
+    INCONCLUSIVE,
     OPPOSITE,
     SAME,
     difference,
@@ -36,8 +36,8 @@ def test_differences_are_welchs():
     [
         (B, '+', SAME),
         (B, '-', OPPOSITE),
-        (NOISY, '+', NOT_DECIDABLE),
-        (B[:1], '+', NOT_DECIDABLE),
+        (NOISY, '+', INCONCLUSIVE),
+        (B[:1], '+', INCONCLUSIVE),
     ],
 )
 def test_verdicts(values, sign, expected):

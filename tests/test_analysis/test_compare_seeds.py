@@ -27,7 +27,7 @@ def files(tmp_path, monkeypatch):
 A = ['--group', 'a', 'a_seed0.json', 'a_seed1.json', 'a_seed2.json']
 B = ['--group', 'b', 'b_seed0.json']
 TABLE = """\
-| group | n | bits/char | difference to a | p |
+| group | n | bits/char | difference from a | p |
 | --- | ---: | ---: | ---: | ---: |
 | a | 3 | 2.607 ± 0.063 | – | – |
 | b | 1 | 2.510 | -0.097 | – |

@@ -40,7 +40,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=[],
         metavar='LABEL=SIGN',
         help='expected sign of the difference of a group to the first one, + or -; adds a '
-        'column with "same sign here", "opposite sign here" or "not decidable"',
+        'column with "same sign here", "opposite sign here" or "inconclusive"',
     )
     parser.add_argument('--dpi', type=int, default=150, help='default %(default)s')
     return parser.parse_args(argv)

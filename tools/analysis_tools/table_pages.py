@@ -39,7 +39,7 @@ def memory_gb(name: str, memory: dict[str, Any], batch: int | None) -> str:
 
 
 def hours(name: str, parameters: int, facts: dict[str, Any], with_cp: bool) -> str:
-    """Return the hours of all cards: 6 FLOP per weight and token (8 with recomputation) / rate."""
+    """Return the hours of all GPUs: 6 FLOP per weight and token (8 with recomputation) / rate."""
     schedule = SCHEDULE.search(name)
     if schedule is None:
         return '–'
@@ -62,7 +62,7 @@ def table(page: dict[str, Any], metafile: dict[str, Any], memory: dict[str, Any]
         for header, name in metafile['Tables'][page['table']].items()
         if name.endswith('(paper)') and any(name in entries for _, entries in found)
     }
-    counted = ['GB of a card (count)', *(['hours (count)'] if 'hours' in page else [])]
+    counted = ['GB per GPU (count)', *(['hours (count)'] if 'hours' in page else [])]
     lines = [['config', *counted, *(f"paper's {h}" for h in columns)]]
     lines.append(['---'] * len(lines[0]))
     for first, entries in found:
@@ -109,11 +109,11 @@ def commands(page: dict[str, Any]) -> str:
 def render(page: dict[str, Any], data: dict[str, str], memory: dict[str, Any]) -> str:
     metafile = read_metafile(ROOT / 'configs' / page['task'])
     time = page.get('hours_text') or (
-        f'Hours are at {page["hours"]["rate"]} TFLOP/s per card ({page["hours"]["source"]}).'
+        f'Hours are at {page["hours"]["rate"]} TFLOP/s per GPU ({page["hours"]["source"]}).'
     )
     note = wrapped(page.get('memory_text', ''), time)
     readme = f'../../configs/{page["task"]}/README.md#{page["anchor"]}'
-    cards = '8 cards' if page.get('cards', 8) == 8 else '1 card'
+    gpus = '8 GPUs' if page.get('cards', 8) == 8 else '1 GPU'
     return f"""# {page['title']}
 
 <!-- Written by tools/analysis_tools/table_pages.py; edit docs/tables/tables.yml instead. -->
@@ -126,7 +126,7 @@ The [README]({readme}) explains rows and choices, the [index](index.md) the coun
 
 ## Commands
 
-One row of the table, on {cards}:
+One row of the table, on {gpus}:
 
 {commands(page)}
 {wrapped(page['columns'])}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from run_logs import decimals_of, mean_and_error
 
 LEVEL = 0.95
-SAME, OPPOSITE, NOT_DECIDABLE = 'same sign here', 'opposite sign here', 'not decidable'
+SAME, OPPOSITE, INCONCLUSIVE = 'same sign here', 'opposite sign here', 'inconclusive'
 
 
 class Difference(NamedTuple):
@@ -48,7 +48,7 @@ def verdict(found: Difference, sign: str) -> str:
     Intervals are not corrected for the number of comparisons.
     """
     if found.p is None or found.p >= 1 - LEVEL:
-        return NOT_DECIDABLE
+        return INCONCLUSIVE
     return SAME if (found.mean > 0) == (sign == '+') else OPPOSITE
 
 
@@ -68,7 +68,7 @@ def verdict_table(
         )
     means, errors = zip(*map(mean_and_error, groups.values()), strict=True)
     decimals = decimals_of(errors, means)
-    header = ['group', 'n', label, f'difference to {_escape(first)}', 'p']
+    header = ['group', 'n', label, f'difference from {_escape(first)}', 'p']
     lines = [[*header, 'verdict'] if expected else header]
     lines.append(['---', *['---:'] * 4, *(['---'] if expected else [])])
     for name, values in groups.items():

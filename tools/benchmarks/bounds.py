@@ -223,10 +223,10 @@ def model_table(what: str, size: str, per: int, rows: Sequence[dict]) -> str:
         'MB',
         'launches',
         'by operations alone',
-        'mixing for nothing',
+        'free mixing',
         'mixing in one pass',
-        f'aim: {AIM} of that, 1.0 at least',
-        'mixing at, of a copy',
+        f'aim ({AIM} of one pass, at least 1.0)',
+        'copy bandwidth needed',
     )
     lines = [
         (

@@ -37,7 +37,8 @@ class AFTConv(AFTMixer):
         tau: Temperature of sparsity='gumbel'; None is the paper's 0.5.
         init_std: Standard deviation of w at initialisation.
         init_peak: Initial bias of one position per head, see :class:`ConvPositionBias`.
-        gate, qkv_bias: See :class:`AFTMixer`.
+        gate: See :class:`AFTMixer`.
+        qkv_bias: See :class:`TokenMixer`.
         **kwargs: See :class:`AFTMixer`. Without a grid, `kernel_size` sets the dimensions, and
             there are no steps.
     """
