@@ -32,7 +32,7 @@ from aft_mm.checks import check_choice, check_flag, check_sizes, per_dimension
 from . import checks
 from .dispatch import implementation
 from .eager.online_softmax import ShiftedSum
-from .geometry import Window, as_pair, near_radius
+from .geometry import Window, as_pair, kernel_reach, near_radius
 from .state import StepState, check_kind, check_state, new_state, use_up
 
 
@@ -198,11 +198,7 @@ def aft_conv_init_state(
 
 def _conv_size(kernel: Sequence[int], grid: Sequence[int]) -> int:
     checks.check_grid(grid, kernel=kernel)
-    reach, stride = 0, 1
-    for size, length in zip(reversed(kernel), reversed(grid), strict=True):
-        reach += min(size // 2, length - 1) * stride
-        stride *= length
-    return reach + 1
+    return kernel_reach(kernel, grid) + 1
 
 
 @torch.no_grad()

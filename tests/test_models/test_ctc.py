@@ -129,6 +129,18 @@ def test_a_conformer_reads_padding_in_its_convolutions_only():
         assert torch.allclose(batch[1:, :31], alone, atol=1e-5) == (kernel_size == 1)
 
 
+def test_arguments_of_the_encoders_are_checked():
+    init_default_scope('aft_mm')
+    for wrong, message in (
+        (dict(num_heads=5), 'num_heads must be a divisor of embed_dims, 96, got 5'),
+        (dict(kernel_size=4), 'kernel_size must be odd, got'),
+        (dict(num_layers=0), 'num_layers must be an int, 1 or larger, got 0'),
+    ):
+        refuses(message, MODELS.build, dict(type='ConformerEncoder', num_features=13, **wrong))
+    hidden = build('lstm').encoder(torch.randn(2, 5, 13), torch.zeros(2, 5, dtype=torch.bool))
+    assert hidden.shape == (2, 5, 32) and hidden.isfinite().all()
+
+
 @pytest.mark.parametrize('mixer', ['AFTConv', 'AFTConv-conv', 'lstm', 'tdnn'])
 def test_padding_changes_neither_loss_nor_gradients(mixer):
     model = build(mixer)

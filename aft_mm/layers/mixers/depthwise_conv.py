@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from aft_mm import ops
 from aft_mm.checks import refuse
 from aft_mm.ops.eager.online_softmax import apply_gate
-from aft_mm.ops.geometry import kernel_index, past_kernel
+from aft_mm.ops.geometry import kernel_index, kernel_reach, past_kernel
 from aft_mm.ops.state import StepState, check_state, new_state, push, slot_tokens, use_up
 from aft_mm.registry import MODELS
 
@@ -43,8 +43,8 @@ class KernelMixer(AFTMixer):
         self.key = nn.Identity()
 
     def kernel(self) -> Tensor:
-        """Return K ``[D, *kernel]`` or, shared by all channels, ``[1, *kernel]``."""
-        raise NotImplementedError
+        """Return K ``[D, *kernel]`` or, shared by all channels, ``[1, *kernel]``; by default 1."""
+        return torch.ones(1, *self.kernel_size, device=self._device)
 
     def _visible_kernel(self) -> Tensor:
         kernel = self.kernel()
@@ -82,11 +82,8 @@ class KernelMixer(AFTMixer):
 
     def _init_state(self, batch_size: int) -> StepState:
         grid = self._step_grid()
-        reach = sum(
-            min(size // 2, length - 1) * prod(grid[axis + 1 :])
-            for axis, (size, length) in enumerate(zip(self.kernel_size, grid, strict=True))
-        )
-        return new_state(batch_size, self.embed_dims, reach + 1, heads=1, **self._state_options)
+        size = kernel_reach(self.kernel_size, grid) + 1
+        return new_state(batch_size, self.embed_dims, size, heads=1, **self._state_options)
 
     def _prefill(self, state: StepState, key, value, lengths: Tensor) -> StepState:
         return ops.prefill(state, value[..., :1], value, lengths)

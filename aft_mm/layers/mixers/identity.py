@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from aft_mm.ops.eager.online_softmax import apply_gate
@@ -29,6 +28,3 @@ class Identity(KernelMixer):
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         value = value if key_mask is None else value.masked_fill(~key_mask.unsqueeze(-1), 0)
         return apply_gate(query, value, self.gate)
-
-    def kernel(self) -> Tensor:
-        return torch.ones(1, *self.kernel_size, device=self._device)

@@ -1,8 +1,5 @@
 """Gated average pooling."""
 
-import torch
-from torch import Tensor
-
 from aft_mm.registry import MODELS
 
 from .depthwise_conv import KernelMixer
@@ -24,6 +21,3 @@ class Pooling(KernelMixer):
     example = dict(kernel_size=3)
     normalized = True
     average = True
-
-    def kernel(self) -> Tensor:
-        return torch.ones(1, *self.kernel_size, device=self._device)

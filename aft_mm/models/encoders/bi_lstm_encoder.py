@@ -57,7 +57,7 @@ class BiLSTMEncoder(BaseModule):
         if mask is None:
             return self.lstm(features)[0]
         packed = pack_padded_sequence(
-            features, mask.sum(1).cpu(), batch_first=True, enforce_sorted=False
+            features, mask.sum(1).clamp_min(1).cpu(), batch_first=True, enforce_sorted=False
         )
         hidden, _ = pad_packed_sequence(
             self.lstm(packed)[0], batch_first=True, total_length=features.shape[1]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from aft_mm.checks import check_int, check_probability, check_sizes
+from aft_mm.checks import check_int, check_probability, check_sizes, refuse
 from aft_mm.layers.grid import check_kernel
 from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
@@ -95,6 +95,14 @@ class ConformerEncoder(BaseModule):
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         super().__init__(init_cfg)
+        check_int('num_features', num_features, 1)
+        check_int('embed_dims', embed_dims, 1)
+        check_int('num_layers', num_layers, 1)
+        check_int('num_heads', num_heads, 1)
+        if embed_dims % num_heads:
+            refuse('num_heads', f'a divisor of embed_dims, {embed_dims}', num_heads)
+        check_probability('drop_rate', drop_rate)
+        (size,) = check_kernel(kernel_size, (1,))
         try:
             from torchaudio.models import Conformer
         except ImportError as error:
@@ -104,7 +112,7 @@ class ConformerEncoder(BaseModule):
         self.num_features, self.embed_dims = num_features, embed_dims
         self.projection = nn.Linear(num_features, embed_dims)
         self.conformer = Conformer(
-            embed_dims, num_heads, 4 * embed_dims, num_layers, kernel_size, drop_rate
+            embed_dims, num_heads, 4 * embed_dims, num_layers, size, drop_rate
         )
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
