@@ -230,7 +230,8 @@ def training_batch(name, config, model):
         size = config.model.backbone.img_size
         shape = (config.model.backbone.get('in_channels', 3), size, size)
         image = np.zeros((size, size, shape[0]), np.uint8)
-        packed = Compose([dict(type='PackInputs')])(dict(img=image, gt_label=3))
+        label = config.model.head.num_classes - 1
+        packed = Compose([dict(type='PackInputs')])(dict(img=image, gt_label=label))
         inputs = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
         return dict(inputs=inputs, data_samples=[packed['data_samples']] * 2)
     if name in COPY:
@@ -327,6 +328,7 @@ class TestParameters:
             (names('synthetic_tasks', pattern='mqar'), 11, 1.002),
             (names('synthetic_tasks', pattern='listops'), 11, 1.002),
             (names('image_classification', pattern='-mini.*40e_imagenette'), 5, 1.04),
+            (names('image_classification', pattern='pathfinder'), 9, 1.002),
             (names('speech_recognition', pattern='an4-phonemes'), 7, 1.25),
             (names('speech_recognition', pattern='fsdd'), 5, 1.03),
             (names('machine_translation', pattern='mini'), 3, 1.005),
@@ -338,6 +340,7 @@ class TestParameters:
             'mqar',
             'listops',
             'imagenette',
+            'pathfinder',
             'an4',
             'fsdd',
             'multi30k',
@@ -486,6 +489,15 @@ class TestExperiments:
             ),
             (names('synthetic_tasks', pattern='mqar'), 11, [MIXER, 'model.decoder.mlp_ratio']),
             (names('synthetic_tasks', pattern='listops'), 11, [MIXER, 'model.decoder.mlp_ratio']),
+            (
+                names('image_classification', pattern='pathfinder'),
+                9,
+                [
+                    'model.backbone.token_mixer',
+                    'model.backbone.arch.mlp_ratio',
+                    'optim_wrapper.optimizer.lr',
+                ],
+            ),
             (names('image_ar', pattern='aft-local.*mini.*mnist'), 3, [MIXER, 'model.decoder.grid']),
             (names('super_resolution', pattern='2d-hard-.*8to32'), 3, READERS),
             (names('super_resolution', pattern='aft-local2d-mini.*celeba'), 2, READERS),

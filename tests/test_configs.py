@@ -114,9 +114,15 @@ SAMPLES = (
     'ann_file',
     'data_prefix',
 )
+ARRAYS = ('aft_mm.CIFAR10Binary', 'aft_mm.Digits', 'aft_mm.Pathfinder')
 # Height, width (unless given in the name) and classes.
 IMAGES = dict(
-    in1k=(224, 1000), imagenette=(224, 10), cifar10=(32, 10), cifar10full=(32, 10), digits=(8, 10)
+    in1k=(224, 1000),
+    imagenette=(224, 10),
+    cifar10=(32, 10),
+    cifar10full=(32, 10),
+    digits=(8, 10),
+    pathfinder=(32, 2),
 )
 SEQUENCES = dict(cifar10=(32, 32, 3), mnist=(28, 28, 1))
 
@@ -351,20 +357,20 @@ class TestData:
         for split, dataset in zip(SPLITS, datasets(name), strict=True):
             if field['what'] == 'test-only' and split == 'train':
                 size = 224
-            sample = dict(gt_label=3)
+            sample = dict(gt_label=num_classes - 1)
             if dataset.type == 'ImageNet':
                 sample['img_path'] = str(tmp_path / 'image.JPEG')
                 image = rng.integers(0, 256, (261, 307, 3), dtype=np.uint8)
                 Image.fromarray(image).save(sample['img_path'])
             else:
-                assert dataset.type in ('aft_mm.CIFAR10Binary', 'aft_mm.Digits') or (
+                assert dataset.type in ARRAYS or (
                     (dataset.type, field['what']) == ('CIFAR10', 'pickle')
                 )
                 sample['img'] = rng.integers(0, 256, (size, size, channels), dtype=np.uint8)
             packed = Compose(dataset.pipeline)(sample)
             assert packed['inputs'].shape == (channels, size, size)
             assert packed['inputs'].dtype == torch.uint8
-            assert packed['data_samples'].gt_label.item() == 3
+            assert packed['data_samples'].gt_label.item() == num_classes - 1
             size = config.model.backbone.img_size
 
     @pytest.mark.parametrize('name', DECODERS)

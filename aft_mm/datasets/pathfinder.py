@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 from mmengine.dataset import BaseDataset
 
-from aft_mm.checks import check_int
+from aft_mm.checks import check_int, check_number
 from aft_mm.registry import DATASETS
 
 from .generated_sequences import SPLITS, check_generated
@@ -24,6 +24,8 @@ class Pathfinder(BaseDataset):
         num_samples: Number of images.
         size: Height and width [px].
         num_steps: Dashes of a path.
+        shortest: Length of the shortest path, in sides of the image.
+        longest: Length of the longest path, in sides of the image.
         seed: Seed of all splits.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
@@ -38,15 +40,20 @@ class Pathfinder(BaseDataset):
         split: str = 'train',
         num_samples: int = 20_000,
         size: int = 32,
-        num_steps: int = 6,
+        num_steps: int = 3,
+        shortest: float = 0.25,
+        longest: float = 0.75,
         seed: int = 0,
         **kwargs,
     ) -> None:
         check_generated(split, num_samples, seed)
         check_int('size', size, 16)
         check_int('num_steps', num_steps, 2)
+        check_number('shortest', shortest, above=0, most=1)
+        check_number('longest', longest, least=shortest, most=1)
         self.split, self.num_samples, self.size = split, num_samples, size
         self.num_steps, self.seed = num_steps, seed
+        self.shortest, self.longest = shortest, longest
         super().__init__(**kwargs)
 
     def load_data_list(self) -> list[dict]:
@@ -70,18 +77,22 @@ class Pathfinder(BaseDataset):
 
     def _pairs(self, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield pairs of paths [num_steps + 1, 2] that keep a distance."""
-        step, margin, candidates = 0.75 * self.size / self.num_steps, 2, 4096
+        margin, candidates = 2, 8192
+        length = self.size * rng.uniform(self.shortest, self.longest, (candidates, 1))
+        step = length / self.num_steps
         start = rng.uniform(margin, self.size - 1 - margin, (candidates, 1, 2))
         turns = rng.normal(0, 0.5, (candidates, self.num_steps))
         turns[:, 0] = rng.uniform(0, 2 * np.pi, candidates)
         angle = turns.cumsum(1)
-        steps = step * np.stack((np.cos(angle), np.sin(angle)), -1)
+        steps = np.stack((step * np.cos(angle), step * np.sin(angle)), -1)
         paths = np.concatenate((start, start + steps.cumsum(1)), 1)
         # Inside the image and not back to itself.
         later, earlier = np.triu_indices(self.num_steps + 1, 2)
         own = np.linalg.norm(paths[:, later] - paths[:, earlier], axis=-1)
         inside = ((paths > margin) & (paths < self.size - margin)).all((1, 2))
-        paths = paths[inside & (own > 0.8 * step).all(1)]
-        for one, other in zip(paths[::2], paths[1::2], strict=False):
-            if np.linalg.norm(one[:, None] - other, axis=-1).min() > 0.8 * step:
+        kept = inside & (own > 0.8 * step).all(1)
+        paths, gaps = paths[kept], np.maximum(0.8 * step[kept, 0], self.size / 8)
+        for i in range(0, len(paths) - 1, 2):
+            one, other = paths[i : i + 2]
+            if np.linalg.norm(one[:, None] - other, axis=-1).min() > gaps[i : i + 2].max():
                 yield one, other

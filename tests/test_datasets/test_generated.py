@@ -69,7 +69,7 @@ def test_list_ops_end_with_their_value():
 
 
 def test_dots_of_a_path_are_connected():
-    train, val = (Pathfinder(split, num_samples=200, size=48) for split in ('train', 'val'))
+    train, val = (Pathfinder(split, 200, 48, 6, shortest=0.75) for split in ('train', 'val'))
     images = [val[i]['img'] for i in range(200)]
     assert not any((train[i]['img'] == images[i]).all() for i in range(200))
     found = []
@@ -86,9 +86,22 @@ def test_dots_of_a_path_are_connected():
 def test_paths_of_fewer_steps_have_fewer_dashes():
     dashes = {}
     for steps in (3, 6):
-        image = Pathfinder('val', num_samples=1, size=64, num_steps=steps)[0]['img']
+        image = Pathfinder('val', 1, 64, steps, shortest=0.75)[0]['img']
         dashes[steps] = cv2.connectedComponents((image[..., 0] > 30).astype(np.uint8))[0] - 1
     assert 4 < dashes[3] <= 8 < dashes[6] <= 14  # of two paths, with two dots
+
+
+def test_paths_have_lengths_in_the_given_range():
+    distances = {}
+    for lengths in ((0.25, 0.25), (0.75, 0.75), (0.25, 0.75)):
+        data = Pathfinder('val', 100, 64, 2, *lengths)
+        samples = [data[i] for i in range(100)]
+        # Only connected dots: the distance of their ends is at most the length.
+        ends = [np.argwhere(x['img'][..., 0] == 255) for x in samples if x['gt_label']]
+        distances[lengths] = [np.ptp(points, 0).max() for points in ends]
+    short, long, mixed = distances.values()
+    assert max(short) < 20 and min(long) > 20
+    assert min(mixed) < 20 and max(mixed) > 32
 
 
 def test_training_draws_anew_and_the_other_splits_do_not():
@@ -117,6 +130,8 @@ def test_training_draws_anew_and_the_other_splits_do_not():
         (ListOps, dict(max_args=1), 'max_args must be an int, 2 or larger, got 1'),
         (ListOps, dict(max_depth=1), 'min_length must be reachable by 1 lists of 5, got 32'),
         (Pathfinder, dict(size=8), 'size must be an int, 16 or larger, got 8'),
+        (Pathfinder, dict(shortest=0), 'shortest must be a finite number above 0 .* got 0'),
+        (Pathfinder, dict(longest=0.2), 'longest must be a finite number.* 0.25 to 1, got 0.2'),
     ],
 )
 def test_bad_arguments_end_in_one_sentence(kind, wrong, message):

@@ -1,0 +1,11 @@
+_base_ = './deit-mini_1xb64-3e-conv-stem_pathfinder.py'
+
+# An MLP of 146 channels, for equal parameters.
+model = dict(
+    backbone=dict(
+        arch=dict(mlp_ratio=146 / 64),
+        token_mixer=dict(_delete_=True, type='aft_mm.AFTConv', num_heads=16, kernel_size=7),
+    )
+)
+
+optim_wrapper = dict(optimizer=dict(lr=1e-3))

@@ -1,0 +1,11 @@
+_base_ = './deit-mini_1xb64-3e-conv-stem_pathfinder.py'
+
+# An MLP of 112 channels, for equal parameters.
+model = dict(
+    backbone=dict(
+        arch=dict(mlp_ratio=112 / 64),
+        token_mixer=dict(_delete_=True, type='aft_mm.AFTFull', rank=16),
+    )
+)
+
+optim_wrapper = dict(optimizer=dict(lr=1e-3))
