@@ -52,7 +52,7 @@ def image_of(shape):
 def test_the_sample_equals_that_of_the_resolver(enlarge, resolver, capsys, words, options):
     enlarge('small.png', 'new/a.png', *words)
     assert capsys.readouterr().out.endswith('written to new/a.png\n')
-    expected = resolver(image_of((4, 4, 3)), temperature=options.pop('temperature', 0.8), **options)
+    expected = resolver(image_of((4, 4, 3)), **options)
     np.testing.assert_array_equal(picture('new/a.png'), expected[0])
 
 

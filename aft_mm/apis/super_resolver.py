@@ -167,7 +167,8 @@ class SuperResolver:
         )
 
     def _sample(self, images: np.ndarray, num: int, **options: Any) -> np.ndarray:
-        options = {'temperature': 0.8, 'progress': True, **options}
+        usual = 1.0 if options.get('greedy') else 0.8
+        options = {'temperature': usual, 'progress': True, **options}
         return super_resolve(self.model, images, self.image_shape, num, **options)
 
     def _checked(self, image: np.ndarray) -> np.ndarray:

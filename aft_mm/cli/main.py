@@ -186,7 +186,8 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.greedy:
         names = ('temperature', 'top_k', 'top_p', 'seed')
         refuse_given(args, names, 'and --greedy cannot be combined: nothing is sampled')
-    temperature = args.default_temperature if args.temperature is None else args.temperature
+    usual = 1.0 if args.greedy else args.default_temperature
+    temperature = usual if args.temperature is None else args.temperature
     return dict(**options, temperature=temperature, seed=args.seed or 0, compiled=args.compile)
 
 

@@ -159,7 +159,7 @@ def test_no_step_goes_past_the_grid(grid):
     state = ops.aft_local_hard_init_state(B, D, **options)
     for t in range(4):
         _, state = ops.aft_local_hard_step(state, X[:, t], X[:, t], X[:, t], **options)
-    with pytest.raises(ValueError, match='hold 4 tokens, got one more'):
+    with pytest.raises(ValueError, match='state must hold at most 4 tokens, got one more'):
         ops.aft_local_hard_step(state, X[:, 4], X[:, 4], X[:, 4], **options)
 
 
