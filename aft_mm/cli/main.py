@@ -86,11 +86,8 @@ def run(command: str, args: argparse.Namespace) -> None:
         refuse_memory(command)
     try:
         code.main(args)
-        sys.stdout.flush()
     except MemoryError:
         refuse_memory(command)
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_paths(args: argparse.Namespace) -> None:
@@ -164,7 +161,6 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float =
     parser.add_argument(
         '--temperature', type=float, help=f'divides the logits (default: {temperature})'
     )
-    parser.set_defaults(default_temperature=temperature)
     parser.add_argument('--top-k', type=int, help='sample among the k most likely values')
     parser.add_argument(
         '--top-p', type=float, help='sample among the most likely values with this probability'
@@ -186,9 +182,9 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.greedy:
         names = ('temperature', 'top_k', 'top_p', 'seed')
         refuse_given(args, names, 'and --greedy cannot be combined: nothing is sampled')
-    usual = 1.0 if args.greedy else args.default_temperature
-    temperature = usual if args.temperature is None else args.temperature
-    return dict(**options, temperature=temperature, seed=args.seed or 0, compiled=args.compile)
+    if args.temperature is not None:
+        options['temperature'] = args.temperature
+    return dict(**options, seed=args.seed or 0, compiled=args.compile)
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,9 @@
 
 import argparse
 import importlib.util
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
@@ -70,7 +72,15 @@ def main(args: argparse.Namespace) -> None:
         found = list(rows(args))
         if not found:
             raise UserError('no config matches all arguments; `aft_mm list` prints all configs')
-    if args.names:
+    try:
+        show(found, args.names)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def show(found: Sequence[tuple[str, str, str, str]], names: bool) -> None:
+    if names:
         print('\n'.join(name for name, *_ in found))
         return
     table = [('config', 'task', 'measured', 'needs'), *found]
