@@ -1,11 +1,8 @@
 """Sentences and their translations."""
 
 import hashlib
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -18,6 +15,7 @@ from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 from aft_mm.tokenizers import Subwords, split_lines
 
+from .cached_arrays import read_arrays, write_arrays
 from .text_file import open_text
 from .transcripts import first_of
 
@@ -180,15 +178,12 @@ def encode_cached(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f'{path}.lock'):
-            # A damaged file is written again.
-            damage = FileNotFoundError, ValueError, EOFError, BadZipFile
-            with suppress(*damage), path.open('rb') as file, np.load(file) as cached:
-                return cached['tokens'], cached['lengths']
-            tokens, lengths = encode(lines, subwords)
-            part = path.with_suffix('.part.npz')
-            np.savez(part, tokens=tokens, lengths=lengths)
-            os.replace(part, path)
-            return tokens, lengths
+            arrays = read_arrays(path)
+            if arrays is None:
+                tokens, lengths = encode(lines, subwords)
+                write_arrays(path, tokens=tokens, lengths=lengths)
+                return tokens, lengths
+            return arrays['tokens'], arrays['lengths']
     except OSError as error:
         warn(f'cache_dir {cache_dir!r} cannot be used, so every process encodes the text: {error}')
         return encode(lines, subwords)

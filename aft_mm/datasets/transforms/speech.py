@@ -3,9 +3,7 @@
 import hashlib
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -15,6 +13,7 @@ from aft_mm.checks import check_choice, check_flag, check_int, check_path, check
 from aft_mm.registry import TRANSFORMS
 from aft_mm.structures import UtteranceSample
 
+from ..cached_arrays import read_arrays, write_arrays
 from ..sound_files import (
     filter_banks,
     num_kaldi_frames,
@@ -74,19 +73,15 @@ class LoadUtterance(BaseTransform):
 
     def _sound(self, path: str) -> tuple[np.ndarray, list[str]]:
         cached = self._cache_file(path)
-        if cached is not None and cached.is_file():
-            # A damaged file is written again.
-            damage = OSError, ValueError, EOFError, BadZipFile
-            with suppress(*damage), cached.open('rb') as file, np.load(file) as content:
-                return content['features'], content['warnings'].tolist()
+        arrays = None if cached is None else read_arrays(cached)
+        if arrays is not None:
+            return arrays['features'], arrays['warnings'].tolist()
         samples, warnings = read_sound(path, self.sample_rate)
         features = filter_banks(samples, self.sample_rate, self.num_mel_bins)
         if cached is not None:
-            part = cached.with_name(f'{cached.stem}.{os.getpid()}.part.npz')  # one per worker
             try:
                 cached.parent.mkdir(parents=True, exist_ok=True)
-                np.savez(part, features=features, warnings=np.array(warnings, dtype=str))
-                part.replace(cached)
+                write_arrays(cached, features=features, warnings=np.array(warnings, dtype=str))
             except OSError as error:
                 raise ValueError(
                     f'cache_dir {str(self.cache_dir)!r} cannot be written '
