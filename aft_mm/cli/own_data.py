@@ -39,7 +39,7 @@ Parts = dict[str, list[str]]
 
 @dataclass
 class OwnData:
-    """Data of the user: samples of each part, lines of the config, and files for the folder of ``split = SPLIT``."""
+    """Data of the user: samples of each part, lines of the config, and files for ``split``."""
 
     about: list[str]
     counts: Counter[str]
@@ -173,7 +173,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
 def coco(root: Path, share: float, seed: int) -> OwnData:
     """Inspect one COCO json file, or one for each part, and the images."""
     given = [root] if root.is_file() else sorted(root.rglob('*.json'))
-    # COCO has captions and keypoints beside them.
+    # COCO also has files of captions and keypoints.
     instances = [path for path in given if path.name.startswith('instances_')]
     files = _parts_of(instances or given, f'{root}: json files')
     contents = {part: read_coco(str(path)) for part, path in files.items()}
@@ -270,10 +270,7 @@ def voc(root: Path, share: float, seed: int) -> OwnData:
     )
     folder = root / 'Annotations'
     if lists:
-        stems = {
-            part: [line.strip() for line in read_text(path).splitlines() if line.strip()]
-            for part, path in lists.items()
-        }
+        stems = {part: _filled_lines(path) for part, path in lists.items()}
     else:
         stems = {'all': sorted(path.stem for path in folder.glob('*.xml'))}
     every = [stem for part in stems.values() for stem in part]
@@ -437,12 +434,12 @@ def _parts_of(paths: Sequence[Path], what: str, optional: bool = False) -> dict[
         part = next((p for word in words for p in PARTS if word.startswith(p)), 'all')
         if part != 'test':
             found.setdefault(part, []).append(path)
-    # VOC has trainval.txt besides train.txt.
     chosen: dict[str, Path] = {}
     for part, ours in found.items():
-        named = [path for path in ours if path.stem == part != 'all']
-        if len(ours) == 1 or len(named) == 1:
-            chosen[part] = (named or ours)[0]
+        if len(ours) > 1 and part != 'all':  # VOC has trainval.txt and train.txt
+            ours = [path for path in ours if path.stem == part]
+        if len(ours) == 1:
+            chosen[part] = ours[0]
     if len(chosen) == len(found) == 1:
         return {'all': next(iter(chosen.values()))}
     if {'train', 'val'} <= set(chosen):
@@ -467,10 +464,14 @@ def _image_folder(name: str, around: Sequence[Path], path: Path) -> Path:
     )
 
 
+def _filled_lines(path: Path) -> list[str]:
+    return [line.strip() for line in read_text(path).splitlines() if line.strip()]
+
+
 def _mask_classes(root: Path, counts: Counter[int]) -> list[str]:
     listed = root / 'classes.txt'
     if listed.is_file():
-        return [line.strip() for line in read_text(listed).splitlines() if line.strip()]
+        return _filled_lines(listed)
     if set(counts) != set(range(len(counts))) or len(counts) < 2:
         values = ', '.join(map(str, sorted(counts)[:8]))
         raise UserError(

@@ -36,8 +36,6 @@ from aft_mm.datasets import read_rgb
 from aft_mm.image_paths import IMAGE_FORMATS
 
 MOST = 255  # classes; 255 is the label of ignored pixels
-
-
 WIDE = 1 << 24  # added to values of more than 8 bits, which are no colours
 
 

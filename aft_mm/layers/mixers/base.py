@@ -209,8 +209,7 @@ class TokenMixer(nn.Module):
         """
         _check_tokens('x', x, 'B', 'T', self.embed_dims)
         length, state = x.shape[1], self.init_state(len(x))
-        position = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        check_lengths(lengths, position, length)
+        check_lengths(lengths, state.position, length)
         x = _hide_tokens(x, torch.arange(length, device=x.device) < lengths[:, None])
         query = None if self.query is None else self.query(x)
         key, value = self.key(x), self.value(x)

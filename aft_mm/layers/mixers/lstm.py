@@ -44,8 +44,8 @@ class LSTM(TokenMixer):
         super().__init__(embed_dims, **kwargs)
         if not self.causal and embed_dims % 2:
             refuse('embed_dims', 'even for an LSTM with two directions', embed_dims)
+        bias = self.value.bias is not None
         self.query, self.key, self.value = None, nn.Identity(), nn.Identity()
-        bias = kwargs.get('qkv_bias', True)
         size = embed_dims if self.causal else embed_dims // 2
         self.lstm = nn.LSTM(
             embed_dims, size, batch_first=True, bidirectional=not self.causal, bias=bias
