@@ -25,13 +25,16 @@ def runs(tmp_path, monkeypatch):
             assert options == ['data.samples=80']
             Path(words[words.index('--out') + 1]).write_text('{"bits_per_char": 2.5}')
             return
-        found.append((work_dir.name, options))
+        found.append((work_dir.name + ' resumed' * ('--resume' in words), options))
         rate = float(next(o for o in options if o.startswith('optim')).partition('=')[2])
         bits = 3.0 - 0.1 * ((rate == 1e-4) == (words[0] == 'a.py'))
         scalars = work_dir / '1' / 'vis_data' / 'scalars.json'
-        scalars.parent.mkdir(parents=True)
+        scalars.parent.mkdir(parents=True, exist_ok=True)
         scalars.write_text(json.dumps(dict(bits_per_char=bits, step=1)) + '\n')
         (work_dir / 'last_checkpoint').write_text(str(work_dir / 'epoch_1.pth'))
+        if Path('interrupt').exists():
+            Path('interrupt').unlink()
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(train_grid, 'run_tool', run_tool)
     for name in ('a.py', 'b.py'):
@@ -72,6 +75,19 @@ def test_a_second_call_makes_the_missing_runs(runs, capsys):
     Path('out/a_seed7.json').write_text('{"bits_per_char": 2.4, "lr": 1e-3}')  # not the best rate
     train_grid.main([*GRID, '--seeds', '5', '7'])
     assert [name for name, _ in runs] == ['a_seed7']
+
+
+def test_an_interrupted_run_resumes_with_the_same_options_only(runs):
+    for options in ([], [], ['--amp']):
+        Path('interrupt').touch()
+        with pytest.raises(KeyboardInterrupt):
+            train_grid.main([*GRID, *options])
+    assert [name for name, _ in runs] == ['a_lr0.0001', 'a_lr0.0001 resumed', 'a_lr0.0001']
+    train_grid.main(GRID)
+    Path('out/a_lr0.0001.json').unlink()
+    runs.clear()
+    train_grid.main(GRID)
+    assert [name for name, _ in runs] == ['a_lr0.0001']  # complete runs are repeated
 
 
 @pytest.mark.parametrize(

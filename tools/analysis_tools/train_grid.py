@@ -9,7 +9,8 @@ the rate with the best validation, and write NAME_seedN.json with the metrics of
 the learning rate, and NAME_seedN.jsonl with the scalars of the training.
 
 All rates of all configs run first, then seed after seed. Runs whose files exist with the right rate
-are skipped, so the same command resumes after an interruption. Use one folder per set of options.
+are skipped, and an interrupted run resumes from its last checkpoint, so the same command goes on
+after an interruption. Use one folder per set of options.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         '--work-dir',
         type=Path,
         default=Path('work_dirs/grid'),
-        help='folder of the runs, which replace those of the same names; default %(default)s',
+        help='folder of the runs; those of other options are replaced; default %(default)s',
     )
     parser.add_argument(
         '--rates', type=float, nargs='*', default=[], metavar='LR', help='learning rates to try'
@@ -81,13 +82,23 @@ if __name__ == '__main__':
 from run_logs import read_scalars, validations
 
 TOOLS = Path(__file__).parents[1]
+# Holds the options of a run without a result.
+UNFINISHED = 'unfinished.json'
 
 
 def train(config: Path, work_dir: Path, options: Sequence[str], amp: bool) -> Path:
-    shutil.rmtree(work_dir, ignore_errors=True)
-    words = [config, '--work-dir', work_dir, *['--amp'] * amp, '--cfg-options', *options]
+    """Train a config, or resume its interrupted run of the same options."""
+    checkpoint, record = work_dir / 'last_checkpoint', work_dir / UNFINISHED
+    settings = json.dumps([str(config), amp, *options])
+    resume = checkpoint.exists() and record.exists() and record.read_text() == settings
+    if not resume:
+        shutil.rmtree(work_dir, ignore_errors=True)
+        work_dir.mkdir(parents=True)
+        record.write_text(settings)
+    flags = ['--amp'] * amp + ['--resume'] * resume
+    words = [config, '--work-dir', work_dir, *flags, '--cfg-options', *options]
     run_tool('train.py', words, work_dir.with_name(f'{work_dir.name}.log'))
-    return Path((work_dir / 'last_checkpoint').read_text())
+    return Path(checkpoint.read_text())
 
 
 def run_tool(tool: str, words: Sequence[object], log: Path) -> None:
@@ -177,6 +188,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print('stopped before all runs were done')
                 return
             function(config, value, args)
+            (args.work_dir / path.stem / UNFINISHED).unlink()
             print(path.stem, json.loads(path.read_text()).get(args.metric, 'done'), flush=True)
 
 

@@ -1,0 +1,7 @@
+_base_ = './aft-local-32-mini_1xb16-2e_mnist.py'
+
+model = dict(
+    decoder=dict(
+        grid=(28, 28), token_mixer=dict(_delete_=True, type='aft_mm.DepthwiseConv', kernel_size=13)
+    )
+)
