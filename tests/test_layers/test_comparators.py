@@ -196,7 +196,8 @@ def test_comparators_export_and_compile_as_one_graph(name):
     torch.testing.assert_close(exported(x), mixer(x))
     torch.compiler.reset()
     compiled = torch.compile(mixer, fullgraph=True, backend='eager')
-    torch.testing.assert_close(compiled(x), mixer(x))
+    for key_mask in (None, torch.arange(15) < torch.tensor([[15], [6]])):
+        torch.testing.assert_close(compiled(x, key_mask=key_mask), mixer(x, key_mask=key_mask))
 
 
 def test_stateless_softmax_attention_stores_tokens_not_keys():

@@ -1,14 +1,18 @@
 """Inputs for which a common maximum, a difference of sums or a product of shifts fails."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 from aft_mm import ops
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+from aft_mm.ops.eager import conv as eager_conv
+from aft_mm.ops.eager.conv_exact import exact_conv_mean
 
 from ..helpers import each
-from .cases import CASES, CAUSAL_CASES, IDS, ONE_OF_EACH, run_with_gradients
+from .cases import CASES, CAUSAL_CASES, IDS, ONE_OF_EACH, STEP_CASES, run_with_gradients
 from .test_backends import RESULTS, TOLERANCE, assert_close, oracle
 
 # Every offset inside a block of the smallest size, its ends and the last token.
@@ -49,6 +53,64 @@ def test_late_spike(case, dtype, monkeypatch):
     key = tensors[1].detach().clone()
     key[:, -1] += 1000
     compare(case, with_key(tensors, key), monkeypatch, dtype)
+
+
+BY_COLUMNS = ('aft_simple', 'aft_full', 'aft_local', 'aft_local_hard', 'aft_local_learned')
+
+
+@each('place', [0, -1])
+@pytest.mark.parametrize(
+    'case', [c for c in STEP_CASES if c.op in BY_COLUMNS and c.tokens > 1], ids=lambda c: c.name
+)
+def test_outliers_leave_other_columns_on_the_fast_path(case, place, monkeypatch):
+    tensors = case.inputs(dtype=torch.float32)
+    expected = case(*tensors)
+    key, others = tensors[1].detach().clone(), torch.ones_like(expected, dtype=torch.bool)
+    key[1, place, 2] += 200
+    others[1, :, 2] = False
+    compare(case, with_key(tensors, key), monkeypatch)
+    result = case(*with_key(tensors, key))
+    assert torch.equal(result[others], expected[others])  # also in the last digit
+    tensors[2] = tensors[2].detach().clone()
+    tensors[2][0, -1, 1] = torch.nan
+    others[0, :, 1] = False
+    result = case(*with_key(tensors, key))
+    assert torch.equal(result[others], expected[others])
+    assert result[0, :-1, 1].isfinite().all() and result[0, -1, 1].isnan()
+    # Only the sum of all values is not finite.
+    tensors[2] = torch.full_like(tensors[2], 2e38 / case.tokens)
+    assert case(*tensors).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    'case',
+    [
+        case
+        for case in CASES
+        if case.op == 'aft_conv'
+        and (case.options.get('causal') or not case.options.get('global_connectivity', True))
+    ],
+    ids=lambda case: case.name,
+)
+def test_outliers_of_a_head_leave_others_on_the_fast_path(case, monkeypatch):
+    tensors, shapes = case.inputs(dtype=torch.float32), []
+    key, value = (x.detach().clone() for x in tensors[1:3])
+    heads = key.shape[2]
+    key[1, case.tokens // 2, 0] += 200
+    tensors = [tensors[0], key, value, tensors[3]]
+
+    def spy(key, *args, **options):
+        shapes.append(key.shape)
+        return exact_conv_mean(key, *args, **options)
+
+    monkeypatch.setattr(eager_conv, 'exact_conv_mean', spy)
+    compare(case, tensors, monkeypatch)
+    assert shapes == [(1, case.tokens, 1) if heads * len(key) > 1 else key.shape]
+    value[0, -1, -1] = torch.nan
+    result = case(*tensors)
+    assert result[1].isfinite().all() and result[0, -1, -1].isnan()
+    if case.options.get('causal'):
+        assert result[0, :-1].isfinite().all()
 
 
 @DTYPES
@@ -185,15 +247,17 @@ def test_second_derivatives_of_small_denominators(op, monkeypatch):
 @pytest.mark.parametrize('case', ONE_OF_EACH.values(), ids=ONE_OF_EACH)
 def test_vmap_and_forward_mode(case):
     query, *others = (x.detach() for x in case.inputs(dtype=torch.float32))
-    others[0] *= 100  # the safe path
-    queries = torch.stack([query, -query])
-    expected = torch.stack([case(x, *others) for x in queries])
-    torch.testing.assert_close(torch.func.vmap(lambda x: case(x, *others))(queries), expected)
-    keys = torch.stack([others[0], -others[0]])
-    with torch.no_grad():
-        expected = torch.stack([case(query, key, *others[1:]) for key in keys])
-        got = torch.func.vmap(lambda key: case(query, key, *others[1:]))(keys)
-    torch.testing.assert_close(got, expected)
+    others[0][..., 0] *= 100  # the safe path for one channel
+    tensors = query, *others
+    for place, x in enumerate(tensors):
+        pair = torch.stack([x, -x])
+
+        def run(x, place=place):
+            return case(*tensors[:place], x, *tensors[place + 1 :])
+
+        with torch.no_grad() if place else nullcontext():
+            expected, got = torch.stack([*map(run, pair)]), torch.func.vmap(run)(pair)
+        torch.testing.assert_close(got, expected, msg=lambda text, i=place: f'input {i}: {text}')
     value, tangent = others[1], torch.randn_like(others[1])
     with forward_ad.dual_level():  # the op is linear in the values
         others[1] = forward_ad.make_dual(value, tangent)

@@ -134,7 +134,7 @@ class AFTConv(AFTMixer):
             query,
             key,
             value,
-            self.pos_bias(),
+            self.pos_bias.cached(),
             grid=self._required_grid(' to take steps'),
             global_connectivity=self.global_connectivity,
             gate=self.gate,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from aft_mm.checks import check_int
 from aft_mm.registry import MODELS
 
-BLANK = 0
+from ..decoding.ctc import BLANK
 
 
 @MODELS.register_module()

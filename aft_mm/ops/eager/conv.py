@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import path_choice
 from ..checks import GATES
-from ..path_choice import Snapshot, cached, cached_check, choose, transformed
+from ..path_choice import Snapshot, cached, cached_check, choose, may_read, transformed
 from . import conv_dense
 from .bf16_matmul import matmul_precision
 from .conv_exact import exact_conv_mean, outside_sums
@@ -24,6 +24,7 @@ from .online_softmax import (
     FAST_BIAS_RANGE,
     FAST_RANGE,
     apply_gate,
+    column_ranges,
     column_shift,
     hide,
     key_range,
@@ -138,18 +139,22 @@ def is_one_shift_exact(
     difference: whether they are those of the difference form.
     """
     weight = weight.detach()
-    largest = weight.amax().clamp_min(0)
     if global_connectivity and not causal:
         # One number: a compiler computes the condition again wherever it is used.
-        is_exact = largest - weight.clamp_max(0) <= FAST_BIAS_RANGE
+        is_exact = weight.amax().clamp_min(0) - weight.clamp_max(0) <= FAST_BIAS_RANGE
     else:
-        exponents = key_range(key, 1) + largest - weight.amin().clamp_max(0)
+        exponents = key_range(key, 1) + _exponents_of_bias(weight)
         if causal:  # the convolution multiplies later tokens by 0
             exponents = exponents + zero_if_finite(value)
         is_exact = exponents <= FAST_RANGE
     if difference and global_connectivity:
         is_exact = is_exact & (weight >= DIFFERENCE_LOWEST_BIAS)
     return is_exact.all()
+
+
+def _exponents_of_bias(weight: Tensor) -> Tensor:
+    weight = weight.detach()
+    return weight.amax().clamp_min(0) - weight.amin().clamp_max(0)
 
 
 def cancels(weight: Tensor) -> Tensor:
@@ -351,12 +356,46 @@ def safe_conv_mean(
     def exact(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
         return _exact_conv_mean(key, value, weight, **options)
 
+    fast = partial(convolved_mean, additive=global_connectivity, **options)
+    otherwise = exact
+    keys_decide = causal or not global_connectivity
+    if keys_decide and all(map(may_read, (key, value, weight))):
+        otherwise = partial(_mean_by_heads, fast, exact, causal)
     if not global_connectivity:
-        return exact(key, value, weight)
+        return otherwise(key, value, weight)
     if is_exact is None:
         is_exact = is_one_shift_exact(key, value, weight, global_connectivity, causal, False)
-    additive = partial(convolved_mean, additive=True, **options)
-    return choose(is_exact, additive, exact, key, value, weight)
+    return choose(is_exact, fast, otherwise, key, value, weight)
+
+
+def _mean_by_heads(
+    fast: Callable[..., Tensor],
+    exact: Callable[..., Tensor],
+    causal: bool,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+) -> Tensor:
+    """Return the mean by `exact` for the heads of samples that need it, by `fast` for others.
+
+    One large key would otherwise take hundreds of times the time and memory.
+    """
+    heads, total = len(weight), value.detach().sum(1)
+    exponents = column_ranges(key, 1) + _exponents_of_bias(weight)
+    if causal:  # as in is_one_shift_exact
+        exponents = exponents + (total - total).unflatten(-1, (heads, -1)).sum(-1)
+    is_exact = exponents <= FAST_RANGE
+    samples, others = (~is_exact).nonzero(as_tuple=True)
+    if not 0 < 2 * len(others) <= is_exact.numel():
+        return exact(key, value, weight)
+    value, is_exact = value.unflatten(-1, (heads, -1)), is_exact.unsqueeze(1)
+    mixed = fast(key.where(is_exact, 0), value.where(is_exact.unsqueeze(-1), 0).flatten(2), weight)
+    # The pairs of a sample and a head become the heads of one sample.
+    keys, values = (x.transpose(1, 2)[samples, others].movedim(0, 1) for x in (key, value))
+    part = exact(keys.unsqueeze(0), values.flatten(1).unsqueeze(0), weight[others])
+    parts = part.squeeze(0).unflatten(-1, (len(others), -1)).movedim(1, 0)
+    mixed = mixed.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return mixed.index_put((samples, others), parts).transpose(1, 2).flatten(2)
 
 
 def _exact_conv_mean(

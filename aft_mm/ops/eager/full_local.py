@@ -4,6 +4,7 @@ Products run in blocks of tokens, in O(T·(D + s)) memory; outside the tiles W i
 or 0. Tokens are the columns of `banded_matmul.py`.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,8 @@ from .online_softmax import (
     ShiftedSum,
     add,
     apply_gate,
+    by_columns,
+    column_ranges,
     column_shift,
     from_token,
     hide,
@@ -157,11 +160,17 @@ def weighted_mean(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
         wide = (x.double()[None, None] for x in (key, value, tiles[0]))
         return exact_mean(*wide)[0, 0].to(key.dtype)
 
-    def otherwise(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
+    def wide_path(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
         if band.global_term or not may_read(tiles):  # a graph makes one choice, for |w| up to 80
             return safe(key, value, tiles)
         return choose(_row_range(tiles) > WIDE_RANGE, exact, safe, key, value, tiles)
 
+    def by_range(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
+        is_exact = _exact_columns(key, value, band)
+        paths = partial(fast, tiles=tiles), partial(wide_path, tiles=tiles)
+        return by_columns(is_exact, *paths, key, value)
+
+    otherwise = by_range if _may_split(key, value, band) else wide_path
     return choose(_is_one_shift_exact(key, value, band), fast, otherwise, key, value, band.tiles)
 
 
@@ -176,17 +185,20 @@ def normalized_mean(key: Tensor, value: Tensor, visible: Tensor, band: BlockBand
         mix = _causal_normalized if band.causal else _plain_normalized
         return mix(key.double(), value.double(), visible.double(), wide).to(key.dtype)
 
+    def by_range(key: Tensor, value: Tensor, visible: Tensor, tiles: Tensor) -> Tensor:
+        is_exact = _exact_columns(key, value, band)
+        paths = partial(fast, tiles=tiles), partial(safe, tiles=tiles)
+        visible = visible.repeat_interleave(key.shape[1] // visible.shape[1], 1)
+        return by_columns(is_exact, *paths, key, value, visible)
+
     is_exact = _is_one_shift_exact(key, value, band)
-    return choose(is_exact, fast, safe, key, value, visible, band.tiles)
+    otherwise = by_range if _may_split(key, value, band) else safe
+    return choose(is_exact, fast, otherwise, key, value, visible, band.tiles)
 
 
 def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor | bool:
     """Return whether one common shift and float32 are exact to tolerance."""
-    tiles = band.tiles.detach()
-    if band.global_term:  # tokens outside the tiles have w = 0 in every row
-        bias_range = tiles.amax().clamp_min(0) - _visible(tiles).amin().clamp_max(0)
-    else:
-        bias_range = _row_range(tiles)
+    bias_range = _bias_range(band)
     if not band.causal and may_read(bias_range) and bool(bias_range <= FAST_BIAS_RANGE):
         return True  # whatever the keys are
     exponents = key_range(key, 0) + bias_range
@@ -194,6 +206,24 @@ def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Te
         return (exponents <= FAST_RANGE) | (bias_range <= FAST_BIAS_RANGE)
     # NaN also reaches earlier rows by 0 · NaN.
     return exponents + zero_if_finite(value) <= FAST_RANGE
+
+
+def _may_split(key: Tensor, value: Tensor, band: BlockBandedBias) -> bool:
+    """Return whether :func:`_exact_columns` decides, and may be read."""
+    return band.causal and all(map(may_read, (key, value, band.tiles)))
+
+
+def _exact_columns(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
+    """Return the causal :func:`_is_one_shift_exact` of each column, bool [C]."""
+    total = value.detach().sum(0)
+    return column_ranges(key, 0) + _bias_range(band) + (total - total) <= FAST_RANGE
+
+
+def _bias_range(band: BlockBandedBias) -> Tensor:
+    tiles = band.tiles.detach()
+    if band.global_term:  # tokens outside the tiles have w = 0 in every row
+        return tiles.amax().clamp_min(0) - _visible(tiles).amin().clamp_max(0)
+    return _row_range(tiles)
 
 
 def _visible(tiles: Tensor) -> Tensor:

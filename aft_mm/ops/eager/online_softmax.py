@@ -92,13 +92,18 @@ def lowest(dtype: torch.dtype) -> float:
 
 
 def key_range(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """Return the range of the visible keys along `dim`, for the worst column.
-
-    Hidden keys are −inf; columns without a visible key count as 0.
-    """
-    key = key.detach()
+    """Return the largest of :func:`column_ranges`; while paths are recorded, ∞."""
     if path_choice.recording():
         return key.new_tensor(torch.inf)
+    return column_ranges(key, dim).amax()
+
+
+def column_ranges(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Return the range of the visible keys of each column along `dim`, at least 0.
+
+    Hidden keys are −inf.
+    """
+    key = key.detach()
     smallest = None
     # Without hidden keys a CPU saves a pass.
     may_read = key.device.type == 'cpu' and key.numel() >= SMALLEST_READ
@@ -110,13 +115,44 @@ def key_range(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     if smallest is None:
         visible = key.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
         smallest = visible.amin(dim)
-    return (key.amax(dim) - smallest).amax().clamp_min(0)
+    return (key.amax(dim) - smallest).clamp_min(0)
 
 
 def zero_if_finite(x: Tensor) -> Tensor:
     """Return 0, or NaN if the sum of x is not finite."""
     total = x.detach().sum()
     return total - total
+
+
+def by_columns(
+    is_exact: Tensor, fast: Callable[..., Tensor], safe: Callable[..., Tensor], *operands: Tensor
+) -> Tensor:
+    """Return ``fast(*operands)`` with the columns of ``safe(*operands)`` where `fast` is not exact.
+
+    A large key or NaN of one column then costs the time and memory of `safe` for that one only.
+
+    Args:
+        is_exact: bool [C], whose values are read.
+        fast: A path that treats the columns [..., C] alone.
+        safe: The same for any values.
+        operands: Tensors [..., C].
+    """
+    others = (~is_exact).nonzero().flatten()
+    # None where only the sum of all values overflows.
+    if not 0 < 2 * len(others) <= len(is_exact):
+        return safe(*operands)
+    mixed = fast(*(x.where(is_exact, 0) for x in operands))
+    return mixed.index_copy(-1, others, safe(*(x.index_select(-1, others) for x in operands)))
+
+
+def mean_by_columns(
+    fast: Callable[..., Tensor], safe: Callable[..., Tensor], key: Tensor, value: Tensor
+) -> Tensor:
+    """Return :func:`by_columns` of key and value [B, ..., D], `fast` for ranges up to FAST_RANGE."""
+    columns = [x.movedim(0, -2).flatten(-2).unsqueeze(0) for x in (key, value)]
+    ranges = column_ranges(columns[0].flatten(0, -2), 0)
+    mixed = by_columns(ranges <= FAST_RANGE, fast, safe, *columns)
+    return mixed.squeeze(0).unflatten(-1, (len(key), -1)).movedim(-2, 0)
 
 
 def column_shift(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:

@@ -1,11 +1,12 @@
 """AFT-simple: W = 1."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..path_choice import choose
+from ..path_choice import choose, may_read
 from .online_softmax import (
     FAST_RANGE,
     apply_gate,
@@ -16,6 +17,7 @@ from .online_softmax import (
     is_block_scan_applicable,
     key_range,
     mean,
+    mean_by_columns,
     needs_torch,
     prefix_sum,
     running_sum,
@@ -41,8 +43,10 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
         if causal and is_one_scan(key):
             mixed = _ScannedMean.apply(key, value)[0]
         elif causal:
-            is_exact = key_range(key, 1) <= FAST_RANGE
-            mixed = choose(is_exact, running_mean, _safe_running_mean, key, value)
+            is_exact, safe = key_range(key, 1) <= FAST_RANGE, _safe_running_mean
+            if may_read(key):
+                safe = partial(mean_by_columns, running_mean, safe)
+            mixed = choose(is_exact, running_mean, safe, key, value)
         else:
             weight = torch.exp(key - column_shift(key, 1))
             mixed = mean((weight * value).sum(1, True), weight.sum(1, True))

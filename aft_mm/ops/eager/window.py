@@ -1,11 +1,13 @@
 """AFT-local-hard: W = 1 inside a window and 0 outside."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from .. import path_choice
 from ..geometry import Window, as_pair
-from ..path_choice import choose
+from ..path_choice import choose, may_read
 from .online_softmax import (
     FAST_RANGE,
     Summable,
@@ -16,6 +18,7 @@ from .online_softmax import (
     hide,
     key_range,
     mean,
+    mean_by_columns,
     pad,
     shift,
     sliding_sum,
@@ -39,7 +42,8 @@ def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -
         sums = _window_sums(from_token(key.double(), value.double()), window, grid, causal)
         return mean(sums.numerator, sums.denominator).to(key.dtype)
 
-    mixed = choose(key_range(key, grid_dims) <= FAST_RANGE, fast, safe, key, value)
+    otherwise = partial(mean_by_columns, fast, safe) if may_read(key) else safe
+    mixed = choose(key_range(key, grid_dims) <= FAST_RANGE, fast, otherwise, key, value)
     return apply_gate(query, mixed.flatten(1, len(grid)), gate, dtype)
 
 
