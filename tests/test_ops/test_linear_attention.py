@@ -46,6 +46,7 @@ KINDS += [(name, torch.float64) for name in MAPS if name not in ('elu', 'pair')]
 @pytest.mark.parametrize('tokens, causal', [(7, False), (1, True), (63, True), (700, True)])
 def test_matches_oracle(tokens, causal, feature_map, dtype, masked, monkeypatch):
     """700 tokens of 2 sequences and 3 heads are two spans; the last chunk is incomplete."""
+    monkeypatch.setattr(linear, 'STORED_ROWS', 2500)
     monkeypatch.setattr(linear, 'SPAN_ROWS', 2500)
     tensors = inputs(tokens, dtype)
     mask = torch.rand(2, tokens) < 0.7 if masked else None
@@ -258,12 +259,26 @@ def test_empty_batch_has_gradients():
     assert all(g is not None for g in torch.autograd.grad(y.sum(), tensors))
 
 
-def test_a_causal_backward_pass_inside_of_autocast_is_not_rounded():
-    leaves = [x.requires_grad_() for x in inputs(20, torch.float32)]
-    output = ops.linear_attention(*leaves, causal=True)
-    cotangent = torch.randn_like(output)
-    expected = torch.autograd.grad(output, leaves, cotangent, retain_graph=True)
-    with torch.autocast('cpu', torch.bfloat16):
-        grads = torch.autograd.grad(output, leaves, cotangent)
-    for got, plain in zip(grads, expected, strict=True):
-        torch.testing.assert_close(got, plain, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize('stored', [0, 2**16], ids=['recomputed', 'stored'])
+def test_second_derivatives_batched_gradients_and_torch_func(stored, monkeypatch):
+    monkeypatch.setattr(linear, 'STORED_ROWS', stored)
+    monkeypatch.setattr(linear, 'SPAN_ROWS', 300)
+    leaves = [x.requires_grad_() for x in inputs(80)]
+    mask = torch.rand(2, 80) < 0.8
+
+    def call(*tensors):
+        return ops.linear_attention(*tensors, causal=True, key_mask=mask)
+
+    def derivatives(backend):
+        monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, backend)
+        output = call(*leaves)
+        first = torch.autograd.grad(output.sin().sum(), leaves, create_graph=True)
+        cotangents = torch.stack([torch.ones_like(output), output.detach()])
+        return (
+            *torch.autograd.grad(sum(x.cos().sum() for x in first), leaves),
+            *torch.autograd.grad(call(*leaves), leaves, cotangents, is_grads_batched=True),
+            torch.func.grad(lambda key: call(leaves[0], key, leaves[2]).square().sum())(leaves[1]),
+        )
+
+    for got, expected in zip(derivatives('eager'), derivatives('reference'), strict=True):
+        torch.testing.assert_close(got, expected)
