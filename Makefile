@@ -107,8 +107,8 @@ sanitize: $(VENV)/installed
 RUNS ?= $(WORK_DIR)
 RELEASE ?= release
 release-weights: $(VENV)/installed
-	$(BIN)/python tools/model_converters/release_weights.py $(if $(ADDRESS),--address $(ADDRESS)) \
-		$(if $(LICENSE),--license $(LICENSE)) \
+	$(BIN)/python tools/model_converters/release_weights.py $(if $(ADDRESS),--address '$(ADDRESS)') \
+		$(if $(LICENSE),--license '$(LICENSE)') \
 		--out $(RELEASE) $(RUNS)
 
 # The files of a release, checked, in the new folder DIST: the sdist, a wheel with the C++ loops for this

@@ -19,21 +19,24 @@ def save(path, seed, width=3):
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(width, 2), torch.nn.BatchNorm1d(2))
     model[1].num_batches_tracked += seed
-    torch.save(dict(state_dict=model.state_dict(), meta=dict(epoch=seed), optimizer={}), path)
+    meta = dict(epoch=seed, iter=100 * seed)
+    torch.save(dict(state_dict=model.state_dict(), meta=meta, optimizer={}), path)
     return model
 
 
 def test_the_average_is_the_mean_and_gives_another_output(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    models = [save(f'epoch_{seed}.pth', seed) for seed in (1, 2, 3)]
-    tool.main(['epoch_1.pth', 'epoch_2.pth', 'epoch_3.pth', '--out', 'mean.pth'])
+    models = [save(f'epoch_{seed}.pth', seed) for seed in (9, 10, 11)]
+    # In the order of `epoch_*.pth`.
+    tool.main(['epoch_10.pth', 'epoch_11.pth', 'epoch_9.pth', '--out', 'mean.pth'])
 
     averaged = load_from_local('mean.pth', 'cpu')
     expected = torch.stack([model[0].weight for model in models]).mean(0)
     torch.testing.assert_close(averaged['state_dict']['0.weight'], expected)
     assert averaged['state_dict']['0.weight'].dtype == torch.float32
-    assert averaged['state_dict']['1.num_batches_tracked'] == 3
-    assert averaged['meta'] == dict(epoch=3, averaged=3) and 'optimizer' not in averaged
+    assert averaged['state_dict']['1.num_batches_tracked'] == 11
+    meta = dict(epoch=11, iter=1100, averaged=3)
+    assert averaged['meta'] == meta and 'optimizer' not in averaged
     x = torch.randn(4, 3)
     with torch.no_grad():
         outputs = [model.eval()(x) for model in models]
@@ -59,7 +62,7 @@ def test_the_option_averages_the_checkpoints_up_to_the_given_one(tmp_path):
     save(tmp_path / 'iter_9.pth', 3)
     with averaged(str(tmp_path / 'epoch_10.pth'), 2) as path:
         mean = load_from_local(path, 'cpu')
-    assert not Path(path).exists() and mean['meta'] == dict(epoch=10, averaged=2)
+    assert not Path(path).exists() and mean['meta'] == dict(epoch=10, iter=1000, averaged=2)
     expected = (models[1][0].weight + models[2][0].weight) / 2
     torch.testing.assert_close(mean['state_dict']['0.weight'], expected)
     with averaged('anything', 1) as path:

@@ -1,4 +1,4 @@
-"""tools/benchmarks/first_gpu_hour.sh: order, time limits and records of its parts."""
+"""tools/benchmarks/first_gpu_hour.py: order, time limits and records of its parts."""
 
 import importlib
 import json
@@ -50,10 +50,8 @@ def counted(tmp_path):
 def test_without_a_gpu_it_is_a_one_line_error(tmp_path):
     if torch.cuda.is_available():
         pytest.skip('there is a GPU')
-    command = ['bash', TOOLS / 'first_gpu_hour.sh', tmp_path / 'out']
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={'PYTHON': sys.executable, 'PATH': '/bin'}
-    )
+    command = [sys.executable, TOOLS / 'first_gpu_hour.py', tmp_path / 'out']
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == ''
     assert done.stderr.splitlines()[-1].startswith('Error: torch finds no CUDA device')
     assert not (tmp_path / 'out').exists()

@@ -1,5 +1,6 @@
 """Meshes sampled to point clouds by tools/dataset_converters/shapenet.py."""
 
+import subprocess
 import sys
 
 import numpy as np
@@ -90,11 +91,14 @@ def test_the_split_by_hash_has_the_shares_and_depends_on_the_model_only(convert)
     assert splits[-1] == module.split_by_hash(meshes[-1]._replace(path='elsewhere'), (7, 1, 2))
 
 
-def test_every_mesh_format_at_any_depth(convert, tmp_path):
+def test_every_mesh_format_at_any_depth(tmp_path):
     names = ['train/a.off', 'test/b.obj', 'train/deep/c.ply', 'val/d.STL', 'test/e.glb']
     for name in names:
         box(tmp_path / 'meshes/crate' / name)
-    assert convert(tmp_path / 'meshes', tmp_path / 'out', '--jobs', 2).endswith(': 5 written\n')
+    # By the command, whose functions must reach the processes.
+    words = [sys.executable, '-m', 'aft_mm', 'convert', 'shapenet', 'meshes', 'out', '--jobs', '2']
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.endswith(': 5 written\n'), done.stderr
     expected = 'test/b.npy test/e.npy train/a.npy train/deep-c.npy val/d.npy'
     assert written(tmp_path / 'out/crate') == expected.split()
 

@@ -155,9 +155,9 @@ def test_ci_calls_make_targets():
     for path in (ROOT / '.github/workflows').glob('*.yml'):
         jobs = yaml.safe_load(path.read_text())['jobs'].values()
         called |= {step['run'] for job in jobs for step in job['steps'] if 'run' in step}
-    ours = set(re.findall('^make .+', (ROOT / '.ci/run').read_text(), re.M))
-    assert ours <= called
-    assert {line.removeprefix('make ') for line in called} <= targets
+    assert '.ci/run' in called
+    called |= set(re.findall('^make .+', (ROOT / '.ci/run').read_text(), re.M))
+    assert {line.removeprefix('make ') for line in called - {'.ci/run'}} <= targets
 
 
 @pytest.mark.skipif(not shutil.which('make'), reason='needs make')

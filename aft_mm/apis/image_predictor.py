@@ -104,7 +104,7 @@ class ImagePredictor:
         self.visualizer.dataset_meta = dict(classes=self.classes, palette=[*map(tuple, colours)])
 
     def __call__(self, paths: str | os.PathLike | Sequence[str | os.PathLike]) -> list[Prediction]:
-        """Predict image files in one batch; a segmentor predicts those of one size together.
+        """Predict image files, those of one size in one batch.
 
         Raises:
             UserError: An image cannot be read.

@@ -122,10 +122,17 @@ def load_model(
         torch.manual_seed(0)
     else:
         check_checkpoint(os.fspath(checkpoint))
+    device = device or get_device()
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # by torch without CUDA
+        raise UserError(
+            f'device must be one of this machine, such as cpu, got {device!r}'
+        ) from error
     model = build_model(config)
     if checkpoint is not None:
         weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
         load_weights(model, weights, name=str(config.filename))
         model.dataset_meta = (weights.get('meta') or {}).get('dataset_meta') or {}
-    model = model.to(device or get_device()).eval()
+    model = model.to(device).eval()
     return config, model if trainable else model.requires_grad_(False)

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,30 +19,28 @@ from .loading import load_from_local
 def average(paths: Sequence[str]) -> dict:
     """Return a checkpoint with the mean weights of the files.
 
-    Integers and the random features of a Performer are those of the last file.
+    Integers and the random features of a Performer are those of the last iteration.
     """
     total: dict[str, Tensor] = {}
+    last: dict[str, Any] = {}
     for path in paths:
         checkpoint = load_from_local(path, 'cpu')
-        weights = checkpoint.get('state_dict')
+        weights, meta = checkpoint.get('state_dict'), checkpoint.get('meta') or {}
+        if not last or meta.get('iter', 0) >= last['meta'].get('iter', 0):
+            last = dict(meta=meta, state_dict=weights)
         if not isinstance(weights, Mapping):
             raise UserError(f'{path!r} must have a state_dict, as tools/train.py writes it')
         shapes = {name: tensor.shape for name, tensor in weights.items()}
         if total and shapes != {name: tensor.shape for name, tensor in total.items()}:
             raise UserError(f'{path!r} must have the weights of {paths[0]!r}, got another model')
         for name, tensor in weights.items():
-            if not _has_mean(name, weights):
-                total[name] = tensor
-            elif name in total:
-                total[name] += tensor.double()
-            else:
-                total[name] = tensor.double()
+            total[name] = total[name] + tensor.double() if name in total else tensor.double()
+    weights = last['state_dict']
     mean = {
         name: (total[name] / len(paths)).to(tensor.dtype) if _has_mean(name, weights) else tensor
         for name, tensor in weights.items()
     }
-    meta = {**(checkpoint.get('meta') or {}), 'averaged': len(paths)}
-    return dict(meta=meta, state_dict=mean)
+    return dict(meta={**last['meta'], 'averaged': len(paths)}, state_dict=mean)
 
 
 def _has_mean(name: str, weights: Mapping[str, Tensor]) -> bool:

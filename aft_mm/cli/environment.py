@@ -22,7 +22,6 @@ SAME_MODULES = {
         'opencv-contrib-python-headless',
     ),
 }
-FITTING_MMCV = "pip uninstall -y mmcv mmcv-lite; pip install 'mmcv-lite>=2.1,<2.2'"
 #: mmcv and mmcv-lite have the same files, so one may be over the other.
 OVER_EACH_OTHER = {'mmcv-lite', 'mmcv'}
 
@@ -70,9 +69,6 @@ def problems(
     yield from _missing(versions, needed)
     yield from _twice(versions)
     yield from _torch_pairs(versions, built_for)
-    mmcv = versions.get('mmcv') or versions.get('mmcv-lite')
-    if mmcv and Version(mmcv) >= Version('2.2') and {'mmdet', 'mmsegmentation'} & versions.keys():
-        yield f'mmcv {mmcv} is refused by mmdet 3.3 and mmsegmentation 1.2', FITTING_MMCV
 
 
 def _missing(
@@ -83,14 +79,16 @@ def _missing(
         # A fork or a compiled variant replaces a package.
         same = next((names for names in SAME_MODULES.values() if name in names), ())
         fix = f"pip install '{requirement.name}{requirement.specifier}'"
-        if name not in versions:
-            if not any(other in versions for other in same):
-                yield f'{requirement.name} is missing', fix
-        elif not requirement.specifier.contains(versions[name], prereleases=True):
-            yield (
-                f'{requirement.name} is {versions[name]}, and aft_mm needs {requirement.specifier}',
-                fix,
-            )
+        there = [other for other in dict.fromkeys((name, *same)) if other in versions]
+        if not there:
+            yield f'{requirement.name} is missing', fix
+        # Forks have versions of their own.
+        for other in [other for other in there if not other.startswith('onedl-')]:
+            if not requirement.specifier.contains(versions[other], prereleases=True):
+                yield (
+                    f'{other} is {versions[other]}, and aft_mm needs {requirement.specifier}',
+                    fix if there == [name] else f'pip uninstall -y {" ".join(there)}; {fix}',
+                )
 
 
 def _twice(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:

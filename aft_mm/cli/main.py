@@ -129,7 +129,10 @@ class Options(argparse.Action):
         from mmengine.config import DictAction
 
         take = DictAction(self.option_strings, self.dest, nargs='+')
-        take(parser, namespace, values, option_string)
+        try:
+            take(parser, namespace, values, option_string)
+        except AssertionError:
+            parser.error(f'{option_string} needs balanced brackets, got {" ".join(values)!r}')
 
 
 def add_config_options(parser: argparse.ArgumentParser, example: str) -> None:

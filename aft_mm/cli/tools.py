@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 
 from aft_mm.config.finding import install_root, similar_names
 from aft_mm.errors import UserError, user_errors
@@ -78,11 +79,14 @@ def run_program(argv: Sequence[str]) -> None:
         command, program = f'{command} {kind}', program[kind]
     with user_errors():
         file = install_root() / 'tools' / program
-    before = sys.argv, sys.path[:]
+    before = sys.argv, sys.path[:], sys.modules['__main__']
     sys.argv = [f'aft_mm {command}', *rest]
     sys.path.insert(0, str(file.parent))  # for imports between programs
     code = compile(file.read_text(encoding='utf-8'), str(file), 'exec')
+    module = ModuleType('__main__')
+    module.__file__ = str(file)
+    sys.modules['__main__'] = module  # by which functions reach the workers of a pool
     try:  # runpy would change sys.argv[0], the name in messages
-        exec(code, {'__name__': '__main__', '__file__': str(file)})
+        exec(code, module.__dict__)
     finally:
-        sys.argv, sys.path[:] = before
+        sys.argv, sys.path[:], sys.modules['__main__'] = before

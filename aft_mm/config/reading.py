@@ -131,17 +131,17 @@ def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
 
     They would otherwise be ignored silently.
     """
-    known = READ | SHARED
+    known, read = READ | SHARED, {name: cfg[name] for name in READ & cfg.keys()}
     for key in cfg:
         meant = get_close_matches(key, READ, n=1, cutoff=SIMILARITY)
-        if key not in known and meant:
+        # A variable whose value occurs elsewhere was used.
+        if key not in known and meant and not any(_places(key, cfg[key], read)):
             raise UserError(f'{key!r} of the config is not used; did you mean {meant[0]!r}?')
     for option in options:
         key, _, rest = option.partition('.')
         if key not in known and key not in cfg:
             raise UserError(f'--cfg-options names {key!r}, which the config does not have')
         if key not in READ:
-            read = {name: cfg[name] for name in READ & cfg.keys()}
             places = sorted(_places(key, cfg.get(key), read))[:3]
             there = ' and '.join(f'{place}.{rest}'.rstrip('.') for place in places)
             raise UserError(

@@ -138,6 +138,11 @@ def test_a_broken_mmpretrain_is_named(monkeypatch):
 
 def test_a_name_of_ones_own_is_nobody_elses_affair():
     check_keys(Config(dict(width=8, num_classes=3, crop=dict(), model=dict())))
+    # mmdet's configs with group normalisation and weight standardisation, whose conv_cfg is used.
+    conv_cfg = dict(type='ConvWS')
+    check_keys(Config(dict(conv_cfg=conv_cfg, model=dict(backbone=dict(conv_cfg=conv_cfg)))))
+    with pytest.raises(UserError, match="did you mean 'env_cfg'"):
+        check_keys(Config(dict(conv_cfg=conv_cfg, model=dict())))
     with pytest.raises(UserError, match="did you mean 'val_evaluator'"):
         check_keys(Config(dict(val_evaluater=dict())))
 
@@ -148,6 +153,10 @@ def test_options_that_are_no_pairs(tool, capsys, words):
         tool('train', TINY, '--cfg-options', *words.split())
     line = capsys.readouterr().err.splitlines()[-1]
     assert '--cfg-options needs KEY=VALUE, got' in line
+    with pytest.raises(SystemExit):
+        tool('train', TINY, '--cfg-options', 'model.head.topk=[1,5')
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.endswith("--cfg-options needs balanced brackets, got 'model.head.topk=[1,5'")
 
 
 @pytest.fixture

@@ -138,6 +138,15 @@ def test_pictures_of_every_kind_of_sample(browse):
         browse.picture_of(Config({}), None, dict(inputs=torch.zeros(4, 2, 2), data_samples=given))
 
 
+def test_annotations_are_resized_with_their_image(browse):
+    steps = ['LoadImageFromFile', 'Resize', 'mmdet.LoadAnnotations', 'PackDetInputs']
+    dataset = dict(pipeline=[dict(type=name) for name in steps])
+    config = Config(dict(val_dataloader=dict(dataset=dataset)))
+    browse.load_annotations_first(config, 'val')
+    found = [step.type for step in config.val_dataloader.dataset.pipeline]
+    assert found == [steps[i] for i in (0, 2, 1, 3)]
+
+
 def test_a_dataset_is_browsed(browse, digits_classifier, tmp_path, capsys):
     words = f'--split test --num 4 --out {tmp_path}/b.png --dpi 40'.split()
     browse.main([digits_classifier[0], *words])

@@ -79,7 +79,7 @@ def test_keys_are_those_of_the_mixer(analysis, digits_classifier, tmp_path):
 
     network = load_network(*digits_classifier)
     layer = network.backbone.layers[0]
-    inputs = network_inputs(network.config, [build_dataset(network.config)[5]])
+    inputs = network_inputs(network.model, [build_dataset(network.config)[5]])
     found = module.keys_of(network, {'layer 0': layer.token_mixer}, inputs)['layer 0']
     key = layer.token_mixer.key(layer.norm1(network.backbone._embed(inputs)[0]))[0].double()
     expected = key.exp() / key.exp().mean(0)
@@ -95,7 +95,7 @@ def test_class_activation_maps_are_the_formula(tool, analysis, digits_classifier
 
     module, network = tool('analysis_tools/plot_cam'), load_network(*digits_classifier)
     name = module.target_layer(network)
-    inputs = network_inputs(network.config, [build_dataset(network.config)[i] for i in (0, 9)])
+    inputs = network_inputs(network.model, [build_dataset(network.config)[i] for i in (0, 9)])
     # For other classes the whole map may be negative.
     categories = network.model(inputs).argmax(1).tolist()
     found = module.activation_maps(network, network.backbone.norm, inputs, categories)
@@ -152,7 +152,7 @@ def test_confusions_accuracy_and_mistakes(analysis, digits_classifier, tmp_path,
     dataset = build_dataset(network.config)
     samples = [dataset[i] for i in range(len(dataset))]
     with torch.no_grad():
-        predicted = network.model(network_inputs(network.config, samples)).argmax(1).tolist()
+        predicted = network.model(network_inputs(network.model, samples)).argmax(1).tolist()
     labels = [int(sample['data_samples'].gt_label) for sample in samples]
     rows = rows_of(tmp_path / 'm.csv')
     assert len(rows) == 10 and sum(int(row['images']) for row in rows) == len(labels) == 65
@@ -224,16 +224,17 @@ def test_a_field_belongs_to_its_place(tool, tmp_path, monkeypatch):
 
 def test_files_go_through_the_pipeline_of_the_config(tmp_path):
     """mmcv reads BGR; pictures are RGB."""
-    config = Config.fromfile(
+    path = str(
         ROOT / 'configs/image_classification/aft-conv-mini-h96-k7_1xb50-40e_imagenette-64px.py'
     )
+    config = Config.fromfile(path)
     pixels = np.zeros((73, 90, 3), np.uint8)
     pixels[..., 0] = 200
     Image.fromarray(pixels).save(tmp_path / 'red.png')
     (sample,) = load_images(config, [tmp_path / 'red.png'])
     assert sample['inputs'].shape == (3, 64, 64) and (sample['inputs'][2] == 200).all()
     np.testing.assert_array_equal(shown_image(config, sample), pixels[:64, :64])
-    red = network_inputs(config, [sample])[0, :, 5, 5]
+    red = network_inputs(load_network(path).model, [sample])[0, :, 5, 5]
     np.testing.assert_allclose(
         red,
         ([200, 0, 0] - np.array([123.675, 116.28, 103.53])) / [58.395, 57.12, 57.375],
@@ -265,7 +266,10 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
         ('plot_attention', '{} --num 1', 'no layer that calls torch'),
         ('plot_attention', 'timm:no a.pth', 'checkpoint .a.pth. does not exist'),
         ('plot_receptive_field', 'timm:no', "timm has no model 'no'"),
-        ('plot_receptive_field', 'no', "NETWORK must be the path of a config .* got 'no'"),
+        ('plot_receptive_field', 'nothing', "config 'nothing' does not exist"),
+        ('plot_receptive_field', '{} --noise --size 0', '--size must be an int, 1 or larger'),
+        ('plot_cam', '{} --layer patch_embed', '--layer must return one tensor, got tuple'),
+        ('plot_features', '{} --perplexity 0', '--perplexity must be a finite number above 0'),
         ('plot_receptive_field', '{} --layers norm9', "AFTViT has no layer 'norm9'"),
         ('plot_cam', '{} --category 10', '--category must be 0 to 9, got 10'),
         (

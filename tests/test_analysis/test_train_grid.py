@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import train_grid
 
+from aft_mm.engine.hooks.sanity import DIVERGED
+
+RATE = 'optim_wrapper.optimizer.lr'
 GRID = 'a.py b.py --out out --rates 1e-4 1e-3 --seeds 5 6'.split()
 GRID += ['--short', 'data.samples=8', '--cfg-options', 'data.samples=80']
 
@@ -47,7 +50,7 @@ def test_rates_first_then_seed_after_seed_each_at_its_best_rate(runs, capsys):
     names = 'a_lr0.0001 a_lr0.001 b_lr0.0001 b_lr0.001 a_seed5 b_seed5 a_seed6 b_seed6'
     assert [name for name, _ in runs] == names.split()
     options = dict(runs)
-    rate = 'optim_wrapper.optimizer.lr=0.0001'
+    rate = f'{RATE}=0.0001'
     short = ['data.samples=80', 'data.samples=8', rate, 'randomness.seed=5']
     assert options['b_lr0.0001'] == short
     assert options['a_seed6'] == ['data.samples=80', 'randomness.seed=6', rate]
@@ -90,12 +93,32 @@ def test_an_interrupted_run_resumes_with_the_same_options_only(runs):
     assert [name for name, _ in runs] == ['a_lr0.0001']  # complete runs are repeated
 
 
+def test_a_rate_with_a_non_finite_loss_is_not_used(runs, monkeypatch):
+    run_tool = train_grid.run_tool
+
+    def diverge(tool, words, log):
+        if f'{RATE}=0.0001' in words:
+            raise train_grid.UserError(f'{DIVERGED} 3 is nan at a learning rate of 0.0001')
+        run_tool(tool, words, log)
+
+    monkeypatch.setattr(train_grid, 'run_tool', diverge)
+    train_grid.main(GRID)
+    assert {json.loads(Path(f'out/{name}_seed6.json').read_text())['lr'] for name in 'ab'} == {1e-3}
+    assert json.loads(Path('out/a_lr0.0001.json').read_text())['bits_per_char'] is None
+    with pytest.raises(SystemExit, match='--rates must include one with a finite loss'):
+        train_grid.main(['a.py', '--out', 'all', '--rates', '1e-4', '1e-4'])
+
+
 @pytest.mark.parametrize(
     'words, message',
     [
         ('a.py ./a.py', 'CONFIG must be files of different names, got a.py twice'),
         ('a.py no.py', "'no.py' is not a config file"),
-        ('a.py --rates 1e-4 1e-3 --metric loss', "--metric must be .* of the runs, got 'loss'"),
+        ('a.py --rates 1e-4 1e-3 --metric top1', '--rule must be less or greater for .* top1'),
+        (
+            'a.py --rates 1e-4 1e-3 --rule less --metric loss',
+            "--metric must be .* of the runs, got 'loss'",
+        ),
     ],
 )
 def test_bad_arguments_give_a_one_line_message(runs, words, message):

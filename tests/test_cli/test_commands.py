@@ -245,7 +245,11 @@ class TestDoctor:
                 {'opencv-python-headless': '5'},
                 *('3.11.2', 'contain the module cv2', 'pip uninstall'),
             ),
-            ({'mmcv': '2.2.0'}, '3.13.0', 'mmcv 2.2.0 is refused by mmdet', 'mmcv-lite>=2.1'),
+            (
+                {'mmcv': '2.2.0'},
+                *('3.13.0', 'mmcv is 2.2.0, and aft_mm needs <2.2,>=2.1'),
+                "pip uninstall -y mmcv-lite mmcv; pip install 'mmcv-lite<2.2,>=2.1'",
+            ),
         ],
     )
     def test_problems_are_reported_with_their_fix(self, changes, python, message, fix):

@@ -10,7 +10,7 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 
-from aft_mm.cli.arguments import add_picture_arguments, tool_parser
+from aft_mm.cli.arguments import AtMost, add_picture_arguments, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
@@ -18,7 +18,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = tool_parser(__doc__)
     parser.add_argument('config', help='path of any config')
     parser.add_argument('--split', choices=('train', 'val', 'test'), default='train')
-    parser.add_argument('--num', type=int, default=9, help='number of samples; default %(default)s')
+    parser.add_argument(
+        '--num', type=int, default=AtMost(9), help='number of samples; default %(default)s'
+    )
     parser.add_argument(
         '--seed', type=int, default=0, help='seed of random transforms; default %(default)s'
     )
@@ -190,6 +192,19 @@ def draw_titled_images(
 MOST_TOKENS = 200  # tokens of a sequence of numbers
 
 
+def load_annotations_first(config: Config, split: str) -> None:
+    """Move the loading of annotations behind that of images, so that they are resized together.
+
+    Pipelines for evaluation load them last, in the size of the file.
+    """
+    loader = config.get(f'{split}_dataloader') or {}
+    steps = loader.get('dataset', {}).get('pipeline') or []
+    loading = [step for step in steps if str(step.get('type')).endswith('LoadAnnotations')]
+    if loading and str(steps[0].get('type')).endswith('LoadImageFromFile'):
+        others = [step for step in steps[1:] if step not in loading]
+        loader.dataset.pipeline = [steps[0], *loading, *others]
+
+
 def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
     known = sample['data_samples']
     names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
@@ -275,6 +290,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_picture(args)
         check_int('--seed', args.seed, 0)
         config = read_config(args.config)
+        load_annotations_first(config, args.split)
         dataset = build_dataset(config, args.split)
         set_random_seed(args.seed)
         pictures = [

@@ -10,7 +10,7 @@ models, which complete the lower part. The images are from the test split of the
 import argparse
 from collections.abc import Sequence
 
-from aft_mm.cli.arguments import check_output, tool_parser
+from aft_mm.cli.arguments import AtMost, check_output, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
@@ -25,7 +25,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help='repeat for each model',
     )
     parser.add_argument('--out', required=True, metavar='PNG', help='path of the picture')
-    parser.add_argument('--num', type=int, default=4, help='number of images; default %(default)s')
+    parser.add_argument(
+        '--num', type=int, default=AtMost(4), help='number of images; default %(default)s'
+    )
     parser.add_argument(
         '--temperature', type=float, help='default: 0.8 for super-resolution, otherwise 1'
     )

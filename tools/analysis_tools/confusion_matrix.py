@@ -108,7 +108,7 @@ def predict(network, dataset, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     for first in progress(range(0, len(dataset), batch_size), 'classifying'):
         samples = [dataset[i] for i in range(first, min(first + batch_size, len(dataset)))]
         with torch.no_grad():
-            logits = network.model(network_inputs(network.config, samples))
+            logits = network.model(network_inputs(network.model, samples))
         probabilities.append(logits.double().softmax(1).numpy())
         labels += [int(sample['data_samples'].gt_label) for sample in samples]
     return np.concatenate(probabilities), np.array(labels)

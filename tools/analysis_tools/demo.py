@@ -32,6 +32,7 @@ if __name__ == '__main__':
 
 import numpy as np
 from networks import load_network, network_inputs, shown_image
+from PIL import Image
 from plot_keys import draw_key_maps, keys_of
 from recording import mixers_with_keys
 
@@ -54,12 +55,12 @@ def classify(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
         if image is None:
             raise gradio.Error('an image must be given, got none')
         if network.in_channels == 1:
-            image = image.mean(2, keepdims=True).astype(np.uint8)
+            image = np.asarray(Image.fromarray(image).convert('L'))[..., None]
         (found,) = classifier([image], progress=False)
         names = classifier.classes or range(len(found['scores']))
         scores = {str(name): float(x) for name, x in zip(names, found['scores'], strict=True)}
         sample = classifier.preprocess(image)
-        maps = keys_of(network, layers, network_inputs(network.config, [sample]))
+        maps = keys_of(network, layers, network_inputs(network.model, [sample]))
         shown = shown_image(network.config, sample)
         return scores, draw_key_maps(shown, maps, 'even:8') if maps else None
 
@@ -68,8 +69,6 @@ def classify(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
 
 
 def complete(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
-    from PIL import Image
-
     generator = ImageGenerator(config, checkpoint)
     height, width, channels = generator.image_shape
 

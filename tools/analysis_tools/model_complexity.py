@@ -192,7 +192,9 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
             f'{path} cannot be counted: the FLOPs of its roi_head depend on the number of '
             'proposed boxes'
         )
-    backbone = config.model.get('backbone', {})
+    if 'backbone' not in config.model:
+        raise UserError(f'{path} cannot be counted: it must have a decoder or a backbone')
+    backbone = config.model.backbone
     if 'with_mask_channel' in backbone:
         backbone.with_mask_channel = False
     if shape is None:

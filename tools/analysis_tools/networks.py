@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from mmcv.transforms import Compose
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
-from mmengine.registry import DATASETS, MODELS, DefaultScope
+from mmengine.registry import DATASETS, DefaultScope
 from PIL import Image
 from torch import Tensor, nn
 
@@ -20,7 +20,7 @@ from aft_mm.checks import check_int
 from aft_mm.cli.arguments import AtMost
 from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data, read_config
-from aft_mm.datasets import UnusableFile, read_rgb
+from aft_mm.datasets.image_files import read_image, read_rgb
 from aft_mm.errors import UserError
 
 
@@ -70,10 +70,8 @@ def load_images(config: Config, paths: Sequence[str | os.PathLike]) -> list[dict
         steps = Compose(pipeline[1:] if reads_files else pipeline)
     samples = []
     for path in map(os.fspath, paths):
-        image, _ = read_image(path)
-        if config.model.backbone.get('in_channels', 3) == 1:
-            image = image.mean(-1, keepdims=True).astype(np.uint8)
-        elif takes_bgr(config):
+        image, _ = read_image(path, config.model.backbone.get('in_channels', 3))
+        if takes_bgr(config):
             image = np.ascontiguousarray(image[..., ::-1])
         size = image.shape[:2]
         samples.append(steps(dict(img=image, img_path=path, img_shape=size, ori_shape=size)))
@@ -84,13 +82,6 @@ def samples_for(config: Config, paths: Sequence[str | os.PathLike] | None, num: 
     return load_images(config, paths) if paths else spread_samples(build_dataset(config), num)
 
 
-def read_image(path: str | os.PathLike) -> tuple[np.ndarray, list[str]]:
-    try:
-        return read_rgb(os.fspath(path))
-    except UnusableFile as error:
-        raise UserError(str(error)) from error
-
-
 def shown_image(config: Config, sample: dict) -> np.ndarray:
     """Return the image of a packed sample before normalisation: RGB uint8 [H, W, 3]."""
     image = sample['inputs'].numpy().transpose(1, 2, 0)
@@ -99,21 +90,17 @@ def shown_image(config: Config, sample: dict) -> np.ndarray:
     return np.ascontiguousarray(image[..., ::-1]) if takes_bgr(config) else image
 
 
-def network_inputs(config: Config, samples: Sequence[dict]) -> Tensor:
+def network_inputs(model: nn.Module, samples: Sequence[dict]) -> Tensor:
     sizes = {tuple(sample['inputs'].shape) for sample in samples}
     if len(sizes) > 1:
         raise UserError(f'images must have the same size, got {sorted(sizes)}; give one at a time')
-    # mmengine's Runner expects a classifier's data preprocessor outside of its model config.
-    settings = config.model.get('data_preprocessor') or config.get('data_preprocessor') or {}
-    with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
-        preprocessor = MODELS.build({'type': 'ClsDataPreprocessor', **settings})
     with torch.no_grad():
-        return preprocessor(pseudo_collate(list(samples)), False)['inputs']
+        return model.data_preprocessor(pseudo_collate(list(samples)), False)['inputs']
 
 
-def batches_of(config: Config, samples: Sequence[dict], batch_size: int) -> Iterator[Tensor]:
+def batches_of(model: nn.Module, samples: Sequence[dict], batch_size: int) -> Iterator[Tensor]:
     for first in range(0, len(samples), batch_size):
-        yield network_inputs(config, samples[first : first + batch_size])
+        yield network_inputs(model, samples[first : first + batch_size])
 
 
 TIMM = 'timm:'
@@ -137,13 +124,13 @@ class Network(NamedTuple):
 
 
 def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Network:
-    """Load a network by the path of its config, its name in mmpretrain, or ``timm:NAME``.
+    """Load a network by the path or name of its config, or ``timm:NAME``.
 
     Without a checkpoint its weights are random with seed 0. Nothing is downloaded.
     """
     if name.startswith(TIMM):
         return _timm_network(name.removeprefix(TIMM), checkpoint)
-    config = read_config(name) if name.endswith('.py') else _config_of_mmpretrain(name)
+    config = _find_config(name)
     if not (config.get('model') or {}).get('backbone'):
         raise UserError(f'{name} must be the config of a model with a backbone, got one without')
     _, model = load_model(config, checkpoint, 'cpu')
@@ -234,11 +221,11 @@ def batches_for(
         batch = torch.stack([_timm_image(network, path) for path in paths])
         return list(batch.split(batch_size))
     samples = samples_for(network.config, paths, num)
-    return list(batches_of(network.config, samples, batch_size))
+    return list(batches_of(network.model, samples, batch_size))
 
 
 def _timm_image(network: Network, path: str | os.PathLike) -> Tensor:
-    image, _ = read_image(path)
+    image, _ = read_rgb(path)
     height, width = network.image_size
     resized = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
     pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1) / 255
@@ -247,16 +234,19 @@ def _timm_image(network: Network, path: str | os.PathLike) -> Tensor:
     return (pixels - mean) / std
 
 
-def _config_of_mmpretrain(name: str) -> Config:
-    from mmpretrain.apis.model import ModelHub
-
+def _find_config(name: str) -> Config:
+    """Return a config of aft_mm by path or name, or of mmpretrain by name."""
     try:
-        return ModelHub.get(name).config
-    except ValueError as error:
-        raise UserError(
-            f'NETWORK must be the path of a config (.py), the name of a model of mmpretrain, or '
-            f'timm:NAME, got {name!r}'
-        ) from error
+        return read_config(name)
+    except UserError as error:
+        if name.endswith('.py'):
+            raise
+        from mmpretrain.apis.model import ModelHub
+
+        try:
+            return ModelHub.get(name).config
+        except ValueError:
+            raise error from None
 
 
 def _timm_network(name: str, checkpoint: str | os.PathLike | None) -> Network:

@@ -108,6 +108,11 @@ def activation_maps(
     def reshape(tokens: torch.Tensor) -> torch.Tensor:
         return as_map(tokens, inputs.shape[2:], network.num_prefix_tokens)
 
+    outputs = []
+    with torch.no_grad(), layer.register_forward_hook(lambda *args: outputs.append(args[-1])):
+        network.run(inputs[:1])
+    if not all(isinstance(output, torch.Tensor) for output in outputs):
+        raise UserError(f'--layer must return one tensor, got {type(outputs[0]).__name__}')
     network.model.requires_grad_(True)
     cam_of = getattr(pytorch_grad_cam, method)
     with cam_of(network.model, [layer], reshape_transform=reshape) as cam:
@@ -126,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             dataset = build_dataset(network.config)
             samples = spread_samples(dataset, args.num)
-        inputs = network_inputs(network.config, samples)
+        inputs = network_inputs(network.model, samples)
         with torch.no_grad():
             probabilities = network.model(inputs).softmax(1)
         count = probabilities.shape[1]

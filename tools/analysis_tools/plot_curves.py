@@ -271,7 +271,9 @@ def _draw_group(
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Split ``[LABEL=]VALUE``; the label may contain equals signs."""
+    """Split ``[LABEL=]VALUE``; the label, or the path of a log, may contain equals signs."""
+    if Path(text).exists():
+        return text, text
     label, _, value = text.rpartition('=')
     return label or value, value
 

@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UserError(f'{args.config} is not a classifier of mmpretrain')
         dataset = build_dataset(network.config)
         samples = spread_samples(dataset, args.num)
-        perplexity = args.perplexity or min(30, len(samples) / 3)
+        perplexity = min(30, len(samples) / 3) if args.perplexity is None else args.perplexity
         check_number('--perplexity', perplexity, above=0)
         if perplexity >= len(samples):
             raise UserError(
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         labels = np.array([int(sample['data_samples'].gt_label) for sample in samples])
         with torch.no_grad():
             extract = network.model.extract_feat
-            batches = batches_of(network.config, samples, BATCH)
+            batches = batches_of(network.model, samples, BATCH)
             features = torch.cat([head.pre_logits(extract(batch)) for batch in batches])
         points = TSNE(perplexity=perplexity, random_state=args.seed).fit_transform(features.numpy())
         share = neighbour_share(features, labels)

@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         paths = numbered(args.out, len(samples))
         check_writable('--out', paths)
         for path, sample in zip(paths, samples, strict=True):
-            maps = keys_of(network, mixers, network_inputs(network.config, [sample]))
+            maps = keys_of(network, mixers, network_inputs(network.model, [sample]))
             image, small = shown_image(network.config, sample), footer(args.config, args.checkpoint)
             draw_key_maps(image, maps, args.heads, small).savefig(path, dpi=args.dpi)
     print('written to ' + ', '.join(paths))

@@ -205,6 +205,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         noise = args.noise or (network.config is None and not args.images)
         if args.size is not None and not noise:
             raise UserError('--size is that of noise images and needs --noise')
+        if args.size is not None:
+            check_int('--size', args.size, 1)
         if noise:
             size = None if args.size is None else (args.size, args.size)
             batches = list(noise_images(network, args.num, size).split(1))

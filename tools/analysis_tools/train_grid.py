@@ -1,7 +1,7 @@
 """Train several configs for a comparison: choose learning rates by short runs, then run seeds.
 
-    python tools/analysis_tools/train_grid.py CONFIG ... --out FOLDER --rates 1e-4 3e-4 1e-3
-        --short train_dataloader.dataset.samples_per_epoch=800 --seeds 0 1 2 --amp
+    python tools/analysis_tools/train_grid.py CONFIG ... --out FOLDER --rates 1e-4 3e-4 1e-3 \\
+        --short train_dataloader.dataset.samples_per_epoch=800 --seeds 0 1 2 --amp \\
         --cfg-options train_cfg.max_epochs=1 train_dataloader.dataset.samples_per_epoch=2000
 
 The short runs use the first seed and write NAME_lrX.json with the last validation. All seeds use
@@ -9,8 +9,8 @@ the rate with the best validation, and write NAME_seedN.json with the metrics of
 the learning rate, and NAME_seedN.jsonl with the scalars of the training.
 
 All rates of all configs run first, then seed after seed. Runs whose files exist with the right rate
-are skipped, and an interrupted run resumes from its last checkpoint, so the same command goes on
-after an interruption. Use one folder per set of options.
+are skipped, and an interrupted run resumes from its last checkpoint, so the same command continues
+after an interruption. Use one folder per set of options. A rate with a non-finite loss is not used.
 """
 
 import argparse
@@ -52,8 +52,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--rule',
         choices=('less', 'greater'),
-        default='less',
-        help='which values of the metric are better; default %(default)s',
+        help='which values of the metric are better; default less for bits_per_...',
     )
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision (bfloat16)')
     parser.add_argument(
@@ -80,6 +79,8 @@ if __name__ == '__main__':
     parse_args()  # before the slow imports
 
 from run_logs import read_scalars, validations
+
+from aft_mm.engine.hooks.sanity import DIVERGED
 
 TOOLS = Path(__file__).parents[1]
 # Holds the options of a run without a result.
@@ -122,9 +123,15 @@ def short_run(config: Path, rate: float, args: argparse.Namespace) -> None:
     work_dir = args.work_dir / f'{config.stem}_lr{rate:g}'
     options = [*args.cfg_options, *args.short]
     options += [f'optim_wrapper.optimizer.lr={rate}', f'randomness.seed={args.seeds[0]}']
-    train(config, work_dir, options, args.amp)
-    value = validated(work_dir, args.metric)
-    write(args.out / f'{work_dir.name}.json', {args.metric: value, 'lr': rate})
+    path = args.out / f'{work_dir.name}.json'
+    try:
+        train(config, work_dir, options, args.amp)
+    except UserError as error:
+        if DIVERGED not in str(error):
+            raise
+        write(path, {args.metric: None, 'lr': rate, 'error': str(error)})
+        return
+    write(path, {args.metric: validated(work_dir, args.metric), 'lr': rate})
 
 
 def seed_run(config: Path, seed: int, args: argparse.Namespace) -> None:
@@ -148,8 +155,11 @@ def best_rate(config: Path, args: argparse.Namespace) -> float | None:
     runs = [
         json.loads((args.out / f'{config.stem}_lr{rate:g}.json').read_text()) for rate in args.rates
     ]
-    best = min if args.rule == 'less' else max
-    return best(runs, key=lambda run: run[args.metric])['lr']
+    finite = [run for run in runs if run[args.metric] is not None]
+    if not finite:
+        raise UserError(f'--rates must include one with a finite loss, got {args.rates}')
+    best = max if args.rule == 'greater' else min
+    return best(finite, key=lambda run: run[args.metric])['lr']
 
 
 def write(path: Path, content: dict) -> None:
@@ -182,6 +192,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         twice = next((stem for stem in stems if stems.count(stem) > 1), None)
         if twice:
             raise UserError(f'CONFIG must be files of different names, got {twice}.py twice')
+        if len(args.rates) > 1 and not args.rule and not args.metric.startswith('bits_per_'):
+            raise UserError(f'--rule must be less or greater for --metric {args.metric}, got none')
         args.out.mkdir(parents=True, exist_ok=True)
         for path, function, config, value in missing(args):
             if time.monotonic() - start > 60 * args.minutes:

@@ -1,6 +1,6 @@
 """Measure the time of a training iteration of several configs, interleaved.
 
-    python tools/benchmarks/benchmark_iterations.py CONFIG ... --amp --rounds 30 --json out.json
+    python tools/benchmarks/benchmark_iterations.py CONFIG ... --amp --rounds 30 --json out.json \\
         --cfg-options train_dataloader.batch_size=8
 
 An iteration loads a batch and runs forward, backward and the update, without hooks and logs. Use

@@ -1,7 +1,7 @@
 """Run all checks and measurements for a new GPU, part by part, and collect them in one folder.
 
-    bash tools/benchmarks/first_gpu_hour.sh OUT_DIR
-    bash tools/benchmarks/first_gpu_hour.sh OUT_DIR --dry-run    # lists the parts, needs no GPU
+    python tools/benchmarks/first_gpu_hour.py OUT_DIR
+    python tools/benchmarks/first_gpu_hour.py OUT_DIR --dry-run    # lists the parts, needs no GPU
 
 Cheap and important parts run first. A check of an op runs for at most ten minutes, most of which is
 compilation, any other part for three. A failed part does not stop the others. A part has a folder
@@ -26,7 +26,6 @@ from pathlib import Path
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog='first_gpu_hour.sh',
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -3,8 +3,8 @@
     python tools/model_converters/average_checkpoints.py work_dirs/NAME/epoch_*.pth \\
         --out averaged.pth
 
-Floating-point tensors are averaged in float64; others, such as counters, come from the last file,
-as does the metadata.
+Floating-point tensors are averaged in float64; others, such as counters, and the metadata come from
+the file of the last iteration.
 """
 
 import argparse

@@ -478,7 +478,7 @@ def export(args: argparse.Namespace) -> str:
     exportable, sizes = make_exportable(args, config, model)
     loader = build_loader(config, 'test') if args.test else None
     images = example_images(config, model) if args.int8 and args.out.suffix == '.xml' else []
-    paths, choices = [], []
+    paths, begun, choices = [], [], []
     for graph in exportable.graphs:
         name = f'{args.out.stem}-{graph.name}' if graph.name else args.out.stem
         paths.append(args.out.with_name(name + args.out.suffix))
@@ -487,6 +487,7 @@ def export(args: argparse.Namespace) -> str:
         for graph, path in zip(exportable.graphs, paths, strict=True):
             program, chosen = trace(graph, path.suffix, args.loops)
             choices += chosen
+            begun.append(path)  # a graph that cannot be traced leaves an earlier file
             if path.suffix != '.pt2':
                 library_of(path).unlink(missing_ok=True)  # of an earlier export
             if args.loops:
@@ -510,7 +511,7 @@ def export(args: argparse.Namespace) -> str:
             call = load(paths[0], exportable.graphs[0])
             notes += compare_metrics(config, loader, model, call, args.dynamic)
     except BaseException:  # including interrupts: keep no file that was not checked
-        for path in paths:
+        for path in begun:
             remove(path)
         raise
     safe = f', {choices.count(False)} sums in the safe form' if not all(choices) else ''

@@ -103,7 +103,7 @@ def publish(
     # mmengine names a run by its config and start time.
     name = re.sub(r'_\d{8}_\d{6}$', '', meta.get('experiment_name', ''))
     if command or name:
-        published['command'] = command or f'python tools/train.py {name}.py'
+        published['command'] = command or f'aft_mm train {name}'
     # Saving a view would save its whole storage.
     state = OrderedDict((name, x.detach().clone()) for name, x in weights.items())
     if hasattr(checkpoint['state_dict'], '_metadata'):  # the versions of the layers

@@ -39,11 +39,13 @@ def broken_imports() -> Iterator[tuple[str, str]]:
             reason = ' '.join(str(error).split())
             lacks = error.name if isinstance(error, ModuleNotFoundError) and error.name else ''
             package = SAME_MODULES.get(lacks, (lacks,))[0]
+            there = installed()
+            own = next((other for other in SAME_MODULES.get(name, ()) if other in there), name)
             if name == 'torchaudio':  # its metadata names no torch since 2.11
                 package = f'torch=={version(name)} torchvision'
             yield (
                 f'{name} cannot be imported ({type(error).__name__}: {reason:.200})',
-                f'pip install {package or f"--force-reinstall --no-deps {name}"}',
+                f'pip install {package or f"--force-reinstall --no-deps {own}"}',
             )
 
 

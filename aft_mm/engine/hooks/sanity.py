@@ -162,6 +162,10 @@ def _title(runner: Runner, mode: str) -> str:
     return mode
 
 
+#: Begins the message of FiniteLossHook.
+DIVERGED = 'the loss of iteration'
+
+
 @HOOKS.register_module()
 class FiniteLossHook(Hook):
     """Stop the run at a non-finite loss or gradient, before the optimizer step.
@@ -214,7 +218,7 @@ class FiniteLossHook(Hook):
             return
         lr = max(group['lr'] for group in runner.optim_wrapper.optimizer.param_groups)
         raise UserError(
-            f'the loss of iteration {runner.iter + 1} is {self.loss.item():.6g} at a learning rate '
+            f'{DIVERGED} {runner.iter + 1} is {self.loss.item():.6g} at a learning rate '
             f'of {lr:.6g}; its largest gradient is {_largest(self.gradients)}, that of the '
             f'previous step was {self.largest_before}; the weights are those before this step and '
             f'the last checkpoint is {runner.message_hub.get_info("last_ckpt", "none yet")}'
