@@ -74,11 +74,10 @@ class AFTConfig(BackboneConfigMixin, PreTrainedConfig):
         out_indices: list[int] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.backbone = {} if backbone is None else dict(backbone)
+        self.backbone = {} if backbone is None else copy.deepcopy(dict(backbone))
         super().__init__(**kwargs)
-        arch = self.backbone.get('arch', 'tiny')
-        arch = arch if isinstance(arch, dict) else AFTViT.architectures[arch]
-        self.hidden_size, self.num_hidden_layers = arch['embed_dims'], arch['num_layers']
+        arch = AFTViT.parse_arch(self.backbone.get('arch', 'tiny'))
+        self.hidden_size, self.num_hidden_layers, _ = arch
         self.stage_names = ['stem', *(f'stage{i + 1}' for i in range(self.num_hidden_layers))]
         self.set_output_features_output_indices(out_features, out_indices)
 
@@ -95,13 +94,16 @@ class AFTTextConfig(PreTrainedConfig):
     model_type = 'aft_text'
 
     def __init__(self, model: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        self.model = _BYTES if model is None else dict(model)
+        self.model = copy.deepcopy(_BYTES if model is None else dict(model))
         super().__init__(**kwargs)
-        decoder = self.model['decoder']
+        decoder = self.model.get('decoder')
+        if not isinstance(decoder, dict) or not _NEEDED <= decoder.keys():
+            refuse('model.decoder', f'a dict with {", ".join(sorted(_NEEDED))}', decoder)
         self.hidden_size, self.num_hidden_layers = decoder['embed_dims'], decoder['num_layers']
         self.vocab_size = decoder['embedding'].get('vocab_size')
 
 
+_NEEDED = frozenset({'embed_dims', 'num_layers', 'embedding'})
 # Transformers makes configs without arguments.
 _BYTES = dict(
     decoder=dict(
@@ -117,9 +119,12 @@ _BYTES = dict(
 
 
 @contextmanager
-def _recorded(layers: nn.ModuleList) -> Iterator[list[Tensor]]:
-    """Yield a list that gets the tokens that enter the first layer, and leave each layer."""
+def _recorded(layers: nn.ModuleList, wanted: bool = True) -> Iterator[list[Tensor]]:
+    """Yield a list that gets the tokens that enter the first layer, and leave each layer, if wanted."""
     states: list[Tensor] = []
+    if not wanted:
+        yield states
+        return
     hooks = [layers[0].register_forward_pre_hook(lambda layer, inputs: states.append(inputs[0]))]
     for layer in layers:
         hooks.append(layer.register_forward_hook(lambda layer, inputs, x: states.append(x)))
@@ -175,9 +180,9 @@ class _ImageModel(_Model):
 
     def _tokens(self, pixel_values: Tensor, hidden: bool | None) -> tuple[Tensor, tuple | None]:
         """Return the normalised tokens [B, T, D], and the :func:`_recorded` ones if `hidden`."""
-        with _recorded(self.backbone.layers) as states:
-            tokens = self.backbone.forward_intermediates(pixel_values, indices=1)[0]
         wanted = self.config.output_hidden_states if hidden is None else hidden
+        with _recorded(self.backbone.layers, wanted) as states:
+            tokens = self.backbone.forward_intermediates(pixel_values, indices=1)[0]
         return tokens, tuple(states) if wanted else None
 
     def _pool(self, tokens: Tensor) -> Tensor:
@@ -305,7 +310,7 @@ class AFTCache(Cache):
         super().__init__(layers=[])
         #: State of the decoder; None before the prompt.
         self.state: Any = None
-        self.length = 0
+        self.length = self.longest = 0  # with padding, and of the longest prompt without
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of tokens seen, padding included."""
@@ -315,7 +320,7 @@ class AFTCache(Cache):
         return -1
 
     def reset(self) -> None:
-        self.state, self.length = None, 0
+        self.state, self.length, self.longest = None, 0, 0
 
 
 class AFTForCausalLM(_Model, GenerationMixin):
@@ -375,14 +380,15 @@ class AFTForCausalLM(_Model, GenerationMixin):
             **unused: other arguments of Transformers.
         """
         size = self.config.vocab_size if new_num_tokens is None else new_num_tokens
+        check_int('new_num_tokens', size, 1)
         if pad_to_multiple_of is not None:
             check_int('pad_to_multiple_of', pad_to_multiple_of, 1)
             size += -size % pad_to_multiple_of
         kept = min(size, self.config.vocab_size)
         model = copy.deepcopy(self.config.model)
         model['decoder']['embedding']['vocab_size'] = model['head']['num_classes'] = size
-        self.config.model, self.config.vocab_size = model, size
         fresh = AutoregressiveModel(**model).to(self.device, self.dtype)
+        self.config.model, self.config.vocab_size = model, size
         tables = zip(
             [*fresh.head.parameters(), fresh.decoder.embedding.weight],
             [*self.head.parameters(), self.decoder.embedding.weight],
@@ -433,6 +439,9 @@ class AFTForCausalLM(_Model, GenerationMixin):
         else:
             # Padding on the left is moved to the end: positions start at 0.
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            for name, given in (('attention_mask', mask), ('labels', labels)):
+                if given is not None and given.shape != input_ids.shape:
+                    refuse(name, f'of the shape {list(input_ids.shape)} of input_ids', given)
             order = mask.bool().logical_not().long().argsort(dim=1, stable=True)
             tokens, lengths = input_ids.gather(1, order), mask.bool().sum(1)
             if use_cache and logits_to_keep == 1 and labels is None and not output_hidden_states:
@@ -478,7 +487,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
         Those before the first block and after each follow if `with_states`.
         """
         has_next = tokens.shape[1] < self.decoder.max_length
-        with _recorded(self.decoder.layers) as states:
+        with _recorded(self.decoder.layers, with_states) as states:
             hidden = self.decoder(F.pad(tokens, (0, 1)) if has_next else tokens)
         if not with_states:
             return [hidden]
@@ -487,12 +496,14 @@ class AFTForCausalLM(_Model, GenerationMixin):
     def _read_prompt(self, tokens: Tensor, lengths: Tensor, cache: AFTCache) -> Tensor:
         longest = int(lengths.max())
         hidden, cache.state = self.decoder.prefill(tokens[:, :longest], lengths)
-        cache.length = tokens.shape[1]
+        cache.length, cache.longest = tokens.shape[1], longest
         return hidden
 
     def _continue(self, tokens: Tensor, cache: AFTCache) -> Tensor:
         logits = []
         for token in tokens.unbind(1):
+            self.decoder.check_length(cache.longest + 2)  # on a GPU, a step does not check
+            cache.longest += 1
             hidden, cache.state = self.decoder.step(token, cache.state)
             logits.append(self.head.logits(hidden))
         cache.length += tokens.shape[1]

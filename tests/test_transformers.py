@@ -334,6 +334,20 @@ def test_messages():
     model, _ = language_models()
     with pytest.raises(ValueError, match=f'position table of {T} tokens, got {T + 1}'):
         model(tokens(1, T + 1))
+    with pytest.raises(ValueError, match=r'attention_mask must be of the shape \[2, 5\]'):
+        model(tokens(2, 5), attention_mask=tokens(2, 3))
+    with pytest.raises(ValueError, match=r'labels must be of the shape \[2, 5\]'):
+        model(tokens(2, 5), labels=tokens(2, 3))
+    with pytest.raises(ValueError, match='new_num_tokens must be an int, 1 or larger, got 0'):
+        model.resize_token_embeddings(0)
+    assert model.config.vocab_size == len(model.get_input_embeddings().weight) == V
+    with pytest.raises(ValueError, match='arch must be one of .*, got .huge'):
+        hf.AFTConfig(backbone=dict(arch='huge'))
+    with pytest.raises(ValueError, match='model.decoder must be a dict with embed_dims'):
+        hf.AFTTextConfig(model=dict(decoder=dict(embed_dims=8)))
+    config = hf.AFTTextConfig()
+    config.model['decoder']['num_layers'] = 1
+    assert hf.AFTTextConfig().num_hidden_layers > 1
 
 
 def test_the_documented_example_runs():

@@ -98,6 +98,7 @@ def make_resumable(loop: BaseLoop, seeds: Sequence[int] | None = None) -> None:
     ):
         batches = Batches(loop.dataloader, seeds or (), endless=True)
         loop.dataloader_iterator = EndlessBatches(loop, batches)
+        loop.dataloader._iterator = None  # ends the workers that the loop has started
 
 
 class Batches:

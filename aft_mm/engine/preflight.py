@@ -168,7 +168,8 @@ def check_num_classes(model: torch.nn.Module, dataset: Any, split: str) -> None:
 def check_topk(model: torch.nn.Module, evaluator: Any, split: str) -> None:
     number = getattr(getattr(model, 'head', None), 'num_classes', None)
     for metric in evaluator.metrics:
-        most = max(getattr(metric, 'topk', None) or (0,))
+        topk = getattr(metric, 'topk', None) or 0  # an int of multi-label metrics
+        most = max(topk) if isinstance(topk, Sequence) else topk
         if isinstance(number, int) and most > number:
             raise UserError(
                 f'topk of {type(metric).__name__} in {split}_evaluator must be at most {number}, '

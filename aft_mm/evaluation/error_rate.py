@@ -49,6 +49,11 @@ class ErrorRate(Metric):
             raise ValueError(
                 'ErrorRate needs a dataset with units in its metainfo, such as aft_mm.SpeechFolder'
             )
+        if any(self.recognized not in sample for sample in data_samples):
+            raise ValueError(
+                f'ErrorRate needs samples with {self.recognized}, which a CTCModel gives, with '
+                'lexicon for in_lexicon, got one without'
+            )
         self.results += [
             tuple(self._text(names, units) for units in (sample['units'], sample[self.recognized]))
             for sample in data_samples

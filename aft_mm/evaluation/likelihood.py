@@ -83,8 +83,9 @@ class TokenAccuracy(Metric):
                 'TokenAccuracy needs at least one prediction, but every token of the '
                 f'{len(results)} samples is given context'
             )
-        whole = sum(hit == number for hit, number in results)
+        predicted = [(hit, number) for hit, number in results if number]
+        whole = sum(hit == number for hit, number in predicted)
         return dict(
             percent_correct_tokens=100 * correct / tokens,
-            percent_correct_sequences=100 * whole / len(results),
+            percent_correct_sequences=100 * whole / len(predicted),
         )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
 
-from aft_mm.checks import check_choice, check_int, check_sizes
+from aft_mm.checks import check_choice, check_int, check_sizes, refuse
 from aft_mm.registry import METRICS
 
 from .base import GenerationMetric
@@ -114,6 +114,11 @@ class LPIPS(_ImageSetMetric):
             self.distance = LearnedPerceptualImagePatchSimilarity(net_type, reduction='none')
         except OSError as error:
             raise ValueError(f'the weights of LPIPS cannot be downloaded: {error}') from error
+        empty = torch.zeros(1, 3, *image_shape[:2])
+        try:
+            self.distance.net(empty, empty)
+        except RuntimeError:  # a map smaller than a filter
+            refuse('image_shape', f'large enough for {net_type}', list(image_shape))
 
     @torch.no_grad()
     def compute_metrics(self, results: list) -> dict:

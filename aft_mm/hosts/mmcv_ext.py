@@ -132,6 +132,11 @@ def bbox_overlaps(
     ious.copy_(_overlaps(first, bboxes2, offset, mode))
 
 
+def _wide(x: Tensor) -> Tensor:
+    """Return x in float32 or wider; torchvision has few kernels for half precision on CPUs."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 # Regions of interest
 
 
@@ -154,7 +159,7 @@ def roi_align_forward(
     rois, lost = _usable(rois, len(input))
     if pool_mode == 1:
         pooled = torch.ops.torchvision.roi_align(
-            input, rois, spatial_scale, *size, sampling_ratio, aligned
+            _wide(input), _wide(rois), spatial_scale, *size, sampling_ratio, aligned
         )
         shift = torch.zeros_like(lost, dtype=pooled.dtype).masked_fill_(lost, math.nan)
         torch.add(pooled, shift, out=output)  # one pass
@@ -211,8 +216,8 @@ def roi_align_backward(
     rois, lost = _usable(rois, len(grad_input))
     if pool_mode == 1:
         grad_input += torch.ops.torchvision._roi_align_backward(
-            grad_output,
-            rois,
+            _wide(grad_output),
+            _wide(rois),
             spatial_scale,
             aligned_height,
             aligned_width,
@@ -328,13 +333,17 @@ def roi_pool_backward(
 def _sigmoid_focal_loss(
     input: Tensor, target: Tensor, weight: Tensor, gamma: float, alpha: float
 ) -> Tensor:
-    """``−α (1 − p)^γ log p`` of the class of a row, ``−(1 − α) p^γ log(1 − p)`` of the others."""
+    """``−α (1 − p)^γ log p`` of the class of a row, ``−(1 − α) p^γ log(1 − p)`` of the others.
+
+    In float32, as 1 − p is 0 from a logit of 9 on in float16.
+    """
+    input, weight = _wide(input), _wide(weight)
     p = input.sigmoid()
     positive = target[:, None] == torch.arange(input.shape[1], device=input.device)
     loss = torch.where(
         positive,
-        -alpha * (1 - p) ** gamma * p.clamp(min=TINY).log(),
-        -(1 - alpha) * p**gamma * (1 - p).clamp(min=TINY).log(),
+        -alpha * (1 - p) ** gamma * F.logsigmoid(input),
+        -(1 - alpha) * p**gamma * F.logsigmoid(-input),
     )
     if weight.numel():
         # The background has no weight of its own.
@@ -364,7 +373,7 @@ def softmax_focal_loss_forward(
     input: Tensor, target: Tensor, weight: Tensor, output: Tensor, *, gamma: float, alpha: float
 ) -> None:
     """``−α (1 − p)^γ log p`` of the target's probability; input [N, C] is the softmax already."""
-    p = input.gather(1, target.clamp(min=0)[:, None])[:, 0]
+    p = _wide(input).gather(1, target.clamp(min=0)[:, None])[:, 0]
     loss = -alpha * (1 - p) ** gamma * p.clamp(min=TINY).log()
     if weight.numel():
         loss = loss * weight[target.clamp(min=0)]
@@ -381,7 +390,7 @@ def softmax_focal_loss_backward(
     gamma: float,
     alpha: float,
 ) -> None:
-    p = input.gather(1, target.clamp(min=0)[:, None])[:, 0]
+    p = _wide(input).gather(1, target.clamp(min=0)[:, None])[:, 0]
     power = gamma * (1 - p) ** (gamma - 1) * p * p.clamp(min=TINY).log()
     slope = alpha * (power - (1 - p) ** gamma)
     if weight.numel():
@@ -406,8 +415,11 @@ def _deform_conv2d(
 
     torchvision itself reads outside of the map there.
     """
-    lost = offset.isnan()
-    output = deform_conv2d(input, offset.masked_fill(lost, 0), weight, bias, *geometry, mask)
+    lost, dtype = offset.isnan(), input.dtype
+    offset = offset.masked_fill(lost, 0)
+    input, offset, weight = _wide(input), _wide(offset), _wide(weight)
+    bias, mask = (None if x is None else _wide(x) for x in (bias, mask))
+    output = deform_conv2d(input, offset, weight, bias, *geometry, mask).to(dtype)
     return output.masked_fill(lost.any(1, keepdim=True), math.nan)
 
 

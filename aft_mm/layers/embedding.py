@@ -114,6 +114,24 @@ class ConvPatchEmbedding(PatchEmbedding):
         # Twice as fast on a CPU.
         self.projection = stem.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
+    def forward(
+        self, image: Tensor, inside: Tensor | None = None
+    ) -> tuple[Tensor, tuple[int, int]]:
+        """Return tokens [B, H'·W', D] and the grid; where inside [B, 1, H, W] is 0, maps are 0."""
+        if inside is None:
+            return super().forward(image)
+        grid = self.grid_of(*image.shape[2:])
+        sizes = zip(grid, image.shape[2:], strict=True)
+        bottom, right = (cells * self.patch_size - size for cells, size in sizes)
+        image, inside = (F.pad(x, (0, right, 0, bottom)) for x in (image, inside))
+        for layer in self.projection.children():
+            image = layer(image)
+            if isinstance(layer, nn.MaxPool2d):
+                inside = layer(inside)
+            elif isinstance(layer, nn.ReLU):
+                image = image * inside
+        return image.flatten(2).transpose(1, 2).contiguous(), grid
+
 
 class PositionEmbedding(GridParameters):
     """One learned vector per token, [T, D], initialised from truncated N(0, 0.02²).

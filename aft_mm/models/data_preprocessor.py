@@ -1,8 +1,10 @@
 """Data preprocessor of token sequences."""
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from aft_mm.checks import refuse
 from aft_mm.openmmlab import BaseDataPreprocessor
 from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample
@@ -54,9 +56,11 @@ def _check_tokens(inputs: list[Tensor]) -> None:
         raise ValueError('inputs must be one sequence or more, got none')
     first = inputs[0]
     for tokens in inputs:
-        fits = tokens.dim() and tokens.shape[1:] == first.shape[1:]
-        if not fits or tokens.is_floating_point():
+        if not isinstance(tokens, Tensor):
+            refuse('inputs', 'tensors of integers', tokens)
+        fits = tokens.dim() and tokens.shape[1:] == first.shape[1:] and tokens.dtype == first.dtype
+        if not fits or tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(
-                'inputs must be integers, all [T] or all [T, C] of the same C, '
-                f'got {tokens.dtype} {list(tokens.shape)} after {list(first.shape)}'
+                'inputs must be integers of one type, all [T] or all [T, C] of the same C, got '
+                f'{tokens.dtype} {list(tokens.shape)} after {first.dtype} {list(first.shape)}'
             )

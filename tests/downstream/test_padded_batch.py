@@ -35,6 +35,7 @@ def random_model(config):
     [
         'mask-rcnn-aft-conv-mini_1xb4-160e-person_coco-mini',
         'retinanet-aft-conv-mini_1xb4-24e_bccd',
+        'retinanet-aft-conv-mini_1xb4-24e-conv-stem_bccd',
         'upernet-aft-conv-mini_1xb4-1200i_camvid',
     ],
 )

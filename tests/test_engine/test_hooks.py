@@ -1,6 +1,7 @@
 """The hooks, each on a runner or on a stand-in with the attributes that it reads."""
 
 import copy
+import gc
 import itertools
 import logging
 import multiprocessing
@@ -12,6 +13,7 @@ import pytest
 import torch
 from mmengine.dataset import BaseDataset
 from mmengine.model import BaseModel
+from mmengine.runner import IterBasedTrainLoop
 from PIL import Image
 from scipy.special import softmax
 from scipy.stats import entropy
@@ -35,13 +37,13 @@ from aft_mm.engine.hooks.training import (
     random_state,
     set_random_state,
 )
-from aft_mm.engine.loops import Batches
-from aft_mm.engine.preflight import check_regularization
+from aft_mm.engine.loops import Batches, make_resumable
+from aft_mm.engine.preflight import check_regularization, check_topk
 from aft_mm.errors import UserError
 from aft_mm.layers import PositionEmbedding
 from aft_mm.registry import DATASETS, MODELS
 
-from ..errors import refuses_input
+from ..errors import refuses, refuses_input
 
 MIXER = dict(type='aft_mm.AFTConv', embed_dims=12, grid=(5, 7), num_heads=4, kernel_size=3)
 
@@ -376,3 +378,29 @@ def test_the_time_of_a_resumed_epoch_is_not_logged(done, logged):
     runner.iter = 15
     hook.after_train_epoch(runner)
     assert epochs == logged
+
+
+@pytest.mark.parametrize('topk, most', [((1, 3), 3), (4, 4), (None, 0)])
+def test_topk_is_compared_with_the_classes(topk, most):
+    """That of a multi-label metric is an int."""
+    model = SimpleNamespace(head=SimpleNamespace(num_classes=3))
+    evaluator = SimpleNamespace(metrics=[SimpleNamespace(topk=topk)])
+    if most <= 3:
+        check_topk(model, evaluator, 'val')
+    else:
+        refuses(
+            'must be at most 3, the number of classes, got 4', check_topk, model, evaluator, 'val'
+        )
+
+
+def test_an_iteration_loop_keeps_one_set_of_workers():
+    """mmengine starts workers before its iterator is replaced."""
+    loader = noise_loader(2, persistent_workers=True)
+    before = set(multiprocessing.active_children())
+    runner = SimpleNamespace(train_dataloader=loader)
+    loop = IterBasedTrainLoop(runner, loader, max_iters=3)
+    make_resumable(loop, (7, 0))
+    loop._iter = 0
+    next(loop.dataloader_iterator)
+    gc.collect()
+    assert len(set(multiprocessing.active_children()) - before) == 2

@@ -83,3 +83,7 @@ def test_bad_input_is_named():
         ErrorRate('letter')
     with pytest.raises(ValueError, match='needs a dataset with units'):
         ErrorRate('word').process(None, [dict(units=(), recognized=[])])
+    metric = ErrorRate('word', lexicon=True)
+    metric.dataset_meta = dict(units=NAMES)
+    with pytest.raises(ValueError, match='needs samples with in_lexicon'):
+        metric.process(None, [dict(units=(), recognized=[])])

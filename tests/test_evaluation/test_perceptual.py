@@ -122,6 +122,10 @@ def test_lpips_is_averaged_over_samples_and_then_over_images(squeeze):
         ]
     )
     assert found == pytest.approx(expected, rel=1e-4) and found > 1e-5
+    with pytest.raises(
+        ValueError, match=r'image_shape must be large enough for squeeze, got \[8, 8'
+    ):
+        LPIPS((8, 8, 3), 'squeeze')
     same = evaluate(LPIPS(SHAPE, 'squeeze'), truths, truths[:, None])
     assert same == {'lpips': pytest.approx(0, abs=1e-7)}
 

@@ -25,6 +25,9 @@ def test_correct_tokens_and_sequences():
     assert metric.compute_metrics(metric.results) == dict(
         percent_correct_tokens=75.0, percent_correct_sequences=50.0
     )
+    only_context = [(0, 0), *counts]
+    found = metric.compute_metrics(only_context)
+    assert found['percent_correct_sequences'] == 50
     with pytest.raises(ValueError, match='at least one prediction'):
         metric.compute_metrics([(0, 0)])
     with pytest.raises(ValueError, match='num_correct, which a model with a CategoricalHead'):

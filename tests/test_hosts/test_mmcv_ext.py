@@ -283,6 +283,46 @@ def test_sigmoid_focal_loss_is_its_formula(assert_focal_loss, gamma, alpha, weig
     assert_focal_loss('sigmoid', logits, loss, target, gamma, alpha, weight)
 
 
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float32])
+def test_sigmoid_focal_loss_of_large_logits(module, dtype):
+    """1 − p is 0 from a logit of 9 in float16 on."""
+    function = module('focal_loss').sigmoid_focal_loss
+    logits = torch.tensor([[9.0, -18], [7, 20], [-60, 0]], dtype=dtype, requires_grad=True)
+    target = torch.tensor([0, 2, 0])  # 2 is the background
+    exact = logits.detach().double().requires_grad_()
+    p, hit = exact.sigmoid(), F.one_hot(target, 3)[:, :2].double()
+    losses = -hit * 0.25 * (1 - p) ** 2 * F.logsigmoid(exact)
+    losses = losses - (1 - hit) * 0.75 * p**2 * F.logsigmoid(-exact)
+    found = function(logits, target, 2.0, 0.25, None, 'none')
+    tolerance = dict(rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+    torch.testing.assert_close(found.double(), losses, **tolerance)
+    (grad,) = torch.autograd.grad(found.sum(), logits)
+    expected = torch.autograd.grad(losses.sum(), exact)[0]
+    torch.testing.assert_close(grad.double(), expected, **tolerance)
+
+
+def test_half_precision_is_that_of_float32_rounded(roi_align, deformable):
+    """torchvision has no such kernels on a CPU."""
+
+    def run(function, *tensors):
+        leaves = [x.detach().clone().requires_grad_() for x in tensors]
+        outputs = function(*leaves)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        grads = torch.autograd.grad(sum(y.float().sum() for y in outputs), leaves)
+        return [*outputs, *grads]
+
+    maps = torch.randn(2, 2, 7, 9).bfloat16()
+    tensors = [x.bfloat16() for x in deformable_inputs(torch.float32)]
+    for function, inputs in (
+        (lambda x: roi_align(x, ROIS.to(x.dtype)), [maps]),
+        (lambda *tensors: deformable(OURS, *tensors), tensors),
+    ):
+        wide = run(function, *(x.float() for x in inputs))
+        for got, expected in zip(run(function, *inputs), wide, strict=True):
+            assert got.dtype == torch.bfloat16
+            torch.testing.assert_close(got.float(), expected, rtol=2e-2, atol=5e-2)
+
+
 @pytest.mark.parametrize('weighted', [False, True])
 def test_softmax_focal_loss_is_its_formula(assert_focal_loss, weighted):
     logits = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)

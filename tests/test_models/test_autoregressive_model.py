@@ -186,7 +186,9 @@ def test_bad_input_raises_a_one_line_error():
         refuses(message, net, inputs, samples, mode='loss')
     message = 'data_samples must be one per sequence, got 2 for 1'
     refuses(message, net.val_step, dict(inputs=rows, data_samples=[SequenceSample()] * 2))
-    message = r'inputs must be integers, all .* got torch.int64 \[4, 3\] after \[4\]'
+    message = (
+        r'inputs must be integers of one type, .* got torch.int64 \[4, 3\] after torch.int64 \[4\]'
+    )
     refuses(message, net.val_step, dict(inputs=[*rows, tokens(4, 3)]))
     refuses(r'inputs .* got torch.float32 \[4\]', net.val_step, dict(inputs=[torch.randn(4)]))
     message = 'a source must be given only to an encoder, got one for 1 of 1 samples'

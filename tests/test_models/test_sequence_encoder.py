@@ -45,7 +45,7 @@ def test_generation_reads_the_source(starts):
     lists = [source.tolist() for source in given]
     assert torch.equal(generated, net.generate(9, starts, source=lists, seed=0))
     given = [source.float() for source in given]
-    message = 'a token must be an integer, got torch.float32'
+    message = r'source\[0\] must be integers \[S\] or .* got torch.float32'
     refuses(message, net.generate, 9, starts, source=given)
 
 

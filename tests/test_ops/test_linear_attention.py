@@ -33,6 +33,7 @@ def run(tensors, backend, monkeypatch, **options):
     with monkeypatch.context() as patch:
         patch.setenv(dispatch.ENVIRONMENT_VARIABLE, backend)
         output = ops.linear_attention(*leaves, **options)
+        assert output.dtype == tensors[2].dtype
         cotangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
         return [output.detach(), *torch.autograd.grad(output, leaves, cotangent.to(output))]
 

@@ -50,7 +50,8 @@ class CheckImagesHook(Hook):
         if not hasattr(dataset, 'get_data_info'):  # not one of mmengine's
             return
         infos = map(dataset.get_data_info, range(runner.rank, len(dataset), runner.world_size))
-        paths = [info['img_path'] for info in infos if 'img_path' in info]
+        # Once each, also in a RepeatDataset.
+        paths = list(dict.fromkeys(info['img_path'] for info in infos if 'img_path' in info))
         if not paths:
             return
         runner.logger.info(

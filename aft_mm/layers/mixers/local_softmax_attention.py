@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aft_mm.checks import per_dimension
+from aft_mm.checks import per_dimension, refuse
 from aft_mm.ops.checks import check_num_heads
 from aft_mm.ops.state import StepState, check_state, new_state, push, slot_tokens, use_up
 from aft_mm.registry import MODELS
@@ -122,6 +122,8 @@ class LocalSoftmaxAttention(TokenMixer):
         return per_dimension(name, given, 1 if self.raster is None else 2, smallest)
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+        if len(grid) != (1 if self.raster is None else 2):
+            refuse('grid', f'of {1 if self.raster is None else 2} sizes', grid)
         grid = (1, *grid) if len(grid) == 1 else grid
         blocks = self.blocks.on(grid)
         seen = torch.ones_like(key[:1, :, 0], dtype=torch.bool) if key_mask is None else key_mask

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from aft_mm.checks import refuse
 from aft_mm.ops.eager.online_softmax import no_autocast
@@ -53,31 +53,15 @@ class LSTM(TokenMixer):
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         if key_mask is None:
-            return self._run(value)[0]
+            return run_lstm(self.lstm, value)[0]
         # Visible tokens move to the front. A hidden token gets the output of the one before it.
         order = key_mask.logical_not().byte().argsort(dim=1, stable=True)
         front = value.gather(1, order.unsqueeze(-1).expand_as(value))
-        mixed, _ = self._read(front, key_mask.sum(1))
+        mixed, _ = run_lstm(self.lstm, front, key_mask.sum(1))
         place = key_mask.cumsum(1) - 1
         mixed = mixed.gather(1, place.clamp_min(0).unsqueeze(-1).expand_as(value))
         seen = place >= 0 if self.causal else key_mask.any(1, keepdim=True)
         return mixed.masked_fill(~seen.unsqueeze(-1), 0)
-
-    def _run(self, x: Tensor | PackedSequence) -> tuple[Any, tuple[Tensor, Tensor]]:
-        # oneDNN refuses bfloat16 autocast of an LSTM on processors without bfloat16.
-        with no_autocast(self.proj.weight):
-            return self.lstm(x.to(self.proj.weight.dtype))
-
-    def _read(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the outputs of the first tokens of each sequence, and the state after them."""
-        if not len(x):  # a packed sequence must not be empty
-            return self._run(x)
-        options: dict[str, Any] = dict(batch_first=True)
-        # An empty sequence is not allowed; its results are not used.
-        at_least_one = lengths.clamp_min(1).cpu()
-        packed = pack_padded_sequence(x, at_least_one, enforce_sorted=False, **options)
-        mixed, state = self._run(packed)
-        return pad_packed_sequence(mixed, total_length=x.shape[1], **options)[0], state
 
     def _init_state(self, batch_size: int) -> LSTMState:
         hidden, cell = torch.zeros(2, batch_size, self.embed_dims, **self._state_options)
@@ -85,7 +69,7 @@ class LSTM(TokenMixer):
         return LSTMState(hidden, cell, position)
 
     def _prefill(self, state: LSTMState, key, value, lengths: Tensor) -> LSTMState:
-        _, found = self._read(value, lengths)
+        _, found = run_lstm(self.lstm, value, lengths)
         empty = (lengths == 0).unsqueeze(-1)
         hidden, cell = (x[0].masked_fill(empty, 0) for x in found)
         return LSTMState(hidden, cell, lengths.to(torch.int64))
@@ -97,3 +81,21 @@ class LSTM(TokenMixer):
             before = [x.to(value.dtype) for x in (state.hidden, state.cell)]
             hidden, cell = torch.lstm_cell(value, before, *weights)
         return hidden, LSTMState(hidden, cell, state.position + 1)
+
+
+def run_lstm(
+    lstm: nn.LSTM, x: Tensor, lengths: Tensor | None = None
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return the outputs [B, T, ·] of the first tokens of each sequence, and the state after them."""
+    weight: Any = lstm.weight_ih_l0
+    x = x.to(weight.dtype)
+    # oneDNN refuses bfloat16 autocast of an LSTM on processors without bfloat16.
+    with no_autocast(weight):
+        if lengths is None or not len(x):  # a packed sequence must not be empty
+            return lstm(x)
+        options: dict[str, Any] = dict(batch_first=True)
+        # An empty sequence is not allowed; its results are not used.
+        at_least_one = lengths.clamp_min(1).cpu()
+        packed = pack_padded_sequence(x, at_least_one, enforce_sorted=False, **options)
+        mixed, state = lstm(packed)
+    return pad_packed_sequence(mixed, total_length=x.shape[1], **options)[0], state

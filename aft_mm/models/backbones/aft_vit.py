@@ -66,7 +66,8 @@ class AFTViT(BaseModule):
         with_mask_channel: The image has the channel of MaskedDataPreprocessor. Tokens with only
             padding are hidden, 0 in 'featmap' and not counted in 'avg_featmap', so an image has the
             same output in a batch as alone, unless positions or biases are interpolated to the grid
-            of the batch, or StridedAttention counts its stride in that grid.
+            of the batch, or StridedAttention counts its stride in that grid. In training, the batch
+            norm of a convolutional stem counts padding.
         bfloat16: Run under bfloat16 autocast and return float32.
         init_cfg: See mmengine's BaseModule; the default is the paper's initialisation.
 
@@ -102,7 +103,7 @@ class AFTViT(BaseModule):
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         super().__init__(init_cfg)
-        embed_dims, num_layers, mlp_ratio = self._parse_arch(arch)
+        embed_dims, num_layers, mlp_ratio = self.parse_arch(arch)
         check_int('in_channels', in_channels, 1)
         check_probability('drop_rate', drop_rate)
         check_probability('drop_path_rate', drop_path_rate)
@@ -261,10 +262,12 @@ class AFTViT(BaseModule):
             return int(rest.partition('.')[0]) + 1, num_depths
         return num_depths - 1, num_depths
 
-    def _parse_arch(self, arch: str | dict[str, Any]) -> tuple[int, int, float]:
+    @classmethod
+    def parse_arch(cls, arch: str | dict[str, Any]) -> tuple[int, int, float]:
+        """Return embed_dims, num_layers and mlp_ratio of an `arch`."""
         if not isinstance(arch, dict):
-            check_choice('arch', arch, self.architectures)
-            arch = self.architectures[arch]
+            check_choice('arch', arch, cls.architectures)
+            arch = cls.architectures[arch]
         settings = {'mlp_ratio': 4.0, **arch}
         if settings.keys() != {'embed_dims', 'num_layers', 'mlp_ratio'}:
             refuse('arch', 'a dict of embed_dims, num_layers and mlp_ratio', dict(arch))
@@ -291,8 +294,8 @@ class AFTViT(BaseModule):
         self, image: Tensor, indices: Sequence[int]
     ) -> tuple[list[Tensor], tuple[int, int], Tensor | None]:
         """Return tokens [B, T, D] after the layers `indices`, their grid and mask."""
-        image, key_mask = self._split_mask(image)
-        x, grid = self._embed(image)
+        image, inside, key_mask = self._split_mask(image)
+        x, grid = self._embed(image, inside)
         outputs = []
         for i, layer in enumerate(self.layers[: indices[-1] + 1]):
             run = layer.recomputed if self.with_cp and torch.is_grad_enabled() else layer
@@ -301,8 +304,8 @@ class AFTViT(BaseModule):
                 outputs.append(x)
         return outputs, grid, key_mask
 
-    def _split_mask(self, image: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the image, 0 in its padding, and the mask [B, T] of its tokens."""
+    def _split_mask(self, image: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the image, 0 in its padding, the mask [B, 1, H, W] of pixels and [B, T] of tokens."""
         channels = self.in_channels + self.with_mask_channel
         floats = isinstance(image, Tensor) and image.is_floating_point() and image.dim() == 4
         if not floats or image.shape[1] != channels or 0 in image.shape[2:]:
@@ -313,14 +316,15 @@ class AFTViT(BaseModule):
                 image,
             )
         if not self.with_mask_channel:
-            return image, None
+            return image, None, None
         image, inside = image.split([self.in_channels, 1], dim=1)
         pooled = F.max_pool2d(inside, self.patch_embed.patch_size, ceil_mode=True)
         key_mask = F.pad(pooled.flatten(1) > 0, (self.num_prefix_tokens, 0), value=True)
-        return image.masked_fill(inside <= 0, 0), key_mask
+        return image.masked_fill(inside <= 0, 0), inside, key_mask
 
-    def _embed(self, image: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        x, grid = self.patch_embed(image)
+    def _embed(self, image: Tensor, inside: Tensor | None) -> tuple[Tensor, tuple[int, int]]:
+        masks = [inside] if isinstance(self.patch_embed, ConvPatchEmbedding) else []
+        x, grid = self.patch_embed(image, *masks)
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
         if self.pos_embed is not None:

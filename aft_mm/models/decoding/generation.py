@@ -92,7 +92,7 @@ def generate(
     # Results must be normal tensors, also in inference mode.
     with torch.inference_mode(False), torch.no_grad(), _evaluating(model):
         with step_layout(decoder, columns), torch.inference_mode():
-            memory = model.encode([None] * batch_size if source is None else list(source))
+            memory = model.encode([None] * batch_size if source is None else _sources(source))
             tokens, lengths = tokens.to(device), lengths.to(device)
             inputs = (model, tokens, lengths, memory, options)
             _extend(*inputs, use_state, progress, end_token, compiled)
@@ -206,7 +206,7 @@ def beam_search(
         check_int('max_length', max_length, 1)
     _batch_size(None, source, None)
     with _evaluating(model):
-        memory = model.encode(list(source))
+        memory = model.encode(_sources(source))
         limits = [default_length(model, len(one)) for one in source]
         if max_length is not None:
             limits = [min(max_length, _position_limit(model))] * len(source)
@@ -358,6 +358,20 @@ def _check_prompt(
             f'{name} must have 1 to {length - 1} tokens for length={length}, got {len(prompt)}'
         )
     return prompt
+
+
+def _sources(source: Tokens) -> list[Tensor]:
+    """Return the sources as tensors of integers [S] or [S, C]."""
+    checked = []
+    for index, one in enumerate(source):
+        try:
+            tokens = torch.as_tensor(one)
+        except (TypeError, ValueError, RuntimeError):
+            tokens = torch.empty(0)
+        if tokens.is_floating_point() or not tokens.dim() or not tokens.numel():
+            refuse(f'source[{index}]', 'integers [S] or [S, C], S of 1 or more', one)
+        checked.append(tokens)
+    return checked
 
 
 @contextmanager

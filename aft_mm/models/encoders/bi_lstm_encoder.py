@@ -1,9 +1,9 @@
 """The recurrent baseline of speech recognition."""
 
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from aft_mm.checks import check_int, check_probability, refuse
+from aft_mm.layers.mixers.lstm import run_lstm
 from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
@@ -54,12 +54,4 @@ class BiLSTMEncoder(BaseModule):
         mask [B, T] is True for frames, which come first.
         """
         check_features(features, self.lstm.input_size)
-        if mask is None:
-            return self.lstm(features)[0]
-        packed = pack_padded_sequence(
-            features, mask.sum(1).clamp_min(1).cpu(), batch_first=True, enforce_sorted=False
-        )
-        hidden, _ = pad_packed_sequence(
-            self.lstm(packed)[0], batch_first=True, total_length=features.shape[1]
-        )
-        return hidden
+        return run_lstm(self.lstm, features, None if mask is None else mask.sum(1))[0]

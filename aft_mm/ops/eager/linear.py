@@ -64,8 +64,8 @@ def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -
     if causal:
         mixed = _causal_mean(tokens, mask, maps, dtype)
     else:
-        query, key, value = maps.apply((x.to(dtype) for x in tokens), mask)
-        mixed = _quotient(query @ (key.mT @ _with_one(value)), eps)
+        mapped = maps.apply((x.to(dtype) for x in tokens), mask)
+        mixed = _quotient(mapped[0] @ (mapped[1].mT @ _with_one(mapped[2])), eps)
     return mixed.transpose(1, 2).to(value.dtype)
 
 
@@ -73,14 +73,14 @@ def linear_attention_step(state, query, key, value, *, feature_map, eps):
     """Compute one step in O(d·m) per head, in place."""
     maps, sums = FeatureMaps(*resolve(feature_map), eps), state.sums
     # One token, [B, h, 1, ·].
-    tokens = (x.to(sums.dtype).unsqueeze(2) for x in (query, key, value))
+    dtype, tokens = value.dtype, (x.to(sums.dtype).unsqueeze(2) for x in (query, key, value))
     query, key, value = maps.apply(tokens, None)
     # A copy where the strides of a state of the caller prevent a view.
     flat = sums.flatten(0, 1)
     flat.baddbmm_(key.mT.flatten(0, 1), _with_one(value).flatten(0, 1))
     sums = flat.view_as(sums)
     mixed = _quotient(query @ sums, eps).squeeze(2)
-    return mixed.to(value.dtype), LinearState(sums, state.position + 1)
+    return mixed.to(dtype), LinearState(sums, state.position + 1)
 
 
 def linear_attention_sums(key, value, key_mask, dtype, *, feature_map) -> Tensor:
