@@ -150,7 +150,8 @@ def missing_downstream() -> list[str]:
 
 @pytest.fixture
 def shared_data() -> Path:
-    return Path(os.environ.get('AFT_MM_DATA') or ROOT.parent / 'shared' / 'data')
+    found = ROOT / 'data' if (ROOT / 'data').is_dir() else ROOT.parent / 'shared' / 'data'
+    return Path(os.environ.get('AFT_MM_DATA') or found)
 
 
 @pytest.fixture

@@ -403,7 +403,7 @@ def mixer_parameters(mixer, dims, length, axes=1):
         kernels = heads * (places + 2 * mixer.get('reparameterize', True))
         return linear * (2 + mixer.get('query', True)) + (dims + 1) * heads + kernels
     if kind in ('DepthwiseConv', 'Pooling', 'TokenShift', 'Identity'):  # no key
-        return 3 * linear + dims * mixer.get('kernel_size', 0) * (kind == 'DepthwiseConv')
+        return 3 * linear + dims * mixer.get('kernel_size', 0) ** axes * (kind == 'DepthwiseConv')
     if mixer.get('qk_dims'):  # queries and keys of half the width
         return 3 * linear
     if mixer.get('rank'):

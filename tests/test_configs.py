@@ -379,7 +379,8 @@ class TestData:
         data, _, context = fields(name)['data'].partition('-t')
         length = sequence_length(name)
         assert prod(config.model.decoder.grid) == length
-        on_grid = '2d' in name or fields(name)['family'] == 'aft-conv' and data == 'mnist'
+        families = 'aft-conv', 'depthwise-conv'
+        on_grid = '2d' in name or fields(name)['family'] in families and data == 'mnist'
         assert (len(config.model.decoder.grid) == 2) == on_grid
         pixels = (3,) if what.endswith('pixels') else ()
         rng = np.random.default_rng(0)

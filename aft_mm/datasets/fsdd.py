@@ -38,7 +38,11 @@ class FSDD(Utterances):
     ) -> None:
         check_path('data_root', data_root)
         check_choice('split', split, ('train', 'test'))
-        if speakers is not None and (isinstance(speakers, str) or not speakers):
+        if speakers is not None and (
+            isinstance(speakers, str)
+            or not speakers
+            or not all(isinstance(s, str) for s in speakers)
+        ):
             refuse('speakers', 'a list of names', speakers)
         self.split = split
         self.speakers = speakers
@@ -50,6 +54,11 @@ class FSDD(Utterances):
             match = _NAME.fullmatch(path.stem)
             if match and (int(match[3]) >= FIRST_TRAINING) == (self.split == 'train'):
                 found.append((match[2], path, WORDS[int(match[1])]))
+        if not found:
+            raise ValueError(
+                f'{self.data_root!r} must have recordings/DIGIT_SPEAKER_NUMBER.wav of the '
+                f'{self.split} split, got none'
+            )
         names = {name for name, _, _ in found}
         chosen = names if self.speakers is None else set(self.speakers)
         if not chosen <= names:

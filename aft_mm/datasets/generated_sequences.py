@@ -72,6 +72,10 @@ class GeneratedSequences(Dataset):
         return dict(inputs=torch.from_numpy(tokens.astype(np.uint8)), data_samples=sample)
 
 
+# Of random lists, of which one must have an allowed length.
+MOST_TRIES = 10_000
+
+
 @DATASETS.register_module()
 class CopyTask(GeneratedSequences):
     """Random symbols, a separator, and the same symbols again (arXiv 2006.16236, §4.1.1).
@@ -180,11 +184,16 @@ class ListOps(GeneratedSequences):
         self.max_args = max_args
 
     def make(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        while True:
+        for _ in range(MOST_TRIES):
             tokens, value = self._list(rng, self.max_depth)
             if self.min_length <= len(tokens) + 2 <= self.max_length:
                 tokens += [self.EQUALS, value]
                 return np.array(tokens), np.arange(len(tokens)) == len(tokens) - 1
+        raise ValueError(
+            f'max_length must fit to lists of max_depth={self.max_depth} and '
+            f'max_args={self.max_args}, got {self.max_length}: none of {MOST_TRIES:,} lists has '
+            f'{self.min_length} to {self.max_length} tokens'
+        )
 
     def _list(self, rng: np.random.Generator, depth: int) -> tuple[list[int], int]:
         operation = int(rng.integers(len(self.OPERATIONS)))
@@ -197,4 +206,6 @@ class ListOps(GeneratedSequences):
                 part = [value]
             tokens += part
             values.append(value)
+            if len(tokens) > 4 * self.max_length:  # a rest of any size would be in vain
+                break
         return [*tokens, self.CLOSE], self.OPERATIONS[operation](values)

@@ -50,6 +50,8 @@ class MNISTIdx(BaseDataset):
                 f'{folder} must have one label per image in its {self.split} split, got '
                 f'{len(images)} images and {len(labels)} labels'
             )
+        if labels.max(initial=0) > 9:
+            raise ValueError(f'labels of {folder} must be 0 to 9, got {labels.max()}')
         if not len(images):
             raise ValueError(f'{folder} has no image in its {self.split} split')
         return [

@@ -178,12 +178,11 @@ def encode_cached(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f'{path}.lock'):
-            arrays = read_arrays(path)
+            arrays = read_arrays(path, 'tokens', 'lengths')
             if arrays is None:
-                tokens, lengths = encode(lines, subwords)
-                write_arrays(path, tokens=tokens, lengths=lengths)
-                return tokens, lengths
-            return arrays['tokens'], arrays['lengths']
+                arrays = [*encode(lines, subwords)]
+                write_arrays(path, tokens=arrays[0], lengths=arrays[1])
+            return arrays[0], arrays[1]
     except OSError as error:
         warn(f'cache_dir {cache_dir!r} cannot be used, so every process encodes the text: {error}')
         return encode(lines, subwords)

@@ -11,6 +11,9 @@ from aft_mm.registry import DATASETS
 
 from .generated_sequences import SPLITS, check_generated
 
+# Of 8,192 candidates each, without a pair of paths.
+MOST_ROUNDS = 50
+
 
 @DATASETS.register_module()
 class Pathfinder(BaseDataset):
@@ -59,8 +62,16 @@ class Pathfinder(BaseDataset):
     def load_data_list(self) -> list[dict]:
         rng = np.random.default_rng([self.seed, SPLITS.index(self.split)])
         found: list[dict] = []
+        missed = 0
         while len(found) < self.num_samples:
-            found += [self._sample(*pair, int(rng.integers(2))) for pair in self._pairs(rng)]
+            pairs = [self._sample(*pair, int(rng.integers(2))) for pair in self._pairs(rng)]
+            found += pairs
+            missed = 0 if pairs else missed + 1
+            if missed == MOST_ROUNDS:
+                raise ValueError(
+                    f'shortest and longest must leave room for two paths in {self.size} px, got '
+                    f'{self.shortest} and {self.longest}'
+                )
         return found[: self.num_samples]
 
     def _sample(self, path: np.ndarray, other: np.ndarray, label: int) -> dict:

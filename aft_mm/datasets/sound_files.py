@@ -161,7 +161,7 @@ def num_sound_frames(path: str, sample_rate: int) -> int:
             f'has {rate} samples per second, which cannot be resampled to {sample_rate}: their '
             f'largest common divisor is {divisor}',
         )
-    window, shift = round(WINDOW * sample_rate), round(SHIFT * sample_rate)
+    window, shift = int(WINDOW * sample_rate), int(SHIFT * sample_rate)
     return 1 + max(0, samples - window) // shift
 
 

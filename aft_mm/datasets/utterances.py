@@ -51,7 +51,12 @@ class Utterances(FileDataset):
         if not isinstance(units, dict):
             refuse('units', 'a dict of symbols and perhaps a lexicon', units)
         self.units = TextUnits(**units)
-        self.speaker = None if speaker is None else re.compile(speaker)
+        try:
+            self.speaker = None if speaker is None else re.compile(speaker)
+        except (re.error, TypeError):
+            refuse('speaker', 'a regular expression', speaker)
+        if self.speaker is not None and not self.speaker.groups:
+            refuse('speaker', 'a regular expression with a group, the name', speaker)
         if max_frames is not None:
             check_int('max_frames', max_frames, 1)
         self.max_frames = max_frames
@@ -301,7 +306,14 @@ class SphinxFeatures(Utterances):
         if not os.path.isfile(path):
             raise FileNotFoundError(f'fileids {str(path)!r} does not exist')
         ids = path.read_text(encoding='utf-8-sig', errors='surrogateescape').split()
-        files = {fileid.rpartition('/')[2]: fileid for fileid in ids}
+        files: dict[str, str] = {}
+        for fileid in ids:
+            name = fileid.rpartition('/')[2]
+            if files.setdefault(name, fileid) != fileid:
+                raise ValueError(
+                    f'{self.fileids} must have file ids of different names, got {files[name]!r} and '
+                    f'{fileid!r}'
+                )
         texts = self._texts(Path(self.ann_file))
         _check_both(self.place, 'file id(s)', set(files), set(texts))
         for name, text in texts.items():

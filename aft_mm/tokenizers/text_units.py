@@ -38,9 +38,11 @@ class TextUnits:
         case: str = 'keep',
         level: str = 'character',
     ) -> None:
+        if not isinstance(symbols, Sequence) or not all(isinstance(s, str) and s for s in symbols):
+            refuse('symbols', 'a list of texts', symbols)
         symbols = tuple(symbols)
         repeated = {symbol for symbol in symbols if symbols.count(symbol) > 1}
-        if not symbols or repeated or not all(isinstance(s, str) and s for s in symbols):
+        if not symbols or repeated:
             refuse('symbols', 'texts that differ', sorted(repeated) or symbols)
         if lexicon is not None:
             check_path('lexicon', lexicon)

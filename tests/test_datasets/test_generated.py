@@ -132,11 +132,26 @@ def test_training_draws_anew_and_the_other_splits_do_not():
         (Pathfinder, dict(size=8), 'size must be an int, 16 or larger, got 8'),
         (Pathfinder, dict(shortest=0), 'shortest must be a finite number above 0 .* got 0'),
         (Pathfinder, dict(longest=0.2), 'longest must be a finite number.* 0.25 to 1, got 0.2'),
+        (
+            Pathfinder,
+            dict(size=16, shortest=0.9, longest=1),
+            'shortest and longest must leave room for two paths in 16 px, got 0.9 and 1',
+        ),
     ],
 )
 def test_bad_arguments_end_in_one_sentence(kind, wrong, message):
     with pytest.raises(ValueError, match=message):
         kind(**wrong)
+
+
+def test_lists_that_hardly_ever_fit_end_in_one_sentence():
+    """Most lists of ten levels have millions of elements."""
+    data = ListOps(num_samples=1, max_length=40, min_length=20, max_depth=10, max_args=10)
+    assert 20 <= len(data[0]['inputs']) <= 40
+    data = ListOps(num_samples=1, max_length=40, min_length=20, max_args=2)
+    data.max_depth = 1  # of at most 6 tokens
+    with pytest.raises(ValueError, match='max_length must fit to lists of max_depth=1 .* got 40'):
+        data[0]
 
 
 def test_an_index_outside_is_refused():

@@ -191,6 +191,15 @@ def test_source_and_remarks_are_packed(tmp_path, noise, tokens, shapes):
     np.testing.assert_array_equal(sample.source.view(4, 4, 3), pair['source'])
 
 
+@pytest.mark.parametrize('grey', [lambda x: x[..., 0], lambda x: x[..., :1]])
+@pytest.mark.parametrize('tokens, shape', [('pixels', (16, 1)), ('subpixels', (16,))])
+def test_grey_sources_are_packed_as_their_images(noise, grey, tokens, shape):
+    pair = SuperResolutionPair(8, 2)(dict(img=grey(noise)))
+    packed = PackSequence((8, 8, 1), tokens)(pair)
+    assert tuple(packed['data_samples'].source.shape) == shape
+    assert len(packed['inputs']) == 64
+
+
 def test_without_a_source_there_is_none(noise):
     sample = PackSequence((41, 31, 4))(dict(img=noise))['data_samples']
     assert 'source' not in sample and 'warnings' not in sample

@@ -59,6 +59,7 @@ def test_samples_are_those_of_mmpretrain(tmp_path, digits, split):
         ('images-idx3', lambda data: data[:9], 'not an idx file of bytes with 3 axes'),
         ('labels-idx1', lambda data: b'\0\0\x0d\1' + data[4:], 'not an idx file .* with 1 axes'),
         ('labels-idx1', lambda data: idx(np.zeros(6, np.uint8)), '7 images and 6 labels'),
+        ('labels-idx1', lambda data: idx(np.full(7, 26, np.uint8)), 'must be 0 to 9, got 26'),
     ],
 )
 @pytest.mark.parametrize('folder', ['plain', 'packed'])

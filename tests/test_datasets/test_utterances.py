@@ -1,5 +1,6 @@
 """Utterances from sound, Kaldi's and Sphinx's files, and messages about unusual ones."""
 
+import itertools
 import struct
 from pathlib import Path
 
@@ -126,8 +127,9 @@ def test_sound_becomes_mono_at_the_rate_and_that_is_said(folder):
 def test_the_header_tells_the_number_of_frames(tmp_path, rate, samples):
     path = str(tmp_path / 'a.wav')
     soundfile.write(path, noise(1)[:samples], rate)
-    sound, _ = read_sound(path, 16000)
-    assert len(filter_banks(sound, 16000)) == num_sound_frames(path, 16000)
+    for target in (16000, 11025):
+        sound, _ = read_sound(path, target)
+        assert len(filter_banks(sound, target)) == num_sound_frames(path, target)
 
 
 def test_filter_banks_are_log_energies_at_the_pitch():
@@ -165,6 +167,13 @@ def test_kept_features_are_read_again_as_long_as_the_file_is_the_same(folder, mo
         again = load.transform(dict(path=path))
         assert (again['features'] == first['features']).all()
         assert len(kept.read_bytes()) > len(damaged)
+    for place in range(0, len(kept.read_bytes()), 7):
+        damaged = bytearray(kept.read_bytes())
+        damaged[place] ^= 255
+        kept.write_bytes(damaged)
+        assert isinstance(load.transform(dict(path=path))['warnings'], dict)
+    slower = TRANSFORMS.build(dict(step, sample_rate=RATE // 2)).transform(dict(path=path))
+    assert not np.allclose(slower['features'], first['features'], atol=1e-3)
     fewer = TRANSFORMS.build(dict(step, num_mel_bins=20)).transform(dict(path=path))
     assert fewer['features'].shape == (len(first['features']), 20)
     nowhere = TRANSFORMS.build(dict(LOAD, cache_dir=path))  # a file
@@ -202,6 +211,9 @@ def test_features_are_normalised_per_speaker_or_utterance(tmp_path):
     refuses(message, speech.NormalizeFeatures, 'speaker', joint_bins=True)
     with pytest.raises(ValueError, match='speaker must be known of every utterance'):
         build(tmp_path, dict(type='aft_mm.NormalizeFeatures', per='speaker'))
+    for wrong, message in (('(', 'expression'), ('.*', 'expression with a group'), (5, 'expre')):
+        with pytest.raises(ValueError, match=f'speaker must be a regular {message}'):
+            build(tmp_path, speaker=wrong)
 
 
 def test_frames_are_stacked_and_masked():
@@ -281,6 +293,11 @@ def test_cepstra_of_sphinx(tmp_path, pack):
     with pytest.raises(UnusableFile, match='do not match its first number'):
         read_mfc(str(path))
 
+    (tmp_path / 'ids').write_text('a/u1\nb/u1\n')
+    (tmp_path / 'texts').write_text('NO (u1)\n')
+    with pytest.raises(ValueError, match="of different names, got 'a/u1' and 'b/u1'"):
+        SphinxFeatures(str(tmp_path), 'ids', 'texts', units=UNITS, pipeline=[LOAD, PACK])
+
     root = str(pack('an4_mfcc'))
     symbols = 'AA AE AH AO AW AY B CH D EH ER EY F G HH IH IY JH K L M N OW P R S T TH UW V W Y Z'
     train, test = (
@@ -305,6 +322,30 @@ def test_cepstra_of_sphinx(tmp_path, pack):
     assert all(
         1 not in data.get_data_info(i)['units'] for data in (train, test) for i in range(len(data))
     )
+
+
+def test_recordings_of_digits_are_split_by_their_number(tmp_path):
+    for digit, speaker, number in itertools.product((3, 7), ('ann', 'bob'), (0, 4, 5, 8)):
+        path = tmp_path / f'recordings/{digit}_{speaker}_{number}.wav'
+        path.parent.mkdir(exist_ok=True)
+        soundfile.write(path, noise(0.3, number), RATE)
+
+    words = {'3': 'three', '7': 'seven'}
+
+    def names(split, **options):
+        data = FSDD(str(tmp_path), split, units=UNITS, pipeline=[LOAD, PACK], **options)
+        infos = [data.get_data_info(i) for i in range(len(data))]
+        assert all(info['text'] == words[info['name'][0]] for info in infos)
+        return [info['name'] for info in infos]
+
+    assert len(names('train')) == len(names('test')) == 8
+    assert {name[-1] for name in names('train')} == set('58')
+    assert names('test', speakers=['bob']) == ['3_bob_0', '3_bob_4', '7_bob_0', '7_bob_4']
+    for wrong, message in ((['eve'], 'of ann, bob, got'), ([['ann']], 'a list of names')):
+        with pytest.raises(ValueError, match=f'speakers must be {message}'):
+            names('test', speakers=wrong)
+    with pytest.raises(ValueError, match='recordings/DIGIT_SPEAKER_NUMBER.wav of the test split'):
+        FSDD(str(tmp_path / 'recordings'), 'test', units=UNITS, pipeline=[LOAD, PACK])
 
 
 def test_digits(pack):

@@ -75,4 +75,5 @@ def central_square(image: np.ndarray, edge: int) -> np.ndarray:
 
 
 def shrink(image: np.ndarray, size: int) -> np.ndarray:
-    return mmcv.imresize(image, (size, size), interpolation='area', backend='cv2')
+    small = mmcv.imresize(image, (size, size), interpolation='area', backend='cv2')
+    return small.reshape(size, size, *image.shape[2:])  # cv2 drops an axis of one channel

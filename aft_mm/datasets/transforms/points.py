@@ -33,7 +33,8 @@ class PackPointCloud(BaseTransform):
         num_points: Number of points.
         num_bits: Bits per coordinate, 1 to 8.
         order: See :func:`aft_mm.tokenizers.encode_points`.
-        seed: An int always gives a cloud the same points; None uses numpy's global generator.
+        seed: An int gives a cloud of a data set the same points in every epoch, by its ``sample_idx``;
+            None uses numpy's global generator.
     """
 
     def __init__(

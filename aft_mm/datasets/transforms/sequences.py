@@ -53,9 +53,7 @@ class PackSequence(BaseTransform):
         self.tokens = tokens
 
     def transform(self, results: dict) -> dict:
-        image = results['img']
-        if image.ndim == 2:
-            image = image[..., None]
+        image = np.atleast_3d(results['img'])
         if image.shape != self.image_shape or image.dtype != np.uint8:
             name = repr(results['img_path']) if 'img_path' in results else results.get('sample_idx')
             raise ValueError(
@@ -66,7 +64,7 @@ class PackSequence(BaseTransform):
         tokens = self._flatten(image)
         sample = SequenceSample(metainfo=dict(length=len(tokens), num_context=0))
         if 'source' in results:
-            sample.source = self._flatten(results['source'])
+            sample.source = self._flatten(np.atleast_3d(results['source']))
         if 'warnings' in results:
             sample.set_metainfo(dict(warnings=results['warnings']))
         return dict(inputs=tokens, data_samples=sample)

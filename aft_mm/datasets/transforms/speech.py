@@ -73,9 +73,9 @@ class LoadUtterance(BaseTransform):
 
     def _sound(self, path: str) -> tuple[np.ndarray, list[str]]:
         cached = self._cache_file(path)
-        arrays = None if cached is None else read_arrays(cached)
+        arrays = None if cached is None else read_arrays(cached, 'features', 'warnings')
         if arrays is not None:
-            return arrays['features'], arrays['warnings'].tolist()
+            return arrays[0], arrays[1].tolist()
         samples, warnings = read_sound(path, self.sample_rate)
         features = filter_banks(samples, self.sample_rate, self.num_mel_bins)
         if cached is not None:
