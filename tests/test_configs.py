@@ -104,6 +104,10 @@ SIZES = {
     ('speech_recognition', None): (9, 192),
 }
 # How the data folder or base file begins if not with the first word of the name.
+# Data sets whose test split shows the curve, as they have no other.
+WITHOUT_VALIDATION = (
+    'fsdd mnist yesno in1k an4 digits modelnet10 cifar10 imagenette cifar10full'.split()
+)
 DATA_NAMES = {'in1k': 'imagenet', 'imagefolder': 'images'}
 SAMPLES = (
     'split',
@@ -341,6 +345,7 @@ class TestNames:
             for part in parts
         ]
         assert read[0] not in read[1:]
+        assert first in WITHOUT_VALIDATION or read[1] != read[2]
         assert 'indices' not in parts[2] or first in ('digits', 'yesno')
 
 

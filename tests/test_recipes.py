@@ -30,6 +30,72 @@ def test_no_config_adds_weight_decay_to_the_gradient_of_adam():
     assert checked > 150
 
 
+# Numbers that READMEs give as the papers', by config and entry.
+RECIPES = {
+    'image_ar/aft-local-256-l12-d512_8xb16-200e_cifar10': {
+        'optim_wrapper.optimizer': dict(type='AdamW', lr=3e-3, weight_decay=0.1),
+        'param_scheduler.0.end': 4000,
+        'train_cfg.max_epochs': 200,
+    },
+    'language_modeling/aft-local-32-l24-d256_8xb16-100e_enwik8-t1024': {
+        'optim_wrapper.optimizer': dict(type='AdamW', lr=3e-3, weight_decay=0.5),
+        'param_scheduler.0.end': 4000,
+        'train_cfg.max_epochs': 100,
+    },
+    'machine_translation/aft-simple-base_8xb4096-200k_wmt14-en-de': {
+        'optim_wrapper.optimizer.betas': (0.9, 0.998),
+        'optim_wrapper.optimizer.eps': 1e-9,
+        'test_cfg.beam_size': 4,
+        'test_cfg.length_penalty': 0.6,
+    },
+    'speech_recognition/aft-conv-l9-h6-k15_1xb16-100e_wsj': {
+        'optim_wrapper.optimizer': dict(type='RAdam', lr=1e-4),
+        'param_scheduler.0.factor': 0.5,
+        'param_scheduler.0.patience': 3,
+        'train_dataloader.batch_sampler.max_length': 24_000,
+    },
+    'super_resolution/aft-local2d-l32-d256_8xb16-200e_celeba-8to32': {
+        'train_dataloader.dataset.pipeline.1.crop_size': 138,
+        'train_cfg.max_epochs': 200,
+    },
+    'point_cloud/aft-local-256-l24-d256_8xb16-1000e_shapenet-chair': {
+        'train_dataloader.dataset.pipeline.1.num_points': 2048,
+        'train_dataloader.dataset.pipeline.1.num_bits': 8,
+    },
+    'image_classification/deit-small_8xb128-300e_in1k': {
+        'custom_hooks.0.momentum': 4e-5,
+        'param_scheduler.0.end': 5,
+    },
+}
+
+
+@pytest.mark.parametrize('name', RECIPES)
+def test_numbers_of_the_papers(name):
+    config = load_config(ROOT / f'configs/{name}.py')
+    for key, value in RECIPES[name].items():
+        found = config
+        for part in key.split('.'):
+            found = found[int(part)] if part.isdigit() else found[part]
+        assert found == value, key
+
+
+def test_larger_crops_change_sizes_only():
+    """The 384 px pipeline of DeiT, compared with that of 224 px."""
+    small, large = (
+        Config.fromfile(ROOT / f'configs/_base_/datasets/{name}.py')
+        for name in ('imagenet_deit_224', 'imagenet_deit_384')
+    )
+
+    def settings(steps):
+        return [{k: v for k, v in x.items() if k not in ('scale', 'crop_size')} for x in steps]
+
+    for split in ('train', 'val'):
+        pipelines = (config[f'{split}_dataloader'].dataset.pipeline for config in (small, large))
+        one, other = map(settings, pipelines)
+        assert one == other
+    assert small.data_preprocessor == large.data_preprocessor
+
+
 @pytest.mark.parametrize('name, heads', [('lambda-tiny', 3), ('lambda-small', 6)])
 def test_lambda_networks_have_the_heads_of_table_7(name, heads):
     assert load(f'{name}_8xb128-300e_in1k').model.backbone.token_mixer.num_heads == heads

@@ -1,5 +1,6 @@
 # AFT-local-32 on MNIST, pixel by pixel: 1.028 bits per dim.
 #     aft_mm train aft-local-32-mini_1xb16-2e_mnist --amp
+# The number is of a run with --cfg-options model.decoder.token_mixer.init_std=0.01.
 _base_ = [
     '../_base_/models/ar_subpixels.py',
     '../_base_/datasets/mnist_ar.py',

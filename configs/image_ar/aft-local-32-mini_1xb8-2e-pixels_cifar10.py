@@ -1,5 +1,6 @@
 # AFT-local-32 on CIFAR-10, three colours at once: 4.789 bits per dim.
 #     aft_mm train aft-local-32-mini_1xb8-2e-pixels_cifar10 --amp
+# The number is of a run with --cfg-options model.decoder.token_mixer.init_std=0.01.
 _base_ = [
     '../_base_/models/ar_logistic.py',
     '../_base_/datasets/cifar10_ar.py',

@@ -1,6 +1,7 @@
 # AFT-full on 6,000 images of CIFAR-10: 47.6 % top-1.
 # 5 to 7 minutes on one CPU thread.
 #     aft_mm train aft-full-mini_1xb100-8e_cifar10
+# The number is of a run with --cfg-options model.backbone.token_mixer.init_std=0.01.
 _base_ = [
     '../_base_/models/aft_vit_mini.py',
     '../_base_/datasets/cifar10.py',

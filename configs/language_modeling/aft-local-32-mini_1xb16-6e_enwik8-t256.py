@@ -1,5 +1,6 @@
 # AFT-local-32 on enwik8, byte by byte with 256 bytes of context: 2.308 bits per character.
 #     aft_mm train aft-local-32-mini_1xb16-6e_enwik8-t256 --amp
+# The number is of a run with --cfg-options model.decoder.token_mixer.init_std=0.01.
 _base_ = [
     '../_base_/models/ar_bytes.py',
     '../_base_/datasets/enwik8.py',

@@ -1,5 +1,6 @@
 # AFT-local-96 on the chairs of ModelNet10, 1,024 points each: 4.271 bits per dim on the test set.
 #     aft_mm train aft-local-96-mini_1xb4-40e_modelnet10-chair --amp
+# The number is of a run with --cfg-options model.decoder.token_mixer.init_std=0.01.
 _base_ = [
     '../_base_/models/ar_points.py',
     '../_base_/datasets/modelnet10_chair.py',

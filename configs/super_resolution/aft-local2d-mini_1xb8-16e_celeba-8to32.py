@@ -1,5 +1,6 @@
 # AFT-local2d on CelebA, 8 x 8 to 32 x 32 pixels: 4.599 bits per dim on the test set.
 #     aft_mm train aft-local2d-mini_1xb8-16e_celeba-8to32 --amp
+# The number is of a run with --cfg-options model.decoder.token_mixer.init_std=0.01.
 _base_ = [
     '../_base_/models/super_resolution.py',
     '../_base_/datasets/celeba_8to32.py',
