@@ -82,6 +82,12 @@ MISSING = [name for name in ('mmdet', 'mmseg') if not importlib.util.find_spec(n
 collect_ignore = ['downstream'] if MISSING else []
 
 
+def pytest_report_header() -> str | None:
+    if not MISSING:
+        return None
+    return f'tests/downstream is left out without {", ".join(MISSING)}: make downstream'
+
+
 def pytest_collection_modifyitems(items):
     """Put the longest files first, so that the workers of `make test` end at the same time."""
     order = {ROOT / 'tests' / name: place for place, name in enumerate(LONGEST)}

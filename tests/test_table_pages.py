@@ -16,13 +16,6 @@ FACTS = yaml.safe_load((ROOT / 'docs/tables/tables.yml').read_text(encoding='utf
 every_page = pytest.mark.parametrize('page', FACTS['pages'], ids=lambda page: page['page'])
 
 
-def anchors(path):
-    return {
-        re.sub(r'[^\w\- ]', '', heading.lower()).strip().replace(' ', '-')
-        for heading in re.findall(r'^#+ (.+)$', path.read_text(encoding='utf-8'), re.M)
-    }
-
-
 def run(monkeypatch, *arguments):
     monkeypatch.setattr(sys, 'argv', ['table_pages.py', *arguments])
     with table_pages.user_errors(OSError):
@@ -54,16 +47,6 @@ def test_every_table_of_the_papers_with_a_config_has_a_page():
         if re.fullmatch(r'[AIL] table \d+', name)
     }
     assert tables <= {page['table'] for page in FACTS['pages']}
-
-
-@every_page
-def test_what_a_page_links_exists(page):
-    readme = ROOT / 'configs' / page['task'] / 'README.md'
-    assert page['anchor'] in anchors(readme)
-    assert (readme.parent / f'{page["config"]}.py').is_file()
-    text = (table_pages.FOLDER / f'{page["page"]}.md').read_text(encoding='utf-8')
-    for link in re.findall(r'\]\((\.\./[^)#]+)', text):
-        assert (table_pages.FOLDER / link).is_file(), link
 
 
 @every_page

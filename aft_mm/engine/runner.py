@@ -75,12 +75,9 @@ def apply_safe_defaults(cfg: Config) -> None:
     given = [
         hook and hook.get('type') for hook in (*hooks.values(), *(cfg.get('custom_hooks') or ()))
     ]
-    for name, hook, other in (
-        ('finite_loss', 'aft_mm.FiniteLossHook', None),
-        ('exact_resume', 'aft_mm.ExactResumeHook', 'aft_mm.EpochSeedHook'),
-    ):
-        if not {hook, hook.removeprefix('aft_mm.'), other} & {*given} - {None}:
-            hooks[name] = dict(type=hook)
+    for name, hook in (('finite_loss', 'FiniteLossHook'), ('exact_resume', 'ExactResumeHook')):
+        if not {hook, f'aft_mm.{hook}'} & {*given}:
+            hooks[name] = dict(type=f'aft_mm.{hook}')
     compiled = {'aft_mm.CompileHook', 'CompileHook'} & {*given}
     if cfg.get('compile') is None and not compiled and can_compile(cfg):
         # A layer that breaks the graph must not end a run that did not ask for this.

@@ -100,7 +100,7 @@ def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
     return all_gather_object(own)
 
 
-@HOOKS.register_module(name=['ExactResumeHook', 'EpochSeedHook'])  # the second in older configs
+@HOOKS.register_module()
 class ExactResumeHook(Hook):
     """Make a run that resumes at any iteration bit-identical to an uninterrupted one.
 
