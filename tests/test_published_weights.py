@@ -91,7 +91,7 @@ def test_published_files_keep_the_versions_of_the_layers(publish_model, tmp_path
     for path in capsys.readouterr().out.split():
         published = load_from_local(path)
         assert published['state_dict']._metadata == model.state_dict()._metadata
-        assert published['meta']['command'] == 'python tools/train.py bn_1xb8_x.py'
+        assert published['meta']['command'] == 'aft_mm train bn_1xb8_x'
         assert published['meta']['license'] == 'Apache-2.0'
 
 

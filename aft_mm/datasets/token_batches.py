@@ -20,7 +20,8 @@ class TokenBatchSampler(Sampler):
 
     Args:
         sampler: mmengine's DefaultSampler of a dataset with ``lengths`` [N] or [N, sides].
-        batch_size: Largest number of tokens per batch and process.
+        batch_size: Largest number of tokens of a batch, times the number of processes, which share it
+            as one process would read it. One may get a sample more than another.
 
     Raises:
         ValueError: If the sampler is of another kind, or the longest sample does not fit.
@@ -43,7 +44,7 @@ class TokenBatchSampler(Sampler):
                 f'batch_size must be at least {longest} tokens, the longest sample, '
                 f'got {batch_size}'
             )
-        self.bounds = self._cut(np.sort(self.lengths), batch_size)
+        self.bounds = self._cut(np.sort(self.lengths), batch_size * sampler.world_size)
 
     def __len__(self) -> int:
         return len(self.bounds)
@@ -59,17 +60,13 @@ class TokenBatchSampler(Sampler):
             yield order[start + self.sampler.rank : end : self.sampler.world_size].tolist()
 
     def _cut(self, lengths: np.ndarray, budget: int) -> np.ndarray:
-        """Split ascending lengths into batches of all processes: start and stop of each, [N, 2].
-
-        budget: tokens of one process.
-        """
-        start, bounds, world = 0, [], self.sampler.world_size
+        """Split ascending lengths into batches: start and stop of each, [N, 2]."""
+        start, bounds = 0, []
         while start < len(lengths):
-            window = lengths[start : start + world * (budget // max(1, lengths[start]))]
+            window = lengths[start : start + budget // max(1, lengths[start])]
             # Padded sizes grow, so those that fit come first.
-            each = -(-np.arange(1, len(window) + 1) // world)
-            count = int(np.count_nonzero(each * window <= budget))
-            if count >= world:
+            count = int(np.count_nonzero(np.arange(1, len(window) + 1) * window <= budget))
+            if count >= self.sampler.world_size:
                 bounds.append((start, start + count))
             start += count
         return np.array(bounds, np.int64).reshape(-1, 2)

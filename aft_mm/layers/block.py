@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from aft_mm.checks import check_config, check_int, check_number, check_probability
@@ -156,7 +155,7 @@ class Block(nn.Module):
 
     def recomputed(self, *inputs: Any, **pairs: Tensor | None) -> Tensor:
         """Run :meth:`forward` with gradient checkpointing."""
-        norms = [m for m in self.modules() if isinstance(m, _BatchNorm)]
+        norms = [m for m in self.modules() if isinstance(m, (nn.BatchNorm1d, nn.SyncBatchNorm))]
         contexts: dict[str, Any] = {}
         # A compiled graph updates statistics once.
         if norms and not torch.compiler.is_compiling():
@@ -221,7 +220,7 @@ class Block(nn.Module):
 
 
 @contextmanager
-def _without_statistics(norms: list[_BatchNorm]) -> Iterator[None]:
+def _without_statistics(norms: Sequence[Any]) -> Iterator[None]:
     """Keep running statistics, which the first pass has updated."""
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:

@@ -322,7 +322,7 @@ class AFTViT(BaseModule):
         key_mask = F.pad(pooled.flatten(1) > 0, (self.num_prefix_tokens, 0), value=True)
         return image.masked_fill(inside <= 0, 0), inside, key_mask
 
-    def _embed(self, image: Tensor, inside: Tensor | None) -> tuple[Tensor, tuple[int, int]]:
+    def _embed(self, image: Tensor, inside: Tensor | None = None) -> tuple[Tensor, tuple[int, int]]:
         masks = [inside] if isinstance(self.patch_embed, ConvPatchEmbedding) else []
         x, grid = self.patch_embed(image, *masks)
         if self.cls_token is not None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from aft_mm.layers.mixers import TokenMixer
 
@@ -159,10 +158,21 @@ def graph_pays(state: Any, count: int) -> bool:
     return count >= FEWEST_STEPS and all(isinstance(x, Tensor) for x in leaves(state))
 
 
-def leaves(state: Any) -> list[Any]:
-    """Return the entries of nested tuples and lists, except None."""
-    return [x for x in tree_leaves(state) if x is not None]
+def leaves(state: Any) -> Iterator[Any]:
+    """Yield the entries of nested tuples and lists, except None."""
+    if isinstance(state, (tuple, list)):
+        for part in state:
+            yield from leaves(part)
+    elif state is not None:
+        yield state
 
 
 def copy_state(state: Any) -> Any:
-    return tree_map_only(Tensor, Tensor.clone, state)
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, list):
+        return [copy_state(part) for part in state]
+    if isinstance(state, tuple):
+        parts = map(copy_state, state)
+        return type(state)(*parts) if hasattr(state, '_fields') else tuple(parts)
+    return state
