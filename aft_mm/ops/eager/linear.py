@@ -167,8 +167,13 @@ class _RecomputedMean(torch.autograd.Function):
                 state = state and tuple(x.detach().requires_grad_() for x in state)
                 mixed, following = run(*leaves, visible, state)
                 outputs = (mixed, *following) if grad_state else (mixed,)
-                cotangents = cotangent, *grad_state
-                parts = torch.autograd.grad(outputs, (*leaves, *(state or ())), cotangents)
+                pairs = zip(outputs, (cotangent, *grad_state), strict=True)
+                # Feature maps may have no gradient.
+                kept, cotangents = zip(
+                    *(pair for pair in pairs if pair[0].requires_grad), strict=True
+                )
+                inputs = *leaves, *(state or ())
+                parts = torch.autograd.grad(kept, inputs, cotangents, materialize_grads=True)
             for x, part in zip(whole, parts[:3], strict=True):
                 x[:, :, place] = part
             grad_state = parts[3:]
