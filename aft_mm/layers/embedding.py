@@ -50,12 +50,7 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, image: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Return tokens [B, H'·W', D] and the grid (H', W')."""
-        height, width = image.shape[2:]
-        grid = self.grid_of(height, width)
-        bottom, right = grid[0] * self.patch_size - height, grid[1] * self.patch_size - width
-        # Sizes of an export are not ints.
-        if not isinstance(bottom, int) or not isinstance(right, int) or bottom or right:
-            image = F.pad(image, (0, right, 0, bottom))
+        image, grid = self._padded(image)
         conv = self.projection
         hooks = conv._forward_hooks or conv._forward_pre_hooks  # as in fuse_linear
         if type(conv) is nn.Conv2d and not hooks and is_convolved_slowly(image):
@@ -63,6 +58,16 @@ class PatchEmbedding(nn.Module):
         tokens = self.projection(image).flatten(2).transpose(1, 2)
         # Saves a copy in every layer.
         return tokens.contiguous(), grid
+
+    def _padded(self, image: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Return the image, padded to whole patches, and the grid."""
+        height, width = image.shape[2:]
+        grid = self.grid_of(height, width)
+        bottom, right = grid[0] * self.patch_size - height, grid[1] * self.patch_size - width
+        # Sizes of an export are not ints.
+        if not isinstance(bottom, int) or not isinstance(right, int) or bottom or right:
+            image = F.pad(image, (0, right, 0, bottom))
+        return image, grid
 
     def _product(self, image: Tensor) -> Tensor:
         """Return the tokens as a matrix product.
@@ -120,10 +125,7 @@ class ConvPatchEmbedding(PatchEmbedding):
         """Return tokens [B, H'·W', D] and the grid; where inside [B, 1, H, W] is 0, maps are 0."""
         if inside is None:
             return super().forward(image)
-        grid = self.grid_of(*image.shape[2:])
-        sizes = zip(grid, image.shape[2:], strict=True)
-        bottom, right = (cells * self.patch_size - size for cells, size in sizes)
-        image, inside = (F.pad(x, (0, right, 0, bottom)) for x in (image, inside))
+        (image, grid), (inside, _) = self._padded(image), self._padded(inside)
         for layer in self.projection.children():
             image = layer(image)
             if isinstance(layer, nn.MaxPool2d):

@@ -118,12 +118,16 @@ class LocalSoftmaxAttention(TokenMixer):
         else:
             self.blocks = Blocks(size, before, (0, before[1]) if self.causal else before)
 
+    @property
+    def _num_dims(self) -> int:
+        return 1 if self.raster is None else 2
+
     def _sizes(self, name: str, given: int | Sequence[int], smallest: int) -> tuple[int, ...]:
-        return per_dimension(name, given, 1 if self.raster is None else 2, smallest)
+        return per_dimension(name, given, self._num_dims, smallest)
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
-        if len(grid) != (1 if self.raster is None else 2):
-            refuse('grid', f'of {1 if self.raster is None else 2} sizes', grid)
+        if len(grid) != self._num_dims:
+            refuse('grid', f'of {self._num_dims} sizes', grid)
         grid = (1, *grid) if len(grid) == 1 else grid
         blocks = self.blocks.on(grid)
         seen = torch.ones_like(key[:1, :, 0], dtype=torch.bool) if key_mask is None else key_mask

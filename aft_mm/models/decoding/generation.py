@@ -343,10 +343,7 @@ def _check_prompt(
     """Return the prompt as [L, *shape]."""
     name = f'prompts[{index}]'
     wanted = f'integers [{", ".join(["L", *map(str, shape)])}]'
-    try:
-        prompt = torch.as_tensor(prompt)
-    except (TypeError, ValueError, RuntimeError):
-        refuse(name, wanted, prompt)
+    prompt = _as_tensor(prompt, name, wanted)
     if not prompt.numel():  # torch makes an empty list a float tensor
         prompt = prompt.long()
     if prompt.dim() == 2 and not shape and prompt.shape[1] == 1:
@@ -360,16 +357,21 @@ def _check_prompt(
     return prompt
 
 
+def _as_tensor(given: Any, name: str, wanted: str) -> Tensor:
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        refuse(name, wanted, given)
+
+
 def _sources(source: Tokens) -> list[Tensor]:
     """Return the sources as tensors of integers [S] or [S, C]."""
     checked = []
     for index, one in enumerate(source):
-        try:
-            tokens = torch.as_tensor(one)
-        except (TypeError, ValueError, RuntimeError):
-            tokens = torch.empty(0)
+        name, wanted = f'source[{index}]', 'integers [S] or [S, C], S of 1 or more'
+        tokens = _as_tensor(one, name, wanted)
         if tokens.is_floating_point() or not tokens.dim() or not tokens.numel():
-            refuse(f'source[{index}]', 'integers [S] or [S, C], S of 1 or more', one)
+            refuse(name, wanted, one)
         checked.append(tokens)
     return checked
 

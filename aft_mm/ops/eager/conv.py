@@ -353,10 +353,8 @@ def safe_conv_mean(
         grid=grid, global_connectivity=global_connectivity, causal=causal
     )
 
-    def exact(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-        return _exact_conv_mean(key, value, weight, **options)
-
     fast = partial(convolved_mean, additive=global_connectivity, **options)
+    exact: Callable[..., Tensor] = partial(_exact_conv_mean, **options)
     otherwise = exact
     keys_decide = causal or not global_connectivity
     if keys_decide and all(map(may_read, (key, value, weight))):
@@ -380,18 +378,19 @@ def _mean_by_heads(
 
     One large key would otherwise take hundreds of times the time and memory.
     """
-    heads, total = len(weight), value.detach().sum(1)
+    heads = len(weight)
+    values = value.unflatten(-1, (heads, -1))
     exponents = column_ranges(key, 1) + _exponents_of_bias(weight)
     if causal:  # as in is_one_shift_exact
-        exponents = exponents + (total - total).unflatten(-1, (heads, -1)).sum(-1)
+        exponents = exponents + zero_if_finite(values, (1, 3))
     is_exact = exponents <= FAST_RANGE
     samples, others = (~is_exact).nonzero(as_tuple=True)
     if not 0 < 2 * len(others) <= is_exact.numel():
         return exact(key, value, weight)
-    value, is_exact = value.unflatten(-1, (heads, -1)), is_exact.unsqueeze(1)
-    mixed = fast(key.where(is_exact, 0), value.where(is_exact.unsqueeze(-1), 0).flatten(2), weight)
+    is_exact = is_exact.unsqueeze(1)
+    mixed = fast(key.where(is_exact, 0), values.where(is_exact.unsqueeze(-1), 0).flatten(2), weight)
     # The pairs of a sample and a head become the heads of one sample.
-    keys, values = (x.transpose(1, 2)[samples, others].movedim(0, 1) for x in (key, value))
+    keys, values = (x.transpose(1, 2)[samples, others].movedim(0, 1) for x in (key, values))
     part = exact(keys.unsqueeze(0), values.flatten(1).unsqueeze(0), weight[others])
     parts = part.squeeze(0).unflatten(-1, (len(others), -1)).movedim(1, 0)
     mixed = mixed.unflatten(-1, (heads, -1)).transpose(1, 2)

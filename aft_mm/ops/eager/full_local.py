@@ -215,8 +215,8 @@ def _may_split(key: Tensor, value: Tensor, band: BlockBandedBias) -> bool:
 
 def _exact_columns(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
     """Return the causal :func:`_is_one_shift_exact` of each column, bool [C]."""
-    total = value.detach().sum(0)
-    return column_ranges(key, 0) + _bias_range(band) + (total - total) <= FAST_RANGE
+    exponents = column_ranges(key, 0) + _bias_range(band)
+    return exponents + zero_if_finite(value, 0) <= FAST_RANGE
 
 
 def _bias_range(band: BlockBandedBias) -> Tensor:

@@ -118,9 +118,9 @@ def column_ranges(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     return (key.amax(dim) - smallest).clamp_min(0)
 
 
-def zero_if_finite(x: Tensor) -> Tensor:
-    """Return 0, or NaN if the sum of x is not finite."""
-    total = x.detach().sum()
+def zero_if_finite(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
+    """Return 0, or NaN where the sum of x along `dim`, by default of all numbers, is not finite."""
+    total = x.detach().sum(dim)
     return total - total
 
 
@@ -148,7 +148,12 @@ def by_columns(
 def mean_by_columns(
     fast: Callable[..., Tensor], safe: Callable[..., Tensor], key: Tensor, value: Tensor
 ) -> Tensor:
-    """Return :func:`by_columns` of key and value [B, ..., D], `fast` for ranges up to FAST_RANGE."""
+    """Return :func:`by_columns` of key and value [B, ..., D], `fast` for ranges up to FAST_RANGE.
+
+    Where the ranges must not be read it is `safe`.
+    """
+    if not path_choice.may_read(key):
+        return safe(key, value)
     columns = [x.movedim(0, -2).flatten(-2).unsqueeze(0) for x in (key, value)]
     ranges = column_ranges(columns[0].flatten(0, -2), 0)
     mixed = by_columns(ranges <= FAST_RANGE, fast, safe, *columns)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..path_choice import choose, may_read
+from ..path_choice import choose
 from .online_softmax import (
     FAST_RANGE,
     apply_gate,
@@ -43,10 +43,9 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
         if causal and is_one_scan(key):
             mixed = _ScannedMean.apply(key, value)[0]
         elif causal:
-            is_exact, safe = key_range(key, 1) <= FAST_RANGE, _safe_running_mean
-            if may_read(key):
-                safe = partial(mean_by_columns, running_mean, safe)
-            mixed = choose(is_exact, running_mean, safe, key, value)
+            is_exact = key_range(key, 1) <= FAST_RANGE
+            otherwise = partial(mean_by_columns, running_mean, _safe_running_mean)
+            mixed = choose(is_exact, running_mean, otherwise, key, value)
         else:
             weight = torch.exp(key - column_shift(key, 1))
             mixed = mean((weight * value).sum(1, True), weight.sum(1, True))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .. import path_choice
 from ..geometry import Window, as_pair
-from ..path_choice import choose, may_read
+from ..path_choice import choose
 from .online_softmax import (
     FAST_RANGE,
     Summable,
@@ -42,7 +42,7 @@ def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -
         sums = _window_sums(from_token(key.double(), value.double()), window, grid, causal)
         return mean(sums.numerator, sums.denominator).to(key.dtype)
 
-    otherwise = partial(mean_by_columns, fast, safe) if may_read(key) else safe
+    otherwise = partial(mean_by_columns, fast, safe)
     mixed = choose(key_range(key, grid_dims) <= FAST_RANGE, fast, otherwise, key, value)
     return apply_gate(query, mixed.flatten(1, len(grid)), gate, dtype)
 
