@@ -180,6 +180,26 @@ def test_compiles_as_one_graph():
         torch.testing.assert_close(a, b)
 
 
+def test_a_graph_is_no_larger_for_more_tokens(monkeypatch):
+    monkeypatch.setattr(linear, 'STORED_ROWS', 128)
+    monkeypatch.setattr(linear, 'SPAN_ROWS', 128)
+    sizes = []
+
+    def backend(graph, example):
+        sizes.append(len(graph.graph.nodes))
+        return graph
+
+    def call(*tensors):
+        return ops.linear_attention(*tensors, causal=True)
+
+    for tokens in (33, 1200):
+        torch._dynamo.reset()
+        tensors = inputs(tokens, torch.float32)
+        got = torch.compile(call, fullgraph=True, backend=backend)(*tensors)
+        torch.testing.assert_close(got, call(*tensors))
+    assert sizes[0] == sizes[1]
+
+
 def test_bad_input_raises_with_a_one_line_message():
     query, key, value = inputs(6)
     for bad, message in [

@@ -105,11 +105,11 @@ def _causal_mean(
     """Return the causal mean [B, h, T, m] of query, key and value [B, h, T, ·]."""
     batch, heads, length, _ = tokens[0].shape
     chunk = min(CHUNK, length)
-    few = batch * heads * length <= STORED_ROWS
-    span = length if few else chunk * max(1, SPAN_ROWS // (batch * heads * chunk))
+    # A graph would repeat its nodes for every span.
+    whole = torch.compiler.is_compiling() or batch * heads * length <= STORED_ROWS
+    span = length if whole else chunk * max(1, SPAN_ROWS // (batch * heads * chunk))
     run = partial(_span_mean, maps, chunk, dtype)
-    composed = torch.compiler.is_compiling() or transformed() or not torch.is_grad_enabled()
-    if few or composed:
+    if whole or transformed() or not torch.is_grad_enabled():
         return _mean_of_spans(run, span, mask, *tokens)[0]
     return _RecomputedMean.apply(run, span, mask, *tokens)
 
