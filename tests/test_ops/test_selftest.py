@@ -113,18 +113,24 @@ def test_only_wrong_numbers_and_device_faults_are_failures(error, status):
         ('import os, signal; os.kill(os.getpid(), signal.SIGTERM)', ['unchecked', 'unchecked']),
         ('raise OSError("no gcc")', ['unchecked', 'unchecked']),
         ('print(\'{"status": "failed", "reason": "off"}\')', ['failed', 'failed']),
+        (
+            'import time; print(\'{"status": "passed"}\', flush=True); time.sleep(60)',
+            ['passed', 'unchecked'],
+        ),
     ],
 )
 def test_a_crash_is_a_failure_and_a_signal_from_outside_is_not(code, statuses, monkeypatch):
-    run, started = selftest.subprocess.run, []
+    popen, started = selftest.subprocess.Popen, []
 
     def stub(command, **options):
         started.append(command)
-        return run([sys.executable, '-c', code], **options)
+        return popen([sys.executable, '-c', code], **options)
 
-    monkeypatch.setattr(selftest.subprocess, 'run', stub)
+    monkeypatch.setattr(selftest.subprocess, 'Popen', stub)
+    monkeypatch.setattr(selftest, 'TIME_LIMIT', 5)
     results = selftest.check_op('aft_simple', 'cpu', ['float32', 'float16'])
-    assert [result.status for result in results.values()] == statuses and len(started) == 2
+    assert [result.status for result in results.values()] == statuses
+    assert len(started) == 2 - ('passed' in statuses)
 
 
 def test_wrong_values_gradients_and_varying_results_are_found(monkeypatch):
