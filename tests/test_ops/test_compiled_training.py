@@ -92,6 +92,31 @@ def test_compiles_without_graph_break(name):
         assert_no_more_work(compiled, case, tensors)
 
 
+@pytest.mark.parametrize('trained', [False, True])
+@pytest.mark.parametrize('key_scale', [1, 60])
+def test_nodes_of_a_graph_return_the_strides_that_they_promise(key_scale, trained):
+    """The compiler reads what follows a node by them."""
+    torch._dynamo.reset()
+    storage = torch.randn(2, 24, 6)  # [B, D, T]
+    key, weight = key_scale * torch.randn(2, 24, 3), torch.randn(3, 3, 3)
+
+    def call(key, value, weight):
+        options = dict(grid=(4, 6), global_connectivity=False, gate='none')
+        return ops.aft_conv(None, key, value, weight, **options) + 1
+
+    compiled = torch.compile(call, fullgraph=True)
+    value = storage.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    assert not value.is_contiguous()
+    if trained:
+        tensors = [x.requires_grad_() for x in (key, value, weight)]
+        results = []
+        for function in (compiled, call):
+            results.append(torch.autograd.grad(function(*tensors).square().sum(), tensors))
+        torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
+    else:
+        torch.testing.assert_close(compiled(key, value, weight), call(key, value, weight))
+
+
 def test_conv_compiles_for_open_channels():
     torch._dynamo.reset()
 

@@ -15,22 +15,29 @@ def as_graph_node(name: str, function: Callable[..., Tensor]) -> Callable[..., T
     """Return ``function(key, value, weight, grid, global_connectivity, causal)`` as one graph node.
 
     `function` returns a tensor like `value`. Its gradient is a second node, which runs it again.
+    The result is contiguous; gradients have the strides of the inputs, as those of the other branch of
+    torch.cond have.
     """
 
     def backward(grad: Tensor, key: Tensor, value: Tensor, weight: Tensor, *options: Any):
         def of_tensors(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
             return function(key, value, weight, *options)
 
-        return torch.func.vjp(of_tensors, key, value, weight)[1](grad)
+        grads = torch.func.vjp(of_tensors, key, value, weight)[1](grad)
+        inputs = zip((key, value, weight), grads, strict=True)
+        return tuple(torch.empty_like(x).copy_(grad) for x, grad in inputs)
+
+    def forward(*inputs: Any) -> Tensor:
+        return function(*inputs).contiguous()
 
     custom_op, schema = torch.library.custom_op, f'({INPUTS}) -> Tensor'
-    node = custom_op(name, function, mutates_args=(), schema=schema)
+    node = custom_op(name, forward, mutates_args=(), schema=schema)
     schema = f'(Tensor grad, {INPUTS}) -> (Tensor, Tensor, Tensor)'
     backward_node = custom_op(f'{name}_backward', backward, mutates_args=(), schema=schema)
 
     @node.register_fake
     def _(key, value, weight, *options):
-        return torch.empty_like(value, memory_format=torch.contiguous_format)
+        return value.new_empty(value.shape)
 
     @backward_node.register_fake
     def _(grad, key, value, weight, *options):

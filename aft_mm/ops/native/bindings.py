@@ -98,24 +98,17 @@ def prepare_conv(query, key, value, weight, grid, gate) -> Callable[..., Tensor 
     )
 
 
-def _run_conv(
-    query,
-    key,
-    value,
-    weight,
-    kernel,
-    additive,
-    *,
-    grid,
-    global_connectivity,
-    causal,
-    key_mask,
-    gate,
-) -> Tensor:
+def _run_conv(query, key, value, weight, kernel, additive, *, key_mask, **call) -> Tensor:
     tokens = _of_one_dtype(query, key, value)
     constant = weight.detach()
-    call = gate, _resolved(key_mask), grid, global_connectivity, causal
-    op = _Conv(*call, kernel, additive, constant, _version(constant))
+    op = _Conv(
+        key_mask=_resolved(key_mask),
+        kernel=kernel,
+        additive=additive,
+        constant_weight=constant,
+        version=_version(constant),
+        **call,
+    )
     return _run(op, *tokens, weight if weight.requires_grad else None).to(value.dtype)
 
 
@@ -357,12 +350,7 @@ def _check_hooks(x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
 
 def _needs_torch(grad: Tensor) -> bool:
     """Return whether the gradient is differentiated itself, or not plain memory."""
-    return (
-        needs_torch(grad)
-        or forward_ad._current_level >= 0
-        or grad._is_zerotensor()
-        or torch._C._len_torch_dispatch_stack() > 0
-    )
+    return needs_torch(grad) or grad._is_zerotensor() or torch._C._len_torch_dispatch_stack() > 0
 
 
 # Nodes of a graph of torch.compile; values are read when the graph runs.
@@ -397,10 +385,10 @@ def _conv_node(
     )
     if is_exact:
         return _run_conv(query, key, value, weight, kernel, False, **call)
-    return aft_conv(query, key, value, weight, **call)
+    return aft_conv(query, key, value, weight, **call).contiguous()
 
 
 @_simple_node.register_fake
 @_conv_node.register_fake
 def _(query, key, value, *others):
-    return torch.empty_like(value, memory_format=torch.contiguous_format)
+    return value.new_empty(value.shape)
