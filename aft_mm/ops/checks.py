@@ -68,10 +68,10 @@ def _check_query(query: Tensor | None, value: Tensor, gate: str) -> None:
         return
     check_tensor('query', query, value)
     same_dims = query.dim() == value.dim() and query.shape[0] == value.shape[0]
-    if not same_dims or query.shape[-1] != value.shape[-1]:
+    if not same_dims or query.shape[-1] != value.shape[-1] or 0 in query.shape[1:]:
         raise ValueError(
-            f'query must be [B, T, D] with the B and D of value, got query {list(query.shape)} '
-            f'and value {list(value.shape)}'
+            f'query must be [B, T, D] with the B and D of value and T of 1 or more, got query '
+            f'{list(query.shape)} and value {list(value.shape)}'
         )
 
 
@@ -271,7 +271,7 @@ def check_position_bias(
     else:
         targets = sources if causal or position_bias.dim() < 2 else position_bias.shape[-2]
     shared, per_sample = (*head, targets, sources), (batch, *head, targets, sources)
-    if position_bias.shape not in (shared, per_sample):
+    if position_bias.shape not in (shared, per_sample) or not targets:
         names = 'T, S' if num_heads is None else 'h, T, S'
         raise ValueError(
             f'position_bias must be [{names}] = {list(shared)} or [B, {names}] = '

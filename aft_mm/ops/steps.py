@@ -115,9 +115,9 @@ def aft_full_step(
     """Compute one token of causal :func:`aft_full`; position_bias is w [T, T]."""
     tokens = check_kind(state).keys.shape[1]
     checks.check_tensor('position_bias', position_bias, state.keys)
-    if position_bias.dim() != 2:
+    if position_bias.dim() != 2 or len(position_bias) != position_bias.shape[1]:
         raise ValueError(f'position_bias must be [T, T], got {list(position_bias.shape)}')
-    check_state(state, min(tokens, *position_bias.shape))
+    check_state(state, min(tokens, len(position_bias)))
     return _run('aft_full_step', state, query, key, value, position_bias, gate=gate)
 
 

@@ -259,6 +259,10 @@ BAD = {
     ),
     'key must have the 4 channels of value, got 3': lambda: ops.aft_simple(Q, Q[..., :3], Q),
     'query must be [B, T, D] with the B and D of value': lambda: ops.aft_simple(Q[:1], Q, Q),
+    'and T of 1 or more, got query [2, 0, 4] and value [2, 6, 4]': lambda: ops.aft_simple(
+        Q[:, :0], Q, Q
+    ),
+    'num_heads=None, got [0, 6]': lambda: ops.aft_full(None, Q, Q, torch.randn(0, 6), gate='none'),
     'S and channels of 1 or more, got [2, 0, 4] and [2, 0, 4]': lambda: ops.aft_simple(
         Q[:, :0], Q[:, :0], Q[:, :0]
     ),

@@ -137,8 +137,11 @@ def test_token_past_the_last_position_is_refused():
 
 
 def test_state_of_another_op_size_or_key_function_is_refused():
-    step, state = ops.aft_local_step, ops.aft_local_init_state(1, CHANNELS, window=3)
     query, key, value = token = torch.randn(3, 1, CHANNELS).unbind()
+    state = ops.aft_full_init_state(1, CHANNELS, 3)
+    message = r'position_bias must be \[T, T\], got \[3, 2\]'
+    refuses(message, ops.aft_full_step, state, *token, torch.zeros(3, 2))
+    step, state = ops.aft_local_step, ops.aft_local_init_state(1, CHANNELS, window=3)
     pos = torch.randn(2, 9, 2).unbind()
     message = r'must be \[1, 6\] and \[1, 6\] as the state'
     refuses(message, step, state, query, key[:, :1], value, *pos, window=3)
@@ -155,6 +158,20 @@ def test_state_of_another_op_size_or_key_function_is_refused():
     state = ops.aft_simple_init_state(1, CHANNELS, key_function='relu2')
     message = "'relu', which sums 6 channels, but it holds 12"
     refuses(message, step, state, *token, key_function='relu')
+
+
+@pytest.mark.parametrize('key_function', ['softmax', 'relu'])
+def test_later_steps_do_not_change_an_output(key_function):
+    token = torch.randn(3, 1, CHANNELS).abs().unbind()
+    state = ops.aft_simple_init_state(1, CHANNELS, key_function=key_function)
+    options = dict(key_function=key_function, gate='none')
+    row, state = ops.aft_simple_step(state, None, *token[1:], **options)
+    kept = row.clone()
+    row.add_(1)  # nor the other way round
+    following = ops.aft_simple_step(state, None, *token[1:], **options)[0]
+    torch.testing.assert_close(row, kept + 1)
+    weights = 1 if key_function == 'softmax' else 2
+    torch.testing.assert_close(following, weights * kept)
 
 
 def test_steps_have_no_gradient():

@@ -27,7 +27,8 @@ def aft_simple_step(state, query, key, value, *, key_function, gate) -> tuple[Te
     wide_key, wide_value = key.to(dtype).unsqueeze(1), value.to(dtype).unsqueeze(1)
     if key_function != 'softmax':
         numerator = state.sums.numerator + relu_terms(wide_key, wide_value, key_function)
-        sums, mixed = state.sums._replace(numerator=numerator), numerator
+        # A copy, as without a gate the output would be the state, which later steps write to.
+        sums, mixed = state.sums._replace(numerator=numerator), numerator.clone()
     else:
         sums = append(state.sums, wide_key, wide_value)
         mixed = mean(sums.numerator, sums.denominator)
