@@ -16,9 +16,9 @@ arguments:
 - gate: g, 'sigmoid', 'relu' or 'none'. :func:`apply_gate` applies it in a mixer of your own.
 
 Arguments that do not fit together raise ValueError. Results are exact to rounding for any finite
-keys and position biases up to ±80; only sums of relu keys may overflow. In a causal AFT op a NaN or
-infinite key or value does not reach earlier rows, other samples or other channels (of aft_conv:
-channels of other heads).
+keys, position biases up to ±80 and values up to ±1e8; only sums of relu keys may overflow. In a
+causal AFT op a NaN or infinite key or value does not reach earlier rows, other samples or other
+channels (of aft_conv: channels of other heads).
 """
 
 from .eager.online_softmax import apply_gate

@@ -62,7 +62,7 @@ def aft_full(
 
     Args:
         position_bias: w [T, S], or [B, T, S] per sample; with `num_heads` [h, T, S] or [B, h, T,
-            S].
+            S]. −inf hides a pair.
         num_heads: h, a divisor of D; None for a w without an axis of heads.
         pair_mask: bool [B, T, S], True for pairs to keep, in addition to `key_mask`. Hidden entries
             of w, and keys and values that no row sees, may be NaN and get a gradient of 0.

@@ -1,6 +1,7 @@
 """Inputs for which a common maximum, a difference of sums or a product of shifts fails."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -179,6 +180,42 @@ def test_large_bias(case, monkeypatch):
         compare(case, scaled[:3] + big, monkeypatch)
 
 
+@each('key_scale', [1, 100, 1e4])
+@each('bias_scale', [1, 30, 700])
+@pytest.mark.parametrize('per_sample', [False, True])
+def test_a_bias_of_minus_infinity_hides_a_pair(per_sample, bias_scale, key_scale, monkeypatch):
+    """Also the largest key, and all keys of a row."""
+    query, value = torch.randn(2, 2, 7, 4).unbind()
+    key = key_scale * torch.randn(2, 7, 4)
+    bias = bias_scale * torch.randn(2, 7, 7)
+    bias = bias.masked_fill(torch.rand(7, 7) < 0.4, -torch.inf)
+    bias[:, 3] = -torch.inf
+    tensors = query, key, value, bias if per_sample else bias[0]
+    got = run_with_gradients(ops.aft_full, tensors)
+    assert (got[0][:, 3] == 0).all()
+    with monkeypatch.context() as patch:
+        patch.setenv(ENVIRONMENT_VARIABLE, 'reference')
+        expected = run_with_gradients(ops.aft_full, [x.double() for x in tensors])
+    assert_close(got, expected, TOLERANCE[torch.float32], TERMS)
+
+
+def test_the_default_dtype_changes_nothing():
+    tensors = torch.randn(3, 1, 40, 4).unbind()
+    pos = torch.randn(2, 40, 2).unbind()
+    calls = [
+        partial(op, *tensors, *pos, window=3, causal=causal)
+        for op in (ops.aft_local, ops.aft_local_learned)
+        for causal in (False, True)
+    ]
+    expected = [call() for call in calls]
+    torch.set_default_dtype(torch.float64)
+    try:
+        got = [call() for call in calls]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
 @DTYPES
 @pytest.mark.parametrize('case', [c for c in CASES if c.parameters], ids=lambda case: case.name)
 def test_suppressed_spike(case, dtype, monkeypatch):
@@ -259,6 +296,14 @@ def test_vmap_and_forward_mode(case):
             expected, got = torch.stack([*map(run, pair)]), torch.func.vmap(run)(pair)
         torch.testing.assert_close(got, expected, msg=lambda text, i=place: f'input {i}: {text}')
     value, tangent = others[1], torch.randn_like(others[1])
+    leaves = [x.clone().requires_grad_() for x in others]
+    result = case(query, *leaves)
+    with forward_ad.dual_level():  # a gradient is linear in that of the result
+        cotangent, tangent = torch.randn(2, *result.shape)
+        dual = forward_ad.make_dual(cotangent, tangent)
+        grads = torch.autograd.grad(result, leaves, dual, retain_graph=True)
+        found = [forward_ad.unpack_dual(x).tangent for x in grads]
+    torch.testing.assert_close(found, [*torch.autograd.grad(result, leaves, tangent)])
     with forward_ad.dual_level():  # the op is linear in the values
         others[1] = forward_ad.make_dual(value, tangent)
         got = forward_ad.unpack_dual(case(query, *others)).tangent

@@ -10,7 +10,8 @@ The numerics policy, which every backend follows:
 - Shifts are detached, as they cancel in the quotient. They are keys and not keys plus w: next to a
   key of 1e16 float64 loses w.
 - Operands of a matrix product may be rounded if the error stays within twice that of rounding the
-  result. w, an exponent, is never rounded.
+  result. w, an exponent, is never rounded, except by `torch.set_float32_matmul_precision` in the
+  product of its factors.
 
 Each op has a file. They share `online_softmax.py` (shifted sums, masks, gate), `banded_matmul.py`
 (products with W in tiles), `onednn_matmul.py` and `bf16_matmul.py` (how they are multiplied),

@@ -139,7 +139,7 @@ def local_bias(
     # A product: masked_fill is several times slower.
     tiles = tiles * near_mask(target, source, window, grid)
     if causal:
-        tiles = tiles + torch.where(source[:1] > target[:1], -torch.inf, 0.0)
+        tiles = tiles + torch.where(source[:1] > target[:1], -torch.inf, 0.0).to(dtype)
     return BlockBandedBias(tiles, before, after, global_term=True, causal=causal)
 
 
@@ -163,7 +163,7 @@ def weighted_mean(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
     def wide_path(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
         if band.global_term or not may_read(tiles):  # a graph makes one choice, for |w| up to 80
             return safe(key, value, tiles)
-        return choose(_row_range(tiles) > WIDE_RANGE, exact, safe, key, value, tiles)
+        return choose(_row_range(tiles, tiles) <= WIDE_RANGE, safe, exact, key, value, tiles)
 
     def by_range(key: Tensor, value: Tensor, tiles: Tensor) -> Tensor:
         is_exact = _exact_columns(key, value, band)
@@ -187,9 +187,12 @@ def normalized_mean(key: Tensor, value: Tensor, visible: Tensor, band: BlockBand
 
     def by_range(key: Tensor, value: Tensor, visible: Tensor, tiles: Tensor) -> Tensor:
         is_exact = _exact_columns(key, value, band)
-        paths = partial(fast, tiles=tiles), partial(safe, tiles=tiles)
-        visible = visible.repeat_interleave(key.shape[1] // visible.shape[1], 1)
-        return by_columns(is_exact, *paths, key, value, visible)
+        each = visible.repeat_interleave(key.shape[1] // visible.shape[1], 1)
+
+        def fast_columns(key: Tensor, value: Tensor, _: Tensor) -> Tensor:
+            return fast(key, value, visible, tiles)  # with one normalizer per sample
+
+        return by_columns(is_exact, fast_columns, partial(safe, tiles=tiles), key, value, each)
 
     is_exact = _is_one_shift_exact(key, value, band)
     otherwise = by_range if _may_split(key, value, band) else safe
@@ -199,13 +202,15 @@ def normalized_mean(key: Tensor, value: Tensor, visible: Tensor, band: BlockBand
 def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor | bool:
     """Return whether one common shift and float32 are exact to tolerance."""
     bias_range = _bias_range(band)
-    if not band.causal and may_read(bias_range) and bool(bias_range <= FAST_BIAS_RANGE):
-        return True  # whatever the keys are
-    exponents = key_range(key, 0) + bias_range
-    if not band.causal:
-        return (exponents <= FAST_RANGE) | (bias_range <= FAST_BIAS_RANGE)
-    # NaN also reaches earlier rows by 0 · NaN.
-    return exponents + zero_if_finite(value) <= FAST_RANGE
+    if band.causal:
+        # NaN also reaches earlier rows by 0 · NaN.
+        return key_range(key, 0) + bias_range + zero_if_finite(value) <= FAST_RANGE
+    # Whatever the keys are, if every row sees the largest.
+    whole_range = bias_range if band.global_term else _row_range(band.tiles, band.tiles)
+    any_keys = whole_range <= FAST_BIAS_RANGE
+    if may_read(any_keys) and any_keys:
+        return True
+    return (key_range(key, 0) + bias_range <= FAST_RANGE) | any_keys
 
 
 def _may_split(key: Tensor, value: Tensor, band: BlockBandedBias) -> bool:
@@ -223,7 +228,7 @@ def _bias_range(band: BlockBandedBias) -> Tensor:
     tiles = band.tiles.detach()
     if band.global_term:  # tokens outside the tiles have w = 0 in every row
         return tiles.amax().clamp_min(0) - _visible(tiles).amin().clamp_max(0)
-    return _row_range(tiles)
+    return _row_range(tiles, _visible(tiles))
 
 
 def _visible(tiles: Tensor) -> Tensor:
@@ -231,10 +236,9 @@ def _visible(tiles: Tensor) -> Tensor:
     return tiles.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
 
 
-def _row_range(tiles: Tensor) -> Tensor:
-    """Return the range of the visible w of the worst row."""
-    tiles = tiles.detach()
-    return (tiles.amax(2) - _visible(tiles).amin(2)).amax()
+def _row_range(largest: Tensor, smallest: Tensor) -> Tensor:
+    """Return the range of w of the worst row, from the largest of one table to that of another."""
+    return (largest.detach().amax(2) - smallest.detach().amin(2)).amax()
 
 
 def _future(tokens: int, device: torch.device) -> Tensor:

@@ -317,7 +317,7 @@ class _Quotient(torch.autograd.Function):
 
 def needs_torch(grad: Tensor) -> bool:
     """Return whether a gradient is differentiated itself, or a batch of gradients."""
-    return torch.is_grad_enabled() or not torch._C._has_storage(grad)
+    return torch.is_grad_enabled() or transformed() or not torch._C._has_storage(grad)
 
 
 def composed_gradients(
