@@ -1,6 +1,7 @@
-"""AFT-conv in bfloat16 by products of tiles, `aft_mm/ops/native/conv_tiles.h`, against the oracle.
+"""AFT-conv in bfloat16 by products of tiles (AMX) or pairs (AVX512_BF16), against the oracle.
 
-A processor without matrix units for bfloat16 runs the same cases by the other loops.
+They are in `aft_mm/ops/native/conv_tiles.h` and `conv_pairs.h`. A processor without instructions for
+bfloat16 runs the same cases by the other loops.
 """
 
 import pytest
@@ -24,12 +25,13 @@ SHAPES = [
     ((14, 16), (3, 31), 7, 14),
     ((18, 17), (3, 17), 3, 21),
     ((8, 14), (11, 11), 2, 60),
+    ((6, 9), (5, 7), 20, 20),
 ]
 # Mean and limit of position biases, scale of keys, and whether only tokens inside of the kernel count.
 # Low position biases cancel in e^w - 1, large keys leave few terms.
 LIMITS = [(0, -0.6, 1, False), (-3, -2.9, 1, False), (0, -2.9, 3, False), (0, -9, 1, True)]
 ONLY_HERE = pytest.mark.skipif(
-    not torch.cpu._is_amx_tile_supported(), reason='needs matrix units for bfloat16 (AMX)'
+    not torch.cpu._is_avx512_bf16_supported(), reason='needs instructions for bfloat16'
 )
 
 
@@ -98,7 +100,7 @@ def test_a_wrong_value_reaches_the_tokens_inside_of_the_kernel_only(shape, wrong
 
 @ONLY_HERE
 @each('shape', SHAPES)
-def test_the_tiles_are_used(shape):
+def test_tiles_or_pairs_are_used(shape):
     query, key, value, weight = draw(shape)
     found = ops.aft_conv(query, key, value, weight, grid=shape[0])
     exact = ops.aft_conv(query.float(), key.float(), value.float(), weight, grid=shape[0])

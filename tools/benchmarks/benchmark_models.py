@@ -95,6 +95,7 @@ from rivals import missing
 from torch import Tensor, nn
 
 import aft_mm.models  # noqa: F401 - registers what is built below
+from aft_mm.layers.position_bias import ConvPositionBias
 from aft_mm.ops.cases import conv
 from aft_mm.ops.selftest import TOLERANCE
 from aft_mm.registry import MODELS
@@ -124,6 +125,11 @@ def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
                 token_mixer=dict(type=f'aft_mm.{mixer}', num_heads=heads, kernel_size=kernel),
             )
         )
+        for module in model.modules():
+            if isinstance(
+                module, ConvPositionBias
+            ):  # to about ±2, as training does
+                nn.init.constant_(module.gamma, 0.5)
     return model.eval().to(device, getattr(torch, dtype))
 
 

@@ -101,8 +101,20 @@ inline void load_kernel(float* kernel, const ConvShape& shape, const Heads& head
     }
 }
 
+// sum += entry * x, for pairs of bfloat16 (conv_pairs.h) both products.
+template <bool PAIRS>
+INLINE void accumulate(Vector& sum, Vector entry, Vector x) {
+#if defined(WITH_BFLOAT16)
+    if constexpr (PAIRS) {
+        asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(entry), "v"(x));
+        return;
+    }
+#endif
+    sum += entry * x;
+}
+
 // sums += kernel * maps, for X adjacent columns and G entries of a kernel row.
-template <int S, int X, int G>
+template <int S, int X, int G, bool PAIRS>
 INLINE void multiply(Vector (&sums)[S][X], const float* const (&from)[S], const float* kernel) {
     Vector entries[G];
     UNROLL for (int entry = 0; entry < G; ++entry) entries[entry] = load(kernel + entry * LANES);
@@ -111,47 +123,50 @@ INLINE void multiply(Vector (&sums)[S][X], const float* const (&from)[S], const 
             Vector x = load(from[map] + column * LANES);
             UNROLL for (int entry = 0; entry < G; ++entry) {
                 int sum = column - entry;
-                if (sum >= 0 && sum < X) sums[map][sum] += entries[entry] * x;
+                if (sum >= 0 && sum < X) accumulate<PAIRS>(sums[map][sum], entries[entry], x);
             }
         }
 }
 
-template <int S, int X>
+template <int S, int X, bool PAIRS>
 INLINE void correlate(Vector (&sums)[S][X], const Map (&maps)[S], const float* kernel, int64_t row,
                       int64_t column, const ConvShape& shape, bool flipped) {
-    for (int64_t line = shape.first_line(flipped); line < shape.end_line(flipped); ++line) {
+    constexpr int STEP = PAIRS ? 2 : 1;
+    for (int64_t line = shape.first_line(flipped); line < shape.end_line(flipped); line += STEP) {
         int64_t source_row = row + line - shape.pad_y;
-        if (source_row < 0 || source_row >= shape.args.rows) continue;
+        if (source_row <= -STEP || source_row >= shape.args.rows) continue;
         int64_t first = shape.first_entry(line, flipped);
-        const float* entries = kernel + (line * shape.args.kernel_columns + first) * LANES;
+        const float* entries = kernel + (line / STEP * shape.args.kernel_columns + first) * LANES;
         const float* from[S];
         for (int map = 0; map < S; ++map) from[map] = maps[map].at(source_row, column + first);
         int64_t left = shape.end_entry(line, flipped) - first;
         for (; left >= ENTRIES; left -= ENTRIES, entries += ENTRIES * LANES) {
-            multiply<S, X, ENTRIES>(sums, from, entries);
+            multiply<S, X, ENTRIES, PAIRS>(sums, from, entries);
             for (int map = 0; map < S; ++map) from[map] += ENTRIES * LANES;
         }
-        if (left == 3) multiply<S, X, 3>(sums, from, entries);
-        else if (left == 2) multiply<S, X, 2>(sums, from, entries);
-        else if (left == 1) multiply<S, X, 1>(sums, from, entries);
+        if (left == 3) multiply<S, X, 3, PAIRS>(sums, from, entries);
+        else if (left == 2) multiply<S, X, 2, PAIRS>(sums, from, entries);
+        else if (left == 1) multiply<S, X, 1, PAIRS>(sums, from, entries);
     }
 }
 
-// Computes correlate_row for `count` of X columns. In the additive form `to` has the other sums.
-template <int S, int X>
+// Computes correlate_row for `count` of X columns. In the additive form, and with pairs, `to` has the
+// other sums.
+template <int S, int X, bool PAIRS>
 void correlate_columns(int64_t count, float* const (&to)[S], const Map (&maps)[S],
                        const Vector (&totals)[S], const float* kernel, int64_t row, int64_t column,
                        const ConvShape& shape, bool flipped) {
     if constexpr (X > 1)
         if (count < X)
-            return correlate_columns<S, X - 1>(count, to, maps, totals, kernel, row, column, shape,
-                                               flipped);
+            return correlate_columns<S, X - 1, PAIRS>(count, to, maps, totals, kernel, row, column,
+                                                      shape, flipped);
     Vector sums[S][X];
     UNROLL for (int map = 0; map < S; ++map)
         UNROLL for (int i = 0; i < X; ++i)
-            sums[map][i] = shape.args.form == ADDITIVE ? load(to[map] + (column + i) * LANES)
-                                                       : totals[map];
-    correlate<S, X>(sums, maps, kernel, row, column, shape, flipped);
+            sums[map][i] = PAIRS || shape.args.form == ADDITIVE
+                               ? load(to[map] + (column + i) * LANES)
+                               : totals[map];
+    correlate<S, X, PAIRS>(sums, maps, kernel, row, column, shape, flipped);
     UNROLL for (int map = 0; map < S; ++map)
         UNROLL for (int i = 0; i < X; ++i) store(to[map] + (column + i) * LANES, sums[map][i]);
 }
@@ -228,7 +243,7 @@ inline void sum_outside(float* to, const Map& map, int64_t row, const ConvShape&
 // Computes the sums of S maps for the tokens of a row: the convolution plus the global term.
 // `totals` begin as the sums over all tokens; if causal as 0, and rows then come in order, from the
 // last to the first if `flipped`.
-template <int S>
+template <int S, bool PAIRS = false>
 void correlate_row(float* const (&to)[S], const Map (&maps)[S], KahanSum (&totals)[S],
                    const float* kernel, int64_t row, const ConvShape& shape, bool flipped) {
     bool difference = shape.args.form == DIFFERENCE, global_sum = difference && !shape.args.causal;
@@ -240,7 +255,8 @@ void correlate_row(float* const (&to)[S], const Map (&maps)[S], KahanSum (&total
     int64_t columns = shape.args.columns, pieces = (columns + MOST - 1) / MOST;
     for (int64_t piece = 0; piece < pieces; ++piece) {
         int64_t from = piece * columns / pieces, end = (piece + 1) * columns / pieces;
-        correlate_columns<S, MOST>(end - from, to, maps, starts, kernel, row, from, shape, flipped);
+        correlate_columns<S, MOST, PAIRS>(end - from, to, maps, starts, kernel, row, from, shape,
+                                          flipped);
     }
     if (difference && shape.args.causal)
         add_running<S>(to, maps, totals, row, shape, flipped);

@@ -10,9 +10,8 @@
 
 #include "conv.h"
 
-#if defined(__AVX512F__) && (defined(__clang__) || __GNUC__ >= 11)
+#if defined(WITH_BFLOAT16)
 #include <cpuid.h>
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #define WITH_TILES __attribute__((target("amx-tile,amx-bf16,avx512bf16")))
@@ -41,6 +40,12 @@ inline bool has_tiles() {
 #else
     return false;
 #endif
+}
+
+INLINE bool are_finite(Vector x) {
+    bool finite = true;
+    for (int lane = 0; lane < LANES; ++lane) finite &= x[lane] - x[lane] == 0.0f;
+    return finite;
 }
 
 // How channels are cut into pieces, and rows into tiles.
@@ -100,32 +105,8 @@ private:
     alignas(64) uint8_t before[64];
 };
 
-WITH_TILES INLINE Vector widened(__m256bh x) {
-    return (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)x), 16);
-}
-
 WITH_TILES INLINE Vector load_part(const bfloat16* from, __mmask16 mask) {
-    return widened((__m256bh)_mm256_maskz_loadu_epi16(mask, from));
-}
-
-INLINE bool are_finite(Vector x) {
-    bool finite = true;
-    for (int lane = 0; lane < LANES; ++lane) finite &= x[lane] - x[lane] == 0.0f;
-    return finite;
-}
-
-// Both have a relative error of 1e-4, a sixteenth of bfloat16's.
-WITH_TILES INLINE Vector reciprocal(Vector x) { return (Vector)_mm512_rcp14_ps((__m512)x); }
-
-WITH_TILES INLINE Vector sigmoid(Vector x) {
-    __m512 power = (__m512)(x * -1.442695041f);
-    __m512 whole = _mm512_roundscale_ps(power, 0);
-    Vector rest = (Vector)(power - whole);
-    Vector sum = all(0.05517108f);
-    sum = sum * rest + 0.2426102f;
-    sum = sum * rest + 0.69326099f;
-    sum = sum * rest + 0.99992813f;
-    return reciprocal((Vector)_mm512_scalef_ps((__m512)sum, whole) + 1.0f);
+    return widened((Halves)_mm256_maskz_loadu_epi16(mask, from));
 }
 
 // Writes the tiles of the kernel of a head and returns how many parts they have: [slots, parts].
@@ -147,7 +128,7 @@ WITH_TILES int make_kernel(uint32_t* tiles, const Tiles& plan, const ConvArgs& a
             for (int64_t at = 0; at < 4 * SIDE; at += SIDE) {
                 Vector x = load(exact + at);
                 for (int part = 0; part < parts; ++part) {
-                    __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+                    Halves half = narrowed(x);
                     memcpy(lines[i][part] + at, &half, sizeof half);
                     x -= widened(half);
                 }
@@ -259,15 +240,13 @@ WITH_TILES void multiply(float* sums, const uint32_t* kernel, int parts, const u
 
 WITH_TILES INLINE void write_part(const ConvArgs& args, int64_t sample, int64_t token,
                                   const Piece& piece, Vector sums) {
-    Vector mean = sums * reciprocal(larger(pick(sums, piece.denominator), all(TINY)));
-    if (args.gate != NONE) {
-        Vector query =
-            load_part(args.query.at<bfloat16>(sample, token, piece.channel), piece.mask);
-        if (args.gate == SIGMOID) mean *= sigmoid(query);
-        else mean *= query > 0.0f ? query : (query == query ? Vector{} : query);
-    }
+    Vector query = Vector{};
+    if (args.gate != NONE)
+        query = load_part(args.query.at<bfloat16>(sample, token, piece.channel), piece.mask);
+    Vector denominator = larger(pick(sums, piece.denominator), all(TINY));
+    Vector mean = gated_mean<bfloat16>(query, sums, denominator, args.gate);
     _mm256_mask_storeu_epi16(args.output.at<bfloat16>(sample, token, piece.channel), piece.mask,
-                             (__m256i)_mm512_cvtneps_pbh((__m512)mean));
+                             (__m256i)narrowed(mean));
 }
 
 // Writes the tokens of a block: AT_ONCE rows and the columns of a tile.

@@ -87,7 +87,8 @@ void forward_channels(const SimpleArgs& args, int64_t sample, int64_t channel, i
             sums[i].append(key, value);
             Vector denominator = larger(sums[i].denominator.sum, all(TINY));
             store(args.output.at<Number>(sample, token, at),
-                  gated_mean(query, sums[i].numerator.sum, denominator, args.gate), active_lanes);
+                  gated_mean<Number>(query, sums[i].numerator.sum, denominator, args.gate),
+                  active_lanes);
         }
 }
 
