@@ -77,12 +77,6 @@ def unsupported_reasons(
     return reasons
 
 
-def is_applicable(
-    backend: str, op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
-) -> bool:
-    return not unsupported_reasons(backend, op, tensors, options)
-
-
 def _reasons_not_to_use_kernels(op: str, value: Any) -> list[str]:
     """Return why kernels that nobody requested are not used."""
     if path_choice.export_stage():

@@ -84,8 +84,3 @@ def kernel_reach(kernel: Sequence[int], grid: Sequence[int]) -> int:
         min(size // 2, length - 1) * math.prod(grid[axis + 1 :])
         for axis, (size, length) in enumerate(zip(kernel, grid, strict=True))
     )
-
-
-def past_kernel(kernel: Sequence[int]) -> list[bool]:
-    """Return which kernel entries are causal: offsets up to 0 in raster order."""
-    return [offset <= (0,) * len(kernel) for offset in kernel_offsets(kernel)]

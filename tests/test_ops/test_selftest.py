@@ -48,7 +48,7 @@ def test_kernels_are_used_only_after_a_stored_check(machine, caplog):
     assert reason.startswith('not checked on this device; aft_mm doctor --kernels')
     assert len(caplog.records) == 1 and 'aft_mm doctor --kernels' in caplog.text
     store(float32=PASSED)
-    assert dispatch.is_applicable('triton', *CALL)
+    assert not dispatch.unsupported_reasons('triton', *CALL)
     store(float32=Result('failed', 'a reason'))
     (reason,) = dispatch.unsupported_reasons('triton', *CALL)
     assert reason == 'failed on this device: a reason'
@@ -73,7 +73,7 @@ def test_another_version_or_source_needs_another_check(change, machine, monkeypa
         monkeypatch.setenv(change, '/opt/ptxas')
     kernel_results.device_key.cache_clear()
     kernel_results.load_results.cache_clear()
-    assert not dispatch.is_applicable('triton', *CALL)
+    assert dispatch.unsupported_reasons('triton', *CALL)
 
 
 def test_a_damaged_file_is_no_result_and_results_are_merged(machine):
@@ -218,7 +218,7 @@ def test_a_compiled_graph_is_compared_with_inductor(machine, monkeypatch):
     """Kernels that are faster than eager may be slower than what Inductor fuses."""
     speeds = {'inference': [1.5, 2.0], 'inference' + kernel_results.COMPILED: [0.9, 1.1]}
     store(float32=Result('passed', error=0.0, speeds=speeds))
-    assert dispatch.is_applicable('triton', *CALL)
+    assert not dispatch.unsupported_reasons('triton', *CALL)
     with monkeypatch.context() as patch:
         patch.setattr(torch.compiler, 'is_compiling', lambda: True)
         (reason,) = dispatch.unsupported_reasons('triton', *CALL)

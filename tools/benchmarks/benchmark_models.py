@@ -126,9 +126,7 @@ def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
             )
         )
         for module in model.modules():
-            if isinstance(
-                module, ConvPositionBias
-            ):  # to about ±2, as training does
+            if isinstance(module, ConvPositionBias):  # to about ±2, as training does
                 nn.init.constant_(module.gamma, 0.5)
     return model.eval().to(device, getattr(torch, dtype))
 

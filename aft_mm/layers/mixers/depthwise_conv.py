@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from aft_mm import ops
 from aft_mm.checks import refuse
 from aft_mm.ops.eager.online_softmax import apply_gate
-from aft_mm.ops.geometry import kernel_index, kernel_reach, past_kernel
+from aft_mm.ops.geometry import kernel_index, kernel_reach
 from aft_mm.ops.state import StepState, check_state, new_state, push, slot_tokens, use_up
 from aft_mm.registry import MODELS
 
@@ -50,7 +50,8 @@ class KernelMixer(AFTMixer):
         kernel = self.kernel()
         if not self.causal:
             return kernel
-        past = torch.tensor(past_kernel(self.kernel_size), device=kernel.device)
+        entries = prod(self.kernel_size)  # in raster order; the centre is the last of a past
+        past = torch.arange(entries, device=kernel.device) <= entries // 2
         return kernel * past.view(self.kernel_size)
 
     def _convolve(self, x: Tensor, kernel: Tensor, grid: Grid) -> Tensor:

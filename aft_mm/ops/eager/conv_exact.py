@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..geometry import kernel_offsets, past_kernel
+from ..geometry import kernel_offsets
 from ..path_choice import transformed
 from .online_softmax import (
     ShiftedSum,
@@ -66,9 +66,8 @@ def exact_conv_mean(
     value = value.unflatten(1, grid).unflatten(-1, (heads, -1))
     biases = weight.flatten(1).unsqueeze(-1).unbind(1)
     entries = list(zip(kernel_offsets(kernel), biases, strict=True))
-    if causal:
-        past = past_kernel(kernel)
-        entries = [entry for entry, is_past in zip(entries, past, strict=True) if is_past]
+    if causal:  # in raster order the centre is the last
+        entries = entries[: len(entries) // 2 + 1]
     largest = torch.full_like(key, lowest(key.dtype)).detach()
     for offset, _ in entries:
         largest = torch.maximum(largest, _at_offset(key.detach(), offset, -torch.inf))

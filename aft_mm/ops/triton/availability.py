@@ -1,6 +1,6 @@
 """The calls with a Triton kernel, and the reasons why others have none, without loading Triton.
 
-``TRITON_INTERPRET=1``, set before the first call, runs the kernels in Triton's interpreter on the
+``TRITON_INTERPRET=1``, set before Python starts, runs the kernels in Triton's interpreter on the
 CPU, for tests.
 """
 

@@ -1,4 +1,4 @@
-"""Block sizes of all kernels by compute capability; nothing else depends on the chip."""
+"""Block sizes of all kernels by compute capability."""
 
 import functools
 from typing import Any, NamedTuple
