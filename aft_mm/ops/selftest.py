@@ -462,17 +462,14 @@ def check_op(op: str, device: str, dtypes: Sequence[str]) -> dict[str, Result]:
     results: dict[str, Result] = {}
     while remaining := [name for name in dtypes if name not in results]:
         command = [sys.executable, '-W', 'ignore', '-c', code, op, device, *remaining]
-        code_of_exit: int | None = None
-        pipe = subprocess.PIPE
-        with subprocess.Popen(
-            command, env=environment, stdout=pipe, stderr=pipe, text=True
-        ) as child:
-            try:
-                lines, errors = child.communicate(timeout=TIME_LIMIT)
-                code_of_exit = child.returncode
-            except subprocess.TimeoutExpired:
-                child.kill()
-                lines, errors = child.communicate()
+        try:
+            ended = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT
+            )
+            lines, code_of_exit, errors = ended.stdout, ended.returncode, ended.stderr
+        except subprocess.TimeoutExpired as error:
+            # Bytes, even with text=True.
+            lines, code_of_exit, errors = (error.stdout or b'').decode(), None, ''
         found = [Result(**json.loads(x)) for x in lines.splitlines() if x.startswith('{"')]
         results.update(zip(remaining, found, strict=False))
         if len(found) < len(remaining) and not (found and found[-1].status == 'failed'):

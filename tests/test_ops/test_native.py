@@ -256,6 +256,17 @@ def test_without_a_library_eager_is_used_and_the_error_says_why(monkeypatch, tmp
         availability.find_library.cache_clear()
 
 
+@each('dtype', [torch.float32, torch.bfloat16])
+def test_a_gate_near_zero_scales_a_mean_of_many_tokens(dtype):
+    """The product of both denominators is larger than float32 numbers."""
+    query, value = torch.full((1, 1600, 8), -83.0, dtype=dtype), torch.full((1, 1600, 8), 1e8)
+    key, value = torch.zeros(1, 1600, 8, dtype=dtype), value.to(dtype)
+    expected = torch.sigmoid(query.double()) * value.double()
+    conv = ops.aft_conv(query, key, value, torch.zeros(8, 3, 3), grid=(40, 40))
+    for found in (conv, ops.aft_simple(query, key, value, causal=True)):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=0)
+
+
 @pytest.mark.parametrize('case', [SHAPES[0], SHAPES[-2]], ids=lambda case: case.name)
 def test_hidden_tokens_get_no_gradient_if_the_mask_is_overwritten(case):
     tensors = case.inputs(2, torch.float32, bias_scale=0.5)

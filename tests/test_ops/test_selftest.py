@@ -120,13 +120,13 @@ def test_only_wrong_numbers_and_device_faults_are_failures(error, status):
     ],
 )
 def test_a_crash_is_a_failure_and_a_signal_from_outside_is_not(code, statuses, monkeypatch):
-    popen, started = selftest.subprocess.Popen, []
+    run, started = selftest.subprocess.run, []
 
     def stub(command, **options):
         started.append(command)
-        return popen([sys.executable, '-c', code], **options)
+        return run([sys.executable, '-c', code], **options)
 
-    monkeypatch.setattr(selftest.subprocess, 'Popen', stub)
+    monkeypatch.setattr(selftest.subprocess, 'run', stub)
     monkeypatch.setattr(selftest, 'TIME_LIMIT', 5)
     results = selftest.check_op('aft_simple', 'cpu', ['float32', 'float16'])
     assert [result.status for result in results.values()] == statuses

@@ -188,11 +188,11 @@ INLINE Vector negative_exponential(Vector x) {
     return exponential(-x);
 }
 
-// g(q) n / d. A product that overflows gives 0, as the quotients would.
+// g(q) n / d. The two denominators are no product, which would overflow.
 template <typename Number>
 INLINE Vector gated_mean(Vector query, Vector numerator, Vector denominator, int64_t gate) {
-    if (gate == SIGMOID) denominator *= 1.0f + negative_exponential<Number>(query);
     Vector mean = divide<Number>(numerator, denominator);
+    if (gate == SIGMOID) return divide<Number>(mean, 1.0f + negative_exponential<Number>(query));
     if (gate == RELU) return mean * (query > 0.0f ? query : (query == query ? Vector{} : query));
     return mean;
 }
