@@ -544,7 +544,7 @@ def test_another_backbone_and_missing_packages_are_refused(tool, files, tmp_path
     config, checkpoint, _ = files(CONV)
     monkeypatch.setitem(tool.PACKAGES, '.onnx', ('no_such_package',))
     words = [config, checkpoint, str(tmp_path / 'model.onnx')]
-    stops('packages no_such_package: pip install onnx', tool.main, words)
+    stops('needs no_such_package: pip install onnx', tool.main, words)
     path = Path(config)
     path.write_text(path.read_text().replace('aft_mm.AFTViT', 'VisionTransformer'))
     words[2] = str(tmp_path / 'model.pt2')

@@ -16,7 +16,8 @@ OpenVINO by `Core.add_extension('OUT.openvino.so')`. The latter is compiled, for
 release.
 
 With --bfloat16, the loops for OpenVINO round their inputs to bfloat16, which is faster on a processor
-with matrix units for it (AMX). It is for inference in bfloat16, which is OpenVINO's default there.
+with instructions for it (AMX or AVX512_BF16). It is for inference in bfloat16, which is OpenVINO's
+default there.
 
 With --dynamic, for classifiers and backbones, B is arbitrary, and H and W are at least one patch
 plus one pixel.

@@ -39,7 +39,7 @@ def check_packages(suffix: str, int8: bool = False) -> None:
     if missing:
         others = [name for name in missing if name not in ONNX]
         command = ' '.join([install_command('export'), *others])
-        raise UserError(f'{suffix} needs the packages {", ".join(missing)}: {command}')
+        raise UserError(f'{suffix} needs {", ".join(missing)}: {command}')
 
 
 def trace(graph: Graph, suffix: str, loops: bool = False) -> tuple[ExportedProgram, list[bool]]:
