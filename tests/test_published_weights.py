@@ -66,7 +66,9 @@ def test_published_files_contain_only_weights(options, trained, publish_model, t
         digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
         assert path == tmp_path / f'a/model-{digits}{suffix}'
     assert set(paths[0].parent.iterdir()) == set(paths)
-    meta = dict(cfg='a = 1', epoch=7, dataset_meta=dict(classes=('cat', 'dog')), license='MIT')
+    meta = dict(
+        cfg='a = 1', epoch=7, seed=3, dataset_meta=dict(classes=('cat', 'dog')), license='MIT'
+    )
     meta |= dict(command='make a b', metrics={'accuracy/top1': 42.5})
     expected = trained[bool(options)]
     published = torch.load(paths[1], weights_only=True)
@@ -185,6 +187,7 @@ def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path):
         loaded = load_from_local(str(path))
         assert torch.equal(loaded['state_dict']['weight'], model.weight)
     assert module.metrics_at(str(run), 3) == {}  # a checkpoint that was not validated
+    assert 'metrics of | metrics |' in (tmp_path / 'out/a.md').read_text()
     words = ['--license', 'MIT', '--address', 'hf://org/name']
     stops("no metafile of configs/ has an entry 'a'", module.main, [str(run), *out, *words])
     words = [str(run), '--out', str(tmp_path / 'c'), '--address', 'org']
@@ -199,6 +202,41 @@ def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path):
         module.main,
         [str(tmp_path / 'out'), '--out', str(tmp_path / 'c')],
     )
+
+
+def test_seeds_share_a_model_card_with_their_test_metrics(tool, tmp_path):
+    module = tool('model_converters/release_weights')
+    config = f"{DIGITS}\noptim_wrapper = dict(optimizer=dict(lr=0.5, type='AdamW'))"
+    for seed, accuracy in enumerate((97.0, 98.0, 99.0)):
+        run = tmp_path / f'run{seed}'
+        run.mkdir()
+        command = f'aft_mm train a --amp --cfg-options randomness.seed={seed}'
+        meta = dict(iter=4, seed=seed, experiment_name='a_20261122_080606', cfg=config)
+        hub = dict(runtime_info=dict(command=command))
+        weights = nn.Linear(3, 2).state_dict()
+        state = dict(state_dict=weights, meta=meta, message_hub=hub, optimizer={})
+        torch.save(state, run / 'epoch_2.pth')
+        (run / 'last_checkpoint').write_text(str(run / 'epoch_2.pth'))
+        (run / 'metrics.json').write_text(json.dumps(dict(top1=accuracy)))
+    runs = [str(tmp_path / f'run{seed}') for seed in range(3)]
+    module.main([*runs, '--out', str(tmp_path / 'out')])
+    entries = json.loads((tmp_path / 'out/weights.json').read_text())
+    assert [entry['seed'] for entry in entries] == [0, 0, 1, 1, 2, 2]
+    assert {entry['split'] for entry in entries} == {'test'}
+    card = (tmp_path / 'out/a.md').read_text()
+    # 4.303, the 97.5 % quantile of Student's t for two degrees of freedom, over the root of 3
+    assert '- top1: 98 ± 2.5\n' in card and "- optimizer: dict(lr=0.5, type='AdamW')" in card
+    assert (
+        'handwritten digits' in card
+        and '`aft_mm train a --amp --cfg-options randomness.seed=1`' in card
+    )
+    for entry in entries:
+        assert f'{entry["sha256"]}  {entry["file"]}' in card
+    # Another recipe is no further seed.
+    hub['runtime_info']['command'] = 'aft_mm train a'
+    torch.save(state, run / 'epoch_2.pth')
+    module.main([*runs, '--out', str(tmp_path / 'other')])
+    assert 'Mean of' not in (tmp_path / 'other/a.md').read_text()
 
 
 def test_a_release_is_listed_in_the_metafile(tool, tmp_path, monkeypatch):

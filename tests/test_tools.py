@@ -51,6 +51,12 @@ def test_training_follows_its_arguments(trained):
     assert cfg.optim_wrapper.type == 'aft_mm.AutocastOptimWrapper'
     assert cfg.train_dataloader.num_workers == 0
     assert cfg.train_dataloader.persistent_workers is False  # torch refuses it without workers
+    checkpoint = torch.load(folder / 'here/epoch_1.pth', weights_only=False)
+    assert checkpoint['message_hub']['runtime_info']['command'] == (
+        'aft_mm train tiny_compiled --no-validate --auto-scale-lr --amp --cfg-options '
+        'param_scheduler=None train_dataloader.num_workers=0 '
+        'train_dataloader.persistent_workers=True'
+    )
 
 
 def test_testing_follows_its_arguments(trained, run, root, config):

@@ -87,16 +87,43 @@ DATA_SETS = {
 }
 
 
-def strings(config: str, variable: str) -> Iterator[str]:
+def assigned(config: str, variable: str) -> ast.expr | None:
     try:
         statements = ast.parse(config).body
     except SyntaxError:
-        return
+        return None
     for statement in statements:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == variable:
-            for node in ast.walk(statement.value):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield node.value
+            return statement.value
+    return None
+
+
+def setting(config: str, variable: str, key: str) -> str | None:
+    """Return the text of ``variable.key`` in the text of a config, without running it."""
+    value = assigned(config, variable)
+    keywords = value.keywords if isinstance(value, ast.Call) else []
+    return next((ast.unparse(word.value) for word in keywords if word.arg == key), None)
+
+
+def strings(config: str, variable: str) -> Iterator[str]:
+    value = assigned(config, variable)
+    for node in ast.walk(value) if value else ():
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def training_data(config: str) -> list[DataSet]:
+    """Return the data sets on which a config trains, those of :data:`DATA_SETS`."""
+    parts = {
+        part
+        for string in strings(config, 'train_dataloader')
+        for part in string.replace('\\', '/').split('/')
+    }
+    return [
+        data
+        for name, data in DATA_SETS.items()
+        if name in parts and (not data.types or parts & {*data.types.split()})
+    ]
 
 
 def weights_license(config: str) -> str:
@@ -106,16 +133,7 @@ def weights_license(config: str) -> str:
         UserError: The terms of the data do not settle it, or the training started from other
             weights.
     """
-    parts = {
-        part
-        for string in strings(config, 'train_dataloader')
-        for part in string.replace('\\', '/').split('/')
-    }
-    found = [
-        data
-        for name, data in DATA_SETS.items()
-        if name in parts and (not data.types or parts & {*data.types.split()})
-    ]
+    found = training_data(config)
     licenses = {data.weights for data in found}
     if any(strings(config, 'load_from')) or 'Pretrained' in strings(config, 'model'):
         reason = 'the training started from other weights'

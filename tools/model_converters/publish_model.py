@@ -35,7 +35,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         'settles it',
     )
     parser.add_argument(
-        '--command', help='training command; default: `aft_mm train` with the config of the run'
+        '--command', help='training command; default: that of the run, without its work dir'
     )
     return parser.parse_args(argv)
 
@@ -51,7 +51,7 @@ from aft_mm.checkpoint import load_from_local, write_safetensors
 from aft_mm.config.finding import check_checkpoint
 from aft_mm.registry import register_safe_loading
 
-META = ('cfg', 'epoch', 'iter', 'experiment_name', 'mmengine_version')
+META = ('cfg', 'epoch', 'iter', 'seed', 'experiment_name', 'mmengine_version')
 DATASET_META = ('classes', 'palette')
 WRITERS = {
     '.safetensors': lambda published, file: write_safetensors(file, published),
@@ -89,8 +89,8 @@ def publish(
 ) -> dict[str, Any]:
     """Return the published content of a checkpoint of tools/train.py.
 
-    `license` is by default that of :func:`data_licenses.weights_license`, and `command` the
-    training with the config of the run.
+    `license` is by default that of :func:`data_licenses.weights_license`, and `command` that of the
+    run, or the training with its config if the checkpoint does not hold it.
     """
     weights = choose_weights(checkpoint, path, ema)
     meta = checkpoint.get('meta') or {}
@@ -102,6 +102,8 @@ def publish(
         published['metrics'] = dict(metrics)
     # mmengine names a run by its config and start time.
     name = re.sub(r'_\d{8}_\d{6}$', '', meta.get('experiment_name', ''))
+    hub = checkpoint.get('message_hub') or {}
+    command = command or hub.get('runtime_info', {}).get('command')
     if command or name:
         published['command'] = command or f'aft_mm train {name}'
     # Saving a view would save its whole storage.

@@ -1,18 +1,23 @@
-"""Write release files of finished runs, with a list of names and hashes.
+"""Write release files of finished runs, with model cards and a list of hashes.
 
     python tools/model_converters/release_weights.py work_dirs/quickstart --out release
 
 The last checkpoint of each work dir is published as by publish_model.py, with the averaged weights
-if the run used EMAHook, since those were validated. The output folder also gets SHA256SUMS, for
-`sha256sum -c`, and weights.json with config, metrics, licence and command of each file. With
-`--address`, addresses and hashes are written to the metafiles of configs/.
+if the run used EMAHook, since those were validated. Its metrics are those of WORK_DIR/metrics.json,
+written by `aft_mm test CONFIG CHECKPOINT --out WORK_DIR/metrics.json` for that checkpoint, or else
+those of the validation. Runs of one config, such as three seeds, share a model card NAME.md: data,
+licence, recipe, metrics with mean and 95 % interval, commands and hashes.
+
+The output folder also gets SHA256SUMS, for `sha256sum -c`, and weights.json with the same by file.
+With `--address`, the address and hash of the first run of each config are written to the metafiles
+of configs/.
 """
 
 import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aft_mm.cli.arguments import tool_parser
@@ -41,12 +46,16 @@ if __name__ == '__main__':
 
 sys.path.append(str(Path(__file__).parents[1] / 'analysis_tools'))
 
-from publish_model import publish, save
+from data_licenses import setting, training_data
+from publish_model import publish, read_metrics, save
 from run_logs import read_scalars, validated_metrics, validations
+from verdicts import mean_interval
 
 from aft_mm.checkpoint import latest_checkpoint, load_from_local
 from aft_mm.registry import register_safe_loading
 
+SEED = re.compile(r'( --cfg-options)? randomness\.seed=\d+')
+LISTED = ('license', 'command', 'seed', 'split', 'metrics', 'epoch', 'iter')
 CONFIGS = Path(__file__).parents[2] / 'configs'
 
 
@@ -58,22 +67,59 @@ def metrics_at(work_dir: str, iteration: int) -> dict[str, float]:
     return {name: values[iteration] for name, values in points.items() if iteration in values}
 
 
-def release(work_dir: str, out: Path, license: str | None) -> list[dict]:
+def release(work_dir: str, out: Path, license: str | None) -> tuple[list[dict], str]:
+    """Write the files of a run, and return their entries and the text of its config."""
     path, _ = latest_checkpoint(work_dir)
     if path is None:
         raise UserError(f'{work_dir!r} has no checkpoint of a run')
     checkpoint = load_from_local(path, map_location='cpu')
-    metrics = metrics_at(work_dir, checkpoint['meta']['iter'])
+    tested = Path(work_dir) / 'metrics.json'
+    if tested.exists():
+        split, metrics = 'test', read_metrics(str(tested))
+    else:
+        split, metrics = 'validation', metrics_at(work_dir, checkpoint['meta']['iter'])
     published = publish(checkpoint, path, 'ema_state_dict' in checkpoint, metrics, license)
     meta = published['meta']
-    name = Path(meta.get('command', work_dir).split()[-1]).stem
-    known = {
-        key: meta[key] for key in ('license', 'command', 'metrics', 'epoch', 'iter') if key in meta
-    }
-    return [
+    if metrics:
+        meta['split'] = split
+    name = re.sub(r'_\d{8}_\d{6}$', '', meta.get('experiment_name', Path(work_dir).name))
+    known = {key: meta[key] for key in LISTED if key in meta}
+    seed = f'_seed{meta["seed"]}' if 'seed' in meta else ''
+    entries = [
         dict(name=name, file=file.name, sha256=digest, bytes=file.stat().st_size, **known)
-        for file, digest in save(published, out / f'{name}.pth').items()
+        for file, digest in save(published, out / f'{name}{seed}.pth').items()
     ]
+    return entries, meta.get('cfg', '')
+
+
+def model_card(name: str, entries: Sequence[Mapping], config: str) -> str:
+    """Return the Markdown card of the runs of one config, of which `config` is the text."""
+    runs = [entry for entry in entries if entry['file'].endswith('.safetensors')]
+    data = ', '.join(f'{found.name} ({found.terms})' for found in training_data(config))
+    facts = {
+        'training data': data,
+        'licence of the weights': runs[0]['license'],
+        'batch per process': setting(config, 'train_dataloader', 'batch_size'),
+        'optimizer': setting(config, 'optim_wrapper', 'optimizer'),
+    }
+    lines = [f'# {name}', '', *(f'- {key}: {value}' for key, value in facts.items() if value), '']
+    lines += [
+        '| weights | training command | iterations | metrics of | metrics |',
+        '| --- ' * 5 + '|',
+    ]
+    for run in runs:
+        metrics = ', '.join(f'{key} {value:.4g}' for key, value in run.get('metrics', {}).items())
+        cells = [run['file'], f'`{run.get("command", "")}`', run.get('iter', '')]
+        lines.append('| ' + ' | '.join(map(str, [*cells, run.get('split', ''), metrics])) + ' |')
+    # Runs with other options than the seed are not averaged.
+    recipes = {(SEED.sub('', run.get('command', '')), run.get('split')) for run in runs}
+    if len(runs) > 1 and len(recipes) == 1 and 'metrics' in runs[0]:
+        lines += ['', f'Mean of {len(runs)} seeds, ± half a 95 % interval:', '']
+        for metric in runs[0]['metrics']:
+            low, high = mean_interval([run['metrics'][metric] for run in runs])
+            lines.append(f'- {metric}: {(low + high) / 2:.4g} ± {(high - low) / 2:.2g}')
+    lines += ['', 'sha256:', '', *(f'    {entry["sha256"]}  {entry["file"]}' for entry in entries)]
+    return '\n'.join([*lines, '', f'Use: `aft_mm test {name} {runs[0]["file"]}`', ''])
 
 
 def list_weights(name: str, address: str) -> None:
@@ -98,19 +144,22 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UserError(f'--out must be a new or empty folder, got {str(args.out)!r}')
         args.out.mkdir(parents=True, exist_ok=True)
         register_safe_loading()
-        entries = [
-            entry
-            for work_dir in args.work_dirs
-            for entry in release(work_dir, args.out, args.license)
-        ]
+        entries, configs = [], {}
+        for work_dir in args.work_dirs:
+            found, config = release(work_dir, args.out, args.license)
+            entries += found
+            configs.setdefault(found[0]['name'], config)
         (args.out / 'weights.json').write_text(json.dumps(entries, indent=1) + '\n')
         (args.out / 'SHA256SUMS').write_text(
             ''.join(f'{entry["sha256"]}  {entry["file"]}\n' for entry in entries)
         )
-        for entry in entries:
-            if args.address and entry['file'].endswith('.safetensors'):
-                address = f'{args.address.rstrip("/")}/{entry["file"]}#sha256={entry["sha256"]}'
-                list_weights(entry['name'], address)
+        for name, config in configs.items():
+            runs = [entry for entry in entries if entry['name'] == name]
+            (args.out / f'{name}.md').write_text(model_card(name, runs, config))
+            if args.address:
+                first = next(run for run in runs if run['file'].endswith('.safetensors'))
+                address = f'{args.address.rstrip("/")}/{first["file"]}#sha256={first["sha256"]}'
+                list_weights(name, address)
     print(f'wrote {len(entries)} files of {len(args.work_dirs)} runs to {args.out}')
 
 

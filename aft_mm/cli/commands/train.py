@@ -76,6 +76,8 @@ def train(args: argparse.Namespace, run: Run) -> None:
         if cfg.get('default_scope') == 'mmdet':
             quiet_pycocotools()
         runner = build_runner(cfg)
+        # In every checkpoint, for published weights.
+        runner.message_hub.update_info('command', command_of(args))
     with user_errors(*DATA_ERRORS):
         for check in TRAIN_CHECKS:
             check(cfg, runner)
@@ -93,6 +95,18 @@ def train(args: argparse.Namespace, run: Run) -> None:
         runner.train()
     if runner.rank == 0 and runner.iter >= runner.max_iters:
         report(runner, args.config)
+
+
+def command_of(args: argparse.Namespace) -> str:
+    """Return the command with the options that change the result, and the config's file name."""
+    of_one_run = argparse.ArgumentParser(add_help=False)
+    of_one_run.add_argument('--resume', nargs='?')
+    for option in ('--work-dir', '--launcher', '--local-rank', '--local_rank'):
+        of_one_run.add_argument(option)
+    _, words = of_one_run.parse_known_args(args.argv)
+    name = Path(args.config).name
+    words = [name.removesuffix('.py') if Path(word).name == name else word for word in words]
+    return shlex.join(['aft_mm', 'train', *words])
 
 
 def report(runner: Runner, config: str) -> None:
