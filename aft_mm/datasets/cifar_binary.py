@@ -6,6 +6,7 @@ import numpy as np
 from mmengine.dataset import BaseDataset
 
 from aft_mm.checks import check_choice, check_int, check_path
+from aft_mm.openmmlab import warn
 from aft_mm.registry import DATASETS
 
 from .file_dataset import read_packed
@@ -79,6 +80,8 @@ class CIFAR10Binary(BaseDataset):
                 f'got {data.size} bytes: it is truncated'
             )
         records = data.reshape(-1, RECORD_BYTES)
+        if len(records) != MOST_RECORDS:
+            warn(f'{path} has {len(records):,} images, not the {MOST_RECORDS:,} of CIFAR-10')
         if records[:, 0].max() > 9:
             raise ValueError(
                 f'labels of {path} must be 0 to 9, got {records[:, 0].max()}: it is not a '

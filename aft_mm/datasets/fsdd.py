@@ -6,18 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from aft_mm.checks import check_choice, check_path, refuse
+from aft_mm.openmmlab import warn
 from aft_mm.registry import DATASETS
 
 from .utterances import Utterances
 
 WORDS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 FIRST_TRAINING = 5  # smaller ones are the official test set
+RECORDINGS = dict(train=45, test=5)  # of each digit by each speaker
 _NAME = re.compile(r'(\d)_(\w+)_(\d+)')
 
 
 @DATASETS.register_module()
 class FSDD(Utterances):
     """Spoken digits, ``recordings/{digit}_{speaker}_{index}.wav`` at 8 kHz, with their words.
+
+    Missing recordings of a speaker are logged.
 
     Args:
         data_root: Folder that contains ``recordings``.
@@ -63,6 +67,12 @@ class FSDD(Utterances):
         chosen = names if self.speakers is None else set(self.speakers)
         if not chosen <= names:
             refuse('speakers', f'of {", ".join(sorted(names))}', self.speakers)
-        for name, path, word in found:
-            if name in chosen:
-                yield path.stem, str(path), word
+        found = [item for item in found if item[0] in chosen]
+        whole = RECORDINGS[self.split] * len(WORDS) * len(chosen)
+        if len(found) < whole:
+            warn(
+                f'{self.data_root!r} is incomplete: its {self.split} split has {len(found)} of '
+                f'{whole} recordings of {", ".join(sorted(chosen))}'
+            )
+        for _, path, word in found:
+            yield path.stem, str(path), word

@@ -7,6 +7,7 @@ import numpy as np
 from mmengine.dataset import BaseDataset
 
 from aft_mm.checks import check_choice, check_path
+from aft_mm.openmmlab import warn
 from aft_mm.registry import DATASETS
 
 from .file_dataset import read_packed
@@ -34,6 +35,7 @@ class MNISTIdx(BaseDataset):
 
     METAINFO = dict(classes=tuple('0123456789'))
     FILES = dict(train='train', test='t10k')
+    IMAGES = dict(train=60_000, test=10_000)
 
     def __init__(self, data_root: str, split: str = 'train', **kwargs) -> None:
         check_path('data_root', data_root)
@@ -54,6 +56,11 @@ class MNISTIdx(BaseDataset):
             raise ValueError(f'labels of {folder} must be 0 to 9, got {labels.max()}')
         if not len(images):
             raise ValueError(f'{folder} has no image in its {self.split} split')
+        if len(images) != self.IMAGES[self.split]:
+            warn(
+                f'{folder} has {len(images):,} images in its {self.split} split, not the '
+                f'{self.IMAGES[self.split]:,} of MNIST'
+            )
         return [
             dict(img=image, gt_label=int(label))
             for image, label in zip(images, labels, strict=True)

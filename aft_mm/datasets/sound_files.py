@@ -44,7 +44,7 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
         UnusableFile: If the file is missing, damaged, without sound or longer than
             :data:`MAX_SAMPLES`, or its rate is out of range or cannot be resampled.
     """
-    num_sound_frames(path, sample_rate)  # the header
+    read_header(path, sample_rate)
     parts, warnings = [], []
     with _opened(path) as file:
         announced, rate = file.frames, file.samplerate
@@ -63,7 +63,7 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
     if rate != sample_rate:
         from torchaudio.functional import resample
 
-        warnings.append(f'{rate} Hz are resampled to {sample_rate} Hz')
+        warnings.append(resampled(rate, sample_rate))
         mono = resample(torch.from_numpy(mono), rate, sample_rate).numpy()
     if not mono.any():
         warnings.append('a sound file is silent')
@@ -134,8 +134,12 @@ def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) 
     return np.concatenate(parts)
 
 
-def num_sound_frames(path: str, sample_rate: int) -> int:
-    """Return the frames of :func:`filter_banks`, if possible from the header; raises as reading."""
+def resampled(rate: int, sample_rate: int) -> str:
+    return f'{rate} Hz are resampled to {sample_rate} Hz'
+
+
+def read_header(path: str, sample_rate: int) -> tuple[int, int]:
+    """Return the frames of :func:`filter_banks` and the rate of the file [Hz]; raises as reading."""
     with _opened(path) as file:
         rate, frames = file.samplerate, file.frames
         low, high = RATES
@@ -162,7 +166,7 @@ def num_sound_frames(path: str, sample_rate: int) -> int:
             f'largest common divisor is {divisor}',
         )
     window, shift = int(WINDOW * sample_rate), int(SHIFT * sample_rate)
-    return 1 + max(0, samples - window) // shift
+    return 1 + max(0, samples - window) // shift, rate
 
 
 def read_mfc(path: str) -> np.ndarray:

@@ -101,12 +101,14 @@ class Utterances(FileDataset):
     ) -> int | None:
         """Return the frames after stacking, or None with a note."""
         try:
-            frames = self._load_step().num_frames(path)
+            frames, change = self._load_step().num_frames(path)
         except UnusableFile as error:
             if self.test_mode:
                 raise
             notes['utterance(s) cannot be read and are left out'].append(str(error).rstrip('.'))
             return None
+        if change:
+            notes[f'utterance(s) have another sample rate, {change}'].append(name)
         if self.max_frames is not None and frames > self.max_frames:
             if self.test_mode:
                 raise ValueError(

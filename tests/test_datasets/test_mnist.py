@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mmengine.registry import DATASETS, init_default_scope
 
-from aft_mm.datasets import MNISTIdx
+from aft_mm.datasets import MNISTIdx, mnist_idx
 
 
 def idx(array, code=8):
@@ -33,9 +33,18 @@ def digits(tmp_path):
 
 @pytest.mark.parametrize('folder', ['plain', 'packed'])
 @pytest.mark.parametrize(('split', 'prefix'), [('train', 'train'), ('test', 't10k')])
-def test_images_and_labels_are_those_of_the_files(tmp_path, digits, folder, split, prefix):
+def test_images_and_labels_are_those_of_the_files(
+    tmp_path, digits, folder, split, prefix, monkeypatch
+):
+    said = []
+    monkeypatch.setattr(mnist_idx, 'warn', said.append)
     dataset = MNISTIdx(str(tmp_path / folder), split)
     images, labels = digits[prefix]
+    official = dict(train='60,000', test='10,000')[split]
+    assert said == [
+        f'{tmp_path / folder} has {len(images)} images in its {split} split, not the {official} of '
+        'MNIST'
+    ]
     np.testing.assert_array_equal([sample['img'] for sample in dataset], images)
     assert [sample['gt_label'] for sample in dataset] == labels.tolist()
 

@@ -18,10 +18,11 @@ from ..sound_files import (
     filter_banks,
     num_kaldi_frames,
     num_mfc_frames,
-    num_sound_frames,
+    read_header,
     read_kaldi,
     read_mfc,
     read_sound,
+    resampled,
 )
 
 #: Smallest standard deviation; silence is constant.
@@ -52,13 +53,18 @@ class LoadUtterance(BaseTransform):
         self.num_mel_bins = num_mel_bins
         self.cache_dir = cache_dir
 
-    def num_frames(self, path: str) -> int:
-        """Return T from the header; raises UnusableFile as reading does."""
+    def num_frames(self, path: str) -> tuple[int, str]:
+        """Return T from the header, and a note if the rate is another one.
+
+        Raises:
+            UnusableFile: As reading does.
+        """
         if path.endswith('.mfc'):
-            return num_mfc_frames(path)
+            return num_mfc_frames(path), ''
         if is_kaldi(path):
-            return num_kaldi_frames(path)
-        return num_sound_frames(path, self.sample_rate)
+            return num_kaldi_frames(path), ''
+        frames, rate = read_header(path, self.sample_rate)
+        return frames, '' if rate == self.sample_rate else resampled(rate, self.sample_rate)
 
     def transform(self, results: dict) -> dict:
         path = results['path']
