@@ -239,7 +239,7 @@ class TestFiles:
 class TestNames:
     @every_config
     def test_mixer(self, name):
-        if name.startswith(('bi-lstm', 'tdnn')):
+        if name.startswith(('bi-lstm', 'tdnn', 'conformer')):
             return
         field, task = fields(name), TASK[name]
         mixer = dict(main_part(load(name).model).token_mixer)

@@ -37,8 +37,11 @@ class PointClouds(FileDataset):
         check_text('split', split)
         if classes != 'all':
             classes = [classes] if isinstance(classes, (str, int)) else classes
-            # --cfg-options reads the synset 02954340 as an int.
-            classes = [f'{name:08d}' if is_int(name) else name for name in classes]
+            # --cfg-options reads names of digits as int; the synset 02954340 has eight of them.
+            classes = [
+                str(name).zfill(8 if name >= 10**6 else 1) if is_int(name) else name
+                for name in classes
+            ]
             for name in classes:
                 check_text('classes', name)
         self.classes = classes

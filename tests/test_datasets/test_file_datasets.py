@@ -111,6 +111,7 @@ class TestPointClouds:
         """Chairs by synset, cars and a class of our own by name."""
         touch(tmp_path, *(f'03001627/{name}.npy' for name in ('train/b', 'train/a', 'val/c')))
         touch(tmp_path, 'car/train/d.pcd', 'car/train/notes.txt', 'teapot/train/e.ply')
+        touch(tmp_path, '12/train/f.npy')
         touch(tmp_path, 'splits/list.txt')
         return tmp_path
 
@@ -120,9 +121,15 @@ class TestPointClouds:
             (('chair',), 'train', ['a', 'b'], ['chair'] * 2),
             ('03001627', 'val', ['c'], ['chair']),
             (['teapot', 'car'], 'train', ['e', 'd'], ['teapot', 'car']),
-            ('all', 'train', ['a', 'b', 'd', 'e'], ['chair', 'chair', 'car', 'teapot']),
+            (
+                'all',
+                'train',
+                ['a', 'b', 'f', 'd', 'e'],
+                ['chair', 'chair', '12', 'car', 'teapot'],
+            ),
             ('all', 'val', ['c'], ['chair']),
             (3001627, 'val', ['c'], ['chair']),
+            ((3001627, 12), 'train', ['a', 'b', 'f'], ['chair', 'chair', '12']),
         ],
     )
     def test_classes_are_folders_or_classes_of_shapenet(self, root, classes, split, files, labels):
@@ -135,7 +142,7 @@ class TestPointClouds:
     @pytest.mark.parametrize(
         ('classes', 'split', 'message'),
         [
-            ('boat', 'train', "'boat' has no folder in data_root '.*', which has 03001627, car"),
+            ('boat', 'train', "'boat' has no folder in data_root '.*', which has 03001627, 12, car"),
             ('airplane', 'train', "class 'airplane' has no folder in data_root"),
             ('all', 'test', r"data_root '.*' has no folder <class>/test"),
             ('car', 'val', r"'car' has no point cloud \(.npy, .* .xyz\) in '.*/car/val'"),
