@@ -142,7 +142,11 @@ class TestPointClouds:
     @pytest.mark.parametrize(
         ('classes', 'split', 'message'),
         [
-            ('boat', 'train', "'boat' has no folder in data_root '.*', which has 03001627, 12, car"),
+            (
+                'boat',
+                'train',
+                "'boat' has no folder in data_root '.*', which has 03001627, 12, car",
+            ),
             ('airplane', 'train', "class 'airplane' has no folder in data_root"),
             ('all', 'test', r"data_root '.*' has no folder <class>/test"),
             ('car', 'val', r"'car' has no point cloud \(.npy, .* .xyz\) in '.*/car/val'"),

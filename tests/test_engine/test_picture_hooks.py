@@ -11,6 +11,7 @@ from PIL import Image
 
 from aft_mm.datasets import PackSequence
 from aft_mm.engine import PointCloudHook, SampleHook, SuperResolutionHook
+from aft_mm.engine.hooks import pictures
 from aft_mm.errors import UserError
 from aft_mm.structures import SequenceSample
 from aft_mm.visualization import (
@@ -214,6 +215,19 @@ def test_pictures_can_be_left_out():
         assert [name for name, _ in found] == expected
     hook = SuperResolutionHook(IMAGE, SOURCE, interval=1)
     assert draw(hook, make_runner(super_resolution_model())) == {}  # no validation images
+
+
+def test_pictures_that_need_validation_images_are_announced_as_missing(monkeypatch):
+    said = []
+    monkeypatch.setattr(pictures, 'warn', said.append)
+    model, shape, _ = build('grey')
+    for options in (dict(num_images=0), dict()):
+        SampleHook(shape, **options).before_train(make_runner(model))
+    SuperResolutionHook(IMAGE, SOURCE).before_train(make_runner(super_resolution_model()))
+    assert [line.partition(', because')[0] for line in said] == [
+        'SampleHook adds no completions',
+        'SuperResolutionHook adds no pictures',
+    ]
 
 
 def test_runs_that_cannot_sample_stop_before_training():

@@ -101,6 +101,8 @@ class SampleHook(SampleVisualizationHook):
 
     def before_train(self, runner: Runner) -> None:
         check_image_shape(task_model(runner), self.image_shape)
+        if self.num_images and runner.val_loop is None:
+            warn('SampleHook adds no completions, because the run has no validation images')
 
     def pictures(self, runner: Runner) -> Iterator[tuple[str, np.ndarray]]:
         model = task_model(runner)
