@@ -2,6 +2,8 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
 from PIL import Image
 
 from aft_mm.cli.commands import train as train_command
-from aft_mm.engine.preflight import check_same_classes
+from aft_mm.datasets import ImageFolder
+from aft_mm.engine.preflight import check_overlap, check_same_classes
 from aft_mm.errors import UserError
 from aft_mm.image_paths import IMAGE_SUFFIXES
 
@@ -180,6 +183,23 @@ def test_classes_in_another_order_are_refused():
     check_same_classes(Set(), Set('a'))  # a set that names none
     with pytest.raises(UserError, match='2 classes and the validation set 2.*their order differs'):
         check_same_classes(Set('a', 'b'), Set('b', 'a'))
+
+
+def test_validation_files_that_are_trained_on_are_announced(photos):
+    kinds = [ImageFolder(str(photos / 'photos' / kind)) for kind in ('cat', 'dog')]
+    both = ImageFolder(str(photos / 'photos'))
+
+    def said(trained, validated):
+        logger, loops = MagicMock(), {}
+        for name, dataset in dict(train_loop=trained, val_loop=validated).items():
+            loops[name] = dataset and SimpleNamespace(dataloader=SimpleNamespace(dataset=dataset))
+        check_overlap(Config(), SimpleNamespace(logger=logger, **loops))
+        return [call.args[0] for call in logger.warning.call_args_list]
+
+    assert said(*kinds) == said(both, None) == said([1], [1]) == []
+    (line,) = said(kinds[0], both)
+    assert line.startswith('8 of the 24 files of the validation set are also in the training set')
+    assert 'cat/sub/0.jpg' in line
 
 
 def test_a_text_file(train, tmp_path):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset
 from mmengine.runner import Runner
 
 from aft_mm.checkpoint import latest_checkpoint
@@ -22,6 +23,8 @@ from .hooks.pictures import SampleVisualizationHook
 from .hooks.training import RegularizationHook, penalised_layers
 from .runner import task_model
 
+#: Largest data set whose files are compared with those of the validation.
+MOST_COMPARED = 200_000
 SAMPLING_LOOPS = ('GenerationTestLoop', 'TranslationTestLoop')
 
 Check = Callable[[Config, Runner], None]
@@ -195,6 +198,28 @@ def check_same_classes(trained: Any, validated: Any) -> None:
         )
 
 
+def check_overlap(config: Config, runner: Runner) -> None:
+    """Warn if files of the validation set are also in the training set."""
+    if runner.val_loop is None:
+        return
+    loops = (runner.train_loop, runner.val_loop)
+    trained, validated = (sample_paths(loop.dataloader.dataset) for loop in loops)
+    if both := sorted(trained & validated):
+        runner.logger.warning(
+            f'{len(both)} of the {len(validated)} files of the validation set are also in the '
+            f'training set, such as {both[0]!r}: its metrics do not tell how the model does on new data'
+        )
+
+
+def sample_paths(dataset: Any) -> set[str]:
+    if not isinstance(dataset, BaseDataset) or len(dataset) > MOST_COMPARED:
+        return set()
+    infos = (dataset.get_data_info(index) for index in range(len(dataset)))
+    return {
+        info[key] for info in infos for key in ('img_path', 'path', 'points_path') if key in info
+    }
+
+
 def check_batch(config: Config, runner: Runner) -> None:
     loader = runner.train_loop.dataloader
     samples = len(loader.dataset)
@@ -267,6 +292,7 @@ TRAIN_CHECKS: Sequence[Check] = (
     check_steps,
     build_optimizer,
     check_classes,
+    check_overlap,
     check_batch,
     check_schedule,
 )
