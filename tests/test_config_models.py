@@ -330,7 +330,7 @@ class TestParameters:
             (names('image_classification', pattern='-mini.*40e_imagenette'), 5, 1.04),
             (names('image_classification', pattern='pathfinder'), 9, 1.002),
             (names('speech_recognition', pattern='an4-phonemes'), 7, 1.25),
-            (names('speech_recognition', pattern='fsdd'), 5, 1.03),
+            (names('speech_recognition', pattern='fsdd'), 6, 1.03),
             (names('machine_translation', pattern='mini'), 3, 1.005),
             (names('machine_translation', pattern='base'), 3, 1.005),
         ],
@@ -503,7 +503,7 @@ class TestExperiments:
             (names('super_resolution', pattern='aft-local2d-mini.*celeba'), 2, READERS),
             (names('speech_recognition', pattern='wsj'), 8, ['model', 'optim_wrapper.optimizer']),
             (names('speech_recognition', pattern='an4-phonemes'), 7, ['model']),
-            (names('speech_recognition', pattern='fsdd'), 5, ['model']),
+            (names('speech_recognition', pattern='fsdd'), 6, ['model']),
             (names('machine_translation', pattern='base'), 3, [MIXER]),
             (names('machine_translation', pattern='mini'), 3, [MIXER]),
             *(

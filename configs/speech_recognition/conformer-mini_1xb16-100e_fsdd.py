@@ -6,8 +6,9 @@ model = dict(
         _delete_=True,
         type='aft_mm.ConformerEncoder',
         num_features=120,
-        embed_dims=84,
+        embed_dims=81,
         num_layers=2,
+        num_heads=3,
     ),
-    head=dict(embed_dims=84),
+    head=dict(embed_dims=81),
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int, check_probability, check_sizes, refuse
@@ -104,7 +105,8 @@ class ConformerEncoder(BaseModule):
         check_probability('drop_rate', drop_rate)
         (size,) = check_kernel(kernel_size, (1,))
         try:
-            from torchaudio.models import Conformer
+            with torch.device('cpu'):  # the import creates tensors, which must not be meta
+                from torchaudio.models import Conformer
         except ImportError as error:
             raise ValueError(
                 'ConformerEncoder needs torchaudio, which pip install aft_mm[speech] installs'
