@@ -202,6 +202,7 @@ def test_long_sequences_are_compared_with_eager_in_float64(monkeypatch):
 
 def test_runtimes(tmp_path, monkeypatch):
     assert benchmark_runtimes.error_reason('bfloat16', 1e-6).startswith('ran in float32')
+    assert benchmark_runtimes.error_reason('int8', 1e-6).startswith('has no int8 product')
     path, names = tmp_path / 'out.json', ['bound-tiny-h32-k3', 'aft-tiny-h32-k3']
     monkeypatch.setattr(benchmark_runtimes, 'in_fresh_process', lambda *args: dict(peak_mib=1.0))
     monkeypatch.setattr(benchmark_runtimes, 'line', str)

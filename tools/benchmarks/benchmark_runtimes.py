@@ -131,6 +131,8 @@ def error_reason(dtype: str, error: float) -> str | None:
         return f'wrong by {error:.1e}, more than {TOLERANCE[dtype]}'
     if dtype == 'bfloat16' and error < LEAST_ERROR:
         return f'ran in float32, as the error is {error:.1e}'
+    if dtype == 'int8' and error < LEAST_ERROR:
+        return f'has no int8 product, as the error is {error:.1e}'
     return None
 
 

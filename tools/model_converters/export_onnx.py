@@ -95,6 +95,7 @@ from exported_graphs import Call, Decoder, Graph, Transcriber, check_decoder, ch
 from graph_files import (
     OPSET,
     PACKAGES,
+    RUNTIMES,
     check_loops,
     check_packages,
     library_of,
@@ -473,6 +474,20 @@ def make_exportable(
     return OneInput(exported, names, size, patch, smallest), about
 
 
+def run_and_check(exportable: Exportable, paths: Sequence[Path]) -> float:
+    """Return the result of :func:`check`; a runtime that fails has a one-line error."""
+    try:
+        return check(exportable, paths)
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # runtimes have types of their own
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        runtime, others = RUNTIMES[paths[0].suffix], [x for x in RUNTIMES if x != paths[0].suffix]
+        raise UserError(
+            f'{runtime} cannot run the graph, try {" or ".join(others)}: {lines[0]}'
+        ) from error
+
+
 def export(args: argparse.Namespace) -> str:
     config = check_args(args)
     _, model = load_model(config, args.checkpoint, device='cpu')
@@ -494,7 +509,7 @@ def export(args: argparse.Namespace) -> str:
             if args.loops:
                 write_library(path)
             write(program, graph, path)
-        difference = check(exportable, paths)
+        difference = run_and_check(exportable, paths)
         if args.bfloat16:
             round_inputs_of_loops(*paths)
             change = check_rounded(exportable, paths, 'bfloat16')

@@ -19,6 +19,8 @@ from aft_mm.models.block_stack import BlockStack
 # Inputs by name.
 Call = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
 
+# torch cannot trace the first, and padding is part of the groups of the second.
+OF_ONE_LENGTH = (mixers.LSTM, mixers.LSHAttention)
 STEPPED = (
     mixers.AFTConv,
     mixers.AFTFull,
@@ -306,4 +308,9 @@ def check_encoder(encoder: nn.Module | None, config: str) -> None:
     if encoder is not None and not isinstance(encoder, BlockStack):
         raise UserError(
             f'the encoder of {config} must be aft_mm.SequenceEncoder, got {type(encoder).__name__}'
+        )
+    if encoder is not None and isinstance(mixer := mixer_of(encoder), OF_ONE_LENGTH):
+        raise UserError(
+            f'the mixer of the encoder of {config} must be one whose graph reads inputs of any length, '
+            f'got {type(mixer).__name__}'
         )
