@@ -316,3 +316,23 @@ def test_the_backbone_compiles_without_graph_breaks(mixer):
 )
 def test_bad_arguments_raise_a_one_line_error(config, message):
     refuses(message, MODELS.build, dict(type='aft_mm.AFTViT', **{'arch': ARCH, **config}))
+
+
+def test_features_of_a_megapixel_equal_those_in_float64(monkeypatch):
+    model = AFTViT(
+        arch=dict(embed_dims=192, num_layers=2),
+        img_size=1024,
+        patch_size=16,
+        out_type='featmap',
+        **conv(32, 11),
+    ).eval()
+    for name, parameter in model.named_parameters():
+        if 'pos_bias' in name:
+            nn.init.normal_(parameter, std=0.5)
+    image = torch.randn(1, 3, 1024, 1024)
+    with torch.no_grad():
+        (found,) = model(image)
+        monkeypatch.setenv('AFT_MM_BACKEND', 'eager')
+        (expected,) = model.double()(image.double())
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found.double(), expected, atol=1e-3 * expected.std().item(), rtol=0)
