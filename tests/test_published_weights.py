@@ -210,14 +210,14 @@ def test_seeds_share_a_model_card_with_their_test_metrics(tool, tmp_path):
     for seed, accuracy in enumerate((97.0, 98.0, 99.0)):
         run = tmp_path / f'run{seed}'
         run.mkdir()
-        command = f'aft_mm train a --amp --cfg-options randomness.seed={seed}'
+        command = 'aft_mm train a --amp' + f' --cfg-options randomness.seed={seed}' * (seed > 0)
         meta = dict(iter=4, seed=seed, experiment_name='a_20261122_080606', cfg=config)
         hub = dict(runtime_info=dict(command=command))
         weights = nn.Linear(3, 2).state_dict()
         state = dict(state_dict=weights, meta=meta, message_hub=hub, optimizer={})
         torch.save(state, run / 'epoch_2.pth')
         (run / 'last_checkpoint').write_text(str(run / 'epoch_2.pth'))
-        (run / 'metrics.json').write_text(json.dumps(dict(top1=accuracy)))
+        (run / 'metrics.json').write_text(json.dumps(dict(top1=accuracy, top5=100.0)))
     runs = [str(tmp_path / f'run{seed}') for seed in range(3)]
     module.main([*runs, '--out', str(tmp_path / 'out')])
     entries = json.loads((tmp_path / 'out/weights.json').read_text())
@@ -225,7 +225,10 @@ def test_seeds_share_a_model_card_with_their_test_metrics(tool, tmp_path):
     assert {entry['split'] for entry in entries} == {'test'}
     card = (tmp_path / 'out/a.md').read_text()
     # 4.303, the 97.5 % quantile of Student's t for two degrees of freedom, over the root of 3
-    assert '- top1: 98 ± 2.5\n' in card and "- optimizer: dict(lr=0.5, type='AdamW')" in card
+    assert (
+        '- top1: 98 ± 2.5\n- top5: 100 ± 0\n' in card
+        and "- optimizer: dict(lr=0.5, type='AdamW')" in card
+    )
     assert (
         'handwritten digits' in card
         and '`aft_mm train a --amp --cfg-options randomness.seed=1`' in card

@@ -54,7 +54,6 @@ from verdicts import mean_interval
 from aft_mm.checkpoint import latest_checkpoint, load_from_local
 from aft_mm.registry import register_safe_loading
 
-SEED = re.compile(r'( --cfg-options)? randomness\.seed=\d+')
 LISTED = ('license', 'command', 'seed', 'split', 'metrics', 'epoch', 'iter')
 CONFIGS = Path(__file__).parents[2] / 'configs'
 
@@ -92,6 +91,10 @@ def release(work_dir: str, out: Path, license: str | None) -> tuple[list[dict], 
     return entries, meta.get('cfg', '')
 
 
+def without_seed(command: str) -> str:
+    return re.sub(r' randomness\.seed=\d+', '', command).removesuffix(' --cfg-options')
+
+
 def model_card(name: str, entries: Sequence[Mapping], config: str) -> str:
     """Return the Markdown card of the runs of one config, of which `config` is the text."""
     runs = [entry for entry in entries if entry['file'].endswith('.safetensors')]
@@ -112,11 +115,13 @@ def model_card(name: str, entries: Sequence[Mapping], config: str) -> str:
         cells = [run['file'], f'`{run.get("command", "")}`', run.get('iter', '')]
         lines.append('| ' + ' | '.join(map(str, [*cells, run.get('split', ''), metrics])) + ' |')
     # Runs with other options than the seed are not averaged.
-    recipes = {(SEED.sub('', run.get('command', '')), run.get('split')) for run in runs}
+    recipes = {(without_seed(run.get('command', '')), run.get('split')) for run in runs}
     if len(runs) > 1 and len(recipes) == 1 and 'metrics' in runs[0]:
         lines += ['', f'Mean of {len(runs)} seeds, ± half a 95 % interval:', '']
         for metric in runs[0]['metrics']:
-            low, high = mean_interval([run['metrics'][metric] for run in runs])
+            values = [run['metrics'][metric] for run in runs]
+            # Student's interval of equal values is not defined.
+            low, high = mean_interval(values) if len({*values}) > 1 else values[:2]
             lines.append(f'- {metric}: {(low + high) / 2:.4g} ± {(high - low) / 2:.2g}')
     lines += ['', 'sha256:', '', *(f'    {entry["sha256"]}  {entry["file"]}' for entry in entries)]
     return '\n'.join([*lines, '', f'Use: `aft_mm test {name} {runs[0]["file"]}`', ''])
