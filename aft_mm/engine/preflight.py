@@ -25,6 +25,8 @@ from .runner import task_model
 
 #: Largest data set whose files are compared with those of the validation.
 MOST_COMPARED = 200_000
+#: Entries of a sample that name its file.
+PATHS = ('img_path', 'path', 'points_path')
 SAMPLING_LOOPS = ('GenerationTestLoop', 'TranslationTestLoop')
 
 Check = Callable[[Config, Runner], None]
@@ -202,9 +204,10 @@ def check_overlap(config: Config, runner: Runner) -> None:
     """Warn if files of the validation set are also in the training set."""
     if runner.val_loop is None:
         return
-    loops = (runner.train_loop, runner.val_loop)
-    trained, validated = (sample_paths(loop.dataloader.dataset) for loop in loops)
-    if both := sorted(trained & validated):
+    validated = sample_paths(runner.val_loop.dataloader.dataset)
+    if not validated:
+        return
+    if both := sorted(validated & sample_paths(runner.train_loop.dataloader.dataset)):
         runner.logger.warning(
             f'{len(both)} of the {len(validated)} files of the validation set are also in the '
             f'training set, such as {both[0]!r}: its metrics do not tell how the model does on new data'
@@ -212,12 +215,12 @@ def check_overlap(config: Config, runner: Runner) -> None:
 
 
 def sample_paths(dataset: Any) -> set[str]:
-    if not isinstance(dataset, BaseDataset) or len(dataset) > MOST_COMPARED:
+    """Return the files of a data set, none if its samples are not files or too many."""
+    if not isinstance(dataset, BaseDataset) or not 0 < len(dataset) <= MOST_COMPARED:
         return set()
-    infos = (dataset.get_data_info(index) for index in range(len(dataset)))
-    return {
-        info[key] for info in infos for key in ('img_path', 'path', 'points_path') if key in info
-    }
+    # Samples that hold an image itself take longer to read.
+    key = next((key for key in PATHS if key in dataset.get_data_info(0)), None)
+    return {dataset.get_data_info(index)[key] for index in range(len(dataset))} if key else set()
 
 
 def check_batch(config: Config, runner: Runner) -> None:
