@@ -272,6 +272,30 @@ class OneInput:
 Exportable = OneInput | Decoder | Transcriber
 
 
+def outputs_of(
+    exportable: Exportable, paths: Sequence[Path]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield cases, with the outputs of the model and of the files.
+
+    Raises:
+        UserError: The runtime fails.
+    """
+    try:
+        calls = {
+            graph.name: load(path, graph)
+            for graph, path in zip(exportable.graphs, paths, strict=True)
+        }
+        yield from exportable.cases(calls)
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # runtimes have types of their own
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        runtime, others = RUNTIMES[paths[0].suffix], [x for x in RUNTIMES if x != paths[0].suffix]
+        raise UserError(
+            f'{runtime} cannot run the graph, try {" or ".join(others)}: {lines[0]}'
+        ) from error
+
+
 @torch.no_grad()
 def check(exportable: Exportable, paths: Sequence[Path]) -> float:
     """Compare files with the model on other inputs and return the largest difference.
@@ -279,11 +303,8 @@ def check(exportable: Exportable, paths: Sequence[Path]) -> float:
     Raises:
         UserError: It exceeds 1e-4 times the largest output, or times 1.
     """
-    calls = {
-        graph.name: load(path, graph) for graph, path in zip(exportable.graphs, paths, strict=True)
-    }
     worst = 0.0
-    for name, ours, theirs in exportable.cases(calls):
+    for name, ours, theirs in outputs_of(exportable, paths):
         difference = (ours - theirs).abs().max().item()
         if not difference <= TOLERANCE * max(1.0, ours.abs().max().item()):
             files = ', '.join(repr(str(path)) for path in paths)
@@ -297,11 +318,8 @@ def check(exportable: Exportable, paths: Sequence[Path]) -> float:
 
 @torch.no_grad()
 def check_rounded(exportable: Exportable, paths: Sequence[Path], option: str) -> float:
-    calls = {
-        graph.name: load(path, graph) for graph, path in zip(exportable.graphs, paths, strict=True)
-    }
     changes, outputs = [], []
-    for _, ours, theirs in exportable.cases(calls):
+    for _, ours, theirs in outputs_of(exportable, paths):
         changes.append((ours - theirs).flatten())
         outputs.append((ours - ours.mean()).flatten())
     change = (torch.cat(changes).square().mean() / torch.cat(outputs).square().mean()).sqrt().item()
@@ -474,20 +492,6 @@ def make_exportable(
     return OneInput(exported, names, size, patch, smallest), about
 
 
-def run_and_check(exportable: Exportable, paths: Sequence[Path]) -> float:
-    """Return the result of :func:`check`; a runtime that fails has a one-line error."""
-    try:
-        return check(exportable, paths)
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:  # runtimes have types of their own
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        runtime, others = RUNTIMES[paths[0].suffix], [x for x in RUNTIMES if x != paths[0].suffix]
-        raise UserError(
-            f'{runtime} cannot run the graph, try {" or ".join(others)}: {lines[0]}'
-        ) from error
-
-
 def export(args: argparse.Namespace) -> str:
     config = check_args(args)
     _, model = load_model(config, args.checkpoint, device='cpu')
@@ -509,7 +513,7 @@ def export(args: argparse.Namespace) -> str:
             if args.loops:
                 write_library(path)
             write(program, graph, path)
-        difference = run_and_check(exportable, paths)
+        difference = check(exportable, paths)
         if args.bfloat16:
             round_inputs_of_loops(*paths)
             change = check_rounded(exportable, paths, 'bfloat16')

@@ -305,11 +305,13 @@ def check_decoder(model: nn.Module, config: str) -> None:
 
 
 def check_encoder(encoder: nn.Module | None, config: str) -> None:
-    if encoder is not None and not isinstance(encoder, BlockStack):
+    if encoder is None:
+        return
+    if not isinstance(encoder, BlockStack):
         raise UserError(
             f'the encoder of {config} must be aft_mm.SequenceEncoder, got {type(encoder).__name__}'
         )
-    if encoder is not None and isinstance(mixer := mixer_of(encoder), OF_ONE_LENGTH):
+    if isinstance(mixer := mixer_of(encoder), OF_ONE_LENGTH):
         raise UserError(
             f'the mixer of the encoder of {config} must be one whose graph reads inputs of any length, '
             f'got {type(mixer).__name__}'
