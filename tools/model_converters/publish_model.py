@@ -79,6 +79,11 @@ def choose_weights(checkpoint: Mapping, path: str, ema: bool) -> dict[str, Tenso
     return {**weights, **trained}
 
 
+def run_name(meta: Mapping[str, Any]) -> str:
+    """Return the name of the config; mmengine names a run by it and the start time."""
+    return re.sub(r'_\d{8}_\d{6}$', '', meta.get('experiment_name', ''))
+
+
 def publish(
     checkpoint: Mapping,
     path: str,
@@ -100,8 +105,7 @@ def publish(
     published['license'] = license or weights_license(meta.get('cfg', ''))
     if metrics:
         published['metrics'] = dict(metrics)
-    # mmengine names a run by its config and start time.
-    name = re.sub(r'_\d{8}_\d{6}$', '', meta.get('experiment_name', ''))
+    name = run_name(meta)
     hub = checkpoint.get('message_hub') or {}
     command = command or hub.get('runtime_info', {}).get('command')
     if command or name:

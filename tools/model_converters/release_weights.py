@@ -47,7 +47,7 @@ if __name__ == '__main__':
 sys.path.append(str(Path(__file__).parents[1] / 'analysis_tools'))
 
 from data_licenses import setting, training_data
-from publish_model import publish, read_metrics, save
+from publish_model import publish, read_metrics, run_name, save
 from run_logs import read_scalars, validated_metrics, validations
 from verdicts import mean_interval
 
@@ -81,7 +81,7 @@ def release(work_dir: str, out: Path, license: str | None) -> tuple[list[dict], 
     meta = published['meta']
     if metrics:
         meta['split'] = split
-    name = re.sub(r'_\d{8}_\d{6}$', '', meta.get('experiment_name', Path(work_dir).name))
+    name = run_name(meta) or Path(work_dir).name
     known = {key: meta[key] for key in LISTED if key in meta}
     seed = f'_seed{meta["seed"]}' if 'seed' in meta else ''
     entries = [
