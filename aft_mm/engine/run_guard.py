@@ -1,5 +1,6 @@
 """Signals stop a run with a checkpoint, failures of the machine with one line."""
 
+import argparse
 import errno
 import logging
 import re
@@ -125,7 +126,9 @@ class Run:
     def command(self) -> str:
         if self.runner is not None and self.runner.distributed:
             return 'start it again with --resume'  # the launcher's arguments are not known here
-        return f'run: {shlex.join([*_program(), *_with_resume(self.argv)])}'
+        return (
+            f'run: {shlex.join([*_program(), *without_options(self.argv, "--resume"), "--resume"])}'
+        )
 
 
 def _program() -> list[str]:
@@ -137,16 +140,12 @@ def _program() -> list[str]:
     return ['python', str(path) if path.name == 'train.py' else 'tools/train.py']
 
 
-def _with_resume(argv: Sequence[str]) -> list[str]:
-    arguments: list[str] = []
-    names_checkpoint = False
-    for argument in argv:
-        if not (
-            argument.startswith('--resume') or names_checkpoint and not argument.startswith('-')
-        ):
-            arguments.append(argument)
-        names_checkpoint = argument == '--resume'
-    return [*arguments, '--resume']
+def without_options(argv: Sequence[str], *options: str) -> list[str]:
+    """Return the words of a command without these options and their value, if they have one."""
+    parser = argparse.ArgumentParser(add_help=False)
+    for option in options:
+        parser.add_argument(option, nargs='?')
+    return parser.parse_known_args(argv)[1]
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from aft_mm.engine import (
 )
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.engine.preflight import TRAIN_CHECKS, check_start, check_torchvision, choose_checkpoint
-from aft_mm.engine.run_guard import Run
+from aft_mm.engine.run_guard import Run, without_options
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
 from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
@@ -41,6 +41,8 @@ USES = {
     'point_cloud': ('sample', '--out sample.ply'),
     'image_shape': ('sample', '--out sample.png'),
 }
+#: Options that do not change the result.
+OF_ONE_RUN = ('--resume', '--work-dir', '--launcher', '--local-rank', '--local_rank')
 #: Size of a validation set up to which its confusion matrix is plotted.
 MOST_CLASSIFIED = 10_000
 
@@ -99,11 +101,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
 
 def command_of(args: argparse.Namespace) -> str:
     """Return the command with the options that change the result, and the config's file name."""
-    of_one_run = argparse.ArgumentParser(add_help=False)
-    of_one_run.add_argument('--resume', nargs='?')
-    for option in ('--work-dir', '--launcher', '--local-rank', '--local_rank'):
-        of_one_run.add_argument(option)
-    _, words = of_one_run.parse_known_args(args.argv)
+    words = without_options(args.argv, *OF_ONE_RUN)
     name = Path(args.config).name
     words = [name.removesuffix('.py') if Path(word).name == name else word for word in words]
     return shlex.join(['aft_mm', 'train', *words])
