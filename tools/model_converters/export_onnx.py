@@ -118,7 +118,8 @@ from torch.utils.data import DataLoader
 from torchvision.ops import nms
 
 from aft_mm.apis import load_model
-from aft_mm.apis.loading import task_of
+from aft_mm.apis.loading import build_model, task_of
+from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data, read_config
 from aft_mm.errors import CONFIG_ERRORS
 from aft_mm.layers import ConvPatchEmbedding
@@ -449,7 +450,10 @@ def image_size(config: Config) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
-def smallest_side(backbone: AFTViT) -> int:
+def smallest_side(args: argparse.Namespace, backbone: AFTViT) -> int:
+    patch = backbone.patch_embed.patch_size
+    if not args.dynamic:
+        return patch
     mixer = backbone.layers[0].token_mixer
     if not isinstance(mixer, ANY_SIZE):
         allowed = ', '.join(kind.__name__ for kind in ANY_SIZE)
@@ -457,18 +461,31 @@ def smallest_side(backbone: AFTViT) -> int:
     if isinstance(backbone.patch_embed, ConvPatchEmbedding):
         raise UserError('--dynamic needs the patch embedding of conv_stem=False, got True')
     # A grid with one row or column has another graph, since torch broadcasts sizes of 1.
-    return backbone.patch_embed.patch_size + 1
+    return patch + 1
+
+
+def check_model(args: argparse.Namespace, config: Config, model: nn.Module) -> None:
+    """Raise a UserError for a model without a graph; its weights may be missing."""
+    if args.steps:
+        check_decoder(model, args.config)
+    elif kind_of(config) == 'CTCModel':
+        check_encoder(model.encoder, args.config)
+    elif kind_of(config) != 'AutoregressiveModel':
+        if not args.backbone:
+            KINDS[kind_of(config)][0](model)
+        height, width = args.size or image_size(config)
+        smallest = smallest_side(args, model.backbone)
+        if min(height, width) < smallest:
+            raise UserError(f'--size must be at least {smallest}, got {height} {width}')
 
 
 def make_exportable(
     args: argparse.Namespace, config: Config, model: nn.Module
 ) -> tuple[Exportable, str]:
     if args.steps:
-        check_decoder(model, args.config)
         decoder = Decoder(model)
         return decoder, f'tokens [1, 0 to {decoder.longest}] to scores and state'
     if kind_of(config) == 'CTCModel':
-        check_encoder(model.encoder, args.config)
         transcriber = Transcriber(model)
         return transcriber, f'frames [B, 1 to {transcriber.longest}, F] to log_probs'
     wrapper, names = KINDS[kind_of(config)] if not args.backbone else (Exported, [])
@@ -479,9 +496,7 @@ def make_exportable(
     backbone = model.backbone
     height, width = args.size or image_size(config)
     patch, channels = backbone.patch_embed.patch_size, backbone.patch_embed.in_channels
-    smallest = smallest_side(backbone) if args.dynamic else None
-    if min(height, width) < (smallest or patch):
-        raise UserError(f'--size must be at least {smallest or patch}, got {height} {width}')
+    smallest = smallest_side(args, backbone) if args.dynamic else None
     names = ['image', *(names or [f'map{index}' for index in backbone.out_indices])]
     size = (2 if args.dynamic else 1, channels, height, width)
     exported = wrapper(backbone if args.backbone else model).eval()
@@ -494,6 +509,9 @@ def make_exportable(
 
 def export(args: argparse.Namespace) -> str:
     config = check_args(args)
+    check_checkpoint(args.checkpoint)
+    with torch.device('meta'):  # before the checkpoint is read
+        check_model(args, config, build_model(config))
     _, model = load_model(config, args.checkpoint, device='cpu')
     exportable, sizes = make_exportable(args, config, model)
     loader = build_loader(config, 'test') if args.test else None
