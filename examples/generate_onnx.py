@@ -27,8 +27,11 @@ if __name__ == '__main__':
     parser.add_argument('prompt', help='OUT-prompt.onnx')
     parser.add_argument('step', help='OUT-step.onnx')
     parser.add_argument('text')
-    parser.add_argument('length', type=int, help='bytes in all, up to those of the position table')
+    parser.add_argument('length', type=int, help='bytes in all, with the text')
     args = parser.parse_args()
     sessions = [onnxruntime.InferenceSession(path) for path in (args.prompt, args.step)]
     start = np.frombuffer(args.text.encode(), np.uint8)[None].astype(np.int64)
+    longest = int(sessions[0].get_modelmeta().custom_metadata_map['longest_prompt']) + 1
+    if not start.size < args.length <= longest:
+        parser.error(f'length must be {start.size + 1} to {longest}, got {args.length}')
     print(bytes(generate(*sessions, start, args.length)[0].tolist()).decode(errors='replace'))

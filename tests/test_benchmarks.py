@@ -26,6 +26,7 @@ import training_step
 from op_cases import CASES, sized
 from op_costs import compulsory_bytes, operations
 from rivals import RIVALS, Rival
+from torch import nn
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
@@ -220,6 +221,29 @@ def test_runtimes(tmp_path, monkeypatch):
     best = {row['best_of']: row for row in rows if row.get('of') == 'float32'}
     assert best[names[0]]['speed_vs_bound-tiny-h32-k3'] == 1
     assert best[names[1]]['images_per_second'] > 0
+
+
+@pytest.mark.slow
+def test_compiled_runtimes(tmp_path, monkeypatch):
+    path = tmp_path / 'out.json'
+
+    def build(name, size, dtype):
+        torch.manual_seed(0)
+        layers = nn.Conv2d(3, 8, 4, 4), nn.Flatten(), nn.Linear(8 * (size // 4) ** 2, 5)
+        return nn.Sequential(*layers).eval().to(getattr(torch, dtype))
+
+    monkeypatch.setattr(benchmark_runtimes, 'build', build)
+    monkeypatch.setattr(benchmark_runtimes, 'in_fresh_process', lambda *args: dict(peak_mib=1.0))
+    monkeypatch.setattr(benchmark_runtimes, 'line', str)
+    more = ['--size', '32', '--batch', '2', '--dtype', 'bfloat16', *COMMON]
+    more += ['--models', 'deit-tiny', '--runtimes', 'compiled', 'aoti', '--json', str(path)]
+    benchmark_runtimes.main(more)
+    rows = {row['runtime']: row for row in rows_of(path) if 'model' in row}
+    for runtime in ('compiled', 'aoti'):
+        row = rows[runtime]
+        assert 'reason' not in row, row
+        assert benchmark_runtimes.LEAST_ERROR < row['error'] < 5e-2
+        assert row['images_per_second'] > 0
 
 
 def test_efficiency(tmp_path, monkeypatch):

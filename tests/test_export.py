@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -207,7 +209,9 @@ def save(folder, text):
     ],
     ids=['local', 'softmax'],
 )
-def test_a_loop_without_torch_continues_prompts_like_the_model(mixer, layers, tool, tmp_path):
+def test_a_loop_without_torch_continues_prompts_like_the_model(
+    mixer, layers, tool, tmp_path, monkeypatch, capsys
+):
     import onnxruntime
 
     values = 'num_classes=11'
@@ -215,16 +219,18 @@ def test_a_loop_without_torch_continues_prompts_like_the_model(mixer, layers, to
     text = text.replace('num_layers=2', f'num_layers={layers}')
     config, checkpoint, model = save(tmp_path, text)
     tool.main([config, checkpoint, str(tmp_path / 'model.onnx'), '--steps'])
-    sessions = [
-        onnxruntime.InferenceSession(str(tmp_path / f'model-{name}.onnx'))
-        for name in ('prompt', 'step')
-    ]
+    paths = [str(tmp_path / f'model-{name}.onnx') for name in ('prompt', 'step')]
+    sessions = [onnxruntime.InferenceSession(path) for path in paths]
     loop = load_script('examples/generate_onnx')
     for length in (1, 6):
         prompts = torch.randint(11, (1, length))
         expected = model.generate(20, prompts, greedy=True)
         assert len(expected[:, length:].unique()) > 1
         assert loop.generate(*sessions, prompts.numpy(), 20).tolist() == expected.tolist()
+    monkeypatch.setattr(sys, 'argv', ['', *paths, 'ab', '21'])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(ROOT / 'examples/generate_onnx.py'), run_name='__main__')
+    assert 'length must be 3 to 20, got 21' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('suffix', ['pt2', pytest.param('xml', marks=needs_onnx)])

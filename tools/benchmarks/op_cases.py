@@ -72,8 +72,10 @@ def _full(batch, tokens, channels, causal=False, **more) -> BenchmarkCase:
     return sized(full(tokens, causal=causal, channels=channels), batch, **more)
 
 
-def _local(batch, tokens, channels, window, causal=True, make=local, **more) -> BenchmarkCase:
-    case = make(tokens, window, causal=causal, rank=RANK, channels=channels)
+def _local(
+    batch, tokens, channels, window, grid=None, causal=True, make=local, **more
+) -> BenchmarkCase:
+    case = make(tokens, window, grid, causal=causal, rank=RANK, channels=channels)
     return sized(case, batch, **more)
 
 
@@ -126,6 +128,13 @@ CASES: dict[str, BenchmarkCase] = {
     'conv-b2-50x84-d256-h256-k27': _conv(2, (50, 84), 256, 256, 27, rivals=('softmax',)),
     # Tiles of a slide, with gaps.
     'conv-b1-400x400-d192-h32-k11-kept100000': _conv(1, (400, 400), 192, 32, 11, kept=100_000),
+    'conv-b1-100x100-d192-h32-k11-kept6250': _conv(1, (100, 100), 192, 32, 11, kept=6_250),
+    'local-b1-100x100-d192-s6-kept6250': _local(
+        1, 10_000, 192, 6, (100, 100), causal=False, kept=6_250
+    ),
+    'window-b1-100x100-d192-s12x12-kept6250': _hard(
+        1, 10_000, 192, (12, 12), (100, 100), kept=6_250
+    ),
     'window-b8-t1024-d512-s32': _hard(8, 1024, 512, 32, rivals=('softmax-causal',)),
     'window-b2-32x96-d256-s16x16': _hard(
         2, 3072, 256, (16, 16), (32, 96), rivals=('softmax-causal',)

@@ -38,8 +38,8 @@ CHECKED_STEPS = 4
 class Graph(NamedTuple):
     """A function of tensors, and how it is exported.
 
-    `name` is the suffix of the file, such as 'step', `inputs` are examples, and `dynamic` the open
-    axes of each input, in order.
+    `name` is the suffix of the file, such as 'step', `inputs` are examples, `dynamic` the open axes
+    of each input, in order, and `metadata` texts for OUT.onnx.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Graph(NamedTuple):
     inputs: dict[str, Tensor]
     outputs: list[str]
     dynamic: list[dict[int, Any]] | None = None
+    metadata: Mapping[str, str] = {}
 
 
 def mixer_of(stack: BlockStack) -> TokenMixer:
@@ -220,7 +221,8 @@ class Decoder:
             _, *state = prompt(*inputs.values())
         layout = prompt.layout
         names = [*layout.names, *layout.memory_names]
-        self.prompt = Graph('prompt', prompt, inputs, ['scores', *names], axes)
+        metadata = dict(longest_prompt=str(longest))
+        self.prompt = Graph('prompt', prompt, inputs, ['scores', *names], axes, metadata)
         cached = {} if prompt.pad else {2: Dim('cached', min=1, max=longest)}
         memory = {} if prompt.encoder is None or prompt.encoder.pad else source
         axes = [{}, *[cached] * (len(layout.names) - 1), {}]

@@ -178,6 +178,7 @@ def write(program: ExportedProgram, graph: Graph, path: Path) -> None:
         output_names=graph.outputs,
         verbose=False,
     )
+    onnx_program.model.metadata_props.update(graph.metadata)
     if path.suffix == '.onnx':
         onnx_program.save(str(path), external_data=False)
         return
