@@ -325,8 +325,8 @@ class TestParameters:
         [
             (names('image_classification', pattern='-mini.*8e_cifar10'), 3, 1.04),
             (names('image_classification', pattern='-mini.*7e.*cifar10full'), 5, 1.002),
-            (names('synthetic_tasks', pattern='mqar'), 11, 1.002),
-            (names('synthetic_tasks', pattern='listops'), 11, 1.002),
+            (names('synthetic_tasks', pattern='mqar'), 16, 1.002),
+            (names('synthetic_tasks', pattern='listops'), 16, 1.002),
             (names('image_classification', pattern='-mini.*40e_imagenette'), 5, 1.04),
             (names('image_classification', pattern='pathfinder'), 9, 1.002),
             (names('speech_recognition', pattern='an4-phonemes'), 7, 1.25),
@@ -487,8 +487,16 @@ class TestExperiments:
                 26,
                 [MIXER, 'model.decoder.mlp_ratio'],
             ),
-            (names('synthetic_tasks', pattern='mqar'), 11, [MIXER, 'model.decoder.mlp_ratio']),
-            (names('synthetic_tasks', pattern='listops'), 11, [MIXER, 'model.decoder.mlp_ratio']),
+            (
+                names('synthetic_tasks', pattern='mini.*mqar'),
+                15,
+                [MIXER, 'model.decoder.mlp_ratio'],
+            ),
+            (
+                names('synthetic_tasks', pattern='mini.*listops'),
+                15,
+                [MIXER, 'model.decoder.mlp_ratio'],
+            ),
             (
                 names('image_classification', pattern='pathfinder'),
                 9,

@@ -1,0 +1,16 @@
+_base_ = './transformer-mini_1xb64-2e_mqar-t16.py'
+
+# An MLP of 160 channels, for equal parameters.
+model = dict(
+    decoder=dict(
+        mlp_ratio=160 / 64,
+        token_mixer=dict(
+            _delete_=True,
+            type='aft_mm.LSHAttention',
+            num_heads=1,
+            num_rounds=4,
+            num_buckets=4,
+            chunk_size=4,
+        ),
+    )
+)
