@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import os
 import re
 from pathlib import Path
 
@@ -221,6 +222,16 @@ def test_runtimes(tmp_path, monkeypatch):
     best = {row['best_of']: row for row in rows if row.get('of') == 'float32'}
     assert best[names[0]]['speed_vs_bound-tiny-h32-k3'] == 1
     assert best[names[1]]['images_per_second'] > 0
+
+
+def test_a_runtime_that_crashes_gets_a_reason(tmp_path, monkeypatch):
+    path = tmp_path / 'out.json'
+    fresh = measuring.in_fresh_process
+    monkeypatch.setattr(benchmark_runtimes, 'in_fresh_process', lambda *args: fresh(os.abort))
+    more = ['--size', '32', '--batch', '1', '--runtimes', 'eager', '--dtype', 'float32', *COMMON]
+    benchmark_runtimes.main(['--models', 'aft-tiny-h32-k3', *more, '--json', str(path)])
+    (row,) = rows_of(path)
+    assert row['reason'].startswith('BrokenProcessPool')
 
 
 @pytest.mark.slow

@@ -195,7 +195,7 @@ def run_case(args: argparse.Namespace, size: int, batch: int, folder: Path) -> l
     torch.compiler.reset()
     torch.manual_seed(0)
     images = random_images(batch, size, 'float32')
-    rows, calls, paths = [], {}, {}
+    rows, calls = [], {}
     for name in args.models:
         check_op(name, size, 'float32', 'cpu')
         expected = load(name, 'eager', 'float32', None, size, args.threads)(images)
@@ -208,15 +208,18 @@ def run_case(args: argparse.Namespace, size: int, batch: int, folder: Path) -> l
                 continue
             try:
                 path = convert(*cell, images, folder)
+                # First, as a runtime may crash.
+                costs = in_fresh_process(loading, cell, path, size, batch, args.threads)
                 call = load(*cell, path, size, args.threads)
                 row['error'] = relative_error(call(images).float(), expected)
-            except Exception as error:  # of a runtime, about a graph that it lacks an op for
+            except Exception as error:  # of a runtime that lacks an op, or has crashed
                 row['reason'] = f'{type(error).__name__}: {str(error).splitlines()[0]}'
                 continue
             if reason := error_reason(dtype, row['error']):
                 row['reason'] = reason
                 continue
-            paths[cell], calls[cell] = path, partial(call, images)
+            row |= costs
+            calls[cell] = partial(call, images)
     times = interleaved(calls, args.rounds, clock=args.clock)
     for row in rows:
         cell = row['model'], row['runtime'], row['dtype']
@@ -224,7 +227,6 @@ def run_case(args: argparse.Namespace, size: int, batch: int, folder: Path) -> l
             seconds = sorted(times[cell])
             row['images_per_second'] = batch / statistics.median(seconds)
             row['milliseconds_p90'] = 1e3 * seconds[int(0.9 * (len(seconds) - 1))]
-            row |= in_fresh_process(loading, cell, paths[cell], size, batch, args.threads)
     return rows + best_forms(args, size, batch, times)
 
 
