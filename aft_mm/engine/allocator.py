@@ -1,4 +1,4 @@
-"""Keep freed memory in the process instead of returning it to the system.
+"""Keep freed memory in the process, or return it to the system.
 
 glibc unmaps every tensor of more than 32 MiB, and zeroed pages then take much time. The tools read
 ``AFT_MM_MALLOC``, ``keep`` (default) or ``system``.
@@ -13,7 +13,7 @@ from aft_mm.errors import UserError
 ENVIRONMENT_VARIABLE = 'AFT_MM_MALLOC'
 MODES = ('keep', 'system')
 # From malloc.h; -1 is the largest threshold.
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 
 
 def keep_freed_memory() -> bool:
@@ -31,6 +31,17 @@ def keep_freed_memory() -> bool:
         return False
     process = ctypes.CDLL(None)
     return bool(process.mallopt(M_MMAP_MAX, 0) and process.mallopt(M_TRIM_THRESHOLD, -1))
+
+
+def return_freed_memory() -> bool:
+    """Make glibc return every freed tensor at once; return whether it does.
+
+    Holes in glibc's heap would otherwise be part of a measured peak.
+    """
+    if not _is_glibc():
+        return False
+    process = ctypes.CDLL(None)
+    return bool(process.mallopt(M_MMAP_THRESHOLD, 2**16) and process.mallopt(M_MMAP_MAX, 1_000_000))
 
 
 def _is_glibc() -> bool:

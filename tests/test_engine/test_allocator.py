@@ -1,4 +1,7 @@
-"""The tools make glibc reuse freed memory, unless the user says otherwise."""
+"""The tools make glibc reuse freed memory, unless the user says otherwise.
+
+Measurements of a peak return it.
+"""
 
 import os
 import shutil
@@ -10,17 +13,17 @@ import pytest
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import UserError
 
-# One after the other, blocks larger than what glibc keeps by itself; their pages are 4 KiB.
+# One after the other; glibc keeps freed blocks of up to 32 MiB by itself. A page is 4 KiB.
 FAULTS_OF_BLOCKS = """
-import resource, runpy
-kept = runpy.run_path('aft_mm/engine/allocator.py')['keep_freed_memory']()  # imports little
+import resource, runpy, sys
+kept = runpy.run_path('aft_mm/engine/allocator.py')[sys.argv[1]]()  # imports little
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(8):
-    block = b'x' * 2**26
+    block = b'x' * int(sys.argv[2])
     del block
 print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-PAGES = 2**26 // 4096
+BLOCK = 2**26
 ANOTHER_MALLOC = """
 #include <stddef.h>
 void *__libc_malloc(size_t size);
@@ -31,32 +34,39 @@ glibc_only = pytest.mark.skipif(
 )
 
 
-def run(root, **variables: str) -> tuple[bool, int]:
-    """Whether memory is kept in a fresh process, and the page faults of 8 blocks."""
+def run(root, function='keep_freed_memory', block=BLOCK, **variables) -> tuple[bool, float]:
+    """What function returns in a fresh process, and how often blocks are mapped, 1 to 8 times."""
     inherited = {name: value for name, value in os.environ.items() if 'MALLOC' not in name}
     done = subprocess.run(
-        [sys.executable, '-c', FAULTS_OF_BLOCKS],
+        [sys.executable, '-c', FAULTS_OF_BLOCKS, function, str(block)],
         cwd=root,
         check=True,
         text=True,
         capture_output=True,
         env={**inherited, **variables},
     )
-    kept, faults = done.stdout.split()
-    return kept == 'True', int(faults)
+    done, faults = done.stdout.split()
+    return done == 'True', int(faults) * 4096 / block
 
 
 @glibc_only
 def test_pages_of_freed_memory_are_used_again(root):
-    kept, faults = run(root)
-    assert kept and faults < 1.5 * PAGES
+    kept, times = run(root)
+    assert kept and times < 1.5
     for variables in (
         dict(AFT_MM_MALLOC='system'),
         dict(MALLOC_MMAP_THRESHOLD_='33554432'),
         dict(GLIBC_TUNABLES='glibc.malloc.arena_max=2'),
     ):
-        kept, faults = run(root, **variables)
-        assert not kept and faults > 7 * PAGES, variables
+        kept, times = run(root, **variables)
+        assert not kept and times > 7, variables
+
+
+@glibc_only
+def test_small_blocks_are_returned_for_a_measurement(root):
+    assert run(root, block=2**20, AFT_MM_MALLOC='system')[1] < 3
+    returned, times = run(root, 'return_freed_memory', block=2**20)
+    assert returned and times > 7
 
 
 @glibc_only

@@ -11,7 +11,6 @@ of iteration 1 has the same loss in iteration 2. Otherwise the exit status is 1.
 import argparse
 import json
 import math
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -48,14 +47,13 @@ from torch.utils.data import Dataset
 
 from aft_mm.config.reading import read_config
 from aft_mm.engine import build_runner
+from aft_mm.engine.allocator import return_freed_memory
 from aft_mm.registry import DATASETS, HOOKS
 from aft_mm.structures import SequenceSample, UtteranceSample
 
 MEMORY = ROOT / 'docs/tables/memory.json'
 # Temporary buffers, such as the gradients of an LSTM by time step, are not counted.
 MOST_TIMES, MOST_GB = 1.5, 0.3
-# Return freed tensors to the system. Holes in glibc's heap would hide what recomputation saves.
-EXACT_MALLOC = dict(MALLOC_MMAP_THRESHOLD_='65536', MALLOC_MMAP_MAX_='1000000')
 BYTES_PER_PARAMETER = 16
 PICTURES = ('aft_mm.SampleHook', 'aft_mm.SuperResolutionHook', 'aft_mm.PointCloudHook')
 
@@ -216,7 +214,6 @@ def main(arguments: list[str] | None = None) -> int:
         raise SystemExit(f'Error: CONFIG must be among those of {MEMORY.name}, got none of them')
     args.device = default_device()
     del args.configs
-    os.environ |= EXACT_MALLOC  # read by the process that in_fresh_process starts
     rows = []
     for path, same in grouped(paths).items():
         count = memory[path.stem]
@@ -224,7 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
         total = args.batch * saved + BYTES_PER_PARAMETER * count['parameters']
         row = dict(config=path.stem, same_model=same, counted_gb=total / 1e9)
         try:
-            row |= in_fresh_process(dry_run, str(path), args.batch)
+            row |= in_fresh_process(dry_run, str(path), args.batch, malloc=return_freed_memory)
             row['ok'] = passes(row)
         except Exception as error:  # also a process that was killed for its memory
             row |= dict(ok=False, error=f'{type(error).__name__}: {error}')

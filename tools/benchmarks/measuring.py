@@ -150,10 +150,12 @@ def added_peak(call: Callable[[], object], device: str = 'cpu') -> float:
     return (torch.cuda.max_memory_allocated(device) - allocated) / 2**20
 
 
-def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
+def in_fresh_process(
+    function: Callable[..., Any], *args: Any, malloc: Callable[[], bool] = keep_freed_memory
+) -> Any:
     """Run ``function(*args)`` in a new process, without freed memory to reuse."""
     # Forks of a server need not import again.
     context = get_context('forkserver')
     context.set_forkserver_preload(['aft_mm.models'])
-    with ProcessPoolExecutor(1, context, keep_freed_memory) as pool:
+    with ProcessPoolExecutor(1, context, malloc) as pool:
         return pool.submit(function, *args).result()
