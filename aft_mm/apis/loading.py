@@ -89,6 +89,13 @@ def build_model(config: Config) -> Any:
     return model
 
 
+def load_trained(model: Any, config: Config, checkpoint: str | os.PathLike) -> None:
+    """Load the weights and ``dataset_meta`` of a checkpoint into the model of a config."""
+    weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
+    load_weights(model, weights, name=str(config.filename))
+    model.dataset_meta = (weights.get('meta') or {}).get('dataset_meta') or {}
+
+
 def load_model(
     config: str | os.PathLike | Config,
     checkpoint: str | os.PathLike | None,
@@ -131,8 +138,6 @@ def load_model(
         ) from error
     model = build_model(config)
     if checkpoint is not None:
-        weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
-        load_weights(model, weights, name=str(config.filename))
-        model.dataset_meta = (weights.get('meta') or {}).get('dataset_meta') or {}
+        load_trained(model, config, checkpoint)
     model = model.to(device).eval()
     return config, model if trainable else model.requires_grad_(False)

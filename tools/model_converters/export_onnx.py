@@ -117,8 +117,7 @@ from torch.export import Dim
 from torch.utils.data import DataLoader
 from torchvision.ops import nms
 
-from aft_mm.apis import load_model
-from aft_mm.apis.loading import build_model, task_of
+from aft_mm.apis.loading import build_model, load_trained, task_of
 from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data, read_config
 from aft_mm.errors import CONFIG_ERRORS
@@ -465,7 +464,7 @@ def smallest_side(args: argparse.Namespace, backbone: AFTViT) -> int:
 
 
 def check_model(args: argparse.Namespace, config: Config, model: nn.Module) -> None:
-    """Raise a UserError for a model without a graph; its weights may be missing."""
+    """Raise a UserError for a model without a graph."""
     if args.steps:
         check_decoder(model, args.config)
     elif kind_of(config) == 'CTCModel':
@@ -510,9 +509,9 @@ def make_exportable(
 def export(args: argparse.Namespace) -> str:
     config = check_args(args)
     check_checkpoint(args.checkpoint)
-    with torch.device('meta'):  # before the checkpoint is read
-        check_model(args, config, build_model(config))
-    _, model = load_model(config, args.checkpoint, device='cpu')
+    model = build_model(config).eval().requires_grad_(False)
+    check_model(args, config, model)
+    load_trained(model, config, args.checkpoint)
     exportable, sizes = make_exportable(args, config, model)
     loader = build_loader(config, 'test') if args.test else None
     images = example_images(config, model) if args.int8 and args.out.suffix == '.xml' else []
