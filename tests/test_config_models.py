@@ -328,7 +328,7 @@ class TestParameters:
             (names('synthetic_tasks', pattern='mqar'), 16, 1.002),
             (names('synthetic_tasks', pattern='listops'), 16, 1.002),
             (names('image_classification', pattern='-mini.*40e_imagenette'), 5, 1.04),
-            (names('image_classification', pattern='pathfinder'), 9, 1.002),
+            (names('image_classification', pattern='pathfinder'), 13, 1.0025),
             (names('speech_recognition', pattern='an4-phonemes'), 7, 1.25),
             (names('speech_recognition', pattern='fsdd'), 6, 1.03),
             (names('machine_translation', pattern='mini'), 3, 1.005),
@@ -499,7 +499,7 @@ class TestExperiments:
             ),
             (
                 names('image_classification', pattern='pathfinder'),
-                9,
+                13,
                 [
                     'model.backbone.token_mixer',
                     'model.backbone.arch.mlp_ratio',

@@ -252,10 +252,12 @@ class TestNames:
             expected['kernel_size'] = field['kernel']
         if task == 'copy_task' and field['family'] == 'lsh':
             expected |= dict(num_buckets=8, chunk_size=8 if name in MINI else 32)
-        if (field['family'], task) == ('sparse-transformer', 'synthetic_tasks'):
-            expected['stride'] = 4
-        if (field['family'], task) == ('reformer', 'synthetic_tasks'):
-            expected |= dict(num_buckets=4 if 'mqar' in name else 8, chunk_size=4)
+        if task in ('synthetic_tasks', 'image_classification'):
+            side = 4 if task == 'synthetic_tasks' else 8
+            if field['family'] == 'sparse-transformer':
+                expected['stride'] = side
+            elif field['family'] == 'reformer':
+                expected |= dict(num_buckets=4 if 'mqar' in name else 8, chunk_size=side)
         expected |= ABLATIONS.get(field['what'], {})
         if (field['what'], task) == ('peak', 'image_ar'):
             expected['init_peak'] = 3
