@@ -13,4 +13,4 @@ param_scheduler = [
 
 train_cfg = dict(by_epoch=True, val_interval=1)
 val_cfg = dict()
-test_cfg = dict(type='aft_mm.TranslationTestLoop', beam_size=4, length_penalty=0.6)
+test_cfg = dict(type='aft_mm.TranslationTestLoop', beam_size=4, length_penalty=1.0)

@@ -24,4 +24,4 @@ model = dict(
 )
 
 train_dataloader = dict(batch_size=512)
-train_cfg = dict(max_epochs=8)
+train_cfg = dict(max_epochs=15)
