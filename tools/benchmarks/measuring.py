@@ -153,7 +153,7 @@ def added_peak(call: Callable[[], object], device: str = 'cpu') -> float:
 def in_fresh_process(
     function: Callable[..., Any], *args: Any, malloc: Callable[[], bool] = keep_freed_memory
 ) -> Any:
-    """Run ``function(*args)`` in a new process, without freed memory to reuse."""
+    """Run ``function(*args)`` in a new process, which has called `malloc` first."""
     # Forks of a server need not import again.
     context = get_context('forkserver')
     context.set_forkserver_preload(['aft_mm.models'])
