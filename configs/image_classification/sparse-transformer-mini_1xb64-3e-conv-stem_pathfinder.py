@@ -5,3 +5,5 @@ model = dict(
         token_mixer=dict(_delete_=True, type='aft_mm.StridedAttention', num_heads=4, stride=8),
     )
 )
+
+optim_wrapper = dict(optimizer=dict(lr=1e-3))
