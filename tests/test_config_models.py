@@ -324,10 +324,10 @@ class TestParameters:
         ('group', 'number', 'ratio'),
         [
             (names('image_classification', pattern='-mini.*8e_cifar10'), 3, 1.04),
-            (names('image_classification', pattern='-mini.*7e.*cifar10full'), 5, 1.002),
+            (names('image_classification', pattern='-mini.*7e.*cifar10full'), 7, 1.002),
             (names('synthetic_tasks', pattern='mqar'), 16, 1.002),
             (names('synthetic_tasks', pattern='listops'), 16, 1.002),
-            (names('image_classification', pattern='-mini.*40e_imagenette'), 5, 1.04),
+            (names('image_classification', pattern='-mini.*40e_imagenette'), 7, 1.04),
             (names('image_classification', pattern='^(?!synth).*pathfinder'), 12, 1.002),
             (names('image_classification', pattern='^(deit|synth).*pathfinder'), 2, 1.002),
             (names('speech_recognition', pattern='an4-phonemes'), 7, 1.25),
