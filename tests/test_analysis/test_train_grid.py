@@ -78,6 +78,9 @@ def test_a_second_call_makes_the_missing_runs(runs, capsys):
     Path('out/a_seed7.json').write_text('{"bits_per_char": 2.4, "lr": 1e-3}')  # not the best rate
     train_grid.main([*GRID, '--seeds', '5', '7'])
     assert [name for name, _ in runs] == ['a_seed7']
+    capsys.readouterr()
+    train_grid.main([*GRID, '--seeds', '5', '7'])
+    assert capsys.readouterr().out == 'nothing to train: all results are in out\n'
 
 
 def test_an_interrupted_run_resumes_with_the_same_options_only(runs):
