@@ -195,17 +195,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         if len(args.rates) > 1 and not args.rule and not args.metric.startswith('bits_per_'):
             raise UserError(f'--rule must be less or greater for --metric {args.metric}, got none')
         args.out.mkdir(parents=True, exist_ok=True)
-        nothing = True
+        if next(missing(args), None) is None:
+            print(f'nothing to train: all results are in {args.out}')
         for path, function, config, value in missing(args):
-            nothing = False
             if time.monotonic() - start > 60 * args.minutes:
                 print('stopped before all runs were done')
                 return
             function(config, value, args)
             (args.work_dir / path.stem / UNFINISHED).unlink()
             print(path.stem, json.loads(path.read_text()).get(args.metric, 'done'), flush=True)
-        if nothing:
-            print(f'nothing to train: all results are in {args.out}')
 
 
 if __name__ == '__main__':
