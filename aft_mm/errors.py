@@ -59,8 +59,8 @@ def user_errors(*errors: type[Exception]) -> Iterator[None]:
         if not isinstance(error, errors) and part not in TAKES_INPUT:
             raise
         message = ' '.join(message.split())  # some span several lines
-        place = '' if part else f' ({type(error).__name__} at {file}:{line})'
-        raise SystemExit(f'Error: {message}{place}') from None
+        location = '' if part else f' ({type(error).__name__} at {file}:{line})'
+        raise SystemExit(f'Error: {message}{location}') from None
 
 
 def origin(error: Exception) -> tuple[str, str, int]:
@@ -70,8 +70,8 @@ def origin(error: Exception) -> tuple[str, str, int]:
         file, line = re.findall(r'^  File "(.+)", line (\d+)', message, re.M)[-1]
         # The class may be printed with its module.
         return re.split(rf'\n(?:\w+\.)*{type(error).__name__}: ', message)[-1], file, int(line)
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return message, place.filename, place.lineno or 0
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return message, frame.filename, frame.lineno or 0
 
 
 def raising_part(file: str, line: int) -> str:

@@ -111,8 +111,8 @@ class ImageClassifier:
                 label = int(scores.argmax())
                 source = {} if isinstance(image, np.ndarray) else {'path': str(image)}
                 name = None if self.classes is None else self.classes[label]
-                found = dict(label=label, score=float(scores[label]), scores=scores)
-                results.append({**source, **found, 'class_name': name})
+                result = dict(label=label, score=float(scores[label]), scores=scores)
+                results.append({**source, **result, 'class_name': name})
         return results
 
     def preprocess(self, image: Source) -> dict[str, Any]:
@@ -185,10 +185,10 @@ class ImageClassifier:
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
         """Return files and arrays, with the files of folders."""
-        found: list[Source] = []
+        sources: list[Source] = []
         for image in as_list(images, str, os.PathLike, np.ndarray):
             if isinstance(image, np.ndarray):
-                found.append(self._checked(image))
+                sources.append(self._checked(image))
             elif not isinstance(image, str | os.PathLike):
                 raise UserError(
                     'images must be a path, an array or a list of these, got '
@@ -201,12 +201,12 @@ class ImageClassifier:
                         f'images must be folders with images ({", ".join(IMAGE_SUFFIXES)}), got '
                         f'{str(image)!r}'
                     )
-                found += files
+                sources += files
             elif not Path(image).is_file():
                 raise UserError(f'images must be files that exist, got {str(image)!r}')
             else:
-                found.append(image)
-        return found
+                sources.append(image)
+        return sources
 
     def _checked(self, image: np.ndarray) -> np.ndarray:
         pixels = image[..., None] if image.ndim == 2 else image
@@ -249,8 +249,9 @@ def takes_bgr(config: Config) -> bool:
     if loads_files(config):
         return True
     settings = config.get('data_preprocessor') or {}
-    own = (config.get('model') or {}).get('data_preprocessor') or {}
-    for part in (settings, own, settings.get('preprocessor') or {}, own.get('preprocessor') or {}):
+    of_model = (config.get('model') or {}).get('data_preprocessor') or {}
+    nested = [part.get('preprocessor') or {} for part in (settings, of_model)]
+    for part in (settings, of_model, *nested):
         for key in ('to_rgb', 'bgr_to_rgb'):
             if part.get(key) is not None:
                 return bool(part[key])

@@ -97,10 +97,10 @@ class KernelMixer(AFTMixer):
         index = kernel_index(target, tokens, self.kernel_size, grid)
         used, state = state, push(state, value[:, :1], value, update_sums=False)
         use_up(used.position)
-        seen = ((index >= 0) & (tokens >= 0)).unsqueeze(-1)
+        visible = ((index >= 0) & (tokens >= 0)).unsqueeze(-1)
         # Both round the weights alike.
         kernel = self._visible_kernel().flatten(1).mT.to(value.dtype)
-        weights = kernel[index.clamp_min(0)] * seen
+        weights = kernel[index.clamp_min(0)] * visible
         mixed = (weights * state.values).sum(1)
         if self.average:
             mixed = mixed / weights.sum(1).clamp_min(1)
