@@ -103,7 +103,7 @@ def test_kernels_are_compiled_in_threads_and_not_launched(monkeypatch):
         def launcher_cls(self, source, metadata):
             threads.add(threading.current_thread())
             launchers.append(metadata.name)
-            if metadata.name == 'scan_backward':
+            if metadata.name == 'simple_backward_kernel':
                 raise OSError('no compiler')
 
     monkeypatch.setattr(driver, '_active', Driver(90))
@@ -113,5 +113,9 @@ def test_kernels_are_compiled_in_threads_and_not_launched(monkeypatch):
     with compile_only():
         for _ in range(2):
             selftest.run_kernels('aft_simple', case, 'plain', CPU, TYPE, 1)
-    assert sorted(launchers) == ['scan_backward', 'scan_forward', 'scan_forward']
+    assert sorted(launchers) == [
+        'simple_backward_kernel',
+        'simple_forward_kernel',
+        'simple_forward_kernel',
+    ]
     assert threading.main_thread() not in threads and JITFunction.run is run
