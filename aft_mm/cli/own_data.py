@@ -20,7 +20,7 @@ from aft_mm.config.annotations import box_classes, mask_values, read_coco, read_
 from aft_mm.config.images import check_image
 from aft_mm.config.writing import Literal, literal
 from aft_mm.errors import UserError
-from aft_mm.image_paths import IMAGE_FORMATS, list_images
+from aft_mm.image_paths import IMAGE_FORMATS, check_name, list_images
 
 from .progress import progress
 
@@ -132,12 +132,12 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
         parts = split_classes(images[''], share, seed)
         numbers = {name: number for number, name in enumerate(sorted(counts['']))}
         lists = {
-            f'{part}.txt': _lines(
-                root, [f'{file} {numbers[file.partition("/")[0]]}' for file in parts[part]]
+            f'{part}.txt': ''.join(
+                f'{file} {numbers[file.partition("/")[0]]}\n' for file in parts[part]
             )
             for part in ('train', 'val')
         }
-        lists['classes.txt'] = _lines(root, list(numbers))
+        lists['classes.txt'] = ''.join(f'{name}\n' for name in numbers)
     total = sum(counts.values(), Counter())
     sizes = image_sizes([root / names[part] / file for part in names for file in images[part]])
     settings = (
@@ -252,8 +252,8 @@ def coco(root: Path, share: float, seed: int) -> OwnData:
     )
 
 
-def _part_lists(root: Path, parts: Parts) -> dict[str, str]:
-    return {f'{part}.txt': _lines(root, parts[part]) for part in parts}
+def _part_lists(parts: Parts) -> dict[str, str]:
+    return {f'{part}.txt': ''.join(f'{stem}\n' for stem in parts[part]) for part in parts}
 
 
 def voc(root: Path, share: float, seed: int) -> OwnData:
@@ -278,6 +278,8 @@ def voc(root: Path, share: float, seed: int) -> OwnData:
     if not counts:
         raise UserError(f'the xml files of {str(folder)!r} must hold boxes, got none')
     images = [root / 'JPEGImages' / f'{stem}.jpg' for stem in every]
+    for path in images:
+        check_name(str(path))
     missing = next((path for path in images if not path.is_file()), None)
     if missing:
         raise UserError(f'image {str(missing)!r} of an xml file does not exist; mmdet reads .jpg')
@@ -301,7 +303,7 @@ def voc(root: Path, share: float, seed: int) -> OwnData:
             f'val_dataloader = dict(dataset=dict(**dataset, ann_file={lists_of["val"]}))',
             'test_dataloader = val_dataloader',
         ],
-        files={} if given else _part_lists(root, parts),
+        files={} if given else _part_lists(parts),
     )
 
 
@@ -381,7 +383,7 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
             f'val_dataloader = {datasets["val"]}',
             'test_dataloader = val_dataloader',
         ],
-        files={} if given else _part_lists(root, parts),
+        files={} if given else _part_lists(parts),
     )
 
 
@@ -460,7 +462,7 @@ def _image_folder(name: str, around: Sequence[Path], path: Path) -> Path:
 
 
 def _filled_lines(path: Path) -> list[str]:
-    return [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    return [line.strip() for line in read_text(path).split('\n') if line.strip()]
 
 
 def _mask_classes(root: Path, counts: Counter[int]) -> list[str]:
@@ -489,23 +491,11 @@ def _boxes(images: Sequence[Path], counts: Counter[str]) -> str:
     return f'{len(images):,} images with {counts.total():,} boxes of {len(counts)} classes'
 
 
-def _check_text(root: Path, name: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f'names of {str(root)!r} must be Unicode text, got {name!r}') from error
-
-
-def _lines(root: Path, names: Sequence[str]) -> str:
-    for name in names:
-        _check_text(root, name)
-        if name.splitlines() != [name]:
-            raise UserError(f'file names of {str(root)!r} must have no line break, got {name!r}')
-    return ''.join(f'{name}\n' for name in names)
-
-
 def _classes(root: Path, names: Sequence[str], comment: str) -> Iterator[str]:
     for name in names:
-        _check_text(root, name)
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise UserError(f'the class {name!r} of {str(root)!r} must be in UTF-8') from None
     shown = pformat([*map(Literal, names)], width=88, compact=True)
     yield f'classes = {shown}  # {comment}' if '\n' not in shown else f'classes = {shown}'
