@@ -35,7 +35,7 @@ def save(path: Path, shape: tuple[int, ...] = (64, 96, 3), high: int = 256) -> N
 
 def write(kind: str, root: Path) -> None:
     """Write data in which each of NAMES has two images."""
-    stems = [f'{number}{EATS_THE_QUOTE}' for number in range(NUMBER)]
+    stems = [f'{number}\u2028{EATS_THE_QUOTE}' for number in range(NUMBER)]
     labels = [number % len(NAMES) for number in range(NUMBER)]
     if kind == 'text':
         root.write_text('All happy families are alike. ' * 300, 'utf-8')

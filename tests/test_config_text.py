@@ -10,7 +10,7 @@ from mmengine.config import Config
 
 from aft_mm.cli.main import main
 from aft_mm.config.reading import read_config
-from aft_mm.config.writing import Literal, literal, quotable
+from aft_mm.config.writing import Literal, config_text, literal, quotable
 
 from .errors import stops
 from .hostile_data import CODE, FOLDER, NAMES, save, write
@@ -69,11 +69,12 @@ def test_a_written_config_is_read_with_the_same_values(here):
     assert Config.fromfile('second.py').pretty_text == read.pretty_text
 
 
-def test_texts_without_braces_are_written_as_mmengine_writes_them():
-    config = Config(dict(a="it's", b=['é', 'a"b'], c={'d e': (1,)}))
-    assert config.pretty_text == (
-        "a=\"it's\"\nb=[\n    'é',\n    'a\"b',\n    ]\nc=dict(\n    {'d e': (\n        1,\n        )})"
-    )
+def test_texts_without_braces_are_written_as_by_mmengine():
+    values = dict(a="it's", b=['é', 'a"b', '\\'], c={'d e': (1, None)})
+    config = Config(values)
+    config.text = 'which mmengine reserves'
+    assert config_text(config, lambda config: repr(config.to_dict())) == repr(config.to_dict())
+    assert config.a == "it's" and type(config.a) is str
 
 
 @pytest.mark.parametrize('kind', ['image-folder', 'text', 'coco', 'voc', 'masks'])
@@ -121,11 +122,11 @@ def test_classes_of_masks_are_the_lines_of_the_file(here):
 
 
 @pytest.mark.parametrize('kind', ['image-folder', 'voc', 'masks'])
-@pytest.mark.parametrize('end', ['\nb', '\u2028', '\udcff'])
+@pytest.mark.parametrize('end', ['\nb', '\udcff'])
 def test_file_names_that_no_list_can_hold_are_refused(kind, end, here):
     write(kind, here / 'data')
-    for path in [*here.rglob('0{*')]:
-        path.rename(path.with_name(path.name.replace('0{', f'0{end}{{')))
+    for path in [*here.rglob('0\u2028*')]:
+        path.rename(path.with_name(path.name.replace('\u2028', end)))
     reason = 'in UTF-8' if end == '\udcff' else 'without a line break'
     stops(f'image .*/data/.* must have a name {reason}', main, ['new', kind, 'data'])
     assert not Path('data.py').exists() and not Path('data_split').exists()

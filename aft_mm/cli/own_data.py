@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
-from aft_mm.config.annotations import box_classes, mask_values, read_coco, read_text
+from aft_mm.config.annotations import box_classes, mask_values, read_coco, read_lines
 from aft_mm.config.images import check_image
 from aft_mm.config.writing import Literal, literal
 from aft_mm.errors import UserError
@@ -462,7 +462,7 @@ def _image_folder(name: str, around: Sequence[Path], path: Path) -> Path:
 
 
 def _filled_lines(path: Path) -> list[str]:
-    return [line.strip() for line in read_text(path).split('\n') if line.strip()]
+    return [line for line in read_lines(path) if line]
 
 
 def _mask_classes(root: Path, counts: Counter[int]) -> list[str]:

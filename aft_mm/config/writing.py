@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
@@ -34,8 +35,10 @@ def quotable(text: str) -> str:
 
 def config_text(config: 'Config', write: 'Callable[[Config], str]') -> str:
     """Return the text of a config as `write`, mmengine's ``pretty_text``, but without ``{{``."""
-    values = _with_literals(config.to_dict())
-    return write(type(config)(values, format_python_code=config._format_python_code))
+    written = copy(config)
+    values = type(config._cfg_dict)(_with_literals(config.to_dict()))
+    object.__setattr__(written, '_cfg_dict', values)  # else it would be an entry of the config
+    return write(written)
 
 
 def _with_literals(value: Any) -> Any:
