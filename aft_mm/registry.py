@@ -3,7 +3,8 @@
 mmengine imports this module when it first meets the prefix ``aft_mm.``, and the locations of a
 registry when it first looks up a name. It hides an ImportError raised here, so this module imports
 nothing that can fail. Importing it also makes mmengine read checkpoints with
-:mod:`aft_mm.checkpoint` and find bases of configs written as ``aft_mm::own_data/image-folder``.
+:mod:`aft_mm.checkpoint`, find bases of configs written as ``aft_mm::own_data/image-folder`` and write
+configs with :mod:`aft_mm.config.writing`.
 """
 
 import functools
@@ -117,7 +118,19 @@ def _register_bases() -> None:
     Config._get_cfg_path = staticmethod(find)
 
 
+def _register_writing() -> None:
+    from mmengine.config import Config
+
+    write = Config.pretty_text.fget
+
+    def pretty_text(config: Config) -> str:
+        return import_module('aft_mm.config.writing').config_text(config, write)
+
+    Config.pretty_text = property(pretty_text)
+
+
 if HAS_MMENGINE:
     register_safe_loading()
     sys.meta_path.insert(0, _MMCVOperators())
     _register_bases()
+    _register_writing()

@@ -68,6 +68,7 @@ LONGEST = (
     'test_adversarial/test_resume.py',
     'downstream/test_configs.py',
     'downstream/test_tools.py',
+    'downstream/test_hostile_data.py',
     'test_benchmarks.py',
     'test_tools.py',
     'test_translation_run.py',

@@ -16,10 +16,11 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
-from aft_mm.config.annotations import box_classes, mask_values, read_coco, read_text
+from aft_mm.config.annotations import box_classes, mask_values, read_coco, read_lines
 from aft_mm.config.images import check_image
+from aft_mm.config.writing import Literal, literal
 from aft_mm.errors import UserError
-from aft_mm.image_paths import IMAGE_FORMATS, list_images
+from aft_mm.image_paths import IMAGE_FORMATS, check_name, list_images
 
 from .progress import progress
 
@@ -142,10 +143,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
     settings = (
         ['dataset = dict(data_root=data_root)']
         if given
-        else [
-            'split = SPLIT  # lists of images and classes',
-            "dataset = dict(data_root=data_root, data_prefix='', classes=f'{split}/classes.txt')",
-        ]
+        else ["dataset = dict(data_root=data_root, data_prefix='', classes=f'{split}/classes.txt')"]
     )
     extra = {
         part: f", data_prefix='{names[part]}'" if given else f", ann_file=f'{{split}}/{part}.txt'"
@@ -156,7 +154,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
         counts=total,
         parts={part: len(parts[part]) for part in ('train', 'val')},
         config=[
-            f'data_root = {str(root)!r}',
+            f'data_root = {literal(root)}',
             *settings,
             f'num_classes = {len(total)}',
             '',
@@ -224,8 +222,8 @@ def coco(root: Path, share: float, seed: int) -> OwnData:
         folders = dict.fromkeys(('train', 'val'), folders['all'])
     else:
         written = {}
-        annotations = {part: repr(str(path)) for part, path in files.items()}
-    prefixes = {part: f'data_prefix=dict(img={str(folders[part])!r})' for part in folders}
+        annotations = {part: literal(path) for part, path in files.items()}
+    prefixes = {part: f'data_prefix=dict(img={literal(folders[part])})' for part in folders}
     shared = prefixes['train'] == prefixes['val']
     datasets = {
         part: f'dict(\n    dataset=dict(**dataset, ann_file={annotations[part]}'
@@ -238,8 +236,7 @@ def coco(root: Path, share: float, seed: int) -> OwnData:
         counts=Counter({name: counts[name] for name in classes}),
         parts={part: len(contents[part]['images']) for part in ('train', 'val')},
         config=[
-            *_classes(classes, 'spelling and order of the json'),
-            *(['split = SPLIT  # json files of each part'] if written else []),
+            *_classes(root, classes, 'spelling and order of the json'),
             "dataset = dict(\n    data_root='',\n    metainfo=dict(classes=classes),"
             + (f'\n    {prefixes["train"]},' if shared else '')
             + '\n)',
@@ -281,13 +278,15 @@ def voc(root: Path, share: float, seed: int) -> OwnData:
     if not counts:
         raise UserError(f'the xml files of {str(folder)!r} must hold boxes, got none')
     images = [root / 'JPEGImages' / f'{stem}.jpg' for stem in every]
+    for path in images:
+        check_name(str(path))
     missing = next((path for path in images if not path.is_file()), None)
     if missing:
         raise UserError(f'image {str(missing)!r} of an xml file does not exist; mmdet reads .jpg')
     given = 'all' not in stems
     if given:
         parts = stems
-        lists_of = {part: repr(str(path)) for part, path in lists.items()}
+        lists_of = {part: literal(path) for part, path in lists.items()}
     else:
         parts = split_by_label(every, _rarest([found[stem] for stem in every]), share, seed)
         lists_of = {part: f"f'{{split}}/{part}.txt'" for part in ('train', 'val')}
@@ -296,9 +295,8 @@ def voc(root: Path, share: float, seed: int) -> OwnData:
         counts=counts,
         parts={part: len(parts[part]) for part in ('train', 'val')},
         config=[
-            *_classes(sorted(counts), 'spelling of the xml files'),
-            *([] if given else ['split = SPLIT  # lists of each part']),
-            f'dataset = dict(data_root={str(root)!r}, metainfo=dict(classes=classes))',
+            *_classes(root, sorted(counts), 'spelling of the xml files'),
+            f'dataset = dict(data_root={literal(root)}, metainfo=dict(classes=classes))',
             '',
             'model = dict(bbox_head=dict(num_classes=len(classes)))',
             f'train_dataloader = dict(dataset=dict(**dataset, ann_file={lists_of["train"]}))',
@@ -362,7 +360,7 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
     }
     datasets = {
         part: f'dict(\n    dataset=dict(\n        **dataset,\n'
-        f'        data_prefix=dict(img_path={pair[0]!r}, seg_map_path={pair[1]!r}),\n'
+        f'        data_prefix=dict(img_path={literal(pair[0])}, seg_map_path={literal(pair[1])}),\n'
         + ('' if given else f"        ann_file=f'{{split}}/{part}.txt',\n")
         + '    )\n)'
         for part, pair in pairs.items()
@@ -375,9 +373,8 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
         counts=Counter({name: counts[number] for number, name in enumerate(classes)}),
         parts={part: len(parts[part]) for part in ('train', 'val')},
         config=[
-            *_classes(classes, 'of the grey levels 0, 1, 2, …'),
-            *([] if given else ['split = SPLIT  # lists of each part']),
-            f'dataset = dict(\n    data_root={str(root)!r},\n    img_suffix={suffix!r},\n'
+            *_classes(root, classes, 'of the grey levels 0, 1, 2, …'),
+            f'dataset = dict(\n    data_root={literal(root)},\n    img_suffix={literal(suffix)},\n'
             '    metainfo=dict(classes=classes),\n)',
             '',
             'head = dict(num_classes=len(classes))',
@@ -417,7 +414,7 @@ def text(path: Path, share: float, seed: int) -> OwnData:
         counts=Counter(),
         parts={'train': len(data) * 9 // 10, 'val': len(data) // 20},
         config=[
-            f'data_file = {str(path)!r}',
+            f'data_file = {literal(path)}',
             '',
             *(f'{part}_dataloader = {loader}' for part in ('train', 'val', 'test')),
         ],
@@ -465,7 +462,7 @@ def _image_folder(name: str, around: Sequence[Path], path: Path) -> Path:
 
 
 def _filled_lines(path: Path) -> list[str]:
-    return [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    return [line for line in read_lines(path) if line]
 
 
 def _mask_classes(root: Path, counts: Counter[int]) -> list[str]:
@@ -494,6 +491,11 @@ def _boxes(images: Sequence[Path], counts: Counter[str]) -> str:
     return f'{len(images):,} images with {counts.total():,} boxes of {len(counts)} classes'
 
 
-def _classes(names: Sequence[str], comment: str) -> Iterator[str]:
-    shown = pformat(list(names), width=88, compact=True)
+def _classes(root: Path, names: Sequence[str], comment: str) -> Iterator[str]:
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise UserError(f'the class {name!r} of {str(root)!r} must be in UTF-8') from None
+    shown = pformat([*map(Literal, names)], width=88, compact=True)
     yield f'classes = {shown}  # {comment}' if '\n' not in shown else f'classes = {shown}'

@@ -106,7 +106,10 @@ def test_configs_that_look_like_data_are_not_read(name, text, tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     'folder',
-    ["it's", '"quoted"', 'back\\slash\\', 'a\\nb', "'''", "'+__import__('os').mkdir('ran')+'"],
+    [
+        *("it's", '"quoted"', 'back\\slash\\', 'a\\nb', 'a\nb\r', "'''", '{{ _base_.x }}'),
+        *("'+__import__('os').mkdir('ran')+'", '{{$QQ:(?s:.*)}}', r'\x7b\g<0>'),
+    ],
 )
 @pytest.mark.parametrize('quote', ["'", '"'])
 def test_a_data_folder_of_any_name(folder, quote, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import json
 import re
+import shlex
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -99,6 +100,11 @@ def publish(
     """
     weights = choose_weights(checkpoint, path, ema)
     meta = checkpoint.get('meta') or {}
+    if '{{' in str(meta.get('cfg')):  # `aft_mm train` writes none
+        raise UserError(
+            f'the config in {path!r} must be as written by `aft_mm train`, got one with {{{{, which '
+            'mmengine replaces before it executes the text'
+        )
     published = {name: meta[name] for name in META if name in meta}
     dataset = meta.get('dataset_meta') or {}
     published['dataset_meta'] = {name: dataset[name] for name in DATASET_META if name in dataset}
@@ -109,7 +115,7 @@ def publish(
     hub = checkpoint.get('message_hub') or {}
     command = command or hub.get('runtime_info', {}).get('command')
     if command or name:
-        published['command'] = command or f'aft_mm train {name}'
+        published['command'] = command or f'aft_mm train {shlex.quote(name)}'
     # Saving a view would save its whole storage.
     state = OrderedDict((name, x.detach().clone()) for name, x in weights.items())
     if hasattr(checkpoint['state_dict'], '_metadata'):  # the versions of the layers
