@@ -8,28 +8,8 @@ from types import ModuleType
 from aft_mm.config.finding import install_root, similar_names
 from aft_mm.errors import UserError, user_errors
 
-GROUPS = {
-    'plot': 'Plot a training, a model or its predictions.',
-    'compare': 'Compare runs, or groups of runs with several seeds.',
-    'convert': 'Convert data sets, vocabularies and checkpoints.',
-}
 #: The program of each command, or of each kind of a command.
 PROGRAMS: Mapping[str, str | Mapping[str, str]] = {
-    'plot': {
-        'curves': 'analysis_tools/plot_curves.py',
-        'bias': 'analysis_tools/plot_position_bias.py',
-        'keys': 'analysis_tools/plot_keys.py',
-        'attention': 'analysis_tools/plot_attention.py',
-        'receptive-field': 'analysis_tools/plot_receptive_field.py',
-        'cam': 'analysis_tools/plot_cam.py',
-        'features': 'analysis_tools/plot_features.py',
-        'confusion': 'analysis_tools/confusion_matrix.py',
-        'explore': 'analysis_tools/explore.py',
-    },
-    'compare': {
-        'runs': 'analysis_tools/compare_runs.py',
-        'seeds': 'analysis_tools/compare_seeds.py',
-    },
     'convert': {
         'enwik8': 'dataset_converters/enwik8.py',
         'subwords': 'dataset_converters/subwords.py',
@@ -38,10 +18,6 @@ PROGRAMS: Mapping[str, str | Mapping[str, str]] = {
         'deit': 'model_converters/deit_to_aft.py',
         'average': 'model_converters/average_checkpoints.py',
     },
-    'complexity': 'analysis_tools/model_complexity.py',
-    'reference-bits': 'analysis_tools/reference_bits.py',
-    'browse': 'analysis_tools/browse_dataset.py',
-    'demo': 'analysis_tools/demo.py',
     'export': 'model_converters/export_onnx.py',
     'publish': 'model_converters/publish_model.py',
     'split': 'dataset_converters/split_folder.py',

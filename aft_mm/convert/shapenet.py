@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from aft_mm.cli.arguments import check_writable, tool_parser
+from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_writable
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:

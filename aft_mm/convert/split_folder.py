@@ -32,9 +32,9 @@ if __name__ == '__main__':
     parse_args()  # before the slow imports
 
 from aft_mm.checks import check_int, check_number
-from aft_mm.cli.own_data import split_classes
-from aft_mm.cli.progress import progress
+from aft_mm.convert.own_data import split_classes
 from aft_mm.image_paths import IMAGE_SUFFIXES, list_images
+from aft_mm.progress import progress
 
 
 def split(source: Path, share: float, seed: int) -> dict[str, list[str]]:

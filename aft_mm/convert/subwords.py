@@ -11,8 +11,9 @@ import argparse
 import io
 from collections.abc import Sequence
 
-from aft_mm.cli.arguments import check_output, tool_parser
+from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_output
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:

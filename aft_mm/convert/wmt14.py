@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from aft_mm.cli.arguments import tool_parser
-from aft_mm.cli.progress import progress
 from aft_mm.errors import UserError, user_errors
+from aft_mm.progress import progress
 
 LANGUAGES = ('en', 'de')
 # File names of the parts of each split; {} is the language. The two sides of an .sgm differ.

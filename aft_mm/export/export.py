@@ -41,8 +41,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from aft_mm.cli.arguments import check_writable, tool_parser
+from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_writable
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -48,9 +48,9 @@ sys.path.append(str(Path(__file__).parents[1] / 'analysis_tools'))
 
 from data_licenses import setting, training_data
 from publish_model import publish, read_metrics, run_name, save
-from run_logs import read_scalars, validated_metrics, validations
-from verdicts import mean_interval
 
+from aft_mm.analysis.run_logs import read_scalars, validated_metrics, validations
+from aft_mm.analysis.verdicts import mean_interval
 from aft_mm.checkpoint import latest_checkpoint, load_from_local
 from aft_mm.registry import register_safe_loading
 

@@ -20,8 +20,7 @@ from aft_mm.config.annotations import box_classes, mask_values, read_coco, read_
 from aft_mm.config.images import check_image
 from aft_mm.errors import UserError
 from aft_mm.image_paths import IMAGE_FORMATS, list_images
-
-from .progress import progress
+from aft_mm.progress import progress
 
 #: Names of the folders and lists of a validation set.
 VALIDATION = ('val', 'valid', 'validation')

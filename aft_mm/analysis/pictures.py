@@ -1,24 +1,10 @@
-"""Checks, footers and output files of the tools that plot figures."""
+"""Footers of figures, and tables of their numbers."""
 
-import argparse
 import csv
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from aft_mm.checks import check_int
-from aft_mm.config.finding import check_checkpoint
-
-from .arguments import MAX_DPI, PICTURES, check_output
-
-
-def check_picture(args: argparse.Namespace) -> None:
-    check_output('--out', args.out, PICTURES)
-    check_int('--dpi', args.dpi, 1, MAX_DPI)
-    if getattr(args, 'csv', None):
-        check_output('--csv', args.csv, ('.csv',))
-    check_checkpoint(getattr(args, 'checkpoint', None))
 
 
 def footer(config: str, checkpoint: str | os.PathLike | None = None) -> str:

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from aft_mm.apis import load_model
 from aft_mm.apis.image_classifier import takes_bgr
+from aft_mm.apis.models import find_model_config
 from aft_mm.checks import check_int
-from aft_mm.cli.arguments import AtMost
 from aft_mm.config.finding import check_checkpoint
-from aft_mm.config.reading import check_data, read_config
+from aft_mm.config.reading import check_data
 from aft_mm.datasets.image_files import read_image, read_rgb
 from aft_mm.errors import UserError
+
+from . import AtMost
 
 
 def build_dataset(config: Config, split: str = 'test') -> Any:
@@ -130,7 +132,7 @@ def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Netw
     """
     if name.startswith(TIMM):
         return _timm_network(name.removeprefix(TIMM), checkpoint)
-    config = _find_config(name)
+    config = find_model_config(name)
     if not (config.get('model') or {}).get('backbone'):
         raise UserError(f'{name} must be the config of a model with a backbone, got one without')
     _, model = load_model(config, checkpoint, 'cpu')
@@ -232,21 +234,6 @@ def _timm_image(network: Network, path: str | os.PathLike) -> Tensor:
     settings: Any = network.model.pretrained_cfg
     mean, std = (torch.tensor(settings[key]).view(-1, 1, 1) for key in ('mean', 'std'))
     return (pixels - mean) / std
-
-
-def _find_config(name: str) -> Config:
-    """Return a config of aft_mm by path or name, or of mmpretrain by name."""
-    try:
-        return read_config(name)
-    except UserError as error:
-        if name.endswith('.py'):
-            raise
-        from mmpretrain.apis.model import ModelHub
-
-        try:
-            return ModelHub.get(name).config
-        except ValueError:
-            raise error from None
 
 
 def _timm_network(name: str, checkpoint: str | os.PathLike | None) -> Network:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from run_logs import decimals_of, mean_and_error
+from .run_logs import decimals_of, mean_and_error
 
 LEVEL = 0.95
 SAME, OPPOSITE, INCONCLUSIVE = 'same sign here', 'opposite sign here', 'inconclusive'

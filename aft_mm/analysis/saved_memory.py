@@ -1,4 +1,4 @@
-"""Bytes that autograd saves for the backward pass, counted for model_complexity.py."""
+"""Bytes that autograd saves for the backward pass, counted for :mod:`.model_complexity`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
