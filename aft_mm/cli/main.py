@@ -18,7 +18,6 @@ from aft_mm.errors import UserError, user_errors
 
 from .. import __version__
 from .arguments import LATEST, check_picture
-from .tools import PROGRAMS, run_program, summary
 
 #: Commands of several kinds.
 GROUPS = {
@@ -55,6 +54,18 @@ COMMANDS = {
     'reference-bits': 'analysis.reference_bits',
     'browse': 'analysis.browse_dataset',
     'demo': 'analysis.demo',
+    'convert enwik8': 'convert.enwik8',
+    'convert subwords': 'convert.subwords',
+    'convert wmt14': 'convert.wmt14',
+    'convert shapenet': 'convert.shapenet',
+    'convert deit': 'convert.deit_to_aft',
+    'convert average': 'convert.average_checkpoints',
+    'export': 'export.export',
+    'publish': 'convert.publish_model',
+    'release': 'cli.commands.release_weights',
+    'licenses': 'convert.data_licenses',
+    'split': 'convert.split_folder',
+    'number-masks': 'convert.number_masks',
 }
 # The dynamic linker's messages without memory.
 NO_MEMORY = re.compile('failed to map segment|[Cc]annot allocate memory')
@@ -64,9 +75,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     if '_ARGCOMPLETE' in os.environ:  # set by the completion of a shell
         importlib.import_module('argcomplete').autocomplete(all_commands())
-    if argv and argv[0] in PROGRAMS:  # which parse their arguments themselves
-        run_program(argv)
-        return
     words = 2 if argv and argv[0] in GROUPS else 1
     command = ' '.join(argv[:words])
     if command in COMMANDS:
@@ -121,9 +129,6 @@ def all_commands() -> argparse.ArgumentParser:
         module = declaration(command)
         about = (module.__doc__ or '').partition('\n')[0]
         module.arguments(places[group].add_parser(name, help=about, **options_of(module)))
-    for name, program in PROGRAMS.items():
-        about = summary(program) if isinstance(program, str) else GROUPS[name]
-        places[''].add_parser(name, help=about)
     return parser
 
 

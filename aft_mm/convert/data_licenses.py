@@ -1,13 +1,10 @@
-"""Licences of the data sets of the configs, and of weights that were trained on them.
+"""Licences of the data sets of the configs, and of weights that were trained on them."""
 
-docs/data.md has the table that `python tools/model_converters/data_licenses.py` prints.
-"""
-
+import argparse
 import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError
 
 FREE = 'Apache-2.0'
@@ -155,6 +152,5 @@ def table() -> str:
     return '\n'.join(lines) + '\n'
 
 
-if __name__ == '__main__':
-    tool_parser(__doc__).parse_args()
+def run(args: argparse.Namespace) -> None:
     print(table(), end='')

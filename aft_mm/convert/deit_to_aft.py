@@ -1,14 +1,4 @@
-"""Initialise AFT-conv from a trained DeiT or ViT (section 5.3 "Compatibility" of arXiv 2105.14103).
-
-SRC is a checkpoint of timm, of the official DeiT (a dict with 'model') or of mmpretrain. Patch
-embedding, norms, MLPs, value and output projections and the classifier are copied. Queries, keys
-and position biases keep the initial values of the model of --config (seed 0). Position embedding,
-class token and the second classifier of a distilled DeiT are dropped. A config loads the file with
-load_from='DST.pth' or, without the head, with
-
-    model = dict(backbone=dict(init_cfg=dict(
-        type='Pretrained', checkpoint='DST.pth', prefix='backbone')))
-"""
+"""Initialise AFT-conv from a trained DeiT or ViT (section 5.3 "Compatibility" of arXiv 2105.14103)."""
 
 import argparse
 import re
@@ -16,41 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-from aft_mm.cli.arguments import tool_parser
-from aft_mm.errors import UserError, user_errors
-from aft_mm.outputs import check_writable
-
-CONFIG = (
-    Path(__file__).parents[2]
-    / 'configs/image_classification/aft-conv-base-h32-k25_8xb8-100e-from-deit_in1k-384px.py'
-)
-
-
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = tool_parser(__doc__)
-    parser.add_argument('src', metavar='SRC.pth', help='checkpoint of DeiT or ViT')
-    parser.add_argument('dst', metavar='DST.pth', help='path of the converted checkpoint')
-    parser.add_argument(
-        '--config', default=str(CONFIG), help='config of the model; default: that of table 8'
-    )
-    parser.add_argument('--query', action='store_true', help='also copy the query projection')
-    parser.add_argument(
-        '--average-keys',
-        action='store_true',
-        help='also copy the keys: the key of head i is the mean over its D/h channels',
-    )
-    parser.add_argument(
-        '--no-head',
-        dest='head',
-        action='store_false',
-        help='omit the classifier, for a dataset with other classes',
-    )
-    return parser.parse_args(argv)
-
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
 
 import torch
 from mmengine.config import Config
@@ -63,9 +18,10 @@ import aft_mm.registry  # noqa: F401, registers the backbone
 from aft_mm.checkpoint import load_from_local
 from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import read_config
-from aft_mm.errors import CONFIG_ERRORS
-from aft_mm.layers.mixers import AFTConv
+from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
+from aft_mm.layers.mixers.aft_conv import AFTConv
 from aft_mm.models import AFTViT
+from aft_mm.outputs import check_writable
 
 # Module names in checkpoints and in our model; the star is the number of the layer.
 TIMM = {
@@ -282,9 +238,7 @@ def print_rows(rows: Sequence[Row], state: Mapping[str, Tensor]) -> None:
     console.print(table)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_args(argv)
-
+def run(args: argparse.Namespace) -> None:
     with user_errors(*CONFIG_ERRORS):
         check_checkpoint(args.src)
         if Path(args.dst).exists():
@@ -300,7 +254,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         torch.save(dict(meta=meta, state_dict=weights), args.dst)
     print_rows(rows, state)
     print(f'written to {args.dst}')
-
-
-if __name__ == '__main__':
-    main()

@@ -1,27 +1,23 @@
-"""Unpack enwik8 from enwik8.zip (as distributed by Matt Mahoney) or enwik8.gz.
+"""Unpack enwik8 from enwik8.zip (as distributed by Matt Mahoney) or enwik8.gz."""
 
-The result is FOLDER/enwik8, which aft_mm.TextFile reads.
-"""
-
+import argparse
 import gzip
 import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
-from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
 
-SIZE = 100_000_000  # bytes
 METHODS = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 
 
 @contextmanager
-def open_archive(path: Path) -> Iterator[BinaryIO]:
+def open_archive(path: Path) -> Iterator[IO[bytes]]:
     if path.suffix == '.zip':
         with zipfile.ZipFile(path) as archive:
             # The header of other methods sets the memory that they take.
@@ -40,7 +36,7 @@ def open_archive(path: Path) -> Iterator[BinaryIO]:
         raise UserError(f'the archive must be a .zip or a .gz file, got {str(path)!r}')
 
 
-def copy(source: BinaryIO, out: BinaryIO, limit: int) -> int:
+def copy(source: IO[bytes], out: IO[bytes], limit: int) -> int:
     found = 0
     while block := source.read(min(2**20, limit - found)):
         out.write(block)
@@ -77,23 +73,6 @@ def unpack(archive: Path, folder: Path, size: int) -> Path:
     return target
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = tool_parser(__doc__)
-    parser.add_argument('archive', type=Path, help='enwik8.zip or enwik8.gz')
-    parser.add_argument(
-        'folder',
-        type=Path,
-        nargs='?',
-        default=Path('data/enwik8'),
-        help='output folder; default %(default)s',
-    )
-    parser.add_argument(
-        '--size', type=int, default=SIZE, help='expected bytes; default %(default)s'
-    )
-    args = parser.parse_args(argv)
+def run(args: argparse.Namespace) -> None:
     with user_errors(OSError):
         print(f'written to {unpack(args.archive, args.folder, args.size)}')
-
-
-if __name__ == '__main__':
-    main()

@@ -1,37 +1,16 @@
-"""Turn masks in colours or grey levels into masks of class numbers.
-
-    python tools/dataset_converters/number_masks.py my_masks/colours my_masks/masks
-
-Every colour becomes a class, numbered by its share of the pixels, the largest first. White on black
-gives 0 for the more frequent of the two. The colours are written to classes.txt next to the new
-folder, one line #rrggbb per class, or the value in masks of 16 or 32 bits: replace them by names.
-"""
+"""Turn masks in colours or grey levels into masks of class numbers."""
 
 import argparse
-from collections.abc import Sequence
-from pathlib import Path
-
-from aft_mm.cli.arguments import tool_parser
-from aft_mm.errors import UserError, user_errors
-
-
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = tool_parser(__doc__)
-    parser.add_argument('source', type=Path, help='folder of masks, with subfolders')
-    parser.add_argument('out', type=Path, help='folder of the new masks, which must not exist')
-    return parser.parse_args(argv)
-
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from aft_mm.datasets import read_rgb
+from aft_mm.errors import UserError, user_errors
 from aft_mm.image_paths import IMAGE_FORMATS
 from aft_mm.progress import progress
 
@@ -61,8 +40,7 @@ def count_colours(paths: Sequence[Path]) -> Counter[int]:
     return counts
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_args(argv)
+def run(args: argparse.Namespace) -> None:
     with user_errors(ValueError, OSError):
         paths = sorted(
             path
@@ -94,7 +72,3 @@ def main(argv: Sequence[str] | None = None) -> None:
     for number, (colour, name) in enumerate(zip(ordered, named, strict=True)):
         print(f'{number:3} {name} {100 * counts[colour] / total:6.2f} % of the pixels')
     print(f'{len(paths)} masks in {args.out}, classes in {names}')
-
-
-if __name__ == '__main__':
-    main()

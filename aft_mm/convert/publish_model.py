@@ -1,56 +1,23 @@
-"""Prepare a training checkpoint for publication: weights, class names and the text of the config.
-
-Metrics, licence and training command are added. Two files with the same content are written,
-OUT-0123abcd.safetensors and OUT-4567cdef.pth, named by the first 8 digits of their sha256, which
-torch.hub and aft_mm verify.
-"""
+"""Prepare a training checkpoint for publication: weights, class names and the text of the config."""
 
 import argparse
 import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aft_mm.cli.arguments import tool_parser
-from aft_mm.errors import UserError, user_errors
-from aft_mm.outputs import check_writable
-
-
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = tool_parser(__doc__)
-    parser.add_argument('checkpoint', metavar='IN.pth', help='checkpoint of `aft_mm train`')
-    parser.add_argument(
-        'out', metavar='OUT.pth', type=Path, help='output name, to which the digits are appended'
-    )
-    parser.add_argument(
-        '--ema', action='store_true', help='publish the averaged weights of EMAHook'
-    )
-    parser.add_argument('--metrics', metavar='JSON', help='metrics written by `aft_mm test --out`')
-    parser.add_argument(
-        '--license',
-        metavar='SPDX',
-        help='licence of the weights; default: by the training data, as in docs/data.md, if that '
-        'settles it',
-    )
-    parser.add_argument(
-        '--command', help='training command; default: that of the run, without its work dir'
-    )
-    return parser.parse_args(argv)
-
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
 import torch
-from data_licenses import weights_license
 from torch import Tensor
 
 from aft_mm.checkpoint import load_from_local, write_safetensors
-from aft_mm.config.finding import check_checkpoint
+from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_writable
 from aft_mm.registry import register_safe_loading
+
+from .data_licenses import weights_license
 
 META = ('cfg', 'epoch', 'iter', 'seed', 'experiment_name', 'mmengine_version')
 DATASET_META = ('classes', 'palette')
@@ -93,9 +60,9 @@ def publish(
     license: str | None = None,  # noqa: A002 - as model cards call it
     command: str | None = None,
 ) -> dict[str, Any]:
-    """Return the published content of a checkpoint of tools/train.py.
+    """Return the published content of a training checkpoint.
 
-    `license` is by default that of :func:`data_licenses.weights_license`, and `command` that of the
+    `license` is by default that of :func:`weights_license`, and `command` that of the
     run, or the training with its config if the checkpoint does not hold it.
     """
     weights = choose_weights(checkpoint, path, ema)
@@ -112,7 +79,7 @@ def publish(
     if command or name:
         published['command'] = command or f'aft_mm train {name}'
     # Saving a view would save its whole storage.
-    state = OrderedDict((name, x.detach().clone()) for name, x in weights.items())
+    state: Any = OrderedDict((name, x.detach().clone()) for name, x in weights.items())
     if hasattr(checkpoint['state_dict'], '_metadata'):  # the versions of the layers
         state._metadata = checkpoint['state_dict']._metadata
     return dict(meta=published, state_dict=state)
@@ -150,11 +117,8 @@ def read_metrics(path: str) -> dict[str, float]:
     return metrics
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_args(argv)
-
+def run(args: argparse.Namespace) -> None:
     with user_errors():
-        check_checkpoint(args.checkpoint)
         if args.out.suffix not in WRITERS:
             raise UserError(
                 f'OUT.pth must be a file name that ends in {" or ".join(WRITERS)}, got '
@@ -169,7 +133,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         for path in save(published, args.out):
             print(path)
-
-
-if __name__ == '__main__':
-    main()

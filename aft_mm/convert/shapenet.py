@@ -1,15 +1,4 @@
-"""Sample 15,000 points on the surface of meshes, in the layout of ShapeNetCore.v2.PC15k.
-
-MESHES has one folder per class, with meshes at any depth below it, such as
-
-    <synset>/<model>/models/model_normalized.obj       ShapeNetCore v2
-    <class>/{train,test}/<model>.off                   ModelNet
-
-OUT gets <synset or class>/{train,val,test}/<model>.npy, float32 [15000, 3] in the unit and
-orientation of the mesh, for aft_mm.PointClouds. A mesh below a folder train, val or test stays in
-that split. Others are split by --splits, or by --ratio with a hash of class and model. The points
-of a model are the same in every run. Existing files are skipped.
-"""
+"""Sample 15,000 points on the surface of meshes, in the layout of ShapeNetCore.v2.PC15k."""
 
 import argparse
 import csv
@@ -19,54 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from aft_mm.cli.arguments import tool_parser
-from aft_mm.errors import UserError, user_errors
-from aft_mm.outputs import check_writable
-
-
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = tool_parser(__doc__)
-    parser.add_argument('meshes', type=Path, help='folder of the class folders')
-    parser.add_argument(
-        'out',
-        type=Path,
-        nargs='?',
-        default=Path('data/ShapeNetCore.v2.PC15k'),
-        help='output folder; default %(default)s',
-    )
-    parser.add_argument(
-        '--classes',
-        nargs='+',
-        metavar='NAME',
-        help='convert only these folders or classes of ShapeNetCore v2, such as airplane',
-    )
-    parser.add_argument(
-        '--splits',
-        type=Path,
-        metavar='CSV',
-        help='the official split, all.csv of ShapeNet; models that it does not list are omitted',
-    )
-    parser.add_argument(
-        '--ratio',
-        type=float,
-        nargs=3,
-        default=(0.7, 0.1, 0.2),
-        metavar=('TRAIN', 'VAL', 'TEST'),
-        help='shares for a split by hash; default 0.7 0.1 0.2 as in the official split',
-    )
-    parser.add_argument('--jobs', type=int, default=1, help='number of processes; default 1')
-    return parser.parse_args(argv)
-
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
 import numpy as np
 import trimesh
 from mmengine.utils import track_progress_rich
 
 from aft_mm.datasets.point_files import MESH_SUFFIXES
 from aft_mm.datasets.shapenet import class_folder
+from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_writable
 
 NUM_POINTS = 15_000
 SPLITS = ('train', 'val', 'test')
@@ -88,14 +37,14 @@ def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
     if not root.is_dir():
         raise UserError(f'the folder of meshes {str(root)!r} does not exist')
     there = sorted(path.name for path in root.iterdir() if path.is_dir())
-    folders = there if classes is None else [class_folder(name, there) for name in classes]
-    if None in folders:
-        name = classes[folders.index(None)]
-        raise UserError(
-            f'class {name!r} has no folder in {str(root)!r}, which has {", ".join(there) or "none"}'
-        )
     found = []
-    for folder in folders:
+    for name in there if classes is None else classes:
+        folder = class_folder(name, there)
+        if folder is None:
+            raise UserError(
+                f'class {name!r} has no folder in {str(root)!r}, which has '
+                f'{", ".join(there) or "none"}'
+            )
         for path in sorted((root / folder).rglob('*')):
             if path.suffix.lower() not in MESH_SUFFIXES:
                 continue
@@ -210,11 +159,6 @@ def convert(args: argparse.Namespace) -> str:
     return '\n'.join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_args(argv)
+def run(args: argparse.Namespace) -> None:
     with user_errors(OSError):
         print(convert(args))
-
-
-if __name__ == '__main__':
-    main()

@@ -1,40 +1,16 @@
-"""Split a folder of class folders into a training and a validation set.
-
-    python tools/dataset_converters/split_folder.py photos data/my_images --val 0.2
-
-turns photos/cat/1.jpg into data/my_images/train/cat/1.jpg or data/my_images/val/cat/1.jpg, with the
-same share of each class chosen at random for validation. Files are hard links if both folders are
-on the same disk, and copies otherwise.
-"""
+"""Split a folder of class folders into a training and a validation set."""
 
 import argparse
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
-from aft_mm.cli.arguments import tool_parser
-from aft_mm.errors import UserError, user_errors
-
-
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = tool_parser(__doc__)
-    parser.add_argument('source', type=Path, help='folder with one folder per class')
-    parser.add_argument('out', type=Path, help='output folder of train/ and val/')
-    parser.add_argument(
-        '--val', type=float, default=0.2, help='share of validation images; default %(default)s'
-    )
-    parser.add_argument('--seed', type=int, default=0, help='random seed; default %(default)s')
-    return parser.parse_args(argv)
-
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
 from aft_mm.checks import check_int, check_number
-from aft_mm.convert.own_data import split_classes
+from aft_mm.errors import UserError, user_errors
 from aft_mm.image_paths import IMAGE_SUFFIXES, list_images
 from aft_mm.progress import progress
+
+from .own_data import split_classes
 
 
 def split(source: Path, share: float, seed: int) -> dict[str, list[str]]:
@@ -57,8 +33,7 @@ def place(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_args(argv)
+def run(args: argparse.Namespace) -> None:
     with user_errors(ValueError, OSError):
         check_number('--val', args.val, above=0, most=0.9)
         check_int('--seed', args.seed, 0)
@@ -74,7 +49,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         f'{args.out}: {classes} classes, {len(parts["train"])} images for training and '
         f'{len(parts["val"])} for validation'
     )
-
-
-if __name__ == '__main__':
-    main()

@@ -1,45 +1,14 @@
-"""Train a shared subword vocabulary for a pair of languages (byte-pair encoding, sentencepiece).
-
-    python tools/dataset_converters/subwords.py data/multi30k/train.de data/multi30k/train.en \\
-        --vocab-size 4000 --out data/multi30k/subwords.model
-
-The text is not normalised: decoding restores it except for repeated spaces. The same files give the
-same vocabulary.
-"""
+"""Train a shared subword vocabulary for a pair of languages (byte-pair encoding, sentencepiece)."""
 
 import argparse
 import io
 from collections.abc import Sequence
 
-from aft_mm.cli.arguments import tool_parser
-from aft_mm.errors import UserError, user_errors
-from aft_mm.outputs import check_output
-
-
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = tool_parser(__doc__)
-    parser.add_argument(
-        'files', nargs='+', metavar='FILE', help='training text, one sentence per line'
-    )
-    parser.add_argument('--vocab-size', type=int, required=True, help='number of subwords')
-    parser.add_argument(
-        '--byte-fallback',
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help='write characters that the training text does not have as bytes, 256 of the subwords',
-    )
-    parser.add_argument(
-        '--out', required=True, metavar='MODEL', help='output file, such as FOLDER/subwords.model'
-    )
-    return parser.parse_args(argv)
-
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
 from aft_mm.checkpoint import write_whole
 from aft_mm.checks import check_int
 from aft_mm.datasets import read_lines
+from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_output
 
 
 def train(files: Sequence[str], vocab_size: int, byte_fallback: bool) -> bytes:
@@ -77,15 +46,10 @@ def train(files: Sequence[str], vocab_size: int, byte_fallback: bool) -> bytes:
     return model.getvalue()
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_args(argv)
+def run(args: argparse.Namespace) -> None:
     with user_errors(OSError):
         check_int('--vocab-size', args.vocab_size, 1)
         check_output('--out', args.out, ('.model',))
         with write_whole(args.out) as file:
             file.write(train(args.files, args.vocab_size, args.byte_fallback))
         print(f'wrote {args.vocab_size} subwords to {args.out}')
-
-
-if __name__ == '__main__':
-    main()

@@ -1,13 +1,6 @@
-"""Extract WMT14 English-German from the archives of statmt.org for aft_mm.ParallelText.
+"""Extract WMT14 English-German from the archives of statmt.org for aft_mm.ParallelText."""
 
-    python tools/dataset_converters/wmt14.py training-parallel-europarl-v7.tgz \\
-        training-parallel-commoncrawl.tgz training-parallel-nc-v9.tgz dev.tgz test-full.tgz \\
-        --out data/wmt14_en_de
-
-The result is train.en and train.de (about 4.5 million pairs), val.* (newstest2013) and test.*
-(newstest2014 of test-full.tgz), raw text with one sentence per line.
-"""
-
+import argparse
 import bz2
 import gzip
 import html
@@ -19,9 +12,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
-from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
 from aft_mm.progress import progress
 
@@ -51,14 +43,14 @@ def text_of(content: bytes, name: str) -> bytes:
 
 
 class Bounded(io.RawIOBase):
-    def __init__(self, file: BinaryIO, most: int) -> None:
+    def __init__(self, file: Any, most: int) -> None:
         self.file = file
         self.left = most
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         found = self.file.readinto(buffer)
         self.left -= found
         if self.left < 0:
@@ -82,7 +74,7 @@ def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
 
 
 def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
-    found = {}
+    found: dict[tuple[str, str, str], bytes] = {}
     for path in progress(archives, 'archives'):
         if not path.is_file():
             raise UserError(f'archive {str(path)!r} does not exist')
@@ -145,20 +137,6 @@ def write(found: dict[tuple[str, str, str], bytes], folder: Path) -> None:
         print(f'wrote {size:,} pairs to {folder / split}.{{{",".join(LANGUAGES)}}}')
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = tool_parser(__doc__)
-    parser.add_argument('archives', type=Path, nargs='+', help='the .tgz files')
-    parser.add_argument(
-        '--out',
-        type=Path,
-        default=Path('data/wmt14_en_de'),
-        metavar='FOLDER',
-        help='output folder; default %(default)s',
-    )
-    args = parser.parse_args(argv)
+def run(args: argparse.Namespace) -> None:
     with user_errors(OSError):
         write(read(args.archives), args.out)
-
-
-if __name__ == '__main__':
-    main()

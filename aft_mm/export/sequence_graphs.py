@@ -1,8 +1,9 @@
 """Graphs of the sequence models: decoders with a state, and CTC models."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,43 +12,34 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from aft_mm.errors import UserError
-from aft_mm.layers import mixers
-from aft_mm.layers.mixers import AFTSimple, SoftmaxAttention, TokenMixer
-from aft_mm.layers.mixers.softmax_attention import KeyValueCache
+from aft_mm.layers.mixers import TokenMixer
+from aft_mm.layers.mixers.aft_conv import AFTConv
+from aft_mm.layers.mixers.aft_full import AFTFull
+from aft_mm.layers.mixers.aft_local import AFTLocal
+from aft_mm.layers.mixers.aft_local_hard import AFTLocalHard
+from aft_mm.layers.mixers.aft_local_learned import AFTLocalLearned
+from aft_mm.layers.mixers.aft_simple import AFTSimple
+from aft_mm.layers.mixers.lsh_attention import LSHAttention
+from aft_mm.layers.mixers.lstm import LSTM
+from aft_mm.layers.mixers.softmax_attention import KeyValueCache, SoftmaxAttention
 from aft_mm.models.block_stack import BlockStack
 
-# Inputs by name.
-Call = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
+from .graphs import Call, Graph
 
 # torch cannot trace the first, and padding is part of the groups of the second.
-OF_ONE_LENGTH = (mixers.LSTM, mixers.LSHAttention)
+OF_ONE_LENGTH = (LSTM, LSHAttention)
 STEPPED = (
-    mixers.AFTConv,
-    mixers.AFTFull,
-    mixers.AFTLocal,
-    mixers.AFTLocalHard,
-    mixers.AFTLocalLearned,
+    AFTConv,
+    AFTFull,
+    AFTLocal,
+    AFTLocalHard,
+    AFTLocalLearned,
     AFTSimple,
     SoftmaxAttention,
 )
 # Graphs of other mixers, and of causal AFT, have a fixed length and pad their input to it.
 ANY_LENGTH = (AFTSimple, SoftmaxAttention)
 CHECKED_STEPS = 4
-
-
-class Graph(NamedTuple):
-    """A function of tensors, and how it is exported.
-
-    `name` is the suffix of the file, such as 'step', `inputs` are examples, `dynamic` the open axes
-    of each input, in order, and `metadata` texts for OUT.onnx.
-    """
-
-    name: str
-    module: nn.Module
-    inputs: dict[str, Tensor]
-    outputs: list[str]
-    dynamic: list[dict[int, Any]] | None = None
-    metadata: Mapping[str, str] = {}
 
 
 def mixer_of(stack: BlockStack) -> TokenMixer:
@@ -76,7 +68,7 @@ class Encoder(nn.Module):
 class CTC(nn.Module):
     """``(frames [B, T, F], mask [B, T]) -> log_probs [B, T, V]``."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.encoder, self.head = Encoder(model.encoder), model.head
 
@@ -93,7 +85,7 @@ class StateLayout:
     def __init__(self, state: Any, length: int) -> None:
         self.leaves, self.spec = pytree.tree_flatten_with_path(state)
         self.offsets = {
-            path: int(leaf[0]) - length for path, leaf in self.leaves if path[-1].name == 'position'
+            path: int(leaf[0]) - length for path, leaf in self.leaves if self._is_position(path)
         }
 
     @property
@@ -105,9 +97,10 @@ class StateLayout:
         return [self._name(path) for path, _ in self._stored(memory=True)]
 
     def flatten(self, state: Any) -> tuple[Tensor, ...]:
-        found = dict(zip((path for path, _ in self.leaves), pytree.tree_leaves(state), strict=True))
-        changing = [found[path] for path, _ in self._stored(memory=False)]
-        memory = [found[path] for path, _ in self._stored(memory=True)]
+        paths = [path for path, _ in self.leaves]
+        leaves = dict(zip(paths, pytree.tree_leaves(state), strict=True))
+        changing = [leaves[path] for path, _ in self._stored(memory=False)]
+        memory = [leaves[path] for path, _ in self._stored(memory=True)]
         return (*changing, state.position, *memory)
 
     def build(self, parts: Sequence[Tensor]) -> Any:
@@ -117,7 +110,7 @@ class StateLayout:
         for path, leaf in self.leaves:
             if not isinstance(leaf, Tensor):
                 leaves.append(leaf)
-            elif path[-1].name == 'position':  # of a block, which counts the start
+            elif self._is_position(path):  # of a block, which counts the start
                 leaves.append(position + self.offsets[path])
             elif not leaf.numel() or self._is_constant(leaf):  # an unused buffer, or no state
                 leaves.append(leaf)
@@ -131,10 +124,13 @@ class StateLayout:
             for path, leaf in self.leaves
             if isinstance(leaf, Tensor)
             and leaf.numel()
-            and path[-1].name != 'position'
+            and not self._is_position(path)
             and not self._is_constant(leaf)
             and ('memory' in pytree.keystr(path)) == memory
         ]
+
+    def _is_position(self, path: Any) -> bool:
+        return path[-1].name == 'position'
 
     def _is_constant(self, leaf: Tensor) -> bool:
         return len(leaf) != 1  # such as the bias of AFT-full
@@ -171,7 +167,7 @@ def with_room(state: Any) -> Any:
 class Prompt(nn.Module):
     """``(tokens [1, L], source and its mask if any) -> (scores [1, V], *state)``."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
         self.encoder = None if model.encoder is None else Encoder(model.encoder)
@@ -194,7 +190,7 @@ class Prompt(nn.Module):
 class Step(nn.Module):
     """``(token [1], *state, *memory) -> (scores [1, V], *state)``."""
 
-    def __init__(self, model: nn.Module, layout: StateLayout) -> None:
+    def __init__(self, model: Any, layout: StateLayout) -> None:
         super().__init__()
         self.model, self.layout = model, layout
 
@@ -205,24 +201,29 @@ class Step(nn.Module):
 
 
 class Decoder:
-    def __init__(self, model: nn.Module) -> None:
+    """A prompt and a step, to generate sequences."""
+
+    def __init__(self, model: Any, config: str) -> None:
+        check_decoder(model, config)
         self.model, self.vocabulary = model, model.head.num_values
-        self.has_source = model.encoder is not None
-        longest = model.decoder.max_length - 1
-        self.longest = longest
-        prompt = Prompt(model)
+        self.longest = model.decoder.max_length - 1
+        self.about = f'tokens [1, 0 to {self.longest}] to scores and state'
+
+    @cached_property
+    def graphs(self) -> list[Graph]:
+        prompt, encoder, longest = Prompt(self.model), self.model.encoder, self.longest
         inputs = self.random_inputs(min(3, longest))
         axes: list[dict[int, Any]] = [{1: Dim('length', min=0, max=longest)}]
         source: dict[int, Any] = {}
-        if self.has_source:
-            source = {1: Dim('source_length', min=1, max=model.encoder.max_length)}
+        if encoder is not None:
+            source = {1: Dim('source_length', min=1, max=encoder.max_length)}
             axes += [source, source]
         with torch.no_grad():
             _, *state = prompt(*inputs.values())
         layout = prompt.layout
         names = [*layout.names, *layout.memory_names]
         metadata = dict(longest_prompt=str(longest))
-        self.prompt = Graph('prompt', prompt, inputs, ['scores', *names], axes, metadata)
+        first = Graph('prompt', prompt, inputs, ['scores', *names], axes, metadata)
         cached = {} if prompt.pad else {2: Dim('cached', min=1, max=longest)}
         memory = {} if prompt.encoder is None or prompt.encoder.pad else source
         axes = [{}, *[cached] * (len(layout.names) - 1), {}]
@@ -230,20 +231,19 @@ class Decoder:
         inputs = dict(token=torch.randint(self.vocabulary, (1,)))
         inputs.update(zip(names, state, strict=True))
         outputs = ['scores', *(f'next.{name}' for name in layout.names)]
-        self.step = Graph('step', Step(model, layout), inputs, outputs, axes)
-        self.graphs = [self.prompt, self.step]
+        return [first, Graph('step', Step(self.model, layout), inputs, outputs, axes)]
 
     def random_inputs(self, length: int) -> dict[str, Tensor]:
         inputs = dict(tokens=torch.randint(self.vocabulary, (1, length)))
-        if self.has_source:
-            encoder = self.model.encoder
+        if (encoder := self.model.encoder) is not None:
             size = min(length + 3, encoder.max_length)
             inputs['source'] = torch.randint(encoder.embedding.num_values, (1, size))
             inputs['source_mask'] = torch.arange(size)[None] < max(size - 1, 1)
         return inputs
 
     def cases(self, calls: Mapping[str, Call]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        decoder, head = self.model.decoder, self.model.head
+        decoder, encoder, head = self.model.decoder, self.model.encoder, self.model.head
+        prompt, step = self.graphs
         lengths = {2, 0, 1, min(7, self.longest), max(self.longest - CHECKED_STEPS, 0)}
         for length in sorted(lengths):
             inputs = self.random_inputs(length)
@@ -252,29 +252,30 @@ class Decoder:
                 [inputs['tokens'], torch.randint(self.vocabulary, (1, steps + 1))], 1
             )
             memory = ()
-            if self.has_source:
+            if encoder is not None:
                 mask = inputs['source_mask']
-                memory = self.model.encoder(inputs['source'], mask), mask
+                memory = encoder(inputs['source'], mask), mask
             expected = head.logits(decoder(tokens, *memory))
-            state = dict(zip(self.prompt.outputs, calls['prompt'](inputs), strict=True))
+            state = dict(zip(prompt.outputs, calls['prompt'](inputs), strict=True))
             yield f'prompt of {length} tokens', expected[:, length], state.pop('scores')
-            for place in range(length, length + steps):
-                found = calls['step']({'token': tokens[:, place], **state})
-                new = dict(zip(self.step.outputs, found, strict=True))
+            for position in range(length, length + steps):
+                outputs = calls['step']({'token': tokens[:, position], **state})
+                new = dict(zip(step.outputs, outputs, strict=True))
                 scores = new.pop('scores')
-                yield f'step after {place} tokens', expected[:, place + 1], scores
+                yield f'step after {position} tokens', expected[:, position + 1], scores
                 state.update({name.removeprefix('next.'): x for name, x in new.items()})
 
 
 class Transcriber:
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        longest = model.encoder.max_length
-        self.longest = longest
-        axes = {0: Dim('batch', min=1), 1: Dim('frames', min=1, max=longest)}
-        inputs = self.random_inputs(2, min(9, longest))
-        self.graph = Graph('', CTC(model), inputs, ['log_probs'], [axes, axes])
-        self.graphs = [self.graph]
+    """A CTC model."""
+
+    def __init__(self, model: Any, config: str) -> None:
+        check_encoder(model.encoder, config)
+        self.model, self.longest = model, model.encoder.max_length
+        axes = {0: Dim('batch', min=1), 1: Dim('frames', min=1, max=self.longest)}
+        inputs = self.random_inputs(2, min(9, self.longest))
+        self.graphs = [Graph('', CTC(model), inputs, ['log_probs'], [axes, axes])]
+        self.about = f'frames [B, 1 to {self.longest}, F] to log_probs'
 
     def random_inputs(self, batch: int, length: int) -> dict[str, Tensor]:
         features = self.model.encoder.embedding.projection.in_features
@@ -291,7 +292,7 @@ class Transcriber:
             yield f'batch of {length} frames', expected[mask], calls[''](inputs)[0][mask]
 
 
-def check_decoder(model: nn.Module, config: str) -> None:
+def check_decoder(model: Any, config: str) -> None:
     if not hasattr(model.head, 'logits') or model.head.token_shape:
         raise UserError(
             f'the head of {config} must be aft_mm.CategoricalHead, got {type(model.head).__name__}'
@@ -306,7 +307,7 @@ def check_decoder(model: nn.Module, config: str) -> None:
     check_encoder(model.encoder, config)
 
 
-def check_encoder(encoder: nn.Module | None, config: str) -> None:
+def check_encoder(encoder: Any, config: str) -> None:
     if encoder is None:
         return
     if not isinstance(encoder, BlockStack):

@@ -2,9 +2,6 @@
 
 import argparse
 import glob
-import os
-import re
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,15 +18,9 @@ LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
 
 
 def tool_parser(about: str | None) -> argparse.ArgumentParser:
-    """Return the parser of a program of tools/, which may run as a command such as `aft_mm plot`.
-
-    `about` is its docstring. As a command, examples name the command instead of the file.
-    """
-    prog = os.path.basename(sys.argv[0])
-    if prog.startswith('aft_mm '):
-        about = re.sub(r'python tools/\S+\.py', prog, about or '')
+    """Return the parser of a program of tools/, given its docstring."""
     return argparse.ArgumentParser(
-        prog=prog, description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 
 

@@ -1,61 +1,21 @@
-"""Write release files of finished runs, with model cards and a list of hashes.
-
-    python tools/model_converters/release_weights.py work_dirs/quickstart --out release
-
-The last checkpoint of each work dir is published as by publish_model.py, with the averaged weights
-if the run used EMAHook, since those were validated. Its metrics are those of WORK_DIR/metrics.json,
-written by `aft_mm test CONFIG CHECKPOINT --out WORK_DIR/metrics.json` for that checkpoint, or else
-those of the validation. Runs of one config, such as three seeds, share a model card NAME.md: data,
-licence, recipe, metrics with mean and 95 % interval, commands and hashes.
-
-The output folder also gets SHA256SUMS, for `sha256sum -c`, and weights.json with the same by file.
-With `--address`, the address and hash of the first run of each config are written to the metafiles
-of configs/.
-"""
+"""Write release files of finished runs, with model cards and a list of hashes."""
 
 import argparse
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from aft_mm.cli.arguments import tool_parser
-from aft_mm.errors import UserError, user_errors
-
-
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = tool_parser(__doc__)
-    parser.add_argument(
-        'work_dirs', nargs='+', metavar='WORK_DIR', help='work dirs of finished runs'
-    )
-    parser.add_argument('--out', required=True, type=Path, help='a new or empty folder')
-    parser.add_argument(
-        '--address',
-        metavar='hf://ORG/NAME',
-        help='future address of the files (or https://...), to add to the metafiles of configs/',
-    )
-    parser.add_argument(
-        '--license', metavar='SPDX', help='licence of all weights; default as for publish_model.py'
-    )
-    return parser.parse_args(argv)
-
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
-sys.path.append(str(Path(__file__).parents[1] / 'analysis_tools'))
-
-from data_licenses import setting, training_data
-from publish_model import publish, read_metrics, run_name, save
 
 from aft_mm.analysis.run_logs import read_scalars, validated_metrics, validations
 from aft_mm.analysis.verdicts import mean_interval
 from aft_mm.checkpoint import latest_checkpoint, load_from_local
+from aft_mm.config.finding import install_root
+from aft_mm.convert.data_licenses import setting, training_data
+from aft_mm.convert.publish_model import publish, read_metrics, run_name, save
+from aft_mm.errors import UserError, user_errors
 from aft_mm.registry import register_safe_loading
 
 LISTED = ('license', 'command', 'seed', 'split', 'metrics', 'epoch', 'iter')
-CONFIGS = Path(__file__).parents[2] / 'configs'
 
 
 def metrics_at(work_dir: str, iteration: int) -> dict[str, float]:
@@ -121,14 +81,15 @@ def model_card(name: str, entries: Sequence[Mapping], config: str) -> str:
         for metric in runs[0]['metrics']:
             values = [run['metrics'][metric] for run in runs]
             # Student's interval of equal values is not defined.
-            low, high = mean_interval(values) if len({*values}) > 1 else values[:2]
+            interval = mean_interval(values) if len({*values}) > 1 else None
+            low, high = interval or values[:2]
             lines.append(f'- {metric}: {(low + high) / 2:.4g} ± {(high - low) / 2:.2g}')
     lines += ['', 'sha256:', '', *(f'    {entry["sha256"]}  {entry["file"]}' for entry in entries)]
     return '\n'.join([*lines, '', f'Use: `aft_mm test {name} {runs[0]["file"]}`', ''])
 
 
 def list_weights(name: str, address: str) -> None:
-    for path in CONFIGS.glob('*/metafile.yml'):
+    for path in install_root().glob('configs/*/metafile.yml'):
         text = path.read_text(encoding='utf-8')
         if found := re.search(rf'^  - Name: {re.escape(name)}\n(?:    .*\n)+', text, re.M):
             entry = re.sub('^    Weights: .*\n', '', found[0], flags=re.M)
@@ -139,9 +100,7 @@ def list_weights(name: str, address: str) -> None:
     raise UserError(f'no metafile of configs/ has an entry {name!r} for the weights of its run')
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_args(argv)
-
+def run(args: argparse.Namespace) -> None:
     with user_errors(ValueError):
         if args.address and not args.address.startswith(('hf://', 'https://')):
             raise UserError(f'--address must begin with hf:// or https://, got {args.address!r}')
@@ -149,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UserError(f'--out must be a new or empty folder, got {str(args.out)!r}')
         args.out.mkdir(parents=True, exist_ok=True)
         register_safe_loading()
-        entries, configs = [], {}
+        entries: list[dict] = []
+        configs: dict[str, str] = {}
         for work_dir in args.work_dirs:
             found, config = release(work_dir, args.out, args.license)
             entries += found
@@ -166,7 +126,3 @@ def main(argv: Sequence[str] | None = None) -> None:
                 address = f'{args.address.rstrip("/")}/{first["file"]}#sha256={first["sha256"]}'
                 list_weights(name, address)
     print(f'wrote {len(entries)} files of {len(args.work_dirs)} runs to {args.out}')
-
-
-if __name__ == '__main__':
-    main()

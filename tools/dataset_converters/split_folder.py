@@ -1,0 +1,6 @@
+"""The command ``aft_mm split`` as a script."""
+
+from aft_mm.cli.main import script
+
+if __name__ == '__main__':
+    script('split')

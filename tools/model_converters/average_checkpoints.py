@@ -1,0 +1,6 @@
+"""The command ``aft_mm convert average`` as a script."""
+
+from aft_mm.cli.main import script
+
+if __name__ == '__main__':
+    script('convert average')
