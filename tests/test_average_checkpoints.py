@@ -1,4 +1,4 @@
-"""tools/model_converters/average_checkpoints.py."""
+"""``aft_mm convert average``."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from aft_mm.errors import UserError
 from aft_mm.layers import PerformerAttention
 
 from .errors import stops
-from .helpers import load_script
+from .helpers import command
 
-tool = load_script('tools/model_converters/average_checkpoints')
+average_files = command('convert average')
 
 
 def save(path, seed, width=3):
@@ -28,7 +28,7 @@ def test_the_average_is_the_mean_and_gives_another_output(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     models = [save(f'epoch_{seed}.pth', seed) for seed in (9, 10, 11)]
     # In the order of `epoch_*.pth`.
-    tool.main(['epoch_10.pth', 'epoch_11.pth', 'epoch_9.pth', '--out', 'mean.pth'])
+    average_files(['epoch_10.pth', 'epoch_11.pth', 'epoch_9.pth', '--out', 'mean.pth'])
 
     averaged = load_from_local('mean.pth', 'cpu')
     expected = torch.stack([model[0].weight for model in models]).mean(0)
@@ -86,5 +86,5 @@ def test_what_cannot_be_averaged_is_refused(files, message, tmp_path, monkeypatc
     save('a.pth', 1)
     save('wide.pth', 1, width=4)
     torch.save(dict(meta={}), 'empty.pth')
-    stops(f'^Error: .*{message}', tool.main, [*files, '--out', 'mean.pth'])
+    stops(f'^Error: .*{message}', average_files, [*files, '--out', 'mean.pth'])
     assert not Path('mean.pth').exists()

@@ -1,4 +1,4 @@
-"""tools/dataset_converters/enwik8.py: archive to data file."""
+"""``aft_mm convert enwik8``: archive to data file."""
 
 import gzip
 import zipfile
@@ -9,10 +9,10 @@ import pytest
 from aft_mm.datasets import TextFile
 
 from .errors import stops
-from .helpers import load_script
+from .helpers import command
 
 SIZE = 3001
-enwik8 = load_script('tools/dataset_converters/enwik8')
+enwik8 = command('convert enwik8')
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def archive(request, tmp_path, content):
 
 def test_the_file_is_unpacked_for_the_dataset(archive, tmp_path, content, capsys):
     folder = tmp_path / 'data/enwik8'
-    enwik8.main([str(archive), str(folder), '--size', str(SIZE)])
+    enwik8([str(archive), str(folder), '--size', str(SIZE)])
     assert capsys.readouterr().out == f'written to {folder / "enwik8"}\n'
     assert (folder / 'enwik8').read_bytes() == content
     assert len(TextFile(str(folder / 'enwik8'), 'test', 150).data) == 150
@@ -42,7 +42,7 @@ def test_the_file_is_unpacked_for_the_dataset(archive, tmp_path, content, capsys
 
 def fails(match, archive, *words):
     folder = archive.parent / 'data'
-    stops(match, enwik8.main, [str(archive), str(folder), *words])
+    stops(match, enwik8, [str(archive), str(folder), *words])
     assert not folder.exists() or not list(folder.iterdir())
 
 

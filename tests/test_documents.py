@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from aft_mm.cli.tools import PROGRAMS
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import MODELS, DefaultScope
 from PIL import Image
 
-from aft_mm.cli.tools import PROGRAMS
 from aft_mm.models import AFTViT
 
 from .documents import PAGES, ROOT, blocks, commands

@@ -1,4 +1,4 @@
-"""deit_to_aft.py: AFT-conv initialised from DeiT."""
+"""``aft_mm convert deit``: AFT-conv initialised from DeiT."""
 
 import re
 
@@ -12,17 +12,15 @@ from torch import nn
 
 from aft_mm import ops
 from aft_mm.checkpoint import load_weights
+from aft_mm.convert.deit_to_aft import build_backbone
 
 from .errors import stops
-from .helpers import ROOT, load_script
+from .helpers import ROOT, command
 
 TABLE_8 = (
     ROOT / 'configs/image_classification/aft-conv-base-h32-k25_8xb8-100e-from-deit_in1k-384px.py'
 )
 HEADS, DEPTH = 6, 2
-
-
-deit_to_aft = load_script('tools/model_converters/deit_to_aft')
 
 
 def build_deit(name):
@@ -92,7 +90,7 @@ def convert(config, tmp_path, capsys):
     def call(checkpoint, *options):
         torch.save(checkpoint, tmp_path / 'deit.pth')
         files = [str(tmp_path / name) for name in ('deit.pth', 'aft.pth')]
-        deit_to_aft.main([*files, '--config', str(config), *options])
+        command('convert deit')([*files, '--config', str(config), *options])
         return capsys.readouterr().out
 
     return call
@@ -166,7 +164,7 @@ def test_no_head_keeps_the_initial_classifier(deit, config, convert, tmp_path):
 def test_query_and_key_keep_their_initial_values(deit, config, convert, tmp_path):
     convert(deit.state_dict())
     state = torch.load(tmp_path / 'aft.pth', weights_only=True)['state_dict']
-    fresh = deit_to_aft.build_backbone(Config.fromfile(config), query=False).state_dict()
+    fresh = build_backbone(Config.fromfile(config), query=False).state_dict()
     head = {'head.fc.weight', 'head.fc.bias'}
     assert state.keys() == {f'backbone.{name}' for name in fresh} | head
     for name, tensor in fresh.items():

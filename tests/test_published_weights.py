@@ -1,4 +1,4 @@
-"""publish_model.py and release_weights.py: files are written and read again."""
+"""``aft_mm publish`` and ``aft_mm release``: files are written and read again."""
 
 import hashlib
 import http.server
@@ -24,19 +24,17 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from aft_mm.checkpoint import load_from_http, load_from_hub, load_from_local, write_safetensors
+from aft_mm.cli.commands import release_weights
+from aft_mm.convert import data_licenses
 from aft_mm.errors import UserError
 from aft_mm.registry import register_safe_loading
 
 from .errors import stops
-from .helpers import ROOT
+from .helpers import ROOT, command
 
 # Text of a config that trains on the digits.
 DIGITS = "train_dataloader = dict(dataset=dict(type='aft_mm.Digits'))"
-
-
-@pytest.fixture
-def publish_model(tool):
-    return tool('model_converters/publish_model')
+publish, release = command('publish'), command('release')
 
 
 @pytest.fixture
@@ -56,11 +54,11 @@ def trained(tmp_path):
 
 
 @pytest.mark.parametrize('options', [[], ['--ema']], ids=str)
-def test_published_files_contain_only_weights(options, trained, publish_model, tmp_path, capsys):
+def test_published_files_contain_only_weights(options, trained, tmp_path, capsys):
     (tmp_path / 'm.json').write_text('{"accuracy/top1": 42.5}')
     known = ['--metrics', str(tmp_path / 'm.json'), '--license', 'MIT', '--command', 'make a b']
     words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'a/model.pth'), *options, *known]
-    publish_model.main(words)
+    publish(words)
     paths = [Path(line) for line in capsys.readouterr().out.split()]
     for path, suffix in zip(paths, ('.safetensors', '.pth'), strict=True):
         digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
@@ -81,15 +79,15 @@ def test_published_files_contain_only_weights(options, trained, publish_model, t
             assert torch.equal(state[name], tensor)
     for path in paths:  # the bytes are reproducible
         path.unlink()
-    publish_model.main(words)
+    publish(words)
     assert all(path.exists() for path in paths)
 
 
-def test_published_files_keep_the_versions_of_the_layers(publish_model, tmp_path, capsys):
+def test_published_files_keep_the_versions_of_the_layers(tmp_path, capsys):
     model = nn.Sequential(nn.BatchNorm1d(3))
     meta = dict(experiment_name='bn_1xb8_x_20261122_080606', cfg=DIGITS)
     torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'trained.pth')
-    publish_model.main([str(tmp_path / 'trained.pth'), str(tmp_path / 'model.safetensors')])
+    publish([str(tmp_path / 'trained.pth'), str(tmp_path / 'model.safetensors')])
     for path in capsys.readouterr().out.split():
         published = load_from_local(path)
         assert published['state_dict']._metadata == model.state_dict()._metadata
@@ -97,24 +95,23 @@ def test_published_files_keep_the_versions_of_the_layers(publish_model, tmp_path
         assert published['meta']['license'] == 'Apache-2.0'
 
 
-def test_the_licence_of_weights_follows_from_the_training_data(tool):
-    licenses = tool('model_converters/data_licenses')
+def test_the_licence_of_weights_follows_from_the_training_data():
     code = ''.join(path.read_text() for path in sorted(ROOT.glob('configs/**/*.py')))
     found = set(re.findall(r'AFT_MM_DATA:data}}/([\w.]+)', code))
     classes = 'Digits CopyTask AssociativeRecall ListOps Pathfinder'.split()
     found |= {f'aft_mm.{name}' for name in classes}
     found -= {'images', 'my_boxes', 'my_images', 'my_masks', 'my_text.txt'}  # data of one's own
-    assert found == licenses.DATA_SETS.keys()
+    assert found == data_licenses.DATA_SETS.keys()
     for name in found:
-        kind = (licenses.DATA_SETS[name].types or name).split()[0]
+        kind = (data_licenses.DATA_SETS[name].types or name).split()[0]
         dataset = dict(type=kind, data_root=f'/mnt/{name}/train')
         text = Config(dict(train_dataloader=dict(dataset=dataset), load_from=None)).pretty_text
-        if (expected := licenses.DATA_SETS[name].weights) is not None:
-            assert licenses.weights_license(text) == expected
+        if (expected := data_licenses.DATA_SETS[name].weights) is not None:
+            assert data_licenses.weights_license(text) == expected
             continue
         with pytest.raises(UserError, match=r'--license must be given: the terms of .* do not'):
-            licenses.weights_license(text)
-    assert licenses.table() in (ROOT / 'docs/data.md').read_text()
+            data_licenses.weights_license(text)
+    assert data_licenses.table() in (ROOT / 'docs/data.md').read_text()
 
 
 @pytest.mark.parametrize(
@@ -133,32 +130,30 @@ def test_the_licence_of_weights_follows_from_the_training_data(tool):
         ('not Python', 'data .unknown.'),
     ],
 )
-def test_a_licence_that_does_not_follow_must_be_given(config, reason, tool):
-    licenses = tool('model_converters/data_licenses')
+def test_a_licence_that_does_not_follow_must_be_given(config, reason):
     with pytest.raises(UserError, match=f'^--license must be given: .*{reason}'):
-        licenses.weights_license(config)
+        data_licenses.weights_license(config)
 
 
-def test_existing_files_and_missing_averages_are_refused(trained, publish_model, tmp_path):
+def test_existing_files_and_missing_averages_are_refused(trained, tmp_path):
     words = [str(tmp_path / 'trained.pth'), str(tmp_path / 'model.pth')]
-    stops('--license must be given', publish_model.main, words)
+    stops('--license must be given', publish, words)
     words += ['--license', 'MIT']
-    publish_model.main(words)
-    stops('exists already and was not changed', publish_model.main, words)
+    publish(words)
+    stops('exists already and was not changed', publish, words)
     (tmp_path / 'm.json').write_text('[1]')
     more = ['--metrics', str(tmp_path / 'm.json')]
-    stops('m.json. must hold numbers by name', publish_model.main, [*words, *more])
+    stops('m.json. must hold numbers by name', publish, [*words, *more])
     torch.save(dict(state_dict=trained[0]), words[0])
-    stops('--ema needs the averaged weights of EMAHook', publish_model.main, [*words, '--ema'])
+    stops('--ema needs the averaged weights of EMAHook', publish, [*words, '--ema'])
     torch.save(trained[0], words[0])
-    stops('must hold a state_dict', publish_model.main, words)
+    stops('must hold a state_dict', publish, words)
     words[1] = str(tmp_path / 'model.bin')
-    stops('must be a file name that ends in .safetensors or .pth', publish_model.main, words)
+    stops('must be a file name that ends in .safetensors or .pth', publish, words)
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path):
-    module = tool('model_converters/release_weights')
+def test_runs_are_released_with_hashes_and_their_own_metrics(tmp_path):
     run = tmp_path / 'run'
     (run / '1/vis_data').mkdir(parents=True)
     records = [
@@ -174,8 +169,8 @@ def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path):
     torch.save(state, run / 'epoch_2.pth')
     (run / 'last_checkpoint').write_text(str(run / 'epoch_2.pth'))
     out = ['--out', str(tmp_path / 'new')]
-    stops('--license must be given', module.main, [str(run), *out])
-    module.main([str(run), '--out', str(tmp_path / 'out'), '--license', 'MIT'])
+    stops('--license must be given', release, [str(run), *out])
+    release([str(run), '--out', str(tmp_path / 'out'), '--license', 'MIT'])
     entries = json.loads((tmp_path / 'out/weights.json').read_text())
     sums = dict(line.split()[::-1] for line in (tmp_path / 'out/SHA256SUMS').open())
     assert len(entries) == len(sums) == 2
@@ -186,26 +181,25 @@ def test_runs_are_released_with_hashes_and_their_own_metrics(tool, tmp_path):
         assert sums[path.name] == entry['sha256'] == hashlib.sha256(path.read_bytes()).hexdigest()
         loaded = load_from_local(str(path))
         assert torch.equal(loaded['state_dict']['weight'], model.weight)
-    assert module.metrics_at(str(run), 3) == {}  # a checkpoint that was not validated
+    assert release_weights.metrics_at(str(run), 3) == {}  # a checkpoint that was not validated
     assert 'metrics of | metrics |' in (tmp_path / 'out/a.md').read_text()
     words = ['--license', 'MIT', '--address', 'hf://org/name']
-    stops("no metafile of configs/ has an entry 'a'", module.main, [str(run), *out, *words])
+    stops("no metafile of configs/ has an entry 'a'", release, [str(run), *out, *words])
     words = [str(run), '--out', str(tmp_path / 'c'), '--address', 'org']
-    stops("--address must begin with hf:// or https://, got 'org'", module.main, words)
+    stops("--address must begin with hf:// or https://, got 'org'", release, words)
     stops(
         '--out must be a new or empty folder',
-        module.main,
+        release,
         [str(run), '--out', str(tmp_path / 'out')],
     )
     stops(
         'has no checkpoint of a run',
-        module.main,
+        release,
         [str(tmp_path / 'out'), '--out', str(tmp_path / 'c')],
     )
 
 
-def test_seeds_share_a_model_card_with_their_test_metrics(tool, tmp_path):
-    module = tool('model_converters/release_weights')
+def test_seeds_share_a_model_card_with_their_test_metrics(tmp_path):
     config = f"{DIGITS}\noptim_wrapper = dict(optimizer=dict(lr=0.5, type='AdamW'))"
     for seed, accuracy in enumerate((97.0, 98.0, 99.0)):
         run = tmp_path / f'run{seed}'
@@ -219,7 +213,7 @@ def test_seeds_share_a_model_card_with_their_test_metrics(tool, tmp_path):
         (run / 'last_checkpoint').write_text(str(run / 'epoch_2.pth'))
         (run / 'metrics.json').write_text(json.dumps(dict(top1=accuracy, top5=100.0)))
     runs = [str(tmp_path / f'run{seed}') for seed in range(3)]
-    module.main([*runs, '--out', str(tmp_path / 'out')])
+    release([*runs, '--out', str(tmp_path / 'out')])
     entries = json.loads((tmp_path / 'out/weights.json').read_text())
     assert [entry['seed'] for entry in entries] == [0, 0, 1, 1, 2, 2]
     assert {entry['split'] for entry in entries} == {'test'}
@@ -238,17 +232,16 @@ def test_seeds_share_a_model_card_with_their_test_metrics(tool, tmp_path):
     # Another recipe is no further seed.
     hub['runtime_info']['command'] = 'aft_mm train a'
     torch.save(state, run / 'epoch_2.pth')
-    module.main([*runs, '--out', str(tmp_path / 'other')])
+    release([*runs, '--out', str(tmp_path / 'other')])
     assert 'Mean of' not in (tmp_path / 'other/a.md').read_text()
 
 
-def test_a_release_is_listed_in_the_metafile(tool, tmp_path, monkeypatch):
-    module = tool('model_converters/release_weights')
+def test_a_release_is_listed_in_the_metafile(tmp_path, monkeypatch):
     original = (ROOT / 'configs/image_classification/metafile.yml').read_text()
     copy = tmp_path / 'configs/image_classification/metafile.yml'
     copy.parent.mkdir(parents=True)
     copy.write_text(original)
-    monkeypatch.setattr(module, 'CONFIGS', tmp_path / 'configs')
+    monkeypatch.setattr(release_weights, 'install_root', lambda: tmp_path)
     name = 'aft-conv-quickstart_1xb64-50e_digits'
     state = dict(
         state_dict=nn.Linear(3, 2).state_dict(),
@@ -259,7 +252,7 @@ def test_a_release_is_listed_in_the_metafile(tool, tmp_path, monkeypatch):
     (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'epoch_2.pth'))
     for address in ('hf://org/old', 'https://host/release/'):  # a later address replaces the first
         out = tmp_path / address[:2]
-        module.main([str(tmp_path), '--out', str(out), '--address', address])
+        release([str(tmp_path), '--out', str(out), '--address', address])
     (path,) = out.glob('*.safetensors')
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     expected = yaml.safe_load(original)

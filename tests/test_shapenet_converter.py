@@ -1,4 +1,4 @@
-"""Meshes sampled to point clouds by tools/dataset_converters/shapenet.py."""
+"""Meshes sampled to point clouds by ``aft_mm convert shapenet``."""
 
 import subprocess
 import sys
@@ -7,21 +7,20 @@ import numpy as np
 import pytest
 import trimesh
 
+from aft_mm.convert import shapenet as shapenet_module
+from aft_mm.convert.shapenet import Mesh, split_by_hash
 from aft_mm.datasets import PointClouds, read_points
 
 from .errors import stops
-from .helpers import load_script
+from .helpers import command
 
 MODEL = 'models/model_normalized.obj'
 
 
 @pytest.fixture
-def convert(monkeypatch, capsys):
-    module = load_script('tools/dataset_converters/shapenet')
-    monkeypatch.setitem(sys.modules, 'shapenet', module)  # so that worker processes can import it
-
+def convert(capsys):
     def call(*words):
-        module.main([str(word) for word in words])
+        command('convert shapenet')(words)
         return capsys.readouterr().out
 
     return call
@@ -83,12 +82,11 @@ def test_the_ratio_is_used_without_a_list(convert, shapenet, ratio, split):
 
 
 def test_the_split_by_hash_has_the_shares_and_depends_on_the_model_only(convert):
-    module = sys.modules['shapenet']
-    meshes = [module.Mesh(None, 'car', str(number), None) for number in range(3000)]
-    splits = [module.split_by_hash(mesh, (0.7, 0.1, 0.2)) for mesh in meshes]
+    meshes = [Mesh(None, 'car', str(number), None) for number in range(3000)]
+    splits = [split_by_hash(mesh, (0.7, 0.1, 0.2)) for mesh in meshes]
     for split, share in zip(('train', 'val', 'test'), (0.7, 0.1, 0.2), strict=True):
         assert splits.count(split) / 3000 == pytest.approx(share, abs=0.04)
-    assert splits[-1] == module.split_by_hash(meshes[-1]._replace(path='elsewhere'), (7, 1, 2))
+    assert splits[-1] == split_by_hash(meshes[-1]._replace(path='elsewhere'), (7, 1, 2))
 
 
 def test_every_mesh_format_at_any_depth(tmp_path):
@@ -200,7 +198,7 @@ def test_an_unwritable_folder_is_reported_before_sampling(convert, tmp_path, mon
     (tmp_path / blocked).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / blocked).touch()
     sampled = []
-    monkeypatch.setattr(sys.modules['shapenet'], 'sample', sampled.append)
+    monkeypatch.setattr(shapenet_module, 'sample', sampled.append)
     message = 'cannot be written: (Not a directory|File exists)$'
     match = f"^Error: OUT '{tmp_path}/out/crate/train/a.part' {message}"
     stops(match, convert, tmp_path / 'meshes', tmp_path / 'out')

@@ -1,4 +1,4 @@
-"""tools/dataset_converters/wmt14.py: archives to text files."""
+"""``aft_mm convert wmt14``: archives to text files."""
 
 import io
 import re
@@ -7,7 +7,7 @@ import tarfile
 import pytest
 
 from .errors import stops
-from .parallel_data import converter
+from .helpers import command
 
 SGM = (
     '<srcset setid="newstest2014">\n<doc>\n<seg id="1"> A &amp; B </seg>\n'
@@ -52,7 +52,7 @@ def archives(tmp_path):
 
 
 def test_the_parts_become_three_pairs_of_files(archives, tmp_path, capsys):
-    converter('wmt14').main([*reversed(archives()), '--out', str(tmp_path / 'out')])
+    command('convert wmt14')([*reversed(archives()), '--out', str(tmp_path / 'out')])
     found = {path.name: path.read_text(encoding='utf-8') for path in (tmp_path / 'out').iterdir()}
     assert found == {
         'train.de': 'eins\nzwei\ndr\u2028ei\nvier\n',
@@ -87,5 +87,5 @@ def test_missing_or_damaged_archives_are_reported_and_nothing_is_written(
         content = open(paths[0], 'rb').read()
         open(paths[0], 'wb').write(content[: len(content) // 2])
     words = [*paths, '--out', str(tmp_path / 'out')]
-    stops(f'^Error: .*{message}', converter('wmt14').main, words)
+    stops(f'^Error: .*{message}', command('convert wmt14'), words)
     assert not (tmp_path / 'out').exists()

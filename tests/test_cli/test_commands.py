@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from aft_mm.cli.tools import PROGRAMS
 from mmengine.config import Config
 from packaging.requirements import Requirement
 
@@ -13,7 +14,6 @@ from aft_mm.cli.commands import copy_config
 from aft_mm.cli.commands.doctor import broken_imports
 from aft_mm.cli.environment import problems
 from aft_mm.cli.main import COMMANDS, main, parse_args
-from aft_mm.cli.tools import PROGRAMS
 from aft_mm.config.finding import configs_by_name, find_config, install_root
 from aft_mm.config.reading import READ
 from aft_mm.errors import UserError
