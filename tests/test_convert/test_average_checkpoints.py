@@ -9,8 +9,8 @@ from aft_mm.checkpoint import average, averaged, load_from_local
 from aft_mm.errors import UserError
 from aft_mm.layers import PerformerAttention
 
-from .errors import stops
-from .helpers import command
+from ..errors import stops
+from ..helpers import command
 
 average_files = command('convert average')
 

@@ -11,8 +11,8 @@ from aft_mm.convert import shapenet as shapenet_module
 from aft_mm.convert.shapenet import Mesh, split_by_hash
 from aft_mm.datasets import PointClouds, read_points
 
-from .errors import stops
-from .helpers import command
+from ..errors import stops
+from ..helpers import command
 
 MODEL = 'models/model_normalized.obj'
 

@@ -8,8 +8,8 @@ import pytest
 
 from aft_mm.datasets import TextFile
 
-from .errors import stops
-from .helpers import command
+from ..errors import stops
+from ..helpers import command
 
 SIZE = 3001
 enwik8 = command('convert enwik8')

@@ -6,8 +6,8 @@ import tarfile
 
 import pytest
 
-from .errors import stops
-from .helpers import command
+from ..errors import stops
+from ..helpers import command
 
 SGM = (
     '<srcset setid="newstest2014">\n<doc>\n<seg id="1"> A &amp; B </seg>\n'

@@ -29,8 +29,8 @@ from aft_mm.convert import data_licenses
 from aft_mm.errors import UserError
 from aft_mm.registry import register_safe_loading
 
-from .errors import stops
-from .helpers import ROOT, command
+from ..errors import stops
+from ..helpers import ROOT, command
 
 # Text of a config that trains on the digits.
 DIGITS = "train_dataloader = dict(dataset=dict(type='aft_mm.Digits'))"

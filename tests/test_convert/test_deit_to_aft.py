@@ -14,8 +14,8 @@ from aft_mm import ops
 from aft_mm.checkpoint import load_weights
 from aft_mm.convert.deit_to_aft import build_backbone
 
-from .errors import stops
-from .helpers import ROOT, command
+from ..errors import stops
+from ..helpers import ROOT, command
 
 TABLE_8 = (
     ROOT / 'configs/image_classification/aft-conv-base-h32-k25_8xb8-100e-from-deit_in1k-384px.py'
