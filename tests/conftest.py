@@ -33,7 +33,7 @@ from mmengine.visualization import Visualizer  # noqa: E402
 
 from aft_mm.cli.main import COMMANDS, parse_args  # noqa: E402
 
-from .helpers import command, free_port, load_script  # noqa: E402
+from .helpers import free_port, load_script  # noqa: E402
 from .parallel_data import write_pairs  # noqa: E402
 
 cv2.setNumThreads(0)
@@ -295,10 +295,12 @@ class Command:
         self.name = name.replace('_', '-')
         self.module = importlib.import_module(f'aft_mm.{COMMANDS[self.name]}')
 
-        self.main = command(self.name)
-
     def parse_args(self, words: list[str]) -> argparse.Namespace:
         return parse_args(self.name, words)
+
+    def main(self, words: list[str]) -> None:
+        """Run the command without the checks of its files that come first."""
+        self.module.run(self.parse_args(words))
 
     def __getattr__(self, attribute: str):
         return getattr(self.module, attribute)

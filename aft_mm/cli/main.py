@@ -127,7 +127,7 @@ def all_commands() -> argparse.ArgumentParser:
             kinds = places[''].add_parser(group, help=GROUPS[group], description=GROUPS[group])
             places[group] = kinds.add_subparsers(metavar='KIND', required=True)
         module = declaration(command)
-        about = (module.__doc__ or '').partition('\n')[0]
+        about = (module.__doc__ or '').partition('\n')[0].replace('%', '%%')
         module.arguments(places[group].add_parser(name, help=about, **options_of(module)))
     return parser
 
