@@ -130,17 +130,17 @@ def weights_license(config: str) -> str:
         UserError: The terms of the data do not settle it, or the training started from other
             weights.
     """
-    found = training_data(config)
-    licenses = {data.weights for data in found}
+    data_sets = training_data(config)
+    licenses = {data.weights for data in data_sets}
     if any(strings(config, 'load_from')) or 'Pretrained' in strings(config, 'model'):
         reason = 'the training started from other weights'
     elif len(licenses) != 1:
-        names = ', '.join(data.name for data in found)
+        names = ', '.join(data.name for data in data_sets)
         reason = f'the licence does not follow from the training data ({names or "unknown"})'
     elif None in licenses:
-        reason = f'the terms of {found[0].name} ({found[0].terms}) do not settle it'
+        reason = f'the terms of {data_sets[0].name} ({data_sets[0].terms}) do not settle it'
     else:
-        return found[0].weights
+        return data_sets[0].weights
     raise UserError(f'--license must be given: {reason}')
 
 

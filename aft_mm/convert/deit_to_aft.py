@@ -132,7 +132,7 @@ def convert(
             f'{path!r} must have the {backbone.embed_dims} channels of the model of --config, got '
             f'{dims}'
         )
-    found: dict[str, Tensor] = {}
+    converted: dict[str, Tensor] = {}
     rows = []
     for name, tensor in weights.items():
         reason = reason_against(name, head is not None)
@@ -141,27 +141,27 @@ def convert(
             continue
         target = our_name(name, naming, path)
         if '.qkv.' not in target:
-            found[target] = tensor
+            converted[target] = tensor
             rows.append(Row(name, target))
             continue
         parts = split_attention(name, tensor, backbone, query, average_keys)
         for part, option in (('query', '--query'), ('key', '--average-keys'), ('value', '')):
             ours = target.replace('qkv', part)
             if part in parts:
-                found[ours] = parts[part]
+                converted[ours] = parts[part]
                 rows.append(Row(f'{name} ({part})', ours))
             else:
                 reason = f'it has another meaning in AFT; {option} copies it'
                 rows.append(Row(f'{name} ({part})', None, reason))
     modules = dict(backbone=backbone) if head is None else dict(backbone=backbone, head=head)
     state = nn.ModuleDict(modules).state_dict()
-    check_classes(found, state, path)
-    check_fit(found, state, path)
-    return {**state, **found}, rows
+    check_classes(converted, state, path)
+    check_fit(converted, state, path)
+    return {**state, **converted}, rows
 
 
-def check_classes(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
-    theirs, ours = (weights.get('head.fc.weight') for weights in (found, state))
+def check_classes(converted: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
+    theirs, ours = (weights.get('head.fc.weight') for weights in (converted, state))
     if ours is None:
         return
     if theirs is None:
@@ -173,11 +173,11 @@ def check_classes(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path
         )
 
 
-def check_fit(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
+def check_fit(converted: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
     initialised = re.compile(r'pos_embed|token_mixer\.(query|key|pos_bias)')
-    lacking = [name for name in state if name not in found and not initialised.search(name)]
+    lacking = [name for name in state if name not in converted and not initialised.search(name)]
     for complaint, names in (
-        ('does not have', [name for name in found if name not in state]),
+        ('does not have', [name for name in converted if name not in state]),
         ('also needs', lacking),
     ):
         if names:
@@ -185,7 +185,7 @@ def check_fit(found: Mapping[str, Tensor], state: Mapping[str, Tensor], path: st
                 f'{path!r} does not fit the model of the config, which {complaint} '
                 f'{names[0]}{f" and {len(names) - 1} more" if len(names) > 1 else ""}'
             )
-    for name, tensor in found.items():
+    for name, tensor in converted.items():
         if tensor.shape != state[name].shape:
             raise UserError(
                 f'{path!r} does not fit the model of the config: {name} is {list(tensor.shape)}, '

@@ -25,7 +25,7 @@ def open_archive(path: Path) -> Iterator[IO[bytes]]:
                 raise zipfile.BadZipFile('it is not compressed by deflate')
             try:
                 file = archive.open('enwik8')
-            except OSError as error:  # the place of the file is outside of the archive
+            except OSError as error:  # the file lies outside of the archive
                 raise zipfile.BadZipFile(str(error)) from error
             with file:
                 yield file
@@ -37,11 +37,11 @@ def open_archive(path: Path) -> Iterator[IO[bytes]]:
 
 
 def copy(source: IO[bytes], out: IO[bytes], limit: int) -> int:
-    found = 0
-    while block := source.read(min(2**20, limit - found)):
+    copied = 0
+    while block := source.read(min(2**20, limit - copied)):
         out.write(block)
-        found += len(block)
-    return found
+        copied += len(block)
+    return copied
 
 
 def unpack(archive: Path, folder: Path, size: int) -> Path:
@@ -51,13 +51,13 @@ def unpack(archive: Path, folder: Path, size: int) -> Path:
     target, part = folder / 'enwik8', folder / 'enwik8.part'
     try:
         with open_archive(archive) as source, part.open('wb') as out:
-            found = copy(source, out, size + 1)
-        if found > size:
+            copied = copy(source, out, size + 1)
+        if copied > size:
             raise UserError(f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds more')
-        if found != size:
+        if copied != size:
             raise UserError(
                 f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds '
-                f'{found:,}; for a part of the file use --size {found}'
+                f'{copied:,}; for a part of the file use --size {copied}'
             )
         os.replace(part, target)
     except UserError:

@@ -36,14 +36,14 @@ class Mesh(NamedTuple):
 def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
     if not root.is_dir():
         raise UserError(f'the folder of meshes {str(root)!r} does not exist')
-    there = sorted(path.name for path in root.iterdir() if path.is_dir())
-    found = []
-    for name in there if classes is None else classes:
-        folder = class_folder(name, there)
+    names = sorted(path.name for path in root.iterdir() if path.is_dir())
+    meshes = []
+    for name in names if classes is None else classes:
+        folder = class_folder(name, names)
         if folder is None:
             raise UserError(
                 f'class {name!r} has no folder in {str(root)!r}, which has '
-                f'{", ".join(there) or "none"}'
+                f'{", ".join(names) or "none"}'
             )
         for path in sorted((root / folder).rglob('*')):
             if path.suffix.lower() not in MESH_SUFFIXES:
@@ -53,12 +53,12 @@ def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
             parts = parts[split is not None :]
             if len(parts) > 2 and parts[-2:] == SHAPENET_MODEL:
                 parts = parts[:-2]
-            found.append(Mesh(path, folder, '-'.join(parts), split))
-    if not found:
+            meshes.append(Mesh(path, folder, '-'.join(parts), split))
+    if not meshes:
         raise UserError(
             f'{str(root)!r} has no mesh ({", ".join(MESH_SUFFIXES)}) in the folder of a class'
         )
-    return found
+    return meshes
 
 
 def read_splits(path: Path) -> dict[tuple[str, str], str]:
@@ -69,13 +69,13 @@ def read_splits(path: Path) -> dict[tuple[str, str], str]:
             rows = list(csv.DictReader(file))
         except csv.Error:  # a zero byte, or a field of more than 128 kB
             rows = []
-    found = {(row.get('synsetId'), row.get('modelId')): row.get('split') for row in rows}
-    if not rows or any(None in key for key in found) or not {*found.values()} <= {*SPLITS}:
+    splits = {(row.get('synsetId'), row.get('modelId')): row.get('split') for row in rows}
+    if not rows or any(None in key for key in splits) or not {*splits.values()} <= {*SPLITS}:
         raise UserError(
             f'--splits {str(path)!r} must be a table with the columns synsetId, '
             f'modelId and split ({", ".join(SPLITS)}) like the all.csv of ShapeNet'
         )
-    return found
+    return splits
 
 
 def split_by_hash(mesh: Mesh, ratio: Sequence[float]) -> str:

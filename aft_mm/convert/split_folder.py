@@ -25,7 +25,7 @@ def split(source: Path, share: float, seed: int) -> dict[str, list[str]]:
     return split_classes(files, share, seed)
 
 
-def place(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
         parts = split(args.source, args.val, args.seed)
         for part, files in parts.items():
             for path in progress(files, part):
-                place(args.source / path, args.out / part / path)
+                link(args.source / path, args.out / part / path)
     classes = len({file.partition('/')[0] for file in parts['val']})
     print(
         f'{args.out}: {classes} classes, {len(parts["train"])} images for training and '

@@ -51,11 +51,11 @@ class Bounded(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        found = self.file.readinto(buffer)
-        self.left -= found
+        count = self.file.readinto(buffer)
+        self.left -= count
         if self.left < 0:
             raise OSError(f'it expands to more than {MAX_RATIO} times its size')
-        return found
+        return count
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
 
 
 def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
-    found: dict[tuple[str, str, str], bytes] = {}
+    texts: dict[tuple[str, str, str], bytes] = {}
     for path in progress(archives, 'archives'):
         if not path.is_file():
             raise UserError(f'archive {str(path)!r} does not exist')
@@ -86,14 +86,14 @@ def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
                     keys = keys_of(Path(member.name).name) if member.isfile() else []
                     content = archive.extractfile(member).read() if keys else b''
                     for key in keys:
-                        found.setdefault(key, text_of(content, member.name))
+                        texts.setdefault(key, text_of(content, member.name))
         except (
             *(tarfile.TarError, EOFError, OSError, zlib.error),
             *(ValueError, OverflowError, RecursionError),  # of tarfile, for damaged headers
         ) as error:
             reason = ' '.join(str(error).split())
             raise UserError(f'archive {str(path)!r} is damaged: {reason:.200}') from error
-    return found
+    return texts
 
 
 def keys_of(name: str) -> list[tuple[str, str, str]]:
@@ -106,12 +106,12 @@ def keys_of(name: str) -> list[tuple[str, str, str]]:
     ]
 
 
-def write(found: dict[tuple[str, str, str], bytes], folder: Path) -> None:
+def write(texts: dict[tuple[str, str, str], bytes], folder: Path) -> None:
     for split, parts in PARTS.items():
         for part in parts:
             lines = [
-                found[split, part, language].count(b'\n')
-                if (split, part, language) in found
+                texts[split, part, language].count(b'\n')
+                if (split, part, language) in texts
                 else None
                 for language in LANGUAGES
             ]
@@ -131,9 +131,9 @@ def write(found: dict[tuple[str, str, str], bytes], folder: Path) -> None:
         for language in LANGUAGES:
             target, partial = folder / f'{split}.{language}', folder / f'{split}.{language}.part'
             with partial.open('wb') as file:
-                file.writelines(found[split, part, language] for part in parts)
+                file.writelines(texts[split, part, language] for part in parts)
             os.replace(partial, target)
-        size = sum(found[split, part, LANGUAGES[0]].count(b'\n') for part in parts)
+        size = sum(texts[split, part, LANGUAGES[0]].count(b'\n') for part in parts)
         print(f'wrote {size:,} pairs to {folder / split}.{{{",".join(LANGUAGES)}}}')
 
 

@@ -58,7 +58,7 @@ def without_seed(command: str) -> str:
 def model_card(name: str, entries: Sequence[Mapping], config: str) -> str:
     """Return the Markdown card of the runs of one config, of which `config` is the text."""
     runs = [entry for entry in entries if entry['file'].endswith('.safetensors')]
-    data = ', '.join(f'{found.name} ({found.terms})' for found in training_data(config))
+    data = ', '.join(f'{each.name} ({each.terms})' for each in training_data(config))
     facts = {
         'training data': data,
         'licence of the weights': runs[0]['license'],
@@ -91,11 +91,11 @@ def model_card(name: str, entries: Sequence[Mapping], config: str) -> str:
 def list_weights(name: str, address: str) -> None:
     for path in install_root().glob('configs/*/metafile.yml'):
         text = path.read_text(encoding='utf-8')
-        if found := re.search(rf'^  - Name: {re.escape(name)}\n(?:    .*\n)+', text, re.M):
-            entry = re.sub('^    Weights: .*\n', '', found[0], flags=re.M)
+        if match := re.search(rf'^  - Name: {re.escape(name)}\n(?:    .*\n)+', text, re.M):
+            entry = re.sub('^    Weights: .*\n', '', match[0], flags=re.M)
             first, rest = entry.split('\n', 1)
             entry = f'{first}\n    Weights: {address}\n{rest}'
-            path.write_text(text.replace(found[0], entry), encoding='utf-8')
+            path.write_text(text.replace(match[0], entry), encoding='utf-8')
             return
     raise UserError(f'no metafile of configs/ has an entry {name!r} for the weights of its run')
 
@@ -111,9 +111,9 @@ def run(args: argparse.Namespace) -> None:
         entries: list[dict] = []
         configs: dict[str, str] = {}
         for work_dir in args.work_dirs:
-            found, config = release(work_dir, args.out, args.license)
-            entries += found
-            configs.setdefault(found[0]['name'], config)
+            files, config = release(work_dir, args.out, args.license)
+            entries += files
+            configs.setdefault(files[0]['name'], config)
         (args.out / 'weights.json').write_text(json.dumps(entries, indent=1) + '\n')
         (args.out / 'SHA256SUMS').write_text(
             ''.join(f'{entry["sha256"]}  {entry["file"]}\n' for entry in entries)
