@@ -1,7 +1,6 @@
 """Graphs of the sequence models: decoders with a state, and CTC models."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
-from torch.utils import _pytree as pytree
 
 from aft_mm.errors import UserError
 from aft_mm.layers.mixers import TokenMixer
@@ -79,89 +77,79 @@ class CTC(nn.Module):
         return (self.head.log_probs(hidden).index_select(1, frame),)
 
 
+def leaves_of(state: Any, name: str = '') -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested tuples and lists, with names such as 'blocks.0.mixing.key'."""
+    if not isinstance(state, tuple | list):
+        yield name, state
+        return
+    for key, part in zip(getattr(state, '_fields', range(len(state))), state, strict=True):
+        yield from leaves_of(part, f'{name}.{key}' if name else str(key))
+
+
+def map_leaves(function: Callable[[Any], Any], state: Any, whole: tuple[type, ...] = ()) -> Any:
+    """Return nested tuples and lists of ``function(leaf)``; parts of the types `whole` are leaves."""
+    if isinstance(state, whole) or not isinstance(state, tuple | list):
+        return function(state)
+    parts = [map_leaves(function, part, whole) for part in state]
+    return type(state)(*parts) if hasattr(state, '_fields') else type(state)(parts)
+
+
 class StateLayout:
     """The tensors of a decoder's state, by name, without what follows from the others."""
 
     def __init__(self, state: Any, length: int) -> None:
-        self.leaves, self.spec = pytree.tree_flatten_with_path(state)
+        self.state, leaves = state, dict(leaves_of(state))
         self.offsets = {
-            path: int(leaf[0]) - length for path, leaf in self.leaves if self._is_position(path)
+            name: int(leaf[0]) - length
+            for name, leaf in leaves.items()
+            if name.split('.')[-1] == 'position'
         }
-
-    @property
-    def names(self) -> list[str]:
-        return [*(self._name(path) for path, _ in self._stored(memory=False)), 'position']
-
-    @property
-    def memory_names(self) -> list[str]:
-        return [self._name(path) for path, _ in self._stored(memory=True)]
+        stored = [
+            name
+            for name, leaf in leaves.items()
+            # Others are unused buffers, or constants such as the bias of AFT-full.
+            if isinstance(leaf, Tensor) and leaf.numel() and len(leaf) == 1
+            if name not in self.offsets
+        ]
+        self.names = [*(name for name in stored if 'memory' not in name), 'position']
+        self.memory_names = [name for name in stored if 'memory' in name]
 
     def flatten(self, state: Any) -> tuple[Tensor, ...]:
-        paths = [path for path, _ in self.leaves]
-        leaves = dict(zip(paths, pytree.tree_leaves(state), strict=True))
-        changing = [leaves[path] for path, _ in self._stored(memory=False)]
-        memory = [leaves[path] for path, _ in self._stored(memory=True)]
-        return (*changing, state.position, *memory)
+        leaves = dict(leaves_of(state))
+        return tuple(leaves[name] for name in (*self.names, *self.memory_names))
 
     def build(self, parts: Sequence[Tensor]) -> Any:
         """Return the state of the tensors of :meth:`flatten`, which a step may overwrite."""
         given = dict(zip([*self.names, *self.memory_names], parts, strict=True))
-        position, leaves = given['position'], []
-        for path, leaf in self.leaves:
-            if not isinstance(leaf, Tensor):
-                leaves.append(leaf)
-            elif self._is_position(path):  # of a block, which counts the start
-                leaves.append(position + self.offsets[path])
-            elif not leaf.numel() or self._is_constant(leaf):  # an unused buffer, or no state
-                leaves.append(leaf)
-            else:
-                leaves.append(given[self._name(path)].clone())
-        return pytree.tree_unflatten(leaves, self.spec)
-
-    def _stored(self, memory: bool) -> list[tuple[Any, Tensor]]:
-        return [
-            (path, leaf)
-            for path, leaf in self.leaves
-            if isinstance(leaf, Tensor)
-            and leaf.numel()
-            and not self._is_position(path)
-            and not self._is_constant(leaf)
-            and ('memory' in pytree.keystr(path)) == memory
-        ]
-
-    def _is_position(self, path: Any) -> bool:
-        return path[-1].name == 'position'
-
-    def _is_constant(self, leaf: Tensor) -> bool:
-        return len(leaf) != 1  # such as the bias of AFT-full
-
-    def _name(self, path: Any) -> str:
-        return '.'.join(re.findall(r'\w+', pytree.keystr(path)))
-
-
-def _is_cache(x: Any) -> bool:
-    return isinstance(x, KeyValueCache)
+        position = given.pop('position')
+        leaves = {
+            name: given[name].clone() if name in given else x for name, x in leaves_of(self.state)
+        }
+        # Positions of blocks count the start.
+        leaves |= {name: position + offset for name, offset in self.offsets.items()}
+        values = iter(leaves.values())
+        return map_leaves(lambda _: next(values), self.state)
 
 
 def without_counts(state: Any) -> Any:
     """Return a state whose caches are full, so that their length is that of their tensors."""
 
     def fill(x: Any) -> Any:
-        return x._replace(used=0) if _is_cache(x) else x
+        return x._replace(used=0) if isinstance(x, KeyValueCache) else x
 
-    return pytree.tree_map(fill, state, is_leaf=_is_cache)
+    return map_leaves(fill, state, (KeyValueCache,))
 
 
 def with_room(state: Any) -> Any:
     """Return a state of :func:`without_counts` with caches that have room for one token."""
 
     def grow(x: Any) -> Any:
-        if not _is_cache(x):
+        if not isinstance(x, KeyValueCache):
             return x
         key, value = (F.pad(part, (0, 0, 0, 1)) for part in (x.key, x.value))
         return x._replace(key=key, value=value, used=x.key.shape[2])
 
-    return pytree.tree_map(grow, state, is_leaf=_is_cache)
+    return map_leaves(grow, state, (KeyValueCache,))
 
 
 class Prompt(nn.Module):
