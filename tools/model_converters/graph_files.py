@@ -21,8 +21,7 @@ from torch.fx.node import map_aggregate
 from aft_mm.config.finding import install_command
 from aft_mm.errors import UserError
 from aft_mm.ops import record_paths, replay_paths
-from aft_mm.ops.native.availability import FOLDER as SOURCES
-from aft_mm.ops.native.availability import find_built
+from aft_mm.ops.export_conv import OPERATOR_SOURCES, find_operator
 
 OPSET = 20
 LOOPS = 'aft_mm'  # the domain of AFT-conv as an operator
@@ -82,7 +81,7 @@ def check_loops(suffix: str) -> None:
 
 def operator_library() -> Path:
     """Return the library of AFT-conv as an operator of ONNX Runtime on this processor."""
-    library = find_built('operator')
+    library = find_operator()
     if isinstance(library, str):
         raise UserError(f'the library of AFT-conv for ONNX Runtime {library}')
     return library
@@ -124,7 +123,7 @@ def write_library(path: Path) -> None:
         *('-std=c++17', '-O3', '-ffp-contract=fast', '-fvisibility=hidden', '-shared', '-fPIC'),
         *MACHINES.get(capability, ()),
         f'-I{libraries[0].parents[1] / "include"}',
-        str(SOURCES / 'openvino_operator.cpp'),
+        str(OPERATOR_SOURCES / 'openvino_operator.cpp'),
         *map(str, libraries),
         '-Wl,-z,nodelete',  # threads may still return from it when OpenVINO unloads it
         *('-w', '-o', str(library_of(path))),
