@@ -66,7 +66,8 @@ def run_table(runs: Runs, kind: str = '.md') -> str:
     between = ' ± ' if kind == '.md' else r' \pm '
     rows = []
     for name, row in numbers.items():
-        cells = (_cell(*pair, places, between) for pair, places in zip(row, digits, strict=True))
+        pairs = zip(row, digits, strict=True)
+        cells = (_cell(mean, error, places, between) for (mean, error), places in pairs)
         rows.append([name, *cells])
     return (_markdown if kind == '.md' else _latex)(['run', *columns], rows)
 
