@@ -47,13 +47,13 @@ def test_the_archive_of_enwik8_is_unpacked_to_its_length_at_most(tool, tmp_path,
     with zipfile.ZipFile('a.zip', 'w', zipfile.ZIP_DEFLATED) as file:
         file.writestr('enwik8', bytes(MEGABYTES * 2**20))
     Path('a.gz').write_bytes(gzip.compress(bytes(MEGABYTES * 2**20)))
-    written, converter = [], tool('dataset_converters/enwik8')
+    written, converter = [], tool('convert enwik8')
 
     def counted(*args, copy=converter.copy):
         written.append(copy(*args))
         return written[-1]
 
-    monkeypatch.setattr(converter, 'copy', counted)
+    monkeypatch.setattr(converter.module, 'copy', counted)
     for name in ('a.zip', 'a.gz'):
         with pytest.raises(SystemExit, match='must have 1,000 bytes, but .* holds more'):
             converter.main([name, 'out', '--size', '1000'])

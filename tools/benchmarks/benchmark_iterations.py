@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from arguments import add_clock, common_parser
 
-from aft_mm.cli.main import add_config_options
+from aft_mm.cli.arguments import add_config_options
 
 ROUNDS = 20
 

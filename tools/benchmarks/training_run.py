@@ -15,7 +15,7 @@ from pathlib import Path
 
 from arguments import positive_int
 
-from aft_mm.cli.main import add_run_arguments
+from aft_mm.cli.arguments import add_run_arguments
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:

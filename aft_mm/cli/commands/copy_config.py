@@ -8,11 +8,11 @@ from pathlib import Path
 
 from mmengine.config import Config
 
-from aft_mm.cli.arguments import check_suffix
 from aft_mm.config.finding import find_config, install_root
 from aft_mm.config.reading import READ, read_config
 from aft_mm.config.writing import literal
 from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_suffix
 
 
 def with_portable_bases(path: Path) -> str:
@@ -38,7 +38,7 @@ def with_portable_bases(path: Path) -> str:
     return f'{before.decode()}[\n{listed}]{after.decode()}'
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     with user_errors():
         path = Path(find_config(args.config))
         out = Path(args.out or path.name)

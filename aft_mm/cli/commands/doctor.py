@@ -110,7 +110,7 @@ def check_kernels() -> None:
         raise SystemExit(1)
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     if args.kernels:
         check_kernels()
         return

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aft_mm.checks import check_int, check_number
-from aft_mm.cli import own_data
-from aft_mm.cli.arguments import check_suffix, refuse_given
-from aft_mm.cli.own_data import OwnData
+from aft_mm.cli.arguments import refuse_given
 from aft_mm.config.finding import install_command
 from aft_mm.config.writing import literal
+from aft_mm.convert import own_data
+from aft_mm.convert.own_data import OwnData
 from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_suffix
 
 from .list_configs import NEEDS, missing
 
@@ -62,7 +63,7 @@ def printable(name: str) -> str:
     return name if name.isprintable() else repr(name)
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     with user_errors(OSError):
         root = Path(args.path)
         out = Path(args.out or default_name(root))
