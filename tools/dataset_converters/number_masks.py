@@ -32,8 +32,7 @@ import numpy as np
 from PIL import Image
 
 from aft_mm.cli.progress import progress
-from aft_mm.datasets import read_rgb
-from aft_mm.image_paths import IMAGE_FORMATS
+from aft_mm.images import IMAGE_FORMATS, read_rgb
 
 MOST = 255  # classes; 255 is the label of ignored pixels
 WIDE = 1 << 24  # added to values of more than 8 bits, which are no colours

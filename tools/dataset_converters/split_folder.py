@@ -34,7 +34,7 @@ if __name__ == '__main__':
 from aft_mm.checks import check_int, check_number
 from aft_mm.cli.own_data import split_classes
 from aft_mm.cli.progress import progress
-from aft_mm.image_paths import IMAGE_SUFFIXES, list_images
+from aft_mm.images import IMAGE_SUFFIXES, list_images
 
 
 def split(source: Path, share: float, seed: int) -> dict[str, list[str]]:
