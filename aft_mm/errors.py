@@ -1,6 +1,7 @@
 """Errors that a user can fix: reported as one line, without a traceback."""
 
 import linecache
+import os
 import pickle
 import re
 import traceback
@@ -11,8 +12,10 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent
 #: Beginning of the message of a process that another one ended.
 PEER_DIED = 'another process of the run has died'
+DAMAGED = 'it is damaged or of another kind than its name says'
+LONGEST_NAME = 300  # characters of a path in a message
 # Packages that receive user input; ops count as layers.
-TAKES_INPUT = ('checks', 'datasets', 'layers', 'models')
+TAKES_INPUT = ('checks', 'datasets', 'images', 'layers', 'models')
 #: Errors of a config with a mistake.
 CONFIG_ERRORS = (
     *(TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError),
@@ -35,6 +38,27 @@ def missing_package(error: ImportError, module: str, package: str) -> ImportErro
     if name == package and isinstance(error, ModuleNotFoundError):
         return ModuleNotFoundError(f'{module} needs {package}, {command}', name=package)
     return ImportError(f'{module} needs another version of {package}, {command}: {error}')
+
+
+class UnusableFile(UserError):  # noqa: N818 - not always an error
+    """A file that cannot become a sample; training replaces it."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a file cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return 'it does not exist'
+    if isinstance(error, MemoryError):
+        return 'it needs more memory than there is'
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return DAMAGED
+
+
+def quoted(path: str | os.PathLike) -> str:
+    """Return a path between quotes for a message, shortened if long."""
+    text = repr(os.fspath(path))
+    return text if len(text) <= LONGEST_NAME else f'{text[:LONGEST_NAME]}…'
 
 
 @contextmanager

@@ -93,15 +93,15 @@ def register_safe_loading() -> None:
         CheckpointLoader.register_scheme(prefixes, _lazy_loader(kind), force=True)
 
 
-class _MMCVOperators(MetaPathFinder):
-    """Let an mmcv without compiled operators import ``mmcv._ext`` from :mod:`aft_mm.hosts`."""
+class _AdaptedMMCV(MetaPathFinder):
+    """Supply ``mmcv._ext`` where it is missing, and the image reading of :mod:`aft_mm.hosts`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        if name != 'mmcv._ext':
-            return None
-        return import_module('aft_mm.hosts').extension_spec(path)
+        if name == 'mmcv.transforms':  # mmcv has imported its mmcv.image
+            import_module('aft_mm.hosts').adapt_image_reading()
+        return import_module('aft_mm.hosts').extension_spec(path) if name == 'mmcv._ext' else None
 
 
 def _register_bases() -> None:
@@ -131,6 +131,8 @@ def _register_writing() -> None:
 
 if HAS_MMENGINE:
     register_safe_loading()
-    sys.meta_path.insert(0, _MMCVOperators())
+    if 'mmcv.transforms' in sys.modules:
+        import_module('aft_mm.hosts').adapt_image_reading()
+    sys.meta_path.insert(0, _AdaptedMMCV())
     _register_bases()
     _register_writing()

@@ -16,7 +16,7 @@ from aft_mm.cli.commands import train as train_command
 from aft_mm.datasets import ImageFolder
 from aft_mm.engine.preflight import check_overlap, check_same_classes
 from aft_mm.errors import UserError
-from aft_mm.image_paths import IMAGE_SUFFIXES
+from aft_mm.images import IMAGE_SUFFIXES
 
 from .errors import stops
 from .helpers import ROOT, command

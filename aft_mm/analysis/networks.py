@@ -20,8 +20,8 @@ from aft_mm.apis.models import find_model_config
 from aft_mm.checks import check_int
 from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data
-from aft_mm.datasets.image_files import read_image, read_rgb
 from aft_mm.errors import UserError
+from aft_mm.images import read_image, read_rgb
 
 from . import AtMost
 

@@ -20,9 +20,8 @@ from rich.console import Console
 from rich.progress import track
 
 from aft_mm.checks import check_int
-from aft_mm.datasets.image_files import read_image
-from aft_mm.errors import UserError
-from aft_mm.image_paths import IMAGE_SUFFIXES, list_images
+from aft_mm.errors import UnusableFile, UserError
+from aft_mm.images import IMAGE_SUFFIXES, image_size, list_images, read_image
 
 from .loading import as_list, load_model
 
@@ -123,13 +122,14 @@ class ImageClassifier:
         """
         try:
             if self._loads and not isinstance(image, np.ndarray):
+                image_size(image)  # refuses what is too large
                 return self._pipeline(dict(img_path=os.fspath(image)))
             pixels = self._pixels(image)[..., :: -1 if self.takes_bgr else 1]
             size = pixels.shape[:2]
             return self._of_array(dict(img=pixels.copy(), img_shape=size, ori_shape=size))
-        except UserError:
-            raise
         except Exception as error:  # steps raise anything on a bad file
+            if isinstance(error, UserError) and not isinstance(error, UnusableFile):
+                raise
             what = 'an array' if isinstance(image, np.ndarray) else repr(os.fspath(image))
             reason = ' '.join(str(error).split())
             raise UserError(f'images must be readable images, got {what} ({reason})') from error

@@ -14,7 +14,7 @@ from PIL import Image
 
 from aft_mm.checks import described, is_int
 from aft_mm.errors import UserError
-from aft_mm.image_paths import IMAGE_FORMATS
+from aft_mm.images import IMAGE_FORMATS, image_size
 
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import ConfigDict
@@ -128,13 +128,11 @@ def mask_values(path: Path, image: Path) -> list[int]:
         with Image.open(path, formats=IMAGE_FORMATS) as mask:
             mode, size = mask.mode, mask.size
             values = np.unique(np.asarray(mask)) if mode in ONE_NUMBER else np.zeros(0)
-        with Image.open(image, formats=IMAGE_FORMATS) as picture:
-            # mmseg rotates by EXIF, Pillow does not.
-            expected = picture.size if picture.getexif().get(274, 1) < 5 else picture.size[::-1]
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
         place = getattr(error, 'filename', None) or path
         raise UserError(f'mask {str(place)!r} cannot be read: {reason:.200}') from error
+    expected = image_size(image)
     if mode not in ONE_NUMBER:
         raise UserError(
             f'mask {str(path)!r} must have one class number of 8 bits per pixel, got mode {mode!r}; '

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from aft_mm.datasets import read_rgb
 from aft_mm.errors import UserError, user_errors
-from aft_mm.image_paths import IMAGE_FORMATS
+from aft_mm.images import IMAGE_FORMATS, read_rgb
 from aft_mm.progress import progress
 
 MOST = 255  # classes; 255 is the label of ignored pixels

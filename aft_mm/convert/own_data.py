@@ -14,13 +14,11 @@ from pprint import pformat
 from typing import TypeVar
 
 import numpy as np
-from PIL import Image
 
 from aft_mm.config.annotations import box_classes, mask_values, read_coco, read_lines
-from aft_mm.config.images import check_image
 from aft_mm.config.writing import Literal, literal
 from aft_mm.errors import UserError
-from aft_mm.image_paths import IMAGE_FORMATS, check_name, list_images
+from aft_mm.images import check_image, check_name, image_size, list_images
 from aft_mm.progress import progress
 
 #: Names of the folders and lists of a validation set.
@@ -81,8 +79,7 @@ def image_sizes(paths: Sequence[Path]) -> str:
 
     def size(path: Path) -> tuple[int, int]:
         check_image(str(path), 'data')
-        with Image.open(path, formats=IMAGE_FORMATS) as image:
-            return image.size
+        return image_size(path)
 
     with ThreadPoolExecutor(16) as pool:
         sizes = list(progress(pool.map(size, paths), 'reading images', len(paths)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aft_mm.checks import check_int, check_number
 from aft_mm.errors import UserError, user_errors
-from aft_mm.image_paths import IMAGE_SUFFIXES, list_images
+from aft_mm.images import IMAGE_SUFFIXES, list_images
 from aft_mm.progress import progress
 
 from .own_data import split_classes

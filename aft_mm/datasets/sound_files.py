@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .file_dataset import UnusableFile, check_regular, quoted, reason_of
+from aft_mm.checks import check_regular
+from aft_mm.errors import UnusableFile, quoted, reason_of
 
 WINDOW = 0.025  # seconds
 SHIFT = 0.010

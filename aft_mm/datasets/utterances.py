@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from aft_mm.checks import check_int, check_path, refuse
+from aft_mm.errors import UnusableFile
 from aft_mm.openmmlab import warn
 from aft_mm.registry import DATASETS
 from aft_mm.tokenizers import TextUnits
 
-from .file_dataset import FileDataset, UnusableFile
+from .file_dataset import FileDataset
 from .transcripts import Transcripts, read_transcripts, warning_text
 from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
 

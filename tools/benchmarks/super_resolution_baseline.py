@@ -40,8 +40,8 @@ from torchmetrics.functional.image import peak_signal_noise_ratio
 from aft_mm.config.reading import read_config
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.evaluation.image_quality import image_quality
+from aft_mm.images import enlarge_bicubic
 from aft_mm.registry import DATASETS
-from aft_mm.structures import enlarge_bicubic
 
 BATCH = 16
 

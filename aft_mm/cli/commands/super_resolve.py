@@ -11,9 +11,9 @@ from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
 from aft_mm.cli.arguments import sampling_options
 from aft_mm.config.reading import read_config
-from aft_mm.datasets.image_files import read_image
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
+from aft_mm.images import read_image
 from aft_mm.outputs import check_suffix, check_writable, numbered
 from aft_mm.visualization import draw_super_resolution
 
