@@ -29,6 +29,7 @@ PROGRAMS: Mapping[str, str | Mapping[str, str]] = {
     'compare': {
         'runs': 'analysis_tools/compare_runs.py',
         'seeds': 'analysis_tools/compare_seeds.py',
+        'collect': 'analysis_tools/collect_runs.py',
     },
     'convert': {
         'enwik8': 'dataset_converters/enwik8.py',

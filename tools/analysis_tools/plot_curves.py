@@ -3,6 +3,8 @@
     python tools/analysis_tools/plot_curves.py AFT=work_dirs/aft DeiT=work_dirs/deit --out a.png
     python tools/analysis_tools/plot_curves.py --group AFT aft_seed0 aft_seed1 aft_seed2 \\
         --metric accuracy/top1 --over time --out a.png
+
+`FILE.jsonl:PATTERN` stands for the runs of a file of `aft_mm compare collect` whose name matches.
 """
 
 import argparse
@@ -17,7 +19,7 @@ from aft_mm.errors import UserError, user_errors
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = tool_parser(__doc__)
-    add_runs(parser, 'work dir or file of JSON lines (vis_data/scalars.json)')
+    add_runs(parser, 'work dir, vis_data/scalars.json, or FILE.jsonl:PATTERN,')
     add_picture_arguments(parser)
     parser.add_argument(
         '--metric',
@@ -34,8 +36,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         type=Path,
         metavar='JSON',
         help='with --over time: use the times per iteration in this output of '
-        'tools/benchmarks/benchmark_iterations.py instead of those of the logs, which must be named '
-        'CONFIG_seedN.jsonl',
+        'tools/benchmarks/benchmark_iterations.py instead of those of the logs; other logs than '
+        'FILE.jsonl:PATTERN must be named CONFIG_seedN.jsonl',
     )
     parser.add_argument(
         '--reference',
@@ -54,14 +56,13 @@ if __name__ == '__main__':
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from run_files import Run, read_runs, time_of
 from run_logs import (
     epoch_length,
     is_training,
     mean_and_error,
-    read_scalars,
     read_times,
     seconds_at,
-    time_of,
     trained,
     validated_metrics,
     validations,
@@ -310,17 +311,13 @@ def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
     return by_label('[LABEL=]LOG', pairs)
 
 
-def replace_times(
-    runs: Mapping[str, Sequence[Records]],
-    logs: Mapping[str, Sequence[str]],
-    args: argparse.Namespace,
-) -> None:
+def replace_times(groups: Mapping[str, Sequence[Run]], args: argparse.Namespace) -> None:
     if args.over != 'time':
         raise UserError(f'--over must be time with --times, got {args.over}')
     milliseconds = read_times(args.times)
-    for label, paths in logs.items():
-        seconds = time_of(paths, milliseconds) / 1000
-        for record in (r for records in runs[label] for r in records if is_training(r)):
+    for runs in groups.values():
+        seconds = time_of(runs, milliseconds) / 1000
+        for record in (r for run in runs for r in run.records if is_training(r)):
             record['time'] = seconds
 
 
@@ -329,15 +326,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     with user_errors(ValueError, OSError):
         check_picture(args)
-        logs = runs_of(args)
         references = by_label('--reference', [pair(text) for text in args.reference])
-        runs = {label: [read_scalars(path) for path in paths] for label, paths in logs.items()}
+        groups = {label: read_runs(logs) for label, logs in runs_of(args).items()}
         if args.times:
-            replace_times(runs, logs, args)
+            replace_times(groups, args)
         values = {label: number(label, text) for label, text in references.items()}
-        figure = draw_curves(runs, args.metric, values, args.over)
+        logs = {label: [run.records for run in runs] for label, runs in groups.items()}
+        figure = draw_curves(logs, args.metric, values, args.over)
         figure.savefig(args.out, dpi=args.dpi)
-    count = sum(map(len, logs.values()))
+    count = sum(map(len, groups.values()))
     print(f'plotted {count} run{"s" if count > 1 else ""} to {args.out}')
 
 

@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import platform
-import subprocess
+import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,6 +12,10 @@ from typing import Any
 
 import torch
 from arguments import named_in_errors
+
+sys.path.append(str(Path(__file__).parents[1] / 'analysis_tools'))
+
+from collect_runs import commit
 
 from aft_mm.cli.arguments import check_writable
 from aft_mm.engine.allocator import keep_freed_memory
@@ -33,15 +37,6 @@ def device_name(device: str) -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
     return names[0] if names else platform.machine()
-
-
-def commit() -> str | None:
-    command = ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() or None
 
 
 def versions() -> dict[str, str | None]:
