@@ -21,7 +21,7 @@ from .documents import text_of
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / 'docs/results'
 FILES = sorted(RESULTS.rglob('runs.jsonl'))
-NUMBER = re.compile(r'(?<![\w.])[+-]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?![\w])')
+NUMBER = re.compile(r'(?<![\w.])[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?!\w)')
 BITS, TOP1, WORDS = 'bits_per_token', 'accuracy/top1', 'word_error_rate'
 
 

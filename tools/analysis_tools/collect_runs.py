@@ -152,8 +152,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_output('--out', args.out, ('.jsonl',))
         sources: dict[str, list[Path]] = defaultdict(list)
         for path in args.runs:
-            if not path.exists():
-                raise UserError(f'{str(path)!r} does not exist')
+            if not path.is_dir() and not (path.is_file() and path.suffix in ('.json', '.jsonl')):
+                raise UserError(f'RUN must be a folder, .jsonl or .json, got {str(path)!r}')
+            if path.resolve() == Path(args.out).resolve():
+                raise UserError(f'RUN must be another file than --out, got {str(path)!r} for both')
             sources[path.name if path.is_dir() else path.stem].append(path)
         out = Path(args.out)
         runs = read_lines(out) if out.exists() else {}
