@@ -6,9 +6,10 @@ import statistics
 from pathlib import Path
 
 import pytest
-from compare_runs import main, run_table
 from mmengine.config import Config
-from model_complexity import analyse_config
+
+from aft_mm.analysis.compare_runs import main, run_table
+from aft_mm.analysis.model_complexity import analyse_config
 
 from ..errors import stops
 

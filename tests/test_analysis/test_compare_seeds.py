@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from compare_seeds import main
 from PIL import Image
+
+from aft_mm.analysis.compare_seeds import main
 
 from ..errors import stops
 

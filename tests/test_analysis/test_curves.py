@@ -5,10 +5,11 @@ import math
 from pathlib import Path
 
 import numpy as np
-import plot_curves
 import pytest
-from plot_curves import draw_curves
-from run_logs import read_scalars
+
+from aft_mm.analysis import plot_curves
+from aft_mm.analysis.plot_curves import draw_curves
+from aft_mm.analysis.run_logs import read_scalars
 
 from ..errors import refuses, stops
 

@@ -5,12 +5,12 @@ import subprocess
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-import demo
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from aft_mm.analysis import demo
 from aft_mm.apis.loading import load_model
 
 from ..errors import stops

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from explore import ExplorerLayer, explorer_page, main
 from mmengine.config import Config
 from PIL import Image
 
+from aft_mm.analysis.explore import ExplorerLayer, explorer_page, main
 from aft_mm.apis import ImageClassifier
 
 from ..chromium import CHROMIUM, Page

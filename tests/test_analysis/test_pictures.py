@@ -14,7 +14,10 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
-from networks import (
+from packaging.specifiers import SpecifierSet
+from PIL import Image
+
+from aft_mm.analysis.networks import (
     build_dataset,
     class_names,
     load_images,
@@ -23,11 +26,8 @@ from networks import (
     shown_image,
     spread_samples,
 )
-from packaging.specifiers import SpecifierSet
-from PIL import Image
-from plot_keys import key_maps
-from plot_position_bias import position_bias_table
-
+from aft_mm.analysis.plot_keys import key_maps
+from aft_mm.analysis.plot_position_bias import position_bias_table
 from aft_mm.cli.arguments import AtMost
 
 from ..errors import stops

@@ -11,9 +11,10 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
-from model_complexity import Likelihood, analyse, analyse_config
-from reference_bits import ppmd_bits, sorted_points_bits
-from saved_memory import saved_memory
+
+from aft_mm.analysis.model_complexity import Likelihood, analyse, analyse_config
+from aft_mm.analysis.reference_bits import ppmd_bits, sorted_points_bits
+from aft_mm.analysis.saved_memory import saved_memory
 
 from ..errors import refuses_input, stops
 from ..helpers import only_error
