@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from aft_mm.analysis.compare_seeds import main
-
 from ..errors import stops
 from ..helpers import command
 
