@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from aft_mm.errors import UserError
-from aft_mm.ops.native.availability import FOLDER as SOURCES
-from aft_mm.ops.native.availability import find_built
+from aft_mm.ops.export_conv import OPERATOR_SOURCES, find_operator
 
 DOMAIN = 'aft_mm'  # of the operator in ONNX
 # Flags for the instructions that torch uses.
@@ -20,7 +19,7 @@ MACHINES = {'AVX512': ['-march=x86-64-v4'], 'AVX2': ['-march=x86-64-v3']}
 
 def onnx_library() -> Path:
     """Return the library of AFT-conv as an operator of ONNX Runtime on this processor."""
-    library = find_built('operator')
+    library = find_operator()
     if isinstance(library, str):
         raise UserError(f'the library of AFT-conv for ONNX Runtime {library}')
     return library
@@ -35,7 +34,7 @@ def compile_for_openvino(library: Path) -> None:
         *('-std=c++17', '-O3', '-ffp-contract=fast', '-fvisibility=hidden', '-shared', '-fPIC'),
         *MACHINES.get(capability, ()),
         f'-I{libraries[0].parents[1] / "include"}',
-        str(SOURCES / 'openvino_operator.cpp'),
+        str(OPERATOR_SOURCES / 'openvino_operator.cpp'),
         *map(str, libraries),
         '-Wl,-z,nodelete',  # threads may still return from it when OpenVINO unloads it
         *('-w', '-o', str(library)),

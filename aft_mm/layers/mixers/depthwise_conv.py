@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import refuse
-from aft_mm.ops.eager.online_softmax import apply_gate
 from aft_mm.ops.geometry import kernel_index, kernel_reach
 from aft_mm.ops.state import StepState, check_state, new_state, push, slot_tokens, use_up
 from aft_mm.registry import MODELS
@@ -74,7 +73,7 @@ class KernelMixer(AFTMixer):
         mixed = self._convolve(value, kernel, grid)
         if self.average:
             mixed = mixed / self._convolve(visible, kernel, grid).clamp_min(1)
-        return apply_gate(query, mixed, self.gate)
+        return ops.apply_gate(query, mixed, self.gate)
 
     def _step_grid(self) -> Grid:
         # A sequence may continue beyond the grid (T,).
@@ -104,7 +103,7 @@ class KernelMixer(AFTMixer):
         mixed = (weights * state.values).sum(1)
         if self.average:
             mixed = mixed / weights.sum(1).clamp_min(1)
-        return apply_gate(query, mixed.to(value.dtype), self.gate), state
+        return ops.apply_gate(query, mixed.to(value.dtype), self.gate), state
 
 
 @MODELS.register_module()

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .availability import constant
+from ..tracing import constant
 
 
 class MatmulBlock(NamedTuple):

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..eager.conv import crop_kernel
+from ..geometry import crop_kernel
 from .block_sizes import MatmulBlock, cdiv
 from .full_local import MatmulCall, launch_backward, launch_forward
 from .online_softmax import place_in, store_entry, strided

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..eager.banded_matmul import neighbours, split
-from ..geometry import as_pair
+from ..geometry import as_pair, neighbours, split
 from . import matmul, operands, recompute_flagged
 from .block_sizes import MatmulBlock, cdiv, count_processors
 from .online_softmax import new_wanted, strided

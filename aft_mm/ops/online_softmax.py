@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import path_choice
-from ..path_choice import transformed
-from ..reference import GATES
+from .export_paths import recording, replaying
+from .tracing import may_read, transformed
 
+GATES = {'sigmoid': torch.sigmoid, 'relu': torch.relu}
 # The largest range of exponents for plain float32 sums with one shift: e^±70 leaves room for
 # millions of terms before e^±88.
 FAST_RANGE = 70.0
@@ -75,6 +75,13 @@ def apply_gate(
     return mixed if dtype is None else mixed.to(dtype)
 
 
+def relu_terms(key: Tensor, value: Tensor, key_function: str) -> Tensor:
+    """Return ``relu(k) ⊙ v`` [..., D]; for relu2 followed by ``relu(−k) ⊙ v``, [..., 2·D]."""
+    if key_function == 'relu2':
+        key, value = torch.cat((key, -key), -1), torch.cat((value, value), -1)
+    return torch.relu(key) * value
+
+
 def no_autocast(value: Tensor) -> AbstractContextManager:
     """Return a context without autocast, which would round float32 products to bfloat16.
 
@@ -93,7 +100,7 @@ def lowest(dtype: torch.dtype) -> float:
 
 def key_range(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """Return the largest of :func:`column_ranges`; while paths are recorded, ∞."""
-    if path_choice.recording():
+    if recording():
         return key.new_tensor(torch.inf)
     return column_ranges(key, dim).amax()
 
@@ -106,8 +113,8 @@ def column_ranges(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     key = key.detach()
     smallest = None
     # Without hidden keys a CPU saves a pass.
-    may_read = key.device.type == 'cpu' and key.numel() >= SMALLEST_READ
-    if may_read and not torch.compiler.is_compiling() and not path_choice.replaying():
+    is_read_cheap = key.device.type == 'cpu' and key.numel() >= SMALLEST_READ
+    if is_read_cheap and not torch.compiler.is_compiling() and not replaying():
         if not transformed():
             smallest = key.amin(dim)
             if not smallest.isfinite().all():
@@ -152,7 +159,7 @@ def mean_by_columns(
 
     Where the ranges must not be read it is `safe`.
     """
-    if not path_choice.may_read(key):
+    if not may_read(key):
         return safe(key, value)
     columns = [x.movedim(0, -2).flatten(-2).unsqueeze(0) for x in (key, value)]
     ranges = column_ranges(columns[0].flatten(0, -2), 0)
@@ -237,7 +244,7 @@ def sliding_sum(x: Summable, before: int, after: int, dim: int) -> Summable:
     The window is doubled until it is complete: O(log) passes without a subtraction.
     """
     length = _length(x, dim)
-    if not path_choice.replaying():  # a graph may leave the length open
+    if not replaying():  # a graph may leave the length open
         before, after = min(before, length - 1), min(after, length - 1)
     size = before + after + 1
     if size < 1:
@@ -335,7 +342,7 @@ def composed_gradients(
 def running_sum(x: Tensor, dim: int) -> Tensor:
     """Return ``x.cumsum(dim)``, which a compiler can fuse on any device."""
     length, longest = x.shape[dim], LONGEST_COMPILED_SCAN
-    if not torch.compiler.is_compiling() or path_choice.replaying() or length <= longest:
+    if not torch.compiler.is_compiling() or replaying() or length <= longest:
         return scan(x, dim)
     blocks = pad(x, 0, -length % longest, dim).unflatten(dim, (-1, longest))
     inside = blocks.cumsum(dim + 1)
