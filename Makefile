@@ -62,11 +62,13 @@ matrix: $(VENV)/installed
 SPHINX := $(BIN)/sphinx-build -W --keep-going -q -c docs -d docs/_build/doctrees
 
 docs: $(VENV)/docs
+	$(BIN)/python tools/analysis_tools/table_pages.py
 	$(SPHINX) -b html . docs/_build/html
 	@echo "site:  docs/_build/html/index.html"
 
 # External links; needs network access.
 linkcheck: $(VENV)/docs
+	$(BIN)/python tools/analysis_tools/table_pages.py
 	$(SPHINX) -b linkcheck . docs/_build/linkcheck
 
 $(VENV)/docs: $(VENV)/installed requirements/docs.txt

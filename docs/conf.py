@@ -58,7 +58,7 @@ def draw_block(self, node: nodes.math_block) -> None:
 
 
 class FolderLinks(SphinxPostTransform):
-    """Links to folders, which a host of code shows and a site does not, become their text."""
+    """Links to folders, which a host of code shows: to their index, or without one just the text."""
 
     default_priority = 5  # before MyST looks for a document
 
@@ -66,7 +66,15 @@ class FolderLinks(SphinxPostTransform):
         for node in list(self.document.findall(pending_xref)):
             if node.get('reftype') == 'myst':
                 page = Path(self.env.doc2path(node['refdoc']))
-                if (page.parent / node['reftarget']).is_dir():
+                folder = (page.parent / node['reftarget']).resolve()
+                if not folder.is_dir():
+                    continue
+                index = (folder.relative_to(ROOT) / 'index').as_posix()
+                if index in self.env.found_docs:
+                    address = self.app.builder.get_relative_uri(node['refdoc'], index)
+                    link = nodes.reference('', '', *node.children, refuri=address, internal=True)
+                    node.replace_self(link)
+                else:
                     node.replace_self(node.children)
 
 

@@ -5,17 +5,28 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
+import table_pages
+
 ROOT = Path(__file__).parents[1]
-PARTS = 'tables', 'tasks', 'tutorials'
+PATTERNS = (
+    '*',
+    'docs/*',
+    'docs/tasks/*',
+    'docs/tutorials/*',
+    'configs/*/README',
+    'examples/*/README',
+)
+# Pages that `make docs` writes.
+WRITTEN = {path.relative_to(ROOT).as_posix(): text for path, text in table_pages.pages()}
 PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for path in (
-        *ROOT.glob('*.md'),
-        *ROOT.glob('docs/*.md'),
-        *(path for part in PARTS for path in ROOT.glob(f'docs/{part}/*.md')),
-        *ROOT.glob('configs/*/README.md'),
-        *ROOT.glob('examples/*/README.md'),
-    )
+    [
+        *(
+            path.relative_to(ROOT).as_posix()
+            for pattern in PATTERNS
+            for path in ROOT.glob(f'{pattern}.md')
+        ),
+        *WRITTEN,
+    ]
 )
 # First words of commands in indented blocks; other blocks are formulas and folders.
 COMMANDS = (
@@ -42,13 +53,16 @@ class Command(NamedTuple):
     words: list[str]
 
 
+def text_of(page: str) -> str:
+    return WRITTEN.get(page) or (ROOT / page).read_text()
+
+
 def blocks(page: str, language: str) -> list[str]:
-    text = (ROOT / page).read_text()
-    return re.findall(rf'^```{language}\n(.*?)^```', text, re.M | re.S)
+    return re.findall(rf'^```{language}\n(.*?)^```', text_of(page), re.M | re.S)
 
 
 def shell(page: str) -> list[str]:
-    text = re.sub(r'^```\w*\n.*?^```', '', (ROOT / page).read_text(), flags=re.M | re.S)
+    text = re.sub(r'^```\w*\n.*?^```', '', text_of(page), flags=re.M | re.S)
     indented = [
         re.sub('^    ', '', block, flags=re.M)
         for block in re.findall(r'(?:^    .*\n)+', text, re.M)

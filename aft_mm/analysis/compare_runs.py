@@ -19,10 +19,10 @@ from aft_mm.outputs import check_output
 
 from .model_complexity import analyse_config
 from .plot_curves import metric_label, runs_of
+from .run_files import is_selection, read_runs
 from .run_logs import (
     decimals_of,
     mean_and_error,
-    read_scalars,
     trained,
     validated_metrics,
     validations,
@@ -66,7 +66,8 @@ def run_table(runs: Runs, kind: str = '.md') -> str:
     between = ' ± ' if kind == '.md' else r' \pm '
     rows = []
     for name, row in numbers.items():
-        cells = (_cell(*pair, places, between) for pair, places in zip(row, digits, strict=True))
+        pairs = zip(row, digits, strict=True)
+        cells = (_cell(mean, error, places, between) for (mean, error), places in pairs)
         rows.append([name, *cells])
     return (_markdown if kind == '.md' else _latex)(['run', *columns], rows)
 
@@ -167,11 +168,12 @@ def costs(label: str, path: str, config: Config) -> dict[str, list[float]]:
 def row(
     label: str, work_dirs: Sequence[str], metrics: Sequence[str] | None
 ) -> dict[str, list[float]]:
-    paths = [config_of(folder) for folder in work_dirs]
-    config = same_but_for_the_seed(label, paths)
-    logs = [read_scalars(folder) for folder in work_dirs]
+    paths = [config_of(folder) for folder in work_dirs if not is_selection(folder)]
+    config = same_but_for_the_seed(label, paths) if len(paths) == len(work_dirs) else Config()
+    runs = read_runs(work_dirs)
+    logs = [run.records for run in runs]
     columns: dict[str, list[float]] = {}
-    for folder, log in zip(work_dirs, logs, strict=True):
+    for folder, log in zip((run.source for run in runs), logs, strict=True):
         for name in metrics or validated_metrics(log):
             points = validations(log, name)
             if not points and metrics:
@@ -180,7 +182,8 @@ def row(
                     f'({", ".join(validated_metrics(log)) or "which has none"}), got {name}'
                 )
             columns.setdefault(metric_label(name), []).append(points[-1][1])
-    columns |= costs(label, paths[0], config)
+    if config:
+        columns |= costs(label, paths[0], config)
     times = [
         statistics.median(time for _, time in trained(log, 'time'))
         for log in logs

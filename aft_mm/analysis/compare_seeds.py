@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import MAX_DPI, PICTURES, check_output, check_writable
 from aft_mm.visualization.figures import new_figure
 
+from .run_files import is_selection, selected
 from .run_logs import mean_and_error
 from .verdicts import verdict_table
 
@@ -93,7 +95,7 @@ def _number_groups(
     axis.set_ylabel(label)
 
 
-def read_metric(path: Path, metric: str) -> float:
+def read_metrics(path: Path) -> dict:
     try:
         metrics = json.loads(path.read_text(encoding='utf-8'))
     except OSError as error:
@@ -105,34 +107,45 @@ def read_metric(path: Path, metric: str) -> float:
             f'{str(path)!r} must hold metrics as written by `aft_mm test --out`, got '
             f'a {type(metrics).__name__}'
         )
+    return metrics
+
+
+def finite(source: str, metrics: Mapping, metric: str) -> float:
     if metric not in metrics:
         raise UserError(
-            f'{str(path)!r} has no metric {metric!r}; it holds '
-            f'{", ".join(metrics) or "none at all"}'
+            f'{source!r} has no metric {metric!r}; it holds {", ".join(metrics) or "none at all"}'
         )
     value = metrics[metric]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UserError(f'{metric} of {str(path)!r} must be a finite number, got {value!r}')
+        raise UserError(f'{metric} of {source!r} must be a finite number, got {value!r}')
     return value
+
+
+def tested(file: str) -> dict[str, Mapping]:
+    """Return the metrics of a file, or of the runs of a selection, by the name in messages."""
+    if is_selection(file):
+        return {source: run['metrics'] for source, run in selected(file).items()}
+    return {file: read_metrics(Path(file))}
 
 
 def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, list[float]]:
     groups: dict[str, list[float]] = {}
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for label, *files in arguments:
         # If the label was forgotten, the first file would be taken for it.
-        if Path(label).is_file() or not files:
+        if Path(label).is_file() or is_selection(label) or not files:
             raise UserError(
                 f'--group must be LABEL FILE [FILE ...], got {" ".join([label, *files])}'
             )
         if label in groups:
             raise UserError(f'--group must have unique labels, got {label!r} twice')
-        for file in files:
-            path = Path(file).resolve()
+        runs = [run for file in files for run in tested(file).items()]
+        for source, _ in runs:
+            path = os.path.realpath(source)
             if path in seen:
-                raise UserError(f'--group must have different files, got {file!r} twice')
+                raise UserError(f'--group must have different files, got {source!r} twice')
             seen.add(path)
-        groups[label] = [read_metric(Path(file), metric) for file in files]
+        groups[label] = [finite(*run, metric) for run in runs]
     return groups
 
 

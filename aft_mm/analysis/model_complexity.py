@@ -93,7 +93,7 @@ class Likelihood(nn.Module):
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Return the shapes of the largest inputs, without the batch."""
-        parts = [part for part in (self.decoder, self.encoder) if part is not None]
+        parts: list[Any] = [part for part in (self.decoder, self.encoder) if part is not None]
         return [(part.max_length, *part.embedding.token_shape) for part in parts]
 
     def saved_memory(self) -> SavedMemory:

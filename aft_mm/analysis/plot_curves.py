@@ -13,14 +13,13 @@ from matplotlib.figure import Figure
 from aft_mm.errors import UserError, user_errors
 from aft_mm.visualization.figures import new_figure
 
+from .run_files import Run, read_runs, time_of
 from .run_logs import (
     epoch_length,
     is_training,
     mean_and_error,
-    read_scalars,
     read_times,
     seconds_at,
-    time_of,
     trained,
     validated_metrics,
     validations,
@@ -266,29 +265,25 @@ def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
     return by_label('[LABEL=]LOG', pairs)
 
 
-def replace_times(
-    runs: Mapping[str, Sequence[Records]],
-    logs: Mapping[str, Sequence[str]],
-    args: argparse.Namespace,
-) -> None:
+def replace_times(groups: Mapping[str, Sequence[Run]], args: argparse.Namespace) -> None:
     if args.over != 'time':
         raise UserError(f'--over must be time with --times, got {args.over}')
     milliseconds = read_times(args.times)
-    for label, paths in logs.items():
-        seconds = time_of(paths, milliseconds) / 1000
-        for record in (r for records in runs[label] for r in records if is_training(r)):
+    for runs in groups.values():
+        seconds = time_of(runs, milliseconds) / 1000
+        for record in (r for run in runs for r in run.records if is_training(r)):
             record['time'] = seconds
 
 
 def run(args: argparse.Namespace) -> None:
     with user_errors(ValueError, OSError):
-        logs = runs_of(args)
         references = by_label('--reference', [pair(text) for text in args.reference])
-        runs = {label: [read_scalars(path) for path in paths] for label, paths in logs.items()}
+        groups = {label: read_runs(logs) for label, logs in runs_of(args).items()}
         if args.times:
-            replace_times(runs, logs, args)
+            replace_times(groups, args)
         values = {label: number(label, text) for label, text in references.items()}
-        figure = draw_curves(runs, args.metric, values, args.over)
+        logs = {label: [run.records for run in runs] for label, runs in groups.items()}
+        figure = draw_curves(logs, args.metric, values, args.over)
         figure.savefig(args.out, dpi=args.dpi)
-    count = sum(map(len, logs.values()))
+    count = sum(map(len, groups.values()))
     print(f'plotted {count} run{"s" if count > 1 else ""} to {args.out}')

@@ -12,7 +12,7 @@ import numpy as np
 
 from aft_mm.errors import UserError
 
-_CLOCKS = ('step', 'time', 'data_time')
+CLOCKS = ('step', 'time', 'data_time')
 MOST_DECIMALS = 8  # beyond this is rounding noise
 # The scalars do not contain the epoch length.
 _EPOCH_LENGTH = re.compile(r'Epoch\(train\)\s*\[\s*\d+\]\[\s*\d+/(\d+)\]')
@@ -70,7 +70,7 @@ def validated_metrics(records: Sequence[dict]) -> list[str]:
         for record in records
         if not is_training(record)
         for name, value in record.items()
-        if name not in _CLOCKS and isinstance(value, int | float)
+        if name not in CLOCKS and isinstance(value, int | float)
     )
     return list(dict.fromkeys(names))
 
@@ -132,13 +132,6 @@ def read_times(path: Path) -> dict[str, float]:
             '--times must be a JSON file of tools/benchmarks/benchmark_iterations.py with a time '
             f'for each config, got {str(path)!r}'
         ) from error
-
-
-def time_of(files: Sequence[str], times: dict[str, float]) -> float:
-    config = Path(files[0]).stem.rpartition('_seed')[0]
-    if config not in times:
-        raise UserError(f'--times must have the config {config!r} of {files[0]!r}, but does not')
-    return times[config]
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:

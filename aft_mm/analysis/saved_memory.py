@@ -32,7 +32,7 @@ def saved_memory(model: nn.Module, run: Callable[[], Tensor]) -> SavedMemory:
     own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
     counted: dict[nn.Module | None, int] = {None: 0}
     inputs: dict[nn.Module, int] = {}
-    repeats: dict[nn.Module, int] = {}
+    repeats: dict[nn.Module | None, int] = {}
     current: list[nn.Module | None] = [None]
     storages: dict[int, Tensor] = {}  # held, so that no address is used twice
 

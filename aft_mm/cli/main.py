@@ -50,6 +50,7 @@ COMMANDS = {
     'plot explore': 'analysis.explore',
     'compare runs': 'analysis.compare_runs',
     'compare seeds': 'analysis.compare_seeds',
+    'compare collect': 'analysis.collect_runs',
     'complexity': 'analysis.model_complexity',
     'reference-bits': 'analysis.reference_bits',
     'browse': 'analysis.browse_dataset',

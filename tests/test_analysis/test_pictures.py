@@ -17,7 +17,7 @@ from mmengine.registry import MODELS, DefaultScope
 from packaging.specifiers import SpecifierSet
 from PIL import Image
 
-from aft_mm.analysis import AtMost
+from aft_mm.analysis import AtMost, plot_receptive_field
 from aft_mm.analysis.networks import (
     build_dataset,
     class_names,
@@ -208,15 +208,17 @@ def test_fields_of_networks_of_three_libraries(
         assert 0 < float(row['half_px']) <= float(row['most_px'])
 
 
-def test_a_field_belongs_to_its_place(tool, tmp_path, monkeypatch):
-    module, fields = tool('plot receptive-field'), []
-    draw = module.draw_receptive_field
+def test_a_field_belongs_to_its_place(tmp_path, monkeypatch):
+    fields, draw = [], plot_receptive_field.draw_receptive_field
     monkeypatch.setattr(
-        module, 'draw_receptive_field', lambda *args: fields.append(args[0]) or draw(*args)
+        plot_receptive_field,
+        'draw_receptive_field',
+        lambda *args: fields.append(args[0]) or draw(*args),
     )
     words = 'timm:resnet18 --size 64 --num 1 --layers layer1 --dpi 20 --place'
     for place in ('0 15', '15 0'):  # of 16 × 16
-        module.main([*words.split(), *place.split(), '--out', str(tmp_path / 'f.png')])
+        given = [*words.split(), *place.split(), '--out', tmp_path / 'f.png']
+        command('plot receptive-field')(given)
     above, below = (field['layer1'] for field in fields)
     assert above[:32, 32:].sum() > 0.9 * above.sum()
     assert below[32:, :32].sum() > 0.9 * below.sum()

@@ -13,6 +13,18 @@ GRID = 'a.py b.py --out out --rates 1e-4 1e-3 --seeds 5 6'.split()
 GRID += ['--short', 'data.samples=8', '--cfg-options', 'data.samples=80']
 
 
+def lines(folder='out'):
+    """Return the runs of a folder by name; the last line of a name counts."""
+    texts = Path(folder, 'runs.jsonl').read_text().splitlines()
+    return {run['name']: run for run in map(json.loads, texts)}
+
+
+def keep(kept, **changes):
+    """Leave only the runs for which `kept` is true, and change the others' entries."""
+    found = [run | changes.get(name, {}) for name, run in lines().items() if kept(name)]
+    Path('out/runs.jsonl').write_text(''.join(json.dumps(run) + '\n' for run in found))
+
+
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -55,27 +67,33 @@ def test_rates_first_then_seed_after_seed_each_at_its_best_rate(runs, capsys):
     assert options['b_lr0.0001'] == short
     assert options['a_seed6'] == ['data.samples=80', 'randomness.seed=6', rate]
     assert options['b_seed6'][-1] == 'optim_wrapper.optimizer.lr=0.001'
-    assert json.loads(Path('out/b_seed5.json').read_text()) == dict(bits_per_char=2.5, lr=0.001)
-    assert json.loads(Path('out/a_seed5.jsonl').read_text())['bits_per_char'] == 2.9
+    b = lines()['b_seed5']
+    assert (b['metrics'], b['lr'], b['seed'], b['config']) == (
+        dict(bits_per_char=2.5),
+        1e-3,
+        5,
+        'b',
+    )
+    assert lines()['a_seed5']['val'] == dict(step=[1], bits_per_char=[2.9])
+    assert lines()['a_lr0.001']['metrics'] == dict(bits_per_char=3.0)
     assert capsys.readouterr().out.splitlines()[-1] == 'b_seed6 2.5'
 
 
 def test_the_rate_of_the_greatest_metric(runs):
     train_grid.main([*GRID, '--rule', 'greater'])
-    rates = [json.loads(Path(f'out/{name}_seed5.json').read_text())['lr'] for name in 'ab']
-    assert rates == [1e-3, 1e-4]
+    assert [lines()[f'{name}_seed5']['lr'] for name in 'ab'] == [1e-3, 1e-4]
 
 
 def test_a_second_call_makes_the_missing_runs(runs, capsys):
     train_grid.main([*GRID, '--minutes', '0'])
     assert runs == [] and capsys.readouterr().out == 'stopped before all runs were done\n'
     train_grid.main([*GRID, '--seeds', '5'])
-    Path('out/b_seed5.json').unlink()
+    keep(lambda name: name != 'b_seed5')
     runs.clear()
     train_grid.main([*GRID, '--seeds', '5', '7'])
     assert [name for name, _ in runs] == ['b_seed5', 'a_seed7', 'b_seed7']
     runs.clear()
-    Path('out/a_seed7.json').write_text('{"bits_per_char": 2.4, "lr": 1e-3}')  # not the best rate
+    keep(lambda name: True, a_seed7=dict(lr=1e-3))  # not the best rate
     train_grid.main([*GRID, '--seeds', '5', '7'])
     assert [name for name, _ in runs] == ['a_seed7']
     capsys.readouterr()
@@ -90,7 +108,7 @@ def test_an_interrupted_run_resumes_with_the_same_options_only(runs):
             train_grid.main([*GRID, *options])
     assert [name for name, _ in runs] == ['a_lr0.0001', 'a_lr0.0001 resumed', 'a_lr0.0001']
     train_grid.main(GRID)
-    Path('out/a_lr0.0001.json').unlink()
+    keep(lambda name: name != 'a_lr0.0001')
     runs.clear()
     train_grid.main(GRID)
     assert [name for name, _ in runs] == ['a_lr0.0001']  # complete runs are repeated
@@ -106,8 +124,9 @@ def test_a_rate_with_a_non_finite_loss_is_not_used(runs, monkeypatch):
 
     monkeypatch.setattr(train_grid, 'run_tool', diverge)
     train_grid.main(GRID)
-    assert {json.loads(Path(f'out/{name}_seed6.json').read_text())['lr'] for name in 'ab'} == {1e-3}
-    assert json.loads(Path('out/a_lr0.0001.json').read_text())['bits_per_char'] is None
+    assert {lines()[f'{name}_seed6']['lr'] for name in 'ab'} == {1e-3}
+    failed = lines()['a_lr0.0001']
+    assert failed['metrics']['bits_per_char'] is None and DIVERGED in failed['error']
     with pytest.raises(SystemExit, match='--rates must include one with a finite loss'):
         train_grid.main(['a.py', '--out', 'all', '--rates', '1e-4', '1e-4'])
 

@@ -97,10 +97,24 @@ def test_own_data_are_refused_without_an_import_of_torch(tmp_path):
     assert not {'torch', 'mmengine', 'matplotlib'} & imported
 
 
-def test_a_missing_library_has_a_one_line_message(monkeypatch):
+def test_a_missing_library_has_a_one_line_message(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, 'yaml', None)
     monkeypatch.delitem(sys.modules, 'aft_mm.cli.commands.list_configs', raising=False)
     stops('^Error: `aft_mm list` needs yaml, which is not', main, ['list'])
+    monkeypatch.setitem(sys.modules, 'sklearn.manifold', None)
+    monkeypatch.delitem(sys.modules, 'aft_mm.analysis.plot_features', raising=False)
+    words = ['quickstart', str(find_config(QUICKSTART)), '--out', str(tmp_path / 'a.png')]
+    message = '^Error: `aft_mm plot features` needs sklearn.manifold, which is not'
+    stops(message, main, ['plot', 'features', *words])
+
+
+def test_a_command_without_memory_has_a_one_line_message(monkeypatch):
+    def fails(args):
+        raise MemoryError
+
+    monkeypatch.setattr('aft_mm.analysis.model_complexity.run', fails)
+    message = '^Error: `aft_mm complexity` needs more memory than it may take .out of memory.'
+    stops(message, main, ['complexity', QUICKSTART])
 
 
 def test_missing_files_are_reported_before_torch_is_imported():
@@ -112,6 +126,8 @@ def test_missing_files_are_reported_before_torch_is_imported():
         ['predict', 'no.py', 'no.pth', 'a.jpg', '--out', 'b'],
         ['predict', 'quickstart', str(find_config(QUICKSTART)), 'no folder', '--out', 'b'],
         ['new', 'coco', 'no folder'],
+        ['plot', 'bias', 'no.py', '--out', 'a.png'],
+        ['plot', 'explore', 'quickstart', 'no.pth', '--out', 'a.html'],
         ['plot', 'no'],
     ]
     shown, imported = imports_of_help('main()', [['aft_mm', *each] for each in words], 'print(end)')
@@ -124,6 +140,8 @@ def test_missing_files_are_reported_before_torch_is_imported():
         "Error: config 'no.py' does not exist",
         "Error: PATH 'no folder' does not exist",
         "Error: PATH 'no folder' does not exist",
+        "Error: config 'no.py' does not exist",
+        "Error: checkpoint 'no.pth' does not exist",
         'Error: KIND must be one of curves, bias, keys, attention, receptive-field, cam, features, '
         "confusion, explore, got 'no'",
     ]

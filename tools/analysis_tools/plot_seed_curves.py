@@ -1,10 +1,12 @@
 """Plot the mean loss or metric of groups of runs that differ by their seed, over steps and time.
 
     python tools/analysis_tools/plot_seed_curves.py --out curves.png --bits --label bits/char \\
-        --group AFT-local local_seed*.jsonl --group transformer transformer_seed*.jsonl \\
+        --group AFT-local 'runs.jsonl:local*' --group transformer 'runs.jsonl:transformer*' \\
         --times iterations.json --top 4.2 --smooth 5
 
-The training loss by default; `--metric accuracy/top1` plots that of each validation.
+The training loss by default; `--metric accuracy/top1` plots that of each validation. LOG is a
+work dir, its vis_data/scalars.json, or `FILE.jsonl:PATTERN`, which stands for the runs of a file of
+`aft_mm compare collect` whose name matches.
 """
 
 import argparse
@@ -24,7 +26,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action='append',
         required=True,
         metavar=('LABEL', 'LOG'),
-        help='runs that differ by their seed, a file of JSON lines for each',
+        help='runs that differ by their seed, logs or FILE.jsonl:PATTERN',
     )
     parser.add_argument('--label', required=True, help='name of the loss or metric with its unit')
     parser.add_argument(
@@ -38,8 +40,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         '--times',
         type=Path,
         metavar='JSON',
-        help='output of tools/benchmarks/benchmark_iterations.py; adds a panel over time; logs must '
-        'be named CONFIG_seedN.jsonl',
+        help='output of tools/benchmarks/benchmark_iterations.py; adds a panel over time; other '
+        'logs than FILE.jsonl:PATTERN must be named CONFIG_seedN.jsonl',
     )
     parser.add_argument(
         '--top',
@@ -68,7 +70,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from aft_mm.analysis.plot_curves import by_label
-from aft_mm.analysis.run_logs import read_scalars, read_times, time_of, trained, validations
+from aft_mm.analysis.run_files import read_runs, time_of
+from aft_mm.analysis.run_logs import read_times, trained, validations
 from aft_mm.checks import check_int
 from aft_mm.visualization.figures import new_figure
 
@@ -166,12 +169,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         logs = by_label('--group', [(label, files) for label, *files in args.group])
         if args.bits and args.metric != 'loss':
             raise UserError(f'--bits converts the loss only, got --metric {args.metric}')
-        groups = {label: [read_scalars(file) for file in files] for label, files in logs.items()}
+        groups = {label: read_runs(files) for label, files in logs.items()}
         times = args.times and read_times(args.times)
         scale = 1 / math.log(2) if args.bits else 1.0
-        milliseconds = times and {label: time_of(files, times) for label, files in logs.items()}
+        milliseconds = times and {label: time_of(runs, times) for label, runs in groups.items()}
         options = scale, milliseconds, args.top, args.smooth, args.metric
-        figure = draw_seed_curves(groups, args.label, *options)
+        records = {label: [run.records for run in runs] for label, runs in groups.items()}
+        figure = draw_seed_curves(records, args.label, *options)
         figure.savefig(args.out, dpi=args.dpi)
 
 

@@ -3,8 +3,7 @@
 Sources are the metafiles of configs/, docs/tables/tables.yml (data, tolerances, columns) and
 docs/tables/memory.json (bytes saved for the backward pass, counted by --count).
 
-    python tools/analysis_tools/table_pages.py            # after an edit of a source
-    python tools/analysis_tools/table_pages.py --check    # changes nothing
+    python tools/analysis_tools/table_pages.py            # part of `make docs`
     python tools/analysis_tools/table_pages.py --count configs/TASK/NAME.py ...
 """
 
@@ -19,7 +18,7 @@ import yaml
 from config_tables import ROOT, read_metafile, rows
 
 from aft_mm.cli.arguments import tool_parser
-from aft_mm.errors import UserError, user_errors
+from aft_mm.errors import user_errors
 
 FOLDER = ROOT / 'docs/tables'
 MEMORY = FOLDER / 'memory.json'
@@ -192,9 +191,9 @@ def pages() -> Iterator[tuple[Path, str]]:
 def count(path: Path) -> dict[str, Any]:
     import torch
     from mmengine.registry import MODELS, init_default_scope
-    from model_complexity import Likelihood
-    from saved_memory import saved_memory
 
+    from aft_mm.analysis.model_complexity import Likelihood
+    from aft_mm.analysis.saved_memory import saved_memory
     from aft_mm.config.reading import read_config
 
     config = read_config(str(path))
@@ -219,7 +218,6 @@ def count(path: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = tool_parser(__doc__)
-    parser.add_argument('--check', action='store_true', help='exit with 1 if a page is stale')
     parser.add_argument(
         '--count', nargs='+', type=Path, metavar='CONFIG', help='update memory.json for configs'
     )
@@ -231,12 +229,7 @@ def main() -> None:
             json.dumps(dict(sorted(memory.items())), indent=1) + '\n', encoding='utf-8'
         )
     for path, text in pages():
-        if path.exists() and path.read_text(encoding='utf-8') == text:
-            continue
-        if args.check:
-            raise UserError(f'{path} is stale; run `python tools/analysis_tools/table_pages.py`')
         path.write_text(text, encoding='utf-8')
-        print(f'{path} is new')
 
 
 if __name__ == '__main__':

@@ -4,12 +4,12 @@
         --short train_dataloader.dataset.samples_per_epoch=800 --seeds 0 1 2 --amp \\
         --cfg-options train_cfg.max_epochs=1 train_dataloader.dataset.samples_per_epoch=2000
 
-The short runs use the first seed and write NAME_lrX.json with the last validation. All seeds use
-the rate with the best validation, and write NAME_seedN.json with the metrics of tools/test.py and
-the learning rate, and NAME_seedN.jsonl with the scalars of the training.
+Each run is a line of FOLDER/runs.jsonl (`aft_mm compare collect`). The short runs use the first
+seed and are named NAME_lrX; their metrics are those of the last validation. All seeds use the rate
+with the best validation, and are named NAME_seedN; their metrics are those of tools/test.py.
 
-All rates of all configs run first, then seed after seed. Runs whose files exist with the right rate
-are skipped, and an interrupted run resumes from its last checkpoint, so the same command continues
+All rates of all configs run first, then seed after seed. Runs in the file with the right rate are
+skipped, and an interrupted run resumes from its last checkpoint, so the same command continues
 after an interruption. Use one folder per set of options. A rate with a non-finite loss is not used.
 """
 
@@ -78,6 +78,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # before the slow imports
 
+from aft_mm.analysis.collect_runs import facts_of, line
+from aft_mm.analysis.run_files import RUNS, append_line, read_lines
 from aft_mm.analysis.run_logs import read_scalars, validations
 from aft_mm.engine.hooks.sanity import DIVERGED
 
@@ -122,15 +124,15 @@ def short_run(config: Path, rate: float, args: argparse.Namespace) -> None:
     work_dir = args.work_dir / f'{config.stem}_lr{rate:g}'
     options = [*args.cfg_options, *args.short]
     options += [f'optim_wrapper.optimizer.lr={rate}', f'randomness.seed={args.seeds[0]}']
-    path = args.out / f'{work_dir.name}.json'
+    facts = {'config': config.stem, 'seed': args.seeds[0], 'lr': rate}
     try:
         train(config, work_dir, options, args.amp)
+        metrics = {args.metric: validated(work_dir, args.metric)}
     except UserError as error:
         if DIVERGED not in str(error):
             raise
-        write(path, {args.metric: None, 'lr': rate, 'error': str(error)})
-        return
-    write(path, {args.metric: validated(work_dir, args.metric), 'lr': rate})
+        metrics, facts['error'] = {args.metric: None}, str(error)
+    append_line(args.out / RUNS, line(work_dir.name, [], metrics, facts_of(work_dir) | facts))
 
 
 def seed_run(config: Path, seed: int, args: argparse.Namespace) -> None:
@@ -143,42 +145,40 @@ def seed_run(config: Path, seed: int, args: argparse.Namespace) -> None:
     words = [config, checkpoint, '--work-dir', work_dir / 'test', '--out', tested]
     words += ['--cfg-options', *args.cfg_options] if args.cfg_options else []
     run_tool('test.py', words, work_dir.with_name(f'{work_dir.name}_test.log'))
-    scalars = ''.join(json.dumps(record) + '\n' for record in read_scalars(work_dir))
-    (args.out / f'{work_dir.name}.jsonl').write_text(scalars)
-    write(args.out / f'{work_dir.name}.json', json.loads(tested.read_text()) | {'lr': rate})
+    facts = facts_of(work_dir) | {'config': config.stem, 'seed': seed, 'lr': rate}
+    metrics = json.loads(tested.read_text())
+    run = line(work_dir.name, read_scalars(work_dir), metrics, facts)
+    append_line(args.out / RUNS, run)
 
 
 def best_rate(config: Path, args: argparse.Namespace) -> float | None:
     if len(args.rates) < 2:
         return args.rates[0] if args.rates else None
-    runs = [
-        json.loads((args.out / f'{config.stem}_lr{rate:g}.json').read_text()) for rate in args.rates
-    ]
-    finite = [run for run in runs if run[args.metric] is not None]
+    runs = [complete(args)[f'{config.stem}_lr{rate:g}'] for rate in args.rates]
+    finite = [run for run in runs if run['metrics'][args.metric] is not None]
     if not finite:
         raise UserError(f'--rates must include one with a finite loss, got {args.rates}')
     best = max if args.rule == 'greater' else min
-    return best(finite, key=lambda run: run[args.metric])['lr']
+    return best(finite, key=lambda run: run['metrics'][args.metric])['lr']
 
 
-def write(path: Path, content: dict) -> None:
-    """Write a file atomically, since an existing file means that the run is complete."""
-    unfinished = path.with_suffix('.unfinished')
-    unfinished.write_text(json.dumps(content, indent=2) + '\n')
-    unfinished.replace(path)
+def complete(args: argparse.Namespace) -> dict[str, dict]:
+    path = args.out / RUNS
+    return read_lines(path) if path.exists() else {}
 
 
 def missing(args: argparse.Namespace) -> Iterator[tuple]:
     for config in args.configs:
         for rate in args.rates if len(args.rates) > 1 else []:
-            path = args.out / f'{config.stem}_lr{rate:g}.json'
-            if not path.exists():
-                yield path, short_run, config, rate
+            name = f'{config.stem}_lr{rate:g}'
+            if name not in complete(args):
+                yield name, short_run, config, rate
     for seed in args.seeds:
         for config in args.configs:
-            path = args.out / f'{config.stem}_seed{seed}.json'
-            if not path.exists() or json.loads(path.read_text())['lr'] != best_rate(config, args):
-                yield path, seed_run, config, seed
+            name, rate = f'{config.stem}_seed{seed}', best_rate(config, args)
+            run = complete(args).get(name)
+            if run is None or run.get('lr') != rate:
+                yield name, seed_run, config, seed
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -196,13 +196,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         if next(missing(args), None) is None:
             print(f'nothing to train: all results are in {args.out}')
-        for path, function, config, value in missing(args):
+        for name, function, config, value in missing(args):
             if time.monotonic() - start > 60 * args.minutes:
                 print('stopped before all runs were done')
                 return
             function(config, value, args)
-            (args.work_dir / path.stem / UNFINISHED).unlink()
-            print(path.stem, json.loads(path.read_text()).get(args.metric, 'done'), flush=True)
+            (args.work_dir / name / UNFINISHED).unlink()
+            print(name, complete(args)[name]['metrics'].get(args.metric, 'done'), flush=True)
 
 
 if __name__ == '__main__':

@@ -74,10 +74,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument('--png', type=Path, help='write a picture to this file')
     parser.add_argument(
         '--replot',
-        type=Path,
         nargs='+',
-        metavar='JSON',
-        help='plot earlier runs instead of measuring',
+        metavar='FILE',
+        help='plot outputs of --json, or FILE.jsonl:PATTERN, instead of measuring',
     )
     return parser
 
@@ -96,6 +95,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 import aft_mm.models  # noqa: F401 - registers what is built below
+from aft_mm.analysis.run_files import is_selection, selected
 from aft_mm.models.decoding.step_graph import make_steps, step_layout
 from aft_mm.registry import MODELS
 from aft_mm.visualization.figures import new_figure
@@ -343,7 +343,15 @@ def main(arguments: list[str] | None = None) -> None:
     args = parse_args(arguments)
     set_up_torch(args)
     if args.replot:
-        runs = [json.loads(path.read_text()) for path in args.replot]
+        runs = [
+            run
+            for file in args.replot
+            for run in (
+                selected(file).values()
+                if is_selection(file)
+                else [json.loads(Path(file).read_text())]
+            )
+        ]
         rows = [row for run in runs for row in run['rows']]
         title = runs[0]['environment']['device_name']
     else:

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from arguments import named_in_errors
 
+from aft_mm.analysis.collect_runs import commit
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import user_errors
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
@@ -33,15 +33,6 @@ def device_name(device: str) -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
     return names[0] if names else platform.machine()
-
-
-def commit() -> str | None:
-    command = ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() or None
 
 
 def versions() -> dict[str, str | None]:

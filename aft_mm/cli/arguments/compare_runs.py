@@ -5,7 +5,9 @@
         --group DeiT deit_seed0 deit_seed1 --metric accuracy/top1 --out table.md table.csv
 
 Metrics are those of the last validation. The iteration time is the median of the log; compare it
-only between runs on the same machine. FLOPs are counted as by `aft_mm complexity`.
+only between runs on the same machine. FLOPs are counted as by `aft_mm complexity`. A LOG may be
+`FILE.jsonl:PATTERN`, which stands for the runs of a file of `aft_mm compare collect` whose name
+matches; their time is the mean, and parameters and FLOPs are omitted.
 """
 
 import argparse
@@ -14,7 +16,7 @@ from . import add_runs
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    add_runs(parser, 'work dir')
+    add_runs(parser, 'work dir, or FILE.jsonl:PATTERN,')
     parser.add_argument(
         '--metric',
         action='append',

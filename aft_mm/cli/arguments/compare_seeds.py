@@ -2,6 +2,9 @@
 
     aft_mm compare seeds --metric bits_per_char --out seeds.png \\
         --group AFT-local local_seed*.json --group transformer transformer_seed*.json
+
+A FILE may be `runs.jsonl:PATTERN`, which stands for the runs of a file of `aft_mm compare collect`
+whose name matches, such as `runs.jsonl:aft-conv*_seed?`.
 """
 
 import argparse
@@ -14,8 +17,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action='append',
         required=True,
         metavar=('LABEL', 'FILE'),
-        help='runs that differ by their seed, a file of `aft_mm test --out` for each; the other '
-        'groups are compared with the first',
+        help='runs that differ by their seed, a file of `aft_mm test --out` for each or '
+        'runs.jsonl:PATTERN for several; the other groups are compared with the first',
     )
     parser.add_argument('--metric', required=True, help='name of the metric in the files')
     parser.add_argument('--label', help='axis label with the unit, such as bits/char')

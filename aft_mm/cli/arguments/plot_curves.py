@@ -3,6 +3,8 @@
     aft_mm plot curves AFT=work_dirs/aft DeiT=work_dirs/deit --out a.png
     aft_mm plot curves --group AFT aft_seed0 aft_seed1 aft_seed2 \\
         --metric accuracy/top1 --over time --out a.png
+
+`FILE.jsonl:PATTERN` stands for the runs of a file of `aft_mm compare collect` whose name matches.
 """
 
 import argparse
@@ -12,7 +14,7 @@ from . import add_picture_arguments, add_runs
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    add_runs(parser, 'work dir or file of JSON lines (vis_data/scalars.json)')
+    add_runs(parser, 'work dir, vis_data/scalars.json, or FILE.jsonl:PATTERN,')
     add_picture_arguments(parser)
     parser.add_argument(
         '--metric',
@@ -29,8 +31,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar='JSON',
         help='with --over time: use the times per iteration in this output of '
-        'tools/benchmarks/benchmark_iterations.py instead of those of the logs, which must be named '
-        'CONFIG_seedN.jsonl',
+        'tools/benchmarks/benchmark_iterations.py instead of those of the logs; other logs than '
+        'FILE.jsonl:PATTERN must be named CONFIG_seedN.jsonl',
     )
     parser.add_argument(
         '--reference',

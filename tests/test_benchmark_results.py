@@ -1,0 +1,213 @@
+"""Tables of docs/benchmarks.md are those that the outputs in docs/results/benchmarks give."""
+
+from pathlib import Path
+
+import pytest
+
+from aft_mm.analysis.run_files import read_lines
+
+from .test_results import reprinted, rows_of
+
+PAGE = 'docs/benchmarks.md'
+FOLDER = Path(__file__).parents[1] / 'docs/results/benchmarks'
+TYPES = 'float32', 'bfloat16', 'int8'
+
+
+def rows(file, *names):
+    found = read_lines(FOLDER / f'{file}.jsonl')
+    return [row for name in names for row in found[name]['rows'] if 'reason' not in row]
+
+
+def only(found, **entries):
+    (row,) = [row for row in found if entries.items() <= row.items()]
+    return row
+
+
+def check(cell, *numbers):
+    assert reprinted(cell, numbers) == cell
+
+
+def test_backbones_against_deit():
+    for label, *cells in rows_of(PAGE, '| model, px, type | over DeiT'):
+        model, size, dtype = label.split(', ')
+        kind, heads, kernel = model.split()
+        name = f'{kind}_{size}_{dtype}' if (kind, size) != ('small', '512') else 'small_512'
+        model = f'aft-{kind}-{heads}-{kernel}'
+        row = only(rows('backbones', name), model=model, dtype=dtype)
+        check(cells[0], row['speed_vs_deit'])
+        check(cells[2], row['speed_vs_bound'])
+
+
+COLUMNS = [
+    *((runtime, 'float32') for runtime in ('eager', 'onnxruntime', 'onnxruntime-loops')),
+    *((runtime, 'float32') for runtime in ('openvino', 'openvino-loops')),
+    *((runtime, 'bfloat16') for runtime in ('eager', 'openvino', 'openvino-loops')),
+    *((runtime, 'int8') for runtime in ('onnxruntime', 'onnxruntime-loops')),
+    *((runtime, 'int8') for runtime in ('openvino', 'openvino-loops')),
+]
+MODELS = {
+    'DeiT-tiny': 'deit-tiny',
+    'AFT-conv tiny h32 k11': 'aft-tiny-h32-k11',
+    'the same without mixing': 'bound-tiny-h32-k11',
+    'convnext_femto': 'convnext_femto',
+}
+
+
+def test_images_per_second_without_matrix_units():
+    measured = rows('runtimes_zen4', 'tiny_224_batch1')
+    for label, *cells in rows_of(PAGE, '| images per CPU second | eager'):
+        for cell, (runtime, dtype) in zip(cells, COLUMNS, strict=True):
+            if cell != '–':
+                kind = dict(model=MODELS[label], runtime=runtime, dtype=dtype)
+                check(cell, only(measured, **kind)['images_per_second'])
+
+
+def test_each_model_in_its_fastest_runtime_without_matrix_units():
+    for label, *cells in rows_of(PAGE, '| speed over DeiT, each in its fastest runtime'):
+        *size, px, images = label.replace('1,024', '1024').split(', ')
+        kind = size[0] if size else 'tiny'
+        batch = 1 if images == 'one image' else 16
+        measured = rows('runtimes_zen4', f'{kind}_{px.removesuffix(" px")}_batch{batch}')
+        aft = next(row['model'] for row in measured if row.get('model', '').startswith('aft'))
+        del cells[4]  # the aim
+        places = [(aft, dtype) for dtype in (*TYPES, '/'.join(TYPES))]
+        places += [(aft.replace('aft', 'bound'), dtype) for dtype in TYPES]
+        places += [('convnext_femto', dtype) for dtype in TYPES]
+        for cell, (model, types) in zip(cells, places, strict=True):
+            if cell != '–':
+                row = only(measured, best_of=model, of=types)
+                check(cell, row[f'speed_vs_deit-{kind}'])
+
+
+def test_bfloat16_with_matrix_units():
+    for label, *cells in rows_of(PAGE, '| bfloat16 | eager: over DeiT'):
+        kind, px = label.replace('1,024', '1024').removesuffix(' px').split(', ')
+        measured = rows('runtimes', f'{kind}_{px}_batch1_bfloat16')
+        eager, fastest = {}, {}
+        for row in measured:
+            if row.get('runtime') == 'eager' and 'model' in row:
+                eager[row['model'].partition('-')[0]] = row['images_per_second']
+            if 'best_of' in row:
+                fastest[row['best_of'].partition('-')[0]] = row
+        check(cells[0], eager['aft'] / eager['deit'])
+        check(cells[1], eager['aft'] / eager['bound'])
+        check(cells[2], fastest['aft'][f'speed_vs_deit-{kind}'])
+        speeds = [fastest[model]['images_per_second'] for model in ('aft', 'bound')]
+        check(cells[3], speeds[0] / speeds[1])
+        check(cells[4], fastest['bound'][f'speed_vs_deit-{kind}'])
+
+
+def test_compiled_runtimes():
+    measured = rows('runtimes_zen4', 'tiny_224_batch1_compiled')
+    for label, *cells in rows_of(PAGE, '| | eager | compiled | AOTInductor'):
+        loops = '-loops' * label.startswith('AFT')
+        for cell, runtime in zip(
+            cells, ('eager', 'compiled', 'aoti', f'openvino{loops}'), strict=True
+        ):
+            kinds = [dict(model=MODELS[label], runtime=runtime, dtype=dtype) for dtype in TYPES[:2]]
+            check(cell, *(only(measured, **kind)['images_per_second'] for kind in kinds))
+
+
+def test_a_training_step_of_a_decoder():
+    names = ('training_step', 'training_step_bfloat16')
+    models = {
+        'AFT-local-256': 'aft-local-256',
+        'softmax attention, 4 heads': 'softmax',
+        'dense masked AFT-local': 'dense-aft-local-256',
+    }
+    for label, *cells in rows_of(PAGE, '| decoder | time over AFT-local'):
+        for cell, name in zip(cells, names, strict=False):
+            found = rows('training_step', name)
+            row = only(found, model=models[label]) if label in models else found[-1]
+            times = [row['time_over_local']]
+            times += [row['milliseconds']] * ('ms' in cell)
+            check(cell, *times)
+
+
+def test_tiles():
+    forms = {
+        'each image alone': 0,
+        'whole': 1,
+        'tiles of 512 px': 2,
+        'tiles of 512 px that overlap by 128': 3,
+    }
+    found = rows('megapixels', 'tiles')
+    for label, *cells in rows_of(PAGE, '| | mIoU, % | accuracy, %'):
+        row = found[forms[label]]
+        keys = 'miou', 'accuracy', 'seam_accuracy', 'seconds', 'mib'
+        for cell, key in zip(cells, keys, strict=True):
+            if cell:
+                check(cell, row[key])
+
+
+def test_images_of_megapixels():
+    found = rows('megapixels', 'inference_512_1024', 'inference_2048_4096', 'inference_2048_deit')
+    models = {'DeiT-tiny': 'deit-tiny', 'AFT-conv tiny h32 k11': 'aft-tiny-h32-k11'}
+    for label, *cells in rows_of(PAGE, '| inference, s, MiB'):
+        for cell, size in zip(cells, (512, 1024, 2048, 4096), strict=False):
+            if cell != '–':
+                kind = dict(model=models.get(label, label), size=size)
+                row = next(row for row in found if kind.items() <= row.items())
+                seconds, mib = cell.split(', ')
+                check(seconds, 1 / row['images_per_second'])
+                check(mib, row['peak_mib'])
+
+
+def test_mixers_against_the_length():
+    found = rows('lengths', 'attention')
+    for label, _, *cells in rows_of(PAGE, '| mixer | slope from 4,096 on'):
+        mixer = label.lower()
+        for cell, length in zip(cells, (512, 8192, 65536), strict=False):
+            if cell != '–':
+                check(cell, only(found, mixer=mixer, length=length)['ms'])
+        if cells[-1] != '–':
+            check(cells[-1], only(found, mixer=mixer, length=65536)['mib'])
+
+
+SAMPLED = {'softmax, cache': 'softmax', 'linear': 'linear', 'AFT-simple': 'aft-simple'}
+SAMPLED['AFT-local-32'] = 'aft-local'
+
+
+def test_sampling():
+    one, many = rows('sampling', 'mnist_batch1'), rows('sampling', 'mnist_batch64')
+    first = only(one, mixer='softmax')
+    several = only(many, mixer='softmax')
+    for label, *cells in rows_of(PAGE, '| model | one image, s'):
+        if label not in SAMPLED:  # the paper's
+            continue
+        row = only(one, mixer=SAMPLED[label])
+        check(cells[0], row['seconds'])
+        check(cells[1], first['seconds'] / row['seconds'])
+        check(cells[2], row['step_ms'])
+        check(cells[3], row['step_ms'] / row['products_ms'])
+        if cells[4] != 'not measured':
+            row = only(many, mixer=SAMPLED[label])
+            check(cells[4], 64 / row['estimated_seconds'])
+            check(cells[5], several['estimated_seconds'] / row['estimated_seconds'])
+
+
+def test_ops_in_cpp():
+    found = rows('ops', 'conv', 'simple')
+    cases = {
+        '`aft_conv`, 128': 'conv-b128-14x14-d384-h384-k11',
+        '32 × 24×24': 'conv-b32-24x24-d768-h32-k25',
+        '2 × 50×84': 'conv-b2-50x84-d256-h256-k27',
+        '`aft_simple`': 'simple-b64-t1024-d256',
+    }
+    for label, *cells in rows_of(PAGE, '| op | forward: speed over eager'):
+        (case,) = [case for begin, case in cases.items() if label.startswith(begin)]
+        modes = [
+            only(found, case=case, form='native', mode=mode, dtype='float32')
+            for mode in ('forward', 'forward+backward')
+        ]
+        speeds = [speed for mode in modes for speed in mode['speed_over'].values()]
+        assert all(list(mode['speed_over'])[0] == 'eager' for mode in modes)
+        for cell, speed in zip(cells, speeds, strict=False):
+            check(cell, speed)
+        eager = only(found, case=case, form='eager', mode='forward+backward', dtype='float32')
+        check(cells[4], modes[1]['peak_mib'], eager['peak_mib'])
+
+
+@pytest.mark.parametrize('path', sorted(FOLDER.glob('*.jsonl')), ids=lambda path: path.stem)
+def test_outputs_have_different_names(path):
+    assert len(read_lines(path)) == len(path.read_text().splitlines())

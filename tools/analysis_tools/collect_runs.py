@@ -1,0 +1,6 @@
+"""The command ``aft_mm compare collect`` as a script."""
+
+from aft_mm.cli.main import script
+
+if __name__ == '__main__':
+    script('compare collect')
