@@ -32,7 +32,7 @@ class GraphFile(ABC):
     """
 
     suffix: str
-    #: One of ``aft_mm.ops.RUNTIMES``, for which the graph is traced.
+    #: One of ``aft_mm.ops.export_paths.RUNTIMES``, for which the graph is traced.
     runtime: str
     about: str
     packages: Sequence[str] = ()
