@@ -114,7 +114,7 @@ from parity import DECODER_TOLERANCE, require_close
 from record import environment, fill_in, set_up_torch, write_json
 
 from aft_mm.models.decoding.step_graph import make_steps
-from aft_mm.ops.selftest import using
+from aft_mm.ops.kernel_check import using
 from aft_mm.visualization.figures import new_figure
 
 Cell = tuple[str, int]

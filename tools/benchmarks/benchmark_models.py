@@ -96,8 +96,7 @@ from torch import Tensor, nn
 
 import aft_mm.models  # noqa: F401 - registers what is built below
 from aft_mm.layers.position_bias import ConvPositionBias
-from aft_mm.ops.cases import conv
-from aft_mm.ops.selftest import TOLERANCE
+from aft_mm.ops.cases import TOLERANCE, conv
 from aft_mm.registry import MODELS
 
 Cell = tuple[str, str]

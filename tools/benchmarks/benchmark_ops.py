@@ -58,7 +58,8 @@ from rivals import RIVALS
 from torch import Tensor
 
 from aft_mm.ops import dispatch
-from aft_mm.ops.selftest import TOLERANCE, using
+from aft_mm.ops.cases import TOLERANCE
+from aft_mm.ops.kernel_check import using
 
 MODES = ('forward', 'forward+backward')
 # Maximum entries of a [B, T, T, D] product of the oracle if it is timed.

@@ -42,7 +42,7 @@ from triton.runtime import JITFunction
 
 from aft_mm import ops
 from aft_mm.ops.eager import banded_matmul, conv, conv_dense, full_local, simple
-from aft_mm.ops.selftest import using
+from aft_mm.ops.kernel_check import using
 from aft_mm.ops.triton import recompute_flagged
 from aft_mm.ops.triton.availability import KERNELS
 from aft_mm.ops.triton.matmul import MatmulSaved

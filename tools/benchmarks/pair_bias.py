@@ -50,7 +50,7 @@ from record import write_json
 from torch import Tensor
 
 from aft_mm import ops
-from aft_mm.ops.selftest import using
+from aft_mm.ops.kernel_check import using
 
 
 def two_products(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
