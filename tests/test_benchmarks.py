@@ -14,7 +14,6 @@ import benchmark_models
 import benchmark_ops
 import benchmark_runtimes
 import benchmark_sampling
-import bounds
 import decoders
 import matplotlib.image
 import measuring
@@ -46,7 +45,6 @@ PROGRAMS = [
         'benchmark_runtimes',
         'benchmark_sampling',
         'benchmark_tiles',
-        'bounds',
         'dry_run',
         'first_gpu_hour',
         'linear_memory',
@@ -340,18 +338,6 @@ def test_a_wrong_argument_is_a_one_line_error(monkeypatch, capsys):
             benchmark_ops.main(arguments)
         last = capsys.readouterr().err.splitlines()[-1]
         assert re.search(message, last), last
-
-
-def test_the_tables_of_bounds_match_the_documentation(tmp_path, monkeypatch):
-    rows = bounds.count_all(bounds.GPUS['h200'], 'bfloat16')
-    monkeypatch.setattr(bounds, 'count_all', lambda *args: rows)
-    bounds.main(['--check'])
-    page = tmp_path / 'benchmarks.md'
-    text = bounds.DOCS.read_text()
-    monkeypatch.setattr(bounds, 'DOCS', page)
-    page.write_text(text.replace('<!-- bounds: ops -->', '<!-- ops -->'))
-    with pytest.raises(bounds.UserError, match='must hold the tables decoders, images, ops'):
-        bounds.main(['--check'])
 
 
 def test_training_run(run, tmp_path):
