@@ -2,8 +2,10 @@
 
 import importlib
 import importlib.util
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,6 +101,12 @@ LACKING = {
     ),
     'needs Triton 3.6, got 3.5.1': (triton_availability, 'ONLY_TRITON', (3, 6)),
     'needs Triton 3.6, got 3.10.0': (triton_availability, 'ONLY_TRITON', (3, 6)),
+    'needs a C compiler, got none as gcc or clang': (shutil, 'which', lambda name: None),
+    'needs the headers of Python, got no no/Python.h': (
+        sysconfig,
+        'get_paths',
+        lambda: dict(include='no'),
+    ),
 }
 
 
@@ -110,7 +118,7 @@ def unqueried_machine():
 
 
 @pytest.mark.parametrize('reason', LACKING)
-def test_machines_that_lack_something(reason, monkeypatch, unqueried_machine):
+def test_machines_that_lack_something(reason, monkeypatch, unqueried_machine, tmp_path):
     version = reason.split()[-1] if reason.startswith('needs Triton') else '3.6.1'
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: object())
     monkeypatch.setattr(
@@ -118,6 +126,10 @@ def test_machines_that_lack_something(reason, monkeypatch, unqueried_machine):
     )
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda index: (9, 0))
+    monkeypatch.delenv('CC', raising=False)
+    monkeypatch.setattr(shutil, 'which', lambda name: name)
+    (tmp_path / 'Python.h').touch()
+    monkeypatch.setattr(sysconfig, 'get_paths', lambda: dict(include=tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(*LACKING[reason])
         assert triton_availability.machine_reasons('cuda', 0) == (reason,)

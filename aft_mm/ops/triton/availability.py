@@ -8,7 +8,10 @@ import functools
 import importlib
 import importlib.util
 import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,7 +88,16 @@ def ask_machine(device_type: str, index: int | None, interpreted: bool) -> tuple
     version = triton_version()
     if tuple(map(int, version.split('.')[:2])) != ONLY_TRITON:
         return ('needs Triton {}.{}, got {}'.format(*ONLY_TRITON, version),)
-    return ()
+    return _missing_for_compilation() if needed == 'cuda' else ()
+
+
+def _missing_for_compilation() -> tuple[str, ...]:
+    """Return what Triton lacks to compile launchers on this machine; empty if nothing."""
+    compiler = os.environ.get('CC')
+    if not any(map(shutil.which, [compiler] if compiler else ['gcc', 'clang'])):
+        return (f'needs a C compiler, got none as {compiler or "gcc or clang"}',)
+    header = Path(sysconfig.get_paths()['include'], 'Python.h')
+    return () if header.exists() else (f'needs the headers of Python, got no {header}',)
 
 
 def triton_version() -> str:
