@@ -4,13 +4,13 @@ Outputs and gradients are compared with the float64 oracle, also for masked, ver
 keys and for large biases. Nothing is stored.
 """
 
-import functools
 import importlib
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,7 +101,7 @@ def new_state(case: Case, batch: int, device: torch.device) -> StepState:
 
 def step_of(case: Case) -> Callable[..., tuple[Tensor, StepState]]:
     options = {name: value for name, value in case.options.items() if name != 'causal'}
-    return functools.partial(getattr(steps, f'{case.op}_step'), **options)
+    return partial(getattr(steps, f'{case.op}_step'), **options)
 
 
 def run_steps(case: Case, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -128,8 +128,13 @@ def check_case(
     if mask is not None:  # hidden keys and values are not read
         tensors[1].masked_fill_(~mask.unsqueeze(-1), torch.nan)
         tensors[2].masked_fill_(~mask.unsqueeze(-1), torch.inf)
-    with using('triton'):
-        runs = [run_steps(case, tensors) if is_step else run_op(case, tensors, mask) for _ in 'ab']
+    run = partial(run_steps, case, tensors) if is_step else partial(run_op, case, tensors, mask)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # new memory holds NaN
+    try:
+        with using('triton'):
+            runs = [run() for _ in range(2)]
+    finally:
+        torch.use_deterministic_algorithms(False)
     # If one key has all the weight, gradients are differences of terms of about 1, or of T of them.
     scale = 1.0 if twist not in ('', 'masked') or case.tokens == 1 else LEAST_SCALE
     spread = math.sqrt(case.tokens) if twist == 'spike' else 1.0
@@ -172,15 +177,13 @@ def timed_calls(op: str, device: torch.device, dtype: torch.dtype) -> dict[str, 
     calls = both_ways(case, [query, key, value, *biases])
     heads = [x.unflatten(-1, (-1, 64)).transpose(1, 2) for x in (query, key, value)]
     causal = case.options.get('causal', False)
-    flash = both_ways(functools.partial(F.scaled_dot_product_attention, is_causal=causal), heads)
+    flash = both_ways(partial(F.scaled_dot_product_attention, is_causal=causal), heads)
     return {'triton': calls, 'eager': calls, 'flash attention': flash}
 
 
 def describe_times(op: str, device: torch.device, dtype: torch.dtype) -> str:
     """Return µs of the kernels, forward and with backward, and their speed over the others."""
-    bench = functools.partial(
-        importlib.import_module('triton.testing').do_bench, return_mode='median'
-    )
+    bench = partial(importlib.import_module('triton.testing').do_bench, return_mode='median')
     with using('triton'):
         calls = timed_calls(op, device, dtype)
         ours = [bench(call) for call in calls.pop('triton')]

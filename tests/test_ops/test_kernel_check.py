@@ -43,6 +43,10 @@ def test_wrong_values_gradients_and_varying_results_are_found(kernels, monkeypat
     def noisy(*tensors, **options):
         return right(*tensors, **options) + 1e-6 * torch.rand(1, generator=noise)
 
+    def unwritten(*tensors, **options):
+        result = right(*tensors, **options)
+        return result + torch.empty_like(result)
+
     def fault(*tensors, **options):
         raise RuntimeError('CUDA error: an illegal memory access was encountered')
 
@@ -53,6 +57,7 @@ def test_wrong_values_gradients_and_varying_results_are_found(kernels, monkeypat
         ),
         (doubled_gradient, ': grad_key, simple-'),
         (noisy, 'wrong by inf'),
+        (unwritten, 'wrong by inf'),
         (fault, 'failed: RuntimeError: CUDA error: an illegal memory access'),
     ]:
         monkeypatch.setattr(eager, 'aft_simple', function)
