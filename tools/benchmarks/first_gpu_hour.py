@@ -23,6 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from record import ROOT, commit, device_name, versions
+
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -33,12 +36,6 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--dry-run', action='store_true', help='list the parts and exit')
     return parser.parse_args(arguments)
 
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
-import torch
-from record import ROOT, commit, device_name, versions
 
 LIMIT, CHECK_LIMIT = 170, 600
 SMALL = 'deit-small aft-small-h384-k11 bound-small-h384-k11'
