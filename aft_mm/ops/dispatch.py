@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import eager, path_choice, reference
+from . import eager, export_conv, reference
+from .export_paths import export_stage
 from .native import availability as native_availability
 from .path_choice import ENVIRONMENT_VARIABLE
+from .tracing import constant
 from .triton import availability as triton_availability
 
 OPS = (
@@ -62,7 +64,7 @@ def unsupported_reasons(
     if backend == 'triton':
         reasons = triton_availability.unsupported_reasons(op, tensors, options)
         if not reasons and 'triton' not in requested_backends():
-            if path_choice.export_stage():
+            if export_stage():
                 return ['an exported graph replays the paths of eager']
             reasons = triton_availability.reasons_on_request_only(op, tensors)
         return reasons
@@ -123,7 +125,7 @@ _logged: set[tuple[str, str, torch.dtype]] = set()
 
 
 # torch.compile does not trace an import or a log.
-@triton_availability.constant
+@constant
 def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
     """Load the backend, and log once per op and dtype that it is used."""
     used = name, op, dtype
@@ -142,4 +144,6 @@ def implementation(
     name = choose_backend(op, tensors, options)
     if torch.compiler.is_compiling() or (name, op, tensors[2].dtype) not in _logged:
         _prepare(name, op, tensors[2].dtype)
+    if name == 'eager' and op == 'aft_conv' and export_stage():
+        return export_conv.aft_conv
     return getattr(_modules[name], op)

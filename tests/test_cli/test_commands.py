@@ -12,8 +12,7 @@ from packaging.requirements import Requirement
 from aft_mm.cli.commands import copy_config
 from aft_mm.cli.commands.doctor import broken_imports
 from aft_mm.cli.environment import problems
-from aft_mm.cli.main import COMMANDS, main, parse_args
-from aft_mm.cli.tools import PROGRAMS
+from aft_mm.cli.main import COMMANDS, GROUPS, main, parse_args
 from aft_mm.config.finding import configs_by_name, find_config, install_root
 from aft_mm.config.reading import READ
 from aft_mm.errors import UserError
@@ -47,9 +46,13 @@ def imports_of_help(call, words, end='assert not end.code'):
 
 def test_help_imports_nothing_heavy():
     """torch, mmengine or numpy would take seconds."""
-    words = [['aft_mm', *command, '--help'] for command in ([], *([name] for name in COMMANDS))]
+    names = ['', *GROUPS, *COMMANDS]
+    words = [['aft_mm', *name.split(), '--help'] for name in names] + [['aft_mm', 'plot']]
     shown, imported = imports_of_help('main()', words)
-    assert sum(line.startswith('usage: aft_mm') for line in shown) == len(words) > 10
+    for name in COMMANDS:
+        assert f'usage: aft_mm {name} [-h]' in '\n'.join(shown)
+    assert sum(line.startswith('usage: aft_mm') for line in shown) == len(words) > 25
+    assert not [line for line in shown if 'python tools/' in line]
     assert not {*HEAVY, 'yaml'} & imported
 
 
@@ -63,20 +66,26 @@ def test_help_of_the_tools_imports_nothing_heavy():
     assert not HEAVY & imported
 
 
-def test_programs_of_the_tools_are_commands(tmp_path, monkeypatch):
-    words = [[name, *kind] for name, kinds in PROGRAMS.items() for kind in _kinds(kinds)]
-    shown, imported = imports_of_help(
-        'main()', [['aft_mm', *each, '--help'] for each in (['plot'], *words)]
-    )
-    for each in words:
-        assert f'usage: aft_mm {" ".join(each)} [-h]' in '\n'.join(shown)
-    assert sum(line.startswith('usage: ') for line in shown) == len(words) + 1 > 12
-    assert not [line for line in shown if 'python tools/' in line] and not HEAVY & imported
+def test_kinds_of_a_command():
     stops('KIND must be one of curves, .*; did you mean bias', main, ['plot', 'bia'])
-    before = sys.argv, sys.path[:]
     with pytest.raises(SystemExit, match="--out must end in .png or .*, got 'a.txt'"):
         main(['plot', 'keys', 'quickstart', 'no.pth', 'a.png', '--out', 'a.txt'])
-    assert (sys.argv, sys.path) == before
+
+
+@pytest.mark.parametrize('words', [['tran'], ['--no'], ['--', 'train', 'quickstart'], []])
+def test_what_is_no_command_is_refused(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2 and 'COMMAND' in capsys.readouterr().err
+
+
+def test_options_stand_anywhere(tool):
+    words = ['--dpi', '50', 'quickstart', '--out', 'a.png', 'a.pth', '--num', '2', 'a.jpg', 'b.jpg']
+    args = tool('plot keys').parse_args(words)
+    assert (args.network, args.checkpoint, args.images) == (
+        *('quickstart', 'a.pth'),
+        ['a.jpg', 'b.jpg'],
+    )
 
 
 def test_own_data_are_refused_without_an_import_of_torch(tmp_path):
@@ -86,10 +95,6 @@ def test_own_data_are_refused_without_an_import_of_torch(tmp_path):
     shown, imported = imports_of_help('main()', [words], 'print(end)')
     assert shown[-1].endswith("must hold at least 2 classes, got 'cat'")
     assert not {'torch', 'mmengine', 'matplotlib'} & imported
-
-
-def _kinds(program):
-    return [[]] if isinstance(program, str) else [[kind] for kind in program]
 
 
 def test_a_missing_library_has_a_one_line_message(monkeypatch):
@@ -197,7 +202,7 @@ def test_a_shell_completes_configs(monkeypatch, tmp_path):
 
 class TestCopies:
     def copy(self, *words):
-        copy_config.main(parse_args('config', [QUICKSTART, *words]))
+        copy_config.run(parse_args('config', [QUICKSTART, *words]))
 
     @pytest.mark.parametrize('words', [[], ['--keep-bases']])
     def test_a_copy_is_the_same_config(self, words, tmp_path, monkeypatch, capsys):

@@ -78,8 +78,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # before the slow imports
 
-from run_logs import read_scalars, validations
-
+from aft_mm.analysis.run_logs import read_scalars, validations
 from aft_mm.engine.hooks.sanity import DIVERGED
 
 TOOLS = Path(__file__).parents[1]

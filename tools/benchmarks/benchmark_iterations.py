@@ -18,7 +18,7 @@ from measuring import interleaved
 from mmengine.registry import RUNNERS
 from record import default_device, fill_in, set_up_torch, write_json
 
-from aft_mm.cli.main import add_config_options
+from aft_mm.cli.arguments import add_config_options
 from aft_mm.config.reading import check_data
 from aft_mm.engine import load_run_config
 from aft_mm.errors import CONFIG_ERRORS, user_errors

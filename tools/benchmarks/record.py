@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from arguments import named_in_errors
 
-from aft_mm.cli.arguments import check_writable
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import user_errors
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+from aft_mm.outputs import check_writable
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ('torch', 'triton', 'timm', 'aft-pytorch')

@@ -20,7 +20,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from record import default_device, write_json
 
-from aft_mm.cli.main import add_run_arguments
+from aft_mm.cli.arguments import add_run_arguments
 from aft_mm.config.reading import check_data
 from aft_mm.engine import load_run_config
 from aft_mm.errors import CONFIG_ERRORS, user_errors

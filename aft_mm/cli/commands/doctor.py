@@ -110,7 +110,7 @@ def check_kernels(ops: list[str]) -> None:
         raise SystemExit(1)
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     if args.kernels is not None:
         check_kernels(args.kernels)
         return

@@ -10,13 +10,15 @@ import importlib.util
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from ..tracing import constant
 
 # Ops that have a kernel, and the options that it requires.
 KERNELS: dict[str, dict[str, Any]] = {
@@ -49,12 +51,6 @@ ONLY_TRITON = (3, 6)
 
 def interpreted() -> bool:
     return os.environ.get('TRITON_INTERPRET') == '1'
-
-
-def constant(function: Callable) -> Callable:
-    """``torch.compiler.assume_constant_result`` without the slow import of the compiler."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
 
 
 # torch.compile must not trace the query.
