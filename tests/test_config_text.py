@@ -165,7 +165,7 @@ def test_copies_keep_the_names_of_folders_of_bases(here, capsys):
 def test_a_checkpoint_whose_config_would_be_replaced_is_not_published(here, tool):
     meta = dict(cfg=f"a = ['{{{{$QQ:x}}}}{CODE}']", experiment_name='a_20261122_080606')
     torch.save(dict(state_dict=dict(a=torch.ones(1)), meta=meta), 'old.pth')
-    publish = tool('model_converters/publish_model')
+    publish = tool('publish')
     words = ['old.pth', 'new.pth', '--license', 'MIT']
     stops(r"config in 'old.pth' must be as written by .*, got one with \{\{,", publish.main, words)
     assert not [*here.glob('new*')]

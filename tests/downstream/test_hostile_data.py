@@ -76,7 +76,7 @@ def test_names_are_no_code(kind, tool, tmp_path, monkeypatch, capsys):
     for copy in ('copy.py', f'copies {FOLDER}/kept.py'):
         check(Config.fromfile(copy), kind, root)
     capsys.readouterr()
-    publish = tool('model_converters/publish_model')
+    publish = tool('publish')
     publish.main([str(last), 'published.pth', '--license', 'MIT'])
     for file in capsys.readouterr().out.split():
         found, config = names_of_the_run(load_from_local(file))

@@ -47,6 +47,11 @@ def epochs(kind: Kind, samples: int) -> int:
     return min(100, max(12, -(-kind.iterations // -(-samples // kind.batch_size))))
 
 
+def printable(name: str) -> str:
+    """Return a name without control characters, which a terminal would obey."""
+    return name if name.isprintable() else repr(name)
+
+
 def default_name(root: Path) -> str:
     """Return a name for the config that shadows no module of Python."""
     name = root.resolve().name.partition('.')[0] or 'data'
@@ -56,11 +61,6 @@ def default_name(root: Path) -> str:
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding='utf-8')
-
-
-def printable(name: str) -> str:
-    """Return a name without control characters, which a terminal would obey."""
-    return name if name.isprintable() else repr(name)
 
 
 def run(args: argparse.Namespace) -> None:
