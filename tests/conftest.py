@@ -73,12 +73,10 @@ LONGEST = (
     'test_tools.py',
     'test_translation_run.py',
     'test_ops/test_numerics.py',
-    'test_ops/test_selftest.py',
     'test_engine/test_distributed.py',
 )
 # Files that build the models of all configs, which are then loaded and built once.
 CONFIG_FILES = 'test_configs', 'test_config_models', 'test_recipes', 'test_runtimes'
-CONFIG_FILES += ('test_ops/test_kernel_check',)
 MISSING = [name for name in ('mmdet', 'mmseg') if not importlib.util.find_spec(name)]
 collect_ignore = ['downstream'] if MISSING else []
 

@@ -1,7 +1,7 @@
 """Selection of the backend of a call, and the reasons why another one cannot run it.
 
-The first of :data:`DEFAULT_BACKENDS` without such a reason is used, Triton only after its kernels
-passed their check (`selftest.py`). ``AFT_MM_BACKEND`` names other backends to try, such as
+The first of :data:`DEFAULT_BACKENDS` without such a reason is used, Triton only where its kernels
+were verified (`triton/availability.py`). ``AFT_MM_BACKEND`` names other backends to try, such as
 ``triton,eager``. A selected backend that fails is not replaced.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import eager, export_conv, kernel_results, reference
+from . import eager, export_conv, reference
 from .export_paths import export_stage
 from .native import availability as native_availability
 from .path_choice import ENVIRONMENT_VARIABLE
@@ -64,7 +64,9 @@ def unsupported_reasons(
     if backend == 'triton':
         reasons = triton_availability.unsupported_reasons(op, tensors, options)
         if not reasons and 'triton' not in requested_backends():
-            reasons = _reasons_not_to_use_kernels(op, tensors[2])
+            if export_stage():
+                return ['an exported graph replays the paths of eager']
+            reasons = triton_availability.reasons_on_request_only(op, tensors)
         return reasons
     if backend == 'native':
         return native_availability.unsupported_reasons(op, tensors, options)
@@ -77,20 +79,6 @@ def unsupported_reasons(
         if tensors[2].device.type == 'mps':
             reasons.append('computes in float64, which the mps device lacks')
     return reasons
-
-
-def _reasons_not_to_use_kernels(op: str, value: Any) -> list[str]:
-    """Return why kernels that nobody requested are not used."""
-    if export_stage():
-        return ['an exported graph replays the paths of eager']
-    compiled = torch.compiler.is_compiling()
-    reason = _kernel_objection(op, value.dtype, compiled, value.device.type, value.device.index)
-    return [] if reason is None else [reason]
-
-
-@constant
-def _kernel_objection(op: str, dtype: torch.dtype, compiled: bool, *place) -> str | None:
-    return kernel_results.objection(op, dtype, compiled, *place)
 
 
 def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:

@@ -57,12 +57,14 @@ def test_help_imports_nothing_heavy():
 
 
 def test_help_of_the_tools_imports_nothing_heavy():
+    """The benchmarks, which test_benchmarks.py runs, may: users do not call them."""
     tools = (install_root() / 'tools').rglob('*.py')
-    tools = [str(path) for path in tools if "if __name__ == '__main__':" in path.read_text()]
+    tools = [path for path in tools if "if __name__ == '__main__':" in path.read_text()]
+    tools = [str(path) for path in tools if path.parent.name != 'benchmarks']
     shown, imported = imports_of_help(
         'runpy.run_path(sys.argv[0], run_name="__main__")', [[path, '--help'] for path in tools]
     )
-    assert sum(line.startswith('usage: ') for line in shown) == len(tools) > 45
+    assert sum(line.startswith('usage: ') for line in shown) == len(tools) > 40
     assert not HEAVY & imported
 
 

@@ -19,7 +19,17 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+import torch
 from arguments import add_clock, common_parser, image_side, known_name, positive_int
+from benchmark_models import build, check_op, features, random_images
+from measuring import Times, in_fresh_process, interleaved, proc_status, ratio
+from parity import relative_error
+from record import fill_in, set_up_torch, write_json
+from torch import Tensor, nn
+
+from aft_mm.errors import UserError
+from aft_mm.export.files import FORMATS, GraphFile, OnnxFile, OpenVINOFile, TorchFile
+from aft_mm.export.graphs import Graph, trace
 
 DTYPES = ('float32', 'bfloat16', 'int8')
 # loops: AFT-conv is an operator in C++
@@ -49,31 +59,6 @@ DEFAULTS = {
     )
 }
 
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = common_parser(__doc__, DEFAULTS)
-    parser.add_argument('--models', nargs='+', type=known_name, metavar='MODEL')
-    parser.add_argument('--size', nargs='+', type=image_side, help='image sides in px')
-    parser.add_argument('--batch', nargs='+', type=positive_int, help='images per batch')
-    parser.add_argument('--dtype', nargs='+', choices=DTYPES)
-    parser.add_argument('--runtimes', nargs='+', choices=RUNTIMES)
-    add_clock(parser)
-    return parser
-
-
-if __name__ == '__main__':
-    make_parser().parse_args()  # before the slow imports
-
-import torch
-from benchmark_models import build, check_op, features, random_images
-from measuring import Times, in_fresh_process, interleaved, proc_status, ratio
-from parity import relative_error
-from record import fill_in, set_up_torch, write_json
-from torch import Tensor, nn
-
-from aft_mm.errors import UserError
-from aft_mm.export.files import FORMATS, GraphFile, OnnxFile, OpenVINOFile, TorchFile
-from aft_mm.export.graphs import Graph, trace
 
 # Relative error of the features. int8 rounds weights and inputs; its error is in the row.
 TOLERANCE = dict(float32=1e-3, bfloat16=5e-2, int8=0.5)
@@ -264,7 +249,13 @@ def line(row: dict) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = make_parser()
+    parser = common_parser(__doc__, DEFAULTS)
+    parser.add_argument('--models', nargs='+', type=known_name, metavar='MODEL')
+    parser.add_argument('--size', nargs='+', type=image_side, help='image sides in px')
+    parser.add_argument('--batch', nargs='+', type=positive_int, help='images per batch')
+    parser.add_argument('--dtype', nargs='+', choices=DTYPES)
+    parser.add_argument('--runtimes', nargs='+', choices=RUNTIMES)
+    add_clock(parser)
     args = parser.parse_args(arguments)
     if args.device not in (None, 'cpu'):
         parser.error(f'argument --device: must be cpu, got {args.device!r}')

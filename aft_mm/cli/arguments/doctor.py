@@ -9,7 +9,8 @@ import argparse
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--kernels',
-        action='store_true',
-        help='check the Triton kernels on this GPU, which takes minutes, and store the results; '
-        'kernels that pass and are faster than eager are used from then on',
+        nargs='*',
+        metavar='OP',
+        help='check the Triton kernels of these ops (default: all, which takes many minutes) on '
+        'this GPU, and time them against torch operations and flash attention',
     )

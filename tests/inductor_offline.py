@@ -63,13 +63,6 @@ def pretended_device() -> Iterator[FakeTensorMode]:
 def source_of(
     function: Callable[..., Sequence[torch.Tensor]], *shapes: Sequence[int], dtype: torch.dtype
 ) -> str:
-    return source_and_bytes(function, *shapes, dtype=dtype)[0]
-
-
-def source_and_bytes(
-    function: Callable[..., Sequence[torch.Tensor]], *shapes: Sequence[int], dtype: torch.dtype
-) -> tuple[str, int]:
-    """Return the module, and the bytes that its kernels read and write by Inductor's count."""
     with FakeTensorMode():
         # Autograd needs the streams of a device, so gradients are traced on the CPU and then moved.
         traced = make_fx(function)(*(torch.empty(shape, dtype=dtype) for shape in shapes))
@@ -96,5 +89,4 @@ def source_and_bytes(
             V.set_debug_handler(DebugContext()),
         ):
             lowering.run(*inputs)
-            source = lowering.codegen()[0].value
-            return source, lowering.count_bytes()[0]
+            return lowering.codegen()[0].value
