@@ -30,7 +30,7 @@ def tool(tool, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def run(name, *words):
-        call = tool(name).main if '/' in name else command(name)
+        call = tool(name).main if '/' in name else command(name.replace('_', '-'))
         call([str(word) for word in words])
 
     return run
