@@ -95,7 +95,7 @@ def line(
     metrics = last_validation(records) if metrics is None else dict(metrics)
     found = curves(records, points, curve)
     shape = {key: found.pop(key) for key in ('train', 'val') if key in found}
-    run = {'name': name, 'config': config_name(name), 'seed': seed_of(name)}
+    run: dict[str, Any] = {'name': name, 'config': config_name(name), 'seed': seed_of(name)}
     run |= {'lr': metrics.pop('lr', None), **facts, **found, 'metrics': metrics, **shape}
     return {key: value for key, value in run.items() if value is not None}
 
