@@ -109,7 +109,7 @@ sanitize: $(VENV)/installed
 RUNS ?= $(WORK_DIR)
 RELEASE ?= release
 release-weights: $(VENV)/installed
-	$(BIN)/python tools/model_converters/release_weights.py $(if $(ADDRESS),--address '$(ADDRESS)') \
+	$(BIN)/aft_mm release $(if $(ADDRESS),--address '$(ADDRESS)') \
 		$(if $(LICENSE),--license '$(LICENSE)') \
 		--out $(RELEASE) $(RUNS)
 

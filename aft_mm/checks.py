@@ -1,7 +1,9 @@
 """Checks of plain values, which raise ValueError ``NAME must be ALLOWED, got VALUE``."""
 
+import errno
 import math
 import os
+import stat
 import sys
 from collections.abc import Collection, Sequence
 from numbers import Real
@@ -101,6 +103,22 @@ def check_text(name: str, value: Any) -> None:
 def check_path(name: str, value: Any) -> None:
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         refuse(name, 'the path of a file or folder', value)
+
+
+def check_regular(path: str | os.PathLike) -> int:
+    """Return the size of a file [bytes].
+
+    Raises:
+        OSError: If it is missing, a folder, a pipe or a device.
+    """
+    if '\0' in os.fspath(path):
+        raise OSError(0, 'its name has a zero byte')
+    status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(0, 'it is not a regular file')
+    return status.st_size
 
 
 def check_sizes(name: str, value: Any, dims: Collection[int]) -> None:

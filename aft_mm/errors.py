@@ -1,6 +1,7 @@
 """Errors that a user can fix: reported as one line, without a traceback."""
 
 import linecache
+import os
 import pickle
 import re
 import traceback
@@ -11,8 +12,10 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent
 #: Beginning of the message of a process that another one ended.
 PEER_DIED = 'another process of the run has died'
+DAMAGED = 'it is damaged or of another kind than its name says'
+LONGEST_NAME = 300  # characters of a path in a message
 # Packages that receive user input; ops count as layers.
-TAKES_INPUT = ('checks', 'datasets', 'layers', 'models')
+TAKES_INPUT = ('checks', 'datasets', 'images', 'layers', 'models')
 #: Errors of a config with a mistake.
 CONFIG_ERRORS = (
     *(TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError),
@@ -37,6 +40,27 @@ def missing_package(error: ImportError, module: str, package: str) -> ImportErro
     return ImportError(f'{module} needs another version of {package}, {command}: {error}')
 
 
+class UnusableFile(UserError):  # noqa: N818 - not always an error
+    """A file that cannot become a sample; training replaces it."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a file cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return 'it does not exist'
+    if isinstance(error, MemoryError):
+        return 'it needs more memory than there is'
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return DAMAGED
+
+
+def quoted(path: str | os.PathLike) -> str:
+    """Return a path between quotes for a message, shortened if long."""
+    text = repr(os.fspath(path))
+    return text if len(text) <= LONGEST_NAME else f'{text[:LONGEST_NAME]}…'
+
+
 @contextmanager
 def user_errors(*errors: type[Exception]) -> Iterator[None]:
     """Exit with a one-line message instead of a traceback if the user can fix the error.
@@ -59,8 +83,8 @@ def user_errors(*errors: type[Exception]) -> Iterator[None]:
         if not isinstance(error, errors) and part not in TAKES_INPUT:
             raise
         message = ' '.join(message.split())  # some span several lines
-        place = '' if part else f' ({type(error).__name__} at {file}:{line})'
-        raise SystemExit(f'Error: {message}{place}') from None
+        location = '' if part else f' ({type(error).__name__} at {file}:{line})'
+        raise SystemExit(f'Error: {message}{location}') from None
 
 
 def origin(error: Exception) -> tuple[str, str, int]:
@@ -70,8 +94,8 @@ def origin(error: Exception) -> tuple[str, str, int]:
         file, line = re.findall(r'^  File "(.+)", line (\d+)', message, re.M)[-1]
         # The class may be printed with its module.
         return re.split(rf'\n(?:\w+\.)*{type(error).__name__}: ', message)[-1], file, int(line)
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return message, place.filename, place.lineno or 0
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return message, frame.filename, frame.lineno or 0
 
 
 def raising_part(file: str, line: int) -> str:

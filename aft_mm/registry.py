@@ -3,7 +3,8 @@
 mmengine imports this module when it first meets the prefix ``aft_mm.``, and the locations of a
 registry when it first looks up a name. It hides an ImportError raised here, so this module imports
 nothing that can fail. Importing it also makes mmengine read checkpoints with
-:mod:`aft_mm.checkpoint` and find bases of configs written as ``aft_mm::own_data/image-folder``.
+:mod:`aft_mm.checkpoint`, find bases of configs written as ``aft_mm::own_data/image-folder`` and write
+configs with :mod:`aft_mm.config.writing`.
 """
 
 import functools
@@ -92,15 +93,15 @@ def register_safe_loading() -> None:
         CheckpointLoader.register_scheme(prefixes, _lazy_loader(kind), force=True)
 
 
-class _MMCVOperators(MetaPathFinder):
-    """Let an mmcv without compiled operators import ``mmcv._ext`` from :mod:`aft_mm.hosts`."""
+class _AdaptedMMCV(MetaPathFinder):
+    """Supply ``mmcv._ext`` where it is missing, and the image reading of :mod:`aft_mm.hosts`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        if name != 'mmcv._ext':
-            return None
-        return import_module('aft_mm.hosts').extension_spec(path)
+        if name == 'mmcv.transforms':  # mmcv has imported its mmcv.image
+            import_module('aft_mm.hosts').adapt_image_reading()
+        return import_module('aft_mm.hosts').extension_spec(path) if name == 'mmcv._ext' else None
 
 
 def _register_bases() -> None:
@@ -117,7 +118,21 @@ def _register_bases() -> None:
     Config._get_cfg_path = staticmethod(find)
 
 
+def _register_writing() -> None:
+    from mmengine.config import Config
+
+    write = Config.pretty_text.fget
+
+    def pretty_text(config: Config) -> str:
+        return import_module('aft_mm.config.writing').config_text(config, write)
+
+    Config.pretty_text = property(pretty_text)
+
+
 if HAS_MMENGINE:
     register_safe_loading()
-    sys.meta_path.insert(0, _MMCVOperators())
+    if 'mmcv.transforms' in sys.modules:
+        import_module('aft_mm.hosts').adapt_image_reading()
+    sys.meta_path.insert(0, _AdaptedMMCV())
     _register_bases()
+    _register_writing()

@@ -154,10 +154,10 @@ class _Model(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         # Transformers makes the model without data before it reads a checkpoint; what the checkpoint
         # lacks gets the values of a new model.
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        direct = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         tensors = dict([*self.named_parameters(), *self.named_buffers()])
         read = {name for name, t in tensors.items() if getattr(t, '_is_hf_initialized', False)}
-        if not read or all(getattr(t, '_is_hf_initialized', False) for t in own):
+        if not read or all(getattr(t, '_is_hf_initialized', False) for t in direct):
             return
         with torch.device('cpu'):
             fresh = type(self)(self.config)
@@ -290,12 +290,12 @@ class AFTBackbone(BackboneMixin, _ImageModel):
         count = len(self.backbone.layers)
         layers = range(count) if every else sorted({max(i - 1, 0) for i in wanted})
         with _recorded(self.backbone.layers) as states:
-            found = self.backbone.forward_intermediates(
+            intermediates = self.backbone.forward_intermediates(
                 pixel_values, layers, intermediates_only=True
             )
-        maps = {i + 1: m for i, m in zip(layers, found, strict=True)}
+        maps = {i + 1: m for i, m in zip(layers, intermediates, strict=True)}
         patches = states[0][:, self.backbone.num_prefix_tokens :]
-        maps[0] = patches.mT.reshape(found[0].shape).to(found[0].dtype)
+        maps[0] = patches.mT.reshape(intermediates[0].shape).to(intermediates[0].dtype)
         hidden = tuple(maps[i] for i in range(count + 1)) if every else None
         if count in wanted:
             maps[count] = self.backbone.norm(maps[count].movedim(1, -1)).movedim(-1, 1)

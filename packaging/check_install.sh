@@ -21,4 +21,4 @@ cd "$version"
 pip install --quiet pytest huggingface-hub
 python setup.py -q build_ext --inplace
 python -m pytest -q tests/test_ops/test_native.py tests/test_layers/test_mixers.py \
-    tests/test_checkpoint.py tests/test_published_weights.py
+    tests/test_checkpoint.py tests/test_convert/test_published_weights.py

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from aft_mm.cli.main import main
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -51,6 +53,11 @@ def load_script(path: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def command(name: str) -> Callable[[Iterable], None]:
+    """Return ``aft_mm NAME`` as a function of the words that follow it."""
+    return lambda words: main([*name.split(), *map(str, words)])
 
 
 def only_error(result: subprocess.CompletedProcess) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .helpers import load_script
+from .helpers import command
 
 WORDS = dict(
     zip(
@@ -30,10 +30,6 @@ def sentences(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
     )
 
 
-def converter(name: str):
-    return load_script(f'tools/dataset_converters/{name}')
-
-
 def write_pairs(folder: Path) -> None:
     for seed, (split, count) in enumerate((('train', 120), ('val', 13))):
         for language, lines in zip(('de', 'en'), sentences(count, seed), strict=True):
@@ -44,4 +40,4 @@ def write_pairs(folder: Path) -> None:
 def write_subwords(folder: Path, out: Path) -> None:
     files = [str(folder / f'train.{language}') for language in ('de', 'en')]
     options = ['--vocab-size', str(VOCAB_SIZE), '--no-byte-fallback', '--out', str(out)]
-    converter('subwords').main([*files, *options])
+    command('convert subwords')([*files, *options])

@@ -4,18 +4,21 @@ import ast
 import importlib
 import importlib.util
 import pkgutil
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
 import torch
 
 import aft_mm
+from aft_mm.ops.export_paths import RUNTIMES
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / 'aft_mm'
 FILES = sorted(PACKAGE.rglob('*.py'))
 HOSTS = {'mmpretrain', 'mmdet', 'mmseg'}
-GROUND = {'errors', 'checks', 'image_paths', 'openmmlab', 'registry'}
+GROUND = {'errors', 'checks', 'images', 'openmmlab', 'outputs', 'progress', 'registry'}
 # What each part of aft_mm may import of the others.
 ALLOWED = {
     '__init__': set(),
@@ -23,8 +26,10 @@ ALLOWED = {
     'errors': set(),
     'openmmlab': set(),
     'registry': {'openmmlab'},
-    'image_paths': {'errors'},
     'checks': {'errors'},
+    'images': {'checks', 'errors'},
+    'outputs': {'errors'},
+    'progress': set(),
     'ops': {'checks'},
     'layers': {'ops'} | GROUND,
     'structures': GROUND,
@@ -40,12 +45,17 @@ ALLOWED = {
     'hosts': {'structures'} | GROUND,
     'engine': {'checkpoint', 'config', 'visualization', 'structures'} | GROUND,
 }
-ALLOWED['apis'] = set(ALLOWED) - {'__main__'}
-ALLOWED['cli'] = ALLOWED['apis'] | {'apis'}
+BELOW_CLI = set(ALLOWED) - {'__main__'} | {'apis'}
+# What the commands do; these three do not import each other.
+PROGRAMS = {'analysis', 'convert', 'export'}
+ALLOWED |= dict.fromkeys(PROGRAMS, BELOW_CLI)
+ALLOWED['apis'] = ALLOWED['cli'] = BELOW_CLI | PROGRAMS
 # The others reach the host libraries through configs.
 USES_HOSTS = {'apis', 'hosts'}
 # Modules for a library that is an extra.
 OPTIONAL = {'aft_mm.timm': 'timm', 'aft_mm.transformers': 'transformers'}
+# Backends of ops.
+BACKENDS = ('eager', 'native', 'triton', 'cuda')
 # Files of ops/triton that load without Triton.
 WITHOUT_TRITON = {'__init__', 'availability'}
 MAX_LINES = 700
@@ -106,6 +116,49 @@ def test_packages_import_only_what_the_table_allows():
                 assert rest.partition('.')[0] in allowed, f'{path} imports {name}'
             elif package in HOSTS:
                 assert owner(path) in USES_HOSTS, f'{path} imports {name}; use a config string'
+
+
+def test_no_backend_imports_another_but_native_its_fallback():
+    for path in FILES:
+        backend = '.'.join(path.relative_to(PACKAGE).parts[:2])
+        if backend.removeprefix('ops.') in BACKENDS:
+            allowed = {backend} | ({'ops.eager'} if backend == 'ops.native' else set())
+            forbidden = {f'ops.{name}' for name in BACKENDS} | {'ops.reference', 'ops.dispatch'}
+            for _, name in imports(path):
+                part = '.'.join(name.split('.')[1:3])
+                assert part not in forbidden - allowed, f'{path} imports {name}'
+
+
+def test_no_backend_names_a_runtime_of_exported_graphs():
+    for path in PACKAGE.glob('ops/eager/*.py'):
+        constants = {
+            n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)
+        }
+        assert not constants & set(RUNTIMES[1:]), path
+
+
+NEEDS_TORCH_ONLY = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, *others):
+        if name.partition('.')[0] in {refused}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refuse())
+import torch
+import aft_mm.ops
+query, key, value = torch.randn(3, 2, 6, 4)
+aft_mm.ops.aft_conv(query, key, value, torch.randn(4, 3, 3), grid=(2, 3))
+aft_mm.ops.aft_simple(query, key, value, causal=True)
+"""
+
+
+def test_ops_run_where_only_torch_is_installed():
+    refused = {'numpy', 'mmengine', 'mmcv', 'triton', 'torchvision', 'timm'}
+    program = NEEDS_TORCH_ONLY.replace('{refused}', str(refused))
+    done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
 
 
 def test_ops_and_what_they_import_need_torch_only():

@@ -162,7 +162,7 @@ def test_a_failed_download_keeps_no_process_waiting(local_rank, monkeypatch, tmp
     monkeypatch.setenv('TORCH_HOME', str(tmp_path))
     monkeypatch.setattr('aft_mm.checkpoint.loading.is_distributed', lambda: True)
     monkeypatch.setattr('aft_mm.checkpoint.loading.barrier', lambda: calls.append('barrier'))
-    monkeypatch.setattr('urllib.request.urlopen', fail)
+    monkeypatch.setattr('urllib.request.OpenerDirector.open', fail)
     with pytest.raises(UserError, match="'http://localhost/a.pth' cannot be downloaded: no netw"):
         load_from_http('http://localhost/a.pth')
     order = ['download', 'barrier'] if local_rank == '0' else ['barrier', 'download']

@@ -23,7 +23,7 @@ from aft_mm.datasets.utterances import frames_needed
 from aft_mm.tokenizers import TextUnits
 
 from .all_configs import ROOT, build_model, configs_of, fields, load_config
-from .helpers import each
+from .helpers import command, each
 from .parallel_data import MISSING, REASON
 
 FOLDERS = sorted(path.parent for path in ROOT.glob('configs/*/metafile.yml'))
@@ -533,12 +533,10 @@ class TestData:
 
     @pytest.mark.skipif(bool(MISSING), reason=REASON)
     def test_real_translations(self, pack, tmp_path):
-        from .parallel_data import converter
-
         folder = pack('multi30k')
         files = [str(folder / f'val.{language}') for language in ('de', 'en')]
         subwords = str(tmp_path / 's.model')
-        converter('subwords').main(
+        command('convert subwords')(
             [*files, '--vocab-size', '400', '--no-byte-fallback', '--out', subwords]
         )
         data = DATASETS.build(

@@ -1,4 +1,4 @@
-"""tools/model_converters/export_onnx.py: graphs equal the model at every size."""
+"""``aft_mm export``: graphs equal the model at every size."""
 
 import importlib.util
 import re
@@ -15,11 +15,12 @@ from torch import nn
 
 from aft_mm import ops
 from aft_mm.apis import load_model
+from aft_mm.export.files import OnnxFile, TorchFile
 from aft_mm.ops import reference
 from aft_mm.ops.native import availability
 
 from .errors import stops
-from .helpers import ROOT, load_script
+from .helpers import ROOT, command, load_script
 from .test_documents import pack
 
 MISSING = [
@@ -42,15 +43,9 @@ model = dict(
         patch_size=8, token_mixer={mixer}, {options}),
     head=dict(type='LinearClsHead', num_classes=5, in_channels=24))
 """
+export = command('export')
 # Smaller and larger than the 4 x 6 patches of the config, and with incomplete patches.
 OTHER_SIZES = [(48, 32), (40, 56), (25, 35), (9, 48)]
-
-
-@pytest.fixture(scope='module')
-def tool():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / 'tools/model_converters')
-        yield load_script('tools/model_converters/export_onnx')
 
 
 @pytest.fixture
@@ -121,7 +116,7 @@ CASES = {
 @needs_onnx
 @pytest.mark.slow
 @pytest.mark.parametrize('case', CASES)
-def test_a_graph_equals_the_model(case, tool, files, tmp_path, capsys):
+def test_a_graph_equals_the_model(case, files, tmp_path, capsys):
     mixer, options, words = CASES[case]
     suffix, about, library = '.onnx', 'ONNX opset 20', tmp_path / 'model.loops.so'
     if case.startswith('openvino'):
@@ -131,7 +126,7 @@ def test_a_graph_equals_the_model(case, tool, files, tmp_path, capsys):
     config, checkpoint, model = files(mixer, options, layers=2 if mixer == CONV else 1)
     out = tmp_path / f'model{suffix}'
     library.touch()  # of an earlier export
-    tool.main([config, checkpoint, str(out), *words])
+    export([config, checkpoint, str(out), *words])
     assert f'{out}: {about}' in capsys.readouterr().out
     assert library.exists() == ('--loops' in words)
     if case.startswith('conv-loops'):
@@ -152,10 +147,10 @@ def test_a_graph_equals_the_model(case, tool, files, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_torch_export_equals_the_model_at_any_size(tool, files, tmp_path):
+def test_torch_export_equals_the_model_at_any_size(files, tmp_path):
     config, checkpoint, model = files(WINDOW)
     out = tmp_path / 'model.pt2'
-    tool.main([config, checkpoint, str(out), '--dynamic', '--size', '40', '32'])
+    export([config, checkpoint, str(out), '--dynamic', '--size', '40', '32'])
     program = torch.export.load(out).module()
     for size in OTHER_SIZES:
         image = torch.randn(3, 3, *size)
@@ -210,7 +205,7 @@ def save(folder, text):
     ids=['local', 'softmax'],
 )
 def test_a_loop_without_torch_continues_prompts_like_the_model(
-    mixer, layers, tool, tmp_path, monkeypatch, capsys
+    mixer, layers, tmp_path, monkeypatch, capsys
 ):
     import onnxruntime
 
@@ -218,7 +213,7 @@ def test_a_loop_without_torch_continues_prompts_like_the_model(
     text = DECODER.format(mixer=mixer, head='CategoricalHead', values=values)
     text = text.replace('num_layers=2', f'num_layers={layers}')
     config, checkpoint, model = save(tmp_path, text)
-    tool.main([config, checkpoint, str(tmp_path / 'model.onnx'), '--steps'])
+    export([config, checkpoint, str(tmp_path / 'model.onnx'), '--steps'])
     paths = [str(tmp_path / f'model-{name}.onnx') for name in ('prompt', 'step')]
     sessions = [onnxruntime.InferenceSession(path) for path in paths]
     loop = load_script('examples/generate_onnx')
@@ -234,12 +229,12 @@ def test_a_loop_without_torch_continues_prompts_like_the_model(
 
 
 @pytest.mark.parametrize('suffix', ['pt2', pytest.param('xml', marks=needs_onnx)])
-def test_a_ctc_graph_equals_the_model_at_any_length(suffix, tool, tmp_path):
+def test_a_ctc_graph_equals_the_model_at_any_length(suffix, tmp_path):
     config, checkpoint, model = save(tmp_path, CTC.format(mixer="dict(type='aft_mm.AFTSimple')"))
     path = tmp_path / f'model.{suffix}'
     if suffix == 'xml':
         pytest.importorskip('openvino', reason='openvino runs the exported graph')
-    tool.main([config, checkpoint, str(path)])
+    export([config, checkpoint, str(path)])
     for length in (4, 17):
         frames, mask = torch.randn(3, length, 5), torch.ones(3, length, dtype=torch.bool)
         if suffix == 'pt2':
@@ -253,11 +248,11 @@ def test_a_ctc_graph_equals_the_model_at_any_length(suffix, tool, tmp_path):
 @needs_onnx
 @pytest.mark.slow
 @pytest.mark.parametrize('words', [[], ['--loops']], ids=['alone', 'loops'])
-def test_int8_shrinks_the_file_and_rounds_the_outputs(words, tool, tmp_path, capsys):
+def test_int8_shrinks_the_file_and_rounds_the_outputs(words, tmp_path, capsys):
     # A padded graph, whose weights are larger than its operators.
     text = CTC.format(mixer="dict(type='aft_mm.AFTConv', num_heads=3, kernel_size=5)")
     config, checkpoint, model = save(tmp_path, text.replace('=12', '=96'))
-    tool.main([config, checkpoint, str(tmp_path / 'model.onnx'), '--int8', *words])
+    export([config, checkpoint, str(tmp_path / 'model.onnx'), '--int8', *words])
     ratio = float(re.search(r'int8: ([\d.]+) x the bytes', capsys.readouterr().out)[1])
     assert 0.25 < ratio < 0.7
     session = open_onnx(tmp_path / 'model.onnx', bool(words))
@@ -270,13 +265,13 @@ def test_int8_shrinks_the_file_and_rounds_the_outputs(words, tool, tmp_path, cap
 
 @needs_onnx
 @pytest.mark.slow
-def test_loops_of_openvino_in_bfloat16_round_their_inputs(tool, files, tmp_path, capsys):
+def test_loops_of_openvino_in_bfloat16_round_their_inputs(files, tmp_path, capsys):
     pytest.importorskip('openvino', reason='OpenVINO runs OUT.xml')
     config, checkpoint, _ = files(CONV)
     outputs, image = [], torch.randn(1, 3, 32, 48)
     for name, words in (('exact', []), ('rounded', ['--bfloat16'])):
         out = tmp_path / f'{name}.xml'
-        tool.main([config, checkpoint, str(out), '--loops', *words])
+        export([config, checkpoint, str(out), '--loops', *words])
         outputs.append(outputs_of(out, image, loops=True)[0])
     exact, rounded = (torch.as_tensor(x) for x in outputs)
     change = (rounded - exact).std() / exact.std()
@@ -286,13 +281,13 @@ def test_loops_of_openvino_in_bfloat16_round_their_inputs(tool, files, tmp_path,
 
 @needs_onnx
 @pytest.mark.slow
-def test_int8_of_openvino_knows_the_ranges_of_images(tool, tmp_path, capsys):
+def test_int8_of_openvino_knows_the_ranges_of_images(tmp_path, capsys):
     pytest.importorskip('nncf', reason='NNCF quantises for OpenVINO')
     text = "_base_ = 'aft_mm::image_classification/aft-conv-quickstart_1xb64-50e_digits.py'"
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         config, checkpoint, _ = save(tmp_path, text)
     out = tmp_path / 'model.xml'
-    tool.main([config, checkpoint, str(out), '--int8', '--loops'])
+    export([config, checkpoint, str(out), '--int8', '--loops'])
     assert 0.25 < float(re.search(r'int8: ([\d.]+) x', capsys.readouterr().out)[1]) < 0.7
     compiled = open_openvino(out, loops=True)
     dataset = Runner.build_dataloader(Config.fromfile(config).test_dataloader).dataset
@@ -306,19 +301,19 @@ def test_int8_of_openvino_knows_the_ranges_of_images(tool, tmp_path, capsys):
     assert 1e-4 < change < 0.1
     stops(
         '--int8 for OUT.xml needs a classifier .* no --size',
-        tool.main,
+        export,
         [config, checkpoint, str(out), '--int8', '--size', '8', '8'],
     )
 
 
-def test_metrics_of_the_file_are_those_of_the_config(tool, tmp_path, capsys):
+def test_metrics_of_the_file_are_those_of_the_config(tmp_path, capsys):
     text = (
         "_base_ = 'aft_mm::image_classification/aft-conv-quickstart_1xb64-50e_digits.py'\n"
         'test_dataloader = dict(batch_size=7, dataset=dict(indices=50))\n'
     )
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         config, checkpoint, model = save(tmp_path, text)
-    tool.main([config, checkpoint, str(tmp_path / 'model.pt2'), '--test'])
+    export([config, checkpoint, str(tmp_path / 'model.pt2'), '--test'])
     right = 0
     for item in Runner.build_dataloader(Config.fromfile(config).test_dataloader).dataset:
         image = model.data_preprocessor(dict(inputs=item['inputs'][None]), False)['inputs']
@@ -356,10 +351,10 @@ def test_metrics_of_the_file_are_those_of_the_config(tool, tmp_path, capsys):
     ],
     ids=['head', 'option', 'loops'],
 )
-def test_sequence_models_without_a_graph_are_refused(text, words, message, tool, tmp_path):
+def test_sequence_models_without_a_graph_are_refused(text, words, message, tmp_path):
     config, checkpoint, _ = save(tmp_path, text)
     out = tmp_path / ('model.onnx' if '--loops' in words else 'model.pt2')
-    stops(message, tool.main, [config, checkpoint, str(out), *words])
+    stops(message, export, [config, checkpoint, str(out), *words])
     assert not list(tmp_path.glob(f'*{out.suffix}'))
 
 
@@ -476,21 +471,21 @@ def test_an_unknown_runtime_is_refused():
                 pass
 
 
-def test_missing_loops_are_named_before_any_work(tool, files, tmp_path, monkeypatch):
+def test_missing_loops_are_named_before_any_work(files, tmp_path, monkeypatch):
     config, checkpoint, _ = files(CONV, layers=2)
     monkeypatch.setattr(availability, 'library_path', lambda *kinds: tmp_path / 'none.so')
     stops(
         'the library of AFT-conv for ONNX Runtime was built from other sources',
-        tool.main,
+        export,
         [config, checkpoint, str(tmp_path / 'm.onnx'), '--loops'],
     )
     pytest.importorskip('openvino', reason='openvino runs the exported graph')
     words = [config, checkpoint, str(tmp_path / 'm.xml'), '--loops']
     monkeypatch.setenv('PATH', '')
     monkeypatch.delenv('CXX', raising=False)
-    stops('--loops for OUT.xml needs a C\\+\\+ compiler', tool.main, words)
+    stops('--loops for OUT.xml needs a C\\+\\+ compiler', export, words)
     monkeypatch.setenv('CXX', '/bin/false')
-    stops('the loops for OpenVINO do not compile: /bin/false', tool.main, words)
+    stops('the loops for OpenVINO do not compile: /bin/false', export, words)
     assert not list(tmp_path.glob('m.*'))
 
 
@@ -536,13 +531,13 @@ def test_paths_of_another_model_are_refused():
         (CONV, ['m.pt2', '--test'], '--test needs a classifier and a test_dataloader'),
     ],
 )
-def test_bad_arguments_are_rejected(mixer, words, message, tool, files, tmp_path):
+def test_bad_arguments_are_rejected(mixer, words, message, files, tmp_path):
     config, checkpoint, _ = files(mixer)
-    stops(message, tool.main, [config, checkpoint, str(tmp_path / words[0]), *words[1:]])
+    stops(message, export, [config, checkpoint, str(tmp_path / words[0]), *words[1:]])
     assert not (tmp_path / words[0]).exists()
 
 
-def test_models_without_a_graph_are_refused_before_the_checkpoint_is_read(tool, tmp_path):
+def test_models_without_a_graph_are_refused_before_the_checkpoint_is_read(tmp_path):
     (tmp_path / 'model.pth').write_text('no checkpoint')
     image = MODEL.format(mixer=LOCAL, options='', layers=1)
     linear, lsh = (
@@ -558,38 +553,39 @@ def test_models_without_a_graph_are_refused_before_the_checkpoint_is_read(tool, 
     ):
         (tmp_path / 'config.py').write_text(text)
         names = [str(tmp_path / name) for name in ('config.py', 'model.pth', 'model.pt2')]
-        stops(message, tool.main, [*names, *words])
+        stops(message, export, [*names, *words])
 
 
-def test_another_backbone_and_missing_packages_are_refused(tool, files, tmp_path, monkeypatch):
+def test_another_backbone_and_missing_packages_are_refused(files, tmp_path, monkeypatch):
     config, checkpoint, _ = files(CONV)
-    monkeypatch.setitem(tool.PACKAGES, '.onnx', ('no_such_package',))
+    monkeypatch.setattr(OnnxFile, 'packages', ('no_such_package',))
     words = [config, checkpoint, str(tmp_path / 'model.onnx')]
-    stops('needs no_such_package: pip install onnx', tool.main, words)
+    stops('needs no_such_package: pip install onnx', export, words)
     path = Path(config)
     path.write_text(path.read_text().replace('aft_mm.AFTViT', 'VisionTransformer'))
     words[2] = str(tmp_path / 'model.pt2')
-    stops('backbone aft_mm.AFTViT or be a text .*, got VisionTransformer', tool.main, words)
+    stops('backbone aft_mm.AFTViT or be a text .*, got VisionTransformer', export, words)
 
 
-def test_a_detector_is_refused_without_its_backbone(tool, files, tmp_path):
-    config, _, _ = files(CONV)
+def test_a_detector_is_refused_without_its_backbone(files, tmp_path):
+    config, checkpoint, _ = files(CONV)
     path = Path(config)
     path.write_text(path.read_text().replace("'ImageClassifier'", "'mmdet.FasterRCNN'"))
     words = [config, str(tmp_path / 'no.pth'), str(tmp_path / 'model.pt2')]
-    stops(r'must be one of .*, got mmdet.FasterRCNN; use --backbone$', tool.main, words)
-    stops(r"no\.pth' does not exist", tool.main, [*words, '--backbone'])
+    stops(r"no\.pth' does not exist", export, [*words, '--backbone'])
+    words[1] = checkpoint
+    stops(r'must be one of .*, got mmdet.FasterRCNN; use --backbone$', export, words)
 
 
-def exported(tool, folder, name, *words):
+def exported(folder, name, *words):
     pack(folder, name)
     files = str(folder / 'config.py'), str(folder / 'checkpoint.pth')
-    tool.main([*files, str(folder / 'model.pt2'), *words])
+    export([*files, str(folder / 'model.pt2'), *words])
     return torch.export.load(folder / 'model.pt2').module(), load_model(*files, 'cpu')[1]
 
 
-def test_a_text_model_gives_the_probability_of_every_byte(tool, tmp_path):
-    graph, model = exported(tool, tmp_path, 'tiny_text')
+def test_a_text_model_gives_the_probability_of_every_byte(tmp_path):
+    graph, model = exported(tmp_path, 'tiny_text')
     tokens = torch.randint(256, (1, 32))
     (scores,) = graph(tokens)
     (sample,) = model(tokens, mode='predict')
@@ -597,22 +593,22 @@ def test_a_text_model_gives_the_probability_of_every_byte(tool, tmp_path):
     assert sample.num_dims == 32 and nats.item() == pytest.approx(sample.nats, rel=1e-5)
     words = [str(tmp_path / name) for name in ('config.py', 'checkpoint.pth', 'a.pt2')]
     with pytest.raises(SystemExit, match='a text model has one length and no --dynamic'):
-        tool.main([*words, '--dynamic'])
+        export([*words, '--dynamic'])
 
 
 @needs_onnx
 @pytest.mark.slow
-def test_float64_sums_are_finite_in_onnx(tool, tmp_path):
+def test_float64_sums_are_finite_in_onnx(tmp_path):
     """The exporter writes constants as float32, in which the lowest float64 is −inf."""
     pack(tmp_path, 'tiny_text')
     words = [str(tmp_path / name) for name in ('config.py', 'checkpoint.pth', 'model.onnx')]
-    tool.main(words)
+    export(words)
     assert (tmp_path / 'model.onnx').exists()
 
 
-def test_a_segmentor_gives_the_scores_of_every_pixel(tool, tmp_path):
+def test_a_segmentor_gives_the_scores_of_every_pixel(tmp_path):
     pytest.importorskip('mmseg', reason='mmseg has the segmentor')
-    graph, model = exported(tool, tmp_path, 'tiny_segmentation', '--size', '40', '56')
+    graph, model = exported(tmp_path, 'tiny_segmentation', '--size', '40', '56')
     image = torch.randn(1, 3, 40, 56)
     (scores,) = graph(image)
     inputs = torch.cat([image, torch.ones(1, 1, 40, 56)], 1)
@@ -624,7 +620,7 @@ def test_a_segmentor_gives_the_scores_of_every_pixel(tool, tmp_path):
     'suffix',
     ['pt2', pytest.param('onnx', marks=needs_onnx), pytest.param('xml', marks=needs_onnx)],
 )
-def test_a_detector_gives_the_boxes_of_mmdet(suffix, tool, tmp_path):
+def test_a_detector_gives_the_boxes_of_mmdet(suffix, tmp_path):
     mmdet = pytest.importorskip('mmdet.structures', reason='mmdet has the detector')
     if suffix == 'xml':
         pytest.importorskip('openvino', reason='openvino runs the exported graph')
@@ -635,7 +631,7 @@ def test_a_detector_gives_the_boxes_of_mmdet(suffix, tool, tmp_path):
         if 'retina_' in name:  # so that scores are below 1, and boxes of the size of anchors
             tensor.mul_(0.1)
     torch.save(checkpoint, files[1])
-    tool.main([*files, str(tmp_path / f'model.{suffix}'), '--size', '48', '64'])
+    export([*files, str(tmp_path / f'model.{suffix}'), '--size', '48', '64'])
     _, model = load_model(*files, 'cpu')
     image, mask = torch.randn(1, 3, 48, 64), torch.ones(1, 1, 48, 64)
     if suffix == 'pt2':
@@ -659,10 +655,10 @@ def test_a_detector_gives_the_boxes_of_mmdet(suffix, tool, tmp_path):
         assert labels[:count].equal(found.labels)
 
 
-def test_maps_are_those_of_whole_images(tool, files, tmp_path):
+def test_maps_are_those_of_whole_images(files, tmp_path):
     config, checkpoint, model = files(CONV, 'with_mask_channel=True')
     out = tmp_path / 'model.pt2'
-    tool.main([config, checkpoint, str(out), '--backbone'])
+    export([config, checkpoint, str(out), '--backbone'])
     image = torch.randn(1, 3, 32, 48)
     with torch.no_grad():
         (expected,) = maps(model, torch.cat([image, torch.ones(1, 1, 32, 48)], dim=1))
@@ -670,29 +666,29 @@ def test_maps_are_those_of_whole_images(tool, files, tmp_path):
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-def test_a_graph_that_does_not_run_is_removed(tool, files, tmp_path, monkeypatch):
+def test_a_graph_that_does_not_run_is_removed(files, tmp_path, monkeypatch):
     config, checkpoint, _ = files(CONV)
 
-    def load(path, graph):
-        assert path.exists()
+    def load(file, graph):
+        assert file.path.exists()
         raise RuntimeError('no such operator\nat ...')
 
-    monkeypatch.setattr(tool, 'load', load)
+    monkeypatch.setattr(TorchFile, 'load', load)
     words = [config, checkpoint, str(tmp_path / 'model.pt2')]
-    stops('torch cannot run the graph, try .onnx or .xml: no such operator$', tool.main, words)
+    stops('torch cannot run the graph, try .onnx or .xml: no such operator$', export, words)
     assert not (tmp_path / 'model.pt2').exists()
 
 
-def test_a_graph_that_differs_from_the_model_is_removed(tool, files, tmp_path, monkeypatch):
+def test_a_graph_that_differs_from_the_model_is_removed(files, tmp_path, monkeypatch):
     config, checkpoint, _ = files(CONV)
-    write = tool.write
+    write = TorchFile.write
 
-    def and_change(program, graph, path):
-        write(program, graph, path)
+    def and_change(file, program, *words):
+        write(file, program, *words)
         for parameter in program.parameters():
             parameter.data.add_(1.0)
 
-    monkeypatch.setattr(tool, 'write', and_change)
+    monkeypatch.setattr(TorchFile, 'write', and_change)
     with pytest.raises(SystemExit, match=r'differs from the model by .* input of 1 x 3 x 32 x 48'):
-        tool.main([config, checkpoint, str(tmp_path / 'model.pt2')])
+        export([config, checkpoint, str(tmp_path / 'model.pt2')])
     assert not (tmp_path / 'model.pt2').exists()

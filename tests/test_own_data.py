@@ -16,13 +16,13 @@ from aft_mm.cli.commands import train as train_command
 from aft_mm.datasets import ImageFolder
 from aft_mm.engine.preflight import check_overlap, check_same_classes
 from aft_mm.errors import UserError
-from aft_mm.image_paths import IMAGE_SUFFIXES
+from aft_mm.images import IMAGE_SUFFIXES
 
 from .errors import stops
-from .helpers import ROOT, load_script
+from .helpers import ROOT, command
 
 FOLDER = ROOT / 'configs/own_data'
-split_folder = load_script('tools/dataset_converters/split_folder')
+split_folder = command('split')
 
 
 def save(path, mode, rng):
@@ -69,7 +69,7 @@ def test_every_config_is_listed():
 def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
     photos, train, capfd, monkeypatch, with_plots
 ):
-    split_folder.main(['photos', 'data/my_images', '--val', '0.3'])
+    split_folder(['photos', 'data/my_images', '--val', '0.3'])
 
     def files(folder):
         paths = (photos / folder).glob('*/**/*.*')
@@ -131,7 +131,7 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
 def test_folders_that_cannot_be_split(photos, monkeypatch, words, message):
     monkeypatch.chdir(photos)
     (photos / 'train').mkdir()
-    stops(message, split_folder.main, words)
+    stops(message, split_folder, words)
     assert not (photos / 'out').exists()
 
 
@@ -217,7 +217,7 @@ def test_the_dataset_reads_every_image_format():
 
 def test_names_of_the_classes_from_a_file(photos, monkeypatch):
     monkeypatch.chdir(photos)
-    split_folder.main(['photos', 'here'])
+    split_folder(['photos', 'here'])
     Path('classes.txt').write_text('Katze\nHund\nNacktnasenwombat\n', 'utf-8')
     folder = dict(data_root='here', data_prefix='val', pipeline=[], classes='classes.txt')
     dataset = DATASETS.build(dict(folder, type='mmpretrain.CustomDataset'))

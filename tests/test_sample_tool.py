@@ -1,4 +1,4 @@
-"""tools/sample.py and tools/analysis_tools/plot_curves.py: files and rejected arguments."""
+"""`aft_mm sample` and `aft_mm plot curves`: files and rejected arguments."""
 
 import json
 import shlex
@@ -14,7 +14,7 @@ from aft_mm.models.decoding import step_graph
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
 
 from .errors import stops
-from .helpers import picture
+from .helpers import command, picture
 
 
 @pytest.fixture
@@ -181,13 +181,12 @@ def test_missing_files_give_a_one_line_message(sample, untrained):
 
 class TestPlotCurves:
     @pytest.fixture
-    def plot(self, tool, tmp_path, monkeypatch):
+    def plot(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         records = [dict(loss=5.0, epoch=1, iter=1, step=1), dict(bits_per_char=7.0, step=1)]
         for name in ('log', 'copy'):
             (tmp_path / f'{name}.jsonl').write_text('\n'.join(map(json.dumps, records)))
-        main = tool('analysis_tools/plot_curves').main
-        return lambda *words: main([str(word) for word in words])
+        return lambda *words: command('plot curves')(words)
 
     def test_a_picture_of_two_runs(self, plot, tmp_path, capsys):
         words = 'log.jsonl again=log.jsonl --out new/a.png --dpi 50 --metric bits_per_char'

@@ -20,8 +20,8 @@ from aft_mm.errors import UserError
 from aft_mm.evaluation import BLEU
 
 from .errors import refuses, refuses_input, stops
-from .helpers import losses
-from .parallel_data import MISSING, REASON, converter
+from .helpers import command, losses
+from .parallel_data import MISSING, REASON
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=REASON)
 ROOT = Path(__file__).parents[1]
@@ -169,7 +169,7 @@ def test_bad_input_is_named(translator, files, pairs, tmp_path):
     refuses('batch_size must be an int, 1 or larger, got 0', translator, ['a'], batch_size=0)
     refuses_input('is a config for Translator, not for TextGenerator, ', TextGenerator, *files)
     words = '--vocab-size 64 --no-byte-fallback --out'.split()
-    converter('subwords').main([str(pairs / 'train.de'), *words, str(tmp_path / 'other.model')])
+    command('convert subwords')([str(pairs / 'train.de'), *words, str(tmp_path / 'other.model')])
     config = Config.fromfile(files[0])
     config.subwords = str(tmp_path / 'other.model')
     refuses_input('must be those that the model was trained with', Translator, config, files[1])

@@ -2,7 +2,8 @@
 
 import pytest
 from scipy import stats
-from verdicts import (
+
+from aft_mm.analysis.verdicts import (
     INCONCLUSIVE,
     OPPOSITE,
     SAME,

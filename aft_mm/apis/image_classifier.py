@@ -20,9 +20,8 @@ from rich.console import Console
 from rich.progress import track
 
 from aft_mm.checks import check_int
-from aft_mm.datasets.image_files import read_image
-from aft_mm.errors import UserError
-from aft_mm.image_paths import IMAGE_SUFFIXES, list_images
+from aft_mm.errors import UnusableFile, UserError
+from aft_mm.images import IMAGE_SUFFIXES, image_size, list_images, read_image
 
 from .loading import as_list, load_model
 
@@ -111,8 +110,8 @@ class ImageClassifier:
                 label = int(scores.argmax())
                 source = {} if isinstance(image, np.ndarray) else {'path': str(image)}
                 name = None if self.classes is None else self.classes[label]
-                found = dict(label=label, score=float(scores[label]), scores=scores)
-                results.append({**source, **found, 'class_name': name})
+                result = dict(label=label, score=float(scores[label]), scores=scores)
+                results.append({**source, **result, 'class_name': name})
         return results
 
     def preprocess(self, image: Source) -> dict[str, Any]:
@@ -123,13 +122,14 @@ class ImageClassifier:
         """
         try:
             if self._loads and not isinstance(image, np.ndarray):
+                image_size(image)  # refuses what is too large
                 return self._pipeline(dict(img_path=os.fspath(image)))
             pixels = self._pixels(image)[..., :: -1 if self.takes_bgr else 1]
             size = pixels.shape[:2]
             return self._of_array(dict(img=pixels.copy(), img_shape=size, ori_shape=size))
-        except UserError:
-            raise
         except Exception as error:  # steps raise anything on a bad file
+            if isinstance(error, UserError) and not isinstance(error, UnusableFile):
+                raise
             what = 'an array' if isinstance(image, np.ndarray) else repr(os.fspath(image))
             reason = ' '.join(str(error).split())
             raise UserError(f'images must be readable images, got {what} ({reason})') from error
@@ -185,10 +185,10 @@ class ImageClassifier:
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
         """Return files and arrays, with the files of folders."""
-        found: list[Source] = []
+        sources: list[Source] = []
         for image in as_list(images, str, os.PathLike, np.ndarray):
             if isinstance(image, np.ndarray):
-                found.append(self._checked(image))
+                sources.append(self._checked(image))
             elif not isinstance(image, str | os.PathLike):
                 raise UserError(
                     'images must be a path, an array or a list of these, got '
@@ -201,12 +201,12 @@ class ImageClassifier:
                         f'images must be folders with images ({", ".join(IMAGE_SUFFIXES)}), got '
                         f'{str(image)!r}'
                     )
-                found += files
+                sources += files
             elif not Path(image).is_file():
                 raise UserError(f'images must be files that exist, got {str(image)!r}')
             else:
-                found.append(image)
-        return found
+                sources.append(image)
+        return sources
 
     def _checked(self, image: np.ndarray) -> np.ndarray:
         pixels = image[..., None] if image.ndim == 2 else image
@@ -249,8 +249,9 @@ def takes_bgr(config: Config) -> bool:
     if loads_files(config):
         return True
     settings = config.get('data_preprocessor') or {}
-    own = (config.get('model') or {}).get('data_preprocessor') or {}
-    for part in (settings, own, settings.get('preprocessor') or {}, own.get('preprocessor') or {}):
+    of_model = (config.get('model') or {}).get('data_preprocessor') or {}
+    nested = [part.get('preprocessor') or {} for part in (settings, of_model)]
+    for part in (settings, of_model, *nested):
         for key in ('to_rgb', 'bgr_to_rgb'):
             if part.get(key) is not None:
                 return bool(part[key])

@@ -15,8 +15,8 @@ from mmengine.structures import PixelData
 
 from aft_mm.checks import check_path, check_probability
 from aft_mm.config.reading import read_config
-from aft_mm.datasets.image_files import read_rgb
 from aft_mm.errors import UserError
+from aft_mm.images import read_rgb
 
 from .image_classifier import ImageClassifier, magnification, predict_by_size
 from .loading import CLASSIFIERS, as_list, load_model, task_of

@@ -62,19 +62,19 @@ def check_task(config: Config, name: str) -> None:
                 f'type {kind!r}'
             )
         return
-    found = task_of(config)
+    task = task_of(config)
     if name != 'SpeechRecognizer':
         check_draws(config)
-    elif found not in ENTRIES:
+    elif task not in ENTRIES:
         raise UserError(f'{config.filename} must have {ENTRIES[name]} for {name}, got none')
-    if found != name:
+    if task != name:
         reason = (
-            f'has {ENTRIES[found]}'
-            if found in ENTRIES
+            f'has {ENTRIES[task]}'
+            if task in ENTRIES
             else f'has none of {", ".join(ENTRIES.values())}'
         )
         raise UserError(
-            f'{config.filename} is a config for {found}, not for {name}, because it {reason}'
+            f'{config.filename} is a config for {task}, not for {name}, because it {reason}'
         )
 
 

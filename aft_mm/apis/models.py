@@ -5,6 +5,7 @@ import functools
 import os
 
 import torch
+from mmengine.config import Config
 from mmengine.device import get_device
 from mmpretrain.apis import ModelHub
 from modelindex.load_model_index import load
@@ -33,6 +34,19 @@ def register_models() -> dict[str, Model]:
     index = load(str(path))
     index.build_models_with_collections()
     return {model.name: model for model in index.models}
+
+
+def find_model_config(name: str) -> Config:
+    """Return a config of aft_mm by path or name, or of mmpretrain by name."""
+    try:
+        return read_config(name)
+    except UserError as error:
+        if name.endswith('.py'):
+            raise
+        try:
+            return ModelHub.get(name).config
+        except ValueError:
+            raise error from None
 
 
 def list_models(pattern: str | None = None) -> list[str]:

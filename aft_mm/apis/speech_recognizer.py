@@ -98,8 +98,8 @@ class SpeechRecognizer:
             ValueError: A number is out of range.
         """
         files = as_list(paths, str, os.PathLike)
-        found = list(self.stream([self.read(path) for path in files], beam_size, batch_size))
-        return found[0] if isinstance(paths, str | os.PathLike) else found
+        results = list(self.stream([self.read(path) for path in files], beam_size, batch_size))
+        return results[0] if isinstance(paths, str | os.PathLike) else results
 
     def read(self, path: str | os.PathLike) -> dict:
         """Return the sample of a file for :meth:`stream`; raises as :meth:`__call__`."""
@@ -135,8 +135,8 @@ class SpeechRecognizer:
             log_probs = self.model(**batch, mode='tensor').cpu()
             for rows, sample in zip(log_probs, part, strict=True):
                 rows = rows[: len(sample['inputs'])]
-                found = [
+                candidates = [
                     (self.units.decode(one.units), one.score)
                     for one in self.model.decode(rows, beam_size, self.lexicon)
                 ]
-                yield Recognition(*found[0], tuple(found), rows.numpy())
+                yield Recognition(*candidates[0], tuple(candidates), rows.numpy())

@@ -22,8 +22,8 @@ def cross_fade_weights(starts: Sequence[int], size: int, overlap: int) -> np.nda
 
     Weights rise over the first ``overlap`` pixels of a tile, fall over its last, and sum to one.
     """
-    place = np.arange(size) + 0.5
-    window = np.minimum(1, np.minimum(place, size - place) / max(overlap, 0.5))
+    position = np.arange(size) + 0.5
+    window = np.minimum(1, np.minimum(position, size - position) / max(overlap, 0.5))
     weights = np.zeros((len(starts), starts[-1] + size))
     for row, start in zip(weights, starts, strict=True):
         row[start : start + size] = window

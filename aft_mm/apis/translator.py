@@ -92,13 +92,13 @@ class Translator:
         """
 
         def search(sources: list[torch.Tensor]) -> list[list[Translation]]:
-            found = self.model.beam_search(sources, self.subwords.end, num_best=num_best, **options)
+            beams = self.model.beam_search(sources, self.subwords.end, num_best=num_best, **options)
             return [
                 [
                     Translation(self.subwords.decode(one.tokens.tolist()), one.score)
                     for one in hypotheses
                 ]
-                for hypotheses in found
+                for hypotheses in beams
             ]
 
         return self._in_batches(texts, batch_size, search)
@@ -151,8 +151,8 @@ class Translator:
         order = sorted(given, key=lambda i: len(sources[i]), reverse=True)
         for first in range(0, len(order), batch_size):
             batch = order[first : first + batch_size]
-            found = translate([sources[i] for i in batch])
-            for i, translations in zip(batch, found, strict=True):
+            translated = translate([sources[i] for i in batch])
+            for i, translations in zip(batch, translated, strict=True):
                 results[i] = translations
         return results
 

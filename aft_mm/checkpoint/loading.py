@@ -17,6 +17,8 @@ from urllib.parse import urlparse
 import torch
 from mmengine.dist import barrier, is_distributed
 from mmengine.runner.checkpoint import get_torchvision_models
+from rich.console import Console
+from rich.progress import DownloadColumn, Progress
 from torch import Tensor, nn
 
 from aft_mm.errors import UserError
@@ -32,6 +34,7 @@ _HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+$')
 # pip's addresses: ADDRESS#sha256=<all digits>
 _FRAGMENT = 'sha256='
 _HUB = 'hf://'
+_SCHEMES = 'http', 'https'
 _TIMEOUT = 60  # seconds without a byte
 #: Bounds of a download, with their environment variables.
 MAX_SECONDS = 'AFT_MM_DOWNLOAD_SECONDS', 3600
@@ -218,7 +221,7 @@ def cached(address: str) -> Path:
 
 def _download(address: str, path: Path) -> None:
     plain, wanted = _split_hash(address)
-    if urlparse(plain).scheme not in ('http', 'https'):
+    if urlparse(plain).scheme not in _SCHEMES:
         raise UserError(f'checkpoint {address!r} must be an http or https address')
     named = _HASH.search(urlparse(plain).path)
     seconds, most = _bound(*MAX_SECONDS), _bound(*MAX_BYTES)
@@ -227,11 +230,18 @@ def _download(address: str, path: Path) -> None:
             part.unlink(missing_ok=True)
     digest = hashlib.sha256()
     errors: list[Exception] = []
-    with write_whole(path) as file:
+    console = Console(stderr=True)
+    bar = Progress(
+        *Progress.get_default_columns(),
+        DownloadColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    with write_whole(path) as file, bar:
 
         def receive() -> None:
             try:
-                _receive(plain, most, file, digest)
+                _receive(plain, most, file, digest, bar)
             except Exception as error:  # raised in the thread that waits
                 errors.append(error)
 
@@ -250,20 +260,33 @@ def _download(address: str, path: Path) -> None:
                 _check_hash(digest.hexdigest(), digits, address)
 
 
-def _receive(address: str, most: int, file: BinaryIO, digest: Any) -> None:
+class _StayOnHTTP(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, request: Any, file: Any, code: Any, message: Any, headers: Any, address: str
+    ) -> urllib.request.Request | None:
+        if urlparse(address).scheme not in _SCHEMES:
+            raise OSError(f'it redirects to {address[:80]!r}')
+        return super().redirect_request(request, file, code, message, headers, address)
+
+
+# torch.hub.download_url_to_file bounds neither time nor bytes, accepts a body that is cut, follows a
+# redirect to ftp, and keeps the part of a killed download for ever.
+def _receive(address: str, most: int, file: BinaryIO, digest: Any, bar: Progress) -> None:
     """Write the content of an address, at most `most` bytes, to a file and a hash."""
     too_large = f'it has more than {most:,} bytes, which {MAX_BYTES[0]} allows'
-    with urllib.request.urlopen(address, timeout=_TIMEOUT) as source:
+    with urllib.request.build_opener(_StayOnHTTP).open(address, timeout=_TIMEOUT) as source:
         announced = source.headers.get('Content-Length')
         if announced is not None and not re.fullmatch('[0-9]{1,18}', announced):
             raise OSError(f'its Content-Length is {announced[:80]!r}')
         if announced is not None and int(announced) > most:
             raise OSError(too_large)
+        task = bar.add_task('downloading', total=None if announced is None else int(announced))
         num_bytes = 0
         while block := source.read1(_BLOCK):
             file.write(block)
             digest.update(block)
             num_bytes += len(block)
+            bar.update(task, completed=num_bytes)
             if num_bytes > most:
                 raise OSError(too_large)
     if announced is not None and num_bytes != int(announced):

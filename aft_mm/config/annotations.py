@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from xml.etree.ElementTree import ParseError, parse
@@ -13,7 +14,7 @@ from PIL import Image
 
 from aft_mm.checks import described, is_int
 from aft_mm.errors import UserError
-from aft_mm.image_paths import IMAGE_FORMATS
+from aft_mm.images import IMAGE_FORMATS, image_size
 
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import ConfigDict
@@ -57,8 +58,8 @@ def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> None:
         prefix = (dataset.get('data_prefix') or {}).get('sub_data_root', '')
         folder = Path(root, prefix, dataset.get('ann_subdir', 'Annotations'))
         others: set[str] = set()
-        for image in read_text(path).splitlines():
-            place = folder / f'{image.strip()}.xml'
+        for image in read_lines(path):
+            place = folder / f'{image}.xml'
             if place.exists() and not place.is_file():  # on a pipe, reading would wait for ever
                 raise UserError(f'boxes {str(place)[:300]!r} is not a regular file')
             found = set(box_classes(place))
@@ -97,8 +98,7 @@ def check_masks(key: str, root: str, dataset: 'ConfigDict') -> None:
     suffix, mask_suffix = dataset.get('img_suffix', '.jpg'), dataset.get('seg_map_suffix', '.png')
     images, masks = (Path(root, prefix.get(name, '')) for name in ('img_path', 'seg_map_path'))
     if dataset.get('ann_file'):
-        lines = read_text(os.path.join(root, dataset.ann_file)).splitlines()
-        names = [line.strip() for line in lines]
+        names = read_lines(os.path.join(root, dataset.ann_file))
     else:
         found = (path.relative_to(images).as_posix() for path in images.rglob(f'*{suffix}'))
         names = sorted(name.removesuffix(suffix) for name in found)
@@ -128,13 +128,11 @@ def mask_values(path: Path, image: Path) -> list[int]:
         with Image.open(path, formats=IMAGE_FORMATS) as mask:
             mode, size = mask.mode, mask.size
             values = np.unique(np.asarray(mask)) if mode in ONE_NUMBER else np.zeros(0)
-        with Image.open(image, formats=IMAGE_FORMATS) as picture:
-            # mmseg rotates by EXIF, Pillow does not.
-            expected = picture.size if picture.getexif().get(274, 1) < 5 else picture.size[::-1]
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
         place = getattr(error, 'filename', None) or path
         raise UserError(f'mask {str(place)!r} cannot be read: {reason:.200}') from error
+    expected = image_size(image)
     if mode not in ONE_NUMBER:
         raise UserError(
             f'mask {str(path)!r} must have one class number of 8 bits per pixel, got mode {mode!r}; '
@@ -153,6 +151,11 @@ def read_text(path: str | Path) -> str:
         return Path(path).read_text(encoding='utf-8-sig')
     except UnicodeDecodeError as error:
         raise UserError(f'{str(path)!r} is not valid UTF-8 in byte {error.start}') from error
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """Return the lines of a list without outer spaces; like mmengine, end lines at ``\\n`` only."""
+    return [line.strip() for line in StringIO(read_text(path))]
 
 
 def read_coco(path: str) -> dict:

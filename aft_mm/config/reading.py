@@ -21,6 +21,7 @@ from aft_mm.errors import UserError
 
 from .annotations import BOXES, check_boxes, check_masks
 from .finding import find_config, install_command
+from .writing import quotable
 
 #: Scopes of the libraries of detection and segmentation.
 DOWNSTREAM = ('mmdet', 'mmseg')
@@ -118,8 +119,7 @@ def _quotable_data_folder() -> Iterator[None]:
     if folder is None:
         yield
         return
-    escaped = re.sub(r'([\\\'"])', r'\\\1', folder).replace('\n', '\\n')
-    os.environ['AFT_MM_DATA'] = escaped.replace('\\', '\\\\')
+    os.environ['AFT_MM_DATA'] = quotable(folder).replace('\\', '\\\\')
     try:
         yield
     finally:

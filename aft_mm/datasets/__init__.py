@@ -3,10 +3,11 @@
 import importlib
 import pkgutil
 
+from aft_mm.errors import UnusableFile
+from aft_mm.images import read_rgb
 from aft_mm.registry import DATA_SAMPLERS, DATASETS, TRANSFORMS
 
-from .file_dataset import FileDataset, UnusableFile
-from .image_files import read_rgb
+from .file_dataset import FileDataset
 from .parallel_text import read_lines
 from .point_files import read_points
 from .sound_files import filter_banks, read_sound

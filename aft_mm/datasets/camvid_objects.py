@@ -9,10 +9,9 @@ from mmengine.dataset import BaseDataset
 from PIL import Image
 
 from aft_mm.checks import check_int, check_path, check_text
-from aft_mm.image_paths import IMAGE_SUFFIXES
+from aft_mm.errors import UnusableFile, reason_of
+from aft_mm.images import IMAGE_FORMATS, IMAGE_SUFFIXES, image_size
 from aft_mm.registry import DATASETS
-
-from .file_dataset import reason_of
 
 # In the order of the labels; 11 is unlabelled.
 COLOURS = dict(
@@ -122,9 +121,10 @@ def _read_labels(path: Path, frame: Path) -> np.ndarray:
     if not path.exists():
         raise FileNotFoundError(f'{path} does not exist: every frame of CamVid needs a label file')
     try:
-        with Image.open(path) as file, Image.open(frame) as image:
-            labels, size = np.array(file), image.size
-    except (OSError, SyntaxError) as error:
+        with Image.open(path, formats=IMAGE_FORMATS) as file:
+            labels = np.array(file)
+        size = image_size(frame)
+    except (OSError, SyntaxError, UnusableFile) as error:
         raise ValueError(
             f'{path} or {frame} of CamVid cannot be read: {reason_of(error)}'
         ) from error

@@ -1,55 +1,16 @@
 """A dataset of many files, some of which may be damaged."""
 
-import errno
 import gzip
 import lzma
-import os
-import stat
 import zlib
 from pathlib import Path
 from typing import Any
 
 from mmengine.dataset import BaseDataset
 
-LONGEST_NAME = 300  # characters of a path in a message
+from aft_mm.errors import UnusableFile, quoted
+
 MAX_UNUSABLE = 20  # in a row
-
-
-class UnusableFile(ValueError):  # noqa: N818 - not always an error: training replaces the file
-    """A file that cannot become a sample."""
-
-
-def reason_of(error: Exception) -> str:
-    """Return why a file cannot be read."""
-    if isinstance(error, FileNotFoundError):
-        return 'it does not exist'
-    if isinstance(error, MemoryError):
-        return 'it needs more memory than there is'
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return 'it is damaged or of another kind than its name says'
-
-
-def quoted(path: str | os.PathLike) -> str:
-    """Return a path between quotes for a message, shortened if long."""
-    text = repr(os.fspath(path))
-    return text if len(text) <= LONGEST_NAME else f'{text[:LONGEST_NAME]}…'
-
-
-def check_regular(path: str | os.PathLike) -> int:
-    """Return the size of a file [bytes].
-
-    Raises:
-        OSError: If it is missing, a folder, a pipe or a device.
-    """
-    if '\0' in os.fspath(path):
-        raise OSError(0, 'its name has a zero byte')
-    status = os.stat(path)
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(0, 'it is not a regular file')
-    return status.st_size
 
 
 def read_packed(path: Path, most: int, name: str) -> bytes:

@@ -53,26 +53,26 @@ class FSDD(Utterances):
         super().__init__(data_root=data_root, **kwargs)
 
     def find(self) -> Iterator[tuple[str, str, str]]:
-        found = []
+        recordings = []
         for path in sorted(Path(self.data_root, 'recordings').glob('*.wav')):
             match = _NAME.fullmatch(path.stem)
             if match and (int(match[3]) >= FIRST_TRAINING) == (self.split == 'train'):
-                found.append((match[2], path, WORDS[int(match[1])]))
-        if not found:
+                recordings.append((match[2], path, WORDS[int(match[1])]))
+        if not recordings:
             raise ValueError(
                 f'{self.data_root!r} must have recordings/DIGIT_SPEAKER_NUMBER.wav of the '
                 f'{self.split} split, got none'
             )
-        names = {name for name, _, _ in found}
+        names = {name for name, _, _ in recordings}
         chosen = names if self.speakers is None else set(self.speakers)
         if not chosen <= names:
             refuse('speakers', f'of {", ".join(sorted(names))}', self.speakers)
-        found = [item for item in found if item[0] in chosen]
+        recordings = [item for item in recordings if item[0] in chosen]
         whole = RECORDINGS[self.split] * len(WORDS) * len(chosen)
-        if len(found) < whole:
+        if len(recordings) < whole:
             warn(
-                f'{self.data_root!r} is incomplete: its {self.split} split has {len(found)} of '
+                f'{self.data_root!r} is incomplete: its {self.split} split has {len(recordings)} of '
                 f'{whole} recordings of {", ".join(sorted(chosen))}'
             )
-        for _, path, word in found:
+        for _, path, word in recordings:
             yield path.stem, str(path), word

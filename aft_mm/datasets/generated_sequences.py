@@ -137,8 +137,8 @@ class AssociativeRecall(GeneratedSequences):
         values = self.num_keys + rng.integers(0, self.num_keys, self.num_pairs)
         pairs = np.stack((keys, values), 1)
         tokens = np.concatenate((pairs, rng.permutation(pairs))).reshape(-1)
-        place = np.arange(len(tokens))
-        return tokens, (place >= 2 * self.num_pairs) & (place % 2 == 1)
+        index = np.arange(len(tokens))
+        return tokens, (index >= 2 * self.num_pairs) & (index % 2 == 1)
 
 
 @DATASETS.register_module()

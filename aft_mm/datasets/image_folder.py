@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from aft_mm.checks import check_path
-from aft_mm.image_paths import IMAGE_SUFFIXES, list_images
+from aft_mm.images import IMAGE_SUFFIXES, list_images
 from aft_mm.registry import DATASETS
 
 from .file_dataset import FileDataset

@@ -61,18 +61,18 @@ class Pathfinder(BaseDataset):
 
     def load_data_list(self) -> list[dict]:
         rng = np.random.default_rng([self.seed, SPLITS.index(self.split)])
-        found: list[dict] = []
+        images: list[dict] = []
         missed = 0
-        while len(found) < self.num_samples:
+        while len(images) < self.num_samples:
             pairs = [self._sample(*pair, int(rng.integers(2))) for pair in self._pairs(rng)]
-            found += pairs
+            images += pairs
             missed = 0 if pairs else missed + 1
             if missed == MOST_ROUNDS:
                 raise ValueError(
                     f'shortest and longest must leave room for two paths in {self.size} px, got '
                     f'{self.shortest} and {self.longest}'
                 )
-        return found[: self.num_samples]
+        return images[: self.num_samples]
 
     def _sample(self, path: np.ndarray, other: np.ndarray, label: int) -> dict:
         image = np.zeros((self.size, self.size), np.uint8)
@@ -99,9 +99,9 @@ class Pathfinder(BaseDataset):
         paths = np.concatenate((start, start + steps.cumsum(1)), 1)
         # Inside the image and not back to itself.
         later, earlier = np.triu_indices(self.num_steps + 1, 2)
-        own = np.linalg.norm(paths[:, later] - paths[:, earlier], axis=-1)
+        distance = np.linalg.norm(paths[:, later] - paths[:, earlier], axis=-1)
         inside = ((paths > margin) & (paths < self.size - margin)).all((1, 2))
-        kept = inside & (own > 0.8 * step).all(1)
+        kept = inside & (distance > 0.8 * step).all(1)
         paths, gaps = paths[kept], np.maximum(0.8 * step[kept, 0], self.size / 8)
         for i in range(0, len(paths) - 1, 2):
             one, other = paths[i : i + 2]

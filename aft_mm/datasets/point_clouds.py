@@ -73,8 +73,8 @@ class PointClouds(FileDataset):
                 f'class {name!r} has no folder in data_root {str(root)!r}, '
                 f'which has {", ".join(there) or "none"}'
             )
-        place = root / folder / self.split
-        files = sorted(place.glob('*'))
+        directory = root / folder / self.split
+        files = sorted(directory.glob('*'))
         clouds = [path for path in files if path.suffix.lower() in POINT_SUFFIXES]
         if not clouds:
             meshes = any(path.suffix.lower() in MESH_SUFFIXES for path in files)
@@ -86,6 +86,6 @@ class PointClouds(FileDataset):
             )
             raise ValueError(
                 f'class {name!r} has no point cloud ({", ".join(POINT_SUFFIXES)}) in '
-                f'{str(place)!r}{hint}'
+                f'{str(directory)!r}{hint}'
             )
         return clouds

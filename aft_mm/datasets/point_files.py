@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from aft_mm.checks import check_regular
+from aft_mm.errors import UnusableFile, quoted, reason_of
 from aft_mm.tokenizers import bounding_cube
-
-from .file_dataset import UnusableFile, check_regular, quoted, reason_of
 
 LONGEST_HEADER = 1000  # lines
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .file_dataset import UnusableFile, check_regular, quoted, reason_of
+from aft_mm.checks import check_regular
+from aft_mm.errors import UnusableFile, quoted, reason_of
 
 WINDOW = 0.025  # seconds
 SHIFT = 0.010
@@ -93,20 +94,20 @@ def _opened(path: str) -> Any:
 def _blocks(path: str, file: Any) -> Iterator[np.ndarray]:
     """Decode a file as float32 [N, C], whatever its header says."""
     block = np.empty((max(1, _BLOCK // file.channels), file.channels), np.float32)
-    found = 0
+    num_samples = 0
     while True:
         try:
             count = len(file.read(out=block))
         except (OSError, RuntimeError) as error:
             raise _unusable(path, f'cannot be read: {reason_of(error)}') from error
-        found += count
-        if found > MAX_SAMPLES:
+        num_samples += count
+        if num_samples > MAX_SAMPLES:
             raise _unusable(path, f'has more than {MAX_SAMPLES:,} samples')
         if count:
             yield block[:count]
         if count < len(block):
             break
-    if not found:
+    if not num_samples:
         raise _unusable(path, 'has no samples')
 
 
@@ -240,8 +241,8 @@ def num_kaldi_frames(address: str) -> int:
     for kind, (place_of_rows, place_of_columns, size) in _MATRICES.items():
         if head.startswith(kind) and len(head) >= place_of_columns + 4:
             rows, columns = (
-                struct.unpack_from('<i', head, place)[0]
-                for place in (place_of_rows, place_of_columns)
+                struct.unpack_from('<i', head, offset)[0]
+                for offset in (place_of_rows, place_of_columns)
             )
             # The reader would first allocate memory.
             if rows > 0 and columns > 0 and rows * columns * size < left:

@@ -127,9 +127,9 @@ class PlainFile:
     def part(self, start: int, stop: int) -> 'PlainFile':
         return PlainFile(self.path, self.start + start, self.start + stop)
 
-    def __getitem__(self, place: slice) -> np.ndarray:
+    def __getitem__(self, index: slice) -> np.ndarray:
         """Return bytes, uint8 [N]; a ValueError if the file is shorter now."""
-        start, stop, _ = place.indices(len(self))
+        start, stop, _ = index.indices(len(self))
         try:
             data = np.fromfile(self.path, np.uint8, max(0, stop - start), offset=self.start + start)
         except OSError as error:

@@ -71,12 +71,12 @@ def read_transcripts(path: str) -> Transcripts:
             silent.append(name)
     if not texts:
         raise ValueError(f'transcripts {path!r} has no utterance')
-    found = [
+    problems = [
         ('line(s) are empty and skipped', empty),
         ('line(s) are not valid UTF-8, invalid bytes are unknown', damaged),
         ('utterance(s) have a transcript without words', silent),
     ]
-    warnings = [warning_text(path, what, items) for what, items in found if items]
+    warnings = [warning_text(path, what, items) for what, items in problems if items]
     return Transcripts(texts, warnings)
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from aft_mm.checks import check_int, check_path, refuse
+from aft_mm.errors import UnusableFile
 from aft_mm.openmmlab import warn
 from aft_mm.registry import DATASETS
 from aft_mm.tokenizers import TextUnits
 
-from .file_dataset import FileDataset, UnusableFile
+from .file_dataset import FileDataset
 from .transcripts import Transcripts, read_transcripts, warning_text
 from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
 
@@ -77,7 +78,7 @@ class Utterances(FileDataset):
     def load_data_list(self) -> list[dict]:
         notes: dict[str, list[str]] = defaultdict(list)
         unknown: dict[str, list[str]] = defaultdict(list)
-        found = []
+        utterances = []
         for name, path, text in self.find():
             units, missing = self.units.encode(text)
             for part in missing:
@@ -85,16 +86,16 @@ class Utterances(FileDataset):
             length = self._usable_length(name, path, units, notes)
             if length is not None:
                 info = dict(name=name, path=path, text=text, units=units, num_frames=length)
-                found.append({**info, 'speaker': self._speaker_of(name)})
+                utterances.append({**info, 'speaker': self._speaker_of(name)})
         if unknown:
             notes['word(s) or character(s) have no symbol and become <unk>'] = [
                 f'{part!r} ({len(names)} x, first in {names[0]})' for part, names in unknown.items()
             ]
         for what, items in notes.items():
             warn(warning_text(self.place, what, items))
-        if not found:
+        if not utterances:
             raise ValueError(f'{self.place!r} has no utterance that can be used')
-        return found
+        return utterances
 
     def _usable_length(
         self, name: str, path: str, units: tuple[int, ...], notes: dict[str, list]
@@ -190,13 +191,13 @@ def frames_needed(units: tuple[int, ...]) -> int:
     return len(units) + sum(a == b for a, b in zip(units, units[1:], strict=False))
 
 
-def _check_both(place: str, what: str, files: set[str], texts: set[str]) -> None:
+def _check_both(path: str, what: str, files: set[str], texts: set[str]) -> None:
     silent = sorted(files - texts)
     if silent:
-        warn(warning_text(place, f'{what} have no transcript and are left out', silent))
+        warn(warning_text(path, f'{what} have no transcript and are left out', silent))
     if not files & texts:
         raise ValueError(
-            f'{place!r} has no utterance with a transcript: ids of files begin with '
+            f'{path!r} has no utterance with a transcript: ids of files begin with '
             f'{sorted(files)[:1]}, of transcripts with {sorted(texts)[:1]}'
         )
 
@@ -264,8 +265,8 @@ class KaldiFeatures(Utterances):
             self.speakers = read_transcripts(str(speakers)).texts
         _check_both(self.place, 'matrices', set(places), set(texts))
         for name, text in texts.items():
-            place = places.get(name, f'{name}.ark:0')
-            yield name, str(Path(self.archive_root, place)), text
+            address = places.get(name, f'{name}.ark:0')
+            yield name, str(Path(self.archive_root, address)), text
 
     def _speaker_of(self, name: str) -> str | None:
         return self.speakers.get(name) or super()._speaker_of(name)

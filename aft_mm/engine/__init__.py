@@ -3,9 +3,7 @@
 from .hooks.checkpointing import (
     CheckpointCompatibilityHook,
     PeriodicCheckpointHook,
-    ResumeCheckHook,
     SafeCheckpointHook,
-    ValidateFirstHook,
 )
 from .hooks.pictures import (
     PointCloudHook,
@@ -13,13 +11,13 @@ from .hooks.pictures import (
     SampleVisualizationHook,
     SuperResolutionHook,
 )
+from .hooks.resume import ExactResumeHook, ResumeCheckHook, ValidateFirstHook
 from .hooks.sanity import CheckImagesHook, FiniteLossHook, SanityCheckHook, SkippedDataReportHook
 from .hooks.stopping import TimeBudgetHook
 from .hooks.training import (
     BitsPerDimHook,
     CompileHook,
     EpochTimeHook,
-    ExactResumeHook,
     RegularizationHook,
 )
 from .loops import GenerationTestLoop, TranslationTestLoop, derived_seed

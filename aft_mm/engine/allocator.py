@@ -51,7 +51,7 @@ def _is_glibc() -> bool:
         libc = ctypes.CDLL('libc.so.6')
     except OSError:  # musl
         return False
-    used, own = (
+    used, of_libc = (
         ctypes.cast(library.malloc, ctypes.c_void_p).value for library in (ctypes.CDLL(None), libc)
     )
-    return used == own and hasattr(libc, 'mallopt')
+    return used == of_libc and hasattr(libc, 'mallopt')

@@ -293,8 +293,8 @@ class GenerationTestLoop(TestLoop):
                 **self.options,
             )
         sampled = tokens.unflatten(0, (len(samples), self.num_samples))
-        for sample, own, rows in zip(samples, inputs, sampled, strict=True):
-            sample.generated = rows[:, : len(own)]
+        for sample, source, rows in zip(samples, inputs, sampled, strict=True):
+            sample.generated = rows[:, : len(source)]
 
 
 @LOOPS.register_module()
@@ -336,9 +336,9 @@ class TranslationTestLoop(TestLoop):
     def run_iter(self, idx: int, data_batch: dict) -> None:
         samples = data_batch['data_samples']
         with autocast(enabled=self.fp16):
-            found = task_model(self.runner).beam_search(
+            hypotheses = task_model(self.runner).beam_search(
                 [sample.source for sample in samples], self.subwords.end, **self.options
             )
-        for sample, (best, *_) in zip(samples, found, strict=True):
+        for sample, (best, *_) in zip(samples, hypotheses, strict=True):
             sample.set_metainfo(dict(translation=self.subwords.decode(best.tokens.tolist())))
         super().run_iter(idx, data_batch)

@@ -37,7 +37,7 @@ def check_torchvision() -> None:
     try:
         importlib.import_module('torchvision')
     except (ImportError, RuntimeError) as error:
-        version = next((found.version for found in distributions(name='torchvision')), '(none)')
+        version = next((package.version for package in distributions(name='torchvision')), '(none)')
         raise UserError(
             f'torch {torch.__version__} and torchvision {version} do not work together ({error}); '
             'install a matching pair, such as torch 2.11.0 with torchvision 0.26.0'
@@ -55,15 +55,15 @@ def choose_checkpoint(cfg: Config) -> str:
     is_auto = cfg.get('resume') == 'auto'
     if not cfg.get('resume') or cfg.get('load_from') and not is_auto:
         return ''
-    found, warning = latest_checkpoint(cfg.work_dir)
-    if found is None and not is_auto:
+    checkpoint, warning = latest_checkpoint(cfg.work_dir)
+    if checkpoint is None and not is_auto:
         raise UserError(
             f'--resume finds no checkpoint in {str(cfg.work_dir)!r}; name the '
             '--work-dir of the run, or train without --resume to start'
         )
-    cfg.resume = found is not None
-    if found is not None:
-        cfg.load_from = found
+    cfg.resume = checkpoint is not None
+    if checkpoint is not None:
+        cfg.load_from = checkpoint
     return warning
 
 

@@ -12,8 +12,8 @@ from torchmetrics.functional.image import (
 )
 
 from aft_mm.checks import check_sizes
+from aft_mm.images import enlarge_bicubic
 from aft_mm.registry import METRICS
-from aft_mm.structures import enlarge_bicubic
 
 from .base import GenerationMetric
 

@@ -3,9 +3,14 @@
 mmdet and mmseg import ``mmcv.ops``, which needs the compiled module ``mmcv._ext``. mmcv-lite ships
 without it. :func:`extension_spec` supplies a replacement on torch and torchvision
 (:mod:`aft_mm.hosts.mmcv_ext`); a compiled one that loads is preferred.
+
+mmcv reads images with OpenCV, which ignores transparency, so that the hidden colours of an image are
+trained on. :func:`adapt_image_reading` lets it read them as :mod:`aft_mm.images` does.
 """
 
+import functools
 import logging
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
@@ -13,7 +18,18 @@ from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
 
-__all__ = ['MMCV_EXT', 'extension_spec', 'quiet_pycocotools', 'selected_operators']
+import numpy as np
+from PIL import Image
+
+from aft_mm.images import read_unlike_opencv
+
+__all__ = [
+    'MMCV_EXT',
+    'adapt_image_reading',
+    'extension_spec',
+    'quiet_pycocotools',
+    'selected_operators',
+]
 
 MMCV_EXT = 'mmcv._ext'
 # Beginnings of the progress that pycocotools prints.
@@ -66,6 +82,25 @@ def selected_operators() -> str:
     """Return ``'compiled'`` or ``'torchvision'``: which ``mmcv._ext`` an import yields here."""
     module = import_module(MMCV_EXT)
     return 'torchvision' if hasattr(module, 'SUPPORTED') else 'compiled'
+
+
+def adapt_image_reading() -> None:
+    """Replace ``mmcv.imfrombytes``, also that of ``mmcv.imread`` and ``LoadImageFromFile``."""
+    decode = vars(sys.modules['mmcv'])['imfrombytes']
+
+    @functools.wraps(decode)
+    def imfrombytes(
+        content: bytes, flag: str = 'color', channel_order: str = 'bgr', backend: str | None = None
+    ) -> np.ndarray:
+        image = read_unlike_opencv(content) if flag in ('color', 'grayscale') else None
+        if image is None:
+            return decode(content, flag, channel_order, backend)
+        if flag == 'grayscale':
+            return np.array(Image.fromarray(image).convert('L'))
+        return image if channel_order == 'rgb' else np.ascontiguousarray(image[..., ::-1])
+
+    for name in ('mmcv', 'mmcv.image', 'mmcv.image.io'):
+        vars(sys.modules[name])['imfrombytes'] = imfrombytes
 
 
 def quiet_pycocotools() -> None:

@@ -27,9 +27,9 @@ def _gradients(
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in inputs]
         output = function(*leaves)
-        found = torch.autograd.grad(output, leaves, grad_output, allow_unused=True)
+        gradients = torch.autograd.grad(output, leaves, grad_output, allow_unused=True)
     return tuple(
-        torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)
+        torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)
     )
 
 
@@ -169,9 +169,9 @@ def roi_align_forward(
         samples = _bilinear(input[int(roi[0])], y.reshape(-1, 1), x.reshape(1, -1))
         # [C, height, n, width, m] -> [C, height, width, n · m]
         samples = samples.unflatten(2, x.shape).unflatten(1, y.shape)
-        best, place = samples.transpose(2, 3).flatten(3).max(3)
+        best, pixel = samples.transpose(2, 3).flatten(3).max(3)
         output[index] = best
-        row, column = place // x.shape[1], place % x.shape[1]
+        row, column = pixel // x.shape[1], pixel % x.shape[1]
         argmax_y[index] = (
             y[:, None, :]
             .expand(len(y), len(x), -1)
@@ -230,9 +230,9 @@ def roi_align_backward(
     height, width = grad_input.shape[2:]
     for index, roi in enumerate(rois):
         target = grad_input[int(roi[0])].flatten(1)
-        for place, weight in _corners(argmax_y[index], argmax_x[index], height, width):
+        for pixel, weight in _corners(argmax_y[index], argmax_x[index], height, width):
             share = (grad_output[index] * weight).flatten(1)
-            target.scatter_add_(1, place.flatten(1), share)
+            target.scatter_add_(1, pixel.flatten(1), share)
 
 
 def _sample_points(
@@ -257,19 +257,19 @@ def _corners(y: Tensor, x: Tensor, height: int, width: int) -> list[tuple[Tensor
     outside = (y < -1) | (y > height) | (x < -1) | (x > width)
     y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
     top, left = y.floor(), x.floor()
-    found = []
+    corners = []
     for row, row_weight in ((top, 1 - (y - top)), ((top + 1).clamp(max=height - 1), y - top)):
         for column, weight in ((left, 1 - (x - left)), ((left + 1).clamp(max=width - 1), x - left)):
-            place = (row * width + column).long()
-            found.append((place, (row_weight * weight).masked_fill(outside, 0)))
-    return found
+            pixel = (row * width + column).long()
+            corners.append((pixel, (row_weight * weight).masked_fill(outside, 0)))
+    return corners
 
 
 def _bilinear(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
     """Samples [C, rows, columns] of an image [C, H, W] at y [rows, 1] and x [1, columns]."""
     y, x = torch.broadcast_tensors(y, x)
     flat = image.flatten(1)
-    return sum(weight * flat[:, place] for place, weight in _corners(y, x, *image.shape[1:]))
+    return sum(weight * flat[:, pixel] for pixel, weight in _corners(y, x, *image.shape[1:]))
 
 
 def roi_pool_forward(
@@ -298,10 +298,10 @@ def roi_pool_forward(
                 left, right = _bin(x1 * spatial_scale, sides[1], column, width)
                 if top >= bottom or left >= right:
                     continue
-                best, place = image[:, top:bottom, left:right].flatten(1).max(1)
+                best, pixel = image[:, top:bottom, left:right].flatten(1).max(1)
                 output[index, :, row, column] = best
-                line = (top + place // (right - left)) * width
-                argmax[index, :, row, column] = (line + left + place % (right - left)).int()
+                line = (top + pixel // (right - left)) * width
+                argmax[index, :, row, column] = (line + left + pixel % (right - left)).int()
     output.masked_fill_(lost, math.nan)
 
 
@@ -322,9 +322,9 @@ def roi_pool_backward(
 ) -> None:
     rois, _ = _usable(rois, len(grad_input))
     for index, roi in enumerate(rois):
-        place = argmax[index].flatten(1).long()
-        share = grad_output[index].flatten(1).masked_fill(place < 0, 0)
-        grad_input[int(roi[0])].flatten(1).scatter_add_(1, place.clamp(min=0), share)
+        pixel = argmax[index].flatten(1).long()
+        share = grad_output[index].flatten(1).masked_fill(pixel < 0, 0)
+        grad_input[int(roi[0])].flatten(1).scatter_add_(1, pixel.clamp(min=0), share)
 
 
 # Focal losses
@@ -453,9 +453,9 @@ def deform_conv_backward_input(
     def forward(input: Tensor, offset: Tensor) -> Tensor:
         return _deform_conv2d(input, offset, weight, None, _geometry(options))
 
-    found = _gradients(forward, [input, offset], grad_output)
-    grad_input += found[0]
-    grad_offset += found[1]
+    gradients = _gradients(forward, [input, offset], grad_output)
+    grad_input += gradients[0]
+    grad_offset += gradients[1]
 
 
 def deform_conv_backward_parameters(
@@ -522,8 +522,10 @@ def modulated_deform_conv_backward(
     def forward(input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
         return _deform_conv2d(input, offset, weight, None, places, mask)
 
-    found = _gradients(forward, [input, weight, offset, mask], grad_output)
-    for total, one in zip((grad_input, grad_weight, grad_offset, grad_mask), found, strict=True):
+    gradients = _gradients(forward, [input, weight, offset, mask], grad_output)
+    for total, one in zip(
+        (grad_input, grad_weight, grad_offset, grad_mask), gradients, strict=True
+    ):
         total += one
     if with_bias:
         grad_bias += grad_output.sum((0, 2, 3))
@@ -617,8 +619,8 @@ def ms_deform_attn_backward(
     def forward(value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
         return _deformable_attention(value, shapes.tolist(), locations, weights)
 
-    found = _gradients(forward, [value, locations, weights], grad_output)
-    for total, one in zip((grad_value, grad_locations, grad_weights), found, strict=True):
+    gradients = _gradients(forward, [value, locations, weights], grad_output)
+    for total, one in zip((grad_value, grad_locations, grad_weights), gradients, strict=True):
         total += one
 
 

@@ -327,8 +327,8 @@ class ConvFrameEmbedding(FrameEmbedding):
         """Return vectors [B, T, D] for float frames [B, T, F] with the mask [B, T]."""
         x = super().forward(frames)
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            seen = x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0)
-            x = x + norm(conv(seen.mT).mT).relu()
+            visible = x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0)
+            x = x + norm(conv(visible.mT).mT).relu()
         return x
 
 

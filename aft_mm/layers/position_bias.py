@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from aft_mm import ops
 from aft_mm.checks import check_flag, check_int, check_number
 from aft_mm.ops.eager.conv import KnownForm, read_form
-from aft_mm.ops.eager.online_softmax import no_autocast
 from aft_mm.ops.geometry import near_radius
-from aft_mm.ops.path_choice import Snapshot, compiling_not_exporting
+from aft_mm.ops.online_softmax import no_autocast
+from aft_mm.ops.path_choice import Snapshot
+from aft_mm.ops.tracing import compiling_not_exporting
 
 from .grid import Grid, GridParameters, check_grid, check_kernel
 

@@ -21,7 +21,7 @@ causal AFT op a NaN or infinite key or value does not reach earlier rows, other 
 channels (of aft_conv: channels of other heads).
 """
 
-from .eager.online_softmax import apply_gate
+from .export_paths import record_paths, replay_paths
 from .functional import (
     aft_conv,
     aft_full,
@@ -37,7 +37,8 @@ from .linear import (
     linear_attention_prefill,
     linear_attention_step,
 )
-from .path_choice import mark_constant, record_paths, replay_paths
+from .online_softmax import apply_gate
+from .path_choice import mark_constant
 from .state import StepState, prefill, select
 from .steps import (
     aft_conv_init_state,

@@ -1,7 +1,7 @@
 """Selection of the backend of a call, and the reasons why another one cannot run it.
 
-The first of :data:`DEFAULT_BACKENDS` without such a reason is used, Triton only after its kernels
-passed their check (`selftest.py`). ``AFT_MM_BACKEND`` names other backends to try, such as
+The first of :data:`DEFAULT_BACKENDS` without such a reason is used, Triton only where its kernels
+were verified (`triton/availability.py`). ``AFT_MM_BACKEND`` names other backends to try, such as
 ``triton,eager``. A selected backend that fails is not replaced.
 """
 
@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import eager, kernel_results, path_choice, reference
+from . import eager, export_conv, reference
+from .export_paths import export_stage
 from .native import availability as native_availability
 from .path_choice import ENVIRONMENT_VARIABLE
+from .tracing import constant
 from .triton import availability as triton_availability
 
 OPS = (
@@ -62,7 +64,9 @@ def unsupported_reasons(
     if backend == 'triton':
         reasons = triton_availability.unsupported_reasons(op, tensors, options)
         if not reasons and 'triton' not in requested_backends():
-            reasons = _reasons_not_to_use_kernels(op, tensors[2])
+            if export_stage():
+                return ['an exported graph replays the paths of eager']
+            reasons = triton_availability.reasons_on_request_only(op, tensors)
         return reasons
     if backend == 'native':
         return native_availability.unsupported_reasons(op, tensors, options)
@@ -75,20 +79,6 @@ def unsupported_reasons(
         if tensors[2].device.type == 'mps':
             reasons.append('computes in float64, which the mps device lacks')
     return reasons
-
-
-def _reasons_not_to_use_kernels(op: str, value: Any) -> list[str]:
-    """Return why kernels that nobody requested are not used."""
-    if path_choice.export_stage():
-        return ['an exported graph replays the paths of eager']
-    compiled = torch.compiler.is_compiling()
-    reason = _kernel_objection(op, value.dtype, compiled, value.device.type, value.device.index)
-    return [] if reason is None else [reason]
-
-
-@triton_availability.constant
-def _kernel_objection(op: str, dtype: torch.dtype, compiled: bool, *place) -> str | None:
-    return kernel_results.objection(op, dtype, compiled, *place)
 
 
 def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:
@@ -135,7 +125,7 @@ _logged: set[tuple[str, str, torch.dtype]] = set()
 
 
 # torch.compile does not trace an import or a log.
-@triton_availability.constant
+@constant
 def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
     """Load the backend, and log once per op and dtype that it is used."""
     used = name, op, dtype
@@ -154,4 +144,6 @@ def implementation(
     name = choose_backend(op, tensors, options)
     if torch.compiler.is_compiling() or (name, op, tensors[2].dtype) not in _logged:
         _prepare(name, op, tensors[2].dtype)
+    if name == 'eager' and op == 'aft_conv' and export_stage():
+        return export_conv.aft_conv
     return getattr(_modules[name], op)

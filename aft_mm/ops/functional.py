@@ -9,8 +9,8 @@ from torch import Tensor
 from . import checks
 from .dispatch import backend_module, choose_backend, implementation
 from .eager.conv import KnownForm
-from .eager.online_softmax import no_autocast
 from .geometry import Window
+from .online_softmax import no_autocast
 
 
 def aft_simple(

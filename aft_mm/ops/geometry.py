@@ -1,10 +1,11 @@
-"""Masks and indices of grids, windows and kernels."""
+"""Masks, indices and blocks of grids, windows and kernels."""
 
 import itertools
 import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Window = int | Sequence[int]
@@ -84,3 +85,30 @@ def kernel_reach(kernel: Sequence[int], grid: Sequence[int]) -> int:
         min(size // 2, length - 1) * math.prod(grid[axis + 1 :])
         for axis, (size, length) in enumerate(zip(kernel, grid, strict=True))
     )
+
+
+def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
+    """Return w [h, *K] without the entries that no pair of tokens on the grid reaches."""
+    for dim, length in enumerate(grid, start=1):
+        extra = max(0, weight.shape[dim] // 2 - (length - 1))
+        weight = weight.narrow(dim, extra, weight.shape[dim] - 2 * extra)
+    return weight
+
+
+def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
+    """Return [T, C] as blocks [n, c, C], the last padded with `fill`."""
+    count = -(-x.shape[0] // block)
+    missing = count * block - x.shape[0]
+    if torch.compiler.is_compiling() or missing:
+        x = F.pad(x, (0, 0, 0, missing), value=fill)
+    return x.view(count, block, -1)
+
+
+def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0) -> Tensor:
+    """Return [T, C] as views [n, (before + 1 + after)·c, C] around each block."""
+    if before == after == 0 and block == x.shape[0]:
+        return x.unsqueeze(0)  # an exported graph leaves sizes open
+    tail = -x.shape[0] % block + after * block
+    if before or tail:
+        x = F.pad(x, (0, 0, before * block, tail), value=fill)
+    return x.unfold(0, (before + 1 + after) * block, block).transpose(1, 2)

@@ -10,8 +10,8 @@ from aft_mm.checks import check_flag, check_int, check_number, refuse
 from .checks import FLOATS, check_lengths, check_mask, check_tensor
 from .dispatch import implementation
 from .eager.linear import linear_attention_sums
-from .eager.online_softmax import no_autocast
 from .linear_terms import FeatureMap, LinearState, resolve
+from .online_softmax import no_autocast
 from .state import check_position, use_up
 
 __all__ = [

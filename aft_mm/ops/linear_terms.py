@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aft_mm.checks import check_choice
 
-from .path_choice import may_read
+from .tracing import may_read
 
 FeatureMap = Callable[[Tensor], Tensor]
 

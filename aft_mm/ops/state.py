@@ -8,8 +8,7 @@ from torch import Tensor
 from aft_mm.checks import check_choice, check_int, refuse
 
 from . import checks
-from .eager.online_softmax import ShiftedSum, append, column_shift, lowest, reduce
-from .eager.simple import relu_terms
+from .online_softmax import ShiftedSum, append, column_shift, lowest, reduce, relu_terms
 
 # Position of a state that a later step has overwritten.
 USED_UP = -1

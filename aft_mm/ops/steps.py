@@ -31,8 +31,8 @@ from aft_mm.checks import check_choice, check_flag, check_sizes, per_dimension
 
 from . import checks
 from .dispatch import implementation
-from .eager.online_softmax import ShiftedSum
 from .geometry import Window, as_pair, kernel_reach, near_radius
+from .online_softmax import ShiftedSum
 from .state import StepState, check_kind, check_state, new_state, use_up
 
 

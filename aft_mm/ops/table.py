@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from . import kernel_results
 from .dispatch import (
     BACKENDS,
     ENVIRONMENT_VARIABLE,
@@ -16,7 +15,6 @@ from .dispatch import (
     unsupported_reasons,
 )
 from .native import availability as native_availability
-from .triton import availability
 from .triton.availability import KERNELS, LIMITS
 
 
@@ -45,7 +43,7 @@ def _devices() -> list[torch.device]:
 
 
 def print_table() -> None:
-    """Print a row per op and device with a column per backend, then reasons and kernel results."""
+    """Print a row per op and device with a column per backend, then reasons."""
     width = max(map(len, STEPS))
     columns = ''.join(f'{name:>12}' for name in BACKENDS)
     print(f'{"op":<{width}}  device{columns}')
@@ -70,10 +68,5 @@ def print_table() -> None:
     for (backend, device_type, reason), refused in reasons.items():
         what = 'any op or step' if len(refused) == len(OPS + STEPS) else ', '.join(refused)
         print(f'{backend} cannot run {what} on {device_type}: {reason}')
-    for device in _devices():
-        index = torch.cuda.current_device() if device.type == 'cuda' else None
-        if not availability.machine_reasons(device.type, index):
-            for name, result in kernel_results.load_results(device.type, index).items():
-                print(f'kernel of {name}: {result}')
     print(f'{ENVIRONMENT_VARIABLE} selects from {", ".join(BACKENDS)}: one, or several to try')
-    print(f'{kernel_results.COMMAND} checks the Triton kernels on this device, which enables them')
+    print('aft_mm doctor --kernels checks and times the Triton kernels on this device')

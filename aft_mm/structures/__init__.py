@@ -1,6 +1,5 @@
-"""Data samples, and bicubic enlarging."""
+"""Data samples."""
 
-from .images import enlarge_bicubic
 from .samples import SequenceSample, UtteranceSample
 
-__all__ = ['SequenceSample', 'UtteranceSample', 'enlarge_bicubic']
+__all__ = ['SequenceSample', 'UtteranceSample']

@@ -68,11 +68,11 @@ class TextUnits:
         units: list[int] = []
         unknown: list[str] = []
         for part in text.split() if self.in_words else text:
-            found = table.get(part)
-            if found is None:
+            entry = table.get(part)
+            if entry is None:
                 unknown.append(part)
-                found = self.numbers[UNKNOWN]
-            units += [found] if isinstance(found, int) else found
+                entry = self.numbers[UNKNOWN]
+            units += [entry] if isinstance(entry, int) else entry
         return tuple(units), unknown
 
     def decode(self, units: Iterable[int]) -> str:
@@ -82,7 +82,7 @@ class TextUnits:
     @cached_property
     def words(self) -> dict[str, tuple[int, ...]]:
         stressed = any(symbol[-1].isdigit() for symbol in self.names)
-        found = {}
+        pronunciations = {}
         for word, phonemes in read_lexicon(self.lexicon).items():
             names = phonemes if stressed else [phoneme.rstrip('012') for phoneme in phonemes]
             missing = [name for name in names if name not in self.numbers]
@@ -91,8 +91,8 @@ class TextUnits:
                     f'lexicon {self.lexicon!r} says {described(word)} with {described(missing[0])}, '
                     f'which is none of the {len(self.names) - 2} symbols'
                 )
-            found[word] = tuple(self.numbers[name] for name in names)
-        return found
+            pronunciations[word] = tuple(self.numbers[name] for name in names)
+        return pronunciations
 
 
 def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:

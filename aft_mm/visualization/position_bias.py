@@ -165,8 +165,8 @@ def _kernel_panels(
     chosen = choose('heads', heads, len(values))
     values = values[chosen]
     if causal:  # in raster order, offsets to later tokens follow the centre
-        place = np.arange(values[0].size).reshape(values[0].shape)
-        values[:, place > values[0].size // 2] = np.nan
+        index = np.arange(values[0].size).reshape(values[0].shape)
+        values[:, index > values[0].size // 2] = np.nan
     if values.ndim == 2:
         return [_lines(values, causal, chosen)]
     if values.ndim == 4:

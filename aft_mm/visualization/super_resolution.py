@@ -9,7 +9,7 @@ from torch import nn
 
 from aft_mm.checks import check_int, check_sizes
 from aft_mm.errors import UserError
-from aft_mm.structures import enlarge_bicubic
+from aft_mm.images import enlarge_bicubic
 
 from .images import check_image_shape, draw_header, draw_samples, to_images
 

@@ -1,9 +1,4 @@
-_base_ = [
-    '../_base_/models/ar_copy.py',
-    '../_base_/datasets/copy_task.py',
-    '../_base_/schedules/ar_radam_copy.py',
-    '../_base_/ar_runtime.py',
-]
+_base_ = '../_base_/recipes/1xb64-10e_copy.py'
 
 # Fewer pairs and a lower recall than in the paper, see docs/mixers.md#recall-of-lsh.
 model = dict(
@@ -13,5 +8,3 @@ model = dict(
         )
     )
 )
-
-train_dataloader = dict(batch_size=64)

@@ -1,10 +1,3 @@
-_base_ = [
-    '../_base_/models/ar_copy.py',
-    '../_base_/datasets/copy_task.py',
-    '../_base_/schedules/ar_radam_copy.py',
-    '../_base_/ar_runtime.py',
-]
+_base_ = '../_base_/recipes/1xb64-10e_copy.py'
 
 model = dict(decoder=dict(token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=8)))
-
-train_dataloader = dict(batch_size=64)

@@ -1,9 +1,4 @@
-_base_ = [
-    '../_base_/models/ar_logistic.py',
-    '../_base_/datasets/cifar10_ar.py',
-    '../_base_/schedules/ar_radam_7d.py',
-    '../_base_/ar_runtime.py',
-]
+_base_ = '../_base_/recipes/7d-logistic_cifar10.py'
 
 # Whole pixels, T = 1024: the mixture of PixelCNN++, whose green depends on red, and blue on both.
 model = dict(
@@ -20,7 +15,3 @@ pipeline = [dict(type='aft_mm.PackSequence', image_shape={{_base_.image_shape}},
 train_dataloader = dict(batch_size=4, dataset=dict(pipeline=pipeline))
 val_dataloader = dict(dataset=dict(pipeline=pipeline))
 test_dataloader = dict(dataset=dict(pipeline=pipeline))
-default_hooks = dict(
-    checkpoint=dict(by_epoch=False, interval=2000),
-    time_budget=dict(type='aft_mm.TimeBudgetHook', days=7),
-)

@@ -1,10 +1,3 @@
-_base_ = [
-    '../_base_/models/ar_logistic.py',
-    '../_base_/datasets/mnist_ar.py',
-    '../_base_/schedules/ar_radam_250e.py',
-    '../_base_/ar_runtime.py',
-]
+_base_ = '../_base_/recipes/1xb10-250e-logistic_mnist.py'
 
 model = dict(decoder=dict(token_mixer=dict(type='aft_mm.AFTLocal', window=32, rank=64)))
-
-train_dataloader = dict(batch_size=10)

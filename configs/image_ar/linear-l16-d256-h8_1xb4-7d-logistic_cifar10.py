@@ -1,9 +1,4 @@
-_base_ = [
-    '../_base_/models/ar_logistic.py',
-    '../_base_/datasets/cifar10_ar.py',
-    '../_base_/schedules/ar_radam_7d.py',
-    '../_base_/ar_runtime.py',
-]
+_base_ = '../_base_/recipes/7d-logistic_cifar10.py'
 
 model = dict(
     decoder=dict(
@@ -11,11 +6,4 @@ model = dict(
         grid=(32 * 32 * 3,),
         token_mixer=dict(type='aft_mm.LinearAttention', num_heads=8),
     )
-)
-
-# The paper names no augmentation, so there is none.
-train_dataloader = dict(batch_size=4, dataset=dict(pipeline={{_base_.test_pipeline}}))
-default_hooks = dict(
-    checkpoint=dict(by_epoch=False, interval=2000),
-    time_budget=dict(type='aft_mm.TimeBudgetHook', days=7),
 )

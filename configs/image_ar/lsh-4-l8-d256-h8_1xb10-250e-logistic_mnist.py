@@ -1,9 +1,4 @@
-_base_ = [
-    '../_base_/models/ar_logistic.py',
-    '../_base_/datasets/mnist_ar.py',
-    '../_base_/schedules/ar_radam_250e.py',
-    '../_base_/ar_runtime.py',
-]
+_base_ = '../_base_/recipes/1xb10-250e-logistic_mnist.py'
 
 # Fewer pairs and a lower recall than in the paper, see docs/mixers.md#recall-of-lsh.
 model = dict(
@@ -13,5 +8,3 @@ model = dict(
         )
     )
 )
-
-train_dataloader = dict(batch_size=10)

@@ -1,10 +1,5 @@
 # Four times as long as the comparison of the mixers: 84.0 % with seed 0.
-_base_ = [
-    '../_base_/models/aft_vit_conv_stem.py',
-    '../_base_/datasets/cifar10_full.py',
-    '../_base_/schedules/one_cycle.py',
-    '../_base_/default_runtime.py',
-]
+_base_ = '../_base_/recipes/1xb100-7e-conv-stem_cifar10full.py'
 
 model = dict(
     backbone=dict(
@@ -14,5 +9,4 @@ model = dict(
     )
 )
 
-train_dataloader = dict(batch_size=100)
 train_cfg = dict(max_epochs=28)

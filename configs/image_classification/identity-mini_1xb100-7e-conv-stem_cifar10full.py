@@ -1,9 +1,4 @@
-_base_ = [
-    '../_base_/models/aft_vit_conv_stem.py',
-    '../_base_/datasets/cifar10_full.py',
-    '../_base_/schedules/one_cycle.py',
-    '../_base_/default_runtime.py',
-]
+_base_ = '../_base_/recipes/1xb100-7e-conv-stem_cifar10full.py'
 
 model = dict(
     backbone=dict(
@@ -12,6 +7,3 @@ model = dict(
         position_embedding=False,
     )
 )
-
-train_dataloader = dict(batch_size=100)
-train_cfg = dict(max_epochs=7)

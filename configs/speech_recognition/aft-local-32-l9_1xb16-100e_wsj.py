@@ -1,10 +1,3 @@
-_base_ = [
-    '../_base_/models/ctc_encoder.py',
-    '../_base_/datasets/wsj.py',
-    '../_base_/schedules/ctc_radam_plateau.py',
-    '../_base_/ar_runtime.py',
-]
+_base_ = '../_base_/recipes/1xb16-100e_wsj.py'
 
 model = dict(encoder=dict(token_mixer=dict(type='aft_mm.AFTLocal', window=32, rank=64)))
-
-train_dataloader = dict(batch_size=16)

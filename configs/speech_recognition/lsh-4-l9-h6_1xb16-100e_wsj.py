@@ -1,9 +1,4 @@
-_base_ = [
-    '../_base_/models/ctc_encoder.py',
-    '../_base_/datasets/wsj.py',
-    '../_base_/schedules/ctc_radam_plateau.py',
-    '../_base_/ar_runtime.py',
-]
+_base_ = '../_base_/recipes/1xb16-100e_wsj.py'
 
 # 64 buckets and chunks of 32 as in the paper's other experiments. The encoder is not causal, so
 # chunks are Reformer's.
@@ -14,5 +9,3 @@ model = dict(
         )
     )
 )
-
-train_dataloader = dict(batch_size=16)

@@ -45,7 +45,7 @@ def test_no_object_is_built_by_the_state_of_a_file(name, zipped, tmp_path):
         ('train', ['--resume', 'a.pth']),
         ('test', ['a.pth']),
         ('sample', ['a.pth', '--out', 'a.txt']),
-        ('model_converters/publish_model', ['a.pth', 'out.pth']),
+        ('publish', ['a.pth', 'out.pth']),
     ],
 )
 def test_tools_refuse_an_object_array_and_live(name, words, tool, config, tmp_path, monkeypatch):
@@ -56,7 +56,7 @@ def test_tools_refuse_an_object_array_and_live(name, words, tool, config, tmp_pa
     )
     torch.save(state, 'a.pth')
     Path('text.txt').write_bytes(np.random.default_rng(0).bytes(4000))
-    if 'publish' not in name:
+    if name != 'publish':
         words = [config('tiny_text'), *words]
     with pytest.raises(SystemExit, match="'a.pth' is refused because it asks for numpy.") as end:
         tool(name).main(words)
@@ -273,6 +273,49 @@ def test_a_download_that_would_not_end_leaves_nothing(name, server, tmp_path, mo
         load_from_http(f'{host}/a.pth')
     assert message in str(error.value) and '\n' not in str(error.value)
     assert not [path for path in (tmp_path / 'hub').rglob('*') if path.is_file()]
+
+
+@pytest.mark.parametrize('target', ['ftp://127.0.0.1:9/a.pth', 'file:///etc/passwd'])
+def test_a_redirect_stays_on_http(target, server, tmp_path):
+    answers, asked, host = server
+    answers['/a.pth'] = lambda: [f'HTTP/1.0 302 Found\r\nLocation: {target}\r\n\r\n'.encode()]
+    with pytest.raises(UserError, match="a.pth' cannot be downloaded: .*[Rr]edirect.*etc|ftp"):
+        load_from_http(f'{host}/a.pth')
+    answers['/b.pth'] = lambda: [b'HTTP/1.0 302 Found\r\nLocation: /w.pth\r\n\r\n']
+    answers['/w.pth'] = file(weights(1.0, tmp_path / 'w.pth'))
+    assert load_from_http(f'{host}/b.pth')['state_dict']['weight'].tolist() == [1, 1, 1]
+    assert len(list((tmp_path / 'hub').rglob('*.pth'))) == 1
+
+
+def test_a_killed_download_leaves_nothing(server, tmp_path):
+    answers, asked, host = server
+    reached = threading.Event()
+
+    def half():
+        yield OK + b'Content-Length: 5000000\r\n\r\n'
+        yield bytes(3 * 10**6)
+        reached.set()
+        time.sleep(60)
+
+    answers['/a.pth'] = half
+    child = multiprocessing.get_context('fork').Process(
+        target=load_from_http, args=(f'{host}/a.pth',)
+    )
+    child.start()
+    assert reached.wait(60)
+    child.kill()
+    child.join()
+    assert not [path for path in (tmp_path / 'hub').rglob('*') if path.is_file()]
+
+
+def test_progress_is_shown_on_a_terminal(server, tmp_path, monkeypatch, capsys):
+    answers, asked, host = server
+    answers['/a.pth'] = answers['/b.pth'] = file(weights(1.0, tmp_path / 'w.pth'))
+    load_from_http(f'{host}/a.pth')
+    assert not capsys.readouterr().err
+    monkeypatch.setenv('FORCE_COLOR', '1')
+    load_from_http(f'{host}/b.pth')
+    assert re.search('downloading.*100%', capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

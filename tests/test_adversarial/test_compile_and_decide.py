@@ -11,7 +11,7 @@ from torch._inductor.async_compile import AsyncCompile
 
 from aft_mm import ops
 from aft_mm.engine import CompileHook
-from aft_mm.ops.path_choice import record_paths, replay_paths
+from aft_mm.ops.export_paths import record_paths, replay_paths
 
 pytestmark = pytest.mark.adversarial
 

@@ -16,6 +16,7 @@ from aft_mm.config.reading import check_keys, check_settings, read_config
 from aft_mm.errors import UserError
 
 from ..all_configs import configs_of
+from ..helpers import command
 
 pytestmark = pytest.mark.adversarial
 
@@ -28,7 +29,11 @@ def tool(tool, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT / 'tools/analysis_tools'))
     monkeypatch.chdir(tmp_path)
 
-    return lambda name, *words: tool(name).main([str(word) for word in words])
+    def run(name, *words):
+        call = tool(name).main if '/' in name else command(name)
+        call([str(word) for word in words])
+
+    return run
 
 
 def fails(call, message):
@@ -181,11 +186,11 @@ def bias_checkpoint(tmp_path):
 def test_outputs_of_a_picture(tool, tmp_path, bias_checkpoint, words, message):
     (tmp_path / 'folder.png').mkdir()
     words = shlex.split(words)
-    fails(lambda: tool('analysis_tools/plot_position_bias', *bias_checkpoint, *words), message)
+    fails(lambda: tool('plot bias', *bias_checkpoint, *words), message)
     if '--top' not in words:
-        fails(lambda: tool('analysis_tools/plot_curves', 'no.json', *words), message)
+        fails(lambda: tool('plot curves', 'no.json', *words), message)
         group = ['--group', 'a', 'no.json', '--metric', 'm']
-        fails(lambda: tool('analysis_tools/compare_seeds', *group, *words), message)
+        fails(lambda: tool('compare seeds', *group, *words), message)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +207,6 @@ def test_outputs_of_a_picture(tool, tmp_path, bias_checkpoint, words, message):
 )
 def test_arguments_of_a_test_and_of_the_complexity(tool, bias_checkpoint, command, message):
     name, *words = command.split()
-    name = 'test' if name == 'test' else 'analysis_tools/model_complexity'
     fails(lambda: tool(name, 'config.py', *words), message)
 
 

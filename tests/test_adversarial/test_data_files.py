@@ -47,13 +47,13 @@ def test_the_archive_of_enwik8_is_unpacked_to_its_length_at_most(tool, tmp_path,
     with zipfile.ZipFile('a.zip', 'w', zipfile.ZIP_DEFLATED) as file:
         file.writestr('enwik8', bytes(MEGABYTES * 2**20))
     Path('a.gz').write_bytes(gzip.compress(bytes(MEGABYTES * 2**20)))
-    written, converter = [], tool('dataset_converters/enwik8')
+    written, converter = [], tool('convert enwik8')
 
     def counted(*args, copy=converter.copy):
         written.append(copy(*args))
         return written[-1]
 
-    monkeypatch.setattr(converter, 'copy', counted)
+    monkeypatch.setattr(converter.module, 'copy', counted)
     for name in ('a.zip', 'a.gz'):
         with pytest.raises(SystemExit, match='must have 1,000 bytes, but .* holds more'):
             converter.main([name, 'out', '--size', '1000'])
@@ -106,7 +106,10 @@ def test_configs_that_look_like_data_are_not_read(name, text, tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     'folder',
-    ["it's", '"quoted"', 'back\\slash\\', 'a\\nb', "'''", "'+__import__('os').mkdir('ran')+'"],
+    [
+        *("it's", '"quoted"', 'back\\slash\\', 'a\\nb', 'a\nb\r', "'''", '{{ _base_.x }}'),
+        *("'+__import__('os').mkdir('ran')+'", '{{$QQ:(?s:.*)}}', r'\x7b\g<0>'),
+    ],
 )
 @pytest.mark.parametrize('quote', ["'", '"'])
 def test_a_data_folder_of_any_name(folder, quote, tmp_path, monkeypatch):

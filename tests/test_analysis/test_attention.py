@@ -5,13 +5,14 @@ import pytest
 import timm
 import torch
 from mmengine.registry import MODELS, init_default_scope
-from plot_attention import (
+
+from aft_mm.analysis.plot_attention import (
     MeanAttention,
     draw_relative_attention,
     mean_attention_distance,
     mean_relative_attention,
 )
-from recording import RecordAttention, attention_probabilities
+from aft_mm.analysis.recording import RecordAttention, attention_probabilities
 
 
 def test_mean_over_the_queries_that_have_a_token_at_an_offset():

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from plot_position_bias import AXES, position_bias_table
+
+from aft_mm.analysis.plot_position_bias import AXES, position_bias_table
 
 
 def test_a_kernel_with_one_place_and_a_flat_one():

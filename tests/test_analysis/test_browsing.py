@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from browse_dataset import draw_instances, draw_segments, draw_text, enlarge
 from mmengine.config import Config
 from mmengine.structures import InstanceData, PixelData
-from networks import build_dataset
 from PIL import Image
 
+from aft_mm.analysis.browse_dataset import draw_instances, draw_segments, draw_text, enlarge
+from aft_mm.analysis.networks import build_dataset
 from aft_mm.structures import SequenceSample
 from aft_mm.tokenizers import encode_points
 from aft_mm.visualization import draw_completions, draw_header, draw_super_resolution
@@ -22,7 +22,7 @@ class Known(dict):
 
 @pytest.fixture
 def browse(tool):
-    return tool('analysis_tools/browse_dataset')
+    return tool('browse')
 
 
 def test_boxes_and_masks_have_their_positions():

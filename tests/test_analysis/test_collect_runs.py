@@ -3,16 +3,16 @@
 import json
 from pathlib import Path
 
-import compare_runs
-import compare_seeds
-import plot_curves
 import pytest
-import run_files
-from collect_runs import main
-from run_files import append_line, read_lines, records_of
-from run_logs import read_scalars, seconds_at, trained, validations
+
+from aft_mm.analysis import run_files
+from aft_mm.analysis.run_files import append_line, read_lines, records_of
+from aft_mm.analysis.run_logs import read_scalars, seconds_at, trained, validations
 
 from ..errors import stops
+from ..helpers import command
+
+main = command('compare collect')
 
 
 def log(seed, length=50, epochs=5, loss=2.0):
@@ -133,10 +133,10 @@ def test_seeds_are_compared_by_a_pattern_as_by_their_files(capsys):
     capsys.readouterr()
     groups = {'a': 'a-mini_seed{}.json', 'b': 'b-mini_seed{}.json'}
     files = [['--group', name, *map(files.format, (0, 1))] for name, files in groups.items()]
-    compare_seeds.main(['--metric', 'accuracy/top1', *files[0], *files[1]])
+    command('compare seeds')(['--metric', 'accuracy/top1', *files[0], *files[1]])
     expected = capsys.readouterr().out
     selections = ['--group', 'a', 'runs.jsonl:a-*', '--group', 'b', 'runs.jsonl:b-*_seed?']
-    compare_seeds.main(['--metric', 'accuracy/top1', *selections])
+    command('compare seeds')(['--metric', 'accuracy/top1', *selections])
     assert capsys.readouterr().out == expected
     assert '| a | 2 | 60.50 ± 6.35 |' in expected
 
@@ -148,9 +148,9 @@ def test_runs_are_plotted_and_listed_by_a_pattern(capsys):
         json.dumps({'rows': [{'config': f'{x}-mini', 'milliseconds': 8} for x in 'ab']})
     )
     options = ['--over', 'time', '--times', 'times.json', '--metric', 'accuracy/top1']
-    plot_curves.main([*groups, *options, '--out', 'curves.png'])
+    command('plot curves')([*groups, *options, '--out', 'curves.png'])
     assert 'plotted 3 runs to curves.png' in capsys.readouterr().out
-    compare_runs.main(['--group', 'a', 'runs.jsonl:a-*', '--metric', 'accuracy/top1'])
+    command('compare runs')(['--group', 'a', 'runs.jsonl:a-*', '--metric', 'accuracy/top1'])
     out = capsys.readouterr().out
     assert '| run | accuracy/top1 [%] | s/iteration |' in out
     assert '| a | 55.17 ± 0.17 | 0.1248 ± 0.0000 |' in out
@@ -198,5 +198,5 @@ def test_selections_without_a_run_are_refused(argument, message):
     collect(*everything())
     Path('text.jsonl').write_text('text\n')
     words = ['--metric', 'accuracy/top1', '--group', 'a', argument]
-    stops(message, compare_seeds.main, words)
+    stops(message, command('compare seeds'), words)
     assert run_files.is_selection(argument)

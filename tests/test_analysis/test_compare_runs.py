@@ -1,4 +1,4 @@
-"""tools/analysis_tools/compare_runs.py: tables of work dirs."""
+"""`aft_mm compare runs`: tables of work dirs."""
 
 import csv
 import json
@@ -6,11 +6,15 @@ import statistics
 from pathlib import Path
 
 import pytest
-from compare_runs import main, run_table
 from mmengine.config import Config
-from model_complexity import analyse_config
+
+from aft_mm.analysis.compare_runs import run_table
+from aft_mm.analysis.model_complexity import analyse_config
 
 from ..errors import stops
+from ..helpers import command
+
+main = command('compare runs')
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = next((ROOT / 'configs' / 'image_classification').glob('aft-conv-quickstart_*.py'))

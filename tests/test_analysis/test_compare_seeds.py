@@ -1,13 +1,15 @@
-"""tools/analysis_tools/compare_seeds.py: groups of files, and rejected arguments."""
+"""`aft_mm compare seeds`: groups of files, and rejected arguments."""
 
 import json
 from pathlib import Path
 
 import pytest
-from compare_seeds import main
 from PIL import Image
 
 from ..errors import stops
+from ..helpers import command
+
+main = command('compare seeds')
 
 
 @pytest.fixture

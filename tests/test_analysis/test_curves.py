@@ -5,12 +5,14 @@ import math
 from pathlib import Path
 
 import numpy as np
-import plot_curves
 import pytest
-from plot_curves import draw_curves
-from run_logs import read_scalars
+
+from aft_mm.analysis import plot_curves
+from aft_mm.analysis.plot_curves import draw_curves
+from aft_mm.analysis.run_logs import read_scalars
 
 from ..errors import refuses, stops
+from ..helpers import command
 
 
 def log(epochs, length=6, interval=4, first=1, offset=0.0):
@@ -202,8 +204,8 @@ def test_times_of_a_benchmark_replace_those_of_the_logs(tmp_path, monkeypatch):
         plot_curves, 'draw_curves', lambda *a, **k: drawn.append(draw(*a, **k)) or drawn[0]
     )
     words = ['x=x-mini_seed0.jsonl', '--out', 'a.png', '--times', 'times.json', '--over']
-    plot_curves.main([*words, 'time'])
+    command('plot curves')([*words, 'time'])
     (axis,) = drawn[0].axes
     assert axis.get_lines()[0].get_xdata().tolist() == [5.0, 10.0]
     assert axis.get_xlabel().startswith('training time [s]')
-    stops('--over must be time with --times, got epoch', plot_curves.main, [*words, 'epoch'])
+    stops('--over must be time with --times, got epoch', command('plot curves'), [*words, 'epoch'])

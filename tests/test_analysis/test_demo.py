@@ -5,15 +5,16 @@ import subprocess
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-import demo
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from aft_mm.analysis import demo
 from aft_mm.apis.loading import load_model
 
 from ..errors import stops
+from ..helpers import command
 from ..test_documents import ROOT, pack
 
 needs_gradio = pytest.mark.skipif(find_spec('gradio') is None, reason='gradio is not installed')
@@ -94,8 +95,8 @@ def test_a_classifier_shows_classes_and_keys(tmp_path):
 def test_models_without_a_page_and_a_missing_gradio_are_refused(tmp_path, monkeypatch):
     pack(tmp_path, 'tiny_super_resolution')
     files = [str(tmp_path / name) for name in ('config.py', 'checkpoint.pth')]
-    stops('must be for ImageClassifier, .*, got SuperResolver', demo.main, files)
+    stops('must be for ImageClassifier, .*, got SuperResolver', command('demo'), files)
     pack(tmp_path, 'tiny_text')
     monkeypatch.setattr(demo.importlib.util, 'find_spec', lambda name: None)
-    stops('the demo needs gradio: pip install', demo.main, files)
-    stops("'none.pth' does not exist", demo.main, [files[0], 'none.pth'])
+    stops('the demo needs gradio: pip install', command('demo'), files)
+    stops("'none.pth' does not exist", command('demo'), [files[0], 'none.pth'])

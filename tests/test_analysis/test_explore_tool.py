@@ -1,4 +1,4 @@
-"""tools/analysis_tools/explore.py: values shown by the page, and rejected arguments."""
+"""`aft_mm plot explore`: values shown by the page, and rejected arguments."""
 
 import re
 from pathlib import Path
@@ -6,14 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from explore import ExplorerLayer, explorer_page, main
 from mmengine.config import Config
 from PIL import Image
 
+from aft_mm.analysis.explore import ExplorerLayer, explorer_page
 from aft_mm.apis import ImageClassifier
 
 from ..chromium import CHROMIUM, Page
 from ..errors import refuses, stops
+from ..helpers import command
+
+main = command('plot explore')
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason='needs Chromium')
 

@@ -14,7 +14,11 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
-from networks import (
+from packaging.specifiers import SpecifierSet
+from PIL import Image
+
+from aft_mm.analysis import AtMost, plot_receptive_field
+from aft_mm.analysis.networks import (
     build_dataset,
     class_names,
     load_images,
@@ -23,14 +27,11 @@ from networks import (
     shown_image,
     spread_samples,
 )
-from packaging.specifiers import SpecifierSet
-from PIL import Image
-from plot_keys import key_maps
-from plot_position_bias import position_bias_table
-
-from aft_mm.cli.arguments import AtMost
+from aft_mm.analysis.plot_keys import key_maps
+from aft_mm.analysis.plot_position_bias import position_bias_table
 
 from ..errors import stops
+from ..helpers import command
 
 ROOT = Path(__file__).parents[2]
 NEEDS_GRAD_CAM = pytest.mark.skipif(
@@ -43,9 +44,8 @@ VIS_CAM = Path(mmpretrain.__file__).parent / '.mim/tools/visualization/vis_cam.p
 @pytest.fixture
 def analysis(tool, monkeypatch):
     def call(name, *words):
-        module = tool(f'analysis_tools/{name}')
-        module.main([str(word) for word in words])
-        return module
+        command(name)(words)
+        return tool(name)
 
     return call
 
@@ -61,7 +61,7 @@ def colourful(path):
 
 def test_the_table_of_position_biases(analysis, digits_classifier, tmp_path, capsys):
     words = f'--out {tmp_path}/a.png --csv {tmp_path}/a.csv --layers 1 --heads first:3 --dpi 40'
-    analysis('plot_position_bias', *digits_classifier, *words.split())
+    analysis('plot bias', *digits_classifier, *words.split())
     bias = load_network(*digits_classifier).backbone.layers[1].token_mixer.position_bias()
     expected = position_bias_table({'layer 1': bias})
     found = rows_of(tmp_path / 'a.csv')
@@ -74,7 +74,7 @@ def test_the_table_of_position_biases(analysis, digits_classifier, tmp_path, cap
 
 def test_keys_are_those_of_the_mixer(analysis, digits_classifier, tmp_path):
     words = f'--out {tmp_path}/k.png --num 2 --dpi 40'.split()
-    module = analysis('plot_keys', *digits_classifier, *words)
+    module = analysis('plot keys', *digits_classifier, *words)
     assert colourful(tmp_path / 'k-1.png') and colourful(tmp_path / 'k-2.png')
 
     network = load_network(*digits_classifier)
@@ -90,10 +90,10 @@ def test_keys_are_those_of_the_mixer(analysis, digits_classifier, tmp_path):
 @NEEDS_GRAD_CAM
 def test_class_activation_maps_are_the_formula(tool, analysis, digits_classifier, tmp_path):
     """After the last norm and the mean over tokens, only the weights of the head remain."""
-    analysis('plot_cam', *digits_classifier, '--out', tmp_path / 'c.png', '--num', 2, '--dpi', 40)
+    analysis('plot cam', *digits_classifier, '--out', tmp_path / 'c.png', '--num', 2, '--dpi', 40)
     assert colourful(tmp_path / 'c.png')
 
-    module, network = tool('analysis_tools/plot_cam'), load_network(*digits_classifier)
+    module, network = tool('plot cam'), load_network(*digits_classifier)
     name = module.target_layer(network)
     inputs = network_inputs(network.model, [build_dataset(network.config)[i] for i in (0, 9)])
     # For other classes the whole map may be negative.
@@ -147,7 +147,7 @@ def test_vis_cam_of_mmpretrain_works_unchanged(with_cls_token, tmp_path, monkeyp
 def test_confusions_accuracy_and_mistakes(analysis, digits_classifier, tmp_path, capsys):
     words = f'--out {tmp_path}/m.png --csv {tmp_path}/m.csv --mistakes {tmp_path}/w.png --num 4'
     words = [*words.split(), '--batch-size', 13, '--dpi', 40]
-    module = analysis('confusion_matrix', *digits_classifier, *words)
+    module = analysis('plot confusion', *digits_classifier, *words)
     network = load_network(*digits_classifier)
     dataset = build_dataset(network.config)
     samples = [dataset[i] for i in range(len(dataset))]
@@ -175,7 +175,7 @@ def test_confusions_accuracy_and_mistakes(analysis, digits_classifier, tmp_path,
 
 def test_features_and_their_neighbours(analysis, digits_classifier, tmp_path):
     words = f'--out {tmp_path}/f.png --num 40 --perplexity 5 --dpi 40'.split()
-    module = analysis('plot_features', *digits_classifier, *words)
+    module = analysis('plot features', *digits_classifier, *words)
     assert colourful(tmp_path / 'f.png')
     features = torch.tensor([[0.0, 0], [1, 0], [1.5, 0], [9, 9], [9, 8]])
     # The nearest of each: 1, 2, 1, 4, 3.
@@ -200,7 +200,7 @@ def test_fields_of_networks_of_three_libraries(
     config, checkpoint = digits_classifier
     words = words.format(config=config, checkpoint=checkpoint).split()
     words += f'--out {tmp_path}/f.png --csv {tmp_path}/f.csv --radius 5 100 --dpi 40'.split()
-    analysis('plot_receptive_field', *words)
+    analysis('plot receptive-field', *words)
     rows = rows_of(tmp_path / 'f.csv')
     assert [row['layer'] for row in rows] == layers and colourful(tmp_path / 'f.png')
     for row in rows:
@@ -208,15 +208,17 @@ def test_fields_of_networks_of_three_libraries(
         assert 0 < float(row['half_px']) <= float(row['most_px'])
 
 
-def test_a_field_belongs_to_its_place(tool, tmp_path, monkeypatch):
-    module, fields = tool('analysis_tools/plot_receptive_field'), []
-    draw = module.draw_receptive_field
+def test_a_field_belongs_to_its_place(tmp_path, monkeypatch):
+    fields, draw = [], plot_receptive_field.draw_receptive_field
     monkeypatch.setattr(
-        module, 'draw_receptive_field', lambda *args: fields.append(args[0]) or draw(*args)
+        plot_receptive_field,
+        'draw_receptive_field',
+        lambda *args: fields.append(args[0]) or draw(*args),
     )
     words = 'timm:resnet18 --size 64 --num 1 --layers layer1 --dpi 20 --place'
     for place in ('0 15', '15 0'):  # of 16 × 16
-        module.main([*words.split(), *place.split(), '--out', str(tmp_path / 'f.png')])
+        given = [*words.split(), *place.split(), '--out', tmp_path / 'f.png']
+        command('plot receptive-field')(given)
     above, below = (field['layer1'] for field in fields)
     assert above[:32, 32:].sum() > 0.9 * above.sum()
     assert below[32:, :32].sum() > 0.9 * below.sum()
@@ -254,31 +256,31 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
 @pytest.mark.parametrize(
     'name, words, message',
     [
-        ('plot_position_bias', '{} --layers 2', "--layers must be 'all', .* got '2'"),
-        ('plot_position_bias', '{} --heads 4', 'heads must be .* 0 to 3'),
-        ('plot_keys', '{} no.jpg', "image 'no.jpg' cannot be read"),
-        ('plot_keys', '{} --num 99', '--num must be at most 65, the samples'),
+        ('plot bias', '{} --layers 2', "--layers must be 'all', .* got '2'"),
+        ('plot bias', '{} --heads 4', 'heads must be .* 0 to 3'),
+        ('plot keys', '{} no.jpg', "image 'no.jpg' cannot be read"),
+        ('plot keys', '{} --num 99', '--num must be at most 65, the samples'),
         (
-            'plot_keys',
+            'plot keys',
             '{config} {other}',
             '^Error: the checkpoint does not fit AFTViT with 2 layers',
         ),
-        ('plot_attention', '{} --num 1', 'no layer that calls torch'),
-        ('plot_attention', 'timm:no a.pth', 'checkpoint .a.pth. does not exist'),
-        ('plot_receptive_field', 'timm:no', "timm has no model 'no'"),
-        ('plot_receptive_field', 'nothing', "config 'nothing' does not exist"),
-        ('plot_receptive_field', '{} --noise --size 0', '--size must be an int, 1 or larger'),
-        ('plot_cam', '{} --layer patch_embed', '--layer must return one tensor, got tuple'),
-        ('plot_features', '{} --perplexity 0', '--perplexity must be a finite number above 0'),
-        ('plot_receptive_field', '{} --layers norm9', "AFTViT has no layer 'norm9'"),
-        ('plot_cam', '{} --category 10', '--category must be 0 to 9, got 10'),
+        ('plot attention', '{} --num 1', 'no layer that calls torch'),
+        ('plot attention', 'timm:no a.pth', 'checkpoint .a.pth. does not exist'),
+        ('plot receptive-field', 'timm:no', "timm has no model 'no'"),
+        ('plot receptive-field', 'nothing', "config 'nothing' does not exist"),
+        ('plot receptive-field', '{} --noise --size 0', '--size must be an int, 1 or larger'),
+        ('plot cam', '{} --layer patch_embed', '--layer must return one tensor, got tuple'),
+        ('plot features', '{} --perplexity 0', '--perplexity must be a finite number above 0'),
+        ('plot receptive-field', '{} --layers norm9', "AFTViT has no layer 'norm9'"),
+        ('plot cam', '{} --category 10', '--category must be 0 to 9, got 10'),
         (
-            'plot_features',
+            'plot features',
             '{} --num 20 --perplexity 20',
             '--perplexity must be below 20, the number',
         ),
-        ('confusion_matrix', '{} --mistakes a.txt', '--mistakes must end in'),
-        ('browse_dataset', 'no.py', "config 'no.py' does not exist"),
+        ('plot confusion', '{} --mistakes a.txt', '--mistakes must end in'),
+        ('browse', 'no.py', "config 'no.py' does not exist"),
     ],
 )
 def test_bad_input_gives_a_one_line_message(

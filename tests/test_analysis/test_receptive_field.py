@@ -5,14 +5,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS, init_default_scope
-from plot_receptive_field import (
+from torch import nn
+
+from aft_mm.analysis.plot_receptive_field import (
     draw_receptive_field,
     energy_within,
     radius_of_share,
     receptive_field,
 )
-from recording import as_map, grid_of
-from torch import nn
+from aft_mm.analysis.recording import as_map, grid_of
 
 from ..errors import refuses
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
-from model_complexity import Likelihood, analyse, analyse_config
-from reference_bits import ppmd_bits, sorted_points_bits
-from saved_memory import saved_memory
+
+from aft_mm.analysis.model_complexity import Likelihood, analyse, analyse_config
+from aft_mm.analysis.reference_bits import ppmd_bits, sorted_points_bits
+from aft_mm.analysis.saved_memory import saved_memory
 
 from ..errors import refuses_input, stops
 from ..helpers import only_error
@@ -287,8 +288,8 @@ def test_plot_position_bias_refuses_a_model_without_one(run, tmp_path):
 
 
 def test_a_missing_config_gives_a_one_line_message(tool):
-    for name in ('print_config', 'model_complexity'):
-        stops("'no.py' does not exist", tool(f'analysis_tools/{name}').main, ['no.py'])
+    for name in ('analysis_tools/print_config', 'complexity'):
+        stops("'no.py' does not exist", tool(name).main, ['no.py'])
 
 
 def test_reference_bits_of_known_bytes(run, tmp_path):

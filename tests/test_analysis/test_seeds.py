@@ -4,9 +4,10 @@ import math
 import statistics
 
 import pytest
-from compare_seeds import draw_seeds
-from run_logs import mean_and_error
-from verdicts import verdict_table
+
+from aft_mm.analysis.compare_seeds import draw_seeds
+from aft_mm.analysis.run_logs import mean_and_error
+from aft_mm.analysis.verdicts import verdict_table
 
 A, B, ONE = [2.61, 2.58, 2.63], [2.51, 2.55], [2.4]
 

@@ -162,7 +162,7 @@ class TestTimm:
 
 def test_mmengine_counts_fewer_flops_than_our_tool(tool, tiny_classifier):
     """As described in docs/analysis.md; if this fails, update one of them."""
-    analyse = tool('analysis_tools/model_complexity').analyse
+    analyse = tool('complexity').analyse
     backbone = Config.fromfile(tiny_classifier[0]).model.backbone
     model = AFTViT(**{name: value for name, value in backbone.items() if name != 'type'}).eval()
     ours = analyse(model, (3, 8, 12))

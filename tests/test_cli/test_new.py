@@ -10,9 +10,9 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 from PIL import Image
 
-from aft_mm.cli import own_data
 from aft_mm.cli.main import main
 from aft_mm.config.reading import check_data, read_config
+from aft_mm.convert import own_data
 from aft_mm.errors import UserError
 
 from ..errors import stops

@@ -15,7 +15,8 @@ from aft_mm.datasets.parallel_text import encode_cached
 from aft_mm.tokenizers import Subwords, split_lines
 
 from ..errors import refuses, stops
-from ..parallel_data import MISSING, REASON, VOCAB_SIZE, converter, sentences, write_subwords
+from ..helpers import command
+from ..parallel_data import MISSING, REASON, VOCAB_SIZE, sentences, write_subwords
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=REASON)
 
@@ -128,7 +129,7 @@ def test_subwords_of_the_same_text_are_the_same_and_lose_nothing(pairs, tmp_path
     text = 'ein Žebra €5 €6'
     assert one.unknown(text) == 'Ž€56' and one.decode(one.encode([text])[0]) != text
     words = [str(pairs / 'train.de'), str(pairs / 'train.en'), '--vocab-size', '320']
-    converter('subwords').main([*words, '--out', str(tmp_path / 'b.model')])
+    command('convert subwords')([*words, '--out', str(tmp_path / 'b.model')])
     wide = Subwords(tmp_path / 'b.model')
     assert wide.unknown(text) == '' and wide.decode(wide.encode([text])[0]) == text
 
@@ -146,7 +147,7 @@ def test_bad_arguments_of_the_converter_end_in_one_sentence(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=f'Error: {message}') as error:
-        converter('subwords').main([str(pairs / 'train.de'), '--vocab-size', size, '--out', out])
+        command('convert subwords')([str(pairs / 'train.de'), '--vocab-size', size, '--out', out])
     assert '\n' not in str(error.value) and not list(tmp_path.iterdir())
 
 

@@ -30,13 +30,8 @@ from aft_mm.engine import (
     ExactResumeHook,
     RegularizationHook,
 )
-from aft_mm.engine.hooks.training import (
-    EpochTimeHook,
-    check_random_state,
-    parts_to_compile,
-    random_state,
-    set_random_state,
-)
+from aft_mm.engine.hooks.resume import check_random_state, random_state, set_random_state
+from aft_mm.engine.hooks.training import EpochTimeHook, parts_to_compile
 from aft_mm.engine.loops import Batches, make_resumable
 from aft_mm.engine.preflight import check_regularization, check_topk
 from aft_mm.errors import UserError

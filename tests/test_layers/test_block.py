@@ -73,7 +73,7 @@ def test_patches_of_bfloat16_are_one_product(autocast, monkeypatch):
 
 def test_patches_in_half_precision_on_a_device_are_products():
     pytest.importorskip('triton', reason='the pretended device needs Triton')
-    from inductor_offline import pretended_device
+    from ..inductor_offline import pretended_device
 
     with pretended_device():
         image = torch.empty(2, 3, 8, 8, device='cuda')

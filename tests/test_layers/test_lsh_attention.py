@@ -1,6 +1,5 @@
 """LSH attention against exact shared-QK attention, in full and with the mask of its rounds."""
 
-import lsh_recall
 import pytest
 import torch
 import torch.nn.functional as F
@@ -115,14 +114,3 @@ def test_checkpoints_contain_the_rotations():
     x = torch.randn(1, 50, D, dtype=torch.float64)
     other.load_state_dict(mixer.state_dict())
     assert torch.equal(mixer(x), other(x))
-
-
-def test_the_tool_measures_the_recall_of_this_mixer():
-    torch.manual_seed(0)
-    mixer = build(num_rounds=3, num_buckets=4, chunk_size=2)
-    x = torch.randn(1, 33, D, dtype=torch.float64)
-    key = heads(mixer.key(x))
-    expected = seen(mixer, x)[0]
-    assert torch.equal(lsh_recall.seen(mixer.buckets(key)[0], 2), expected)
-    full = exact_weights(mixer, x, torch.ones(33, 33, dtype=torch.bool).tril())[0]
-    torch.testing.assert_close(lsh_recall.exact_weights(key[0]), full[:, 1:])

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from aft_mm.ops import aft_full, cases
-from aft_mm.ops.cases import CHANNELS, Case
-from aft_mm.ops.selftest import TOLERANCE
+from aft_mm.ops.cases import CHANNELS, TOLERANCE, Case
 
 __all__ = ['CASES', 'CAUSAL_CASES', 'CHANNELS', 'IDS', 'ONE_OF_EACH', 'PAIR_CASES', 'STEP_CASES']
 __all__ += ['TOLERANCE', 'Case', 'indices', 'randn', 'run_with_gradients']

@@ -121,8 +121,9 @@ def compiled(request, monkeypatch):
     pytest.importorskip('triton', reason='Triton is not installed')
     if triton_availability.interpreted():
         pytest.skip("Triton's interpreter does not compile")
-    from kernel_forms import OfflineDriver
     from triton.runtime import JITFunction, driver
+
+    from .triton_offline import OfflineDriver
 
     kernels, run = {}, JITFunction.run
 

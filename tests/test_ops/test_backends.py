@@ -5,7 +5,7 @@ import torch
 
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.eager import banded_matmul, full_local
-from aft_mm.ops.selftest import GRADIENTS
+from aft_mm.ops.kernel_check import GRADIENTS
 
 from ..helpers import each
 from . import cases

@@ -11,8 +11,8 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aft_mm import ops
-from aft_mm.ops import reference
-from aft_mm.ops.eager import online_softmax, simple
+from aft_mm.ops import online_softmax, reference
+from aft_mm.ops.eager import simple
 
 from .cases import CAUSAL_CASES, ONE_OF_EACH, PAIR_CASES, run_with_gradients
 

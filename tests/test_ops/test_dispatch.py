@@ -2,8 +2,10 @@
 
 import importlib
 import importlib.util
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,6 +101,12 @@ LACKING = {
     ),
     'needs Triton 3.6, got 3.5.1': (triton_availability, 'ONLY_TRITON', (3, 6)),
     'needs Triton 3.6, got 3.10.0': (triton_availability, 'ONLY_TRITON', (3, 6)),
+    'needs a C compiler, got none as gcc or clang': (shutil, 'which', lambda name: None),
+    'needs the headers of Python, got no no/Python.h': (
+        sysconfig,
+        'get_paths',
+        lambda: dict(include='no'),
+    ),
 }
 
 
@@ -110,7 +118,7 @@ def unqueried_machine():
 
 
 @pytest.mark.parametrize('reason', LACKING)
-def test_machines_that_lack_something(reason, monkeypatch, unqueried_machine):
+def test_machines_that_lack_something(reason, monkeypatch, unqueried_machine, tmp_path):
     version = reason.split()[-1] if reason.startswith('needs Triton') else '3.6.1'
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: object())
     monkeypatch.setattr(
@@ -118,11 +126,54 @@ def test_machines_that_lack_something(reason, monkeypatch, unqueried_machine):
     )
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda index: (9, 0))
+    monkeypatch.delenv('CC', raising=False)
+    monkeypatch.setattr(shutil, 'which', lambda name: name)
+    (tmp_path / 'Python.h').touch()
+    monkeypatch.setattr(sysconfig, 'get_paths', lambda: dict(include=tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(*LACKING[reason])
         assert triton_availability.machine_reasons('cuda', 0) == (reason,)
     triton_availability.ask_machine.cache_clear()
     assert version != '3.6.1' or triton_availability.machine_reasons('cuda', 0) == ()
+
+
+H100, A100 = (9, 0), (8, 0)
+
+
+@pytest.mark.parametrize(
+    'capability, op, dtype, reasons',
+    [
+        (H100, 'aft_simple', torch.float32, []),
+        (H100, 'aft_conv_step', torch.bfloat16, []),
+        (H100, 'aft_local', torch.bfloat16, []),
+        (H100, 'aft_local', torch.float16, ['not verified on capability 9.0 in float16']),
+        (A100, 'aft_simple', torch.float32, ['not verified on capability 8.0 in float32']),
+    ],
+)
+def test_kernels_are_the_default_where_they_were_verified(
+    capability, op, dtype, reasons, monkeypatch
+):
+    monkeypatch.delenv(dispatch.ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setattr(triton_availability, 'ask_capability', lambda index: capability)
+    tensors = [torch.empty(1, 1, 1, dtype=dtype, device='meta')] * 3
+    device = SimpleNamespace(type='cuda', index=0)
+    value = SimpleNamespace(dtype=dtype, device=device, shape=(1, 1, 1))
+    found = triton_availability.reasons_on_request_only(op, [*tensors[:2], value])
+    assert found == [f'{reason}; AFT_MM_BACKEND=triton uses it' for reason in reasons]
+
+
+def test_heads_of_several_channels_are_slower_on_a_gpu_and_need_a_request(monkeypatch):
+    monkeypatch.setattr(triton_availability, 'machine_reasons', lambda kind, index: ())
+    monkeypatch.setattr(triton_availability, '_unverified_reasons', lambda *call: ())
+    query, key = torch.empty(1, 1, 4), torch.empty(1, 1, 2)
+    options = dict(global_connectivity=True, causal=False, grid=(1,))
+    call = 'aft_conv', [query, key, query], options
+    assert dispatch.unsupported_reasons('triton', *call) == [
+        'slower than eager for heads of several channels; AFT_MM_BACKEND=triton uses it'
+    ]
+    assert not dispatch.unsupported_reasons('triton', 'aft_conv', [query] * 3, options)
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'triton,eager')
+    assert dispatch.choose_backend(*call) == 'triton'
 
 
 def test_a_machine_is_queried_once(monkeypatch, unqueried_machine):

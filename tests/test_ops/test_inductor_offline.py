@@ -13,7 +13,7 @@ from aft_mm.ops.eager import banded_matmul, bf16_matmul, conv, conv_dense, full_
 
 pytest.importorskip('triton', reason='Inductor writes Triton source for a GPU')
 
-from inductor_offline import pretended_device, source_of  # noqa: E402
+from ..inductor_offline import pretended_device, source_of  # noqa: E402
 
 T3072 = (2, 3072, 256)
 RASTER = dict(grid=(32, 96), window=(16, 16))

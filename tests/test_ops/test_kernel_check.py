@@ -1,117 +1,140 @@
-"""The check of the kernels: which forms it runs, and their compilation in threads."""
+"""`aft_mm doctor --kernels`: right, wrong and failing kernels, and their times."""
 
-import copy
-import threading
+import importlib.util
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
 
-pytest.importorskip('triton', reason='Triton is not installed')
-from kernel_forms import PROCESSORS, OfflineDriver, recorded_forms  # noqa: E402
-from triton.runtime import JITFunction, driver  # noqa: E402
+from aft_mm.cli.main import main
+from aft_mm.ops import dispatch, eager, kernel_check, reference
+from aft_mm.ops.cases import TIMED_CASES, conv, simple
+from aft_mm.ops.triton import availability
 
-from aft_mm.layers.mixers import AFTMixer  # noqa: E402
-from aft_mm.ops import selftest  # noqa: E402
-from aft_mm.ops.cases import simple  # noqa: E402
-from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE  # noqa: E402
-from aft_mm.ops.triton import availability  # noqa: E402
-from aft_mm.ops.triton.compile_ahead import compile_only  # noqa: E402
-
-from ..all_configs import build_model, configs_of, load_config  # noqa: E402
-
-if availability.interpreted():
-    pytest.skip("Triton's interpreter does not compile", allow_module_level=True)
-TASKS = 'image_classification', 'image_ar', 'language_modeling', 'copy_task', 'super_resolution'
-TASKS += 'point_cloud', 'machine_translation', 'speech_recognition'
-OPS = [op for op in availability.KERNELS if not op.endswith('_step')]
-CPU, TYPE = torch.device('cpu'), torch.bfloat16
+CPU = torch.device('cpu')
 
 
-def pairs_on_a_device(op):
-    def empty(*size, device, **options):
-        return torch.zeros(1, **options)
-
-    with mock.patch.object(selftest.torch, 'empty', empty):
-        return selftest.check_cases(op, SimpleNamespace(type='cuda'), TYPE)
-
-
-def length(mixer):
-    return torch.Size(mixer.grid or (1024,)).numel()
+@pytest.fixture
+def kernels(monkeypatch):
+    """Torch operations in place of the kernels."""
+    monkeypatch.setattr(dispatch, '_modules', dict(triton=eager, eager=eager, reference=reference))
+    monkeypatch.setattr(dispatch, '_logged', set())
+    monkeypatch.setattr(availability, 'machine_reasons', lambda kind, index: ())
 
 
-def mixers():
-    """Return the AFT mixers of all configs that differ in more than their length and channels."""
-    seen, found = set(), {}
-    for name, path in configs_of(*TASKS).items():
-        text = str(load_config(path).model) if name.startswith('aft') else ''
-        if 'aft_mm.AFT' not in text or text in seen:
-            continue
-        seen.add(text)
-        for part, mixer in build_model(path).named_modules():
-            if not isinstance(mixer, AFTMixer) or 'cross' in part:
-                continue
-            sizes = [getattr(mixer, x, None) for x in ('window', 'kernel_size', 'key_function')]
-            per_head = getattr(mixer, 'num_heads', None) == mixer.embed_dims
-            sizes += [length(mixer) > 500, per_head, len(mixer.grid or ()), mixer.query is None]
-            key = type(mixer), mixer.causal, mixer.gate, str(sizes)
-            if key not in found or length(mixer) < length(found[key][1]):
-                found[key] = f'{name} {part}', mixer
-    return dict(found.values())
+@pytest.mark.parametrize('op', ['aft_simple', 'aft_local', 'aft_conv_step'])
+def test_right_kernels(op, kernels, capsys):
+    assert kernel_check.check_kernels([op], 'cpu')
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(',')[0] for line in lines] == [
+        f'{op} {dtype}: right' for dtype in ('float32', 'float16', 'bfloat16')
+    ]
 
 
-def run(mixer):
-    mixer = copy.deepcopy(mixer).to_empty(device='cpu')
-    grid, tokens = mixer.grid or (1024,), mixer.num_prefix_tokens + length(mixer)
-    heads = getattr(mixer, 'num_heads', mixer.embed_dims)
-    batch = 64 // (mixer.embed_dims // heads) if 'Conv' in type(mixer).__name__ else 2
-    shapes = [(max(batch, 1), tokens, channels) for channels in (mixer.embed_dims, heads)]
-    for training in (True, False):
-        mixer.train(training)
-        query, value = (torch.empty(shapes[0], dtype=TYPE, requires_grad=training) for _ in 'qv')
-        key = torch.empty(shapes[1], dtype=TYPE, requires_grad=training)
-        query = None if mixer.query is None else query
-        with torch.set_grad_enabled(training), torch.autocast('cpu', TYPE):
-            output = mixer._mix(query, key, value, grid, None)
-        if training:
-            inputs = [x for x in (query, key, value, *mixer.parameters()) if x is not None]
-            torch.autograd.grad(output, inputs, torch.empty_like(output), allow_unused=True)
+def test_wrong_values_gradients_and_varying_results_are_found(kernels, monkeypatch, capsys):
+    right, noise = eager.aft_simple, torch.Generator().manual_seed(0)
+
+    def doubled_gradient(query, key, value, **options):
+        return right(query, 2 * key - key.detach(), value, **options)
+
+    def noisy(*tensors, **options):
+        return right(*tensors, **options) + 1e-6 * torch.rand(1, generator=noise)
+
+    def unwritten(*tensors, **options):
+        result = right(*tensors, **options)
+        return result + torch.empty_like(result)
+
+    def fault(*tensors, **options):
+        raise RuntimeError('CUDA error: an illegal memory access was encountered')
+
+    for function, message in [
+        (
+            lambda *tensors, **options: 1.001 * right(*tensors, **options),
+            'wrong by 1.0e-03 > 2e-05',
+        ),
+        (doubled_gradient, ': grad_key, simple-'),
+        (noisy, 'wrong by inf'),
+        (unwritten, 'wrong by inf'),
+        (fault, 'failed: RuntimeError: CUDA error: an illegal memory access'),
+    ]:
+        monkeypatch.setattr(eager, 'aft_simple', function)
+        with pytest.raises(SystemExit, match='1'):
+            kernel_check_of('aft_simple', monkeypatch)
+        assert message in capsys.readouterr().out.splitlines()[0]
 
 
-def test_the_check_runs_every_form_that_default_configs_use(monkeypatch):
-    with recorded_forms() as checked:
-        for op in OPS:
-            for pair in pairs_on_a_device(op):
-                selftest.run_kernels(op, *pair, CPU, TYPE, PROCESSORS)
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'triton,eager')
-    missing, used = set(), set()
-    for name, mixer in mixers().items():
-        with recorded_forms() as forms:
-            run(mixer)
-        used |= forms
-        missing |= {f'{form[0]} of {name}' for form in forms - checked}
-    assert not missing
-    assert len(used) > 150  # of about 500 that the check runs
+def kernel_check_of(op, monkeypatch):
+    monkeypatch.setenv('TRITON_INTERPRET', '1')  # on a CPU
+    main(['doctor', '--kernels', op])
 
 
-def test_kernels_are_compiled_in_threads_and_not_launched(monkeypatch):
-    """A kernel that cannot be compiled stops nothing before it is launched."""
-    launchers, threads = [], set()
+@pytest.mark.parametrize('scale, is_right', [(0.9, True), (1.1, False)])
+def test_errors_of_cancelling_gradients_are_relative_to_their_sums(
+    scale, is_right, kernels, monkeypatch
+):
+    """If one key has all the weight, grad_key is a difference of sums over 400 targets."""
+    case, run_op, runs = simple(400), kernel_check.run_op, []
 
-    class Driver(OfflineDriver):
-        def launcher_cls(self, source, metadata):
-            threads.add(threading.current_thread())
-            launchers.append(metadata.name)
-            if metadata.name == 'scan_backward':
-                raise OSError('no compiler')
+    def shifted(*arguments):
+        results = run_op(*arguments)
+        runs.append(1)
+        if len(runs) > 1:  # not the oracle
+            results[3] = results[3] + scale * 0.02 * 20
+        return results
 
-    monkeypatch.setattr(driver, '_active', Driver(90))
-    monkeypatch.setattr(availability, 'machine_reasons', lambda *place: ())
-    run = JITFunction.run
-    case = simple(5, causal=True)
-    with compile_only():
-        for _ in range(2):
-            selftest.run_kernels('aft_simple', case, 'plain', CPU, TYPE, 1)
-    assert sorted(launchers) == ['scan_backward', 'scan_forward', 'scan_forward']
-    assert threading.main_thread() not in threads and JITFunction.run is run
+    monkeypatch.setattr(kernel_check, 'run_op', shifted)
+    monkeypatch.setitem(availability.KERNELS, 'aft_simple', {})
+    error, where = kernel_check.check_case('aft_simple', case, 'spike', CPU, torch.bfloat16)
+    assert where.startswith('grad_key') and (error < 0.02) == is_right
+
+
+@pytest.mark.parametrize('op', ['aft_conv', 'aft_conv_step'])
+def test_times(op, kernels, monkeypatch):
+    small = conv((3, 4), (3, 3), heads=64, channels=64)
+    monkeypatch.setitem(TIMED_CASES, 'aft_conv', [small])
+    timed = []
+
+    def do_bench(call, return_mode):
+        call()
+        timed.append(os.environ[dispatch.ENVIRONMENT_VARIABLE])
+        return {'triton': 0.25, 'eager': 0.5}[timed[-1]]
+
+    testing = SimpleNamespace(do_bench=do_bench)
+    monkeypatch.setattr(kernel_check.importlib, 'import_module', lambda name: testing)
+    text = kernel_check.describe_times(op, CPU, torch.bfloat16)
+    if op == 'aft_conv':
+        assert text == '250, 250 µs; 2.00, 2.00 x eager; 2.00, 2.00 x flash attention'
+    else:
+        assert text == '250 µs; 2.00 x eager'
+
+
+def test_every_kernel_has_cases_to_time():
+    assert {op.removesuffix('_step') for op in availability.KERNELS} == set(TIMED_CASES)
+
+
+@pytest.mark.parametrize(
+    'words, message',
+    [
+        ([], '^Error: the kernels cannot be checked on cuda: triton '),
+        (['aft_linear'], '^Error: op must be one of aft_simple, '),
+    ],
+)
+def test_nothing_to_check_is_a_one_line_error(words, message):
+    if torch.cuda.is_available() and not words:
+        pytest.skip('there is a GPU')
+    with pytest.raises(SystemExit, match=message):
+        main(['doctor', '--kernels', *words])
+
+
+@pytest.mark.skipif(importlib.util.find_spec('triton') is None, reason='Triton is not installed')
+def test_the_check_in_the_interpreter():
+    environment = {**os.environ, 'TRITON_INTERPRET': '1'}
+    code = 'from aft_mm.ops.kernel_check import check_kernels as check; '
+    code += 'assert check(["aft_simple_step"], "cpu")'
+    command = [sys.executable, '-W', 'ignore', '-c', code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(': right, largest error') == 3

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from aft_mm.export.operators import compile_for_openvino
 from aft_mm.ops.checks import GATES
 
-from ..helpers import ROOT, each, load_script
+from ..helpers import each
 from .test_onnx_operator import SHAPES, constants_of, oracle
 
 openvino = pytest.importorskip('openvino', reason='openvino runs the operator')
@@ -14,12 +15,9 @@ openvino = pytest.importorskip('openvino', reason='openvino runs the operator')
 
 @pytest.fixture(scope='module')
 def library(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / 'tools/model_converters')
-        files = load_script('tools/model_converters/graph_files')
-    graph = tmp_path_factory.mktemp('operator') / 'model.xml'
-    files.write_library(graph)
-    return str(files.library_of(graph))
+    path = tmp_path_factory.mktemp('operator') / 'model.openvino.so'
+    compile_for_openvino(path)
+    return str(path)
 
 
 def run(library, tokens, channels, weight, grid, gate, global_connectivity=True, threads=1):

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from aft_mm import ops
-from aft_mm.ops import reference
-from aft_mm.ops.eager import online_softmax
-from aft_mm.ops.eager.online_softmax import scan
+from aft_mm.ops import online_softmax, reference
 from aft_mm.ops.eager.simple import running_mean
+from aft_mm.ops.online_softmax import scan
 
 
 @pytest.fixture(autouse=True)

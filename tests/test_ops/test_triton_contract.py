@@ -255,7 +255,7 @@ def test_a_kernel_error_is_raised(monkeypatch):
     def fail(*args, **options):
         raise RuntimeError('out of registers')
 
-    monkeypatch.setattr(simple.scan_forward, 'run', fail)
+    monkeypatch.setattr(simple.simple_forward_kernel, 'run', fail)
     with pytest.raises(RuntimeError, match='out of registers'):
         CASES['simple'](*inputs(CASES['simple']))
 

@@ -72,7 +72,7 @@ def flags_of(case, tensors):
     query, key, value, weight = (x.requires_grad_() for x in tensors)
     grid = case.options['grid']
     saved = library.conv(query, key, value, weight, None, list(grid), 'sigmoid', True)[1]
-    places = library._map(value, weight, grid)
+    places = library._padded_maps(value, weight, grid)
     band, block = places.tiles(value, True)
     like = value.new_empty(places.shape)
     return tiling.split_saved(saved, like, band, block.width).flags
@@ -103,7 +103,7 @@ def test_the_op_does_not_synchronise():
     gradient = torch.randn_like(tensors[2])
     mask = torch.ones(1, 10, dtype=torch.bool, device=DEVICE)
     with NoWait():
-        places, call, moved = library._call(*tensors, mask, [2, 5], 'sigmoid', True, gradient)
+        places, call, moved = library._moved_call(*tensors, mask, [2, 5], 'sigmoid', True, gradient)
         saved = tiling.new_saved(call.value, call.band, call.block.width)
         places.move_back(launch.launch_forward(call, saved))
         launch.launch_backward(moved, saved, call, True)

@@ -8,13 +8,21 @@ from aft_mm.ops.triton import block_sizes, conv, full_local, tiling  # noqa: E40
 
 from .triton_offline import assert_no_spills, compiled_for, widest_load  # noqa: E402
 
-FORWARD = {'key_maxima', 'key_terms', 'weigh', 'mean_forward', 'recompute_rows'}
-BACKWARD = {'target_terms', 'mean_backward', 'recompute_sources', 'bias_gradient', 'recompute_bias'}
-SUMS = {'local': {'running_sums'}, 'conv': {'running_sums', 'move'}}
+
+def product_kernels(*passes):
+    return {f'product_{name}_kernel' for name in passes}
+
+
+FORWARD = product_kernels('maxima', 'key_terms', 'weights', 'forward', 'recompute_rows')
+BACKWARD = product_kernels(
+    'target_terms', 'backward', 'recompute_sources', 'bias_backward', 'recompute_bias'
+)
+SUMS = {op: product_kernels('running_sums') for op in ('local', 'conv')}
+SUMS['conv'] |= {'conv_move_kernel'}
 # KiB of shared memory per block; sm_86 has the least of sm_8x, as has sm_120.
 SHARED_MEMORY = {86: 99, 90: 227, 120: 99}
 # Tokens and channels are loaded by 16 bytes; w one number at a time, each with its own mask.
-WIDE = {'key_maxima', 'key_terms', 'target_terms', 'mean_forward', 'mean_backward'}
+WIDE = product_kernels('maxima', 'key_terms', 'target_terms', 'forward', 'backward')
 
 
 def call(dtype, window, *bias, grid=None, causal=True, save=True, masked=False, channels=256):
@@ -75,7 +83,7 @@ def test_training_in_bfloat16_with_float32_biases(op, compiled, capability, tmp_
         call(torch.bfloat16, [8, 8], *FACTORS, grid=[32, 32])
     assert_fits(compiled, capability, tmp_path, FORWARD | BACKWARD | SUMS[op])
     assert {name for name in WIDE if widest_load(compiled[name]) == 16} == WIDE
-    for name in ('mean_forward', 'mean_backward', 'bias_gradient'):
+    for name in product_kernels('forward', 'backward', 'bias_backward'):
         ptx = compiled[name].asm['ptx']
         assert ('wgmma' if capability == 90 else 'mma.sync') in ptx and '.tf32' in ptx
 
@@ -87,7 +95,7 @@ def test_inference_in_bfloat16(op, compiled, capability, tmp_path):
     else:
         call(torch.bfloat16, [256], *FACTORS, save=False)
     assert_fits(compiled, capability, tmp_path, FORWARD | SUMS[op])
-    ptx = compiled['mean_forward'].asm['ptx']
+    ptx = compiled['product_forward_kernel'].asm['ptx']
     assert 'mma' in ptx and '.bf16' in ptx and '.tf32' not in ptx
 
 

@@ -8,7 +8,12 @@ from aft_mm.ops.triton import simple  # noqa: E402
 
 from .triton_offline import assert_no_spills, compiled_for, narrowest_load  # noqa: E402
 
-KERNELS = {'scan_chunk_sums', 'scan_forward', 'scan_backward_chunk_sums', 'scan_backward'}
+KERNELS = {
+    'simple_forward_sums_kernel',
+    'simple_forward_kernel',
+    'simple_backward_sums_kernel',
+    'simple_backward_kernel',
+}
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +42,8 @@ def test_whole_rows_are_loaded_16_bytes_at_a_time(dtype, compiled, tmp_path, mon
     """Forward with many sequences; with few, half rows by 8 bytes."""
     monkeypatch.setattr(simple, 'count_processors', lambda device: 0)
     call_causal_simple(dtype, 64)
-    assert_no_spills(compiled, {'scan_forward', 'scan_backward'}, tmp_path)
-    assert narrowest_load(compiled['scan_forward']) == 16
+    assert_no_spills(compiled, {'simple_forward_kernel', 'simple_backward_kernel'}, tmp_path)
+    assert narrowest_load(compiled['simple_forward_kernel']) == 16
 
 
 # 65 channels: rows that are not aligned for vector loads; and a constant length.
@@ -52,5 +57,5 @@ def test_whole_rows_are_loaded_16_bytes_at_a_time(dtype, compiled, tmp_path, mon
 )
 def test_gates_masks_and_odd_sizes(channels, key, gate, masked, tokens, compiled, tmp_path):
     call_causal_simple(torch.float16, channels, key, gate, masked, tokens)
-    expected = KERNELS if tokens > 1 else {'scan_forward', 'scan_backward'}
+    expected = KERNELS if tokens > 1 else {'simple_forward_kernel', 'simple_backward_kernel'}
     assert_no_spills(compiled, expected, tmp_path)

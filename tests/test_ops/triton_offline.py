@@ -11,10 +11,25 @@ from pathlib import Path
 
 import pytest
 import triton
+from triton.backends.compiler import GPUTarget
 
 CUOBJDUMP = Path(triton.__file__).parent / 'backends/nvidia/bin/cuobjdump'
 # Bytes of stack per thread, which holds spilled registers.
 MOST_STACK = 0
+
+
+class OfflineDriver:
+    def __init__(self, capability):
+        self.capability = capability
+
+    def get_current_device(self):
+        return self.capability  # compiled kernels are cached per device
+
+    def get_current_stream(self, device=None):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget('cuda', self.capability, 32)
 
 
 def compiled_for(*capabilities):

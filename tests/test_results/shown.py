@@ -6,8 +6,8 @@ import statistics
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
-from run_files import selected
-from verdicts import difference, mean_interval
+from aft_mm.analysis.run_files import selected
+from aft_mm.analysis.verdicts import difference, mean_interval
 
 from ..documents import text_of
 

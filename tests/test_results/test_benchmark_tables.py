@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from run_files import read_lines
+
+from aft_mm.analysis.run_files import read_lines
 
 from .shown import reprinted, rows_of
 

@@ -5,7 +5,8 @@ import re
 import statistics
 
 import pytest
-from verdicts import difference
+
+from aft_mm.analysis.verdicts import difference
 
 from ..documents import text_of
 from .shown import (

@@ -5,9 +5,10 @@ import json
 
 import config_tables
 import pytest
-from plot_curves import draw_curves
-from run_files import read_lines, records_of, selected
-from run_logs import trained, validations
+
+from aft_mm.analysis.plot_curves import draw_curves
+from aft_mm.analysis.run_files import read_lines, records_of, selected
+from aft_mm.analysis.run_logs import trained, validations
 
 from .shown import (
     BITS,

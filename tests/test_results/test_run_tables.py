@@ -6,8 +6,9 @@ import statistics
 from typing import NamedTuple
 
 import pytest
-from run_logs import read_times
-from verdicts import difference
+
+from aft_mm.analysis.run_logs import read_times
+from aft_mm.analysis.verdicts import difference
 
 from .shown import (
     BITS,

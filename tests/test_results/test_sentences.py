@@ -5,8 +5,9 @@ import re
 import statistics
 
 import pytest
-from run_files import records_of
-from run_logs import trained
+
+from aft_mm.analysis.run_files import records_of
+from aft_mm.analysis.run_logs import trained
 
 from ..documents import text_of
 from .shown import (

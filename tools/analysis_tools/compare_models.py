@@ -10,8 +10,10 @@ models, which complete the lower part. The images are from the test split of the
 import argparse
 from collections.abc import Sequence
 
-from aft_mm.cli.arguments import AtMost, check_output, tool_parser
+from aft_mm.analysis import AtMost
+from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_output
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -43,9 +45,9 @@ if __name__ == '__main__':
     parse_args()  # before the slow imports
 
 import numpy as np
-from networks import build_dataset, spread_samples
 from PIL import Image
 
+from aft_mm.analysis.networks import build_dataset, spread_samples
 from aft_mm.apis import ImageGenerator, SuperResolver
 from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from aft_mm.cli.arguments import add_picture_arguments, tool_parser
+from aft_mm.cli.arguments import add_picture_arguments, check_picture, tool_parser
 from aft_mm.errors import UserError, user_errors
 
 
@@ -68,12 +68,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-from plot_curves import by_label
-from run_files import read_runs, time_of
-from run_logs import read_times, trained, validations
 
+from aft_mm.analysis.plot_curves import by_label
+from aft_mm.analysis.run_files import read_runs, time_of
+from aft_mm.analysis.run_logs import read_times, trained, validations
 from aft_mm.checks import check_int
-from aft_mm.cli.pictures import check_picture
 from aft_mm.visualization.figures import new_figure
 
 COLOURS = 10

@@ -5,7 +5,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
-from aft_mm.cli.main import add_config_options
+from aft_mm.cli.arguments import add_config_options
 from aft_mm.errors import user_errors
 
 

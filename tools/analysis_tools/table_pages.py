@@ -191,9 +191,9 @@ def pages() -> Iterator[tuple[Path, str]]:
 def count(path: Path) -> dict[str, Any]:
     import torch
     from mmengine.registry import MODELS, init_default_scope
-    from model_complexity import Likelihood
-    from saved_memory import saved_memory
 
+    from aft_mm.analysis.model_complexity import Likelihood
+    from aft_mm.analysis.saved_memory import saved_memory
     from aft_mm.config.reading import read_config
 
     config = read_config(str(path))

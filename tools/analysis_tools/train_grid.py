@@ -78,10 +78,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 if __name__ == '__main__':
     parse_args()  # before the slow imports
 
-from collect_runs import facts_of, line
-from run_files import RUNS, append_line, read_lines
-from run_logs import read_scalars, validations
-
+from aft_mm.analysis.collect_runs import facts_of, line
+from aft_mm.analysis.run_files import RUNS, append_line, read_lines
+from aft_mm.analysis.run_logs import read_scalars, validations
 from aft_mm.engine.hooks.sanity import DIVERGED
 
 TOOLS = Path(__file__).parents[1]

@@ -16,7 +16,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import torch
 from arguments import MIXER_NAMES, add_clock, common_parser, named_in_errors, positive_int
+from benchmark_efficiency import curve, sweep
+from decoders import check_mixer, mixer
+from measuring import added_peak, in_fresh_process
+from parity import require_close
+from record import environment, fill_in, set_up_torch, write_json
+
+from aft_mm.registry import MODELS
+from aft_mm.visualization.figures import new_figure
 
 KINDS = {'ms': 'forward + backward, ms per sample', 'mib': 'peak memory, MiB per sample'}
 DEFAULTS = {
@@ -30,45 +40,6 @@ DEFAULTS = {
     )
     for kind, tokens in (('cpu', 2**13), ('cuda', 2**16))
 }
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = common_parser(__doc__, DEFAULTS)
-    parser.add_argument('--mixers', nargs='+', metavar='MIXER', help=MIXER_NAMES)
-    parser.add_argument(
-        '--lengths', type=positive_int, nargs='+', metavar='T', help='sequence lengths'
-    )
-    for name, what in dict(
-        tokens='tokens per batch', dims='width D', heads='number of heads'
-    ).items():
-        parser.add_argument(f'--{name}', type=positive_int, help=what)
-    parser.add_argument(
-        '--patience',
-        type=float,
-        default=60.0,
-        help='maximum seconds of a measurement; default %(default)s',
-    )
-    parser.add_argument(
-        '--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='kinds of cost; default: all'
-    )
-    add_clock(parser)
-    parser.add_argument('--png', type=Path, help='write a picture to this file')
-    return parser
-
-
-if __name__ == '__main__':
-    make_parser().parse_args()  # before the slow imports
-
-import numpy as np
-import torch
-from benchmark_efficiency import curve, sweep
-from decoders import check_mixer, mixer
-from measuring import added_peak, in_fresh_process
-from parity import require_close
-from record import environment, fill_in, set_up_torch, write_json
-
-from aft_mm.registry import MODELS
-from aft_mm.visualization.figures import new_figure
 
 
 def build(name: str, length: int, dims: int, heads: int) -> torch.nn.Module:
@@ -160,7 +131,26 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    parser = make_parser()
+    parser = common_parser(__doc__, DEFAULTS)
+    parser.add_argument('--mixers', nargs='+', metavar='MIXER', help=MIXER_NAMES)
+    parser.add_argument(
+        '--lengths', type=positive_int, nargs='+', metavar='T', help='sequence lengths'
+    )
+    for name, what in dict(
+        tokens='tokens per batch', dims='width D', heads='number of heads'
+    ).items():
+        parser.add_argument(f'--{name}', type=positive_int, help=what)
+    parser.add_argument(
+        '--patience',
+        type=float,
+        default=60.0,
+        help='maximum seconds of a measurement; default %(default)s',
+    )
+    parser.add_argument(
+        '--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='kinds of cost; default: all'
+    )
+    add_clock(parser)
+    parser.add_argument('--png', type=Path, help='write a picture to this file')
     args = parser.parse_args(arguments)
     fill_in(parser, args, DEFAULTS)
     for name in args.mixers:

@@ -16,7 +16,25 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import torch
 from arguments import DTYPES, MIXER_NAMES, common_parser, named_in_errors, positive_int
+from decoders import (
+    Run,
+    build,
+    check_mixer,
+    cpu_peak,
+    infer,
+    random_tokens,
+    train_step,
+)
+from measuring import added_peak, both_clocks, in_fresh_process, seconds, wall_seconds
+from parity import DECODER_TOLERANCE, require_close
+from record import environment, fill_in, set_up_torch, write_json
+
+from aft_mm.models.decoding.step_graph import make_steps
+from aft_mm.ops.kernel_check import using
+from aft_mm.visualization.figures import new_figure
 
 KINDS = {
     'forward_ms': 'forward, ms',
@@ -70,52 +88,6 @@ def caption(about: dict) -> str:
     settings = 'decoders, layers: {layers}, batch: {batch}, {dtype}'.format(**about['settings'])
     return f'{settings}, {about["device_name"]}'
 
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = common_parser(__doc__, DEFAULTS)
-    parser.add_argument('--mixers', nargs='+', metavar='MIXER', help=MIXER_NAMES)
-    for name, what in SEVERAL.items():
-        parser.add_argument(f'--{name}', type=positive_int, nargs='+', metavar='N', help=what)
-    for name, what in SINGLE.items():
-        parser.add_argument(f'--{name}', type=positive_int, help=what)
-    parser.add_argument(
-        '--steps',
-        type=positive_int,
-        default=100,
-        help='decoding steps per position; default %(default)s',
-    )
-    parser.add_argument('--dtype', choices=DTYPES, help='data type')
-    parser.add_argument(
-        '--patience',
-        type=float,
-        default=30.0,
-        help='maximum seconds of a measurement; default %(default)s',
-    )
-    parser.add_argument('--png', type=Path, help='write a picture to this file')
-    return parser
-
-
-if __name__ == '__main__':
-    make_parser().parse_args()  # before the slow imports
-
-import numpy as np
-import torch
-from decoders import (
-    Run,
-    build,
-    check_mixer,
-    cpu_peak,
-    infer,
-    random_tokens,
-    train_step,
-)
-from measuring import added_peak, both_clocks, in_fresh_process, seconds, wall_seconds
-from parity import DECODER_TOLERANCE, require_close
-from record import environment, fill_in, set_up_torch, write_json
-
-from aft_mm.models.decoding.step_graph import make_steps
-from aft_mm.ops.selftest import using
-from aft_mm.visualization.figures import new_figure
 
 Cell = tuple[str, int]
 
@@ -267,7 +239,26 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    parser = make_parser()
+    parser = common_parser(__doc__, DEFAULTS)
+    parser.add_argument('--mixers', nargs='+', metavar='MIXER', help=MIXER_NAMES)
+    for name, what in SEVERAL.items():
+        parser.add_argument(f'--{name}', type=positive_int, nargs='+', metavar='N', help=what)
+    for name, what in SINGLE.items():
+        parser.add_argument(f'--{name}', type=positive_int, help=what)
+    parser.add_argument(
+        '--steps',
+        type=positive_int,
+        default=100,
+        help='decoding steps per position; default %(default)s',
+    )
+    parser.add_argument('--dtype', choices=DTYPES, help='data type')
+    parser.add_argument(
+        '--patience',
+        type=float,
+        default=30.0,
+        help='maximum seconds of a measurement; default %(default)s',
+    )
+    parser.add_argument('--png', type=Path, help='write a picture to this file')
     args = parser.parse_args(arguments)
     fill_in(parser, args, DEFAULTS)
     for name in args.mixers:

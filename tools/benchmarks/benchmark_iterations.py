@@ -14,31 +14,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from arguments import add_clock, common_parser
-
-from aft_mm.cli.main import add_config_options
-
-ROUNDS = 20
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = common_parser(__doc__)
-    parser.add_argument('configs', nargs='+', type=Path, metavar='CONFIG', help='paths of configs')
-    parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
-    add_clock(parser)
-    add_config_options(parser, 'train_dataloader.batch_size=8')
-    return parser
-
-
-if __name__ == '__main__':
-    make_parser().parse_args()  # before the slow imports
-
 from measuring import interleaved
 from mmengine.registry import RUNNERS
 from record import default_device, fill_in, set_up_torch, write_json
 
+from aft_mm.cli.arguments import add_config_options
 from aft_mm.config.reading import check_data
 from aft_mm.engine import load_run_config
 from aft_mm.errors import CONFIG_ERRORS, user_errors
+
+ROUNDS = 20
 
 
 def iteration(config: Path, args: argparse.Namespace, work_dir: str) -> Callable[[], None]:
@@ -66,7 +51,11 @@ def iteration(config: Path, args: argparse.Namespace, work_dir: str) -> Callable
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    parser = make_parser()
+    parser = common_parser(__doc__)
+    parser.add_argument('configs', nargs='+', type=Path, metavar='CONFIG', help='paths of configs')
+    parser.add_argument('--amp', action='store_true', help='automatic mixed precision, bfloat16')
+    add_clock(parser)
+    add_config_options(parser, 'train_dataloader.batch_size=8')
     args = parser.parse_args(arguments)
     fill_in(parser, args)
     if args.device != default_device():

@@ -19,6 +19,7 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from arguments import (
     CHANNELS,
     DTYPES,
@@ -32,6 +33,18 @@ from arguments import (
     parse_name,
     positive_int,
 )
+from decoders import ProjectionsOnly
+from measuring import Times, added_peak, both_clocks, in_fresh_process, ratio
+from op_cases import sized
+from parity import DECODER_TOLERANCE, Oracle, relative_error, require_small
+from record import fill_in, set_up_torch, write_json
+from rivals import missing
+from torch import Tensor, nn
+
+import aft_mm.models  # noqa: F401 - registers what is built below
+from aft_mm.layers.position_bias import ConvPositionBias
+from aft_mm.ops.cases import TOLERANCE, conv
+from aft_mm.registry import MODELS
 
 FORMS = ('eager', 'compiled')
 DEFAULTS = {
@@ -60,45 +73,6 @@ DEFAULTS = {
     ),
 }
 
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = common_parser(__doc__, DEFAULTS)
-    parser.add_argument('--size', type=image_side, nargs='+', help='image sides in px')
-    parser.add_argument('--dtype', nargs='+', choices=DTYPES, help='data types')
-    parser.add_argument(
-        '--models',
-        nargs='+',
-        type=known_name,
-        metavar='MODEL',
-        help='deit-ARCH, aft-ARCH-hHEADS-kKERNEL, bound-ARCH-hHEADS-kKERNEL, '
-        f'{", ".join(MODEL_RIVALS)}; ARCH: {", ".join(CHANNELS)}',
-    )
-    parser.add_argument('--forms', nargs='+', choices=FORMS, help='forms of each model')
-    parser.add_argument('--batch', type=positive_int, help='images per batch')
-    parser.add_argument(
-        '--train', action='store_true', help='measure forward and backward with recomputation'
-    )
-    add_clock(parser)
-    return parser
-
-
-if __name__ == '__main__':
-    make_parser().parse_args()  # before the slow imports
-
-import torch
-from decoders import ProjectionsOnly
-from measuring import Times, added_peak, both_clocks, in_fresh_process, ratio
-from op_cases import sized
-from parity import DECODER_TOLERANCE, Oracle, relative_error, require_small
-from record import fill_in, set_up_torch, write_json
-from rivals import missing
-from torch import Tensor, nn
-
-import aft_mm.models  # noqa: F401 - registers what is built below
-from aft_mm.layers.position_bias import ConvPositionBias
-from aft_mm.ops.cases import conv
-from aft_mm.ops.selftest import TOLERANCE
-from aft_mm.registry import MODELS
 
 Cell = tuple[str, str]
 
@@ -301,7 +275,23 @@ def line(row: dict) -> str:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    parser = make_parser()
+    parser = common_parser(__doc__, DEFAULTS)
+    parser.add_argument('--size', type=image_side, nargs='+', help='image sides in px')
+    parser.add_argument('--dtype', nargs='+', choices=DTYPES, help='data types')
+    parser.add_argument(
+        '--models',
+        nargs='+',
+        type=known_name,
+        metavar='MODEL',
+        help='deit-ARCH, aft-ARCH-hHEADS-kKERNEL, bound-ARCH-hHEADS-kKERNEL, '
+        f'{", ".join(MODEL_RIVALS)}; ARCH: {", ".join(CHANNELS)}',
+    )
+    parser.add_argument('--forms', nargs='+', choices=FORMS, help='forms of each model')
+    parser.add_argument('--batch', type=positive_int, help='images per batch')
+    parser.add_argument(
+        '--train', action='store_true', help='measure forward and backward with recomputation'
+    )
+    add_clock(parser)
     args = parser.parse_args(arguments)
     fill_in(parser, args, DEFAULTS)
     if args.train and (args.device != 'cpu' or args.forms != ['eager']):

@@ -21,34 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from arguments import DTYPES, common_parser
-
-DEFAULTS = {
-    'cpu': dict(backends=['native', 'eager', 'reference'], dtype=['float32'], rounds=15),
-    'cuda': dict(backends=['triton', 'eager'], dtype=['bfloat16'], rounds=30),
-}
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = common_parser(__doc__, DEFAULTS)
-    parser.add_argument('--list', action='store_true', help='list the cases and exit')
-    parser.add_argument(
-        '--cases', metavar='PATTERN', help='cases, such as "conv-*"; default: all, on a CPU small-*'
-    )
-    parser.add_argument(
-        '--backends', nargs='+', metavar='NAME', help='backends, as in AFT_MM_BACKEND'
-    )
-    parser.add_argument(
-        '--check', action='store_true', help='compare results with the oracle without timing'
-    )
-    parser.add_argument('--dtype', nargs='+', choices=DTYPES, help='data types')
-    return parser
-
-
-if __name__ == '__main__':
-    make_parser().parse_args()  # before the slow imports
-
 import torch
+from arguments import DTYPES, common_parser
 from measuring import added_peak, both_clocks, device_rates, in_fresh_process, profiled, ratio
 from op_cases import CASES, BenchmarkCase
 from op_costs import compulsory_bytes, operations
@@ -58,7 +32,14 @@ from rivals import RIVALS
 from torch import Tensor
 
 from aft_mm.ops import dispatch
-from aft_mm.ops.selftest import TOLERANCE, using
+from aft_mm.ops.cases import TOLERANCE
+from aft_mm.ops.kernel_check import using
+
+DEFAULTS = {
+    'cpu': dict(backends=['native', 'eager', 'reference'], dtype=['float32'], rounds=15),
+    'cuda': dict(backends=['triton', 'eager'], dtype=['bfloat16'], rounds=30),
+}
+
 
 MODES = ('forward', 'forward+backward')
 # Maximum entries of a [B, T, T, D] product of the oracle if it is timed.
@@ -247,7 +228,18 @@ def line(row: dict) -> str:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    parser = make_parser()
+    parser = common_parser(__doc__, DEFAULTS)
+    parser.add_argument('--list', action='store_true', help='list the cases and exit')
+    parser.add_argument(
+        '--cases', metavar='PATTERN', help='cases, such as "conv-*"; default: all, on a CPU small-*'
+    )
+    parser.add_argument(
+        '--backends', nargs='+', metavar='NAME', help='backends, as in AFT_MM_BACKEND'
+    )
+    parser.add_argument(
+        '--check', action='store_true', help='compare results with the oracle without timing'
+    )
+    parser.add_argument('--dtype', nargs='+', choices=DTYPES, help='data types')
     args = parser.parse_args(arguments)
     fill_in(parser, args, DEFAULTS)
     for name in args.backends:

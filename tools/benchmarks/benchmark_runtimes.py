@@ -12,7 +12,6 @@ and runs it once. A form that cannot run, or is wrong, has a row with the reason
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,9 +19,18 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+import torch
 from arguments import add_clock, common_parser, image_side, known_name, positive_int
+from benchmark_models import build, check_op, features, random_images
+from measuring import Times, in_fresh_process, interleaved, proc_status, ratio
+from parity import relative_error
+from record import fill_in, set_up_torch, write_json
+from torch import Tensor, nn
 
-TOOLS = Path(__file__).parents[1]
+from aft_mm.errors import UserError
+from aft_mm.export.files import FORMATS, GraphFile, OnnxFile, OpenVINOFile, TorchFile
+from aft_mm.export.graphs import Graph, trace
+
 DTYPES = ('float32', 'bfloat16', 'int8')
 # loops: AFT-conv is an operator in C++
 RUNTIMES = (
@@ -52,43 +60,6 @@ DEFAULTS = {
 }
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = common_parser(__doc__, DEFAULTS)
-    parser.add_argument('--models', nargs='+', type=known_name, metavar='MODEL')
-    parser.add_argument('--size', nargs='+', type=image_side, help='image sides in px')
-    parser.add_argument('--batch', nargs='+', type=positive_int, help='images per batch')
-    parser.add_argument('--dtype', nargs='+', choices=DTYPES)
-    parser.add_argument('--runtimes', nargs='+', choices=RUNTIMES)
-    add_clock(parser)
-    return parser
-
-
-if __name__ == '__main__':
-    make_parser().parse_args()  # before the slow imports
-
-import torch
-from benchmark_models import build, check_op, features, random_images
-from measuring import Times, in_fresh_process, interleaved, proc_status, ratio
-from parity import relative_error
-from record import fill_in, set_up_torch, write_json
-from torch import Tensor, nn
-
-from aft_mm.errors import UserError
-
-sys.path.append(str(TOOLS / 'model_converters'))
-from exported_graphs import Graph
-from graph_files import RUNTIMES as RUNTIME_OF
-from graph_files import (
-    check_packages,
-    openvino_core,
-    quantize,
-    round_inputs_of_loops,
-    session,
-    trace,
-    write,
-    write_library,
-)
-
 # Relative error of the features. int8 rounds weights and inputs; its error is in the row.
 TOLERANCE = dict(float32=1e-3, bfloat16=5e-2, int8=0.5)
 # The error in bfloat16 is larger; OpenVINO uses float32 where a processor lacks bfloat16.
@@ -115,15 +86,15 @@ class Features(nn.Module):
 
 def reason_against(runtime: str, dtype: str) -> str | None:
     try:
-        check_packages(suffix_of(runtime), int8=dtype == 'int8')
+        format_of(runtime).check_packages(int8=dtype == 'int8')
     except UserError as error:
         return str(error)
     return REFUSED.get((runtime, dtype))
 
 
-def suffix_of(runtime: str) -> str:
+def format_of(runtime: str) -> type[GraphFile]:
     program = runtime.removesuffix('-loops')
-    return next((suffix for suffix, name in RUNTIME_OF.items() if name == program), '.pt2')
+    return next((kind for kind in FORMATS.values() if kind.runtime == program), TorchFile)
 
 
 def error_reason(dtype: str, error: float) -> str | None:
@@ -143,22 +114,21 @@ def convert(name: str, runtime: str, dtype: str, images: Tensor, folder: Path) -
     model = Features(build(name, images.shape[-1], torch_dtype))
     inputs = dict(image=images.to(getattr(torch, torch_dtype)))
     graph = Graph('', model, inputs, ['features'])
-    suffix, loops = suffix_of(runtime), runtime.endswith('-loops')
-    program, _ = trace(graph, suffix, loops)
-    path = (folder / f'{name}-{runtime}-{dtype}').with_suffix(suffix)
-    if loops:
-        write_library(path)
+    kind, loops = format_of(runtime), runtime.endswith('-loops')
+    program, _ = trace(graph, kind.runtime, loops)
+    path = (folder / f'{name}-{runtime}-{dtype}').with_suffix(kind.suffix)
     if runtime == 'aoti':
         with torch.no_grad():
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(path), inductor_configs={'freezing': True}
             )
         return path
-    write(program, graph, path)
+    file = kind(path)
+    file.write(program, graph, loops)
     if dtype == 'bfloat16' and runtime == 'openvino-loops':
-        round_inputs_of_loops(path)
+        file.round_inputs_of_loops()
     if dtype == 'int8':
-        quantize(path, [images])
+        file.quantize([images])
     return path
 
 
@@ -174,12 +144,12 @@ def load(name: str, runtime: str, dtype: str, path: Path | None, size: int, thre
         package = torch._inductor.aoti_load_package(str(path))
         return lambda images: package(images.to(cast))[0]
     if path.suffix == '.onnx':
-        opened = session(path, threads)
+        opened = OnnxFile(path).session(threads)
         return lambda images: torch.from_numpy(opened.run(None, {'image': images.numpy()})[0])
     precision = 'bf16' if dtype == 'bfloat16' else 'f32'
     settings = dict(INFERENCE_PRECISION_HINT=precision, INFERENCE_NUM_THREADS=threads)
     settings['ENABLE_CPU_PINNING'] = False  # of this thread, and so of all threads that it starts
-    compiled = openvino_core(path).compile_model(path, 'CPU', settings)
+    compiled = OpenVINOFile(path).compile(settings)
     return lambda images: torch.from_numpy(compiled(images.numpy())[0])
 
 
@@ -279,7 +249,13 @@ def line(row: dict) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = make_parser()
+    parser = common_parser(__doc__, DEFAULTS)
+    parser.add_argument('--models', nargs='+', type=known_name, metavar='MODEL')
+    parser.add_argument('--size', nargs='+', type=image_side, help='image sides in px')
+    parser.add_argument('--batch', nargs='+', type=positive_int, help='images per batch')
+    parser.add_argument('--dtype', nargs='+', choices=DTYPES)
+    parser.add_argument('--runtimes', nargs='+', choices=RUNTIMES)
+    add_clock(parser)
     args = parser.parse_args(arguments)
     if args.device not in (None, 'cpu'):
         parser.error(f'argument --device: must be cpu, got {args.device!r}')

@@ -28,7 +28,22 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import torch
+import torch.nn.functional as F
 from arguments import add_clock, common_parser, positive_int
+from measuring import wall_seconds
+from mmengine.config import Config
+from parity import require_close
+from record import ROOT, environment, fill_in, set_up_torch, write_json
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+import aft_mm.models  # noqa: F401 - registers what is built below
+from aft_mm.analysis.run_files import is_selection, selected
+from aft_mm.models.decoding.step_graph import make_steps, step_layout
+from aft_mm.registry import MODELS
+from aft_mm.visualization.figures import new_figure
 
 MNIST, CIFAR = '{}_1xb10-250e-logistic_mnist', '{}_1xb4-7d-logistic_cifar10'
 CONFIGS = {
@@ -54,51 +69,6 @@ DEFAULTS = dict(
     data='mnist', mixers=list(CONFIGS['mnist']), forms=['steps', 'stateless'], batch=1, rounds=9
 )
 
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = common_parser(__doc__, {'any device': DEFAULTS})
-    parser.add_argument('--data', choices=list(CONFIGS), help='dataset of the models')
-    parser.add_argument('--mixers', nargs='+', choices=list(CONFIGS['mnist']), help='token mixers')
-    parser.add_argument('--forms', nargs='+', choices=FORMS, help='forms of each model')
-    parser.add_argument('--batch', type=positive_int, help='images per batch')
-    parser.add_argument(
-        '--images', type=positive_int, default=3, help='rounds of whole images; default %(default)s'
-    )
-    parser.add_argument(
-        '--patience',
-        type=float,
-        default=20.0,
-        help='maximum seconds for a batch of whole images; default %(default)s',
-    )
-    add_clock(parser)
-    parser.add_argument('--png', type=Path, help='write a picture to this file')
-    parser.add_argument(
-        '--replot',
-        nargs='+',
-        metavar='FILE',
-        help='plot outputs of --json, or FILE.jsonl:PATTERN, instead of measuring',
-    )
-    return parser
-
-
-if __name__ == '__main__':
-    make_parser().parse_args()  # before the slow imports
-
-import numpy as np
-import torch
-import torch.nn.functional as F
-from measuring import wall_seconds
-from mmengine.config import Config
-from parity import require_close
-from record import ROOT, environment, fill_in, set_up_torch, write_json
-from run_files import is_selection, selected
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
-
-import aft_mm.models  # noqa: F401 - registers what is built below
-from aft_mm.models.decoding.step_graph import make_steps, step_layout
-from aft_mm.registry import MODELS
-from aft_mm.visualization.figures import new_figure
 
 # Seconds per image at batch 1 (tables 4 and 5, CPU) and images per second of a batch (tables 1 and
 # 2, one GPU). The paper's softmax and lsh have no state, its stateful-softmax a cache.
@@ -331,7 +301,28 @@ def plot(rows: list[dict], path: Path, title: str) -> None:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    parser = make_parser()
+    parser = common_parser(__doc__, {'any device': DEFAULTS})
+    parser.add_argument('--data', choices=list(CONFIGS), help='dataset of the models')
+    parser.add_argument('--mixers', nargs='+', choices=list(CONFIGS['mnist']), help='token mixers')
+    parser.add_argument('--forms', nargs='+', choices=FORMS, help='forms of each model')
+    parser.add_argument('--batch', type=positive_int, help='images per batch')
+    parser.add_argument(
+        '--images', type=positive_int, default=3, help='rounds of whole images; default %(default)s'
+    )
+    parser.add_argument(
+        '--patience',
+        type=float,
+        default=20.0,
+        help='maximum seconds for a batch of whole images; default %(default)s',
+    )
+    add_clock(parser)
+    parser.add_argument('--png', type=Path, help='write a picture to this file')
+    parser.add_argument(
+        '--replot',
+        nargs='+',
+        metavar='FILE',
+        help='plot outputs of --json, or FILE.jsonl:PATTERN, instead of measuring',
+    )
     args = parser.parse_args(arguments)
     fill_in(parser, args, dict.fromkeys(('cpu', 'cuda'), DEFAULTS))
     if 'compiled' in args.forms and args.device != 'cpu':

@@ -8,9 +8,20 @@ inside a test image, seconds, and MiB in addition to the model and the image.
 """
 
 import argparse
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from arguments import add_clock, positive_int
+from measuring import added_peak, in_fresh_process, interleaved
+from mmengine.config import Config
+from mmengine.registry import DATASETS, DefaultScope
+from record import write_json
+from torch import Tensor
+
+from aft_mm.apis.loading import load_model
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -35,23 +46,6 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     if not all(0 <= x < args.tile for x in args.overlaps):
         parser.error(f'argument --overlaps: must be in 0 to {args.tile - 1}, got {args.overlaps}')
     return args
-
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
-import statistics
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
-from measuring import added_peak, in_fresh_process, interleaved
-from mmengine.config import Config
-from mmengine.registry import DATASETS, DefaultScope
-from record import write_json
-from torch import Tensor
-
-from aft_mm.apis.loading import load_model
 
 
 def read_frames(config: Config, model: Any) -> tuple[Tensor, Tensor]:

@@ -16,26 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from arguments import positive_int
-
-
-def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('configs', nargs='*', type=Path, metavar='CONFIG')
-    parser.add_argument(
-        '--batch', type=positive_int, default=2, help='samples per iteration; default %(default)s'
-    )
-    parser.add_argument('--json', type=Path, help='write rows and environment to this file')
-    return parser.parse_args(arguments)
-
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
 import numpy as np
 import torch
+from arguments import positive_int
 from measuring import added_peak, in_fresh_process
 from mmengine.config import Config
 from mmengine.hooks import Hook
@@ -50,6 +33,19 @@ from aft_mm.engine import build_runner
 from aft_mm.engine.allocator import return_freed_memory
 from aft_mm.registry import DATASETS, HOOKS
 from aft_mm.structures import SequenceSample, UtteranceSample
+
+
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('configs', nargs='*', type=Path, metavar='CONFIG')
+    parser.add_argument(
+        '--batch', type=positive_int, default=2, help='samples per iteration; default %(default)s'
+    )
+    parser.add_argument('--json', type=Path, help='write rows and environment to this file')
+    return parser.parse_args(arguments)
+
 
 MEMORY = ROOT / 'docs/tables/memory.json'
 # Temporary buffers, such as the gradients of an LSTM by time step, are not counted.

@@ -23,6 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from record import ROOT, commit, device_name, versions
+
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -33,12 +36,6 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--dry-run', action='store_true', help='list the parts and exit')
     return parser.parse_args(arguments)
 
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
-import torch
-from record import ROOT, commit, device_name, versions
 
 LIMIT, CHECK_LIMIT = 170, 600
 SMALL = 'deit-small aft-small-h384-k11 bound-small-h384-k11'
@@ -68,11 +65,11 @@ class Part:
         return words if self.needs else [sys.executable, *words]
 
 
-def _check(op: str, dtype: str) -> Part:
+def _check(*ops: str) -> Part:
     return Part(
-        f'check-{op}-{dtype}',
-        f'check of the kernels of aft_{op} in {dtype}, which enables them',
-        f'-m aft_mm.ops --verify --op aft_{op} --dtype {dtype}',
+        f'check-{"-".join(ops)}',
+        f'check of the kernels of {", ".join(ops)}',
+        f'-m aft_mm doctor --kernels {" ".join(f"aft_{op}" for op in ops)}',
         limit=CHECK_LIMIT,
     )
 
@@ -106,7 +103,8 @@ def _step(tokens: int) -> Part:
 
 PARTS = [
     Part('system', 'torch, CUDA and driver', '-m torch.utils.collect_env'),
-    *(_check(op, 'bfloat16') for op in ('simple', 'conv')),
+    _check('simple'),
+    _check('conv'),
     Part(
         'training',
         'an epoch on digits, compiled, in mixed precision with DistributedDataParallel',
@@ -116,12 +114,12 @@ PARTS = [
     ),
     _models(224, 'compiled'),
     _models(512, 'compiled'),
-    _check('local', 'bfloat16'),
+    _check('local'),
     *(_ops(op, 'bfloat16') for op in ('simple', 'conv', 'local')),
     _models(224, 'eager'),
     _step(3072),
     _models(512, 'eager'),
-    _check('full', 'bfloat16'),
+    _check('full'),
     _ops('full', 'bfloat16'),
     Part(
         'memcheck',
@@ -131,7 +129,7 @@ PARTS = [
         '--json {out}/result.json',
         needs='compute-sanitizer',
     ),
-    *(_check(f'{op}_step', 'float32') for op in STEPS),
+    _check(*(f'{op}_step' for op in STEPS)),
     *(_ops(op, 'float32') for op in ('simple', 'conv', 'local')),
     _step(16384),
     Part('backends', 'table of ops and backends', '-m aft_mm.ops'),

@@ -11,7 +11,8 @@ import torch
 from op_cases import BenchmarkCase
 from torch import Tensor
 
-from aft_mm.ops.selftest import LEAST_SCALE, using
+from aft_mm.ops.cases import LEAST_SCALE
+from aft_mm.ops.kernel_check import using
 
 # For hidden vectors of a decoder, which accumulate rounding errors of all layers.
 DECODER_TOLERANCE = {'float32': 2e-5, 'float16': 5e-3, 'bfloat16': 3e-2}

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import platform
-import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,14 +12,11 @@ from typing import Any
 import torch
 from arguments import named_in_errors
 
-sys.path.append(str(Path(__file__).parents[1] / 'analysis_tools'))
-
-from collect_runs import commit
-
-from aft_mm.cli.arguments import check_writable
+from aft_mm.analysis.collect_runs import commit
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import user_errors
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+from aft_mm.outputs import check_writable
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ('torch', 'triton', 'timm', 'aft-pytorch')

@@ -13,9 +13,17 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from arguments import positive_int
+from mmengine.config import Config
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+from record import default_device, write_json
 
-from aft_mm.cli.main import add_run_arguments
+from aft_mm.cli.arguments import add_run_arguments
+from aft_mm.config.reading import check_data
+from aft_mm.engine import load_run_config
+from aft_mm.errors import CONFIG_ERRORS, user_errors
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -31,20 +39,6 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--json', type=Path, help='write row and environment to this file')
     add_run_arguments(parser)
     return parser.parse_args(arguments)
-
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
-import torch
-from mmengine.config import Config
-from mmengine.registry import RUNNERS
-from mmengine.runner import Runner
-from record import default_device, write_json
-
-from aft_mm.config.reading import check_data
-from aft_mm.engine import load_run_config
-from aft_mm.errors import CONFIG_ERRORS, user_errors
 
 
 def shorten(config: Config, iterations: int, amp: bool) -> None:

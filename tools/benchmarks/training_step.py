@@ -13,37 +13,16 @@ import argparse
 import statistics
 from functools import partial
 
-from arguments import DTYPES, common_parser, named_in_errors, positive_int
-
-HEADS = 4
-DEFAULTS = dict(tokens=3072, dims=256, layers=4, window=256, batch=2, dtype='float32', rounds=5)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = common_parser(__doc__, {'any device': DEFAULTS})
-    sizes = dict(
-        tokens='sequence length T',
-        dims='width D',
-        layers='number of layers',
-        window='window of AFT-local',
-        batch='sequences per batch',
-    )
-    for name, what in sizes.items():
-        parser.add_argument(f'--{name}', type=positive_int, help=what)
-    parser.add_argument('--dtype', choices=DTYPES, help='data type')
-    parser.set_defaults(**DEFAULTS)
-    return parser
-
-
-if __name__ == '__main__':
-    make_parser().parse_args()  # before the slow imports
-
 import torch
+from arguments import DTYPES, common_parser, named_in_errors, positive_int
 from decoders import build, check_mixer, cpu_peak, infer, random_tokens
 from measuring import added_peak, in_fresh_process, interleaved, ratio
 from parity import DECODER_TOLERANCE, require_close
 from record import fill_in, set_up_torch, write_json
 from torch import Tensor
+
+HEADS = 4
+DEFAULTS = dict(tokens=3072, dims=256, layers=4, window=256, batch=2, dtype='float32', rounds=5)
 
 
 def amp_step(dtype: str, model: torch.nn.Module, tokens: Tensor) -> None:
@@ -58,7 +37,18 @@ def mixed_precision(dtype: str, device: torch.device) -> torch.autocast:
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
-    parser = make_parser()
+    parser = common_parser(__doc__, {'any device': DEFAULTS})
+    sizes = dict(
+        tokens='sequence length T',
+        dims='width D',
+        layers='number of layers',
+        window='window of AFT-local',
+        batch='sequences per batch',
+    )
+    for name, what in sizes.items():
+        parser.add_argument(f'--{name}', type=positive_int, help=what)
+    parser.add_argument('--dtype', choices=DTYPES, help='data type')
+    parser.set_defaults(**DEFAULTS)
     args = parser.parse_args(arguments)
     fill_in(parser, args)
     with named_in_errors(parser, '--dims'):

@@ -1,1 +1,1 @@
-"""A module per command of ``aft_mm``, imported when its arguments are known."""
+"""What a command of aft_mm does, a module each, imported when its arguments are known."""

@@ -2,14 +2,17 @@
 
 import argparse
 import ast
+import os
+import shlex
 from pathlib import Path
 
 from mmengine.config import Config
 
-from aft_mm.cli.arguments import check_suffix
 from aft_mm.config.finding import find_config, install_root
 from aft_mm.config.reading import READ, read_config
+from aft_mm.config.writing import literal
 from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_suffix
 
 
 def with_portable_bases(path: Path) -> str:
@@ -31,11 +34,11 @@ def with_portable_bases(path: Path) -> str:
     lines = text.encode().splitlines(keepends=True)  # ast counts bytes
     before = b''.join(lines[: bases.lineno - 1]) + lines[bases.lineno - 1][: bases.col_offset]
     after = b''.join(lines[bases.end_lineno - 1 :])[bases.end_col_offset :]
-    listed = ''.join(f'    {name!r},\n' for name in names)
+    listed = ''.join(f'    {literal(name)},\n' for name in names)
     return f'{before.decode()}[\n{listed}]{after.decode()}'
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     with user_errors():
         path = Path(find_config(args.config))
         out = Path(args.out or path.name)
@@ -56,4 +59,4 @@ def main(args: argparse.Namespace) -> None:
     with user_errors(OSError):
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding='utf-8')
-    print(f'written to {out}; train it with `aft_mm train {out}`')
+    print(f'written to {out}; train it with `aft_mm train {shlex.quote(os.fspath(out))}`')

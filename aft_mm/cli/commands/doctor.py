@@ -99,20 +99,20 @@ def print_data() -> None:
             print(f'{word}: {", ".join(found)}')
 
 
-def check_kernels() -> None:
-    selftest = importlib.import_module('aft_mm.ops.selftest')
+def check_kernels(ops: list[str]) -> None:
+    kernel_check = importlib.import_module('aft_mm.ops.kernel_check')
     device = 'cpu' if os.environ.get('TRITON_INTERPRET') == '1' else 'cuda'
     try:
-        passed = selftest.check_kernels(device=device)
-    except (RuntimeError, OSError) as error:
+        right = kernel_check.check_kernels(ops, device)
+    except (ValueError, RuntimeError) as error:
         raise SystemExit(f'Error: {error}') from None
-    if not passed:
+    if not right:
         raise SystemExit(1)
 
 
-def main(args: argparse.Namespace) -> None:
-    if args.kernels:
-        check_kernels()
+def run(args: argparse.Namespace) -> None:
+    if args.kernels is not None:
+        check_kernels(args.kernels)
         return
     versions = installed()
     print(f'aft_mm {__version__}, Python {platform.python_version()}, {platform.platform()}')

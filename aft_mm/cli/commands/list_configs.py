@@ -64,7 +64,7 @@ def rows(args: argparse.Namespace) -> Iterator[tuple[str, str, str, str]]:
         yield name, task, first, needs
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     with user_errors():
         tasks = sorted({path.parent.name for path in configs_by_name().values()})
         if args.task not in (None, *tasks):

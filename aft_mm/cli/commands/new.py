@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aft_mm.checks import check_int, check_number
-from aft_mm.cli import own_data
-from aft_mm.cli.arguments import check_suffix, refuse_given
-from aft_mm.cli.own_data import OwnData
+from aft_mm.cli.arguments import refuse_given
 from aft_mm.config.finding import install_command
+from aft_mm.config.writing import literal
+from aft_mm.convert import own_data
+from aft_mm.convert.own_data import OwnData
 from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_suffix
 
 from .list_configs import NEEDS, missing
 
@@ -45,6 +47,11 @@ def epochs(kind: Kind, samples: int) -> int:
     return min(100, max(12, -(-kind.iterations // -(-samples // kind.batch_size))))
 
 
+def printable(name: str) -> str:
+    """Return a name without control characters, which a terminal would obey."""
+    return name if name.isprintable() else repr(name)
+
+
 def default_name(root: Path) -> str:
     """Return a name for the config that shadows no module of Python."""
     name = root.resolve().name.partition('.')[0] or 'data'
@@ -56,7 +63,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding='utf-8')
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     with user_errors(OSError):
         root = Path(args.path)
         out = Path(args.out or default_name(root))
@@ -80,8 +87,9 @@ def main(args: argparse.Namespace) -> None:
         length = epochs(kind, found.parts['train']) if by_epoch else kind.iterations
         iterations = length * -(-found.parts['train'] // kind.batch_size) if by_epoch else length
         lines = [f'# {found.about[0]}.', f"_base_ = 'aft_mm::own_data/{kind.base}'", '']
-        split = f'split = {str(folder.absolute())!r}'
-        lines += [line.replace('split = SPLIT', split, 1) for line in found.config]
+        if found.files:
+            lines.append(f'split = {literal(folder.absolute())}  # files of each part')
+        lines += found.config
         if by_epoch:
             lines.append(f'train_cfg = dict(max_epochs={length})')
         for name, content in found.files.items():
@@ -89,8 +97,8 @@ def main(args: argparse.Namespace) -> None:
         write(out, '\n'.join([*lines, '']))
     print(f'{args.path}: {", ".join(found.about)}')
     for name, number in list(found.counts.items())[:20]:
-        print(f'  {name}: {number:,} {kind.counted}')
-    few = [name for name, number in found.counts.items() if number < FEW]
+        print(f'  {printable(name)}: {number:,} {kind.counted}')
+    few = [printable(name) for name, number in found.counts.items() if number < FEW]
     if few:
         print(f'fewer than {FEW} of {", ".join(few[:5])}: expect a poor model of these')
     unit = 'bytes' if args.kind == 'text' else 'images'

@@ -17,11 +17,10 @@ from PIL import Image
 from aft_mm.apis import ImagePredictor, Prediction
 from aft_mm.checks import check_int, check_number
 from aft_mm.cli.arguments import refuse_given
-from aft_mm.cli.progress import progress
-from aft_mm.config.images import check_image
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
-from aft_mm.image_paths import check_name, list_images
+from aft_mm.images import check_image, check_name, list_images
+from aft_mm.progress import progress
 
 COLUMNS = ('path', 'label', 'class_name', 'score', 'share', 'x1', 'y1', 'x2', 'y2')
 
@@ -60,7 +59,7 @@ def rows(prediction: Prediction) -> list[dict]:
     ]
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     with user_errors(*CONFIG_ERRORS, RuntimeError):
         check_int('--batch-size', args.batch_size, 1)
         score = 0.3 if args.score is None else args.score

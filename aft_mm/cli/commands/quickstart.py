@@ -28,7 +28,7 @@ def call(*argv: str | Path) -> None:
         raise SystemExit(status if status > 0 else 128 - status)
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     with user_errors():
         find_config(NAME)
         folder = Path(args.work_dir)

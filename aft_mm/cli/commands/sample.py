@@ -11,12 +11,12 @@ from PIL import Image
 from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator, write_ply
 from aft_mm.apis.loading import check_draws, task_of
 from aft_mm.checks import check_int
-from aft_mm.cli.arguments import check_writable, numbered
-from aft_mm.cli.main import sampling_options
+from aft_mm.cli.arguments import sampling_options
 from aft_mm.config.reading import check_data, read_config
 from aft_mm.engine import derived_seed
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
+from aft_mm.outputs import check_writable, numbered
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples, given_rows
 
 # By kind of model: suffixes of the output file.
@@ -108,7 +108,7 @@ SAMPLE = dict(
 )
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
         keep_freed_memory()
         config = check_args(args)

@@ -9,12 +9,12 @@ from PIL import Image
 from aft_mm.apis import SuperResolver
 from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
-from aft_mm.cli.arguments import check_suffix, check_writable, numbered
-from aft_mm.cli.main import sampling_options
+from aft_mm.cli.arguments import sampling_options
 from aft_mm.config.reading import read_config
-from aft_mm.datasets.image_files import read_image
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
+from aft_mm.images import read_image
+from aft_mm.outputs import check_suffix, check_writable, numbered
 from aft_mm.visualization import draw_super_resolution
 
 
@@ -47,7 +47,7 @@ def enlarge(
     return image, resolver(image, args.num, **options)
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
         keep_freed_memory()
         config = check_args(args)

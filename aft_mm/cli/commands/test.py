@@ -9,7 +9,6 @@ from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
 
 from aft_mm.checkpoint import averaged
-from aft_mm.cli.arguments import check_output
 from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data
 from aft_mm.engine import CheckpointCompatibilityHook, build_runner, load_run_config, run_guard
@@ -18,6 +17,7 @@ from aft_mm.engine.preflight import TEST_CHECKS, check_torchvision
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
 from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
+from aft_mm.outputs import check_output
 
 
 def apply_args(cfg: Config, args: argparse.Namespace) -> None:
@@ -71,7 +71,7 @@ def test(args: argparse.Namespace) -> None:
         mmengine.dump(metrics, args.out)
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     with run_guard(), ExitStack() as stack:
         with user_errors(*DATA_ERRORS):
             weights = averaged(args.checkpoint, args.average)

@@ -13,8 +13,8 @@ from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 
-from aft_mm.cli.main import LATEST
-from aft_mm.cli.tools import run_program
+from aft_mm.cli.arguments import LATEST
+from aft_mm.cli.main import main
 from aft_mm.config.finding import check_checkpoint, install_root
 from aft_mm.config.reading import check_data
 from aft_mm.engine import (
@@ -162,7 +162,7 @@ def plot(*words: str, out: str) -> str:
     """Plot to a file and return its path, or why there is none; a plot never fails a training."""
     try:
         with redirect_stdout(io.StringIO()):
-            run_program(['plot', *words, '--out', out])
+            main(['plot', *words, '--out', out])
     except SystemExit as error:
         return f'none ({error})'
     return os.path.relpath(out)
@@ -175,6 +175,6 @@ def log_backends(runner: Runner) -> None:
     ops.handlers = list(runner.logger.handlers)
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     with run_guard(args.argv) as run:
         train(args, run)

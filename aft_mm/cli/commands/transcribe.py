@@ -12,10 +12,10 @@ from rich.progress import track
 from aft_mm.apis import Recognition, SpeechRecognizer
 from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
-from aft_mm.cli.arguments import PICTURES, check_output
 from aft_mm.config.reading import read_config
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
+from aft_mm.outputs import PICTURES, check_output
 from aft_mm.visualization import draw_alignment
 
 
@@ -71,7 +71,7 @@ def lines(path: str, found: Recognition | None, num_best: int) -> Iterator[str]:
             yield f'{path}\t{score:.3f}\t{text}'
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
         keep_freed_memory()
         with redirect_stdout(sys.stderr):  # mmengine logs to stdout, which is for transcripts

@@ -15,8 +15,7 @@ from aft_mm.apis import Translator
 from aft_mm.apis.loading import check_task
 from aft_mm.checkpoint import averaged
 from aft_mm.checks import check_int, check_number
-from aft_mm.cli.arguments import refuse_given
-from aft_mm.cli.main import sampling_options
+from aft_mm.cli.arguments import refuse_given, sampling_options
 from aft_mm.config.reading import read_config
 from aft_mm.engine import derived_seed
 from aft_mm.engine.allocator import keep_freed_memory
@@ -91,7 +90,7 @@ def output_lines(
             yield from (f'{number} ||| {one.text} ||| {one.score:.4f}' for one in translations)
 
 
-def main(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     out = sys.stdout.buffer
     # mmengine logs to stdout.
     with user_errors(*DATA_ERRORS), redirect_stdout(sys.stderr):

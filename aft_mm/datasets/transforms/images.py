@@ -5,17 +5,16 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 
 from aft_mm.checks import check_int, refuse
+from aft_mm.errors import UnusableFile
+from aft_mm.images import read_rgb
 from aft_mm.registry import TRANSFORMS
-
-from ..file_dataset import UnusableFile
-from ..image_files import read_rgb
 
 
 @TRANSFORMS.register_module()
 class LoadRGBImage(BaseTransform):
     """Read ``results['img_path']`` into ``results['img']``, uint8 RGB [H, W, 3].
 
-    Warnings of :func:`aft_mm.datasets.read_rgb` become ``results['warnings']``,
+    Warnings of :func:`aft_mm.images.read_rgb` become ``results['warnings']``,
     ``{warning: file}``.
     """
 

@@ -1,4 +1,4 @@
-"""Write checkpoints safely, and check those that a run is given."""
+"""Write checkpoints safely, and check those that are loaded."""
 
 import inspect
 import logging
@@ -14,15 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from mmengine.device import get_device
-from mmengine.dist import is_main_process
-from mmengine.hooks import CheckpointHook, EMAHook, Hook
-from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
+from mmengine.dist import all_gather_object, is_main_process
+from mmengine.hooks import CheckpointHook, Hook
+from mmengine.optim import OptimWrapper
+from mmengine.runner import Runner
 from torch import Tensor
 
 from aft_mm.checkpoint import (
     ATOMIC_BACKEND,
-    HUB_KEYS,
     load_weights,
     plain_hub,
     plain_value,
@@ -31,28 +30,26 @@ from aft_mm.checkpoint import (
 )
 from aft_mm.checks import check_int, check_number
 from aft_mm.errors import UserError
-from aft_mm.openmmlab import warn
 from aft_mm.registry import HOOKS
 
 from ..runner import task_model
-from .stopping import INSIDE_EPOCH, TIME_BUDGET, StopHook, agreed
-from .training import waiting_gradients
+from .stopping import INSIDE_EPOCH, StopHook, agreed
 
 #: Entry of a checkpoint's meta: what a resume compares.
 RUN = 'run'
-#: Entry of a checkpoint's meta: whether it was written after its validation.
-VALIDATED = 'validated'
-# Settings that newer versions of torch or a schedule add.
-_NEW_SETTINGS = {
-    'initial_lr',
-    'maximize',
-    'foreach',
-    'capturable',
-    'differentiable',
-    'fused',
-    'decoupled_weight_decay',
-    'param_names',
-}
+
+
+def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
+    """Return the gradients of every process that wait for a step, by parameter."""
+    wrapper = runner.optim_wrapper
+    if not isinstance(wrapper, OptimWrapper) or wrapper.should_update():
+        return []
+    gradients = {
+        name: parameter.grad.cpu()
+        for name, parameter in task_model(runner).named_parameters()
+        if parameter.grad is not None
+    }
+    return all_gather_object(gradients)
 
 
 @HOOKS.register_module()
@@ -86,8 +83,9 @@ class SafeCheckpointHook(CheckpointHook):
 
     def before_train(self, runner: Runner) -> None:
         """Drop entries of a resumed checkpoint for files of another folder."""
-        own = Path(runner.work_dir)
-        folder = own if self.out_dir in (None, runner.work_dir) else Path(self.out_dir, own.name)
+        folder = Path(runner.work_dir)
+        if self.out_dir not in (None, runner.work_dir):
+            folder = Path(self.out_dir, folder.name)
         if is_main_process():
             remove_parts(folder)
         info = runner.message_hub.runtime_info
@@ -136,7 +134,7 @@ class SafeCheckpointHook(CheckpointHook):
         checkpoint['meta'] = plain_value(checkpoint['meta'])
         for key in {'param_schedulers', 'optimizer'} & checkpoint.keys():
             checkpoint[key] = plain_value(checkpoint[key])
-        checkpoint['meta'][RUN] = _properties(runner)
+        checkpoint['meta'][RUN] = run_properties(runner)
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         """Write the new best weights, then remove the previous; mmengine removes first."""
@@ -215,7 +213,8 @@ def _without_own_deprecations(runner: Runner) -> Iterator[None]:
             handler.removeFilter(keep)
 
 
-def _properties(runner: Runner) -> dict[str, Any]:
+def run_properties(runner: Runner) -> dict[str, Any]:
+    """Return what the bits of a run depend on, for the meta of its checkpoints."""
     return dict(
         num_processes=runner.world_size,
         num_threads=torch.get_num_threads(),
@@ -332,217 +331,9 @@ def _check_subwords(runner: Runner, meta: dict, resume: bool) -> None:
     if saved is None:
         return
     loop = runner.train_loop if resume else runner.test_loop
-    own = (getattr(loop.dataloader.dataset, 'metainfo', None) or {}).get('subwords')
-    if own != saved:
+    current = (getattr(loop.dataloader.dataset, 'metainfo', None) or {}).get('subwords')
+    if current != saved:
         raise UserError(
             f'the checkpoint was trained with subwords of fingerprint {saved}, but '
-            f'those of the data have {own}; use the previous subwords file'
+            f'those of the data have {current}; use the previous subwords file'
         )
-
-
-@HOOKS.register_module()
-class ResumeCheckHook(Hook):
-    """Refuse to resume a run under other conditions than it started with.
-
-    Refused are checkpoints without training state, another optimizer or schedule, averaged weights
-    without EMAHook, and epochs of another length.
-    """
-
-    priority = 'VERY_HIGH'
-
-    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        try:
-            self._check(runner, checkpoint)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                'the training state of the checkpoint is not as mmengine writes it '
-                f'({type(error).__name__}: {error})'
-            ) from error
-
-    def _check(self, runner: Runner, checkpoint: dict) -> None:
-        missing = {'meta', 'message_hub', 'optimizer'} - checkpoint.keys()
-        missing = missing or {*HUB_KEYS} - checkpoint['message_hub'].keys()
-        if missing:
-            raise UserError(
-                f'a run cannot be resumed from a checkpoint without {", ".join(sorted(missing))}, '
-                'such as that of the best weights or a published one; start a new one with '
-                'load_from=CHECKPOINT and without --resume'
-            )
-        meta = checkpoint['meta']
-        _check_numbers(meta)
-        saved = meta.get(RUN, {})
-        averages = any(isinstance(hook, EMAHook) for hook in runner.hooks)
-        if 'ema_state_dict' in checkpoint and not averages:
-            raise UserError(
-                'the checkpoint holds averaged weights, from which a run without EMAHook would '
-                'resume; resume with the previous EMAHook among custom_hooks, or start a new run '
-                'with load_from=CHECKPOINT'
-            )
-        if averages and 'ema_state_dict' not in checkpoint:
-            warn('the checkpoint holds no averaged weights: the average of EMAHook starts here')
-        _check_optimizer(runner, checkpoint['optimizer'], saved.get('optimizer'))
-        _check_schedules(runner, checkpoint)
-        self._check_progress(runner, meta, saved)
-
-    def _check_progress(self, runner: Runner, meta: dict, saved: dict) -> None:
-        loop, epoch, iteration = runner.train_loop, meta['epoch'], meta['iter']
-        now = _properties(runner)
-        before = saved.get('num_processes', now['num_processes'])
-        unit, done, end = 'iteration', iteration, runner.max_iters
-        if isinstance(loop, EpochBasedTrainLoop):
-            unit, done, end = 'epoch', epoch, runner.max_epochs
-            length = len(loop.dataloader)
-            inside = meta.get(INSIDE_EPOCH, {}).get('num_done', 0)
-            if iteration != epoch * length + inside:
-                raise UserError(
-                    f'the checkpoint is of iteration {iteration} in {epoch} epochs, but an epoch '
-                    f'of this run has {length} iterations with {now["num_processes"]} processes; '
-                    'resume with the previous batch size, data and number of processes '
-                    f'({before} processes), from a checkpoint at the end of an epoch'
-                )
-        if before != now['num_processes']:
-            warn(
-                f'the checkpoint was written by {before} processes and the run resumes with '
-                f'{now["num_processes"]}: samples are distributed differently, so the weights '
-                'will not be those of an uninterrupted run'
-            )
-        threads = saved.get('num_threads', now['num_threads'])
-        if threads != now['num_threads'] and get_device() == 'cpu':
-            warn(
-                f'the checkpoint was written with {threads} threads and the run resumes with '
-                f'{now["num_threads"]}: sums are rounded differently, so the weights will not '
-                'be bit for bit those of an uninterrupted run; OMP_NUM_THREADS sets the number'
-            )
-        backends = saved.get('backends', now['backends'])
-        if backends != now['backends']:
-            warn(
-                f'the checkpoint was written with AFT_MM_BACKEND={backends!r} and the run resumes '
-                f'with {now["backends"]!r}: sums are rounded differently, so the weights will not '
-                'be bit for bit those of an uninterrupted run'
-            )
-        if done >= end:
-            warn(
-                f'the run is finished ({unit} {done} of {end}): nothing is left to train; a '
-                f'longer one needs a larger train_cfg.max_{unit.removesuffix("ation")}s'
-            )
-
-
-def _check_numbers(meta: dict) -> None:
-    inside = meta.get(INSIDE_EPOCH, {'num_done': 0})
-    seconds = meta.get(TIME_BUDGET, {}).get('seconds', 0.0)
-    counts = [meta.get('epoch'), meta.get('iter'), meta.get('seed') or 0]
-    counts += [inside.get('num_done'), inside.get('sampler_seed') or 0]
-    if not all(type(count) is int and 0 <= count < 2**63 for count in counts) or not (
-        isinstance(seconds, int | float) and 0 <= seconds < math.inf
-    ):
-        raise UserError(
-            'meta of the checkpoint must count epochs, iterations and seconds, got '
-            f'{ {key: meta.get(key) for key in ("epoch", "iter", "seed")}!r:.200}'
-        )
-
-
-def _check_optimizer(runner: Runner, state: Any, name: str | None) -> None:
-    groups = state.get('param_groups') if isinstance(state, dict) else None
-    if not isinstance(groups, list) or not isinstance(state.get('state'), dict):
-        return  # several optimizers, which mmengine compares by name
-    optimizer = runner.optim_wrapper.optimizer
-    own_name = type(optimizer).__name__
-    own = optimizer.param_groups
-    if (name or own_name) != own_name or _settings(groups) != _settings(own):
-        raise UserError(
-            f'the checkpoint holds the state of {name or "another optimizer"}, but the run has '
-            f'{own_name}; resume with the previous optimizer, or start a new run with '
-            'load_from=CHECKPOINT and without --resume'
-        )
-    sizes = [[len(group['params']) for group in part] for part in (groups, own)]
-    if sizes[0] != sizes[1]:
-        raise UserError(
-            f'the optimizer of the checkpoint has groups of {sizes[0]} parameters, but that of the '
-            f'run has groups of {sizes[1]}; resume with the previous paramwise_cfg '
-            'and frozen parameters'
-        )
-    for saved, group in zip(groups, own, strict=True):
-        _check_types('the optimizer', saved, group)
-    parameters = [parameter for group in own for parameter in group['params']]
-    indices = [index for group in groups for index in group['params']]
-    for index, parameter in zip(indices, parameters, strict=True):
-        for key, value in state['state'].get(index, {}).items():
-            shape = getattr(value, 'shape', ())
-            if math.prod(shape) != 1 and shape != parameter.shape and key != 'step':
-                raise UserError(
-                    f'{key} of the optimizer of the checkpoint is of shape {list(shape)}, but its '
-                    f'parameter is of {list(parameter.shape)}'
-                )
-
-
-def _settings(groups: list[dict]) -> set[str]:
-    return set.intersection(*map(set, groups)) - _NEW_SETTINGS if groups else set()
-
-
-def _check_schedules(runner: Runner, checkpoint: dict) -> None:
-    """Refuse other schedules, whose state mmengine would partly ignore."""
-    saved, own = checkpoint.get('param_schedulers', []), runner.param_schedulers or []
-    if not (isinstance(saved, list) and isinstance(own, list)):
-        return
-    states = [schedule.state_dict() for schedule in own]
-    if [set(one) for one in saved] != [set(one) for one in states]:
-        raise UserError(
-            f'the checkpoint holds the state of {len(saved)} schedules, which are not of the kinds '
-            f'of the {len(own)} of param_scheduler; resume with the previous ones'
-        )
-    for one, state in zip(saved, states, strict=True):
-        _check_types('a schedule', one, state)
-
-
-def _check_types(owner: str, saved: dict, own: dict) -> None:
-    for key, value in own.items():
-        if isinstance(value, int | float) and not isinstance(
-            saved.get(key, value), int | float | Tensor | None
-        ):
-            raise UserError(
-                f'{key} of {owner} in the checkpoint must be a number, got {saved[key]!r:.100}'
-            )
-
-
-@HOOKS.register_module()
-class ValidateFirstHook(Hook):
-    """Run the validation that follows the checkpoint from which a run resumes.
-
-    mmengine saves an epoch before it validates it; a run resumed in between would skip the metrics,
-    the best weights and the step of ``ReduceOnPlateauLR``.
-    """
-
-    priority = 'LOWEST'  # after the checks of a resume and StopHook's position
-
-    def __init__(self) -> None:
-        self.is_validating = False
-        self.is_validated = False
-
-    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        self.is_validated = bool(checkpoint.get('meta', {}).get(VALIDATED))
-
-    def before_train(self, runner: Runner) -> None:
-        """Validate, if an uninterrupted run would next."""
-        loop = runner.train_loop
-        if isinstance(loop, EpochBasedTrainLoop):
-            done, end = 0 if getattr(loop, 'num_done', 0) else loop.epoch, loop.max_epochs
-        elif isinstance(loop, IterBasedTrainLoop):
-            done, end = loop.iter, loop.max_iters
-        else:
-            return
-        if not done or self.is_validated or runner.val_loop is None:
-            return
-        loop._decide_current_val_interval()
-        if done >= loop.val_begin and (done % loop.val_interval == 0 or done == end):
-            runner.val_loop.run()
-
-    def before_val(self, runner: Runner) -> None:
-        self.is_validating = True
-
-    def after_val(self, runner: Runner) -> None:
-        self.is_validating = False
-
-    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        checkpoint['meta'][VALIDATED] = self.is_validating

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from aft_mm.checks import check_int
-from aft_mm.config.images import check_image
 from aft_mm.errors import UserError
+from aft_mm.images import check_image
 from aft_mm.registry import HOOKS
 
 from ..runner import task_model

@@ -174,8 +174,8 @@ class TokenMixer(nn.Module):
     @property
     def has_steps(self) -> bool:
         """Whether the class implements steps, which sampling needs."""
-        own, base = type(self), TokenMixer
-        return own._init_state is not base._init_state and own._mix_step is not base._mix_step
+        cls, base = type(self), TokenMixer
+        return cls._init_state is not base._init_state and cls._mix_step is not base._mix_step
 
     @torch.no_grad()
     def init_state(self, batch_size: int) -> Any:

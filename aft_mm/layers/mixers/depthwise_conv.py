@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import refuse
-from aft_mm.ops.eager.online_softmax import apply_gate
 from aft_mm.ops.geometry import kernel_index, kernel_reach
 from aft_mm.ops.state import StepState, check_state, new_state, push, slot_tokens, use_up
 from aft_mm.registry import MODELS
@@ -74,7 +73,7 @@ class KernelMixer(AFTMixer):
         mixed = self._convolve(value, kernel, grid)
         if self.average:
             mixed = mixed / self._convolve(visible, kernel, grid).clamp_min(1)
-        return apply_gate(query, mixed, self.gate)
+        return ops.apply_gate(query, mixed, self.gate)
 
     def _step_grid(self) -> Grid:
         # A sequence may continue beyond the grid (T,).
@@ -97,14 +96,14 @@ class KernelMixer(AFTMixer):
         index = kernel_index(target, tokens, self.kernel_size, grid)
         used, state = state, push(state, value[:, :1], value, update_sums=False)
         use_up(used.position)
-        seen = ((index >= 0) & (tokens >= 0)).unsqueeze(-1)
+        visible = ((index >= 0) & (tokens >= 0)).unsqueeze(-1)
         # Both round the weights alike.
         kernel = self._visible_kernel().flatten(1).mT.to(value.dtype)
-        weights = kernel[index.clamp_min(0)] * seen
+        weights = kernel[index.clamp_min(0)] * visible
         mixed = (weights * state.values).sum(1)
         if self.average:
             mixed = mixed / weights.sum(1).clamp_min(1)
-        return apply_gate(query, mixed.to(value.dtype), self.gate), state
+        return ops.apply_gate(query, mixed.to(value.dtype), self.gate), state
 
 
 @MODELS.register_module()

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aft_mm.ops.eager.online_softmax import apply_gate
+from aft_mm import ops
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
@@ -27,4 +27,4 @@ class Identity(KernelMixer):
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         value = value if key_mask is None else value.masked_fill(~key_mask.unsqueeze(-1), 0)
-        return apply_gate(query, value, self.gate)
+        return ops.apply_gate(query, value, self.gate)

@@ -74,10 +74,10 @@ class LambdaLayer(TokenMixer):
             )
         index = []
         for axis, (size, learned) in enumerate(zip(grid, largest, strict=True)):
-            place = torch.arange(size, device=self.pos_embed.device)
+            tokens = torch.arange(size, device=self.pos_embed.device)
             shape = [1] * (2 * len(grid))
             shape[axis], shape[axis + len(grid)] = size, size
-            index.append((place[None, :] - place[:, None] + learned - 1).view(shape))
+            index.append((tokens[None, :] - tokens[:, None] + learned - 1).view(shape))
         return self.pos_embed[tuple(index)].flatten(len(grid), -2).flatten(0, len(grid) - 1)
 
 

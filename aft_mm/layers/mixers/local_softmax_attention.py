@@ -38,12 +38,12 @@ class Blocks(NamedTuple):
     def visible(self, target: Places, source: Places, causal: bool) -> Tensor:
         """Return whether targets at (rows, columns) see sources at (rows, columns)."""
         (row, column), (source_row, source_column) = target, source
-        seen = (source_row < row) | ((source_row == row) & (source_column <= column))
-        seen = seen if causal else torch.ones_like(seen)
+        visible = (source_row < row) | ((source_row == row) & (source_column <= column))
+        visible = visible if causal else torch.ones_like(visible)
         for t, s, size, before, after in zip(target, source, *self, strict=True):
             first = t // size * size
-            seen = seen & (s >= first - before) & (s < first + size + after)
-        return seen
+            visible = visible & (s >= first - before) & (s < first + size + after)
+        return visible
 
     def mask(self, causal: bool, device: torch.device) -> Tensor:
         """Return what the queries of a block see, bool [queries, sources]."""
@@ -130,9 +130,9 @@ class LocalSoftmaxAttention(TokenMixer):
             refuse('grid', f'of {self._num_dims} sizes', grid)
         grid = (1, *grid) if len(grid) == 1 else grid
         blocks = self.blocks.on(grid)
-        seen = torch.ones_like(key[:1, :, 0], dtype=torch.bool) if key_mask is None else key_mask
-        seen = blocks.cut(seen.unsqueeze(-1), grid).transpose(2, 3)
-        visible = blocks.mask(self.causal, key.device) & seen  # [n, 1 or B, queries, sources]
+        keep = torch.ones_like(key[:1, :, 0], dtype=torch.bool) if key_mask is None else key_mask
+        keep = blocks.cut(keep.unsqueeze(-1), grid).transpose(2, 3)
+        visible = blocks.mask(self.causal, key.device) & keep  # [n, 1 or B, queries, sources]
         query = blocks._replace(before=(0, 0), after=(0, 0)).cut(query, grid)
         key, value = blocks.cut(key, grid), blocks.cut(value, grid)
         query, key, value = (split_heads(x, self.num_heads) for x in (query, key, value))

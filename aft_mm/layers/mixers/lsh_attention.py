@@ -37,7 +37,7 @@ class _Order(NamedTuple):
 
     bucket: Tensor
     token: Tensor
-    place: Tensor
+    position: Tensor
 
 
 @MODELS.register_module()
@@ -101,8 +101,8 @@ class LSHAttention(TokenMixer):
             bucket = bucket.masked_fill(~key_mask[:, None, None], self.num_buckets)
         tokens = torch.arange(key.shape[2], device=key.device)
         token = (bucket * len(tokens) + tokens).argsort(-1)
-        place = torch.empty_like(token).scatter_(-1, token, tokens.expand_as(token))
-        return _Order(bucket, token, place)
+        position = torch.empty_like(token).scatter_(-1, token, tokens.expand_as(token))
+        return _Order(bucket, token, position)
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         key, value = split_heads(key, self.num_heads), split_heads(value, self.num_heads)
@@ -112,19 +112,19 @@ class LSHAttention(TokenMixer):
         source = _with_chunk_before(token)
         rounds = [self._count(order, r, token, source, key_mask) for r in range(self.num_rounds)]
         count = torch.stack(rounds).sum(0)
-        own = torch.stack([seen[:, :, r] for r, seen in enumerate(rounds)], 2)
+        visible = torch.stack([mask[:, :, r] for r, mask in enumerate(rounds)], 2)
         logits = _take(key, token) @ _with_chunk_before(_take(_unit(key), token)).mT
         logits = logits.to(_wide(logits)) * key.shape[-1] ** -0.5
         logits = logits.masked_fill(token.unsqueeze(-1) == source.unsqueeze(-2), SELF_LOGIT)
         # A token seen in several rounds counts once.
-        logits = (logits - count.clamp_min(1).to(logits).log()).masked_fill(~own, -torch.inf)
+        logits = (logits - count.clamp_min(1).to(logits).log()).masked_fill(~visible, -torch.inf)
         lowest = torch.finfo(logits.dtype).min
         total = logits.logsumexp(-1, keepdim=True).clamp_min(lowest)
         weights = (logits - total).exp().to(value.dtype)
         mixed = (weights @ _with_chunk_before(_take(value, token))).flatten(3, 4)
-        place = order.place.unsqueeze(-1)
-        mixed = mixed.gather(3, place.expand(*place.shape[:-1], mixed.shape[-1]))
-        share = total.flatten(3, 4).gather(3, place).softmax(2)
+        position = order.position.unsqueeze(-1)
+        mixed = mixed.gather(3, position.expand(*position.shape[:-1], mixed.shape[-1]))
+        share = total.flatten(3, 4).gather(3, position).softmax(2)
         return (mixed * share.to(mixed.dtype)).sum(2).transpose(1, 2).flatten(2)
 
     def _count(
@@ -141,12 +141,15 @@ class LSHAttention(TokenMixer):
             mask = key_mask[:, None].expand(-1, source.shape[1], -1)
             exists &= mask.gather(2, source.clamp_min(0).flatten(2)).view(source.shape)
         same = at(order.bucket, target).unsqueeze(-1) == at(order.bucket, source).unsqueeze(-2)
-        places = at(order.place, target).unsqueeze(-1), at(order.place, source).unsqueeze(-2)
+        positions = (
+            at(order.position, target).unsqueeze(-1),
+            at(order.position, source).unsqueeze(-2),
+        )
         if self.causal:
-            distance = places[0] - places[1]
+            distance = positions[0] - positions[1]
             near = (distance >= 0) & (distance <= self.chunk_size)
         else:
-            chunks = [place // self.chunk_size for place in places]
+            chunks = [position // self.chunk_size for position in positions]
             near = (chunks[0] == chunks[1]) | (chunks[0] == chunks[1] + 1)
         return same & near & exists.unsqueeze(-2)
 
@@ -173,8 +176,8 @@ class LSHAttention(TokenMixer):
         return LSHState(table, recent[..., 1:].view(state.recent.shape))
 
     def _mix_step(self, query, key, value, state: LSHState) -> tuple[Tensor, LSHState]:
-        own = split_heads(key.unsqueeze(1), self.num_heads)
-        bucket = self.buckets(own).unsqueeze(-1)
+        query_heads = split_heads(key.unsqueeze(1), self.num_heads)
+        bucket = self.buckets(query_heads).unsqueeze(-1)
         bucket = bucket.expand(*bucket.shape[:-1], state.recent.shape[-1])
         table, recent = state.table.store(key, value), state.recent
         target = table.position[:, None, None, None] - 1
@@ -184,8 +187,8 @@ class LSHAttention(TokenMixer):
         source = last.flatten(2).sort(-1).values  # [B, h, rounds · (c + 1)]
         again = F.pad(source[..., 1:] == source[..., :-1], (1, 0))
         keys, values = (_take(split_heads(x, self.num_heads), source) for x in table.rows)
-        logits = (own @ _unit(keys.to(own.dtype)).mT).squeeze(2)
-        logits = logits.to(_wide(logits)) * own.shape[-1] ** -0.5
+        logits = (query_heads @ _unit(keys.to(query_heads.dtype)).mT).squeeze(2)
+        logits = logits.to(_wide(logits)) * query_heads.shape[-1] ** -0.5
         logits = logits.masked_fill(source == target.squeeze(-1), SELF_LOGIT)
         weights = logits.masked_fill(again | (source < 0), -torch.inf).softmax(-1)
         mixed = weights.to(value.dtype).unsqueeze(2) @ values.to(value.dtype)

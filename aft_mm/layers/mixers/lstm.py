@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from aft_mm.checks import refuse
-from aft_mm.ops.eager.online_softmax import no_autocast
+from aft_mm.ops.online_softmax import no_autocast
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
@@ -58,10 +58,10 @@ class LSTM(TokenMixer):
         order = key_mask.logical_not().byte().argsort(dim=1, stable=True)
         front = value.gather(1, order.unsqueeze(-1).expand_as(value))
         mixed, _ = run_lstm(self.lstm, front, key_mask.sum(1))
-        place = key_mask.cumsum(1) - 1
-        mixed = mixed.gather(1, place.clamp_min(0).unsqueeze(-1).expand_as(value))
-        seen = place >= 0 if self.causal else key_mask.any(1, keepdim=True)
-        return mixed.masked_fill(~seen.unsqueeze(-1), 0)
+        index = key_mask.cumsum(1) - 1
+        mixed = mixed.gather(1, index.clamp_min(0).unsqueeze(-1).expand_as(value))
+        visible = index >= 0 if self.causal else key_mask.any(1, keepdim=True)
+        return mixed.masked_fill(~visible.unsqueeze(-1), 0)
 
     def _init_state(self, batch_size: int) -> LSTMState:
         hidden, cell = torch.zeros(2, batch_size, self.embed_dims, **self._state_options)
@@ -69,9 +69,9 @@ class LSTM(TokenMixer):
         return LSTMState(hidden, cell, position)
 
     def _prefill(self, state: LSTMState, key, value, lengths: Tensor) -> LSTMState:
-        _, found = run_lstm(self.lstm, value, lengths)
+        _, last = run_lstm(self.lstm, value, lengths)
         empty = (lengths == 0).unsqueeze(-1)
-        hidden, cell = (x[0].masked_fill(empty, 0) for x in found)
+        hidden, cell = (x[0].masked_fill(empty, 0) for x in last)
         return LSTMState(hidden, cell, lengths.to(torch.int64))
 
     def _mix_step(self, query, key, value, state: LSTMState) -> tuple[Tensor, LSTMState]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aft_mm.checks import check_flag
 from aft_mm.ops.checks import check_num_heads
-from aft_mm.ops.path_choice import export_stage
+from aft_mm.ops.export_paths import export_stage
 from aft_mm.ops.state import check_position, use_up
 from aft_mm.registry import MODELS
 

@@ -81,8 +81,8 @@ class StridedAttention(TokenMixer):
         else:
             near = target // self.stride == source // self.stride
             far = (source % self.stride >= self.stride - self.summary) & ~near
-        seen = (distance >= 0) if self.causal else torch.ones_like(near)
-        return near & seen, far & seen
+        allowed = (distance >= 0) if self.causal else torch.ones_like(near)
+        return near & allowed, far & allowed
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
         tokens, stride = query.shape[1], self.stride
@@ -136,10 +136,10 @@ class StridedAttention(TokenMixer):
                 source = source.unsqueeze(0)  # [1, l, R]: every block has the same columns
             else:
                 source = source.unsqueeze(-2)  # [R or 1, 1, n]
-            seen = self.visible(target, source - 1)[i] & (source > 0)
+            allowed = self.visible(target, source - 1)[i] & (source > 0)
             mask = part(exists).squeeze(-1)
             mask = mask.unsqueeze(1) if i == 1 and self.pattern == 'strided' else mask.unsqueeze(-2)
-            masks.append((seen & mask).unsqueeze(1))
+            masks.append((allowed & mask).unsqueeze(1))
         return masks[0], masks[1]
 
     def _init_state(self, batch_size: int) -> TokenTable:
@@ -155,7 +155,7 @@ class StridedAttention(TokenMixer):
         target = state.position[:, None] - 1
         source = self._sources(target, state.size)
         near, far = self.visible(target, source)
-        seen = (near | far) & (source >= 0) & (source <= target)
+        allowed = (near | far) & (source >= 0) & (source <= target)
         keys, values = (
             split_heads(
                 x.gather(1, source.clamp(0, state.size - 1)[..., None].expand(-1, -1, x.shape[2])),
@@ -165,7 +165,7 @@ class StridedAttention(TokenMixer):
         )
         query = split_heads(query.unsqueeze(1), self.num_heads)
         logits = query @ keys.mT * query.shape[-1] ** -0.5
-        weights = masked_softmax(logits, seen[:, None, None]).to(value.dtype)
+        weights = masked_softmax(logits, allowed[:, None, None]).to(value.dtype)
         return (weights @ values).transpose(1, 2).flatten(1), state
 
     def _sources(self, target: Tensor, tokens: int) -> Tensor:
@@ -176,10 +176,10 @@ class StridedAttention(TokenMixer):
             offsets = torch.cat((torch.arange(stride, device=target.device), back[1:] * stride))
             return target - offsets
         inside = torch.arange(stride, device=target.device)
-        own = target // stride * stride + inside
+        block = target // stride * stride + inside
         others = (torch.arange(blocks, device=target.device)[:, None] * stride + inside)[
             :, -self.summary :
         ].flatten()
         others = others.expand(len(target), -1)
         others = others.masked_fill(others // stride == target // stride, -1)
-        return torch.cat((own, others), 1)
+        return torch.cat((block, others), 1)

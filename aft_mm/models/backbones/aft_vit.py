@@ -336,17 +336,17 @@ class AFTViT(BaseModule):
         if self.out_type == 'cls_token':
             return x[:, 0]
         x = x[:, self.num_prefix_tokens :]
-        seen = None if key_mask is None else key_mask[:, self.num_prefix_tokens :, None]
-        if seen is not None:
-            x = x.masked_fill(~seen, 0)
+        keep = None if key_mask is None else key_mask[:, self.num_prefix_tokens :, None]
+        if keep is not None:
+            x = x.masked_fill(~keep, 0)
         if self.out_type == 'avg_featmap':
-            return x.mean(dim=1) if seen is None else x.sum(dim=1) / seen.sum(dim=1).clamp_min(1)
+            return x.mean(dim=1) if keep is None else x.sum(dim=1) / keep.sum(dim=1).clamp_min(1)
         # mmcv's RoIAlign ignores strides.
         return x.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
         """Raise ValueError for other parameters, which mmengine would only log."""
-        own = self.state_dict()
+        current = self.state_dict()
         loaded = {
             name.removeprefix(prefix): tensor
             for name, tensor in state_dict.items()
@@ -358,16 +358,18 @@ class AFTViT(BaseModule):
             if isinstance(module, GridParameters)
             for name, _ in module.named_parameters()
         }
-        fixed = own.keys() & loaded.keys() - on_grid
+        fixed = current.keys() & loaded.keys() - on_grid
         # Keys of other modules are left to the loader.
-        ours = {name.partition('.')[0] for name in own} | {'cls_token', 'pos_embed', 'norm'}
+        ours = {name.partition('.')[0] for name in current} | {'cls_token', 'pos_embed', 'norm'}
         complaints = {
-            'lacks': [name for name in own if name not in loaded],
+            'lacks': [name for name in current if name not in loaded],
             'has another shape of': [
-                name for name in own if name in fixed and loaded[name].shape != own[name].shape
+                name
+                for name in current
+                if name in fixed and loaded[name].shape != current[name].shape
             ],
             'has an unknown': [
-                name for name in loaded if name not in own and name.partition('.')[0] in ours
+                name for name in loaded if name not in current and name.partition('.')[0] in ours
             ],
         }
         for complaint, names in complaints.items():

@@ -63,7 +63,7 @@ class Lexicon:
         for word, (_, unknown) in zip(words, encoded, strict=True):
             if unknown:
                 refuse('words', f'written in the units, which lack {unknown[0]!r}', word)
-        return cls([found for found, _ in encoded], units.numbers.get(' '))
+        return cls([pieces for pieces, _ in encoded], units.numbers.get(' '))
 
     def step(self, state: frozenset[Prefix], unit: int) -> frozenset[Prefix]:
         """Return the state after the unit, empty if no transcript continues so."""

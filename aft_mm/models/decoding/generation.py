@@ -210,8 +210,8 @@ def beam_search(
         limits = [default_length(model, len(one)) for one in source]
         if max_length is not None:
             limits = [min(max_length, _position_limit(model))] * len(source)
-        found = _search(model, memory, limits, end_token, beam_size, num_best, length_penalty)
-    return [sorted(one, key=lambda h: -h.score)[:num_best] for one in found]
+        finished = _search(model, memory, limits, end_token, beam_size, num_best, length_penalty)
+    return [sorted(one, key=lambda h: -h.score)[:num_best] for one in finished]
 
 
 def default_length(model: nn.Module, source_length: int) -> int:
@@ -234,7 +234,7 @@ def _search(
 ) -> list[list[Hypothesis]]:
     """Return the finished sequences of each source, unsorted."""
     device = memory[0].device
-    found: list[list[Hypothesis]] = [[] for _ in limits]
+    finished: list[list[Hypothesis]] = [[] for _ in limits]
     going = list(range(len(limits)))  # not done
     none = torch.zeros(len(going), 0, dtype=torch.long, device=device)
     hidden, state = model.decoder.prefill(none, none.new_zeros(len(going)), *memory)
@@ -246,13 +246,13 @@ def _search(
     for length in range(1, max(limits) + 1):
         must_end = torch.tensor([limits[i] == length for i in going], device=device)
         log_p, beam, token = _extended(model.head.logits(hidden), log_p, must_end, end)
-        room = torch.tensor([width - len(found[i]) for i in going], device=device)
+        room = torch.tensor([width - len(finished[i]) for i in going], device=device)
         log_p = log_p.masked_fill(torch.arange(width, device=device) >= room[:, None], -torch.inf)
         tokens = tokens.gather(1, beam.unsqueeze(-1).expand(-1, -1, length - 1))
         ends = (token == end) & log_p.isfinite()
         for i, k in ends.nonzero().tolist():
             total = log_p[i, k].item()
-            found[going[i]].append(
+            finished[going[i]].append(
                 Hypothesis(tokens[i, k].clone(), total / _penalty(length, alpha), -total)
             )
         tokens = torch.cat([tokens, token.unsqueeze(-1)], -1)
@@ -262,7 +262,7 @@ def _search(
             best / _penalty(limits[i], alpha)
             for i, best in zip(going, log_p.amax(1).tolist(), strict=True)
         ]
-        left = [n for n, i in enumerate(going) if hope[n] > _worst(found[i], num_best)]
+        left = [n for n, i in enumerate(going) if hope[n] > _worst(finished[i], num_best)]
         if not left:
             break
         index = torch.tensor(left, device=device)
@@ -270,7 +270,7 @@ def _search(
         state = model.decoder.select_state(state, rows, same_memory=len(left) == len(going))
         hidden, state = model.decoder.step(token[index].flatten(), state)
         going, tokens, log_p = [going[n] for n in left], tokens[index], log_p[index]
-    return found
+    return finished
 
 
 def _extended(
@@ -293,8 +293,8 @@ def _penalty(length: int, alpha: float) -> float:
     return ((5 + length) / 6) ** alpha
 
 
-def _worst(found: list[Hypothesis], num_best: int) -> float:
-    scores = sorted((h.score for h in found), reverse=True)
+def _worst(finished: list[Hypothesis], num_best: int) -> float:
+    scores = sorted((h.score for h in finished), reverse=True)
     return scores[num_best - 1] if len(scores) >= num_best else -float('inf')
 
 

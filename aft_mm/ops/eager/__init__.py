@@ -13,9 +13,10 @@ The numerics policy, which every backend follows:
   result. w, an exponent, is never rounded, except by `torch.set_float32_matmul_precision` in the
   product of its factors.
 
-Each op has a file. They share `online_softmax.py` (shifted sums, masks, gate), `banded_matmul.py`
-(products with W in tiles), `onednn_matmul.py` and `bf16_matmul.py` (how they are multiplied),
-`custom_ops.py` (single nodes for torch.compile) and `../path_choice.py` (fast or safe).
+Each op has a file. They share `banded_matmul.py` (products with W in tiles), `onednn_matmul.py` and
+`bf16_matmul.py` (how they are multiplied), `custom_ops.py` (single nodes for torch.compile), and
+with other backends `../online_softmax.py` (shifted sums, masks, gate), `../geometry.py` and
+`../path_choice.py` (fast or safe).
 """
 
 from .conv import aft_conv

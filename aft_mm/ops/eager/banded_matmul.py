@@ -10,13 +10,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..path_choice import transformed
-from . import onednn_matmul
-from .bf16_matmul import grad_weights, multiply, refuse_second_derivative, split_terms
-from .online_softmax import (
+from ..geometry import neighbours, split
+from ..online_softmax import (
     column_shift,
     composed_gradients,
     mean,
@@ -26,6 +23,9 @@ from .online_softmax import (
     shift,
     suffix_sum,
 )
+from ..tracing import transformed
+from . import onednn_matmul
+from .bf16_matmul import grad_weights, multiply, refuse_second_derivative, split_terms
 
 # Elements of key at once: on a CPU they should fit into its caches, a GPU needs large products.
 CHUNK, CUDA_CHUNK = 2**21, 2**25
@@ -51,24 +51,6 @@ class TileReach(NamedTuple):
     @property
     def transposed(self) -> 'TileReach':
         return TileReach(self.after, self.before, self.future, self.past, self.precision)
-
-
-def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
-    count = -(-x.shape[0] // block)
-    missing = count * block - x.shape[0]
-    if torch.compiler.is_compiling() or missing:
-        x = F.pad(x, (0, 0, 0, missing), value=fill)
-    return x.view(count, block, -1)
-
-
-def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0) -> Tensor:
-    """Return [T, C] as views [n, (before + 1 + after)·c, C] around each block."""
-    if before == after == 0 and block == x.shape[0]:
-        return x.unsqueeze(0)  # an exported graph leaves sizes open
-    tail = -x.shape[0] % block + after * block
-    if before or tail:
-        x = F.pad(x, (0, 0, before * block, tail), value=fill)
-    return x.unfold(0, (before + 1 + after) * block, block).transpose(1, 2)
 
 
 def banded_mean(key: Tensor, value: Tensor, tiles: Tensor, reach: TileReach) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..path_choice import transformed
+from ..tracing import transformed
 
 
 def matmul_precision(value: Tensor) -> str:

@@ -13,14 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import path_choice
-from ..checks import GATES
-from ..path_choice import Snapshot, cached, cached_check, choose, may_read, transformed
-from . import conv_dense
-from .bf16_matmul import matmul_precision
-from .conv_exact import exact_conv_mean, outside_sums
-from .custom_ops import as_graph_node
-from .online_softmax import (
+from ..geometry import crop_kernel
+from ..online_softmax import (
     FAST_BIAS_RANGE,
     FAST_RANGE,
     apply_gate,
@@ -32,6 +26,12 @@ from .online_softmax import (
     running_sum,
     zero_if_finite,
 )
+from ..path_choice import Snapshot, cached, cached_check, choose
+from ..tracing import may_read, transformed
+from . import conv_dense
+from .bf16_matmul import matmul_precision
+from .conv_exact import exact_conv_mean, outside_sums
+from .custom_ops import as_graph_node
 
 # The difference form loses a factor e^−w of precision: w ≥ −3 keeps 5 of 7 digits.
 DIFFERENCE_LOWEST_BIAS = -3.0
@@ -99,24 +99,8 @@ def aft_conv(
         if form == 'exact':  # for any w
             return exact_conv_mean_node(key, value, weight, grid, global_connectivity, causal)
         if form is None and torch.compiler.is_compiling():
-            mix = safe_conv_mean if path_choice.replaying() else safe_conv_mean_node
-            return mix(key, value, weight, grid, global_connectivity, causal)
+            return safe_conv_mean_node(key, value, weight, grid, global_connectivity, causal)
         return safe_conv_mean(key, value, weight, **options, is_exact=is_exact(difference=False))
-
-    exporting = path_choice.export_stage() is not None
-    if exporting and path_choice.exports_loops() and len(grid) <= 2 and not causal:
-        loops = partial(_loops_operator, query, gate, grid, global_connectivity)
-
-        def exact(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-            mixed = _exact_conv_mean(key, value, weight, **options)
-            return apply_gate(query, mixed, gate, dtype)
-
-        def low(*tensors: Tensor) -> Tensor:  # which has a path of its own without loops
-            if not global_connectivity:
-                return exact(*tensors)
-            return choose(is_exact(difference=False), loops, exact, *tensors)
-
-        return choose(is_exact(difference=True), loops, low, key, value, weight)
 
     mixed = choose(is_exact(difference=not dense), fast, safe, key, value, weight)
     output = apply_gate(query, mixed, gate, dtype)
@@ -191,16 +175,6 @@ def read_form(weight: Tensor, parameters: Sequence[Tensor]) -> tuple[str, Snapsh
     return 'exact', snapshot
 
 
-def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
-    """Return w [h, *K] without the entries that no pair of tokens on the grid reaches."""
-    if path_choice.export_stage():  # the graph may be run on other grids
-        return weight
-    for dim, length in enumerate(grid, start=1):
-        extra = max(0, weight.shape[dim] // 2 - (length - 1))
-        weight = weight.narrow(dim, extra, weight.shape[dim] - 2 * extra)
-    return weight
-
-
 def convolved_mean(
     key: Tensor,
     value: Tensor,
@@ -211,14 +185,33 @@ def convolved_mean(
     causal: bool,
     additive: bool = False,
 ) -> Tensor:
-    """Return ``Σ W e^k v / Σ W e^k`` [B, T, D] by the difference form, or the additive one.
-
-    Tokens are [B, T, C] inside; for ONNX Runtime [B, C, T] is faster.
-    """
+    """Return ``Σ W e^k v / Σ W e^k`` [B, T, D] by the difference form, or the additive one."""
     heads = key.shape[-1]
-    stage = path_choice.export_stage()
-    channels_first = stage == 'onnxruntime'
-    dim, channel_dim = (2, 1) if channels_first else (1, 2)
+    kernel, outside = kernel_and_outside(weight, grid, global_connectivity, causal, additive)
+    if not torch.is_grad_enabled():
+        kernel = with_fast_columns(kernel)
+    exp_key = torch.exp(key - column_shift(key, 1))
+    terms = (exp_key.unsqueeze(3) * value.unflatten(2, (heads, -1))).flatten(2, 3)
+    kernels = kernel.repeat_interleave(terms.shape[2] // heads, 0), kernel
+    sums = []
+    for x, own_kernel in zip((terms, exp_key), kernels, strict=True):
+        convolved = convolve(x, own_kernel, grid)
+        sums.append(convolved if outside is None else convolved.add_(outside(x)))
+    numerator, denominator = (x.unflatten(2, (heads, -1)) for x in sums)
+    mixed = mean(numerator, denominator, in_place=True).flatten(2, 3)
+    # A compiler does not see that open channels are again those of the other path.
+    return mixed.expand(value.shape)
+
+
+def kernel_and_outside(
+    weight: Tensor,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    causal: bool,
+    additive: bool = False,
+    dim: int = 1,
+) -> tuple[Tensor, Callable[[Tensor], Tensor] | None]:
+    """Return the kernel of a convolution [h, *K], and what adds the sums outside along `dim`."""
     outside: Callable[[Tensor], Tensor] | None = None
     if not global_connectivity:
         kernel = torch.exp(weight)
@@ -234,58 +227,7 @@ def convolved_mean(
         entries = kernel[0].numel()
         past = torch.arange(entries, device=kernel.device) <= entries // 2
         kernel = kernel * past.view(kernel.shape[1:])
-    if not torch.is_grad_enabled():
-        kernel = with_fast_columns(kernel)
-    if channels_first:  # views would fix open sizes
-        key, value = (x.transpose(1, 2).contiguous() for x in (key, value))
-    exp_key = torch.exp(key - column_shift(key, dim))
-    terms = exp_key.unsqueeze(channel_dim + 1) * value.unflatten(channel_dim, (heads, -1))
-    terms = terms.flatten(channel_dim, channel_dim + 1)
-    channels = terms.shape[channel_dim]
-    columns, kernels = [terms, exp_key], [kernel.repeat_interleave(channels // heads, 0), kernel]
-    if stage == 'openvino':  # 2026.4 may overwrite exp_key before a second convolution reads it
-        columns, kernels = [torch.cat(columns, channel_dim)], [torch.cat(kernels)]
-    sums = []
-    for x, own_kernel in zip(columns, kernels, strict=True):
-        convolved = convolve(x, own_kernel, grid)
-        if outside is not None:
-            # In place, a graph would transpose the views back.
-            add = torch.add if stage in path_choice.RUNTIMES else Tensor.add_
-            convolved = add(convolved, outside(x))
-        sums.append(convolved)
-    if stage == 'openvino':
-        sums = list(sums[0].split([channels, heads], channel_dim))
-    numerator = sums[0].unflatten(channel_dim, (heads, -1))
-    denominator = sums[1].unflatten(channel_dim, (heads, -1))
-    mixed = mean(numerator, denominator, in_place=True).flatten(channel_dim, channel_dim + 1)
-    if channels_first:
-        return mixed.transpose(1, 2)
-    # A compiler does not see that open channels are again those of the other path.
-    return mixed if stage else mixed.expand(value.shape)
-
-
-def _loops_operator(
-    query: Tensor | None,
-    gate: str,
-    grid: Sequence[int],
-    global_connectivity: bool,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor,
-) -> Tensor:
-    """Return the gated mean as a node of a graph, the operator of `native/conv_operator.h`."""
-    rows = (1,) * (2 - len(grid))  # a line is a grid of one row
-    sizes = torch.tensor([*rows, *grid, *rows, *weight.shape[1:]])
-    kernel, form = torch.exp(weight), torch.tensor([0])
-    if global_connectivity:  # in the difference form, 1, or the additive one, 2
-        additive = cancels(weight)
-        kernel = torch.where(additive, kernel, torch.expm1(weight))
-        form = 1 + additive.long().view(1)
-    sizes = torch.cat([sizes, form, torch.tensor([GATES.index(gate)])])
-    operands = query, key, value, kernel.flatten(1).T, sizes
-    return torch.onnx.ops.symbolic(
-        'aft_mm::AFTConv', operands, dtype=value.dtype, shape=value.shape, version=1
-    )
+    return kernel, outside
 
 
 def _outside_sums(
@@ -295,32 +237,21 @@ def _outside_sums(
     return sums.flatten(dim, dim + len(grid) - 1)
 
 
-def convolve(x: Tensor, kernel: Tensor, grid: Sequence[int]) -> Tensor:
-    """Return the cross-correlation of tokens x [B, T, C] with kernel [C, *K], per channel.
-
-    In a graph for ONNX Runtime tokens are [B, C, T].
-    """
+def convolution(
+    kernel: Tensor, grid: Sequence[int]
+) -> tuple[Callable[..., Tensor], Tensor, Sequence[int], list[int]]:
+    """Return torch's convolution of a kernel [C, *K] with the kernel, grid and padding for it."""
     if len(grid) == 1:  # 1-d has no channels-last layout
         grid, kernel = (1, *grid), kernel.unsqueeze(1)
-    function, padding = F.conv2d, [kernel.shape[-2] // 2, kernel.shape[-1] // 2]
-    if len(grid) == 3:
-        function, padding = F.conv3d, [kernel.shape[1] // 2, *padding]
-    stage = path_choice.export_stage()
-    channels_first, replaying = stage == 'onnxruntime', stage in path_choice.RUNTIMES
-    if channels_first:
-        # ONNX Runtime is slow where a kernel reaches into the padding of columns, so columns are
-        # padded before. The axis of 1 keeps it from merging the two.
-        x = F.pad(x.unflatten(2, grid).unsqueeze(1), [padding[-1]] * 2).squeeze(1)
-        padding[-1] = 0
-    elif replaying:  # runtimes transpose three dimensions faster than four
-        x = x.transpose(1, 2).unflatten(-1, grid)
-    else:
-        x = x.unflatten(1, grid).movedim(-1, 1)
+    padding = [size // 2 for size in kernel.shape[1:]]
+    return F.conv3d if len(grid) == 3 else F.conv2d, kernel, grid, padding
+
+
+def convolve(x: Tensor, kernel: Tensor, grid: Sequence[int]) -> Tensor:
+    """Return the cross-correlation of tokens x [B, T, C] with kernel [C, *K], per channel."""
+    function, kernel, grid, padding = convolution(kernel, grid)
+    x = x.unflatten(1, grid).movedim(-1, 1)
     convolved = function(x, kernel.unsqueeze(1), padding=padding, groups=len(kernel))
-    if channels_first:
-        return convolved.flatten(2)
-    if replaying:
-        return convolved.flatten(2).transpose(1, 2)
     return convolved.movedim(1, -1).flatten(1, -2)
 
 
@@ -330,11 +261,7 @@ def with_fast_columns(kernel: Tensor) -> Tensor:
     Without a gradient only: that of a wider kernel is much slower.
     """
     columns = kernel.shape[-1]
-    if (
-        columns not in SLOW_COLUMNS
-        or kernel.device.type != 'cpu'
-        or path_choice.export_stage() in ('onnxruntime', 'openvino')
-    ):
+    if columns not in SLOW_COLUMNS or kernel.device.type != 'cpu':
         return kernel
     return F.pad(kernel, [(FAST_COLUMNS - columns) // 2] * 2)
 
@@ -354,7 +281,7 @@ def safe_conv_mean(
     )
 
     fast = partial(convolved_mean, additive=global_connectivity, **options)
-    exact: Callable[..., Tensor] = partial(_exact_conv_mean, **options)
+    exact: Callable[..., Tensor] = partial(exact_mean_in_float64, **options)
     otherwise = exact
     keys_decide = causal or not global_connectivity
     if keys_decide and all(map(may_read, (key, value, weight))):
@@ -397,7 +324,7 @@ def _mean_by_heads(
     return mixed.index_put((samples, others), parts).transpose(1, 2).flatten(2)
 
 
-def _exact_conv_mean(
+def exact_mean_in_float64(
     key: Tensor,
     value: Tensor,
     weight: Tensor,
@@ -414,7 +341,7 @@ def _exact_conv_mean(
 
 # Traced, they would take minutes to compile.
 safe_conv_mean_node = as_graph_node('aft_mm::safe_conv_mean', safe_conv_mean)
-exact_conv_mean_node = as_graph_node('aft_mm::exact_conv_mean', _exact_conv_mean)
+exact_conv_mean_node = as_graph_node('aft_mm::exact_conv_mean', exact_mean_in_float64)
 
 
 @torch.library.custom_op('aft_mm::repeat_conv_if_written', mutates_args=('output',))
@@ -454,8 +381,6 @@ def _(output, *others) -> None:
 def is_inference_applicable(*tensors: Tensor | None) -> bool:
     """Return whether all are plain tensors on a CPU, outside autograd, tracing and torch.func."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    if path_choice.export_stage():
         return False
     given = [x for x in tensors if x is not None]
     return all(x.device.type == 'cpu' for x in given) and not transformed()

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..geometry import kernel_offsets
-from ..path_choice import transformed
-from .online_softmax import (
+from ..online_softmax import (
     ShiftedSum,
     Summable,
     add,
@@ -23,6 +22,7 @@ from .online_softmax import (
     suffix_sum,
     total,
 )
+from ..tracing import transformed
 
 ENTRIES_AT_ONCE = 8
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import path_choice
-from ..path_choice import choose, may_read, transformed
-from .online_softmax import (
+from ..export_paths import recording, replaying
+from ..online_softmax import (
     FAST_BIAS_RANGE,
     apply_gate,
     column_shift,
@@ -23,6 +22,8 @@ from .online_softmax import (
     no_autocast,
     zero_if_finite,
 )
+from ..path_choice import choose
+from ..tracing import may_read, transformed
 
 # Numbers in a chunk.
 CHUNK = 2**19
@@ -64,7 +65,7 @@ def aft_full_batched(
     if visible is not None:
         bias = bias.masked_fill(~visible, -torch.inf)
     differ = causal or pair_mask is not None
-    if path_choice.recording():  # a bias per sample is an input of the graph
+    if recording():  # a bias per sample is an input of the graph
         differ = differ or position_bias.dim() == (3 if num_heads is None else 4)
     mixed = _weighted_mean(key, value, bias, key_mask, differ)
     if shared:
@@ -274,9 +275,9 @@ class _Mean(torch.autograd.Function):
 
 def exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     """Return the mean term by term, each row with its own shift."""
-    if torch.compiler.is_compiling() and not path_choice.replaying():
+    if torch.compiler.is_compiling() and not replaying():
         return _exact_mean_node(key, value, bias)
-    if transformed() or path_choice.replaying():
+    if transformed() or replaying():
         return _composed_exact_mean(key, value, bias)
     if torch.is_grad_enabled():
         return _ExactMean.apply(key, value, bias)

@@ -11,19 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..geometry import Window, near_mask, near_radius
-from ..path_choice import choose, may_read
-from .banded_matmul import (
-    TileReach,
-    banded_mean,
-    banded_product,
-    neighbours,
-    split,
-    tile_weights,
-)
-from .bf16_matmul import matmul_precision
-from .full_batched import WIDE_RANGE, exact_mean
-from .online_softmax import (
+from ..geometry import Window, near_mask, near_radius, neighbours, split
+from ..online_softmax import (
     FAST_BIAS_RANGE,
     FAST_RANGE,
     ShiftedSum,
@@ -41,6 +30,16 @@ from .online_softmax import (
     shift,
     zero_if_finite,
 )
+from ..path_choice import choose
+from ..tracing import may_read
+from .banded_matmul import (
+    TileReach,
+    banded_mean,
+    banded_product,
+    tile_weights,
+)
+from .bf16_matmul import matmul_precision
+from .full_batched import WIDE_RANGE, exact_mean
 
 # Smaller blocks take longer to launch than to compute; of larger ones more lies outside the window.
 SMALLEST_BLOCK = 32

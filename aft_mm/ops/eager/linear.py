@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..linear_terms import FeatureMap, LinearState, features, resolve
-from ..path_choice import transformed
-from .online_softmax import composed_gradients, mean, needs_torch, no_autocast
+from ..online_softmax import composed_gradients, mean, needs_torch, no_autocast
+from ..tracing import transformed
 
 # O(T·d·CHUNK) operations in chunks, T·d·m / CHUNK elements of states.
 CHUNK = 32

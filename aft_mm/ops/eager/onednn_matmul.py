@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..path_choice import transformed
+from ..tracing import transformed
 
 # With fewer multiplications per tile the call dominates.
 FEWEST = 2**22

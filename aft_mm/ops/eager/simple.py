@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..path_choice import choose
-from .online_softmax import (
+from ..online_softmax import (
     FAST_RANGE,
     apply_gate,
     column_shift,
@@ -20,9 +19,11 @@ from .online_softmax import (
     mean_by_columns,
     needs_torch,
     prefix_sum,
+    relu_terms,
     running_sum,
     scan_in_place,
 )
+from ..path_choice import choose
 
 # Each column is one program; fewer leave most of a GPU idle.
 FEWEST_SCANNED_COLUMNS = 1024
@@ -52,13 +53,6 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
     if query is None and not causal:
         mixed = mixed.repeat(1, key.shape[1], 1)  # the caller may write to the result
     return apply_gate(query, mixed, gate, dtype)
-
-
-def relu_terms(key: Tensor, value: Tensor, key_function: str) -> Tensor:
-    """Return ``relu(k) ⊙ v`` [..., D]; for relu2 followed by ``relu(−k) ⊙ v``, [..., 2·D]."""
-    if key_function == 'relu2':
-        key, value = torch.cat((key, -key), -1), torch.cat((value, value), -1)
-    return torch.relu(key) * value
 
 
 def apply_relu2_gates(query: Tensor, mixed: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..geometry import Window, hard_mask, kernel_index, near_mask, near_radius
+from ..online_softmax import append, apply_gate, mean, relu_terms
 from ..state import (
     StepState,
     add_outside,
@@ -14,8 +15,7 @@ from ..state import (
     push,
     slot_tokens,
 )
-from .online_softmax import append, apply_gate, mean
-from .simple import apply_relu2_gates, relu_terms
+from .simple import apply_relu2_gates
 
 # Biases of the n slots of a buffer at token t [B], [B, n] or [B, n, h].
 SlotBias = Callable[[Tensor, int], Tensor]

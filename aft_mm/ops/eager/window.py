@@ -5,10 +5,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .. import path_choice
+from ..export_paths import replaying
 from ..geometry import Window, as_pair
-from ..path_choice import choose
-from .online_softmax import (
+from ..online_softmax import (
     FAST_RANGE,
     Summable,
     add,
@@ -23,6 +22,7 @@ from .online_softmax import (
     shift,
     sliding_sum,
 )
+from ..path_choice import choose
 
 
 def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
@@ -54,7 +54,7 @@ def _window_sums(x: Summable, window: Window, grid: tuple[int, ...], causal: boo
     rows, columns = (size // 2 for size in as_pair(window))
     if not causal:
         return sliding_sum(sliding_sum(x, columns - 1, columns, 2), rows - 1, rows, 1)
-    if not path_choice.replaying():
+    if not replaying():
         columns = min(columns, grid[1])
     # The right block is the left block of the row above, which may end beyond the grid.
     left = sliding_sum(sliding_sum(pad(x, 0, columns, 2), columns - 1, 0, 2), rows - 1, 0, 1)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .. import path_choice
-from ..triton.availability import constant
+from ..export_paths import export_stage
+from ..tracing import constant, transformed
 
 FOLDER = Path(__file__).parent
 # Ops with a loop, and the options that it needs.
@@ -110,9 +110,9 @@ def unsupported_reasons(
         reasons.append(f'has a loop for grids of 1 or 2 sizes only, got {tuple(options["grid"])}')
     if tensors[2].dtype not in DTYPES:
         reasons.append(f'has loops for float32 and bfloat16, got {tensors[2].dtype}')
-    if path_choice.transformed():
+    if transformed():
         reasons.append('torch.func and forward mode need torch operations')
-    if path_choice.export_stage():
+    if export_stage():
         reasons.append('an exported graph replays the paths of eager')
     needs_torch = torch._C._len_torch_dispatch_stack() > 0
     for x in (*tensors, options.get('key_mask')):

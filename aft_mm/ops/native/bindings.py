@@ -17,9 +17,11 @@ from torch.nn import Parameter
 
 from .. import eager
 from ..checks import GATES
-from ..eager.conv import cancels, crop_kernel, is_one_shift_exact
-from ..eager.online_softmax import composed_gradients, hide, needs_torch
-from ..path_choice import ENVIRONMENT_VARIABLE, cached, export_stage, find_cached
+from ..eager.conv import cancels, is_one_shift_exact
+from ..export_paths import export_stage
+from ..geometry import crop_kernel
+from ..online_softmax import composed_gradients, hide, needs_torch
+from ..path_choice import ENVIRONMENT_VARIABLE, cached, find_cached
 from . import availability
 
 # Tokens between the sums saved for the gradient; the same as in simple.cpp.

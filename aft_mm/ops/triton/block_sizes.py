@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .availability import constant
+from ..tracing import constant
 
 
 class MatmulBlock(NamedTuple):
@@ -103,8 +103,8 @@ def capability(device_type: str, index: int | None) -> tuple[int, int]:
 def find_block(kernel: str, device: torch.device) -> Any:
     """Return the sizes for the device; off CUDA those of the oldest chip."""
     entries = BLOCKS[kernel]
-    found = max(capability(device.type, device.index), min(entries))
-    return entries[max([least for least in entries if least <= found])]
+    reached = max(capability(device.type, device.index), min(entries))
+    return entries[max([least for least in entries if least <= reached])]
 
 
 def count_processors(device: torch.device) -> int:

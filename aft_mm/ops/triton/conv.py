@@ -4,11 +4,11 @@ A map [H, W] whose rows are P = W + K_w // 2 places apart, with nothing between 
 which a kernel [K_h, K_w] covers ``(K_h − 1) P + K_w`` places, with 0 between its rows. So AFT-conv
 is AFT-local on a line, with two differences: the bias depends only on the distance of two tokens,
 so all tiles of a head share one W; and heads take the role of the sequences, the channels of a head
-in all sequences that of the channels. `move` copies the tokens into that order and back.
+in all sequences that of the channels. `conv_move_kernel` copies the tokens into that order and back.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..eager.conv import crop_kernel
+from ..geometry import crop_kernel
 from .block_sizes import MatmulBlock, cdiv
 from .full_local import MatmulCall, launch_backward, launch_forward
-from .online_softmax import place_in, store_entry, strided
+from .online_softmax import Ints, Pointers, Strided, entry_pointer, store_entry, strided
 from .tiling import TileBand, choose_block, new_saved
 from .torch_ops import TOKENS, differentiated, register
 
@@ -31,9 +31,15 @@ LARGEST_TILE = 64
 
 
 @triton.jit
-def move(
-    moved, tensors, key_mask, order, FILLS: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr
-):
+def conv_move_kernel(
+    moved: 'tuple[Pointers, ...]',
+    tensors: 'tuple[Strided, ...]',
+    key_mask: 'Strided | None',
+    order: 'tuple[Ints, ...]',
+    FILLS: tl.constexpr,
+    BACK: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """Copy each tensor [B, T, D] to its `moved` [h, places, B · d], or back with BACK.
 
     Places without a token become the FILL of the tensor. The key, whose FILL is not 0, may have
@@ -43,25 +49,26 @@ def move(
     PLACES: tl.constexpr = BLOCK[0]
     SEQUENCES: tl.constexpr = BLOCK[1]
     CHANNELS: tl.constexpr = BLOCK[2]
-    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)[:, None, None]
+    position = tl.program_id(0) * PLACES + tl.arange(0, PLACES)[:, None, None]
     batch = tl.program_id(1) * SEQUENCES + tl.arange(0, SEQUENCES)[None, :, None]
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
-    inside = (place < places) & (batch < batches) & (channel < channels)
-    real = inside & (place % row < width)
-    token = (place // row * width + place % row).to(tl.int64)
-    to = ((channel // group).to(tl.int64) * places + place) * (batches * group)
+    inside = (position < places) & (batch < batches) & (channel < channels)
+    real = inside & (position % row < width)
+    token = (position // row * width + position % row).to(tl.int64)
+    to = ((channel // group).to(tl.int64) * places + position) * (batches * group)
     to += batch * group + channel % group
     for i in tl.static_range(len(FILLS)):
         x = tensors[i]
         column = channel if FILLS[i] == 0 else channel // share
         if BACK:
-            store_entry(x, batch, token, column, real, tl.load(moved[i] + to, mask=real))
+            numbers = tl.load(moved[i] + to, mask=real)  # [PLACES, SEQUENCES, CHANNELS]
+            store_entry(x, batch, token, column, real, numbers)
         else:
-            seen = real
+            visible = real
             if FILLS[i] != 0 and key_mask is not None:
                 shown = batch.to(tl.int64) * key_mask[1] + token * key_mask[2]
-                seen &= tl.load(key_mask[0] + shown, mask=real, other=0) != 0
-            numbers = tl.load(place_in(x, batch, token, column), mask=seen, other=FILLS[i])
+                visible &= tl.load(key_mask[0] + shown, mask=real, other=0) != 0
+            numbers = tl.load(entry_pointer(x, batch, token, column), mask=visible, other=FILLS[i])
             tl.store(moved[i] + to, numbers.to(moved[i].dtype.element_ty), mask=inside)
 
 
@@ -92,7 +99,7 @@ class PaddedMaps(NamedTuple):
     def shape(self) -> tuple[int, int, int]:
         return self.heads, self.places, self.batch * self.channels // self.heads
 
-    def move(self, tensors: list[Tensor | None], key_mask: Tensor | None) -> list[Tensor | None]:
+    def move(self, tensors: list[Tensor | None], key_mask: Tensor | None) -> list[Any]:
         """Copy tensors [B, T, D], the last one the key, to [h, places, B · d]; None stays None."""
         moved = [None if x is None else x.new_empty(self.shape) for x in tensors]
         # Gradients of a shared key are added before they are rounded.
@@ -108,14 +115,23 @@ class PaddedMaps(NamedTuple):
         self._launch(moved, tensors, [0.0] * len(moved), None, True)
         return tensors
 
-    def _launch(self, moved, tensors, fills, key_mask: Tensor | None, back: bool) -> None:
+    def _launch(
+        self,
+        moved: Sequence[Tensor | None],
+        tensors: Sequence[Tensor | None],
+        fills: Sequence[float],
+        key_mask: Tensor | None,
+        back: bool,
+    ) -> None:
         copies = [x for x in zip(moved, tensors, fills, strict=True) if x[1] is not None]
         to, given, fills = zip(*copies, strict=True)
         sizes = self.places, self.batch, self.channels
         shares = self.channels // self.heads, self.channels // given[-1].shape[2]
         order = self.places, self.row, self.grid[1], *sizes[1:], *shares
         arguments = to, tuple(map(strided, given)), strided(key_mask), order
-        move[tuple(map(cdiv, sizes, MOVED))](*arguments, FILLS=fills, BACK=back, BLOCK=MOVED)
+        conv_move_kernel[tuple(map(cdiv, sizes, MOVED))](
+            *arguments, FILLS=fills, BACK=back, BLOCK=MOVED
+        )
 
     def tiles(self, value: Tensor, save: bool) -> tuple[TileBand, MatmulBlock]:
         """Return the tiles of places, and a block no wider than the channels."""
@@ -139,7 +155,17 @@ class PaddedMaps(NamedTuple):
 
 
 def aft_conv(
-    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    *,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+    known: Any = None,
 ) -> Tensor:
     """Compute AFT-conv [B, T, D] on a 1-d or 2-d grid, not causal, with global connectivity."""
     weight = crop_kernel(weight, grid)
@@ -149,31 +175,59 @@ def aft_conv(
     return conv(query, key, value, weight, key_mask, list(grid), gate, save)[0]
 
 
-def _map(value: Tensor, weight: Tensor, grid: Sequence[int]) -> PaddedMaps:
+def _padded_maps(value: Tensor, weight: Tensor, grid: Sequence[int]) -> PaddedMaps:
     return PaddedMaps(value.shape[0], weight.shape[0], value.shape[2], grid, weight.shape[1:])
 
 
-def _call(query, key, value, weight, key_mask, grid, gate, save, *gradient: Tensor) -> tuple:
+def _moved_call(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    key_mask: Tensor | None,
+    grid: Sequence[int],
+    gate: str,
+    save: bool,
+    *gradient: Tensor,
+) -> tuple:
     """Return the maps, the product of the moved tensors, and the moved gradient of the output."""
-    places = _map(value, weight, grid)
+    places = _padded_maps(value, weight, grid)
     band, block = places.tiles(value, save)
     queries, values, *moved, keys = places.move([query, value, *gradient, key], key_mask)
     call = MatmulCall(queries, keys, values, places.table(weight), None, gate, band, block)
     return places, call, *moved
 
 
-def conv(query, key, value, weight, key_mask, grid, gate, save):
+def conv(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    key_mask: Tensor | None,
+    grid: Sequence[int],
+    gate: str,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
     """Return AFT-conv [B, T, D] on a 2-d grid, and with `save` what its gradient needs."""
-    places, call = _call(query, key, value, weight, key_mask, grid, gate, save)
+    places, call = _moved_call(query, key, value, weight, key_mask, grid, gate, save)
     kept = new_saved(call.value, call.band, call.block.width, save)
     return places.move_back(launch_forward(call, kept))[0], kept
 
 
 def conv_backward(
-    gradient, saved, query, key, value, weight, key_mask, grid, gate, wanted
+    gradient: Tensor,
+    saved: Tensor,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    key_mask: Tensor | None,
+    grid: Sequence[int],
+    gate: str,
+    wanted: Sequence[bool],
 ) -> list[Tensor | None]:
     inputs = query, key, value, weight, key_mask, grid, gate
-    places, call, grad_output = _call(*inputs, True, gradient)
+    places, call, grad_output = _moved_call(*inputs, True, gradient)
     *others, grad_table = launch_backward(grad_output, saved, call, wanted[3])
     grad_query, grad_key, grad_value = places.move_back(*others)
     if key.shape[2] != value.shape[2]:
@@ -182,8 +236,17 @@ def conv_backward(
     return [grad_query, grad_key, grad_value, grad_weight]
 
 
-def _empty(query, key, value, weight, key_mask, grid, gate, save):
-    places = _map(value, weight, grid)
+def _empty(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    key_mask: Tensor | None,
+    grid: Sequence[int],
+    gate: str,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
+    places = _padded_maps(value, weight, grid)
     band, block = places.tiles(value, save)
     saved = new_saved(value.new_empty(places.shape), band, block.width, save and len(value) > 0)
     return value.new_empty(value.shape), saved

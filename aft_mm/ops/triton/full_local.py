@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..eager.banded_matmul import neighbours, split
-from ..geometry import as_pair
+from ..geometry import Window, as_pair, neighbours, split
 from . import matmul, operands, recompute_flagged
 from .block_sizes import MatmulBlock, cdiv, count_processors
-from .online_softmax import new_wanted, strided
+from .online_softmax import Strided, new_wanted, strided
 from .tiling import (
     SavedParts,
     TileBand,
@@ -22,7 +21,7 @@ from .tiling import (
     split_saved,
 )
 from .torch_ops import TOKENS, differentiated, register
-from .weights import Extents, MatmulForm, MatmulInputs, weigh
+from .weights import Extents, MatmulForm, MatmulInputs, MatmulSaved, product_weights_kernel
 
 ROWS_WEIGHED = 16
 SUMS_AT_ONCE = 64
@@ -62,10 +61,9 @@ class MatmulCall(NamedTuple):
 
     def inputs(self, saved: SavedParts) -> MatmulInputs:
         shifts = saved.shifts, *((1, 0, 0) if self.band.shared else (0, 0, 1))
-        table = self.band.locate(self.table)
-        centre, query, key_mask = map(strided, (saved.centre, self.query, self.key_mask))
-        tensors = strided(self.key), strided(self.value), table, shifts, centre, query, key_mask
-        return MatmulInputs(self.extents(), *tensors)
+        table, centre = self.band.locate(self.table), strided(saved.centre)
+        tensors = strided(self.key), strided(self.value), table, shifts, centre
+        return MatmulInputs(self.extents(), *tensors, strided(self.query), strided(self.key_mask))
 
     def programs(self, tiles: int) -> tuple[int]:
         """Return the grid: a program per tile, block of channels and sequence."""
@@ -94,7 +92,7 @@ def _units(saved: SavedParts, call: MatmulCall, inputs: MatmulInputs) -> Tensor:
     shape = batch, call.band.source_tiles, channels
     maxima, firsts = (call.key.new_empty(shape, dtype=x) for x in (torch.float32, torch.int32))
     arguments = strided(maxima), strided(firsts), inputs
-    call.launch_terms(operands.key_maxima, call.band.source_tiles, *arguments)
+    call.launch_terms(operands.product_maxima_kernel, call.band.source_tiles, *arguments)
     if call.band.causal:
         torch.cummax(maxima, 1, out=(saved.units, torch.empty_like(maxima, dtype=torch.int64)))
     else:
@@ -102,7 +100,7 @@ def _units(saved: SavedParts, call: MatmulCall, inputs: MatmulInputs) -> Tensor:
     return firsts.amin(1)
 
 
-def _tile_units(saved: SavedParts, band: TileBand) -> tuple:
+def _tile_units(saved: SavedParts, band: TileBand) -> Strided:
     """Return the unit of each tile, which is that of the sequence unless the op is causal."""
     batch, tile, channel = saved.units.stride()
     return saved.units, batch, tile if band.causal else 0, channel
@@ -110,7 +108,7 @@ def _tile_units(saved: SavedParts, band: TileBand) -> tuple:
 
 def _new_terms(
     call: MatmulCall, tiles: int, summed: bool, token_major: bool
-) -> tuple[tuple, Tensor | None]:
+) -> tuple[Strided, Tensor | None]:
     """Return new terms [B, tokens, N], token-major or channel-major, and sums over tiles.
 
     tf32 operands load fastest if the dimension that is summed over is contiguous.
@@ -123,7 +121,9 @@ def _new_terms(
     return strided(x if token_major else x.transpose(1, 2)), sums
 
 
-def _running(sums: Tensor | None, units: tuple, call: MatmulCall, reverse: bool) -> tuple | None:
+def _running(
+    sums: Tensor | None, units: Strided, call: MatmulCall, reverse: bool
+) -> Strided | None:
     """Return the sums over all tiles up to each tile, or from each tile on."""
     if sums is None:
         return None
@@ -132,12 +132,18 @@ def _running(sums: Tensor | None, units: tuple, call: MatmulCall, reverse: bool)
     size = min(SUMS_AT_ONCE, 2 * call.block.width)
     sizes = tiles, call.value.shape[2], numbers // size
     options = dict(CAUSAL=call.band.causal, REVERSED=reverse, SIZE=size, num_warps=2)
-    operands.running_sums[(batch * sizes[2],)](totals, strided(sums), units, sizes, **options)
+    operands.product_running_sums_kernel[(batch * sizes[2],)](
+        totals, strided(sums), units, sizes, **options
+    )
     return totals
 
 
 def _operand(
-    call: MatmulCall, inputs: MatmulInputs, terms: tuple, units: tuple, transposed: bool = False
+    call: MatmulCall,
+    inputs: MatmulInputs,
+    terms: tuple[Strided, Tensor | None],
+    units: Strided,
+    transposed: bool = False,
 ) -> matmul.MatmulOperand:
     """Compute W, or Wᵀ, and the sums of the tiles outside it."""
     (x, sums), band, tile = terms, call.band, call.block.tile
@@ -149,7 +155,7 @@ def _operand(
     weights = call.value.new_empty(owners * rows * tile, width, dtype=call.block.operand)
     extents = band.full_extents(call.extents(transposed))
     options = dict(TRANSPOSED=transposed, ROWS=ROWS_WEIGHED, STEP=min(tile, 64))
-    weigh[(rows * tile // ROWS_WEIGHED, owners)](
+    product_weights_kernel[(rows * tile // ROWS_WEIGHED, owners)](
         weights, inputs.shifts, inputs.bias, extents, width, FORM=call.form, **options
     )
     past = None if band.causal and transposed else _running(sums, units, call, reverse=False)
@@ -163,17 +169,17 @@ def launch_forward(call: MatmulCall, kept: Tensor) -> Tensor:
     value, band = call.value, call.band
     output = value.new_empty(len(value), band.targets, value.shape[2])
     parts = split_saved(kept, value, band, call.block.width)
-    tensors = parts.flags, parts.mean, parts.log, None, output
-    saved, inputs = matmul.MatmulSaved(*map(strided, tensors)), call.inputs(parts)
+    flags, mean, log = strided(parts.flags), strided(parts.mean), strided(parts.log)
+    saved, inputs = MatmulSaved(flags, mean, log, None, strided(output)), call.inputs(parts)
     firsts, units = _units(parts, call, inputs), _tile_units(parts, band)
     token_major = call.block.operand != torch.float32
     x, sums = _new_terms(call, band.source_tiles, band.has_outside, token_major)
-    arguments = x, strided(sums), inputs, units
-    call.launch_terms(operands.key_terms, band.source_tiles, *arguments)
+    written = x, strided(sums)
+    call.launch_terms(operands.product_key_terms_kernel, band.source_tiles, *written, inputs, units)
     arguments = saved, inputs, _operand(call, inputs, (x, sums), units), firsts
     programs = call.programs(band.tiles)
-    call.launch_product(matmul.mean_forward, programs, *arguments, GATE=call.gate)
-    call.recompute(recompute_flagged.recompute_rows, saved, inputs)
+    call.launch_product(matmul.product_forward_kernel, programs, *arguments, GATE=call.gate)
+    call.recompute(recompute_flagged.product_recompute_rows_kernel, saved, inputs)
     return output
 
 
@@ -185,25 +191,29 @@ def launch_backward(
     results = new_wanted((call.query, call.key, value), (call.query is not None, True, True))
     grad_query, *grads = map(strided, results)
     parts = split_saved(kept, value, band, call.block.width)
-    tensors = parts.flags, parts.mean, parts.log, torch.empty_like(parts.mean), None, gradient
-    saved, inputs = matmul.MatmulSaved(*map(strided, tensors)), call.inputs(parts)
-    flagged = matmul.MatmulSaved(saved.flags, unit=saved.unit)
-    call.recompute(recompute_flagged.recompute_rows, flagged, inputs)
+    flags, mean, log = strided(parts.flags), strided(parts.mean), strided(parts.log)
+    unit = strided(gradient.new_empty(gradient.shape, dtype=torch.float32))
+    saved = MatmulSaved(flags, mean, log, unit, None, strided(gradient))
+    flagged, inputs = MatmulSaved(flags, unit=unit), call.inputs(parts)
+    call.recompute(recompute_flagged.product_recompute_rows_kernel, flagged, inputs)
     units = _tile_units(parts, band)
     x, sums = _new_terms(call, band.tiles, band.has_outside, token_major=False)
     arguments = grad_query, x, strided(sums), saved, inputs
-    call.launch_terms(operands.target_terms, band.tiles, *arguments, GATE=call.gate)
+    call.launch_terms(operands.product_target_terms_kernel, band.tiles, *arguments, GATE=call.gate)
     operand = _operand(call, inputs, (x, sums), units, transposed=True)
     sources, _ = _new_terms(call, band.source_tiles, False, True) if biased else (None, None)
-    arguments = *grads, sources, inputs, operand, call.extents(transposed=True)
-    call.launch_product(matmul.mean_backward, call.programs(band.source_tiles), *arguments)
-    call.recompute(recompute_flagged.recompute_sources, *grads, saved, inputs)
+    written, extents = (*grads, sources), call.extents(transposed=True)
+    programs = call.programs(band.source_tiles)
+    call.launch_product(
+        matmul.product_backward_kernel, programs, *written, inputs, operand, extents
+    )
+    call.recompute(recompute_flagged.product_recompute_sources_kernel, *grads, saved, inputs)
     if not biased:
         return [*results, None]
     grad_table = _bias_gradient(call, inputs, (x, sources), units)
     pairs = band.reach * (len(value) if band.shared else band.tiles)
-    arguments = band.locate(grad_table), saved, inputs, pairs
-    call.recompute(recompute_flagged.recompute_bias, *arguments)
+    located = band.locate(grad_table)
+    call.recompute(recompute_flagged.product_recompute_bias_kernel, located, saved, inputs, pairs)
     if band.shared:  # sum the shared tile [B, tile, reach · tile] to w [B, offsets]
         batch, tile, width = grad_table.shape
         size, stride = (batch, 2 * band.radius + 1, tile), (tile * width, 1, width + 1)
@@ -218,11 +228,13 @@ def share_out(steps: int, pairs: int, device: torch.device) -> tuple[int, int]:
     return cdiv(steps, each), each
 
 
-def _bias_gradient(call: MatmulCall, inputs: MatmulInputs, terms: tuple, units: tuple) -> Tensor:
+def _bias_gradient(
+    call: MatmulCall, inputs: MatmulInputs, terms: tuple[Strided, Strided | None], units: Strided
+) -> Tensor:
     """Return the gradient of w, or if shared of its tile, without the part of flagged tiles."""
     band, block, device = call.band, call.block, call.value.device
     side = min(block.tile, SIDE)
-    owners, items, shape = band.tiles, len(call.value), call.table.shape
+    owners, items, shape = band.tiles, len(call.value), tuple(call.table.shape)
     if band.shared:
         owners, items = items, owners
         shape = owners, block.tile, band.reach * block.tile
@@ -233,18 +245,41 @@ def _bias_gradient(call: MatmulCall, inputs: MatmulInputs, terms: tuple, units: 
     grad_table = torch.zeros(parts, *shape, dtype=torch.float32, device=device)
     arguments = inputs, band.full_extents(inputs.extents), terms, units, (each, steps)
     results = band.locate(grad_table[0]), grad_table.stride(0)
-    call.launch_product(matmul.bias_gradient, (pairs * parts,), *results, *arguments, SIDE=side)
+    call.launch_product(
+        matmul.product_bias_backward_kernel, (pairs * parts,), *results, *arguments, SIDE=side
+    )
     return grad_table.sum(0) if parts > 1 else grad_table[0]
 
 
-def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Tensor:
+def aft_full(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    *,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
     """Compute AFT-full in O(T·S·D): tiles of exp(w) times e^k v and e^k, for every finite key."""
     save = differentiated(query, key, value, position_bias)
     tensors = query, key, value, position_bias, key_mask
     return product(*tensors, None, None, causal, gate, save)[0]
 
 
-def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:
+def aft_local(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    pos_u: Tensor,
+    pos_v: Tensor | None,
+    *,
+    window: Window,
+    grid: Sequence[int] | None,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
     """Compute AFT-local in O(T·s·D): products near the window, and sums of the tiles outside."""
     save = differentiated(query, key, value, pos_u, pos_v)
     window, grid = window_on(window, grid)
@@ -252,7 +287,7 @@ def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask
     return product(query, key, value, table, key_mask, window, grid, causal, gate, save)[0]
 
 
-def window_on(window, grid) -> tuple[list[int], list[int] | None]:
+def window_on(window: Window, grid: Sequence[int] | None) -> tuple[list[int], list[int] | None]:
     """Return the window as a list of one size, or two on a 2-d grid, and the 2-d grid or None."""
     if grid is None or len(grid) == 1:
         return [window if isinstance(window, int) else window[0]], None
@@ -276,28 +311,61 @@ def local_table(
     return torch.bmm(split(pos_u.float(), band.tile), around.transpose(1, 2))
 
 
-def _call(query, key, value, table, key_mask, window, grid, causal, gate, save: bool) -> MatmulCall:
+def _matmul_call(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+    key_mask: Tensor | None,
+    window: Sequence[int] | None,
+    grid: Sequence[int] | None,
+    causal: bool,
+    gate: str,
+    save: bool,
+) -> MatmulCall:
     block = choose_block(value, save)
     band = make_band(table, value, window, grid, causal, block.tile)
     return MatmulCall(query, key, value, table, key_mask, gate, band, block)
 
 
-def product(query, key, value, table, key_mask, window, grid, causal, gate, save):
+def product(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+    key_mask: Tensor | None,
+    window: Sequence[int] | None,
+    grid: Sequence[int] | None,
+    causal: bool,
+    gate: str,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
     """Return AFT-full, or AFT-local with a window, and with `save` what backward needs."""
-    call = _call(query, key, value, table, key_mask, window, grid, causal, gate, save)
+    call = _matmul_call(query, key, value, table, key_mask, window, grid, causal, gate, save)
     kept = new_saved(value, call.band, call.block.width, save)
     return launch_forward(call, kept), kept
 
 
 def product_backward(
-    gradient, saved, query, key, value, table, key_mask, window, grid, causal, gate, wanted
+    gradient: Tensor,
+    saved: Tensor,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+    key_mask: Tensor | None,
+    window: Sequence[int] | None,
+    grid: Sequence[int] | None,
+    causal: bool,
+    gate: str,
+    wanted: Sequence[bool],
 ) -> list[Tensor | None]:
-    call = _call(query, key, value, table, key_mask, window, grid, causal, gate, True)
+    call = _matmul_call(query, key, value, table, key_mask, window, grid, causal, gate, True)
     return launch_backward(gradient, saved, call, wanted[3])
 
 
-def _empty(query, key, value, *others):
-    call = _call(query, key, value, *others)
+def _empty(query: Tensor | None, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    call = _matmul_call(query, key, value, *others)
     output = value.new_empty(len(value), call.band.targets, value.shape[2])
     return output, new_saved(value, call.band, call.block.width, others[-1])
 

@@ -22,16 +22,36 @@ as tf32: gradients are differences (v − o for the keys), for which 8 bits do n
 mean of 10. float32 and float16 values use tf32x3.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from .availability import interpreted
-from .online_softmax import LOWEST, gate_value, load_entry, store_entry
+from .online_softmax import (
+    LOWEST,
+    Bools,
+    Floats,
+    Ints,
+    Pointers,
+    Strided,
+    gate_value,
+    load_entry,
+    store_entry,
+)
 from .operands import UNSEEN, load_source, load_unit, locate_program, store_terms, terms_at
-from .weights import bias_pointer, load_bias, load_tile, span, store_tile
+from .weights import (
+    BiasTable,
+    Extents,
+    MatmulInputs,
+    MatmulSaved,
+    bias_pointer,
+    load_bias,
+    load_tile,
+    span,
+    store_tile,
+)
 
 INTERPRETED = tl.constexpr(interpreted())
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
@@ -45,28 +65,15 @@ class MatmulOperand(NamedTuple):
     weights: (W [n, tile, width], width, stride of sequences, stride of tiles).
     """
 
-    weights: Any
-    terms: Any
-    units: Any
-    past: Any
-    future: Any
-
-
-class MatmulSaved(NamedTuple):
-    """Flags [B, tiles, blocks]; mean, λ, units of flagged rows, output and gradient or None."""
-
-    flags: Any
-    mean: Any = None
-    log: Any = None
-    unit: Any = None
-    output: Any = None
-    gradient: Any = None
-    # Triton 3.6 drops constants (strides of 1) after the last None of a tuple.
-    end: None = None
+    weights: Strided
+    terms: Strided
+    units: Strided
+    past: Strided | None
+    future: Strided | None
 
 
 @triton.jit
-def multiply(a, b, total, PRECISION: tl.constexpr):
+def multiply(a: 'Floats', b: 'Floats', total: 'Floats', PRECISION: tl.constexpr) -> 'Floats':
     """``total + a b`` on tensor cores, summed in float32."""
     if INTERPRETED:  # the interpreter multiplies the bits of bfloat16
         a, b = a.to(tl.float32), b.to(tl.float32)
@@ -74,16 +81,32 @@ def multiply(a, b, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def add_outside(total, sums, tile, tiles, batch, numbers, weight):
+def add_outside(
+    total: 'Floats',
+    sums: 'Strided',
+    tile: 'Ints',
+    tiles: 'Ints',
+    batch: 'Ints',
+    numbers: 'Ints',
+    weight: 'Floats',
+) -> 'Floats':
     """Add the sums of `tile`, if there is such a tile."""
     real = (tile >= 0) & (tile < tiles)
-    return total + weight * load_entry(sums, batch, tile, numbers, real)[None, :]
+    sum_of_tile = load_entry(sums, batch, tile, numbers, real)  # [NUMBERS]
+    return total + weight * sum_of_tile[None, :]
 
 
 @triton.jit
 def weighted_sums(
-    operand, extents, tile, batch, part, outside, FORM: tl.constexpr, TRANSPOSED: tl.constexpr
-):
+    operand: 'MatmulOperand',
+    extents: 'Extents',
+    tile: 'Ints',
+    batch: 'Ints',
+    part: 'Ints',
+    outside: 'Floats',
+    FORM: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+) -> 'Floats':
     """Return W times the terms of all tokens for one tile of rows, [tile, 2 · width].
 
     outside: the weight of the tokens outside the window.
@@ -118,40 +141,51 @@ def weighted_sums(
             if border % TILE == 0:  # all tokens of a tile have the same unit
                 before = start + STEP if TRANSPOSED else start - STEP
                 neighbour = tl.minimum(tl.maximum(before, 0) // TILE, tiles - 1)
+                # [NUMBERS]
                 there = load_unit(operand.units, batch, neighbour, numbers, extents.channels)
+                # [NUMBERS]
                 here = load_unit(operand.units, batch, start // TILE, numbers, extents.channels)
                 total *= tl.exp(here - there if TRANSPOSED else there - here)[None, :]
         start = tl.multiple_of(start, STEP)
-        w = tl.load(weights + start + tl.arange(0, STEP)[None, :])
+        w = tl.load(weights + start + tl.arange(0, STEP)[None, :])  # [TILE, STEP]
+        # [STEP, NUMBERS]
         x = tl.load(terms_at(operand.terms, batch, start, part * NUMBERS, STEP, NUMBERS))
         total = multiply(w, x, total, PRECISION)
     return total
 
 
 @triton.jit
-def split_pair(total):
+def split_pair(total: 'Floats') -> 'tuple[Floats, Floats]':
     """Split [tile, 2 · width] into the two terms of each channel."""
     return tl.split(tl.reshape(total, [total.shape[0], total.shape[1] // 2, 2]))
 
 
 @triton.jit
-def mean_forward(saved, inputs, operand, firsts, FORM: tl.constexpr, GATE: tl.constexpr):
+def product_forward_kernel(
+    saved: 'MatmulSaved',
+    inputs: 'MatmulInputs',
+    operand: 'MatmulOperand',
+    firsts: 'Pointers',
+    FORM: tl.constexpr,
+    GATE: tl.constexpr,
+) -> None:
     """Compute the output, what is saved for the gradient, and the flag of each tile."""
     extents = inputs.extents
     tile, batch, part, rows, columns = locate_program(extents, FORM.tile, FORM.width, FORM.shared)
     inside = columns < extents.channels
     real = (rows < extents.targets)[:, None] & inside[None, :]
-    shift = load_entry(inputs.shifts, batch, 0, rows, rows < extents.targets)
+    shift = load_entry(inputs.shifts, batch, 0, rows, rows < extents.targets)  # [TILE]
     outside = tl.exp(-shift)[:, None]
     total = weighted_sums(operand, extents, tile, batch, part, outside, FORM, False)
     numerator, denominator = split_pair(total)
-    first = tl.load(firsts + batch * extents.channels + columns, mask=inside, other=0)[None, :]
+    first = tl.load(firsts + batch * extents.channels + columns, mask=inside, other=0)  # [WIDTH]
+    first = first[None, :]
     sees = real & (shift != LOWEST)[:, None]
     if FORM.causal:
         sees &= rows[:, None] >= first
     else:
         sees &= first < extents.sources
-    centre = load_entry(inputs.centre, batch, 0, columns, inside)[None, :]
+    centre = load_entry(inputs.centre, batch, 0, columns, inside)[None, :]  # [1, WIDTH]
     mean = numerator / tl.maximum(denominator, TINY) + tl.where(denominator > 0, centre, 0.0)
     exact = (denominator >= SMALLEST) & (tl.abs(mean) < float('inf'))
     flag = tl.max(tl.max((sees & ~exact).to(tl.int32), 1), 0)
@@ -161,28 +195,46 @@ def mean_forward(saved, inputs, operand, firsts, FORM: tl.constexpr, GATE: tl.co
 
 
 @triton.jit
-def store_rows(saved, query, mean, log, batch, rows, columns, real, GATE: tl.constexpr):
+def store_rows(
+    saved: 'MatmulSaved',
+    query: 'Strided | None',
+    mean: 'Floats',
+    log: 'Floats',
+    batch: 'Ints',
+    rows: 'Ints',
+    columns: 'Ints',
+    real: 'Bools',
+    GATE: tl.constexpr,
+) -> None:
     """Store the output, and what is saved for the gradient unless that is None."""
     store_tile(saved.mean, batch, rows, columns, real, mean)
     store_tile(saved.log, batch, rows, columns, real, log)
     if GATE != 'none':
-        mean *= gate_value(load_tile(query, batch, rows, columns, real), GATE)
+        mean *= gate_value(load_tile(query, batch, rows, columns, real), GATE)  # [rows, columns]
     store_tile(saved.output, batch, rows, columns, real, mean)
 
 
 @triton.jit
-def mean_backward(grad_key, grad_value, terms, inputs, operand, met, FORM: tl.constexpr):
+def product_backward_kernel(
+    grad_key: 'Strided',
+    grad_value: 'Strided',
+    terms: 'Strided | None',
+    inputs: 'MatmulInputs',
+    operand: 'MatmulOperand',
+    met: 'Extents',
+    FORM: tl.constexpr,
+) -> None:
     """Compute the gradients of key and value without the part of flagged tiles.
 
     Rows are sources; `met`: the extents of transposed tiles. Unless `terms` is None, (E (v − m), E)
-    is stored into it for :func:`bias_gradient`.
+    is stored into it for :func:`product_bias_backward_kernel`.
     """
     extents = inputs.extents
     tile, batch, part, rows, columns = locate_program(extents, FORM.tile, FORM.width, FORM.shared)
     real = (rows < extents.sources)[:, None] & (columns < extents.channels)[None, :]
     total = weighted_sums(operand, met, tile, batch, part, 1.0, FORM, True)
     grad_term, grad_weight = split_pair(total)
-    weight, values = load_source(inputs, operand.units, batch, tile, rows, columns)
+    weight, values = load_source(inputs, operand.units, batch, tile, rows, columns)  # [TILE, WIDTH]
     store_tile(grad_key, batch, rows, columns, real, weight * (values * grad_term + grad_weight))
     store_tile(grad_value, batch, rows, columns, real, weight * grad_term)
     if terms is not None:
@@ -191,7 +243,9 @@ def mean_backward(grad_key, grad_value, terms, inputs, operand, met, FORM: tl.co
 
 
 @triton.jit
-def tiles_of_gradient(extents, index, FORM: tl.constexpr):
+def tiles_of_gradient(
+    extents: 'Extents', index: 'Ints', FORM: tl.constexpr
+) -> 'tuple[Ints, Ints, Ints, Ints]':
     """Return the first and last item of a tile of the gradient of w, and :func:`item_at`'s keys.
 
     A tile belongs to a tile of targets and one of sources, counted from the first in a dense W,
@@ -202,41 +256,43 @@ def tiles_of_gradient(extents, index, FORM: tl.constexpr):
     tiles = tl.cdiv(extents.targets, FORM.tile)
     if FORM.shared:
         reach = extents.before + 1 + extents.after
-        own, other = index // reach, index % reach - extents.before
+        owner, other = index // reach, index % reach - extents.before
         first, last = tl.maximum(-other, 0), tl.minimum(tiles - other, tiles)
     else:
-        own, other = index % tiles, index // tiles
+        owner, other = index % tiles, index // tiles
         if FORM.near != 'dense':
-            other += own - extents.before
+            other += owner - extents.before
         exists = (other >= 0) & (other * FORM.tile < extents.sources)
         if FORM.causal:
-            exists &= other <= own
+            exists &= other <= owner
         first, last = 0, tl.where(exists, extents.batches, 0)
-    return first, last, own, other
+    return first, last, owner, other
 
 
 @triton.jit
-def item_at(own, other, item, FORM: tl.constexpr):
+def item_at(
+    owner: 'Ints', other: 'Ints', item: 'Ints', FORM: tl.constexpr
+) -> 'tuple[Ints, Ints, Ints]':
     """Return sequence, tile of targets and tile of sources of an item."""
     if FORM.shared:
-        batch, tile, met = own, item, item + other
+        batch, tile, met = owner, item, item + other
     else:
-        batch, tile, met = item, own, other
+        batch, tile, met = item, owner, other
     return tl.cast(batch, tl.int64), tile, met
 
 
 @triton.jit
-def bias_gradient(
-    grad_bias,
-    part_stride,
-    inputs,
-    whole,
-    terms,
-    units,
-    share,
+def product_bias_backward_kernel(
+    grad_bias: 'BiasTable',
+    part_stride: 'Ints',
+    inputs: 'MatmulInputs',
+    whole: 'Extents',
+    terms: 'tuple[Strided, Strided]',
+    units: 'Strided',
+    share: 'tuple[Ints, Ints]',
     FORM: tl.constexpr,
     SIDE: tl.constexpr,
-):
+) -> None:
     """Compute the gradient of w [tile, SIDE], summed over ``share = (steps, all steps)``.
 
     A step is a block of numbers of one item; part_stride is the stride between the shares of a
@@ -251,30 +307,32 @@ def bias_gradient(
     part = tl.program_id(0) // pairs
     index = tl.program_id(0) % pairs
     side = index % (TILE // SIDE) * SIDE
-    first, last, own, other = tiles_of_gradient(extents, index // (TILE // SIDE), FORM)
+    first, last, owner, other = tiles_of_gradient(extents, index // (TILE // SIDE), FORM)
     blocks = tl.cdiv(2 * extents.channels, STEP)
     first = tl.maximum(part * share[0], first * blocks)
     last = tl.minimum(tl.minimum(part * share[0] + share[0], share[1]), last * blocks)
     total = tl.zeros([TILE, SIDE], tl.float32)
     for step in span(first, last):
-        batch, tile, met = item_at(own, other, step // blocks, FORM)
+        batch, tile, met = item_at(owner, other, step // blocks, FORM)
         number = step % blocks * STEP
+        # [TILE, STEP]
         target_block = tl.load(terms_at(terms[0], batch, tile * TILE, number, TILE, STEP))
+        # [SIDE, STEP]
         source_block = tl.load(terms_at(terms[1], batch, met * TILE + side, number, SIDE, STEP))
         if FORM.causal:
             numbers = number + tl.arange(0, STEP)
-            there = load_unit(units, batch, met, numbers, extents.channels)
-            target_block *= tl.exp(
-                there - load_unit(units, batch, tile, numbers, extents.channels)
-            )[None, :]
+            there = load_unit(units, batch, met, numbers, extents.channels)  # [STEP]
+            here = load_unit(units, batch, tile, numbers, extents.channels)  # [STEP]
+            target_block *= tl.exp(there - here)[None, :]
         total = multiply(target_block, tl.trans(source_block), total, PRECISION)
-    batch, row, column = 0, own * TILE, other * TILE + side
+    batch, row, column = 0, owner * TILE, other * TILE + side
     if FORM.shared:
-        batch, row, column = own, extents.before * TILE, (extents.before + other) * TILE + side
+        batch, row, column = owner, extents.before * TILE, (extents.before + other) * TILE + side
     rows, columns = tl.arange(0, TILE), tl.arange(0, SIDE)
     targets, sources = rows[:, None], columns[None, :]
+    # [TILE, SIDE]
     w, _, near = load_bias(inputs.bias, whole, batch, row, column, targets, sources, FORM)
-    shift = load_entry(inputs.shifts, batch, 0, row + rows, row + rows < whole.targets)
+    shift = load_entry(inputs.shifts, batch, 0, row + rows, row + rows < whole.targets)  # [TILE]
     w -= shift[:, None]
     at = bias_pointer(grad_bias, batch, row, column, targets, sources, FORM)
     at += part.to(tl.int64) * part_stride

@@ -10,7 +10,7 @@ of a range under numpy 2.4.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import torch
 import triton
@@ -22,22 +22,36 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 HIGHEST = tl.constexpr(torch.finfo(torch.float32).max)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
+# Numbers in kernels, or blocks of them. Kernels annotate with strings: at each launch, Triton
+# compares the globals that a kernel names.
+Pointers: TypeAlias = tl.tensor
+Ints: TypeAlias = tl.tensor
+Floats: TypeAlias = tl.tensor
+Bools: TypeAlias = tl.tensor
+Sum: TypeAlias = tuple[Floats, Floats, Floats]
+# (tensor, *strides), in kernels (pointer, *strides).
+Strided: TypeAlias = tuple[Any, ...]
+
 
 class Tensors(NamedTuple):
-    """Tensors of a kernel, each (pointer, *strides) or None; `sums` are [3, B, T, D]."""
+    """Tensors of a kernel; `sums` are [3, B, T, D]."""
 
-    query: tuple | None = None
-    key: tuple | None = None
-    value: tuple | None = None
-    key_mask: tuple | None = None
-    gradient: tuple | None = None
-    output: tuple | None = None
-    sums: tuple | None = None
+    query: Strided | None = None
+    key: Strided | None = None
+    value: Strided | None = None
+    key_mask: Strided | None = None
+    gradient: Strided | None = None
+    output: Strided | None = None
+    sums: Strided | None = None
     # Triton 3.6 drops constants (strides of 1) after the last None of a tuple.
     end: None = None
 
 
-def strided(x: Tensor | None) -> tuple | None:
+@overload
+def strided(x: Tensor) -> Strided: ...
+@overload
+def strided(x: Tensor | None) -> Strided | None: ...
+def strided(x: Tensor | None) -> Strided | None:
     """Return (x, *strides), the form in which kernels take a tensor."""
     return None if x is None else (x, *x.stride())
 
@@ -54,13 +68,20 @@ def new_sums(value: Tensor, count: int) -> Tensor:
 
 
 @triton.jit
-def exp(x):
+def exp(x: 'Floats') -> 'Floats':
     """Return e^x by exp2, which is one instruction and flushes subnormal results to 0."""
     return tl.exp2(x * LOG2_E)
 
 
 @triton.jit
-def merge(high, first, second, other_high, other_first, other_second):
+def merge(
+    high: 'Floats',
+    first: 'Floats',
+    second: 'Floats',
+    other_high: 'Floats',
+    other_first: 'Floats',
+    other_second: 'Floats',
+) -> 'Sum':
     step = exp(-tl.abs(high - other_high))
     grows = other_high > high
     factor, other_factor = tl.where(grows, step, 1.0), tl.where(grows, 1.0, step)
@@ -70,25 +91,32 @@ def merge(high, first, second, other_high, other_first, other_second):
 
 
 @triton.jit
-def empty_sum(ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+def empty_sum(ROWS: tl.constexpr, CHANNELS: tl.constexpr) -> 'Sum':
     zero = tl.zeros([ROWS, CHANNELS], tl.float32)
     return zero + LOWEST, zero, zero
 
 
 @triton.jit
-def relu(x):
+def relu(x: 'Floats') -> 'Floats':
     """Return max(x, 0), but NaN for NaN, unlike a maximum."""
     return tl.where(x < 0, 0.0, x)
 
 
 @triton.jit
-def zero_if_hidden(key):
+def zero_if_hidden(key: 'Floats') -> 'Floats':
     """Return the key, or 0 if it is hidden (−inf), because relu(−k) would not hide it."""
     return tl.where(key == float('-inf'), 0.0, key)
 
 
 @triton.jit
-def add_token(high, first, second, key, value, KEY: tl.constexpr):
+def add_token(
+    high: 'Floats',
+    first: 'Floats',
+    second: 'Floats',
+    key: 'Floats',
+    value: 'Floats',
+    KEY: tl.constexpr,
+) -> 'Sum':
     """Add a token to the sum; a hidden token has key −inf and value 0."""
     key, value = key.to(tl.float32), value.to(tl.float32)
     if KEY == 'softmax':
@@ -105,7 +133,14 @@ def add_token(high, first, second, key, value, KEY: tl.constexpr):
 
 
 @triton.jit
-def gradients_of_token(key, value, high, first, second, KEY: tl.constexpr):
+def gradients_of_token(
+    key: 'Floats',
+    value: 'Floats',
+    high: 'Floats',
+    first: 'Floats',
+    second: 'Floats',
+    KEY: tl.constexpr,
+) -> 'tuple[Floats, Floats]':
     """Return the gradients of key and value, 0 if hidden, from a sum of :func:`target_of_token`."""
     key, value = key.to(tl.float32), value.to(tl.float32)
     if KEY == 'softmax':
@@ -121,7 +156,9 @@ def gradients_of_token(key, value, high, first, second, KEY: tl.constexpr):
 
 
 @triton.jit
-def gated_mean(query, first, second, KEY: tl.constexpr, GATE: tl.constexpr):
+def gated_mean(
+    query: 'Floats', first: 'Floats', second: 'Floats', KEY: tl.constexpr, GATE: tl.constexpr
+) -> 'Floats':
     """Return the output of a token from the sum that it sees; 0 for the empty sum."""
     if KEY == 'relu2':
         query = query.to(tl.float32)
@@ -139,7 +176,15 @@ def gated_mean(query, first, second, KEY: tl.constexpr, GATE: tl.constexpr):
 
 
 @triton.jit
-def target_of_token(gradient, query, high, first, second, KEY: tl.constexpr, GATE: tl.constexpr):
+def target_of_token(
+    gradient: 'Floats',
+    query: 'Floats',
+    high: 'Floats',
+    first: 'Floats',
+    second: 'Floats',
+    KEY: tl.constexpr,
+    GATE: tl.constexpr,
+) -> 'tuple[Floats, Floats, Floats, Floats]':
     """Return the gradient of the query, and the sum that this target contributes to its keys.
 
     That is dy g(q) / d and dy g(q) n / d² relative to ``e^−high`` for softmax keys, dy g(q) for
@@ -163,14 +208,23 @@ def target_of_token(gradient, query, high, first, second, KEY: tl.constexpr, GAT
 
 
 @triton.jit
-def add_target(high, first, second, target_high, target_first, target_second):
+def add_target(
+    high: 'Floats',
+    first: 'Floats',
+    second: 'Floats',
+    target_high: 'Floats',
+    target_first: 'Floats',
+    target_second: 'Floats',
+) -> 'Sum':
     """Add an earlier target to the sum; its `high` is never the lower one."""
     step = exp(high - target_high)
     return target_high, first * step + target_first, second * step + target_second
 
 
 @triton.jit
-def place_in(x, batch, token, channel):
+def entry_pointer(
+    x: 'Strided | None', batch: 'Ints', token: 'Ints', channel: 'Ints'
+) -> 'Pointers | None':
     """Return the address of x[batch, token, channel], [B, T, D]; None for None.
 
     All are 64-bit, because channel · stride exceeds int32 in large channel-major tensors.
@@ -183,25 +237,43 @@ def place_in(x, batch, token, channel):
 
 
 @triton.jit
-def store_row(x, at, r: tl.constexpr, real, row):
+def store_row(
+    x: 'Strided | None', at: 'Pointers | None', r: tl.constexpr, real: 'Bools', row: 'Floats'
+) -> None:
     """Store the row r tokens after `at` in the type of x, unless x is None."""
     if x is not None:
         tl.store(at + r * x[2], row.to(x[0].dtype.element_ty), mask=real)
 
 
 @triton.jit
-def load_entry(x, batch, token, channel, real, other: tl.constexpr = 0.0):
-    """Load x[batch, token, channel] in float32."""
-    return tl.load(place_in(x, batch, token, channel), mask=real, other=other).to(tl.float32)
+def load_entry(
+    x: 'Strided',
+    batch: 'Ints',
+    token: 'Ints',
+    channel: 'Ints',
+    real: 'Bools',
+    other: tl.constexpr = 0.0,
+) -> 'Floats':
+    """Load x[batch, token, channel] in float32, in the shape of the broadcast indices."""
+    return tl.load(entry_pointer(x, batch, token, channel), mask=real, other=other).to(tl.float32)
 
 
 @triton.jit
-def store_entry(x, batch, token, channel, real, row):
-    store_row(x, place_in(x, batch, token, channel), 0, real, row)
+def store_entry(
+    x: 'Strided | None', batch: 'Ints', token: 'Ints', channel: 'Ints', real: 'Bools', row: 'Floats'
+) -> None:
+    store_row(x, entry_pointer(x, batch, token, channel), 0, real, row)
 
 
 @triton.jit
-def load_sum(sums, batch, token, channel, real, other: tl.constexpr):
+def load_sum(
+    sums: 'Strided',
+    batch: 'Ints',
+    token: 'Ints',
+    channel: 'Ints',
+    real: 'Bools',
+    other: tl.constexpr,
+) -> 'Sum':
     """Load sums[:, batch, token, channel] of [3, B, T, D]; (other, 0, 0) where not `real`."""
     at = sums[0] + batch * sums[2] + token * sums[3] + channel.to(tl.int64) * sums[4]
     high = tl.load(at, mask=real, other=other)
@@ -211,7 +283,16 @@ def load_sum(sums, batch, token, channel, real, other: tl.constexpr):
 
 
 @triton.jit
-def store_sum(sums, batch, token, channel, real, high, first, second):
+def store_sum(
+    sums: 'Strided | None',
+    batch: 'Ints',
+    token: 'Ints',
+    channel: 'Ints',
+    real: 'Bools',
+    high: 'Floats',
+    first: 'Floats',
+    second: 'Floats',
+) -> None:
     if sums is not None:
         at = sums[0] + batch * sums[2] + token * sums[3] + channel.to(tl.int64) * sums[4]
         tl.store(at, high, mask=real)
@@ -220,7 +301,7 @@ def store_sum(sums, batch, token, channel, real, high, first, second):
 
 
 @triton.jit
-def gate_value(query, GATE: tl.constexpr):
+def gate_value(query: 'Floats', GATE: tl.constexpr) -> 'Floats':
     query = query.to(tl.float32)
     if GATE == 'sigmoid':
         gate = tl.sigmoid(query)
@@ -230,7 +311,7 @@ def gate_value(query, GATE: tl.constexpr):
 
 
 @triton.jit
-def gate_slope(query, GATE: tl.constexpr):
+def gate_slope(query: 'Floats', GATE: tl.constexpr) -> 'Floats':
     query = query.to(tl.float32)
     if GATE == 'sigmoid':
         gate = tl.sigmoid(query)

@@ -13,7 +13,8 @@ If batch and channels give too few programs for the device, a sequence is divide
 first kernel sums each chunk.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import triton
 import triton.language as tl
@@ -23,10 +24,15 @@ from .block_sizes import cdiv, count_processors, find_block
 from .online_softmax import (
     HIGHEST,
     LOWEST,
+    Floats,
+    Ints,
+    Strided,
+    Sum,
     Tensors,
     add_target,
     add_token,
     empty_sum,
+    entry_pointer,
     exp,
     gated_mean,
     gradients_of_token,
@@ -34,7 +40,6 @@ from .online_softmax import (
     merge,
     new_sums,
     new_wanted,
-    place_in,
     store_row,
     store_sum,
     strided,
@@ -43,6 +48,8 @@ from .online_softmax import (
 from .torch_ops import TOKENS, differentiated, register
 
 MOST_CHUNKS = tl.constexpr(64)
+# A block [GROUPS, C], or a sum of such blocks, per row of the groups.
+Rows: TypeAlias = tuple[Any, ...]
 
 
 class ScanTile(NamedTuple):
@@ -60,7 +67,9 @@ class ScanSizes(NamedTuple):
 
 
 @triton.jit
-def locate_program(sizes, BLOCK: tl.constexpr):
+def locate_program(
+    sizes: 'ScanSizes', BLOCK: tl.constexpr
+) -> 'tuple[Ints, Ints, Ints, Ints, Ints]':
     """Return sequence, chunk and channels [1, C] of this program, and the tiles of the chunk."""
     blocks = tl.cdiv(sizes.channels, BLOCK.channels)
     batch, chunk = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -71,7 +80,9 @@ def locate_program(sizes, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def find_rows(sizes, tile, channel, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
+def find_rows(
+    sizes: 'ScanSizes', tile: 'Ints', channel: 'Ints', REVERSE: tl.constexpr, BLOCK: tl.constexpr
+) -> 'tuple[Ints, Rows]':
     """Return the first token of each group [GROUPS, 1], and a tuple of masks, one per row."""
     ROWS: tl.constexpr = BLOCK.rows
     group = tl.arange(0, BLOCK.groups)[:, None]
@@ -80,39 +91,57 @@ def find_rows(sizes, tile, channel, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
     token = (tile * BLOCK.groups + group) * ROWS
     real = ()
     for r in tl.static_range(ROWS):
-        real = real + ((channel < sizes.channels) & (token + r < sizes.tokens),)
+        inside = (channel < sizes.channels) & (token + r < sizes.tokens)  # [GROUPS, C]
+        real = real + (inside,)  # type: ignore[assignment]
     return token, real
 
 
 @triton.jit
-def load_rows(x, batch, token, channel, real, ROWS: tl.constexpr, other: tl.constexpr):
+def load_rows(
+    x: 'Strided | None',
+    batch: 'Ints',
+    token: 'Ints',
+    channel: 'Ints',
+    real: 'Rows',
+    ROWS: tl.constexpr,
+    other: tl.constexpr,
+) -> 'Rows':
     """Load a tuple of rows of x; placeholders for None."""
     rows = ()
     if x is None:
         rows = real
     else:
-        at = place_in(x, batch, token, channel)
+        at = entry_pointer(x, batch, token, channel)
         for r in tl.static_range(ROWS):
-            rows = rows + (tl.load(at + r * x[2], mask=real[r], other=other),)
+            row = tl.load(at + r * x[2], mask=real[r], other=other)  # [GROUPS, C]
+            rows = rows + (row,)  # type: ignore[assignment]
     return rows
 
 
 @triton.jit
-def load_tokens(inputs, batch, token, channel, real, ROWS: tl.constexpr):
+def load_tokens(
+    inputs: 'Tensors',
+    batch: 'Ints',
+    token: 'Ints',
+    channel: 'Ints',
+    real: 'Rows',
+    ROWS: tl.constexpr,
+) -> 'tuple[Rows, Rows]':
     """Load rows of keys and values, −inf and 0 where hidden or past the end."""
-    seen = real
+    visible = real
     if inputs.key_mask is not None:
         at = inputs.key_mask[0] + batch * inputs.key_mask[1] + token * inputs.key_mask[2]
-        seen = ()
+        visible = ()
         for r in tl.static_range(ROWS):
+            # [GROUPS, C]
             keep = tl.load(at + r * inputs.key_mask[2] + 0 * channel, mask=real[r], other=0)
-            seen = seen + (real[r] & (keep != 0),)
-    keys = load_rows(inputs.key, batch, token, channel, seen, ROWS, float('-inf'))
-    return keys, load_rows(inputs.value, batch, token, channel, seen, ROWS, 0.0)
+            visible = visible + (real[r] & (keep != 0),)
+    keys = load_rows(inputs.key, batch, token, channel, visible, ROWS, float('-inf'))
+    return keys, load_rows(inputs.value, batch, token, channel, visible, ROWS, 0.0)
 
 
 @triton.jit
-def sum_rows(keys, values, KEY: tl.constexpr, ROWS: tl.constexpr):
+def sum_rows(keys: 'Rows', values: 'Rows', KEY: tl.constexpr, ROWS: tl.constexpr) -> 'Sum':
     """Return the sum of the rows of each group."""
     if KEY == 'softmax':
         high = keys[0].to(tl.float32)
@@ -133,7 +162,7 @@ def sum_rows(keys, values, KEY: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def last_group(high, first, second, GROUPS: tl.constexpr):
+def last_group(high: 'Floats', first: 'Floats', second: 'Floats', GROUPS: tl.constexpr) -> 'Sum':
     end = tl.arange(0, GROUPS)[:, None] == GROUPS - 1
     high = tl.max(tl.where(end, high, LOWEST), 0, keep_dims=True)
     first = tl.sum(tl.where(end, first, 0.0), 0, keep_dims=True)
@@ -141,7 +170,9 @@ def last_group(high, first, second, GROUPS: tl.constexpr):
 
 
 @triton.jit
-def follow(high, first, second, carry, BLOCK: tl.constexpr):
+def follow(
+    high: 'Floats', first: 'Floats', second: 'Floats', carry: 'Sum', BLOCK: tl.constexpr
+) -> 'tuple[Sum, Sum]':
     """Return the sum that each group starts from, and the next carry.
 
     `high`, `first`, `second` are the sums of the group before each one, `carry` precedes all.
@@ -162,7 +193,7 @@ def follow(high, first, second, carry, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def sum_groups(high, first, second):
+def sum_groups(high: 'Floats', first: 'Floats', second: 'Floats') -> 'Sum':
     """Merge the sums of all groups into one, [1, CHANNELS]."""
     top = tl.max(high, 0, keep_dims=True)
     scale = exp(high - top)
@@ -171,20 +202,42 @@ def sum_groups(high, first, second):
 
 
 @triton.jit
-def load_chunks(sums, batch, chunk, channel, sizes, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
+def load_chunks(
+    sums: 'Strided | None',
+    batch: 'Ints',
+    chunk: 'Ints',
+    channel: 'Ints',
+    sizes: 'ScanSizes',
+    REVERSE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> 'Sum':
     """Return the sum of the chunks before this one, or after it with REVERSE; empty without `sums`."""
     if sums is None:
-        found = empty_sum(1, BLOCK.channels)
+        total = empty_sum(1, BLOCK.channels)
     else:
         chunks = tl.arange(0, MOST_CHUNKS)[:, None]
         real = (chunks > chunk) & (chunks < tl.num_programs(1)) if REVERSE else chunks < chunk
         real &= channel < sizes.channels
-        found = sum_groups(*load_sum(sums, batch, chunks, channel, real, LOWEST))
-    return found
+        parts = load_sum(sums, batch, chunks, channel, real, LOWEST)  # [MOST_CHUNKS, C]
+        total = sum_groups(*parts)
+    return total
 
 
 @triton.jit
-def merge_pairs(m, n, d, bm, bn, bd, om, on, od, obm, obn, obd):
+def merge_pairs(
+    m: 'Floats',
+    n: 'Floats',
+    d: 'Floats',
+    bm: 'Floats',
+    bn: 'Floats',
+    bd: 'Floats',
+    om: 'Floats',
+    on: 'Floats',
+    od: 'Floats',
+    obm: 'Floats',
+    obn: 'Floats',
+    obd: 'Floats',
+) -> 'tuple[Floats, ...]':
     """Merge two neighbours: the inclusive sums, and the sums without the last group."""
     bm, bn, bd = merge(m, n, d, obm, obn, obd)
     m, n, d = merge(m, n, d, om, on, od)
@@ -192,7 +245,9 @@ def merge_pairs(m, n, d, bm, bn, bd, om, on, od, obm, obn, obd):
 
 
 @triton.jit
-def precede(high, first, second, carry, BLOCK: tl.constexpr):
+def precede(
+    high: 'Floats', first: 'Floats', second: 'Floats', carry: 'Sum', BLOCK: tl.constexpr
+) -> 'tuple[Sum, Sum]':
     """Return the exclusive sums of the groups after a carry, and the next carry."""
     edge = tl.arange(0, BLOCK.groups)[:, None] == 0
     zero = tl.zeros_like(high)
@@ -214,23 +269,32 @@ def precede(high, first, second, carry, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def scan_chunk_sums(sums, inputs, sizes, KEY: tl.constexpr, BLOCK: tl.constexpr):
+def simple_forward_sums_kernel(
+    sums: 'Strided', inputs: 'Tensors', sizes: 'ScanSizes', KEY: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
     """Write the sum of each chunk into sums [3, B, chunks, D]."""
     batch, chunk, channel, tile, last = locate_program(sizes, BLOCK)
     total = empty_sum(BLOCK.groups, BLOCK.channels)
     while tile < last:
         token, real = find_rows(sizes, tile, channel, False, BLOCK)
         keys, values = load_tokens(inputs, batch, token, channel, real, BLOCK.rows)
-        own = sum_rows(keys, values, KEY, BLOCK.rows)
-        total = merge(*total, *own)
+        group_sum = sum_rows(keys, values, KEY, BLOCK.rows)
+        total = merge(*total, *group_sum)
         tile += 1
     store_sum(sums, batch, chunk, channel, channel < sizes.channels, *sum_groups(*total))
 
 
 @triton.jit
-def scan_forward(
-    output, saved, starts, inputs, sizes, KEY: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr
-):
+def simple_forward_kernel(
+    output: 'Strided',
+    saved: 'Strided | None',
+    starts: 'Strided | None',
+    inputs: 'Tensors',
+    sizes: 'ScanSizes',
+    KEY: tl.constexpr,
+    GATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """Write the output and, unless `saved` is None, the sum before each group [3, B, groups, D].
 
     `starts` holds the sums of the chunks, None for a single chunk.
@@ -243,14 +307,14 @@ def scan_forward(
         token, real = find_rows(sizes, tile, channel, False, BLOCK)
         earlier = ()
         for _r in tl.static_range(ROWS):
-            earlier = earlier + (real[0] & (token > start),)
+            earlier = earlier + (real[0] & (token > start),)  # type: ignore[assignment]
         keys, values = load_tokens(inputs, batch, token - ROWS, channel, earlier, ROWS)
-        own = sum_rows(keys, values, KEY, ROWS)
+        group_sum = sum_rows(keys, values, KEY, ROWS)
         keys, values = load_tokens(inputs, batch, token, channel, real, ROWS)
         queries = load_rows(inputs.query, batch, token, channel, real, ROWS, 0.0)
-        before, carry = follow(*own, carry, BLOCK)
+        before, carry = follow(*group_sum, carry, BLOCK)
         store_sum(saved, batch, token // ROWS, channel, real[0], *before)
-        at = place_in(output, batch, token, channel)
+        at = entry_pointer(output, batch, token, channel)
         for r in tl.static_range(ROWS):
             before = add_token(*before, keys[r], values[r], KEY)
             mixed = gated_mean(queries[r], before[1], before[2], KEY, GATE)
@@ -260,16 +324,23 @@ def scan_forward(
 
 @triton.jit
 def find_targets(
-    results, saved, inputs, where, real, KEY: tl.constexpr, GATE: tl.constexpr, ROWS: tl.constexpr
-):
+    results: 'Tensors',
+    saved: 'Strided',
+    inputs: 'Tensors',
+    where: 'tuple[Ints, Ints, Ints]',
+    real: 'Rows',
+    KEY: tl.constexpr,
+    GATE: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> 'tuple[Rows, Rows, Rows]':
     """Return keys, values and targets of the rows, and store the gradients of the queries."""
     batch, token, channel = where
     keys, values = load_tokens(inputs, batch, token, channel, real, ROWS)
     queries = load_rows(inputs.query, batch, token, channel, real, ROWS, 0.0)
     gradients = load_rows(inputs.gradient, batch, token, channel, real, ROWS, 0.0)
     # Past the last token the target is an empty sum.
-    before = load_sum(saved, batch, token // ROWS, channel, real[0], HIGHEST)
-    at = place_in(results.query, batch, token, channel)
+    before = load_sum(saved, batch, token // ROWS, channel, real[0], HIGHEST)  # [GROUPS, C]
+    at = entry_pointer(results.query, batch, token, channel)
     targets = ()
     for r in tl.static_range(ROWS):
         before = add_token(*before, keys[r], values[r], KEY)
@@ -277,12 +348,14 @@ def find_targets(
             gradients[r], queries[r], *before, KEY, GATE
         )
         store_row(results.query, at, r, real[r], grad_query)
-        targets = targets + ((high, first, second),)
+        targets = targets + ((high, first, second),)  # type: ignore[assignment]
     return keys, values, targets
 
 
 @triton.jit
-def sum_targets(high, first, second, targets, ROWS: tl.constexpr):
+def sum_targets(
+    high: 'Floats', first: 'Floats', second: 'Floats', targets: 'Rows', ROWS: tl.constexpr
+) -> 'Sum':
     """Add the targets of all rows, last row first."""
     for r in tl.static_range(ROWS - 1, -1, -1):
         high, first, second = add_target(high, first, second, *targets[r])
@@ -290,9 +363,16 @@ def sum_targets(high, first, second, targets, ROWS: tl.constexpr):
 
 
 @triton.jit
-def scan_backward_chunk_sums(
-    sums, results, saved, inputs, sizes, KEY: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr
-):
+def simple_backward_sums_kernel(
+    sums: 'Strided',
+    results: 'Tensors',
+    saved: 'Strided',
+    inputs: 'Tensors',
+    sizes: 'ScanSizes',
+    KEY: tl.constexpr,
+    GATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """Write the sum of the targets of each chunk into sums [3, B, chunks, D]."""
     batch, chunk, channel, tile, last = locate_program(sizes, BLOCK)
     total = empty_sum(BLOCK.groups, BLOCK.channels)
@@ -301,16 +381,23 @@ def scan_backward_chunk_sums(
         _, _, targets = find_targets(
             results, saved, inputs, (batch, token, channel), real, KEY, GATE, BLOCK.rows
         )
-        own = sum_targets(*empty_sum(BLOCK.groups, BLOCK.channels), targets, BLOCK.rows)
-        total = merge(*total, *own)
+        group_sum = sum_targets(*empty_sum(BLOCK.groups, BLOCK.channels), targets, BLOCK.rows)
+        total = merge(*total, *group_sum)
         tile += 1
     store_sum(sums, batch, chunk, channel, channel < sizes.channels, *sum_groups(*total))
 
 
 @triton.jit
-def scan_backward(
-    results, saved, ends, inputs, sizes, KEY: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr
-):
+def simple_backward_kernel(
+    results: 'Tensors',
+    saved: 'Strided',
+    ends: 'Strided | None',
+    inputs: 'Tensors',
+    sizes: 'ScanSizes',
+    KEY: tl.constexpr,
+    GATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """Write those gradients of query, key and value whose result is not None.
 
     `ends` holds the sums of the targets of the chunks, None for a single chunk.
@@ -324,10 +411,10 @@ def scan_backward(
         keys, values, targets = find_targets(
             results, saved, inputs, (batch, token, channel), real, KEY, GATE, ROWS
         )
-        own = sum_targets(*empty_sum(BLOCK.groups, BLOCK.channels), targets, ROWS)
-        later, carry = precede(*own, carry, BLOCK)
-        key_at = place_in(results.key, batch, token, channel)
-        value_at = place_in(results.value, batch, token, channel)
+        group_sum = sum_targets(*empty_sum(BLOCK.groups, BLOCK.channels), targets, ROWS)
+        later, carry = precede(*group_sum, carry, BLOCK)
+        key_at = entry_pointer(results.key, batch, token, channel)
+        value_at = entry_pointer(results.value, batch, token, channel)
         for r in tl.static_range(ROWS - 1, -1, -1):
             later = add_target(*later, *targets[r])
             grad_key, grad_value = gradients_of_token(keys[r], values[r], *later, KEY)
@@ -377,32 +464,50 @@ def new_results(value: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     return value.new_empty(value.shape), new_sums(value, groups if save else 0)
 
 
-def causal_simple(query, key, value, key_mask, key_function, gate, save):
+def causal_simple(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    key_function: str,
+    gate: str,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
     """Return causal AFT-simple [B, T, D], and with `save` the sum before each group."""
     output, saved = new_results(value, save)
-    inputs = Tensors(*map(strided, (query, key, value, key_mask)))
+    inputs = Tensors(strided(query), strided(key), strided(value), strided(key_mask))
     grid, sizes, options = _launch_settings('scan', value)
     starts, kept = None, strided(saved) if save else None
     if grid[1] > 1:
         starts = strided(new_sums(value, grid[1]))
-        scan_chunk_sums[grid](starts, inputs, sizes, KEY=key_function, **options)
+        simple_forward_sums_kernel[grid](starts, inputs, sizes, KEY=key_function, **options)
     options.update(KEY=key_function, GATE=gate)
-    scan_forward[grid](strided(output), kept, starts, inputs, sizes, **options)
+    simple_forward_kernel[grid](strided(output), kept, starts, inputs, sizes, **options)
     return output, saved
 
 
 def causal_simple_backward(
-    gradient, saved, query, key, value, key_mask, key_function, gate, wanted
+    gradient: Tensor,
+    saved: Tensor,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    key_function: str,
+    gate: str,
+    wanted: Sequence[bool],
 ) -> list[Tensor | None]:
     results = new_wanted((query, key, value), wanted)
-    inputs = Tensors(*map(strided, (query, key, value, key_mask, gradient)))
+    tensors = strided(query), strided(key), strided(value), strided(key_mask)
+    inputs = Tensors(*tensors, strided(gradient))
     grid, sizes, options = _launch_settings('scan_backward', value)
     options.update(KEY=key_function, GATE=gate)
-    ends, kept, written = None, strided(saved), Tensors(*map(strided, results))
+    grad_query, grad_key, grad_value = map(strided, results)
+    ends, kept, written = None, strided(saved), Tensors(grad_query, grad_key, grad_value)
     if grid[1] > 1:
         ends = strided(new_sums(value, grid[1]))
-        scan_backward_chunk_sums[grid](ends, Tensors(), kept, inputs, sizes, **options)
-    scan_backward[grid](written, kept, ends, inputs, sizes, **options)
+        simple_backward_sums_kernel[grid](ends, Tensors(), kept, inputs, sizes, **options)
+    simple_backward_kernel[grid](written, kept, ends, inputs, sizes, **options)
     return results
 
 
@@ -415,7 +520,16 @@ simple_op = register(
 )
 
 
-def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
+def aft_simple(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_function: str,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
     """Compute causal AFT-simple in O(T·D) with running sums."""
     save = differentiated(query, key, value)
     return simple_op(query, key, value, key_mask, key_function, gate, save)[0]

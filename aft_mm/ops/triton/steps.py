@@ -15,7 +15,7 @@ belongs to one program, and the new token is read from the input. Positions fit 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import triton
 import triton.language as tl
@@ -26,6 +26,11 @@ from ..state import StepState
 from .block_sizes import cdiv, find_block
 from .online_softmax import (
     LOWEST,
+    Bools,
+    Floats,
+    Ints,
+    Strided,
+    Sum,
     add_token,
     exp,
     gate_value,
@@ -35,26 +40,28 @@ from .online_softmax import (
 )
 from .torch_ops import TOKENS, register
 
+BiasedSum: TypeAlias = tuple[Floats, Floats, Floats, Floats]
+
 
 class StepTensors(NamedTuple):
-    """Tensors of a step, each (pointer, *strides) or None; those of the token are [B, 1, C].
+    """Tensors of a step; those of the token are [B, 1, C].
 
     The table is that of w, or u, of which pos_v is v.
     """
 
-    shift: tuple
-    numerator: tuple
-    denominator: tuple
-    position: tuple
-    next_position: tuple
-    output: tuple
-    query: tuple | None
-    key: tuple
-    value: tuple
-    buffer_keys: tuple | None = None
-    buffer_values: tuple | None = None
-    table: tuple | None = None
-    pos_v: tuple | None = None
+    shift: Strided
+    numerator: Strided
+    denominator: Strided
+    position: Strided
+    next_position: Strided
+    output: Strided
+    query: Strided | None
+    key: Strided
+    value: Strided
+    buffer_keys: Strided | None = None
+    buffer_values: Strided | None = None
+    table: Strided | None = None
+    pos_v: Strided | None = None
     # Triton 3.6 drops constants (strides of 1) after the last None of a tuple.
     end: None = None
 
@@ -91,7 +98,7 @@ class StepTile(NamedTuple):
 
 
 @triton.jit
-def find_heads(heads, HEADS: tl.constexpr):
+def find_heads(heads: 'Ints', HEADS: tl.constexpr) -> 'tuple[Ints, Ints, Ints, Bools]':
     """Return sequence, first head and heads [1, HEADS, 1] of this program, and which exist."""
     blocks = tl.cdiv(heads, HEADS)
     first = (tl.program_id(0) % blocks) * HEADS
@@ -100,7 +107,7 @@ def find_heads(heads, HEADS: tl.constexpr):
 
 
 @triton.jit
-def load_evicted(x, batch, channel, real):
+def load_evicted(x: 'StepTensors', batch: 'Ints', channel: 'Ints', real: 'Bools') -> 'Sum':
     """Load the sums of the tokens that left the buffer."""
     high = load_entry(x.shift, batch, 0, channel, real, LOWEST)
     first = load_entry(x.numerator, batch, 0, channel, real)
@@ -108,14 +115,24 @@ def load_evicted(x, batch, channel, real):
 
 
 @triton.jit
-def store_evicted(x, batch, channel, real, evicted):
+def store_evicted(
+    x: 'StepTensors', batch: 'Ints', channel: 'Ints', real: 'Bools', evicted: 'Sum'
+) -> None:
     store_entry(x.shift, batch, 0, channel, real, evicted[0])
     store_entry(x.numerator, batch, 0, channel, real, evicted[1])
     store_entry(x.denominator, batch, 0, channel, real, evicted[2])
 
 
 @triton.jit
-def store_step_output(x, batch, channel, real, numerator, denominator, GATE: tl.constexpr):
+def store_step_output(
+    x: 'StepTensors',
+    batch: 'Ints',
+    channel: 'Ints',
+    real: 'Bools',
+    numerator: 'Floats',
+    denominator: 'Floats',
+    GATE: tl.constexpr,
+) -> None:
     """Store the gated mean, 0 where nothing is visible."""
     mixed = numerator / tl.where(denominator == 0, 1.0, denominator)
     if GATE != 'none':
@@ -124,20 +141,22 @@ def store_step_output(x, batch, channel, real, numerator, denominator, GATE: tl.
 
 
 @triton.jit
-def advance(x, batch, first):
+def advance(x: 'StepTensors', batch: 'Ints', first: 'Ints') -> 'Ints':
     """Return the index of the new token; the first program of a sequence stores the next index."""
-    index = tl.load(x.position[0] + batch * x.position[1])
+    index = tl.load(x.position[0] + batch * x.position[1])  # []
     if first == 0:
         tl.store(x.next_position[0] + batch * x.next_position[1], index + 1)
     return index.to(tl.int32)
 
 
 @triton.jit
-def simple_step_kernel(x, channels, GATE: tl.constexpr, CHANNELS: tl.constexpr):
+def simple_step_kernel(
+    x: 'StepTensors', channels: 'Ints', GATE: tl.constexpr, CHANNELS: tl.constexpr
+) -> None:
     batch, start, channel, real = find_heads(channels, CHANNELS)
     evicted = load_evicted(x, batch, channel, real)
-    key = load_entry(x.key, batch, 0, channel, real)
-    value = load_entry(x.value, batch, 0, channel, real)
+    key = load_entry(x.key, batch, 0, channel, real)  # [1, CHANNELS, 1]
+    value = load_entry(x.value, batch, 0, channel, real)  # [1, CHANNELS, 1]
     evicted = add_token(*evicted, key, value, 'softmax')
     store_evicted(x, batch, channel, real, evicted)
     store_step_output(x, batch, channel, real, evicted[1], evicted[2], GATE)
@@ -145,7 +164,7 @@ def simple_step_kernel(x, channels, GATE: tl.constexpr, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def in_hard_window(token, tokens, PLACES: tl.constexpr):
+def in_hard_window(token: 'Ints', tokens: 'Ints', PLACES: tl.constexpr) -> 'Bools':
     """Return which tokens a hard window sees (`geometry.hard_mask`); PLACES: width and halves."""
     down = tokens // PLACES[0] - token // PLACES[0]
     right = tokens % PLACES[0] - token % PLACES[0]
@@ -155,7 +174,7 @@ def in_hard_window(token, tokens, PLACES: tl.constexpr):
 
 
 @triton.jit
-def kernel_entry(token, tokens, PLACES: tl.constexpr):
+def kernel_entry(token: 'Ints', tokens: 'Ints', PLACES: tl.constexpr) -> 'tuple[Ints, Bools]':
     """Return the kernel entry of the tokens, and whether there is one; PLACES: grid and kernel."""
     layer = tokens // (PLACES[1] * PLACES[2]) % PLACES[0]
     layer = layer - token // (PLACES[1] * PLACES[2]) % PLACES[0] + PLACES[3] // 2
@@ -167,29 +186,44 @@ def kernel_entry(token, tokens, PLACES: tl.constexpr):
 
 
 @triton.jit
-def load_table(table, row, column, real):
+def load_table(table: 'Strided', row: 'Ints', column: 'Ints', real: 'Bools') -> 'Floats':
     at = table[0] + row.to(tl.int64) * table[1] + column.to(tl.int64) * table[2]
     return tl.load(at, mask=real, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def load_factor_bias(x, token, tokens, real, rank, BLOCK: tl.constexpr):
+def load_factor_bias(
+    x: 'StepTensors',
+    token: 'Ints',
+    tokens: 'Ints',
+    real: 'Bools',
+    rank: 'Ints',
+    BLOCK: tl.constexpr,
+) -> 'Floats':
     """Return u_t · v_t' for the tokens [ROWS, 1, 1], some terms at a time."""
-    found = tl.zeros(tokens.shape, tl.float32)
+    bias = tl.zeros(tokens.shape, tl.float32)
     first = tl.zeros([], tl.int32)
     while first < rank:
         d = first + tl.arange(0, BLOCK.rank)[None, :, None]
-        u = load_table(x.table, token, d, d < rank)
-        v = load_table(x.pos_v, tokens, d, real & (d < rank))
-        found += tl.sum(u * v, 1, keep_dims=True)
+        u = load_table(x.table, token, d, d < rank)  # [1, rank, 1]
+        v = load_table(x.pos_v, tokens, d, real & (d < rank))  # [ROWS, rank, 1]
+        bias += tl.sum(u * v, 1, keep_dims=True)
         first += BLOCK.rank
-    return found
+    return bias
 
 
 @triton.jit
 def load_step_bias(
-    x, token, tokens, head, head_real, real, sizes, FORM: tl.constexpr, BLOCK: tl.constexpr
-):
+    x: 'StepTensors',
+    token: 'Ints',
+    tokens: 'Ints',
+    head: 'Ints',
+    head_real: 'Bools',
+    real: 'Bools',
+    sizes: 'StepSizes',
+    FORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> 'tuple[Floats, Bools]':
     """Return w[token, tokens], [ROWS, 1, 1] or [ROWS, HEADS, 1], 0 outside, and which are inside."""
     PLACES: tl.constexpr = FORM.places
     # Entries past the table are neither read nor visible.
@@ -197,41 +231,60 @@ def load_step_bias(
     token = tl.minimum(token, sizes.limit - 1)
     if FORM.kind == 'window':
         inside &= in_hard_window(token, tokens, PLACES)
-        found = tl.zeros(tokens.shape, tl.float32)
+        bias = tl.zeros(tokens.shape, tl.float32)
     elif FORM.kind == 'conv':
         entry, there = kernel_entry(token, tokens, PLACES)
         inside &= there
-        found = load_table(x.table, head, entry, inside & head_real)
+        bias = load_table(x.table, head, entry, inside & head_real)  # [ROWS, HEADS, 1]
     elif FORM.kind == 'full':
-        found = load_table(x.table, token, tokens, inside)
+        bias = load_table(x.table, token, tokens, inside)  # [ROWS, 1, 1]
     else:
         # Those of `geometry.near_mask`; PLACES: width of the grid and sizes of the window.
         inside &= tl.abs(tokens // PLACES[0] - token // PLACES[0]) < PLACES[1]
         inside &= tl.abs(tokens % PLACES[0] - token % PLACES[0]) < PLACES[2]
         if FORM.kind == 'free':
-            found = load_table(x.table, token, PLACES[2] - 1 + tokens - token, inside)
+            column = PLACES[2] - 1 + tokens - token
+            bias = load_table(x.table, token, column, inside)  # [ROWS, 1, 1]
         else:
-            found = load_factor_bias(x, token, tokens, inside, sizes.rank, BLOCK)
-    return found, inside
+            bias = load_factor_bias(x, token, tokens, inside, sizes.rank, BLOCK)  # [ROWS, 1, 1]
+    return bias, inside
 
 
 @triton.jit
-def add_biased(high, rest, first, second, key, bias, value, seen):
+def add_biased(
+    high: 'Floats',
+    rest: 'Floats',
+    first: 'Floats',
+    second: 'Floats',
+    key: 'Floats',
+    bias: 'Floats',
+    value: 'Floats',
+    visible: 'Bools',
+) -> 'BiasedSum':
     """Add a token with this key and bias to the sum, in every lane and head."""
-    seen &= (key != float('-inf')) & (bias != float('-inf'))
-    key, bias = tl.where(seen, key, LOWEST), tl.where(seen, bias, LOWEST)
+    visible &= (key != float('-inf')) & (bias != float('-inf'))
+    key, bias = tl.where(visible, key, LOWEST), tl.where(visible, bias, LOWEST)
     lead = (key - high) + (bias - rest)
     step = exp(-tl.abs(lead))
     grows = lead > 0
     factor = tl.where(grows, step, 1.0)
-    weight = tl.where(seen, tl.where(grows, 1.0, step), 0.0)
-    first = first * factor + weight * tl.where(seen, value, 0.0)
+    weight = tl.where(visible, tl.where(grows, 1.0, step), 0.0)
+    first = first * factor + weight * tl.where(visible, value, 0.0)
     second = second * factor + weight
     return tl.where(grows, key, high), tl.where(grows, bias, rest), first, second
 
 
 @triton.jit
-def sum_buffer(x, fresh, where, now, slot, sizes, FORM: tl.constexpr, BLOCK: tl.constexpr):
+def sum_buffer(
+    x: 'StepTensors',
+    fresh: 'tuple[Floats, Floats]',
+    where: 'tuple[Ints, Ints, Bools, Ints, Bools]',
+    now: 'Ints',
+    slot: 'Ints',
+    sizes: 'StepSizes',
+    FORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> 'BiasedSum':
     """Sum the buffer, with the new key and value in place of what is in their slot."""
     ROWS: tl.constexpr = BLOCK.rows
     HEADS: tl.constexpr = BLOCK.heads
@@ -247,13 +300,14 @@ def sum_buffer(x, fresh, where, now, slot, sizes, FORM: tl.constexpr, BLOCK: tl.
         real = slots < filled
         # Slots behind the new token hold tokens of the previous round.
         tokens = now - slot + slots - tl.where(slots > slot, sizes.buffer, 0)
-        key = load_entry(x.buffer_keys, batch, slots, head, real & head_real)
+        key = load_entry(x.buffer_keys, batch, slots, head, real & head_real)  # [ROWS, HEADS, 1]
+        # [ROWS, HEADS, WIDTH]
         value = load_entry(x.buffer_values, batch, slots, channel, real & channel_real)
         key = tl.where(slots == slot, fresh[0], key)
         value = tl.where(slots == slot, fresh[1], value)
         w, near = load_step_bias(x, now, tokens, head, head_real, real, sizes, FORM, BLOCK)
-        seen = head_real & (real if FORM.outside_weight else near)
-        high, rest, above, below = add_biased(high, rest, above, below, key, w, value, seen)
+        visible = head_real & (real if FORM.outside_weight else near)
+        high, rest, above, below = add_biased(high, rest, above, below, key, w, value, visible)
         row += ROWS
     # Merge the sums of the rows.
     top = tl.max(high, 0, keep_dims=True)
@@ -265,22 +319,25 @@ def sum_buffer(x, fresh, where, now, slot, sizes, FORM: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit
-def buffer_step_kernel(x, sizes, FORM: tl.constexpr, BLOCK: tl.constexpr):
+def buffer_step_kernel(
+    x: 'StepTensors', sizes: 'StepSizes', FORM: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
     """The ops with a buffer."""
     GATE: tl.constexpr = FORM.gate
     batch, start, head, head_real = find_heads(sizes.heads, BLOCK.heads)
     now = advance(x, batch, start)
     slot = now % sizes.buffer
-    key = load_entry(x.key, batch, 0, head, head_real)
+    key = load_entry(x.key, batch, 0, head, head_real)  # [1, HEADS, 1]
     for part in range(0, BLOCK.per_head, BLOCK.width):
-        place = part + tl.arange(0, BLOCK.width)[None, None, :]
-        channel, real = head * BLOCK.per_head + place, head_real & (place < BLOCK.per_head)
-        value = load_entry(x.value, batch, 0, channel, real)
+        offset = part + tl.arange(0, BLOCK.width)[None, None, :]
+        channel, real = head * BLOCK.per_head + offset, head_real & (offset < BLOCK.per_head)
+        value = load_entry(x.value, batch, 0, channel, real)  # [1, HEADS, WIDTH]
         where = batch, head, head_real, channel, real
         fresh = key, value
         high, rest, above, below = sum_buffer(x, fresh, where, now, slot, sizes, FORM, BLOCK)
         if FORM.outside_weight:
             full = now >= sizes.buffer
+            # [1, HEADS, 1], then [1, HEADS, WIDTH]
             old = load_entry(x.buffer_keys, batch, slot, head, head_real & full, float('-inf'))
             old_value = load_entry(x.buffer_values, batch, slot, channel, real & full)
             evicted = load_evicted(x, batch, channel, real)
@@ -306,15 +363,30 @@ def _new_results(value: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
     return value.new_empty(value.shape), position.new_empty(position.shape)
 
 
-def _tensors(sums, position, token, results, *others) -> StepTensors:
+def _tensors(
+    sums: Sequence[Tensor],
+    position: Tensor,
+    token: Sequence[Tensor | None],
+    results: Sequence[Tensor],
+    *others: Tensor | None,
+) -> StepTensors:
     """Return the tensors in the form in which kernels take them; a token [B, C] as [B, 1, C]."""
     output, next_position = results
     rows = (None if x is None else (x, x.stride(0), 0, x.stride(1)) for x in (output, *token))
     before, after = map(strided, (*sums, position, next_position)), map(strided, others)
-    return StepTensors(*before, *rows, *after)
+    return StepTensors(*before, *rows, *after)  # type: ignore[arg-type]
 
 
-def simple_step(shift, numerator, denominator, position, query, key, value, gate):
+def simple_step(
+    shift: Tensor,
+    numerator: Tensor,
+    denominator: Tensor,
+    position: Tensor,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    gate: str,
+) -> tuple[Tensor, Tensor]:
     """Run a step of AFT-simple; return the output [B, D] and the next position [B]."""
     sums, results = (shift, numerator, denominator), _new_results(value, position)
     tensors = _tensors(sums, position, (query, key, value), results)
@@ -325,8 +397,19 @@ def simple_step(shift, numerator, denominator, position, query, key, value, gate
 
 
 def buffer_step(
-    shift, numerator, denominator, keys, values, position, query, key, value, bias, pos_v, *form
-):
+    shift: Tensor,
+    numerator: Tensor,
+    denominator: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    position: Tensor,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    pos_v: Tensor | None,
+    *form: Any,
+) -> tuple[Tensor, Tensor]:
     """Run a step of an op with a buffer; return the output [B, D] and the next position [B]."""
     sums, results = (shift, numerator, denominator), _new_results(value, position)
     kind, places, outside_weight, gate = form
@@ -337,7 +420,7 @@ def buffer_step(
     rows = min(max(triton.next_power_of_2(size), block.least_rows), block.most_rows)
     width = min(triton.next_power_of_2(per_head), block.channels)
     tile = StepTile(rows, block.channels // width, width, per_head, block.rank)
-    limit = len(bias) if kind in ('full', 'free', 'factors') else ENDLESS
+    limit = bias.shape[0] if kind in ('full', 'free', 'factors') else ENDLESS
     sizes = StepSizes(heads, size, 0 if pos_v is None else pos_v.shape[1], limit)
     form = StepForm(kind, tuple(places), outside_weight, gate)
     options = dict(FORM=form, BLOCK=tile, num_warps=block.warps, maxnreg=block.registers)
@@ -359,26 +442,60 @@ buffer_op = register(
 )
 
 
-def aft_simple_step(state, query, key, value, *, key_function, gate) -> tuple[Tensor, StepState]:
+def aft_simple_step(
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_function: str,
+    gate: str,
+) -> tuple[Tensor, StepState]:
     """O(D): add the token to the running sums."""
     output, position = simple_op(*state.sums, state.position, query, key, value, gate)
     return output, state._replace(position=position)
 
 
-def _step(state: StepState, tokens, kind, places, outside_weight, gate, bias=None, pos_v=None):
+def _step(
+    state: StepState,
+    tokens: Sequence[Tensor | None],
+    kind: str,
+    places: Sequence[int],
+    outside_weight: bool,
+    gate: str,
+    bias: Tensor | None = None,
+    pos_v: Tensor | None = None,
+) -> tuple[Tensor, StepState]:
     sums, *buffer, position = state
     inputs = *sums, *buffer, position, *tokens, bias, pos_v
     output, position = buffer_op(*inputs, kind, places, outside_weight, gate)
     return output, state._replace(position=position)
 
 
-def aft_full_step(state, query, key, value, position_bias, *, gate) -> tuple[Tensor, StepState]:
+def aft_full_step(
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    *,
+    gate: str,
+) -> tuple[Tensor, StepState]:
     """O(T·D): weight every token so far by the row of w."""
     return _step(state, (query, key, value), 'full', (), False, gate, position_bias)
 
 
 def aft_local_step(
-    state, query, key, value, pos_u, pos_v, *, window, grid, gate
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    pos_u: Tensor,
+    pos_v: Tensor | None,
+    *,
+    window: Window,
+    grid: Sequence[int] | None,
+    gate: str,
 ) -> tuple[Tensor, StepState]:
     """O(r·D): the row of w over the buffer, and the sums of the tokens that left it."""
     kind = 'free' if pos_v is None else 'factors'
@@ -387,7 +504,14 @@ def aft_local_step(
 
 
 def aft_local_hard_step(
-    state, query, key, value, *, window, grid, gate
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    window: Window,
+    grid: Sequence[int] | None,
+    gate: str,
 ) -> tuple[Tensor, StepState]:
     """O(r·D): the buffer holds the window."""
     width, rows, columns = _near_places(window, grid)
@@ -396,7 +520,15 @@ def aft_local_hard_step(
 
 
 def aft_conv_step(
-    state, query, key, value, weight, *, grid, global_connectivity, gate
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    *,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    gate: str,
 ) -> tuple[Tensor, StepState]:
     """O(r·D): the kernel over the buffer, and with W = 1 the sums of the tokens that left it."""
     kernel, ones = weight.shape[1:], (1,) * (3 - len(grid))

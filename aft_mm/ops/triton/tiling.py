@@ -33,7 +33,7 @@ class TileBand(NamedTuple):
     """
 
     window: tuple[int, ...] | None
-    grid: tuple[int, int] | None
+    grid: tuple[int, ...] | None
     causal: bool
     targets: int
     sources: int
@@ -51,6 +51,7 @@ class TileBand(NamedTuple):
     @property
     def radius(self) -> int:
         """Largest distance of two tokens in the window; −1 if it is empty."""
+        assert self.window is not None
         return near_radius(self.window, self.grid)
 
     @property
@@ -132,7 +133,9 @@ def make_band(
     sources = value.shape[1]
     if window is None:
         return TileBand(None, None, causal, len(table), sources, tile)
-    return TileBand(tuple(window), grid and tuple(grid), causal, sources, sources, tile)
+    return TileBand(
+        tuple(window), None if grid is None else tuple(grid), causal, sources, sources, tile
+    )
 
 
 class SavedParts(NamedTuple):
@@ -141,8 +144,8 @@ class SavedParts(NamedTuple):
     Views of one tensor, which is what an op may keep.
     """
 
-    mean: Tensor
-    log: Tensor
+    mean: Tensor | None
+    log: Tensor | None
     units: Tensor
     centre: Tensor
     shifts: Tensor

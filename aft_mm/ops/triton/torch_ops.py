@@ -43,7 +43,7 @@ def register(
     name = forward.__name__
     label = f'aft_mm::{name}'
 
-    def launch(*inputs):
+    def launch(*inputs: Any) -> Any:
         if not len(inputs[1]):  # an empty batch
             return fake(*inputs)
         with torch.cuda.device_of(inputs[1]):
@@ -51,18 +51,18 @@ def register(
 
     if backward is None:
         op = _define(name, f'({inputs}) -> (Tensor, Tensor)', launch, fake)
-        written = [place for place, argument in enumerate(inputs.split(', ')) if '!' in argument]
+        written = [i for i, argument in enumerate(inputs.split(', ')) if '!' in argument]
         _set_gradient(op, _refusing(op, f'{label} has no gradient'), written)
         return op
     op = _define(name, f'({inputs}, bool save) -> (Tensor, Tensor)', launch, fake)
     tensors = inputs.count('Tensor')
 
-    def gradients(gradient, *inputs):
+    def gradients(gradient: Tensor, *inputs: Any) -> list[Tensor]:
         if not len(gradient):
             return [x.zero_() for x in _like_wanted(gradient, *inputs)]
         with torch.cuda.device_of(gradient):
-            found = zip(backward(gradient, *inputs), inputs[-1], strict=False)
-        return [x for x, needed in found if needed and x is not None]
+            pairs = zip(backward(gradient, *inputs), inputs[-1], strict=False)
+        return [x for x, needed in pairs if needed and x is not None]
 
     schema = f'(Tensor gradient, Tensor saved, {inputs}, bool[] wanted) -> Tensor[]'
     grad_op = _define(f'{name}_backward', schema, gradients, _like_wanted)
@@ -74,18 +74,17 @@ def register(
 
     class Differentiated(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, *inputs):
+        def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
             with torch._C._AutoDispatchBelowAutograd():
                 output, saved = op(*inputs)
-            *inputs, ctx.save = inputs
-            ctx.options = inputs[tensors:]
+            ctx.options, ctx.save = inputs[tensors:-1], inputs[-1]
             ctx.save_for_backward(saved, *inputs[:tensors])
             ctx.mark_non_differentiable(saved)
             ctx.set_materialize_grads(False)
             return output, saved
 
         @staticmethod
-        def backward(ctx, gradient, _):
+        def backward(ctx: Any, gradient: Tensor | None, _: Any) -> Any:
             wanted = list(ctx.needs_input_grad)
             if gradient is None:
                 return (None,) * len(wanted)
@@ -116,9 +115,9 @@ def _set_gradient(
 ) -> None:
     """Run `function` where a gradient may be wanted, and mark written tensors as modified."""
 
-    def run(*inputs):
+    def run(*inputs: Any) -> Any:
         if written:
-            torch.autograd.graph.increment_version([inputs[place] for place in written])
+            torch.autograd.graph.increment_version([inputs[i] for i in written])
         if differentiated(*(x for x in inputs if isinstance(x, Tensor))):
             return function.apply(*inputs)
         with torch._C._AutoDispatchBelowAutograd():
@@ -132,19 +131,18 @@ def _refusing(op: Any, message: str) -> type[torch.autograd.Function]:
 
     class Refusing(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, *inputs):
+        def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
             with torch._C._AutoDispatchBelowAutograd():
                 return tuple(op(*inputs))
 
         @staticmethod
-        def backward(ctx, *gradients):
+        def backward(ctx: Any, *gradients: Any) -> Any:
             raise RuntimeError(message)
 
     return Refusing
 
 
-def _like_wanted(gradient: Tensor, saved: Tensor, *inputs) -> list[Tensor]:
+def _like_wanted(gradient: Tensor, saved: Tensor, *inputs: Any) -> list[Tensor]:
     """Return the results of a `backward` as empty tensors."""
-    *inputs, wanted = inputs
-    wanted = zip(inputs, wanted, strict=False)
-    return [x.new_empty(x.shape) for x, needed in wanted if needed]
+    pairs = zip(inputs[:-1], inputs[-1], strict=False)
+    return [x.new_empty(x.shape) for x, needed in pairs if needed]

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from .availability import interpreted
-from .online_softmax import LOWEST, load_entry, store_entry
+from .online_softmax import LOWEST, Bools, Floats, Ints, Pointers, Strided, load_entry, store_entry
 
 
-def _interpreted_span(first, last, step=1):
+def _interpreted_span(first: Any, last: Any, step: Any = 1) -> range:
     """``range`` for tensor bounds, which Triton's interpreter does not accept under numpy 2.4."""
     bounds = (first, last, step)
     return range(*(int(x.handle.data.item()) if hasattr(x, 'handle') else x for x in bounds))
@@ -28,11 +28,11 @@ class BiasTable(NamedTuple):
     """Address of w: ``at + origin + b · batch_stride + (t // tile) · tile_stride + t · target_stride + …``."""
 
     at: Any
-    batch_stride: Any
-    tile_stride: Any
-    target_stride: Any
-    source_stride: Any
-    origin: Any
+    batch_stride: Ints
+    tile_stride: Ints
+    target_stride: Ints
+    source_stride: Ints
+    origin: Ints
 
 
 class Extents(NamedTuple):
@@ -42,29 +42,42 @@ class Extents(NamedTuple):
     1-d window.
     """
 
-    batches: Any
-    channels: Any
-    targets: Any
-    sources: Any
-    before: Any
-    after: Any
-    radius: Any
-    rows: Any
-    columns: Any
-    width: Any
+    batches: Ints
+    channels: Ints
+    targets: Ints
+    sources: Ints
+    before: Ints
+    after: Ints
+    radius: Ints
+    rows: Ints
+    columns: Ints
+    width: Ints
 
 
 class MatmulInputs(NamedTuple):
-    """Sizes and tensors, each (pointer, *strides) [B, T, D] or None; shifts are [B or 1, 1, T]."""
+    """Sizes and tensors [B, T, D]; shifts are [B or 1, 1, T]."""
 
-    extents: Any
-    key: Any
-    value: Any
-    bias: Any
-    shifts: Any
-    centre: Any
-    query: Any
-    key_mask: Any
+    extents: Extents
+    key: Strided
+    value: Strided
+    bias: BiasTable
+    shifts: Strided
+    centre: Strided
+    query: Strided | None
+    key_mask: Strided | None
+    # Triton 3.6 drops constants (strides of 1) after the last None of a tuple.
+    end: None = None
+
+
+class MatmulSaved(NamedTuple):
+    """Flags [B, tiles, blocks]; mean, λ, units of flagged rows, output and gradient or None."""
+
+    flags: Strided
+    mean: Strided | None = None
+    log: Strided | None = None
+    unit: Strided | None = None
+    output: Strided | None = None
+    gradient: Strided | None = None
     # Triton 3.6 drops constants (strides of 1) after the last None of a tuple.
     end: None = None
 
@@ -90,18 +103,40 @@ class MatmulForm(NamedTuple):
 
 
 @triton.jit
-def load_tile(x, batch, rows, columns, real, other: tl.constexpr = 0.0):
+def load_tile(
+    x: 'Strided',
+    batch: 'Ints',
+    rows: 'Ints',
+    columns: 'Ints',
+    real: 'Bools',
+    other: tl.constexpr = 0.0,
+) -> 'Floats':
     """Load x[batch, rows, columns] in float32, [rows, columns]."""
     return load_entry(x, batch, rows[:, None], columns[None, :], real, other)
 
 
 @triton.jit
-def store_tile(x, batch, rows, columns, real, numbers):
+def store_tile(
+    x: 'Strided | None',
+    batch: 'Ints',
+    rows: 'Ints',
+    columns: 'Ints',
+    real: 'Bools',
+    numbers: 'Floats',
+) -> None:
     store_entry(x, batch, rows[:, None], columns[None, :], real, numbers)
 
 
 @triton.jit
-def bias_pointer(bias, batch, target, source, rows, columns, FORM: tl.constexpr):
+def bias_pointer(
+    bias: 'BiasTable',
+    batch: 'Ints',
+    target: 'Ints',
+    source: 'Ints',
+    rows: 'Ints',
+    columns: 'Ints',
+    FORM: tl.constexpr,
+) -> 'Pointers':
     """Return pointers to w of targets `target + rows`, all in one tile, and `source + columns`."""
     target = tl.cast(target, tl.int64)
     start = (
@@ -112,44 +147,55 @@ def bias_pointer(bias, batch, target, source, rows, columns, FORM: tl.constexpr)
 
 
 @triton.jit
-def visible_pairs(extents, targets, sources, FORM: tl.constexpr):
+def visible_pairs(
+    extents: 'Extents', targets: 'Ints', sources: 'Ints', FORM: tl.constexpr
+) -> 'tuple[Bools, Bools]':
     """Return which pairs exist and are not in the future, and which of those have a w."""
     # The first tile of a window may begin before the sequence.
-    seen = (targets >= 0) & (targets < extents.targets)
-    seen &= (sources >= 0) & (sources < extents.sources)
+    visible = (targets >= 0) & (targets < extents.targets)
+    visible &= (sources >= 0) & (sources < extents.sources)
     if FORM.causal:
-        seen &= sources <= targets
-    near = seen
+        visible &= sources <= targets
+    near = visible
     if FORM.near == 'line':
         near &= tl.abs(targets - sources) <= extents.radius
     if FORM.near == 'grid':
         down = targets // extents.width - sources // extents.width
         right = targets % extents.width - sources % extents.width
         near &= (tl.abs(down) < extents.rows) & (tl.abs(right) < extents.columns)
-    return seen, near
+    return visible, near
 
 
 @triton.jit
-def load_bias(bias, extents, batch, target, source, rows, columns, FORM: tl.constexpr):
+def load_bias(
+    bias: 'BiasTable',
+    extents: 'Extents',
+    batch: 'Ints',
+    target: 'Ints',
+    source: 'Ints',
+    rows: 'Ints',
+    columns: 'Ints',
+    FORM: tl.constexpr,
+) -> 'tuple[Floats, Bools, Bools]':
     """Load w of these pairs, 0 outside the window; which are visible, and which have a w."""
-    seen, near = visible_pairs(extents, target + rows, source + columns, FORM)
+    visible, near = visible_pairs(extents, target + rows, source + columns, FORM)
     at = bias_pointer(bias, batch, target, source, rows, columns, FORM)
-    w = tl.load(at, mask=near, other=0.0).to(tl.float32)
-    return w, seen & (w != float('-inf')), near
+    w = tl.load(at, mask=near, other=0.0).to(tl.float32)  # [rows, columns]
+    return w, visible & (w != float('-inf')), near
 
 
 @triton.jit
-def weigh(
-    weights,
-    shifts,
-    bias,
-    extents,
-    width,
+def product_weights_kernel(
+    weights: 'Pointers',
+    shifts: 'Strided',
+    bias: 'BiasTable',
+    extents: 'Extents',
+    width: 'Ints',
     FORM: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
-):
+) -> None:
     """Compute ``W = exp(w − shift)`` in tiles, and the shift of each target, its largest visible w.
 
     weights [n, tile, width]: targets against the sources that their tile meets; with TRANSPOSED,
@@ -168,10 +214,10 @@ def weigh(
     shift = tl.zeros([ROWS], tl.float32) + LOWEST
     if not TRANSPOSED:
         for start in span(0, width, STEP):
-            w, seen, _ = load_bias(
+            w, visible, _ = load_bias(
                 bias, extents, batch, row, first + start, rows[:, None], columns[None, :], FORM
-            )
-            shift = tl.maximum(shift, tl.max(tl.where(seen, w, LOWEST), 1))
+            )  # [ROWS, STEP]
+            shift = tl.maximum(shift, tl.max(tl.where(visible, w, LOWEST), 1))
         if FORM.has_outside:  # outside all tiles w = 0
             shift = tl.maximum(shift, 0.0)
         if FORM.shared:  # every row of the middle tile sees the whole kernel and a 0
@@ -181,17 +227,18 @@ def weigh(
     for start in span(0, width, STEP):
         column = first + start
         if TRANSPOSED:
-            w, seen, _ = load_bias(
+            w, visible, _ = load_bias(
                 bias, extents, batch, column, row, columns[None, :], rows[:, None], FORM
-            )
+            )  # [ROWS, STEP]
             others = column + columns
             real = (others >= 0) & (others < extents.targets)
-            w -= load_entry(shifts, batch, 0, others, real)[None, :]
+            shift_of_others = load_entry(shifts, batch, 0, others, real)  # [STEP]
+            w -= shift_of_others[None, :]
         else:
-            w, seen, _ = load_bias(
+            w, visible, _ = load_bias(
                 bias, extents, batch, row, column, rows[:, None], columns[None, :], FORM
-            )
+            )  # [ROWS, STEP]
             w -= shift[:, None]
         at = weights + tl.cast(start_of_row, tl.int64) * width + start
         at += rows[:, None] * width + columns[None, :]
-        tl.store(at, tl.where(seen, tl.exp(w), 0.0).to(weights.dtype.element_ty))
+        tl.store(at, tl.where(visible, tl.exp(w), 0.0).to(weights.dtype.element_ty))

@@ -1,0 +1,125 @@
+"""Collect runs, or outputs of benchmarks, in a file with a line for each, for the documents."""
+
+import argparse
+import json
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from aft_mm.checkpoint import latest_checkpoint, load_from_local
+from aft_mm.checks import check_int
+from aft_mm.config.finding import PACKAGE
+from aft_mm.config.reading import read_config
+from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
+from aft_mm.outputs import check_output
+
+from .run_files import config_name, curves, last_validation, read_lines, seed_of, write_lines
+from .run_logs import read_scalars
+
+TESTED = ('metrics.json', 'test.json')
+_PLATFORM = re.compile(r'^ {4}(sys\.platform|GPU [\d,]+): (.+)$', re.M)
+_VERSION = re.compile(r'^ {4}(Python|PyTorch|TorchVision|MMEngine): (\S+)', re.M)
+_DEVICE = re.compile(r'parameters on (.+?), torch ')
+
+
+def collected(name: str, sources: Sequence[Path], args: argparse.Namespace) -> dict[str, Any]:
+    folders = [source for source in sources if source.is_dir()]
+    logs = folders or [source for source in sources if source.suffix == '.jsonl']
+    tests = [source for source in sources if source.suffix == '.json' and source not in logs]
+    tests += [folder / file for folder in folders for file in TESTED if (folder / file).is_file()]
+    metrics = read_json(tests[0]) if tests else None
+    if metrics and 'rows' in metrics:
+        return {'name': name, **metrics}
+    return line(
+        name,
+        read_scalars(logs[0]) if logs else [],
+        metrics,
+        facts_of(folders[0]) if folders else {},
+        args.points,
+        args.metric,
+    )
+
+
+def line(
+    name: str,
+    records: Sequence[dict],
+    metrics: dict[str, Any] | None,
+    facts: dict[str, Any],
+    points: int = 100,
+    curve: Sequence[str] = ('loss',),
+) -> dict[str, Any]:
+    """Return the line of a run; an entry ``lr`` of the metrics becomes one of the run."""
+    metrics = last_validation(records) if metrics is None else dict(metrics)
+    found = curves(records, points, curve)
+    shape = {key: found.pop(key) for key in ('train', 'val') if key in found}
+    run: dict[str, Any] = {'name': name, 'config': config_name(name), 'seed': seed_of(name)}
+    run |= {'lr': metrics.pop('lr', None), **facts, **found, 'metrics': metrics, **shape}
+    return {key: value for key, value in run.items() if value is not None}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding='utf-8'))
+    except ValueError as error:
+        raise UserError(f'{str(path)!r} is damaged or not JSON: {error}') from error
+    if not isinstance(content, dict):
+        raise UserError(f'{str(path)!r} must hold metrics or rows by name')
+    return content
+
+
+def facts_of(work_dir: Path) -> dict[str, Any]:
+    """Return what a work dir tells of its run: config, seed, rate, command, versions, machine."""
+    facts: dict[str, Any] = {}
+    configs = sorted(work_dir.glob('*/vis_data/config.py'))
+    if configs:
+        config = read_config(str(configs[-1]))
+        optimizer = config.get('optim_wrapper', {}).get('optimizer', {})
+        facts |= {'seed': config.get('randomness', {}).get('seed'), 'lr': optimizer.get('lr')}
+    names = [path.stem for path in work_dir.glob('*.py')]
+    if len(names) == 1:
+        facts['config'] = names[0]
+    with suppress(UserError):  # the checkpoints were removed
+        path, _ = latest_checkpoint(work_dir)
+        checkpoint = load_from_local(path, map_location='cpu') if path else {}
+        facts['command'] = checkpoint.get('message_hub', {}).get('runtime_info', {}).get('command')
+    facts['commit'] = commit()
+    logs = sorted(work_dir.glob('*/*.log'))
+    text = logs[-1].read_text(encoding='utf-8', errors='replace') if logs else ''
+    facts['versions'] = dict(_VERSION.findall(text)) or None
+    devices = [found for _, found in _PLATFORM.findall(text)] + _DEVICE.findall(text)[:1]
+    facts['machine'] = ', '.join(devices) or None
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout that makes the line, None without one."""
+    if not (PACKAGE.parent / '.git').exists():
+        return None
+    command = ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
+    try:
+        done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None
+
+
+def run(args: argparse.Namespace) -> None:
+    with user_errors(*CONFIG_ERRORS):
+        check_int('--points', args.points, 1)
+        check_output('--out', args.out, ('.jsonl',))
+        sources: dict[str, list[Path]] = defaultdict(list)
+        for path in args.runs:
+            if not path.is_dir() and not (path.is_file() and path.suffix in ('.json', '.jsonl')):
+                raise UserError(f'RUN must be a folder, .jsonl or .json, got {str(path)!r}')
+            if path.resolve() == Path(args.out).resolve():
+                raise UserError(f'RUN must be another file than --out, got {str(path)!r} for both')
+            sources[path.name if path.is_dir() else path.stem].append(path)
+        out = Path(args.out)
+        runs = read_lines(out) if out.exists() else {}
+        runs |= {name: collected(name, paths, args) for name, paths in sources.items()}
+        write_lines(out, [runs[name] for name in sorted(runs)])
+    print(f'wrote {len(sources)} run{"s" if len(sources) > 1 else ""} to {out}')

@@ -1,0 +1,122 @@
+"""Plot the confusion matrix of a classifier; optionally list classes and plot its worst mistakes."""
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from sklearn.metrics import confusion_matrix
+
+from aft_mm.checks import check_int
+from aft_mm.errors import DATA_ERRORS, user_errors
+from aft_mm.outputs import PICTURES, check_output
+from aft_mm.progress import progress
+from aft_mm.visualization.figures import new_figure
+
+from .browse_dataset import draw_titled_images
+from .networks import build_dataset, class_names, load_classifier, network_inputs, shown_image
+from .pictures import footer, write_csv
+
+MOST_NAMES = 40  # with more classes, the axes show numbers
+MOST_COUNTS = 20
+
+
+def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -> Figure:
+    """Draw counts [K, K] of images by true class (rows) and predicted class (columns).
+
+    Colour is the share of the true class. With at most 20 classes, cells contain the counts.
+    """
+    share = counts / np.maximum(1, counts.sum(1, keepdims=True))
+    edge = min(10.0, max(3.5, 0.42 * len(names)))
+    accuracy = counts.trace() / max(1, counts.sum())
+    figure = new_figure(
+        edge + 2.2, edge + 1.6, f'{counts.sum()} images, accuracy {100 * accuracy:.1f} %', footer
+    )
+    axis = figure.subplots()
+    picture = axis.imshow(share, cmap='cividis', vmin=0, vmax=1, interpolation='nearest')
+    if len(names) <= MOST_NAMES:
+        axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+        axis.set_yticks(range(len(names)), names, fontsize=7)
+    else:
+        axis.tick_params(labelsize=7)
+    if len(names) <= MOST_COUNTS:
+        for (row, column), count in np.ndenumerate(counts):
+            if count:
+                style = dict(ha='center', va='center', fontsize=6)
+                colour = 'white' if share[row, column] < 0.5 else 'black'
+                axis.text(column, row, str(count), color=colour, **style)
+    axis.set_xlabel('predicted class', fontsize=8)
+    axis.set_ylabel('true class', fontsize=8)
+    bar = figure.colorbar(picture, ax=axis, fraction=0.04, pad=0.01)
+    bar.set_label('share of the true class', fontsize=7)
+    bar.ax.tick_params(labelsize=6)
+    return figure
+
+
+def most_confident_mistakes(
+    probabilities: np.ndarray, labels: np.ndarray, limit: int
+) -> np.ndarray:
+    predicted = probabilities.argmax(1)
+    (wrong,) = (predicted != labels).nonzero()
+    order = np.argsort(-probabilities[wrong, predicted[wrong]], kind='stable')
+    return wrong[order][:limit]
+
+
+def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:
+    hits, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
+    return [
+        {
+            'class': name,
+            'images': int(true[i]),
+            'accuracy': float(hits[i] / true[i]) if true[i] else '',
+            'precision': float(hits[i] / predicted[i]) if predicted[i] else '',
+        }
+        for i, name in enumerate(names)
+    ]
+
+
+def predict(network, dataset, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    probabilities, labels = [], []
+    for first in progress(range(0, len(dataset), batch_size), 'classifying'):
+        samples = [dataset[i] for i in range(first, min(first + batch_size, len(dataset)))]
+        with torch.no_grad():
+            logits = network.model(network_inputs(network.model, samples))
+        probabilities.append(logits.double().softmax(1).numpy())
+        labels += [int(sample['data_samples'].gt_label) for sample in samples]
+    return np.concatenate(probabilities), np.array(labels)
+
+
+def run(args: argparse.Namespace) -> None:
+    with user_errors(*DATA_ERRORS):
+        check_int('--batch-size', args.batch_size, 1)
+        check_int('--num', args.num, 1)
+        if args.mistakes:
+            check_output('--mistakes', args.mistakes, PICTURES)
+        network = load_classifier(args.network, args.checkpoint)
+        dataset = build_dataset(network.config, args.split)
+        probabilities, labels = predict(network, dataset, args.batch_size)
+        names = class_names(dataset, probabilities.shape[1])
+        predicted = probabilities.argmax(1)
+        counts = confusion_matrix(labels, predicted, labels=range(len(names)))
+        small = footer(args.network, args.checkpoint)
+        draw_confusion(counts, names, small).savefig(args.out, dpi=args.dpi)
+        if args.csv:
+            write_csv(args.csv, class_table(counts, names))
+        written = [args.out] if args.csv is None else [args.out, args.csv]
+        wrong = most_confident_mistakes(probabilities, labels, args.num)
+        if args.mistakes and len(wrong):
+            titles = [
+                f'predicted {names[predicted[i]]} {probabilities[i, predicted[i]]:.2f}\n'
+                f'true {names[labels[i]]} {probabilities[i, labels[i]]:.2f}'
+                for i in wrong
+            ]
+            images = [shown_image(network.config, dataset[int(i)]) for i in wrong]
+            title = 'Most confident mistakes, with probabilities'
+            figure = draw_titled_images(images, titles, title, small)
+            figure.savefig(args.mistakes, dpi=args.dpi)
+            written.append(args.mistakes)
+    print(
+        f'\n{counts.sum()} images, accuracy {100 * counts.trace() / counts.sum():.2f} %, '
+        f'written to {", ".join(written)}'
+    )

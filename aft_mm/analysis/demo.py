@@ -1,0 +1,160 @@
+"""Open a page in the browser that tries a trained model."""
+
+import argparse
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from aft_mm.apis import ImageClassifier, ImageGenerator, SpeechRecognizer, TextGenerator, Translator
+from aft_mm.apis.loading import CLASSIFIERS, task_of
+from aft_mm.config.finding import install_command
+from aft_mm.config.reading import read_config
+from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
+
+from .networks import load_network, network_inputs, shown_image
+from .plot_keys import draw_key_maps, keys_of
+from .recording import mixers_with_keys
+
+MOST_LAYERS = 4
+
+
+def classify(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
+    classifier, network = ImageClassifier(config, checkpoint), load_network(config, checkpoint)
+    mixers = list(mixers_with_keys(network.model).values())
+    chosen = np.linspace(0, len(mixers) - 1, min(MOST_LAYERS, len(mixers))).astype(int)
+    layers = {f'layer {i}': mixers[i] for i in dict.fromkeys(chosen.tolist())}
+
+    def run(image: np.ndarray | None) -> tuple[dict[str, float], Any]:
+        if image is None:
+            raise gradio.Error('an image must be given, got none')
+        if network.in_channels == 1:
+            image = np.asarray(Image.fromarray(image).convert('L'))[..., None]
+        (found,) = classifier([image], progress=False)
+        names = classifier.classes or range(len(found['scores']))
+        scores = {str(name): float(x) for name, x in zip(names, found['scores'], strict=True)}
+        sample = classifier.preprocess(image)
+        maps = keys_of(network, layers, network_inputs(network.model, [sample]))
+        shown = shown_image(network.config, sample)
+        return scores, draw_key_maps(shown, maps, 'even:8') if maps else None
+
+    outputs = [gradio.Label(num_top_classes=5, label='classes'), gradio.Plot(label='keys')]
+    return dict(fn=run, inputs=gradio.Image(label='picture'), outputs=outputs)
+
+
+def complete(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
+    generator = ImageGenerator(config, checkpoint)
+    height, width, channels = generator.image_shape
+
+    def run(image: np.ndarray | None, keep: float, seed: float) -> np.ndarray:
+        options: dict[str, Any] = dict(progress=False, seed=int(seed))
+        if image is None:
+            return generator.sample(1, **options)[0].squeeze()
+        small = Image.fromarray(image).convert('RGB' if channels == 3 else 'L')
+        pixels = np.asarray(small.resize((width, height))).reshape(1, height, width, channels)
+        return generator.complete(pixels, keep, **options)[0].squeeze()
+
+    inputs = [
+        gradio.Image(label=f'picture, scaled to {width} x {height} px; none: sample one'),
+        gradio.Slider(0.1, 0.9, 0.5, step=0.1, label='share of the rows that is kept'),
+        gradio.Number(0, precision=0, minimum=0, label='seed'),
+    ]
+    return dict(fn=run, inputs=inputs, outputs=gradio.Image(label='completed', format='png'))
+
+
+def continue_text(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
+    generator = TextGenerator(config, checkpoint)
+    longest = generator.model.decoder.max_length
+
+    def run(text: str, count: float, temperature: float, seed: float) -> str:
+        options: dict[str, Any] = dict(temperature=temperature, seed=int(seed), progress=False)
+        room = longest - len(text.encode())
+        if room < 1:
+            raise gradio.Error(
+                f'the text must be shorter than {longest} bytes, got {longest - room}'
+            )
+        return generator(text or None, min(int(count), room), **options)
+
+    inputs = [
+        gradio.Textbox(label='text', lines=4),
+        gradio.Slider(1, longest, min(200, longest), step=1, label='bytes to add'),
+        gradio.Slider(0.1, 2.0, 0.8, label='temperature'),
+        gradio.Number(0, precision=0, minimum=0, label='seed'),
+    ]
+    return dict(fn=run, inputs=inputs, outputs=gradio.Textbox(label='continued', lines=12))
+
+
+def translate(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
+    translator = Translator(config, checkpoint)
+
+    def run(text: str) -> str:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if not lines:
+            raise gradio.Error('a text must be given, got none')
+        return '\n'.join(translator(lines))
+
+    text = gradio.Textbox(label='text, a sentence per line', lines=4)
+    return dict(fn=run, inputs=text, outputs=gradio.Textbox(label='translation', lines=4))
+
+
+def transcribe(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
+    recognizer = SpeechRecognizer(config, checkpoint)
+
+    def run(path: str | None) -> str:
+        if path is None:
+            raise gradio.Error('a recording must be given, got none')
+        return recognizer(path).text
+
+    sound = gradio.Audio(type='filepath', label='recording')
+    return dict(fn=run, inputs=sound, outputs=gradio.Textbox(label='transcript'))
+
+
+#: The parts of a page by the name of an inferencer.
+PAGES: dict[str, Callable[[Any, str, str], dict[str, Any]]] = {
+    'ImageClassifier': classify,
+    'ImageGenerator': complete,
+    'TextGenerator': continue_text,
+    'Translator': translate,
+    'SpeechRecognizer': transcribe,
+}
+
+
+def make_page(config: str, checkpoint: str) -> Any:
+    read = read_config(config)
+    classifies = (read.get('model') or {}).get('type') in CLASSIFIERS
+    task = 'ImageClassifier' if classifies else task_of(read)
+    if task not in PAGES or ('backbone' in (read.get('model') or {}) and not classifies):
+        kind = task if task not in PAGES else read.model.type
+        raise UserError(f'the model of {config} must be for {", ".join(PAGES)}, got {kind}')
+    if importlib.util.find_spec('gradio') is None:
+        raise UserError(f'the demo needs gradio: {install_command("demo")}')
+    os.environ['GRADIO_ANALYTICS_ENABLED'] = 'False'  # nothing is sent
+    import gradio
+
+    def one_line(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            try:
+                return call(*inputs)
+            except (UserError, ValueError) as error:
+                raise gradio.Error(str(error)) from error
+
+        return run
+
+    parts = PAGES[task](gradio, config, checkpoint)
+    parts['fn'] = one_line(parts['fn'])
+    return gradio.Interface(
+        title=f'aft_mm: {Path(config).stem}', flagging_mode='never', api_name='run', **parts
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    with user_errors(*CONFIG_ERRORS):
+        page = make_page(args.config, args.checkpoint)
+        try:
+            page.launch(server_name='127.0.0.1', server_port=args.port, share=False)
+        except OSError as error:
+            raise UserError(f'--port must be free, got {args.port}: {error}') from error

@@ -1,0 +1,210 @@
+"""Count parameters, FLOPs and activations of the models of configs, including the AFT operations."""
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.analysis import ActivationAnalyzer, FlopAnalyzer, parameter_count
+from mmengine.registry import MODELS, init_default_scope
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from aft_mm.checks import check_int
+from aft_mm.config.reading import read_config
+from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
+from aft_mm.outputs import check_output
+
+from .saved_memory import SavedMemory, saved_memory
+
+# mmengine has rules for convolutions, linear layers, matrix products and norms only.
+ELEMENTWISE = (
+    'abs add addcmul div exp expm1 gelu log log_sigmoid maximum minimum mul neg pow reciprocal '
+    'rsub sigmoid sqrt sub tanh'
+).split()
+REDUCTIONS = 'amax amin cumsum mean sum'.split()
+OTHERS = (
+    '_convolution addmm baddbmm bmm cross_entropy_loss einsum layer_norm linear log_softmax '
+    'logsumexp matmul mm scaled_dot_product_attention softmax'
+).split()
+# Free operators, in addition to mmengine's list.
+FREE = (
+    '__or__ alias any clamp_min clone embedding expand_as feature_dropout flip isfinite le '
+    'lift_fresh logical_and lt max_pool2d meshgrid movedim ne nan_to_num new_ones numel numpy_T '
+    'ones_like pad repeat_interleave threshold unflatten unfold view_as where'
+).split()
+
+Handle = Callable[[list[Any], list[Any]], int]
+
+
+def _elements(value: Any) -> int:
+    shape = value.type().sizes() if value.isCompleteTensor() else None
+    return prod(shape) if shape is not None and value.type().dtype().is_floating_point else 0
+
+
+def _written(inputs: list[Any], outputs: list[Any]) -> int:
+    return _elements(outputs[0])
+
+
+def _read(inputs: list[Any], outputs: list[Any]) -> int:
+    return _elements(inputs[0])
+
+
+def _softmax(inputs: list[Any], outputs: list[Any]) -> int:
+    return 5 * _elements(inputs[0])  # maximum, difference, exponential, sum, quotient
+
+
+def _baddbmm(inputs: list[Any], outputs: list[Any]) -> int:
+    return _elements(outputs[0]) * inputs[1].type().sizes()[-1]
+
+
+def _attention(inputs: list[Any], outputs: list[Any]) -> int:
+    """Count ``q kᵀ`` of ``[B, h, T, d]`` and ``[B, h, S, d]``, softmax, product with v."""
+    query, key, value = (x.type().sizes() for x in inputs[:3])
+    return prod(query[:-1]) * key[-2] * (query[-1] + value[-1] + 5)
+
+
+def _handles(names: Sequence[str], handle: Handle | None) -> dict[str, Handle | None]:
+    return {f'aten::{name}{suffix}': handle for name in names for suffix in ('', '_')}
+
+
+class Likelihood(nn.Module):
+    """An autoregressive model as a function of tokens: −log p of each token in nats."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.encoder = model.encoder
+        self.decoder = model.decoder
+        self.head = model.head
+
+    def forward(self, tokens: Tensor, *source: Tensor) -> Tensor:
+        return self.head.nats(self._hidden(tokens, *source), tokens)
+
+    def loss(self, tokens: Tensor, *source: Tensor) -> Tensor:
+        return self.head.loss(self._hidden(tokens, *source), tokens)
+
+    def _hidden(self, tokens: Tensor, *source: Tensor) -> Tensor:
+        return self.decoder(tokens, *map(self.encoder, source))
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Return the shapes of the largest inputs, without the batch."""
+        parts: list[Any] = [part for part in (self.decoder, self.encoder) if part is not None]
+        return [(part.max_length, *part.embedding.token_shape) for part in parts]
+
+    def saved_memory(self) -> SavedMemory:
+        tokens = [torch.zeros(1, *shape, dtype=torch.long) for shape in self.shapes()]
+        return saved_memory(self, lambda: self.loss(*tokens))
+
+
+def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) -> dict[str, Any]:
+    """Count one forward pass in evaluation mode.
+
+    ``shapes`` are those of the inputs without the batch, such as ``(3, 224, 224)``; ``tokens``
+    makes them integers. Operators without a rule are in ``uncounted``, with their number of calls.
+    """
+    inputs = tuple(
+        torch.zeros(1, *shape, dtype=torch.long) if tokens else torch.randn(1, *shape)
+        for shape in shapes
+    )
+    flops = FlopAnalyzer(model.eval(), inputs)
+    flops.set_op_handle(
+        **_handles(ELEMENTWISE, _written),
+        **_handles(REDUCTIONS, _read),
+        **_handles(FREE, None),
+        **{
+            # Normalisers without a quotient have a logarithm instead.
+            **_handles(('cross_entropy_loss', 'log_softmax', 'logsumexp', 'softmax'), _softmax),
+            'aten::baddbmm': _baddbmm,
+            'aten::scaled_dot_product_attention': _attention,
+        },
+    )
+    activations = ActivationAnalyzer(model, inputs)
+    activations.set_op_handle(**_handles(ELEMENTWISE + REDUCTIONS + OTHERS, _written))
+    for analysis in (flops, activations):
+        analysis.unsupported_ops_warnings(False)
+        analysis.uncalled_modules_warnings(False)
+        analysis.tracer_warnings('none')
+    with torch.no_grad():
+        return dict(
+            parameters=parameter_count(model)[''],
+            flops=int(flops.total()),
+            activations=int(activations.total()),
+            flops_by_operator={name: int(n) for name, n in flops.by_operator().most_common() if n},
+            flops_by_module={name: int(n) for name, n in flops.by_module().items() if n},
+            uncounted=dict(flops.unsupported_ops()),
+        )
+
+
+def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, Any]:
+    config = read_config(os.fspath(path))
+    init_default_scope(config.get('default_scope', 'mmengine'))
+    if 'decoder' in config.model:
+        if shape is not None:
+            raise UserError(
+                f'--shape cannot be used with {path}: a decoder is counted at the length of its '
+                'position table'
+            )
+        model = Likelihood(MODELS.build(config.model))
+        shapes = model.shapes()
+        counts = analyse(model, *shapes, tokens=True)
+        memory = model.saved_memory()
+        return dict(config=Path(path).stem, shape=shapes[0], **counts, **memory._asdict())
+    if 'roi_head' in config.model:
+        raise UserError(
+            f'{path} cannot be counted: the FLOPs of its roi_head depend on the number of '
+            'proposed boxes'
+        )
+    if 'backbone' not in config.model:
+        raise UserError(f'{path} cannot be counted: it must have a decoder or a backbone')
+    backbone = config.model.backbone
+    if 'with_mask_channel' in backbone:
+        backbone.with_mask_channel = False
+    if shape is None:
+        size = backbone.get('img_size')
+        if size is None:
+            raise UserError(f'--shape must be given for {path}, which has no img_size')
+        shape = (size, size) if isinstance(size, int) else tuple(size)
+    shape = (backbone.get('in_channels', 3), *shape)
+    model = MODELS.build(config.model)
+    counts = analyse(model, shape)
+    memory = saved_memory(model, lambda: model(torch.randn(1, *shape)))
+    return dict(config=Path(path).stem, shape=shape, **counts, **memory._asdict())
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    table = Table('config', 'input', title='per image or sequence; a multiply-add is one FLOP')
+    units = dict(parameters='M', FLOPs='G', activations='M', saved='GB', recomputed='GB')
+    for column, unit in units.items():
+        table.add_column(f'{column} [{unit}]', justify='right')
+    for row in rows:
+        table.add_row(
+            row['config'],
+            ' x '.join(map(str, row['shape'])),
+            f'{row["parameters"] / 1e6:.2f}',
+            f'{row["flops"] / 1e9:.3f}',
+            f'{row["activations"] / 1e6:.2f}',
+            f'{row["saved"] / 1e9:.3f}',
+            f'{row["recomputed"] / 1e9:.3f}',
+        )
+    console = Console(width=None if Console().is_terminal else 150)
+    console.print(table)
+    uncounted = {name for row in rows for name in row['uncounted']}
+    if uncounted:
+        console.print(f'Not counted (no rule): {", ".join(sorted(uncounted))}')
+
+
+def run(args: argparse.Namespace) -> None:
+    with user_errors(FileNotFoundError, *CONFIG_ERRORS):
+        for name, size in zip(('HEIGHT', 'WIDTH'), args.shape or (), strict=False):
+            check_int(f'{name} of --shape', size, 1)
+        if args.json:
+            check_output('--json', args.json, ('.json',))
+        rows = [analyse_config(path, args.shape) for path in args.configs]
+        print_table(rows)
+        if args.json:
+            Path(args.json).write_text(json.dumps(rows, indent=2))

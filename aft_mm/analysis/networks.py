@@ -1,0 +1,265 @@
+"""Image networks of aft_mm, mmpretrain and timm, and their inputs."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from mmcv.transforms import Compose
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS, DefaultScope
+from PIL import Image
+from torch import Tensor, nn
+
+from aft_mm.apis import load_model
+from aft_mm.apis.image_classifier import takes_bgr
+from aft_mm.apis.models import find_model_config
+from aft_mm.checks import check_int
+from aft_mm.config.finding import check_checkpoint
+from aft_mm.config.reading import check_data
+from aft_mm.errors import UserError
+from aft_mm.images import read_image, read_rgb
+
+from . import AtMost
+
+
+def build_dataset(config: Config, split: str = 'test') -> Any:
+    if not config.get(f'{split}_dataloader'):
+        raise UserError(f'{config.filename} has no {split}_dataloader')
+    check_data(config, split)
+    with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
+        try:
+            return DATASETS.build(config[f'{split}_dataloader'].dataset)
+        except ValueError as error:
+            if 'need at least one array' not in str(error):  # raised by mmengine for no samples
+                raise
+            raise UserError(
+                f'{split}_dataloader.dataset of {config.filename} is empty: no file has the '
+                'content that it needs, such as objects of its classes'
+            ) from error
+
+
+def class_names(dataset: Any, count: int, model: Any = None) -> list[str]:
+    """Return the class names of a checkpoint or dataset, or numbers if there are not ``count``."""
+    names = (getattr(model, 'dataset_meta', None) or {}).get('classes')
+    names = names or (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
+    names = [names] if isinstance(names, str) else list(names)
+    return list(map(str, names if len(names) == count else range(count)))
+
+
+def spread_samples(dataset: Any, num: int) -> list[dict]:
+    """Return ``num`` evenly spaced samples of a dataset, since many are sorted by class."""
+    check_int('--num', num, 1)
+    if isinstance(num, AtMost):
+        num = min(num, len(dataset))
+    if num > len(dataset):
+        raise UserError(
+            f'--num must be at most {len(dataset)}, the samples of the dataset, got {num}'
+        )
+    return [dataset[int(index)] for index in np.linspace(0, len(dataset) - 1, num).round()]
+
+
+def load_images(config: Config, paths: Sequence[str | os.PathLike]) -> list[dict]:
+    if not config.get('test_dataloader'):
+        raise UserError(f'{config.filename} has no test_dataloader')
+    listed = config.test_dataloader.dataset.pipeline
+    pipeline = [step for step in listed if not step.type.endswith('LoadAnnotations')]
+    reads_files = pipeline[0].type.endswith('LoadImageFromFile')
+    with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
+        steps = Compose(pipeline[1:] if reads_files else pipeline)
+    samples = []
+    for path in map(os.fspath, paths):
+        image, _ = read_image(path, config.model.backbone.get('in_channels', 3))
+        if takes_bgr(config):
+            image = np.ascontiguousarray(image[..., ::-1])
+        size = image.shape[:2]
+        samples.append(steps(dict(img=image, img_path=path, img_shape=size, ori_shape=size)))
+    return samples
+
+
+def samples_for(config: Config, paths: Sequence[str | os.PathLike] | None, num: int) -> list[dict]:
+    return load_images(config, paths) if paths else spread_samples(build_dataset(config), num)
+
+
+def shown_image(config: Config, sample: dict) -> np.ndarray:
+    """Return the image of a packed sample before normalisation: RGB uint8 [H, W, 3]."""
+    image = sample['inputs'].numpy().transpose(1, 2, 0)
+    if image.shape[-1] == 1:
+        return image.repeat(3, axis=-1)
+    return np.ascontiguousarray(image[..., ::-1]) if takes_bgr(config) else image
+
+
+def network_inputs(model: nn.Module, samples: Sequence[dict]) -> Tensor:
+    sizes = {tuple(sample['inputs'].shape) for sample in samples}
+    if len(sizes) > 1:
+        raise UserError(f'images must have the same size, got {sorted(sizes)}; give one at a time')
+    with torch.no_grad():
+        return model.data_preprocessor(pseudo_collate(list(samples)), False)['inputs']
+
+
+def batches_of(model: nn.Module, samples: Sequence[dict], batch_size: int) -> Iterator[Tensor]:
+    for first in range(0, len(samples), batch_size):
+        yield network_inputs(model, samples[first : first + batch_size])
+
+
+TIMM = 'timm:'
+STACKS = ('layers', 'blocks', 'stages', 'features')
+
+
+class Network(NamedTuple):
+    """An image network in evaluation mode.
+
+    ``run`` applies ``backbone`` to normalised images [B, C, H, W]. ``config`` is None for networks
+    of timm.
+    """
+
+    model: nn.Module
+    backbone: nn.Module
+    run: Callable[[Tensor], Any]
+    config: Config | None
+    in_channels: int
+    image_size: tuple[int, int]
+    num_prefix_tokens: int
+
+
+def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Network:
+    """Load a network by the path or name of its config, or ``timm:NAME``.
+
+    Without a checkpoint its weights are random with seed 0. Nothing is downloaded.
+    """
+    if name.startswith(TIMM):
+        return _timm_network(name.removeprefix(TIMM), checkpoint)
+    config = find_model_config(name)
+    if not (config.get('model') or {}).get('backbone'):
+        raise UserError(f'{name} must be the config of a model with a backbone, got one without')
+    _, model = load_model(config, checkpoint, 'cpu')
+    backbone = model.backbone
+    run: Callable[[Tensor], Any] = backbone
+    if getattr(backbone, 'with_mask_channel', False):
+
+        def with_mask(images: Tensor) -> Any:
+            missing = backbone.in_channels + 1 - images.shape[1]  # else added by the preprocessor
+            return backbone(F.pad(images, (0, 0, 0, 0, 0, missing), value=1.0))
+
+        run = with_mask
+    size = config.model.backbone.get('img_size', 224)
+    return Network(
+        model=model,
+        backbone=backbone,
+        run=run,
+        config=config,
+        in_channels=config.model.backbone.get('in_channels', 3),
+        image_size=(size, size) if isinstance(size, int) else tuple(size),
+        num_prefix_tokens=num_prefix_tokens(backbone),
+    )
+
+
+def load_classifier(name: str, checkpoint: str | os.PathLike) -> Network:
+    network = load_network(name, checkpoint)
+    if network.config is None or not hasattr(network.model, 'head'):
+        raise UserError(f'{name} is not a classifier of mmpretrain')
+    return network
+
+
+def num_prefix_tokens(backbone: nn.Module) -> int:
+    for name in ('num_extra_tokens', 'num_prefix_tokens'):
+        if hasattr(backbone, name):
+            return int(getattr(backbone, name))
+    return 0
+
+
+def layers_of(backbone: nn.Module) -> list[str]:
+    """Return the names of the layers: items of the longest stack, or ``layer1``, ..."""
+    stacks = {
+        name: child
+        for name, child in backbone.named_children()
+        if name in STACKS and isinstance(child, nn.ModuleList | nn.Sequential)
+    }
+    if stacks:
+        name = max(stacks, key=lambda name: len(stacks[name]))
+        return [f'{name}.{index}' for index in range(len(stacks[name]))]
+    numbered = [
+        name
+        for name, _ in backbone.named_children()
+        if name.startswith('layer') and name[5:].isdecimal()
+    ]
+    if numbered:
+        return numbered
+    children = ', '.join(name for name, _ in backbone.named_children())
+    raise UserError(
+        f'--layers must name the layers of {type(backbone).__name__}; its children are {children}'
+    )
+
+
+def modules_named(backbone: nn.Module, names: list[str]) -> dict[str, nn.Module]:
+    parts = dict(backbone.named_modules())
+    for name in names:
+        if name not in parts or not name:
+            raise UserError(
+                f'{type(backbone).__name__} has no layer {name!r}; it has '
+                f'{", ".join(layer for layer in list(parts)[1:12])}, …'
+            )
+    return {name: parts[name] for name in names}
+
+
+def noise_images(network: Network, count: int, size: tuple[int, int] | None = None) -> Tensor:
+    shape = (count, network.in_channels, *(size or network.image_size))
+    return torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32))
+
+
+def batches_for(
+    network: Network, paths: Sequence[str | os.PathLike] | None, num: int, batch_size: int
+) -> list[Tensor]:
+    """Return normalised images [B, C, H, W] from files or from the test split.
+
+    Images for timm are resized without keeping the aspect ratio.
+    """
+    if network.config is None:
+        if not paths:
+            raise UserError('images must be given for networks of timm, which have no dataset')
+        batch = torch.stack([_timm_image(network, path) for path in paths])
+        return list(batch.split(batch_size))
+    samples = samples_for(network.config, paths, num)
+    return list(batches_of(network.model, samples, batch_size))
+
+
+def _timm_image(network: Network, path: str | os.PathLike) -> Tensor:
+    image, _ = read_rgb(path)
+    height, width = network.image_size
+    resized = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
+    pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1) / 255
+    settings: Any = network.model.pretrained_cfg
+    mean, std = (torch.tensor(settings[key]).view(-1, 1, 1) for key in ('mean', 'std'))
+    return (pixels - mean) / std
+
+
+def _timm_network(name: str, checkpoint: str | os.PathLike | None) -> Network:
+    try:
+        import timm
+    except ImportError as error:
+        raise UserError('networks of timm need timm: pip install timm') from error
+    if name not in timm.list_models():
+        raise UserError(f'timm has no model {name!r}')
+    path = None if checkpoint is None else os.fspath(checkpoint)
+    check_checkpoint(path)
+    torch.manual_seed(0)
+    model = timm.create_model(name, pretrained=False)
+    if path is not None:
+        try:
+            weights = timm.models.load_state_dict(path, use_ema=False, weights_only=True)
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise UserError(f'checkpoint {path!r} does not fit {TIMM}{name}') from error
+    channels, *size = model.pretrained_cfg.get('input_size', (3, 224, 224))
+    return Network(
+        model=model.eval().requires_grad_(False),
+        backbone=model,
+        run=model.forward_features,
+        config=None,
+        in_channels=channels,
+        image_size=tuple(size),
+        num_prefix_tokens=num_prefix_tokens(model),
+    )

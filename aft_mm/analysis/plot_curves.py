@@ -1,0 +1,289 @@
+"""Plot training curves of runs: any metric over iterations, epochs or time."""
+
+import argparse
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from aft_mm.errors import UserError, user_errors
+from aft_mm.visualization.figures import new_figure
+
+from .run_files import Run, read_runs, time_of
+from .run_logs import (
+    epoch_length,
+    is_training,
+    mean_and_error,
+    read_times,
+    seconds_at,
+    trained,
+    validated_metrics,
+    validations,
+)
+
+LEGEND_INSIDE = 4  # more would hide the curves
+BITS = 'bits_per_'
+# Units of the metrics of mmengine, mmpretrain and mmseg; the names of ours contain them.
+UNITS = {
+    **dict.fromkeys(('accuracy/top1', 'accuracy/top5', 'aAcc', 'mAcc', 'mIoU', 'mDice'), '%'),
+    'time': 's/iteration',
+    'data_time': 's/iteration',
+    'memory': 'MB',
+}
+
+Records = Sequence[dict]
+Points = Sequence[tuple[int, float]]
+
+
+def metric_label(metric: str) -> str:
+    for ending, unit in (('_percent', '%'), ('_db', 'dB')):
+        if metric.endswith(ending):
+            return f'{metric.removesuffix(ending)} [{unit}]'
+    unit = f' [{UNITS[metric]}]' if metric in UNITS else ''
+    return metric.replace('_per_', '/') + unit
+
+
+def draw_curves(
+    runs: Mapping[str, Records | Sequence[Records]],
+    metric: str | Sequence[str] | None = None,
+    references: Mapping[str, float] | None = None,
+    over: str = 'iteration',
+) -> Figure:
+    """Plot metrics of runs, each on its own axes: thin lines for training, dots for validation.
+
+    For a run with a validation metric in bits, the training loss (nats per prediction) is plotted
+    in bits on the same axes. Several seeds are plotted as their mean with a band of one standard
+    error, at their common iterations.
+
+    Args:
+        runs: Label to the records of :func:`read_scalars`, or to a list of records for several
+            seeds.
+        metric: By default the first in bits, or else the loss and the first validation metric.
+        references: Label to a value of the (last) metric, plotted as a horizontal line.
+        over: 'iteration', 'epoch', or 'time' (see :func:`seconds_at`).
+    """
+    groups = {label: _seeds(label, records) for label, records in runs.items()}
+    metrics = [metric] if isinstance(metric, str) else list(metric or _default_metrics(groups))
+    _check_metrics(groups, metrics)
+    figure = new_figure(7, 0.9 + 3.6 * len(metrics))
+    axes = figure.subplots(len(metrics), sharex=True, squeeze=False)[:, 0]
+    unit, divisor = _unit(groups, over)
+    for axis, name in zip(axes, metrics, strict=True):
+        for number, (label, seeds) in enumerate(groups.items()):
+            _draw_group(axis, f'C{number}', label, seeds, name, over, divisor)
+        axis.set_ylabel(metric_label(name))
+        axis.grid(alpha=0.3)
+        if len(groups) <= LEGEND_INSIDE:
+            axis.legend(fontsize=8)
+    for label, value in (references or {}).items():
+        axes[-1].axhline(value, color='grey', linestyle='--', linewidth=1)
+        style = dict(ha='right', va='bottom', fontsize=8, color='dimgrey')
+        right = dict(xy=(1, value), xycoords=('axes fraction', 'data'))
+        axes[-1].annotate(f'{label}: {value:g}', **right, **style)
+    axes[-1].set_xlabel(unit)
+    several = any(len(seeds) > 1 for seeds in groups.values())
+    axes[0].set_title(
+        'thin: training, dots: validation' + several * ', band: ± standard error', fontsize=8
+    )
+    if len(groups) > LEGEND_INSIDE:
+        figure.legend(*axes[-1].get_legend_handles_labels(), fontsize=8, loc='outside right upper')
+    return figure
+
+
+def _seeds(label: str, records: Records | Sequence[Records]) -> list[Records]:
+    if not records:
+        raise UserError(f'the log {label!r} is empty')
+    if isinstance(records[0], dict):
+        return [cast(Records, records)]
+    return list(cast(Sequence[Records], records))
+
+
+def _default_metrics(groups: Mapping[str, Sequence[Records]]) -> list[str]:
+    everything = [records for seeds in groups.values() for records in seeds]
+    names = list(dict.fromkeys(name for one in everything for name in validated_metrics(one)))
+    bits = [name for name in names if name.startswith(BITS)]
+    if bits:
+        return bits[:1]
+    has_loss = any(trained(records, 'loss') for records in everything)
+    return ['loss'] * (has_loss or not names) + names[:1]
+
+
+def _check_metrics(groups: Mapping[str, Sequence[Records]], metrics: Sequence[str]) -> None:
+    everything = [records for seeds in groups.values() for records in seeds]
+    for metric in metrics:
+        if metric != 'loss' and not any(
+            _lines(records, metric)[1] or trained(records, metric) for records in everything
+        ):
+            found = ', '.join(dict.fromkeys(name for one in everything for name in _names(one)))
+            raise UserError(
+                f'metric must be one of the logs ({found or "which have none"}), got {metric!r}'
+            )
+        for label, seeds in groups.items():
+            for records in seeds:
+                units = [n for n in validated_metrics(records) if n.startswith(BITS)]
+                if metric.startswith(BITS) and units and metric not in units:
+                    raise UserError(
+                        'runs on the same axes must have the same unit, but '
+                        f'{label!r} has {", ".join(units)} and no {metric}'
+                    )
+                if not any(_lines(records, metric)):
+                    raise UserError(
+                        f'the log {label!r} has no {metric}; it has '
+                        f'{", ".join(_names(records)) or "no metric"}'
+                    )
+
+
+def _names(records: Records) -> list[str]:
+    training = (
+        name
+        for record in records
+        if 'iter' in record
+        for name, value in record.items()
+        if isinstance(value, int | float) and name not in ('iter', 'step', 'epoch')
+    )
+    return list(dict.fromkeys([*validated_metrics(records), *training]))
+
+
+def _lines(records: Records, metric: str) -> tuple[Points, Points]:
+    if metric.startswith(BITS):
+        loss = trained(records, 'loss')
+        return [(step, value / math.log(2)) for step, value in loss], validations(records, metric)
+    return trained(records, metric), validations(records, metric)
+
+
+def _unit(groups: Mapping[str, Sequence[Records]], over: str) -> tuple[str, float]:
+    if over != 'time':
+        return over, 1
+    longest = 0.0
+    for label, seeds in groups.items():
+        for records in seeds:
+            end = max((r['iter'] for r in records if 'iter' in r), default=0)
+            longest = max(longest, float(_places(label, records, over)([end])[0]))
+    unit, seconds = next(
+        (pair for pair in (('h', 3600), ('min', 60)) if longest >= 2 * pair[1]), ('s', 1)
+    )
+    return f'training time [{unit}], without validation', seconds
+
+
+def _places(label: str, records: Records, over: str) -> Callable[[Sequence[int]], np.ndarray]:
+    if over == 'time':
+
+        def clock(steps: Sequence[int]) -> np.ndarray:
+            try:
+                return seconds_at(records, steps)
+            except ValueError as error:
+                raise UserError(f'{label!r} cannot be plotted over time: {error}') from None
+
+        return clock
+    length = epoch_length(records) if over == 'epoch' else 1
+    if length is None:
+        raise UserError(f'{label!r} cannot be plotted over epochs: its log does not have them')
+    return lambda steps: np.asarray(steps, dtype=float) / length
+
+
+def _draw_group(
+    axis: Axes,
+    colour: str,
+    label: str,
+    seeds: Sequence[Records],
+    metric: str,
+    over: str,
+    divisor: float,
+) -> None:
+    lines = [_lines(records, metric) for records in seeds]
+    clocks = [_places(label, records, over) for records in seeds]
+    validated = any(points for _, points in lines)
+    for part, kind in enumerate(('training', 'validation')):
+        runs = [dict(points[part]) for points in lines]
+        if not any(runs):
+            continue
+        steps = sorted(set.intersection(*map(set, runs)))
+        if not steps:
+            raise UserError(
+                f'the runs of {label!r} have no iteration in common at which they all '
+                f'have {metric} in {kind}'
+            )
+        x = np.mean([clock(steps) for clock in clocks], axis=0) / divisor
+        mean, error = zip(
+            *(mean_and_error([run[step] for run in runs]) for step in steps), strict=True
+        )
+        if part:
+            last = f'{mean[-1]:.3f}' + ('' if error[-1] is None else f' ± {error[-1]:.3f}')
+            entry = f'{label}: {last} at the end' + (f', {len(runs)} runs' if len(runs) > 1 else '')
+            axis.plot(x, mean, 'o-', color=colour, markersize=3, label=entry)
+        else:
+            # A leading underscore hides a line from the legend if its validation has an entry.
+            entry = '_' * validated + f'{label}, training'
+            alpha = 0.5 if validated else 1
+            axis.plot(x, mean, color=colour, alpha=alpha, linewidth=1, label=entry)
+        if len(runs) > 1:
+            low, high = np.subtract(mean, error), np.add(mean, error)
+            axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Split ``[LABEL=]VALUE``; the label, or the path of a log, may contain equals signs."""
+    if Path(text).exists():
+        return text, text
+    label, _, value = text.rpartition('=')
+    return label or value, value
+
+
+def by_label(argument: str, pairs: Sequence[tuple]) -> dict:
+    labels = [label for label, _ in pairs]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UserError(f'{argument} must have unique labels, got {label!r} twice')
+    return dict(pairs)
+
+
+def number(label: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f'--reference must be LABEL=VALUE with a finite number, got {label}={text}')
+    return value
+
+
+def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
+    pairs = [(label, [path]) for label, path in map(pair, args.logs)]
+    for label, *paths in args.group:
+        if not paths or len(set(paths)) < len(paths):
+            raise UserError(
+                '--group must be LABEL LOG [LOG ...] with different logs, got '
+                f'{" ".join([label, *paths])}'
+            )
+        pairs.append((label, paths))
+    if not pairs:
+        raise UserError('[LABEL=]LOG or --group must give at least one log, got none')
+    return by_label('[LABEL=]LOG', pairs)
+
+
+def replace_times(groups: Mapping[str, Sequence[Run]], args: argparse.Namespace) -> None:
+    if args.over != 'time':
+        raise UserError(f'--over must be time with --times, got {args.over}')
+    milliseconds = read_times(args.times)
+    for runs in groups.values():
+        seconds = time_of(runs, milliseconds) / 1000
+        for record in (r for run in runs for r in run.records if is_training(r)):
+            record['time'] = seconds
+
+
+def run(args: argparse.Namespace) -> None:
+    with user_errors(ValueError, OSError):
+        references = by_label('--reference', [pair(text) for text in args.reference])
+        groups = {label: read_runs(logs) for label, logs in runs_of(args).items()}
+        if args.times:
+            replace_times(groups, args)
+        values = {label: number(label, text) for label, text in references.items()}
+        logs = {label: [run.records for run in runs] for label, runs in groups.items()}
+        figure = draw_curves(logs, args.metric, values, args.over)
+        figure.savefig(args.out, dpi=args.dpi)
+    count = sum(map(len, groups.values()))
+    print(f'plotted {count} run{"s" if count > 1 else ""} to {args.out}')

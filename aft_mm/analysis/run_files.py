@@ -1,0 +1,196 @@
+"""Files of runs: a line of JSON per run of a comparison, with its metrics and a thinned curve.
+
+A line has the name of the run, its config, seed and learning rate, how and where it ran (command,
+commit, versions, machine), the number of iterations and the seconds of training, the final metrics,
+and curves: `train` by iteration, `val` by step (epochs in a run by epoch). `FILE.jsonl:PATTERN`
+stands for the runs whose name matches the pattern, such as `runs.jsonl:aft-conv*_seed?`.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aft_mm.errors import UserError
+
+from .run_logs import (
+    CLOCKS,
+    epoch_length,
+    is_training,
+    read_scalars,
+    seconds_at,
+    trained,
+    validated_metrics,
+)
+
+RUNS = 'runs.jsonl'
+POINTS = 100
+_SELECTION = re.compile(r'(.+\.jsonl):(.+)')
+# The ending of the name of a run: its seed, or the rate of a short run that chooses one.
+_ENDING = re.compile(r'_(?:seed(\d+)|lr[\d.e-]+)(?=_|$)')
+_UNUSED = (*CLOCKS, 'seconds_per_epoch')
+
+
+class Run(NamedTuple):
+    """A run as an argument names it: the name in messages, the config and the records of the log."""
+
+    source: str
+    config: str
+    records: list[dict]
+
+
+def is_selection(argument: str) -> bool:
+    return bool(_SELECTION.fullmatch(argument)) and not Path(argument).exists()
+
+
+def read_lines(path: Path) -> dict[str, dict]:
+    """Return the runs of a file by name; of repeated names the last line counts."""
+    try:
+        *lines, last = path.read_text(encoding='utf-8').split('\n')
+    except OSError as error:
+        raise UserError(f'{str(path)!r} cannot be read: {error.strerror}') from error
+    except ValueError as error:
+        raise UserError(f'{str(path)!r} is not a file of runs: {error}') from error
+    runs = {}
+    for text in filter(None, [*lines, last]):
+        try:
+            run = json.loads(text)
+            runs[run['name']] = run
+        except (ValueError, TypeError, KeyError) as error:
+            if text is last and runs:  # a program was killed as it wrote the last line
+                break
+            raise UserError(
+                f'{str(path)!r} is not a file of runs: {text[:40]!r} is no JSON with a name'
+            ) from error
+    return runs
+
+
+def selected(argument: str) -> dict[str, dict]:
+    """Return the runs of ``FILE.jsonl:PATTERN`` by ``FILE.jsonl:NAME``."""
+    file, pattern = _SELECTION.fullmatch(argument).groups()
+    runs = read_lines(Path(file))
+    found = {f'{file}:{name}': run for name, run in runs.items() if fnmatchcase(name, pattern)}
+    if not found:
+        raise UserError(
+            f'{argument!r} has no run; the file has {", ".join(list(runs)[:3]) or "none at all"}'
+            + ', ...' * (len(runs) > 3)
+        )
+    return found
+
+
+def read_runs(arguments: Iterable[str]) -> list[Run]:
+    """Return the runs of logs, work dirs and selections ``FILE.jsonl:PATTERN``."""
+    runs = []
+    for argument in arguments:
+        if is_selection(argument):
+            runs += [
+                Run(source, run['config'], records_of(run))
+                for source, run in selected(argument).items()
+            ]
+        else:
+            config = config_name(Path(argument).stem)
+            runs.append(Run(argument, config, read_scalars(argument)))
+    return runs
+
+
+def time_of(runs: Sequence[Run], times: Mapping[str, float]) -> float:
+    config = runs[0].config
+    if config not in times:
+        raise UserError(
+            f'--times must have the config {config!r} of {runs[0].source!r}, but does not'
+        )
+    return times[config]
+
+
+def config_name(name: str) -> str:
+    return _ENDING.split(name)[0]
+
+
+def seed_of(name: str) -> int | None:
+    found = _ENDING.search(name)
+    return int(found[1]) if found and found[1] else None
+
+
+def records_of(run: Mapping[str, Any]) -> list[dict]:
+    """Return the curves of a run as the records of its log; an iteration has the mean time."""
+    records: list[dict] = []
+    length = run.get('epoch_length')
+    seconds = run['seconds'] / run['iterations'] if 'seconds' in run else None
+    for record in _rows(run.get('train', {})):
+        record['step'] = record['iter']
+        if length:
+            record |= {'epoch': math.ceil(record['iter'] / length), 'epoch_length': length}
+        if seconds is not None:
+            record['time'] = seconds
+        records.append(record)
+    return records + list(_rows(run.get('val', {})))
+
+
+def _rows(columns: Mapping[str, Sequence]) -> Iterable[dict]:
+    for values in zip(*columns.values(), strict=True):
+        yield {name: x for name, x in zip(columns, values, strict=True) if x is not None}
+
+
+def curves(records: Sequence[dict], points: int, metrics: Sequence[str] = ('loss',)) -> dict:
+    """Return the entries of a line that follow from a log.
+
+    At most `points` training records are kept, evenly spaced from the last one backwards, with the
+    given metrics. Validations keep all their metrics. Numbers have six digits.
+    """
+    training = [record for record in records if is_training(record)]
+    found: dict[str, Any] = {}
+    if training:
+        found['iterations'] = training[-1]['iter']
+        if length := epoch_length(records):
+            found['epoch_length'] = length
+        if trained(records, 'time'):
+            found['seconds'] = round(float(seconds_at(records, [found['iterations']])[0]), 1)
+        stride = math.ceil(len(training) / points)
+        kept = training[(len(training) - 1) % stride :: stride]
+        names = [name for name in metrics if any(name in record for record in kept)]
+        found['train'] = _columns(kept, ['iter', *names])
+    names = [name for name in validated_metrics(records) if name not in _UNUSED]
+    validated = [r for r in records if not is_training(r) and any(name in r for name in names)]
+    if validated:
+        found['val'] = _columns(validated, ['step', *names])
+    return found
+
+
+def _columns(records: Sequence[dict], names: Iterable[str]) -> dict[str, list]:
+    return {name: [_short(record.get(name)) for record in records] for name in names}
+
+
+def _short(value: Any) -> Any:
+    return float(f'{value:.6g}') if isinstance(value, float) else value
+
+
+def last_validation(records: Sequence[dict]) -> dict[str, float]:
+    """Return the last value of each metric of the validations."""
+    return {
+        name: record[name]
+        for record in records
+        if not is_training(record)
+        for name in validated_metrics(records)
+        if name in record and name not in _UNUSED
+    }
+
+
+def write_lines(path: Path, runs: Iterable[Mapping[str, Any]]) -> None:
+    part = path.with_suffix('.part')
+    part.write_text(''.join(map(_line, runs)), encoding='utf-8')
+    part.replace(path)
+
+
+def append_line(path: Path, run: Mapping[str, Any]) -> None:
+    """Add a run by one write, which other processes may do at the same time."""
+    if path.exists() and path.stat().st_size and not path.read_bytes().endswith(b'\n'):
+        write_lines(path, read_lines(path).values())
+    with path.open('a', encoding='utf-8') as file:
+        file.write(_line(run))
+
+
+def _line(run: Mapping[str, Any]) -> str:
+    return json.dumps(run, ensure_ascii=False, separators=(',', ':')) + '\n'

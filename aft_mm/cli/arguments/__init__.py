@@ -1,0 +1,203 @@
+"""The arguments of every command, a module each, and here what several have; no slow imports."""
+
+import argparse
+import glob
+from collections.abc import Sequence
+from typing import Any
+
+from aft_mm.analysis import AtMost
+from aft_mm.checks import check_int
+from aft_mm.config.finding import configs_by_name
+from aft_mm.errors import UserError
+from aft_mm.outputs import MAX_DPI, PICTURES, check_output
+
+#: Value of ``--resume`` without a path; no file can have this name.
+LATEST = '\0latest'
+#: Help text of the selection of layers or heads.
+LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
+
+
+def tool_parser(about: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a program of tools/, given its docstring."""
+    return argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+class Options(argparse.Action):
+    """mmengine's KEY=VALUE arguments, with an error message for others."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        for value in values:
+            if not value.partition('=')[0] or '=' not in value:
+                parser.error(f'{option_string} needs KEY=VALUE, got {value!r}')
+        from mmengine.config import DictAction
+
+        take = DictAction(self.option_strings, self.dest, nargs='+')
+        try:
+            take(parser, namespace, values, option_string)
+        except AssertionError:
+            parser.error(f'{option_string} needs balanced brackets, got {" ".join(values)!r}')
+
+
+def add_config_options(parser: argparse.ArgumentParser, example: str) -> None:
+    """Add ``--cfg-options``, which :func:`aft_mm.config.reading.read_config` merges."""
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=Options,
+        default={},
+        metavar='KEY=VALUE',
+        help=f'override entries of the config, such as {example}',
+    )
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, work_dir: str = 'work_dirs/NAME') -> None:
+    parser.add_argument('--work-dir', help=f'folder of the output (default: {work_dir})')
+    add_config_options(parser, 'train_cfg.max_epochs=10')
+    parser.add_argument(
+        '--launcher',
+        choices=('none', 'pytorch', 'slurm', 'mpi'),
+        default='none',
+        help='launcher of a distributed run',
+    )
+    # torch.distributed.launch passes it.
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float = 1.0) -> None:
+    parser.add_argument(
+        '--temperature', type=float, help=f'divides the logits (default: {temperature})'
+    )
+    parser.add_argument('--top-k', type=int, help='sample among the k most likely values')
+    parser.add_argument(
+        '--top-p', type=float, help='sample among the most likely values with this probability'
+    )
+    parser.add_argument('--greedy', action='store_true', help='always take the most likely value')
+    parser.add_argument('--seed', type=int, help='random seed (default: 0)')
+    parser.add_argument('--device', help='by default an accelerator, if there is one')
+    parser.add_argument(
+        '--compile',
+        action='store_true',
+        help='compile the step of a token on a CPU, which takes seconds to minutes; use it for many or '
+        'long samples',
+    )
+    add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
+
+
+def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+    options = {name: getattr(args, name) for name in ('top_k', 'top_p', 'greedy')}
+    if args.greedy:
+        names = ('temperature', 'top_k', 'top_p', 'seed')
+        refuse_given(args, names, 'and --greedy cannot be combined: nothing is sampled')
+    if args.temperature is not None:
+        options['temperature'] = args.temperature
+    return dict(**options, seed=args.seed or 0, compiled=args.compile)
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    action: Any = parser.add_argument(
+        'config',
+        metavar='CONFIG',
+        help='path of a config, or a name or part of one listed by `aft_mm list`',
+    )
+    action.completer = complete_config  # read by argcomplete
+
+
+def complete_config(prefix: str, **_: Any) -> list[str]:
+    """Return the configs and files that begin with ``prefix``, for the completion of a shell."""
+    names = [name for name in configs_by_name() if name.startswith(prefix)]
+    return [*names, *glob.glob(f'{glob.escape(prefix)}*')]
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path, https:// or hf:// address')
+
+
+def add_average(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--average',
+        type=int,
+        default=1,
+        metavar='N',
+        help='average the weights of CHECKPOINT, such as epoch_100.pth, and the N - 1 checkpoints '
+        'before it',
+    )
+
+
+def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--out`` and ``--dpi``, which :func:`check_picture` checks."""
+    parser.add_argument('--out', required=True, metavar='PNG', help='path of the picture')
+    parser.add_argument('--dpi', type=int, default=150)
+
+
+def check_picture(args: argparse.Namespace) -> None:
+    if args.out:
+        check_output('--out', args.out, PICTURES)
+    check_int('--dpi', args.dpi, 1, MAX_DPI)
+    if getattr(args, 'csv', None):
+        check_output('--csv', args.csv, ('.csv',))
+
+
+def add_image_arguments(parser: argparse.ArgumentParser, num: int, noise: bool = False) -> None:
+    """Add images, ``--num`` and, with ``noise``, ``--noise``: the input of a network."""
+    parser.add_argument(
+        'images', nargs='*', metavar='IMAGE', help='image files; by default --num of the test split'
+    )
+    if noise:
+        parser.add_argument('--noise', action='store_true', help='N(0, 1) instead of images')
+    parser.add_argument(
+        '--num', type=int, default=AtMost(num), help='number of images (default: %(default)s)'
+    )
+
+
+def add_choice_arguments(
+    parser: argparse.ArgumentParser, heads: bool = True, layers: str = LAYERS
+) -> None:
+    """Add ``--layers`` and ``--heads``, which :func:`aft_mm.visualization.choose` parses."""
+    parser.add_argument('--layers', default='all', help=layers)
+    if heads:
+        parser.add_argument('--heads', default='even:12', help=f'{LAYERS} (default: %(default)s)')
+
+
+def add_network_arguments(parser: argparse.ArgumentParser, num: int, random: bool = False) -> None:
+    """Add a network of any library, its checkpoint, its input, a table and the picture.
+
+    With `random`, random weights and noise are allowed.
+    """
+    parser.add_argument(
+        'network',
+        metavar='NETWORK',
+        help='a config of aft_mm or mmpretrain, a model name of mmpretrain, or timm:NAME',
+    )
+    parser.add_argument('checkpoint', nargs='?' if random else None, help='path of the checkpoint')
+    add_image_arguments(parser, num, noise=random)
+    parser.add_argument('--csv', metavar='CSV', help='also write the numbers to this file')
+    add_picture_arguments(parser)
+
+
+def add_runs(parser: argparse.ArgumentParser, kind: str) -> None:
+    """Add ``logs`` and ``--group``, which :func:`aft_mm.analysis.plot_curves.runs_of` reads."""
+    parser.add_argument('logs', nargs='*', metavar='[LABEL=]LOG', help=f'{kind} of a run')
+    parser.add_argument(
+        '--group',
+        nargs='+',
+        action='append',
+        default=[],
+        metavar=('LABEL', 'LOG'),
+        help='runs with different seeds, shown as mean and standard error',
+    )
+
+
+def refuse_given(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
+    """Raise a UserError with the reason if an option without a default was given."""
+    for name in names:
+        if getattr(args, name) is not None and getattr(args, name) is not False:  # 0 is given
+            raise UserError(f'--{name.replace("_", "-")} {reason}')

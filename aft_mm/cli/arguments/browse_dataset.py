@@ -1,0 +1,25 @@
+"""Show samples of a dataset after its pipeline and before normalisation.
+
+Supported are images, boxes, masks, segmentation maps, text, point clouds and speech features. Steps
+of the data preprocessor such as Mixup are not applied.
+
+    aft_mm browse CONFIG --split train --num 9 --out samples.png
+"""
+
+import argparse
+
+from aft_mm.analysis import AtMost
+
+from . import add_picture_arguments
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('config', help='path of any config')
+    parser.add_argument('--split', choices=('train', 'val', 'test'), default='train')
+    parser.add_argument(
+        '--num', type=int, default=AtMost(9), help='number of samples; default %(default)s'
+    )
+    parser.add_argument(
+        '--seed', type=int, default=0, help='seed of random transforms; default %(default)s'
+    )
+    add_picture_arguments(parser)

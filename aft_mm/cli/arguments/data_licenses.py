@@ -1,0 +1,10 @@
+"""Licences of the data sets of the configs, and of weights that were trained on them.
+
+docs/data.md has the table that it prints.
+"""
+
+import argparse
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """There are none."""

@@ -1,0 +1,16 @@
+"""Open a page in the browser that tries a trained model.
+
+    aft_mm demo CONFIG CHECKPOINT
+
+A classifier shows the classes of a picture and its keys. Image and text models complete their
+input, translation models translate it, and speech models transcribe it. The page is for this
+machine only; --port chooses its port.
+"""
+
+import argparse
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('config', help='path or name of the config')
+    parser.add_argument('checkpoint', help='path of a checkpoint')
+    parser.add_argument('--port', type=int, default=7860, help='port, default %(default)s')

@@ -1,0 +1,27 @@
+"""List the configs, which are also the model names, with their measured results.
+
+A config is "ready" if the libraries of its task are installed; `aft_mm doctor` shows where its
+data are expected.
+"""
+
+import argparse
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        'pattern',
+        nargs='?',
+        default='*',
+        metavar='PATTERN',
+        help="shell pattern such as 'aft-conv-*_in1k', or a part of the name",
+    )
+    parser.add_argument(
+        '--task', help='only configs of this task, a folder of configs/ such as detection'
+    )
+    parser.add_argument(
+        '--measured', action='store_true', help='only configs with measured results'
+    )
+    parser.add_argument(
+        '--ready', action='store_true', help='only configs whose libraries are installed'
+    )
+    parser.add_argument('--names', action='store_true', help='print only the names, one per line')

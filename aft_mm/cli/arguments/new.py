@@ -1,0 +1,23 @@
+"""Write a config for your own data.
+
+    image-folder  PATH/CLASS/*.jpg, or train/ and val/ of such folders
+    coco          a json file with boxes, or a folder with one per set, and the images
+    voc           PATH/JPEGImages, PATH/Annotations and, if there are lists, PATH/ImageSets/Main
+    masks         PATH/images and PATH/masks (grey level = class), or train, train_masks, val …
+    text          a file, plain or gzip
+
+Without a validation set, the same share of every class is sampled for validation. Files are not
+moved or changed; the lists are written next to the config.
+"""
+
+import argparse
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('kind', choices=('image-folder', 'coco', 'voc', 'masks', 'text'))
+    parser.add_argument('path', metavar='PATH', help='the data')
+    parser.add_argument(
+        '--out', metavar='NAME.py', help='the config (default: PATH.py in this folder)'
+    )
+    parser.add_argument('--val', type=float, help='share of validation images (default: 0.2)')
+    parser.add_argument('--seed', type=int, help='seed of the split (default: 0)')

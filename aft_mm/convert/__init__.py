@@ -1,0 +1,1 @@
+"""Data sets of others and of the user, weights of others, publishing."""

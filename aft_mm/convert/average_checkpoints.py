@@ -1,0 +1,23 @@
+"""Average the weights of checkpoints of one run, as usual for translation."""
+
+import argparse
+
+import torch
+
+from aft_mm.checkpoint import average
+from aft_mm.config.finding import check_checkpoint
+from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_output
+from aft_mm.registry import register_safe_loading
+
+
+def run(args: argparse.Namespace) -> None:
+    with user_errors():
+        if len(args.checkpoints) < 2:
+            raise UserError('CHECKPOINT must be two files or more, got one')
+        for path in args.checkpoints:
+            check_checkpoint(path)
+        check_output('--out', args.out, ('.pth',))
+        register_safe_loading()
+        torch.save(average(args.checkpoints), args.out)
+    print(f'{args.out} has the mean of {len(args.checkpoints)} checkpoints')

@@ -1,0 +1,78 @@
+"""Unpack enwik8 from enwik8.zip (as distributed by Matt Mahoney) or enwik8.gz."""
+
+import argparse
+import gzip
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from aft_mm.errors import UserError, user_errors
+
+METHODS = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[IO[bytes]]:
+    if path.suffix == '.zip':
+        with zipfile.ZipFile(path) as archive:
+            # The header of other methods sets the memory that they take.
+            if archive.getinfo('enwik8').compress_type not in METHODS:
+                raise zipfile.BadZipFile('it is not compressed by deflate')
+            try:
+                file = archive.open('enwik8')
+            except OSError as error:  # the file lies outside of the archive
+                raise zipfile.BadZipFile(str(error)) from error
+            with file:
+                yield file
+    elif path.suffix == '.gz':
+        with gzip.open(path) as file:
+            yield file
+    else:
+        raise UserError(f'the archive must be a .zip or a .gz file, got {str(path)!r}')
+
+
+def copy(source: IO[bytes], out: IO[bytes], limit: int) -> int:
+    copied = 0
+    while block := source.read(min(2**20, limit - copied)):
+        out.write(block)
+        copied += len(block)
+    return copied
+
+
+def unpack(archive: Path, folder: Path, size: int) -> Path:
+    if not archive.is_file():
+        raise UserError(f'archive {str(archive)!r} does not exist')
+    folder.mkdir(parents=True, exist_ok=True)
+    target, part = folder / 'enwik8', folder / 'enwik8.part'
+    try:
+        with open_archive(archive) as source, part.open('wb') as out:
+            copied = copy(source, out, size + 1)
+        if copied > size:
+            raise UserError(f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds more')
+        if copied != size:
+            raise UserError(
+                f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds '
+                f'{copied:,}; for a part of the file use --size {copied}'
+            )
+        os.replace(part, target)
+    except UserError:
+        raise
+    except (
+        *(zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, KeyError),
+        *(ValueError, RuntimeError, OverflowError, struct.error),  # of zipfile, for damaged headers
+    ) as error:
+        reason = ' '.join(str(error).split())
+        raise UserError(f'{str(archive)!r} is damaged or holds no enwik8: {reason:.200}') from error
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def run(args: argparse.Namespace) -> None:
+    with user_errors(OSError):
+        print(f'written to {unpack(args.archive, args.folder, args.size)}')

@@ -1,0 +1,141 @@
+"""Prepare a training checkpoint for publication: weights, class names and the text of the config."""
+
+import argparse
+import hashlib
+import json
+import re
+import shlex
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aft_mm.checkpoint import load_from_local, write_safetensors
+from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_writable
+from aft_mm.registry import register_safe_loading
+
+from .data_licenses import weights_license
+
+META = ('cfg', 'epoch', 'iter', 'seed', 'experiment_name', 'mmengine_version')
+DATASET_META = ('classes', 'palette')
+WRITERS = {
+    '.safetensors': lambda published, file: write_safetensors(file, published),
+    '.pth': lambda published, file: torch.save(dict(published), file),
+}
+
+
+def choose_weights(checkpoint: Mapping, path: str, ema: bool) -> dict[str, Tensor]:
+    """Return the trained weights of a checkpoint, or with ``ema`` the averaged ones.
+
+    EMAHook swaps the two when it saves: the averaged weights are in state_dict.
+    """
+    weights, swapped = checkpoint.get('state_dict'), checkpoint.get('ema_state_dict')
+    if not isinstance(weights, Mapping):
+        raise UserError(f'{path!r} must hold a state_dict as written by `aft_mm train`')
+    if ema and swapped is None:
+        raise UserError(f'--ema needs the averaged weights of EMAHook, but {path!r} has none')
+    if ema or swapped is None:
+        return dict(weights)
+    trained = {
+        name.removeprefix('module.'): tensor
+        for name, tensor in swapped.items()
+        if name.startswith('module.')
+    }
+    return {**weights, **trained}
+
+
+def run_name(meta: Mapping[str, Any]) -> str:
+    """Return the name of the config; mmengine names a run by it and the start time."""
+    return re.sub(r'_\d{8}_\d{6}$', '', meta.get('experiment_name', ''))
+
+
+def publish(
+    checkpoint: Mapping,
+    path: str,
+    ema: bool = False,
+    metrics: Mapping[str, float] | None = None,
+    license: str | None = None,  # noqa: A002 - as model cards call it
+    command: str | None = None,
+) -> dict[str, Any]:
+    """Return the published content of a training checkpoint.
+
+    `license` is by default that of :func:`weights_license`, and `command` that of the
+    run, or the training with its config if the checkpoint does not hold it.
+    """
+    weights = choose_weights(checkpoint, path, ema)
+    meta = checkpoint.get('meta') or {}
+    if '{{' in str(meta.get('cfg')):  # `aft_mm train` writes none
+        raise UserError(
+            f'the config in {path!r} must be as written by `aft_mm train`, got one with {{{{, which '
+            'mmengine replaces before it executes the text'
+        )
+    published = {name: meta[name] for name in META if name in meta}
+    dataset = meta.get('dataset_meta') or {}
+    published['dataset_meta'] = {name: dataset[name] for name in DATASET_META if name in dataset}
+    published['license'] = license or weights_license(meta.get('cfg', ''))
+    if metrics:
+        published['metrics'] = dict(metrics)
+    name = run_name(meta)
+    hub = checkpoint.get('message_hub') or {}
+    command = command or hub.get('runtime_info', {}).get('command')
+    if command or name:
+        published['command'] = command or f'aft_mm train {shlex.quote(name)}'
+    # Saving a view would save its whole storage.
+    state: Any = OrderedDict((name, x.detach().clone()) for name, x in weights.items())
+    if hasattr(checkpoint['state_dict'], '_metadata'):  # the versions of the layers
+        state._metadata = checkpoint['state_dict']._metadata
+    return dict(meta=published, state_dict=state)
+
+
+def save(published: Mapping, out: Path) -> dict[Path, str]:
+    written = {}
+    for suffix, write in WRITERS.items():
+        part = out.with_suffix('.part')
+        try:
+            with part.open('wb') as file:
+                write(published, file)
+            digest = hashlib.sha256(part.read_bytes()).hexdigest()
+            final = out.with_name(f'{out.stem}-{digest[:8]}{suffix}')
+            if final.exists():
+                raise UserError(f'{str(final)!r} exists already and was not changed')
+            part.rename(final)
+        finally:
+            part.unlink(missing_ok=True)
+        written[final] = digest
+    return written
+
+
+def read_metrics(path: str) -> dict[str, float]:
+    try:
+        metrics = json.loads(Path(path).read_text(encoding='utf-8'))
+    except (OSError, ValueError) as error:
+        raise UserError(f'--metrics {path!r} cannot be read: {error}') from error
+    if not isinstance(metrics, dict) or not all(
+        isinstance(value, int | float) for value in metrics.values()
+    ):
+        raise UserError(
+            f'--metrics {path!r} must hold numbers by name as written by `aft_mm test --out`'
+        )
+    return metrics
+
+
+def run(args: argparse.Namespace) -> None:
+    with user_errors():
+        if args.out.suffix not in WRITERS:
+            raise UserError(
+                f'OUT.pth must be a file name that ends in {" or ".join(WRITERS)}, got '
+                f'{str(args.out)!r}'
+            )
+        metrics = read_metrics(args.metrics) if args.metrics else None
+        check_writable('OUT.pth', [str(args.out.with_suffix('.part'))])
+        register_safe_loading()
+        checkpoint = load_from_local(args.checkpoint, map_location='cpu')
+        published = publish(
+            checkpoint, args.checkpoint, args.ema, metrics, args.license, args.command
+        )
+        for path in save(published, args.out):
+            print(path)

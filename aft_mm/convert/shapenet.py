@@ -1,0 +1,164 @@
+"""Sample 15,000 points on the surface of meshes, in the layout of ShapeNetCore.v2.PC15k."""
+
+import argparse
+import csv
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import trimesh
+from mmengine.utils import track_progress_rich
+
+from aft_mm.datasets.point_files import MESH_SUFFIXES
+from aft_mm.datasets.shapenet import class_folder
+from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_writable
+
+NUM_POINTS = 15_000
+SPLITS = ('train', 'val', 'test')
+SHAPENET_MODEL = ('models', 'model_normalized')  # the end of every path in ShapeNetCore v2
+
+
+class Mesh(NamedTuple):
+    path: Path
+    folder: str
+    name: str
+    split: str | None  # None if the path does not contain it
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(f'{self.folder}/{self.name}'.encode()).digest()
+
+
+def find_meshes(root: Path, classes: Sequence[str] | None) -> list[Mesh]:
+    if not root.is_dir():
+        raise UserError(f'the folder of meshes {str(root)!r} does not exist')
+    names = sorted(path.name for path in root.iterdir() if path.is_dir())
+    meshes = []
+    for name in names if classes is None else classes:
+        folder = class_folder(name, names)
+        if folder is None:
+            raise UserError(
+                f'class {name!r} has no folder in {str(root)!r}, which has '
+                f'{", ".join(names) or "none"}'
+            )
+        for path in sorted((root / folder).rglob('*')):
+            if path.suffix.lower() not in MESH_SUFFIXES:
+                continue
+            parts = path.relative_to(root / folder).with_suffix('').parts
+            split = parts[0] if len(parts) > 1 and parts[0] in SPLITS else None
+            parts = parts[split is not None :]
+            if len(parts) > 2 and parts[-2:] == SHAPENET_MODEL:
+                parts = parts[:-2]
+            meshes.append(Mesh(path, folder, '-'.join(parts), split))
+    if not meshes:
+        raise UserError(
+            f'{str(root)!r} has no mesh ({", ".join(MESH_SUFFIXES)}) in the folder of a class'
+        )
+    return meshes
+
+
+def read_splits(path: Path) -> dict[tuple[str, str], str]:
+    if not path.is_file():
+        raise UserError(f'--splits {str(path)!r} does not exist')
+    with path.open(newline='', errors='replace') as file:
+        try:
+            rows = list(csv.DictReader(file))
+        except csv.Error:  # a zero byte, or a field of more than 128 kB
+            rows = []
+    splits = {(row.get('synsetId'), row.get('modelId')): row.get('split') for row in rows}
+    if not rows or any(None in key for key in splits) or not {*splits.values()} <= {*SPLITS}:
+        raise UserError(
+            f'--splits {str(path)!r} must be a table with the columns synsetId, '
+            f'modelId and split ({", ".join(SPLITS)}) like the all.csv of ShapeNet'
+        )
+    return splits
+
+
+def split_by_hash(mesh: Mesh, ratio: Sequence[float]) -> str:
+    position = int.from_bytes(mesh.digest[:8], 'big') / 2**64 * sum(ratio)
+    bounds = np.cumsum(ratio)
+    return SPLITS[min(int(np.searchsorted(bounds, position, side='right')), 2)]
+
+
+def find_targets(meshes: Sequence[Mesh], args: argparse.Namespace) -> dict[Path, Mesh]:
+    """Return the output file of each mesh, without those that --splits does not list."""
+    official = None if args.splits is None else read_splits(args.splits)
+    targets: dict[Path, Mesh] = {}
+    for mesh in meshes:
+        if mesh.split is None and official is not None:
+            split = official.get((mesh.folder, mesh.name))
+        else:
+            split = mesh.split or split_by_hash(mesh, args.ratio)
+        if split is None:
+            continue
+        other = targets.setdefault(args.out / mesh.folder / split / f'{mesh.name}.npy', mesh)
+        if other is not mesh:
+            raise UserError(
+                f'{str(other.path)!r} and {str(mesh.path)!r} are both model '
+                f'{mesh.name!r} of class {mesh.folder!r} in the {split} split; remove '
+                'one of them'
+            )
+    return targets
+
+
+def sample(mesh: Mesh, target: Path) -> str | None:
+    """Write the points atomically; return the reason if a mesh cannot be sampled."""
+    try:
+        # Missing materials would only cause warnings.
+        surface = trimesh.load_mesh(mesh.path, process=False, skip_materials=True)
+        if not 0 < surface.area < np.inf:  # also false for NaN
+            raise ValueError('it has no surface')
+        seed = int.from_bytes(mesh.digest[8:16], 'big')
+        points, _ = trimesh.sample.sample_surface(surface, NUM_POINTS, seed=seed)
+        single = points.astype(np.float32)
+        if np.abs(single - points).max() > 1e-4 * np.ptp(points, axis=0).max():
+            raise ValueError('it is too far from the origin to keep its shape in float32')
+    except Exception as error:  # parsers raise anything on damaged files
+        return ' '.join(f'{str(mesh.path)!r}: {type(error).__name__}: {error}'.split())
+    part = target.with_suffix('.part')
+    try:
+        with part.open('wb') as file:
+            np.save(file, single)
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return None
+
+
+def convert(args: argparse.Namespace) -> str:
+    if min(args.ratio) < 0 or not sum(args.ratio) > 0:
+        raise UserError(f'--ratio must be three shares, got {args.ratio}')
+    if args.jobs < 1:
+        raise UserError(f'--jobs must be at least 1, got {args.jobs}')
+    meshes = find_meshes(args.meshes, args.classes)
+    targets = find_targets(meshes, args)
+    tasks = [(mesh, target) for target, mesh in targets.items() if not target.exists()]
+    counts = {
+        f'not in {args.splits}': len(meshes) - len(targets),
+        'there already': len(targets) - len(tasks),
+    }
+    # One file per folder, with the temporary name that is written first.
+    probes = {target.parent: str(target.with_suffix('.part')) for _, target in tasks}
+    check_writable('OUT', list(probes.values()))
+    damaged = []
+    if tasks:  # the progress bar does not accept an empty list
+        results = track_progress_rich(sample, tasks, nproc=args.jobs, description='sampling')
+        damaged = [reason for reason in results if reason is not None]
+    written = len(tasks) - len(damaged)
+    if not written and not counts['there already']:
+        reason = f'; the first error is {damaged[0]}' if damaged else ''
+        raise UserError(f'no mesh below {str(args.meshes)!r} could be sampled{reason}')
+    others = ''.join(f', {count} {what}' for what, count in counts.items() if count)
+    lines = [f'{args.out}: {written} written{others}']
+    if damaged:
+        lines += [f'{len(damaged)} damaged:', *(f'  {reason}' for reason in damaged)]
+    return '\n'.join(lines)
+
+
+def run(args: argparse.Namespace) -> None:
+    with user_errors(OSError):
+        print(convert(args))

@@ -1,0 +1,55 @@
+"""Train a shared subword vocabulary for a pair of languages (byte-pair encoding, sentencepiece)."""
+
+import argparse
+import io
+from collections.abc import Sequence
+
+from aft_mm.checkpoint import write_whole
+from aft_mm.checks import check_int
+from aft_mm.datasets import read_lines
+from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import check_output
+
+
+def train(files: Sequence[str], vocab_size: int, byte_fallback: bool) -> bytes:
+    try:
+        import sentencepiece
+    except ImportError:
+        raise UserError('subwords need sentencepiece: pip install aft_mm[text]') from None
+    model = io.BytesIO()
+    lines = [line for path in files for line in read_lines(path) if line.strip()]
+    if not lines:
+        raise UserError(f'there is no text in {", ".join(files)}')
+    try:
+        # With full coverage, every character of the training text has a subword; others are bytes,
+        # or unknown without them.
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type='bpe',
+            vocab_size=vocab_size,
+            character_coverage=1.0,
+            byte_fallback=byte_fallback,
+            normalization_rule_name='identity',
+            max_sentence_length=2**20,
+            pad_id=0,
+            unk_id=1,
+            eos_id=2,
+            bos_id=-1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        reason = ' '.join(str(error).split()).split('] ')[-1]
+        raise UserError(
+            f'--vocab-size {vocab_size} is not possible for the text: {reason}'
+        ) from error
+    return model.getvalue()
+
+
+def run(args: argparse.Namespace) -> None:
+    with user_errors(OSError):
+        check_int('--vocab-size', args.vocab_size, 1)
+        check_output('--out', args.out, ('.model',))
+        with write_whole(args.out) as file:
+            file.write(train(args.files, args.vocab_size, args.byte_fallback))
+        print(f'wrote {args.vocab_size} subwords to {args.out}')

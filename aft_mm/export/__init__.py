@@ -1,0 +1,1 @@
+"""Export of trained models: graphs, operators of the runtimes, and files."""

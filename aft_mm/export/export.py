@@ -1,0 +1,172 @@
+"""Export of a trained model: its options, and the steps from the config to checked files."""
+
+import argparse
+import warnings
+
+from mmengine.config import Config
+from torch import nn
+
+from aft_mm.apis.loading import build_model, load_trained, task_of
+from aft_mm.config.reading import check_data, read_config
+from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
+from aft_mm.outputs import check_writable
+
+from .comparison import build_loader, check, check_rounded, compare_metrics, example_images
+from .files import FORMATS, GraphFile, OpenVINOFile, TorchFile
+from .graphs import Exportable, trace
+from .image_graphs import IMAGE_MODELS, Backbone, Image, Text
+from .sequence_graphs import Decoder, Transcriber
+
+CHECKED = 50  # images
+
+
+def run(args: argparse.Namespace) -> None:
+    # Of torch and its exporter about their own code.
+    warnings.simplefilter('ignore', FutureWarning)
+    warnings.filterwarnings('ignore', message='The given buffer is not writable')
+    with user_errors(*CONFIG_ERRORS):
+        print(export(args))
+
+
+def export(args: argparse.Namespace) -> str:
+    """Write and check the files of a model; return a line about them."""
+    config = check_args(args)
+    model = build_model(config).eval().requires_grad_(False)
+    exportable = make_exportable(args, config, model)
+    load_trained(model, config, args.checkpoint)
+    loader = build_loader(config, 'test') if args.test else None
+    kind = FORMATS[args.out.suffix]
+    images = example_images(config, model) if args.int8 and kind is OpenVINOFile else []
+    begun: list[GraphFile] = []
+    choices, notes = [], ''
+    try:
+        for graph in exportable.graphs:
+            program, paths = trace(graph, kind.runtime, args.loops)
+            choices += paths
+            name = f'{args.out.stem}-{graph.name}' if graph.name else args.out.stem
+            # After the tracing: a graph that cannot be traced leaves an earlier file.
+            begun.append(kind(args.out.with_name(name + args.out.suffix)))
+            begun[-1].write(program, graph, args.loops)
+        difference = check(exportable, begun)
+        if args.bfloat16:
+            for file in begun:
+                file.round_inputs_of_loops()
+            change = check_rounded(exportable, begun, 'bfloat16')
+            notes = f'; bfloat16: outputs change by {change:.1%}'
+        if args.int8:
+            before = sum(file.size for file in begun)
+            for file in begun:
+                file.quantize(images)
+            if isinstance(exportable, Image) and images:  # their ranges are known
+                exportable.inputs = images[:CHECKED]
+            ratio = sum(file.size for file in begun) / before
+            change = check_rounded(exportable, begun, 'int8')
+            notes += f'; int8: {ratio:.2f} x the bytes, outputs change by {change:.1%}'
+        if loader is not None:
+            call = begun[0].load(exportable.graphs[0])
+            notes += compare_metrics(config, loader, model, call, args.dynamic)
+    except BaseException:  # including interrupts: keep no file that was not checked
+        for file in begun:
+            file.remove()
+        raise
+    safe = f', {choices.count(False)} sums in the safe form' if not all(choices) else ''
+    return (
+        f'{", ".join(str(file.path) for file in begun)}: {kind.about}, {exportable.about}{safe}; '
+        f'differs from the model by at most {difference:.1e}{notes}'
+    )
+
+
+def check_args(args: argparse.Namespace) -> Config:
+    """Check what needs no model, and return the config."""
+    if args.out.suffix not in FORMATS:
+        raise UserError(f'OUT must end in .onnx, .xml or .pt2, got {str(args.out)!r}')
+    kind = FORMATS[args.out.suffix]
+    for name in ('int8', 'loops'):
+        if getattr(args, name) and kind is TorchFile:
+            raise UserError(f'OUT must end in .onnx or .xml for --{name}, got {str(args.out)!r}')
+    if args.bfloat16 and not (args.loops and kind is OpenVINOFile):
+        raise UserError(f'--bfloat16 needs --loops and OUT.xml, got {str(args.out)!r}')
+    kind.check_packages(args.int8)
+    if args.loops:
+        kind.check_loops()
+    check_writable('OUT', [str(args.out)])
+    config = read_config(args.config)
+    if args.test:
+        if type_of(config) != 'ImageClassifier' or args.backbone or 'test_dataloader' not in config:
+            raise UserError(
+                f'--test needs a classifier and a test_dataloader, got {config.model.type}'
+            )
+        check_data(config, 'test')
+    if args.int8 and kind is OpenVINOFile:
+        if type_of(config) != 'ImageClassifier' or args.size or 'train_dataloader' not in config:
+            raise UserError(
+                '--int8 for OUT.xml needs a classifier with a train_dataloader, whose images it '
+                f'reads, and no --size, got {config.model.type}'
+            )
+        check_data(config, 'train')
+    check_options_of_model(args, config)
+    return config
+
+
+def check_options_of_model(args: argparse.Namespace, config: Config) -> None:
+    kind = type_of(config)
+    of_images = [name for name in ('dynamic', 'size', 'backbone') if getattr(args, name)]
+    if args.steps and kind != 'AutoregressiveModel':
+        raise UserError(f'--steps needs an autoregressive model, got {config.model.type}')
+    if args.steps and args.loops:
+        raise UserError('--loops must be left out with --steps, as steps have no loops')
+    if kind == 'CTCModel' or args.steps:
+        if of_images:
+            raise UserError(f'--{of_images[0]} is for images, got {config.model.type}')
+    elif kind == 'AutoregressiveModel':
+        if task_of(config) != 'TextGenerator':
+            raise UserError(
+                f'the model of {args.config} needs --steps, which exports its generation'
+            )
+        if of_images:
+            raise UserError('a text model has one length and no --dynamic, --size and --backbone')
+    else:
+        backbone = config.model.get('backbone', {}).get('type')
+        if backbone != 'aft_mm.AFTViT':
+            raise UserError(
+                f'the model of {args.config} must have the backbone aft_mm.AFTViT or be a text '
+                f'model, got {backbone or config.model.type}'
+            )
+        if not args.backbone and kind not in IMAGE_MODELS:
+            raise UserError(
+                f'the model of {args.config} must be one of {", ".join(IMAGE_MODELS)}, '
+                f'AutoregressiveModel, got {config.model.type}; use --backbone'
+            )
+        if not args.backbone and args.dynamic and kind != 'ImageClassifier':
+            raise UserError(f'--dynamic needs a classifier or --backbone, got {config.model.type}')
+        # It marks padding, which images of a graph do not have.
+        config.model.backbone.with_mask_channel = False
+        if args.backbone:
+            config.model.backbone.out_type = 'featmap'
+
+
+def type_of(config: Config) -> str:
+    return config.model.type.rpartition('.')[2]
+
+
+def make_exportable(args: argparse.Namespace, config: Config, model: nn.Module) -> Exportable:
+    if args.steps:
+        return Decoder(model, args.config)
+    kind = type_of(config)
+    if kind == 'CTCModel':
+        return Transcriber(model, args.config)
+    if kind == 'AutoregressiveModel':
+        return Text(model)
+    wrapper = Backbone(model.backbone) if args.backbone else IMAGE_MODELS[kind](model)
+    return Image(wrapper, model.backbone, args.size or image_size(config), args.dynamic)
+
+
+def image_size(config: Config) -> tuple[int, int]:
+    size = config.model.backbone.get('img_size', 224)
+    if type_of(config) != 'ImageClassifier':
+        prepares = config.model.get('data_preprocessor', {}).get('preprocessor', {})
+        steps = config.get('test_dataloader', {}).get('dataset', {}).get('pipeline') or ()
+        scales = [step.get('scale') for step in steps if step['type'].endswith('Resize')]
+        scales = [scale for scale in scales if isinstance(scale, list | tuple)]
+        size = scales[0][::-1] if scales else prepares.get('size') or size
+    return (size, size) if isinstance(size, int) else tuple(size)

@@ -1,0 +1,43 @@
+"""What a call may do while torch traces it, transforms it or exports it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .export_paths import export_stage
+
+
+def constant(function: Callable) -> Callable:
+    """``torch.compiler.assume_constant_result`` without the slow import of the compiler."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def compiling_not_exporting() -> bool:
+    """Return whether torch.compile makes a graph, which it makes again if a constant changes."""
+    return torch.compiler.is_dynamo_compiling() and not _exporting()
+
+
+# Traced, is_exporting would always be True.
+@constant
+def _exporting() -> bool:
+    return torch.compiler.is_exporting()
+
+
+def transformed() -> bool:
+    """Return whether torch.func or forward mode is active, for any tensor.
+
+    Both refuse an autograd function without their rules, also one that sees plain tensors.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return not torch.compiler.is_dynamo_compiling() and forward_ad._current_level >= 0
+
+
+def may_read(x: Tensor) -> bool:
+    """Return whether the value of x may be read now: outside of graphs and of torch.func."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or export_stage():
+        return False
+    return not x.is_meta and torch.func.debug_unwrap(x) is x
