@@ -74,3 +74,16 @@ def test_the_policy_gradient_shortens_tours():
         optimizer.step()
         optimizer.zero_grad()
     assert lengths[-1].mean() < lengths[0].mean() - 0.1
+
+
+def test_the_table_shows_the_gaps_of_the_runs():
+    page = (FOLDER / 'README.md').read_text()
+    runs = (FOLDER / 'results/runs.jsonl').read_text().splitlines()
+    assert len(runs) == 15
+    for run in map(json.loads, runs):
+        # The stored gaps have three digits, so that halves are exact and rounded up.
+        gaps = [
+            f'{row["gap_one_start_percent"] + 1e-9:.1f} / {row["gap_all_starts_percent"] + 1e-9:.2f}'
+            for row in run['rows']
+        ]
+        assert f'| {run["training"]["seed"]} | {" | ".join(gaps)} |' in page, run['name']

@@ -31,9 +31,10 @@ def run(args: argparse.Namespace) -> None:
 def export(args: argparse.Namespace) -> str:
     """Write and check the files of a model; return a line about them."""
     config = check_args(args)
-    model = build_model(config).eval().requires_grad_(False)
+    model = build_model(config).requires_grad_(False)
     exportable = make_exportable(args, config, model)
     load_trained(model, config, args.checkpoint)
+    model.eval()
     loader = build_loader(config, 'test') if args.test else None
     kind = FORMATS[args.out.suffix]
     images = example_images(config, model) if args.int8 and kind is OpenVINOFile else []

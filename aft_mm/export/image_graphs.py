@@ -140,7 +140,7 @@ class OneInput:
         inputs: Sequence[Tensor],
         dynamic: list[dict[int, Any]] | None = None,
     ) -> None:
-        self.wrapper, self.name, self.inputs = wrapper.eval(), name, inputs
+        self.wrapper, self.name, self.inputs = wrapper, name, inputs
         self.graphs = [Graph('', wrapper, {name: example}, [*wrapper.outputs], dynamic)]
 
     def cases(self, calls: Mapping[str, Call]) -> Iterator[tuple[str, Tensor, Tensor]]:

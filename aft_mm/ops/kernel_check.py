@@ -221,7 +221,7 @@ def check_kernels(ops: Sequence[str] = (), device: str = 'cuda') -> bool:
     if missing := availability.machine_reasons(place.type, place.index):
         raise RuntimeError(f'the kernels cannot be checked on {device}: triton {missing[0]}')
     for op in ops or availability.KERNELS:
-        for dtype in availability.DTYPES:
+        for dtype in reversed(availability.DTYPES):  # of models first
             try:
                 result = check_op(op, place, dtype)
             except Exception as error:  # a fault of a kernel, too little memory, no compiler

@@ -6,10 +6,10 @@ import pytest
 
 from aft_mm.analysis.run_files import read_lines
 
-from .test_results import reprinted, rows_of
+from .shown import reprinted, rows_of
 
 PAGE = 'docs/benchmarks.md'
-FOLDER = Path(__file__).parents[1] / 'docs/results/benchmarks'
+FOLDER = Path(__file__).parents[2] / 'docs/results/benchmarks'
 TYPES = 'float32', 'bfloat16', 'int8'
 
 

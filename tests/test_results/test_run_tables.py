@@ -1,0 +1,377 @@
+"""Tables of comparisons are those of their runs."""
+
+import math
+import re
+import statistics
+from typing import NamedTuple
+
+import pytest
+
+from aft_mm.analysis.run_logs import read_times
+from aft_mm.analysis.verdicts import difference
+
+from .shown import (
+    BITS,
+    MIXERS,
+    REPRODUCTION,
+    RESULTS,
+    SPEECH,
+    TOP1,
+    WORDS,
+    entry,
+    mean_and_half,
+    reprinted,
+    rows_of,
+    runs,
+    values,
+)
+
+
+def mean(metric, factor=1.0):
+    return lambda folder, pattern: mean_and_half(
+        [factor * value for value in values(folder, pattern, metric)]
+    )
+
+
+def only_mean(*path):
+    return lambda folder, pattern: [
+        statistics.mean(entry(run, path) for run in runs(folder, pattern))
+    ]
+
+
+def each(*path):
+    return lambda folder, pattern: [entry(run, path) for run in runs(folder, pattern)]
+
+
+def minus(other, metric, folder_of_other=None):
+    def numbers(folder, pattern):
+        reference = values(folder_of_other or folder, other, metric)
+        found = difference(values(folder, pattern, metric), reference)
+        return [found.mean, (found.interval[1] - found.interval[0]) / 2]
+
+    return numbers
+
+
+def milliseconds(folder, pattern):
+    times = read_times(RESULTS / folder.replace('enwik8_peak', 'enwik8_grid') / 'iterations.json')
+    return [times[runs(folder, pattern)[0]['config']]]
+
+
+def rate(folder, pattern):
+    return [runs(folder, pattern)[0]['lr']]
+
+
+def last(metric):
+    return lambda folder, pattern: [runs(folder, pattern)[0]['val'][metric][-1]]
+
+
+class Table(NamedTuple):
+    page: str
+    header: str
+    folder: str
+    rows: dict[str, str]
+    columns: dict
+
+
+CONTROLS = {
+    'depthwise convolution (control)': 'depthwise*',
+    'token shift (control)': 'token-shift*',
+    'average pooling (control)': 'pooling*',
+    'no mixing (control)': 'identity*',
+    'AFT-conv': 'aft-conv*',
+    'AFT-full': 'aft-full*',
+    'softmax attention (DeiT)': 'deit*',
+}
+WITHOUT_KEYS = {
+    'depthwise convolution': 'depthwise-*',
+    'average pooling': 'pooling-*',
+    'token shift': 'token-shift-*',
+    'no mixing': 'identity-*',
+}
+ON_TOKENS = WITHOUT_KEYS | {
+    'softmax attention': 'transformer-*',
+    'linear attention': 'linear-*',
+    'LSH attention (Reformer)': 'reformer-*',
+    'strided attention': 'sparse-*',
+    'AFT-full': 'aft-full-*',
+    'AFT-local-4': 'aft-local-4-*',
+    'AFT-simple': 'aft-simple-*',
+    'AFT-conv': 'aft-conv-*2e_*',
+    'AFT-conv, `init_peak=6`': 'aft-conv-*peak_*',
+    'LSTM': 'lstm-*',
+    'Performer': 'performer-*',
+    'dense Synthesizer': 'synthesizer-*',
+}
+ON_ENWIK8 = {
+    'LSTM': 'lstm-*',
+    'AFT-conv, `init_peak=6`': '../enwik8_peak:aft-conv-*',
+    'depthwise convolution, kernel 31': 'depthwise-*',
+    'token shift': 'token-shift-*',
+    'AFT-conv': 'aft-conv-*',
+    'average pooling, kernel 31': 'pooling-*',
+    'AFT-local-hard-32': 'aft-local-hard-*',
+    'strided attention': 'sparse-*',
+    'AFT-local-32': 'aft-local-32-*',
+    'local softmax attention': 'image-transformer-*',
+    'AFT-full': 'aft-full-*',
+    'AFT-simple': 'aft-simple-*',
+    'Performer': 'performer-*',
+    'softmax attention': 'transformer-*',
+    'dense Synthesizer': 'synthesizer-*',
+    'linear attention': 'linear-*',
+    'LSH-4': 'reformer-*',
+    'AFT-local-learned-32': 'aft-local-learned-*',
+    'no mixing': 'identity-*',
+}
+ON_MNIST = {
+    'AFT-conv, kernel 13 × 13, `init_peak=3`': 'aft-conv-*',
+    'depthwise convolution, kernel 13 × 13': 'depthwise-*',
+    'AFT-simple': 'aft-simple-*',
+    'AFT-local-32': 'aft-local-*',
+    'softmax attention, 4 heads': 'transformer-*',
+    'linear attention, 4 heads': 'linear-*',
+}
+COPIES = {
+    **{
+        name: ON_TOKENS[name]
+        for name in ('softmax attention', 'linear attention', 'AFT-simple', 'AFT-full')
+    },
+    'LSH-4': 'lsh-4-*',
+    'AFT-local-8': 'aft-local-8-*',
+    'AFT-conv, kernel 31': 'aft-conv-*',
+    'depthwise convolution, kernel 31': 'depthwise-*',
+    'average pooling, kernel 31': 'pooling-*',
+    'token shift': 'token-shift-*',
+    'no mixing': 'identity-*',
+}
+
+
+def each_seed(rows):
+    """Return the pattern of the seeds of each row, without short runs."""
+    return {label: f'{pattern}_seed?' for label, pattern in rows.items()}
+
+
+def images(folder, pattern):
+    (found,) = {
+        re.search(r'train_dataloader.dataset.indices=(\d+)', run['options'])[1]
+        for run in runs(folder, pattern)
+    }
+    return [int(found)]
+
+
+TABLES = [
+    Table(
+        REPRODUCTION,
+        '| mixer | accuracy of 300 images',
+        'imagenette',
+        CONTROLS,
+        {1: mean(TOP1), 2: minus('aft-conv*', TOP1)},
+    ),
+    Table(
+        REPRODUCTION,
+        '| mixer | accuracy, %, mean of three seeds | minus AFT-conv | published',
+        'cifar10_full',
+        CONTROLS,
+        {1: mean(TOP1), 2: minus('aft-conv*', TOP1)},
+    ),
+    Table(
+        REPRODUCTION,
+        '| mixer | accuracy, %, mean of three seeds | of seeds',
+        'cifar10_full_28_epochs',
+        {label: CONTROLS[label] for label in (*list(CONTROLS)[:1], 'AFT-conv', [*CONTROLS][-1])},
+        {1: mean(TOP1), 2: each('metrics', TOP1), 3: minus('aft-conv*', TOP1)},
+    ),
+    Table(
+        REPRODUCTION,
+        '| mixer | parameters, M | ms per iteration',
+        'mnist_six_minutes',
+        each_seed(ON_MNIST),
+        {2: milliseconds, 3: images, 4: rate, 5: mean('bits_per_dim')},
+    ),
+    Table(
+        REPRODUCTION,
+        '| config | mixer | test |',
+        'mnist',
+        {
+            f'`{name}`': name
+            for name in (
+                'aft-local2d-hard-mini_1xb16-2e_mnist',
+                'aft-local-32-mini_1xb16-2e_mnist',
+                'aft-local-learned-32-mini_1xb16-2e_mnist',
+            )
+        },
+        {2: each('metrics', 'bits_per_dim')},
+    ),
+    Table(
+        REPRODUCTION,
+        '| self-attention of the decoder',
+        'multi30k',
+        {
+            'AFT-simple': 'aft-simple*',
+            'softmax, 4 heads': 'transformer*',
+            'AFT-local-16': 'aft-local*',
+        },
+        {
+            1: mean('perplexity_per_subword'),
+            2: mean('bleu'),
+            3: each('tests', 'sacrebleu', 'BLEU'),
+            4: only_mean('tests', 'sacrebleu', 'chrF2'),
+            5: only_mean('metrics', 'bleu_length_ratio'),
+        },
+    ),
+    Table(
+        REPRODUCTION,
+        '| mixer | nats per token',
+        'copy_task',
+        COPIES,
+        {
+            1: mean(BITS, math.log(2)),
+            2: mean('percent_correct_tokens'),
+            3: mean('percent_correct_sequences'),
+        },
+    ),
+    Table(
+        REPRODUCTION,
+        '| mixer | bits/char | against softmax attention',
+        'enwik8_grid',
+        each_seed(ON_ENWIK8),
+        {
+            1: mean('bits_per_char'),
+            2: minus('transformer-*_seed?', 'bits_per_char', 'enwik8_grid'),
+            3: milliseconds,
+        },
+    ),
+    Table(
+        REPRODUCTION,
+        '| mixer | test | validation |',
+        'enwik8',
+        {
+            'LSTM': 'lstm*',
+            'AFT-conv, `init_peak=6`': 'aft-conv*',
+            'depthwise convolution, kernel 31': 'depthwise*',
+        },
+        {1: each('metrics', 'bits_per_char'), 2: last('bits_per_char')},
+    ),
+    Table(
+        REPRODUCTION,
+        '| backbone | parameters, M | seed',
+        'bccd_48_epochs',
+        {
+            'AFT-conv, convolutional stem': 'retinanet-aft-conv*',
+            'average pooling, convolutional stem': '*_bccd_conv-stem_*',
+            'average pooling': 'retinanet-pooling-mini_1xb4-24e_bccd_seed*',
+            'ResNet-18 with a feature pyramid': 'retinanet-resnet18*',
+        },
+        {
+            2: each('seed'),
+            3: each('metrics', 'coco/bbox_mAP'),
+            4: each('metrics', 'coco/bbox_mAP_50'),
+            5: each('metrics', 'coco/bbox_mAP_75'),
+        },
+    ),
+    Table(
+        REPRODUCTION,
+        '| | mIoU, % | accuracy of the pixels',
+        'camvid',
+        {
+            '`upernet-aft-conv-mini_1xb4-2400i-conv-stem_camvid`, `--amp`': 'upernet-aft*2400i*',
+            'average pooling, `upernet-pooling-mini_1xb4-2400i-conv-stem_camvid`, `--amp`': '*pool*',
+            'ResNet-18, 13.2 million parameters, `upernet-resnet18_1xb4-2400i_camvid`, `--amp`': (
+                '*resnet*'
+            ),
+            '`upernet-aft-conv-mini_1xb4-1200i_camvid`': 'upernet-aft-conv-mini_1xb4-1200i*',
+            '`fcn-aft-conv-mini_1xb4-1200i_camvid`': 'fcn*',
+        },
+        {1: each('metrics', 'mIoU'), 2: each('metrics', 'aAcc')},
+    ),
+    *(
+        Table(
+            MIXERS,
+            '| mixer | bits per answer',
+            f'synthetic_tasks/{task}',
+            each_seed(ON_TOKENS),
+            {1: mean(BITS), 2: mean('percent_correct_tokens')},
+        )
+        for task in ('mqar', 'listops')
+    ),
+    Table(
+        MIXERS,
+        '| mixer | rate | accuracy',
+        'synthetic_tasks/pathfinder',
+        each_seed(
+            {
+                label: row
+                for label, row in ON_TOKENS.items()
+                if label not in ('AFT-conv, `init_peak=6`', 'LSTM', 'token shift')
+            }
+            | {
+                'softmax attention': 'deit-*',
+                'AFT-conv': 'aft-conv-*',
+                'AFT-local-4': 'aft-local2d-4-*',
+            }
+        ),
+        {1: rate, 2: mean(TOP1)},
+    ),
+    Table(
+        SPEECH,
+        '| model | characters | words | mean',
+        'an4',
+        {
+            'AFT-conv': 'aft-conv*',
+            'softmax attention': 'transformer*',
+            'Bi-LSTM': 'bi-lstm*',
+            'AFT-simple': 'aft-simple*',
+        },
+        {
+            1: each('metrics', 'character_error_rate'),
+            2: each('metrics', WORDS),
+            3: mean(WORDS),
+            4: each('metrics', 'lexicon/character_error_rate'),
+            5: each('metrics', f'lexicon/{WORDS}'),
+            6: mean(f'lexicon/{WORDS}'),
+        },
+    ),
+    Table(
+        SPEECH,
+        '| model | free spelling',
+        'fsdd',
+        {
+            'softmax attention': 'transformer*',
+            'Conformer': 'conformer*',
+            'AFT-simple': 'aft-simple*',
+            'AFT-conv': 'aft-conv*',
+            'TDNN': 'tdnn*',
+            'Bi-LSTM': 'bi-lstm*',
+        },
+        {1: each('metrics', WORDS), 2: mean(WORDS), 3: each('metrics', f'lexicon/{WORDS}')},
+    ),
+]
+
+
+def located(table, label):
+    """Return the folder and the pattern of a row; a pattern may begin with another folder."""
+    folder, _, pattern = table.rows[label].rpartition(':')
+    return folder.removeprefix('../') or table.folder, pattern
+
+
+@pytest.mark.parametrize('table', TABLES, ids=lambda table: table.folder.replace('/', '_'))
+def test_tables_are_those_of_the_runs(table):
+    same = [other for other in TABLES if other[:2] == table[:2]]
+    rows = rows_of(table.page, table.header, same.index(table))
+    several = any(cells[0].startswith('the same') or not cells[0] for cells in rows)
+    shown, label = [], ''
+    for cells in rows:
+        if cells[0] and not cells[0].startswith('the same'):  # otherwise another seed
+            label = cells[0]
+        if label not in table.rows:
+            continue
+        shown.append(label)
+        folder, pattern = located(table, label)
+        seed = shown.count(label) - 1
+        for column, numbers in table.columns.items():
+            if cells[column] == '–':
+                continue
+            found = numbers(folder, pattern)
+            found = found[seed : seed + 1] if several else found
+            assert reprinted(cells[column], found) == cells[column], (label, column)
+    assert {*shown} == {*table.rows}
