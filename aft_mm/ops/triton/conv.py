@@ -139,7 +139,7 @@ class PaddedMaps(NamedTuple):
 
 
 def aft_conv(
-    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
+    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate
 ) -> Tensor:
     """Compute AFT-conv [B, T, D] on a 1-d or 2-d grid, not causal, with global connectivity."""
     weight = crop_kernel(weight, grid)
