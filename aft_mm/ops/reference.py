@@ -115,7 +115,7 @@ def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask
 
 
 def aft_conv(
-    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
+    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate
 ) -> Tensor:
     """``W = exp(w[t' − t])`` per head inside the kernel, 1 (or 0) outside (eq. 6, 8)."""
     tokens = key.shape[1]
