@@ -59,9 +59,10 @@ def record(path: bool) -> None:
 
 def replay() -> bool | None:
     """Return the next recorded path, True for fast; None if none are replayed."""
-    if not replaying():
+    paths = _replayed.get() if replaying() else None
+    if paths is None:
         return None
-    path = next(_replayed.get(), None)
+    path = next(paths, None)
     if path is None:
         raise RuntimeError('replay_paths got no paths, but the run chose one')
     return path

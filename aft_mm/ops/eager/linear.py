@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..linear_terms import FeatureMap, LinearState, features, resolve
+from ..linear_terms import FeatureMap, LinearState, Maps, features, resolve
 from ..online_softmax import composed_gradients, mean, needs_torch, no_autocast
 from ..tracing import transformed
 
@@ -52,7 +52,16 @@ class FeatureMaps(NamedTuple):
         return self.query(query), self.key(key, key_mask), value
 
 
-def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -> Tensor:
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    feature_map: Maps,
+    causal: bool,
+    key_mask: Tensor | None,
+    eps: float,
+) -> Tensor:
     """Compute :func:`aft_mm.ops.linear_attention` in O(T·d·(m + CHUNK))."""
     maps = FeatureMaps(*resolve(feature_map), eps)
     if key_mask is not None:
@@ -69,7 +78,9 @@ def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -
     return mixed.transpose(1, 2).to(value.dtype)
 
 
-def linear_attention_step(state, query, key, value, *, feature_map, eps):
+def linear_attention_step(
+    state: LinearState, query: Tensor, key: Tensor, value: Tensor, *, feature_map: Maps, eps: float
+) -> tuple[Tensor, LinearState]:
     """Compute one step in O(d·m) per head, in place."""
     maps, sums = FeatureMaps(*resolve(feature_map), eps), state.sums
     # One token, [B, h, 1, ·].
@@ -83,7 +94,9 @@ def linear_attention_step(state, query, key, value, *, feature_map, eps):
     return mixed.to(dtype), LinearState(sums, state.position + 1)
 
 
-def linear_attention_sums(key, value, key_mask, dtype, *, feature_map) -> Tensor:
+def linear_attention_sums(
+    key: Tensor, value: Tensor, key_mask: Tensor, dtype: torch.dtype, *, feature_map: Maps
+) -> Tensor:
     """Return ``Σ φ(k) [v, 1]ᵀ`` of the visible tokens, [B, h, d, m + 1]."""
     hidden = ~key_mask[..., None, None]
     key, value = (x.to(dtype).masked_fill(hidden, 0) for x in (key, value))
