@@ -225,7 +225,7 @@ def enlarge_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """
     height, width = size
     planes = [
-        Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC)
+        np.asarray(Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC))
         for plane in np.moveaxis(image, -1, 0)
     ]
     return np.stack(planes, axis=-1)

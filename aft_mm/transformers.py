@@ -5,7 +5,7 @@ The parameters have the names of mmpretrain's ImageClassifier with :class:`AFTVi
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -429,7 +429,8 @@ class AFTForCausalLM(_Model, GenerationMixin):
         Raises:
             ValueError: a sequence is longer than the position table, or a token is outside the vocabulary.
         """
-        cache, loss, states = past_key_values, None, None
+        cache, loss = past_key_values, None
+        states: Sequence[Tensor] | None = None
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if cache is not None and cache.state is not None:

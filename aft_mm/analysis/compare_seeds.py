@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -39,7 +40,7 @@ def draw_seeds(
         runs, along = list(values), [place] * len(values)
         points = (runs, along) if numbers is None else (along, runs)
         axis.plot(*points, 'o', color='grey', alpha=0.5, markersize=3, zorder=1)
-        bar = {'xerr' if numbers is None else 'yerr': error}
+        bar: dict[str, Any] = {'xerr' if numbers is None else 'yerr': error}
         axis.errorbar(x, y, **bar, fmt='o', color='C0', markersize=4, capsize=4, zorder=2)
     if numbers is None:
         _name_groups(axis, groups, label)

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ def draw_features(
     axis.set_aspect('equal', adjustable='datalim')
     for index, name in enumerate(names):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-        style = dict(color=colour, marker=marker, s=14, linewidths=0)
+        style: dict[str, Any] = dict(color=colour, marker=marker, s=14, linewidths=0)
         axis.scatter(*points[labels == index].T, label=name, **style)
     axis.set_xticks([])
     axis.set_yticks([])

@@ -45,7 +45,11 @@ def position_bias_table(
         largest = weight.topk(min(top, weight.shape[-1]), dim=-1).values.sum(-1)
         entropy = torch.special.entr(weight).sum(-1) / torch.tensor(2.0).log()
         for head in range(len(weight)):
-            row = {'layer': name, 'head': head, f'top_{top}': float(largest[head].mean())}
+            row: dict[str, str | int | float] = {
+                'layer': name,
+                'head': head,
+                f'top_{top}': float(largest[head].mean()),
+            }
             row['entropy_bits'] = float(entropy[head].mean())
             for axis, part in zip(AXES[offset.shape[-1]], centre[head].mean(0), strict=True):
                 row[f'centre_{axis}'] = float(part)

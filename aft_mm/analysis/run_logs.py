@@ -45,7 +45,9 @@ def _read(file: Path) -> list[dict]:
     try:
         *lines, last = file.read_text(encoding='utf-8').split('\n')
         records = [json.loads(line) for line in lines]
-        with suppress(ValueError if records else ()):  # a run was killed as it wrote the last line
+        with suppress(
+            *(ValueError,) if records else ()
+        ):  # a run was killed as it wrote the last line
             records += [json.loads(last)] if last else []
     except ValueError as error:  # neither text nor JSON
         raise UserError(f'{str(file)!r} is not a log of JSON lines: {error}') from error

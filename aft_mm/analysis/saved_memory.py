@@ -1,7 +1,7 @@
 """Bytes that autograd saves for the backward pass, counted for :mod:`.model_complexity`."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ def saved_memory(model: nn.Module, run: Callable[[], Tensor]) -> SavedMemory:
     one runs and counts for all. A GPU may save more or less.
     """
     model.train()
+    module: Any
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()  # one sample may be one value per channel

@@ -34,9 +34,11 @@ def difference(values: Sequence[float], reference: Sequence[float]) -> Differenc
     """Return the mean of values minus that of the reference, after Welch."""
     from scipy.stats import ttest_ind
 
-    means, errors = zip(mean_and_error(values), mean_and_error(reference), strict=True)
-    mean = means[0] - means[1]
-    if None in errors or not any(errors):  # runs that are all equal have no known variance
+    (mean, error), (other_mean, other_error) = mean_and_error(values), mean_and_error(reference)
+    mean -= other_mean
+    if (
+        error is None or other_error is None or not (error or other_error)
+    ):  # runs that are all equal have no known variance
         return Difference(mean, None, None)
     test = ttest_ind(values, reference, equal_var=False)
     return Difference(mean, tuple(test.confidence_interval(LEVEL)), float(test.pvalue))

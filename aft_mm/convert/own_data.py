@@ -92,8 +92,8 @@ def image_sizes(paths: Sequence[Path]) -> str:
 
 def image_folder(root: Path, share: float, seed: int) -> OwnData:
     """Inspect a folder with a folder of images for each class, or train/ and val/ of such folders."""
-    validation = next((name for name in VALIDATION if (root / name).is_dir()), None)
-    given = (root / 'train').is_dir() and validation is not None
+    validation = next((name for name in VALIDATION if (root / name).is_dir()), '')
+    given = (root / 'train').is_dir() and validation != ''
     names = {'train': 'train', 'val': validation} if given else {'': ''}
     images = {part: list_images(root / name) for part, name in names.items()}
     counts: dict[str, Counter[str]] = {}

@@ -15,7 +15,7 @@ from mmengine.runner import (
     TestLoop,
     autocast,
 )
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from aft_mm.checks import check_int, check_number
 from aft_mm.errors import UserError
@@ -180,7 +180,7 @@ class NumberedBatchSampler:
             yield from batch_sampler
 
 
-class SeededBatches:
+class SeededBatches(Dataset):
     def __init__(self, dataset: Any, seeds: Sequence[int]) -> None:
         self.dataset = dataset
         self.seeds = seeds

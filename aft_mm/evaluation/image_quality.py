@@ -72,7 +72,8 @@ class ImageQuality(GenerationMetric):
         images, source = _pictures(sample['generated'], self.image_shape), sample['source']
         small = _pictures(source[None], self.source_shape)
         pixels = source.cpu().numpy().astype(np.uint8).reshape(self.source_shape)
-        enlarged = torch.from_numpy(enlarge_bicubic(pixels, self.image_shape[:2]))
+        height, width, _ = self.image_shape
+        enlarged = torch.from_numpy(enlarge_bicubic(pixels, (height, width)))
         kinds = dict(
             sample=images,
             mean=images.mean(0, keepdim=True),

@@ -101,5 +101,5 @@ def run(args: argparse.Namespace) -> None:
     if predictor.scope == 'mmdet':
         print(f'{boxes:,} boxes with a score of at least {score:g} (--score)')
     pictures = '' if args.no_pictures else ' and pictures/'
-    images = '1 image' if len(paths) == 1 else f'{len(paths):,} images'
-    print(f'{images}: {out}/predictions.csv, predictions.json{pictures}')
+    number = '1 image' if len(paths) == 1 else f'{len(paths):,} images'
+    print(f'{number}: {out}/predictions.csv, predictions.json{pictures}')
