@@ -220,8 +220,8 @@ def run(args: argparse.Namespace) -> None:
         about = (
             f'{type(mixer).__name__}, {len(layers)} layers · {footer(args.config, args.checkpoint)}'
         )
-        place = mixer.grid, mixer.num_prefix_tokens
-        page = explorer_page(layers, *place, images, Path(args.config).stem, about)
+        layout = mixer.grid, mixer.num_prefix_tokens
+        page = explorer_page(layers, *layout, images, Path(args.config).stem, about)
         Path(args.out).write_text(page, encoding='utf-8')
     print(
         f'wrote {len(layers)} layers and {len(images)} images to {args.out} '

@@ -65,10 +65,10 @@ def _distribution(
     tokens = None if grid is None else num_prefix_tokens + int(torch.Size(grid).numel())
     if grid is not None and w.shape == (1, tokens, tokens):
         w = w[:, num_prefix_tokens:, num_prefix_tokens:]
-        place = torch.cartesian_prod(*(torch.arange(size) for size in grid)).view(-1, len(grid))
+        position = torch.cartesian_prod(*(torch.arange(size) for size in grid)).view(-1, len(grid))
         later = torch.ones(w.shape[1:], dtype=torch.bool).triu(1)
         w = w.masked_fill(later, -torch.inf) if causal else w
-        return w.softmax(-1), (place - place[:, None]).double()
+        return w.softmax(-1), (position - position[:, None]).double()
     if not 2 <= w.dim() <= 4:
         raise UserError(
             f'the position bias of {name} must be [h, *kernel] with 1 to 3 kernel '
@@ -93,16 +93,16 @@ def run(args: argparse.Namespace) -> None:
             f'layer {i}': mixers[i].position_bias()
             for i in choose('--layers', args.layers, len(mixers))
         }
-        place = {key: getattr(mixers[0], key) for key in ('grid', 'num_prefix_tokens', 'causal')}
+        layout = {key: getattr(mixers[0], key) for key in ('grid', 'num_prefix_tokens', 'causal')}
         w = next(iter(biases.values()))
         heads = len(choose('--heads', args.heads, len(w)))
         names = ('heads', 'queries', 'view', 'quantity', 'scale')
         choices = {name: getattr(args, name) for name in names}
         small = footer(args.config, args.checkpoint)
-        figure = draw_position_bias(biases, **place, **choices, footer=small)
+        figure = draw_position_bias(biases, **layout, **choices, footer=small)
         figure.savefig(args.out, dpi=args.dpi)
         if args.csv:
-            table = position_bias_table(biases, **place, top=args.top)
+            table = position_bias_table(biases, **layout, top=args.top)
             write_csv(args.csv, table)
     omitted = f' ({heads} of {len(w)} heads)' if heads < len(w) else ''
     print(f'plotted {len(biases)} of {len(mixers)} layers{omitted} to {args.out}')

@@ -320,9 +320,9 @@ def _exact_parts(key: Tensor, bias: Tensor) -> Iterator[tuple]:
 
 def _exact_forward(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     result = value.new_empty(*value.shape[:2], bias.shape[-2], value.shape[-1])
-    for sample, place in _exact_parts(key, bias):
-        weights, values = _softmax_of_pairs(key[sample], value[sample], bias[place])
-        result[place] = weights.mul_(values).sum(-2)
+    for sample, part in _exact_parts(key, bias):
+        weights, values = _softmax_of_pairs(key[sample], value[sample], bias[part])
+        result[part] = weights.mul_(values).sum(-2)
     return result
 
 
@@ -330,14 +330,14 @@ def _exact_backward(
     grad: Tensor, key: Tensor, value: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad_key, grad_value, grad_bias = (torch.zeros_like(x) for x in (key, value, bias))
-    for sample, place in _exact_parts(key, bias):
-        weights, values = _softmax_of_pairs(key[sample], value[sample], bias[place])
-        weighted = weights * grad[place].unsqueeze(-2)
+    for sample, part in _exact_parts(key, bias):
+        weights, values = _softmax_of_pairs(key[sample], value[sample], bias[part])
+        weighted = weights * grad[part].unsqueeze(-2)
         grad_value[sample] += weighted.sum(-3)
         result = (weights * values).sum(-2, keepdim=True)
         slopes = weighted.mul_(values - result)
         grad_key[sample] += slopes.sum(-3)
-        grad_bias[place] += slopes.sum(-1)
+        grad_bias[part] += slopes.sum(-1)
     return grad_key, grad_value, grad_bias
 
 

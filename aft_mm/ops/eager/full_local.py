@@ -360,13 +360,13 @@ def _term_by_term(key: Tensor, value: Tensor, weights: Tensor, size: int) -> Shi
 def _causal_sums(key: Tensor, value: Tensor, band: BlockBandedBias) -> ShiftedSum:
     """Return the causal sums [T, C] for any keys: each part has a shift that its rows see."""
     weights = tile_weights(band.tiles, band.global_term)
-    tokens, block, own = len(key), band.block, band.before * band.block
+    tokens, block, earlier = len(key), band.block, band.before * band.block
     blocks = split(key, block, -torch.inf), split(value, block)
-    result = _diagonal_sums(*blocks, weights[:, :, own:])
-    if own:
-        keys = neighbours(key, block, band.before, 0, -torch.inf)[:, :own]
-        values = neighbours(value, block, band.before, 0)[:, :own]
-        result = add(result, _tile_product(keys, values, weights[:, :, :own]))
+    result = _diagonal_sums(*blocks, weights[:, :, earlier:])
+    if earlier:
+        keys = neighbours(key, block, band.before, 0, -torch.inf)[:, :earlier]
+        values = neighbours(value, block, band.before, 0)[:, :earlier]
+        result = add(result, _tile_product(keys, values, weights[:, :, :earlier]))
     if band.global_term:
         outside = shift(prefix_sum(reduce(*blocks, 1), 0), band.before + 1, 0)
         result = add(result, outside)

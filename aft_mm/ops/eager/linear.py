@@ -133,19 +133,19 @@ def _mean_of_spans(
     """Return the mean and the state before each span."""
     parts: list[Tensor] = []
     states: list[tuple[Tensor, Tensor] | None] = [None]
-    for place in _places(span, tokens[0]):
-        mixed, state = run(*_cut(place, *tokens, mask), states[-1])
+    for rows in _spans(span, tokens[0]):
+        mixed, state = run(*_cut(rows, *tokens, mask), states[-1])
         parts.append(mixed)
         states.append(state)
     return torch.cat(parts, 2) if len(parts) > 1 else parts[0], states[:-1]
 
 
-def _places(span: int, x: Tensor) -> list[slice]:
+def _spans(span: int, x: Tensor) -> list[slice]:
     return [slice(start, start + span) for start in range(0, x.shape[2], span)]
 
 
-def _cut(place: slice, *tensors: Tensor | None) -> list[Tensor | None]:
-    return [None if x is None else x[:, :, place] for x in tensors]
+def _cut(rows: slice, *tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if x is None else x[:, :, rows] for x in tensors]
 
 
 class _RecomputedMean(torch.autograd.Function):
@@ -173,8 +173,8 @@ class _RecomputedMean(torch.autograd.Function):
             return None, None, None, *grads
         whole = [torch.empty_like(x) for x in tokens]
         grad_state: Sequence[Tensor] = ()
-        for place, state in reversed([*zip(_places(span, grad), ctx.states, strict=True)]):
-            *leaves, visible, cotangent = _cut(place, *tokens, mask, grad)
+        for rows, state in reversed([*zip(_spans(span, grad), ctx.states, strict=True)]):
+            *leaves, visible, cotangent = _cut(rows, *tokens, mask, grad)
             with torch.enable_grad(), no_autocast(grad):
                 leaves = [x.detach().requires_grad_() for x in leaves]
                 state = state and tuple(x.detach().requires_grad_() for x in state)
@@ -188,7 +188,7 @@ class _RecomputedMean(torch.autograd.Function):
                 inputs = *leaves, *(state or ())
                 parts = torch.autograd.grad(kept, inputs, cotangents, materialize_grads=True)
             for x, part in zip(whole, parts[:3], strict=True):
-                x[:, :, place] = part
+                x[:, :, rows] = part
             grad_state = parts[3:]
         return None, None, None, *whole
 
@@ -212,12 +212,12 @@ def _span_mean(
     padding = 0, 0, 0, -length % chunk
     query, key, value = (F.pad(x, padding).contiguous().unflatten(2, (-1, chunk)) for x in mapped)
     weights = (query @ key.mT).tril()
-    own = key.mT @ value, key.sum(3).unsqueeze(-1)
-    s, z = (_states_before(x, first) for x, first in zip(own, state or (None, None), strict=True))
+    sums = key.mT @ value, key.sum(3).unsqueeze(-1)
+    s, z = (_states_before(x, first) for x, first in zip(sums, state or (None, None), strict=True))
     numerator = weights @ value + query @ s
     denominator = weights.sum(-1, True) + query @ z
     mixed = mean(numerator, denominator + maps.eps).flatten(2, 3)[:, :, :length]
-    return mixed, (s[:, :, -1] + own[0][:, :, -1], z[:, :, -1] + own[1][:, :, -1])
+    return mixed, (s[:, :, -1] + sums[0][:, :, -1], z[:, :, -1] + sums[1][:, :, -1])
 
 
 def _states_before(states: Tensor, first: Tensor | None) -> Tensor:
