@@ -3,6 +3,8 @@
 Causal sums are products inside a chunk, plus the state ``s = Σ φ(k) vᵀ``, ``z = Σ φ(k)`` of the
 chunks before it. As in algorithm 1 of arXiv 2006.16236, the backward pass of long sequences
 computes the states again instead of storing them, span after span.
+
+Tokens are [B, h, T, ·] and in chunks [B, h, n, c, ·], states of chunks [B, h, n, d, ·].
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,8 @@
-"""AFT-simple: W = 1."""
+"""AFT-simple: W = 1.
+
+query is [B, T, D], key and value [B, S, D], their sums [B, 1, D] or, if causal, [B, T, D]; those of
+relu2 have 2·D channels.
+"""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,7 @@
-"""Steps on the state of `ops/state.py`, called by `ops/steps.py`."""
+"""Steps on the state of `ops/state.py`, called by `ops/steps.py`.
+
+query and value are [B, D], key [B, D] or [B, h], the buffer [B, n, ·], sums of older tokens [B, 1, D].
+"""
 
 from collections.abc import Callable, Sequence
 

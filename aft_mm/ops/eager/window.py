@@ -1,4 +1,7 @@
-"""AFT-local-hard: W = 1 inside a window and 0 outside."""
+"""AFT-local-hard: W = 1 inside a window and 0 outside.
+
+query, key and value are [B, T, D]; sums slide over the dimensions of [B, *grid, D].
+"""
 
 from collections.abc import Sequence
 from functools import partial
