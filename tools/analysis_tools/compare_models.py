@@ -10,10 +10,28 @@ models, which complete the lower part. The images are from the test split of the
 import argparse
 from collections.abc import Sequence
 
+import numpy as np
+from PIL import Image
+
 from aft_mm.analysis import AtMost
+from aft_mm.analysis.networks import build_dataset, spread_samples
+from aft_mm.apis import ImageGenerator, SuperResolver
+from aft_mm.apis.loading import task_of
+from aft_mm.checks import check_int
 from aft_mm.cli.arguments import tool_parser
-from aft_mm.errors import UserError, user_errors
+from aft_mm.config.finding import check_checkpoint
+from aft_mm.config.reading import read_config
+from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_output
+from aft_mm.visualization import (
+    draw_completions,
+    draw_header,
+    draw_super_resolution,
+    given_rows,
+    super_resolve,
+)
+
+KINDS = {'SuperResolver': SuperResolver, 'ImageGenerator': ImageGenerator}
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -39,30 +57,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--seed', type=int, default=0, help='default %(default)s')
     parser.add_argument('--device', help='default: an accelerator if there is one')
     return parser.parse_args(argv)
-
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
-import numpy as np
-from PIL import Image
-
-from aft_mm.analysis.networks import build_dataset, spread_samples
-from aft_mm.apis import ImageGenerator, SuperResolver
-from aft_mm.apis.loading import task_of
-from aft_mm.checks import check_int
-from aft_mm.config.finding import check_checkpoint
-from aft_mm.config.reading import read_config
-from aft_mm.errors import DATA_ERRORS
-from aft_mm.visualization import (
-    draw_completions,
-    draw_header,
-    draw_super_resolution,
-    given_rows,
-    super_resolve,
-)
-
-KINDS = {'SuperResolver': SuperResolver, 'ImageGenerator': ImageGenerator}
 
 
 def load_models(args: argparse.Namespace) -> dict:

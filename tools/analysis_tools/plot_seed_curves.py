@@ -14,8 +14,21 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+from aft_mm.analysis.plot_curves import by_label
+from aft_mm.analysis.run_files import read_runs, time_of
+from aft_mm.analysis.run_logs import read_times, trained, validations
+from aft_mm.checks import check_int
 from aft_mm.cli.arguments import add_picture_arguments, check_picture, tool_parser
 from aft_mm.errors import UserError, user_errors
+from aft_mm.visualization.figures import new_figure
+
+COLOURS = 10
+LINES = ('-', '--', '-.')  # 30 styles with the colours; neighbours differ in both
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -58,25 +71,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add_picture_arguments(parser)
     return parser.parse_args(argv)
-
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
-
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-
-from aft_mm.analysis.plot_curves import by_label
-from aft_mm.analysis.run_files import read_runs, time_of
-from aft_mm.analysis.run_logs import read_times, trained, validations
-from aft_mm.checks import check_int
-from aft_mm.visualization.figures import new_figure
-
-COLOURS = 10
-LINES = ('-', '--', '-.')  # 30 styles with the colours; neighbours differ in both
 
 
 def mean_curve(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from aft_mm.cli.arguments import add_config_options
+from aft_mm.config.reading import read_config
 from aft_mm.errors import user_errors
 
 
@@ -14,12 +15,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('config', help='path or name of the config')
     add_config_options(parser, 'train_cfg.max_epochs=10')
     return parser.parse_args(argv)
-
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
-from aft_mm.config.reading import read_config
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -22,8 +22,16 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from aft_mm.analysis.collect_runs import facts_of, line
+from aft_mm.analysis.run_files import RUNS, append_line, read_lines
+from aft_mm.analysis.run_logs import read_scalars, validations
 from aft_mm.cli.arguments import tool_parser
+from aft_mm.engine.hooks.sanity import DIVERGED
 from aft_mm.errors import UserError, user_errors
+
+TOOLS = Path(__file__).parents[1]
+# Holds the options of a run without a result.
+UNFINISHED = 'unfinished.json'
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -73,19 +81,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         '--minutes', type=float, default=float('inf'), help='start no run after this time'
     )
     return parser.parse_args(argv)
-
-
-if __name__ == '__main__':
-    parse_args()  # before the slow imports
-
-from aft_mm.analysis.collect_runs import facts_of, line
-from aft_mm.analysis.run_files import RUNS, append_line, read_lines
-from aft_mm.analysis.run_logs import read_scalars, validations
-from aft_mm.engine.hooks.sanity import DIVERGED
-
-TOOLS = Path(__file__).parents[1]
-# Holds the options of a run without a result.
-UNFINISHED = 'unfinished.json'
 
 
 def train(config: Path, work_dir: Path, options: Sequence[str], amp: bool) -> Path:
