@@ -94,7 +94,7 @@ class AFTTextConfig(PreTrainedConfig):
     model_type = 'aft_text'
 
     def __init__(self, model: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        self.model = copy.deepcopy(_BYTES if model is None else dict(model))
+        self.model: dict[str, Any] = copy.deepcopy(_BYTES if model is None else dict(model))
         super().__init__(**kwargs)
         decoder = self.model.get('decoder')
         if not isinstance(decoder, dict) or not _NEEDED <= decoder.keys():

@@ -107,7 +107,8 @@ def transcribe(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
     def run(path: str | None) -> str:
         if path is None:
             raise gradio.Error('a recording must be given, got none')
-        return recognizer(path).text
+        recognition: Any = recognizer(path)
+        return recognition.text
 
     sound = gradio.Audio(type='filepath', label='recording')
     return dict(fn=run, inputs=sound, outputs=gradio.Textbox(label='transcript'))

@@ -102,7 +102,7 @@ def _layers(
                 f'sizes or [h, {num_tokens}, {num_tokens}] for the grid {tuple(grid)}, '
                 f'got {list(w.shape)}'
             )
-        channels = [image.keys[i].shape[1] for image in images if image.keys[i] is not None]
+        channels = [key.shape[1] for image in images if (key := image.keys[i]) is not None]
         entries.append(
             dict(
                 name=layer.name,

@@ -59,8 +59,8 @@ def neighbour_share(features: torch.Tensor, labels: np.ndarray) -> float:
 def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
         network = load_network(args.network, args.checkpoint)
-        head = getattr(network.model, 'head', None)
-        if not hasattr(head, 'pre_logits'):
+        head: Any = getattr(network.model, 'head', None)
+        if network.config is None or not hasattr(head, 'pre_logits'):
             raise UserError(f'{args.network} is not a classifier of mmpretrain')
         dataset = build_dataset(network.config)
         samples = spread_samples(dataset, args.num)

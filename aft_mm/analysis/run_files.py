@@ -70,7 +70,9 @@ def read_lines(path: Path) -> dict[str, dict]:
 
 def selected(argument: str) -> dict[str, dict]:
     """Return the runs of ``FILE.jsonl:PATTERN`` by ``FILE.jsonl:NAME``."""
-    file, pattern = _SELECTION.fullmatch(argument).groups()
+    match = _SELECTION.fullmatch(argument)
+    assert match is not None  # is_selection
+    file, pattern = match.groups()
     runs = read_lines(Path(file))
     chosen = {f'{file}:{name}': run for name, run in runs.items() if fnmatchcase(name, pattern)}
     if not chosen:

@@ -167,7 +167,7 @@ def read_coco(path: str) -> dict:
             raise
         reason = ' '.join(str(error).split())
         raise UserError(f'annotations {path!r} cannot be read: {reason:.200}') from error
-    parts = [
+    parts: list[Any] = [
         content.get(name, []) if isinstance(content, dict) else None
         for name in ('categories', 'images', 'annotations')
     ]

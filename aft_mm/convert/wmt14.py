@@ -85,7 +85,8 @@ def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
                     if member.issparse():  # its zeros are not in the archive
                         raise ValueError(f'{member.name:.100} is a sparse file')
                     keys = keys_of(Path(member.name).name) if member.isfile() else []
-                    content = archive.extractfile(member).read() if keys else b''
+                    file = archive.extractfile(member) if keys else None
+                    content = b'' if file is None else file.read()
                     for key in keys:
                         texts.setdefault(key, text_of(content, member.name))
         except (

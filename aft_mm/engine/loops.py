@@ -325,7 +325,7 @@ class TranslationTestLoop(TestLoop):
         check_number('length_penalty of test_cfg', length_penalty, 0, 10)
         super().__init__(runner, dataloader, evaluator, fp16)
         self.options = dict(beam_size=beam_size, length_penalty=length_penalty)
-        self.subwords = getattr(self.dataloader.dataset, 'subwords', None)
+        self.subwords: Any = getattr(self.dataloader.dataset, 'subwords', None)
         if self.subwords is None:
             raise UserError(
                 'TranslationTestLoop needs a data set with subwords, such as '

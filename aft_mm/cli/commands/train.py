@@ -116,7 +116,7 @@ def report(runner: Runner, config: str) -> None:
         return
     lines = {}
     curves = ['--group', '/'.join(Path(runner.work_dir).parts[-2:]), runner.work_dir]
-    if best:
+    if hook is not None and best:
         # Not with any filename_tmpl; a name has _ instead of /.
         named = re.search(r'best_(.+)_(epoch|iter)_(\d+)\.pth$', str(best))
         when = f' at {named[2]} {named[3]}' if named else ''

@@ -210,6 +210,7 @@ class FiniteLossHook(Hook):
 
     def _check(self, runner: Runner, gradients: dict[str, Tensor]) -> None:
         """Raise a :class:`UserError` in all processes if one has a non-finite number."""
+        assert self.loss is not None  # of the forward pass before
         values = torch.stack([self.loss.float(), *gradients.values()])
         bad = (~values.isfinite().all()).int()
         all_reduce(bad, 'max')

@@ -114,7 +114,7 @@ class AFTFull(AFTMixer):
         self, query: Tensor | None, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
     ) -> Tensor:
         if self.biased_memory:
-            bias = self.pos_bias()[: query.shape[1]]
+            bias = self.pos_bias()[: grid[0]]
             return ops.aft_full(query, key, value, bias, key_mask=key_mask, gate=self.gate)
         # A memory may have another length.
         same = key.shape[1] == self.num_prefix_tokens + prod(grid)
