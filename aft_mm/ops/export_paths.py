@@ -59,10 +59,12 @@ def record(path: bool) -> None:
 
 def replay() -> bool | None:
     """Return the next recorded path, True for fast; None if none are replayed."""
-    paths = _replayed.get() if replaying() else None
-    if paths is None:
+    if torch.compiler.is_dynamo_compiling():
         return None
-    path = next(paths, None)
+    replayed = _replayed.get()
+    if replayed is None:
+        return None
+    path = next(replayed, None)
     if path is None:
         raise RuntimeError('replay_paths got no paths, but the run chose one')
     return path
