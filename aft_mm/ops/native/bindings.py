@@ -174,7 +174,7 @@ class _Simple(NamedTuple):
         return grads
 
     def by_eager(self, query, key, value) -> Tensor:
-        options = dict(key_function='softmax', causal=True)
+        options: dict[str, Any] = dict(key_function='softmax', causal=True)
         return eager.aft_simple(query, key, value, **options, **self._asdict())
 
     def _args(self, query, key, value, output, saved, grads=(None,) * 3) -> list[int]:
