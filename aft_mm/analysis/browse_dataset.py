@@ -178,7 +178,7 @@ def load_annotations_first(config: Config, split: str) -> None:
         loader.dataset.pipeline = [steps[0], *loading, *others]
 
 
-def picture_of(config: Config, dataset, sample: dict) -> tuple[np.ndarray, str]:
+def picture_of(config: Config, dataset: Any, sample: dict) -> tuple[np.ndarray, str]:
     known = sample['data_samples']
     names = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
     if 'gt_label' in known:
@@ -216,7 +216,7 @@ def name_of(names: Sequence[str], index: int) -> str:
     return str(names[index]) if index < len(names) else str(index)
 
 
-def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.ndarray, str]:
+def with_instances(image: np.ndarray, known: Any, names: Sequence[str]) -> tuple[np.ndarray, str]:
     instances = known.gt_instances
     boxes = getattr(instances.bboxes, 'tensor', instances.bboxes)
     labels = [name_of(names, index) for index in instances.labels.tolist()]
@@ -227,7 +227,7 @@ def with_instances(image: np.ndarray, known, names: Sequence[str]) -> tuple[np.n
     )
 
 
-def as_image(config: Config, tokens: torch.Tensor, known) -> np.ndarray:
+def as_image(config: Config, tokens: torch.Tensor, known: Any) -> np.ndarray:
     def picture(values: torch.Tensor, shape: Sequence[int], edge: int = LEAST_EDGE) -> np.ndarray:
         image = values.numpy().astype(np.uint8).reshape(shape)
         return enlarge(np.broadcast_to(image, (*image.shape[:2], 3)), edge)
@@ -240,7 +240,7 @@ def as_image(config: Config, tokens: torch.Tensor, known) -> np.ndarray:
     return np.concatenate([draw_header(['input', 'target'], pair.shape[1]), pair])
 
 
-def as_text(dataset, tokens: torch.Tensor, known) -> np.ndarray:
+def as_text(dataset: Any, tokens: torch.Tensor, known: Any) -> np.ndarray:
     given = known.get('num_context', 0)
     parts = [words_of(dataset, part) for part in (tokens[:given], tokens[given:]) if len(part)]
     words = ' | '.join(parts)
@@ -249,7 +249,7 @@ def as_text(dataset, tokens: torch.Tensor, known) -> np.ndarray:
     )
 
 
-def words_of(dataset, tokens: torch.Tensor) -> str:
+def words_of(dataset: Any, tokens: torch.Tensor) -> str:
     if type(dataset).__name__ == 'TextFile':
         return bytes(tokens.tolist()).decode('utf-8', 'replace')
     if hasattr(dataset, 'subwords'):

@@ -16,7 +16,14 @@ from aft_mm.progress import progress
 from aft_mm.visualization.figures import new_figure
 
 from .browse_dataset import draw_titled_images
-from .networks import build_dataset, class_names, load_classifier, network_inputs, shown_image
+from .networks import (
+    Network,
+    build_dataset,
+    class_names,
+    load_classifier,
+    network_inputs,
+    shown_image,
+)
 from .pictures import footer, write_csv
 
 MOST_NAMES = 40  # with more classes, the axes show numbers
@@ -77,7 +84,7 @@ def class_table(counts: np.ndarray, names: Sequence[str]) -> list[dict]:
     ]
 
 
-def predict(network, dataset, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+def predict(network: Network, dataset: Any, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     probabilities, labels = [], []
     for first in progress(range(0, len(dataset), batch_size), 'classifying'):
         samples = [dataset[i] for i in range(first, min(first + batch_size, len(dataset)))]

@@ -14,7 +14,7 @@ from aft_mm.outputs import check_writable, numbered
 from aft_mm.visualization import choose
 from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 
-from .networks import load_network, network_inputs, samples_for, shown_image
+from .networks import Network, load_network, network_inputs, samples_for, shown_image
 from .pictures import footer
 from .recording import grid_of, mixers_with_keys, record_outputs
 
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
     print('written to ' + ', '.join(paths))
 
 
-def keys_of(network, mixers: dict, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+def keys_of(network: Network, mixers: dict, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
     with record_outputs({name: mixer.key for name, mixer in mixers.items()}) as keys:
         with torch.no_grad():
             network.run(inputs)

@@ -19,7 +19,7 @@ from aft_mm.progress import progress
 from aft_mm.visualization import choose
 from aft_mm.visualization.figures import new_figure
 
-from .networks import batches_for, layers_of, load_network, modules_named, noise_images
+from .networks import Network, batches_for, layers_of, load_network, modules_named, noise_images
 from .pictures import footer, write_csv
 from .recording import as_map, record_outputs
 
@@ -199,7 +199,9 @@ def names(words: str, backbone: torch.nn.Module) -> list[str]:
     return words.split(',')
 
 
-def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None) -> torch.Tensor:
+def mean_field(
+    network: Network, layer: dict, batches: list, place: Sequence[int] | None
+) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
 
     def features(images: torch.Tensor) -> torch.Tensor:

@@ -46,7 +46,7 @@ class RecordAttention(TorchFunctionMode):
         super().__init__()
         self.take = take
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             self.take(attention_probabilities(*args, **kwargs))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -58,7 +59,7 @@ class CamVidObjects(BaseDataset):
         split: str = 'train',
         min_area: int = 150,
         metainfo: Mapping | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         check_path('data_root', data_root)
         check_text('split', split)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from aft_mm.checks import check_choice, check_path, described
 from aft_mm.registry import DATASETS
@@ -28,7 +29,7 @@ class CelebA(FileDataset):
         ValueError: If the split is unknown or empty, or the list damaged.
     """
 
-    def __init__(self, data_root: str, split: str = 'train', **kwargs) -> None:
+    def __init__(self, data_root: str, split: str = 'train', **kwargs: Any) -> None:
         check_path('data_root', data_root)
         check_choice('split', split, SPLITS)
         self.split = split

@@ -1,6 +1,7 @@
 """CIFAR-10 from its binary distribution."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mmengine.dataset import BaseDataset
@@ -38,7 +39,7 @@ class CIFAR10Binary(BaseDataset):
     SPLITS = ('train', 'test')
 
     def __init__(
-        self, data_root: str, split: str = 'train', num_batches: int = 5, **kwargs
+        self, data_root: str, split: str = 'train', num_batches: int = 5, **kwargs: Any
     ) -> None:
         check_path('data_root', data_root)
         check_choice('split', split, self.SPLITS)

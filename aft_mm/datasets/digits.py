@@ -1,5 +1,7 @@
 """The handwritten digits of scikit-learn."""
 
+from typing import Any
+
 import numpy as np
 from mmengine.dataset import BaseDataset
 
@@ -24,7 +26,7 @@ class Digits(BaseDataset):
 
     METAINFO = dict(classes=tuple('0123456789'))
 
-    def __init__(self, split: str = 'train', **kwargs) -> None:
+    def __init__(self, split: str = 'train', **kwargs: Any) -> None:
         check_choice('split', split, ('train', 'test'))
         self.split = split
         super().__init__(**kwargs)

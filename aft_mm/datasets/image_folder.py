@@ -1,6 +1,7 @@
 """A folder of images."""
 
 from pathlib import Path
+from typing import Any
 
 from aft_mm.checks import check_path
 from aft_mm.images import IMAGE_SUFFIXES, list_images
@@ -22,7 +23,7 @@ class ImageFolder(FileDataset):
         ValueError: If it contains no image file.
     """
 
-    def __init__(self, data_root: str, **kwargs) -> None:
+    def __init__(self, data_root: str, **kwargs: Any) -> None:
         check_path('data_root', data_root)
         super().__init__(data_root=data_root, **kwargs)
 

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mmengine.dataset import BaseDataset
@@ -37,7 +38,7 @@ class MNISTIdx(BaseDataset):
     FILES = dict(train='train', test='t10k')
     IMAGES = dict(train=60_000, test=10_000)
 
-    def __init__(self, data_root: str, split: str = 'train', **kwargs) -> None:
+    def __init__(self, data_root: str, split: str = 'train', **kwargs: Any) -> None:
         check_path('data_root', data_root)
         check_choice('split', split, self.FILES)
         self.split = split

@@ -1,6 +1,7 @@
 """Pathfinder: are two dots connected by a dashed path?"""
 
 from collections.abc import Iterator
+from typing import Any
 
 import cv2
 import numpy as np
@@ -47,7 +48,7 @@ class Pathfinder(BaseDataset):
         shortest: float = 0.25,
         longest: float = 0.75,
         seed: int = 0,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         check_generated(split, num_samples, seed)
         check_int('size', size, 16)

@@ -36,7 +36,7 @@ class PointClouds(FileDataset):
         data_root: str,
         classes: str | Sequence[str | int] = 'all',
         split: str = 'train',
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         check_path('data_root', data_root)
         check_text('split', split)

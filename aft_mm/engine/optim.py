@@ -36,7 +36,7 @@ class AutocastOptimWrapper(AmpOptimWrapper):
     """
 
     def __init__(
-        self, dtype: str = 'bfloat16', loss_scale: str | float | dict = 'dynamic', **kwargs
+        self, dtype: str = 'bfloat16', loss_scale: str | float | dict = 'dynamic', **kwargs: Any
     ) -> None:
         # AmpOptimWrapper's constructor refuses a CPU and builds a deprecated scaler.
         OptimWrapper.__init__(self, **kwargs)

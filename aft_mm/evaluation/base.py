@@ -20,7 +20,7 @@ class Metric(BaseMetric):
 
     default_prefix = ''  # without one mmengine warns in every run
 
-    def __init__(self, collect_device: str = 'gpu', **kwargs) -> None:
+    def __init__(self, collect_device: str = 'gpu', **kwargs: Any) -> None:
         super().__init__(collect_device=collect_device, **kwargs)
 
 

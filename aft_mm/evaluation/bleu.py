@@ -24,7 +24,7 @@ class BLEU(Metric):
         ValueError: If samples have no ``translation`` or ``reference``, or sacrebleu is missing.
     """
 
-    def __init__(self, **kwargs) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         try:
             import sacrebleu

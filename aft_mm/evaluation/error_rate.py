@@ -28,7 +28,7 @@ class ErrorRate(Metric):
         ValueError: If ``per`` is unknown, the dataset has no units, or its transcripts are empty.
     """
 
-    def __init__(self, per: str, lexicon: bool = False, **kwargs) -> None:
+    def __init__(self, per: str, lexicon: bool = False, **kwargs: Any) -> None:
         check_choice('per', per, PER)
         check_flag('lexicon', lexicon)
         self.per = per

@@ -45,7 +45,9 @@ class ImageQuality(GenerationMetric):
         ValueError: If the shapes do not match.
     """
 
-    def __init__(self, image_shape: Sequence[int], source_shape: Sequence[int], **kwargs) -> None:
+    def __init__(
+        self, image_shape: Sequence[int], source_shape: Sequence[int], **kwargs: Any
+    ) -> None:
         check_sizes('image_shape (H, W, C)', image_shape, (3,))
         check_sizes('source_shape (h, w, C)', source_shape, (3,))
         self.image_shape, self.source_shape = tuple(image_shape), tuple(source_shape)

@@ -27,7 +27,7 @@ class Likelihood(Metric):
         ValueError: If ``per`` is unknown, or there is no prediction.
     """
 
-    def __init__(self, per: str = 'dim', **kwargs) -> None:
+    def __init__(self, per: str = 'dim', **kwargs: Any) -> None:
         check_choice('per', per, ('dim', 'char', 'token', 'subword'))
         self.per = per
         super().__init__(**kwargs)

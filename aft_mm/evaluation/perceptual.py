@@ -1,7 +1,7 @@
 """FID and LPIPS of sampled images, by torchmetrics."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ class _ImageSetMetric(GenerationMetric):
         **kwargs: See :class:`Metric`.
     """
 
-    def __init__(self, image_shape: Sequence[int], batch_size: int = 32, **kwargs) -> None:
+    def __init__(self, image_shape: Sequence[int], batch_size: int = 32, **kwargs: Any) -> None:
         check_sizes('image_shape (H, W, C)', image_shape, (3,))
         check_int('batch_size', batch_size, 1)
         self.image_shape, self.batch_size = tuple(image_shape), batch_size
@@ -63,7 +63,7 @@ class FID(_ImageSetMetric):
     """
 
     def __init__(
-        self, image_shape: Sequence[int], feature: int | nn.Module = 2048, **kwargs
+        self, image_shape: Sequence[int], feature: int | nn.Module = 2048, **kwargs: Any
     ) -> None:
         super().__init__(image_shape, **kwargs)
         try:
@@ -113,7 +113,7 @@ class LPIPS(_ImageSetMetric):
         self,
         image_shape: Sequence[int],
         net_type: Literal['alex', 'vgg', 'squeeze'] = 'alex',
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         check_choice('net_type', net_type, LPIPS_NETS)
         super().__init__(image_shape, **kwargs)

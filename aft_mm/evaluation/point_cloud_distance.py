@@ -1,5 +1,7 @@
 """Distance of generated point clouds from the test set."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from mmengine.device import get_device
@@ -52,7 +54,7 @@ class PointCloudDistance(GenerationMetric):
     """
 
     def __init__(
-        self, num_bits: int = 8, emd: bool = False, normalization: str = 'box', **kwargs
+        self, num_bits: int = 8, emd: bool = False, normalization: str = 'box', **kwargs: Any
     ) -> None:
         check_num_bits(num_bits)
         check_flag('emd', emd)

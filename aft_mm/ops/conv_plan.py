@@ -139,9 +139,9 @@ class ConvPlan:
         name = 'exact', difference, cropped.shape
         return self.once(name, lambda: bool(is_range_exact(cropped, difference)))
 
-    def may_repeat(self, query: Tensor | None, key: Tensor, value: Tensor) -> bool:
+    def may_repeat(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
         """Return whether this call can be repeated by :meth:`repeat`."""
-        may = self.is_constant and query is not None and not torch.is_grad_enabled()
+        may = self.is_constant and not torch.is_grad_enabled()
         return may and value.is_cpu and only_computes()
 
     def keep_call(

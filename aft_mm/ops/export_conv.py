@@ -37,7 +37,16 @@ def find_operator() -> Path | str:
 
 
 def aft_conv(
-    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    *,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_conv` by the paths of `export_paths.py`.
 

@@ -75,8 +75,8 @@ def aft_full(
         return _run('aft_full', query, key, value, position_bias, **shared)
     if pair_mask is not None:
         checks.check_pair_mask(pair_mask, position_bias, key)
-        seen = (pair_mask.tril() if causal else pair_mask).any(1)
-        shared['key_mask'] = seen if key_mask is None else key_mask & seen
+        visible = (pair_mask.tril() if causal else pair_mask).any(1)
+        shared['key_mask'] = visible if key_mask is None else key_mask & visible
     options = dict(num_heads=num_heads, pair_mask=pair_mask, **shared)
     return _run('aft_full_batched', query, key, value, position_bias, **options)
 

@@ -44,8 +44,8 @@ def _weights(key: Tensor, log_weight: Tensor) -> Tensor:
     channels = key.shape[-1]
     heads = log_weight.shape[-3]
     per_channel = log_weight.repeat_interleave(channels // heads, -3).movedim(-3, -1)
-    seen = key.detach()[:, None].masked_fill(per_channel == -torch.inf, -torch.inf)
-    largest = seen.amax(2, keepdim=True)
+    visible = key.detach()[:, None].masked_fill(per_channel == -torch.inf, -torch.inf)
+    largest = visible.amax(2, keepdim=True)
     logits = key[:, None] - largest.masked_fill(largest == -torch.inf, 0) + per_channel
     shift = logits.detach().amax(2, keepdim=True)
     weights = torch.exp(logits - shift.masked_fill(shift == -torch.inf, 0))
@@ -168,7 +168,16 @@ def aft_local(
 
 
 def aft_conv(
-    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    *,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
 ) -> Tensor:
     """``W = exp(w[t' − t])`` per head inside the kernel, 1 (or 0) outside (eq. 6, 8)."""
     tokens = key.shape[1]
@@ -216,10 +225,10 @@ def aft_local_learned(
     target, source = _indices(tokens, tokens, key.device)
     hidden = (source > target) if causal else torch.zeros_like(source > target)
     bias = _near_bias(pos_u, pos_v, window, grid).masked_fill(hidden, -torch.inf)
-    seen = key.new_zeros(key.shape[0], tokens, 1)
+    equal_keys = key.new_zeros(key.shape[0], tokens, 1)
     if key_mask is not None:
-        seen = seen.masked_fill(~key_mask.unsqueeze(-1), -torch.inf)
-    local = _weights(seen, bias[None])
+        equal_keys = equal_keys.masked_fill(~key_mask.unsqueeze(-1), -torch.inf)
+    local = _weights(equal_keys, bias[None])
     everywhere = key.new_zeros(1, tokens, tokens).masked_fill(hidden, -torch.inf)
     mixed = (local * _weights(key, everywhere) * value[:, None]).sum(2)
     return _apply_gate(query, mixed, gate, dtype)

@@ -126,7 +126,7 @@ def draw_point_clouds(
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def _draw_cloud(axis, points: np.ndarray) -> None:
+def _draw_cloud(axis: Any, points: np.ndarray) -> None:
     low, high = points.min(0), points.max(0)
     centre, reach = (low + high) / 2, max(1e-6, (high - low).max() / 2)
     # In points² of 1/72 inch.

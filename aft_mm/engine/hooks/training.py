@@ -34,7 +34,7 @@ class CompileHook(Hook):
             size.
     """
 
-    def __init__(self, module: str | None = 'backbone', **kwargs) -> None:
+    def __init__(self, module: str | None = 'backbone', **kwargs: Any) -> None:
         if module is not None:
             check_text('module of CompileHook', module)
         self.module = module

@@ -88,7 +88,9 @@ class AFTConv(AFTMixer):
         """Return ``Σ_heads entropy(softmax(w))`` in nats for sparsity='entropy', else None (eq. 9)."""
         return self.pos_bias.entropy() if self.sparsity == 'entropy' else None
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor | None, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         weight = self.pos_bias(sample=True) if self.training else self.pos_bias.plan()
         return ops.aft_conv(
             query,
@@ -112,7 +114,9 @@ class AFTConv(AFTMixer):
             **self._state_options,
         )
 
-    def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:
+    def _mix_step(
+        self, query: Tensor | None, key: Tensor, value: Tensor, state: Any
+    ) -> tuple[Tensor, Any]:
         return ops.aft_conv_step(
             state,
             query,

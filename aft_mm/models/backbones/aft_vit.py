@@ -344,7 +344,7 @@ class AFTViT(BaseModule):
         # mmcv's RoIAlign ignores strides.
         return x.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
 
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Raise ValueError for other parameters, which mmengine would only log."""
         current = self.state_dict()
         loaded = {

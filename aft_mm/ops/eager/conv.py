@@ -44,7 +44,17 @@ DENSE_DEVICES = ('cuda',)
 
 
 def aft_conv(
-    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, plan=None
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    *,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+    plan: ConvPlan | None = None,
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_conv` by the fastest form that is exact to tolerance.
 
@@ -77,7 +87,7 @@ def aft_conv(
     if weight_decides and is_inference_applicable(query, key, value, plan.weight):
         if is_exact(difference=True):
             kernel = _inference_kernel(plan, weight, value)
-            if key_mask is None and plan.may_repeat(query, key, value):
+            if key_mask is None and query is not None and plan.may_repeat(query, key, value):
                 run = partial(_inference_mean, kernel=kernel, grid=grid, gate=gate)
                 plan.keep_call(run, query, key, value, grid, gate)
             return _inference_mean(query, key, value, kernel, grid, gate, key_mask)
@@ -327,7 +337,7 @@ def _repeat_unless_exact(
 
 
 @_repeat_unless_exact.register_fake
-def _(output, *others) -> None:
+def _(output: Tensor, *others: Any) -> None:
     return None
 
 

@@ -31,7 +31,16 @@ ADDRESSES = slice(13, 28, 3)
 PLAIN_TYPES = frozenset([Tensor, Parameter, type(None)])
 
 
-def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
+def aft_simple(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_function: str,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
     """Compute causal :func:`aft_mm.ops.aft_simple` in O(T·D), scaled by the largest key so far."""
     if torch.compiler.is_compiling():
         return _simple_node(query, key, value, key_mask, gate)
@@ -40,7 +49,17 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
 
 
 def aft_conv(
-    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, plan=None
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    *,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+    plan: ConvPlan | None = None,
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_conv` in O(T·K·D) by the difference or additive form, if exact."""
     call: dict[str, Any] = dict(
@@ -57,8 +76,8 @@ def aft_conv(
     def is_exact(difference: bool) -> Tensor:
         if weight_decides:
             return is_range_exact(cropped, difference)
-        seen = hide(key, value, key_mask)
-        return is_one_shift_exact(*seen, cropped, global_connectivity, causal, difference)
+        hidden = hide(key, value, key_mask)
+        return is_one_shift_exact(*hidden, cropped, global_connectivity, causal, difference)
 
     if torch.compiler.is_compiling():
         kernel = _exponential(cropped, global_connectivity)
@@ -78,9 +97,10 @@ def aft_conv(
         return eager.aft_conv(query, key, value, weight, plan=plan, **call)
     kernel, additive = made
     output = _run_conv(query, key, value, cropped, kernel, additive, **call)
-    tokens = query, key, value
-    if weight_decides and key_mask is None and plan.may_repeat(*tokens):
-        if query.dtype == key.dtype == value.dtype and all(_dense(x) is x for x in tokens):
+    if weight_decides and key_mask is None and query is not None:
+        tokens = query, key, value
+        repeats = plan.may_repeat(*tokens) and query.dtype == key.dtype == value.dtype
+        if repeats and all(_dense(x) is x for x in tokens):
             constant = cropped.detach()
             op = _Conv(gate, None, grid, True, False, kernel, additive, constant, None)
             plan.keep_call(_RepeatedConv(op, *tokens), *tokens, grid, gate)
@@ -93,7 +113,17 @@ def _exponential(weight: Tensor, difference: bool) -> Tensor:
     return kernel.flatten(1).T.contiguous()
 
 
-def _run_conv(query, key, value, weight, kernel, additive, *, key_mask, **call) -> Tensor:
+def _run_conv(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    kernel: Tensor,
+    additive: bool,
+    *,
+    key_mask: Tensor | None,
+    **call: Any,
+) -> Tensor:
     tokens = _of_one_dtype(query, key, value)
     constant = weight.detach()
     op = _Conv(
@@ -155,7 +185,9 @@ class _Simple(NamedTuple):
     gate: str
     key_mask: Tensor | None
 
-    def forward(self, save: bool, query, key, value) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, save: bool, query: Tensor | None, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         output = value.new_empty(value.shape)
         saved = None
         if save:
@@ -168,16 +200,32 @@ class _Simple(NamedTuple):
         batch, tokens, channels = shape
         return batch, math.ceil(tokens / SEGMENT), 3, channels
 
-    def backward(self, grad, saved, wanted, query, key, value) -> list[Tensor | None]:
+    def backward(
+        self,
+        grad: Tensor,
+        saved: Tensor | None,
+        wanted: Sequence[bool],
+        query: Tensor | None,
+        key: Tensor,
+        value: Tensor,
+    ) -> list[Tensor | None]:
         grads = [None if x is None else x.new_empty(x.shape) for x in (query, key, value)]
         _call('aft_simple_backward', self._args(query, key, value, grad, saved, grads), value)
         return grads
 
-    def by_eager(self, query, key, value) -> Tensor:
+    def by_eager(self, query: Tensor | None, key: Tensor, value: Tensor) -> Tensor:
         options: dict[str, Any] = dict(key_function='softmax', causal=True)
         return eager.aft_simple(query, key, value, **options, **self._asdict())
 
-    def _args(self, query, key, value, output, saved, grads=(None,) * 3) -> list[int]:
+    def _args(
+        self,
+        query: Tensor | None,
+        key: Tensor,
+        value: Tensor,
+        output: Tensor,
+        saved: Tensor | None,
+        grads: Sequence[Tensor | None] = (None,) * 3,
+    ) -> list[int]:
         """Return the fields of `SimpleArgs`."""
         fields = [*value.shape, GATES.index(self.gate), torch.get_num_threads()]
         for x in (query, key, value, self.key_mask, output, *grads):
@@ -198,12 +246,23 @@ class _Conv(NamedTuple):
     constant_weight: Tensor
     version: int | None
 
-    def forward(self, save: bool, query, key, value, weight) -> tuple[Tensor, None]:
+    def forward(
+        self, save: bool, query: Tensor | None, key: Tensor, value: Tensor, weight: Tensor
+    ) -> tuple[Tensor, None]:
         output = value.new_empty(value.shape)
         _call('aft_conv_forward', self._args(query, key, value, output), value)
         return output, None
 
-    def backward(self, grad, saved, wanted, query, key, value, weight) -> list[Tensor | None]:
+    def backward(
+        self,
+        grad: Tensor,
+        saved: Tensor | None,
+        wanted: Sequence[bool],
+        query: Tensor | None,
+        key: Tensor,
+        value: Tensor,
+        weight: Tensor,
+    ) -> list[Tensor | None]:
         grad_query = None if query is None else query.new_empty(query.shape)
         grad_value = value.new_empty(value.shape)
         grad_key = value.new_empty(value.shape, dtype=torch.float32)
@@ -221,7 +280,9 @@ class _Conv(NamedTuple):
             grad_weight = grad_weight * weight.exp()
         return [grad_query, grad_key, grad_value, grad_weight]
 
-    def by_eager(self, query, key, value, weight) -> Tensor:
+    def by_eager(
+        self, query: Tensor | None, key: Tensor, value: Tensor, weight: Tensor | None
+    ) -> Tensor:
         options = self._asdict()
         for name in ('kernel', 'additive', 'constant_weight', 'version'):
             del options[name]
@@ -234,7 +295,15 @@ class _Conv(NamedTuple):
                 )
         return eager.aft_conv(query, key, value, weight, **options)
 
-    def _args(self, query, key, value, output, grads=(None,) * 3, grad_kernel=None) -> list[int]:
+    def _args(
+        self,
+        query: Tensor | None,
+        key: Tensor,
+        value: Tensor,
+        output: Tensor,
+        grads: Sequence[Tensor | None] = (None,) * 3,
+        grad_kernel: Tensor | None = None,
+    ) -> list[int]:
         """Return the fields of `ConvArgs`."""
         rows = (1,) * (2 - len(self.grid))  # a line is a grid of one row
         kernel_size = self.constant_weight.shape[1:]
@@ -274,7 +343,7 @@ def _sum_over_heads(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[-1] == heads else x.unflatten(-1, (heads, -1)).sum(-1)
 
 
-def _run(op: _Simple | _Conv, *tensors: Tensor | None) -> Tensor:
+def _run(op: _Simple | _Conv, *tensors: Any) -> Tensor:
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         return _Differentiable.apply(op, *tensors)
     return op.forward(False, *tensors)[0]
@@ -282,7 +351,7 @@ def _run(op: _Simple | _Conv, *tensors: Tensor | None) -> Tensor:
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, op: _Simple | _Conv, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, op: _Simple | _Conv, *tensors: Any) -> Tensor:
         output, saved = op.forward(True, *tensors)
         if op.key_mask is not None:  # the caller may write to it before the backward pass
             op = op._replace(key_mask=op.key_mask.clone())
@@ -330,7 +399,9 @@ def _needs_torch(grad: Tensor) -> bool:
 def _simple_node(
     query: Tensor | None, key: Tensor, value: Tensor, key_mask: Tensor | None, gate: str
 ) -> Tensor:
-    options = dict(key_function='softmax', causal=True, key_mask=key_mask, gate=gate)
+    options: dict[str, Any] = dict(
+        key_function='softmax', causal=True, key_mask=key_mask, gate=gate
+    )
     return aft_simple(query, key, value, **options)
 
 
@@ -362,5 +433,5 @@ def _conv_node(
 
 @_simple_node.register_fake
 @_conv_node.register_fake
-def _(query, key, value, *others):
+def _(query: Tensor | None, key: Tensor, value: Tensor, *others: Any) -> Tensor:
     return value.new_empty(value.shape)
