@@ -93,9 +93,7 @@ def _read_ply(path: Path) -> np.ndarray:
 
     cloud = trimesh.load(path)
     if not isinstance(cloud, trimesh.PointCloud):
-        raise _unreadable(
-            path, 'it is a mesh, whose surface tools/dataset_converters/shapenet.py samples'
-        )
+        raise _unreadable(path, 'it is a mesh, which `aft_mm convert shapenet` samples')
     announced = _announced(path)
     if announced not in (None, len(cloud.vertices)):
         raise _unreadable(path, f'{announced} points announced, {len(cloud.vertices)} found')
@@ -126,5 +124,5 @@ _READERS = {
     '.xyz': partial(np.loadtxt, ndmin=2),
 }
 POINT_SUFFIXES = tuple(_READERS)
-#: Meshes, which tools/dataset_converters/shapenet.py samples.
+#: Meshes, which `aft_mm convert shapenet` samples.
 MESH_SUFFIXES = ('.glb', '.obj', '.off', '.ply', '.stl')
