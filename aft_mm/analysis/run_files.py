@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aft_mm.errors import UserError
+from aft_mm.outputs import write_whole
 
 from .run_logs import (
     CLOCKS,
@@ -179,9 +180,8 @@ def last_validation(records: Sequence[dict]) -> dict[str, float]:
 
 
 def write_lines(path: Path, runs: Iterable[Mapping[str, Any]]) -> None:
-    part = path.with_suffix('.part')
-    part.write_text(''.join(map(_line, runs)), encoding='utf-8')
-    part.replace(path)
+    with write_whole(path) as file:
+        file.writelines(_line(run).encode() for run in runs)
 
 
 def append_line(path: Path, run: Mapping[str, Any]) -> None:
