@@ -1,7 +1,6 @@
 """Collect runs, or outputs of benchmarks, in a file with a line for each, for the documents."""
 
 import argparse
-import json
 import re
 import subprocess
 from collections import defaultdict
@@ -17,7 +16,15 @@ from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_output
 
-from .run_files import config_name, curves, last_validation, read_lines, seed_of, write_lines
+from .run_files import (
+    config_name,
+    curves,
+    last_validation,
+    read_json,
+    read_lines,
+    seed_of,
+    write_lines,
+)
 from .run_logs import read_scalars
 
 TESTED = ('metrics.json', 'test.json')
@@ -59,16 +66,6 @@ def line(
     run: dict[str, Any] = {'name': name, 'config': config_name(name), 'seed': seed_of(name)}
     run |= {'lr': metrics.pop('lr', None), **facts, **found, 'metrics': metrics, **shape}
     return {key: value for key, value in run.items() if value is not None}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding='utf-8'))
-    except ValueError as error:
-        raise UserError(f'{str(path)!r} is damaged or not JSON: {error}') from error
-    if not isinstance(content, dict):
-        raise UserError(f'{str(path)!r} must hold metrics or rows by name')
-    return content
 
 
 def facts_of(work_dir: Path) -> dict[str, Any]:

@@ -69,6 +69,21 @@ def read_lines(path: Path) -> dict[str, dict]:
     return runs
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the metrics of a file of `aft_mm test --out`, or the rows of a benchmark."""
+    try:
+        content = json.loads(path.read_text(encoding='utf-8'))
+    except OSError as error:
+        raise UserError(f'{str(path)!r} cannot be read: {error.strerror}') from error
+    except ValueError as error:  # neither text nor JSON
+        raise UserError(f'{str(path)!r} is damaged or not JSON: {error}') from error
+    if not isinstance(content, dict):
+        raise UserError(
+            f'{str(path)!r} must hold metrics or rows by name, got a {type(content).__name__}'
+        )
+    return content
+
+
 def selected(argument: str) -> dict[str, dict]:
     """Return the runs of ``FILE.jsonl:PATTERN`` by ``FILE.jsonl:NAME``."""
     file, pattern = _SELECTION.fullmatch(argument).groups()
