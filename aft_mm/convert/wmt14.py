@@ -15,6 +15,7 @@ from typing import Any
 
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import write_whole
+from aft_mm.packed import MAX_RATIO
 from aft_mm.progress import progress
 
 LANGUAGES = ('en', 'de')
@@ -30,7 +31,6 @@ PARTS = {
 }
 SEGMENT = re.compile(rb'<seg[^<>]*>', re.IGNORECASE)
 END_OF_SEGMENT = re.compile(rb'</seg>', re.IGNORECASE)
-MAX_RATIO = 100  # of the size of an archive; text has 3 to 20
 
 
 def text_of(content: bytes, name: str) -> bytes:
