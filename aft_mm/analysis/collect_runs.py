@@ -17,6 +17,7 @@ from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_output
 
 from .run_files import (
+    POINTS,
     config_name,
     curves,
     last_validation,
@@ -56,7 +57,7 @@ def line(
     records: Sequence[dict],
     metrics: dict[str, Any] | None,
     facts: dict[str, Any],
-    points: int = 100,
+    points: int = POINTS,
     curve: Sequence[str] = ('loss',),
 ) -> dict[str, Any]:
     """Return the line of a run; an entry ``lr`` of the metrics becomes one of the run."""
@@ -69,7 +70,7 @@ def line(
 
 
 def facts_of(work_dir: Path) -> dict[str, Any]:
-    """Return what a work dir tells of its run: config, seed, rate, command, versions, machine."""
+    """Return config, seed, rate, command, versions and machine of a run, if its work dir has them."""
     facts: dict[str, Any] = {}
     configs = sorted(work_dir.glob('*/vis_data/config.py'))
     if configs:
