@@ -7,12 +7,12 @@ import stat
 import sys
 from collections.abc import Collection, Sequence
 from numbers import Real
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 LONGEST_VALUE = 80
 
 
-def is_int(value: Any) -> bool:
+def is_int(value: Any) -> TypeGuard[int]:
     """Return whether the value is an int and not a bool, in an exported graph also a symbol or tensor."""
     if isinstance(value, int):
         return not isinstance(value, bool)
@@ -66,9 +66,10 @@ def check_number(
     above: float | None = None,
 ) -> None:
     """Check for a finite int or float above `above`, of at least `least` and at most `most`."""
-    is_finite = isinstance(value, Real) and not isinstance(value, bool) and abs(value) < math.inf
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
     if (
-        not is_finite
+        not is_number
+        or not abs(value) < math.inf
         or (above is not None and value <= above)
         or (least is not None and value < least)
         or (most is not None and value > most)

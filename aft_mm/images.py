@@ -60,7 +60,7 @@ _PIXELS_PER_BYTE = 64
 
 def list_images(root: Path) -> list[str]:
     """Return the image files below a folder, relative to it and sorted, without hidden ones."""
-    found = []
+    images = []
     for folder, folders, files in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
         for name in folders:
@@ -75,8 +75,8 @@ def list_images(root: Path) -> list[str]:
             check_name(path)
             if not os.path.isfile(path):
                 raise UserError(f'image {path!r} is not a file, or is a link to a missing one')
-            found.append(os.path.relpath(path, root))
-    return sorted(found)
+            images.append(os.path.relpath(path, root))
+    return sorted(images)
 
 
 def check_name(path: str) -> None:
@@ -225,7 +225,7 @@ def enlarge_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """
     height, width = size
     planes = [
-        Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC)
+        np.asarray(Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC))
         for plane in np.moveaxis(image, -1, 0)
     ]
     return np.stack(planes, axis=-1)

@@ -89,6 +89,8 @@ class PlainModule(nn.Module):
 class PlainDataPreprocessor(nn.Module):
     """Moves a batch to the device of the model that contains it."""
 
+    _here: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer('_here', torch.empty(0), persistent=False)

@@ -5,7 +5,7 @@ The parameters have the names of mmpretrain's ImageClassifier with :class:`AFTVi
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,7 +94,7 @@ class AFTTextConfig(PreTrainedConfig):
     model_type = 'aft_text'
 
     def __init__(self, model: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        self.model = copy.deepcopy(_BYTES if model is None else dict(model))
+        self.model: dict[str, Any] = copy.deepcopy(_BYTES if model is None else dict(model))
         super().__init__(**kwargs)
         decoder = self.model.get('decoder')
         if not isinstance(decoder, dict) or not _NEEDED <= decoder.keys():
@@ -429,7 +429,8 @@ class AFTForCausalLM(_Model, GenerationMixin):
         Raises:
             ValueError: a sequence is longer than the position table, or a token is outside the vocabulary.
         """
-        cache, loss, states = past_key_values, None, None
+        cache, loss = past_key_values, None
+        states: Sequence[Tensor] | None = None
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if cache is not None and cache.state is not None:

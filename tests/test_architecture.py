@@ -55,8 +55,9 @@ ALLOWED['apis'] = ALLOWED['cli'] = BELOW_CLI | PROGRAMS
 USES_HOSTS = {'apis', 'hosts'}
 # Modules for a library that is an extra.
 OPTIONAL = {'aft_mm.timm': 'timm', 'aft_mm.transformers': 'transformers'}
-# Backends of ops.
+# Backends of ops, and what of ops only ops may import.
 BACKENDS = ('eager', 'native', 'triton', 'cuda')
+INSIDE_OPS = {f'aft_mm.ops.{name}' for name in (*BACKENDS, 'path_choice')}
 # Files of ops/triton that load without Triton.
 WITHOUT_TRITON = {'__init__', 'availability'}
 MAX_LINES = 700
@@ -117,6 +118,13 @@ def test_packages_import_only_what_the_table_allows():
                 assert rest.partition('.')[0] in allowed, f'{path} imports {name}'
             elif package in HOSTS:
                 assert owner(path) in USES_HOSTS, f'{path} imports {name}; use a config string'
+
+
+def test_above_ops_nobody_imports_a_backend_or_the_choice_of_paths():
+    for path in FILES:
+        if owner(path) != 'ops':
+            names = {'.'.join(name.split('.')[:3]) for _, name in imports(path)}
+            assert not names & INSIDE_OPS, f'{path} imports {names & INSIDE_OPS}'
 
 
 def test_no_backend_imports_another_but_native_its_fallback():

@@ -3,6 +3,7 @@
 import argparse
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -169,7 +170,7 @@ def load_annotations_first(config: Config, split: str) -> None:
 
     Pipelines for evaluation load them last, in the size of the file.
     """
-    loader = config.get(f'{split}_dataloader') or {}
+    loader: Any = config.get(f'{split}_dataloader') or {}
     steps = loader.get('dataset', {}).get('pipeline') or []
     loading = [step for step in steps if str(step.get('type')).endswith('LoadAnnotations')]
     if loading and str(steps[0].get('type')).endswith('LoadImageFromFile'):

@@ -62,10 +62,10 @@ def line(
 ) -> dict[str, Any]:
     """Return the line of a run; an entry ``lr`` of the metrics becomes one of the run."""
     metrics = last_validation(records) if metrics is None else dict(metrics)
-    found = curves(records, points, curve)
-    shape = {key: found.pop(key) for key in ('train', 'val') if key in found}
+    entries = curves(records, points, curve)
+    shape = {key: entries.pop(key) for key in ('train', 'val') if key in entries}
     run: dict[str, Any] = {'name': name, 'config': config_name(name), 'seed': seed_of(name)}
-    run |= {'lr': metrics.pop('lr', None), **facts, **found, 'metrics': metrics, **shape}
+    run |= {'lr': metrics.pop('lr', None), **facts, **entries, 'metrics': metrics, **shape}
     return {key: value for key, value in run.items() if value is not None}
 
 
@@ -88,7 +88,7 @@ def facts_of(work_dir: Path) -> dict[str, Any]:
     logs = sorted(work_dir.glob('*/*.log'))
     text = logs[-1].read_text(encoding='utf-8', errors='replace') if logs else ''
     facts['versions'] = dict(_VERSION.findall(text)) or None
-    devices = [found for _, found in _PLATFORM.findall(text)] + _DEVICE.findall(text)[:1]
+    devices = [device for _, device in _PLATFORM.findall(text)] + _DEVICE.findall(text)[:1]
     facts['machine'] = ', '.join(devices) or None
     return {key: value for key, value in facts.items() if value is not None}
 

@@ -118,7 +118,7 @@ def _latex_line(cells: Iterable[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub('|'.join(map(re.escape, _LATEX)), lambda found: _LATEX[found.group()], text)
+    return re.sub('|'.join(map(re.escape, _LATEX)), lambda match: _LATEX[match.group()], text)
 
 
 # Runs of one group may differ in these.
@@ -126,8 +126,8 @@ RUN_ONLY = ('work_dir', 'randomness', 'resume', 'load_from', 'launcher', 'experi
 
 
 def config_of(work_dir: str) -> str:
-    found = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
-    path = found[-1].with_name('config.py') if found else None
+    logs = sorted(Path(work_dir).glob('*/vis_data/scalars.json'))
+    path = logs[-1].with_name('config.py') if logs else None
     if path is None or not path.is_file():
         raise UserError(
             f'{work_dir!r} is not the work dir of a training: it has no '

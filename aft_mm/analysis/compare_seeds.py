@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -27,22 +28,22 @@ def draw_seeds(
     Groups are listed from top to bottom. With ``numbers``, the label of an x axis, their names are
     numbers on this logarithmic axis.
     """
-    places = range(len(groups)) if numbers is None else _numbers(groups)
+    positions = range(len(groups)) if numbers is None else _numbers(groups)
     size = (7, 0.4 * len(groups) + 1.2) if numbers is None else (7, 4.5)
     figure = new_figure(*size)
     axis = figure.subplots()
-    for place, values in zip(places, groups.values(), strict=True):
+    for position, values in zip(positions, groups.values(), strict=True):
         mean, error = mean_and_error(values)
-        x, y = (mean, place) if numbers is None else (place, mean)
-        runs, along = list(values), [place] * len(values)
+        x, y = (mean, position) if numbers is None else (position, mean)
+        runs, along = list(values), [position] * len(values)
         points = (runs, along) if numbers is None else (along, runs)
         axis.plot(*points, 'o', color='grey', alpha=0.5, markersize=3, zorder=1)
-        bar = {'xerr' if numbers is None else 'yerr': error}
+        bar: dict[str, Any] = {'xerr' if numbers is None else 'yerr': error}
         axis.errorbar(x, y, **bar, fmt='o', color='C0', markersize=4, capsize=4, zorder=2)
     if numbers is None:
         _name_groups(axis, groups, label)
     else:
-        _number_groups(axis, groups, dict(zip(places, groups, strict=True)), label, numbers)
+        _number_groups(axis, groups, dict(zip(positions, groups, strict=True)), label, numbers)
     axis.grid(alpha=0.3)
     axis.set_title('blue: mean ± standard error, grey: runs', fontsize=8)
     return figure
@@ -79,15 +80,15 @@ def _number_groups(
     label: str,
     title: str,
 ) -> None:
-    places = sorted(names)
-    means = [mean_and_error(groups[names[place]])[0] for place in places]
-    axis.plot(places, means, color='C0', linewidth=1, alpha=0.4, zorder=0)
-    positive = [place for place in places if place]
-    if len(positive) == len(places):
+    positions = sorted(names)
+    means = [mean_and_error(groups[names[position]])[0] for position in positions]
+    axis.plot(positions, means, color='C0', linewidth=1, alpha=0.4, zorder=0)
+    positive = [position for position in positions if position]
+    if len(positive) == len(positions):
         axis.set_xscale('log')
     elif positive:
         axis.set_xscale('symlog', linthresh=positive[0])
-    axis.set_xticks(places, [names[place] for place in places])
+    axis.set_xticks(positions, [names[position] for position in positions])
     axis.xaxis.set_minor_locator(NullLocator())
     axis.set_xlabel(title)
     axis.set_ylabel(label)
@@ -113,7 +114,7 @@ def tested(file: str) -> dict[str, Mapping]:
 
 def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, list[float]]:
     groups: dict[str, list[float]] = {}
-    seen: set[str] = set()
+    paths: set[str] = set()
     for label, *files in arguments:
         # If the label was forgotten, the first file would be taken for it.
         if Path(label).is_file() or is_selection(label) or not files:
@@ -125,9 +126,9 @@ def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, li
         runs = [run for file in files for run in tested(file).items()]
         for source, _ in runs:
             path = os.path.realpath(source)
-            if path in seen:
+            if path in paths:
                 raise UserError(f'--group must have different files, got {source!r} twice')
-            seen.add(path)
+            paths.add(path)
         groups[label] = [finite(*run, metric) for run in runs]
     return groups
 

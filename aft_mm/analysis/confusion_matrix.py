@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], footer: str = '') -
     if len(names) <= MOST_COUNTS:
         for (row, column), count in np.ndenumerate(counts):
             if count:
-                style = dict(ha='center', va='center', fontsize=6)
+                style: dict[str, Any] = dict(ha='center', va='center', fontsize=6)
                 colour = 'white' if share[row, column] < 0.5 else 'black'
                 axis.text(column, row, str(count), color=colour, **style)
     axis.set_xlabel('predicted class', fontsize=8)

@@ -34,9 +34,9 @@ def classify(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
             raise gradio.Error('an image must be given, got none')
         if network.in_channels == 1:
             image = np.asarray(Image.fromarray(image).convert('L'))[..., None]
-        (found,) = classifier([image], progress=False)
-        names = classifier.classes or range(len(found['scores']))
-        scores = {str(name): float(x) for name, x in zip(names, found['scores'], strict=True)}
+        (result,) = classifier([image], progress=False)
+        names = classifier.classes or range(len(result['scores']))
+        scores = {str(name): float(x) for name, x in zip(names, result['scores'], strict=True)}
         sample = classifier.preprocess(image)
         maps = keys_of(network, layers, network_inputs(network.model, [sample]))
         shown = shown_image(network.config, sample)
@@ -107,7 +107,8 @@ def transcribe(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
     def run(path: str | None) -> str:
         if path is None:
             raise gradio.Error('a recording must be given, got none')
-        return recognizer(path).text
+        recognition: Any = recognizer(path)
+        return recognition.text
 
     sound = gradio.Audio(type='filepath', label='recording')
     return dict(fn=run, inputs=sound, outputs=gradio.Textbox(label='transcript'))

@@ -9,12 +9,12 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mmengine.config import Config
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from aft_mm.apis import ImageClassifier, load_model
 from aft_mm.config.reading import read_config
@@ -102,7 +102,7 @@ def _layers(
                 f'sizes or [h, {num_tokens}, {num_tokens}] for the grid {tuple(grid)}, '
                 f'got {list(w.shape)}'
             )
-        channels = [image.keys[i].shape[1] for image in images if image.keys[i] is not None]
+        channels = [key.shape[1] for image in images if (key := image.keys[i]) is not None]
         entries.append(
             dict(
                 name=layer.name,
@@ -160,7 +160,7 @@ def _packed(values: np.ndarray) -> str:
     return base64.b64encode(gzip.compress(values.tobytes(), mtime=0)).decode()
 
 
-def layers_of(mixers: dict[str, nn.Module], config: Config) -> list[ExplorerLayer]:
+def layers_of(mixers: dict[str, Any], config: Config) -> list[ExplorerLayer]:
     if not mixers:
         raise UserError(f'the model of {config.filename} has no token mixer with a position bias')
     grids = {mixer.grid for mixer in mixers.values()}
@@ -177,7 +177,7 @@ def layers_of(mixers: dict[str, nn.Module], config: Config) -> list[ExplorerLaye
     ]
 
 
-def keys_of(classifier: ImageClassifier, path: str, mixers: dict[str, nn.Module]) -> ExplorerImage:
+def keys_of(classifier: ImageClassifier, path: str, mixers: dict[str, Any]) -> ExplorerImage:
     inputs = classifier.preprocess(path)['inputs']
     mixer = next(iter(mixers.values()))
     grid = classifier.model.backbone.patch_embed.grid_of(*inputs.shape[1:])
@@ -220,8 +220,8 @@ def run(args: argparse.Namespace) -> None:
         about = (
             f'{type(mixer).__name__}, {len(layers)} layers · {footer(args.config, args.checkpoint)}'
         )
-        place = mixer.grid, mixer.num_prefix_tokens
-        page = explorer_page(layers, *place, images, Path(args.config).stem, about)
+        layout = mixer.grid, mixer.num_prefix_tokens
+        page = explorer_page(layers, *layout, images, Path(args.config).stem, about)
         Path(args.out).write_text(page, encoding='utf-8')
     print(
         f'wrote {len(layers)} layers and {len(images)} images to {args.out} '

@@ -76,7 +76,7 @@ def _handles(names: Sequence[str], handle: Handle | None) -> dict[str, Handle | 
 class Likelihood(nn.Module):
     """An autoregressive model as a function of tokens: −log p of each token in nats."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.encoder = model.encoder
         self.decoder = model.decoder

@@ -71,7 +71,7 @@ def load_images(config: Config, paths: Sequence[str | os.PathLike]) -> list[dict
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
         steps = Compose(pipeline[1:] if reads_files else pipeline)
     samples = []
-    for path in map(os.fspath, paths):
+    for path in [os.fspath(path) for path in paths]:
         image, _ = read_image(path, config.model.backbone.get('in_channels', 3))
         if takes_bgr(config):
             image = np.ascontiguousarray(image[..., ::-1])
@@ -92,7 +92,7 @@ def shown_image(config: Config, sample: dict) -> np.ndarray:
     return np.ascontiguousarray(image[..., ::-1]) if takes_bgr(config) else image
 
 
-def network_inputs(model: nn.Module, samples: Sequence[dict]) -> Tensor:
+def network_inputs(model: Any, samples: Sequence[dict]) -> Tensor:
     sizes = {tuple(sample['inputs'].shape) for sample in samples}
     if len(sizes) > 1:
         raise UserError(f'images must have the same size, got {sorted(sizes)}; give one at a time')
@@ -100,7 +100,7 @@ def network_inputs(model: nn.Module, samples: Sequence[dict]) -> Tensor:
         return model.data_preprocessor(pseudo_collate(list(samples)), False)['inputs']
 
 
-def batches_of(model: nn.Module, samples: Sequence[dict], batch_size: int) -> Iterator[Tensor]:
+def batches_of(model: Any, samples: Sequence[dict], batch_size: int) -> Iterator[Tensor]:
     for first in range(0, len(samples), batch_size):
         yield network_inputs(model, samples[first : first + batch_size])
 
@@ -116,8 +116,8 @@ class Network(NamedTuple):
     of timm.
     """
 
-    model: nn.Module
-    backbone: nn.Module
+    model: Any
+    backbone: Any
     run: Callable[[Tensor], Any]
     config: Config | None
     in_channels: int
@@ -246,7 +246,7 @@ def _timm_network(name: str, checkpoint: str | os.PathLike | None) -> Network:
     path = None if checkpoint is None else os.fspath(checkpoint)
     check_checkpoint(path)
     torch.manual_seed(0)
-    model = timm.create_model(name, pretrained=False)
+    model: Any = timm.create_model(name, pretrained=False)
     if path is not None:
         try:
             weights = timm.models.load_state_dict(path, use_ema=False, weights_only=True)

@@ -29,7 +29,7 @@ from .recording import as_map
 
 def draw_cams(
     images: Sequence[np.ndarray],
-    cams: Sequence[np.ndarray],
+    cams: np.ndarray | Sequence[np.ndarray],
     titles: Sequence[str],
     footer: str = '',
 ) -> Figure:

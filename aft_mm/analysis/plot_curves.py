@@ -118,9 +118,9 @@ def _check_metrics(groups: Mapping[str, Sequence[Records]], metrics: Sequence[st
         if metric != 'loss' and not any(
             _lines(records, metric)[1] or trained(records, metric) for records in everything
         ):
-            found = ', '.join(dict.fromkeys(name for one in everything for name in _names(one)))
+            known = ', '.join(dict.fromkeys(name for one in everything for name in _names(one)))
             raise UserError(
-                f'metric must be one of the logs ({found or "which have none"}), got {metric!r}'
+                f'metric must be one of the logs ({known or "which have none"}), got {metric!r}'
             )
         for label, seeds in groups.items():
             for records in seeds:

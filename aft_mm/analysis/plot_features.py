@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ def draw_features(
     axis.set_aspect('equal', adjustable='datalim')
     for index, name in enumerate(names):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-        style = dict(color=colour, marker=marker, s=14, linewidths=0)
+        style: dict[str, Any] = dict(color=colour, marker=marker, s=14, linewidths=0)
         axis.scatter(*points[labels == index].T, label=name, **style)
     axis.set_xticks([])
     axis.set_yticks([])
@@ -58,8 +59,8 @@ def neighbour_share(features: torch.Tensor, labels: np.ndarray) -> float:
 def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
         network = load_network(args.network, args.checkpoint)
-        head = getattr(network.model, 'head', None)
-        if not hasattr(head, 'pre_logits'):
+        head: Any = getattr(network.model, 'head', None)
+        if network.config is None or not hasattr(head, 'pre_logits'):
             raise UserError(f'{args.network} is not a classifier of mmpretrain')
         dataset = build_dataset(network.config)
         samples = spread_samples(dataset, args.num)

@@ -52,7 +52,7 @@ def draw_key_maps(
             axis.set_xticks([])
             axis.set_yticks([])
         bar = figure.colorbar(picture, ax=list(row), fraction=0.04, pad=0.01)
-        ticks = [1 / norm.vmax, 1, norm.vmax]
+        ticks = [1 / most, 1, most]
         bar.set_ticks(ticks, labels=[f'{ratio:.3g}' for ratio in ticks])
         bar.ax.minorticks_off()
         bar.ax.tick_params(labelsize=6)
@@ -63,10 +63,10 @@ def draw_key_maps(
 def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
         network = load_network(args.network, args.checkpoint)
-        mixers = list(mixers_with_keys(network.model).values())
-        if not mixers:
+        every = list(mixers_with_keys(network.model).values())
+        if not every:
             raise UserError(f'the model of {args.network} has no token mixer with keys')
-        mixers = {f'layer {i}': mixers[i] for i in choose('--layers', args.layers, len(mixers))}
+        mixers = {f'layer {i}': every[i] for i in choose('--layers', args.layers, len(every))}
         samples = samples_for(network.config, args.images, args.num)
         paths = numbered(args.out, len(samples))
         check_writable('--out', paths)

@@ -45,7 +45,11 @@ def position_bias_table(
         largest = weight.topk(min(top, weight.shape[-1]), dim=-1).values.sum(-1)
         entropy = torch.special.entr(weight).sum(-1) / torch.tensor(2.0).log()
         for head in range(len(weight)):
-            row = {'layer': name, 'head': head, f'top_{top}': float(largest[head].mean())}
+            row: dict[str, str | int | float] = {
+                'layer': name,
+                'head': head,
+                f'top_{top}': float(largest[head].mean()),
+            }
             row['entropy_bits'] = float(entropy[head].mean())
             for axis, part in zip(AXES[offset.shape[-1]], centre[head].mean(0), strict=True):
                 row[f'centre_{axis}'] = float(part)
@@ -61,10 +65,10 @@ def _distribution(
     tokens = None if grid is None else num_prefix_tokens + int(torch.Size(grid).numel())
     if grid is not None and w.shape == (1, tokens, tokens):
         w = w[:, num_prefix_tokens:, num_prefix_tokens:]
-        place = torch.cartesian_prod(*(torch.arange(size) for size in grid)).view(-1, len(grid))
+        position = torch.cartesian_prod(*(torch.arange(size) for size in grid)).view(-1, len(grid))
         later = torch.ones(w.shape[1:], dtype=torch.bool).triu(1)
         w = w.masked_fill(later, -torch.inf) if causal else w
-        return w.softmax(-1), (place - place[:, None]).double()
+        return w.softmax(-1), (position - position[:, None]).double()
     if not 2 <= w.dim() <= 4:
         raise UserError(
             f'the position bias of {name} must be [h, *kernel] with 1 to 3 kernel '
@@ -89,16 +93,16 @@ def run(args: argparse.Namespace) -> None:
             f'layer {i}': mixers[i].position_bias()
             for i in choose('--layers', args.layers, len(mixers))
         }
-        place = {key: getattr(mixers[0], key) for key in ('grid', 'num_prefix_tokens', 'causal')}
+        layout = {key: getattr(mixers[0], key) for key in ('grid', 'num_prefix_tokens', 'causal')}
         w = next(iter(biases.values()))
         heads = len(choose('--heads', args.heads, len(w)))
         names = ('heads', 'queries', 'view', 'quantity', 'scale')
         choices = {name: getattr(args, name) for name in names}
         small = footer(args.config, args.checkpoint)
-        figure = draw_position_bias(biases, **place, **choices, footer=small)
+        figure = draw_position_bias(biases, **layout, **choices, footer=small)
         figure.savefig(args.out, dpi=args.dpi)
         if args.csv:
-            table = position_bias_table(biases, **place, top=args.top)
+            table = position_bias_table(biases, **layout, top=args.top)
             write_csv(args.csv, table)
     omitted = f' ({heads} of {len(w)} heads)' if heads < len(w) else ''
     print(f'plotted {len(biases)} of {len(mixers)} layers{omitted} to {args.out}')

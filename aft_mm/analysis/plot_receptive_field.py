@@ -2,7 +2,8 @@
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ FAINTEST = 1e-6  # lower end of the colour scale, relative to the largest pixel
 def receptive_field(
     features: Callable[[Tensor], Tensor],
     images: Tensor,
-    place: tuple[int, int] | None = None,
+    place: Sequence[int] | None = None,
     probes: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -71,7 +72,7 @@ def receptive_field(
     return (energy / total).cpu()
 
 
-def energy_within(energy: Tensor, radii: Sequence[float]) -> Tensor:
+def energy_within(energy: Tensor, radii: Iterable[float]) -> Tensor:
     """Return the share of the energy within each radius [px] of its centre of mass."""
     distance = _distance(energy)
     return torch.stack([energy[distance <= radius].sum() for radius in radii]) / energy.sum()
@@ -118,7 +119,9 @@ def draw_receptive_field(
         axes.append(axis)
         image = _draw_energy(axis, name, energy)
         radii = np.linspace(0, float(_distance(energy).max()), 200)
-        style = dict(color=f'C{index % 10}', linestyle=('-', '--', ':')[index // 10 % 3])
+        style: dict[str, Any] = dict(
+            color=f'C{index % 10}', linestyle=('-', '--', ':')[index // 10 % 3]
+        )
         curve.plot(radii, 100 * energy_within(energy, radii), label=name, linewidth=1, **style)
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.01)
     bar.set_label('energy / largest', fontsize=6)
@@ -205,7 +208,7 @@ def mean_field(network, layer: dict, batches: list, place: Sequence[int] | None)
         (output,) = outputs.values()
         return as_map(output, images.shape[2:], network.num_prefix_tokens)
 
-    total = 0
+    total = torch.zeros(())
     for batch in progress(batches, 'receptive field'):
         total = total + receptive_field(features, batch, place, generator=generator)
     return total / len(batches)

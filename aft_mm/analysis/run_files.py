@@ -86,15 +86,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def selected(argument: str) -> dict[str, dict]:
     """Return the runs of ``FILE.jsonl:PATTERN`` by ``FILE.jsonl:NAME``."""
-    file, pattern = _SELECTION.fullmatch(argument).groups()
+    match = _SELECTION.fullmatch(argument)
+    assert match is not None  # is_selection
+    file, pattern = match.groups()
     runs = read_lines(Path(file))
-    found = {f'{file}:{name}': run for name, run in runs.items() if fnmatchcase(name, pattern)}
-    if not found:
+    chosen = {f'{file}:{name}': run for name, run in runs.items() if fnmatchcase(name, pattern)}
+    if not chosen:
         raise UserError(
             f'{argument!r} has no run; the file has {", ".join(list(runs)[:3]) or "none at all"}'
             + ', ...' * (len(runs) > 3)
         )
-    return found
+    return chosen
 
 
 def read_runs(arguments: Iterable[str]) -> list[Run]:
@@ -126,8 +128,8 @@ def config_name(name: str) -> str:
 
 
 def seed_of(name: str) -> int | None:
-    found = _ENDING.search(name)
-    return int(found[1]) if found and found[1] else None
+    match = _ENDING.search(name)
+    return int(match[1]) if match and match[1] else None
 
 
 def records_of(run: Mapping[str, Any]) -> list[dict]:
@@ -157,22 +159,22 @@ def curves(records: Sequence[dict], points: int, metrics: Sequence[str] = ('loss
     given metrics. Validations keep all their metrics. Numbers have six digits.
     """
     training = [record for record in records if is_training(record)]
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     if training:
-        found['iterations'] = training[-1]['iter']
+        entries['iterations'] = training[-1]['iter']
         if length := epoch_length(records):
-            found['epoch_length'] = length
+            entries['epoch_length'] = length
         if trained(records, 'time'):
-            found['seconds'] = round(float(seconds_at(records, [found['iterations']])[0]), 1)
+            entries['seconds'] = round(float(seconds_at(records, [entries['iterations']])[0]), 1)
         stride = math.ceil(len(training) / points)
         kept = training[(len(training) - 1) % stride :: stride]
         names = [name for name in metrics if any(name in record for record in kept)]
-        found['train'] = _columns(kept, ['iter', *names])
+        entries['train'] = _columns(kept, ['iter', *names])
     names = [name for name in validated_metrics(records) if name not in _UNUSED]
     validated = [r for r in records if not is_training(r) and any(name in r for name in names)]
     if validated:
-        found['val'] = _columns(validated, ['step', *names])
-    return found
+        entries['val'] = _columns(validated, ['step', *names])
+    return entries
 
 
 def _columns(records: Sequence[dict], names: Iterable[str]) -> dict[str, list]:

@@ -45,7 +45,9 @@ def _read(file: Path) -> list[dict]:
     try:
         *lines, last = file.read_text(encoding='utf-8').split('\n')
         records = [json.loads(line) for line in lines]
-        with suppress(ValueError if records else ()):  # a run was killed as it wrote the last line
+        with suppress(
+            *(ValueError,) if records else ()
+        ):  # a run was killed as it wrote the last line
             records += [json.loads(last)] if last else []
     except ValueError as error:  # neither text nor JSON
         raise UserError(f'{str(file)!r} is not a log of JSON lines: {error}') from error
@@ -102,12 +104,12 @@ def validations(records: Sequence[dict], metric: str) -> list[tuple[int, float]]
 
     mmengine's validation steps are epochs in a run by epoch and iterations otherwise.
     """
-    found = [(r['step'], r[metric]) for r in records if not is_training(r) and metric in r]
+    values = [(r['step'], r[metric]) for r in records if not is_training(r) and metric in r]
     last_epoch = max((r.get('epoch', 0) for r in records if is_training(r)), default=0)
     length = epoch_length(records)
-    if length is None or any(step > last_epoch for step, _ in found):
-        return found
-    return [(step * length, value) for step, value in found]
+    if length is None or any(step > last_epoch for step, _ in values):
+        return values
+    return [(step * length, value) for step, value in values]
 
 
 def seconds_at(records: Sequence[dict], iterations: Sequence[int]) -> np.ndarray:

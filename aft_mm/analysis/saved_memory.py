@@ -1,7 +1,7 @@
 """Bytes that autograd saves for the backward pass, counted for :mod:`.model_complexity`."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,13 @@ def saved_memory(model: nn.Module, run: Callable[[], Tensor]) -> SavedMemory:
     one runs and counts for all. A GPU may save more or less.
     """
     model.train()
+    module: Any
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()  # one sample may be one value per channel
         if hasattr(module, 'with_cp'):
             module.with_cp = False
-    own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
+    persistent = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
     counted: dict[nn.Module | None, int] = {None: 0}
     inputs: dict[nn.Module, int] = {}
     repeats: dict[nn.Module | None, int] = {}
@@ -38,7 +39,7 @@ def saved_memory(model: nn.Module, run: Callable[[], Tensor]) -> SavedMemory:
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own and storage.data_ptr() not in storages:
+        if storage.data_ptr() not in persistent and storage.data_ptr() not in storages:
             storages[storage.data_ptr()] = tensor
             counted[current[-1]] += storage.nbytes()
         return tensor

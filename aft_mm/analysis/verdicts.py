@@ -34,22 +34,24 @@ def difference(values: Sequence[float], reference: Sequence[float]) -> Differenc
     """Return the mean of values minus that of the reference, after Welch."""
     from scipy.stats import ttest_ind
 
-    means, errors = zip(mean_and_error(values), mean_and_error(reference), strict=True)
-    mean = means[0] - means[1]
-    if None in errors or not any(errors):  # runs that are all equal have no known variance
+    (mean, error), (other_mean, other_error) = mean_and_error(values), mean_and_error(reference)
+    mean -= other_mean
+    if (
+        error is None or other_error is None or not (error or other_error)
+    ):  # runs that are all equal have no known variance
         return Difference(mean, None, None)
     test = ttest_ind(values, reference, equal_var=False)
     return Difference(mean, tuple(test.confidence_interval(LEVEL)), float(test.pvalue))
 
 
-def verdict(found: Difference, sign: str) -> str:
+def verdict(measured: Difference, sign: str) -> str:
     """Compare the sign of a difference with '+' or '-' if the 95 % interval excludes 0.
 
     Intervals are not corrected for the number of comparisons.
     """
-    if found.p is None or found.p >= 1 - LEVEL:
+    if measured.p is None or measured.p >= 1 - LEVEL:
         return INCONCLUSIVE
-    return SAME if (found.mean > 0) == (sign == '+') else OPPOSITE
+    return SAME if (measured.mean > 0) == (sign == '+') else OPPOSITE
 
 
 def verdict_table(
@@ -77,14 +79,14 @@ def verdict_table(
         if name == first:
             cells += ['–'] * (3 if expected else 2)
         else:
-            found = difference(values, groups[first])
-            cells += [_with_half(found.mean, found.interval, f'+.{decimals}f')]
-            if found.p is None:
+            measured = difference(values, groups[first])
+            cells += [_with_half(measured.mean, measured.interval, f'+.{decimals}f')]
+            if measured.p is None:
                 cells.append('–')
             else:
-                cells.append('< 0.0001' if found.p < 1e-4 else f'{found.p:.2g}')
+                cells.append('< 0.0001' if measured.p < 1e-4 else f'{measured.p:.2g}')
             if expected:
-                cells += [verdict(found, expected[name]) if name in expected else '–']
+                cells += [verdict(measured, expected[name]) if name in expected else '–']
         lines.append(cells)
     return ''.join(f'| {" | ".join(cells)} |\n' for cells in lines)
 

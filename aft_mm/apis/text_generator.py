@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -37,6 +37,19 @@ class TextGenerator:
         device: str | torch.device | None = None,
     ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'TextGenerator')
+
+    @overload
+    def __call__(
+        self, prompt: str | None = None, num_chars: int | None = None, **options: Any
+    ) -> str: ...
+
+    @overload
+    def __call__(
+        self,
+        prompt: list[str] | tuple[str, ...],
+        num_chars: int | None = None,
+        **options: Any,
+    ) -> list[str]: ...
 
     def __call__(
         self,

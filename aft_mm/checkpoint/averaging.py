@@ -66,13 +66,13 @@ def averaged(path: str, number: int) -> Iterator[str]:
     kind = last.stem.rstrip('0123456789')
     same = [p for p in checkpoints_in(last.parent) if p.stem.rstrip('0123456789') == kind]
     # Newest first.
-    found = list(map(str, same[same.index(last) :])) if last in same else []
-    if len(found) < number:
+    paths = list(map(str, same[same.index(last) :])) if last in same else []
+    if len(paths) < number:
         raise UserError(
-            f'--average must be at most the {len(found)} numbered checkpoints up to {path!r}, '
+            f'--average must be at most the {len(paths)} numbered checkpoints up to {path!r}, '
             f'got {number}'
         )
     with tempfile.TemporaryDirectory() as folder:
         mean = str(Path(folder) / f'{Path(path).stem}_average_{number}.pth')
-        torch.save(average(found[number - 1 :: -1]), mean)
+        torch.save(average(paths[number - 1 :: -1]), mean)
         yield mean

@@ -30,12 +30,12 @@ def write_pointer(folder: str | Path, checkpoint: str) -> None:
 
 def checkpoints_in(folder: str | Path) -> list[Path]:
     """Return the checkpoints of a run, sorted by name and number, newest first."""
-    found = [
+    checkpoints = [
         (match.group(1), int(match.group(2)), path)
         for path in Path(folder).glob('*.pth')
         if (match := _NAME.fullmatch(path.name))
     ]
-    return [path for _, _, path in sorted(found, reverse=True)]
+    return [path for _, _, path in sorted(checkpoints, reverse=True)]
 
 
 def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
@@ -68,7 +68,7 @@ def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
             with suppress(OSError, UnpicklingError):
                 complete[kind] = num_iterations(path), str(path)
     if complete:
-        _, best = max(complete.values(), key=lambda found: found[0])
+        _, best = max(complete.values(), key=lambda entry: entry[0])
         return best, f'{why}; the run resumes from {best!r}, the newest complete checkpoint'
     if others or pointer.exists():
         raise UserError(

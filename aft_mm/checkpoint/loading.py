@@ -62,9 +62,9 @@ def _load(filename: str, map_location: Any) -> dict:
             f'checkpoint {filename!r} is damaged or holds something other than weights and '
             f'training state ({type(error).__name__}: {reason:.200})'
         ) from error
-    found = _unexpected(checkpoint)
-    if found:
-        raise pickle.UnpicklingError(f'checkpoint {filename!r} holds {found}')
+    content = _unexpected(checkpoint)
+    if content:
+        raise pickle.UnpicklingError(f'checkpoint {filename!r} holds {content}')
     # mmengine's Runner.resume would execute this entry of old checkpoints.
     checkpoint.get('meta', {}).pop('config', None)
     return checkpoint
@@ -366,10 +366,10 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
             f'{len(unexpected)} unexpected and {len(reshaped)} of another shape'
             + (f'; {uncopied} cannot be copied' if uncopied else '')
         )
-    own = model.state_dict()
+    state = model.state_dict()
     if reshaped:
         shapes = ', '.join(
-            f'{key} {list(weights[key].shape)} -> {list(own[key].shape)}' for key in reshaped[:2]
+            f'{key} {list(weights[key].shape)} -> {list(state[key].shape)}' for key in reshaped[:2]
         )
         more = f' and {len(reshaped) - 2} more' if len(reshaped) > 2 else ''
         warn(
@@ -392,13 +392,13 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     if reshaped or uncopied:  # mmengine loads again and logs every misfit
         return []
     resized = sorted(
-        key for key in own.keys() & weights.keys() if own[key].shape != weights[key].shape
+        key for key in state.keys() & weights.keys() if state[key].shape != weights[key].shape
     )
     if resized:
         first = resized[0]
         warn(
             f'the checkpoint is interpolated to the sizes of this model: {first} from '
-            f'{list(weights[first].shape)} to {list(own[first].shape)}, {len(resized)} in all'
+            f'{list(weights[first].shape)} to {list(state[first].shape)}, {len(resized)} in all'
         )
     return resized
 
@@ -417,7 +417,7 @@ def _without_prefix(weights: Mapping) -> OrderedDict:
 
 def _copy(model: nn.Module, weights: Mapping) -> tuple:
     """Copy what fits; return missing, unexpected and reshaped names and the number of uncopied ones."""
-    own = model.state_dict()
+    state = model.state_dict()
     reshaped: list[str] = []
     uncopied = 0
     # A layer may resize, rename or refuse a tensor.
@@ -426,13 +426,13 @@ def _copy(model: nn.Module, weights: Mapping) -> tuple:
     except ValueError as error:
         raise UserError(str(error)) from error
     except RuntimeError as error:
-        missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
+        missing, unexpected = state.keys() - weights.keys(), weights.keys() - state.keys()
         reshaped = re.findall(r'size mismatch for (\S+):', str(error))
         uncopied = str(error).count('\n\t') - len(reshaped)
     # Torch would drop the imaginary part.
     uncopied += sum(
-        weights[key].is_complex() != own[key].is_complex()
-        for key in own.keys() & weights.keys()
+        weights[key].is_complex() != state[key].is_complex()
+        for key in state.keys() & weights.keys()
         if isinstance(weights[key], Tensor)
     )
     return missing, unexpected, reshaped, uncopied

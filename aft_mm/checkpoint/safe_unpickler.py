@@ -481,7 +481,7 @@ def _read_legacy(file: io.BufferedReader, size: int, device: torch.device, limit
 
 
 def _fill(storage: Tensor, source: IO[bytes]) -> None:
-    rest = memoryview(storage.numpy())
+    rest = storage.numpy().data
     while len(rest):
         num_bytes = source.readinto(rest[: 2**24])  # type: ignore[attr-defined]
         if not num_bytes:

@@ -27,7 +27,7 @@ OVER_EACH_OTHER = {'mmcv-lite', 'mmcv'}
 
 
 def installed() -> dict[str, str]:
-    return {canonicalize_name(found.name): found.version for found in distributions() if found.name}
+    return {canonicalize_name(one.name): one.version for one in distributions() if one.name}
 
 
 def own_requirements() -> list[Requirement]:
@@ -36,21 +36,21 @@ def own_requirements() -> list[Requirement]:
         texts = requires('aft_mm') or ()
     except PackageNotFoundError:
         return []
-    found = map(Requirement, texts)
-    return [one for one in found if one.marker is None or one.marker.evaluate({'extra': ''})]
+    requirements = map(Requirement, texts)
+    return [one for one in requirements if one.marker is None or one.marker.evaluate({'extra': ''})]
 
 
 def torch_requirements() -> dict[str, Requirement]:
     """Return the torch that torchvision and torchaudio were built for."""
-    found: dict[str, Requirement] = {}
+    requirements: dict[str, Requirement] = {}
     for name in ('torchvision', 'torchaudio'):
         try:
             texts = requires(name) or ()
         except PackageNotFoundError:
             continue
         # None for torchaudio from 2.9.
-        found.update((name, one) for one in map(Requirement, texts) if one.name == 'torch')
-    return found
+        requirements.update((name, one) for one in map(Requirement, texts) if one.name == 'torch')
+    return requirements
 
 
 def problems(

@@ -121,15 +121,15 @@ def all_commands() -> argparse.ArgumentParser:
         epilog='See `aft_mm COMMAND --help` for the arguments of a command.',
     )
     parser.add_argument('--version', action='version', version=f'aft_mm {__version__}')
-    places = {'': parser.add_subparsers(dest='command', metavar='COMMAND', required=True)}
+    subparsers = {'': parser.add_subparsers(dest='command', metavar='COMMAND', required=True)}
     for command in COMMANDS:
         group, _, name = command.rpartition(' ')
-        if group not in places:
-            kinds = places[''].add_parser(group, help=GROUPS[group], description=GROUPS[group])
-            places[group] = kinds.add_subparsers(metavar='KIND', required=True)
+        if group not in subparsers:
+            kinds = subparsers[''].add_parser(group, help=GROUPS[group], description=GROUPS[group])
+            subparsers[group] = kinds.add_subparsers(metavar='KIND', required=True)
         module = declaration(command)
         about = (module.__doc__ or '').partition('\n')[0].replace('%', '%%')
-        module.arguments(places[group].add_parser(name, help=about, **options_of(module)))
+        module.arguments(subparsers[group].add_parser(name, help=about, **options_of(module)))
     return parser
 
 

@@ -59,13 +59,13 @@ def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> None:
         folder = Path(root, prefix, dataset.get('ann_subdir', 'Annotations'))
         others: set[str] = set()
         for image in read_lines(path):
-            place = folder / f'{image}.xml'
-            if place.exists() and not place.is_file():  # on a pipe, reading would wait for ever
-                raise UserError(f'boxes {str(place)[:300]!r} is not a regular file')
-            found = set(box_classes(place))
-            if found.intersection(classes):
+            file = folder / f'{image}.xml'
+            if file.exists() and not file.is_file():  # on a pipe, reading would wait for ever
+                raise UserError(f'boxes {str(file)[:300]!r} is not a regular file')
+            labels = set(box_classes(file))
+            if labels.intersection(classes):
                 return
-            others |= found
+            others |= labels
         raise UserError(
             f'{listed}, but the boxes of {path!r} are of other classes: '
             f'{", ".join(sorted(others)) or "there are none"}'
@@ -75,8 +75,8 @@ def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> None:
 def _default_classes(kind: str) -> Sequence[str]:
     from mmengine.registry import DATASETS  # imports torch, which takes seconds
 
-    found = DATASETS.get(kind if '.' in kind else f'mmdet.{kind}')
-    return getattr(found, 'METAINFO', {}).get('classes', ())
+    dataset = DATASETS.get(kind if '.' in kind else f'mmdet.{kind}')
+    return getattr(dataset, 'METAINFO', {}).get('classes', ())
 
 
 def box_classes(path: Path) -> list[str]:
@@ -100,8 +100,8 @@ def check_masks(key: str, root: str, dataset: 'ConfigDict') -> None:
     if dataset.get('ann_file'):
         names = read_lines(os.path.join(root, dataset.ann_file))
     else:
-        found = (path.relative_to(images).as_posix() for path in images.rglob(f'*{suffix}'))
-        names = sorted(name.removesuffix(suffix) for name in found)
+        files = (path.relative_to(images).as_posix() for path in images.rglob(f'*{suffix}'))
+        names = sorted(name.removesuffix(suffix) for name in files)
     if not names:
         raise UserError(f'{key} reads {str(images)!r}, which has no file that ends in {suffix}')
     more = 1 if dataset.get('reduce_zero_label') else 0  # 0 is then no class, and 1 the first
@@ -130,8 +130,8 @@ def mask_values(path: Path, image: Path) -> list[int]:
             values = np.unique(np.asarray(mask)) if mode in ONE_NUMBER else np.zeros(0)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
-        place = getattr(error, 'filename', None) or path
-        raise UserError(f'mask {str(place)!r} cannot be read: {reason:.200}') from error
+        source = getattr(error, 'filename', None) or path
+        raise UserError(f'mask {str(source)!r} cannot be read: {reason:.200}') from error
     expected = image_size(image)
     if mode not in ONE_NUMBER:
         raise UserError(
@@ -167,7 +167,7 @@ def read_coco(path: str) -> dict:
             raise
         reason = ' '.join(str(error).split())
         raise UserError(f'annotations {path!r} cannot be read: {reason:.200}') from error
-    parts = [
+    parts: list[Any] = [
         content.get(name, []) if isinstance(content, dict) else None
         for name in ('categories', 'images', 'annotations')
     ]

@@ -53,14 +53,14 @@ def our_config(name: str) -> Path:
     *folders, bare = Path(name).as_posix().removesuffix('.py').split('/')
     folder = '/'.join(folders).removeprefix('configs').strip('/')
     known = configs_by_name()
-    found = {other: path for other, path in known.items() if path.parent.name.startswith(folder)}
-    if bare in found:
-        return found[bare]
+    matching = {other: path for other, path in known.items() if path.parent.name.startswith(folder)}
+    if bare in matching:
+        return matching[bare]
     # A name that ends in .py may be a missing file.
-    parts = [] if name.endswith('.py') else [other for other in found if bare in other]
+    parts = [] if name.endswith('.py') else [other for other in matching if bare in other]
     parts.sort(key=lambda other: (not other.startswith(bare), other))
     if len(parts) == 1:
-        return found[parts[0]]
+        return matching[parts[0]]
     close = parts or similar_names(bare, known)
     shown = f'{", ".join(close[:3])}{" …" if len(close) > 3 else ""}'
     if parts:
@@ -85,8 +85,8 @@ def similar_names(name: str, known: Collection[str]) -> list[str]:
         for first in range(max(1, len(words) - size + 1)):
             parts.setdefault('-'.join(words[first : first + size]), other)
     close = get_close_matches(name.replace('_', '-'), [*known, *parts], n=3)
-    found = [other for other in known if name in other] or [parts.get(one, one) for one in close]
-    return list(dict.fromkeys(found))
+    matches = [other for other in known if name in other] or [parts.get(one, one) for one in close]
+    return list(dict.fromkeys(matches))
 
 
 def find_base(name: str) -> str:
@@ -105,9 +105,9 @@ def install_command(extra: str) -> str:
     except PackageNotFoundError:
         lines = ()
     # Such as: mmdet<3.4,>=3.3; extra == "downstream"
-    found = [
+    requirements = [
         line.partition(';')[0].strip()
         for line in lines
         if re.search(f"""extra == ["']{extra}["']""", line)
     ]
-    return shlex.join(['pip', 'install', *(found or [f'aft_mm[{extra}]'])])
+    return shlex.join(['pip', 'install', *(requirements or [f'aft_mm[{extra}]'])])

@@ -135,37 +135,37 @@ def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
     for key in cfg:
         meant = get_close_matches(key, READ, n=1, cutoff=SIMILARITY)
         # A variable whose value occurs elsewhere was used.
-        if key not in known and meant and not any(_places(key, cfg[key], read)):
+        if key not in known and meant and not any(_uses(key, cfg[key], read)):
             raise UserError(f'{key!r} of the config is not used; did you mean {meant[0]!r}?')
     for option in options:
         key, _, rest = option.partition('.')
         if key not in known and key not in cfg:
             raise UserError(f'--cfg-options names {key!r}, which the config does not have')
         if key not in READ:
-            places = sorted(_places(key, cfg.get(key), read))[:3]
-            there = ' and '.join(f'{place}.{rest}'.rstrip('.') for place in places)
+            uses = sorted(_uses(key, cfg.get(key), read))[:3]
+            there = ' and '.join(f'{use}.{rest}'.rstrip('.') for use in uses)
             raise UserError(
                 f'--cfg-options {option} has no effect, because the config has already used '
                 f'{key!r}; change {there or "the config"} instead'
             )
 
 
-def _places(key: str, value: Any, tree: Any, at: str = '') -> Iterator[str]:
+def _uses(key: str, value: Any, tree: Any, at: str = '') -> Iterator[str]:
     items = (
         tree.items()
         if isinstance(tree, dict)
         else (enumerate(tree) if isinstance(tree, list) else ())
     )
     for name, part in items:
-        place = f'{at}.{name}'.lstrip('.')
+        path = f'{at}.{name}'.lstrip('.')
         if (
             part == value
             and value not in ({}, [])
             and (name == key or isinstance(value, dict | list))
         ):
-            yield place
+            yield path
         else:
-            yield from _places(key, value, part, place)
+            yield from _uses(key, value, part, path)
 
 
 def check_settings(cfg: Config) -> None:
@@ -212,11 +212,11 @@ def _check_loop(loop: ConfigDict) -> None:
     kind = loop.get('type') or (
         'EpochBasedTrainLoop' if loop.get('by_epoch', True) else 'IterBasedTrainLoop'
     )
-    found = LOOPS.get(kind) if isinstance(kind, str) else kind
-    if found is None:  # reported when it is built
+    loop_class = LOOPS.get(kind) if isinstance(kind, str) else kind
+    if loop_class is None:  # reported when it is built
         return
     # mmengine adds the scope of a base from another package.
-    known = [*inspect.signature(found.__init__).parameters, 'type', 'by_epoch', '_scope_']
+    known = [*inspect.signature(loop_class.__init__).parameters, 'type', 'by_epoch', '_scope_']
     known = [name for name in known if name not in ('self', 'runner', 'dataloader')]
     unknown = next((key for key in loop if key not in known), None)
     if unknown is not None and 'kwargs' not in known:
@@ -272,23 +272,23 @@ def _check_files(dataset: ConfigDict, key: str) -> None:
         f'{path}.gz' if path and not os.path.exists(path) and os.path.exists(f'{path}.gz') else path
         for path in files
     ]
-    for place in [
+    for source in [
         root,
         *(os.path.join(root, path) for path in prefixes),
         os.path.join(root, dataset.get('ann_file') or ''),
         *files,
     ]:
-        if not place or '://' in place:
+        if not source or '://' in source:
             continue
-        missing = not os.path.exists(place)
-        if missing or (os.path.isdir(place) and not os.listdir(place)):
+        missing = not os.path.exists(source)
+        if missing or (os.path.isdir(source) and not os.listdir(source)):
             folder = os.environ.get('AFT_MM_DATA', 'data')
             raise UserError(
-                f'{key} reads {place!r}, which {"does not exist" if missing else "is empty"}; put '
+                f'{key} reads {source!r}, which {"does not exist" if missing else "is empty"}; put '
                 'the data there'
                 + (
                     f' or set AFT_MM_DATA (now {folder!r}) to the folder that holds the data sets'
-                    if Path(place).is_relative_to(folder)
+                    if Path(source).is_relative_to(folder)
                     else ''
                 )
             )

@@ -137,10 +137,10 @@ def weights_license(config: str) -> str:
     elif len(licenses) != 1:
         names = ', '.join(data.name for data in data_sets)
         reason = f'the licence does not follow from the training data ({names or "unknown"})'
-    elif None in licenses:
+    elif (weights := data_sets[0].weights) is None:
         reason = f'the terms of {data_sets[0].name} ({data_sets[0].terms}) do not settle it'
     else:
-        return data_sets[0].weights
+        return weights
     raise UserError(f'--license must be given: {reason}')
 
 

@@ -153,7 +153,9 @@ def convert(
             else:
                 reason = f'it has another meaning in AFT; {option} copies it'
                 rows.append(Row(f'{name} ({part})', None, reason))
-    modules = dict(backbone=backbone) if head is None else dict(backbone=backbone, head=head)
+    modules: dict[str, nn.Module] = dict(backbone=backbone)
+    if head is not None:
+        modules['head'] = head
     state = nn.ModuleDict(modules).state_dict()
     check_classes(converted, state, path)
     check_fit(converted, state, path)

@@ -17,7 +17,7 @@ METHODS = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 
 
 @contextmanager
-def open_archive(path: Path) -> Iterator[IO[bytes]]:
+def open_archive(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
     if path.suffix == '.zip':
         with zipfile.ZipFile(path) as archive:
             # The header of other methods sets the memory that they take.
@@ -30,13 +30,13 @@ def open_archive(path: Path) -> Iterator[IO[bytes]]:
             with file:
                 yield file
     elif path.suffix == '.gz':
-        with gzip.open(path) as file:
-            yield file
+        with gzip.open(path) as unpacked:
+            yield unpacked
     else:
         raise UserError(f'the archive must be a .zip or a .gz file, got {str(path)!r}')
 
 
-def copy(source: IO[bytes], out: IO[bytes], limit: int) -> int:
+def copy(source: IO[bytes] | gzip.GzipFile, out: IO[bytes], limit: int) -> int:
     copied = 0
     while block := source.read(min(2**20, limit - copied)):
         out.write(block)

@@ -91,8 +91,8 @@ def image_sizes(paths: Sequence[Path]) -> str:
 
 def image_folder(root: Path, share: float, seed: int) -> OwnData:
     """Inspect a folder with a folder of images for each class, or train/ and val/ of such folders."""
-    validation = next((name for name in VALIDATION if (root / name).is_dir()), None)
-    given = (root / 'train').is_dir() and validation is not None
+    validation = next((name for name in VALIDATION if (root / name).is_dir()), '')
+    given = (root / 'train').is_dir() and validation != ''
     names = {'train': 'train', 'val': validation} if given else {'': ''}
     images = {part: list_images(root / name) for part, name in names.items()}
     counts: dict[str, Counter[str]] = {}
@@ -268,8 +268,8 @@ def voc(root: Path, share: float, seed: int) -> OwnData:
     every = [stem for part in stems.values() for stem in part]
     if not every:
         raise UserError(f'folder {str(folder)!r} must hold xml files, got none')
-    found = {stem: box_classes(folder / f'{stem}.xml') for stem in every}
-    counts = Counter(name for names in found.values() for name in names)
+    classes = {stem: box_classes(folder / f'{stem}.xml') for stem in every}
+    counts = Counter(name for names in classes.values() for name in names)
     if not counts:
         raise UserError(f'the xml files of {str(folder)!r} must hold boxes, got none')
     images = [root / 'JPEGImages' / f'{stem}.jpg' for stem in every]
@@ -283,7 +283,7 @@ def voc(root: Path, share: float, seed: int) -> OwnData:
         parts = stems
         lists_of = {part: literal(path) for part, path in lists.items()}
     else:
-        parts = split_by_label(every, _rarest([found[stem] for stem in every]), share, seed)
+        parts = split_by_label(every, _rarest([classes[stem] for stem in every]), share, seed)
         lists_of = {part: f"f'{{split}}/{part}.txt'" for part in ('train', 'val')}
     return OwnData(
         about=[_boxes(images, counts), image_sizes(images)],
@@ -421,25 +421,25 @@ def text(path: Path, share: float, seed: int) -> OwnData:
 
 def _parts_of(paths: Sequence[Path], what: str, optional: bool = False) -> dict[str, Path]:
     """Return the files of ``'train'`` and ``'val'`` by their names, or the only one as ``'all'``."""
-    found: dict[str, list[Path]] = {}
+    by_part: dict[str, list[Path]] = {}
     for path in paths:
         # instances_train2017.json, train.txt, valid/_annotations.coco.json
         folder = path.parent.name.lower()
         words = re.split('[^a-z]+', path.stem.lower()) + [folder] * (folder in FOLDERS)
         part = next((p for word in words for p in PARTS if word.startswith(p)), 'all')
         if part != 'test':
-            found.setdefault(part, []).append(path)
+            by_part.setdefault(part, []).append(path)
     chosen: dict[str, Path] = {}
-    for part, ours in found.items():
+    for part, ours in by_part.items():
         if len(ours) > 1 and part != 'all':  # VOC has trainval.txt and train.txt
             ours = [path for path in ours if path.stem == part]
         if len(ours) == 1:
             chosen[part] = ours[0]
-    if len(chosen) == len(found) == 1:
+    if len(chosen) == len(by_part) == 1:
         return {'all': next(iter(chosen.values()))}
     if {'train', 'val'} <= set(chosen):
         return {'train': chosen['train'], 'val': chosen['val']}
-    if optional and not found:
+    if optional and not by_part:
         return {}
     raise UserError(
         f'{what} must be one, or one with train and one with val in its name, got '

@@ -5,7 +5,7 @@ import csv
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import trimesh
@@ -68,7 +68,9 @@ def read_splits(path: Path) -> dict[tuple[str, str], str]:
             rows = list(csv.DictReader(file))
         except csv.Error:  # a zero byte, or a field of more than 128 kB
             rows = []
-    splits = {(row.get('synsetId'), row.get('modelId')): row.get('split') for row in rows}
+    splits: dict[Any, Any] = {
+        (row.get('synsetId'), row.get('modelId')): row.get('split') for row in rows
+    }
     if not rows or any(None in key for key in splits) or not {*splits.values()} <= {*SPLITS}:
         raise UserError(
             f'--splits {str(path)!r} must be a table with the columns synsetId, '

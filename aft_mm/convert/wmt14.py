@@ -8,7 +8,7 @@ import io
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,12 @@ def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
     """Open an archive as a stream that expands to a bounded size."""
     with path.open('rb') as file:
         head = file.read(3)
+    opened: Callable[..., Any]
     opened = gzip.open if head[:2] == b'\x1f\x8b' else bz2.open if head == b'BZh' else open
     with (
-        opened(path, 'rb') as file,
+        opened(path, 'rb') as packed,
         tarfile.open(
-            fileobj=Bounded(file, MAX_RATIO * path.stat().st_size + 2**20), mode='r|'
+            fileobj=Bounded(packed, MAX_RATIO * path.stat().st_size + 2**20), mode='r|'
         ) as archive,
     ):
         yield archive
@@ -84,7 +85,8 @@ def read(archives: Sequence[Path]) -> dict[tuple[str, str, str], bytes]:
                     if member.issparse():  # its zeros are not in the archive
                         raise ValueError(f'{member.name:.100} is a sparse file')
                     keys = keys_of(Path(member.name).name) if member.isfile() else []
-                    content = archive.extractfile(member).read() if keys else b''
+                    file = archive.extractfile(member) if keys else None
+                    content = b'' if file is None else file.read()
                     for key in keys:
                         texts.setdefault(key, text_of(content, member.name))
         except (

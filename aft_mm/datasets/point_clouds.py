@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from aft_mm.checks import check_path, check_text, is_int
 from aft_mm.registry import DATASETS
@@ -31,7 +32,11 @@ class PointClouds(FileDataset):
     """
 
     def __init__(
-        self, data_root: str, classes: str | Sequence[str] = 'all', split: str = 'train', **kwargs
+        self,
+        data_root: str,
+        classes: str | Sequence[str | int] = 'all',
+        split: str = 'train',
+        **kwargs,
     ) -> None:
         check_path('data_root', data_root)
         check_text('split', split)
@@ -44,7 +49,7 @@ class PointClouds(FileDataset):
             ]
             for name in classes:
                 check_text('classes', name)
-        self.classes = classes
+        self.classes: Any = classes
         self.split = split
         kwargs.setdefault('test_mode', split != 'train')
         super().__init__(data_root=data_root, **kwargs)

@@ -1,5 +1,6 @@
 """Reading point clouds."""
 
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -116,7 +117,7 @@ _PCD_HEADER_LINES = 64
 _PCD_LINE_BYTES = 2**16
 _PCD_VALUES = 4096  # per point
 _PCD_RATIO = 300  # the highest compression of LZF
-_READERS = {
+_READERS: dict[str, Callable[[Path], np.ndarray]] = {
     '.npy': partial(np.load, allow_pickle=False),
     '.pcd': _read_pcd,
     '.ply': _read_ply,

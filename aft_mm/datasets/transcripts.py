@@ -71,7 +71,7 @@ def read_transcripts(path: str) -> Transcripts:
             silent.append(name)
     if not texts:
         raise ValueError(f'transcripts {path!r} has no utterance')
-    problems = [
+    problems: list[tuple[str, list]] = [
         ('line(s) are empty and skipped', empty),
         ('line(s) are not valid UTF-8, invalid bytes are unknown', damaged),
         ('utterance(s) have a transcript without words', silent),

@@ -15,7 +15,7 @@ from mmengine.runner import (
     TestLoop,
     autocast,
 )
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from aft_mm.checks import check_int, check_number
 from aft_mm.errors import UserError
@@ -180,7 +180,7 @@ class NumberedBatchSampler:
             yield from batch_sampler
 
 
-class SeededBatches:
+class SeededBatches(Dataset):
     def __init__(self, dataset: Any, seeds: Sequence[int]) -> None:
         self.dataset = dataset
         self.seeds = seeds
@@ -325,7 +325,7 @@ class TranslationTestLoop(TestLoop):
         check_number('length_penalty of test_cfg', length_penalty, 0, 10)
         super().__init__(runner, dataloader, evaluator, fp16)
         self.options = dict(beam_size=beam_size, length_penalty=length_penalty)
-        self.subwords = getattr(self.dataloader.dataset, 'subwords', None)
+        self.subwords: Any = getattr(self.dataloader.dataset, 'subwords', None)
         if self.subwords is None:
             raise UserError(
                 'TranslationTestLoop needs a data set with subwords, such as '

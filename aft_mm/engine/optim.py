@@ -96,7 +96,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         super().add_params(params, module, prefix, is_dcn_module)
         if prefix:  # the default implementation calls it for every child
             return
-        backbone = getattr(module, 'backbone', None)
+        backbone: Any = getattr(module, 'backbone', None)
         if not hasattr(backbone, 'get_layer_depth'):
             raise UserError(
                 'paramwise_cfg.decay_rate needs a model whose backbone has get_layer_depth, such '

@@ -82,7 +82,7 @@ def check_start(cfg: Config) -> None:
 def check_widths(config: Config, runner: Runner) -> None:
     """Refuse a neck, or else a head, that does not fit the outputs of an AFTViT backbone."""
     model = task_model(runner)
-    backbone = getattr(model, 'backbone', None)
+    backbone: Any = getattr(model, 'backbone', None)
     if type(backbone).__name__ != 'AFTViT':  # other backbones have a width per stage
         return
     neck = getattr(model, 'neck', None)

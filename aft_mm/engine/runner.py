@@ -112,7 +112,7 @@ def build_runner(cfg: Config) -> Runner:
     return RUNNERS.build(cfg) if cfg.get('runner_type') else ConsoleRunner.from_cfg(cfg)
 
 
-def task_model(runner: Runner) -> nn.Module:
+def task_model(runner: Runner) -> Any:
     """Return the runner's model without DistributedDataParallel and test-time augmentation."""
     model = runner.model
     while is_model_wrapper(model) or isinstance(model, BaseTTAModel):

@@ -1,6 +1,7 @@
 """Quality of super-resolution."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,7 +73,8 @@ class ImageQuality(GenerationMetric):
         images, source = _pictures(sample['generated'], self.image_shape), sample['source']
         small = _pictures(source[None], self.source_shape)
         pixels = source.cpu().numpy().astype(np.uint8).reshape(self.source_shape)
-        enlarged = torch.from_numpy(enlarge_bicubic(pixels, self.image_shape[:2]))
+        height, width, _ = self.image_shape
+        enlarged = torch.from_numpy(enlarge_bicubic(pixels, (height, width)))
         kinds = dict(
             sample=images,
             mean=images.mean(0, keepdim=True),
@@ -96,9 +98,10 @@ def image_quality(images: Tensor, truth: Tensor, source: Tensor) -> dict[str, fl
     """
     truth = truth.expand_as(images)
     shrunk = F.interpolate(images, size=source.shape[2:], mode='area')
+    ssim: Any = structural_similarity_index_measure(images, truth, data_range=255.0)
     return dict(
         psnr_db=peak_signal_noise_ratio(images, truth, data_range=255.0, dim=(1, 2, 3)).item(),
-        ssim=structural_similarity_index_measure(images, truth, data_range=255.0).item(),
+        ssim=ssim.item(),
         consistency_mse=F.mse_loss(shrunk / 255, source.expand_as(shrunk) / 255).item(),
     )
 

@@ -1,6 +1,7 @@
 """FID and LPIPS of sampled images, by torchmetrics."""
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -66,9 +67,10 @@ class FID(_ImageSetMetric):
     ) -> None:
         super().__init__(image_shape, **kwargs)
         try:
+            height, width, _ = self.image_shape
             # Only the first rank computes; torchmetrics would wait for the others.
             self.distance = FrechetInceptionDistance(
-                feature, input_img_size=(3, *self.image_shape[:2]), sync_on_compute=False
+                feature, input_img_size=(3, height, width), sync_on_compute=False
             )
         except ModuleNotFoundError as error:
             raise ValueError(
@@ -107,7 +109,12 @@ class LPIPS(_ImageSetMetric):
         ValueError: If ``net_type`` is unknown, or its weights are missing.
     """
 
-    def __init__(self, image_shape: Sequence[int], net_type: str = 'alex', **kwargs) -> None:
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        net_type: Literal['alex', 'vgg', 'squeeze'] = 'alex',
+        **kwargs,
+    ) -> None:
         check_choice('net_type', net_type, LPIPS_NETS)
         super().__init__(image_shape, **kwargs)
         try:

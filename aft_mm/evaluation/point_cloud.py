@@ -1,5 +1,7 @@
 """Distances between point clouds, and between sets of point clouds."""
 
+from typing import Any
+
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -20,7 +22,7 @@ def chamfer_distances(clouds: Tensor, block: int, progress: bool = False) -> Ten
     """
     squares = clouds.square().sum(-1)
     distances = clouds.new_zeros(len(clouds), len(clouds))
-    bar = dict(console=Console(stderr=True), disable=not progress)
+    bar: dict[str, Any] = dict(console=Console(stderr=True), disable=not progress)
     for i in track(range(len(clouds)), 'Chamfer distances', **bar):
         for first in range(i + 1, len(clouds), block):
             others = slice(first, first + block)
@@ -41,7 +43,7 @@ def earth_mover_distances(clouds: Tensor, progress: bool = False) -> Tensor:
         progress: Show a progress bar on stderr.
     """
     distances = clouds.new_zeros(len(clouds), len(clouds), device='cpu')
-    bar = dict(console=Console(stderr=True), disable=not progress)
+    bar: dict[str, Any] = dict(console=Console(stderr=True), disable=not progress)
     for i in track(range(len(clouds)), "Earth mover's distances", **bar):
         for j in range(i + 1, len(clouds)):
             # |a|² + |b|² − 2ab would cancel for near points, which matter here.

@@ -133,6 +133,7 @@ class OnnxFile(GraphFile):
             output_names=graph.outputs,
             verbose=False,
         )
+        assert written is not None  # of dynamo=True
         written.model.metadata_props.update(graph.metadata)
         written.save(str(self.path), external_data=False)
 

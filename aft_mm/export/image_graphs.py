@@ -183,7 +183,8 @@ class Image(OneInput):
             raise UserError(f'--size must be at least {smallest}, got {high} {wide}')
         shape = (2 if dynamic else 1, channels, high, wide)
         example, *inputs = torch.randn(2, *shape)
-        shown, axes = shape, None
+        shown: tuple[Any, ...] = shape
+        axes = None
         if dynamic:
             shown = 'B', channels, 'H', 'W'
             height, width = (Dim(name, min=smallest) for name in ('height', 'width'))

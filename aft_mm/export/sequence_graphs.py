@@ -209,6 +209,7 @@ class Decoder:
         with torch.no_grad():
             _, *state = prompt(*inputs.values())
         layout = prompt.layout
+        assert layout is not None  # the call made it
         names = [*layout.names, *layout.memory_names]
         metadata = dict(longest_prompt=str(longest))
         first = Graph('prompt', prompt, inputs, ['scores', *names], axes, metadata)
@@ -239,7 +240,7 @@ class Decoder:
             tokens = torch.cat(
                 [inputs['tokens'], torch.randint(self.vocabulary, (1, steps + 1))], 1
             )
-            memory = ()
+            memory: tuple[Tensor, ...] = ()
             if encoder is not None:
                 mask = inputs['source_mask']
                 memory = encoder(inputs['source'], mask), mask

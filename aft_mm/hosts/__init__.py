@@ -13,6 +13,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
@@ -47,7 +48,7 @@ _PROGRESS = (
 logger = logging.getLogger('aft_mm.hosts')
 
 
-class _ReplacementLoader:
+class _ReplacementLoader(Loader):
     """Load a compiled extension that works, else the replacement."""
 
     def __init__(self, compiled: ModuleSpec | None) -> None:

@@ -6,6 +6,7 @@ Operators outside :data:`SUPPORTED` raise when they are called.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from types import ModuleType
 
 import torch
@@ -269,7 +270,8 @@ def _bilinear(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
     """Samples [C, rows, columns] of an image [C, H, W] at y [rows, 1] and x [1, columns]."""
     y, x = torch.broadcast_tensors(y, x)
     flat = image.flatten(1)
-    return sum(weight * flat[:, pixel] for pixel, weight in _corners(y, x, *image.shape[1:]))
+    parts = (weight * flat[:, pixel] for pixel, weight in _corners(y, x, *image.shape[1:]))
+    return reduce(torch.add, parts)
 
 
 def roi_pool_forward(

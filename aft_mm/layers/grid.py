@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -99,7 +100,7 @@ class GridParameters(nn.Module):
     def resize(self, loaded: Tensor, source: Grid) -> Tensor:
         return interpolate(loaded, source, self.grid, self.num_prefix_tokens)
 
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name, parameter in self.named_parameters(recurse=False):
             loaded = state_dict.get(prefix + name)
             if loaded is None or loaded.shape == parameter.shape:

@@ -3,7 +3,7 @@
 Autocast is disabled here: the rounding error of w is the relative error of W.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import check_flag, check_int, check_number
-from aft_mm.ops.eager.conv import KnownForm, read_form
+from aft_mm.ops.conv_plan import Values
 from aft_mm.ops.geometry import near_radius
 from aft_mm.ops.online_softmax import no_autocast
-from aft_mm.ops.path_choice import Snapshot
-from aft_mm.ops.tracing import compiling_not_exporting
+from aft_mm.ops.tracing import compiling_not_exporting, only_computes
 
 from .grid import Grid, GridParameters, check_grid, check_kernel
 
@@ -33,6 +32,8 @@ __all__ = [
 # (docs/configs.md).
 FACTOR_STD = 0.1
 FREE_STD = 0.01
+# Of ConvPositionBias.
+PARAMETERS = {'weight', 'gamma', 'beta'}
 
 
 class FactorizedPositionBias(GridParameters):
@@ -179,23 +180,21 @@ class FreeLocalPositionBias(GridParameters):
         return dense.masked_fill((column < 0) | (column > last), 0)
 
 
-class _CachedKernel(NamedTuple):
-    kernel: Tensor
-    parameters: Snapshot
-    autocast: bool
-    call: Callable[..., Tensor | None] | None = None
+class _KeptPlan(NamedTuple):
+    """A plan of w, and what w was computed from."""
 
-    def is_valid(self, parameters: Sequence[Tensor], autocast: bool) -> bool:
-        return self.parameters.is_valid(parameters) and autocast == self.autocast
+    plan: ops.ConvPlan
+    tau: float | None
+    autocast: bool
+    parameters: Values
 
 
 @torch.no_grad()
 def _update_form(bias: 'ConvPositionBias', *args: Any) -> None:
-    """Read which form of AFT-conv is exact; a hook of loading."""
-    parameters = bias._parameters_of_kernel()
-    bias._form = bias._parameters_of_form = None
-    if bias._may_cache(parameters) and not _is_capturing(bias.weight):
-        bias._form, bias._parameters_of_form = read_form(bias(), parameters)
+    """Read which form of AFT-conv is exact, for compiled graphs; a hook of loading."""
+    bias._form = None
+    if bias._may_plan() and not _is_capturing(bias.weight):
+        bias._form = ops.ConvPlan(bias()).fastest_form()
 
 
 def _is_capturing(x: Tensor) -> bool:
@@ -225,7 +224,7 @@ class ConvPositionBias(nn.Module):
     """
 
     _form: str | None = None
-    _parameters_of_form: Snapshot | None = None
+    _kept: _KeptPlan | None = None
 
     def __init__(
         self,
@@ -257,7 +256,6 @@ class ConvPositionBias(nn.Module):
         check_number('init_peak', init_peak, 0)
         if init_peak:
             self._set_peaks(init_peak, causal)
-        self._cached: _CachedKernel | None = None
         self.register_load_state_dict_post_hook(_update_form)
 
     @torch.no_grad()
@@ -282,78 +280,62 @@ class ConvPositionBias(nn.Module):
             self.beta.fill_(peak / number)
 
     def train(self, mode: bool = True) -> 'ConvPositionBias':
-        """Set the training mode, and drop the kernel of :meth:`cached`."""
-        self._cached = None
+        """Set the training mode, and drop the plan of :meth:`plan`."""
+        self._kept = None
         super().train(mode)
         _update_form(self)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_cached': None, '_form': None, '_parameters_of_form': None}
+        return {**self.__dict__, '_kept': None, '_form': None}
 
-    def cached(self) -> Tensor:
-        """Return w [h, *kernel] as evaluation uses it, cached between calls without gradient.
+    def plan(self) -> ops.ConvPlan:
+        """Return w [h, *kernel] as evaluation uses it, with what the op computes from it.
 
-        It is computed again after ``train``, ``eval``, and a write to a parameter, except through
-        ``parameter.data``: then call ``eval``, as mmengine's loops do.
+        Without a gradient a CPU keeps the plan while `tau` and the values of the parameters are the
+        same; other devices, which would wait for a comparison, only for the capture of a CUDA graph.
+        A graph of torch.compile computes the form that ``eval`` or ``load_state_dict`` read, and
+        checks it. With hooks or a parametrization nothing is kept.
         """
-        parameters = self._parameters_of_kernel()
-        if not self._may_cache(parameters):
-            return self()
-        autocast = torch.is_autocast_enabled(self.weight.device.type)
-        cached = self._cached  # another thread may drop it
-        if cached is None or not cached.is_valid(parameters, autocast):
-            if _is_capturing(self.weight):
-                return self()
-            with torch.inference_mode(False), torch.no_grad():
-                cached = self._cached = _CachedKernel(
-                    ops.mark_constant(self().clone()), Snapshot(parameters), autocast
-                )
-        return cached.kernel
+        if not self._may_plan():
+            return ops.ConvPlan(self(), form=self._known_form())
+        weight, kept = self.weight, self._kept  # once, as another thread may drop it
+        autocast = torch.is_autocast_enabled(weight.device.type)
+        if not weight.is_cpu:
+            if _is_capturing(weight):
+                return ops.ConvPlan(self()) if kept is None else kept.plan
+        elif kept is not None and kept.tau == self.tau and kept.autocast == autocast:
+            if kept.parameters.equal(self._parameters.values()):
+                return kept.plan
+        with torch.inference_mode(False), torch.no_grad():
+            # First, so that the next call sees a write while w is computed.
+            parameters = Values(self._parameters.values())
+            kept = self._kept = _KeptPlan(ops.plan_conv(self()), self.tau, autocast, parameters)
+        return kept.plan
 
-    def keep_call(self, kernel: Tensor, call: Callable[..., Tensor | None]) -> None:
-        """Keep a call of the op with this kernel, if it is that of :meth:`cached`."""
-        cached = self._cached
-        if cached is not None and cached.kernel is kernel:
-            self._cached = cached._replace(call=call)
-
-    def repeat_call(self, *args: Any) -> Tensor | None:
-        """Return the result of the kept call, None if it is not valid for these arguments."""
-        cached = self._cached
-        if cached is None or cached.call is None:
-            return None
-        parameters = self._parameters.values()
-        for x in parameters:
-            # Fake tensors and those of torch.func have no address.
-            if type(x) is not nn.Parameter and x is not None:
-                return None
-        return cached.call(*args) if cached.parameters.is_valid(parameters) else None
-
-    def known_form(self) -> KnownForm | None:
-        """Return the form of AFT-conv for :meth:`cached`, if torch.compile traces an evaluation.
-
-        ``eval`` and ``load_state_dict`` read the form, and the next call compiles again if it
-        changed. Other writes are detected as by :meth:`cached`, except by a replayed CUDA graph.
-        """
+    def _known_form(self) -> str | None:
+        """Return the form to compute if torch.compile traces an evaluation."""
         if self.training or torch.is_grad_enabled() or not compiling_not_exporting():
             return None
-        parameters = self._parameters_of_kernel()
-        if self._form is None or not all(type(p) is nn.Parameter for p in parameters):
-            return None
-        return KnownForm(self._form, parameters)
+        real = all(p is None or type(p) is nn.Parameter for p in self._parameters.values())
+        return self._form if real else None
 
-    def _parameters_of_kernel(self) -> list[Tensor]:
-        return [p for p in self._parameters.values() if p is not None]
-
-    def _may_cache(self, parameters: Sequence[Tensor]) -> bool:
-        if self.training or torch.compiler.is_compiling() or torch.is_grad_enabled():
+    def _may_plan(self) -> bool:
+        """Return whether w depends on `tau` and on parameters alone, which are real numbers."""
+        if not only_computes() or self.training or torch.is_grad_enabled():
             return False
-        # A parametrized or pruned weight depends on what a snapshot does not see.
-        if self._parameters.keys() != {'weight', 'gamma', 'beta'}:
+        if type(self) is not ConvPositionBias or self._forward_hooks or self._forward_pre_hooks:
             return False
-        # Not for fake tensors, nor for those of torch.func.
-        real = all(type(p) is nn.Parameter and not p.is_inference() for p in parameters)
-        return real and not self.weight.is_meta and not torch.jit.is_tracing()
+        if torch.nn.modules.module._has_any_global_hook():
+            return False
+        parameters = self._parameters
+        if parameters.keys() != PARAMETERS:
+            return False
+        for x in parameters.values():
+            # Fake tensors and those of torch.func have no values.
+            if x is not None and (type(x) is not nn.Parameter or x.is_meta):
+                return False
+        return True
 
     def forward(self, sample: bool = False) -> Tensor:
         """Return w [h, *kernel] for the op (eq. 8); with `tau` and `sample`, p is a Gumbel sample."""

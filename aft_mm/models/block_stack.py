@@ -74,7 +74,7 @@ class BlockStack(BaseModule):
         self.tokens_per_position = tokens_per_position
         self.position_embedding = POSITIONS[positions](self._places(), embed_dims)
         self.drop = nn.Dropout(drop_rate)
-        self.layers = nn.ModuleList(
+        self.layers: Any = nn.ModuleList(
             Block(
                 embed_dims,
                 {**token_mixer, 'causal': causal},

@@ -21,6 +21,7 @@ causal AFT op a NaN or infinite key or value does not reach earlier rows, other 
 channels (of aft_conv: channels of other heads).
 """
 
+from .conv_plan import ConvPlan, plan_conv
 from .export_paths import record_paths, replay_paths
 from .functional import (
     aft_conv,
@@ -38,7 +39,6 @@ from .linear import (
     linear_attention_step,
 )
 from .online_softmax import apply_gate
-from .path_choice import mark_constant
 from .state import StepState, prefill, select
 from .steps import (
     aft_conv_init_state,
@@ -56,6 +56,7 @@ from .steps import (
 )
 
 __all__ = [
+    'ConvPlan',
     'LinearState',
     'StepState',
     'aft_conv',
@@ -81,7 +82,7 @@ __all__ = [
     'linear_attention_init_state',
     'linear_attention_prefill',
     'linear_attention_step',
-    'mark_constant',
+    'plan_conv',
     'prefill',
     'record_paths',
     'replay_paths',

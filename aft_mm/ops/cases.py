@@ -57,17 +57,21 @@ class Case:
         tokens = (self.tokens, self.channels), (sources, self.heads), (sources, self.channels)
         return [*((batch, *size) for size in tokens), *self.parameters]
 
-    def inputs(self, batch: int = 2, dtype=torch.float64, bias_scale: float = 1.0) -> list[Tensor]:
+    def inputs(
+        self, batch: int = 2, dtype: torch.dtype = torch.float64, bias_scale: float = 1.0
+    ) -> list[Tensor]:
         """query, key, value and the bias parameters, all randn."""
         tensors = [torch.randn(shape, dtype=torch.float64) for shape in self.shapes(batch)]
         tensors[3:] = [x * bias_scale for x in tensors[3:]]
         return [x.to(dtype).requires_grad_() for x in tensors]
 
-    def __call__(self, *tensors: Tensor | None, **extra) -> Tensor:
+    def __call__(self, *tensors: Tensor | None, **extra: Any) -> Tensor:
         return self.function(*tensors, **{**self.options, **extra})
 
 
-def simple(tokens: int, sources: int | None = None, channels: int = CHANNELS, **options) -> Case:
+def simple(
+    tokens: int, sources: int | None = None, channels: int = CHANNELS, **options: Any
+) -> Case:
     label = '-'.join(f'{k}={v}' for k, v in options.items())
     if options.get('key_function') == 'relu2':
         options['gate'] = 'relu'
@@ -114,7 +118,7 @@ def conv(
     heads: int = 2,
     causal: bool = False,
     channels: int = CHANNELS,
-    **options,
+    **options: Any,
 ) -> Case:
     name = f'conv-{grid}-k={kernel}-h={heads}-causal={causal}{"-degenerate" if options else ""}'
     options = dict(grid=tuple(grid), causal=causal, **options)

@@ -18,6 +18,8 @@ from aft_mm.checks import (
 
 from .geometry import Window, near_radius
 
+#: Names the backends to use, see `dispatch.py`.
+ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
 GATES = ('none', 'sigmoid', 'relu')  # in the order of native/vectors.h
 KEY_FUNCTIONS = ('softmax', 'relu', 'relu2')
 # Sums are float32, or float64.

@@ -8,6 +8,7 @@ were verified (`triton/availability.py`). ``AFT_MM_BACKEND`` names other backend
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor
 
 from . import eager, export_conv, reference
+from .checks import ENVIRONMENT_VARIABLE
+from .conv_plan import ConvPlan
 from .export_paths import export_stage
 from .native import availability as native_availability
-from .path_choice import ENVIRONMENT_VARIABLE
 from .tracing import constant
 from .triton import availability as triton_availability
 
@@ -33,6 +35,8 @@ OPS = (
 STEPS = tuple(f'{op}_step' for op in OPS)
 BACKENDS = ('triton', 'native', 'eager', 'reference')
 DEFAULT_BACKENDS = ('triton', 'native', 'eager')
+# Backends that compute less for a constant w of AFT-conv.
+PLANNED = ('native', 'eager')
 # Read once, as reading the environment is slow.
 INTERPRETED = triton_availability.interpreted()
 logger = logging.getLogger('aft_mm.ops')
@@ -139,11 +143,16 @@ def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
 
 
 def implementation(
-    op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
+    op: str,
+    tensors: Sequence[Tensor | None],
+    options: Mapping[str, Any],
+    plan: ConvPlan | None = None,
 ) -> Callable[..., Any]:
+    """Return the op of the backend of a call, with the plan of AFT-conv if the backend uses it."""
     name = choose_backend(op, tensors, options)
     if torch.compiler.is_compiling() or (name, op, tensors[2].dtype) not in _logged:
         _prepare(name, op, tensors[2].dtype)
     if name == 'eager' and op == 'aft_conv' and export_stage():
         return export_conv.aft_conv
-    return getattr(_modules[name], op)
+    function = getattr(_modules[name], op)
+    return function if plan is None or name not in PLANNED else partial(function, plan=plan)

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .checks import GATES
+from .conv_plan import cancels
 from .eager.conv import (
-    cancels,
     convolution,
     convolved_mean,
     exact_mean_in_float64,
@@ -37,7 +37,7 @@ def find_operator() -> Path | str:
 
 
 def aft_conv(
-    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
+    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_conv` by the paths of `export_paths.py`.
 

@@ -53,15 +53,21 @@ def exports_loops() -> bool:
 
 def record(path: bool) -> None:
     """Record a path, True for fast, if paths are recorded."""
-    if recording():
-        _recorded.get().append(path)
+    if torch.compiler.is_dynamo_compiling():  # which cannot trace a context variable
+        return
+    recorded = _recorded.get()
+    if recorded is not None:
+        recorded.append(path)
 
 
 def replay() -> bool | None:
     """Return the next recorded path, True for fast; None if none are replayed."""
-    if not replaying():
+    if torch.compiler.is_dynamo_compiling():
         return None
-    path = next(_replayed.get(), None)
+    replayed = _replayed.get()
+    if replayed is None:
+        return None
+    path = next(replayed, None)
     if path is None:
         raise RuntimeError('replay_paths got no paths, but the run chose one')
     return path

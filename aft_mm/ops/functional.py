@@ -1,14 +1,14 @@
 """The public AFT ops: they check the arguments, choose a backend and call it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import checks
-from .dispatch import backend_module, choose_backend, implementation
-from .eager.conv import KnownForm
+from .conv_plan import ConvPlan
+from .dispatch import implementation
 from .geometry import Window
 from .online_softmax import no_autocast
 
@@ -119,14 +119,13 @@ def aft_conv(
     query: Tensor | None,
     key: Tensor,
     value: Tensor,
-    weight: Tensor,
+    weight: Tensor | ConvPlan,
     *,
     grid: Sequence[int],
     global_connectivity: bool = True,
     causal: bool = False,
     key_mask: Tensor | None = None,
     gate: str = 'sigmoid',
-    _known: KnownForm | None = None,
 ) -> Tensor:
     """Compute AFT whose position bias depends on the offset only (arXiv 2105.14103, eq. 6 and 8).
 
@@ -138,10 +137,19 @@ def aft_conv(
     Args:
         key: [B, T, h], one channel per head.
         weight: w ``[h, *kernel]``, already reparameterised; sizes are odd and may exceed the grid.
+            Or its plan, from :func:`plan_conv`, for many calls with one w.
         grid: 1, 2 or 3 sizes, whose product is T.
         global_connectivity: Whether W is 1 outside the kernel, else 0.
-        _known: The form that fits `weight`, for a compiled graph without a choice.
     """
+    plan = None
+    if isinstance(weight, ConvPlan):
+        plan, weight = weight, weight.weight
+        # For one image, the checks take longer than the C++ loop.
+        if key_mask is None and global_connectivity and not causal:
+            if not torch.compiler.is_dynamo_compiling():
+                repeated = plan.repeat(query, key, value, grid, gate)
+                if repeated is not None:
+                    return repeated
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tensor('weight', weight)
     heads = weight.shape[0] if weight.dim() else 0
@@ -152,29 +160,8 @@ def aft_conv(
     checks.check_grid(grid, key.shape[1], kernel=weight.shape[1:])
     if torch.compiler.is_dynamo_compiling():
         grid = _as_constants(grid)
-    options = dict(grid=grid, global_connectivity=global_connectivity, known=_known, **shared)
-    return _run('aft_conv', query, key, value, weight, **options)
-
-
-def prepare_conv(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor,
-    grid: Sequence[int],
-    gate: str,
-) -> Callable[..., Tensor | None] | None:
-    """Return the same call for other values of the tokens, see :class:`PreparedConv`.
-
-    To be called after :func:`aft_conv`. None unless the C++ loops are used without a gradient and
-    `weight` is from :func:`mark_constant`.
-    """
-    if torch.is_grad_enabled():
-        return None
-    options = dict(grid=grid, global_connectivity=True, causal=False, gate=gate)
-    if choose_backend('aft_conv', (query, key, value, weight), options) != 'native':
-        return None
-    return backend_module('native').prepare_conv(query, key, value, weight, grid, gate)
+    options = dict(grid=grid, global_connectivity=global_connectivity, **shared)
+    return _run('aft_conv', query, key, value, weight, plan=plan, **options)
 
 
 def aft_local_hard(
@@ -271,6 +258,7 @@ def _run(
     key: Tensor,
     value: Tensor,
     *others: Tensor | None,
+    plan: ConvPlan | None = None,
     **options: Any,
 ) -> Tensor:
     tensors = (query, key, value, *others)
@@ -283,4 +271,4 @@ def _run(
         zero = sum(x.sum() for x in tensors if x is not None)  # a gradient of 0 for every tensor
         return value.new_empty(0, tokens, value.shape[2]) + zero
     with no_autocast(value):
-        return implementation(op, tensors, options)(*tensors, **options)
+        return implementation(op, tensors, options, plan)(*tensors, **options)

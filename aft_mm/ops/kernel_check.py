@@ -47,7 +47,7 @@ def using(backend: str) -> Iterator[None]:
 
 def supported_cases(op: str, device: torch.device, dtype: torch.dtype) -> list[Case]:
     """Return the cases of `op` with a kernel, in the interpreter only those of a few tokens."""
-    is_step, found = op.endswith('_step'), []
+    is_step, cases = op.endswith('_step'), []
     tensors = [torch.empty(1, 1, 1, device=device, dtype=dtype)] * 3
     tensors += [torch.empty(1, device=device)] * is_step  # the state is float32
     for case in (*CASES, *LONG_CASES):
@@ -60,8 +60,8 @@ def supported_cases(op: str, device: torch.device, dtype: torch.dtype) -> list[C
         if is_step:
             case = replace(case, options={**case.options, 'causal': True})
         if not availability.unsupported_reasons(op, tensors, case.all_options):
-            found.append(case)
-    return found
+            cases.append(case)
+    return cases
 
 
 def inputs(case: Case, twist: str, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
@@ -215,15 +215,15 @@ def check_kernels(ops: Sequence[str] = (), device: str = 'cuda') -> bool:
         ValueError: If an op has no kernel.
         RuntimeError: If the kernels cannot run on the device.
     """
-    place, all_right = torch.device(device), True
+    target, all_right = torch.device(device), True
     for op in ops:
         check_choice('op', op, tuple(availability.KERNELS))
-    if missing := availability.machine_reasons(place.type, place.index):
+    if missing := availability.machine_reasons(target.type, target.index):
         raise RuntimeError(f'the kernels cannot be checked on {device}: triton {missing[0]}')
     for op in ops or availability.KERNELS:
         for dtype in reversed(availability.DTYPES):  # of models first
             try:
-                result = check_op(op, place, dtype)
+                result = check_op(op, target, dtype)
             except Exception as error:  # a fault of a kernel, too little memory, no compiler
                 result = f'failed: {type(error).__name__}: {error}'
             all_right &= result.startswith('right')

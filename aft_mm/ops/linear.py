@@ -10,7 +10,7 @@ from aft_mm.checks import check_flag, check_int, check_number, refuse
 from .checks import FLOATS, check_lengths, check_mask, check_tensor
 from .dispatch import implementation
 from .eager.linear import linear_attention_sums
-from .linear_terms import FeatureMap, LinearState, resolve
+from .linear_terms import LinearState, Maps, resolve
 from .online_softmax import no_autocast
 from .state import check_position, use_up
 
@@ -21,8 +21,6 @@ __all__ = [
     'linear_attention_prefill',
     'linear_attention_step',
 ]
-
-Maps = str | FeatureMap | tuple[FeatureMap, FeatureMap]
 
 
 def linear_attention(

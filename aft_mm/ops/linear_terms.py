@@ -11,6 +11,7 @@ from aft_mm.checks import check_choice
 from .tracing import may_read
 
 FeatureMap = Callable[[Tensor], Tensor]
+Maps = str | FeatureMap | tuple[FeatureMap, FeatureMap]
 
 
 class LinearState(NamedTuple):
@@ -53,9 +54,7 @@ def square(x: Tensor) -> Tensor:
 FEATURE_MAPS: dict[str, FeatureMap] = {'elu': elu, 'relu': relu, 'square': square}
 
 
-def resolve(
-    feature_map: str | FeatureMap | tuple[FeatureMap, FeatureMap],
-) -> tuple[FeatureMap, FeatureMap]:
+def resolve(feature_map: Maps) -> tuple[FeatureMap, FeatureMap]:
     """Return the maps of queries and of keys."""
     if isinstance(feature_map, str):
         check_choice('feature_map', feature_map, tuple(FEATURE_MAPS))

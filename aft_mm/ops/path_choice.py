@@ -1,23 +1,17 @@
-"""The choice between the fast and the safe path of an op, and results cached for a constant.
+"""The choice between the fast and the safe path of an op.
 
 A fast path is exact to tolerance under a condition on values; :func:`choose` evaluates it. In
 an exported graph it is the path of `export_paths.py`.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from .export_paths import record, replay
 from .tracing import transformed
-
-#: Names the backends to use, see `dispatch.py`.
-ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
-# Cached results by name.
-_constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def choose(
@@ -84,61 +78,3 @@ def _contiguous(path: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return path(*operands).contiguous()
 
     return branch
-
-
-class Snapshot:
-    """Tells whether tensors were replaced or written to since, except through ``data``.
-
-    It keeps their memory, so no other tensor gets their addresses.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = [x.detach() for x in tensors]
-        self.state = [(x.data_ptr(), x._version, x.dtype, x.shape, x.stride()) for x in tensors]
-
-    def is_valid(self, tensors: Iterable[Tensor | None]) -> bool:
-        """Compare with tensors in the same order, without those that are None."""
-        state = iter(self.state)
-        for x in tensors:
-            if x is None:
-                continue
-            address, version, dtype, shape, strides = next(state, (0, 0, None, (), ()))
-            if x.dtype != dtype or x.is_inference() or x._version != version:
-                return False
-            if x.data_ptr() != address or x.shape != shape or x.stride() != strides:
-                return False
-        return next(state, None) is None
-
-
-def mark_constant(x: Tensor) -> Tensor:
-    """Mark a tensor as never written to again, so that ops cache results from it; return it.
-
-    Reading a value would otherwise synchronise with the device in every call.
-    """
-    _constants[x] = {}
-    return x
-
-
-def cached(x: Tensor, name: Hashable, make: Callable[[], Any]) -> Any:
-    """Return ``make()``, which depends on x alone, cached under `name` if x is constant."""
-    results = None if torch.compiler.is_compiling() else _constants.get(x)
-    if results is None:
-        return make()
-    if name not in results:
-        with torch.inference_mode(False), torch.no_grad():
-            results[name] = make()
-    return results[name]
-
-
-def find_cached(x: Tensor, name: Hashable) -> Any:
-    """Return what :func:`cached` cached, or None."""
-    return (_constants.get(x) or {}).get(name)
-
-
-def cached_check(
-    x: Tensor, name: tuple[Hashable, ...], check: Callable[..., Tensor], **options: Hashable
-) -> Tensor | bool:
-    """Return ``check(**options)``, for a constant x its cached value as a bool."""
-    if torch.compiler.is_compiling() or x not in _constants:
-        return check(**options)
-    return cached(x, (*name, *options.values()), lambda: bool(check(**options)))

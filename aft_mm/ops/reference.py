@@ -4,10 +4,13 @@
 are tested against it.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from .geometry import Window, hard_mask, kernel_index, near_mask, near_radius
+from .linear_terms import Maps
 
 GATES = {'sigmoid': torch.sigmoid, 'relu': torch.relu}
 
@@ -50,18 +53,29 @@ def _weights(key: Tensor, log_weight: Tensor) -> Tensor:
     return weights / total.masked_fill(total == 0, 1)
 
 
-def _mix(query, key, value, log_weight, causal, key_mask, gate):
+def _mix(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    log_weight: Tensor,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
     dtype = value.dtype
     key, value = _hide(key, value, key_mask)
     if causal:
-        target, source = _indices(*log_weight.shape[-2:], key.device)
+        targets, sources = log_weight.shape[-2:]
+        target, source = _indices(targets, sources, key.device)
         log_weight = log_weight.masked_fill(source > target, -torch.inf)
     key = key.repeat_interleave(value.shape[-1] // key.shape[-1], -1)
     mixed = (_weights(key, log_weight) * value[:, None]).sum(2)
     return _apply_gate(query, mixed, gate, dtype)
 
 
-def _near_bias(pos_u: Tensor, pos_v: Tensor | None, window: Window, grid) -> Tensor:
+def _near_bias(
+    pos_u: Tensor, pos_v: Tensor | None, window: Window, grid: Sequence[int] | None
+) -> Tensor:
     """``u vᵀ``, or without v the entry of the offset t' − t in row t of u; 0 outside the window."""
     target, source = _indices(len(pos_u), len(pos_u), pos_u.device)
     if pos_v is None:
@@ -72,7 +86,16 @@ def _near_bias(pos_u: Tensor, pos_v: Tensor | None, window: Window, grid) -> Ten
     return bias.masked_fill(~near_mask(target, source, window, grid), 0)
 
 
-def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
+def aft_simple(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_function: str,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
     """``W = 1`` (eq. 5); relu keys: ``g(q) ⊙ Σ relu(k) v`` (ICLR submission eq. 3), relu2 eq. 6."""
     targets = key.shape[1] if query is None else query.shape[1]
     zeros = key.new_zeros(1, targets, key.shape[1], dtype=torch.float64)
@@ -91,13 +114,31 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
     return _apply_gate(query, mixed, gate, dtype)
 
 
-def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Tensor:
+def aft_full(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    *,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
     """``W = exp(w)``, w dense (eq. 2)."""
     return _mix(query, key, value, position_bias.double()[None], causal, key_mask, gate)
 
 
 def aft_full_batched(
-    query, key, value, position_bias, *, num_heads, pair_mask, causal, key_mask, gate
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    *,
+    num_heads: int | None,
+    pair_mask: Tensor | None,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
 ) -> Tensor:
     """``W = exp(w)`` with a w per sample or per head, and 0 where `pair_mask` hides the pair."""
     bias = position_bias.double()
@@ -108,14 +149,26 @@ def aft_full_batched(
     return _mix(query, key, value, bias, causal, key_mask, gate)
 
 
-def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:
+def aft_local(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    pos_u: Tensor,
+    pos_v: Tensor | None,
+    *,
+    window: Window,
+    grid: Sequence[int] | None,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
     """``W = exp(w)`` inside the window, 1 outside (eq. 4); ``w = u vᵀ`` (eq. 7) or free."""
     bias = _near_bias(pos_u, pos_v, window, grid)
     return _mix(query, key, value, bias[None], causal, key_mask, gate)
 
 
 def aft_conv(
-    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
+    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate
 ) -> Tensor:
     """``W = exp(w[t' − t])`` per head inside the kernel, 1 (or 0) outside (eq. 6, 8)."""
     tokens = key.shape[1]
@@ -125,7 +178,17 @@ def aft_conv(
     return _mix(query, key, value, bias, causal, key_mask, gate)
 
 
-def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
+def aft_local_hard(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    window: Window,
+    grid: Sequence[int] | None,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
     """``W = 1`` inside the hard window, 0 outside (ICLR submission, algorithms 1 and 2)."""
     tokens = key.shape[1]
     inside = hard_mask(*_indices(tokens, tokens, key.device), window, grid, causal)
@@ -135,7 +198,17 @@ def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -
 
 
 def aft_local_learned(
-    query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    pos_u: Tensor,
+    pos_v: Tensor | None,
+    *,
+    window: Window,
+    grid: Sequence[int] | None,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
 ) -> Tensor:
     """``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] v_t'``, w = 0 outside (ICLR eq. 8)."""
     dtype, tokens = value.dtype, key.shape[1]
@@ -159,7 +232,16 @@ LINEAR_FEATURES = {
 }
 
 
-def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -> Tensor:
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    feature_map: Maps,
+    causal: bool,
+    key_mask: Tensor | None,
+    eps: float,
+) -> Tensor:
     """``y_t = Σ φ(q_t)·φ(k_t') v_t' / (Σ φ(q_t)·φ(k_t') + eps)`` (arXiv 2006.16236, eq. 5)."""
     if isinstance(feature_map, str):
         feature_map = LINEAR_FEATURES[feature_map]

@@ -19,13 +19,13 @@ from .triton.availability import KERNELS, LIMITS
 
 
 def _needs(kernels: Mapping[str, Mapping[str, Any]], limits: Mapping[str, str]) -> str:
-    found = []
+    parts = []
     for op, options in kernels.items():
         needs = [f'{name}={value!r}' for name, value in options.items()]
         if op in limits:
             needs.append(limits[op])
-        found.append(f'{op} ({", ".join(needs) or "any options"})')
-    return '; '.join(found)
+        parts.append(f'{op} ({", ".join(needs) or "any options"})')
+    return '; '.join(parts)
 
 
 ABOUT = {
@@ -58,10 +58,10 @@ def print_table() -> None:
                 used = None
             cells = []
             for backend in BACKENDS:
-                found = unsupported_reasons(backend, op, tensors, options)
-                for reason in found:
+                unsupported = unsupported_reasons(backend, op, tensors, options)
+                for reason in unsupported:
                     reasons.setdefault((backend, device.type, reason), []).append(op)
-                cells.append('used' if backend == used else 'no' if found else 'available')
+                cells.append('used' if backend == used else 'no' if unsupported else 'available')
             print(f'{op:<{width}}  {device.type:<6}' + ''.join(f'{cell:>12}' for cell in cells))
     for backend in BACKENDS:
         print(f'{backend}: {ABOUT[backend]}')

@@ -36,6 +36,13 @@ def transformed() -> bool:
     return not torch.compiler.is_dynamo_compiling() and forward_ad._current_level >= 0
 
 
+def only_computes() -> bool:
+    """Return whether an operation only computes now: in no graph, transform, export or mode."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or export_stage():
+        return False
+    return not transformed() and torch._C._len_torch_dispatch_stack() == 0
+
+
 def may_read(x: Tensor) -> bool:
     """Return whether the value of x may be read now: outside of graphs and of torch.func."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or export_stage():

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from aft_mm.checks import check_choice, check_path, described, refuse
 
 BLANK = '<blank>'
 UNKNOWN = '<unk>'
-CASES = {'keep': str, 'upper': str.upper, 'lower': str.lower}
+CASES: dict[str, Callable[[str], str]] = {'keep': str, 'upper': str.upper, 'lower': str.lower}
 _VARIANT = re.compile(r'\(\w+\)$')  # A(2), the second way to say A
 
 
@@ -81,6 +81,7 @@ class TextUnits:
 
     @cached_property
     def words(self) -> dict[str, tuple[int, ...]]:
+        assert self.lexicon is not None
         stressed = any(symbol[-1].isdigit() for symbol in self.names)
         pronunciations = {}
         for word, phonemes in read_lexicon(self.lexicon).items():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -53,7 +54,9 @@ def draw_alignment(
     )
     FigureCanvasAgg(figure)
     axis = figure.subplots()
-    style = dict(aspect='auto', cmap='Blues', vmin=0, vmax=1, interpolation='nearest')
+    style: dict[str, Any] = dict(
+        aspect='auto', cmap='Blues', vmin=0, vmax=1, interpolation='nearest'
+    )
     picture = axis.imshow(probs.T[rows], extent=(0, duration, len(rows) - 0.5, -0.5), **style)
     axis.set_yticks(range(len(rows)), [names[unit].replace(' ', '␣') for unit in rows], fontsize=8)
     axis.set_xlabel('seconds')

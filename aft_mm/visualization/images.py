@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
-from torch import nn
 
 from aft_mm.checks import check_int, check_number, check_sizes
 from aft_mm.errors import UserError
@@ -16,7 +15,7 @@ HEADER = 20  # pixels
 CELL = 96  # minimum width of a picture in a grid, in pixels
 
 
-def check_image_shape(model: nn.Module, image_shape: Sequence[int]) -> None:
+def check_image_shape(model: Any, image_shape: Sequence[int]) -> None:
     """Raise a UserError unless images (H, W, C) have as many values as the sequences of ``model``."""
     values = model.decoder.max_length * model.head.dims_per_token
     check_sizes('image_shape (H, W, C)', image_shape, (3,))
@@ -27,9 +26,7 @@ def check_image_shape(model: nn.Module, image_shape: Sequence[int]) -> None:
         )
 
 
-def sample_images(
-    model: nn.Module, image_shape: Sequence[int], num: int, **options: Any
-) -> np.ndarray:
+def sample_images(model: Any, image_shape: Sequence[int], num: int, **options: Any) -> np.ndarray:
     """Sample images.
 
     Args:
@@ -52,7 +49,7 @@ def sample_images(
 
 
 def complete_images(
-    model: nn.Module, images: np.ndarray, num_given_rows: int, **options: Any
+    model: Any, images: np.ndarray, num_given_rows: int, **options: Any
 ) -> np.ndarray:
     """Sample the rest of images from their first rows.
 

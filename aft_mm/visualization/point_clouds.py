@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from torch import nn
 
 from aft_mm.checks import check_choice, check_int
 from aft_mm.errors import UserError
@@ -40,7 +39,7 @@ def check_up(up: str) -> None:
     check_choice('up of a point cloud', up, AXES)
 
 
-def check_points(model: nn.Module, num_bits: int, num_points: int | None = None) -> None:
+def check_points(model: Any, num_bits: int, num_points: int | None = None) -> None:
     """Raise a UserError unless ``model`` was built for the tokens of a point cloud."""
     length, head = model.decoder.max_length, model.head
     fits = model.encoder is None and head.token_shape == () and length % 3 == 0
@@ -57,7 +56,7 @@ def check_points(model: nn.Module, num_bits: int, num_points: int | None = None)
         )
 
 
-def sample_points(model: nn.Module, num: int, num_bits: int = 8, **options: Any) -> np.ndarray:
+def sample_points(model: Any, num: int, num_bits: int = 8, **options: Any) -> np.ndarray:
     """Sample point clouds.
 
     Args:
@@ -81,7 +80,7 @@ def sample_points(model: nn.Module, num: int, num_bits: int = 8, **options: Any)
 
 
 def draw_point_clouds(
-    clouds: Sequence[np.ndarray], up: str = 'z', columns: int | None = None
+    clouds: np.ndarray | Sequence[np.ndarray], up: str = 'z', columns: int | None = None
 ) -> np.ndarray:
     """Draw each cloud in its own panel, seen from the side and slightly from above.
 

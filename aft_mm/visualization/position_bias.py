@@ -128,11 +128,12 @@ def _draw_rows(
 def _draw_scale(figure: Figure, image: Any, axes: list[Axes], label: str) -> None:
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.01)
     if isinstance(image.norm, SymLogNorm):
-        most = int(np.log10(image.norm.vmax))
+        _, largest = image.get_clim()
+        most = int(np.log10(largest))
         powers = [10.0**power for power in range(0, most + 1, max(1, most // 2))]
         bar.set_ticks([-1, 0, *powers], labels=['−1', '0', *(f'{power:g}' for power in powers)])
         bar.ax.minorticks_off()
-        bar.ax.set_ylim(-1, image.norm.vmax)  # exp(w) - 1 is above -1
+        bar.ax.set_ylim(-1, largest)  # exp(w) - 1 is above -1
     bar.ax.tick_params(labelsize=6)
     bar.ax.yaxis.get_offset_text().set_fontsize(6)
     bar.set_label(label, fontsize=6)
@@ -279,8 +280,10 @@ def _tile(pictures: np.ndarray, columns: int) -> np.ndarray:
 
 
 def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: str) -> Any:
-    colours = dict(cmap='RdBu_r' if quantity == 'exp-1' else 'cividis', norm=norm)
-    shape = dict(extent=panel.get('extent'), aspect='auto' if panel.get('stretch') else 'equal')
+    colours: dict[str, Any] = dict(cmap='RdBu_r' if quantity == 'exp-1' else 'cividis', norm=norm)
+    shape: dict[str, Any] = dict(
+        extent=panel.get('extent'), aspect='auto' if panel.get('stretch') else 'equal'
+    )
     image = axis.imshow(panel['values'], interpolation='nearest', **colours, **shape)
     if 'mark' in panel:
         axis.plot(panel['mark'][1], panel['mark'][0], 'x', color='black', markersize=4)
@@ -301,7 +304,7 @@ def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: st
     return image
 
 
-def mixers_with_bias(model: nn.Module) -> dict[str, nn.Module]:
+def mixers_with_bias(model: nn.Module) -> dict[str, Any]:
     """Return the token mixers with a position bias over their own tokens, by layer name.
 
     Of a model with an encoder, only those of the decoder, whose tokens share one grid.

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from aft_mm.checks import check_int, check_sizes
 from aft_mm.errors import UserError
@@ -15,7 +14,7 @@ from .images import check_image_shape, draw_header, draw_samples, to_images
 
 
 def check_super_resolution(
-    model: nn.Module, image_shape: Sequence[int], source_shape: Sequence[int]
+    model: Any, image_shape: Sequence[int], source_shape: Sequence[int]
 ) -> None:
     """Raise a UserError unless images (H, W, C) and inputs (h, w, C) fit each other and ``model``."""
     check_image_shape(model, image_shape)
@@ -37,7 +36,7 @@ def check_super_resolution(
 
 
 def super_resolve(
-    model: nn.Module, images: np.ndarray, image_shape: Sequence[int], num: int = 1, **options: Any
+    model: Any, images: np.ndarray, image_shape: Sequence[int], num: int = 1, **options: Any
 ) -> np.ndarray:
     """Sample ``num`` enlargements of each image.
 

@@ -59,7 +59,7 @@ def compile_mixer(dynamic=None, **options):
 def by_oracle(mixer, x, **options):
     mixer = copy.deepcopy(mixer).double()
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(ops, 'aft_conv', lambda *args, _known, **kw: reference.aft_conv(*args, **kw))
+        patch.setenv(ENVIRONMENT_VARIABLE, 'reference')
         return mixer(x.double(), grid=GRID, **options)
 
 
@@ -140,19 +140,24 @@ def replace(mixer, form):
     mixer.pos_bias.weight = mixer_with(form).pos_bias.weight
 
 
-@pytest.mark.parametrize('write', [set_bias, replace])
+def by_numpy(mixer, form):
+    mixer.pos_bias.weight.detach().numpy()[...] = mixer_with(form).pos_bias.weight.detach().numpy()
+
+
+@pytest.mark.parametrize('write', [set_bias, replace, by_numpy])
 def test_a_write_without_eval_is_detected(write, monkeypatch):
-    """The graph computes the mean again where its form does not fit, and reads values only then."""
+    """The graph computes the mean again where its form is not exact."""
     mixer, graphs, compiled = compile_mixer()
-    x, reads, check = tokens(50.0), [], conv.is_one_shift_exact
+    x, repeats, safe = tokens(50.0), [], conv.safe_conv_mean
+    monkeypatch.setattr(conv, 'safe_conv_mean', lambda *x: repeats.append(1) or safe(*x))
     key_mask = torch.rand(x.shape[:2]) < 0.7
+    counts = []
 
     def run():
-        calls = []
-        with torch.no_grad(), monkeypatch.context() as patch:
-            patch.setattr(conv, 'is_one_shift_exact', lambda *x: calls.append(1) or check(*x))
+        repeats.clear()
+        with torch.no_grad():
             got = compiled(x, grid=GRID, key_mask=key_mask)
-        reads.append(len(calls))
+        counts.append(len(repeats))
         assert_near_oracle(mixer, got, x, key_mask=key_mask)
 
     run(), run()
@@ -161,8 +166,7 @@ def test_a_write_without_eval_is_detected(write, monkeypatch):
         run()
     mixer.eval()
     run(), run()
-    # A mean that is computed again also asks for its safe form.
-    assert reads == [0, 0, 1, 2, 2, 0, 0]
+    assert counts == [0, 0, 0, 1, 1, 0, 0]
     assert len(graphs) <= 2 + (write is replace)
 
 
@@ -191,7 +195,7 @@ def test_an_exported_graph_chooses_by_value():
         program = torch.export.export(mixer, (tokens(),), strict=True)
     names = [str(node.target) for node in program.graph.nodes]
     assert any('cond' in name for name in names)
-    assert not any('if_written' in name for name in names)
+    assert not any('unless_exact' in name for name in names)
 
 
 def test_the_form_is_unknown_without_values_and_in_copies():
@@ -200,7 +204,7 @@ def test_the_form_is_unknown_without_values_and_in_copies():
     for other in (copy.deepcopy(bias), pickle.loads(pickle.dumps(bias)), bias.train()):
         assert other._form is None
     assert copy.deepcopy(bias).to('meta').eval()._form is None
-    assert bias.eval().known_form() is None  # without a graph values are read
+    assert bias.eval().plan().form is None  # without a graph values are read
 
 
 def test_parameters_of_torch_func_choose_by_value():
@@ -222,8 +226,8 @@ def test_parameters_of_torch_func_choose_by_value():
 def test_a_form_is_exact_on_every_grid(kernel, form, monkeypatch):
     weight = torch.randn(2, *kernel) * 0.5
     weight.flatten(1)[:, 0] = FORMS[form]
-    assert conv.read_form(weight, [weight])[0] == form
-    known = conv.KnownForm(form, [weight])
+    plan = ops.ConvPlan(weight, form=form)
+    assert plan.fastest_form() == form
     for grid in ((4, 3, 5)[: len(kernel)], (1, 7, 2)[: len(kernel)]):
         query, value = torch.randn(2, 2, math.prod(grid), 4)
         key = 50 * torch.randn(2, math.prod(grid), 2)
@@ -232,7 +236,7 @@ def test_a_form_is_exact_on_every_grid(kernel, form, monkeypatch):
         options['key_mask'] = torch.rand(2, math.prod(grid)) < 0.8
         with torch.no_grad(), monkeypatch.context() as patch:
             patch.setattr(torch.compiler, 'is_compiling', lambda: True)
-            got = conv.aft_conv(*inputs, known=known, **options)
+            got = conv.aft_conv(*inputs, plan=plan, **options)
         expected = reference.aft_conv(*inputs, **options)
         torch.testing.assert_close(got.double(), expected.double(), rtol=1e-4, atol=1e-5)
 

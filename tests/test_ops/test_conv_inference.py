@@ -1,4 +1,4 @@
-"""The inference form of AFT-conv: a few samples at a time, with a cached kernel."""
+"""The inference form of AFT-conv: a few samples at a time, with the kernel of a plan."""
 
 import pytest
 import torch
@@ -41,19 +41,20 @@ def test_parts_of_a_batch_equal_one_call(at_once, dtype, monkeypatch):
     assert not got[2].any()
 
 
-def test_kernel_of_a_constant_weight_is_cached(monkeypatch):
+def test_a_plan_computes_its_kernel_once(monkeypatch):
     made, prepare = [], conv.with_fast_columns
     monkeypatch.setattr(
         conv, 'with_fast_columns', lambda kernel: made.append(kernel.shape) or prepare(kernel)
     )
-    weight = ops.mark_constant(torch.randn(2, 3, 5))
+    weight = torch.randn(2, 3, 5)
+    plan = ops.plan_conv(weight)
     for grid, channels in [((4, 6), 4), ((4, 6), 4), ((6, 4), 4), ((4, 2), 4), ((4, 6), 8)]:
         inputs = tokens(2, grid, channels, 2)
         with torch.no_grad():
-            got = ops.aft_conv(*inputs, weight, grid=grid)
-            uncached = ops.aft_conv(*inputs, weight.clone(), grid=grid)
-        assert torch.equal(got, uncached)
-    # 5 of the copies; of the constant one, one for a grid of two columns and one for 8 channels.
+            got = ops.aft_conv(*inputs, plan, grid=grid)
+            expected = ops.aft_conv(*inputs, weight, grid=grid)
+        assert torch.equal(got, expected)
+    # 5 without a plan; of the plan one, one for a grid of two columns and one for 8 channels.
     assert len(made) == 5 + 3
 
 

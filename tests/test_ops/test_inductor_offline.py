@@ -181,12 +181,12 @@ def test_evaluation_of_conv_has_no_choice(is_dense, form, monkeypatch):
 
     def step(*inputs):
         with torch.no_grad():
-            known = conv.KnownForm(form, inputs[3:])
-            return (getattr(ops, op)(*inputs, _known=known, **options),)
+            plan = ops.ConvPlan(inputs[3], form=form)
+            return (getattr(ops, op)(*inputs[:3], plan, **options),)
 
     source = source_of(step, tokens, tokens, tokens, *biases, dtype=torch.bfloat16)
     multiplied = is_dense and form != 'exact'
     assert source.count('extern_kernels.bmm_dtype(') == multiplied
     assert source.count('extern_kernels.convolution(') == 2 * (not is_dense and form != 'exact')
-    assert ('repeat_conv_if_written' in source) == (form != 'exact')
+    assert ('repeat_conv_unless_exact' in source) == (form != 'exact')
     assert ('exact_conv_mean' in source) == (form == 'exact')

@@ -1,9 +1,7 @@
 """The C++ loops, for every set of instructions of this processor, against the oracle."""
 
-import gc
 import os
 import shutil
-import weakref
 from functools import partial
 
 import pytest
@@ -11,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from aft_mm import ops
-from aft_mm.ops import dispatch, eager, path_choice
+from aft_mm.ops import dispatch, eager
 from aft_mm.ops.cases import conv, simple
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE, choose_backend
 from aft_mm.ops.native import availability, bindings
@@ -125,10 +123,10 @@ def test_heads_with_a_low_bias_need_no_eager(heads, causal, dtype, monkeypatch):
     expected = oracle(case, tensors, monkeypatch)
     monkeypatch.setattr(eager, 'aft_conv', None)
     assert_close(run_with_gradients(case, tensors), expected, TOLERANCE[dtype], TERMS)
-    constant = path_choice.mark_constant(tensors[3].detach())
+    plan = ops.plan_conv(tensors[3])
     for _ in range(2):
         with torch.no_grad():
-            repeated = case(*tensors[:3], constant)
+            repeated = case(*tensors[:3], plan)
         assert_close([repeated], expected[:1], TOLERANCE[dtype])
 
 
@@ -193,13 +191,14 @@ def test_second_derivatives_and_batched_gradients_equal_eager(case, monkeypatch)
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * b.abs().max())
 
 
-def test_kernel_of_a_constant_weight_is_cached(monkeypatch):
+def test_a_plan_computes_its_kernel_once(monkeypatch):
     case, exponentials = SHAPES[0], []
     query, key, value, weight = (x.detach() for x in case.inputs(2, torch.float32))
     expected = case(query, key, value, weight)
-    constant, expm1 = ops.mark_constant(weight), torch.expm1
+    plan, expm1 = ops.plan_conv(weight), torch.expm1
+    weight.fill_(7)  # the plan has a copy
     monkeypatch.setattr(torch, 'expm1', lambda x: exponentials.append(x) or expm1(x))
-    assert all(torch.equal(case(query, key, value, constant), expected) for _ in range(3))
+    assert all(torch.equal(case(query, key, value, plan), expected) for _ in range(3))
     assert len(exponentials) == 1
 
 
@@ -295,19 +294,6 @@ def test_saved_tensor_hooks_and_autocast_in_the_backward_pass(case, monkeypatch)
         got = torch.autograd.grad(case(*tensors).sum(), tensors, create_graph=True)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * b.abs().max())
-
-
-def test_constants_are_released():
-    case = SHAPES[0]
-    *tokens, weight = case.inputs(2, torch.float32, bias_scale=0.5)
-    with torch.inference_mode():
-        constant = ops.mark_constant(weight.detach() * 1)
-    case(*tokens, constant).sum().backward()
-    died = []
-    weakref.finalize(constant, died.append, True)
-    del constant
-    gc.collect()
-    assert died
 
 
 def test_sums_over_many_tokens_are_accurate():

@@ -57,15 +57,15 @@ def cell(entries: dict[str, str], name: str) -> str:
 
 
 def render(metafile: dict[str, Any], table: str) -> str:
-    found = list(rows(metafile, table))
+    listed = list(rows(metafile, table))
     columns = {
         header: name
         for header, name in metafile['Tables'][table].items()
-        if any(name in entries for _, entries in found)
+        if any(name in entries for _, entries in listed)
     }
     lines = [['config', *columns], ['---'] * (1 + len(columns))]
     lines += [
-        [first, *(cell(entries, name) for name in columns.values())] for first, entries in found
+        [first, *(cell(entries, name) for name in columns.values())] for first, entries in listed
     ]
     return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
@@ -79,7 +79,7 @@ def check_names(task: Path, metafile: dict[str, Any], readme: str) -> None:
         for name in result.get('Tables', [])
     ]
     for name in sorted({*metafile['Tables'], *listed, *regions}):
-        for place, there in [
+        for part, there in [
             ('Tables', name in metafile['Tables']),
             ('a Result', name in listed),
             ('README.md, once', regions.count(name) == 1),
@@ -87,7 +87,7 @@ def check_names(task: Path, metafile: dict[str, Any], readme: str) -> None:
             if not there:
                 raise UserError(
                     f'table {name!r} of {task} must be in Tables, in a Result and in README.md, '
-                    f'but it is not in {place}'
+                    f'but it is not in {part}'
                 )
 
 
@@ -95,7 +95,7 @@ def updated(task: Path) -> str:
     metafile = read_metafile(task)
     readme = (task / 'README.md').read_text(encoding='utf-8')
     check_names(task, metafile, readme)
-    return REGION.sub(lambda found: found[1] + render(metafile, found[2]) + found[4], readme)
+    return REGION.sub(lambda match: match[1] + render(metafile, match[2]) + match[4], readme)
 
 
 def main() -> None:

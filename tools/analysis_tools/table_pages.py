@@ -55,16 +55,16 @@ def hours(name: str, parameters: int, facts: dict[str, Any], with_cp: bool) -> s
 
 
 def table(page: dict[str, Any], metafile: dict[str, Any], memory: dict[str, Any]) -> str:
-    found = list(rows(metafile, page['table']))
+    listed = list(rows(metafile, page['table']))
     columns = {
         header: name
         for header, name in metafile['Tables'][page['table']].items()
-        if name.endswith('(paper)') and any(name in entries for _, entries in found)
+        if name.endswith('(paper)') and any(name in entries for _, entries in listed)
     }
     counted = ['GB per GPU (count)', *(['hours (count)'] if 'hours' in page else [])]
     lines = [['config', *counted, *(f"paper's {h}" for h in columns)]]
     lines.append(['---'] * len(lines[0]))
-    for first, entries in found:
+    for first, entries in listed:
         link = re.search(r'\]\((.+)\.py\)', first)
         if link is None:
             continue  # only a paper has it

@@ -117,10 +117,10 @@ def parse_name(text: str) -> tuple[str, str, int, int]:
     if text in MODEL_RIVALS:
         return 'rival', MODEL_RIVALS[text], 0, 0
     archs = '|'.join(CHANNELS)
-    if found := re.fullmatch(f'deit-({archs})', text):
-        return 'deit', found[1], 0, 0
-    if found := re.fullmatch(rf'(aft|bound)-({archs})-h(\d+)-k(\d+)', text):
-        return found[1], found[2], int(found[3]), int(found[4])
+    if match := re.fullmatch(f'deit-({archs})', text):
+        return 'deit', match[1], 0, 0
+    if match := re.fullmatch(rf'(aft|bound)-({archs})-h(\d+)-k(\d+)', text):
+        return match[1], match[2], int(match[3]), int(match[4])
     raise argparse.ArgumentTypeError(
         'a model must be deit-ARCH, aft-ARCH-hHEADS-kKERNEL or bound-ARCH-hHEADS-kKERNEL with '
         f'ARCH among {", ".join(CHANNELS)}, or one of {", ".join(MODEL_RIVALS)}, got {text!r}'

@@ -186,8 +186,8 @@ def measure(dims: int, args: argparse.Namespace) -> list[dict]:
 
 
 def curve(rows: list[dict], mixer: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    own = [row for row in rows if row['mixer'] == mixer and row.get(kind) is not None]
-    points = [(row['length'], row[kind]) for row in own]
+    chosen = [row for row in rows if row['mixer'] == mixer and row.get(kind) is not None]
+    points = [(row['length'], row[kind]) for row in chosen]
     return tuple(np.array(points).T) if points else (np.array([]), np.array([]))
 
 

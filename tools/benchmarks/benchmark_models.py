@@ -230,15 +230,15 @@ def admit(
 
 
 def measured(cell: Cell, times: Times, walls: Times, batch: int) -> dict:
-    (name, form), found = cell, {}
+    (name, form), numbers = cell, {}
     for prefix, seconds in (('', times), ('wall_', walls)) if walls else (('', times),):
-        found[f'{prefix}images_per_second'] = batch / statistics.median(seconds[cell])
+        numbers[f'{prefix}images_per_second'] = batch / statistics.median(seconds[cell])
         deit, bound = f'deit-{parse_name(name)[1]}', name.replace('aft', 'bound')
         for label, other in (('deit', deit), ('bound', bound), ('eager', name)):
             other_cell = (other, 'eager' if label == 'eager' else form)
             if other_cell in times and other_cell != cell:
-                found[f'{prefix}speed_vs_{label}'] = ratio(seconds, other_cell, cell)
-    return found
+                numbers[f'{prefix}speed_vs_{label}'] = ratio(seconds, other_cell, cell)
+    return numbers
 
 
 @torch.inference_mode()
@@ -309,9 +309,9 @@ def main(arguments: list[str] | None = None) -> None:
     rows = []
     for size in args.size:
         for dtype in args.dtype:
-            found = run_case(args, size, dtype)
-            print('\n'.join(map(line, found)), flush=True)
-            rows += found
+            added = run_case(args, size, dtype)
+            print('\n'.join(map(line, added)), flush=True)
+            rows += added
     write_json(args.json, rows, args)
 
 

@@ -268,17 +268,17 @@ def main(arguments: list[str] | None = None) -> int:
     rows, rates = [], {}
     for dtype in args.dtype:
         if args.check:
-            found = [row for name in args.names for row in admit(name, dtype, args)[0]]
-            print('\n'.join(map(line, found)), flush=True)
-            rows += found
+            added = [row for name in args.names for row in admit(name, dtype, args)[0]]
+            print('\n'.join(map(line, added)), flush=True)
+            rows += added
             continue
         rates[dtype] = device_rates(args.device, getattr(torch, dtype))
         copied, multiplied = rates[dtype].values()
         print(f'{dtype}: copy {copied / 1e9:.1f} GB/s, matrix {multiplied / 1e12:.2f} T/s')
         for names in groups.values():
-            found = run_group(names, dtype, args, rates[dtype])
-            print('\n'.join(map(line, found)), flush=True)
-            rows += found
+            added = run_group(names, dtype, args, rates[dtype])
+            print('\n'.join(map(line, added)), flush=True)
+            rows += added
     write_json(args.json, rows, args, rates=rates)
     return int(any(row['status'] == 'wrong' and row['form'] in dispatch.BACKENDS for row in rows))
 

@@ -265,9 +265,9 @@ def main(arguments: list[str] | None = None) -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for size, batch in product(args.size, args.batch):
-            found = run_case(args, size, batch, Path(folder))
-            print('\n'.join(map(line, found)), flush=True)
-            rows += found
+            added = run_case(args, size, batch, Path(folder))
+            print('\n'.join(map(line, added)), flush=True)
+            rows += added
     write_json(args.json, rows, args)
 
 

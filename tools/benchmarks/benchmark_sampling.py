@@ -211,14 +211,16 @@ def in_turns(calls: dict, rounds: int, args: argparse.Namespace) -> dict:
 def row_of(case, model, seconds: dict[Cell, float], checked: float, args) -> dict:
     mixer, form = case
     scale = 1 / TOKENS_PER_CALL if form != 'stateless' else max(1, args.batch / STATELESS_BATCH)
-    own = {cell[2]: value * scale for cell, value in seconds.items() if cell[:2] == case}
+    timed = {cell[2]: value * scale for cell, value in seconds.items() if cell[:2] == case}
     parts = {
-        f'{part}_ms': 1e3 * own.pop(part) for part in ('step', 'products', 'head') if part in own
+        f'{part}_ms': 1e3 * timed.pop(part)
+        for part in ('step', 'products', 'head')
+        if part in timed
     }
     moved = 0 if form == 'stateless' else (args.rounds + 1) * TOKENS_PER_CALL / 2
-    positions = np.array(list(own)) + moved
+    positions = np.array(list(timed)) + moved
     tokens = model.decoder.max_length
-    parabola = np.polyfit(positions, list(own.values()), 2)
+    parabola = np.polyfit(positions, list(timed.values()), 2)
     estimate = float(np.polyval(parabola, np.arange(tokens)).sum())
     return dict(
         data=args.data,
@@ -228,7 +230,7 @@ def row_of(case, model, seconds: dict[Cell, float], checked: float, args) -> dic
         tokens=tokens,
         config=CONFIGS[args.data][mixer],
         positions=positions.tolist(),
-        token_ms=[1e3 * value for value in own.values()],
+        token_ms=[1e3 * value for value in timed.values()],
         **parts,
         check_seconds=checked,
         estimated_seconds=estimate,

@@ -93,14 +93,14 @@ def seam_mask(shape: Sequence[int], frame: Sequence[int], size: int, width: int)
     return masks[0][:, None] | masks[1][None, :]
 
 
-def score(found: Tensor, labels: Tensor, classes: int, seam: Tensor | None = None) -> dict:
+def score(predicted: Tensor, labels: Tensor, classes: int, seam: Tensor | None = None) -> dict:
     """Return mIoU and accuracy in percent; labels from `classes` on are ignored."""
     known = labels < classes
-    pairs = torch.bincount(labels[known] * classes + found[known], minlength=classes**2)
+    pairs = torch.bincount(labels[known] * classes + predicted[known], minlength=classes**2)
     table = pairs.view(classes, classes).double()
     hit = table.diagonal()
     union = table.sum(0) + table.sum(1) - hit
-    right = (found == labels)[known]
+    right = (predicted == labels)[known]
     row = dict(
         miou=100 * (hit / union).nanmean().item(), accuracy=100 * right.double().mean().item()
     )
@@ -145,10 +145,10 @@ def main(arguments: list[str] | None = None) -> None:
     calls: dict[str, Callable[[], Tensor]] = {
         name: lambda x=overlap: run(model, image, args.tile, x) for name, overlap in forms.items()
     }
-    found = {name: call() for name, call in calls.items()}
+    results = {name: call() for name, call in calls.items()}
     times = interleaved(calls, args.rounds, clock=args.clock)
     for name, overlap in forms.items():
-        row = dict(form=name, **score(found[name], labels, classes, seam))
+        row = dict(form=name, **score(results[name], labels, classes, seam))
         row['seconds'] = statistics.median(times[name])
         row['mib'] = in_fresh_process(peak, args, overlap)
         rows.append(row)

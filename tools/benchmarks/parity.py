@@ -85,12 +85,12 @@ class Oracle:
         generator = torch.Generator(value.device).manual_seed(1)
         chosen = torch.randn(output.shape, generator=generator, device=value.device)
         chosen = chosen.to(value.dtype)
-        found = torch.autograd.grad(output, inputs, chosen.double())
+        grads = torch.autograd.grad(output, inputs, chosen.double())
         gradients = [torch.zeros_like(x, dtype=torch.float64) for x in tensors]
         rows = torch.tensor(sample.sequences, device=value.device)[:, None]
-        for gradient, part, c in zip(gradients, found, columns, strict=False):
+        for gradient, part, c in zip(gradients, grads, columns, strict=False):
             gradient.transpose(1, 2)[rows, c] = part.transpose(1, 2)
-        for gradient, part in zip(gradients[3:], found[3:], strict=True):
+        for gradient, part in zip(gradients[3:], grads[3:], strict=True):
             gradient[sample.key_channels if case.op == 'aft_conv' else slice(None)] = part
         cotangent = torch.zeros_like(value)
         cotangent.transpose(1, 2)[rows, sample.channels] = chosen.transpose(1, 2)
@@ -106,7 +106,7 @@ class Oracle:
         errors = {'output': relative_error(got, self.output)}
         if training:
             names = ['query', 'key', 'value', 'first parameter', 'second parameter']
-            found = torch.autograd.grad(output, inputs, self.cotangent)
-            for name, gradient, expected in zip(names, found, self.gradients, strict=False):
+            grads = torch.autograd.grad(output, inputs, self.cotangent)
+            for name, gradient, expected in zip(names, grads, self.gradients, strict=False):
                 errors[f'gradient of {name}'] = relative_error(gradient, expected)
         return errors

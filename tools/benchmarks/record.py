@@ -36,13 +36,13 @@ def device_name(device: str) -> str:
 
 
 def versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    installed: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
-            found[package] = None
-    return found
+            installed[package] = None
+    return installed
 
 
 def environment(args: argparse.Namespace, **more) -> dict:

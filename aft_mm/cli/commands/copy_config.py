@@ -31,6 +31,7 @@ def with_portable_bases(path: Path) -> str:
             inside = ours in base.parents
             name = f'aft_mm::{base.relative_to(ours)}' if inside else str(base)
         names.append(name)
+    assert bases.end_lineno is not None and bases.end_col_offset is not None  # of ast.parse
     lines = text.encode().splitlines(keepends=True)  # ast counts bytes
     before = b''.join(lines[: bases.lineno - 1]) + lines[bases.lineno - 1][: bases.col_offset]
     after = b''.join(lines[bases.end_lineno - 1 :])[bases.end_col_offset :]

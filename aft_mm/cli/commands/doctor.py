@@ -40,12 +40,12 @@ def broken_imports() -> Iterator[tuple[str, str]]:
             lacks = error.name if isinstance(error, ModuleNotFoundError) and error.name else ''
             package = SAME_MODULES.get(lacks, (lacks,))[0]
             there = installed()
-            own = next((other for other in SAME_MODULES.get(name, ()) if other in there), name)
+            wheel = next((other for other in SAME_MODULES.get(name, ()) if other in there), name)
             if name == 'torchaudio':  # its metadata names no torch since 2.11
                 package = f'torch=={version(name)} torchvision'
             yield (
                 f'{name} cannot be imported ({type(error).__name__}: {reason:.200})',
-                f'pip install {package or f"--force-reinstall --no-deps {own}"}',
+                f'pip install {package or f"--force-reinstall --no-deps {wheel}"}',
             )
 
 
@@ -57,10 +57,10 @@ def print_devices() -> None:
         f'(OMP_NUM_THREADS={os.environ.get("OMP_NUM_THREADS", "not set")})'
     )
     for index in range(torch.cuda.device_count()):
-        found = torch.cuda.get_device_properties(index)
+        gpu = torch.cuda.get_device_properties(index)
         print(
-            f'cuda:{index}: {found.name}, {found.total_memory / 2**30:.0f} GiB, sm_{found.major}'
-            f'{found.minor}'
+            f'cuda:{index}: {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}'
+            f'{gpu.minor}'
         )
     if not torch.cuda.is_available():
         built = torch.version.cuda or torch.version.hip or 'the CPU'
@@ -94,9 +94,9 @@ def print_data() -> None:
         for name in DATA.findall(path.read_text(encoding='utf-8'))
     }
     for word, exists in (('found', True), ('missing', False)):
-        found = [name for name in sorted(names) if (folder / name).exists() == exists]
-        if found:
-            print(f'{word}: {", ".join(found)}')
+        listed = [name for name in sorted(names) if (folder / name).exists() == exists]
+        if listed:
+            print(f'{word}: {", ".join(listed)}')
 
 
 def check_kernels(ops: list[str]) -> None:
@@ -120,22 +120,22 @@ def run(args: argparse.Namespace) -> None:
     print(', '.join(f'{name} {versions[name]}' for name in names if name in versions))
     print(f'installed in {sys.prefix}\n')
     needed, built_for = own_requirements(), torch_requirements()
-    found = list(problems(versions, platform.python_version(), needed, built_for))
-    found += broken_imports()
+    faults = list(problems(versions, platform.python_version(), needed, built_for))
+    faults += broken_imports()
     if 'torch' in sys.modules:
         try:
             print_devices()
         except ValueError as error:
-            found.append((str(error), 'unset AFT_MM_BACKEND'))
+            faults.append((str(error), 'unset AFT_MM_BACKEND'))
         print()
     print_tasks()
     try:
         print_data()
     except UserError as error:
-        found.append((str(error), 'pip install --force-reinstall --no-deps aft_mm'))
+        faults.append((str(error), 'pip install --force-reinstall --no-deps aft_mm'))
     print()
-    for problem, fix in found:
+    for problem, fix in faults:
         print(f'- {problem}\n  {fix}')
-    if found:
+    if faults:
         raise SystemExit(1)
     print('Nothing is wrong.')

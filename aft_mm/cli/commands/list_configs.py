@@ -35,17 +35,17 @@ def is_installed(module: str) -> bool:
 def measured() -> dict[str, dict[str, Any]]:
     """Return the measured results of every config by name, without those of papers."""
     index = install_root() / INDEX
-    found = {}
+    results = {}
     for metafile in yaml.safe_load(index.read_text(encoding='utf-8'))['Import']:
         models = yaml.safe_load((install_root() / metafile).read_text(encoding='utf-8'))['Models']
         for model in models:
-            found[model['Name']] = {
+            results[model['Name']] = {
                 name: value
                 for result in model.get('Results') or ()
                 for name, value in (result.get('Metrics') or {}).items()
                 if '(paper)' not in name
             }
-    return found
+    return results
 
 
 def rows(args: argparse.Namespace) -> Iterator[tuple[str, str, str, str]]:
@@ -69,21 +69,21 @@ def run(args: argparse.Namespace) -> None:
         tasks = sorted({path.parent.name for path in configs_by_name().values()})
         if args.task not in (None, *tasks):
             raise UserError(f'--task must be one of {", ".join(tasks)}, got {args.task!r}')
-        found = list(rows(args))
-        if not found:
+        selected = list(rows(args))
+        if not selected:
             raise UserError('no config matches all arguments; `aft_mm list` prints all configs')
     try:
-        show(found, args.names)
+        show(selected, args.names)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def show(found: Sequence[tuple[str, str, str, str]], names: bool) -> None:
+def show(selected: Sequence[tuple[str, str, str, str]], names: bool) -> None:
     if names:
-        print('\n'.join(name for name, *_ in found))
+        print('\n'.join(name for name, *_ in selected))
         return
-    table = [('config', 'task', 'measured', 'needs'), *found]
+    table = [('config', 'task', 'measured', 'needs'), *selected]
     widths = [max(len(row[column]) for row in table) for column in range(3)]
     for *cells, last in table:
         padded = (f'{cell:{width}}' for cell, width in zip(cells, widths, strict=True))

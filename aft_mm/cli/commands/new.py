@@ -76,35 +76,35 @@ def run(args: argparse.Namespace) -> None:
                 raise UserError(f'{str(path)!r} exists already; name another file with --out')
         check_suffix('--out', out, ('.py',))
         kind = KINDS[args.kind]
-        found = kind.inspect(root.absolute(), share, seed)
+        data = kind.inspect(root.absolute(), share, seed)
         for part in ('train', 'val'):
-            if not found.parts[part]:
+            if not data.parts[part]:
                 raise UserError(f'{args.path!r} must hold samples for {part}, got none')
-        if not found.files:
+        if not data.files:
             reason = f'has no effect: no validation images are sampled from {args.path!r}'
             refuse_given(args, ('val', 'seed'), reason)
         by_epoch = args.kind in ('image-folder', 'coco', 'voc')
-        length = epochs(kind, found.parts['train']) if by_epoch else kind.iterations
-        iterations = length * -(-found.parts['train'] // kind.batch_size) if by_epoch else length
-        lines = [f'# {found.about[0]}.', f"_base_ = 'aft_mm::own_data/{kind.base}'", '']
-        if found.files:
+        length = epochs(kind, data.parts['train']) if by_epoch else kind.iterations
+        iterations = length * -(-data.parts['train'] // kind.batch_size) if by_epoch else length
+        lines = [f'# {data.about[0]}.', f"_base_ = 'aft_mm::own_data/{kind.base}'", '']
+        if data.files:
             lines.append(f'split = {literal(folder.absolute())}  # files of each part')
-        lines += found.config
+        lines += data.config
         if by_epoch:
             lines.append(f'train_cfg = dict(max_epochs={length})')
-        for name, content in found.files.items():
+        for name, content in data.files.items():
             write(folder / name, content)
         write(out, '\n'.join([*lines, '']))
-    print(f'{args.path}: {", ".join(found.about)}')
-    for name, number in list(found.counts.items())[:20]:
+    print(f'{args.path}: {", ".join(data.about)}')
+    for name, number in list(data.counts.items())[:20]:
         print(f'  {printable(name)}: {number:,} {kind.counted}')
-    few = [printable(name) for name, number in found.counts.items() if number < FEW]
+    few = [printable(name) for name, number in data.counts.items() if number < FEW]
     if few:
         print(f'fewer than {FEW} of {", ".join(few[:5])}: expect a poor model of these')
     unit = 'bytes' if args.kind == 'text' else 'images'
     print(
-        f'training {found.parts["train"]:,} {unit}, validation {found.parts["val"]:,}'
-        + (f', sampled with seed {seed} into {folder}/' if found.files else '')
+        f'training {data.parts["train"]:,} {unit}, validation {data.parts["val"]:,}'
+        + (f', sampled with seed {seed} into {folder}/' if data.files else '')
     )
     print(
         f'{out}: {iterations:,} iterations, about {max(1, round(iterations * kind.seconds / 60))} '

@@ -27,7 +27,7 @@ COLUMNS = ('path', 'label', 'class_name', 'score', 'share', 'x1', 'y1', 'x2', 'y
 
 def find_images(inputs: Sequence[str]) -> list[str]:
     """Return and check the image files of files, folders and patterns, each once."""
-    found: list[str] = []
+    paths: list[str] = []
     for given in inputs:
         if os.path.isdir(given):
             images = [os.path.join(given, name) for name in list_images(Path(given))]
@@ -38,14 +38,14 @@ def find_images(inputs: Sequence[str]) -> list[str]:
         if not images:
             kind = 'hold images' if os.path.isdir(given) else 'be an image, a folder or a pattern'
             raise UserError(f'PATH {given!r} must {kind}, got no file')
-        found += images
-    found = list(dict.fromkeys(found))
-    for path in found:
+        paths += images
+    paths = list(dict.fromkeys(paths))
+    for path in paths:
         check_name(path)
     with ThreadPoolExecutor(16) as pool:
-        checks = pool.map(partial(check_image, name='data'), found)
-        list(progress(checks, 'reading images', len(found)))
-    return found
+        checks = pool.map(partial(check_image, name='data'), paths)
+        list(progress(checks, 'reading images', len(paths)))
+    return paths
 
 
 def rows(prediction: Prediction) -> list[dict]:
@@ -101,5 +101,5 @@ def run(args: argparse.Namespace) -> None:
     if predictor.scope == 'mmdet':
         print(f'{boxes:,} boxes with a score of at least {score:g} (--score)')
     pictures = '' if args.no_pictures else ' and pictures/'
-    images = '1 image' if len(paths) == 1 else f'{len(paths):,} images'
-    print(f'{images}: {out}/predictions.csv, predictions.json{pictures}')
+    number = '1 image' if len(paths) == 1 else f'{len(paths):,} images'
+    print(f'{number}: {out}/predictions.csv, predictions.json{pictures}')

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
     call('aft_mm', 'train', NAME, '--work-dir', folder, *options)
     checkpoint = (folder / 'last_checkpoint').read_text().strip()
     metrics, picture = folder / 'metrics.json', folder / 'position_bias.png'
-    results = ['--work-dir', folder / 'test', '--out', metrics]
+    results: list[str | Path] = ['--work-dir', folder / 'test', '--out', metrics]
     call('aft_mm', 'test', NAME, checkpoint, *results, *options)
     call('aft_mm', 'plot', 'bias', folder / f'{NAME}.py', checkpoint, '--out', picture)
     accuracy = json.loads(metrics.read_text())['accuracy/top1']

@@ -116,10 +116,10 @@ def report(runner: Runner, config: str) -> None:
         return
     lines = {}
     curves = ['--group', '/'.join(Path(runner.work_dir).parts[-2:]), runner.work_dir]
-    if best:
+    if hook is not None and best:
         # Not with any filename_tmpl; a name has _ instead of /.
         named = re.search(r'best_(.+)_(epoch|iter)_(\d+)\.pth$', str(best))
-        place = f' at {named[2]} {named[3]}' if named else ''
+        when = f' at {named[2]} {named[3]}' if named else ''
         score = float(runner.message_hub.get_info('best_score'))
         metric = hook.key_indicators[0]
         if metric != 'auto':  # which a resumed run without a validation has not replaced
@@ -127,7 +127,7 @@ def report(runner: Runner, config: str) -> None:
             curves += ['--metric', 'loss'] * (not metric.startswith('bits_per_'))
         elif named:
             metric = named[1]
-        lines['best'] = f'{metric} {score:.4g}{place}'
+        lines['best'] = f'{metric} {score:.4g}{when}'
     lines['checkpoint'] = os.path.relpath(checkpoint)
     lines['curves'] = plot('curves', *curves, out=f'{runner.work_dir}/curves.png')
     scope = runner.cfg.get('default_scope')

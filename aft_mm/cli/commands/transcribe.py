@@ -56,18 +56,18 @@ def recognise(
             except UserError as error:
                 print(f'{path}: {error}', file=sys.stderr)
         results = recognizer.stream(list(samples.values()), args.beam_size, args.batch_size)
-        found = dict(zip(samples, results, strict=True))
+        by_index = dict(zip(samples, results, strict=True))
         for index, path in enumerate(part):
-            yield path, found.get(index)
+            yield path, by_index.get(index)
 
 
-def lines(path: str, found: Recognition | None, num_best: int) -> Iterator[str]:
+def lines(path: str, recognition: Recognition | None, num_best: int) -> Iterator[str]:
     if num_best == 1:
-        yield f'{path}\t{found.text if found else ""}'
-    elif found is None:
+        yield f'{path}\t{recognition.text if recognition else ""}'
+    elif recognition is None:
         yield f'{path}\t\t'
     else:
-        for text, score in found.alternatives[:num_best]:
+        for text, score in recognition.alternatives[:num_best]:
             yield f'{path}\t{score:.3f}\t{text}'
 
 
@@ -83,13 +83,13 @@ def run(args: argparse.Namespace) -> None:
         lost, picture = 0, args.picture
         bar = dict(console=Console(stderr=True), disable=len(files) <= args.batch_size)
         results = recognise(args, recognizer, files)
-        for path, found in track(results, 'Transcribing', len(files), **bar):
-            for line in lines(path, found, args.num_best):
+        for path, recognition in track(results, 'Transcribing', len(files), **bar):
+            for line in lines(path, recognition, args.num_best):
                 print(line, flush=True)
-            lost += found is None
-            if picture and found is not None:
+            lost += recognition is None
+            if picture and recognition is not None:
                 names, seconds = recognizer.units.names, recognizer.seconds_per_frame
-                figure = draw_alignment(found.log_probs, names, seconds, args.transcript)
+                figure = draw_alignment(recognition.log_probs, names, seconds, args.transcript)
                 figure.savefig(picture, dpi=110)
                 picture = None
     if lost:

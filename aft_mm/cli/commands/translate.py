@@ -85,8 +85,8 @@ def output_lines(
     elif args.n_best is None:
         yield from translator(lines, args.batch_size, **beam)
     else:
-        found = translator.n_best(lines, args.n_best, args.batch_size, **beam)
-        for number, translations in enumerate(found, first):
+        results = translator.n_best(lines, args.n_best, args.batch_size, **beam)
+        for number, translations in enumerate(results, first):
             yield from (f'{number} ||| {one.text} ||| {one.score:.4f}' for one in translations)
 
 

@@ -142,7 +142,7 @@ class Moments:
     """Running mean and standard deviation over frames."""
 
     def __init__(self) -> None:
-        self.number, self.sum, self.squares = 0, 0.0, 0.0
+        self.number, self.sum, self.squares = 0, np.zeros(()), np.zeros(())
 
     def add(self, features: np.ndarray) -> None:
         frames = features.astype(np.float64)

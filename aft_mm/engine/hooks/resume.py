@@ -97,8 +97,11 @@ class ExactResumeHook(Hook):
         # With another number of processes bits differ anyway.
         for name, gradient in rows[runner.rank % len(rows)].items() if rows else ():
             parameter = parameters.get(name)
-            fits = parameter is not None and isinstance(gradient, Tensor)
-            if not fits or gradient.shape != parameter.shape:
+            if (
+                parameter is None
+                or not isinstance(gradient, Tensor)
+                or gradient.shape != parameter.shape
+            ):
                 raise UserError(f'the model has no parameter for the gradient {name!r:.100}')
             parameter.grad = gradient.to(parameter)
         if not has_fixed_sums:

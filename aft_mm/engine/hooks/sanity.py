@@ -46,7 +46,7 @@ class CheckImagesHook(Hook):
         self._check(runner, 'test', runner.test_loop.dataloader)
 
     def _check(self, runner: Runner, name: str, loader: DataLoader) -> None:
-        dataset = loader.dataset
+        dataset: Any = loader.dataset
         if not hasattr(dataset, 'get_data_info'):  # not one of mmengine's
             return
         infos = map(dataset.get_data_info, range(runner.rank, len(dataset), runner.world_size))
@@ -82,13 +82,14 @@ class SanityCheckHook(Hook):
         self._check(runner, 'test', runner.test_loop.dataloader)
 
     def _check(self, runner: Runner, name: str, loader: DataLoader) -> None:
-        if not len(loader.dataset):
+        dataset: Any = loader.dataset
+        if not len(dataset):
             raise UserError(f'the {name} set is empty')
         model = task_model(runner)
         mode = model.training
         model.eval()
         try:
-            batch = model.data_preprocessor(loader.collate_fn([loader.dataset[0]]), False)
+            batch = model.data_preprocessor(loader.collate_fn([dataset[0]]), False)
             with torch.no_grad():
                 model(**batch, mode='predict')
         except ValueError as error:
@@ -209,6 +210,7 @@ class FiniteLossHook(Hook):
 
     def _check(self, runner: Runner, gradients: dict[str, Tensor]) -> None:
         """Raise a :class:`UserError` in all processes if one has a non-finite number."""
+        assert self.loss is not None  # of the forward pass before
         values = torch.stack([self.loss.float(), *gradients.values()])
         bad = (~values.isfinite().all()).int()
         all_reduce(bad, 'max')

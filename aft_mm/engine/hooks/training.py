@@ -1,6 +1,7 @@
 """Hooks that change or measure training."""
 
 import math
+from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
@@ -132,10 +133,11 @@ class BitsPerDimHook(Hook):
             )
 
 
-def penalised_layers(model: nn.Module) -> list[nn.Module]:
+def penalised_layers(model: nn.Module) -> list[Any]:
+    layers: Iterable[Any] = model.modules()
     return [
         layer
-        for layer in model.modules()
+        for layer in layers
         if hasattr(layer, 'regularization_loss') and layer.regularization_loss() is not None
     ]
 

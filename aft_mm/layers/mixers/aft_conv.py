@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import check_choice, check_flag
 from aft_mm.ops.checks import check_num_heads
-from aft_mm.ops.functional import prepare_conv
 from aft_mm.registry import MODELS
 
 from ..grid import Grid, check_kernel
@@ -91,32 +89,18 @@ class AFTConv(AFTMixer):
         return self.pos_bias.entropy() if self.sparsity == 'entropy' else None
 
     def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
-        tokens, bias = (query, key, value), self.pos_bias
-        weight_decides = self.global_connectivity and not self.causal
-        known, repeatable = None, False
-        if self.training:
-            weight = bias(sample=True)
-        else:
-            if key_mask is None and query is not None and weight_decides and value.is_cpu:
-                repeatable = not torch.compiler.is_dynamo_compiling()
-            # For one image, the checks of the op take longer than its loop.
-            if repeatable and (mixed := bias.repeat_call(grid, self.gate, *tokens)) is not None:
-                return mixed
-            weight = bias.cached()
-            known = bias.known_form() if weight_decides else None
-        output = ops.aft_conv(
-            *tokens,
+        weight = self.pos_bias(sample=True) if self.training else self.pos_bias.plan()
+        return ops.aft_conv(
+            query,
+            key,
+            value,
             weight,
             grid=grid,
             global_connectivity=self.global_connectivity,
             causal=self.causal,
             key_mask=key_mask,
             gate=self.gate,
-            _known=known,
         )
-        if repeatable and (call := prepare_conv(*tokens, weight, grid, self.gate)):
-            bias.keep_call(weight, call)
-        return output
 
     def _init_state(self, batch_size: int) -> Any:
         return ops.aft_conv_init_state(
@@ -134,7 +118,7 @@ class AFTConv(AFTMixer):
             query,
             key,
             value,
-            self.pos_bias.cached(),
+            self.pos_bias.plan().weight,
             grid=self._required_grid(' to take steps'),
             global_connectivity=self.global_connectivity,
             gate=self.gate,

@@ -110,9 +110,11 @@ class AFTFull(AFTMixer):
         # A generated image begins with its first tokens.
         return (num_tokens,) if self.biased_memory else super()._resolve_grid(num_tokens, grid)
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor | None, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         if self.biased_memory:
-            bias = self.pos_bias()[: query.shape[1]]
+            bias = self.pos_bias()[: grid[0]]
             return ops.aft_full(query, key, value, bias, key_mask=key_mask, gate=self.gate)
         # A memory may have another length.
         same = key.shape[1] == self.num_prefix_tokens + prod(grid)
@@ -128,10 +130,14 @@ class AFTFull(AFTMixer):
         )
         return AFTFullState(state, bias)
 
-    def _prefill(self, state: AFTFullState, key, value, lengths: Tensor) -> AFTFullState:
+    def _prefill(
+        self, state: AFTFullState, key: Tensor, value: Tensor, lengths: Tensor
+    ) -> AFTFullState:
         return AFTFullState(ops.prefill(state.mixing, key, value, lengths), state.bias)
 
-    def _mix_step(self, query, key, value, state: AFTFullState) -> tuple[Tensor, AFTFullState]:
+    def _mix_step(
+        self, query: Tensor | None, key: Tensor, value: Tensor, state: AFTFullState
+    ) -> tuple[Tensor, AFTFullState]:
         mixed, mixing = ops.aft_full_step(
             state.mixing, query, key, value, state.bias, gate=self.gate
         )

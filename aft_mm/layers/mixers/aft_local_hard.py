@@ -37,7 +37,9 @@ class AFTLocalHard(OpMixer):
         check_hard_window(window, self.grid)
         self.window = tuple(window) if isinstance(window, Sequence) else window
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor | None, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         if self.causal and self.grid is None and len(grid) > 1:
             raise ValueError(
                 'grid must be given to the constructor of AFTLocalHard(causal=True) for a raster, '

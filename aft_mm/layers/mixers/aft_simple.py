@@ -47,5 +47,5 @@ class AFTSimple(OpMixer):
     def _op_options(self, grid: Grid | None) -> dict[str, Any]:
         return dict(key_function=self.key_function)
 
-    def _prefill(self, state: Any, key, value, lengths: Tensor) -> Any:
+    def _prefill(self, state: Any, key: Tensor, value: Tensor, lengths: Tensor) -> Any:
         return ops.prefill(state, key, value, lengths, key_function=self.key_function)

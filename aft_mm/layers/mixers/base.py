@@ -151,7 +151,7 @@ class TokenMixer(nn.Module):
             memory = self.project_memory(memory, key_mask)
         elif key_mask is not None:
             raise ValueError('key_mask must be None for a projected memory, which has its own')
-        query = None if self.query is None else self.query(x)
+        query: Any = None if self.query is None else self.query(x)
         mixed = self._mix(query, memory.key, memory.value, grid, memory.key_mask, **pairs)
         return self.proj_drop(self.proj(mixed))
 
@@ -240,6 +240,7 @@ class TokenMixer(nn.Module):
         """
         self._check_step(x_t, state)
         fused = self._fused  # once, as another thread may split it
+        query: Any
         if fused is None:
             query = None if self.query is None else self.query(x_t)
             key, value = self.key(x_t), self.value(x_t)
@@ -270,17 +271,12 @@ class TokenMixer(nn.Module):
         return None
 
     def _mix(
-        self,
-        query: Tensor | None,
-        key: Tensor,
-        value: Tensor,
-        grid: Grid,
-        key_mask: Tensor | None,
+        self, query: Tensor, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
     ) -> Tensor:
         """Mix projected tokens.
 
         Args:
-            query: [B, T, D], or None if ``self.query`` is None.
+            query: [B, T, D]; :class:`AFTMixer` also takes None, if ``self.query`` is None.
             key: [B, S, D]. S = T without a memory.
             value: [B, S, D].
             grid: Grid of the T tokens without prefix tokens.
@@ -304,7 +300,7 @@ class TokenMixer(nn.Module):
         return ops.prefill(state, key, value, lengths)
 
     def _mix_step(
-        self, query: Tensor | None, key: Tensor, value: Tensor, state: Any
+        self, query: Tensor, key: Tensor, value: Tensor, state: Any
     ) -> tuple[Tensor, Any]:
         """Mix one token [B, D]; return it and the next state.
 
@@ -384,7 +380,9 @@ class OpMixer(AFTMixer):
         """Return the position bias of the op for tokens on `grid`."""
         return ()
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor | None, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         shared = dict(causal=self.causal, key_mask=key_mask, gate=self.gate)
         tensors = query, key, value, *self._op_bias(grid)
         return getattr(ops, self.op)(*tensors, **self._op_options(grid), **shared)
@@ -393,6 +391,8 @@ class OpMixer(AFTMixer):
         options = {**self._op_options(self.grid), **self._state_options}
         return getattr(ops, f'{self.op}_init_state')(batch_size, self.embed_dims, **options)
 
-    def _mix_step(self, query, key, value, state: Any) -> tuple[Tensor, Any]:
+    def _mix_step(
+        self, query: Tensor | None, key: Tensor, value: Tensor, state: Any
+    ) -> tuple[Tensor, Any]:
         tensors, options = (query, key, value, *self._op_bias()), self._op_options(self.grid)
         return getattr(ops, f'{self.op}_step')(state, *tensors, **options, gate=self.gate)

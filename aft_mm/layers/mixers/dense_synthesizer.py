@@ -47,7 +47,9 @@ class DenseSynthesizer(TokenMixer):
         bias = self.bias.view(self.num_heads, 1, -1)[..., :sources]
         return hidden @ self.weight[..., :sources].to(hidden) + bias.to(hidden)
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         learned = self._required_grid()
         shorter = len(grid) == len(learned) == 1 and grid < learned
         if grid != learned and not shorter:
@@ -66,10 +68,14 @@ class DenseSynthesizer(TokenMixer):
         tokens = self.weight.shape[2]
         return TokenTable.empty(batch_size, tokens, (self.embed_dims,), self.proj.weight)
 
-    def _prefill(self, state: TokenTable, key, value, lengths: Tensor) -> TokenTable:
+    def _prefill(
+        self, state: TokenTable, key: Tensor, value: Tensor, lengths: Tensor
+    ) -> TokenTable:
         return state.fill((value,), lengths)
 
-    def _mix_step(self, query, key, value, state: TokenTable) -> tuple[Tensor, TokenTable]:
+    def _mix_step(
+        self, query: Tensor, key: Tensor, value: Tensor, state: TokenTable
+    ) -> tuple[Tensor, TokenTable]:
         state = state.store(value)
         places = torch.arange(state.size, device=value.device)
         visible = (places < state.position[:, None])[:, None, None]

@@ -62,7 +62,9 @@ class KernelMixer(AFTMixer):
         maps = x.transpose(1, 2).unflatten(2, grid)
         return _CONV[len(grid)](maps, kernel, padding=padding, groups=channels).flatten(2).mT
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor | None, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         if len(grid) != len(self.kernel_size):
             refuse('grid', f'{len(self.kernel_size)} sizes for kernel {self.kernel_size}', grid)
         visible = torch.ones_like(value[..., :1])
@@ -85,10 +87,12 @@ class KernelMixer(AFTMixer):
         size = kernel_reach(self.kernel_size, grid) + 1
         return new_state(batch_size, self.embed_dims, size, heads=1, **self._state_options)
 
-    def _prefill(self, state: StepState, key, value, lengths: Tensor) -> StepState:
+    def _prefill(self, state: StepState, key: Tensor, value: Tensor, lengths: Tensor) -> StepState:
         return ops.prefill(state, value[..., :1], value, lengths)
 
-    def _mix_step(self, query, key, value, state: StepState) -> tuple[Tensor, StepState]:
+    def _mix_step(
+        self, query: Tensor | None, key: Tensor, value: Tensor, state: StepState
+    ) -> tuple[Tensor, StepState]:
         grid = self._step_grid()
         check_state(state, None if len(grid) == 1 else prod(grid))
         target = state.position[:, None]

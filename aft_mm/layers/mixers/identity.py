@@ -25,6 +25,8 @@ class Identity(KernelMixer):
     def __init__(self, embed_dims: int, **kwargs: Any) -> None:
         super().__init__(embed_dims, 1, **kwargs)
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor | None, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         value = value if key_mask is None else value.masked_fill(~key_mask.unsqueeze(-1), 0)
         return ops.apply_gate(query, value, self.gate)

@@ -52,7 +52,9 @@ class LambdaLayer(TokenMixer):
         self.pos_embed = nn.Parameter(torch.empty(*(2 * n - 1 for n in learned), key_dims))
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         query = _normalize(self.query_norm, query, key_mask)
         key = _normalize(self.key_norm, key, key_mask)
         if key_mask is not None:

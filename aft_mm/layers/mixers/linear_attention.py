@@ -34,7 +34,9 @@ class FeatureAttention(TokenMixer):
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1))
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         return ops.linear_attention(
             *map(self._heads, (query, key, value)),
             feature_map=self.feature_map,
@@ -48,13 +50,17 @@ class FeatureAttention(TokenMixer):
             batch_size, self.num_heads, self.num_features, dims, **self._state_options
         )
 
-    def _prefill(self, state: ops.LinearState, key, value, lengths: Tensor) -> ops.LinearState:
+    def _prefill(
+        self, state: ops.LinearState, key: Tensor, value: Tensor, lengths: Tensor
+    ) -> ops.LinearState:
         key, value = self._heads(key), self._heads(value)
         return ops.linear_attention_prefill(
             state, key, value, lengths, feature_map=self.feature_map
         )
 
-    def _mix_step(self, query, key, value, state) -> tuple[Tensor, ops.LinearState]:
+    def _mix_step(
+        self, query: Tensor, key: Tensor, value: Tensor, state: ops.LinearState
+    ) -> tuple[Tensor, ops.LinearState]:
         parts = map(self._heads, (query, key, value))
         mixed, state = ops.linear_attention_step(state, *parts, feature_map=self.feature_map)
         return mixed.flatten(1), state

@@ -125,7 +125,9 @@ class LocalSoftmaxAttention(TokenMixer):
     def _sizes(self, name: str, given: int | Sequence[int], smallest: int) -> tuple[int, ...]:
         return per_dimension(name, given, self._num_dims, smallest)
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         if len(grid) != self._num_dims:
             refuse('grid', f'of {self._num_dims} sizes', grid)
         grid = (1, *grid) if len(grid) == 1 else grid
@@ -151,10 +153,12 @@ class LocalSoftmaxAttention(TokenMixer):
         state = new_state(batch_size, self.embed_dims, reach + 1, self._device, dtype)
         return _without_infinity(state)
 
-    def _prefill(self, state: StepState, key, value, lengths: Tensor) -> StepState:
+    def _prefill(self, state: StepState, key: Tensor, value: Tensor, lengths: Tensor) -> StepState:
         return _without_infinity(super()._prefill(state, key, value, lengths))
 
-    def _mix_step(self, query, key, value, state: StepState) -> tuple[Tensor, StepState]:
+    def _mix_step(
+        self, query: Tensor, key: Tensor, value: Tensor, state: StepState
+    ) -> tuple[Tensor, StepState]:
         check_state(state, None if self.raster is None else prod(self.raster))
         tokens = slot_tokens(state.position, state.keys.shape[1])
         target, source = self._places(state.position[:, None]), self._places(tokens)

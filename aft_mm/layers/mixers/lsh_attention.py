@@ -104,7 +104,9 @@ class LSHAttention(TokenMixer):
         position = torch.empty_like(token).scatter_(-1, token, tokens.expand_as(token))
         return _Order(bucket, token, position)
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         key, value = split_heads(key, self.num_heads), split_heads(value, self.num_heads)
         order, size = self._order(key, key_mask), min(self.chunk_size, key.shape[2])
         # The padding of the last chunk holds token −1.
@@ -160,7 +162,7 @@ class LSHAttention(TokenMixer):
         channels = (self.embed_dims, self.embed_dims)
         return LSHState(TokenTable.empty(batch_size, tokens, channels, self.proj.weight), recent)
 
-    def _prefill(self, state: LSHState, key, value, lengths: Tensor) -> LSHState:
+    def _prefill(self, state: LSHState, key: Tensor, value: Tensor, lengths: Tensor) -> LSHState:
         table = state.table.fill((key, value), lengths)
         tokens = torch.arange(key.shape[1], device=key.device)
         order = self._order(split_heads(key, self.num_heads), tokens < lengths[:, None])
@@ -175,7 +177,9 @@ class LSHAttention(TokenMixer):
         recent = F.pad(state.recent.flatten(3), (1, 0), value=-1).scatter(-1, slot, order.token)
         return LSHState(table, recent[..., 1:].view(state.recent.shape))
 
-    def _mix_step(self, query, key, value, state: LSHState) -> tuple[Tensor, LSHState]:
+    def _mix_step(
+        self, query: Tensor, key: Tensor, value: Tensor, state: LSHState
+    ) -> tuple[Tensor, LSHState]:
         query_heads = split_heads(key.unsqueeze(1), self.num_heads)
         bucket = self.buckets(query_heads).unsqueeze(-1)
         bucket = bucket.expand(*bucket.shape[:-1], state.recent.shape[-1])

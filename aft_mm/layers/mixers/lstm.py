@@ -51,7 +51,9 @@ class LSTM(TokenMixer):
             embed_dims, size, batch_first=True, bidirectional=not self.causal, bias=bias
         )
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         if key_mask is None:
             return run_lstm(self.lstm, value)[0]
         # Visible tokens move to the front. A hidden token gets the output of the one before it.
@@ -68,13 +70,15 @@ class LSTM(TokenMixer):
         position = torch.zeros(batch_size, dtype=torch.int64, device=self._device)
         return LSTMState(hidden, cell, position)
 
-    def _prefill(self, state: LSTMState, key, value, lengths: Tensor) -> LSTMState:
+    def _prefill(self, state: LSTMState, key: Tensor, value: Tensor, lengths: Tensor) -> LSTMState:
         _, last = run_lstm(self.lstm, value, lengths)
         empty = (lengths == 0).unsqueeze(-1)
         hidden, cell = (x[0].masked_fill(empty, 0) for x in last)
         return LSTMState(hidden, cell, lengths.to(torch.int64))
 
-    def _mix_step(self, query, key, value, state: LSTMState) -> tuple[Tensor, LSTMState]:
+    def _mix_step(
+        self, query: Tensor, key: Tensor, value: Tensor, state: LSTMState
+    ) -> tuple[Tensor, LSTMState]:
         weights = self.lstm.all_weights[0]
         with no_autocast(value):
             value = value.to(weights[0].dtype)

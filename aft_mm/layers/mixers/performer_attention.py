@@ -66,12 +66,14 @@ class PerformerAttention(FeatureAttention):
         if redraw is not None:
             _exclude_count_from_graphs()
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         if self.training and self.redraw is not None:
-            self._count_iteration()
+            self._count_iteration(self.redraw)
         return super()._mix(query, key, value, grid, key_mask)
 
-    def _count_iteration(self) -> None:
+    def _count_iteration(self, redraw: int) -> None:
         # Until the optimizer's step all passes must use the same features.
         version = self.key.weight._version
         if version == self._counted_version:
@@ -80,8 +82,8 @@ class PerformerAttention(FeatureAttention):
         before = int(self.iterations) if self._iterations is None else self._iterations
         self._iterations = before + 1
         self.iterations.fill_(self._iterations)
-        if before and before % self.redraw == 0:
-            generator = torch.Generator().manual_seed(int(self.seed) + before // self.redraw)
+        if before and before % redraw == 0:
+            generator = torch.Generator().manual_seed(int(self.seed) + before // redraw)
             number, dims = self.projection.shape
             self.projection.copy_(sample_projection(number, dims, generator, 'cpu'))
 
@@ -101,7 +103,7 @@ class PerformerAttention(FeatureAttention):
         exponent = exponent - key.square().sum(-1, keepdim=True) / 2
         return exponent.clamp(LOWEST_EXPONENT, HIGHEST_EXPONENT).exp()
 
-    def _load_from_state_dict(self, *args) -> None:
+    def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
         self._iterations = None
 

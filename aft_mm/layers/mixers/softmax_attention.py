@@ -110,7 +110,9 @@ class SoftmaxAttention(TokenMixer):
     def _heads(self, x: Tensor) -> Tensor:
         return split_heads(x, self.num_heads)
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         query, key, value = self._heads(query), self._heads(key), self._heads(value)
         if key_mask is None:
             mixed = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
@@ -137,7 +139,7 @@ class SoftmaxAttention(TokenMixer):
         self._check_step(x_t, state)
         state = TokenHistory(state.table.store(x_t), state.used + 1)
         x = state.table.rows[0][:, : state.used].to(x_t.dtype)
-        query = None if self.query is None else self.query(x)
+        query: Any = None if self.query is None else self.query(x)
         mixed = self._mix(query, self.key(x), self.value(x), x.shape[1:2], None)
         last = (state.position - 1).view(-1, 1, 1).expand(-1, 1, self.embed_dims)
         return self.proj_drop(self.proj(mixed.gather(1, last).squeeze(1))), state
@@ -153,7 +155,9 @@ class SoftmaxAttention(TokenMixer):
         position = torch.zeros(batch_size, dtype=torch.long, device=self._device)
         return KeyValueCache(empty, empty, None, 0, position)
 
-    def _prefill(self, state, key, value, lengths: Tensor) -> KeyValueCache | TokenHistory:
+    def _prefill(
+        self, state: KeyValueCache | TokenHistory, key: Tensor, value: Tensor, lengths: Tensor
+    ) -> KeyValueCache | TokenHistory:
         if isinstance(state, TokenHistory):
             return state
         tokens = key.shape[1]
@@ -168,7 +172,9 @@ class SoftmaxAttention(TokenMixer):
             lengths.to(state.position, copy=True),
         )
 
-    def _mix_step(self, query, key, value, state: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
+    def _mix_step(
+        self, query: Tensor, key: Tensor, value: Tensor, state: KeyValueCache
+    ) -> tuple[Tensor, KeyValueCache]:
         check_position(state.position)
         query, key, value = (self._heads(x.unsqueeze(1)) for x in (query, key, value))
         used, state = state, state.append(key, value)

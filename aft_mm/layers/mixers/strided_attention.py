@@ -75,7 +75,7 @@ class StridedAttention(TokenMixer):
     def visible(self, target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         """Return whether targets see sources by the local and by the far part of the pattern."""
         distance = target - source
-        if self.pattern == 'strided':
+        if self.summary is None:
             near = distance.abs() <= self.stride
             far = (distance % self.stride == 0) & ~near
         else:
@@ -84,7 +84,9 @@ class StridedAttention(TokenMixer):
         allowed = (distance >= 0) if self.causal else torch.ones_like(near)
         return near & allowed, far & allowed
 
-    def _mix(self, query, key, value, grid: Grid, key_mask: Tensor | None) -> Tensor:
+    def _mix(
+        self, query: Tensor, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
+    ) -> Tensor:
         tokens, stride = query.shape[1], self.stride
         pad = -tokens % stride
         blocks = [
@@ -112,7 +114,7 @@ class StridedAttention(TokenMixer):
 
     def _far(self, x: Tensor) -> Tensor:
         """Return the far part of blocks [..., R, l, c]: columns, or summaries of all blocks."""
-        if self.pattern == 'strided':
+        if self.summary is None:
             return x.transpose(-3, -2)
         return x[..., -self.summary :, :].flatten(-3, -2).unsqueeze(-3)
 
@@ -147,10 +149,14 @@ class StridedAttention(TokenMixer):
         channels = (self.qk_dims, self.embed_dims)
         return TokenTable.empty(batch_size, tokens, channels, self.proj.weight)
 
-    def _prefill(self, state: TokenTable, key, value, lengths: Tensor) -> TokenTable:
+    def _prefill(
+        self, state: TokenTable, key: Tensor, value: Tensor, lengths: Tensor
+    ) -> TokenTable:
         return state.fill((key, value), lengths)
 
-    def _mix_step(self, query, key, value, state: TokenTable) -> tuple[Tensor, TokenTable]:
+    def _mix_step(
+        self, query: Tensor, key: Tensor, value: Tensor, state: TokenTable
+    ) -> tuple[Tensor, TokenTable]:
         state = state.store(key, value)
         target = state.position[:, None] - 1
         source = self._sources(target, state.size)
@@ -171,7 +177,7 @@ class StridedAttention(TokenMixer):
     def _sources(self, target: Tensor, tokens: int) -> Tensor:
         """Return the tokens that targets [B, 1] may see, [B, n]; some are out of range."""
         stride, blocks = self.stride, -(-tokens // self.stride)
-        if self.pattern == 'strided':
+        if self.summary is None:
             back = torch.arange(blocks + 1, device=target.device)
             offsets = torch.cat((torch.arange(stride, device=target.device), back[1:] * stride))
             return target - offsets

@@ -143,7 +143,7 @@ class AFTViT(BaseModule):
         if position_embedding:
             self.pos_embed = PositionEmbedding(self.grid, embed_dims, self.num_prefix_tokens)
         self.drop = nn.Dropout(drop_rate)
-        self.layers = nn.ModuleList(
+        self.layers: Any = nn.ModuleList(
             Block(
                 embed_dims,
                 token_mixer or dict(type='aft_mm.AFTFull', rank=128),
@@ -392,7 +392,7 @@ def _check_out_type(out_type: str, with_cls_token: bool) -> None:
 
 
 def _absolute(name: str, wanted: int | Sequence[int], num_layers: int) -> tuple[int, ...]:
-    indices = (wanted,) if is_int(wanted) else wanted
+    indices: Any = (wanted,) if is_int(wanted) else wanted
     fits = isinstance(indices, Sequence) and len(indices) > 0
     if not fits or not all(is_int(i) and -num_layers <= i < num_layers for i in indices):
         refuse(name, f'one or more ints, {-num_layers} to {num_layers - 1}', wanted)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from aft_mm.checks import check_flag, check_int, check_number, refuse
 from aft_mm.openmmlab import print_log
@@ -19,7 +19,7 @@ Tokens = Tensor | Sequence[Tensor] | Sequence[Sequence]
 
 
 def generate(
-    model: nn.Module,
+    model: Any,
     length: int,
     prompts: Tokens | None = None,
     batch_size: int | None = None,
@@ -74,8 +74,8 @@ def generate(
         check_int('batch_size', batch_size, 1)
     if end_token is not None:
         _check_end(end_token, model)
-    head: Any = model.head
-    decoder: Any = model.decoder
+    head = model.head
+    decoder = model.decoder
     decoder.check_length(length)
     batch_size = _batch_size(prompts, source, batch_size)
     device = next(model.parameters()).device
@@ -103,7 +103,7 @@ def generate(
 
 
 def _extend(
-    model: nn.Module,
+    model: Any,
     tokens: Tensor,
     lengths: Tensor,
     memory: tuple[Tensor | None, Tensor | None],
@@ -114,7 +114,7 @@ def _extend(
     compiled: bool,
 ) -> None:
     """Fill tokens [B, T] or [B, T, C] in place from lengths [B] on."""
-    decoder: Any = model.decoder
+    decoder = model.decoder
     row = torch.arange(len(tokens), device=tokens.device)
     longest, last = int(lengths.max()), tokens.shape[1] - 1
     steps = last + 1 - int(lengths.min())
@@ -167,7 +167,7 @@ class Hypothesis(NamedTuple):
 
 @torch.no_grad()
 def beam_search(
-    model: nn.Module,
+    model: Any,
     source: Tokens,
     end_token: int,
     *,
@@ -214,7 +214,7 @@ def beam_search(
     return [sorted(one, key=lambda h: -h.score)[:num_best] for one in finished]
 
 
-def default_length(model: nn.Module, source_length: int) -> int:
+def default_length(model: Any, source_length: int) -> int:
     """Return the largest length of a translation, ``2·S + 10``, within the position table."""
     return min(2 * source_length + 10, _position_limit(model))
 
@@ -224,7 +224,7 @@ def _position_limit(model: Any) -> int:
 
 
 def _search(
-    model: nn.Module,
+    model: Any,
     memory: tuple[Tensor, Tensor],
     limits: list[int],
     end: int,
@@ -298,8 +298,8 @@ def _worst(finished: list[Hypothesis], num_best: int) -> float:
     return scores[num_best - 1] if len(scores) >= num_best else -float('inf')
 
 
-def _check_end(end_token: int, model: nn.Module) -> None:
-    head: Any = model.head
+def _check_end(end_token: int, model: Any) -> None:
+    head = model.head
     if head.token_shape or not hasattr(head, 'logits'):
         raise ValueError(
             f'head must be a CategoricalHead for an end_token, got {type(head).__name__}'
@@ -377,7 +377,7 @@ def _sources(source: Tokens) -> list[Tensor]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def _evaluating(model: Any) -> Iterator[None]:
     # Frozen modules are in evaluation mode while training.
     modes = {module: module.training for module in model.modules()}
     model.eval()

@@ -1,4 +1,7 @@
-"""AFT-conv for any finite key: entry by entry of the kernel, every row with its own shift."""
+"""AFT-conv for any finite key: entry by entry of the kernel, every row with its own shift.
+
+Inside, key is [B, *grid, h, 1], value [B, *grid, h, D/h], and an entry of w [h, 1].
+"""
 
 from collections.abc import Sequence
 from functools import partial

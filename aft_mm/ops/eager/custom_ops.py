@@ -19,7 +19,9 @@ def as_graph_node(name: str, function: Callable[..., Tensor]) -> Callable[..., T
     torch.cond have.
     """
 
-    def backward(grad: Tensor, key: Tensor, value: Tensor, weight: Tensor, *options: Any):
+    def backward(
+        grad: Tensor, key: Tensor, value: Tensor, weight: Tensor, *options: Any
+    ) -> tuple[Tensor, ...]:
         def of_tensors(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
             return function(key, value, weight, *options)
 
@@ -36,18 +38,20 @@ def as_graph_node(name: str, function: Callable[..., Tensor]) -> Callable[..., T
     backward_node = custom_op(f'{name}_backward', backward, mutates_args=(), schema=schema)
 
     @node.register_fake
-    def _(key, value, weight, *options):
+    def _(key: Tensor, value: Tensor, weight: Tensor, *options: Any) -> Tensor:
         return value.new_empty(value.shape)
 
     @backward_node.register_fake
-    def _(grad, key, value, weight, *options):
+    def _(
+        grad: Tensor, key: Tensor, value: Tensor, weight: Tensor, *options: Any
+    ) -> tuple[Tensor, ...]:
         return tuple(map(torch.empty_like, (key, value, weight)))
 
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:3])
         ctx.options = inputs[3:]
 
-    def differentiate(ctx, grad: Tensor):
+    def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *backward_node(grad, *ctx.saved_tensors, *ctx.options), None, None, None
 
     node.register_autograd(differentiate, setup_context=setup_context)

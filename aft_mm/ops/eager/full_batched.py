@@ -37,7 +37,16 @@ PLAIN_KEY, PLAIN_BIAS, PLAIN_VALUE = 12.0, 35.0, 1e25
 
 
 def aft_full_batched(
-    query, key, value, position_bias, *, num_heads, pair_mask, causal, key_mask, gate
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    *,
+    num_heads: int | None,
+    pair_mask: Tensor | None,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_full` in O(T·S·D) for a bias per sample or head."""
     dtype, (batch, sources, channels) = value.dtype, value.shape
@@ -58,6 +67,7 @@ def aft_full_batched(
         bias = bias if bias.dim() == 4 else bias.unsqueeze(0)
     visible = None if key_mask is None else key_mask[:, None, None]
     if pair_mask is not None:
+        assert visible is not None  # key_mask hides what no pair sees
         visible = visible & pair_mask.unsqueeze(1)
     if causal:
         past = torch.ones(1, 1, targets, sources, dtype=torch.bool, device=key.device).tril()
@@ -310,9 +320,9 @@ def _exact_parts(key: Tensor, bias: Tensor) -> Iterator[tuple]:
 
 def _exact_forward(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     result = value.new_empty(*value.shape[:2], bias.shape[-2], value.shape[-1])
-    for sample, place in _exact_parts(key, bias):
-        weights, values = _softmax_of_pairs(key[sample], value[sample], bias[place])
-        result[place] = weights.mul_(values).sum(-2)
+    for sample, part in _exact_parts(key, bias):
+        weights, values = _softmax_of_pairs(key[sample], value[sample], bias[part])
+        result[part] = weights.mul_(values).sum(-2)
     return result
 
 
@@ -320,14 +330,14 @@ def _exact_backward(
     grad: Tensor, key: Tensor, value: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad_key, grad_value, grad_bias = (torch.zeros_like(x) for x in (key, value, bias))
-    for sample, place in _exact_parts(key, bias):
-        weights, values = _softmax_of_pairs(key[sample], value[sample], bias[place])
-        weighted = weights * grad[place].unsqueeze(-2)
+    for sample, part in _exact_parts(key, bias):
+        weights, values = _softmax_of_pairs(key[sample], value[sample], bias[part])
+        weighted = weights * grad[part].unsqueeze(-2)
         grad_value[sample] += weighted.sum(-3)
         result = (weights * values).sum(-2, keepdim=True)
         slopes = weighted.mul_(values - result)
         grad_key[sample] += slopes.sum(-3)
-        grad_bias[place] += slopes.sum(-1)
+        grad_bias[part] += slopes.sum(-1)
     return grad_key, grad_value, grad_bias
 
 
@@ -362,20 +372,20 @@ _exact_backward_node = torch.library.custom_op(
 
 
 @_exact_mean_node.register_fake
-def _(key, value, bias):
+def _(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     return value.new_empty(*value.shape[:2], bias.shape[-2], value.shape[-1])
 
 
 @_exact_backward_node.register_fake
-def _(grad, key, value, bias):
+def _(grad: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(key), torch.empty_like(value), torch.empty_like(bias)
 
 
-def _save_inputs(ctx, inputs, output) -> None:
+def _save_inputs(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _differentiate(ctx, grad: Tensor):
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return _exact_backward_node(grad, *ctx.saved_tensors)
 
 

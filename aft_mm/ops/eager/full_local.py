@@ -4,6 +4,7 @@ Products run in blocks of tokens, in O(T·(D + s)) memory; outside the tiles W i
 or 0. Tokens are the columns of `banded_matmul.py`.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -71,7 +72,16 @@ class BlockBandedBias(NamedTuple):
         return self.tiles.shape[2] // self.reach.blocks
 
 
-def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Tensor:
+def aft_full(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    *,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_full` in O(T·S·D)."""
     bias = position_bias.to(torch.promote_types(value.dtype, torch.float32))
     if causal:
@@ -80,7 +90,19 @@ def aft_full(query, key, value, position_bias, *, causal, key_mask, gate) -> Ten
     return _gated_mean(query, key, value, band, key_mask, gate)
 
 
-def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate) -> Tensor:
+def aft_local(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    pos_u: Tensor,
+    pos_v: Tensor | None,
+    *,
+    window: Window,
+    grid: Sequence[int] | None,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_local` in O(T·s·D): block products and sums outside."""
     dtype = torch.promote_types(value.dtype, torch.float32)
     band = local_bias(pos_u, pos_v, window, grid, causal, dtype)
@@ -88,7 +110,17 @@ def aft_local(query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask
 
 
 def aft_local_learned(
-    query, key, value, pos_u, pos_v, *, window, grid, causal, key_mask, gate
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    pos_u: Tensor,
+    pos_v: Tensor | None,
+    *,
+    window: Window,
+    grid: Sequence[int] | None,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_local_learned` in O(T·s·D)."""
     dtype, batch, precision = value.dtype, value.shape[0], matmul_precision(value)
@@ -106,7 +138,14 @@ def _columns(x: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(1)
 
 
-def _gated_mean(query, key, value, band: BlockBandedBias, key_mask, gate) -> Tensor:
+def _gated_mean(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    band: BlockBandedBias,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
     dtype, batch = value.dtype, value.shape[0]
     band = band._replace(precision=matmul_precision(value))
     key, value = hide(key, value, key_mask)
@@ -115,7 +154,12 @@ def _gated_mean(query, key, value, band: BlockBandedBias, key_mask, gate) -> Ten
 
 
 def local_bias(
-    pos_u: Tensor, pos_v: Tensor | None, window: Window, grid, causal: bool, dtype: torch.dtype
+    pos_u: Tensor,
+    pos_v: Tensor | None,
+    window: Window,
+    grid: Sequence[int] | None,
+    causal: bool,
+    dtype: torch.dtype,
 ) -> BlockBandedBias:
     """Return w in the window and 0 elsewhere; without v, u has one column per visible offset."""
     pos_u, pos_v = pos_u.to(dtype), None if pos_v is None else pos_v.to(dtype)
@@ -316,13 +360,13 @@ def _term_by_term(key: Tensor, value: Tensor, weights: Tensor, size: int) -> Shi
 def _causal_sums(key: Tensor, value: Tensor, band: BlockBandedBias) -> ShiftedSum:
     """Return the causal sums [T, C] for any keys: each part has a shift that its rows see."""
     weights = tile_weights(band.tiles, band.global_term)
-    tokens, block, own = len(key), band.block, band.before * band.block
+    tokens, block, earlier = len(key), band.block, band.before * band.block
     blocks = split(key, block, -torch.inf), split(value, block)
-    result = _diagonal_sums(*blocks, weights[:, :, own:])
-    if own:
-        keys = neighbours(key, block, band.before, 0, -torch.inf)[:, :own]
-        values = neighbours(value, block, band.before, 0)[:, :own]
-        result = add(result, _tile_product(keys, values, weights[:, :, :own]))
+    result = _diagonal_sums(*blocks, weights[:, :, earlier:])
+    if earlier:
+        keys = neighbours(key, block, band.before, 0, -torch.inf)[:, :earlier]
+        values = neighbours(value, block, band.before, 0)[:, :earlier]
+        result = add(result, _tile_product(keys, values, weights[:, :, :earlier]))
     if band.global_term:
         outside = shift(prefix_sum(reduce(*blocks, 1), 0), band.before + 1, 0)
         result = add(result, outside)

@@ -3,6 +3,8 @@
 Causal sums are products inside a chunk, plus the state ``s = Σ φ(k) vᵀ``, ``z = Σ φ(k)`` of the
 chunks before it. As in algorithm 1 of arXiv 2006.16236, the backward pass of long sequences
 computes the states again instead of storing them, span after span.
+
+Tokens are [B, h, T, ·] and in chunks [B, h, n, c, ·], states of chunks [B, h, n, d, ·].
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..linear_terms import FeatureMap, LinearState, features, resolve
+from ..linear_terms import FeatureMap, LinearState, Maps, features, resolve
 from ..online_softmax import composed_gradients, mean, needs_torch, no_autocast
 from ..tracing import transformed
 
@@ -52,7 +54,16 @@ class FeatureMaps(NamedTuple):
         return self.query(query), self.key(key, key_mask), value
 
 
-def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -> Tensor:
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    feature_map: Maps,
+    causal: bool,
+    key_mask: Tensor | None,
+    eps: float,
+) -> Tensor:
     """Compute :func:`aft_mm.ops.linear_attention` in O(T·d·(m + CHUNK))."""
     maps = FeatureMaps(*resolve(feature_map), eps)
     if key_mask is not None:
@@ -69,7 +80,9 @@ def linear_attention(query, key, value, *, feature_map, causal, key_mask, eps) -
     return mixed.transpose(1, 2).to(value.dtype)
 
 
-def linear_attention_step(state, query, key, value, *, feature_map, eps):
+def linear_attention_step(
+    state: LinearState, query: Tensor, key: Tensor, value: Tensor, *, feature_map: Maps, eps: float
+) -> tuple[Tensor, LinearState]:
     """Compute one step in O(d·m) per head, in place."""
     maps, sums = FeatureMaps(*resolve(feature_map), eps), state.sums
     # One token, [B, h, 1, ·].
@@ -83,7 +96,9 @@ def linear_attention_step(state, query, key, value, *, feature_map, eps):
     return mixed.to(dtype), LinearState(sums, state.position + 1)
 
 
-def linear_attention_sums(key, value, key_mask, dtype, *, feature_map) -> Tensor:
+def linear_attention_sums(
+    key: Tensor, value: Tensor, key_mask: Tensor, dtype: torch.dtype, *, feature_map: Maps
+) -> Tensor:
     """Return ``Σ φ(k) [v, 1]ᵀ`` of the visible tokens, [B, h, d, m + 1]."""
     hidden = ~key_mask[..., None, None]
     key, value = (x.to(dtype).masked_fill(hidden, 0) for x in (key, value))
@@ -120,19 +135,19 @@ def _mean_of_spans(
     """Return the mean and the state before each span."""
     parts: list[Tensor] = []
     states: list[tuple[Tensor, Tensor] | None] = [None]
-    for place in _places(span, tokens[0]):
-        mixed, state = run(*_cut(place, *tokens, mask), states[-1])
+    for rows in _spans(span, tokens[0]):
+        mixed, state = run(*_cut(rows, *tokens, mask), states[-1])
         parts.append(mixed)
         states.append(state)
     return torch.cat(parts, 2) if len(parts) > 1 else parts[0], states[:-1]
 
 
-def _places(span: int, x: Tensor) -> list[slice]:
+def _spans(span: int, x: Tensor) -> list[slice]:
     return [slice(start, start + span) for start in range(0, x.shape[2], span)]
 
 
-def _cut(place: slice, *tensors: Tensor | None) -> list[Tensor | None]:
-    return [None if x is None else x[:, :, place] for x in tensors]
+def _cut(rows: slice, *tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if x is None else x[:, :, rows] for x in tensors]
 
 
 class _RecomputedMean(torch.autograd.Function):
@@ -160,8 +175,8 @@ class _RecomputedMean(torch.autograd.Function):
             return None, None, None, *grads
         whole = [torch.empty_like(x) for x in tokens]
         grad_state: Sequence[Tensor] = ()
-        for place, state in reversed([*zip(_places(span, grad), ctx.states, strict=True)]):
-            *leaves, visible, cotangent = _cut(place, *tokens, mask, grad)
+        for rows, state in reversed([*zip(_spans(span, grad), ctx.states, strict=True)]):
+            *leaves, visible, cotangent = _cut(rows, *tokens, mask, grad)
             with torch.enable_grad(), no_autocast(grad):
                 leaves = [x.detach().requires_grad_() for x in leaves]
                 state = state and tuple(x.detach().requires_grad_() for x in state)
@@ -175,7 +190,7 @@ class _RecomputedMean(torch.autograd.Function):
                 inputs = *leaves, *(state or ())
                 parts = torch.autograd.grad(kept, inputs, cotangents, materialize_grads=True)
             for x, part in zip(whole, parts[:3], strict=True):
-                x[:, :, place] = part
+                x[:, :, rows] = part
             grad_state = parts[3:]
         return None, None, None, *whole
 
@@ -199,12 +214,12 @@ def _span_mean(
     padding = 0, 0, 0, -length % chunk
     query, key, value = (F.pad(x, padding).contiguous().unflatten(2, (-1, chunk)) for x in mapped)
     weights = (query @ key.mT).tril()
-    own = key.mT @ value, key.sum(3).unsqueeze(-1)
-    s, z = (_states_before(x, first) for x, first in zip(own, state or (None, None), strict=True))
+    sums = key.mT @ value, key.sum(3).unsqueeze(-1)
+    s, z = (_states_before(x, first) for x, first in zip(sums, state or (None, None), strict=True))
     numerator = weights @ value + query @ s
     denominator = weights.sum(-1, True) + query @ z
     mixed = mean(numerator, denominator + maps.eps).flatten(2, 3)[:, :, :length]
-    return mixed, (s[:, :, -1] + own[0][:, :, -1], z[:, :, -1] + own[1][:, :, -1])
+    return mixed, (s[:, :, -1] + sums[0][:, :, -1], z[:, :, -1] + sums[1][:, :, -1])
 
 
 def _states_before(states: Tensor, first: Tensor | None) -> Tensor:

@@ -20,8 +20,8 @@ def onednn_is_faster() -> bool:
     describe = getattr(torch.cpu, 'get_capabilities', None)  # since torch 2.11
     if describe is None or not torch.backends.mkl.is_available():
         return False
-    found = describe()
-    amd_avx512 = found.get('avx512_f', False) and found.get('cpu_name', '').startswith('AMD')
+    cpu = describe()
+    amd_avx512 = cpu.get('avx512_f', False) and cpu.get('cpu_name', '').startswith('AMD')
     return amd_avx512 and hasattr(torch.ops.mkldnn, '_linear_pointwise')
 
 

@@ -1,4 +1,8 @@
-"""AFT-simple: W = 1."""
+"""AFT-simple: W = 1.
+
+query is [B, T, D], key and value [B, S, D], their sums [B, 1, D] or, if causal, [B, T, D]; those of
+relu2 have 2·D channels.
+"""
 
 from functools import partial
 from typing import Any
@@ -30,7 +34,16 @@ FEWEST_SCANNED_COLUMNS = 1024
 SCAN_DEVICES = ('cuda',)
 
 
-def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Tensor:
+def aft_simple(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_function: str,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_simple` in O(T·D): a softmax over tokens, or running sums."""
     dtype = value.dtype
     if key_function != 'softmax':
@@ -55,8 +68,9 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
     return apply_gate(query, mixed, gate, dtype)
 
 
-def apply_relu2_gates(query: Tensor, mixed: Tensor, dtype: torch.dtype) -> Tensor:
+def apply_relu2_gates(query: Tensor | None, mixed: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``relu(q) ⊙ a + relu(−q) ⊙ b`` of the sums (a, b) = mixed [..., 2·D]."""
+    assert query is not None  # the gate is 'relu'
     query = query.to(mixed.dtype)
     positive, negative = mixed.chunk(2, -1)
     return (torch.relu(query) * positive + torch.relu(-query) * negative).to(dtype)
@@ -83,7 +97,9 @@ def _scan_sums(shift: Tensor, *sums: Tensor, reverse: bool = False) -> list[Tens
     return [part.movedim(0, 1) for part in parts]
 
 
-def _add_sums(shift_a, a0, a1, shift_b, b0, b1) -> list[Tensor]:
+def _add_sums(
+    shift_a: Tensor, a0: Tensor, a1: Tensor, shift_b: Tensor, b0: Tensor, b1: Tensor
+) -> list[Tensor]:
     shift = torch.maximum(shift_a, shift_b)
     scale_a, scale_b = torch.exp(shift_a - shift), torch.exp(shift_b - shift)
     return [shift, a0 * scale_a + b0 * scale_b, a1 * scale_a + b1 * scale_b]

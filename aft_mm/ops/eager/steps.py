@@ -1,4 +1,7 @@
-"""Steps on the state of `ops/state.py`, called by `ops/steps.py`."""
+"""Steps on the state of `ops/state.py`, called by `ops/steps.py`.
+
+query and value are [B, D], key [B, D] or [B, h], the buffer [B, n, ·], sums of older tokens [B, 1, D].
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -21,7 +24,15 @@ from .simple import apply_relu2_gates
 SlotBias = Callable[[Tensor, int], Tensor]
 
 
-def aft_simple_step(state, query, key, value, *, key_function, gate) -> tuple[Tensor, StepState]:
+def aft_simple_step(
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_function: str,
+    gate: str,
+) -> tuple[Tensor, StepState]:
     """Add the token to the running sums, in O(D)."""
     dtype = state.values.dtype
     wide_key, wide_value = key.to(dtype).unsqueeze(1), value.to(dtype).unsqueeze(1)
@@ -38,14 +49,31 @@ def aft_simple_step(state, query, key, value, *, key_function, gate) -> tuple[Te
     return apply_gate(query, mixed.squeeze(1), gate, value.dtype), state
 
 
-def aft_full_step(state, query, key, value, position_bias, *, gate) -> tuple[Tensor, StepState]:
+def aft_full_step(
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    *,
+    gate: str,
+) -> tuple[Tensor, StepState]:
     """Weight every token by the row of w, in O(T·D)."""
     slot_bias = _slot_bias(lambda t, s: position_bias[t, s])
     return _step(state, query, key, value, slot_bias, gate, global_term=False)
 
 
 def aft_local_step(
-    state, query, key, value, pos_u, pos_v, *, window, grid, gate
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    pos_u: Tensor,
+    pos_v: Tensor | None,
+    *,
+    window: Window,
+    grid: Sequence[int] | None,
+    gate: str,
 ) -> tuple[Tensor, StepState]:
     """Weight the buffer by w and add the sums of older tokens, in O(r·D)."""
     slot_bias = _near_slot_bias(pos_u, pos_v, window, grid, state.keys.dtype)
@@ -53,7 +81,15 @@ def aft_local_step(
 
 
 def aft_conv_step(
-    state, query, key, value, weight, *, grid, global_connectivity, gate
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    *,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    gate: str,
 ) -> tuple[Tensor, StepState]:
     """Weight the buffer by the kernel and, if W = 1 outside, add older tokens, in O(r·D)."""
     outside = 0.0 if global_connectivity else -torch.inf
@@ -67,7 +103,14 @@ def aft_conv_step(
 
 
 def aft_local_hard_step(
-    state, query, key, value, *, window, grid, gate
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    window: Window,
+    grid: Sequence[int] | None,
+    gate: str,
 ) -> tuple[Tensor, StepState]:
     """Sum the buffer, which is the window, in O(r·D)."""
 
@@ -78,7 +121,16 @@ def aft_local_hard_step(
 
 
 def aft_local_learned_step(
-    state, query, key, value, pos_u, pos_v, *, window, grid, gate
+    state: StepState,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    pos_u: Tensor,
+    pos_v: Tensor | None,
+    *,
+    window: Window,
+    grid: Sequence[int] | None,
+    gate: str,
 ) -> tuple[Tensor, StepState]:
     """Weight the buffer by w and the keys, and add older tokens, in O(r·D)."""
     target, size = state.position[:, None], state.keys.shape[1]

@@ -1,5 +1,9 @@
-"""AFT-local-hard: W = 1 inside a window and 0 outside."""
+"""AFT-local-hard: W = 1 inside a window and 0 outside.
 
+query, key and value are [B, T, D]; sums slide over the dimensions of [B, *grid, D].
+"""
+
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -25,7 +29,17 @@ from ..online_softmax import (
 from ..path_choice import choose
 
 
-def aft_local_hard(query, key, value, *, window, grid, causal, key_mask, gate) -> Tensor:
+def aft_local_hard(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    *,
+    window: Window,
+    grid: Sequence[int] | None,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_local_hard` in O(T·log(s)·D), by sliding sums."""
     dtype, tokens = value.dtype, value.shape[1]
     key, value = hide(key, value, key_mask)

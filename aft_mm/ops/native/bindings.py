@@ -5,23 +5,20 @@ Lazy negation, missing memory and saved tensors are checked before an address is
 
 import ctypes
 import math
-import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from .. import eager
 from ..checks import GATES
-from ..eager.conv import cancels, is_one_shift_exact
-from ..export_paths import export_stage
+from ..conv_plan import ConvPlan, cancels, is_range_exact
+from ..eager.conv import is_one_shift_exact
 from ..geometry import crop_kernel
 from ..online_softmax import composed_gradients, hide, needs_torch
-from ..path_choice import ENVIRONMENT_VARIABLE, cached, find_cached
 from . import availability
 
 # Tokens between the sums saved for the gradient; the same as in simple.cpp.
@@ -43,7 +40,7 @@ def aft_simple(query, key, value, *, key_function, causal, key_mask, gate) -> Te
 
 
 def aft_conv(
-    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, known=None
+    query, key, value, weight, *, grid, global_connectivity, causal, key_mask, gate, plan=None
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_conv` in O(T·K·D) by the difference or additive form, if exact."""
     call: dict[str, Any] = dict(
@@ -54,12 +51,14 @@ def aft_conv(
         gate=gate,
     )
     weight_decides = global_connectivity and not causal
+    plan = ConvPlan(weight) if plan is None else plan
     cropped = crop_kernel(weight.float(), grid)
 
     def is_exact(difference: bool) -> Tensor:
-        seen = (key, value) if weight_decides else hide(key, value, key_mask)
-        choice = global_connectivity, causal, difference
-        return is_one_shift_exact(seen[0], seen[1], cropped, *choice)
+        if weight_decides:
+            return is_range_exact(cropped, difference)
+        seen = hide(key, value, key_mask)
+        return is_one_shift_exact(*seen, cropped, global_connectivity, causal, difference)
 
     if torch.compiler.is_compiling():
         kernel = _exponential(cropped, global_connectivity)
@@ -73,31 +72,25 @@ def aft_conv(
         additive = global_connectivity and bool(cancels(cropped))
         return _exponential(cropped, global_connectivity and not additive), additive
 
-    found = cached(weight, ('loops', *grid), make_kernel) if weight_decides else make_kernel()
-    if found is None:
-        return eager.aft_conv(query, key, value, weight, **call)
-    return _run_conv(query, key, value, cropped, *found, **call)
+    name = 'loops', cropped.shape
+    made = plan.once(name, make_kernel) if weight_decides else make_kernel()
+    if made is None:
+        return eager.aft_conv(query, key, value, weight, plan=plan, **call)
+    kernel, additive = made
+    output = _run_conv(query, key, value, cropped, kernel, additive, **call)
+    tokens = query, key, value
+    if weight_decides and key_mask is None and plan.may_repeat(*tokens):
+        if query.dtype == key.dtype == value.dtype and all(_dense(x) is x for x in tokens):
+            constant = cropped.detach()
+            op = _Conv(gate, None, grid, True, False, kernel, additive, constant, None)
+            plan.keep_call(_RepeatedConv(op, *tokens), *tokens, grid, gate)
+    return output
 
 
 def _exponential(weight: Tensor, difference: bool) -> Tensor:
     """Return ``e^w − 1`` or ``e^w``, [entries, h]."""
     kernel = (torch.expm1 if difference else torch.exp)(weight.detach())
     return kernel.flatten(1).T.contiguous()
-
-
-def prepare_conv(query, key, value, weight, grid, gate) -> Callable[..., Tensor | None] | None:
-    """Return :class:`PreparedConv` for this constant weight; None unless a call cached its kernel."""
-    found = find_cached(weight, ('loops', *grid))
-    tokens = query, key, value
-    if found is None or not query.dtype == key.dtype == value.dtype:
-        return None
-    if any(_dense(x) is not x for x in tokens):
-        return None
-    kernel, additive = found
-    cropped = crop_kernel(weight.detach(), grid)
-    return PreparedConv(
-        _Conv(gate, None, grid, True, False, kernel, additive, cropped, None), *tokens
-    )
 
 
 def _run_conv(query, key, value, weight, kernel, additive, *, key_mask, **call) -> Tensor:
@@ -181,7 +174,7 @@ class _Simple(NamedTuple):
         return grads
 
     def by_eager(self, query, key, value) -> Tensor:
-        options = dict(key_function='softmax', causal=True)
+        options: dict[str, Any] = dict(key_function='softmax', causal=True)
         return eager.aft_simple(query, key, value, **options, **self._asdict())
 
     def _args(self, query, key, value, output, saved, grads=(None,) * 3) -> list[int]:
@@ -254,40 +247,17 @@ class _Conv(NamedTuple):
         return [*fields, _address(self.kernel), _address(grad_kernel)]
 
 
-class PreparedConv:
-    """A call of :func:`aft_conv` without a gradient, repeated for other values of its tokens.
-
-    Two guards of torch compare what the call depends on. That of tensors also sees the state in
-    which torch does more than to compute, such as to trace, by the dispatch keys of the thread;
-    that of the global state sees gradients, autocast and the number of threads.
-    """
+class _RepeatedConv:
+    """A call of the loop without a gradient for other values of the tokens."""
 
     def __init__(self, op: _Conv, query: Tensor, key: Tensor, value: Tensor) -> None:
-        guards: Any = torch._C._dynamo.guards
-        tokens = query, key, value
-        self._tokens = guards.TensorGuards(
-            *tokens,
-            dynamic_dims_sizes=[list(x.shape) for x in tokens],
-            dynamic_dims_strides=[list(x.stride()) for x in tokens],
-        )
-        self._state = guards.GlobalStateGuard()
-        self._backends = os.environ.get(ENVIRONMENT_VARIABLE)
         self._op = op  # its kernel is passed by address
         self._fields = op._args(query, key, value, value.new_empty(value.shape))
         self._pack = struct.Struct(f'={len(self._fields)}q').pack
         self._loop = availability.load(availability.find_library()).aft_conv_forward
         self._is_bfloat = ctypes.c_int64(value.dtype == torch.bfloat16)
 
-    def __call__(self, grid, gate, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
-        """Return the result, or None if the call is another one."""
-        if not self._tokens.check(query, key, value) or not self._state.check():
-            return None
-        if gate != self._op.gate or grid != self._op.grid:
-            return None
-        if forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack():
-            return None
-        if export_stage() or os.environ.get(ENVIRONMENT_VARIABLE) != self._backends:
-            return None
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
         output = torch.empty_like(value, memory_format=torch.contiguous_format)
         addresses = query.data_ptr(), key.data_ptr(), value.data_ptr(), 0, output.data_ptr()
         if addresses.count(0) > 1:  # a tensor without memory

@@ -165,7 +165,6 @@ def aft_conv(
     causal: bool,
     key_mask: Tensor | None,
     gate: str,
-    known: Any = None,
 ) -> Tensor:
     """Compute AFT-conv [B, T, D] on a 1-d or 2-d grid, not causal, with global connectivity."""
     weight = crop_kernel(weight, grid)

@@ -1,4 +1,4 @@
-"""The kernel that AFT-conv caches in evaluation, and when it is computed again."""
+"""The plan that AFT-conv keeps in evaluation, and when it is made again."""
 
 import copy
 import io
@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aft_mm import ops
 from aft_mm.layers import AFTConv
 from aft_mm.layers.position_bias import ConvPositionBias
+from aft_mm.ops import conv_plan
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
-from aft_mm.ops.native.availability import find_library
 
 X = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0))
 
@@ -42,7 +42,8 @@ def build(**options) -> AFTConv:
 
 
 def fresh(mixer: AFTConv, x=X):
-    with mock.patch.object(ConvPositionBias, 'cached', ConvPositionBias.forward):
+    """Return the output without a kept plan."""
+    with mock.patch.object(ConvPositionBias, 'plan', lambda bias: ops.ConvPlan(bias())):
         return mixer(x)
 
 
@@ -55,7 +56,7 @@ def outputs_differ_and_are_fresh(mixer, before) -> None:
 
 @pytest.mark.parametrize('options', [{}, dict(reparameterize=False), dict(sparsity='gumbel')])
 @pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
-def test_evaluation_computes_the_kernel_once(options, mode, made):
+def test_evaluation_makes_one_plan(options, mode, made):
     mixer = build(**options)
     expected = fresh(mixer).detach()
     made.clear()
@@ -65,7 +66,7 @@ def test_evaluation_computes_the_kernel_once(options, mode, made):
     assert len(made) == 1
 
 
-def test_training_and_gradients_do_not_use_the_cache(made):
+def test_training_and_gradients_keep_no_plan(made):
     mixer = build()
     made.clear()
     for _ in range(2):
@@ -110,7 +111,7 @@ def replace_by_a_view(mixer):
 
 
 def parametrize(mixer):
-    """The cached kernel sees neither the parametrization nor writes to what it reads."""
+    """The parameters of the plan are neither those of the parametrization nor what it reads."""
 
     class Cubed(nn.Module):
         def forward(self, x):
@@ -172,7 +173,7 @@ def test_a_change_of_dtype_is_detected():
 
 
 @torch.no_grad()
-def test_copies_do_not_share_the_cache():
+def test_copies_do_not_share_the_plan():
     mixer = build()
     before, twin = mixer(X), copy.deepcopy(mixer)
     file = io.BytesIO()
@@ -183,7 +184,7 @@ def test_copies_do_not_share_the_cache():
         other.pos_bias.gamma.neg_()
         outputs_differ_and_are_fresh(other, before)
         torch.testing.assert_close(mixer(X), before, rtol=0, atol=0)
-    assert not any('cached' in name for name in mixer.state_dict())
+    assert mixer.state_dict().keys() == dict(mixer.named_parameters()).keys()
 
 
 @torch.no_grad()
@@ -200,7 +201,7 @@ def test_compiled_models_detect_changes_without_recompiling():
 
 
 @torch.no_grad()
-def test_exported_models_contain_parameters_and_not_the_cached_kernel():
+def test_exported_models_contain_parameters_and_no_plan():
     mixer = build()
     mixer(X)
     with ops.record_paths() as paths:
@@ -235,7 +236,7 @@ def test_a_parametrized_bias_may_have_no_parameter_of_its_own(reparameterize):
 
 
 @torch.no_grad()
-def test_fake_tensors_and_functional_calls_do_not_fill_the_cache():
+def test_fake_tensors_and_functional_calls_keep_no_plan():
     mixer = build()
     before = mixer(X).clone()
     state = {name: 2 * p for name, p in mixer.state_dict().items()}
@@ -247,8 +248,10 @@ def test_fake_tensors_and_functional_calls_do_not_fill_the_cache():
 
 @pytest.fixture
 def full_calls(monkeypatch):
-    calls, aft_conv = [], ops.aft_conv
-    monkeypatch.setattr(ops, 'aft_conv', lambda *a, **kw: calls.append(1) or aft_conv(*a, **kw))
+    calls, check_grid = [], ops.checks.check_grid
+    monkeypatch.setattr(
+        ops.checks, 'check_grid', lambda *a, **kw: calls.append(1) or check_grid(*a, **kw)
+    )
     return calls
 
 
@@ -323,11 +326,15 @@ OTHER_CALLS = {
 }
 
 
-@pytest.mark.skipif(isinstance(find_library(), str), reason=f'the C++ loops: {find_library()}')
+@pytest.mark.parametrize('backend', [None, 'eager'])
 @pytest.mark.parametrize('call', OTHER_CALLS.values(), ids=OTHER_CALLS)
 @torch.no_grad()
-def test_only_a_call_of_the_same_kind_is_repeated_without_checks(call, full_calls, monkeypatch):
+def test_only_a_call_of_the_same_kind_is_repeated_without_checks(
+    call, backend, full_calls, monkeypatch
+):
     monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    if backend:
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, backend)
     mixer = build()
     nn.init.normal_(mixer.pos_bias.gamma, std=0.1)
     expected = fresh(mixer, 2 * X), call(copy.deepcopy(mixer))
@@ -354,14 +361,15 @@ class ReadCounter(TorchDispatchMode):
 
 
 @torch.no_grad()
-def test_values_of_a_cached_kernel_are_read_once():
-    """One read per form that is not applicable; after the change w is below −3."""
+def test_values_of_a_kernel_are_read_once(monkeypatch):
+    """One read per form that is not exact; after the change w is below −3."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'eager')
     mixer = build()
-    counts = []
+    reads, check, counts = [], conv_plan.is_range_exact, []
+    monkeypatch.setattr(conv_plan, 'is_range_exact', lambda *x: reads.append(1) or check(*x))
     for change in (None, None, edit_in_place, None):
         if change:
             change(mixer)
-        with ReadCounter() as reads:
-            mixer(X)
-        counts.append(reads.count)
-    assert counts == [1, 0, 2, 0]
+        mixer(X), mixer(X[:1])
+        counts.append(len(reads))
+    assert counts == [1, 1, 3, 3]

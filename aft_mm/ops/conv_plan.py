@@ -1,0 +1,213 @@
+"""What AFT-conv computes from w alone: which form is exact for it, and the kernels of the forms.
+
+A :class:`ConvPlan` computes it once for a w that does not change.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .checks import ENVIRONMENT_VARIABLE
+from .export_paths import export_stage
+from .geometry import crop_kernel
+from .online_softmax import FAST_BIAS_RANGE
+from .tracing import only_computes
+
+# The difference form loses a factor e^−w of precision: w ≥ −3 keeps 5 of 7 digits.
+DIFFERENCE_LOWEST_BIAS = -3.0
+
+
+def is_range_exact(weight: Tensor, difference: bool) -> Tensor:
+    """Return whether float32 sums with one shift per column are exact to tolerance for any keys.
+
+    That needs an op that is not causal and has global connectivity: every row sees the largest key.
+
+    difference: Whether the sums are those of the difference form.
+    """
+    weight = weight.detach()
+    # One number: a compiler computes the condition again wherever it is used.
+    is_exact = weight.amax().clamp_min(0) - weight.clamp_max(0) <= FAST_BIAS_RANGE
+    if difference:
+        is_exact = is_exact & (weight >= DIFFERENCE_LOWEST_BIAS)
+    return is_exact.all()
+
+
+def exponents_of_bias(weight: Tensor) -> Tensor:
+    """Return the range of w and 0."""
+    weight = weight.detach()
+    return weight.amax().clamp_min(0) - weight.amin().clamp_max(0)
+
+
+def cancels(weight: Tensor) -> Tensor:
+    """Return whether the difference form cancels for w, which then needs the additive one."""
+    return (weight < DIFFERENCE_LOWEST_BIAS).any()
+
+
+class Values:
+    """Copies of tensors on a CPU, to find out whether values changed.
+
+    Version counters do not see collectives, fused optimizers, NumPy or another process.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor | None]) -> None:
+        self._copies = [x if x is None else x.detach().clone() for x in tensors]
+
+    def equal(self, tensors: Iterable[Tensor | None]) -> bool:
+        """Return whether these tensors have the same shapes, dtypes and values, None for None."""
+        for x, copy in zip(tensors, self._copies, strict=True):
+            if x is None or copy is None:
+                if x is not copy:
+                    return False
+            elif x.dtype != copy.dtype or x.shape != copy.shape or not x.is_cpu:
+                return False
+            elif not _equal(x, copy):
+                return False
+        return True
+
+
+def _equal(x: Tensor, copy: Tensor) -> bool:
+    address = x.data_ptr()
+    if _memcmp is None or not address or not x.is_contiguous() or not copy.is_contiguous():
+        return torch.equal(x, copy)
+    # Of 46,000 numbers torch.equal takes 30 times as long.
+    return _memcmp(address, copy.data_ptr(), x.nbytes) == 0
+
+
+def _find_memcmp() -> Callable[[int, int, int], int] | None:
+    if os.name != 'posix':
+        return None
+    function = ctypes.CDLL(None).memcmp
+    function.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+    return function
+
+
+_memcmp = _find_memcmp()
+
+
+class ConvPlan:
+    """w of :func:`aft_mm.ops.aft_conv`, in place of which the op takes it, for any grid and dtype.
+
+    Args:
+        weight: w ``[h, *kernel]``.
+        constant: Whether w never changes, so that what is computed from it is kept.
+        form: The form that a compiled graph computes without a choice: 'difference', 'additive' or
+            'exact'. Each call checks it, and computes the result again where it is not exact.
+    """
+
+    def __init__(self, weight: Tensor, constant: bool = False, form: str | None = None) -> None:
+        self.weight = weight
+        self.form = form
+        self._call: RepeatedCall | None = None
+        self._kept: dict[Hashable, Any] | None = {} if constant else None
+
+    @property
+    def is_constant(self) -> bool:
+        return self._kept is not None
+
+    def fastest_form(self) -> str:
+        """Return the fastest form that is exact for w on any grid, by reading values."""
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        for form in ('difference', 'additive'):
+            if is_range_exact(weight, form == 'difference'):
+                return form
+        return 'exact'
+
+    def cropped(self, grid: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return w in the dtype of sums, without the entries that the grid does not reach."""
+        return crop_kernel(self.weight.to(torch.promote_types(dtype, torch.float32)), grid)
+
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """Return ``make()``, which depends on w and `name`; of a constant w it is kept."""
+        if self._kept is None or not only_computes():
+            return make()
+        if name not in self._kept:
+            with torch.inference_mode(False), torch.no_grad():
+                self._kept[name] = make()
+        return self._kept[name]
+
+    def is_exact(self, cropped: Tensor, difference: bool) -> Tensor | bool:
+        """Return :func:`is_range_exact` of the cropped w, as a bool where it is known."""
+        if self.form is not None and torch.compiler.is_compiling():
+            return self.form == 'difference' or (self.form == 'additive' and not difference)
+        if self._kept is None or not only_computes():
+            return is_range_exact(cropped, difference)
+        name = 'exact', difference, cropped.shape
+        return self.once(name, lambda: bool(is_range_exact(cropped, difference)))
+
+    def may_repeat(self, query: Tensor | None, key: Tensor, value: Tensor) -> bool:
+        """Return whether this call can be repeated by :meth:`repeat`."""
+        may = self.is_constant and query is not None and not torch.is_grad_enabled()
+        return may and value.is_cpu and only_computes()
+
+    def keep_call(
+        self,
+        run: Callable[..., Tensor | None],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        grid: Sequence[int],
+        gate: str,
+    ) -> None:
+        """Keep ``run(query, key, value)``, the op with this w, for other values of these tokens."""
+        self._call = RepeatedCall(run, (query, key, value), grid, gate)
+
+    def repeat(
+        self, query: Tensor | None, key: Tensor, value: Tensor, grid: Sequence[int], gate: str
+    ) -> Tensor | None:
+        """Return the result of the kept call, None if this is another one."""
+        return None if self._call is None else self._call(query, key, value, grid, gate)
+
+
+class RepeatedCall:
+    """A call without a gradient and a mask, for other values of its tokens.
+
+    Two guards of torch compare what the call depends on. That of tensors also sees the state in
+    which torch does more than to compute, such as to trace, by the dispatch keys of the thread;
+    that of the global state sees gradients, autocast and the number of threads.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Tensor | None],
+        tokens: Sequence[Tensor],
+        grid: Sequence[int],
+        gate: str,
+    ) -> None:
+        guards: Any = torch._C._dynamo.guards
+        self._tokens = guards.TensorGuards(
+            *tokens,
+            dynamic_dims_sizes=[list(x.shape) for x in tokens],
+            dynamic_dims_strides=[list(x.stride()) for x in tokens],
+        )
+        self._state = guards.GlobalStateGuard()
+        self._backends = os.environ.get(ENVIRONMENT_VARIABLE)
+        self._run, self._grid, self._gate = run, grid, gate
+
+    def __call__(
+        self, query: Tensor | None, key: Tensor, value: Tensor, grid: Sequence[int], gate: str
+    ) -> Tensor | None:
+        """Return the result, or None if the call is another one."""
+        if not self._tokens.check(query, key, value) or not self._state.check():
+            return None
+        if gate != self._gate or grid != self._grid:
+            return None
+        if forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack():
+            return None
+        if export_stage() or os.environ.get(ENVIRONMENT_VARIABLE) != self._backends:
+            return None
+        return self._run(query, key, value)
+
+
+def plan_conv(weight: Tensor) -> ConvPlan:
+    """Return a plan of w ``[h, *kernel]`` as it is now, to pass to :func:`aft_conv` in its place.
+
+    It computes the form that is exact, its kernel and the arguments of the C++ loops once. Later
+    writes to `weight` do not change it, and no gradient flows to `weight`.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        return ConvPlan(weight.detach().clone(), constant=True)

@@ -1,0 +1,376 @@
+"""Evaluation of AFT-conv after writes to its position bias that no version counter sees.
+
+Each result is that of a module built from the w of the changed one.
+"""
+
+import copy
+import ctypes
+import io
+import pickle
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.utils import parametrize as parametrizing
+
+from aft_mm import ops
+from aft_mm.layers import AFTConv
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+
+GRID = (4, 5)
+X = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0))
+# Standard deviations of w for which the difference, the additive and the exact form are exact.
+FORMS = {'difference': 0.5, 'additive': 4.0, 'exact': 40.0}
+
+
+def build(scale: float = 0.5, seed: int = 0, **options) -> AFTConv:
+    torch.manual_seed(seed)
+    mixer = AFTConv(8, num_heads=4, kernel_size=3, grid=GRID, **options)
+    for parameter in mixer.pos_bias.parameters():
+        nn.init.normal_(parameter)
+    with torch.no_grad():
+        mixer.pos_bias.gamma.fill_(scale)
+    return mixer.eval()
+
+
+@torch.no_grad()
+def rebuilt(mixer: AFTConv, x=X) -> torch.Tensor:
+    """Return the output of a new module whose w is a parameter without reparameterisation."""
+    other = AFTConv(8, num_heads=4, kernel_size=3, grid=GRID, reparameterize=False)
+    state = {name: p for name, p in mixer.state_dict().items() if 'pos_bias' not in name}
+    state['pos_bias.weight'] = mixer.pos_bias().detach().clone()
+    other.load_state_dict(state)
+    return other.eval()(x)
+
+
+def compiled(mixer):
+    torch._dynamo.reset()
+    return torch.compile(mixer, fullgraph=True, backend='aot_eager')
+
+
+EVALUATIONS = {
+    'default': (lambda mixer: mixer, None),
+    'eager': (lambda mixer: mixer, 'eager'),
+    'compiled': (compiled, None),
+    'compiled eager': (compiled, 'eager'),
+}
+
+
+def assert_right(evaluate, mixer) -> None:
+    with torch.no_grad():
+        got = evaluate(X)
+    torch.testing.assert_close(got, rebuilt(mixer), rtol=1e-5, atol=1e-5)
+
+
+def values_of(bias, scale: float) -> list[torch.Tensor]:
+    """Return other values of weight, γ and β."""
+    other = build(scale, seed=1).pos_bias
+    return [p.detach().contiguous() for p in (other.weight, other.gamma, other.beta)]
+
+
+def copied(write, bias, scale) -> None:
+    """Write other values by ``write(parameter, value)``."""
+    for x, value in zip(bias.parameters(), values_of(bias, scale), strict=True):
+        write(x, value)
+
+
+def by_numpy(x, value) -> None:
+    x.detach().numpy()[...] = value.numpy()
+
+
+def by_data(x, value) -> None:
+    x.data.copy_(value)
+
+
+def by_storage(x, value) -> None:
+    x.untyped_storage().copy_(value.untyped_storage())
+
+
+def by_address(x, value) -> None:
+    ctypes.memmove(x.data_ptr(), value.data_ptr(), value.nbytes)
+
+
+def by_scatter(x, value) -> None:
+    dist.scatter(x.detach(), [value])
+
+
+def by_gather(x, value) -> None:
+    dist.all_gather([x.detach()], value)
+
+
+def in_place(x, value) -> None:
+    x.detach().copy_(value)
+
+
+def by_swap(x, value) -> None:
+    torch.utils.swap_tensors(x, nn.Parameter(value.clone()))
+
+
+WRITES = [by_numpy, by_data, by_storage, by_address, by_scatter, by_gather, in_place, by_swap]
+
+
+def by_optimizer(optimizer, bias, scale) -> None:
+    parameters = list(bias.parameters())
+    for x, value in zip(parameters, values_of(bias, scale), strict=True):
+        x.grad = x.detach() - value
+    optimizer(parameters, fused=True).step()
+
+
+def by_loading(bias, scale) -> None:
+    bias.load_state_dict(build(scale, seed=1).pos_bias.state_dict())
+
+
+def by_replacing(bias, scale) -> None:
+    for name, value in zip(('weight', 'gamma', 'beta'), values_of(bias, scale), strict=True):
+        setattr(bias, name, nn.Parameter(value))
+
+
+OPTIMIZERS = {
+    'AdamW': partial(torch.optim.AdamW, lr=2.0),
+    'SGD': partial(torch.optim.SGD, lr=1.0),
+    'Adagrad': partial(torch.optim.Adagrad, lr=3.0),
+}
+WRITERS = {write.__name__: partial(copied, write) for write in WRITES}
+WRITERS |= {f'fused {n}': partial(by_optimizer, f) for n, f in OPTIMIZERS.items()}
+WRITERS |= {f.__name__: f for f in (by_loading, by_replacing)}
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    dist.init_process_group('gloo', init_method=f'file://{tmp_path}/group', rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize('evaluation', EVALUATIONS)
+@pytest.mark.parametrize('writer', WRITERS)
+def test_a_write_acts(writer, evaluation, one_process, monkeypatch):
+    make, backend = EVALUATIONS[evaluation]
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, backend or '')
+    mixer = build()
+    evaluate = make(mixer)
+    for scale in FORMS.values():
+        assert_right(evaluate, mixer)
+        before = rebuilt(mixer)
+        WRITERS[writer](mixer.pos_bias, scale)
+        assert not torch.allclose(rebuilt(mixer), before, atol=1e-3)
+        for _ in range(2):
+            assert_right(evaluate, mixer)
+        with torch.inference_mode():
+            torch.testing.assert_close(evaluate(X), rebuilt(mixer), rtol=1e-5, atol=1e-5)
+        mixer.pos_bias.load_state_dict(build().pos_bias.state_dict())
+
+
+def broadcast(x, value, rank) -> None:
+    dist.broadcast(value if rank else x, 1)
+
+
+def all_reduce(x, value, rank) -> None:
+    dist.all_reduce(value if rank else x)
+
+
+def send_and_receive(x, value, rank) -> None:
+    dist.send(value, 0) if rank else dist.recv(x, 1)
+
+
+def scatter(x, value, rank) -> None:
+    dist.scatter(value if rank else x, [value.clone(), value.clone()] if rank else None, 1)
+
+
+def write_shared_memory(x, value, rank) -> None:
+    if rank:
+        x.copy_(value)
+    dist.barrier()
+
+
+WRITERS_OF_ANOTHER_PROCESS = [broadcast, all_reduce, send_and_receive, scatter, write_shared_memory]
+
+
+def write_together(path, rank, shared):
+    """Yield after each write of rank 1 to the parameters of rank 0, which both share."""
+    group = f'file://{path}'
+    dist.init_process_group('gloo', init_method=group, rank=rank, world_size=2)
+    other = build().pos_bias
+    for write in WRITERS_OF_ANOTHER_PROCESS:
+        for scale in FORMS.values():
+            for x, value in zip(shared, values_of(other, scale), strict=True):
+                write(x, value.clone(), rank)
+            yield write.__name__, scale
+            dist.barrier()
+    dist.destroy_process_group()
+
+
+def write_as_peer(path, shared) -> None:
+    for _ in write_together(path, 1, shared):
+        pass
+
+
+def test_a_write_of_another_process_acts(tmp_path, monkeypatch):
+    mixers = {name: build() for name in EVALUATIONS}
+    mixer = mixers['default'].share_memory()
+    for other in mixers.values():  # one set of parameters
+        other.pos_bias._parameters.update(mixer.pos_bias._parameters)
+    made = {name: EVALUATIONS[name][0](other) for name, other in mixers.items()}
+    shared = [x.detach() for x in mixer.pos_bias.parameters()]
+    peer = mp.get_context('spawn').Process(
+        target=write_as_peer, args=(tmp_path / 'group', shared), daemon=True
+    )
+    peer.start()
+    before = rebuilt(mixer)
+    for _ in write_together(tmp_path / 'group', 0, shared):
+        assert not torch.allclose(rebuilt(mixer), before, atol=1e-3)
+        before = rebuilt(mixer)
+        for name, evaluate in made.items():
+            monkeypatch.setenv(ENVIRONMENT_VARIABLE, EVALUATIONS[name][1] or '')
+            for _ in range(2):
+                assert_right(evaluate, mixers[name])
+    peer.join(60)
+    assert peer.exitcode == 0
+
+
+def set_tau(bias) -> None:
+    bias.tau = 0.5
+
+
+def hook(bias) -> None:
+    bias.register_forward_hook(lambda module, args, output: -2 * output)
+
+
+def pre_hook(bias) -> None:
+    def negate(module, args):
+        module.gamma.data.neg_()
+
+    bias.register_forward_pre_hook(negate)
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def parametrize(bias) -> None:
+    parametrizing.register_parametrization(bias, 'gamma', Doubled())
+
+
+def parametrize_and_write(bias) -> None:
+    parametrize(bias)
+    bias.parametrizations.gamma.original.data.neg_()
+
+
+CHANGES = [set_tau, hook, parametrize, parametrize_and_write]
+
+
+@pytest.mark.parametrize('evaluation', EVALUATIONS)
+@pytest.mark.parametrize('change', CHANGES, ids=lambda change: change.__name__)
+def test_a_change_of_the_module_acts(change, evaluation, monkeypatch):
+    make, backend = EVALUATIONS[evaluation]
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, backend or '')
+    # As for any module, torch.compile otherwise ignores hooks that are added later.
+    with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+        mixer = build()
+        evaluate = make(mixer)
+        assert_right(evaluate, mixer)
+        before = rebuilt(mixer)
+        change(mixer.pos_bias)
+        assert not torch.allclose(rebuilt(mixer), before, atol=1e-3)
+        for _ in range(2):
+            assert_right(evaluate, mixer)
+
+
+@torch.no_grad()
+def test_a_hook_runs_in_every_call():
+    mixer, calls = build(), []
+    mixer(X), mixer(X)
+    mixer.pos_bias.register_forward_pre_hook(lambda *args: calls.append(1))
+    mixer(X), mixer(X)
+    handle = nn.modules.module.register_module_forward_hook(lambda *args: None)
+    mixer(X)
+    handle.remove()
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize('evaluation', EVALUATIONS)
+@torch.no_grad()
+def test_functional_call_uses_its_parameters(evaluation, monkeypatch):
+    make, backend = EVALUATIONS[evaluation]
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, backend or '')
+    mixer = build()
+    before = rebuilt(mixer)
+
+    def run(state, x):
+        return torch.func.functional_call(mixer, state, (x,))
+
+    evaluate = make(run)
+    mixer(X)
+    for scale in FORMS.values():
+        other = build(scale, seed=1)
+        for state in (other.state_dict(), dict(other.named_parameters())):
+            torch.testing.assert_close(evaluate(state, X), rebuilt(other), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mixer(X), before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('duplicate', [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@torch.no_grad()
+def test_a_copy_of_a_module_with_a_plan_is_independent(duplicate):
+    mixer = build()
+    mixer(X), mixer(X)
+    twin = duplicate(mixer)
+    before = rebuilt(mixer)
+    copied(by_numpy, twin.pos_bias, FORMS['additive'])
+    assert_right(twin, twin)
+    torch.testing.assert_close(mixer(X), before, rtol=0, atol=0)
+    assert not torch.allclose(twin(X), before, atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_module_pickled_with_the_caches_of_before_loads():
+    mixer = build()
+    state = mixer.pos_bias.__getstate__()
+    del state['_kept']
+    old = type(mixer.pos_bias).__new__(type(mixer.pos_bias))
+    old.__setstate__({**state, '_cached': None, '_parameters_of_form': None})
+    mixer.pos_bias = old
+    for _ in range(2):
+        assert_right(mixer, mixer)
+
+
+def export(mixer, replay: bool):
+    """Return the module of a program that was saved and loaded."""
+    file = io.BytesIO()
+    with torch.no_grad():
+        with ops.record_paths() as paths:
+            mixer(X)
+        if replay:
+            with ops.replay_paths(paths):
+                program = torch.export.export(mixer, (X,), strict=False)
+        else:
+            program = torch.export.export(mixer, (X,), strict=True).run_decompositions({})
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file).module()
+
+
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('replay', [False, True])
+def test_an_export_has_the_parameters_of_now(replay, form):
+    mixer = build()
+    mixer(X)
+    copied(by_numpy, mixer.pos_bias, FORMS[form])
+    program = export(mixer, replay)
+    assert_right(program, mixer)
+
+
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('writer', ['by_numpy', 'by_data', 'in_place', 'fused AdamW'])
+def test_a_write_to_a_loaded_export_acts(writer, form):
+    """Its graph chooses by value; with the paths of a run it computes their form."""
+    mixer = build()
+    programs = [export(mixer, replay) for replay in (False, True)]
+    for program in programs[: 2 if form == 'difference' else 1]:
+        mixer = build()
+        for module in (mixer, program):
+            WRITERS[writer](module.pos_bias, FORMS[form])
+        assert_right(program, mixer)
