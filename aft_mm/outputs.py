@@ -1,14 +1,17 @@
-"""Output files of commands: their suffix, whether they can be written, their names."""
+"""Output files: their suffix, whether they can be written, their names; files that appear whole."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from aft_mm.errors import UserError
 
 #: File formats of matplotlib, and the highest resolution.
 PICTURES = ('.png', '.pdf', '.svg', '.jpg')
 MAX_DPI = 2400
+_DESCRIPTORS = '/proc/self/fd'
 
 
 def check_writable(name: str, paths: Sequence[str]) -> None:
@@ -39,3 +42,41 @@ def numbered(path: str, num: int) -> list[str]:
     """Return ``path`` for one file, else ``a-1.png``, ``a-2.png``, …."""
     stem, suffix = os.path.splitext(path)
     return [path] if num == 1 else [f'{stem}-{i + 1}{suffix}' for i in range(num)]
+
+
+@contextmanager
+def write_whole(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a temporary file that replaces ``path`` once it is complete and on the disk.
+
+    Until then it has no name, where the file system can, so that a killed process leaves nothing.
+
+    Raises:
+        OSError: ``path`` cannot be written; the temporary file is removed.
+    """
+    path = Path(path)
+    part = path.with_name(f'.{path.name}.{os.getpid()}.part')
+    try:
+        with _open_nameless(part) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            if not part.exists():
+                # A folder's descriptor, not used here, makes Python follow the link of /proc.
+                os.link(f'{_DESCRIPTORS}/{file.fileno()}', part, src_dir_fd=0)
+        os.replace(part, path)
+    except OSError as error:
+        if error.errno is not None:  # the error of a full disk names no file
+            error.filename = str(path)
+        raise
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _open_nameless(part: Path) -> BinaryIO:
+    part.unlink(missing_ok=True)  # of a killed process of the same number
+    try:
+        if not os.path.isdir(_DESCRIPTORS):
+            raise NotADirectoryError
+        return open(os.open(part.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), 'wb')
+    except OSError:
+        return part.open('wb')

@@ -1,7 +1,6 @@
 """Collect runs, or outputs of benchmarks, in a file with a line for each, for the documents."""
 
 import argparse
-import json
 import re
 import subprocess
 from collections import defaultdict
@@ -17,7 +16,16 @@ from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_output
 
-from .run_files import config_name, curves, last_validation, read_lines, seed_of, write_lines
+from .run_files import (
+    POINTS,
+    config_name,
+    curves,
+    last_validation,
+    read_json,
+    read_lines,
+    seed_of,
+    write_lines,
+)
 from .run_logs import read_scalars
 
 TESTED = ('metrics.json', 'test.json')
@@ -49,7 +57,7 @@ def line(
     records: Sequence[dict],
     metrics: dict[str, Any] | None,
     facts: dict[str, Any],
-    points: int = 100,
+    points: int = POINTS,
     curve: Sequence[str] = ('loss',),
 ) -> dict[str, Any]:
     """Return the line of a run; an entry ``lr`` of the metrics becomes one of the run."""
@@ -61,18 +69,8 @@ def line(
     return {key: value for key, value in run.items() if value is not None}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding='utf-8'))
-    except ValueError as error:
-        raise UserError(f'{str(path)!r} is damaged or not JSON: {error}') from error
-    if not isinstance(content, dict):
-        raise UserError(f'{str(path)!r} must hold metrics or rows by name')
-    return content
-
-
 def facts_of(work_dir: Path) -> dict[str, Any]:
-    """Return what a work dir tells of its run: config, seed, rate, command, versions, machine."""
+    """Return config, seed, rate, command, versions and machine of a run, if its work dir has them."""
     facts: dict[str, Any] = {}
     configs = sorted(work_dir.glob('*/vis_data/config.py'))
     if configs:

@@ -1,7 +1,6 @@
 """Compare groups of runs that differ by their seed: means and differences with 95 % intervals."""
 
 import argparse
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -12,12 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from aft_mm.checks import check_int
 from aft_mm.errors import UserError, user_errors
-from aft_mm.outputs import MAX_DPI, PICTURES, check_output, check_writable
+from aft_mm.outputs import check_writable
 from aft_mm.visualization.figures import new_figure
 
-from .run_files import is_selection, selected
+from .run_files import is_selection, read_json, selected
 from .run_logs import mean_and_error
 from .verdicts import verdict_table
 
@@ -96,21 +94,6 @@ def _number_groups(
     axis.set_ylabel(label)
 
 
-def read_metrics(path: Path) -> dict:
-    try:
-        metrics = json.loads(path.read_text(encoding='utf-8'))
-    except OSError as error:
-        raise UserError(f'{str(path)!r} cannot be read: {error.strerror}') from error
-    except ValueError as error:  # neither text nor JSON
-        raise UserError(f'{str(path)!r} is damaged or not JSON: {error}') from error
-    if not isinstance(metrics, dict):
-        raise UserError(
-            f'{str(path)!r} must hold metrics as written by `aft_mm test --out`, got '
-            f'a {type(metrics).__name__}'
-        )
-    return metrics
-
-
 def finite(source: str, metrics: Mapping, metric: str) -> float:
     if metric not in metrics:
         raise UserError(
@@ -126,7 +109,7 @@ def tested(file: str) -> dict[str, Mapping]:
     """Return the metrics of a file, or of the runs of a selection, by the name in messages."""
     if is_selection(file):
         return {source: run['metrics'] for source, run in selected(file).items()}
-    return {file: read_metrics(Path(file))}
+    return {file: read_json(Path(file))}
 
 
 def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, list[float]]:
@@ -162,10 +145,7 @@ def read_signs(arguments: Sequence[str]) -> dict[str, str]:
 
 def run(args: argparse.Namespace) -> None:
     with user_errors(ValueError, OSError):
-        if args.out:
-            check_output('--out', args.out, PICTURES)
         check_writable('--table', [args.table] if args.table else [])
-        check_int('--dpi', args.dpi, 1, MAX_DPI)
         groups = read_groups(args.group, args.metric)
         label = args.label or args.metric.replace('_per_', '/')
         table = verdict_table(groups, label, read_signs(args.expect))

@@ -166,8 +166,8 @@ def layers_of(mixers: dict[str, Any], config: Config) -> list[ExplorerLayer]:
     grids = {mixer.grid for mixer in mixers.values()}
     if len(grids) > 1 or len(next(iter(grids)) or ()) != 2:
         raise UserError(
-            f'explore.py needs position biases on one 2-d grid, got {grids} in {config.filename}; '
-            'use plot_position_bias.py'
+            f'the page needs position biases on one 2-d grid, got {grids} in {config.filename}; '
+            'use `aft_mm plot bias`'
         )
     return [
         ExplorerLayer(

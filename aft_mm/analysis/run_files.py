@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aft_mm.errors import UserError
+from aft_mm.outputs import write_whole
 
 from .run_logs import (
     CLOCKS,
@@ -66,6 +67,21 @@ def read_lines(path: Path) -> dict[str, dict]:
                 f'{str(path)!r} is not a file of runs: {text[:40]!r} is no JSON with a name'
             ) from error
     return runs
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the metrics of a file of `aft_mm test --out`, or the rows of a benchmark."""
+    try:
+        content = json.loads(path.read_text(encoding='utf-8'))
+    except OSError as error:
+        raise UserError(f'{str(path)!r} cannot be read: {error.strerror}') from error
+    except ValueError as error:  # neither text nor JSON
+        raise UserError(f'{str(path)!r} is damaged or not JSON: {error}') from error
+    if not isinstance(content, dict):
+        raise UserError(
+            f'{str(path)!r} must hold metrics or rows by name, got a {type(content).__name__}'
+        )
+    return content
 
 
 def selected(argument: str) -> dict[str, dict]:
@@ -181,9 +197,8 @@ def last_validation(records: Sequence[dict]) -> dict[str, float]:
 
 
 def write_lines(path: Path, runs: Iterable[Mapping[str, Any]]) -> None:
-    part = path.with_suffix('.part')
-    part.write_text(''.join(map(_line, runs)), encoding='utf-8')
-    part.replace(path)
+    with write_whole(path) as file:
+        file.writelines(_line(run).encode() for run in runs)
 
 
 def append_line(path: Path, run: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Checkpoints: read without running code from the file, written whole or not at all."""
 
-from .atomic_write import ATOMIC_BACKEND, write_whole
+from .atomic_write import ATOMIC_BACKEND
 from .averaging import average, averaged
 from .latest import checkpoints_in, latest_checkpoint, remove_parts, write_pointer
 from .loading import load_from_http, load_from_hub, load_from_local, load_weights
@@ -24,5 +24,4 @@ __all__ = [
     'remove_parts',
     'write_pointer',
     'write_safetensors',
-    'write_whole',
 ]

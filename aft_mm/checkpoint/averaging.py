@@ -29,7 +29,7 @@ def average(paths: Sequence[str]) -> dict:
         if not last or meta.get('iter', 0) >= last['meta'].get('iter', 0):
             last = dict(meta=meta, state_dict=weights)
         if not isinstance(weights, Mapping):
-            raise UserError(f'{path!r} must have a state_dict, as tools/train.py writes it')
+            raise UserError(f'{path!r} must have a state_dict, as `aft_mm train` writes it')
         shapes = {name: tensor.shape for name, tensor in weights.items()}
         if total and shapes != {name: tensor.shape for name, tensor in total.items()}:
             raise UserError(f'{path!r} must have the weights of {paths[0]!r}, got another model')

@@ -6,8 +6,8 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 from aft_mm.errors import UserError
+from aft_mm.outputs import write_whole
 
-from .atomic_write import write_whole
 from .loading import load_from_local
 
 POINTER = 'last_checkpoint'

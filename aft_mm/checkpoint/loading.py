@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from aft_mm.errors import UserError
 from aft_mm.openmmlab import warn
+from aft_mm.outputs import write_whole
 
-from .atomic_write import write_whole
 from .plain_types import restored_hub
 from .safe_unpickler import Refused, read_archive
 from .safetensors import SUFFIX, read_safetensors

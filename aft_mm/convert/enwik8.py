@@ -2,7 +2,6 @@
 
 import argparse
 import gzip
-import os
 import struct
 import zipfile
 import zlib
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import write_whole
 
 METHODS = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 
@@ -48,18 +48,17 @@ def unpack(archive: Path, folder: Path, size: int) -> Path:
     if not archive.is_file():
         raise UserError(f'archive {str(archive)!r} does not exist')
     folder.mkdir(parents=True, exist_ok=True)
-    target, part = folder / 'enwik8', folder / 'enwik8.part'
+    target = folder / 'enwik8'
     try:
-        with open_archive(archive) as source, part.open('wb') as out:
+        with open_archive(archive) as source, write_whole(target) as out:
             copied = copy(source, out, size + 1)
-        if copied > size:
-            raise UserError(f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds more')
-        if copied != size:
-            raise UserError(
-                f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds '
-                f'{copied:,}; for a part of the file use --size {copied}'
-            )
-        os.replace(part, target)
+            if copied > size:
+                raise UserError(f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds more')
+            if copied != size:
+                raise UserError(
+                    f'enwik8 must have {size:,} bytes, but {str(archive)!r} holds '
+                    f'{copied:,}; for a part of the file use --size {copied}'
+                )
     except UserError:
         raise
     except (
@@ -68,8 +67,6 @@ def unpack(archive: Path, folder: Path, size: int) -> Path:
     ) as error:
         reason = ' '.join(str(error).split())
         raise UserError(f'{str(archive)!r} is damaged or holds no enwik8: {reason:.200}') from error
-    finally:
-        part.unlink(missing_ok=True)
     return target
 
 

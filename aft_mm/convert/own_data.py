@@ -1,10 +1,8 @@
 """Inspect user data: sets, classes, and the config to train on them."""
 
-import gzip
 import json
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from aft_mm.config.annotations import box_classes, mask_values, read_coco, read_
 from aft_mm.config.writing import Literal, literal
 from aft_mm.errors import UserError
 from aft_mm.images import check_image, check_name, image_size, list_images
+from aft_mm.packed import MAX_RATIO, read_packed
 from aft_mm.progress import progress
 
 #: Names of the folders and lists of a validation set.
@@ -387,13 +386,16 @@ def text(path: Path, share: float, seed: int) -> OwnData:
     if not path.is_file():
         raise UserError(f'text {str(path)!r} must be one file; join several with `cat`')
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
+        if path.suffix == '.gz':
+            data = read_packed(path, MAX_RATIO * path.stat().st_size, 'text')
+        else:
+            data = path.read_bytes()
         content = data.decode()
     except UnicodeDecodeError as error:
         raise UserError(
             f'text {str(path)!r} must be UTF-8, which byte {error.start} is not'
         ) from error
-    except (EOFError, OSError, zlib.error) as error:
+    except OSError as error:
         raise UserError(f'text {str(path)!r} cannot be read: {error}') from error
     if '\0' in content:
         raise UserError(f'text {str(path)!r} must be a text, got a zero byte')

@@ -3,7 +3,6 @@
 import argparse
 import csv
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from mmengine.utils import track_progress_rich
 from aft_mm.datasets.point_files import MESH_SUFFIXES
 from aft_mm.datasets.shapenet import class_folder
 from aft_mm.errors import UserError, user_errors
-from aft_mm.outputs import check_writable
+from aft_mm.outputs import check_writable, write_whole
 
 NUM_POINTS = 15_000
 SPLITS = ('train', 'val', 'test')
@@ -108,7 +107,7 @@ def find_targets(meshes: Sequence[Mesh], args: argparse.Namespace) -> dict[Path,
 
 
 def sample(mesh: Mesh, target: Path) -> str | None:
-    """Write the points atomically; return the reason if a mesh cannot be sampled."""
+    """Write the points; return the reason if a mesh cannot be sampled."""
     try:
         # Missing materials would only cause warnings.
         surface = trimesh.load_mesh(mesh.path, process=False, skip_materials=True)
@@ -121,13 +120,8 @@ def sample(mesh: Mesh, target: Path) -> str | None:
             raise ValueError('it is too far from the origin to keep its shape in float32')
     except Exception as error:  # parsers raise anything on damaged files
         return ' '.join(f'{str(mesh.path)!r}: {type(error).__name__}: {error}'.split())
-    part = target.with_suffix('.part')
-    try:
-        with part.open('wb') as file:
-            np.save(file, single)
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    with write_whole(target) as file:
+        np.save(file, single)
     return None
 
 
@@ -143,8 +137,7 @@ def convert(args: argparse.Namespace) -> str:
         f'not in {args.splits}': len(meshes) - len(targets),
         'there already': len(targets) - len(tasks),
     }
-    # One file per folder, with the temporary name that is written first.
-    probes = {target.parent: str(target.with_suffix('.part')) for _, target in tasks}
+    probes = {target.parent: str(target) for _, target in tasks}  # one file per folder
     check_writable('OUT', list(probes.values()))
     damaged = []
     if tasks:  # the progress bar does not accept an empty list

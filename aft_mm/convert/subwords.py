@@ -4,11 +4,10 @@ import argparse
 import io
 from collections.abc import Sequence
 
-from aft_mm.checkpoint import write_whole
 from aft_mm.checks import check_int
 from aft_mm.datasets import read_lines
 from aft_mm.errors import UserError, user_errors
-from aft_mm.outputs import check_output
+from aft_mm.outputs import check_output, write_whole
 
 
 def train(files: Sequence[str], vocab_size: int, byte_fallback: bool) -> bytes:

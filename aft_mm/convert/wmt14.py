@@ -5,7 +5,6 @@ import bz2
 import gzip
 import html
 import io
-import os
 import re
 import tarfile
 import zlib
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from aft_mm.errors import UserError, user_errors
+from aft_mm.outputs import write_whole
+from aft_mm.packed import MAX_RATIO
 from aft_mm.progress import progress
 
 LANGUAGES = ('en', 'de')
@@ -30,7 +31,6 @@ PARTS = {
 }
 SEGMENT = re.compile(rb'<seg[^<>]*>', re.IGNORECASE)
 END_OF_SEGMENT = re.compile(rb'</seg>', re.IGNORECASE)
-MAX_RATIO = 100  # of the size of an archive; text has 3 to 20
 
 
 def text_of(content: bytes, name: str) -> bytes:
@@ -131,10 +131,8 @@ def write(texts: dict[tuple[str, str, str], bytes], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for split, parts in PARTS.items():
         for language in LANGUAGES:
-            target, partial = folder / f'{split}.{language}', folder / f'{split}.{language}.part'
-            with partial.open('wb') as file:
+            with write_whole(folder / f'{split}.{language}') as file:
                 file.writelines(texts[split, part, language] for part in parts)
-            os.replace(partial, target)
         size = sum(texts[split, part, LANGUAGES[0]].count(b'\n') for part in parts)
         print(f'wrote {size:,} pairs to {folder / split}.{{{",".join(LANGUAGES)}}}')
 

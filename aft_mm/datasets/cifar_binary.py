@@ -8,9 +8,8 @@ from mmengine.dataset import BaseDataset
 
 from aft_mm.checks import check_choice, check_int, check_path
 from aft_mm.openmmlab import warn
+from aft_mm.packed import read_packed
 from aft_mm.registry import DATASETS
-
-from .file_dataset import read_packed
 
 RECORD_BYTES = 1 + 3 * 32 * 32  # the label, then R, G and B, each row by row
 MOST_RECORDS = 10_000  # in a file

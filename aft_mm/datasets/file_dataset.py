@@ -1,36 +1,12 @@
 """A dataset of many files, some of which may be damaged."""
 
-import gzip
-import lzma
-import zlib
-from pathlib import Path
 from typing import Any
 
 from mmengine.dataset import BaseDataset
 
-from aft_mm.errors import UnusableFile, quoted
+from aft_mm.errors import UnusableFile
 
 MAX_UNUSABLE = 20  # in a row
-
-
-def read_packed(path: Path, most: int, name: str) -> bytes:
-    """Return the content of an .xz or gzip file, which messages call `name`.
-
-    Raises:
-        ValueError: If the file is damaged, or its content has more than `most` bytes.
-    """
-    is_xz = path.suffix == '.xz'
-    kind = 'xz' if is_xz else 'gzip'
-    try:
-        with lzma.open(path) if is_xz else gzip.open(path) as file:
-            data = file.read(most + 1)
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-        raise ValueError(f'{name} {quoted(path)} is not a whole {kind} file: {error}') from error
-    if len(data) > most:
-        raise ValueError(
-            f'{name} {quoted(path)} must have at most {most:,} bytes when decompressed, got more'
-        )
-    return data
 
 
 class FileDataset(BaseDataset):

@@ -9,13 +9,10 @@ from mmengine.dataset import BaseDataset
 
 from aft_mm.checks import check_choice, check_path
 from aft_mm.openmmlab import warn
+from aft_mm.packed import MAX_RATIO, read_packed
 from aft_mm.registry import DATASETS
 
-from .file_dataset import read_packed
-
-# A .gz file may have 64 MB of content, or 100 times its size.
-SMALL = 2**26
-MAX_RATIO = 100
+SMALL = 2**26  # bytes of content that any .gz file may have
 
 
 @DATASETS.register_module()

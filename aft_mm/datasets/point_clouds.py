@@ -83,12 +83,7 @@ class PointClouds(FileDataset):
         clouds = [path for path in files if path.suffix.lower() in POINT_SUFFIXES]
         if not clouds:
             meshes = any(path.suffix.lower() in MESH_SUFFIXES for path in files)
-            hint = (
-                '; it has meshes, which tools/dataset_converters/shapenet.py turns into point '
-                'clouds'
-                if meshes
-                else ''
-            )
+            hint = '; it has meshes, which `aft_mm convert shapenet` samples' if meshes else ''
             raise ValueError(
                 f'class {name!r} has no point cloud ({", ".join(POINT_SUFFIXES)}) in '
                 f'{str(directory)!r}{hint}'

@@ -94,9 +94,7 @@ def _read_ply(path: Path) -> np.ndarray:
 
     cloud = trimesh.load(path)
     if not isinstance(cloud, trimesh.PointCloud):
-        raise _unreadable(
-            path, 'it is a mesh, whose surface tools/dataset_converters/shapenet.py samples'
-        )
+        raise _unreadable(path, 'it is a mesh, which `aft_mm convert shapenet` samples')
     announced = _announced(path)
     if announced not in (None, len(cloud.vertices)):
         raise _unreadable(path, f'{announced} points announced, {len(cloud.vertices)} found')
@@ -127,5 +125,5 @@ _READERS: dict[str, Callable[[Path], np.ndarray]] = {
     '.xyz': partial(np.loadtxt, ndmin=2),
 }
 POINT_SUFFIXES = tuple(_READERS)
-#: Meshes, which tools/dataset_converters/shapenet.py samples.
+#: Meshes, which `aft_mm convert shapenet` samples.
 MESH_SUFFIXES = ('.glb', '.obj', '.off', '.ply', '.stl')

@@ -9,14 +9,11 @@ import torch
 from torch.utils.data import Dataset
 
 from aft_mm.checks import check_choice, check_int, check_number, check_path, refuse
+from aft_mm.packed import MAX_RATIO, read_packed
 from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 
-from .file_dataset import read_packed
-
 SPLITS = ('train', 'val', 'test')
-# Text compresses 3 to 20 times, zeros 1,000 times.
-MAX_RATIO = 100
 
 
 @DATASETS.register_module()

@@ -9,7 +9,7 @@ from aft_mm.checks import check_path
 
 
 class Subwords:
-    """A subword vocabulary, trained by ``tools/dataset_converters/subwords.py``.
+    """A subword vocabulary, trained by ``aft_mm convert subwords``.
 
     Args:
         path: A sentencepiece model with an end-of-sentence piece.
@@ -35,7 +35,7 @@ class Subwords:
         if not os.path.isfile(path):
             raise ValueError(
                 f'subwords {self.path!r} does not exist; '
-                'tools/dataset_converters/subwords.py makes it of the training text'
+                '`aft_mm convert subwords` makes it of the training text'
             )
         content = Path(path).read_bytes()
         self._processor = SentencePieceProcessor()
@@ -49,7 +49,7 @@ class Subwords:
         if self.end < 0:
             raise ValueError(
                 f'subwords {self.path!r} has no piece that ends a sentence; train it '
-                'with tools/dataset_converters/subwords.py'
+                'with `aft_mm convert subwords`'
             )
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:

@@ -42,6 +42,16 @@ def test_a_text_that_is_no_text_is_refused(tmp_path):
         TextFile(str(tmp_path / 'text.gz'))
 
 
+def test_a_text_for_a_config_is_read_up_to_a_bound(tool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path('text.gz').write_bytes(gzip.compress(bytes(MEGABYTES * 2**20)))
+    with pytest.raises(SystemExit, match="text '.*text.gz' must have at most 5,0.* when decomp"):
+        tool('new').main(['text', 'text.gz'])
+    Path('text.gz').write_bytes(gzip.compress(b'a text')[:-1])
+    with pytest.raises(SystemExit, match="text '.*text.gz' is not a whole gzip file"):
+        tool('new').main(['text', 'text.gz'])
+
+
 def test_the_archive_of_enwik8_is_unpacked_to_its_length_at_most(tool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with zipfile.ZipFile('a.zip', 'w', zipfile.ZIP_DEFLATED) as file:

@@ -17,10 +17,10 @@ from aft_mm.checkpoint import (
     load_from_local,
     remove_parts,
     write_pointer,
-    write_whole,
 )
 from aft_mm.engine import SafeCheckpointHook
 from aft_mm.engine.preflight import choose_checkpoint
+from aft_mm.outputs import write_whole
 
 from ..errors import stops
 

@@ -175,7 +175,7 @@ def test_other_grids_are_named(tiny_classifier, untrained, picture, tmp_path):
     words = [str(tmp_path / 'upright.py'), tiny_classifier[1], str(picture), *out]
     stops(r'must have a grid of \(4, 6\) tokens .* got \(6, 4\)', main, words)
     sequence = [*untrained['tiny_text'], *out]
-    stops('^Error: explore.py needs position biases on one 2-d grid', main, sequence)
+    stops('^Error: the page needs position biases on one 2-d grid', main, sequence)
 
 
 @pytest.mark.parametrize(

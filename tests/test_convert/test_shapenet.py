@@ -108,7 +108,6 @@ def test_a_second_run_resumes(convert, tmp_path):
     convert(tmp_path / 'meshes', out)
     first = {name: np.load(out / f'crate/train/{name}.npy') for name in 'abc'}
     (out / 'crate/train/b.npy').unlink()
-    (out / 'crate/train/b.part').touch()  # left by a killed run
     np.save(out / 'crate/train/c.npy', np.zeros(3))
     assert convert(tmp_path / 'meshes', out).endswith(': 1 written, 2 there already\n')
     np.testing.assert_array_equal(np.load(out / 'crate/train/b.npy'), first['b'])
@@ -200,7 +199,7 @@ def test_an_unwritable_folder_is_reported_before_sampling(convert, tmp_path, mon
     sampled = []
     monkeypatch.setattr(shapenet_module, 'sample', sampled.append)
     message = 'cannot be written: (Not a directory|File exists)$'
-    match = f"^Error: OUT '{tmp_path}/out/crate/train/a.part' {message}"
+    match = f"^Error: OUT '{tmp_path}/out/crate/train/a.npy' {message}"
     stops(match, convert, tmp_path / 'meshes', tmp_path / 'out')
     assert not sampled
 

@@ -159,7 +159,9 @@ class TestPointClouds:
 
     def test_meshes_are_for_the_converter(self, tmp_path):
         touch(tmp_path, 'desk/train/a.off')
-        with pytest.raises(ValueError, match='it has meshes, which tools/.*/shapenet.py turns'):
+        with pytest.raises(
+            ValueError, match='it has meshes, which `aft_mm convert shapenet` samples'
+        ):
             PointClouds(str(tmp_path))
         with pytest.raises(FileNotFoundError, match='is not a folder'):
             PointClouds(str(tmp_path / 'no'))

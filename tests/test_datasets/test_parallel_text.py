@@ -161,7 +161,7 @@ def test_a_missing_library_is_named(pairs, monkeypatch):
 def test_a_file_that_is_no_vocabulary_is_named(tmp_path):
     (tmp_path / 'a.model').write_bytes(b'no model')
     refuses("a.model' is no model of sentencepiece", Subwords, tmp_path / 'a.model')
-    refuses("b.model' does not exist; tools/dataset_converters/sub", Subwords, tmp_path / 'b.model')
+    refuses("b.model' does not exist; `aft_mm convert subw", Subwords, tmp_path / 'b.model')
 
 
 def test_encoded_text_is_cached_for_the_text_and_the_vocabulary(build, tmp_path, monkeypatch):

@@ -163,7 +163,7 @@ that we suggest. None of these models was trained here. See [get started](../get
 differ only in `CONFIG`.
 
 {lines}
-**Memory** is counted in float32 (`model_complexity.py`): activations saved for the backward pass, weights, gradients
+**Memory** is counted in float32 (`aft_mm complexity`): activations saved for the backward pass, weights, gradients
 and two moments, without temporary buffers. Rows marked "recomputed" have `with_cp=True`. The
 [dry run](../reproduction.md#dry-run) compares the count with what a CPU uses.
 

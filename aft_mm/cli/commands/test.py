@@ -9,7 +9,6 @@ from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
 
 from aft_mm.checkpoint import averaged
-from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data
 from aft_mm.engine import CheckpointCompatibilityHook, build_runner, load_run_config, run_guard
 from aft_mm.engine.allocator import keep_freed_memory
@@ -54,7 +53,6 @@ def test(args: argparse.Namespace) -> None:
         if args.work_dir is None:  # a test dumps its config, too
             cfg.work_dir = os.path.join(cfg.work_dir, 'test')
         apply_args(cfg, args)
-        check_checkpoint(args.checkpoint)
         check_data(cfg, 'test')
         if cfg.get('default_scope') == 'mmdet':
             quiet_pycocotools()

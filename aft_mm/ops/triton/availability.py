@@ -37,7 +37,7 @@ LIMITS = {op: 'a float32 state' for op in KERNELS if op.endswith('_step')}
 LIMITS['aft_conv'] = 'a grid of 1 or 2 sizes'
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Dtypes in which the kernels of an op were right on a device, by its compute capability
-# (docs/results/gpu/h100.txt). They are the default there.
+# (docs/results/benchmarks/h100.txt). They are the default there.
 VERIFIED: dict[tuple[int, int], dict[str, tuple[torch.dtype, ...]]] = {
     (9, 0): {**dict.fromkeys(KERNELS, DTYPES), 'aft_local': (torch.bfloat16,)},
 }

@@ -1,5 +1,5 @@
 # Class folders, data_root/train/cat/1.jpg and data_root/val/cat/2.png;
-# tools/dataset_converters/split_folder.py makes the two parts of one. The size occurs three times
+# `aft_mm split` makes the two parts of one. The size occurs three times
 # below.
 data_preprocessor = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True)
 extensions = ('.jpg', '.jpeg', '.png', '.webp', '.tif', '.tiff', '.bmp', '.ppm', '.pgm')

@@ -1,5 +1,5 @@
 # ShapeNetCore v2, <data_root>/<synset>/{train,val,test}/*.npy with 15,000 points each
-# (tools/dataset_converters/shapenet.py), of which 2,048 are sampled, sorted and then quantised to 8
+# (`aft_mm convert shapenet`), of which 2,048 are sampled, sorted and then quantised to 8
 # bits.
 data_root = '{{$AFT_MM_DATA:data}}/ShapeNetCore.v2.PC15k'
 point_cloud = dict(num_points=2048, num_bits=8, up='y')

@@ -1,4 +1,4 @@
-# WMT14 English-German by tools/dataset_converters/wmt14.py: <folder>/train.en, train.de, val.*
+# WMT14 English-German by `aft_mm convert wmt14`: <folder>/train.en, train.de, val.*
 # (newstest2013) and test.* (newstest2014), plain or gzip. Translator and tools/translate.py read
 # the entry `subwords`.
 folder = '{{$AFT_MM_DATA:data}}/wmt14_en_de'
