@@ -116,27 +116,13 @@ class TestClouds:
         ('pixels', 'a.png --prompt a', '--prompt has no effect on the model of'),
         ('pixels', 'a.png --num-chars 5', '--num-chars has no effect on the model of'),
         ('pixels', 'a.png --num 0', '--num must be an int, 1 or larger, got 0'),
-        *(
-            ('pixels', f'a.png --complete {keep}', f'--complete.* must be {text}, .*got {keep}')
-            for keep, text in (
-                (1.0, 'the share of 1 to 7 of 8 rows'),
-                (0.0, 'the share of 1 to 7 of 8 rows'),
-                ('nan', 'a finite number'),
-            )
-        ),
+        ('pixels', 'a.png --complete 1.0', '--complete.* must be the share of 1 to 7 of 8 rows'),
         ('pixels', 'a.png --temperature 0', 'temperature must be .* above 0'),
-        ('pixels', 'a.png --temperature inf', 'finite number above 0, got inf'),
-        ('clouds', f'a.ply --seed {2**64}', r'seed must be an int, 0 to 2\^63 − 1'),
-        ('text', 'a.txt --seed -1', r'seed must be an int, 0 to 2\^63 − 1'),
-        ('text', 'a.txt --top-p 1.5', 'top_p must be .* 1.5'),
-        ('text', 'a.txt --top-k 0', 'top_k must be'),
         *(
             ('text', f'a.txt --greedy {words}', f'{words[:-2]} and --greedy cannot be combined')
             for words in ('--temperature 1', '--top-k 1', '--top-p 1', '--seed 0')
         ),
         ('text', 'a.txt --prompt ""', 'prompt must be a str of at least one'),
-        ('text', 'a.txt --num-chars 33', 'at most 32 bytes together, .* got 0 and 33'),
-        ('text', f'a.txt --prompt {"a" * 32}', '32 bytes together, .* got 32 and'),
     ],
 )
 def test_bad_arguments_give_a_one_line_message(sample, untrained, tmp_path, kind, words, message):
