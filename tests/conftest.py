@@ -59,7 +59,7 @@ LONGEST = (
     'test_adversarial/test_exact_resume.py',
     'test_ops/test_triton_interpreter.py',
     'test_config_models.py',
-    'test_export.py',
+    'test_export/test_graphs.py',
     'test_integration.py',
     'test_ops/test_inductor_offline.py',
     'test_wheel.py',
@@ -88,8 +88,14 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_collection_modifyitems(items):
-    """Put the longest files first, so that the workers of `make test` end at the same time."""
+    """Put the longest files first, so that the workers of `make test` end at the same time.
+
+    `make test-fast` leaves them out.
+    """
     order = {ROOT / 'tests' / name: place for place, name in enumerate(LONGEST)}
+    for item in items:
+        if item.path in order:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 

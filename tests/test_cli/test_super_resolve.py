@@ -12,8 +12,8 @@ from PIL import Image
 from aft_mm.apis import SuperResolver
 from aft_mm.visualization import draw_super_resolution
 
-from .errors import stops
-from .helpers import picture
+from ..errors import stops
+from ..helpers import picture
 
 
 @pytest.fixture
