@@ -155,10 +155,3 @@ def test_an_unwritable_out_is_rejected_before_sampling(
     with pytest.raises(SystemExit, match=f"^Error: --out '{wrong}' cannot be written: (Is|Not) a"):
         sample(*untrained[kind], '--out', out, *words)
     assert len(list(tmp_path.iterdir())) <= 2
-
-
-def test_missing_files_give_a_one_line_message(sample, untrained):
-    with pytest.raises(SystemExit, match="Error: config 'no.py' does not exist"):
-        sample('no.py', 'no.pth', '--out', 'a.png')
-    with pytest.raises(SystemExit, match="Error: checkpoint 'no.pth' does not exist"):
-        sample(untrained['tiny_pixels'][0], 'no.pth', '--out', 'a.png')

@@ -182,4 +182,3 @@ def test_other_models_are_refused(module, untrained):
         match += 'source_shape; use `aft_mm sample`'
         words = [*untrained[f'tiny_{name}'], *'no.png a.jpg --device cpu'.split()]
         stops(match, module.main, words)
-    stops("Error: config 'no.py' does not", module.main, 'no.py no.pth small.png a.png'.split())

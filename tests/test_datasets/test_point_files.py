@@ -98,10 +98,7 @@ def test_a_pcd_file_that_ends_between_two_points_is_refused(tmp_path, points):
         (np.array([['a', 'b', 'c']]), r'must contain numbers \[N, 3\], got <U1 \[1, 3\]'),
         (np.zeros((0, 3)), 'P at least 1'),
         (np.ones((5, 3)), 'cannot be used: points must differ, but all 5 are'),
-        (np.array([[0, 0, 0], [1, 2, np.nan], [3, 4, 5]]), 'must be finite, but 1 of 3 are not'),
         (np.array([[dict()]], dtype=object), 'cannot be read: it is damaged or of another kind'),
-        (np.eye(5, 3) + 1e200, 'cannot be used: points must differ'),
-        ((np.eye(5, 3) - np.eye(5, 3)[::-1]) * 1.7e308, 'cannot be used: .* an extent that'),
     ],
 )
 def test_a_cloud_that_is_none_is_refused(tmp_path, array, message):
