@@ -62,6 +62,7 @@ LONGEST = (
     'test_export/test_graphs.py',
     'test_integration.py',
     'test_ops/test_inductor_offline.py',
+    'test_ops/test_triton_product_compile.py',
     'test_wheel.py',
     'test_ops/test_compiled_training.py',
     'test_adversarial/test_compile_and_decide.py',
@@ -73,6 +74,7 @@ LONGEST = (
     'test_tools.py',
     'test_translation_run.py',
     'test_ops/test_numerics.py',
+    'test_ops/test_triton_simple_compile.py',
     'test_engine/test_distributed.py',
 )
 # Files that build the models of all configs, which are then loaded and built once.

@@ -206,6 +206,7 @@ def test_simple_is_linear_attention_with_exponential_features_and_one_channel():
 SHORT = [case for case in CASES if case.tokens * CHANNELS <= 210]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', SHORT, ids=lambda case: case.name)
 def test_gradcheck(case):
     inputs = case.inputs(batch=1)

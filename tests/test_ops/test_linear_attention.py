@@ -148,6 +148,7 @@ def peak_of_gradients() -> float:
     return (added_peak(gradients) + 4 * one) / (8 * one)  # four of them exist before the call
 
 
+@pytest.mark.slow
 def test_causal_gradient_saves_inputs_and_outputs_only():
     assert in_fresh_process(peak_of_gradients, malloc=return_freed_memory) <= 1.1
 
