@@ -6,7 +6,7 @@ WORK_DIR := work_dirs/quickstart
 # Wheel cache of `make compiled-mmcv`.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream compiled-mmcv matrix docs linkcheck test test-transformers test-demo dry-run sanitize lint licenses release-weights \
+.PHONY: quickstart downstream compiled-mmcv matrix docs linkcheck test test-fast test-transformers test-demo dry-run sanitize lint licenses release-weights \
 	wheels release-check check-tag clean
 
 # The locks are complete, so pip resolves nothing.
@@ -75,8 +75,13 @@ $(VENV)/docs: $(VENV)/installed requirements/docs.txt
 	$(PIN) -r requirements/docs.txt
 	touch $@
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/development $(VENV)/loops
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
+	$(PYTEST) tests
+
+# What a change of ops, layers or commands breaks first.
+test-fast: $(VENV)/development $(VENV)/loops
+	$(PYTEST) -m 'not slow' tests/test_architecture.py tests/test_ops tests/test_layers tests/test_cli
 
 # mmpretrain imports models that Transformers 5 breaks where pycocotools is installed too, so
 # Transformers has a folder of its own.

@@ -36,7 +36,7 @@ CHECKS: dict[str, tuple[str, ...]] = {
         'test_adversarial/test_compile_and_decide.py',
     ),
     'Triton': ('test_ops/test_triton_simple_compile.py',),
-    'export': ('test_export.py',),
+    'export': ('test_export/test_graphs.py',),
     'train, resume': (
         'test_adversarial/test_exact_resume.py::test_a_run_that_stops_resumes_to_the_same_bits',
         'test_integration.py::test_resume_after_a_kill_is_bit_identical',

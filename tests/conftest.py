@@ -59,9 +59,10 @@ LONGEST = (
     'test_adversarial/test_exact_resume.py',
     'test_ops/test_triton_interpreter.py',
     'test_config_models.py',
-    'test_export.py',
+    'test_export/test_graphs.py',
     'test_integration.py',
     'test_ops/test_inductor_offline.py',
+    'test_ops/test_triton_product_compile.py',
     'test_wheel.py',
     'test_ops/test_compiled_training.py',
     'test_adversarial/test_compile_and_decide.py',
@@ -73,6 +74,7 @@ LONGEST = (
     'test_tools.py',
     'test_translation_run.py',
     'test_ops/test_numerics.py',
+    'test_ops/test_triton_simple_compile.py',
     'test_engine/test_distributed.py',
 )
 # Files that build the models of all configs, which are then loaded and built once.
@@ -88,8 +90,14 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_collection_modifyitems(items):
-    """Put the longest files first, so that the workers of `make test` end at the same time."""
+    """Put the longest files first, so that the workers of `make test` end at the same time.
+
+    `make test-fast` leaves them out.
+    """
     order = {ROOT / 'tests' / name: place for place, name in enumerate(LONGEST)}
+    for item in items:
+        if item.path in order:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 

@@ -1,6 +1,5 @@
 """Safe loading: training state loads, code is refused, for files and downloads."""
 
-import os
 import pickle
 import re
 import subprocess
@@ -9,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from mmengine.logging import HistoryBuffer, MessageHub
+from mmengine.logging import MessageHub
 from mmengine.optim import OptimWrapper
 from mmengine.registry import PARAM_SCHEDULERS
 from mmengine.runner.checkpoint import CheckpointLoader
@@ -97,51 +96,10 @@ class Call:
         return self.call
 
 
-ATTACKS = {
-    'eval': lambda: Call(eval, '1 + 1'),
-    'os.system': lambda: Call(os.system, 'true'),
-    'getattr of an allowed class': lambda: Call(getattr, np.ndarray, '__subclasses__'),
-    'getattr of another method': lambda: Call(getattr, HistoryBuffer, 'register_statistics'),
-    'getattr of a tensor': lambda: Call(getattr, torch.zeros(1), 'numpy'),
-    # The builtins of these hold eval.
-    'getattr of getattr': lambda: Call(getattr, Call(getattr, HistoryBuffer, 'min'), '__globals__'),
-}
-
-
-@pytest.mark.parametrize('name', ATTACKS)
-def test_a_file_with_code_is_refused(name, tmp_path):
-    for zipped in (True, False):
-        state = training_state(payload=ATTACKS[name]())
-        torch.save(state, tmp_path / 'bad.pth', _use_new_zipfile_serialization=zipped)
-        message = r'bad\.pth.* is refused because it asks for'
-        with pytest.raises(pickle.UnpicklingError, match=message):
-            CheckpointLoader.load_checkpoint(str(tmp_path / 'bad.pth'), map_location='cpu')
-
-
 def test_the_legacy_config_entry_is_dropped(tmp_path):
     # mmengine's Runner.resume would execute it.
     torch.save(dict(meta=dict(config='import os', cfg='a = 1'), state_dict={}), tmp_path / 'a.pth')
     assert load_from_local(str(tmp_path / 'a.pth'))['meta'] == dict(cfg='a = 1')
-
-
-DAMAGES = {
-    'text': lambda data: b'hello world, these are no weights\n',
-    'empty': lambda data: b'',
-    'half written': lambda data: data[: len(data) // 2],
-    # Torch reads the end of a long file first, so its error differs from that of a short one.
-    'half of a long file': lambda data: data[:20_000],
-    'half written legacy pickle': lambda data: pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2),
-}
-
-
-@pytest.mark.parametrize('name', DAMAGES)
-def test_a_damaged_file_has_a_one_line_message(name, tmp_path):
-    long = dict(weight=torch.randn(300, 300)) if 'long' in name else {}
-    torch.save(training_state(**long), tmp_path / 'good.pth')
-    (tmp_path / 'bad.pth').write_bytes(DAMAGES[name]((tmp_path / 'good.pth').read_bytes()))
-    with pytest.raises(pickle.UnpicklingError, match=r'bad\.pth. is damaged or holds') as error:
-        load_from_local(str(tmp_path / 'bad.pth'))
-    assert '\n' not in str(error.value)
 
 
 def test_a_file_without_a_dict_is_refused(tmp_path):

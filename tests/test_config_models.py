@@ -3,7 +3,6 @@
 import logging
 import math
 import re
-from math import prod
 from pathlib import Path
 from unittest.mock import patch
 
@@ -37,7 +36,6 @@ from .test_configs import (
     count,
     every_config,
     load,
-    main_part,
     names,
     sequence_length,
 )
@@ -99,8 +97,6 @@ class TestTraining:
         ours = [hook for hook in config.default_hooks.values() if hook.type.startswith('aft_mm.')]
         built = [HOOKS.build(hook) for hook in [*ours, *config.get('custom_hooks', [])]]
         hooks = {type(hook).__name__ for hook in built}
-        # A resumed run repeats one that was never killed, and NaN stops it.
-        assert {'ExactResumeHook', 'FiniteLossHook'} <= hooks
         assert not config.train_dataloader.persistent_workers
         translates = {m.type for m in as_list(config.test_evaluator)} & {'aft_mm.BLEU'}
         if translates and MISSING:
@@ -263,13 +259,6 @@ def training_batch(name, config, model):
 
 class TestParameters:
     @each(
-        'name',
-        [*names('image_classification', pattern='_in1k'), *DECODERS, *PAIRS, *CLOUDS, *TRANSLATION],
-    )
-    def test_layout(self, name):
-        assert count(name) == expected_parameters(load(name).model, build(name))
-
-    @each(
         'millions, name',
         [
             # Table 7 of arXiv 2105.14103, and 86.9 of table 8.
@@ -320,6 +309,9 @@ class TestParameters:
         others = count('sparse-transformer-l128-d256-h2_8xb4-200e_cifar10') - 3072 * 256
         assert round((others + 67 * 256) / 1e6) == 59
 
+    # On text all but AFT-local at full width, whose MLP is not narrowed for its bias.
+    NARROW = r'^(?!aft-local-\d+-mini_1xb16-6e(-nonfactorised)?_).*mini.*6e'
+
     @pytest.mark.parametrize(
         ('group', 'number', 'ratio'),
         [
@@ -334,6 +326,7 @@ class TestParameters:
             (names('speech_recognition', pattern='fsdd'), 6, 1.03),
             (names('machine_translation', pattern='mini'), 3, 1.005),
             (names('machine_translation', pattern='base'), 3, 1.005),
+            (names('language_modeling', pattern=NARROW), 21, 1.001),
         ],
         ids=[
             'cifar10',
@@ -347,117 +340,12 @@ class TestParameters:
             'fsdd',
             'multi30k',
             'wmt14',
+            'enwik8',
         ],
     )
     def test_compared_models_have_similar_sizes(self, group, number, ratio):
         sizes = [count(name) for name in group]
         assert len(sizes) == number and max(sizes) < ratio * min(sizes)
-
-    @each(
-        'mixer, width',
-        [
-            ('transformer-mini', 512),
-            ('image-transformer-local1d-mini', 512),
-            ('sparse-transformer-mini', 512),
-            ('reformer-mini', 576),
-            ('linear-mini', 512),
-            ('performer-mini', 512),
-            ('synthesizer-mini', 445),
-            ('aft-simple-mini', 512),
-            ('aft-full-mini', 384),
-            ('aft-local-32-mini-narrow', 384),
-            ('aft-local-learned-32-mini', 384),
-            ('aft-local-hard-32-mini', 512),
-            ('aft-conv-mini-h4-k31', 574),
-            ('lstm-mini', 191),
-            ('depthwise-conv-mini-k31', 561),
-            ('pooling-mini-k31', 576),
-            ('token-shift-mini', 576),
-            ('identity-mini', 576),
-        ],
-    )
-    def test_mixers_on_text_are_compared_at_equal_size(self, mixer, width):
-        """MLP widths equalise the sizes to within one channel."""
-        model, narrow, _ = mixer.partition('-narrow')
-        name = f'{model}_1xb16-6e{narrow}_enwik8-t256'
-        gap = count(name) - count('transformer-mini_1xb16-6e_enwik8-t256')
-        assert abs(gap) <= 4 * (2 * 128 + 1)  # layers, width
-        assert load(name).model.decoder.get('mlp_ratio', 4) * 128 == width
-
-
-def mixer_parameters(mixer, dims, length, axes=1):
-    """Return the number of weights of a mixer on a grid with `axes` axes."""
-    linear, heads = dims * dims + dims, mixer.get('num_heads', 0)
-    kind = mixer.type.removeprefix('aft_mm.')
-    if kind == 'LSHAttention':  # query and key are one
-        return 3 * linear
-    if kind == 'LSTM':  # four gates, each of the token and of the hidden vector
-        return 9 * linear
-    if kind == 'DenseSynthesizer':
-        # No key; per head, each channel and a bias give a weight to each token.
-        return 3 * linear + (dims + heads) * length
-    if kind == 'LambdaLayer':
-        queries, keys = heads * mixer.key_dims, mixer.key_dims
-        offsets = (2 * math.isqrt(length) - 1) ** 2 * keys
-        return linear + (dims + 2) * (queries + keys) + (dims + 1) * (dims // heads) + offsets
-    if kind == 'AFTConv':  # a key, a kernel, its scale and its shift per head
-        places = mixer.kernel_size**axes
-        kernels = heads * (places + 2 * mixer.get('reparameterize', True))
-        return linear * (2 + mixer.get('query', True)) + (dims + 1) * heads + kernels
-    if kind in ('DepthwiseConv', 'Pooling', 'TokenShift', 'Identity'):  # no key
-        return 3 * linear + dims * mixer.get('kernel_size', 0) ** axes * (kind == 'DepthwiseConv')
-    if mixer.get('qk_dims'):  # queries and keys of half the width
-        return 3 * linear
-    if mixer.get('rank'):
-        return 4 * linear + 2 * length * mixer.rank
-    if 'rank' in mixer:  # a bias for all pairs, or for a token and the window − 1 before it
-        sources = mixer.get('window', prod(mixer.get('source_grid', (length,))))
-        return 4 * linear + length * sources
-    return 4 * linear
-
-
-def expected_parameters(model, built):
-    part = main_part(built)
-    dims, layers = part.embed_dims, len(part.layers)
-    hidden = 4 * dims if 'backbone' in model else int(dims * main_part(model).get('mlp_ratio', 4))
-
-    def block(mixer, length, cross=0, axes=1):
-        return mixer_parameters(mixer, dims, length, axes) + cross + 4 * dims + mlp
-
-    mlp = 2 * dims * hidden + hidden + dims
-    norm = 2 * dims
-    if 'backbone' in model:
-        mixer, places = model.backbone.token_mixer, (model.backbone.img_size // 16) ** 2
-        kind = mixer.type.removeprefix('aft_mm.')
-        tokens = places if kind in ('AFTConv', 'LambdaLayer') else places + 1  # and the class
-        positions = dict(AFTConv=0, LambdaLayer=places).get(kind, tokens + 1) * dims
-        patches, head = (3 * 256 + 1) * dims, (dims + 1) * 1000
-        return patches + positions + layers * block(mixer, tokens, axes=2) + norm + head
-
-    def stack(part, positions=True):
-        length, cross = prod(part.grid), 0
-        if 'cross_mixer' in part:
-            cross = mixer_parameters(part.cross_mixer, dims, length) + norm
-        table = length // part.get('tokens_per_position', 1) * dims if positions else 0
-        return (
-            table + part.num_layers * block(part.token_mixer, length, cross, len(part.grid)) + norm
-        )
-
-    if 'label_smoothing' in model.head:  # one table of subwords for all
-        table = built.decoder.embedding.weight.shape[0] * (dims + 1)
-        return table + stack(model.encoder, False) + stack(model.decoder, False) + dims
-    channels = model.head.get('num_channels', 1)
-    inputs = (
-        channels + 1
-        if channels == 3
-        else 256 + (3 if 'tokens_per_position' in model.decoder else 0)
-    )
-    # A mixture: per component a weight, per channel a mean and a scale, and 3 for the means of RGB.
-    outputs = 256
-    if model.head.type == 'aft_mm.LogisticMixtureHead':
-        outputs = 10 * (1 + 2 * channels + (3 if channels == 3 else 0))
-    total = inputs * dims + stack(model.decoder) + dims + (dims + 1) * outputs
-    return total + (4 * dims + stack(model.encoder) if 'encoder' in model else 0)
 
 
 def without(config, *keys):

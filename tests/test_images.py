@@ -98,6 +98,7 @@ def kinds():
             on_white(COLOURS, INDEX.astype(int) * 16),
             [ALPHA],
         ),
+        'png.jpg': (RGB, dict(format='PNG'), RGB, []),  # as some data sets have them
         'opaque.png': (np.dstack([RGB, GRAY * 0 + 255]), {}, RGB, []),
         'grey.opaque.png': (np.dstack([GRAY, GRAY * 0 + 255]), {}, three(GRAY), [GREY]),
     }  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
+from mmengine.registry import DATASETS
 from PIL import Image
 
 from aft_mm.cli.commands import train as train_command
@@ -142,36 +142,6 @@ def test_folders_without_an_image_are_refused(train, tmp_path):
     match = r"train_dataloader.dataset reads '.*my_images/train', which holds no image in a folder "
     match += r'of its class; .* end in \.jpg'
     stops(match, train, 'image-folder', 'train_cfg.max_epochs=1')
-
-
-@pytest.mark.parametrize(
-    ('ending', 'mode', 'most'),
-    [
-        *(('png', 'RGB', 0), ('png', 'L', 0), ('png', 'I;16', 1), ('tiff', 'RGB', 0)),
-        *(('bmp', 'RGB', 0), ('webp', 'RGB', 3)),
-        *(('jpg', 'RGB', 3), ('jpg', 'L', 3), ('jpg', 'CMYK', 40)),
-    ],
-)
-def test_images_of_any_mode_are_converted_as_by_other_programs(ending, mode, most, tmp_path):
-    rows, columns = np.meshgrid(np.arange(150), np.arange(190), indexing='ij')
-    grey = (60 + rows + columns // 4).astype(np.uint8)  # smooth, since lossy formats blur edges
-    colours = np.stack([grey, 255 - grey, grey // 2], -1)
-    path = tmp_path / f'a.{ending}'
-    if mode == 'I;16':
-        Image.fromarray(grey.astype(np.uint16) * 257).save(path)
-    else:
-        Image.fromarray(colours).convert(mode).save(path, quality=95)
-    with Image.open(path) as image:
-        seen = np.stack([grey] * 3, -1) if mode == 'I;16' else np.asarray(image.convert('RGB'))
-    init_default_scope('mmpretrain')
-    (config,) = FOLDER.glob('*image-folder*.py')
-    load, *steps = Config.fromfile(config).val_dataloader.dataset.pipeline
-    pixels = TRANSFORMS.build(load).transform(dict(img_path=str(path)))
-    assert pixels['img'].shape == seen.shape and pixels['img'].dtype == np.uint8
-    assert abs(pixels['img'][..., ::-1].astype(int) - seen).max() <= most
-    for step in steps:
-        pixels = TRANSFORMS.build(step).transform(pixels)
-    assert pixels['inputs'].shape == (3, 64, 64)
 
 
 def test_classes_in_another_order_are_refused():

@@ -221,8 +221,13 @@ def test_example_of_the_guide_builds(tmp_path):
     (tmp_path / 'example.py').write_text(example)
     config = load_config(tmp_path / 'example.py')
     model = build_model(tmp_path / 'example.py')
-    build_optim_wrapper(model, config.optim_wrapper)
     assert model.backbone.embed_dims == model.neck.in_channels
+    wrapper = build_optim_wrapper(model, config.optim_wrapper)
+    rates = {group['lr'] for group in wrapper.optimizer.param_groups}
+    assert min(rates) == pytest.approx(1e-4 * 0.8**13) and max(rates) == 1e-4
+    maps = model.extract_feat(torch.zeros(2, 4, 64, 96, device='meta'))
+    expected = [(2, 256, -(-64 // stride), -(-96 // stride)) for stride in (8, 16, 32, 64, 128)]
+    assert [tuple(x.shape) for x in maps] == expected
 
 
 METRICS = {

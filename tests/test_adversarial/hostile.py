@@ -1,9 +1,9 @@
 """Malicious checkpoints and images, written by the tests."""
 
+import os
 import pickle
 import struct
 import zipfile
-import zlib
 from collections import OrderedDict
 
 import numpy as np
@@ -81,6 +81,13 @@ OBJECTS = {
     'a history of text': lambda: history(
         _log_history=np.array(['a']), _count_history=np.zeros(1), max_length=9
     ),
+    'eval': lambda: Call(eval, '1 + 1'),
+    'os.system': lambda: Call(os.system, 'true'),
+    'getattr of an allowed class': lambda: Call(getattr, np.ndarray, '__subclasses__'),
+    'getattr of another method': lambda: Call(getattr, HistoryBuffer, 'register_statistics'),
+    'getattr of a tensor': lambda: Call(getattr, torch.zeros(1), 'numpy'),
+    # The builtins of these hold eval.
+    'getattr of getattr': lambda: Call(getattr, Call(getattr, HistoryBuffer, 'min'), '__globals__'),
     'a bytearray': lambda: Call(bytearray, 10**10),
     'memory of nobody': lambda: Call(torch.Tensor, 10**10),
     'a codec': lambda: Call(pickle.codecs.encode, 'a' * 100, 'punycode'),
@@ -95,21 +102,6 @@ OBJECTS = {
         OrderedDict(),
     ),
 }
-
-
-def png(width, height, rows=b''):
-    """A PNG image of one bit a pixel, or only the claim to be one."""
-
-    def chunk(name, data):
-        checksum = zlib.crc32(name + data)
-        return struct.pack('>I', len(data)) + name + data + struct.pack('>I', checksum)
-
-    return (
-        b'\x89PNG\r\n\x1a\n'
-        + chunk(b'IHDR', struct.pack('>IIBBBBB', width, height, 1, 0, 0, 0, 0))
-        + chunk(b'IDAT', zlib.compress(rows, 9))
-        + chunk(b'IEND', b'')
-    )
 
 
 def save_pickle(path, data):

@@ -250,10 +250,6 @@ OTHER_CHECKPOINTS = {
         NOT_WRITTEN,
     ),
     'a run that is a list': (lambda found: found['meta'].update(run=[]), NOT_WRITTEN),
-    'a random state of other values': (
-        lambda found: found['meta']['random_state'].update(torch=torch.zeros(7).byte()),
-        'the random state of the checkpoint cannot be used',
-    ),
     'gradients of another model': (
         lambda found: found.update(gradients=[{'w': torch.ones(1)}]),
         "no parameter for the gradient 'w'",

@@ -1,4 +1,4 @@
-"""Training curves."""
+"""Training curves and `aft_mm plot curves`."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from aft_mm.analysis.plot_curves import draw_curves
 from aft_mm.analysis.run_logs import read_scalars
 
 from ..errors import refuses, stops
-from ..helpers import command
+from ..helpers import command, picture
 
 
 def log(epochs, length=6, interval=4, first=1, offset=0.0):
@@ -209,3 +209,41 @@ def test_times_of_a_benchmark_replace_those_of_the_logs(tmp_path, monkeypatch):
     assert axis.get_lines()[0].get_xdata().tolist() == [5.0, 10.0]
     assert axis.get_xlabel().startswith('training time [s]')
     stops('--over must be time with --times, got epoch', command('plot curves'), [*words, 'epoch'])
+
+
+class TestPlotCurves:
+    @pytest.fixture
+    def plot(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        records = [dict(loss=5.0, epoch=1, iter=1, step=1), dict(bits_per_char=7.0, step=1)]
+        for name in ('log', 'copy'):
+            (tmp_path / f'{name}.jsonl').write_text('\n'.join(map(json.dumps, records)))
+        return lambda *words: command('plot curves')(words)
+
+    def test_a_picture_of_two_runs(self, plot, tmp_path, capsys):
+        words = 'log.jsonl again=log.jsonl --out new/a.png --dpi 50 --metric bits_per_char'
+        plot(*words.split(), '--reference', 'xz -9=2.28', '3')
+        assert capsys.readouterr().out == 'plotted 2 runs to new/a.png\n'
+        assert picture(tmp_path / 'new/a.png').std() > 1
+
+    def test_seeds_are_a_group_and_one_run_is_one(self, plot, capsys):
+        plot(*'--out a.png --dpi 50 --over epoch log.jsonl'.split())
+        assert capsys.readouterr().out == 'plotted 1 run to a.png\n'
+        plot(*'--group b log.jsonl copy.jsonl --out a.png --dpi 50'.split())
+        assert capsys.readouterr().out == 'plotted 2 runs to a.png\n'
+
+    @pytest.mark.parametrize(
+        ('words', 'message'),
+        [
+            ('log.jsonl log.jsonl', "LOG must have unique labels, got 'log.jsonl' twice"),
+            ('a=log.jsonl a=log.jsonl', "LOG must have unique labels, got 'a' twice"),
+            ('log.jsonl --reference a=1 a=2', "--reference must have unique .* 'a' twice"),
+            ('log.jsonl --metric bits_per_dim', 'metric must be one of the logs'),
+            ('no.jsonl', "'no.jsonl' is neither a log"),
+            ('log.jsonl --reference xz=much', '--reference must be LABEL=VALUE .* got xz=much'),
+            ('log.jsonl --group b a a', '--group must be LABEL LOG .* got b a a'),
+            ('', r'\[LABEL=\]LOG or --group must give at least one log, got none'),
+        ],
+    )
+    def test_bad_arguments_give_a_one_line_message(self, plot, words, message):
+        stops(f'^Error: .*{message}', plot, *words.split(), '--out', 'a.png')

@@ -268,7 +268,6 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
         ('plot attention', '{} --num 1', 'no layer that calls torch'),
         ('plot attention', 'timm:no a.pth', 'checkpoint .a.pth. does not exist'),
         ('plot receptive-field', 'timm:no', "timm has no model 'no'"),
-        ('plot receptive-field', 'nothing', "config 'nothing' does not exist"),
         ('plot receptive-field', '{} --noise --size 0', '--size must be an int, 1 or larger'),
         ('plot cam', '{} --layer patch_embed', '--layer must return one tensor, got tuple'),
         ('plot features', '{} --perplexity 0', '--perplexity must be a finite number above 0'),
@@ -280,7 +279,6 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
             '--perplexity must be below 20, the number',
         ),
         ('plot confusion', '{} --mistakes a.txt', '--mistakes must end in'),
-        ('browse', 'no.py', "config 'no.py' does not exist"),
     ],
 )
 def test_bad_input_gives_a_one_line_message(

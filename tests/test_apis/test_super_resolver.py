@@ -111,16 +111,6 @@ class TestTile:
         resolver.tile(image[:4], progress=False)
         assert not capsys.readouterr().err
 
-    @pytest.mark.parametrize('overlap', [-1, 4, 0.5])
-    def test_bad_overlap_is_named(self, resolver, overlap):
-        message = f'--tile.* must be an int, 0 to 3, got {overlap}'
-        refuses(message, resolver.tile, random_image(9, 9), overlap=overlap)
-
-
-def test_larger_images_are_rejected_with_alternatives(resolver):
-    message = 'must be 4 x 4 pixels .* got 5 x 6; --fit .*and --tile'
-    refuses_input(message, resolver, random_image(5, 6))
-
 
 @pytest.mark.parametrize('method', ['__call__', 'fit', 'tile'])
 def test_other_images_are_named(resolver, method):

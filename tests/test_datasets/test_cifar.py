@@ -158,14 +158,6 @@ def test_missing_folder_and_unknown_split_are_named(tmp_path):
         CIFAR10Binary(str(tmp_path), 'val')
 
 
-def test_missing_pickles_are_not_downloaded(tmp_path):
-    init_default_scope('mmpretrain')
-
-    with pytest.raises(RuntimeError, match='Cannot find CIFAR10 dataset'):
-        build_pickle(tmp_path, 'train')
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_tampered_pickle_is_refused_before_it_is_unpickled(pickle_root):
     class Bomb:
         def __reduce__(self):

@@ -46,28 +46,6 @@ def test_integers_and_doubles_are_points_too(tmp_path, points):
         np.testing.assert_array_equal(read_points(tmp_path / 'a.npy'), array)
 
 
-@pytest.mark.parametrize('name', NAMES)
-@pytest.mark.parametrize(
-    'damage',
-    [
-        lambda data: b'',
-        lambda data: data[:5],
-        lambda data: data[: len(data) // 2 + 1],
-        lambda data: bytes(len(data)),
-        lambda data: np.random.default_rng(1).bytes(len(data)),
-    ],
-    ids=['empty', 'beginning', 'half', 'zeros', 'noise'],
-)
-@pytest.mark.filterwarnings('ignore:loadtxt')
-def test_a_damaged_file_is_named_in_one_sentence(tmp_path, points, name, damage):
-    path = tmp_path / name
-    write(path, points)
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(UnusableFile, match=f"^point cloud '{path}' ") as error:
-        read_points(path)
-    assert '\n' not in str(error.value) and len(str(error.value)) < len(str(path)) + 120
-
-
 @pytest.mark.parametrize('name', ['a.npy', 'a.pcd', 'a.ply', 'a.pts'])
 def test_a_text_under_the_name_of_another_format_gets_a_short_reason(tmp_path, name):
     (tmp_path / name).write_text('hello\nworld\n')
@@ -120,10 +98,7 @@ def test_a_pcd_file_that_ends_between_two_points_is_refused(tmp_path, points):
         (np.array([['a', 'b', 'c']]), r'must contain numbers \[N, 3\], got <U1 \[1, 3\]'),
         (np.zeros((0, 3)), 'P at least 1'),
         (np.ones((5, 3)), 'cannot be used: points must differ, but all 5 are'),
-        (np.array([[0, 0, 0], [1, 2, np.nan], [3, 4, 5]]), 'must be finite, but 1 of 3 are not'),
         (np.array([[dict()]], dtype=object), 'cannot be read: it is damaged or of another kind'),
-        (np.eye(5, 3) + 1e200, 'cannot be used: points must differ'),
-        ((np.eye(5, 3) - np.eye(5, 3)[::-1]) * 1.7e308, 'cannot be used: .* an extent that'),
     ],
 )
 def test_a_cloud_that_is_none_is_refused(tmp_path, array, message):

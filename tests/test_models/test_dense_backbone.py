@@ -1,17 +1,11 @@
 """The backbone in detectors and segmentors: padded batches, image sizes, precision, bad input."""
 
-import re
-from math import ceil
-
 import pytest
 import torch
-from mmengine.config import Config
 from mmengine.model import ImgDataPreprocessor
-from mmengine.optim import build_optim_wrapper
 from torch import nn
 
 from aft_mm.models import AFTViT, MaskedDataPreprocessor, SimpleFeaturePyramid
-from aft_mm.registry import MODELS
 
 from ..errors import refuses
 
@@ -207,43 +201,6 @@ def test_an_outer_autocast_is_not_disabled():
 )
 def test_another_number_of_channels_is_refused(options, channels, message):
     refuses(message, random_model(token_mixer=CONV, **options), torch.randn(2, channels, 16, 16))
-
-
-def test_masks_of_sizes_that_are_no_multiple_of_the_patch():
-    masked, plain = with_and_without_mask(token_mixer=CONV)
-    for size in SIZES:
-        image = torch.randn(1, 3, *size)
-        marked = torch.cat([image, torch.ones(1, 1, *size)], dim=1)
-        torch.testing.assert_close(masked(marked), plain(image))
-
-
-BASE = """
-model = dict(
-    data_preprocessor=dict(type='ImgDataPreprocessor', pad_size_divisor=32),
-    backbone=dict(type='ResNet', depth=50),
-    neck=dict(type='FPN', start_level=1))
-optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.02, momentum=0.9))
-"""
-
-
-def test_the_config_in_the_documentation_runs(root, tmp_path):
-    text, *_ = re.findall(
-        '```python\n(.*?)```', (root / 'docs/tasks/dense_prediction.md').read_text(), re.S
-    )
-    (tmp_path / 'base.py').write_text(BASE)
-    text = re.sub(r'_base_ = \[.*?\]', "_base_ = './base.py'", text, count=1, flags=re.S)
-    (tmp_path / 'config.py').write_text(text)
-    config = Config.fromfile(tmp_path / 'config.py')
-    parts = {name: MODELS.build(part) for name, part in config.model.items()}
-    inputs = [torch.randn(3, 64, 40), torch.randn(3, 30, 90)]
-    batch = parts['data_preprocessor'](dict(inputs=inputs))['inputs']
-    levels = parts['neck'](parts['backbone'](batch))
-    assert [tuple(y.shape) for y in levels] == [
-        (2, 256, ceil(64 / stride), ceil(96 / stride)) for stride in (8, 16, 32, 64, 128)
-    ]
-    wrapper = build_optim_wrapper(nn.ModuleDict(parts), config.optim_wrapper)
-    rates = {group['lr'] for group in wrapper.optimizer.param_groups}
-    assert min(rates) == pytest.approx(1e-4 * 0.8**13) and max(rates) == 1e-4
 
 
 def test_an_image_without_a_seen_pixel_has_a_mean_of_zero():

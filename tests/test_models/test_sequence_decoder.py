@@ -116,13 +116,6 @@ def test_a_step_on_a_device_reads_no_values(embedding):
     assert hidden.is_meta and hidden.shape == (2, D) and state.position.is_meta
 
 
-def test_parameter_names_separate_tables_from_weights():
-    names = [name for name, _ in decoder().named_parameters()]
-    tables = [name for name in names if 'embedding' in name or 'pos_bias' in name]
-    assert {name.rpartition('.')[2] for name in names if name not in tables} == {'weight', 'bias'}
-    assert len(tables) == 4 + 2 * 2
-
-
 def test_bad_input_raises_a_one_line_error():
     body = decoder()
     refuses('longer than the position table of 9 tokens, got 10', body, tokens(1, 10))

@@ -114,6 +114,7 @@ def test_other_dtypes_and_devices_use_fp32(monkeypatch):
 COMPILED = [next(c for c in BANDED if c.name == 'local-131-s=33-causal=False'), CONV[4]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', COMPILED, ids=lambda case: case.name)
 def test_compiled_products_are_the_same(case):
     torch._dynamo.reset()

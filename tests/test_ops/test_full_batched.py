@@ -114,6 +114,7 @@ def test_no_temporary_grows_with_the_batch_squared_length_and_channels(key_scale
     assert recorder.largest <= 2 * full_batched.EXACT_CHUNK < batch * tokens**2 * dims
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shape', [(2, T, S), (B, T, S), (B, 2, T, S)], ids=str)
 @pytest.mark.parametrize('masked', [False, True])
 def test_exported_graph_is_valid_for_other_inputs(masked, shape):

@@ -6,7 +6,7 @@ import torch
 from aft_mm import ops
 from aft_mm.ops.geometry import kernel_index, near_mask
 
-from .cases import CASES, CAUSAL_CASES, CHANNELS, indices, randn
+from .cases import CASES, CHANNELS, indices, randn
 
 
 @pytest.mark.parametrize('case', [c for c in CASES if c.weights_sum_to_one], ids=lambda c: c.name)
@@ -35,26 +35,6 @@ def test_bias_shift_per_row_changes_nothing(causal):
         ops.aft_full(query, key, value, shifted, causal=causal),
         ops.aft_full(query, key, value, bias, causal=causal),
     )
-
-
-@pytest.mark.parametrize('case', CAUSAL_CASES, ids=lambda case: case.name)
-def test_causal_gradient_towards_later_tokens_is_zero(case):
-    tensors = case.inputs(batch=1, dtype=torch.float32)
-    for row in {0, case.tokens // 2, case.tokens - 1}:
-        output = case(*tensors)[:, row].sum()
-        for gradient in torch.autograd.grad(output, tensors[:3]):
-            assert (gradient[:, row + 1 :] == 0).all()
-
-
-@pytest.mark.parametrize('change', [1.0, 1e4])
-@pytest.mark.parametrize('case', CAUSAL_CASES, ids=lambda case: case.name)
-def test_causal_prefix_ignores_later_tokens(case, change):
-    tensors = [part.detach() for part in case.inputs(dtype=torch.float32)]
-    before = case(*tensors)
-    cut = case.tokens // 2
-    for part in tensors[:3]:
-        part[:, cut:] += change * torch.randn_like(part[:, cut:])
-    torch.testing.assert_close(case(*tensors)[:, :cut], before[:, :cut], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('causal', [False, True])
@@ -226,6 +206,7 @@ def test_simple_is_linear_attention_with_exponential_features_and_one_channel():
 SHORT = [case for case in CASES if case.tokens * CHANNELS <= 210]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', SHORT, ids=lambda case: case.name)
 def test_gradcheck(case):
     inputs = case.inputs(batch=1)

@@ -129,6 +129,7 @@ def test_nothing_to_check_is_a_one_line_error(words, message):
         main(['doctor', '--kernels', *words])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec('triton') is None, reason='Triton is not installed')
 def test_the_check_in_the_interpreter():
     environment = {**os.environ, 'TRITON_INTERPRET': '1'}

@@ -125,14 +125,6 @@ def test_zero_features_and_hidden_rows_give_zero(causal):
     assert all(g.isfinite().all() and (g[1] == 0).all() for g in gradients)
 
 
-def test_later_tokens_do_not_change_the_prefix():
-    query, key, value = inputs(300, torch.float32)
-    before = ops.linear_attention(query, key, value, causal=True)
-    key[:, 200:], value[:, 200:] = 1e30, 1e4
-    after = ops.linear_attention(query, key, value, causal=True)
-    assert torch.equal(before[:, :200], after[:, :200])
-
-
 def test_bfloat16_sums_are_float32():
     """A bfloat16 sum of 10,000 ones would stop at 256."""
     query, key = torch.zeros(2, 1, 10_000, 1, 1).bfloat16().unbind()
@@ -156,6 +148,7 @@ def peak_of_gradients() -> float:
     return (added_peak(gradients) + 4 * one) / (8 * one)  # four of them exist before the call
 
 
+@pytest.mark.slow
 def test_causal_gradient_saves_inputs_and_outputs_only():
     assert in_fresh_process(peak_of_gradients, malloc=return_freed_memory) <= 1.1
 

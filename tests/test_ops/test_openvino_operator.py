@@ -11,6 +11,7 @@ from ..helpers import each
 from .test_onnx_operator import SHAPES, constants_of, oracle
 
 openvino = pytest.importorskip('openvino', reason='openvino runs the operator')
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope='module')

@@ -1,6 +1,5 @@
-"""`aft_mm sample` and `aft_mm plot curves`: files and rejected arguments."""
+"""`aft_mm sample`: files and rejected arguments."""
 
-import json
 import shlex
 
 import numpy as np
@@ -13,8 +12,8 @@ from aft_mm.engine import derived_seed
 from aft_mm.models.decoding import step_graph
 from aft_mm.visualization import draw_completions, draw_point_clouds, draw_samples
 
-from .errors import stops
-from .helpers import command, picture
+from ..errors import stops
+from ..helpers import picture
 
 
 @pytest.fixture
@@ -116,27 +115,13 @@ class TestClouds:
         ('pixels', 'a.png --prompt a', '--prompt has no effect on the model of'),
         ('pixels', 'a.png --num-chars 5', '--num-chars has no effect on the model of'),
         ('pixels', 'a.png --num 0', '--num must be an int, 1 or larger, got 0'),
-        *(
-            ('pixels', f'a.png --complete {keep}', f'--complete.* must be {text}, .*got {keep}')
-            for keep, text in (
-                (1.0, 'the share of 1 to 7 of 8 rows'),
-                (0.0, 'the share of 1 to 7 of 8 rows'),
-                ('nan', 'a finite number'),
-            )
-        ),
+        ('pixels', 'a.png --complete 1.0', '--complete.* must be the share of 1 to 7 of 8 rows'),
         ('pixels', 'a.png --temperature 0', 'temperature must be .* above 0'),
-        ('pixels', 'a.png --temperature inf', 'finite number above 0, got inf'),
-        ('clouds', f'a.ply --seed {2**64}', r'seed must be an int, 0 to 2\^63 − 1'),
-        ('text', 'a.txt --seed -1', r'seed must be an int, 0 to 2\^63 − 1'),
-        ('text', 'a.txt --top-p 1.5', 'top_p must be .* 1.5'),
-        ('text', 'a.txt --top-k 0', 'top_k must be'),
         *(
             ('text', f'a.txt --greedy {words}', f'{words[:-2]} and --greedy cannot be combined')
             for words in ('--temperature 1', '--top-k 1', '--top-p 1', '--seed 0')
         ),
         ('text', 'a.txt --prompt ""', 'prompt must be a str of at least one'),
-        ('text', 'a.txt --num-chars 33', 'at most 32 bytes together, .* got 0 and 33'),
-        ('text', f'a.txt --prompt {"a" * 32}', '32 bytes together, .* got 32 and'),
     ],
 )
 def test_bad_arguments_give_a_one_line_message(sample, untrained, tmp_path, kind, words, message):
@@ -170,48 +155,3 @@ def test_an_unwritable_out_is_rejected_before_sampling(
     with pytest.raises(SystemExit, match=f"^Error: --out '{wrong}' cannot be written: (Is|Not) a"):
         sample(*untrained[kind], '--out', out, *words)
     assert len(list(tmp_path.iterdir())) <= 2
-
-
-def test_missing_files_give_a_one_line_message(sample, untrained):
-    with pytest.raises(SystemExit, match="Error: config 'no.py' does not exist"):
-        sample('no.py', 'no.pth', '--out', 'a.png')
-    with pytest.raises(SystemExit, match="Error: checkpoint 'no.pth' does not exist"):
-        sample(untrained['tiny_pixels'][0], 'no.pth', '--out', 'a.png')
-
-
-class TestPlotCurves:
-    @pytest.fixture
-    def plot(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        records = [dict(loss=5.0, epoch=1, iter=1, step=1), dict(bits_per_char=7.0, step=1)]
-        for name in ('log', 'copy'):
-            (tmp_path / f'{name}.jsonl').write_text('\n'.join(map(json.dumps, records)))
-        return lambda *words: command('plot curves')(words)
-
-    def test_a_picture_of_two_runs(self, plot, tmp_path, capsys):
-        words = 'log.jsonl again=log.jsonl --out new/a.png --dpi 50 --metric bits_per_char'
-        plot(*words.split(), '--reference', 'xz -9=2.28', '3')
-        assert capsys.readouterr().out == 'plotted 2 runs to new/a.png\n'
-        assert picture(tmp_path / 'new/a.png').std() > 1
-
-    def test_seeds_are_a_group_and_one_run_is_one(self, plot, capsys):
-        plot(*'--out a.png --dpi 50 --over epoch log.jsonl'.split())
-        assert capsys.readouterr().out == 'plotted 1 run to a.png\n'
-        plot(*'--group b log.jsonl copy.jsonl --out a.png --dpi 50'.split())
-        assert capsys.readouterr().out == 'plotted 2 runs to a.png\n'
-
-    @pytest.mark.parametrize(
-        ('words', 'message'),
-        [
-            ('log.jsonl log.jsonl', "LOG must have unique labels, got 'log.jsonl' twice"),
-            ('a=log.jsonl a=log.jsonl', "LOG must have unique labels, got 'a' twice"),
-            ('log.jsonl --reference a=1 a=2', "--reference must have unique .* 'a' twice"),
-            ('log.jsonl --metric bits_per_dim', 'metric must be one of the logs'),
-            ('no.jsonl', "'no.jsonl' is neither a log"),
-            ('log.jsonl --reference xz=much', '--reference must be LABEL=VALUE .* got xz=much'),
-            ('log.jsonl --group b a a', '--group must be LABEL LOG .* got b a a'),
-            ('', r'\[LABEL=\]LOG or --group must give at least one log, got none'),
-        ],
-    )
-    def test_bad_arguments_give_a_one_line_message(self, plot, words, message):
-        stops(f'^Error: .*{message}', plot, *words.split(), '--out', 'a.png')

@@ -10,7 +10,7 @@ import pytest
 import table_pages
 import yaml
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FACTS = yaml.safe_load((ROOT / 'docs/tables/tables.yml').read_text(encoding='utf-8'))
 every_page = pytest.mark.parametrize('page', FACTS['pages'], ids=lambda page: page['page'])
 

@@ -19,9 +19,9 @@ from aft_mm.export.files import OnnxFile, TorchFile
 from aft_mm.ops import reference
 from aft_mm.ops.native import availability
 
-from .errors import stops
-from .helpers import ROOT, command, load_script
-from .test_documents import pack
+from ..errors import stops
+from ..helpers import ROOT, command, load_script
+from ..test_documents import pack
 
 MISSING = [
     name for name in ('onnx', 'onnxscript', 'onnxruntime') if not importlib.util.find_spec(name)
