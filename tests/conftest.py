@@ -75,6 +75,7 @@ LONGEST = (
     'test_translation_run.py',
     'test_ops/test_numerics.py',
     'test_ops/test_triton_simple_compile.py',
+    'test_ops/test_triton_step_compile.py',
     'test_engine/test_distributed.py',
 )
 # Files that build the models of all configs, which are then loaded and built once.
