@@ -20,7 +20,7 @@ release = re.search("__version__ = '(.+)'", (ROOT / 'aft_mm/__init__.py').read_t
 
 root_doc = 'docs/index'
 include_patterns = ['docs/**', 'configs/*/README.md', 'examples/*/README.md', '*.md']
-exclude_patterns = ['README.md', 'docs/_build', 'docs/results/**.md']
+exclude_patterns = ['README.md', 'docs/_build']
 extensions = ['sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'sphinx.ext.viewcode', 'myst_nb']
 myst_enable_extensions = ['dollarmath']
 myst_fence_as_directive = ['math']
