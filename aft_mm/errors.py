@@ -76,7 +76,7 @@ def user_errors(*errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except (UserError, pickle.UnpicklingError) as error:
-        raise SystemExit(f'Error: {error}') from None
+        raise SystemExit(f'Error: {origin(error)[0].strip()}') from None
     except expected as error:
         message, file, line = origin(error)
         part = raising_part(file, line)

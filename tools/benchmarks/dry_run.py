@@ -54,7 +54,7 @@ BYTES_PER_PARAMETER = 16
 PICTURES = ('aft_mm.SampleHook', 'aft_mm.SuperResolutionHook', 'aft_mm.PointCloudHook')
 
 
-@HOOKS.register_module()
+@HOOKS.register_module(force=True)  # a test imports this file and runs it
 class StopAfterHook(Hook):
     def __init__(self, iterations: int) -> None:
         self.iterations = iterations
@@ -63,7 +63,7 @@ class StopAfterHook(Hook):
         runner.train_loop.stop_training = runner.iter + 1 >= self.iterations
 
 
-@DATASETS.register_module()
+@DATASETS.register_module(force=True)
 class RandomSamples(Dataset):
     """Random samples of the largest size that a model is trained on, the same at every access."""
 
