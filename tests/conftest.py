@@ -76,6 +76,8 @@ LONGEST = (
     'test_ops/test_numerics.py',
     'test_ops/test_triton_simple_compile.py',
     'test_ops/test_triton_step_compile.py',
+    'test_layers/test_stale_plan.py',
+    'test_layers/test_compiled_conv.py',
     'test_engine/test_distributed.py',
 )
 # Files that build the models of all configs, which are then loaded and built once.
