@@ -62,11 +62,10 @@ def aft_conv(
     fast = partial(_MEANS[export_stage()], **options)
     exact: Callable[..., Tensor] = partial(exact_mean_in_float64, **options)
     additive: Callable[..., Tensor] = partial(fast, additive=True)
-    if exports_loops() and len(grid) <= 2 and not causal:
-        # Gated, as the operator is; the one for both forms.
+    loops = exports_loops() and len(grid) <= 2 and not causal
+    if loops:  # for both forms, and gated
         fast = additive = partial(_loops_operator, query, gate, grid, global_connectivity)
         exact = partial(_gated, exact, query, gate, dtype)
-        query, gate = None, 'none'
 
     def safe(*tensors: Tensor) -> Tensor:
         if not global_connectivity:
@@ -74,7 +73,7 @@ def aft_conv(
         return choose(is_exact(difference=False), additive, exact, *tensors)
 
     mixed = choose(is_exact(difference=True), fast, safe, key, value, weight)
-    return apply_gate(query, mixed, gate, dtype)
+    return mixed if loops else apply_gate(query, mixed, gate, dtype)
 
 
 def _gated(
