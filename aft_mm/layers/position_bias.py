@@ -300,8 +300,9 @@ class ConvPositionBias(nn.Module):
         if not self._may_plan():
             return ops.ConvPlan(self(), form=self._known_form())
         weight, kept = self.weight, self._kept  # once, as another thread may drop it
-        autocast = torch.is_autocast_enabled(weight.device.type)
-        if not weight.is_cpu:
+        device = 'cpu' if weight.is_cpu else weight.device.type  # a type is slow to read
+        autocast = torch.is_autocast_enabled(device)
+        if device != 'cpu':
             if _is_capturing(weight):
                 return ops.ConvPlan(self()) if kept is None else kept.plan
         elif kept is not None and kept.tau == self.tau and kept.autocast == autocast:
