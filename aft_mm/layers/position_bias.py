@@ -186,7 +186,22 @@ class _KeptPlan(NamedTuple):
     plan: ops.ConvPlan
     tau: float | None
     autocast: bool
-    parameters: Values
+    parameters: Values | None
+
+    def fits(self, bias: 'ConvPositionBias') -> bool:
+        """Return whether w is still that of the plan, for a bias on a CPU."""
+        if self.parameters is None or bias.training or bias.tau != self.tau or _is_hooked(bias):
+            return False
+        if torch.is_grad_enabled() or torch.is_autocast_enabled('cpu') != self.autocast:
+            return False
+        return self.parameters.equal([x for x in bias._parameters.values() if x is not None])
+
+
+def _is_hooked(bias: 'ConvPositionBias') -> bool:
+    """Return whether w depends on more than the attributes of the bias."""
+    if type(bias) is not ConvPositionBias or bias._forward_hooks or bias._forward_pre_hooks:
+        return True
+    return torch.nn.modules.module._has_any_global_hook()
 
 
 @torch.no_grad()
@@ -297,20 +312,20 @@ class ConvPositionBias(nn.Module):
         A graph of torch.compile computes the form that ``eval`` or ``load_state_dict`` read, and
         checks it. With hooks or a parametrization nothing is kept.
         """
+        # A kept plan is read once, as another thread may drop it, and never in a graph, which would
+        # be compiled again for another one.
+        kept = None if torch.compiler.is_compiling() else self._kept
+        if kept is not None and kept.fits(self):
+            return kept.plan
         if not self._may_plan():
             return ops.ConvPlan(self(), form=self._known_form())
-        weight, kept = self.weight, self._kept  # once, as another thread may drop it
-        device = 'cpu' if weight.is_cpu else weight.device.type  # a type is slow to read
-        autocast = torch.is_autocast_enabled(device)
-        if device != 'cpu':
-            if _is_capturing(weight):
-                return ops.ConvPlan(self()) if kept is None else kept.plan
-        elif kept is not None and kept.tau == self.tau and kept.autocast == autocast:
-            if kept.parameters.equal(self._parameters.values()):
-                return kept.plan
+        if _is_capturing(self.weight):
+            return ops.ConvPlan(self()) if kept is None else kept.plan
+        given = [x for x in self._parameters.values() if x is not None]
+        autocast = torch.is_autocast_enabled(self.weight.device.type)
+        # First, so that the next call sees a write while w is computed.
+        parameters = Values(given) if self.weight.is_cpu else None
         with torch.inference_mode(False), torch.no_grad():
-            # First, so that the next call sees a write while w is computed.
-            parameters = Values(self._parameters.values())
             kept = self._kept = _KeptPlan(ops.plan_conv(self()), self.tau, autocast, parameters)
         return kept.plan
 
@@ -325,12 +340,8 @@ class ConvPositionBias(nn.Module):
         """Return whether w depends on `tau` and on parameters alone, which are real numbers."""
         if not only_computes() or self.training or torch.is_grad_enabled():
             return False
-        if type(self) is not ConvPositionBias or self._forward_hooks or self._forward_pre_hooks:
-            return False
-        if torch.nn.modules.module._has_any_global_hook():
-            return False
         parameters = self._parameters
-        if parameters.keys() != PARAMETERS:
+        if _is_hooked(self) or parameters.keys() != PARAMETERS:
             return False
         for x in parameters.values():
             # Fake tensors and those of torch.func have no values.

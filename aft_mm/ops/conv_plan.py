@@ -5,7 +5,7 @@ A :class:`ConvPlan` computes it once for a w that does not change.
 
 import ctypes
 import os
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -54,34 +54,45 @@ class Values:
     Version counters do not see collectives, fused optimizers, NumPy or another process.
     """
 
-    def __init__(self, tensors: Iterable[Tensor | None]) -> None:
-        self._copies = [x if x is None else x.detach().clone() for x in tensors]
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._guard = _guard_tensors(tensors)
+        self._copies = [x.detach().clone() for x in tensors]
+        self._spans: list[tuple[int, int]] | None = None
+        if _memcmp is not None and all(x.is_contiguous() for x in tensors):
+            self._spans = [(copy.data_ptr(), copy.nbytes) for copy in self._copies]
 
-    def equal(self, tensors: Iterable[Tensor | None]) -> bool:
-        """Return whether these tensors have the same shapes, dtypes and values, None for None."""
-        for x, copy in zip(tensors, self._copies, strict=True):
-            if x is None or copy is None:
-                if x is not copy:
-                    return False
-            elif x.dtype != copy.dtype or x.shape != copy.shape or not x.is_cpu:
-                return False
-            elif not _equal(x, copy):
+    def equal(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether these are plain tensors of the same shapes, dtypes, strides and values."""
+        if len(tensors) != len(self._copies) or not self._guard.check(*tensors):
+            return False
+        if self._spans is None or _memcmp is None:
+            return all(map(torch.equal, tensors, self._copies))
+        for x, (copy, size) in zip(tensors, self._spans, strict=True):
+            address = x.data_ptr()
+            # torch.equal takes 30 times as long for 46,000 numbers.
+            if not address or _memcmp(address, copy, size):
                 return False
         return True
 
 
-def _equal(x: Tensor, copy: Tensor) -> bool:
-    address = x.data_ptr()
-    if _memcmp is None or not address or not x.is_contiguous() or not copy.is_contiguous():
-        return torch.equal(x, copy)
-    # Of 46,000 numbers torch.equal takes 30 times as long.
-    return _memcmp(address, copy.data_ptr(), x.nbytes) == 0
+def _guard_tensors(tensors: Sequence[Tensor]) -> Any:
+    """Return a guard of types, dtypes, shapes and strides.
+
+    By the dispatch keys of the thread it also sees that torch does more than to compute, such as to
+    trace.
+    """
+    guards: Any = torch._C._dynamo.guards
+    return guards.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(x.shape) for x in tensors],
+        dynamic_dims_strides=[list(x.stride()) for x in tensors],
+    )
 
 
 def _find_memcmp() -> Callable[[int, int, int], int] | None:
     if os.name != 'posix':
         return None
-    function = ctypes.CDLL(None).memcmp
+    function = ctypes.PyDLL(None).memcmp
     function.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
     return function
 
@@ -166,9 +177,8 @@ class ConvPlan:
 class RepeatedCall:
     """A call without a gradient and a mask, for other values of its tokens.
 
-    Two guards of torch compare what the call depends on. That of tensors also sees the state in
-    which torch does more than to compute, such as to trace, by the dispatch keys of the thread;
-    that of the global state sees gradients, autocast and the number of threads.
+    Two guards of torch compare what the call depends on, :func:`_guard_tensors` and that of the
+    global state, which sees gradients, autocast and the number of threads.
     """
 
     def __init__(
@@ -178,13 +188,8 @@ class RepeatedCall:
         grid: Sequence[int],
         gate: str,
     ) -> None:
-        guards: Any = torch._C._dynamo.guards
-        self._tokens = guards.TensorGuards(
-            *tokens,
-            dynamic_dims_sizes=[list(x.shape) for x in tokens],
-            dynamic_dims_strides=[list(x.stride()) for x in tokens],
-        )
-        self._state = guards.GlobalStateGuard()
+        self._tokens = _guard_tensors(tokens)
+        self._state: Any = torch._C._dynamo.guards.GlobalStateGuard()
         self._backends = os.environ.get(ENVIRONMENT_VARIABLE)
         self._run, self._grid, self._gate = run, grid, gate
 
