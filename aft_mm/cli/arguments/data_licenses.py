@@ -7,4 +7,4 @@ import argparse
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none."""
+    """Declare nothing: the command has no arguments."""
