@@ -19,8 +19,9 @@ import aft_mm.registry  # noqa: F401, finds bases such as aft_mm::own_data/image
 from aft_mm.checks import check_flag, check_int, check_number
 from aft_mm.errors import UserError
 
-from .annotations import BOXES, check_boxes, check_masks
+from .boxes import BOXES, check_boxes
 from .finding import find_config, install_command
+from .masks import check_masks
 from .writing import quotable
 
 #: Scopes of the libraries of detection and segmentation.

@@ -10,7 +10,7 @@ from aft_mm.errors import UserError, user_errors
 from aft_mm.images import IMAGE_SUFFIXES, list_images
 from aft_mm.progress import progress
 
-from .own_data import split_classes
+from .own_data.image_folder import split_classes
 
 
 def split(source: Path, share: float, seed: int) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from mmengine.config import ConfigDict
 
-from aft_mm.config.annotations import check_boxes
+from aft_mm.config.boxes import check_boxes
 from aft_mm.convert import wmt14
 from aft_mm.datasets import (
     CelebA,

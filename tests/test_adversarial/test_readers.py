@@ -31,7 +31,7 @@ from PIL import Image
 
 from aft_mm.checkpoint import load_from_local
 from aft_mm.checkpoint.safetensors import write_safetensors
-from aft_mm.config import annotations
+from aft_mm.config import boxes
 from aft_mm.config.reading import read_config
 from aft_mm.convert import enwik8, shapenet, wmt14
 from aft_mm.datasets import (
@@ -177,7 +177,7 @@ def check_boxes(path: Path) -> None:
     if path.suffix == '.xml':
         (path.parent / 'list.txt').write_text(path.stem)
         config.update(type='VOCDataset', ann_file='list.txt', ann_subdir='')
-    annotations.check_boxes('train_dataloader.dataset', str(path.parent), ConfigDict(config))
+    boxes.check_boxes('train_dataloader.dataset', str(path.parent), ConfigDict(config))
 
 
 def voc(path: Path) -> None:

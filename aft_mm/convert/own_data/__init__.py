@@ -1,0 +1,9 @@
+"""Inspect user data: sets, classes, and the config to train on them."""
+
+from .boxes import coco, voc
+from .image_folder import image_folder
+from .masks import masks
+from .parts import OwnData, split_by_label
+from .text import text
+
+__all__ = ['OwnData', 'coco', 'image_folder', 'masks', 'split_by_label', 'text', 'voc']
