@@ -12,6 +12,7 @@ from typing import Any
 from aft_mm.checkpoint import latest_checkpoint, load_from_local
 from aft_mm.checks import check_int
 from aft_mm.config.finding import PACKAGE
+from aft_mm.config.lists import read_json
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_output
@@ -21,7 +22,6 @@ from .run_files import (
     config_name,
     curves,
     last_validation,
-    read_json,
     read_lines,
     seed_of,
     write_lines,

@@ -11,11 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from aft_mm.config.lists import read_json
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import check_writable
 from aft_mm.visualization.figures import new_figure
 
-from .run_files import is_selection, read_json, selected
+from .run_files import is_selection, selected
 from .run_logs import mean_and_error
 from .verdicts import verdict_table
 

@@ -3,7 +3,7 @@
 A line has the name of the run, its config, seed and learning rate, how and where it ran (command,
 commit, versions, machine), the number of iterations and the seconds of training, the final metrics,
 and curves: `train` by iteration, `val` by step (epochs in a run by epoch). `FILE.jsonl:PATTERN`
-stands for the runs whose name matches the pattern, such as `runs.jsonl:aft-conv*_seed?`.
+names the runs that match the pattern, such as `runs.jsonl:aft-conv*_seed?`.
 """
 
 import json
@@ -67,21 +67,6 @@ def read_lines(path: Path) -> dict[str, dict]:
                 f'{str(path)!r} is not a file of runs: {text[:40]!r} is no JSON with a name'
             ) from error
     return runs
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the metrics of a file of `aft_mm test --out`, or the rows of a benchmark."""
-    try:
-        content = json.loads(path.read_text(encoding='utf-8'))
-    except OSError as error:
-        raise UserError(f'{str(path)!r} cannot be read: {error.strerror}') from error
-    except ValueError as error:  # neither text nor JSON
-        raise UserError(f'{str(path)!r} is damaged or not JSON: {error}') from error
-    if not isinstance(content, dict):
-        raise UserError(
-            f'{str(path)!r} must hold metrics or rows by name, got a {type(content).__name__}'
-        )
-    return content
 
 
 def selected(argument: str) -> dict[str, dict]:

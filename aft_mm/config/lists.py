@@ -1,7 +1,9 @@
-"""Lists of names, one on each line."""
+"""Text files of the user: lists of names and numbers by name."""
 
+import json
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from aft_mm.errors import UserError
 
@@ -16,3 +18,20 @@ def read_text(path: str | Path) -> str:
 def read_lines(path: str | Path) -> list[str]:
     """Return the lines of a list without outer spaces; like mmengine, end lines at ``\\n`` only."""
     return [line.strip() for line in StringIO(read_text(path))]
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Return the metrics of a file of `aft_mm test --out`, or the rows of a benchmark."""
+    try:
+        content = json.loads(read_text(path))
+    except OSError as error:
+        raise UserError(f'{str(path)!r} cannot be read: {error.strerror}') from error
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f'{str(path)!r} is damaged or not JSON: {error}') from error
+    if not isinstance(content, dict):
+        raise UserError(
+            f'{str(path)!r} must hold metrics or rows by name, got a {type(content).__name__}'
+        )
+    return content

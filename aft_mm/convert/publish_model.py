@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import json
 import re
 import shlex
 from collections import OrderedDict
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aft_mm.checkpoint import load_from_local, write_safetensors
+from aft_mm.config.lists import read_json
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import check_writable
 from aft_mm.registry import register_safe_loading
@@ -110,16 +110,9 @@ def save(published: Mapping, out: Path) -> dict[Path, str]:
 
 
 def read_metrics(path: str) -> dict[str, float]:
-    try:
-        metrics = json.loads(Path(path).read_text(encoding='utf-8'))
-    except (OSError, ValueError) as error:
-        raise UserError(f'--metrics {path!r} cannot be read: {error}') from error
-    if not isinstance(metrics, dict) or not all(
-        isinstance(value, int | float) for value in metrics.values()
-    ):
-        raise UserError(
-            f'--metrics {path!r} must hold numbers by name as written by `aft_mm test --out`'
-        )
+    metrics = read_json(path)
+    if not all(isinstance(value, int | float) for value in metrics.values()):
+        raise UserError(f'{path!r} must hold numbers by name as written by `aft_mm test --out`')
     return metrics
 
 

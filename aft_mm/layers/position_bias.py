@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import check_flag, check_int, check_number
-from aft_mm.ops.conv_plan import Values
 from aft_mm.ops.geometry import near_radius
-from aft_mm.ops.online_softmax import no_autocast
-from aft_mm.ops.tracing import compiling_not_exporting, only_computes
+from aft_mm.ops.tracing import compiling_not_exporting, no_autocast, only_computes
+from aft_mm.ops.values import Values
 
 from .grid import Grid, GridParameters, check_grid, check_kernel
 

@@ -3,7 +3,6 @@
 A :class:`ConvPlan` computes it once for a w that does not change.
 """
 
-import ctypes
 import os
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from .export_paths import export_stage
 from .geometry import crop_kernel
 from .online_softmax import FAST_BIAS_RANGE
 from .tracing import only_computes
+from .values import guard_tensors
 
 # The difference form loses a factor e^−w of precision: w ≥ −3 keeps 5 of 7 digits.
 DIFFERENCE_LOWEST_BIAS = -3.0
@@ -46,58 +46,6 @@ def exponents_of_bias(weight: Tensor) -> Tensor:
 def cancels(weight: Tensor) -> Tensor:
     """Return whether the difference form cancels for w, which then needs the additive one."""
     return (weight < DIFFERENCE_LOWEST_BIAS).any()
-
-
-class Values:
-    """Copies of tensors on a CPU, to find out whether values changed.
-
-    Version counters do not see collectives, fused optimizers, NumPy or another process.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._guard = _guard_tensors(tensors)
-        self._copies = [x.detach().clone() for x in tensors]
-        self._spans: list[tuple[int, int]] | None = None
-        if _memcmp is not None and all(x.is_contiguous() for x in tensors):
-            self._spans = [(copy.data_ptr(), copy.nbytes) for copy in self._copies]
-
-    def equal(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether these are plain tensors of the same shapes, dtypes, strides and values."""
-        if len(tensors) != len(self._copies) or not self._guard.check(*tensors):
-            return False
-        if self._spans is None or _memcmp is None:
-            return all(map(torch.equal, tensors, self._copies))
-        for x, (copy, size) in zip(tensors, self._spans, strict=True):
-            address = x.data_ptr()
-            # torch.equal takes 30 times as long for 46,000 numbers.
-            if not address or _memcmp(address, copy, size):
-                return False
-        return True
-
-
-def _guard_tensors(tensors: Sequence[Tensor]) -> Any:
-    """Return a guard of types, dtypes, shapes and strides.
-
-    By the dispatch keys of the thread it also sees that torch does more than to compute, such as to
-    trace.
-    """
-    guards: Any = torch._C._dynamo.guards
-    return guards.TensorGuards(
-        *tensors,
-        dynamic_dims_sizes=[list(x.shape) for x in tensors],
-        dynamic_dims_strides=[list(x.stride()) for x in tensors],
-    )
-
-
-def _find_memcmp() -> Callable[[int, int, int], int] | None:
-    if os.name != 'posix':
-        return None
-    function = ctypes.PyDLL(None).memcmp
-    function.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
-    return function
-
-
-_memcmp = _find_memcmp()
 
 
 class ConvPlan:
@@ -177,7 +125,7 @@ class ConvPlan:
 class RepeatedCall:
     """A call without a gradient and a mask, for other values of its tokens.
 
-    Two guards of torch compare what the call depends on, :func:`_guard_tensors` and that of the
+    Two guards of torch compare what the call depends on, :func:`guard_tensors` and that of the
     global state, which sees gradients, autocast and the number of threads.
     """
 
@@ -188,7 +136,7 @@ class RepeatedCall:
         grid: Sequence[int],
         gate: str,
     ) -> None:
-        self._tokens = _guard_tensors(tokens)
+        self._tokens = guard_tensors(tokens)
         self._state: Any = torch._C._dynamo.guards.GlobalStateGuard()
         self._backends = os.environ.get(ENVIRONMENT_VARIABLE)
         self._run, self._grid, self._gate = run, grid, gate

@@ -10,7 +10,7 @@ from . import checks
 from .conv_plan import ConvPlan
 from .dispatch import implementation
 from .geometry import Window
-from .online_softmax import no_autocast
+from .tracing import no_autocast
 
 
 def aft_simple(

@@ -11,8 +11,8 @@ from .checks import FLOATS, check_lengths, check_mask, check_tensor
 from .dispatch import implementation
 from .eager.linear import linear_attention_sums
 from .linear_terms import LinearState, Maps, resolve
-from .online_softmax import no_autocast
 from .state import check_position, use_up
+from .tracing import no_autocast
 
 __all__ = [
     'LinearState',

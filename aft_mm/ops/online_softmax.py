@@ -5,7 +5,6 @@ safe paths and a plain tensor on the fast ones.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .export_paths import recording, replaying
-from .tracing import may_read, transformed
+from .tracing import may_read, no_autocast, transformed
 
 GATES = {'sigmoid': torch.sigmoid, 'relu': torch.relu}
 # The largest range of exponents for plain float32 sums with one shift: e^±70 leaves room for
@@ -80,17 +79,6 @@ def relu_terms(key: Tensor, value: Tensor, key_function: str) -> Tensor:
     if key_function == 'relu2':
         key, value = torch.cat((key, -key), -1), torch.cat((value, value), -1)
     return torch.relu(key) * value
-
-
-def no_autocast(value: Tensor) -> AbstractContextManager:
-    """Return a context without autocast, which would round float32 products to bfloat16.
-
-    Entering one takes as long as three small products, so only where needed; meta has no autocast.
-    """
-    device = value.device.type
-    if value.is_meta or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device)):
-        return nullcontext()
-    return torch.autocast(device, enabled=False)
 
 
 def lowest(dtype: torch.dtype) -> float:

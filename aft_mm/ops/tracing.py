@@ -1,6 +1,7 @@
 """What a call may do while torch traces it, transforms it or exports it."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -48,3 +49,14 @@ def may_read(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or export_stage():
         return False
     return not x.is_meta and torch.func.debug_unwrap(x) is x
+
+
+def no_autocast(value: Tensor) -> AbstractContextManager:
+    """Return a context without autocast, which would round float32 products to bfloat16.
+
+    Entering one takes as long as three small products, so only where needed; meta has no autocast.
+    """
+    device = value.device.type
+    if value.is_meta or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device)):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)

@@ -5,8 +5,8 @@
         --times iterations.json --top 4.2 --smooth 5
 
 The training loss by default; `--metric accuracy/top1` plots that of each validation. LOG is a
-work dir, its vis_data/scalars.json, or `FILE.jsonl:PATTERN`, which stands for the runs of a file of
-`aft_mm compare collect` whose name matches.
+work dir, its vis_data/scalars.json, or `FILE.jsonl:PATTERN`, the runs of a file of
+`aft_mm compare collect` that match.
 """
 
 import argparse

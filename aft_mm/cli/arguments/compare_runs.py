@@ -6,8 +6,7 @@
 
 Metrics are those of the last validation. The iteration time is the median of the log; compare it
 only between runs on the same machine. FLOPs are counted as by `aft_mm complexity`. A LOG may be
-`FILE.jsonl:PATTERN`, which stands for the runs of a file of `aft_mm compare collect` whose name
-matches; their time is the mean, and parameters and FLOPs are omitted.
+`FILE.jsonl:PATTERN`, the runs of a file of `aft_mm compare collect` that match; their time is the mean, and parameters and FLOPs are omitted.
 """
 
 import argparse

@@ -4,7 +4,7 @@
     aft_mm plot curves --group AFT aft_seed0 aft_seed1 aft_seed2 \\
         --metric accuracy/top1 --over time --out a.png
 
-`FILE.jsonl:PATTERN` stands for the runs of a file of `aft_mm compare collect` whose name matches.
+`FILE.jsonl:PATTERN` names the runs of a file of `aft_mm compare collect` that match.
 """
 
 import argparse

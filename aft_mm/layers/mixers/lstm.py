@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from aft_mm.checks import refuse
-from aft_mm.ops.online_softmax import no_autocast
+from aft_mm.ops.tracing import no_autocast
 from aft_mm.registry import MODELS
 
 from ..grid import Grid

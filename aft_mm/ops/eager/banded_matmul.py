@@ -18,12 +18,11 @@ from ..online_softmax import (
     composed_gradients,
     mean,
     needs_torch,
-    no_autocast,
     prefix_sum,
     shift,
     suffix_sum,
 )
-from ..tracing import transformed
+from ..tracing import no_autocast, transformed
 from . import onednn_matmul
 from .bf16_matmul import grad_weights, multiply, refuse_second_derivative, split_terms
 

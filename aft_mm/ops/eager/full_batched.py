@@ -19,11 +19,10 @@ from ..online_softmax import (
     key_range,
     mean,
     needs_torch,
-    no_autocast,
     zero_if_finite,
 )
 from ..path_choice import choose
-from ..tracing import may_read, transformed
+from ..tracing import may_read, no_autocast, transformed
 
 # Numbers in a chunk.
 CHUNK = 2**19

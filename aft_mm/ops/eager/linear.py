@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..linear_terms import FeatureMap, LinearState, Maps, features, resolve
-from ..online_softmax import composed_gradients, mean, needs_torch, no_autocast
-from ..tracing import transformed
+from ..online_softmax import composed_gradients, mean, needs_torch
+from ..tracing import no_autocast, transformed
 
 # O(T·d·CHUNK) operations in chunks, T·d·m / CHUNK elements of states.
 CHUNK = 32
