@@ -74,7 +74,7 @@ def test_models_of_mmdet_pass(name):
     """Heads with other maps, strides that are no powers of 2, and other names of the strides."""
     model = get_config(f'mmdet::{name}.py').model
     init_default_scope('mmdet')
-    model.backbone.init_cfg = None
+    model.backbone.init_cfg = model.data_preprocessor.batch_augments = None
     model = checked(model)
     assert any(map(declared_strides, model.modules()))
     assert train(model, (300, 300) if 'ssd' in name else (256, 200))
