@@ -72,7 +72,8 @@ _CHECKPOINT_PREFIXES = {
     'http': ('http://', 'https://'),
     'hub': 'hf://',
     'torchvision': ('torchvision://', 'modelzoo://'),
-    'openmmlab': ('open-mmlab://', 'openmmlab://', 'mmcls://'),
+    'openmmlab': ('open-mmlab://', 'openmmlab://'),
+    'mmcls': 'mmcls://',
 }
 
 

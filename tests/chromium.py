@@ -16,7 +16,7 @@ SHIFT = 8
 
 
 class Page:
-    def __init__(self, path: Path, folder: Path, dark: bool = False) -> None:
+    def __init__(self, path: Path, folder: Path, dark: bool = False, phone: bool = False) -> None:
         read, self._write = os.pipe()
         self._read, write = os.pipe()
         # Chromium reads commands from file descriptor 3 and writes responses to 4.
@@ -39,6 +39,9 @@ class Page:
         self._session = dict(sessionId=session)
         scheme = dict(name='prefers-color-scheme', value='dark' if dark else 'light')
         self.call('Emulation.setEmulatedMedia', features=[scheme])
+        if phone:
+            size = dict(width=360, height=740, deviceScaleFactor=2, mobile=True)
+            self.call('Emulation.setDeviceMetricsOverride', **size)
         self.call('Runtime.enable')
         self.call('Page.navigate', url=path.as_uri())
         end = time.monotonic() + 60

@@ -149,6 +149,7 @@ assert not [name for name in sys.modules if name.startswith('aft_mm.checkpoint')
 from mmengine.runner.checkpoint import CheckpointLoader, load_checkpoint
 for path in ('a.pth', 'https://a/b.pth', 'torchvision://resnet18', 'open-mmlab://a'):
     assert CheckpointLoader._get_checkpoint_loader(path).__module__ == 'aft_mm.registry', path
+assert CheckpointLoader._get_checkpoint_loader('mmcls://a').__name__ == 'load_from_mmcls'
 schemes = dict(CheckpointLoader._schemes)
 import aft_mm.registry
 aft_mm.registry.register_safe_loading()

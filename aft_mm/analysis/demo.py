@@ -8,19 +8,59 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from aft_mm.apis import ImageClassifier, ImageGenerator, SpeechRecognizer, TextGenerator, Translator
 from aft_mm.apis.loading import CLASSIFIERS, task_of
 from aft_mm.config.finding import install_command
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
+from aft_mm.images import enlarge_bicubic, image_size, read_image
 
 from .networks import load_network, network_inputs, shown_image
 from .plot_keys import draw_key_maps, keys_of
 from .recording import mixers_with_keys
 
-MOST_LAYERS = 4
+# More maps cannot be read at the width of a column of the page.
+MOST_LAYERS, HEADS = 3, 'even:4'
+MOST_PIXELS, MOST_BYTES = 2**26, 2**25
+HOSTS = ('127.0.0.1', 'localhost')
+
+
+class OwnPage:
+    """Refuse requests from pages of others, and under a name that only resolves to this machine.
+
+    A browser sends a form or a file of any site here, and a site may name itself 127.0.0.1.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = dict(scope.get('headers', ()))
+        host, origin = headers.get(b'host', b'').decode('latin-1'), headers.get(b'origin')
+        known = host.split(':')[0] in HOSTS and origin in (None, f'http://{host}'.encode())
+        if known or scope['type'] == 'lifespan':
+            await self.app(scope, receive, send)
+            return
+        await send({'type': 'http.response.start', 'status': 403})
+        text = f'requests must come from the page at http://{HOSTS[0]}, got {host}, {origin!r}'
+        await send({'type': 'http.response.body', 'body': text.encode()})
+
+
+def picture(gradio: Any, label: str) -> Any:
+    """Return an input that passes the path of its file, which gradio would decode unchecked."""
+    given = gradio.Image(type='filepath', label=label)
+    given.preprocess = lambda payload: payload and payload.path
+    return given
+
+
+def read_picture(path: str, channels: int) -> np.ndarray:
+    width, height = image_size(path)
+    if width * height > MOST_PIXELS:
+        raise UserError(
+            f'a picture must have at most {MOST_PIXELS:,} pixels, got {width} x {height}'
+        )
+    return read_image(path, channels)[0]
 
 
 def classify(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
@@ -28,38 +68,44 @@ def classify(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
     mixers = list(mixers_with_keys(network.model).values())
     chosen = np.linspace(0, len(mixers) - 1, min(MOST_LAYERS, len(mixers))).astype(int)
     layers = {f'layer {i}': mixers[i] for i in dict.fromkeys(chosen.tolist())}
+    height, width = network.image_size
+    blanks = [
+        np.zeros((n * height, m * width, network.in_channels), np.uint8)
+        for n, m in ((1, 1), (2, 3))
+    ]
+    any_size = len({classifier.preprocess(blank)['inputs'].shape for blank in blanks}) > 1
 
-    def run(image: np.ndarray | None) -> tuple[dict[str, float], Any]:
-        if image is None:
+    def run(path: str | None) -> tuple[dict[str, float], Any]:
+        if path is None:
             raise gradio.Error('an image must be given, got none')
-        if network.in_channels == 1:
-            image = np.asarray(Image.fromarray(image).convert('L'))[..., None]
+        image = read_picture(path, network.in_channels)
+        if any_size:
+            image = enlarge_bicubic(image, network.image_size)
         (result,) = classifier([image], progress=False)
         names = classifier.classes or range(len(result['scores']))
         scores = {str(name): float(x) for name, x in zip(names, result['scores'], strict=True)}
         sample = classifier.preprocess(image)
         maps = keys_of(network, layers, network_inputs(network.model, [sample]))
         shown = shown_image(network.config, sample)
-        return scores, draw_key_maps(shown, maps, 'even:8') if maps else None
+        return scores, draw_key_maps(shown, maps, HEADS) if maps else None
 
     outputs = [gradio.Label(num_top_classes=5, label='classes'), gradio.Plot(label='keys')]
-    return dict(fn=run, inputs=gradio.Image(label='picture'), outputs=outputs)
+    return dict(fn=run, inputs=picture(gradio, 'picture'), outputs=outputs)
 
 
 def complete(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
     generator = ImageGenerator(config, checkpoint)
     height, width, channels = generator.image_shape
 
-    def run(image: np.ndarray | None, keep: float, seed: float) -> np.ndarray:
+    def run(path: str | None, keep: float, seed: float) -> np.ndarray:
         options: dict[str, Any] = dict(progress=False, seed=int(seed))
-        if image is None:
+        if path is None:
             return generator.sample(1, **options)[0].squeeze()
-        small = Image.fromarray(image).convert('RGB' if channels == 3 else 'L')
-        pixels = np.asarray(small.resize((width, height))).reshape(1, height, width, channels)
-        return generator.complete(pixels, keep, **options)[0].squeeze()
+        pixels = enlarge_bicubic(read_picture(path, channels), (height, width))
+        return generator.complete(pixels[None], keep, **options)[0].squeeze()
 
     inputs = [
-        gradio.Image(label=f'picture, scaled to {width} x {height} px; none: sample one'),
+        picture(gradio, f'picture, scaled to {width} x {height} px; none: sample one'),
         gradio.Slider(0.1, 0.9, 0.5, step=0.1, label='share of the rows that is kept'),
         gradio.Number(0, precision=0, minimum=0, label='seed'),
     ]
@@ -152,10 +198,19 @@ def make_page(config: str, checkpoint: str) -> Any:
     )
 
 
+def launch(page: Any, **options: Any) -> str:
+    """Serve the page to this machine and return its address."""
+    from starlette.middleware import Middleware  # of gradio
+
+    options['app_kwargs'] = dict(middleware=[Middleware(OwnPage)])
+    options |= dict(server_name=HOSTS[0], share=False, ssr_mode=False, max_file_size=MOST_BYTES)
+    return page.launch(**options)[1]
+
+
 def run(args: argparse.Namespace) -> None:
     with user_errors(*CONFIG_ERRORS):
         page = make_page(args.config, args.checkpoint)
         try:
-            page.launch(server_name='127.0.0.1', server_port=args.port, share=False)
+            launch(page, server_port=args.port)
         except OSError as error:
             raise UserError(f'--port must be free, got {args.port}: {error}') from error

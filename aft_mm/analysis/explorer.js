@@ -133,9 +133,11 @@ function drawOverview() {
 }
 
 // --- grid of tokens and kernel
-// Three maps of an image fill the width of the page.
-const widest = Math.max(392, Math.floor((Math.min(innerWidth, 1440) - 150) / 3));
-const tileOf = cells => Math.max(6, Math.min(64, Math.floor(widest / cells)));
+// Three maps of an image fill the width of the page, on a phone one.
+const room = innerWidth - 84;
+const widest = Math.min(room, Math.max(392, Math.floor((Math.min(innerWidth, 1440) - 150) / 3)));
+const tileOf = cells => Math.max(1, Math.min(6, Math.floor(room / cells)),
+                                 Math.min(64, Math.floor(widest / cells)));
 const tile = tileOf(Math.max(H, W));
 function drawQuery() {
   const context = prepare($('query'), W * tile, H * tile);

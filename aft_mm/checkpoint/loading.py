@@ -322,6 +322,7 @@ LOADERS = {
     'hub': load_from_hub,
     'torchvision': load_from_torchvision,
     'openmmlab': load_from_openmmlab,
+    'mmcls': load_from_openmmlab,
 }
 
 

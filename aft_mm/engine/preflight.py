@@ -21,6 +21,7 @@ from aft_mm.errors import UserError
 
 from .hooks.pictures import SampleVisualizationHook
 from .hooks.training import RegularizationHook, penalised_layers
+from .level_strides import check_strides
 from .runner import task_model
 
 #: Largest data set whose files are compared with those of the validation.
@@ -291,6 +292,7 @@ def check_schedule(config: Config, runner: Runner) -> None:
 
 TRAIN_CHECKS: Sequence[Check] = (
     check_widths,
+    check_strides,
     check_regularization,
     check_steps,
     build_optimizer,

@@ -5,33 +5,30 @@ Operators outside :data:`SUPPORTED` raise when they are called.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import reduce
 from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.ops import deform_conv2d
 
+from .deformable import (
+    deform_conv_backward_input,
+    deform_conv_backward_parameters,
+    deform_conv_forward,
+    gradients,
+    modulated_deform_conv_backward,
+    modulated_deform_conv_forward,
+    ms_deform_attn_backward,
+    ms_deform_attn_forward,
+    wide,
+)
 from .psa_mask import psamask_backward, psamask_forward
 
 __all__ = ['SUPPORTED', 'make_module']
 
 TINY = torch.finfo(torch.float32).tiny
-
-
-def _gradients(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor
-) -> tuple[Tensor, ...]:
-    """Differentiate `function` at `inputs`; an unused input has gradient 0."""
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in inputs]
-        output = function(*leaves)
-        gradients = torch.autograd.grad(output, leaves, grad_output, allow_unused=True)
-    return tuple(
-        torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)
-    )
 
 
 # Boxes
@@ -40,8 +37,9 @@ def _gradients(
 def _overlaps(boxes: Tensor, others: Tensor, offset: int, mode: int = 0) -> Tensor:
     """IoU (mode 0) or intersection over the first area (1) of corners [..., 4] and [N, 4] in px.
 
-    Sides are ``x2 − x1 + offset``.
+    Sides are ``x2 − x1 + offset``. Areas of half precision would overflow at 256 px.
     """
+    boxes, others = wide(boxes), wide(others)
     low = torch.maximum(boxes[..., :2], others[:, :2])
     high = torch.minimum(boxes[..., 2:], others[:, 2:])
     overlap = (high - low + offset).clamp(min=0).prod(-1)
@@ -53,13 +51,14 @@ def _overlaps(boxes: Tensor, others: Tensor, offset: int, mode: int = 0) -> Tens
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
     """Indices of the boxes [N, 4] that non-maximum suppression keeps, best first."""
-    if offset:
-        # Makes sides x2 − x1 + 1.
-        boxes = boxes + boxes.new_tensor([0, 0, offset, offset])
+    # Makes sides x2 − x1 + offset.
+    boxes = wide(boxes) + boxes.new_tensor([0, 0, offset, offset])
     # mmcv's sort is not stable, so that ties end equally.
     order = scores.sort(descending=True)[1]
     ranks = torch.arange(len(order), 0, -1, device=boxes.device, dtype=boxes.dtype)
-    return order[torch.ops.torchvision.nms(boxes[order], ranks, iou_threshold)]
+    # torchvision compares with the threshold in float64: an equal IoU would be above 0.3.
+    threshold = torch.tensor(iou_threshold, dtype=boxes.dtype).item()
+    return order[torch.ops.torchvision.nms(boxes[order], ranks, threshold)]
 
 
 def softnms(
@@ -84,7 +83,7 @@ def softnms(
     Returns:
         Indices of the rows of `dets` in `boxes`.
     """
-    left = torch.cat((boxes, scores[:, None]), 1)
+    left = wide(torch.cat((boxes, scores[:, None]), 1))
     indices = torch.arange(len(boxes))
     order: list[int] = []
     while len(left):
@@ -133,11 +132,6 @@ def bbox_overlaps(
     ious.copy_(_overlaps(first, bboxes2, offset, mode))
 
 
-def _wide(x: Tensor) -> Tensor:
-    """Return x in float32 or wider; torchvision has few kernels for half precision on CPUs."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 # Regions of interest
 
 
@@ -160,7 +154,7 @@ def roi_align_forward(
     rois, lost = _usable(rois, len(input))
     if pool_mode == 1:
         pooled = torch.ops.torchvision.roi_align(
-            _wide(input), _wide(rois), spatial_scale, *size, sampling_ratio, aligned
+            wide(input), wide(rois), spatial_scale, *size, sampling_ratio, aligned
         )
         shift = torch.zeros_like(lost, dtype=pooled.dtype).masked_fill_(lost, math.nan)
         torch.add(pooled, shift, out=output)  # one pass
@@ -217,8 +211,8 @@ def roi_align_backward(
     rois, lost = _usable(rois, len(grad_input))
     if pool_mode == 1:
         grad_input += torch.ops.torchvision._roi_align_backward(
-            _wide(grad_output),
-            _wide(rois),
+            wide(grad_output),
+            wide(rois),
             spatial_scale,
             aligned_height,
             aligned_width,
@@ -241,16 +235,17 @@ def _sample_points(
 ) -> tuple[Tensor, Tensor]:
     """Rows [height, n] and columns [width, m] of the samples of a region, in pixels of the map."""
     half = 0.5 if aligned else 0.0
+    roi = wide(roi)
     axes = []
     for low, high, bins in ((roi[2], roi[4], size[0]), (roi[1], roi[3], size[1])):
         start, length = low * scale - half, (high - low) * scale
         if not aligned:
             length = length.clamp(min=1)
         number = sampling_ratio if sampling_ratio > 0 else max(math.ceil(length / bins), 1)
-        inside = (torch.arange(number, device=roi.device) + 0.5) / number
+        inside = (torch.arange(number, device=roi.device, dtype=roi.dtype) + 0.5) / number
         bin_index = torch.arange(bins, device=roi.device)[:, None]
         axes.append(start + (bin_index + inside) * (length / bins))
-    return axes[0].to(roi.dtype), axes[1].to(roi.dtype)
+    return axes[0], axes[1]
 
 
 def _corners(y: Tensor, x: Tensor, height: int, width: int) -> list[tuple[Tensor, Tensor]]:
@@ -339,7 +334,7 @@ def _sigmoid_focal_loss(
 
     In float32, as 1 − p is 0 from a logit of 9 on in float16.
     """
-    input, weight = _wide(input), _wide(weight)
+    input, weight = wide(input), wide(weight)
     p = input.sigmoid()
     positive = target[:, None] == torch.arange(input.shape[1], device=input.device)
     loss = torch.where(
@@ -368,14 +363,14 @@ def sigmoid_focal_loss_backward(
     def loss(x: Tensor) -> Tensor:
         return _sigmoid_focal_loss(x, target, weight, gamma, alpha)
 
-    grad_input.copy_(_gradients(loss, [input], torch.ones_like(input))[0])
+    grad_input.copy_(gradients(loss, [input], torch.ones_like(input))[0])
 
 
 def softmax_focal_loss_forward(
     input: Tensor, target: Tensor, weight: Tensor, output: Tensor, *, gamma: float, alpha: float
 ) -> None:
     """``−α (1 − p)^γ log p`` of the target's probability; input [N, C] is the softmax already."""
-    p = _wide(input).gather(1, target.clamp(min=0)[:, None])[:, 0]
+    p = wide(input).gather(1, target.clamp(min=0)[:, None])[:, 0]
     loss = -alpha * (1 - p) ** gamma * p.clamp(min=TINY).log()
     if weight.numel():
         loss = loss * weight[target.clamp(min=0)]
@@ -392,7 +387,7 @@ def softmax_focal_loss_backward(
     gamma: float,
     alpha: float,
 ) -> None:
-    p = _wide(input).gather(1, target.clamp(min=0)[:, None])[:, 0]
+    p = wide(input).gather(1, target.clamp(min=0)[:, None])[:, 0]
     power = gamma * (1 - p) ** (gamma - 1) * p * p.clamp(min=TINY).log()
     slope = alpha * (power - (1 - p) ** gamma)
     if weight.numel():
@@ -402,135 +397,7 @@ def softmax_focal_loss_backward(
     grad_input.copy_(buff[:, None] * (hit.to(input.dtype) - input))
 
 
-# Deformable and masked convolutions
-
-
-def _deform_conv2d(
-    input: Tensor,
-    offset: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    geometry: Sequence[tuple[int, int]],
-    mask: Tensor | None = None,
-) -> Tensor:
-    """torchvision's deformable convolution; an output whose offset is NaN is NaN, without gradient.
-
-    torchvision itself reads outside of the map there.
-    """
-    lost, dtype = offset.isnan(), input.dtype
-    offset = offset.masked_fill(lost, 0)
-    input, offset, weight = _wide(input), _wide(offset), _wide(weight)
-    bias, mask = (None if x is None else _wide(x) for x in (bias, mask))
-    output = deform_conv2d(input, offset, weight, bias, *geometry, mask).to(dtype)
-    return output.masked_fill(lost.any(1, keepdim=True), math.nan)
-
-
-def deform_conv_forward(
-    input: Tensor,
-    weight: Tensor,
-    offset: Tensor,
-    output: Tensor,
-    columns: Tensor,
-    ones: Tensor,
-    **options: int,
-) -> None:
-    """Deformable convolution v1; input [B, C, H, W], offset [B, 2 · groups · kH · kW, H', W']."""
-    output.copy_(_deform_conv2d(input, offset, weight, None, _geometry(options)))
-
-
-def _geometry(options: dict[str, int]) -> list[tuple[int, int]]:
-    return [(options[f'{name}H'], options[f'{name}W']) for name in ('d', 'pad', 'dilation')]
-
-
-def deform_conv_backward_input(
-    input: Tensor,
-    offset: Tensor,
-    grad_output: Tensor,
-    grad_input: Tensor,
-    grad_offset: Tensor,
-    weight: Tensor,
-    columns: Tensor,
-    **options: int,
-) -> None:
-    def forward(input: Tensor, offset: Tensor) -> Tensor:
-        return _deform_conv2d(input, offset, weight, None, _geometry(options))
-
-    gradients = _gradients(forward, [input, offset], grad_output)
-    grad_input += gradients[0]
-    grad_offset += gradients[1]
-
-
-def deform_conv_backward_parameters(
-    input: Tensor,
-    offset: Tensor,
-    grad_output: Tensor,
-    grad_weight: Tensor,
-    columns: Tensor,
-    ones: Tensor,
-    *,
-    scale: float,
-    **options: int,
-) -> None:
-    """Add `scale` times the gradient of the weight of :func:`deform_conv_forward`."""
-
-    def forward(weight: Tensor) -> Tensor:
-        return _deform_conv2d(input, offset, weight, None, _geometry(options))
-
-    grad_weight += scale * _gradients(forward, [grad_weight], grad_output)[0]
-
-
-def modulated_deform_conv_forward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    ones: Tensor,
-    offset: Tensor,
-    mask: Tensor,
-    output: Tensor,
-    columns: Tensor,
-    *,
-    with_bias: bool,
-    **options: int,
-) -> None:
-    """Deformable convolution v2: samples are multiplied by mask [B, groups · kH · kW, H', W']."""
-    places = _modulated_geometry(options)
-    output.copy_(_deform_conv2d(input, offset, weight, bias if with_bias else None, places, mask))
-
-
-def _modulated_geometry(options: dict[str, int]) -> list[tuple[int, int]]:
-    return [(options[f'{name}_h'], options[f'{name}_w']) for name in ('stride', 'pad', 'dilation')]
-
-
-def modulated_deform_conv_backward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    ones: Tensor,
-    offset: Tensor,
-    mask: Tensor,
-    columns: Tensor,
-    grad_input: Tensor,
-    grad_weight: Tensor,
-    grad_bias: Tensor,
-    grad_offset: Tensor,
-    grad_mask: Tensor,
-    grad_output: Tensor,
-    *,
-    with_bias: bool,
-    **options: int,
-) -> None:
-    places = _modulated_geometry(options)
-
-    def forward(input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
-        return _deform_conv2d(input, offset, weight, None, places, mask)
-
-    gradients = _gradients(forward, [input, weight, offset, mask], grad_output)
-    for total, one in zip(
-        (grad_input, grad_weight, grad_offset, grad_mask), gradients, strict=True
-    ):
-        total += one
-    if with_bias:
-        grad_bias += grad_output.sum((0, 2, 3))
+# Masked convolution
 
 
 def masked_im2col_forward(
@@ -562,68 +429,6 @@ def masked_col2im_forward(
 ) -> None:
     """Write columns [C, P] to their places in output [1, C, H, W]."""
     output[0, :, mask_h_idx, mask_w_idx] = masked_output
-
-
-# Attention
-
-
-def _deformable_attention(
-    value: Tensor, shapes: Sequence[Sequence[int]], locations: Tensor, weights: Tensor
-) -> Tensor:
-    batch, _, heads, channels = value.shape
-    queries, levels, points = locations.shape[1], locations.shape[3], locations.shape[4]
-    maps = value.permute(0, 2, 3, 1).flatten(0, 1)  # [B · h, C, keys]
-    result = value.new_zeros(batch * heads, channels, queries)
-    for level, part in enumerate(maps.split([h * w for h, w in shapes], dim=2)):
-        where = 2 * locations[:, :, :, level].transpose(1, 2).flatten(0, 1) - 1
-        image = part.unflatten(2, shapes[level])
-        samples = F.grid_sample(image, where, align_corners=False)  # [B · h, C, queries, points]
-        share = weights[:, :, :, level].transpose(1, 2).reshape(batch * heads, 1, queries, points)
-        result = result + (samples * share).sum(3)
-    assert levels == len(shapes)
-    return result.reshape(batch, heads * channels, queries).transpose(1, 2).contiguous()
-
-
-def ms_deform_attn_forward(
-    value: Tensor,
-    shapes: Tensor,
-    level_start_index: Tensor,
-    locations: Tensor,
-    weights: Tensor,
-    im2col_step: int,
-) -> Tensor:
-    """Multi-scale deformable attention (arXiv 2010.04159, eq. 3).
-
-    Args:
-        value: [B, keys, h, C], all levels one after another.
-        shapes: [levels, 2], height and width of each.
-        locations: [B, queries, h, levels, points, 2], x and y in 0 … 1.
-        weights: [B, queries, h, levels, points].
-
-    Returns:
-        [B, queries, h · C].
-    """
-    return _deformable_attention(value, shapes.tolist(), locations, weights)
-
-
-def ms_deform_attn_backward(
-    value: Tensor,
-    shapes: Tensor,
-    level_start_index: Tensor,
-    locations: Tensor,
-    weights: Tensor,
-    grad_output: Tensor,
-    grad_value: Tensor,
-    grad_locations: Tensor,
-    grad_weights: Tensor,
-    im2col_step: int,
-) -> None:
-    def forward(value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
-        return _deformable_attention(value, shapes.tolist(), locations, weights)
-
-    gradients = _gradients(forward, [value, locations, weights], grad_output)
-    for total, one in zip((grad_value, grad_locations, grad_weights), gradients, strict=True):
-        total += one
 
 
 #: Every operator that the replacement implements.
@@ -674,4 +479,7 @@ def make_module(name: str) -> ModuleType:
 
     module = ModuleType(name, 'Operators of mmcv by torch and torchvision.')
     module.__dict__.update(SUPPORTED, SUPPORTED=tuple(SUPPORTED), __getattr__=missing)
+    # mmcv's description of the environment asks for these.
+    for version in ('get_compiler_version', 'get_compiling_cuda_version'):
+        setattr(module, version, lambda: 'n/a')
     return module

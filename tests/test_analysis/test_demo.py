@@ -11,7 +11,9 @@ import torch
 from PIL import Image
 
 from aft_mm.analysis import demo
+from aft_mm.apis import ImageClassifier
 from aft_mm.apis.loading import load_model
+from aft_mm.images import enlarge_bicubic, read_image
 
 from ..errors import stops
 from ..helpers import command
@@ -29,11 +31,8 @@ def opened(folder, name):
         _, model = load_model(config, None, 'cpu')
         torch.save(dict(state_dict=model.state_dict(), meta={}), folder / 'checkpoint.pth')
         page = demo.make_page(config, str(folder / 'checkpoint.pth'))
-    *_, address, _ = page.launch(
-        prevent_thread_lock=True, server_name='127.0.0.1', share=False, quiet=True
-    )
     try:
-        yield address
+        yield demo.launch(page, prevent_thread_lock=True, quiet=True)
     finally:
         page.close()
 
@@ -90,6 +89,59 @@ def test_a_classifier_shows_classes_and_keys(tmp_path):
             timeout=120,
         ).stdout
         assert 'aft_mm: tiny' in page and 'picture' in page and 'Submit' in page
+
+
+@needs_gradio
+def test_a_large_picture_is_scaled_to_the_size_of_the_model(tmp_path, monkeypatch):
+    from gradio_client import handle_file
+
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / 'a.png')
+    with opened(tmp_path, 'tiny') as address:
+        classes, _ = call(address, handle_file(tmp_path / 'a.png'))
+        classify = ImageClassifier(str(ROOT / 'tests/configs/tiny.py'), tmp_path / 'checkpoint.pth')
+        small = enlarge_bicubic(read_image(tmp_path / 'a.png', 1)[0], (8, 8))
+        (expected,) = classify([small])
+        found = {entry['label']: entry['confidence'] for entry in classes['confidences']}
+        for label, score in found.items():
+            assert score == pytest.approx(expected['scores'][int(label)], abs=1e-6)
+        monkeypatch.setattr(demo, 'MOST_PIXELS', 300 * 400 - 1)
+        with pytest.raises(Exception, match='at most 119,999 pixels, got 400 x 300'):
+            call(address, handle_file(tmp_path / 'a.png'))
+        for name, content in (
+            ('text', b'no picture'),
+            ('cut', (tmp_path / 'a.png').read_bytes()[:999]),
+        ):
+            (tmp_path / f'{name}.png').write_bytes(content)
+            with pytest.raises(Exception, match=f'{name}.png.* cannot be read'):
+                call(address, handle_file(tmp_path / f'{name}.png'))
+
+
+@needs_gradio
+def test_requests_of_other_sites_and_large_files_are_refused(tmp_path, monkeypatch):
+    import httpx
+
+    monkeypatch.setattr(demo, 'MOST_BYTES', 1000)
+    with opened(tmp_path, 'tiny_text') as address:
+        own = address.rstrip('/')
+        port = own.rpartition(':')[2]
+        for headers, status in (
+            ({}, 200),
+            ({'Origin': own}, 200),
+            ({'Host': f'localhost:{port}', 'Origin': f'http://localhost:{port}'}, 200),
+            ({'Origin': 'http://evil.example'}, 403),
+            ({'Origin': 'null'}, 403),
+            ({'Origin': 'http://127.0.0.1:1'}, 403),
+            ({'Host': f'evil.example:{port}'}, 403),
+            ({'Host': f'evil.example:{port}', 'Origin': f'http://evil.example:{port}'}, 403),
+            ({'Host': '127.0.0.1.evil.example'}, 403),
+        ):
+            assert httpx.get(address, headers=headers).status_code == status, headers
+            files = {'files': ('a.txt', b'text')}
+            sent = httpx.post(f'{own}/gradio_api/upload', headers=headers, files=files)
+            assert sent.status_code == status, headers
+        sent = httpx.post(f'{own}/gradio_api/upload', files={'files': ('a.txt', b'0' * 1001)})
+        assert sent.status_code == 413
 
 
 def test_models_without_a_page_and_a_missing_gradio_are_refused(tmp_path, monkeypatch):

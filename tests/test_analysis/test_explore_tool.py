@@ -9,7 +9,7 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
-from aft_mm.analysis.explore import ExplorerLayer, explorer_page
+from aft_mm.analysis.explore import ExplorerImage, ExplorerLayer, explorer_page
 from aft_mm.apis import ImageClassifier
 
 from ..chromium import CHROMIUM, Page
@@ -32,8 +32,8 @@ def picture(tmp_path):
 def open_page(tmp_path):
     pages = []
 
-    def open_file(path, dark=False):
-        pages.append(Page(path, tmp_path / 'profile', dark))
+    def open_file(path, **options):
+        pages.append(Page(path, tmp_path / 'profile', **options))
         return pages[-1]
 
     yield open_file
@@ -144,6 +144,30 @@ def test_dense_and_causal_biases_with_a_class_token_in_both_themes(tmp_path, ope
     page.mouse('query', 0.5 * tile, 0.5 * tile)  # query (0, 0); the kernel is 3 x 3
     page.mouse('query', 2.5 * tile, 0.5 * tile, click=False)
     assert readout(page)[0].endswith('source (0, 2): not summed over')
+
+
+@needs_browser
+def test_on_a_phone_the_page_fits_and_the_readout_keeps_its_height(tmp_path, open_page):
+    layers = [ExplorerLayer('a', torch.randn(8, 11, 11))]
+    image = ExplorerImage('A photo with a long name.jpg', np.zeros((64, 48, 3), np.uint8), [None])
+    keyed = image._replace(keys=[torch.randn(64 * 48, 8)])
+    page_of = explorer_page(layers, (64, 48), images=[keyed, keyed, keyed])
+    (tmp_path / 'page.html').write_text(page_of, encoding='utf-8')
+    page = open_page(tmp_path / 'page.html', phone=True)
+    assert page.run('document.documentElement.scrollWidth') <= 360
+    for name in ('query', 'kernel', 'picture-0'):
+        box = page.run(f'document.getElementById({name!r}).getBoundingClientRect().toJSON()')
+        width, height = (
+            page.run(f'document.getElementById({name!r}).{x}') for x in ('width', 'height')
+        )
+        assert box['right'] <= 360 and box['width'] / box['height'] == pytest.approx(width / height)
+    heights = set()
+    for x, y in ((1, 1), (100, 200)):
+        page.mouse('query', x, y)
+        heights.add(page.run("document.getElementById('readout').offsetHeight"))
+    page.mouse('kernel', 3, 3)
+    heights.add(page.run("document.getElementById('readout').offsetHeight"))
+    assert len(heights) == 1 and heights.pop() < 740 / 5
 
 
 def test_a_page_of_aft_conv_small_is_small():

@@ -33,6 +33,8 @@ def boxes_and_scores(kind, number=300):
         return boxes, (scores * 10).round() / 10
     if kind == 'negative sides':
         boxes[::3, 2] = boxes[::3, 0] - 5
+    if kind == 'whole corners':  # IoUs that equal a threshold
+        boxes = (boxes / 10).round()
     if kind == 'far away':
         boxes = boxes + 1e4
     return boxes, scores
@@ -128,11 +130,11 @@ def test_nms_of_thirty_thousand_boxes():
     assert (scores[found].diff() <= 0).all()
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', [*KINDS, 'whole corners'])
 def test_nms_equals_the_compiled_operators(compiled, kind):
     boxes, scores = boxes_and_scores(kind)
     number = len(boxes)
-    for threshold in (0.0, 0.3, 0.5):
+    for threshold in (0.0, 0.3, 0.5, 0.6):
         for offset in (0, 1):
             expected = compiled.nms(boxes, scores, iou_threshold=threshold, offset=offset)
             assert torch.equal(OURS.nms(boxes, scores, threshold, offset), expected)
@@ -385,8 +387,11 @@ def test_deformable_convolutions_gradcheck(deformable):
     assert torch.autograd.gradcheck(lambda *t: deformable(OURS, *t), inputs, nondet_tol=1e-9)
 
 
-def test_deformable_convolutions_equal_the_compiled_operator(compiled, deformable):
+@pytest.mark.parametrize('kind', ['random', 'zero', 'whole'])
+def test_deformable_convolutions_equal_the_compiled_operator(compiled, deformable, kind):
     inputs = deformable_inputs()
+    offset = inputs[1].detach() * (kind != 'zero')
+    inputs[1] = (offset.round() if kind == 'whole' else offset).requires_grad_()
     ours, theirs = deformable(OURS, *inputs), deformable(compiled, *inputs)
     torch.testing.assert_close(ours, theirs)
     found = torch.autograd.grad(sum(y.square().sum() for y in ours), inputs)

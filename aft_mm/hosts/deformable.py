@@ -1,0 +1,260 @@
+"""Deformable convolutions and attention, operators of ``mmcv._ext``."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision.ops import deform_conv2d
+
+
+def gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor
+) -> tuple[Tensor, ...]:
+    """Differentiate `function` at `inputs`; an unused input has gradient 0."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        output = function(*leaves)
+        found = torch.autograd.grad(output, leaves, grad_output, allow_unused=True)
+    return tuple(
+        torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)
+    )
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return x in float32 or wider; torchvision has few kernels for half precision on CPUs."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _deform_conv2d(
+    input: Tensor,
+    offset: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Sequence[tuple[int, int]],
+    mask: Tensor | None = None,
+) -> Tensor:
+    """torchvision's deformable convolution; an output whose offset is NaN is NaN, without gradient.
+
+    torchvision itself reads outside of the map there.
+    """
+    lost, dtype = offset.isnan(), input.dtype
+    offset = offset.masked_fill(lost, 0)
+    input, offset, weight = wide(input), wide(offset), wide(weight)
+    if offset.requires_grad:
+        pairs = offset.unflatten(1, (-1, *weight.shape[2:], 2)).movedim(4, -1)
+        pairs = _without_outer_gradient(pairs, _positions(pairs, geometry), input.shape[2:])
+        offset = pairs.movedim(-1, 4).flatten(1, 4)
+    bias, mask = (None if x is None else wide(x) for x in (bias, mask))
+    output = deform_conv2d(input, offset, weight, bias, *geometry, mask).to(dtype)
+    return output.masked_fill(lost.any(1, keepdim=True), math.nan)
+
+
+def _positions(offset: Tensor, geometry: Sequence[tuple[int, int]]) -> Tensor:
+    """Where offsets [B, groups, kH, kW, H', W', 2] lead to on the map [px]."""
+    axes = []
+    for axis, (stride, padding, dilation) in enumerate(zip(*geometry, strict=True)):
+        taps = torch.arange(offset.shape[2 + axis], device=offset.device) * dilation - padding
+        places = torch.arange(offset.shape[4 + axis], device=offset.device) * stride
+        axes.append(taps[:, None] + places)
+    y, x = torch.broadcast_tensors(axes[0][:, None, :, None], axes[1][None, :, None])
+    return offset + torch.stack((y, x), -1)
+
+
+def _without_outer_gradient(places: Tensor, positions: Tensor, size: Sequence[int]) -> Tensor:
+    """Return places [..., 2] that get no gradient where positions [px] are outside of the map.
+
+    In mmcv a position at exactly −1 is outside. In torch the pixel at 0 gives it a slope, so that the
+    first step would differ: offsets of 0, and whole offsets of attention, lead to −1 in the padding.
+    """
+    limit = torch.tensor(size, device=places.device)
+    inside = ((positions > -1) & (positions < limit)).all(-1, keepdim=True)
+    return torch.where(inside, places, places.detach())
+
+
+def deform_conv_forward(
+    input: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    output: Tensor,
+    columns: Tensor,
+    ones: Tensor,
+    **options: int,
+) -> None:
+    """Deformable convolution v1; input [B, C, H, W], offset [B, 2 · groups · kH · kW, H', W']."""
+    output.copy_(_deform_conv2d(input, offset, weight, None, _geometry(options)))
+
+
+def _geometry(options: dict[str, int]) -> list[tuple[int, int]]:
+    return [(options[f'{name}H'], options[f'{name}W']) for name in ('d', 'pad', 'dilation')]
+
+
+def deform_conv_backward_input(
+    input: Tensor,
+    offset: Tensor,
+    grad_output: Tensor,
+    grad_input: Tensor,
+    grad_offset: Tensor,
+    weight: Tensor,
+    columns: Tensor,
+    **options: int,
+) -> None:
+    def forward(input: Tensor, offset: Tensor) -> Tensor:
+        return _deform_conv2d(input, offset, weight, None, _geometry(options))
+
+    found = gradients(forward, [input, offset], grad_output)
+    grad_input += found[0]
+    grad_offset += found[1]
+
+
+def deform_conv_backward_parameters(
+    input: Tensor,
+    offset: Tensor,
+    grad_output: Tensor,
+    grad_weight: Tensor,
+    columns: Tensor,
+    ones: Tensor,
+    *,
+    scale: float,
+    **options: int,
+) -> None:
+    """Add `scale` times the gradient of the weight of :func:`deform_conv_forward`."""
+
+    def forward(weight: Tensor) -> Tensor:
+        return _deform_conv2d(input, offset, weight, None, _geometry(options))
+
+    grad_weight += scale * gradients(forward, [grad_weight], grad_output)[0]
+
+
+def modulated_deform_conv_forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ones: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    output: Tensor,
+    columns: Tensor,
+    *,
+    with_bias: bool,
+    **options: int,
+) -> None:
+    """Deformable convolution v2: samples are multiplied by mask [B, groups · kH · kW, H', W'].
+
+    Of a larger offset or mask, as DyHead has them, the first numbers of each image are read as if it
+    had the size of the output: so mmcv does, and so published weights were trained.
+    """
+    places = _modulated_geometry(options)
+    offset, mask = (_first_numbers(x, output.shape[2:]) for x in (offset, mask))
+    output.copy_(_deform_conv2d(input, offset, weight, bias if with_bias else None, places, mask))
+
+
+def _first_numbers(x: Tensor, size: Sequence[int]) -> Tensor:
+    count = x.shape[1] * math.prod(size)
+    numbers = x.flatten(1)
+    if numbers.shape[1] < count:  # torchvision refuses a smaller one
+        return x
+    return numbers[:, :count].unflatten(1, (x.shape[1], *size))
+
+
+def _modulated_geometry(options: dict[str, int]) -> list[tuple[int, int]]:
+    return [(options[f'{name}_h'], options[f'{name}_w']) for name in ('stride', 'pad', 'dilation')]
+
+
+def modulated_deform_conv_backward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ones: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    columns: Tensor,
+    grad_input: Tensor,
+    grad_weight: Tensor,
+    grad_bias: Tensor,
+    grad_offset: Tensor,
+    grad_mask: Tensor,
+    grad_output: Tensor,
+    *,
+    with_bias: bool,
+    **options: int,
+) -> None:
+    places = _modulated_geometry(options)
+
+    def forward(input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
+        offset, mask = (_first_numbers(x, grad_output.shape[2:]) for x in (offset, mask))
+        return _deform_conv2d(input, offset, weight, None, places, mask)
+
+    found = gradients(forward, [input, weight, offset, mask], grad_output)
+    for total, one in zip((grad_input, grad_weight, grad_offset, grad_mask), found, strict=True):
+        total += one
+    if with_bias:
+        grad_bias += grad_output.sum((0, 2, 3))
+
+
+def _deformable_attention(
+    value: Tensor, shapes: Sequence[Sequence[int]], locations: Tensor, weights: Tensor
+) -> Tensor:
+    dtype = value.dtype
+    value, locations, weights = wide(value), wide(locations), wide(weights)
+    batch, _, heads, channels = value.shape
+    queries, levels, points = locations.shape[1], locations.shape[3], locations.shape[4]
+    maps = value.permute(0, 2, 3, 1).flatten(0, 1)  # [B · h, C, keys]
+    result = value.new_zeros(batch * heads, channels, queries)
+    for level, part in enumerate(maps.split([h * w for h, w in shapes], dim=2)):
+        where = locations[:, :, :, level].transpose(1, 2).flatten(0, 1)
+        size = [shapes[level][1], shapes[level][0]]
+        if where.requires_grad:
+            positions = where * torch.tensor(size, device=where.device) - 0.5
+            where = _without_outer_gradient(where, positions, size)
+        image = part.unflatten(2, shapes[level])
+        # [B · h, C, queries, points]
+        samples = F.grid_sample(image, 2 * where - 1, align_corners=False)
+        share = weights[:, :, :, level].transpose(1, 2).reshape(batch * heads, 1, queries, points)
+        result = result + (samples * share).sum(3)
+    assert levels == len(shapes)
+    result = result.reshape(batch, heads * channels, queries).transpose(1, 2)
+    return result.to(dtype, memory_format=torch.contiguous_format)
+
+
+def ms_deform_attn_forward(
+    value: Tensor,
+    shapes: Tensor,
+    level_start_index: Tensor,
+    locations: Tensor,
+    weights: Tensor,
+    im2col_step: int,
+) -> Tensor:
+    """Multi-scale deformable attention (arXiv 2010.04159, eq. 3).
+
+    Args:
+        value: [B, keys, h, C], all levels one after another.
+        shapes: [levels, 2], height and width of each.
+        locations: [B, queries, h, levels, points, 2], x and y in 0 … 1.
+        weights: [B, queries, h, levels, points].
+
+    Returns:
+        [B, queries, h · C].
+    """
+    return _deformable_attention(value, shapes.tolist(), locations, weights)
+
+
+def ms_deform_attn_backward(
+    value: Tensor,
+    shapes: Tensor,
+    level_start_index: Tensor,
+    locations: Tensor,
+    weights: Tensor,
+    grad_output: Tensor,
+    grad_value: Tensor,
+    grad_locations: Tensor,
+    grad_weights: Tensor,
+    im2col_step: int,
+) -> None:
+    def forward(value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
+        return _deformable_attention(value, shapes.tolist(), locations, weights)
+
+    found = gradients(forward, [value, locations, weights], grad_output)
+    for total, one in zip((grad_value, grad_locations, grad_weights), found, strict=True):
+        total += one

@@ -1,0 +1,116 @@
+"""Maps whose strides are not those that a detector declares, refused in the first pass."""
+
+import copy
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from mmdet.structures import DetDataSample
+from mmdet.structures.mask import BitmapMasks
+from mmengine.hub import get_config
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.structures import InstanceData
+
+from aft_mm.engine.level_strides import check_strides, declared_strides
+from aft_mm.engine.preflight import TRAIN_CHECKS
+
+from ..all_configs import configs_of, load_config
+from ..errors import refuses_input
+from ..helpers import each
+
+RETINANET = 'retinanet-aft-conv-mini_1xb4-24e_bccd'
+MASK_RCNN = 'mask-rcnn-aft-conv-mini_1xb4-160e-person_coco-mini'
+SIZES = (96, 130), (61, 47), (64, 200)
+
+
+def config_of(name):
+    config = load_config(configs_of('detection')[name])
+    init_default_scope(config.default_scope)
+    return copy.deepcopy(config.model)
+
+
+def with_fpn(name):
+    """Return a model with mmdet's FPN on four layers of the plain backbone."""
+    model = config_of(name)
+    width, channels = model.backbone.arch.embed_dims, model.neck.out_channels
+    model.backbone.out_indices = (0, 1, 2, 3)
+    model.neck = dict(type='FPN', in_channels=[width] * 4, out_channels=channels, num_outs=4)
+    return model
+
+
+def checked(model):
+    torch.manual_seed(0)
+    model = MODELS.build(model)
+    check_strides(None, SimpleNamespace(model=model))
+    return model
+
+
+def train(model, size=SIZES[0]):
+    sample = DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, scale_factor=(1, 1)))
+    boxes = torch.tensor([[5.0, 6, 40, 44], [8, 9, 30, 40]])
+    masks = BitmapMasks(np.ones((2, *size), np.uint8), *size)
+    sample.gt_instances = InstanceData(bboxes=boxes, labels=torch.zeros(2).long(), masks=masks)
+    data = dict(inputs=[torch.randint(256, (3, *size), dtype=torch.uint8)], data_samples=[sample])
+    data = model.data_preprocessor(data, True)
+    return model.loss(data['inputs'], data['data_samples'])
+
+
+def test_the_check_runs_before_training():
+    assert check_strides in TRAIN_CHECKS
+
+
+@each('name, size', list(itertools.product([RETINANET, MASK_RCNN], SIZES)))
+def test_a_simple_feature_pyramid_passes(name, size):
+    assert train(checked(config_of(name)), size)
+
+
+FOREIGN = ['solo/solo_r50_fpn_1x_coco', 'yolox/yolox_tiny_8xb8-300e_coco', 'ssd/ssd300_coco']
+FOREIGN += ['yolof/yolof_r50-c5_8xb8-1x_coco', 'guided_anchoring/ga-retinanet_r50_fpn_1x_coco']
+
+
+@each('name', FOREIGN)
+def test_models_of_mmdet_pass(name):
+    """Heads with other maps, strides that are no powers of 2, and other names of the strides."""
+    model = get_config(f'mmdet::{name}.py').model
+    init_default_scope('mmdet')
+    model.backbone.init_cfg = model.data_preprocessor.batch_augments = None
+    model = checked(model)
+    assert any(map(declared_strides, model.modules()))
+    assert train(model, (300, 300) if 'ssd' in name else (256, 200))
+
+
+def test_levels_of_one_size_are_refused():
+    message = (
+        r'model\.neck FPN gives bbox_head maps of strides 8, 8, 8, 8 px, which must be the strides '
+        r'that it declares, 8, 16, 32, 64; after a backbone of one scale use the neck '
+        r'aft_mm\.SimpleFeaturePyramid$'
+    )
+    refuses_input(message, train, checked(with_fpn(RETINANET)))
+    refuses_input('FPN gives rpn_head maps of strides', train, checked(with_fpn(MASK_RCNN)))
+
+
+@each('head', ['FCOSHead', 'ATSSHead', 'RepPointsHead', 'YOLOXHead'])
+def test_other_heads_refuse_them(head):
+    model = with_fpn(RETINANET)
+    options = dict(type=head, num_classes=3, in_channels=96, feat_channels=96)
+    if head == 'ATSSHead':
+        options['anchor_generator'] = model.bbox_head.anchor_generator
+    else:
+        options['point_strides' if 'RepPoints' in head else 'strides'] = [8, 16, 32, 64]
+    if head == 'RepPointsHead':
+        options['point_feat_channels'] = 96
+    if head == 'FCOSHead':
+        options['regress_ranges'] = ((-1, 64), (64, 128), (128, 256), (256, 1e8))
+    model.bbox_head = options
+    model.pop('train_cfg'), model.pop('test_cfg')
+    refuses_input(
+        'bbox_head maps of strides 8, 8, 8, 8 px.* declares, 8, 16', train, checked(model)
+    )
+
+
+@each('part', ['bbox', 'mask'])
+def test_a_region_extractor_refuses_them(part):
+    model = config_of(MASK_RCNN)
+    model.roi_head[f'{part}_roi_extractor'].featmap_strides = [4, 8, 16]
+    refuses_input(f'roi_head.{part}_roi_extractor maps of strides 8, 16', train, checked(model))
