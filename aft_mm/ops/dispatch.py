@@ -1,8 +1,8 @@
 """Selection of the backend of a call, and the reasons why another one cannot run it.
 
-The first of :data:`DEFAULT_BACKENDS` without such a reason is used, Triton only where its kernels
-were verified (`triton/availability.py`). ``AFT_MM_BACKEND`` names other backends to try, such as
-``triton,eager``. A selected backend that fails is not replaced.
+The first of :data:`DEFAULT_BACKENDS` without such a reason is used, cuda and Triton only where their
+kernels were verified (`verified.py`). ``AFT_MM_BACKEND`` names other backends to try, such as
+``cuda,triton,eager``. A selected backend that fails is not replaced.
 """
 
 import logging
@@ -18,6 +18,7 @@ from torch import Tensor
 from . import eager, export_conv, reference
 from .checks import ENVIRONMENT_VARIABLE
 from .conv_plan import ConvPlan
+from .cuda import availability as cuda_availability
 from .export_paths import export_stage
 from .native import availability as native_availability
 from .tracing import constant
@@ -33,8 +34,10 @@ OPS = (
     'linear_attention',
 )
 STEPS = tuple(f'{op}_step' for op in OPS)
-BACKENDS = ('triton', 'native', 'eager', 'reference')
-DEFAULT_BACKENDS = ('triton', 'native', 'eager')
+BACKENDS = ('cuda', 'triton', 'native', 'eager', 'reference')
+DEFAULT_BACKENDS = ('cuda', 'triton', 'native', 'eager')
+# The backends of kernels, which may have to be requested.
+KERNELS = {'cuda': cuda_availability, 'triton': triton_availability}
 # Backends that compute less for a constant w of AFT-conv.
 PLANNED = ('native', 'eager')
 # Read once, as reading the environment is slow.
@@ -65,12 +68,14 @@ def unsupported_reasons(
     backend: str, op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> list[str]:
     """Return why `backend` cannot run `op` on (query, key, value, ...); empty if it can."""
-    if backend == 'triton':
-        reasons = triton_availability.unsupported_reasons(op, tensors, options)
-        if not reasons and 'triton' not in requested_backends():
+    if backend in KERNELS:
+        availability = KERNELS[backend]
+        if backend not in requested_backends():
             if export_stage():
                 return ['an exported graph replays the paths of eager']
-            reasons = triton_availability.reasons_on_request_only(op, tensors)
+        reasons = availability.unsupported_reasons(op, tensors, options)
+        if not reasons and backend not in requested_backends():
+            reasons = availability.reasons_on_request_only(op, tensors)
         return reasons
     if backend == 'native':
         return native_availability.unsupported_reasons(op, tensors, options)
@@ -114,11 +119,15 @@ def backend_module(name: str) -> ModuleType:
         return eager
     if name == 'reference':
         return reference
-    # Triton or the C++ loops may not be installed.
+    # CUDA, Triton or the C++ loops may not be installed.
     if name == 'native':
         from .native import bindings as native
 
         return native
+    if name == 'cuda':
+        from .cuda import conv as cuda
+
+        return cuda
     from .triton import library as triton
 
     return triton

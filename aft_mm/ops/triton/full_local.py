@@ -20,7 +20,7 @@ from .tiling import (
     new_saved,
     split_saved,
 )
-from .torch_ops import TOKENS, differentiated, register
+from ..kernel_op import TOKENS, differentiated, register
 from .weights import Extents, MatmulForm, MatmulInputs, MatmulSaved, product_weights_kernel
 
 ROWS_WEIGHED = 16

@@ -45,7 +45,7 @@ from .online_softmax import (
     strided,
     target_of_token,
 )
-from .torch_ops import TOKENS, differentiated, register
+from ..kernel_op import TOKENS, differentiated, register
 
 MOST_CHUNKS = tl.constexpr(64)
 # A block [GROUPS, C], or a sum of such blocks, per row of the groups.

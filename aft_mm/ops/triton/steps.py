@@ -38,7 +38,7 @@ from .online_softmax import (
     store_entry,
     strided,
 )
-from .torch_ops import TOKENS, register
+from ..kernel_op import TOKENS, register
 
 BiasedSum: TypeAlias = tuple[Floats, Floats, Floats, Floats]
 
