@@ -129,6 +129,8 @@ inline float flushed(float x) { return std::fabs(x) < 1.17549435e-38f ? 0 : x; }
 inline float ex2(float x) { return flushed(std::exp2(x)); }
 inline float lg2(float x) { return std::log2(x); }
 inline float rcp(float x) { return flushed(1 / flushed(x)); }
+template <class T> T* keep(T* x) { return x; }
+template <class T> void store(T* x, T y) { *x = y; }
 template <class T> T load(const T* x) { return *x; }
 
 static void enter() {

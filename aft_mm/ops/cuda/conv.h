@@ -55,57 +55,69 @@ DEVICE float high(u32 x) { return FLOAT(x & 0xffff0000u); }
 DEVICE u32 pack(float x, float y) { return pack_bf16(x, y); }
 #endif
 
-// A channel of a sequence; `real` is false beyond the batch.
+// A channel of a sequence from token 2q on; `real` is false beyond the batch.
 struct Sequence {
   const u16 *query, *key, *value, *grad;
   const u8* mask;
   i64 mask_token;
   bool real;
+  int q;
 };
-DEVICE const u16* start_of(const Tokens& x, int channel, int item) {
-  return (const u16*)x.data + channel * x.channel + item * x.batch;
+template <class Number = u16> DEVICE Number* start_of(const Tokens& x, int channel, int item, int q = 0) {
+  return keep((Number*)x.data + channel * x.channel + item * x.batch + 2 * q);
 }
-DEVICE Sequence sequence_of(const Arguments& a, int channel, int item) {
-  return {start_of(a.query, channel, item), start_of(a.key, channel / a.share, item),
-          start_of(a.value, channel, item), start_of(a.grad, channel, item),
-          a.mask + item * a.mask_batch, a.mask_token, item < a.batch};
+DEVICE Sequence sequence_of(const Arguments& a, int channel, int item, int q = 0) {
+  return {start_of(a.query, channel, item, q), start_of(a.key, channel / a.share, item, q),
+          start_of(a.value, channel, item, q), start_of(a.grad, channel, item, q),
+          a.mask + item * a.mask_batch + 2 * q * a.mask_token, a.mask_token, item < a.batch, q};
 }
 DEVICE bool inside(int r, int col) { return r >= 0 && r < H && col >= 0 && col < W; }
 
-// The tokens (r, col) and (r, col + 1), `other` where there are none.
-DEVICE u32 load_pair(const u16* x, int r, int col, bool real, u32 other = 0) {
+// The pair of tokens (r, 8 block + 2q) and the next of x, which begins at token 2q, so that offsets are
+// known to the compiler; `other` where there are none.
+DEVICE u32 load_pair(const u16* x, int r, int block, int q, bool real, u32 other = 0) {
+  const int col = 8 * block + 2 * q, at = r * W + 8 * block;
 #if EVEN
-  return real && inside(r, col) ? load((const u32*)(x + r * W + col)) : other;
+  return real && inside(r, col) ? load((const u32*)(x + at)) : other;
 #else
-  const u32 first = real && inside(r, col) ? load(x + r * W + col) : other & 0xffffu;
-  const u32 second = real && inside(r, col + 1) ? load(x + r * W + col + 1) : other >> 16;
+  const u32 first = real && inside(r, col) ? load(x + at) : other & 0xffffu;
+  const u32 second = real && inside(r, col + 1) ? load(x + at + 1) : other >> 16;
   return first | second << 16;
 #endif
 }
-DEVICE void store_pair(u16* x, int r, int col, bool real, u32 pair) {
+DEVICE void store_pair(u16* x, int r, int block, int q, bool real, float first, float second) {
+  const int col = 8 * block + 2 * q, at = r * W + 8 * block;
+  const u32 pair = pack(first, second);
 #if EVEN
-  if (real && inside(r, col)) *(u32*)(x + r * W + col) = pair;
+  if (real && inside(r, col)) store((u32*)(x + at), pair);
 #else
-  if (real && inside(r, col)) x[r * W + col] = (u16)pair;
-  if (real && inside(r, col + 1)) x[r * W + col + 1] = (u16)(pair >> 16);
+  if (real && inside(r, col)) store(x + at, (u16)pair);
+  if (real && inside(r, col + 1)) store(x + at + 1, (u16)(pair >> 16));
 #endif
 }
-DEVICE void store_floats(float* x, int r, int col, bool real, float first, float second) {
-  if (real && inside(r, col)) x[r * W + col] = first;
-  if (real && inside(r, col + 1)) x[r * W + col + 1] = second;
+DEVICE void store_pair(float* x, int r, int block, int q, bool real, float first, float second) {
+  const int col = 8 * block + 2 * q, at = r * W + 8 * block;
+  if (real && inside(r, col)) store(x + at, first);
+  if (real && inside(r, col + 1)) store(x + at + 1, second);
 }
+#if SHARED
+typedef float KeyGrad;
+#else
+typedef u16 KeyGrad;
+#endif
 DEVICE bool shown(const Sequence& s, int token) { return !MASKED || load(s.mask + token * s.mask_token); }
 
 // Keys and values of a pair; a hidden key is -infinity, a hidden value 0, as it may be NaN.
-DEVICE void load_key_value(u32& key, u32& value, const Sequence& s, int r, int col) {
-  key = load_pair(s.key, r, col, s.real, HIDDEN);
-  value = load_pair(s.value, r, col, s.real);
+DEVICE void load_key_value(u32& key, u32& value, const Sequence& s, int r, int block) {
+  const int col = 8 * block + 2 * s.q, at = r * W + 8 * block;
+  key = load_pair(s.key, r, block, s.q, s.real, HIDDEN);
+  value = load_pair(s.value, r, block, s.q, s.real);
   if (MASKED && s.real) {
-    if (inside(r, col) && !shown(s, r * W + col)) {
+    if (inside(r, col) && !shown(s, at)) {
       key = (key & 0xffff0000u) | (HIDDEN & 0xffffu);
       value &= 0xffff0000u;
     }
-    if (inside(r, col + 1) && !shown(s, r * W + col + 1)) {
+    if (inside(r, col + 1) && !shown(s, at + 1)) {
       key = (key & 0xffffu) | (HIDDEN & 0xffff0000u);
       value &= 0xffffu;
     }
@@ -114,7 +126,7 @@ DEVICE void load_key_value(u32& key, u32& value, const Sequence& s, int r, int c
 // log2 of the unit of the terms; clamped, so that terms of keys near the largest number are infinite
 // or 0, which is flagged, and not NaN for all other rows.
 DEVICE float unit_of(float most) {
-  return most > -INFINITE ? fminf(fmaxf(most * LOG2E, -3e38f), 3e38f) : 0;
+  return fminf(fmaxf(most * LOG2E, -3e38f), 3e38f);
 }
 DEVICE float term(float key, float unit) { return ex2(fmaf(key, LOG2E, -unit)); }
 
@@ -123,25 +135,26 @@ DEVICE float gate_of(float query) {
   return GATE == 0 ? 1 : GATE == 1 ? sigmoid(query) : query < 0 ? 0 : query;
 }
 DEVICE float gated(float n, float d, float query) {
-  d = fmaxf(d, TINY);
   return GATE == 1 ? n * rcp(d * (1 + ex2(-LOG2E * query))) : n * rcp(d) * gate_of(query);
 }
 // With mean = n / d + centre: a, c are the gradients of n and d, dq that of the query. `a` is cut once
 // for both, so that a v + c loses nothing where all values are equal.
-DEVICE void target(float& a, float& c, float& dq, float grad, float query, float n, float d, float centre, bool seen) {
-  const float inverse = rcp(fmaxf(d, TINY)), gate = gate_of(query), mean = n * inverse;
+DEVICE void target(float& a, float& c, float& dq, float grad, float query, float n, float d, float centre, bool real) {
+  const float inverse = rcp(d), gate = gate_of(query), mean = n * inverse;
   const float slope = GATE == 1 ? gate * (1 - gate) : GATE == 2 ? query > 0 : 0;
   const float exact = grad * gate * inverse;
-  a = seen ? HALF ? FLOAT(to_tf32(exact)) : FLOAT(pack_bf16(0, exact) & 0xffff0000u) : 0;
-  c = -a * mean;
+  a = real ? HALF ? FLOAT(to_tf32(exact)) : FLOAT(pack_bf16(0, exact) & 0xffff0000u) : 0;
+  c = real ? -a * mean : 0;
   dq = grad * (mean + centre) * slope;
 }
-// Whether sums are right: float32 holds the terms that they lack, and a result is finite.
+// Whether sums are right: float32 holds the terms that they lack, and results are finite. They are not
+// where a sequence has no key.
 struct Watch {
   float smallest = INFINITE, zero = 0;
+  DEVICE void see(float result) { zero = fmaf(result, 0, zero); }
   DEVICE void see(float d, float result) {
     smallest = fminf(smallest, d);
-    zero = fmaf(result, 0, zero);
+    see(result);
   }
   DEVICE bool fails(float least) const { return !(smallest >= least) || zero != 0; }
 };
@@ -205,6 +218,11 @@ DEVICE ExactRow exact_row(const Sequence& s, const float* weight, int t) {
   }
   return {key, d == 0 ? INFINITE : most + lg2(d) / LOG2E, d == 0 ? 0 : n / d};
 }
+DEVICE bool has_key(const Sequence& s) {
+  bool found = false;
+  for (int i = threadIdx.x; i < T; i += 32) found |= key_at(s, i) != -INFINITE;
+  return ballot(found);
+}
 // Calls f(item) for each flagged sequence of a channel.
 template <class F> DEVICE void each_flagged(const Arguments& a, int channel, F f) {
   const int lane = threadIdx.x;
@@ -216,20 +234,16 @@ template <class F> DEVICE void each_flagged(const Arguments& a, int channel, F f
   }
 }
 DEVICE void store_number(const Tokens& x, int channel, int item, int token, float number) {
-  const_cast<u16*>(start_of(x, channel, item))[token] = (u16)pack(number, 0);
-}
-DEVICE void store_grad_key(const Arguments& a, int channel, int item, int token, float number) {
-  const Tokens& x = a.grad_key;
-  if (SHARED) ((float*)x.data)[channel * x.channel + item * x.batch + token] = number;
-  else store_number(x, channel, item, token, number);
+  start_of(x, channel, item)[token] = (u16)pack(number, 0);
 }
 extern "C" __global__ void __launch_bounds__(32) conv_exact_forward_kernel(const Arguments a) {
   for (int channel = blockIdx.x; channel < a.channels; channel += gridDim.x)
     each_flagged(a, channel, [&](int item) {
       const Sequence s = sequence_of(a, channel, item);
       const float* weight = a.weight + (i64)(channel / a.share) * KH * KW;
+      const bool seen = has_key(s);
       for (int t = threadIdx.x; t < T; t += 32) {
-        const ExactRow row = exact_row(s, weight, t);
+        const ExactRow row = seen ? exact_row(s, weight, t) : ExactRow{};
         store_number(a.out, channel, item, t, row.mean * gate_of(GATE ? number(s.query, t) : 0));
       }
     });
@@ -243,8 +257,9 @@ extern "C" __global__ void __launch_bounds__(32) conv_exact_backward_kernel(cons
     each_flagged(a, channel, [&](int item) {
       const Sequence s = sequence_of(a, channel, item);
       const float* weight = a.weight + (i64)(channel / a.share) * KH * KW;
+      const bool seen = has_key(s);
       for (int t = lane; t < T; t += 32) {
-        const ExactRow row = exact_row(s, weight, t);
+        const ExactRow row = seen ? exact_row(s, weight, t) : ExactRow{};
         const float grad = number(s.grad, t), query = GATE ? number(s.query, t) : 0, gate = gate_of(query);
         const float slope = GATE == 1 ? gate * (1 - gate) : query > 0;
         if (GATE) store_number(a.out, channel, item, t, grad * row.mean * slope);
@@ -258,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(32) conv_exact_backward_kernel(cons
       for (int i = lane; i < T; i += 32) {  // a source
         const float key = key_at(s, i), value = key == -INFINITE ? 0 : number(s.value, i);
         float dk = 0, dv = 0;
-        for (int t = 0; t < T; t++) {
+        for (int t = 0; seen && t < T; t++) {
           const float* row = rows + 4 * t;
           if (!sees(bias, weight, t, i) || key == -INFINITE) continue;
           const float part = row[3] * ExactRow{row[0], row[1], row[2]}.share(key, bias);
@@ -266,9 +281,10 @@ extern "C" __global__ void __launch_bounds__(32) conv_exact_backward_kernel(cons
           dk += part * (value - row[2]);
         }
         store_number(a.grad_value, channel, item, i, dv);
-        store_grad_key(a, channel, item, i, dk);
+        if (SHARED) start_of<float>(a.grad_key, channel, item)[i] = dk;
+        else store_number(a.grad_key, channel, item, i, dk);
       }
-      for (int i = lane; i < KH * KW; i += 32) {  // an entry of the kernel
+      for (int i = lane; seen && i < KH * KW; i += 32) {  // an entry of the kernel
         const int dr = i / KW - RH, dc = i % KW - RW;
         for (int t = 0; t < T && !(CAUSAL && dc > 0); t++) {
           if (!inside(t / W + dr, t % W + dc)) continue;

@@ -56,9 +56,9 @@ DEVICE void sum_block(float* c, const Block& x) {
   const u32 ones[] = {HALF ? 0x3f800000u : 0x3f803f80u, 0x3f800000u};
   product(c, x, ones);
 }
-// W of the distances 8 j + 2q - g and one more, for j = 0 in the middle of a row of the table.
-DEVICE void load_tile(u32* tile, const u32* row, int j, int g, int q) {
-  UNROLL for (int e = 0; e < TILE; e++) tile[e] = load(row + OFFSET + 8 * j + 2 * q - g + e);
+// W of the distances 8 j + 2q - g and one more; `row` is that of the distance 2q - g.
+DEVICE void load_tile(u32* tile, const u32* row, int j) {
+  UNROLL for (int e = 0; e < TILE; e++) tile[e] = load(row + 8 * j + e);
 }
 DEVICE void transpose_block(Block& x) {
 #if HALF
@@ -96,15 +96,14 @@ DEVICE i64 number_of(const Arguments& a, const Place& p) { return (i64)p.channel
 struct Sources {
   Sequence s;
   float unit, centre;
-  int q;
-  DEVICE Sources(const Arguments& a, const Place& p) : s(sequence_of(a, p.channel, p.item)), unit(0), centre(0), q(p.q) {
+  DEVICE Sources(const Arguments& a, const Place& p) : s(sequence_of(a, p.channel, p.item, p.q)), unit(0), centre(0) {
     if (!s.real) return;
     unit = load(a.units + 2 * number_of(a, p));
     centre = load(a.units + 2 * number_of(a, p) + 1);
   }
   DEVICE Block operator()(int r, int block) const {
     u32 key, value;
-    load_key_value(key, value, s, r, 8 * block + 2 * q);
+    load_key_value(key, value, s, r, block);
     const float e = term(low(key), unit), f = term(high(key), unit);
     return block_of(e * (low(value) - centre), f * (high(value) - centre), e, f);
   }
@@ -126,17 +125,17 @@ struct Targets {
 extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_units_kernel(const Arguments a) {
   const Place p = place_of(blockIdx.x);
   if (p.channel >= a.channels) return;
-  const Sequence s = sequence_of(a, p.channel, p.item);
+  const Sequence s = sequence_of(a, p.channel, p.item, p.q);
   float most = -INFINITE, n = 0, d = 0;
   u32 key, value;
   for (int i = 0; i < H * BLOCKS; i++) {
-    load_key_value(key, value, s, i / BLOCKS, i % BLOCKS * 8 + 2 * p.q);
+    load_key_value(key, value, s, i / BLOCKS, i % BLOCKS);
     most = fmaxf(most, fmaxf(low(key), high(key)));
   }
   UNROLL for (int i = 1; i < 4; i *= 2) most = fmaxf(most, shuffle_xor(most, i));
   const float unit = unit_of(most);
   for (int i = 0; a.grad.data && i < H * BLOCKS; i++) {
-    load_key_value(key, value, s, i / BLOCKS, i % BLOCKS * 8 + 2 * p.q);
+    load_key_value(key, value, s, i / BLOCKS, i % BLOCKS);
     const float e = term(low(key), unit), f = term(high(key), unit);
     n += e * low(value) + f * high(value);
     d += e + f;
@@ -147,8 +146,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_units_kernel(const
   }
   if (s.real && p.q == 0) {
     float* unit_of_sequence = a.units + 2 * number_of(a, p);
-    // Without a key, terms relative to the lowest number are 0.
-    unit_of_sequence[0] = most > -INFINITE ? unit : INFINITE;
+    unit_of_sequence[0] = unit;
     unit_of_sequence[1] = n * rcp(fmaxf(d, TINY));
   }
 }
@@ -177,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_target_sums_kernel
 // columns. With BACKWARD a source takes the place of a target, and W is transposed.
 template <bool BACKWARD, class Terms, class F> DEVICE void weigh_rows(const Arguments& a, const Place& p, int first, F finish) {
   const Terms terms(a, p);
-  const u32* table = a.table + ((i64)(p.channel / a.share) * 2 + BACKWARD) * KH * SPAN;
+  const u32* table = keep(a.table + ((i64)(p.channel / a.share) * 2 + BACKWARD) * KH * SPAN + OFFSET + 2 * p.q - p.g);
   const bool real = p.item < a.batch;
   const float* sums = a.sums + number_of(a, p) * H * BLOCKS * 2;  // [H, BLOCKS, 2]
   float far[COUNT][2] = {}, before[READ][4] = {};
@@ -238,7 +236,7 @@ template <bool BACKWARD, class Terms, class F> DEVICE void weigh_rows(const Argu
         if (r + i - RH < 0 || r + i - RH >= H) continue;
         const Block* row = x[(u + i - RH + KH) % KH];
         u32 tile[2 * NEAR + 1][TILE];
-        UNROLL for (int j = 0; j <= 2 * NEAR; j++) load_tile(tile[j], table + i * SPAN, j - NEAR, p.g, p.q);
+        UNROLL for (int j = 0; j <= 2 * NEAR; j++) load_tile(tile[j], table + i * SPAN, j - NEAR);
         UNROLL for (int n = 0; n < COUNT; n++) {
           bool paired = false;
           UNROLL for (int j = 0; j < READ; j++) {
@@ -261,73 +259,71 @@ DEVICE void keep_flag(const Arguments& a, const Place& p, int stage, bool fails)
   fails = any_of_sequence(fails);
   if (p.item < a.batch && p.q == 0) a.flags[(i64)stage * a.channels * a.batch + number_of(a, p)] = fails;
 }
-DEVICE bool has_key(const Arguments& a, const Place& p) { return p.item < a.batch && load(a.units + 2 * number_of(a, p)) < INFINITE; }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_forward_kernel(const Arguments a) {
   const Place p = place_of(blockIdx.x / STRIPS);
   if (p.channel >= a.channels) return;
   const int strip = blockIdx.x % STRIPS, first = strip * COUNT;
-  const Sequence s = sequence_of(a, p.channel, p.item);
-  u16* out = const_cast<u16*>(start_of(a.out, p.channel, p.item));
+  const Sequence s = sequence_of(a, p.channel, p.item, p.q);
+  u16* out = start_of(a.out, p.channel, p.item, p.q);
   Watch watch;
   weigh_rows<false, Sources>(a, p, first, [&](int r, int n, const float* total) {
     const int col = 8 * (first + n) + 2 * p.q;
-    const u32 query = GATE ? load_pair(s.query, r, col, s.real) : 0;
+    const u32 query = GATE ? load_pair(s.query, r, first + n, p.q, s.real) : 0;
     const float y = gated(total[0], total[2], low(query)), z = gated(total[1], total[3], high(query));
     if (inside(r, col)) watch.see(total[2], y);
     if (inside(r, col + 1)) watch.see(total[3], z);
-    store_pair(out, r, col, s.real, pack(y, z));
+    store_pair(out, r, first + n, p.q, s.real, y, z);
   });
-  keep_flag(a, p, strip, has_key(a, p) && watch.fails(load(a.least + p.channel / a.share)));
+  keep_flag(a, p, strip, watch.fails(load(a.least + p.channel / a.share)));
 }
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_targets_kernel(const Arguments a) {
   const Place p = place_of(blockIdx.x / STRIPS);
   if (p.channel >= a.channels) return;
   const int strip = blockIdx.x % STRIPS, first = strip * COUNT;
-  const Sequence s = sequence_of(a, p.channel, p.item);
-  const bool seen = has_key(a, p);
+  const Sequence s = sequence_of(a, p.channel, p.item, p.q);
   const float centre = s.real ? load(a.units + 2 * number_of(a, p) + 1) : 0;
-  u16* grad_query = const_cast<u16*>(start_of(a.out, p.channel, p.item));
+  u16* grad_query = start_of(a.out, p.channel, p.item, p.q);
   u32* words = a.targets + (number_of(a, p) * H * BLOCKS * 4 + p.q) * WORDS;
   Watch watch;
   weigh_rows<false, Sources>(a, p, first, [&](int r, int n, const float* total) {
     const int col = 8 * (first + n) + 2 * p.q;
-    const u32 grad = load_pair(s.grad, r, col, s.real), query = GATE ? load_pair(s.query, r, col, s.real) : 0;
+    const u32 grad = load_pair(s.grad, r, first + n, p.q, s.real), query = GATE ? load_pair(s.query, r, first + n, p.q, s.real) : 0;
     float ga[2], gc[2], dq[2];
-    target(ga[0], gc[0], dq[0], low(grad), low(query), total[0], total[2], centre, seen && inside(r, col));
-    target(ga[1], gc[1], dq[1], high(grad), high(query), total[1], total[3], centre, seen && inside(r, col + 1));
-    if (GATE) store_pair(grad_query, r, col, s.real, pack(dq[0], dq[1]));
+    target(ga[0], gc[0], dq[0], low(grad), low(query), total[0], total[2], centre, inside(r, col));
+    target(ga[1], gc[1], dq[1], high(grad), high(query), total[1], total[3], centre, inside(r, col + 1));
+    if (GATE) store_pair(grad_query, r, first + n, p.q, s.real, dq[0], dq[1]);
     if (inside(r, col)) watch.see(total[2], gc[0]);
     if (inside(r, col + 1)) watch.see(total[3], gc[1]);
     const Block x = block_of(ga[0], ga[1], gc[0], gc[1]);
     if (s.real && first + n < BLOCKS)
       UNROLL for (int i = 0; i < WORDS; i++) words[((i64)r * BLOCKS + first + n) * 4 * WORDS + i] = x.word[i];
   });
-  keep_flag(a, p, strip, seen && watch.fails(load(a.least + p.channel / a.share)));
+  keep_flag(a, p, strip, watch.fails(load(a.least + p.channel / a.share)));
 }
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_sources_kernel(const Arguments a) {
   const Place p = place_of(blockIdx.x / STRIPS);
   if (p.channel >= a.channels) return;
   const int strip = blockIdx.x % STRIPS, first = strip * COUNT;
-  const Sequence s = sequence_of(a, p.channel, p.item);
+  const Sequence s = sequence_of(a, p.channel, p.item, p.q);
   const Sources terms(a, p);
-  u16* grad_value = const_cast<u16*>(start_of(a.grad_value, p.channel, p.item));
+  u16* grad_value = start_of(a.grad_value, p.channel, p.item, p.q);
+  KeyGrad* grad_key = start_of<KeyGrad>(a.grad_key, p.channel, p.item, p.q);
   Watch watch;
   weigh_rows<true, Targets>(a, p, first, [&](int r, int n, const float* total) {
     const int col = 8 * (first + n) + 2 * p.q;
     u32 key, value;
-    load_key_value(key, value, s, r, col);
+    load_key_value(key, value, s, r, first + n);
     const float e = term(low(key), terms.unit), f = term(high(key), terms.unit);
     const float dv[] = {e * total[0], f * total[1]};
     const float dk[] = {e * ((low(value) - terms.centre) * total[0] + total[2]),
                         f * ((high(value) - terms.centre) * total[1] + total[3])};
-    if (inside(r, col)) watch.see(INFINITE, dk[0]), watch.see(INFINITE, dv[0]);
-    if (inside(r, col + 1)) watch.see(INFINITE, dk[1]), watch.see(INFINITE, dv[1]);
-    store_pair(grad_value, r, col, s.real, pack(dv[0], dv[1]));
-    if (SHARED) store_floats((float*)a.grad_key.data + p.channel * a.grad_key.channel + p.item * a.grad_key.batch, r, col, s.real, dk[0], dk[1]);
-    else store_pair(const_cast<u16*>(start_of(a.grad_key, p.channel, p.item)), r, col, s.real, pack(dk[0], dk[1]));
+    if (inside(r, col)) watch.see(dk[0]);
+    if (inside(r, col + 1)) watch.see(dk[1]);
+    store_pair(grad_value, r, first + n, p.q, s.real, dv[0], dv[1]);
+    store_pair(grad_key, r, first + n, p.q, s.real, dk[0], dk[1]);
   });
-  keep_flag(a, p, STRIPS + strip, has_key(a, p) && watch.fails(0));
+  keep_flag(a, p, STRIPS + strip, watch.fails(0));
 }
 
 // parts[split, channel, i]: the sums of the diagonals of P^T X for some rows i of the kernel. A warp of
@@ -380,7 +376,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_weight_
       }
     sync_warp();
     float* parts = a.parts + (((i64)split * a.channels + p.channel) * KH + row + i) * KW;
-    for (int o = lane; o < KW; o += 32) parts[o] = sums[4 * o] + sums[4 * o + 1] + sums[4 * o + 2] + sums[4 * o + 3];
+    for (int o = lane; o < KW; o += 32)
+      parts[o] = CAUSAL && o > RW ? 0 : sums[4 * o] + sums[4 * o + 1] + sums[4 * o + 2] + sums[4 * o + 3];
     sync_warp();
   }
 }

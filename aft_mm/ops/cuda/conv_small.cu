@@ -12,7 +12,6 @@
 //
 // W_i is a Toeplitz tile with e^w inside of the kernel and 1 outside, so nothing is subtracted.
 #include "conv.h"
-#define EACH_PAIR(j, col) UNROLL for (int j = 0; j < 2; j++) if (int col = 2 * q + 8 * j; true)
 #define ONES 0x3f803f80u
 #define BEYOND (H > RH + 1 ? H - RH - 1 : 1)
 
@@ -22,8 +21,9 @@ DEVICE void product(float* c, const Terms& x, u32 b0, u32 b1) { mma_k16(c, x[0],
 
 // Pairs (W[o], W[o + 1]) of KH rows for the distances o = 2q - g - 8, + 0, + 8.
 DEVICE void load_tiles(u32 (*tile)[3], const u32* table, int g, int q) {
+  table = keep(table + OFFSET + 2 * q - g);
   UNROLL for (int i = 0; i < KH; i++)
-    UNROLL for (int j = 0; j < 3; j++) tile[i][j] = load(table + i * SPAN + OFFSET + 2 * q - g + 8 * (j - 1));
+    UNROLL for (int j = 0; j < 3; j++) tile[i][j] = load(table + i * SPAN + 8 * (j - 1));
 }
 // n and d of all rows below those that the kernel of row r reaches, in after[r].
 DEVICE void sum_rows(float (*after)[2], const Terms* x) {
@@ -57,20 +57,19 @@ DEVICE void weigh_row(float (*total)[4], int r, const Terms* x, const u32 (*tile
     }
 }
 // Terms of all rows. With CENTRE values are relative to their mean in units of e^k.
-template <bool CENTRE> DEVICE void make_terms(Terms* x, const Sequence& s, int q, float& unit, float& centre, bool& seen) {
+template <bool CENTRE> DEVICE void make_terms(Terms* x, const Sequence& s, int q, float& unit, float& centre) {
   float most = -INFINITE;
-  UNROLL for (int r = 0; r < H; r++) EACH_PAIR(j, col) {
-    load_key_value(x[r][2 * j + 1], x[r][2 * j], s, r, col);
+  UNROLL for (int r = 0; r < H; r++) UNROLL for (int j = 0; j < 2; j++) {
+    load_key_value(x[r][2 * j + 1], x[r][2 * j], s, r, j);
     most = fmaxf(most, fmaxf(low(x[r][2 * j + 1]), high(x[r][2 * j + 1])));
   }
   most = fmaxf(most, shuffle_xor(most, 1));
   most = fmaxf(most, shuffle_xor(most, 2));
   unit = unit_of(most);
-  seen = most > -INFINITE;
   centre = 0;
   if (CENTRE) {
     float n = 0, d = 0;
-    UNROLL for (int r = 0; r < H; r++) EACH_PAIR(j, col) {
+    UNROLL for (int r = 0; r < H; r++) UNROLL for (int j = 0; j < 2; j++) {
       const u32 key = x[r][2 * j + 1], value = x[r][2 * j];
       const float e = term(low(key), unit), f = term(high(key), unit);
       n += e * low(value) + f * high(value);
@@ -82,7 +81,7 @@ template <bool CENTRE> DEVICE void make_terms(Terms* x, const Sequence& s, int q
     }
     centre = n * rcp(fmaxf(d, TINY));
   }
-  UNROLL for (int r = 0; r < H; r++) EACH_PAIR(j, col) {
+  UNROLL for (int r = 0; r < H; r++) UNROLL for (int j = 0; j < 2; j++) {
     const u32 key = x[r][2 * j + 1], value = x[r][2 * j];
     const float e = term(low(key), unit), f = term(high(key), unit);
     x[r][2 * j] = pack(e * (low(value) - centre), f * (high(value) - centre));
@@ -94,28 +93,28 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 16 / WARPS) conv_forwar
   const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, item = blockIdx.x * 8 + g;
   const int channel = blockIdx.y * WARPS + threadIdx.x / 32;
   if (channel >= a.channels) return;
-  const Sequence s = sequence_of(a, channel, item);
-  u16* out = const_cast<u16*>(start_of(a.out, channel, item));
+  const Sequence s = sequence_of(a, channel, item, q);
+  u16* out = start_of(a.out, channel, item, q);
   u32 tile[KH][3];
   Terms x[H];
   float unit, centre, after[BEYOND][2], before[4] = {0, 0, 0, 0};
-  bool seen;
   Watch watch;
-  make_terms<false>(x, s, q, unit, centre, seen);
+  make_terms<false>(x, s, q, unit, centre);
   load_tiles(tile, a.table + (i64)(channel / a.share) * 2 * KH * SPAN, g, q);
   sum_rows(after, x);
   UNROLL for (int r = 0; r < H; r++) {
     float total[2][4];
     weigh_row(total, r, x, tile, after, before);
-    EACH_PAIR(j, col) {
-      const u32 query = GATE ? load_pair(s.query, r, col, s.real) : 0;
+    UNROLL for (int j = 0; j < 2; j++) {
+      const int col = 8 * j + 2 * q;
+      const u32 query = GATE ? load_pair(s.query, r, j, q, s.real) : 0;
       const float y = gated(total[j][0], total[j][2], low(query)), z = gated(total[j][1], total[j][3], high(query));
       if (inside(r, col)) watch.see(total[j][2], y);
       if (inside(r, col + 1)) watch.see(total[j][3], z);
-      store_pair(out, r, col, s.real, pack(y, z));
+      store_pair(out, r, j, q, s.real, y, z);
     }
   }
-  const bool fails = any_of_sequence(seen && watch.fails(load(a.least + channel / a.share)));
+  const bool fails = any_of_sequence(watch.fails(load(a.least + channel / a.share)));
   if (s.real && q == 0) a.flags[(i64)channel * a.batch + item] = fails;
 }
 
@@ -147,26 +146,27 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_backwar
   sync_warp();
   for (int group = blockIdx.x; group * 8 < a.batch; group += gridDim.x) {
     const int item = group * 8 + g;
-    const Sequence s = sequence_of(a, channel, item);
-    u16* grad_query = const_cast<u16*>(start_of(a.out, channel, item));
-    u16* grad_value = const_cast<u16*>(start_of(a.grad_value, channel, item));
+    const Sequence s = sequence_of(a, channel, item, q);
+    u16* grad_query = start_of(a.out, channel, item, q);
+    u16* grad_value = start_of(a.grad_value, channel, item, q);
+    KeyGrad* grad_key = start_of<KeyGrad>(a.grad_key, channel, item, q);
     u32 tile[KH][3];
     Terms x[H], p[H];
     float unit, centre, after[BEYOND][2], before[4] = {0, 0, 0, 0};
-    bool seen;
     Watch watch;
-    make_terms<true>(x, s, q, unit, centre, seen);
+    make_terms<true>(x, s, q, unit, centre);
     load_tiles(tile, table, g, q);
     sum_rows(after, x);
     UNROLL for (int r = 0; r < H; r++) {
       float total[2][4];
       weigh_row(total, r, x, tile, after, before);
-      EACH_PAIR(j, col) {
-        const u32 grad = load_pair(s.grad, r, col, s.real), query = GATE ? load_pair(s.query, r, col, s.real) : 0;
+      UNROLL for (int j = 0; j < 2; j++) {
+        const int col = 8 * j + 2 * q;
+        const u32 grad = load_pair(s.grad, r, j, q, s.real), query = GATE ? load_pair(s.query, r, j, q, s.real) : 0;
         float ga[2], gc[2], dq[2];
-        target(ga[0], gc[0], dq[0], low(grad), low(query), total[j][0], total[j][2], centre, seen && inside(r, col));
-        target(ga[1], gc[1], dq[1], high(grad), high(query), total[j][1], total[j][3], centre, seen && inside(r, col + 1));
-        if (GATE) store_pair(grad_query, r, col, s.real, pack(dq[0], dq[1]));
+        target(ga[0], gc[0], dq[0], low(grad), low(query), total[j][0], total[j][2], centre, inside(r, col));
+        target(ga[1], gc[1], dq[1], high(grad), high(query), total[j][1], total[j][3], centre, inside(r, col + 1));
+        if (GATE) store_pair(grad_query, r, j, q, s.real, dq[0], dq[1]);
         if (inside(r, col)) watch.see(total[j][2], gc[0]);
         if (inside(r, col + 1)) watch.see(total[j][3], gc[1]);
         p[r][2 * j] = pack(ga[0], ga[1]);
@@ -179,21 +179,21 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_backwar
     UNROLL for (int r = 0; r < H; r++) {
       float total[2][4];
       weigh_row(total, r, p, tile, after, before);
-      EACH_PAIR(j, col) {
+      UNROLL for (int j = 0; j < 2; j++) {
+        const int col = 8 * j + 2 * q;
         u32 key, value;
-        load_key_value(key, value, s, r, col);
+        load_key_value(key, value, s, r, j);
         const float e = term(low(key), unit), f = term(high(key), unit);
         const float dv[] = {e * total[j][0], f * total[j][1]};
         const float dk[] = {e * ((low(value) - centre) * total[j][0] + total[j][2]),
                             f * ((high(value) - centre) * total[j][1] + total[j][3])};
-        if (inside(r, col)) watch.see(INFINITE, dk[0]), watch.see(INFINITE, dv[0]);
-        if (inside(r, col + 1)) watch.see(INFINITE, dk[1]), watch.see(INFINITE, dv[1]);
-        store_pair(grad_value, r, col, s.real, pack(dv[0], dv[1]));
-        if (SHARED) store_floats((float*)a.grad_key.data + channel * a.grad_key.channel + item * a.grad_key.batch, r, col, s.real, dk[0], dk[1]);
-        else store_pair(const_cast<u16*>(start_of(a.grad_key, channel, item)), r, col, s.real, pack(dk[0], dk[1]));
+        if (inside(r, col)) watch.see(dk[0]);
+        if (inside(r, col + 1)) watch.see(dk[1]);
+        store_pair(grad_value, r, j, q, s.real, dv[0], dv[1]);
+        store_pair(grad_key, r, j, q, s.real, dk[0], dk[1]);
       }
     }
-    const bool fails = any_of_sequence(seen && watch.fails(least));
+    const bool fails = any_of_sequence(watch.fails(least));
     if (s.real && q == 0) a.flags[(i64)channel * a.batch + item] = fails;
     if (fails) {
       UNROLL for (int r = 0; r < H; r++)

@@ -70,6 +70,14 @@ DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mas
 DEVICE float shuffle_down(float x, int lanes) { return __shfl_down_sync(~0u, x, lanes); }
 DEVICE u32 ballot(bool x) { return __ballot_sync(~0u, x); }
 DEVICE void sync_warp() { __syncwarp(); }
+// Keeps the compiler from computing an address again for each load.
+template <class T> DEVICE T* keep(T* x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+DEVICE void store(u32* x, u32 y) { asm volatile("st.global.u32 [%0], %1;" ::"l"(x), "r"(y)); }
+DEVICE void store(u16* x, u16 y) { asm volatile("st.global.u16 [%0], %1;" ::"l"(x), "h"(y)); }
+DEVICE void store(float* x, float y) { asm volatile("st.global.f32 [%0], %1;" ::"l"(x), "f"(y)); }
 // What no thread of the launch writes.
 template <class T> DEVICE T load(const T* x) { return __ldg(x); }
 #endif
