@@ -76,6 +76,8 @@ def unsupported_reasons(
         reasons = availability.unsupported_reasons(op, tensors, options)
         if not reasons and backend not in requested_backends():
             reasons = availability.reasons_on_request_only(op, tensors)
+        if not reasons and backend == 'cuda':
+            reasons = cuda_availability.compile_reasons(tensors, options)
         return reasons
     if backend == 'native':
         return native_availability.unsupported_reasons(op, tensors, options)

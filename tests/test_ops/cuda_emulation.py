@@ -60,7 +60,6 @@ def emulated(monkeypatch, emulation_folder):
     monkeypatch.setattr(nvrtc, 'launch', emulator.launch)
     monkeypatch.setattr(nvrtc, 'failure', lambda *form: '')
     monkeypatch.setattr(availability, 'machine_reasons', lambda kind, index: ())
-    monkeypatch.setattr(availability.torch.cuda, 'current_device', lambda: 0)
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'cuda')
     torch.use_deterministic_algorithms(True)  # new memory holds NaN
     yield emulator

@@ -80,7 +80,9 @@ def test_matches_oracle(case, monkeypatch):
     compare(case, tensors, monkeypatch)
 
 
-@pytest.mark.parametrize('case', [SHAPES[2], conv((5, 41), (3, 27)), conv((40,), (7,), causal=True)])
+@pytest.mark.parametrize(
+    'case', [SHAPES[2], conv((5, 41), (3, 27)), conv((40,), (7,), causal=True)]
+)
 def test_float16_is_multiplied_in_tf32(case, monkeypatch):
     compare(case, inputs(case, 2, HALF), monkeypatch)
 

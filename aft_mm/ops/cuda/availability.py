@@ -35,7 +35,9 @@ def ask_machine(device_type: str, index: int | None) -> tuple[str, ...]:
         return ('finds no CUDA device',)
     capability = torch.cuda.get_device_capability(index)
     if capability < OLDEST_CAPABILITY:
-        return ('needs compute capability {}.{}, got {}.{}'.format(*OLDEST_CAPABILITY, *capability),)
+        return (
+            'needs compute capability {}.{}, got {}.{}'.format(*OLDEST_CAPABILITY, *capability),
+        )
     return (reason,) if (reason := nvrtc.missing()) else ()
 
 
@@ -48,11 +50,8 @@ def _compile_reason(index: int, *call: Any) -> str:
 def unsupported_reasons(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> list[str]:
-    """Return the reasons why no kernel can run the call; empty if one can.
-
-    The kernels of the call are compiled for that.
-    """
-    query, key, value, *others = tensors
+    """Return the reasons why no kernel can run the call; empty if one can, once it is compiled."""
+    query, key, value, *_ = tensors
     reasons = [*machine_reasons(value.device.type, value.device.index)]
     if transformed():
         reasons.append('torch.func and forward-mode differentiation need operations of torch')
@@ -69,17 +68,28 @@ def unsupported_reasons(
     if len(dtypes) > 1 or value.dtype not in DTYPES:
         names = ', '.join(sorted(str(dtype) for dtype in dtypes))
         reasons.append(f'has kernels for tokens of float16 or of bfloat16, got {names}')
-    if not reasons and grid and others and len(value):
-        call = grid, tuple(others[0].shape[1:]), value.dtype, value.shape[2] // key.shape[2]
-        call += options['gate'], options['global_connectivity'], options['causal']
-        index = torch.cuda.current_device() if value.device.index is None else value.device.index
-        if reason := _compile_reason(index, *call, options['key_mask'] is not None):
-            reasons.append(reason)
     return reasons
+
+
+def compile_reasons(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[str]:
+    """Return why the kernels of a supported call do not compile; empty if they do."""
+    _, key, value, *others = tensors
+    if not others or not len(value):  # the table of backends has no weight
+        return []
+    kernel, share = tuple(others[0].shape[1:]), value.shape[2] // key.shape[2]
+    switches = options['global_connectivity'], options['causal'], options['key_mask'] is not None
+    call = tuple(options['grid']), kernel, value.dtype, share, options['gate'], *switches
+    reason = _compile_reason(value.get_device(), *call)
+    return [reason] if reason else []
+
+
+@constant
+def _unverified_reasons(op: str, dtype: torch.dtype, index: int | None) -> tuple[str, ...]:
+    return unverified_reasons('cuda', op, dtype, index)
 
 
 def reasons_on_request_only(op: str, tensors: Sequence[Tensor | None]) -> list[str]:
     """Return why kernels that can run the call are not the default; empty if they are."""
     value = tensors[2]
-    reasons = unverified_reasons('cuda', op, value.dtype, value.device.index)
+    reasons = _unverified_reasons(op, value.dtype, value.device.index)
     return [f'{reason}; AFT_MM_BACKEND=cuda uses it' for reason in reasons]

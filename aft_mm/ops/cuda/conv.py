@@ -163,9 +163,7 @@ class _Call:
         self._exact('exact_forward')
         return _in_order_of(self.value, output)
 
-    def backward(
-        self, query: Tensor | None, key: Tensor, weight: Tensor
-    ) -> list[Tensor | None]:
+    def backward(self, query: Tensor | None, key: Tensor, weight: Tensor) -> list[Tensor | None]:
         form, channels = self.form, self.arguments.channels
         rows, columns = form.kernel
         is_small, shared = form.name == 'conv_small', self.share > 1
