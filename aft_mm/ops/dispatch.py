@@ -40,6 +40,8 @@ DEFAULT_BACKENDS = ('cuda', 'triton', 'native', 'eager')
 KERNELS = {'cuda': cuda_availability, 'triton': triton_availability}
 # Backends that compute less for a constant w of AFT-conv.
 PLANNED = ('native', 'eager')
+# Devices whose kernels may read tokens channel-major.
+CHANNEL_MAJOR_DEVICES = ('cuda',)
 # Read once, as reading the environment is slow.
 INTERPRETED = triton_availability.interpreted()
 logger = logging.getLogger('aft_mm.ops')
@@ -113,6 +115,21 @@ def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[s
         refused.append(f'{name}: {"; ".join(reasons)}')
     where = tensors[2].device.type
     raise BackendError(f'no AFT backend runs {op} on {where}: {", and ".join(refused)}')
+
+
+def prefers_channel_major(x: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether `aft_conv` of tokens in `dtype` on the device of x reads them channel-major.
+
+    Those are [B, T, D] with strides (T, 1, B·T); others would be copied.
+    """
+    if x.device.type not in CHANNEL_MAJOR_DEVICES or dtype not in cuda_availability.DTYPES:
+        return False
+    if (requested_backends() or DEFAULT_BACKENDS)[0] != 'cuda':
+        return False
+    options = dict(global_connectivity=True, causal=False)
+    return not unsupported_reasons(
+        'cuda', 'aft_conv', [x.new_empty(1, 1, 1, dtype=dtype)] * 3, options
+    )
 
 
 def backend_module(name: str) -> ModuleType:

@@ -22,7 +22,7 @@ from aft_mm.checks import check_choice
 
 from . import steps
 from .cases import CASES, LEAST_SCALE, LONG_CASES, TIMED_CASES, TOLERANCE, Case
-from .dispatch import ENVIRONMENT_VARIABLE, KERNELS
+from .dispatch import ENVIRONMENT_VARIABLE, KERNELS, OPS, STEPS
 from .state import StepState, prefill
 from .verified import ALL as DTYPES
 
@@ -228,7 +228,9 @@ def check_kernels(ops: Sequence[str] = (), device: str = 'cuda') -> bool:
         RuntimeError: If the kernels of no backend can run on the device.
     """
     target, all_right, missing = torch.device(device), True, {}
-    known = tuple(dict.fromkeys(op for module in KERNELS.values() for op in module.KERNELS))
+    known = [
+        op for op in (*OPS, *STEPS) if any(op in module.KERNELS for module in KERNELS.values())
+    ]
     for op in ops:
         check_choice('op', op, known)
     for backend, module in KERNELS.items():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aft_mm import ops
+from aft_mm.layers.mixers import AFTConv
 from aft_mm.ops import dispatch
 from aft_mm.ops.cases import LONG_CASES, TOLERANCE
 from aft_mm.ops.cases import conv as case_of
@@ -181,26 +181,6 @@ class Log(TorchDispatchMode):
 COPIES = {'aten::copy_', 'aten::clone', 'aten::stack', 'aten::cat', 'aten::_to_copy'}
 
 
-def test_projected_tokens_are_not_copied():
-    """From x to the projection of the output, forward and backward."""
-    batch, tokens, channels = 9, 48, 4
-    x = torch.randn(batch * tokens, channels, dtype=BF16)
-    qkv, out = (torch.randn(n * channels, channels, dtype=BF16) for n in (3, 1))
-    weight = torch.randn(channels, 3, 5)
-    leaves = [y.requires_grad_() for y in (x, qkv, out, weight)]
-    with Log() as log:
-        projected = torch.mm(qkv, x.t()).view(3, channels, batch, tokens).movedim(1, 3)
-        mixed = ops.aft_conv(*projected.unbind(), weight, grid=(6, 8))
-        result = torch.mm(mixed.movedim(2, 0).reshape(channels, -1).t(), out.t())
-    assert is_channel_major(mixed) and not set(log.called) & COPIES, log.called
-    gradient = torch.ones_like(result)
-    with Log() as log:
-        torch.autograd.grad(result, leaves, gradient)
-    # The gradients of the three views are stacked once.
-    assert not set(log.called) & (COPIES - {'aten::stack'}), log.called
-    assert log.called.count('aten::stack') <= 1
-
-
 def test_an_empty_batch():
     case = conv((3, 4), (3, 3))
     leaves = [x.requires_grad_() for x in inputs(case, 0)]
@@ -273,3 +253,28 @@ def test_the_cases_of_configs(monkeypatch):
 def test_gradients_keep_the_order_of_their_tensors():
     x = torch.empty(2, 3, 4)
     assert empty_like(x).is_contiguous() and empty_like(channel_major(x)).stride() == (3, 1, 6)
+
+
+@pytest.mark.parametrize('autocast', [False, True])
+def test_the_mixer_writes_and_reads_channel_major_tokens(autocast, monkeypatch):
+    monkeypatch.setattr(dispatch, 'CHANNEL_MAJOR_DEVICES', ('cpu',))
+    mixer = AFTConv(4, num_heads=4, kernel_size=3, grid=(4, 6))
+    x = torch.randn(3, 24, 4, requires_grad=True)
+    if not autocast:
+        mixer, x = mixer.bfloat16(), x.detach().bfloat16().requires_grad_()
+    leaves = [x, *mixer.parameters()]
+    with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+        with Log() as log:
+            output = mixer(x)
+        with Log() as backward_log:
+            gradients = torch.autograd.grad(output.float().sum(), leaves, materialize_grads=True)
+    allowed = {'aten::_to_copy'}  # of parameters and x, by autocast
+    for each in (log, backward_log):
+        assert not set(each.called) & (COPIES - allowed), each.called
+    assert output.is_contiguous()
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'eager')
+    with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+        expected = mixer(x)
+        wanted = torch.autograd.grad(expected.float().sum(), leaves, materialize_grads=True)
+    for got, want in zip((output, *gradients), (expected, *wanted), strict=True):
+        torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)

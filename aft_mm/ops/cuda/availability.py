@@ -74,7 +74,7 @@ def unsupported_reasons(
 def compile_reasons(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[str]:
     """Return why the kernels of a supported call do not compile; empty if they do."""
     _, key, value, *others = tensors
-    if not others or not len(value):  # the table of backends has no weight
+    if not others or not value.shape[0]:  # the table of backends has no weight
         return []
     kernel, share = tuple(others[0].shape[1:]), value.shape[2] // key.shape[2]
     switches = options['global_connectivity'], options['causal'], options['key_mask'] is not None

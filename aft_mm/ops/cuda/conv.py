@@ -113,8 +113,9 @@ class _Call:
         if form.name == 'conv_any':
             self._new('units', channels, batch, 2)
             self._new('sums', channels, batch, form.grid[0], form.blocks, 2)
-            self._by_channel('units', self.groups)
-            self._by_channel('sums', self.groups * -(-form.blocks // 8))
+            if form.strips > 1:
+                self._by_channel('units', self.groups)
+                self._by_channel('sums', self.groups * -(-form.blocks // 8))
 
     def _point(self, name: str, x: Tensor) -> None:
         self.kept.append(x)
@@ -163,7 +164,7 @@ class _Call:
         self._exact('exact_forward')
         return _in_order_of(self.value, output)
 
-    def backward(self, query: Tensor | None, key: Tensor, weight: Tensor) -> list[Tensor | None]:
+    def backward(self, query: Tensor | None, key: Tensor, weight: Tensor) -> list[Any]:
         form, channels = self.form, self.arguments.channels
         rows, columns = form.kernel
         is_small, shared = form.name == 'conv_small', self.share > 1
@@ -184,7 +185,8 @@ class _Call:
             self._new('targets', *shape, dtype=torch.int32)
             blocks = self.groups * form.strips
             self._by_channel('targets', blocks)
-            self._by_channel('target_sums', self.groups * -(-form.blocks // 8))
+            if form.strips > 1:
+                self._by_channel('target_sums', self.groups * -(-form.blocks // 8))
             self._by_channel('sources', blocks)
             self._by_channel('weight', splits * per_warp)
         self._exact('exact_backward')
@@ -194,27 +196,24 @@ class _Call:
         factor = self.weight.exp().clamp(max=torch.finfo(torch.float32).max)
         sums = parts.sum(0).unflatten(0, (self.heads, -1)).sum(1) * factor.view(-1, rows, columns)
         sums += extra.unflatten(0, (self.heads, -1)).sum(1)
-        grad_query = None if query is None else _in_order_of(query, grad_query)
-        grads = _in_order_of(key, grad_key), _in_order_of(self.value, grad_value)
-        return [grad_query, *grads, sums.view(weight.shape).to(weight.dtype)]
+        results = [(query, grad_query), (key, grad_key), (self.value, grad_value)]
+        grads = [None if x is None else _in_order_of(x, y) for x, y in results]
+        return [*grads, sums.view(weight.shape).to(weight.dtype)]
 
 
-def _in_order_of(x: Tensor, result: Tensor) -> Tensor:
+def _in_order_of(x: Tensor, result: Any) -> Tensor:
     """Return a result with the strides of :func:`empty_like`."""
     return result if result.stride() == (like := empty_like(x)).stride() else like.copy_(result)
 
 
 def cuda_conv(*inputs: Any) -> tuple[Tensor, Tensor]:
     """Return AFT-conv [B, T, D], and an empty tensor, as nothing is saved for the gradient."""
-    *given, save = inputs
-    value = inputs[2]
-    return _Call(*given).forward(), value.new_empty(0)
+    return _Call(*inputs[:-1]).forward(), inputs[2].new_empty(0)
 
 
 def _backward(gradient: Tensor, saved: Tensor, *inputs: Any) -> list[Tensor | None]:
-    *given, wanted = inputs
     query, key, _, weight = inputs[:4]
-    return _Call(*given, gradient=gradient).backward(query, key, weight)
+    return _Call(*inputs[:-1], gradient).backward(query, key, weight)
 
 
 def _empty(*inputs: Any) -> tuple[Tensor, Tensor]:

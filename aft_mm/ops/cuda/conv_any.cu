@@ -9,7 +9,8 @@
 //
 // so nothing is subtracted here either. Terms of bfloat16 tokens are bfloat16, those of float16 tf32.
 // The launches of a forward pass: table, units, sums, forward, exact; of a backward pass: table, units,
-// sums, targets, target sums, sources, weight, exact.
+// sums, targets, target sums, sources, weight, exact. A warp that has a whole map finds its units and
+// sums itself, while the tokens are in the cache.
 //
 // More macros: COUNT blocks of a warp; HALO blocks that it reads beyond them.
 #include "conv.h"
@@ -18,6 +19,7 @@
 #define STRIPS ((BLOCKS + COUNT - 1) / COUNT)
 // The terms of KH rows stay in registers if they fit, and all indices are then known.
 #define IN_REGISTERS (KH * READ * WORDS <= 96)
+#define KEEP_TILES (IN_REGISTERS && KH * (2 * NEAR + 1) * TILE <= 40)
 #if HALF
 #define WORDS 4  // n, d of the column 2q, then of 2q + 1, in tf32
 #define TILE 2
@@ -98,8 +100,8 @@ struct Sources {
   float unit, centre;
   DEVICE Sources(const Arguments& a, const Place& p) : s(sequence_of(a, p.channel, p.item, p.q)), unit(0), centre(0) {
     if (!s.real) return;
-    unit = load(a.units + 2 * number_of(a, p));
-    centre = load(a.units + 2 * number_of(a, p) + 1);
+    unit = a.units[2 * number_of(a, p)];
+    centre = a.units[2 * number_of(a, p) + 1];
   }
   DEVICE Block operator()(int r, int block) const {
     u32 key, value;
@@ -122,9 +124,7 @@ struct Targets {
 };
 
 // The unit of each sequence and channel, and with a gradient the mean of the values in units of e^k.
-extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_units_kernel(const Arguments a) {
-  const Place p = place_of(blockIdx.x);
-  if (p.channel >= a.channels) return;
+DEVICE void find_units(const Arguments& a, const Place& p) {
   const Sequence s = sequence_of(a, p.channel, p.item, p.q);
   float most = -INFINITE, n = 0, d = 0;
   u32 key, value;
@@ -151,12 +151,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_units_kernel(const
   }
 }
 // sums[r, block]: n and d of a block in the rows from r on.
-template <class Terms> DEVICE void sum_below(const Arguments& a) {
-  const Place p = place_of(blockIdx.x % ((a.batch + 7) / 8));
-  if (p.channel >= a.channels) return;
+template <class Terms> DEVICE void sum_below(const Arguments& a, const Place& p, int first, int last) {
   const Terms terms(a, p);
-  const int first = blockIdx.x / ((a.batch + 7) / 8) * 8;
-  for (int block = first; block < BLOCKS && block < first + 8; block++) {
+  for (int block = first; block < BLOCKS && block < last; block++) {
     float c[4] = {0, 0, 0, 0};
     for (int r = H - 1; r >= 0; r--) {
       sum_block(c, terms(r, block));
@@ -168,8 +165,23 @@ template <class Terms> DEVICE void sum_below(const Arguments& a) {
     }
   }
 }
-extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_sums_kernel(const Arguments a) { sum_below<Sources>(a); }
-extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_target_sums_kernel(const Arguments a) { sum_below<Targets>(a); }
+template <class Terms> DEVICE void sum_some_below(const Arguments& a) {
+  const int groups = (a.batch + 7) / 8, first = blockIdx.x / groups * 8;
+  const Place p = place_of(blockIdx.x % groups);
+  if (p.channel < a.channels) sum_below<Terms>(a, p, first, first + 8);
+}
+extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_units_kernel(const Arguments a) {
+  const Place p = place_of(blockIdx.x);
+  if (p.channel < a.channels) find_units(a, p);
+}
+extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_sums_kernel(const Arguments a) { sum_some_below<Sources>(a); }
+extern "C" __global__ void __launch_bounds__(32 * WARPS) conv_target_sums_kernel(const Arguments a) { sum_some_below<Targets>(a); }
+template <class Terms> DEVICE void sum_whole_map(const Arguments& a, const Place& p) {
+  if (STRIPS > 1) return;
+  sync_warp();
+  sum_below<Terms>(a, p, 0, BLOCKS);
+  sync_warp();
+}
 
 // Calls finish(r, n, total) for each row and block of targets, with total = (n, n, d, d) of a lane's two
 // columns. With BACKWARD a source takes the place of a target, and W is transposed.
@@ -180,7 +192,7 @@ template <bool BACKWARD, class Terms, class F> DEVICE void weigh_rows(const Argu
   const float* sums = a.sums + number_of(a, p) * H * BLOCKS * 2;  // [H, BLOCKS, 2]
   float far[COUNT][2] = {}, before[READ][4] = {};
   for (int j = p.q; GLOBAL && real && j < BLOCKS; j += 4) {
-    const float n = load(sums + 2 * j), d = load(sums + 2 * j + 1);
+    const float n = sums[2 * j], d = sums[2 * j + 1];
     UNROLL for (int i = 0; i < COUNT; i++) {
       const bool left = j < first + i - NEAR, right = j > first + i + NEAR;
       if (CAUSAL ? (BACKWARD ? right : left) : left || right) {
@@ -194,7 +206,12 @@ template <bool BACKWARD, class Terms, class F> DEVICE void weigh_rows(const Argu
       far[i][e] += shuffle_xor(far[i][e], 1);
       far[i][e] += shuffle_xor(far[i][e], 2);
     }
-  Block x[KH][READ];  // row s in s % KH, after RH rows of 0 in the last ones
+#if KEEP_TILES
+  u32 tile[KH][2 * NEAR + 1][TILE];
+  UNROLL for (int i = 0; i < KH; i++)
+    UNROLL for (int j = 0; j <= 2 * NEAR; j++) load_tile(tile[i][j], table + i * SPAN, j - NEAR);
+#endif
+  Block x[KH][READ];  // row s in s % KH; 0 where there is no row
   UNROLL for (int s = 0; s < KH; s++)
     UNROLL for (int j = 0; j < READ; j++) x[s][j] = s < RH && s < H ? terms(s, first + j - HALO) : Block{};
   for (int r0 = 0; r0 < H; r0 += KH) {
@@ -215,8 +232,8 @@ template <bool BACKWARD, class Terms, class F> DEVICE void weigh_rows(const Argu
         near[j][0] = before[j][0];
         near[j][1] = before[j][2];
         if (GLOBAL && real && r + RH + 1 < H && block >= 0 && block < BLOCKS) {
-          near[j][0] += load(sums + ((i64)(r + RH + 1) * BLOCKS + block) * 2);
-          near[j][1] += load(sums + ((i64)(r + RH + 1) * BLOCKS + block) * 2 + 1);
+          near[j][0] += sums[((i64)(r + RH + 1) * BLOCKS + block) * 2];
+          near[j][1] += sums[((i64)(r + RH + 1) * BLOCKS + block) * 2 + 1];
         }
       }
       UNROLL for (int n = 0; n < COUNT; n++) {
@@ -233,10 +250,13 @@ template <bool BACKWARD, class Terms, class F> DEVICE void weigh_rows(const Argu
       UNROLL
 #endif
       for (int i = 0; i < KH; i++) {
-        if (r + i - RH < 0 || r + i - RH >= H) continue;
         const Block* row = x[(u + i - RH + KH) % KH];
-        u32 tile[2 * NEAR + 1][TILE];
-        UNROLL for (int j = 0; j <= 2 * NEAR; j++) load_tile(tile[j], table + i * SPAN, j - NEAR);
+#if KEEP_TILES
+        const u32 (*tiles)[TILE] = tile[i];
+#else
+        u32 tiles[2 * NEAR + 1][TILE];
+        UNROLL for (int j = 0; j <= 2 * NEAR; j++) load_tile(tiles[j], table + i * SPAN, j - NEAR);
+#endif
         UNROLL for (int n = 0; n < COUNT; n++) {
           bool paired = false;
           UNROLL for (int j = 0; j < READ; j++) {
@@ -245,8 +265,8 @@ template <bool BACKWARD, class Terms, class F> DEVICE void weigh_rows(const Argu
               paired = false;
             } else if (t >= 0 && t <= 2 * NEAR) {
               paired = t < 2 * NEAR && j + 1 < READ;
-              if (paired) products(total[n], row[j], row[j + 1], tile[t], tile[t + 1]);
-              else product(total[n], row[j], tile[t]);
+              if (paired) products(total[n], row[j], row[j + 1], tiles[t], tiles[t + 1]);
+              else product(total[n], row[j], tiles[t]);
             }
           }
         }
@@ -267,6 +287,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_forward
   const Sequence s = sequence_of(a, p.channel, p.item, p.q);
   u16* out = start_of(a.out, p.channel, p.item, p.q);
   Watch watch;
+  if (STRIPS == 1) find_units(a, p);
+  sum_whole_map<Sources>(a, p);
   weigh_rows<false, Sources>(a, p, first, [&](int r, int n, const float* total) {
     const int col = 8 * (first + n) + 2 * p.q;
     const u32 query = GATE ? load_pair(s.query, r, first + n, p.q, s.real) : 0;
@@ -282,10 +304,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_targets
   if (p.channel >= a.channels) return;
   const int strip = blockIdx.x % STRIPS, first = strip * COUNT;
   const Sequence s = sequence_of(a, p.channel, p.item, p.q);
-  const float centre = s.real ? load(a.units + 2 * number_of(a, p) + 1) : 0;
   u16* grad_query = start_of(a.out, p.channel, p.item, p.q);
   u32* words = a.targets + (number_of(a, p) * H * BLOCKS * 4 + p.q) * WORDS;
   Watch watch;
+  if (STRIPS == 1) find_units(a, p);
+  sum_whole_map<Sources>(a, p);
+  const float centre = s.real ? a.units[2 * number_of(a, p) + 1] : 0;
   weigh_rows<false, Sources>(a, p, first, [&](int r, int n, const float* total) {
     const int col = 8 * (first + n) + 2 * p.q;
     const u32 grad = load_pair(s.grad, r, first + n, p.q, s.real), query = GATE ? load_pair(s.query, r, first + n, p.q, s.real) : 0;
@@ -310,6 +334,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_sources
   u16* grad_value = start_of(a.grad_value, p.channel, p.item, p.q);
   KeyGrad* grad_key = start_of<KeyGrad>(a.grad_key, p.channel, p.item, p.q);
   Watch watch;
+  sum_whole_map<Targets>(a, p);
   weigh_rows<true, Targets>(a, p, first, [&](int r, int n, const float* total) {
     const int col = 8 * (first + n) + 2 * p.q;
     u32 key, value;

@@ -150,8 +150,7 @@ def _warn(message: str) -> None:
 @functools.cache
 def _module(name: str, macros: Macros, index: int) -> Any:
     torch.cuda.init()
-    with torch.cuda.device(index):
-        torch.cuda.current_stream().synchronize()  # the context of torch is current now
+    with torch.cuda.device(index):  # torch's context is current
         cubin = compiled(name, macros, torch.cuda.get_device_capability(index))
         return _call(_driver().cuModuleLoadData, cubin, what='the driver')
 
