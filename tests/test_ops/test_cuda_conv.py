@@ -43,6 +43,7 @@ SHAPES = [
     conv((70,), (9,), causal=True, global_connectivity=False),
     conv((3, 40), (1, 7), gate='none'),
     conv((4, 12), (3, 3), gate='relu'),
+    conv((3, 24), (27, 47)),  # larger than the map
 ]
 
 
@@ -228,6 +229,7 @@ REFUSED = {
     'for tokens of float16 or of bfloat16, got torch.float32': dict(dtype=torch.float32),
     'on grids of 1 or 2 sizes only, got (2, 2, 2)': dict(grid=(2, 2, 2), kernel=(3, 3, 3)),
     'causal aft_conv on 1-d grids only, got (2, 4)': dict(causal=True),
+    'for w of up to 129 columns, got 131': dict(grid=(200,), kernel=(131,)),
 }
 
 

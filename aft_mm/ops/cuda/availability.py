@@ -10,10 +10,10 @@ from torch import Tensor
 from ..tracing import constant, transformed
 from ..verified import unverified_reasons
 from . import nvrtc
-from .forms import DTYPES, form_of
+from .forms import DTYPES, MOST_COLUMNS, form_of
 
 KERNELS: dict[str, dict[str, Any]] = {'aft_conv': {}}
-LIMITS = {'aft_conv': 'a grid of 1 or 2 sizes, causal in 1-d only'}
+LIMITS = {'aft_conv': f'a grid of 1 or 2 sizes, causal in 1-d only; up to {MOST_COLUMNS} columns'}
 # bfloat16 products in mma.sync.
 OLDEST_CAPABILITY = (8, 0)
 
@@ -62,6 +62,9 @@ def unsupported_reasons(
         reasons.append(f'has a kernel for aft_conv on grids of 1 or 2 sizes only, got {grid}')
     elif options.get('causal') and len(grid) == 2:
         reasons.append(f'has a kernel for causal aft_conv on 1-d grids only, got {grid}')
+    columns = [min(x.shape[-1], 2 * grid[-1] - 1) for x in tensors[3:] if grid]
+    if columns and columns[0] > MOST_COLUMNS:
+        reasons.append(f'has kernels for w of up to {MOST_COLUMNS} columns, got {columns[0]}')
     if any(x is not None and x.device != value.device for x in tensors):
         reasons.append('needs all tensors on one device')
     dtypes = {x.dtype for x in (query, key, value) if x is not None}

@@ -74,6 +74,7 @@ class _Call:
 
     def __init__(
         self,
+        gradient: Tensor | None,
         query: Tensor | None,
         key: Tensor,
         value: Tensor,
@@ -83,7 +84,6 @@ class _Call:
         gate: str,
         global_connectivity: bool,
         causal: bool,
-        gradient: Tensor | None = None,
     ) -> None:
         names = 'query', 'key', 'value', 'grad'
         given = map(_channel_major, (query, key, value, gradient))
@@ -208,12 +208,12 @@ def _in_order_of(x: Tensor, result: Any) -> Tensor:
 
 def cuda_conv(*inputs: Any) -> tuple[Tensor, Tensor]:
     """Return AFT-conv [B, T, D], and an empty tensor, as nothing is saved for the gradient."""
-    return _Call(*inputs[:-1]).forward(), inputs[2].new_empty(0)
+    return _Call(None, *inputs[:-1]).forward(), inputs[2].new_empty(0)
 
 
 def _backward(gradient: Tensor, saved: Tensor, *inputs: Any) -> list[Tensor | None]:
     query, key, _, weight = inputs[:4]
-    return _Call(*inputs[:-1], gradient).backward(query, key, weight)
+    return _Call(gradient, *inputs[:-1]).backward(query, key, weight)
 
 
 def _empty(*inputs: Any) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,9 @@
 #define BLOCKS ((W + 7) / 8)
 #define READ (COUNT + 2 * HALO)
 #define STRIPS ((BLOCKS + COUNT - 1) / COUNT)
-// The terms of KH rows stay in registers if they fit, and all indices are then known.
-#define IN_REGISTERS (KH * READ * WORDS <= 96)
+// The terms of KH rows stay in registers if they fit, and all indices are then known; the loop over
+// rows is then unrolled KH times.
+#define IN_REGISTERS (KH <= 15 && KH * READ * WORDS <= 96)
 #define KEEP_TILES (IN_REGISTERS && KH * (2 * NEAR + 1) * TILE <= 40)
 #if HALF
 #define WORDS 4  // n, d of the column 2q, then of 2q + 1, in tf32
@@ -150,7 +151,11 @@ DEVICE void find_units(const Arguments& a, const Place& p) {
     unit_of_sequence[1] = n * rcp(fmaxf(d, TINY));
   }
 }
-// sums[r, block]: n and d of a block in the rows from r on.
+struct alignas(8) Sum {
+  float n, d;
+};
+// [H, BLOCKS]: n and d of a block in this row and those below.
+DEVICE Sum* sums_of(const Arguments& a, const Place& p) { return (Sum*)a.sums + number_of(a, p) * H * BLOCKS; }
 template <class Terms> DEVICE void sum_below(const Arguments& a, const Place& p, int first, int last) {
   const Terms terms(a, p);
   for (int block = first; block < BLOCKS && block < last; block++) {
@@ -158,9 +163,7 @@ template <class Terms> DEVICE void sum_below(const Arguments& a, const Place& p,
     for (int r = H - 1; r >= 0; r--) {
       sum_block(c, terms(r, block));
       if (p.item < a.batch && p.q == 0) {
-        float* sum = a.sums + ((number_of(a, p) * H + r) * BLOCKS + block) * 2;
-        sum[0] = c[0];
-        sum[1] = c[2];
+        sums_of(a, p)[r * BLOCKS + block] = {c[0], c[2]};
       }
     }
   }
@@ -189,15 +192,15 @@ template <bool BACKWARD, class Terms, class F> DEVICE void weigh_rows(const Argu
   const Terms terms(a, p);
   const u32* table = keep(a.table + ((i64)(p.channel / a.share) * 2 + BACKWARD) * KH * SPAN + OFFSET + 2 * p.q - p.g);
   const bool real = p.item < a.batch;
-  const float* sums = a.sums + number_of(a, p) * H * BLOCKS * 2;  // [H, BLOCKS, 2]
+  const Sum* sums = sums_of(a, p);
   float far[COUNT][2] = {}, before[READ][4] = {};
   for (int j = p.q; GLOBAL && real && j < BLOCKS; j += 4) {
-    const float n = sums[2 * j], d = sums[2 * j + 1];
+    const Sum sum = sums[j];
     UNROLL for (int i = 0; i < COUNT; i++) {
       const bool left = j < first + i - NEAR, right = j > first + i + NEAR;
       if (CAUSAL ? (BACKWARD ? right : left) : left || right) {
-        far[i][0] += n;
-        far[i][1] += d;
+        far[i][0] += sum.n;
+        far[i][1] += sum.d;
       }
     }
   }
@@ -232,8 +235,9 @@ template <bool BACKWARD, class Terms, class F> DEVICE void weigh_rows(const Argu
         near[j][0] = before[j][0];
         near[j][1] = before[j][2];
         if (GLOBAL && real && r + RH + 1 < H && block >= 0 && block < BLOCKS) {
-          near[j][0] += sums[((i64)(r + RH + 1) * BLOCKS + block) * 2];
-          near[j][1] += sums[((i64)(r + RH + 1) * BLOCKS + block) * 2 + 1];
+          const Sum below = sums[(r + RH + 1) * BLOCKS + block];
+          near[j][0] += below.n;
+          near[j][1] += below.d;
         }
       }
       UNROLL for (int n = 0; n < COUNT; n++) {
@@ -264,7 +268,8 @@ template <bool BACKWARD, class Terms, class F> DEVICE void weigh_rows(const Argu
             if (paired) {
               paired = false;
             } else if (t >= 0 && t <= 2 * NEAR) {
-              paired = t < 2 * NEAR && j + 1 < READ;
+              // Pairs begin at even blocks, so that their registers are neighbours.
+              paired = j % 2 == 0 && t < 2 * NEAR && j + 1 < READ;
               if (paired) products(total[n], row[j], row[j + 1], tiles[t], tiles[t + 1]);
               else product(total[n], row[j], tiles[t]);
             }

@@ -15,6 +15,8 @@ SMALL = 16
 SHARED_BYTES = 48 * 1024
 # Blocks of 8 columns that a warp of conv_any.cu computes, on a line and on a map.
 MOST_BLOCKS = {True: 8, False: 4}
+# The columns of a kernel of conv_any.cu, whose loops over blocks of 8 are unrolled.
+MOST_COLUMNS = 129
 
 
 class Form(NamedTuple):
