@@ -76,29 +76,32 @@ DEVICE bool inside(int r, int col) { return r >= 0 && r < H && col >= 0 && col <
 // The pair of tokens (r, 8 block + 2q) and the next of x, which begins at token 2q, so that offsets are
 // known to the compiler; `other` where there are none.
 DEVICE u32 load_pair(const u16* x, int r, int block, int q, bool real, u32 other = 0) {
-  const int col = 8 * block + 2 * q, at = r * W + 8 * block;
+  const int col = 8 * block + 2 * q;
+  x = x + (i64)r * W + 8 * block;
 #if EVEN
-  return real && inside(r, col) ? load((const u32*)(x + at)) : other;
+  return real && inside(r, col) ? load((const u32*)x) : other;
 #else
-  const u32 first = real && inside(r, col) ? load(x + at) : other & 0xffffu;
-  const u32 second = real && inside(r, col + 1) ? load(x + at + 1) : other >> 16;
+  const u32 first = real && inside(r, col) ? load(x) : other & 0xffffu;
+  const u32 second = real && inside(r, col + 1) ? load(x + 1) : other >> 16;
   return first | second << 16;
 #endif
 }
 DEVICE void store_pair(u16* x, int r, int block, int q, bool real, float first, float second) {
-  const int col = 8 * block + 2 * q, at = r * W + 8 * block;
+  const int col = 8 * block + 2 * q;
   const u32 pair = pack(first, second);
+  x = x + (i64)r * W + 8 * block;
 #if EVEN
-  if (real && inside(r, col)) store((u32*)(x + at), pair);
+  if (real && inside(r, col)) store((u32*)x, pair);
 #else
-  if (real && inside(r, col)) store(x + at, (u16)pair);
-  if (real && inside(r, col + 1)) store(x + at + 1, (u16)(pair >> 16));
+  if (real && inside(r, col)) store(x, (u16)pair);
+  if (real && inside(r, col + 1)) store(x + 1, (u16)(pair >> 16));
 #endif
 }
 DEVICE void store_pair(float* x, int r, int block, int q, bool real, float first, float second) {
-  const int col = 8 * block + 2 * q, at = r * W + 8 * block;
-  if (real && inside(r, col)) store(x + at, first);
-  if (real && inside(r, col + 1)) store(x + at + 1, second);
+  const int col = 8 * block + 2 * q;
+  x = x + (i64)r * W + 8 * block;
+  if (real && inside(r, col)) store(x, first);
+  if (real && inside(r, col + 1)) store(x + 1, second);
 }
 #if SHARED
 typedef float KeyGrad;

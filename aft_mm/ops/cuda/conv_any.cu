@@ -163,7 +163,7 @@ template <class Terms> DEVICE void sum_below(const Arguments& a, const Place& p,
     for (int r = H - 1; r >= 0; r--) {
       sum_block(c, terms(r, block));
       if (p.item < a.batch && p.q == 0) {
-        sums_of(a, p)[r * BLOCKS + block] = {c[0], c[2]};
+        sums_of(a, p)[(i64)r * BLOCKS + block] = {c[0], c[2]};
       }
     }
   }
@@ -235,7 +235,7 @@ template <bool BACKWARD, class Terms, class F> DEVICE void weigh_rows(const Argu
         near[j][0] = before[j][0];
         near[j][1] = before[j][2];
         if (GLOBAL && real && r + RH + 1 < H && block >= 0 && block < BLOCKS) {
-          const Sum below = sums[(r + RH + 1) * BLOCKS + block];
+          const Sum below = sums[(i64)(r + RH + 1) * BLOCKS + block];
           near[j][0] += below.n;
           near[j][1] += below.d;
         }
