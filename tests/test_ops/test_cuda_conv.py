@@ -1,15 +1,21 @@
 """AFT-conv by the CUDA C++ kernels, emulated on a CPU, against the float64 oracle."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from aft_mm import ops
 from aft_mm.layers.mixers import AFTConv
+from aft_mm.layers.projections import project_channel_major, project_tokens
 from aft_mm.ops import dispatch
 from aft_mm.ops.cases import LONG_CASES, TOLERANCE
 from aft_mm.ops.cases import conv as case_of
 from aft_mm.ops.cuda.conv import empty_like, is_channel_major
 
+from ..inductor_offline import source_of
 from .cases import CASES, run_with_gradients
 from .cuda_emulation import emulated, emulation_folder  # noqa: F401 - fixtures
 from .test_backends import assert_close, oracle
@@ -280,3 +286,25 @@ def test_the_mixer_writes_and_reads_channel_major_tokens(autocast, monkeypatch):
         wanted = torch.autograd.grad(expected.float().sum(), leaves, materialize_grads=True)
     for got, want in zip((output, *gradients), (expected, *wanted), strict=True):
         torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
+
+
+def test_inductor_keeps_the_order_of_projected_tokens(monkeypatch):
+    """Code for CUDA of projections, op and output projection, with all gradients."""
+    pytest.importorskip('triton', reason='Inductor writes Triton source for a GPU')
+    monkeypatch.setattr(torch.compiler, 'is_compiling', lambda: True)
+    shapes = [(4, 196, 64), *((64, 64),) * 4, (64, 11, 11)]
+
+    def step(x, *weights):
+        leaves = [y.detach().requires_grad_() for y in (x, *weights)]
+        layers = [SimpleNamespace(weight=weight, bias=None) for weight in leaves[1:5]]
+        tokens = [project_channel_major(layer, leaves[0]) for layer in layers[:3]]
+        mixed = ops.aft_conv(*tokens, leaves[5], grid=(14, 14))
+        output = project_tokens(layers[3], mixed)
+        return output, *torch.autograd.grad(output.sum(), leaves)
+
+    source = source_of(step, *shapes, dtype=BF16)
+    assert 'aft_mm.cuda_conv.default(' in source and 'aft_mm.cuda_conv_backward.default(' in source
+    kernels = set(re.findall(r'triton_\w+', source))
+    assert not [name for name in kernels if 'clone' in name or 'copy' in name], kernels
+    # dq, dk, dv go into products as they are; only the three gradients of x are added.
+    print(source)

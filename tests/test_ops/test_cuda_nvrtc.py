@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aft_mm.ops.cuda import nvrtc
+from aft_mm.ops import aft_conv, dispatch
+from aft_mm.ops.cuda import availability, nvrtc
 from aft_mm.ops.cuda.forms import form_of
 
 BF16, HALF = torch.bfloat16, torch.float16
@@ -204,3 +205,41 @@ def test_a_failure_is_found_once_and_logged(monkeypatch, caplog):
     )
     assert [r.message for r in caplog.records] == [f'the cuda backend is not used: {reason}']
     nvrtc.failure.cache_clear()
+
+
+LACKING = {
+    'runs on NVIDIA devices only': (torch.version, 'hip', '7.0'),
+    'finds no CUDA device': (torch.cuda, 'is_available', lambda: False),
+    'needs compute capability 8.0, got 7.5': (
+        torch.cuda,
+        'get_device_capability',
+        lambda index: (7, 5),
+    ),
+    'finds no NVRTC: it is gone': (nvrtc, 'missing', lambda: 'finds no NVRTC: it is gone'),
+}
+
+
+@pytest.mark.parametrize('reason', LACKING)
+def test_machines_that_lack_something(reason, monkeypatch):
+    availability.ask_machine.cache_clear()
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda index: (9, 0))
+    monkeypatch.setattr(nvrtc, 'missing', lambda: '')
+    assert availability.machine_reasons('cuda', 0) == ()
+    availability.ask_machine.cache_clear()
+    monkeypatch.setattr(*LACKING[reason])
+    assert availability.machine_reasons('cuda', 0) == (reason,)
+    availability.ask_machine.cache_clear()
+
+
+def test_a_kernel_that_does_not_compile_leaves_the_call_to_the_next_backend(monkeypatch):
+    monkeypatch.setattr(availability, 'machine_reasons', lambda kind, index: ())
+    monkeypatch.setattr(
+        nvrtc, 'failure', lambda name, macros, index: f'cannot compile {name}.cu: no'
+    )
+    tokens, weight = torch.randn(2, 12, 4).bfloat16(), torch.randn(4, 3, 3)
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'cuda')
+    with pytest.raises(dispatch.BackendError, match='cuda: cannot compile conv_small.cu: no'):
+        aft_conv(tokens, tokens, tokens, weight, grid=(3, 4))
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'cuda,eager')
+    assert aft_conv(tokens, tokens, tokens, weight, grid=(3, 4)).isfinite().all()
