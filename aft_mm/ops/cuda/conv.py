@@ -21,7 +21,7 @@ POINTERS = 'weight table least units sums targets parts extra flags scratch'.spl
 # Blocks of the exact kernels, and the numbers that they may keep.
 EXACT_BLOCKS, EXACT_NUMBERS = 1024, 2**24
 # Warps that a gradient of w is spread over, before a sum of their parts.
-WEIGHT_WARPS = 2048
+WEIGHT_WARPS = 3072
 
 
 class Tokens(ctypes.Structure):
@@ -172,8 +172,8 @@ class _Call:
         like, dtype = (self.value, torch.float32) if shared else (key, None)
         grad_key = self._result('grad_key', like, dtype)
         grad_value = self._result('grad_value', self.value)
-        per_warp = 1 if is_small else -(-rows // max(1, 24 // (2 * near(form.kernel) + 2)))
-        splits = max(1, min(self.groups, WEIGHT_WARPS // (channels * per_warp)))
+        parts_of_kernel = -(-rows // form.rows)
+        splits = max(1, min(self.groups, WEIGHT_WARPS // (channels * parts_of_kernel)))
         self.arguments.splits = splits
         parts = self._new('parts', splits, channels, rows, columns)
         extra = self._new('extra', channels, rows, columns)
@@ -188,7 +188,7 @@ class _Call:
             if form.strips > 1:
                 self._by_channel('target_sums', self.groups * -(-form.blocks // 8))
             self._by_channel('sources', blocks)
-            self._by_channel('weight', splits * per_warp)
+            self._by_channel('weight', splits * parts_of_kernel)
         self._exact('exact_backward')
         if shared:  # added before it is rounded
             grad_key = grad_key.unflatten(2, (self.heads, -1)).sum(3).to(key.dtype)

@@ -12,7 +12,8 @@
 // sums, targets, target sums, sources, weight, exact. A warp that has a whole map finds its units and
 // sums itself, while the tokens are in the cache.
 //
-// More macros: COUNT blocks of a warp; HALO blocks that it reads beyond them.
+// More macros: COUNT blocks of a warp; HALO blocks that it reads beyond them; ROWS of the kernel whose
+// gradient a warp sums.
 #include "conv.h"
 #define BLOCKS ((W + 7) / 8)
 #define READ (COUNT + 2 * HALO)
@@ -28,9 +29,8 @@
 #define WORDS 2  // n, then d, of both columns in bfloat16
 #define TILE 1
 #endif
-#define ROWS_OF_WEIGHT (24 / (2 * NEAR + 2) > 0 ? 24 / (2 * NEAR + 2) : 1)  // whose gradient a warp sums
 
-struct Block {
+struct alignas(4 * WORDS) Block {
   u32 word[WORDS];
 };
 DEVICE Block block_of(float n0, float n1, float d0, float d1) {
@@ -112,15 +112,13 @@ struct Sources {
   }
 };
 struct Targets {
-  const u32* words;
+  const Block* blocks;  // [H, BLOCKS, 4] from lane q on
   bool real;
   DEVICE Targets(const Arguments& a, const Place& p)
-      : words(a.targets + (number_of(a, p) * H * BLOCKS * 4 + p.q) * WORDS), real(p.item < a.batch) {}
+      : blocks((const Block*)a.targets + number_of(a, p) * H * BLOCKS * 4 + p.q), real(p.item < a.batch) {}
   DEVICE Block operator()(int r, int block) const {
-    Block x;
-    UNROLL for (int i = 0; i < WORDS; i++)
-      x.word[i] = real && r >= 0 && r < H && block >= 0 && block < BLOCKS ? load(words + ((i64)r * BLOCKS + block) * 4 * WORDS + i) : 0;
-    return x;
+    const bool there = real && r >= 0 && r < H && block >= 0 && block < BLOCKS;
+    return there ? blocks[((i64)r * BLOCKS + block) * 4] : Block{};
   }
 };
 
@@ -310,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_targets
   const int strip = blockIdx.x % STRIPS, first = strip * COUNT;
   const Sequence s = sequence_of(a, p.channel, p.item, p.q);
   u16* grad_query = start_of(a.out, p.channel, p.item, p.q);
-  u32* words = a.targets + (number_of(a, p) * H * BLOCKS * 4 + p.q) * WORDS;
+  Block* blocks = (Block*)a.targets + number_of(a, p) * H * BLOCKS * 4 + p.q;
   Watch watch;
   if (STRIPS == 1) find_units(a, p);
   sum_whole_map<Sources>(a, p);
@@ -324,9 +322,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_targets
     if (GATE) store_pair(grad_query, r, first + n, p.q, s.real, dq[0], dq[1]);
     if (inside(r, col)) watch.see(total[2], gc[0]);
     if (inside(r, col + 1)) watch.see(total[3], gc[1]);
-    const Block x = block_of(ga[0], ga[1], gc[0], gc[1]);
-    if (s.real && first + n < BLOCKS)
-      UNROLL for (int i = 0; i < WORDS; i++) words[((i64)r * BLOCKS + first + n) * 4 * WORDS + i] = x.word[i];
+    if (s.real && first + n < BLOCKS) blocks[((i64)r * BLOCKS + first + n) * 4] = block_of(ga[0], ga[1], gc[0], gc[1]);
   });
   keep_flag(a, p, strip, watch.fails(load(a.least + p.channel / a.share)));
 }
@@ -357,14 +353,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_sources
 }
 
 // parts[split, channel, i]: the sums of the diagonals of P^T X for some rows i of the kernel. A warp of
-// its own for each split of the batch, channel and ROWS_OF_WEIGHT rows.
+// its own for each split of the batch, channel and ROWS rows.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_weight_kernel(const Arguments a) {
   __shared__ float all_sums[WARPS][KW * 4];
   Place p = place_of(0);
   if (p.channel >= a.channels) return;
   float* sums = all_sums[threadIdx.x / 32];
-  const int split = blockIdx.x % a.splits, row = blockIdx.x / a.splits * ROWS_OF_WEIGHT, lane = threadIdx.x % 32;
-  float G[ROWS_OF_WEIGHT][2 * NEAR + 2][4] = {};  // 16 targets x 8 sources, for each distance of blocks
+  const int split = blockIdx.x % a.splits, row = blockIdx.x / a.splits * ROWS, lane = threadIdx.x % 32;
+  float G[ROWS][2 * NEAR + 2][4] = {};  // 16 targets x 8 sources, for each distance of blocks
   for (int group = split; group * 8 < a.batch; group += a.splits) {
     p.item = group * 8 + p.g;
     bool skip = p.item >= a.batch;
@@ -379,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_weight_
           if (skip) x[j] = Block{};
           transpose_block(x[j]);
         }
-        UNROLL for (int i = 0; i < ROWS_OF_WEIGHT; i++) {
+        UNROLL for (int i = 0; i < ROWS; i++) {
           const int r = s - (row + i) + RH;
           if (row + i >= KH || r < 0 || r >= H) continue;
           Block one = targets(r, first), two = targets(r, first + 1);
@@ -390,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_weight_
         }
       }
   }
-  UNROLL for (int i = 0; i < ROWS_OF_WEIGHT; i++) {
+  UNROLL for (int i = 0; i < ROWS; i++) {
     if (row + i >= KH) break;
     for (int o = lane; o < KW * 4; o += 32) sums[o] = 0;
     sync_warp();

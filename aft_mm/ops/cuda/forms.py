@@ -17,6 +17,8 @@ SHARED_BYTES = 48 * 1024
 MOST_BLOCKS = {True: 8, False: 4}
 # The columns of a kernel of conv_any.cu, whose loops over blocks of 8 are unrolled.
 MOST_COLUMNS = 129
+# Products of blocks that a warp sums for the gradient of w, in four registers each.
+MOST_SUMS = 44
 
 
 class Form(NamedTuple):
@@ -30,6 +32,7 @@ class Form(NamedTuple):
     blocks: int  # of 8 columns in a row
     strips: int  # of blocks, each with a warp of its own
     words: int  # of 32 bits that hold terms of two columns
+    rows: int  # of the kernel whose gradient a warp sums
 
 
 def near(kernel: Sequence[int]) -> int:
@@ -61,7 +64,7 @@ def form_of(
     macros = dict(H=height, W=width, KH=kernel[0], KW=kernel[1], HALF=int(half))
     macros.update(EVEN=int(even and width % 2 == 0), MASKED=int(masked), GATE=GATES.index(gate))
     macros.update(GLOBAL=int(global_connectivity), CAUSAL=int(causal), SHARED=int(share > 1))
-    blocks = -(-width // 8)
+    blocks, rows = -(-width // 8), kernel[0]
     if max(size) <= SMALL and not half and not causal:
         # A warp adds four numbers per entry of the kernel.
         warps = 4 if 4 * 16 * kernel[0] * kernel[1] <= SHARED_BYTES else 2
@@ -69,7 +72,9 @@ def form_of(
     else:
         name, warps, count = 'conv_any', 4, min(blocks, MOST_BLOCKS[height == 1])
         macros.update(COUNT=count, HALO=near(kernel) if count < blocks else 0)
+        rows = max(1, min(kernel[0], MOST_SUMS // (2 * near(kernel) + 2)))
+        macros['ROWS'] = rows
     macros['WARPS'] = warps
     shape = (height, width), (kernel[0], kernel[1])
     strips = -(-blocks // count)
-    return Form(name, tuple(macros.items()), *shape, warps, blocks, strips, 4 if half else 2)
+    return Form(name, tuple(macros.items()), *shape, warps, blocks, strips, 4 if half else 2, rows)
