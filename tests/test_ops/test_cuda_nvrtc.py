@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aft_mm.ops import aft_conv, dispatch
+from aft_mm.ops import aft_conv, dispatch, kernel_check
 from aft_mm.ops.cuda import availability, nvrtc
 from aft_mm.ops.cuda.forms import form_of
 
@@ -243,3 +243,29 @@ def test_a_kernel_that_does_not_compile_leaves_the_call_to_the_next_backend(monk
         aft_conv(tokens, tokens, tokens, weight, grid=(3, 4))
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'cuda,eager')
     assert aft_conv(tokens, tokens, tokens, weight, grid=(3, 4)).isfinite().all()
+
+
+on_a_device = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+
+
+@pytest.mark.cuda
+@on_a_device
+@pytest.mark.parametrize('dtype', [BF16, HALF], ids=str)
+def test_the_kernels_on_a_device(dtype):
+    result = kernel_check.check_op('aft_conv', torch.device('cuda'), dtype, 'cuda')
+    assert result.startswith('right'), result
+
+
+@pytest.mark.cuda
+@on_a_device
+def test_more_than_2_to_the_31_numbers(monkeypatch):
+    """Equals the last of many sequences alone."""
+    if torch.cuda.mem_get_info()[0] < 60e9:
+        pytest.skip('needs 60 GB of device memory')
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'cuda')
+    one = torch.randn(1, 2000, 1024, device='cuda', dtype=BF16)
+    many = one.new_zeros(1024, 1100, 2000).movedim(0, 2)  # channel-major
+    many[-1] = one[0]
+    weight = torch.randn(1024, 3, 3, device='cuda')
+    got = aft_conv(many, many, many, weight, grid=(40, 50))[-1:]
+    assert torch.equal(got, aft_conv(one, one, one, weight, grid=(40, 50)))
