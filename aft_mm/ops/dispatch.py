@@ -122,14 +122,15 @@ def prefers_channel_major(x: Tensor, dtype: torch.dtype) -> bool:
 
     Those are [B, T, D] with strides (T, 1, B·T); others would be copied.
     """
-    if x.device.type not in CHANNEL_MAJOR_DEVICES or dtype not in cuda_availability.DTYPES:
+    device = x.device
+    if device.type not in CHANNEL_MAJOR_DEVICES or dtype not in cuda_availability.DTYPES:
         return False
-    if (requested_backends() or DEFAULT_BACKENDS)[0] != 'cuda':
+    if requested := requested_backends():
+        if requested[0] != 'cuda':
+            return False
+    elif cuda_availability.unverified('aft_conv', dtype, device.index):
         return False
-    options = dict(global_connectivity=True, causal=False)
-    return not unsupported_reasons(
-        'cuda', 'aft_conv', [x.new_empty(1, 1, 1, dtype=dtype)] * 3, options
-    )
+    return not cuda_availability.machine_reasons(device.type, device.index)
 
 
 def backend_module(name: str) -> ModuleType:

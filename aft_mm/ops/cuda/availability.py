@@ -87,12 +87,12 @@ def compile_reasons(tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 
 
 @constant
-def _unverified_reasons(op: str, dtype: torch.dtype, index: int | None) -> tuple[str, ...]:
+def unverified(op: str, dtype: torch.dtype, index: int | None) -> tuple[str, ...]:
     return unverified_reasons('cuda', op, dtype, index)
 
 
 def reasons_on_request_only(op: str, tensors: Sequence[Tensor | None]) -> list[str]:
     """Return why kernels that can run the call are not the default; empty if they are."""
     value = tensors[2]
-    reasons = _unverified_reasons(op, value.dtype, value.device.index)
+    reasons = unverified(op, value.dtype, value.device.index)
     return [f'{reason}; AFT_MM_BACKEND=cuda uses it' for reason in reasons]
