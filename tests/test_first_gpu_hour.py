@@ -1,5 +1,6 @@
 """tools/benchmarks/first_gpu_hour.py: order, time limits and records of its parts."""
 
+import fnmatch
 import importlib
 import json
 import shlex
@@ -10,8 +11,9 @@ from pathlib import Path
 import first_gpu_hour
 import pytest
 import torch
-from first_gpu_hour import PARTS, Part
+from first_gpu_hour import PARTS, TIMED, Part
 from mmengine.config import Config
+from op_cases import CASES
 
 from aft_mm.ops.triton.availability import KERNELS
 
@@ -81,14 +83,21 @@ def test_a_failing_part_is_recorded_and_the_others_run(hour, counted):
     assert status == 1 and rows['good']['status'] == 'ok'
 
 
+def test_a_part_runs_with_its_backends(hour):
+    code = '-c ' + shlex.quote('import os; print(os.environ.get("AFT_MM_BACKEND"))')
+    _, rows = hour(Part('new', 'a stub', code, backends='cuda,eager'), Part('old', 'a stub', code))
+    assert rows['new']['last_line'] == 'cuda,eager' and rows['old']['last_line'] == 'None'
+
+
 def test_the_tools_accept_the_commands(tmp_path):
     assert len({part.name for part in PARTS}) == len(PARTS) and all(p.limit <= 600 for p in PARTS)
     checked = [op for part in PARTS if '--kernels' in part.command for op in part.words('')[5:]]
     assert sorted(checked) == sorted(KERNELS)
+    assert set(fnmatch.filter(CASES, '*conv-b*h384-k11')) >= set(TIMED.split()[:2])
     for part in PARTS:
         words = part.words(tmp_path / part.name)
         tools = [i for i, word in enumerate(words) if word.endswith('.py')]
-        if tools and part.name == 'training':
+        if tools and part.name.startswith('training'):
             config = Config.fromfile(ROOT / words[tools[1]])
             assert words[words.index('--cfg-options') + 1] == 'train_cfg.max_epochs=1'
             assert config.train_cfg.max_epochs and '{' not in ' '.join(words)

@@ -191,7 +191,7 @@ class TestErrorsBeforeARun:
         fails('train TINY_images', f"Error: {message}AFT_MM_DATA \\(now 'elsewhere'\\)")
         monkeypatch.setenv('AFT_MM_BACKEND', 'Triton')
         for words in ('train no.py', 'test no.py a.pth'):
-            fails(words, 'Error: AFT_MM_BACKEND must be names of triton, native, eager')
+            fails(words, 'Error: AFT_MM_BACKEND must be names of cuda, triton, native, eager')
 
     @pytest.mark.parametrize('library', ['mmdet', 'mmsegmentation'])
     def test_missing_library_that_a_config_inherits(self, fails, tmp_path, monkeypatch, library):

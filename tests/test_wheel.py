@@ -28,7 +28,7 @@ from .helpers import load_script
 from .test_guides import GUIDES, python_blocks
 from .test_packaging import files_below, licenses
 
-CARRIED = '*.py', '*.html', '*.js', '*.cpp', '*.h', 'py.typed'
+CARRIED = '*.py', '*.html', '*.js', '*.cpp', '*.cu', '*.h', 'py.typed'
 # Runs code in forks of one process, which saves the time to import torch and OpenMMLab. The
 # commands that quickstart starts are forks, too.
 FORKS = """

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,9 @@ __all__ = [
     'argument_names',
     'dropout',
     'fuse_linear',
+    'is_plain_linear',
+    'project_channel_major',
+    'project_tokens',
 ]
 
 
@@ -41,10 +44,9 @@ def dropout(p: float) -> nn.Module:
 
 def fuse_linear(layers: Sequence[nn.Module]) -> FusedLinear | None:
     """Return the layers as one, or None if one has a hook or is no plain ``nn.Linear``."""
-    linear = [layer for layer in layers if type(layer) is nn.Linear]
-    hooks = any(layer._forward_hooks or layer._forward_pre_hooks for layer in linear)
+    linear = [layer for layer in layers if is_plain_linear(layer)]
     biases = [layer.bias for layer in linear if layer.bias is not None]
-    if hooks or len(linear) < len(layers) or len(biases) not in (0, len(linear)):
+    if len(linear) < len(layers) or len(biases) not in (0, len(linear)):
         return None
     weights = [layer.weight for layer in linear]
     # Single rows are multiplied faster in a column-major layout.
@@ -59,6 +61,31 @@ def fuse_linear(layers: Sequence[nn.Module]) -> FusedLinear | None:
 def apply_fused(fused: FusedLinear, x: Tensor) -> tuple[Tensor, ...]:
     """Return the output of each layer for x [..., D], from one matrix product."""
     return F.linear(x, fused.weight, fused.bias).split(fused.sizes, -1)
+
+
+def project_channel_major(layer: nn.Linear, x: Tensor) -> Tensor:
+    """Return ``layer(x)`` of x [B, T, D] with strides (T, 1, B·T), by a product that copies nothing."""
+    weight, flat = layer.weight, x.reshape(-1, x.shape[2]).t()
+    if layer.bias is None:
+        y = torch.mm(weight, flat)
+    else:
+        y = torch.addmm(layer.bias.unsqueeze(1), weight, flat)
+    return y.view(-1, *x.shape[:2]).movedim(0, 2)
+
+
+def project_tokens(layer: nn.Linear, x: Tensor) -> Tensor:
+    """Return ``layer(x)``, contiguous, of x [B, T, D] in the order of :func:`project_channel_major`."""
+    flat = x.movedim(2, 0).reshape(x.shape[2], -1).t()
+    if layer.bias is None:
+        y = torch.mm(flat, layer.weight.t())
+    else:
+        y = torch.addmm(layer.bias, flat, layer.weight.t())
+    return y.view(*x.shape[:2], -1)
+
+
+def is_plain_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a layer is exactly an ``nn.Linear`` that nothing observes or changes."""
+    return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def argument_names(layer: nn.Module, base: type[nn.Module]) -> str:

@@ -1,8 +1,8 @@
 """Selection of the backend of a call, and the reasons why another one cannot run it.
 
-The first of :data:`DEFAULT_BACKENDS` without such a reason is used, Triton only where its kernels
-were verified (`triton/availability.py`). ``AFT_MM_BACKEND`` names other backends to try, such as
-``triton,eager``. A selected backend that fails is not replaced.
+The first of :data:`DEFAULT_BACKENDS` without such a reason is used, cuda and Triton only where their
+kernels were verified (`verified.py`). ``AFT_MM_BACKEND`` names other backends to try, such as
+``cuda,triton,eager``. A selected backend that fails is not replaced.
 """
 
 import logging
@@ -18,6 +18,7 @@ from torch import Tensor
 from . import eager, export_conv, reference
 from .checks import ENVIRONMENT_VARIABLE
 from .conv_plan import ConvPlan
+from .cuda import availability as cuda_availability
 from .export_paths import export_stage
 from .native import availability as native_availability
 from .tracing import constant
@@ -33,10 +34,14 @@ OPS = (
     'linear_attention',
 )
 STEPS = tuple(f'{op}_step' for op in OPS)
-BACKENDS = ('triton', 'native', 'eager', 'reference')
-DEFAULT_BACKENDS = ('triton', 'native', 'eager')
+BACKENDS = ('cuda', 'triton', 'native', 'eager', 'reference')
+DEFAULT_BACKENDS = ('cuda', 'triton', 'native', 'eager')
+# The backends of kernels, which may have to be requested.
+KERNELS = {'cuda': cuda_availability, 'triton': triton_availability}
 # Backends that compute less for a constant w of AFT-conv.
 PLANNED = ('native', 'eager')
+# Devices whose kernels may read tokens channel-major.
+CHANNEL_MAJOR_DEVICES = ('cuda',)
 # Read once, as reading the environment is slow.
 INTERPRETED = triton_availability.interpreted()
 logger = logging.getLogger('aft_mm.ops')
@@ -65,12 +70,16 @@ def unsupported_reasons(
     backend: str, op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> list[str]:
     """Return why `backend` cannot run `op` on (query, key, value, ...); empty if it can."""
-    if backend == 'triton':
-        reasons = triton_availability.unsupported_reasons(op, tensors, options)
-        if not reasons and 'triton' not in requested_backends():
+    if backend in KERNELS:
+        availability = KERNELS[backend]
+        if backend not in requested_backends():
             if export_stage():
                 return ['an exported graph replays the paths of eager']
-            reasons = triton_availability.reasons_on_request_only(op, tensors)
+        reasons = availability.unsupported_reasons(op, tensors, options)
+        if not reasons and backend not in requested_backends():
+            reasons = availability.reasons_on_request_only(op, tensors)
+        if not reasons and backend == 'cuda':
+            reasons = cuda_availability.compile_reasons(tensors, options)
         return reasons
     if backend == 'native':
         return native_availability.unsupported_reasons(op, tensors, options)
@@ -108,17 +117,37 @@ def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[s
     raise BackendError(f'no AFT backend runs {op} on {where}: {", and ".join(refused)}')
 
 
+def prefers_channel_major(x: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether `aft_conv` of tokens in `dtype` on the device of x reads them channel-major.
+
+    Those are [B, T, D] with strides (T, 1, B·T); others would be copied.
+    """
+    device = x.device
+    if device.type not in CHANNEL_MAJOR_DEVICES or dtype not in cuda_availability.DTYPES:
+        return False
+    if requested := requested_backends():
+        if requested[0] != 'cuda':
+            return False
+    elif cuda_availability.unverified('aft_conv', dtype, device.index):
+        return False
+    return not cuda_availability.machine_reasons(device.type, device.index)
+
+
 def backend_module(name: str) -> ModuleType:
     """Return the module that holds the ops of a backend under their public names."""
     if name == 'eager':
         return eager
     if name == 'reference':
         return reference
-    # Triton or the C++ loops may not be installed.
+    # CUDA, Triton or the C++ loops may not be installed.
     if name == 'native':
         from .native import bindings as native
 
         return native
+    if name == 'cuda':
+        from .cuda import conv as cuda
+
+        return cuda
     from .triton import library as triton
 
     return triton

@@ -1,10 +1,11 @@
-"""``aft_mm doctor --kernels``: which Triton kernels are right on a device, and their times.
+"""``aft_mm doctor --kernels``: which kernels are right on a device, and their times.
 
 Outputs and gradients are compared with the float64 oracle, also for masked, very large and dominant
 keys and for large biases. Nothing is stored.
 """
 
 import importlib
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +22,9 @@ from aft_mm.checks import check_choice
 
 from . import steps
 from .cases import CASES, LEAST_SCALE, LONG_CASES, TIMED_CASES, TOLERANCE, Case
-from .dispatch import ENVIRONMENT_VARIABLE
+from .dispatch import ENVIRONMENT_VARIABLE, KERNELS, OPS, STEPS
 from .state import StepState, prefill
-from .triton import availability
+from .verified import ALL as DTYPES
 
 GRADIENTS = ('grad_query', 'grad_key', 'grad_value', 'grad_bias', 'grad_bias_v')
 # Changes of the inputs of the last case of an op with softmax keys.
@@ -45,7 +46,9 @@ def using(backend: str) -> Iterator[None]:
             os.environ[ENVIRONMENT_VARIABLE] = before
 
 
-def supported_cases(op: str, device: torch.device, dtype: torch.dtype) -> list[Case]:
+def supported_cases(
+    op: str, device: torch.device, dtype: torch.dtype, backend: str = 'triton'
+) -> list[Case]:
     """Return the cases of `op` with a kernel, in the interpreter only those of a few tokens."""
     is_step, cases = op.endswith('_step'), []
     tensors = [torch.empty(1, 1, 1, device=device, dtype=dtype)] * 3
@@ -59,7 +62,7 @@ def supported_cases(op: str, device: torch.device, dtype: torch.dtype) -> list[C
             continue  # not causal, with a bias that a step has not
         if is_step:
             case = replace(case, options={**case.options, 'causal': True})
-        if not availability.unsupported_reasons(op, tensors, case.all_options):
+        if not KERNELS[backend].unsupported_reasons(op, tensors, case.all_options):
             cases.append(case)
     return cases
 
@@ -114,7 +117,12 @@ def run_steps(case: Case, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def check_case(
-    op: str, case: Case, twist: str, device: torch.device, dtype: torch.dtype
+    op: str,
+    case: Case,
+    twist: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    backend: str = 'triton',
 ) -> tuple[float, str]:
     """Return the largest relative error and where it is; infinite if two runs differ."""
     tensors, mask, is_step = inputs(case, twist, device, dtype), None, op.endswith('_step')
@@ -131,7 +139,7 @@ def check_case(
     run = partial(run_steps, case, tensors) if is_step else partial(run_op, case, tensors, mask)
     torch.use_deterministic_algorithms(True, warn_only=True)  # new memory holds NaN
     try:
-        with using('triton'):
+        with using(backend):
             runs = [run() for _ in range(2)]
     finally:
         torch.use_deterministic_algorithms(False)
@@ -158,7 +166,9 @@ def both_ways(call: Callable[..., Tensor], tensors: Sequence[Tensor]) -> list[Ca
     return [forward, lambda: torch.autograd.grad(call(*leaves), leaves, cotangent)]
 
 
-def timed_calls(op: str, device: torch.device, dtype: torch.dtype) -> dict[str, list[Callable]]:
+def timed_calls(
+    op: str, device: torch.device, dtype: torch.dtype, backend: str
+) -> dict[str, list[Callable]]:
     """Return the calls by what is timed, at a size of the configs."""
     case = TIMED_CASES[op.removesuffix('_step')][-1]
     tensors = [torch.randn(shape, device=device) for shape in case.shapes(TIMED_BATCH)]
@@ -173,20 +183,22 @@ def timed_calls(op: str, device: torch.device, dtype: torch.dtype) -> dict[str, 
             return step(state._replace(position=last.clone()), *token, *biases)
 
         calls = [torch.no_grad()(call)]
-        return dict(triton=calls, eager=calls)
+        return {backend: calls, 'eager': calls}
     calls = both_ways(case, [query, key, value, *biases])
     heads = [x.unflatten(-1, (-1, 64)).transpose(1, 2) for x in (query, key, value)]
     causal = case.options.get('causal', False)
     flash = both_ways(partial(F.scaled_dot_product_attention, is_causal=causal), heads)
-    return {'triton': calls, 'eager': calls, 'flash attention': flash}
+    return {backend: calls, 'eager': calls, 'flash attention': flash}
 
 
-def describe_times(op: str, device: torch.device, dtype: torch.dtype) -> str:
+def describe_times(
+    op: str, device: torch.device, dtype: torch.dtype, backend: str = 'triton'
+) -> str:
     """Return µs of the kernels, forward and with backward, and their speed over the others."""
     bench = partial(importlib.import_module('triton.testing').do_bench, return_mode='median')
-    with using('triton'):
-        calls = timed_calls(op, device, dtype)
-        ours = [bench(call) for call in calls.pop('triton')]
+    with using(backend):
+        calls = timed_calls(op, device, dtype, backend)
+        ours = [bench(call) for call in calls.pop(backend)]
     text = ', '.join(f'{1000 * ms:.0f}' for ms in ours) + ' µs'
     with using('eager'):
         for name, rivals in calls.items():
@@ -195,37 +207,48 @@ def describe_times(op: str, device: torch.device, dtype: torch.dtype) -> str:
     return text
 
 
-def check_op(op: str, device: torch.device, dtype: torch.dtype) -> str:
+def check_op(op: str, device: torch.device, dtype: torch.dtype, backend: str = 'triton') -> str:
     """Return 'right' with the largest error and, on a GPU, times; or what is wrong."""
-    pairs = [(case, '') for case in supported_cases(op, device, dtype)]
+    pairs = [(case, '') for case in supported_cases(op, device, dtype, backend)]
     last = [case for case, _ in pairs if 'key_function' not in case.options][-1]
     left_out = {'masked': op.endswith('_step'), 'large bias': not last.parameters}
     pairs += [(last, twist) for twist in TWISTS if not left_out.get(twist)]
-    error, where = max(check_case(op, *pair, device, dtype) for pair in pairs)
+    error, where = max(check_case(op, *pair, device, dtype, backend) for pair in pairs)
     if error > TOLERANCE[dtype]:
         return f'wrong by {error:.1e} > {TOLERANCE[dtype]:g}: {where}'
-    times = '; ' + describe_times(op, device, dtype) if device.type == 'cuda' else ''
+    times = '; ' + describe_times(op, device, dtype, backend) if device.type == 'cuda' else ''
     return f'right, largest error {error:.1e}{times}'
 
 
 def check_kernels(ops: Sequence[str] = (), device: str = 'cuda') -> bool:
-    """Print a line per op, all if none is named, and dtype; return whether all are right.
+    """Print a line per backend, op, all if none is named, and dtype; return whether all are right.
 
     Raises:
         ValueError: If an op has no kernel.
-        RuntimeError: If the kernels cannot run on the device.
+        RuntimeError: If the kernels of no backend can run on the device.
     """
-    target, all_right = torch.device(device), True
+    target, all_right, missing = torch.device(device), True, {}
+    known = [
+        op for op in (*OPS, *STEPS) if any(op in module.KERNELS for module in KERNELS.values())
+    ]
     for op in ops:
-        check_choice('op', op, tuple(availability.KERNELS))
-    if missing := availability.machine_reasons(target.type, target.index):
-        raise RuntimeError(f'the kernels cannot be checked on {device}: triton {missing[0]}')
-    for op in ops or availability.KERNELS:
-        for dtype in reversed(availability.DTYPES):  # of models first
+        check_choice('op', op, known)
+    for backend, module in KERNELS.items():
+        if reasons := module.machine_reasons(target.type, target.index):
+            missing[backend] = reasons[0]
+    if len(missing) == len(KERNELS):
+        reasons = [f'{backend} {reason}' for backend, reason in missing.items()]
+        raise RuntimeError(f'the kernels cannot be checked on {device}: {"; ".join(reasons)}')
+    for backend, reason in missing.items():
+        print(f'{backend}: not checked, {reason}')
+    for op, dtype in itertools.product(ops or known, reversed(DTYPES)):  # dtypes of models first
+        for backend, module in KERNELS.items():
+            if backend in missing or op not in module.KERNELS or dtype not in module.DTYPES:
+                continue
             try:
-                result = check_op(op, target, dtype)
+                result = check_op(op, target, dtype, backend)
             except Exception as error:  # a fault of a kernel, too little memory, no compiler
                 result = f'failed: {type(error).__name__}: {error}'
             all_right &= result.startswith('right')
-            print(f'{op} {str(dtype).removeprefix("torch.")}: {result}', flush=True)
+            print(f'{backend} {op} {str(dtype).removeprefix("torch.")}: {result}', flush=True)
     return all_right

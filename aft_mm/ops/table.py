@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from .cuda import availability as cuda_availability
 from .dispatch import (
     BACKENDS,
     ENVIRONMENT_VARIABLE,
@@ -29,6 +30,8 @@ def _needs(kernels: Mapping[str, Mapping[str, Any]], limits: Mapping[str, str]) 
 
 
 ABOUT = {
+    'cuda': 'CUDA C++ compiled at first use, float16 and bfloat16: '
+    + _needs(cuda_availability.KERNELS, cuda_availability.LIMITS),
     'triton': f'fused kernels for CUDA devices: {_needs(KERNELS, LIMITS)}',
     'native': 'loops in C++ for the CPU, float32 and bfloat16: '
     + _needs(native_availability.KERNELS, native_availability.LIMITS),
@@ -69,4 +72,4 @@ def print_table() -> None:
         what = 'any op or step' if len(refused) == len(OPS + STEPS) else ', '.join(refused)
         print(f'{backend} cannot run {what} on {device_type}: {reason}')
     print(f'{ENVIRONMENT_VARIABLE} selects from {", ".join(BACKENDS)}: one, or several to try')
-    print('aft_mm doctor --kernels checks and times the Triton kernels on this device')
+    print('aft_mm doctor --kernels checks and times the kernels on this device')

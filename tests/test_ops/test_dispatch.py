@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from aft_mm import ops
 from aft_mm.ops import __main__ as program
-from aft_mm.ops import dispatch, eager, reference
+from aft_mm.ops import dispatch, eager, reference, verified
 from aft_mm.ops.eager.conv import safe_conv_mean_node
 from aft_mm.ops.native import availability as native_availability
 from aft_mm.ops.triton import availability as triton_availability
@@ -35,7 +35,7 @@ def test_environment_variable_chooses_the_backend(monkeypatch):
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'reference')
     assert dispatch.implementation(*call_on('cpu')) is reference.aft_simple
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'fast')
-    with pytest.raises(ValueError, match="names of triton, .* reference .*, got 'fast'"):
+    with pytest.raises(ValueError, match="names of cuda, triton, .* reference .*, got 'fast'"):
         dispatch.implementation(*call_on('cpu'))
 
 
@@ -152,7 +152,7 @@ def test_kernels_are_the_default_where_they_were_verified(
     capability, op, dtype, reasons, monkeypatch
 ):
     monkeypatch.delenv(dispatch.ENVIRONMENT_VARIABLE, raising=False)
-    monkeypatch.setattr(triton_availability, 'ask_capability', lambda index: capability)
+    monkeypatch.setattr(verified, 'ask_capability', lambda index: capability)
     tensors = [torch.empty(1, 1, 1, dtype=dtype, device='meta')] * 3
     device = SimpleNamespace(type='cuda', index=0)
     value = SimpleNamespace(dtype=dtype, device=device, shape=(1, 1, 1))
@@ -196,23 +196,24 @@ def test_table_of_backends(asked, monkeypatch, capsys):
     for op in dispatch.OPS:
         assert f'{op} ' in output
     assert ('reference cannot run any op or step on cpu' in output) == (asked != 'reference')
-    assert 'triton cannot run any op or step on cpu: runs on cuda tensors' in output
+    for backend in ('cuda', 'triton'):
+        assert f'{backend} cannot run any op or step on cpu: runs on cuda tensors' in output
     without = 'aft_local_learned, linear_attention, aft_local_learned_step, linear_attention_step'
     assert f'{without} on cpu: has no kernel' in output
     assert 'aft_local (any options)' in output and 'a grid of 1 or 2 sizes)' in output
     rows = [line.split()[2:] for line in output.splitlines()[1:3]]  # aft_simple, aft_full
     loops = 'available' if isinstance(native_availability.find_library(), Path) else 'no'
-    expected = [['no', loops, 'available', 'no'], ['no', 'no', 'available', 'no']]
+    expected = [['no', 'no', loops, 'available', 'no'], ['no', 'no', 'no', 'available', 'no']]
     if asked == 'reference':
-        expected[0][3] = expected[1][3] = 'used'
+        expected[0][4] = expected[1][4] = 'used'
     elif asked is None:
-        expected[0][1 if loops == 'available' else 2] = expected[1][2] = 'used'
+        expected[0][2 if loops == 'available' else 3] = expected[1][3] = 'used'
     assert rows == expected
 
 
 def test_table_of_backends_for_an_unknown_name(monkeypatch):
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'Triton')
-    with pytest.raises(SystemExit, match='^Error: AFT_MM_BACKEND must be names of triton, native'):
+    with pytest.raises(SystemExit, match='^Error: AFT_MM_BACKEND must be names of cuda, triton'):
         program.main([])
 
 

@@ -26,6 +26,8 @@ from pathlib import Path
 import torch
 from record import ROOT, commit, device_name, versions
 
+from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -49,7 +51,8 @@ class Part:
     """A command that runs in the root of the checkout for at most `limit` seconds.
 
     It starts with a Python file, with '-m' and a module, or with the program that it `needs`.
-    '{out}' is the folder of the part, '{python}' the interpreter.
+    '{out}' is the folder of the part, '{python}' the interpreter. `backends` are those of
+    AFT_MM_BACKEND, if not the default ones.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Part:
     command: str
     needs: str | None = None
     limit: float = LIMIT
+    backends: str = ''
 
     def words(self, folder: Path) -> list[str]:
         words = [
@@ -83,12 +87,27 @@ def _ops(op: str, dtype: str) -> Part:
     )
 
 
-def _models(size: int, form: str) -> Part:
+def _models(size: int, form: str, backends: str = '') -> Part:
     return Part(
-        f'models-{size}-{form}',
+        f'models-{size}-{form}{"-cuda" if backends else ""}',
         f'images per second at {size} px, {form}, with a profile of AFT-conv',
         f'tools/benchmarks/benchmark_models.py --size {size} --forms {form} --models {SMALL} '
         '--rounds 10 --json {out}/result.json',
+        backends=backends,
+    )
+
+
+# The kernels in CUDA C++, which no GPU has run yet.
+NEW = 'cuda,triton,eager'
+TIMED = 'conv-b128-14x14-d384-h384-k11 conv-b32-32x32-d384-h384-k11 conv-b128-14x14-d384-h16-k11'
+
+
+def _cuda_ops(case: str) -> Part:
+    return Part(
+        f'cuda-{case}',
+        f'{case}: CUDA C++, Triton and torch operations next to flash attention',
+        f'tools/benchmarks/benchmark_ops.py --cases {case} --dtype bfloat16 --rounds 5 '
+        '--backends cuda triton eager --json {out}/result.json',
     )
 
 
@@ -101,16 +120,44 @@ def _step(tokens: int) -> Part:
     )
 
 
+TRAINING = (
+    '-m torch.distributed.run --standalone --nproc_per_node 1 tools/train.py '
+    'configs/image_classification/aft-conv-quickstart_1xb64-50e_digits.py '
+    '--launcher pytorch --amp --work-dir {out}/run --cfg-options train_cfg.max_epochs=1'
+)
 PARTS = [
     Part('system', 'torch, CUDA and driver', '-m torch.utils.collect_env'),
+    Part(
+        'cuda-parity',
+        'a small case and one of each source against the oracle',
+        'tools/benchmarks/benchmark_ops.py --check --cases *conv-b*h384-k11 --dtype bfloat16 '
+        'float16 --backends cuda --json {out}/result.json',
+    ),
+    Part(
+        'cuda-memcheck',
+        'CUDA C++ kernels in compute-sanitizer, on a small case',
+        'compute-sanitizer --tool memcheck --error-exitcode 1 {python} '
+        'tools/benchmarks/benchmark_ops.py --check --cases small-conv --dtype bfloat16 float16 '
+        '--backends cuda --json {out}/result.json',
+        needs='compute-sanitizer',
+    ),
+    *map(_cuda_ops, TIMED.split()),
+    _models(224, 'compiled', NEW),
+    _models(512, 'compiled', NEW),
+    _models(224, 'eager', NEW),
+    _models(512, 'eager', NEW),
     _check('simple'),
     _check('conv'),
     Part(
+        'training-cuda',
+        'an epoch with the CUDA C++ kernels, compiled, in mixed precision, DistributedDataParallel',
+        TRAINING,
+        backends=NEW,
+    ),
+    Part(
         'training',
         'an epoch on digits, compiled, in mixed precision with DistributedDataParallel',
-        '-m torch.distributed.run --standalone --nproc_per_node 1 tools/train.py '
-        'configs/image_classification/aft-conv-quickstart_1xb64-50e_digits.py '
-        '--launcher pytorch --amp --work-dir {out}/run --cfg-options train_cfg.max_epochs=1',
+        TRAINING,
     ),
     _models(224, 'compiled'),
     _models(512, 'compiled'),
@@ -147,9 +194,13 @@ def finished(part: Part, folder: Path, now: str | None) -> bool:
     return before.get('status') == 'ok' and same == (part.command, now)
 
 
-def call(words: Sequence[str], log: Path, limit: float) -> tuple[str, int | None]:
+def call(
+    words: Sequence[str], log: Path, limit: float, backends: str = ''
+) -> tuple[str, int | None]:
     """Run a command for at most `limit` seconds, and kill the processes it leaves."""
     environment = {**os.environ, 'PYTHONUNBUFFERED': '1'}
+    if backends:
+        environment[ENVIRONMENT_VARIABLE] = backends
     with log.open('wb') as output:
         process = subprocess.Popen(
             words,
@@ -187,7 +238,7 @@ def run_part(part: Part, folder: Path, now: str | None) -> dict:
         row.update(status='skipped', last_line=f'{part.needs} is not installed')
     else:
         log, start = folder / 'log.txt', time.monotonic()
-        status, exit_status = call(part.words(folder), log, part.limit)
+        status, exit_status = call(part.words(folder), log, part.limit, part.backends)
         row.update(status=status, exit_status=exit_status, last_line=last_line(log))
         row['seconds'] = round(time.monotonic() - start, 1)
     # Atomic, because the file marks the end of the part.
@@ -240,7 +291,8 @@ def list_parts(parts: Sequence[Part], out: Path) -> None:
     for part in parts:
         state = 'finished' if finished(part, out / part.name, now) else 'to do'
         print(f'{part.name:<28}{state:<10}at most {part.limit:.0f} s: {part.why}')
-        print(f'    {part.command}')
+        backends = f'{ENVIRONMENT_VARIABLE}={part.backends} ' if part.backends else ''
+        print(f'    {backends}{part.command}')
 
 
 def main(arguments: list[str] | None = None, parts: Sequence[Part] = PARTS) -> int:

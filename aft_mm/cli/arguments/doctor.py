@@ -11,6 +11,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         '--kernels',
         nargs='*',
         metavar='OP',
-        help='check the Triton kernels of these ops (default: all, which takes many minutes) on '
+        help='check the GPU kernels of these ops (default: all, which takes many minutes) on '
         'this GPU, and time them against torch operations and flash attention',
     )

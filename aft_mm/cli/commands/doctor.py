@@ -1,4 +1,4 @@
-"""``aft_mm doctor``: check the environment, and with --kernels the Triton kernels."""
+"""``aft_mm doctor``: check the environment, and with --kernels the GPU kernels."""
 
 import argparse
 import importlib

@@ -3,18 +3,28 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import check_choice, check_flag
 from aft_mm.ops.checks import check_num_heads
+from aft_mm.ops.dispatch import prefers_channel_major
 from aft_mm.registry import MODELS
 
 from ..grid import Grid, check_kernel
 from ..position_bias import ConvPositionBias
+from ..projections import is_plain_linear, project_channel_major, project_tokens
 from .base import AFTMixer
 
 SPARSITIES = ('none', 'entropy', 'gumbel')
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of a product with x, which autocast may choose."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
 
 
 @MODELS.register_module()
@@ -87,6 +97,17 @@ class AFTConv(AFTMixer):
     def regularization_loss(self) -> Tensor | None:
         """Return ``Σ_heads entropy(softmax(w))`` in nats for sparsity='entropy', else None (eq. 9)."""
         return self.pos_bias.entropy() if self.sparsity == 'entropy' else None
+
+    def _apply_projection(self, layer: nn.Module, x: Tensor) -> Tensor:
+        # Kernels read the channel-major tokens that one product can write, and would copy others.
+        if is_plain_linear(layer) and prefers_channel_major(x, _product_dtype(x)):
+            return project_channel_major(layer, x)
+        return layer(x)
+
+    def _project_output(self, mixed: Tensor) -> Tensor:
+        if is_plain_linear(self.proj) and prefers_channel_major(mixed, mixed.dtype):
+            return project_tokens(self.proj, mixed)
+        return self.proj(mixed)
 
     def _mix(
         self, query: Tensor | None, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None

@@ -146,14 +146,15 @@ class TokenMixer(nn.Module):
         grid = self._resolve_grid(x.shape[1], grid)
         if memory is None:
             x = x if key_mask is None else _hide_tokens(x, key_mask)
-            memory = ProjectedMemory(self.key(x), self.value(x), key_mask)
+            key, value = self._apply_projection(self.key, x), self._apply_projection(self.value, x)
+            memory = ProjectedMemory(key, value, key_mask)
         elif isinstance(memory, Tensor):
             memory = self.project_memory(memory, key_mask)
         elif key_mask is not None:
             raise ValueError('key_mask must be None for a projected memory, which has its own')
-        query: Any = None if self.query is None else self.query(x)
+        query: Any = None if self.query is None else self._apply_projection(self.query, x)
         mixed = self._mix(query, memory.key, memory.value, grid, memory.key_mask, **pairs)
-        return self.proj_drop(self.proj(mixed))
+        return self.proj_drop(self._project_output(mixed))
 
     def project_memory(self, memory: Tensor, key_mask: Tensor | None = None) -> ProjectedMemory:
         """Project a memory [B, S, D] once, for many calls of :meth:`forward`."""
@@ -269,6 +270,13 @@ class TokenMixer(nn.Module):
     def position_bias(self) -> Tensor | None:
         """Return the position bias w for plots, ``[1, T, T]`` or ``[h, *kernel]``, or None."""
         return None
+
+    def _apply_projection(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """Return the query, key or value of tokens x [B, T, D]."""
+        return layer(x)
+
+    def _project_output(self, mixed: Tensor) -> Tensor:
+        return self.proj(mixed)
 
     def _mix(
         self, query: Tensor, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..tracing import constant
+from ..verified import ALL, unverified_reasons
 
 # Ops that have a kernel, and the options that it requires.
 KERNELS: dict[str, dict[str, Any]] = {
@@ -35,12 +36,7 @@ KERNELS: dict[str, dict[str, Any]] = {
 # What else a call needs.
 LIMITS = {op: 'a float32 state' for op in KERNELS if op.endswith('_step')}
 LIMITS['aft_conv'] = 'a grid of 1 or 2 sizes'
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Dtypes in which the kernels of an op were right on a device, by its compute capability
-# (docs/results/benchmarks/h100.txt). They are the default there.
-VERIFIED: dict[tuple[int, int], dict[str, tuple[torch.dtype, ...]]] = {
-    (9, 0): {**dict.fromkeys(KERNELS, DTYPES), 'aft_local': (torch.bfloat16,)},
-}
+DTYPES = ALL
 # The oldest chip that the tests compile for.
 OLDEST_CAPABILITY = (8, 0)
 # Triton 3.6 is reported to compile products in a loop wrongly for this chip.
@@ -108,22 +104,13 @@ def _differentiation_reasons() -> tuple[str, ...]:
     return ()
 
 
-@functools.cache
-def ask_capability(index: int | None) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(index)
-
-
 @constant
 def _unverified_reasons(
     op: str, dtype: torch.dtype, device_type: str, index: int | None
 ) -> tuple[str, ...]:
     if device_type != 'cuda':
         return ("not the default in Triton's interpreter",)
-    capability = ask_capability(index)
-    if dtype in VERIFIED.get(capability, {}).get(op, ()):
-        return ()
-    where = 'on capability {}.{} in {}'.format(*capability, str(dtype).removeprefix('torch.'))
-    return (f'not verified {where}',)
+    return unverified_reasons('triton', op, dtype, index)
 
 
 def reasons_on_request_only(op: str, tensors: Sequence[Tensor | None]) -> list[str]:

@@ -17,11 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ..geometry import crop_kernel
+from ..kernel_op import TOKENS, differentiated, register
 from .block_sizes import MatmulBlock, cdiv
 from .full_local import MatmulCall, launch_backward, launch_forward
 from .online_softmax import Ints, Pointers, Strided, entry_pointer, store_entry, strided
 from .tiling import TileBand, choose_block, new_saved
-from .torch_ops import TOKENS, differentiated, register
 
 # Places, sequences and channels of a program; reads are contiguous along the channels, writes along
 # the sequences.

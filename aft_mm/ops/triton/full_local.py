@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..geometry import Window, as_pair, neighbours, split
+from ..kernel_op import TOKENS, differentiated, register
 from . import matmul, operands, recompute_flagged
 from .block_sizes import MatmulBlock, cdiv, count_processors
 from .online_softmax import Strided, new_wanted, strided
@@ -20,7 +21,6 @@ from .tiling import (
     new_saved,
     split_saved,
 )
-from .torch_ops import TOKENS, differentiated, register
 from .weights import Extents, MatmulForm, MatmulInputs, MatmulSaved, product_weights_kernel
 
 ROWS_WEIGHED = 16

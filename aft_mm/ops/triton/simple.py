@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..kernel_op import TOKENS, differentiated, register
 from .block_sizes import cdiv, count_processors, find_block
 from .online_softmax import (
     HIGHEST,
@@ -45,7 +46,6 @@ from .online_softmax import (
     strided,
     target_of_token,
 )
-from .torch_ops import TOKENS, differentiated, register
 
 MOST_CHUNKS = tl.constexpr(64)
 # A block [GROUPS, C], or a sum of such blocks, per row of the groups.

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..geometry import Window, as_pair
+from ..kernel_op import TOKENS, register
 from ..state import StepState
 from .block_sizes import cdiv, find_block
 from .online_softmax import (
@@ -38,7 +39,6 @@ from .online_softmax import (
     store_entry,
     strided,
 )
-from .torch_ops import TOKENS, register
 
 BiasedSum: TypeAlias = tuple[Floats, Floats, Floats, Floats]
 

@@ -26,6 +26,8 @@ def register(
     *,
     fake: Callable,
     public_name: str = '',
+    backend: str = 'triton',
+    like: Callable[[Tensor], Tensor] = lambda x: x.new_empty(x.shape),
 ) -> Callable:
     """Register ``aft_mm::<forward.__name__>``, differentiable if there is a `backward`.
 
@@ -34,11 +36,13 @@ def register(
             `saved` is what `backward` needs and may be empty unless `save`. Without a `backward`
             there is no `save`.
         inputs: Tensors and options as in a schema of torch. Those marked ``(a!)`` are written into.
-        backward: (gradient, saved, *tensors, *options, wanted: Sequence[bool]) -> the contiguous
-            gradients of the tensors, of which those not `wanted` may be None. Its own gradient is a
+        backward: (gradient, saved, *tensors, *options, wanted: Sequence[bool]) -> the gradients of
+            the tensors, of which those not `wanted` may be None. Its own gradient is a
             RuntimeError.
         fake: The results of `forward` as empty tensors, from the same arguments.
         public_name: The name of the op in the error for a second gradient.
+        backend: The backend in that error.
+        like: An empty tensor of the layout that the gradient of a tensor has.
     """
     name = forward.__name__
     label = f'aft_mm::{name}'
@@ -57,17 +61,21 @@ def register(
     op = _define(name, f'({inputs}, bool save) -> (Tensor, Tensor)', launch, fake)
     tensors = inputs.count('Tensor')
 
+    def like_wanted(gradient: Tensor, saved: Tensor, *inputs: Any) -> list[Tensor]:
+        pairs = zip(inputs[:-1], inputs[-1], strict=False)
+        return [like(x) for x, needed in pairs if needed]
+
     def gradients(gradient: Tensor, *inputs: Any) -> list[Tensor]:
         if not len(gradient):
-            return [x.zero_() for x in _like_wanted(gradient, *inputs)]
+            return [x.zero_() for x in like_wanted(gradient, *inputs)]
         with torch.cuda.device_of(gradient):
             pairs = zip(backward(gradient, *inputs), inputs[-1], strict=False)
         return [x for x, needed in pairs if needed and x is not None]
 
     schema = f'(Tensor gradient, Tensor saved, {inputs}, bool[] wanted) -> Tensor[]'
-    grad_op = _define(f'{name}_backward', schema, gradients, _like_wanted)
+    grad_op = _define(f'{name}_backward', schema, gradients, like_wanted)
     message = (
-        f'the gradient of {public_name} of the triton backend is differentiable once; '
+        f'the gradient of {public_name} of the {backend} backend is differentiable once; '
         f'AFT_MM_BACKEND=eager supports second derivatives'
     )
     _set_gradient(grad_op, _refusing(grad_op, message))
@@ -92,7 +100,7 @@ def register(
                 raise RuntimeError(f'{label} must be called with save=True for its gradient')
             if torch._C._functorch.is_legacy_batchedtensor(gradient):
                 raise RuntimeError(
-                    f'the gradient of {public_name} of the triton backend cannot be batched; '
+                    f'the gradient of {public_name} of the {backend} backend cannot be batched; '
                     f'AFT_MM_BACKEND=eager supports batched gradients'
                 )
             inputs = *ctx.saved_tensors, *ctx.options, wanted[:tensors]
@@ -140,9 +148,3 @@ def _refusing(op: Any, message: str) -> type[torch.autograd.Function]:
             raise RuntimeError(message)
 
     return Refusing
-
-
-def _like_wanted(gradient: Tensor, saved: Tensor, *inputs: Any) -> list[Tensor]:
-    """Return the results of a `backward` as empty tensors."""
-    pairs = zip(inputs[:-1], inputs[-1], strict=False)
-    return [x.new_empty(x.shape) for x, needed in pairs if needed]

@@ -1,0 +1,34 @@
+"""The kernels that were right on a device, by its compute capability; they are the default there.
+
+Dtypes for each backend and op, from the logs in docs/results/benchmarks (h100.txt).
+"""
+
+import functools
+
+import torch
+
+ALL = (torch.float32, torch.float16, torch.bfloat16)
+OPS = ('aft_simple', 'aft_full', 'aft_conv')
+STEPS = (*(f'{op}_step' for op in OPS), 'aft_local_step', 'aft_local_hard_step')
+VERIFIED: dict[tuple[int, int], dict[str, dict[str, tuple[torch.dtype, ...]]]] = {
+    (9, 0): dict(
+        triton={**dict.fromkeys((*OPS, *STEPS), ALL), 'aft_local': (torch.bfloat16,)},
+        cuda={},
+    ),
+}
+
+
+@functools.cache
+def ask_capability(index: int | None) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def unverified_reasons(
+    backend: str, op: str, dtype: torch.dtype, index: int | None
+) -> tuple[str, ...]:
+    """Return why the kernels of an op are not the default on a device; empty if they are."""
+    capability = ask_capability(index)
+    if dtype in VERIFIED.get(capability, {}).get(backend, {}).get(op, ()):
+        return ()
+    where = 'on capability {}.{} in {}'.format(*capability, str(dtype).removeprefix('torch.'))
+    return (f'not verified {where}',)
