@@ -14,7 +14,7 @@ import numpy as np
 from aft_mm.config.lists import read_lines
 from aft_mm.config.writing import Literal
 from aft_mm.errors import UserError
-from aft_mm.images import check_image, image_size
+from aft_mm.images import check_image, stored_size
 from aft_mm.progress import progress
 
 #: Names of the folders and lists of a validation set.
@@ -29,13 +29,15 @@ Parts = dict[str, list[str]]
 
 @dataclass
 class OwnData:
-    """Data of the user: samples of each part, lines of the config, and files for ``split``."""
+    """Data of the user: samples of each part, lines of the config, files for ``split``, and notes."""
 
     about: list[str]
     counts: Counter[str]
     parts: dict[str, int]
     config: list[str]
     files: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    is_sampled: bool = True  # the validation part, if there are files
 
 
 def split_by_label(
@@ -112,13 +114,22 @@ def class_lines(root: Path, names: Sequence[str], comment: str) -> Iterator[str]
 
 def image_sizes(paths: Sequence[Path]) -> str:
     """Read all images, and describe their sizes: ``'64 x 48 to 640 x 480 pixels'``."""
+    return described_sizes(stored_sizes(paths))
 
-    def size(path: Path) -> tuple[int, int]:
+
+def stored_sizes(paths: Sequence[Path]) -> list[tuple[int, int, int]]:
+    """Read all images; return width and height of the stored pixels, and EXIF orientation."""
+
+    def size(path: Path) -> tuple[int, int, int]:
         check_image(str(path), 'data')
-        return image_size(path)
+        return stored_size(path)
 
     with ThreadPoolExecutor(16) as pool:
-        sizes = list(progress(pool.map(size, paths), 'reading images', len(paths)))
+        return list(progress(pool.map(size, paths), 'reading images', len(paths)))
+
+
+def described_sizes(stored: Sequence[tuple[int, int, int]]) -> str:
+    sizes = [(h, w) if orientation > 4 else (w, h) for w, h, orientation in stored]
     least, most = (
         '{} x {}'.format(*choose(sizes, key=lambda size: size[0] * size[1]))
         for choose in (min, max)
