@@ -115,9 +115,9 @@ def unused_reason(box: Box, source: str, size: tuple[int, int]) -> str:
     x, y, width, height = box.place
     problem = ''
     if width < 0 or height < 0:
-        problem = 'must have a width and height above 0, x and y of its corner first,'
+        problem = 'must have no negative width or height, in VOC xmin above xmax,'
     elif width * height > 0:
-        if min(size) > 2 and max(map(abs, box.place)) <= 1:
+        if min(size) > 2 and 0 <= x < 1 and 0 <= y < 1 and max(width, height) <= 1:
             problem = 'must be in pixels, not in fractions of the image,'
         elif min(x + width, size[0]) <= max(x, 0) or min(y + height, size[1]) <= max(y, 0):
             problem = f'must be inside of its image of {size[0]} x {size[1]} pixels,'
@@ -248,18 +248,10 @@ def read_voc(path: Path, as_mmdet: bool = False) -> Annotated:
             f'boxes {source[:300]!r} must be an annotation of VOC, got {root.tag!r}: export the boxes '
             'as PASCAL VOC or COCO'
         )
-    size = None
-    if root.find('size') is not None:
-        try:
-            size = tuple(int(root.findtext(f'size/{side}', '')) for side in ('width', 'height'))
-        except ValueError:
-            if as_mmdet:
-                raise UserError(
-                    f'boxes {source!r} must have a size with an integer width and height'
-                ) from None
-    image = Annotated(
-        source, root.findtext('filename') or '', size if size and min(size) > 0 else None
-    )
+    sides = [root.findtext(f'size/{side}', '').strip() for side in ('width', 'height')]
+    if as_mmdet and root.find('size') is not None and not all(map(str.isdecimal, sides)):
+        raise UserError(f'boxes {source!r} must have a size with an integer width and height')
+    image = Annotated(source, root.findtext('filename') or '', _size(*sides))
     for number, item in enumerate(root.findall('object'), 1):
         label, corners = item.findtext('name') or '', item.find('bndbox')
         if not as_mmdet:
@@ -354,7 +346,7 @@ def read_coco(path: str) -> dict:
         if not isinstance(name, str) or not name or '://' in name or '\0' in name:
             reason = f'must have the name of a local file, got {described(name)}'
             refuse_entry('image', image, reason)
-        size = _coco_size(image)
+        size = _size(image.get('width'), image.get('height'))
         if size and size[0] * size[1] > MAX_PIXELS:
             refuse_entry('image', image, f'must have a height and width, got {described(size)}')
     image_ids = {image['id'] for image in images}
@@ -402,7 +394,9 @@ def coco_images(
         unused: Counts boxes.
     """
     images = {
-        image['id']: Annotated(path, image['file_name'], _coco_size(image))
+        image['id']: Annotated(
+            path, image['file_name'], _size(image.get('width'), image.get('height'))
+        )
         for image in content.get('images', ())
     }
     for box in content.get('annotations', ()):
@@ -429,10 +423,13 @@ def _is_true(value: Any) -> bool:
     return str(value).strip().lower() in ('1', '1.0', 'true')
 
 
-def _coco_size(image: dict) -> tuple[int, int] | None:
-    width, height = image.get('width'), image.get('height')
-    are_sizes = all(is_int(side) and side > 0 for side in (width, height))
-    return (width, height) if are_sizes else None  # type: ignore[return-value]
+def _size(width: Any, height: Any) -> tuple[int, int] | None:
+    """Return the size that a file gives, None if there is none."""
+    try:
+        size = round(float(width)), round(float(height))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return size if min(size) > 0 else None
 
 
 def _check_entries(path: str, content: dict, is_evaluated: bool) -> None:
@@ -440,15 +437,14 @@ def _check_entries(path: str, content: dict, is_evaluated: bool) -> None:
 
     def refuse_entry(kind: str, entry: dict, reason: str) -> NoReturn:
         raise UserError(
-            f'{kind} {described(entry.get("id"))} of {path!r} {reason}; `aft_mm new coco` writes it'
+            f'{kind} {described(entry.get("id"))} of {path!r} {reason}; `aft_mm new coco` repairs it'
         )
 
     sizes = {}
     for image in content.get('images', ()):
-        size = _coco_size(image)
-        if size is None:
-            given = (image.get('height'), image.get('width'))
-            refuse_entry('image', image, f'must have a height and width, got {described(given)}')
+        size = image.get('height'), image.get('width')
+        if not all(is_int(side) and side > 0 for side in size):
+            refuse_entry('image', image, f'must have a height and width, got {described(size)}')
         sizes[image['id']] = size
     seen = set()
     for box in content.get('annotations', ()):
@@ -466,8 +462,7 @@ def _check_entries(path: str, content: dict, is_evaluated: bool) -> None:
             refuse_entry('box', box, 'has no area')
         if is_evaluated and box.get('iscrowd') not in (0, 1):
             refuse_entry('box', box, 'must have an iscrowd of 0 or 1')
-        width, height = sizes[box['image_id']]
-        problem = _mask_problem(box.get('segmentation') or [], (height, width))
+        problem = _mask_problem(box.get('segmentation') or [], sizes[box['image_id']])
         if problem:
             refuse_entry('box', box, problem)
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from mmengine.config import Config, ConfigDict
+from mmengine.config import ConfigDict
 from mmengine.registry import DATASETS, METRICS, DefaultScope
 from PIL import Image
 
@@ -51,22 +51,23 @@ def coco(root, number=8):
     return content
 
 
-def voc(root, boxes, name='.jpg', size=SIZE, extra='<difficult>0</difficult>', number=8):
-    """Write images with the same boxes each, of a cat, a dog, a cat, …"""
-    (root / 'Annotations').mkdir(parents=True)
+def voc(root, boxes, stem, name='.jpg', size=SIZE, extra='<difficult>0</difficult>'):
+    """Write an image with boxes (xmax, xmin, ymin, ymax) of a cat, a dog, a cat, …"""
     objects = ''
     for k, box in enumerate(boxes):
         corners = ''.join(
             f'<{side}>{value}</{side}>'
             for side, value in zip(('xmax', 'xmin', 'ymin', 'ymax'), box, strict=True)
         )
-        objects += f'<object><bndbox>{corners}</bndbox><name>{("cat", "dog")[k % 2]}</name>{extra}</object>'
+        label = f'<name>\n  {("cat", "dog")[k % 2]}\n</name>'
+        objects += f'<object><bndbox>{corners}</bndbox>{label}{extra}</object>'
     sides = '' if size is None else f'<width>{size[0]}</width><height>{size[1]}</height>'
-    for i in range(number):
-        save(root / f'JPEGImages/{i}{name}')
-        (root / f'Annotations/{i}.xml').write_text(
-            f'<annotation><filename>{i}{name}</filename><size>{sides}</size>{objects}</annotation>'
-        )
+    save(root / f'JPEGImages/{stem}{name}')
+    path = root / f'Annotations/{stem}.xml'
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(
+        f'<annotation><filename>{stem}{name}</filename><size>{sides}</size>{objects}</annotation>'
+    )
 
 
 def built(config, part, pipeline=None):
@@ -169,26 +170,42 @@ def partly_unused(content):
         ),
     ],
 )
-@pytest.mark.parametrize('parts', [['ann'], ['train', 'val']])
-def test_boxes_of_coco_are_counted_repaired_and_found(change, unused, words, parts, here, capsys):
-    for part in parts:
-        content = coco(here / 'data')
-        change(content)
-        (here / f'data/{part}.json').write_text(json.dumps(content))
+def test_boxes_of_coco_are_counted_repaired_and_found(change, unused, words, here, capsys):
+    content = coco(here / 'data')
+    change(content)
+    (here / 'data/ann.json').write_text(json.dumps(content))
     shown, counted, config = new('coco', capsys)
     kept = [one for part in ('train', 'val') for one in instances(built(config, part))]
-    assert counted == sum(not one['ignore_flag'] for one in kept) == len(parts) * (16 - unused)
-    assert sum(one['ignore_flag'] for one in kept) == (2 * len(parts) if unused else 0)
-    assert re.search(words.replace('5 of 16', '10 of 32').replace(r'\(1\)', r'\(2\)'), shown) or (
-        re.search(words.replace('ann', 'train|ann'), shown)
-    )
-    assert ('not used' in shown) == bool(unused)
+    assert counted == sum(not one['ignore_flag'] for one in kept) == 16 - unused
+    assert sum(one['ignore_flag'] for one in kept) == (2 if unused else 0)
+    assert re.search(words, shown) and ('not used' in shown) == bool(unused)
     assert perfect(config) == 1
 
 
-@pytest.mark.parametrize(
-    'forms',
-    [
+def test_given_parts_are_repaired(here, capsys):
+    """With other ids of the same classes, from 0 in each part as Roboflow writes them."""
+    for part, order in (('train', 1), ('valid', -1)):
+        content = coco(here / f'data/{part}', 4)
+        ids_from_0(content)
+        content['categories'].reverse()
+        for image in content['images']:
+            image['file_name'] = f'images/{image["file_name"]}'
+        for category in content['categories'][::order]:
+            category['id'] += 10 * order
+        for box in content['annotations']:
+            box['category_id'] += 10 * order
+        (here / f'data/{part}/_annotations.coco.json').write_text(json.dumps(content))
+    shown, counted, config = new('coco', capsys)
+    assert counted == 16 and 'validation 4, boxes copied into data_split/' in shown
+    for part in ('train', 'val'):
+        data = built(config, part)
+        assert list(data.metainfo['classes']) == ['dog', 'cat'] and len(data) == 4
+        assert [one['bbox_label'] for one in instances(data)] == [1, 0] * 4
+    assert perfect(config) == 1
+
+
+def test_boxes_of_voc_are_read_in_all_forms(here, capsys):
+    forms = [
         dict(),
         dict(extra=''),
         dict(extra='<difficult/>'),
@@ -198,20 +215,22 @@ def test_boxes_of_coco_are_counted_repaired_and_found(change, unused, words, par
         dict(name='.jpeg'),
         dict(size=None),
         dict(size=(0, 0)),
-    ],
-)
-def test_boxes_of_voc_are_read_in_all_forms(forms, here, capsys):
-    voc(here / 'data', [(40.5, 10.25, 12, 52), (60, 30, 12, 52)], **forms)
+        dict(size=('96.0', '80.0')),
+    ]
+    for number, form in enumerate(forms):
+        voc(here / 'data', [(40.5, 10.25, 12, 52), (60, 30, 12, 52)], number, **form)
     shown, counted, config = new('voc', capsys)
     kept = [one for part in ('train', 'val') for one in instances(built(config, part))]
-    assert counted == len(kept) == 16 and 'not used' not in shown
-    assert kept[0]['bbox'] == [9.25, 11, 39.5, 51]
-    assert [tuple(one['img'].shape) for one in built(config, 'train', LOAD)] == [(80, 96, 3)] * 6
+    assert counted == len(kept) == 20 and 'not used' not in shown
+    assert [one['bbox'] for one in kept] == [[9.25, 11, 39.5, 51], [29, 11, 59, 51]] * 10
+    assert [one['bbox_label'] for one in kept] == [0, 1] * 10
+    assert [one['img'].shape for one in built(config, 'train', LOAD)] == [(80, 96, 3)] * 8
     assert perfect(config) == 1
 
 
 def test_difficult_boxes_are_ignored(here, capsys):
-    voc(here / 'data', [(40, 10, 12, 52), (60, 30, 12, 52)], number=4)
+    for stem in range(4):
+        voc(here / 'data', [(40, 10, 12, 52), (60, 30, 12, 52)], stem)
     for stem in (0, 2):
         path = here / f'data/Annotations/{stem}.xml'
         path.write_text(path.read_text().replace('ult>0<', 'ult>1<', 1))
@@ -224,9 +243,9 @@ def test_difficult_boxes_are_ignored(here, capsys):
 
 def test_the_check_before_a_run_counts_as_the_host(here):
     """Random boxes, of which the host leaves out some."""
-    for seed in range(20):
+    for seed in range(10):
         rng = np.random.default_rng(seed)
-        content = coco(here / 'data', number=4)
+        content = coco(here / 'data', number=16)
         content['categories'].append(dict(id=2, name='bird'))
         for box in content['annotations']:
             box['bbox'] = [*rng.uniform(-5, 70, 2), *rng.choice([0, 0.4, 1, 9, 40], 2)]
@@ -234,10 +253,10 @@ def test_the_check_before_a_run_counts_as_the_host(here):
             box['iscrowd'] = int(rng.choice(2, p=[0.9, 0.1]))
             box['ignore'] = int(rng.choice(2, p=[0.9, 0.1]))
             box['category_id'] = int(rng.choice([1, 2, 3]))
-            box['image_id'] = int(rng.choice([1, 2, 3, 4, 5]))
+            box['image_id'] = int(rng.integers(1, 20))
             x, y, width, height = box['bbox']
             if width * height and (x + width <= 0 or y + height <= 0):
-                box['bbox'][:2] = [1, 1]
+                box['bbox'][:2] = [2, 2]
         (here / 'data/ann.json').write_text(json.dumps(content))
         config = dict(
             type='CocoDataset', ann_file='data/ann.json', data_prefix=dict(img='data/images')
@@ -247,8 +266,8 @@ def test_the_check_before_a_run_counts_as_the_host(here):
         unused, total = re.match(r'(\d+) of (\d+) boxes are not used', warning).groups()
         with DefaultScope.overwrite_default_scope('mmdet'):
             kept = instances(DATASETS.build(dict(config, pipeline=[], test_mode=True)))
-        assert int(total) == 8
-        assert 8 - int(unused) == sum(not one['ignore_flag'] for one in kept)
+        assert int(total) == 32
+        assert 32 - int(unused) == sum(not one['ignore_flag'] for one in kept)
 
 
 def photo(path, orientation, square):
@@ -271,48 +290,48 @@ def transposed(pixels, orientation):
     return pixels[::rows, ::columns]
 
 
-@pytest.mark.parametrize('orientation', range(1, 9))
 @pytest.mark.parametrize('kind', ['coco', 'voc'])
 @pytest.mark.parametrize(
-    ('square', 'reading'), [(False, 'stored'), (False, 'shown'), (True, 'shown')]
+    ('square', 'reading', 'words'),
+    [
+        (
+            False,
+            'stored',
+            ['4 photos are turned .* their boxes with them', '3 photos .* like the ot'],
+        ),
+        (False, 'shown', ['3 photos with boxes are .* as those of the photo as it is displayed']),
+        (True, 'shown', ['7 photos with boxes are .* as those of the photo as it is displayed']),
+    ],
 )
-def test_boxes_lie_on_the_objects_of_turned_photos(
-    orientation, kind, square, reading, here, capsys
-):
-    if reading == 'stored' and 1 < orientation < 5:
-        reading = 'shown'  # the size is the same
-    for index in range(4):
-        stored, shown = photo(here / f'data/JPEGImages/{index}.jpg', orientation, square)
-        box = stored if reading == 'stored' else shown
-        size = [80 if square else 120, 80]
-        if reading == 'shown' and orientation > 4:
-            size.reverse()
-        annotation = (
-            f'<annotation><size><width>{size[0]}</width><height>{size[1]}</height></size><object>'
-            f'<name>cat</name><bndbox><xmin>{box[0] + 1}</xmin><ymin>{box[1] + 1}</ymin>'
-            f'<xmax>{box[0] + box[2] + 1}</xmax><ymax>{box[1] + box[3] + 1}</ymax></bndbox>'
-            '</object></annotation>'
+def test_boxes_lie_on_the_objects_of_turned_photos(kind, square, reading, words, here, capsys):
+    content = dict(images=[], annotations=[], categories=[dict(id=1, name='cat')])
+    for orientation in range(1, 9):
+        stem = f'{orientation}.jpg'
+        stored, shown = photo(here / f'data/JPEGImages/{stem}', orientation, square)
+        x, y, width, height = box = stored if reading == 'stored' else shown
+        size = [80 if square else 120, 80][:: -1 if reading == 'shown' and orientation > 4 else 1]
+        content['images'].append(
+            dict(id=orientation, file_name=stem, width=size[0], height=size[1])
         )
-        images = [
-            dict(id=i, file_name=f'JPEGImages/{i}.jpg', width=size[0], height=size[1])
-            for i in range(index + 1)
-        ]
+        content['annotations'].append(dict(image_id=orientation, category_id=1, bbox=box))
         if kind == 'voc':
             (here / 'data/Annotations').mkdir(exist_ok=True)
-            (here / f'data/Annotations/{index}.xml').write_text(annotation)
-        else:
-            boxes = [dict(id=i, image_id=i, category_id=1, bbox=box) for i in range(index + 1)]
-            content = dict(images=images, annotations=boxes, categories=[dict(id=1, name='cat')])
-            (here / 'data/ann.json').write_text(json.dumps(content))
+            (here / f'data/Annotations/{orientation}.xml').write_text(
+                f'<annotation><size><width>{size[0]}</width><height>{size[1]}</height></size>'
+                f'<object><name>cat</name><bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>'
+                f'<xmax>{x + width + 1}</xmax><ymax>{y + height + 1}</ymax></bndbox></object>'
+                '</annotation>'
+            )
+    if kind == 'coco':
+        (here / 'data/ann.json').write_text(json.dumps(content))
     shown, counted, config = new(kind, capsys)
-    assert counted == 4
-    unclear = orientation > 1 and (square or orientation < 5)
-    assert ('photo as it is displayed' in shown) == unclear
-    assert ('and their boxes with them' in shown) == (reading == 'stored' and orientation > 1)
-    for sample in built(config, 'train', LOAD):
-        ((x1, y1, x2, y2),) = sample['gt_bboxes'].tensor.int().tolist()
-        image = sample['img'] > 127  # as compressed
-        assert image[y1:y2, x1:x2].mean() > 0.99 and image.sum() == 3 * 30 * 40
+    assert counted == 8 and shown.count('EXIF') == len(words)
+    assert all(re.search(one, shown) for one in words)
+    for part in ('train', 'val'):
+        for sample in built(config, part, LOAD):
+            ((x1, y1, x2, y2),) = sample['gt_bboxes'].tensor.int().tolist()
+            image = sample['img'] > 127  # as compressed
+            assert image[y1:y2, x1:x2].mean() > 0.99 and abs(image.sum() / 3600 - 1) < 0.01
     assert perfect(config) == 1
 
 
@@ -330,13 +349,7 @@ def test_boxes_are_scaled_to_the_size_of_the_image(here, capsys):
     assert places[:2] == [[10, 12, 40, 52], [30, 12, 60, 52]]
 
 
-def test_the_configs_flip_horizontally_only(here, capsys):
-    coco_content = coco(here / 'data')
-    (here / 'data/ann.json').write_text(json.dumps(coco_content))
-    *_, config = new('coco', capsys)
-    flips = [Config.fromfile('data.py'), config]
-    for found in flips:
-        (flip,) = [
-            step for step in found.train_dataloader.dataset.pipeline if step['type'] == 'RandomFlip'
-        ]
-        assert flip == dict(type='RandomFlip', prob=0.5)
+@pytest.mark.parametrize('kind', ['coco-json', 'voc-xml'])
+def test_the_configs_flip_horizontally_only(kind):
+    pipeline = read_config(f'own_data/{kind}').train_dataloader.dataset.pipeline
+    assert [one for one in pipeline if 'Flip' in one.type] == [dict(type='RandomFlip', prob=0.5)]

@@ -84,7 +84,8 @@ def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
     )
     sources: dict[str, list[str]] = {}
     for part, path in lists.items():
-        sources[part] = [_listed(line, path, files) for line in filled_lines(path)]
+        lines = dict.fromkeys(filled_lines(path))
+        sources[part] = [_listed(line, path, files) for line in lines]
     notes = []
     if not lists:
         # GDAL writes .aux.xml.
@@ -124,7 +125,13 @@ def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
                 f'image of {str(root / path)!r} does not exist: no image below {str(root)!r} is '
                 f'named {stem!r}'
             )
-        parts[part][root / nearest(found, path)] = image
+        image.name = nearest(found, path)
+        first = parts[part].setdefault(root / image.name, image)
+        if first is not image:
+            raise UserError(
+                f'image {image.name!r} must have one xml file, got {first.source!r} and '
+                f'{image.source!r}'
+            )
     labels = {box.label for images in parts.values() for i in images.values() for box in i.boxes}
     classes = sorted(labels - {''})
     return _own_data('voc', root, parts, classes, Unused(), notes, share, seed, scale)
@@ -198,7 +205,7 @@ def _own_data(
         labels = [[b.label for b in image.boxes if not b.mark] for image in parts['all'].values()]
         chosen = split_by_label(list(parts['all']), rarest(labels), share, seed)
         parts = {part: {file: parts['all'][file] for file in chosen[part]} for part in chosen}
-    trained = [image for image in parts['train'].values() if any(not b.mark for b in image.boxes)]
+    trained = [image for image in parts['train'].values() if image.boxes]
     empty = len(parts['train']) - len(trained)
     if empty:
         notes.append(f'{empty:,} training images without boxes are not used')

@@ -111,6 +111,10 @@ def coco_files(root: Path) -> dict[str, Path]:
                 ) from None
             if isinstance(content, dict) and {'images', 'annotations'} <= content.keys():
                 found.append(path)
+        folders = [part_of(path.relative_to(root).as_posix()) for path in found]
+        if sorted(folders) in (['train', 'val'], ['test', 'train', 'val']):
+            parts = dict(zip(folders, found, strict=True))
+            return {part: parts[part] for part in ('train', 'val')}
         return parts_of(found or paths, f'{root}: json files')
 
 
