@@ -100,7 +100,7 @@ def test_layouts_of_coco(name, here):
     parts = list(expected.values())
     assert [train, val] == parts[:2] if len(parts) > 1 else sorted(train + val) == parts[0]
     assert found.counts == dict(cat=len(parts[:2]), dog=len(parts[:2]))
-    assert found.is_sampled == (len(parts) == 1)
+    assert found.given == (len(parts) > 1)
 
 
 VOC_LAYOUTS = {
@@ -138,7 +138,7 @@ def test_parts_of_voc_are_folders_or_lists(here):
         path.write_text(XML.format(name='of another tool', label='cat'))
     found = own_data.voc(here / 'data', 0.5, 0)
     assert found_files(found) == [['train/0.jpg', 'train/1.jpg'], ['valid/2.jpg']]
-    assert not found.is_sampled
+    assert found.given
     for part, lines in dict(train='valid/2\n0.jpg\n', val='3\n').items():
         path = here / f'data/ImageSets/Main/{part}.txt'
         path.parent.mkdir(parents=True, exist_ok=True)

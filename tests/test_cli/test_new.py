@@ -365,7 +365,7 @@ def test_captions_beside_the_boxes_are_no_boxes(here):
             path.parent.mkdir(exist_ok=True)
             path.write_bytes((here / 'coco/all.json').read_bytes())
     found = own_data.coco(here / 'coco', 0.2, 0)
-    assert found.parts == dict(train=10, val=10) and not found.is_sampled
+    assert found.parts == dict(train=10, val=10) and found.given
 
 
 def test_the_config_hides_no_module(photos, here):

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
         for part in ('train', 'val'):
             if not data.parts[part]:
                 raise UserError(f'{args.path!r} must hold samples for {part}, got none')
-        is_sampled = bool(data.files) and data.is_sampled
+        is_sampled = bool(data.files) and not data.given
         if not is_sampled:
             reason = f'has no effect: no validation images are sampled from {args.path!r}'
             refuse_given(args, ('val', 'seed'), reason)
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> None:
     elif few:
         print(f'fewer than {FEW} of {", ".join(few)}: expect a poor model of these')
     for note in data.notes:
-        print(note)
+        print(printable(note))
     unit = 'bytes' if args.kind == 'text' else 'images'
     print(
         f'training {data.parts["train"]:,} {unit}, validation {data.parts["val"]:,}'

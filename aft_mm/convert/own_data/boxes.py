@@ -200,8 +200,8 @@ def _own_data(
         notes.append(str(unused))
     counts = Counter(box.label for image in every for box in image.boxes if not box.mark)
     facts = {file: (number, *sizes[number]) for number, file in enumerate(files)}
-    is_sampled = 'all' in parts
-    if is_sampled:
+    given = 'all' not in parts
+    if not given:
         labels = [[b.label for b in image.boxes if not b.mark] for image in parts['all'].values()]
         chosen = split_by_label(list(parts['all']), rarest(labels), share, seed)
         parts = {part: {file: parts['all'][file] for file in chosen[part]} for part in chosen}
@@ -250,7 +250,7 @@ def _own_data(
             for part in ('train', 'val')
         },
         notes=notes,
-        is_sampled=is_sampled,
+        given=given,
     )
 
 
