@@ -284,7 +284,7 @@ def test_images_without_boxes_and_unknown_classes_are_said(here):
     assert found.parts == dict(train=2, val=2)
     assert found.notes == [
         '2 training images without boxes are not used',
-        "1 classes have no box for training, the first is 'dog'",
+        "no box for training of 'dog'",
     ]
 
 

@@ -216,7 +216,8 @@ def _own_data(
     learned = {box.label for image in trained for box in image.boxes if not box.mark}
     alone = [name for name in known if name not in learned]
     if alone:
-        notes.append(f'{len(alone)} classes have no box for training, the first is {alone[0]!r}')
+        more = f' and {len(alone) - 5:,} more' if len(alone) > 5 else ''
+        notes.append(f'no box for training of {", ".join(map(repr, alone[:5]))}{more}')
     folder = os.path.commonpath({str(file.parent) for file in files})
     lines = [
         *class_lines(

@@ -21,7 +21,7 @@ from aft_mm.progress import progress
 VALIDATION = ('val', 'valid', 'validation')
 #: Beginnings of the words that name a part.
 PARTS = ('train', 'val', 'test')
-FOLDERS = ('train', *VALIDATION, 'test')
+FOLDERS = ('train', 'training', *VALIDATION, 'test', 'testing')
 
 Item = TypeVar('Item')
 Parts = dict[str, list[str]]
