@@ -83,9 +83,9 @@ def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
         optional=True,
     )
     sources: dict[str, list[str]] = {}
-    for part, path in lists.items():
-        lines = dict.fromkeys(filled_lines(path))
-        sources[part] = [_listed(line, path, files) for line in lines]
+    for part, given in lists.items():
+        lines = dict.fromkeys(filled_lines(given))
+        sources[part] = [_listed(line, given, files) for line in lines]
     notes = []
     if not lists:
         # GDAL writes .aux.xml.
