@@ -159,6 +159,11 @@ def corners(content):
         box['bbox'] = [50, 40, 80, 70]
 
 
+def corners_inside(content):
+    for box in content['annotations']:
+        box.update(bbox=[10, 12, 40, 52], area=1200)
+
+
 def windows(content):
     content['images'][0]['file_name'] = 'C:\\me\\images\\0.jpg'
 
@@ -179,7 +184,8 @@ def again(content):
         (change('bbox', None), 'box 3 of .* box of four numbers .* got None'),
         (change('category_id', 9), 'box 3 of .* the id of a category, got 9'),
         (change('image_id', 1.0), 'box 3 of .* the id of an image, got 1.0'),
-        (corners, 'box 1 of .* reaches beyond its image, like 4 of 8, .* not two corners'),
+        (corners, 'boxes of .* must be x, y, width, height, but are two corners'),
+        (corners_inside, 'boxes of .* must be x, y, width, height, but are two corners'),
         (windows, 'does not exist in .*data. or its folders'),
         (again, 'image 0 of .* must have an id of its own'),
         (lambda c: c['categories'][1].update(id=0), 'category 0 of .* must have an id of its own'),
@@ -286,6 +292,17 @@ def test_images_without_boxes_and_unknown_classes_are_said(here):
         '2 training images without boxes are not used',
         "no box for training of 'dog'",
     ]
+
+
+def test_boxes_beyond_their_image_are_said(here):
+    for i in range(4):
+        save(here / f'data/{i}.jpg')
+        text = XML.format(name='', label='cat').replace('41', '97' if i else '140')
+        (here / f'data/{i}.xml').write_text(text)
+    found = own_data.voc(here / 'data', 0.5, 0)
+    (note,) = found.notes
+    assert note.startswith('1 of 4 boxes reach beyond their image, first in ')
+    assert note.endswith("/data/0.xml', box 1")
 
 
 def test_many_thin_classes_are_counted(here, capsys):

@@ -406,13 +406,14 @@ def coco_images(
             unused.add('of images that the file does not list', path, box.get('id'))
             continue
         area = box.get('area')
+        is_area = type(area) in (int, float) and abs(area) <= MAX_COORDINATE**2
         mark = next((key for key in ('iscrowd', 'ignore') if _is_true(box.get(key))), '')
         image.boxes.append(
             Box(
                 box.get('id'),
                 names[box['category_id']],
                 box['bbox'],
-                area if type(area) in (int, float) else None,
+                area if is_area else None,
                 mark,
             )
         )

@@ -15,7 +15,6 @@ from aft_mm.config.boxes import (
     coco_images,
     read_coco,
     read_voc,
-    refuse,
     unused_reason,
 )
 from aft_mm.config.writing import literal
@@ -193,11 +192,10 @@ def _own_data(
     sizes = [(h, w) if orientation > 4 else (w, h) for w, h, orientation in stored]
     notes += _fit(every, stored, scale)
     _drop_unused(every, sizes, unused)
-    if kind == 'coco':
-        _check_corners(every, sizes)
     unused.check()
     if str(unused):
         notes.append(str(unused))
+    notes += _beyond(every, sizes, kind == 'coco')
     counts = Counter(box.label for image in every for box in image.boxes if not box.mark)
     facts = {file: (number, *sizes[number]) for number, file in enumerate(files)}
     given = 'all' not in parts
@@ -328,7 +326,7 @@ def _drop_unused(
     for image, size in zip(images, sizes, strict=True):
         kept = []
         for box in image.boxes:
-            if not (box.area and 0 < box.area < math.inf):
+            if box.area is not None and box.area <= 0:
                 box.area = None  # the area of the box is written
             unused.total += 1
             reason = unused_reason(box, image.source, size)
@@ -339,23 +337,30 @@ def _drop_unused(
         image.boxes = kept
 
 
-def _check_corners(images: Sequence[Annotated], sizes: Sequence[tuple[int, int]]) -> None:
-    """Refuse boxes whose width and height are the second corner."""
-    beyond, total, first = 0, 0, None
+def _beyond(
+    images: Sequence[Annotated], sizes: Sequence[tuple[int, int]], may_be_corners: bool
+) -> list[str]:
+    """Say how many boxes reach beyond their image; refuse those whose size is a second corner."""
+    beyond, total, first = 0, 0, ''
+    fit_as_corners, have_area_of_corners, have_own_area = True, True, True
     for image, (width, height) in zip(images, sizes, strict=True):
         for box in image.boxes:
             x, y, w, h = box.place
-            if w <= x or h <= y or w > width or h > height:
-                return
+            fit_as_corners &= x < w <= width and y < h <= height
+            area = box.area or w * h
+            have_area_of_corners &= math.isclose(area, (w - x) * (h - y), rel_tol=0.01)
+            have_own_area &= math.isclose(area, w * h, rel_tol=0.01)
             total += 1
-            if x + w > width + 1 or y + h > height + 1:
-                beyond, first = beyond + 1, first or (image.source, box.number, box.place)
-    if first and beyond > MOST_BEYOND * total:
-        refuse(
-            *first[:2],
-            f'reaches beyond its image, like {beyond:,} of {total:,}, and must be x, y, width, '
-            f'height, not two corners, got {described(first[2])}',
-        )
+            if min(x, y) < -1 or x + w > width + 1 or y + h > height + 1:
+                beyond += 1
+                first = first or f'first in {image.source!r}, box {described(box.number)}'
+    if may_be_corners and fit_as_corners:
+        if beyond > MOST_BEYOND * total or (have_area_of_corners and not have_own_area):
+            raise UserError(
+                f'boxes of {images[0].source!r} must be x, y, width, height, but are two corners, as '
+                'they reach beyond their images or have another area'
+            )
+    return [f'{beyond:,} of {total:,} boxes reach beyond their image, {first}'] if beyond else []
 
 
 def _content(
