@@ -40,6 +40,7 @@ __all__ = [
     'read_image',
     'read_rgb',
     'read_unlike_opencv',
+    'stored_size',
 ]
 
 #: Endings of the image files that are listed.
@@ -110,12 +111,20 @@ def _has_end(path: str) -> bool:
 
 def image_size(path: str | os.PathLike) -> tuple[int, int]:
     """Return the width and height of an image as :func:`read_rgb` turns it, without decoding it."""
+    width, height, orientation = stored_size(path)
+    return (height, width) if orientation > 4 else (width, height)
+
+
+def stored_size(path: str | os.PathLike) -> tuple[int, int, int]:
+    """Return the width and height of the stored pixels of an image, and its EXIF orientation, 1 to 8."""
     with _opened(path, f'image {quoted(path)}') as image:
         width, height = image.size
-        is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) > 4
-        if is_turned and image.format != 'TIFF':  # Pillow gives the size of a turned TIFF
-            return height, width
-        return width, height
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        if orientation not in range(1, 9):
+            orientation = 1
+        if orientation > 4 and image.format == 'TIFF':  # Pillow gives the size of a turned TIFF
+            width, height = height, width
+        return width, height, orientation
 
 
 def read_rgb(path: str | os.PathLike) -> tuple[np.ndarray, list[str]]:

@@ -13,7 +13,7 @@ from aft_mm.config.reading import read_config
 from aft_mm.config.writing import Literal, config_text, literal, quotable
 
 from .errors import stops
-from .hostile_data import CODE, FOLDER, NAMES, save, write
+from .hostile_data import CODE, FOLDER, NAMES, NUMBER, save, write
 
 TEXTS = [
     *NAMES,
@@ -109,8 +109,12 @@ def test_given_parts_are_named_by_their_paths(here):
     config = Config.fromfile('my.py')
     for part in ('train', 'val'):
         dataset = config[f'{part}_dataloader'].dataset
-        assert dataset.ann_file == str(here / FOLDER / part / 'all.json')
-        assert dataset.data_prefix.img == str(here / FOLDER / part / 'images')
+        assert dataset.ann_file == str(here / f'my_split/{part}.json')
+        assert dataset.data_prefix.img == str(here / FOLDER)
+        names = [
+            image['file_name'] for image in json.loads(Path(dataset.ann_file).read_text())['images']
+        ]
+        assert len(names) == NUMBER and all(name.startswith(f'{part}/images/') for name in names)
 
 
 def test_classes_of_masks_are_the_lines_of_the_file(here):

@@ -11,6 +11,14 @@ metainfo = dict(classes=('cat', 'dog'))  # spelling and order of the json's cate
 
 model = dict(bbox_head=dict(num_classes=len(metainfo['classes'])))
 
+train_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='LoadAnnotations', with_bbox=True),
+    dict(type='RandomResize', scale=(384, 288), ratio_range=(0.8, 1.25), keep_ratio=True),
+    dict(type='RandomFlip', prob=0.5),  # horizontal
+    dict(type='PackDetInputs'),
+]
+
 train_dataloader = dict(
     batch_size=4,
     dataset=dict(
@@ -18,6 +26,7 @@ train_dataloader = dict(
         ann_file='train.json',
         data_prefix=dict(img='images/'),
         metainfo=dict(_delete_=True, **metainfo),
+        pipeline=train_pipeline,
     ),
 )
 val_dataloader = dict(

@@ -12,8 +12,21 @@ metainfo = dict(classes=('cat', 'dog'))  # spelling of the xml files
 
 model = dict(bbox_head=dict(num_classes=len(metainfo['classes'])))
 
+train_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='LoadAnnotations', with_bbox=True),
+    dict(type='RandomResize', scale=(384, 288), ratio_range=(0.8, 1.25), keep_ratio=True),
+    dict(type='RandomFlip', prob=0.5),  # horizontal
+    dict(type='PackDetInputs'),
+]
+
 train_dataloader = dict(
-    batch_size=4, dataset=dict(data_root=data_root, metainfo=dict(_delete_=True, **metainfo))
+    batch_size=4,
+    dataset=dict(
+        data_root=data_root,
+        metainfo=dict(_delete_=True, **metainfo),
+        pipeline=train_pipeline,
+    ),
 )
 val_dataloader = dict(dataset=dict(data_root=data_root, metainfo=dict(_delete_=True, **metainfo)))
 test_dataloader = val_dataloader

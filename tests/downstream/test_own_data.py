@@ -35,7 +35,7 @@ def boxes_as_json(data):
     size, box = dict(width=96, height=64), dict(bbox=[8, 4, 41, 39], area=41 * 39, iscrowd=0)
     whole = dict(
         images=[dict(size, id=i, file_name=f'{i}.jpg') for i in range(4)],
-        annotations=[dict(box, id=i, image_id=i, category_id=7) for i in range(4)],
+        annotations=[dict(box, id=i + 1, image_id=i, category_id=7) for i in range(4)],
         categories=[dict(id=3, name='cat'), dict(id=7, name='dog')],
     )
     for number in range(4):

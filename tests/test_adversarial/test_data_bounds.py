@@ -310,7 +310,8 @@ def test_whole_annotations_pass(tmp_path):
     boxes(tmp_path, segmentation=dict(size=[6, 8], counts=[40, 8]))
     boxes(tmp_path, segmentation=dict(size=[6, 8], counts='XX'))
     boxes(tmp_path, segmentation=[[1, 1, 4.5, 1, 4.5, 5]], iscrowd=0)
-    boxes(tmp_path, image_id=8)  # of an image that the file leaves out
+    message = r'1 of 1 boxes are not used: of images that the file does not list \(1\)'
+    refuses_input(message, boxes, tmp_path, image_id=8)
 
 
 # Commands.

@@ -161,7 +161,8 @@ def test_masks_and_voc_are_split(here):
         save(voc / f'JPEGImages/{index}.jpg')
         (voc / 'Annotations').mkdir(exist_ok=True)
         (voc / f'Annotations/{index}.xml').write_text(
-            f'<annotation><object><name>{"cat" if index % 2 else "a dog"}</name></object></annotation>'
+            f'<annotation><object><name>{"cat" if index % 2 else "a dog"}</name><bndbox><xmin>1</xmin>'
+            '<ymin>1</ymin><xmax>4</xmax><ymax>5</ymax></bndbox></object></annotation>'
         )
     found = own_data.voc(voc, 0.3, 0)
     assert found.counts == {'cat': 3, 'a dog': 3} and found.parts == dict(train=4, val=2)
@@ -174,8 +175,11 @@ def test_masks_and_voc_are_split(here):
         (voc / f'ImageSets/Main/{part}.txt').unlink()
     (voc / 'ImageSets/Main/trainval.txt').write_text('0\n1\n2\n3\n')  # 4 and 5 are the test's
     found = own_data.voc(voc, 0.5, 0)
-    listed = (found.files['train.txt'] + found.files['val.txt']).split()
-    assert sorted(listed) == list('0123') and found.parts == dict(train=2, val=2)
+    listed = [json.loads(found.files[f'{part}.json'])['images'] for part in ('train', 'val')]
+    listed = [image['file_name'] for image in sum(listed, [])]
+    assert sorted(listed) == ['0.jpg', '1.jpg', '2.jpg', '3.jpg'] and found.parts == dict(
+        train=2, val=2
+    )
 
 
 def test_masks_in_colours_are_numbered(here, capsys):
@@ -305,7 +309,11 @@ def bytes_of(data):
         ('coco', a_list_as_category, r'3 of .* must have the id of a category, got \[1\]'),
         ('coco', bytes_of(b'{'), "annotations '.*/data' cannot be read"),
         ('coco', ONE_CLASS, 'json files must be one, .*, got none'),
-        ('voc', ONE_CLASS, 'must hold JPEGImages/, got none'),
+        (
+            'voc',
+            ONE_CLASS,
+            'must hold an xml file of VOC for each image, in Annotations/ .* got none',
+        ),
         ('masks', ONE_CLASS, 'must hold images/ and masks/.*; images/ is missing'),
         (
             'masks',
@@ -357,7 +365,7 @@ def test_captions_beside_the_boxes_are_no_boxes(here):
             path.parent.mkdir(exist_ok=True)
             path.write_bytes((here / 'coco/all.json').read_bytes())
     found = own_data.coco(here / 'coco', 0.2, 0)
-    assert 'instances_train2017.json' in str(found.config) and not found.files
+    assert found.parts == dict(train=10, val=10) and found.given
 
 
 def test_the_config_hides_no_module(photos, here):

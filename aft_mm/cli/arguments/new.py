@@ -2,12 +2,12 @@
 
     image-folder  PATH/CLASS/*.jpg, or train/ and val/ of such folders
     coco          a json file with boxes, or a folder with one per set, and the images
-    voc           PATH/JPEGImages, PATH/Annotations and, if there are lists, PATH/ImageSets/Main
+    voc           images, an xml file for each and, if there are lists, PATH/ImageSets/Main
     masks         PATH/images and PATH/masks (grey level = class), or train, train_masks, val …
     text          a file, plain or gzip
 
 Without a validation set, the same share of every class is sampled for validation. Files are not
-moved or changed; the lists are written next to the config.
+moved or changed; the lists, and boxes as mmdet reads them, are written next to the config.
 """
 
 import argparse
@@ -20,4 +20,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         '--out', metavar='NAME.py', help='the config (default: PATH.py in this folder)'
     )
     parser.add_argument('--val', type=float, help='share of validation images (default: 0.2)')
+    parser.add_argument(
+        '--scale-boxes',
+        action='store_true',
+        help='scale boxes from the image size that their file gives to the size of the image',
+    )
     parser.add_argument('--seed', type=int, help='seed of the split (default: 0)')

@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from .list_configs import NEEDS, missing
 class Kind(NamedTuple):
     """A kind of data: its inspection, its base config and its training."""
 
-    inspect: Callable[[Path, float, int], OwnData]
+    inspect: Callable[..., OwnData]
     base: str
     task: str
     batch_size: int
@@ -39,6 +40,8 @@ KINDS = {
     'masks': Kind(own_data.masks, 'mask-png', 'segmentation', 4, 0.75, 1200, 'images'),
     'text': Kind(own_data.text, 'text-file', '', 16, 0.5, 3000),
 }
+#: Classes that are listed, and thin ones.
+MOST_LISTED, MOST_THIN = 20, 5
 #: Images of a class below which results are poor (docs/tasks/own_data.md).
 FEW = 20
 
@@ -76,11 +79,17 @@ def run(args: argparse.Namespace) -> None:
                 raise UserError(f'{str(path)!r} exists already; name another file with --out')
         check_suffix('--out', out, ('.py',))
         kind = KINDS[args.kind]
-        data = kind.inspect(root.absolute(), share, seed)
+        inspect = kind.inspect
+        if args.kind in ('coco', 'voc'):
+            inspect = partial(inspect, scale=args.scale_boxes)
+        else:
+            refuse_given(args, ['scale_boxes'], 'is for boxes, coco or voc')
+        data = inspect(root.absolute(), share, seed)
         for part in ('train', 'val'):
             if not data.parts[part]:
                 raise UserError(f'{args.path!r} must hold samples for {part}, got none')
-        if not data.files:
+        is_sampled = bool(data.files) and not data.given
+        if not is_sampled:
             reason = f'has no effect: no validation images are sampled from {args.path!r}'
             refuse_given(args, ('val', 'seed'), reason)
         by_epoch = args.kind in ('image-folder', 'coco', 'voc')
@@ -96,15 +105,23 @@ def run(args: argparse.Namespace) -> None:
             write(folder / name, content)
         write(out, '\n'.join([*lines, '']))
     print(f'{args.path}: {", ".join(data.about)}')
-    for name, number in list(data.counts.items())[:20]:
+    for name, number in list(data.counts.items())[:MOST_LISTED]:
         print(f'  {printable(name)}: {number:,} {kind.counted}')
+    if len(data.counts) > MOST_LISTED:
+        print(f'  and {len(data.counts) - MOST_LISTED:,} more')
     few = [printable(name) for name, number in data.counts.items() if number < FEW]
-    if few:
-        print(f'fewer than {FEW} of {", ".join(few[:5])}: expect a poor model of these')
+    if len(few) > MOST_THIN:
+        thin = f'{len(few):,} of {len(data.counts):,} classes have fewer than {FEW} {kind.counted}'
+        print(f'{thin}: expect a poor model of these')
+    elif few:
+        print(f'fewer than {FEW} of {", ".join(few)}: expect a poor model of these')
+    for note in data.notes:
+        print(printable(note))
     unit = 'bytes' if args.kind == 'text' else 'images'
     print(
         f'training {data.parts["train"]:,} {unit}, validation {data.parts["val"]:,}'
-        + (f', sampled with seed {seed} into {folder}/' if data.files else '')
+        + (f', sampled with seed {seed} into {folder}/' if is_sampled else '')
+        + (f', boxes copied into {folder}/' if data.files and not is_sampled else '')
     )
     print(
         f'{out}: {iterations:,} iterations, about {max(1, round(iterations * kind.seconds / 60))} '

@@ -1,173 +1,394 @@
-"""Inspect images with boxes, in the formats of COCO and VOC."""
+"""Inspect images with boxes, in the formats of COCO and VOC, and write them as mmdet reads them."""
 
 import json
+import math
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from aft_mm.config.boxes import box_classes, read_coco
+from aft_mm.checks import described
+from aft_mm.config.boxes import (
+    MARKS,
+    Annotated,
+    Unused,
+    coco_images,
+    read_coco,
+    read_voc,
+    unused_reason,
+)
 from aft_mm.config.writing import literal
 from aft_mm.errors import UserError
-from aft_mm.images import check_name
+from aft_mm.images import IMAGE_SUFFIXES, check_name
+from aft_mm.progress import progress
 
+from .layouts import LAYOUTS, Files, coco_files, nearest, part_of, refuse_other_format
 from .parts import (
     OwnData,
     class_lines,
+    described_sizes,
     filled_lines,
-    image_sizes,
-    part_lists,
     parts_of,
     rarest,
     split_by_label,
+    stored_sizes,
 )
 
+#: Share of boxes beyond their image above which they are not x, y, width, height.
+MOST_BEYOND = 0.25
+Images = dict[Path, Annotated]
+Stored = tuple[int, int, int]
 
-def coco(root: Path, share: float, seed: int) -> OwnData:
+
+def coco(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
     """Inspect one COCO json file, or one for each part, and the images."""
-    given = [root] if root.is_file() else sorted(root.rglob('*.json'))
-    # COCO also has files of captions and keypoints.
-    instances = [path for path in given if path.name.startswith('instances_')]
-    files = parts_of(instances or given, f'{root}: json files')
-    contents = {part: read_coco(str(path)) for part, path in files.items()}
-    folders: dict[str, Path] = {}
-    paths: list[Path] = []
-    counts: Counter[str] = Counter()
-    names: dict[int, str] = {}
-    for part, path in files.items():
-        content = contents[part]
+    unused, notes = Unused(), []
+    classes: dict[str, None] = {}
+    parts: dict[str, Images] = {}
+    for part, path in coco_files(root).items():
+        content = read_coco(str(path))
         if not content.get('images') or not content.get('annotations'):
             raise UserError(f'annotations {str(path)!r} must hold images and boxes, got none')
-        names = {category.get('id'): category['name'] for category in content.get('categories', ())}
-        unknown = [box for box in content['annotations'] if box.get('category_id') not in names]
-        if unknown:
-            raise UserError(
-                f'annotation {unknown[0].get("id")} of {str(path)!r} must have the id of a category, '
-                f'got {unknown[0].get("category_id")!r}'
-            )
-        file_names = [image['file_name'] for image in content['images']]
-        around = [path.parent, path.parent.parent] if root.is_dir() else [path.parent]
-        folders[part] = _image_folder(file_names[0], around, path)
-        missing = next((name for name in file_names if not (folders[part] / name).is_file()), None)
-        if missing:
-            raise UserError(
-                f'image {str(folders[part] / missing)!r} of {str(path)!r} does not exist'
-            )
-        paths += [folders[part] / name for name in file_names]
-        counts.update(names[box['category_id']] for box in content['annotations'])
-    lists = (content.get('categories', ()) for content in contents.values())
-    if len({tuple(category['name'] for category in one) for one in lists}) > 1:
-        raise UserError(
-            f'annotations {" and ".join(map(str, files.values()))} differ in categories'
-        )
-    classes = [name for name in dict.fromkeys(names.values()) if counts[name]]
-    if 'all' in files:
-        content = contents.pop('all')
-        boxes: dict[int, list[int]] = {image['id']: [] for image in content['images']}
-        for box in content['annotations']:
-            boxes.setdefault(box['image_id'], []).append(box['category_id'])
-        labels = rarest([boxes[image['id']] for image in content['images']])
-        parts = split_by_label(content['images'], labels, share, seed)
-        for part, chosen_images in parts.items():
-            chosen = {image['id'] for image in chosen_images}
-            kept = [box for box in content['annotations'] if box['image_id'] in chosen]
-            contents[part] = {**content, 'images': chosen_images, 'annotations': kept}
-        written = {f'{part}.json': json.dumps(contents[part]) for part in ('train', 'val')}
-        annotations = {part: f"f'{{split}}/{part}.json'" for part in ('train', 'val')}
-        folders = dict.fromkeys(('train', 'val'), folders['all'])
-    else:
-        written = {}
-        annotations = {part: literal(path) for part, path in files.items()}
-    prefixes = {part: f'data_prefix=dict(img={literal(folders[part])})' for part in folders}
-    shared = prefixes['train'] == prefixes['val']
-    datasets = {
-        part: f'dict(\n    dataset=dict(**dataset, ann_file={annotations[part]}'
-        + ('' if shared else f', {prefixes[part]}')
-        + ')\n)'
-        for part in ('train', 'val')
-    }
-    return OwnData(
-        about=[_counted(paths, counts), image_sizes(paths)],
-        counts=Counter({name: counts[name] for name in classes}),
-        parts={part: len(contents[part]['images']) for part in ('train', 'val')},
-        config=[
-            *class_lines(root, classes, 'spelling and order of the json'),
-            "dataset = dict(\n    data_root='',\n    metainfo=dict(classes=classes),"
-            + (f'\n    {prefixes["train"]},' if shared else '')
-            + '\n)',
-            '',
-            'model = dict(bbox_head=dict(num_classes=len(classes)))',
-            f'train_dataloader = {datasets["train"]}',
-            f'val_dataloader = {datasets["val"]}',
-            'test_dataloader = val_dataloader',
-            f'val_evaluator = dict(ann_file={annotations["val"]})',
-            'test_evaluator = val_evaluator',
-        ],
-        files=written,
-    )
+        given = {category['id']: category['name'] for category in content.get('categories', ())}
+        names = {key: ' '.join(name.split()) for key, name in given.items()}
+        classes.update(dict.fromkeys(names.values()))
+        for name, number in Counter(names.values()).items():
+            same = [given[key] for key in names if names[key] == name]
+            if number > 1:
+                listed = ', '.join(map(repr, same))
+                notes.append(f'categories {listed} of {str(path)!r} are read as one class')
+        images = list(coco_images(str(path), content, names, unused).values())
+        parts[part] = {}
+        for image, file in zip(images, _files_of(images, path, root, part), strict=True):
+            first = parts[part].setdefault(file, image)
+            if first is not image:
+                first.boxes += image.boxes
+        if len(parts[part]) < len(images):
+            more = len(images) - len(parts[part])
+            notes.append(f'{str(path)!r} lists {more:,} images again, whose boxes are put together')
+    return _own_data('coco', root, parts, list(classes), unused, notes, share, seed, scale)
 
 
-def voc(root: Path, share: float, seed: int) -> OwnData:
-    for name in ('JPEGImages', 'Annotations'):
-        if not (root / name).is_dir():
-            raise UserError(f'folder {str(root)!r} must hold {name}/, got none')
+def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
+    """Inspect images and an xml file for each, perhaps with lists of the parts."""
+    files = Files(root)
     lists = parts_of(
-        [path for path in sorted((root / 'ImageSets/Main').glob('*.txt')) if '_' not in path.stem],
+        [
+            root / path
+            for path in files.with_suffix('.txt')
+            if '/ImageSets/Main/' in f'/{path}' and '_' not in Path(path).stem
+        ],
         f'{root}/ImageSets/Main: lists',
         optional=True,
     )
-    folder = root / 'Annotations'
-    if lists:
-        stems = {part: filled_lines(path) for part, path in lists.items()}
-    else:
-        stems = {'all': sorted(path.stem for path in folder.glob('*.xml'))}
-    every = [stem for part in stems.values() for stem in part]
-    if not every:
-        raise UserError(f'folder {str(folder)!r} must hold xml files, got none')
-    classes = {stem: box_classes(folder / f'{stem}.xml') for stem in every}
-    counts = Counter(name for names in classes.values() for name in names)
-    if not counts:
-        raise UserError(f'the xml files of {str(folder)!r} must hold boxes, got none')
-    images = [root / 'JPEGImages' / f'{stem}.jpg' for stem in every]
-    for path in images:
-        check_name(str(path))
-    missing = next((path for path in images if not path.is_file()), None)
-    if missing:
-        raise UserError(f'image {str(missing)!r} of an xml file does not exist; mmdet reads .jpg')
-    given = 'all' not in stems
-    if given:
-        parts = stems
-        lists_of = {part: literal(path) for part, path in lists.items()}
-    else:
-        parts = split_by_label(every, rarest([classes[stem] for stem in every]), share, seed)
-        lists_of = {part: f"f'{{split}}/{part}.txt'" for part in ('train', 'val')}
+    sources: dict[str, list[str]] = {}
+    for part, given in lists.items():
+        lines = dict.fromkeys(filled_lines(given))
+        sources[part] = [_listed(line, given, files) for line in lines]
+    notes = []
+    if not lists:
+        # GDAL writes .aux.xml.
+        every = [path for path in files.with_suffix('.xml') if not path.endswith('.aux.xml')]
+        for path in every:
+            sources.setdefault(part_of(path), []).append(path)
+        if {'train', 'val'} <= sources.keys():
+            outside = len(sources.pop('', ()))
+            if outside:
+                notes.append(f'{outside:,} xml files outside of train and val are not used')
+            sources = {part: sources[part] for part in ('train', 'val')}
+        else:
+            sources.pop('test', None)
+            sources = {'all': [path for paths in sources.values() for path in paths]}
+    if not any(sources.values()):
+        refuse_other_format('voc', files)
+        raise UserError(f'folder {str(root)!r} must hold {LAYOUTS["voc"]}, got none')
+    by_stem: dict[str, list[str]] = {}
+    for path in files.paths:
+        if path.lower().endswith(IMAGE_SUFFIXES):
+            by_stem.setdefault(Path(path).stem, []).append(path)
+    parts: dict[str, Images] = {part: {} for part in sources}
+    total = sum(map(len, sources.values()))
+    pairs = ((part, path) for part, paths in sources.items() for path in paths)
+    for part, path in progress(pairs, 'reading xml', total):
+        image = read_voc(root / path)
+        name = image.name.replace('\\', '/').rpartition('/')[2]
+        stem = Path(path).stem
+        found = by_stem.get(stem) or files.ending(stem) or (files.ending(name) if name else [])
+        for better in (
+            [other for other in found if Path(other).name == name],
+            [other for other in found if {'JPEGImages', 'images'} & {*other.split('/')}],
+        ):
+            found = better or found
+        if not found:
+            raise UserError(
+                f'image of {str(root / path)!r} does not exist: no image below {str(root)!r} is '
+                f'named {stem!r}'
+            )
+        image.name = nearest(found, path)
+        first = parts[part].setdefault(root / image.name, image)
+        if first is not image:
+            raise UserError(
+                f'image {image.name!r} must have one xml file, got {first.source!r} and '
+                f'{image.source!r}'
+            )
+    labels = {box.label for images in parts.values() for i in images.values() for box in i.boxes}
+    classes = sorted(labels - {''})
+    return _own_data('voc', root, parts, classes, Unused(), notes, share, seed, scale)
+
+
+def _listed(line: str, path: Path, files: Files) -> str:
+    """Return the xml file of a line of a list, which may end in the suffix of the image."""
+    stem, suffix = os.path.splitext(line)
+    found = files.ending(f'{line}.xml')
+    if not found and suffix.lower() in IMAGE_SUFFIXES:
+        found = files.ending(f'{stem}.xml')
+    if not found:
+        raise UserError(f'boxes {f"{line}.xml"!r}, listed in {str(path)!r}, do not exist')
+    return nearest(found, path.relative_to(files.root).as_posix())
+
+
+def _files_of(images: Sequence[Annotated], path: Path, root: Path, part: str) -> Iterable[Path]:
+    """Yield the file of each image of a json."""
+    base = root if root.is_dir() else root.parent
+    places = [(base, None if root.is_dir() else 2), (base.parent, 2)]
+    below: list[Files] = []
+    folder = ''
+    for image in images:
+        direct = path.parent / image.name
+        if direct.is_file():
+            yield Path(os.path.normpath(direct))
+            continue
+        found = below[-1].ending(image.name) if below else []
+        while not found and not folder and places:
+            below.append(Files(*places.pop(0)))
+            found = below[-1].ending(image.name)
+        if not found:
+            raise UserError(
+                f'image {str(Path(folder, image.name))!r} of {str(path)!r} does not exist'
+                + ('' if folder else f' in {str(base)!r} or its folders')
+            )
+        near = os.path.relpath(path, below[-1].root)
+        file = below[-1].root / nearest(found, near, '' if part == 'all' else part)
+        folder = folder or str(file)[: -len(image.name) - 1]
+        yield file
+
+
+def _own_data(
+    kind: str,
+    root: Path,
+    parts: dict[str, Images],
+    classes: list[str],
+    unused: Unused,
+    notes: list[str],
+    share: float,
+    seed: int,
+    scale: bool,
+) -> OwnData:
+    files = [file for images in parts.values() for file in images]
+    every = [image for images in parts.values() for image in images.values()]
+    for file in files:
+        check_name(str(file))
+    stored = stored_sizes(files)
+    sizes = [(h, w) if orientation > 4 else (w, h) for w, h, orientation in stored]
+    notes += _fit(every, stored, scale)
+    _drop_unused(every, sizes, unused)
+    unused.check()
+    if str(unused):
+        notes.append(str(unused))
+    notes += _beyond(every, sizes, kind == 'coco')
+    counts = Counter(box.label for image in every for box in image.boxes if not box.mark)
+    facts = {file: (number, *sizes[number]) for number, file in enumerate(files)}
+    given = 'all' not in parts
+    if not given:
+        labels = [[b.label for b in image.boxes if not b.mark] for image in parts['all'].values()]
+        chosen = split_by_label(list(parts['all']), rarest(labels), share, seed)
+        parts = {part: {file: parts['all'][file] for file in chosen[part]} for part in chosen}
+    trained = [image for image in parts['train'].values() if image.boxes]
+    empty = len(parts['train']) - len(trained)
+    if empty:
+        notes.append(f'{empty:,} training images without boxes are not used')
+    for part, images in parts.items():
+        if images and not any(not b.mark for image in images.values() for b in image.boxes):
+            raise UserError(f'{str(root)!r} must hold boxes for {part}, got none that can be used')
+    known = [name for name in classes if counts[name]]
+    learned = {box.label for image in trained for box in image.boxes if not box.mark}
+    alone = [name for name in known if name not in learned]
+    if alone:
+        more = f' and {len(alone) - 5:,} more' if len(alone) > 5 else ''
+        notes.append(f'no box for training of {", ".join(map(repr, alone[:5]))}{more}')
+    folder = os.path.commonpath({str(file.parent) for file in files})
+    lines = [
+        *class_lines(
+            root,
+            known,
+            'spelling and order of the json' if kind == 'coco' else 'spelling of the xml files',
+        ),
+        f"dataset = dict(\n    type='CocoDataset',\n    data_root={literal(root if root.is_dir() else root.parent)},\n"
+        f'    data_prefix=dict(img={literal(folder)}),\n    metainfo=dict(classes=classes),\n)',
+        '',
+        'model = dict(bbox_head=dict(num_classes=len(classes)))',
+        "train_dataloader = dict(dataset=dict(**dataset, ann_file=f'{split}/train.json'))",
+        "val_dataloader = dict(dataset=dict(**dataset, ann_file=f'{split}/val.json'))",
+        'test_dataloader = val_dataloader',
+    ]
+    if kind == 'coco':
+        lines += [
+            "val_evaluator = dict(ann_file=f'{split}/val.json')",
+            'test_evaluator = val_evaluator',
+        ]
     return OwnData(
-        about=[_counted(images, counts), image_sizes(images)],
-        counts=counts,
-        parts={part: len(parts[part]) for part in ('train', 'val')},
-        config=[
-            *class_lines(root, sorted(counts), 'spelling of the xml files'),
-            f'dataset = dict(data_root={literal(root)}, metainfo=dict(classes=classes))',
-            '',
-            'model = dict(bbox_head=dict(num_classes=len(classes)))',
-            f'train_dataloader = dict(dataset=dict(**dataset, ann_file={lists_of["train"]}))',
-            f'val_dataloader = dict(dataset=dict(**dataset, ann_file={lists_of["val"]}))',
-            'test_dataloader = val_dataloader',
+        about=[
+            f'{len(files):,} images with {counts.total():,} boxes of {len(known)} classes',
+            described_sizes(stored),
         ],
-        files={} if given else part_lists(parts),
+        counts=Counter({name: counts[name] for name in known}),
+        parts={'train': len(trained), 'val': len(parts['val'])},
+        config=lines,
+        files={
+            f'{part}.json': json.dumps(_content(parts[part], folder, facts, classes))
+            for part in ('train', 'val')
+        },
+        notes=notes,
+        given=given,
     )
 
 
-def _image_folder(name: str, around: Sequence[Path], path: Path) -> Path:
-    parts = ('', 'images', 'JPEGImages', 'train', 'val', 'train2017', 'val2017')
-    for folder in around:
-        for inner in parts:
-            if (folder / inner / name).is_file():
-                return folder / inner
-    raise UserError(
-        f'image {name!r} of {str(path)!r} does not exist in {str(around[0])!r} or its folders '
-        f'{", ".join(parts[1:])}'
-    )
+def _fit(images: Sequence[Annotated], stored: Sequence[Stored], scale: bool) -> list[str]:
+    """Move boxes to where their objects are in the image as it is read; return what to say of it.
+
+    The size that a file gives shows whether its boxes are those of the stored or of the turned photo.
+    """
+    notes, unclear = [], []
+    num_scaled, readings = 0, {'stored': 0, 'turned': 0}
+    for image, (width, height, orientation) in zip(images, stored, strict=True):
+        is_across = orientation > 4
+        shown = (height, width) if is_across else (width, height)
+        given = image.size
+        if given and given != shown and not (is_across and given == (width, height)):
+            if not scale:
+                raise UserError(
+                    f'image {image.name!r} of {image.source!r} has {shown[0]} x {shown[1]} pixels, '
+                    f'not {given[0]} x {given[1]}; --scale-boxes scales its boxes'
+                )
+            is_stored = is_across and (given[0] > given[1]) == (width > height) and width != height
+            given = (width, height) if is_stored else shown
+            factors = [to / of for to, of in zip(given, image.size or given, strict=True)] * 2
+            for box in image.boxes:
+                box.place = [v * factor for v, factor in zip(box.place, factors, strict=True)]
+                box.area = box.area and box.area * factors[0] * factors[1]
+            num_scaled += 1
+        if orientation == 1 or not image.boxes:
+            continue
+        if not given or not is_across or width == height:
+            unclear.append((image, (width, height, orientation)))
+        elif given == shown:
+            readings['turned'] += 1
+        else:
+            readings['stored'] += 1
+            _turn(image, (width, height, orientation))
+    if scale and not num_scaled:
+        raise UserError('--scale-boxes has no effect: the annotations give the sizes of the images')
+    if num_scaled:
+        notes.append(f'boxes of {num_scaled:,} images are scaled to the size of their image')
+    if readings['stored']:
+        notes.append(
+            f'{readings["stored"]:,} photos are turned by EXIF, and their boxes with them, because '
+            'the annotations give the size of the stored photo'
+        )
+    if unclear:
+        is_stored = readings['stored'] > 0 == readings['turned']
+        for image, size in unclear if is_stored else ():
+            _turn(image, size)
+        notes.append(
+            f'{len(unclear):,} photos with boxes are turned by EXIF, such as {unclear[0][0].name!r}, '
+            'and their size does not show whether their boxes are: the boxes are read as those of '
+            f'the {"stored photo, like the others" if is_stored else "photo as it is displayed"}'
+        )
+    return notes
 
 
-def _counted(images: Sequence[Path], counts: Counter[str]) -> str:
-    return f'{len(images):,} images with {counts.total():,} boxes of {len(counts)} classes'
+def _turn(image: Annotated, stored: Stored) -> None:
+    """Turn boxes of stored pixels by the EXIF orientation of their photo."""
+    width, height, orientation = stored
+    for box in image.boxes:
+        x, y, w, h = box.place
+        if orientation in (2, 3, 7, 8):
+            x = width - x - w
+        if orientation in (3, 4, 6, 7):
+            y = height - y - h
+        box.place = [y, x, h, w] if orientation > 4 else [x, y, w, h]
+
+
+def _drop_unused(
+    images: Sequence[Annotated], sizes: Sequence[tuple[int, int]], unused: Unused
+) -> None:
+    """Keep the boxes that mmdet uses, and those that it ignores in training and evaluation."""
+    for image, size in zip(images, sizes, strict=True):
+        kept = []
+        for box in image.boxes:
+            if box.area is not None and box.area <= 0:
+                box.area = None  # the area of the box is written
+            unused.total += 1
+            reason = unused_reason(box, image.source, size)
+            if reason:
+                unused.add(reason, image.source, box.number)
+            if not reason or (reason in MARKS and min(box.place[2:]) >= 1):
+                kept.append(box)
+        image.boxes = kept
+
+
+def _beyond(
+    images: Sequence[Annotated], sizes: Sequence[tuple[int, int]], may_be_corners: bool
+) -> list[str]:
+    """Say how many boxes reach beyond their image; refuse those whose size is a second corner."""
+    beyond, total, first = 0, 0, ''
+    fit_as_corners, have_area_of_corners, have_own_area = True, True, True
+    for image, (width, height) in zip(images, sizes, strict=True):
+        for box in image.boxes:
+            x, y, w, h = box.place
+            fit_as_corners &= x < w <= width and y < h <= height
+            area = box.area or w * h
+            have_area_of_corners &= math.isclose(area, (w - x) * (h - y), rel_tol=0.01)
+            have_own_area &= math.isclose(area, w * h, rel_tol=0.01)
+            total += 1
+            if min(x, y) < -1 or x + w > width + 1 or y + h > height + 1:
+                beyond += 1
+                first = first or f'first in {image.source!r}, box {described(box.number)}'
+    if may_be_corners and fit_as_corners:
+        if beyond > MOST_BEYOND * total or (have_area_of_corners and not have_own_area):
+            raise UserError(
+                f'boxes of {images[0].source!r} must be x, y, width, height, but are two corners, as '
+                'they reach beyond their images or have another area'
+            )
+    return [f'{beyond:,} of {total:,} boxes reach beyond their image, {first}'] if beyond else []
+
+
+def _content(
+    images: Images,
+    folder: str,
+    facts: dict[Path, tuple[int, int, int]],
+    classes: Sequence[str],
+) -> dict:
+    """Return annotations of COCO; pycocotools takes the id 0 of a box for no match."""
+    labels = {name: number for number, name in enumerate(classes)}
+    content: dict[str, list[dict]] = {
+        'images': [],
+        'annotations': [],
+        'categories': [dict(id=number, name=name) for name, number in labels.items()],
+    }
+    for file, image in images.items():
+        number, width, height = facts[file]
+        name = os.path.relpath(file, folder)
+        content['images'].append(dict(id=number, file_name=name, width=width, height=height))
+        content['annotations'] += [
+            dict(
+                id=index,
+                image_id=number,
+                category_id=labels[box.label],
+                bbox=box.place,
+                area=box.area or box.place[2] * box.place[3],
+                iscrowd=int(bool(box.mark)),
+            )
+            for index, box in enumerate(image.boxes, len(content['annotations']) + 1)
+        ]
+    return content

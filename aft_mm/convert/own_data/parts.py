@@ -14,14 +14,14 @@ import numpy as np
 from aft_mm.config.lists import read_lines
 from aft_mm.config.writing import Literal
 from aft_mm.errors import UserError
-from aft_mm.images import check_image, image_size
+from aft_mm.images import check_image, stored_size
 from aft_mm.progress import progress
 
 #: Names of the folders and lists of a validation set.
 VALIDATION = ('val', 'valid', 'validation')
 #: Beginnings of the words that name a part.
 PARTS = ('train', 'val', 'test')
-FOLDERS = ('train', *VALIDATION, 'test')
+FOLDERS = ('train', 'training', *VALIDATION, 'test', 'testing')
 
 Item = TypeVar('Item')
 Parts = dict[str, list[str]]
@@ -29,13 +29,25 @@ Parts = dict[str, list[str]]
 
 @dataclass
 class OwnData:
-    """Data of the user: samples of each part, lines of the config, and files for ``split``."""
+    """Data of the user: samples of each part, lines of the config, and files for ``split``.
+
+    Args:
+        about: What the data are, and the sizes of the images.
+        counts: Samples by class.
+        parts: Number of samples of ``'train'`` and ``'val'``.
+        config: Lines of the config.
+        files: Contents of the files for ``split``, by name.
+        notes: What is not used, and other surprises, one sentence each.
+        given: The parts are those of the user, although there are files for ``split``.
+    """
 
     about: list[str]
     counts: Counter[str]
     parts: dict[str, int]
     config: list[str]
     files: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    given: bool = False
 
 
 def split_by_label(
@@ -112,13 +124,22 @@ def class_lines(root: Path, names: Sequence[str], comment: str) -> Iterator[str]
 
 def image_sizes(paths: Sequence[Path]) -> str:
     """Read all images, and describe their sizes: ``'64 x 48 to 640 x 480 pixels'``."""
+    return described_sizes(stored_sizes(paths))
 
-    def size(path: Path) -> tuple[int, int]:
+
+def stored_sizes(paths: Sequence[Path]) -> list[tuple[int, int, int]]:
+    """Read all images; return width and height of the stored pixels, and EXIF orientation."""
+
+    def size(path: Path) -> tuple[int, int, int]:
         check_image(str(path), 'data')
-        return image_size(path)
+        return stored_size(path)
 
     with ThreadPoolExecutor(16) as pool:
-        sizes = list(progress(pool.map(size, paths), 'reading images', len(paths)))
+        return list(progress(pool.map(size, paths), 'reading images', len(paths)))
+
+
+def described_sizes(stored: Sequence[tuple[int, int, int]]) -> str:
+    sizes = [(h, w) if orientation > 4 else (w, h) for w, h, orientation in stored]
     least, most = (
         '{} x {}'.format(*choose(sizes, key=lambda size: size[0] * size[1]))
         for choose in (min, max)
