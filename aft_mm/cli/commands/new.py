@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> None:
         for part in ('train', 'val'):
             if not data.parts[part]:
                 raise UserError(f'{args.path!r} must hold samples for {part}, got none')
-        if not data.files:
+        sampled = bool(data.files) and not data.given
+        if not sampled:
             reason = f'has no effect: no validation images are sampled from {args.path!r}'
             refuse_given(args, ('val', 'seed'), reason)
         by_epoch = args.kind in ('image-folder', 'coco', 'voc')
@@ -101,10 +102,12 @@ def run(args: argparse.Namespace) -> None:
     few = [printable(name) for name, number in data.counts.items() if number < FEW]
     if few:
         print(f'fewer than {FEW} of {", ".join(few[:5])}: expect a poor model of these')
+    for note in data.notes:
+        print(printable(note))
     unit = 'bytes' if args.kind == 'text' else 'images'
     print(
         f'training {data.parts["train"]:,} {unit}, validation {data.parts["val"]:,}'
-        + (f', sampled with seed {seed} into {folder}/' if data.files else '')
+        + (f', sampled with seed {seed} into {folder}/' if sampled else '')
     )
     print(
         f'{out}: {iterations:,} iterations, about {max(1, round(iterations * kind.seconds / 60))} '

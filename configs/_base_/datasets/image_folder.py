@@ -2,7 +2,10 @@
 # `aft_mm split` makes the two parts of one. The size occurs three times
 # below.
 data_preprocessor = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True)
-extensions = ('.jpg', '.jpeg', '.png', '.webp', '.tif', '.tiff', '.bmp', '.ppm', '.pgm')
+extensions = (
+    *('.apng', '.bmp', '.dib', '.gif', '.jfif', '.jpe', '.jpeg', '.jpg', '.mpo', '.pbm', '.pgm'),
+    *('.png', '.pnm', '.ppm', '.tif', '.tiff', '.webp'),
+)
 
 train_pipeline = [
     dict(
