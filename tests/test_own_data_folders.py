@@ -17,6 +17,7 @@ from PIL import Image, ImageFile, features
 
 from aft_mm import images as image_files
 from aft_mm.apis import ImageClassifier
+from aft_mm.cli.commands.predict import image_files as image_files_of
 from aft_mm.cli.main import main
 from aft_mm.config.reading import check_data, read_config
 from aft_mm.convert.own_data import split_by_label
@@ -25,7 +26,7 @@ from aft_mm.datasets import ImageFolder
 from aft_mm.errors import UnusableFile, UserError
 from aft_mm.images import check_image, find_images, image_size, not_read, read_rgb
 
-from .errors import stops
+from .errors import refuses_input, stops
 
 RNG = np.random.default_rng(0)
 HEIC = b'\0\0\0\x18ftypheic\0\0\0\0mif1heic' + bytes(400)
@@ -120,8 +121,10 @@ def test_images_under_any_ending_are_counted_trained_on_and_predicted(here, root
     assert len({path for part in found.values() for path, _ in part}) == total
     assert all(path.split('/')[-2] == label for part in found.values() for path, label in part)
     options = 'train_cfg.max_epochs=1 train_cfg.val_interval=1'
-    options += ' train_dataloader.num_workers=0 val_dataloader.num_workers=0'
-    options += ' val_dataloader.persistent_workers=False model.backbone.num_layers=1'
+    options += (
+        ' train_dataloader.batch_size=8 train_dataloader.num_workers=0 val_dataloader.num_workers=0'
+    )
+    options += ' val_dataloader.persistent_workers=False'
     main(['train', 'photos.py', '--work-dir', 'work', '--cfg-options', *options.split()])
     write('photos/cat/7.cr2', content=b'II*\0\x10\0\0\0CR')
     capsys.readouterr()
@@ -431,11 +434,10 @@ def test_avif_is_read_alike_and_turned(here, turn):
     pixels = np.kron(
         RNG.integers(0, 256, (3, 2, 3), dtype=np.uint8), np.ones((16, 16, 1), np.uint8)
     )
-    exif = Image.Exif()
-    exif[0x0112] = turn
-    image = Image.fromarray(pixels)
-    image.save('a.avif', quality=100, subsampling='4:4:4', exif=exif)
-    image.save('a.png', exif=exif)
+    for name, options in {'a.png': {}, 'a.avif': dict(quality=100, subsampling='4:4:4')}.items():
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        Image.fromarray(pixels).save(name, exif=exif, **options)
     expected = read_rgb('a.png')[0]
     found = read_rgb('a.avif')[0]
     np.testing.assert_allclose(found.astype(int), expected, atol=6)
@@ -542,7 +544,7 @@ def test_predictors_say_what_they_pass_over(here, monkeypatch, capsys):
     monkeypatch.setattr(image_files, '_opens', lambda kind: False)
     write('a/1.HEIC', content=HEIC)
     message = r"PATH 'a' must hold images, got 1 file was not read: HEIC \(1\), first 'a/1.HEIC'; "
-    stops(message, main, ['predict', 'x.py', 'x.pth', 'a', '--out', 'found'])
+    refuses_input(message, image_files_of, ['a'])
     with pytest.raises(UserError, match=r'must be folders with images .*HEIC \(1\)'):
         ImageClassifier._as_list(None, 'a')
     write('a/2.jpg')

@@ -116,11 +116,12 @@ def find_classes(root: Path) -> Layout:
     """Find the images of each class, and refuse a folder that does not hold two classes."""
     files, others = find_images(root)
     if not files:
-        archives = sorted(path.name for path in root.iterdir() if path.suffix in _ARCHIVES)
+        entries = root.iterdir() if root.is_dir() else [root]
+        archives = sorted(path.name for path in entries if path.suffix.lower() in _ARCHIVES)
         packed = f'the archive {archives[0]!r}, which must be unpacked' if archives else ''
         _refuse(root, not_read(others) or packed or 'no image in any')
     folder, folders = _descend([*files, *others], '', others)
-    given = _find_parts(root / folder, folders)
+    given = _find_parts(root, folder, folders)
     images: list[Labelled] = []
     notes: list[str] = []
     parts: dict[str, str] = {}
@@ -173,14 +174,14 @@ def _descend(files: Sequence[str], inside: str, others: Collection[str]) -> tupl
         inside += f'{names[0]}/'
 
 
-def _find_parts(root: Path, folders: Folders) -> dict[str, str]:
+def _find_parts(root: Path, inside: str, folders: Folders) -> dict[str, str]:
     """Return the names of the folders of the parts, none if the folders are those of classes."""
     ranks: dict[str, tuple[int, str]] = {}
     for name, files in folders.items():
         # Training, training_set, seg_train, TrainImages
         words = re.findall('[a-z]+', re.sub('([a-z])([A-Z])', r'\1 \2', name).lower())
         kinds = {_PARTS[word] for word in words if word in _PARTS}
-        has_images = any('/' not in file.rpartition(f'{name}/')[2] for file in files)
+        has_images = any('/' not in file[len(f'{inside}{name}/') :] for file in files)
         if len(kinds) == 1 and (len(words) == 1 or not has_images):
             ranks[name] = (0 if name.lower() in _PARTS else len(words)), *kinds
     for most in sorted({rank for rank, _ in ranks.values()}):
@@ -192,13 +193,13 @@ def _find_parts(root: Path, folders: Folders) -> dict[str, str]:
             double = next((names for names in named.values() if names[1:]), None)
             if double:
                 raise UserError(
-                    f'folder {str(root)!r} must hold one folder for each part, '
+                    f'folder {str(root / inside)!r} must hold one folder for each part, '
                     f'got {" and ".join(double)}'
                 )
             return {part: named[part][0] for part in PARTS if part in named}
     if all(name in ranks and ranks[name][0] <= 1 for name in folders):
         raise UserError(
-            f'folder {str(root)!r} must hold train/ and val/, or a folder of images for each '
+            f'folder {str(root / inside)!r} must hold train/ and val/, or a folder of images for each '
             f'class, got {", ".join(folders)}'
         )
     return {}
