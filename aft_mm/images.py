@@ -84,8 +84,8 @@ _BEGINNINGS = {
         'DICOM': rb'.{128}DICM',
     }.items()
 }
-# Formats that OpenCV reads in another way, or not in all versions.
-_DIFFERING = ('AVIF', 'GIF', 'HEIF')
+# Formats that OpenCV reads alike, besides JPEG; of others it lacks some variants.
+_ALIKE = ('PNG', 'WEBP')
 _READ = ('JPEG', 'PNG', 'GIF', 'WebP', 'BMP')
 # Kinds by their endings, for pictures whose first bytes vary.
 _KINDS = {
@@ -295,9 +295,7 @@ def read_unlike_opencv(content: bytes) -> np.ndarray | None:
         return None
     try:
         with _opened(BytesIO(content), 'an image') as image:
-            differs = (
-                image.format in _DIFFERING or image.has_transparency_data or image.mode == 'LAB'
-            )
+            differs = image.format not in _ALIKE or image.has_transparency_data
             return _rgb(image)[0] if differs else None
     except UnusableFile as error:
         if isinstance(error.__cause__, UnidentifiedImageError):

@@ -3,8 +3,8 @@
 # below.
 data_preprocessor = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True)
 extensions = (
-    *('.apng', '.bmp', '.dib', '.gif', '.jfif', '.jpe', '.jpeg', '.jpg', '.mpo', '.pbm', '.pgm'),
-    *('.png', '.pnm', '.ppm', '.tif', '.tiff', '.webp'),
+    *('.jpg', '.jpeg', '.png', '.webp', '.tif', '.tiff', '.bmp', '.ppm', '.pgm', '.gif', '.jfif'),
+    *('.jpe', '.apng', '.mpo', '.dib', '.pbm', '.pnm'),
 )
 
 train_pipeline = [
