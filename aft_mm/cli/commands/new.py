@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> None:
         for part in ('train', 'val'):
             if not data.parts[part]:
                 raise UserError(f'{args.path!r} must hold samples for {part}, got none')
-        sampled = bool(data.files) and not data.given
-        if not sampled:
+        is_sampled = bool(data.files) and not data.given
+        if not is_sampled:
             reason = f'has no effect: no validation images are sampled from {args.path!r}'
             refuse_given(args, ('val', 'seed'), reason)
         by_epoch = args.kind in ('image-folder', 'coco', 'voc')
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> None:
     unit = 'bytes' if args.kind == 'text' else 'images'
     print(
         f'training {data.parts["train"]:,} {unit}, validation {data.parts["val"]:,}'
-        + (f', sampled with seed {seed} into {folder}/' if sampled else '')
+        + (f', sampled with seed {seed} into {folder}/' if is_sampled else '')
     )
     print(
         f'{out}: {iterations:,} iterations, about {max(1, round(iterations * kind.seconds / 60))} '

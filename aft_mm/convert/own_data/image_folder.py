@@ -3,7 +3,9 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import log
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple, NoReturn
 
 from aft_mm.config.writing import literal
@@ -25,6 +27,10 @@ _ANNOTATIONS = {'annotation', 'annotations', 'label', 'labels', 'mask', 'masks'}
 PARTS = ('train', 'val', 'test')
 _ARCHIVES = ('.7z', '.gz', '.rar', '.tar', '.tgz', '.tm', '.zip')
 _TABLES = ('.csv', '.json', '.jsonl', '.parquet', '.tsv', '.xlsx')
+
+# Accuracy from random weights of the photos of 10 classes, by photos of each: of the validation set, and of
+# other photos [%] (docs/results/photos_per_class.json).
+_MEASURED = {10: (32, 27), 30: (41, 36), 90: (48, 51)}
 
 Folders = dict[str, list[str]]
 
@@ -91,6 +97,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
         notes.append(
             f'the {len(of_part["test"]):,} images of {parts["test"]}/ are for `aft_mm test` only'
         )
+    notes += _expectation(counts)
     return OwnData(
         about=[f'{counts.total():,} images of {len(counts)} classes, {sizes}'],
         counts=counts,
@@ -110,6 +117,18 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
         notes=notes,
         given=given,
     )
+
+
+def _expectation(counts: Mapping[str, int]) -> Iterator[str]:
+    """Say what a model of few images reached."""
+    number = median(counts.values())
+    if number < 3 * max(_MEASURED):
+        nearest = min(_MEASURED, key=lambda measured: abs(log(measured / number)))
+        validated, others = _MEASURED[nearest]
+        yield (
+            f'expect little from random weights: 10 classes of {nearest} photos each reached '
+            f'{others} % on other photos, {validated} % on the validation set'
+        )
 
 
 def find_classes(root: Path) -> Layout:
