@@ -1,7 +1,9 @@
 """Image files: what lists, checks, reads and enlarges them obeys the same rules.
 
-- Formats: BMP, GIF, JPEG, PNG, PPM, TIFF and WebP, known by their content. Of several frames or pages
-  the first is read.
+- Formats: BMP, GIF, JPEG, PNG, PPM, TIFF and WebP, known by their content; AVIF if this Pillow reads it,
+  HEIC if pillow-heif is installed. Of several frames or pages the first is read.
+- Lists: files with one of :data:`IMAGE_SUFFIXES`, and those with another ending or none whose first bytes
+  are those of a format that is read. Other pictures are named, hidden files and folders are not.
 - Bounds: 2^26 pixels, or 64 per byte of the file up to the 179 million of Pillow. A white page of few
   bytes is read, a decompression bomb is not.
 - Values: 8 bits, of 16 the upper 8. Values of 32 bits have no fixed range and are refused.
@@ -14,14 +16,20 @@ differ by 1 at most; :mod:`aft_mm.hosts` passes it the files that OpenCV reads i
 """
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+import stat
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
 from aft_mm.checks import check_regular
 from aft_mm.errors import DAMAGED, UnusableFile, UserError, quoted, reason_of
@@ -35,18 +43,80 @@ __all__ = [
     'check_image',
     'check_name',
     'enlarge_bicubic',
+    'find_images',
     'image_size',
+    'is_hidden',
     'list_images',
+    'not_read',
     'read_image',
     'read_rgb',
     'read_unlike_opencv',
     'stored_size',
 ]
 
-#: Endings of the image files that are listed.
-IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
+#: Endings of the image files that are listed whatever they hold.
+IMAGE_SUFFIXES = (
+    *('.apng', '.bmp', '.dib', '.gif', '.jfif', '.jpe', '.jpeg', '.jpg', '.mpo', '.pbm', '.pgm'),
+    *('.png', '.pnm', '.ppm', '.tif', '.tiff', '.webp'),
+)
 #: Formats for Pillow, which reads EPS with Ghostscript, a program that runs the file.
 IMAGE_FORMATS = ('BMP', 'DIB', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
+# What reads the kinds of pictures for which Pillow needs more, and their format there.
+_LIBRARIES = {'AVIF': 'Pillow 11.3 or later', 'HEIC': 'pillow-heif'}
+_FORMATS = {'AVIF': 'AVIF', 'HEIC': 'HEIF'}
+# Kinds of pictures by their first bytes. A TIFF with another ending may be the raw file of a camera.
+_BEGINNINGS = {
+    kind: re.compile(beginning, re.DOTALL)
+    for kind, beginning in {
+        'JPEG': rb'\xff\xd8\xff',
+        'PNG': rb'\x89PNG\r\n\x1a\n',
+        'GIF': rb'GIF8[79]a',
+        'WebP': rb'RIFF.{4}WEBP',
+        'BMP': rb'BM.{4}\0{4}.{4}[\x0c(48@l|]\0{3}',
+        'TIFF': rb'(II[*+]\0|MM\0[*+])',
+        'AVIF': rb'.{4}ftyp(avi[fs]|m(if|sf)1.{4,40}avif)',
+        'HEIC': rb'.{4}ftyp(he[iv][cmsx]|m(if|sf)1)',
+        'JPEG XL': rb'(\xff\n|\0{3}\x0cJXL )',
+        'JPEG 2000': rb'(\0{3}\x0cjP  |\xffO\xffQ)',
+        'camera RAW': rb'(FUJIFILMCCD-RAW|II(RO|U\0)|.{4}ftypcrx )',
+        'PSD': rb'8BPS',
+        'SVG': rb'(\xef\xbb\xbf)?\s*<(\?xml.*<|!--.*<)?svg[\s>]',
+        'OpenEXR': rb'v/1\x01',
+        'DICOM': rb'.{128}DICM',
+    }.items()
+}
+# Formats that OpenCV reads alike, besides JPEG; of others it lacks some variants.
+_ALIKE = ('PNG', 'WEBP')
+_READ = ('JPEG', 'PNG', 'GIF', 'WebP', 'BMP')
+# Kinds by their endings, for pictures whose first bytes vary.
+_KINDS = {
+    ending: kind
+    for kind, endings in {
+        'AVIF': '.avif .avifs',
+        'HEIC': '.heic .heics .heif .hif',
+        'JPEG XL': '.jxl',
+        'JPEG 2000': '.j2c .j2k .jp2 .jpf .jpx',
+        'camera RAW': '.3fr .arw .cr2 .cr3 .crw .dcr .dng .erf .fff .iiq .kdc .mef .mos .mrw .nef .nrw .orf '
+        '.pef .raf .raw .rw2 .rwl .sr2 .srf .srw .x3f',
+        'PSD': '.psb .psd',
+        'SVG': '.svg .svgz',
+        'OpenEXR': '.exr',
+        'DICOM': '.dcm .dicom',
+        'TGA': '.tga',
+        'ICO': '.ico',
+        'XCF': '.xcf',
+        'EPS': '.eps',
+    }.items()
+    for ending in endings.split()
+}
+# Endings of copies and of unfinished downloads, and of files that are no pictures.
+_UNFINISHED = tuple('.bak .crdownload .download .old .orig .part .partial .temp .tmp ~'.split())
+_TEXTS = tuple('.csv .html .json .jsonl .md .npy .py .txt .xml .yaml'.split())
+# Folders of previews, archives and systems, besides those with a dot.
+_HIDDEN = (
+    *'#recycle $recycle.bin @eadir __macosx __pycache__ lost+found'.split(),
+    'system volume information',
+)
 # Warnings.
 GREY = 'a grey image is read as three equal channels'
 COLOUR = 'a colour image is converted to grey'
@@ -59,25 +129,100 @@ _PIXELS = 2**26
 _PIXELS_PER_BYTE = 64
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder is passed over: ``.thumbnails``, ``__MACOSX``, ``@eaDir``."""
+    return name.startswith('.') or name.lower() in _HIDDEN
+
+
 def list_images(root: Path) -> list[str]:
     """Return the image files below a folder, relative to it and sorted, without hidden ones."""
-    images = []
+    return find_images(root)[0]
+
+
+def find_images(root: Path) -> tuple[list[str], dict[str, str]]:
+    """Return :func:`list_images`, and the kinds of the pictures that are not read, by their paths."""
+    images: list[str] = []
+    others: dict[str, str] = {}
     for folder, folders, files in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
         for name in folders:
             path = os.path.join(folder, name)
             if os.path.islink(path) and f'{real}/'.startswith(f'{os.path.realpath(path)}/'):
                 raise UserError(f'folder {path!r} is a link to a folder that contains it')
-        folders[:] = sorted(name for name in folders if not name.startswith('.'))
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        inside = '' if os.path.samefile(folder, root) else f'{os.path.relpath(folder, root)}/'
         for name in files:
-            path = os.path.join(folder, name)
-            if name.startswith('.') or not name.lower().endswith(IMAGE_SUFFIXES):
+            if name.startswith('.'):
                 continue
-            check_name(path)
-            if not os.path.isfile(path):
-                raise UserError(f'image {path!r} is not a file, or is a link to a missing one')
-            images.append(os.path.relpath(path, root))
-    return sorted(images)
+            path = os.path.join(folder, name)
+            relative = inside + name
+            if name.lower().endswith(IMAGE_SUFFIXES):
+                check_name(path)
+                if not os.path.isfile(path):
+                    raise UserError(f'image {path!r} is not a file, or is a link to a missing one')
+                images.append(relative)
+                continue
+            kind, is_read = _kind(path)
+            if kind:
+                check_name(path)
+            if is_read:
+                images.append(relative)
+            elif kind:
+                others[relative] = kind
+    return sorted(images), dict(sorted(others.items()))
+
+
+def not_read(others: Mapping[str, str]) -> str:
+    """Return a sentence on the pictures that :func:`find_images` found and nobody reads, '' without."""
+    if not others:
+        return ''
+    kinds = Counter(others.values())
+    files = '1 file was' if len(others) == 1 else f'{len(others):,} files were'
+    counted = ', '.join(f'{kind} ({number:,})' for kind, number in kinds.most_common())
+    return f'{files} not read: {counted}, first {next(iter(others))!r}; {_advice(kinds)}'
+
+
+def _advice(kinds: Collection[str]) -> str:
+    missing = [name for kind, name in _LIBRARIES.items() if kind in kinds and not _opens(kind)]
+    return ' or '.join([f'install {name}' for name in missing] + ['convert to JPEG or PNG'])
+
+
+def _kind(path: str) -> tuple[str, bool]:
+    """Return the kind of picture of a file without a usual ending, or '', and whether it is read."""
+    ending = os.path.splitext(path)[1].lower()
+    if ending in _TEXTS:
+        return '', False
+    kind = _KINDS.get(ending, '')
+    if kind == 'camera RAW':  # its first bytes are those of a TIFF
+        return kind, False
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return '', False
+        with open(path, 'rb') as file:
+            found = _kind_of(file.read(4096))
+    except OSError:
+        return kind, False
+    if found in _READ or found == 'TIFF':
+        is_read = found in _READ or not ending
+        is_read = is_read and not path.lower().endswith(_UNFINISHED)
+        return (found if is_read or not ending else f'{found} as {ending}'), is_read
+    kind = found or kind
+    return kind, _opens(kind)
+
+
+def _kind_of(beginning: bytes) -> str:
+    return next((kind for kind, first in _BEGINNINGS.items() if first.match(beginning)), '')
+
+
+@cache
+def _opens(kind: str) -> bool:
+    """Return whether Pillow reads AVIF or HEIC here."""
+    if kind == 'AVIF':
+        return 'avif' in features.modules and features.check('avif')
+    if kind != 'HEIC' or find_spec('pillow_heif') is None:
+        return False
+    import_module('pillow_heif').register_heif_opener()
+    return True
 
 
 def check_name(path: str) -> None:
@@ -159,7 +304,7 @@ def read_unlike_opencv(content: bytes) -> np.ndarray | None:
         return None
     try:
         with _opened(BytesIO(content), 'an image') as image:
-            differs = image.has_transparency_data or image.mode == 'LAB'
+            differs = image.format not in _ALIKE or image.has_transparency_data
             return _rgb(image)[0] if differs else None
     except UnusableFile as error:
         if isinstance(error.__cause__, UnidentifiedImageError):
@@ -177,13 +322,17 @@ def _opened(
     source: str | os.PathLike | BytesIO, what: str, damaged: str = f'cannot be read: {DAMAGED}'
 ) -> Iterator[Image.Image]:
     """Open an image; an error, also one inside of the block, becomes an UnusableFile."""
+    kind = ''
     try:
         with source if isinstance(source, BytesIO) else _open(source) as file:
             num_bytes = file.seek(0, os.SEEK_END)
             if not num_bytes:
                 raise UnusableFile(f'{what} is empty')
+            file.seek(0)
+            kind = _kind_of(file.read(4096))
+            formats = (_FORMATS[kind],) if _opens(kind) else IMAGE_FORMATS
             # By its path, Pillow garbles a turned TIFF without compression.
-            with Image.open(file, formats=IMAGE_FORMATS) as image:
+            with Image.open(file, formats=formats) as image:
                 width, height = image.size
                 if width * height > max(_PIXELS, _PIXELS_PER_BYTE * num_bytes):
                     raise UnusableFile(
@@ -202,6 +351,8 @@ def _opened(
     except Exception as error:  # Pillow raises anything for a damaged file
         reason = reason_of(error)
         problem = damaged if reason == DAMAGED else f'cannot be read: {reason}'
+        if isinstance(error, UnidentifiedImageError) and kind not in ('', 'TIFF', *_READ):
+            problem = f'cannot be read: it is {kind}; {_advice([kind])}'
         raise UnusableFile(f'{what} {problem}') from error
 
 

@@ -3,14 +3,14 @@
 mmengine imports this module when it first meets the prefix ``aft_mm.``, and the locations of a
 registry when it first looks up a name. It hides an ImportError raised here, so this module imports
 nothing that can fail. Importing it also makes mmengine read checkpoints with
-:mod:`aft_mm.checkpoint`, find bases of configs written as ``aft_mm::own_data/image-folder`` and write
-configs with :mod:`aft_mm.config.writing`.
+:mod:`aft_mm.checkpoint`, find bases of configs written as ``aft_mm::own_data/image-folder``, write configs
+with :mod:`aft_mm.config.writing`, and pass over hidden folders in lists of files.
 """
 
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -130,6 +130,18 @@ def _register_writing() -> None:
     Config.pretty_text = property(pretty_text)
 
 
+def _register_listing() -> None:
+    from mmengine.fileio import LocalBackend
+
+    list_all = LocalBackend.list_dir_or_file
+
+    def list_dir_or_file(backend: Any, *args: Any, **options: Any) -> Iterator[str]:
+        listed = list_all(backend, *args, **options)
+        return import_module('aft_mm.hosts').without_hidden(listed)
+
+    LocalBackend.list_dir_or_file = list_dir_or_file
+
+
 if HAS_MMENGINE:
     register_safe_loading()
     if 'mmcv.transforms' in sys.modules:
@@ -137,3 +149,4 @@ if HAS_MMENGINE:
     sys.meta_path.insert(0, _AdaptedMMCV())
     _register_bases()
     _register_writing()
+    _register_listing()

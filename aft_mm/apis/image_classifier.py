@@ -21,7 +21,8 @@ from rich.progress import track
 
 from aft_mm.checks import check_int
 from aft_mm.errors import UnusableFile, UserError
-from aft_mm.images import IMAGE_SUFFIXES, image_size, list_images, read_image
+from aft_mm.images import IMAGE_SUFFIXES, find_images, image_size, not_read, read_image
+from aft_mm.openmmlab import warn
 
 from .loading import as_list, load_model
 
@@ -195,13 +196,16 @@ class ImageClassifier:
                     f'{type(image).__name__}'
                 )
             elif Path(image).is_dir():
-                files = [Path(image, name) for name in list_images(Path(image))]
+                files, others = find_images(Path(image))
+                passed_over = not_read(others)
                 if not files:
                     raise UserError(
                         f'images must be folders with images ({", ".join(IMAGE_SUFFIXES)}), got '
-                        f'{str(image)!r}'
+                        f'{str(image)!r}' + (passed_over and f': {passed_over}')
                     )
-                sources += files
+                if passed_over:
+                    warn(f'folder {str(image)!r}: {passed_over}')
+                sources += [Path(image, name) for name in files]
             elif not Path(image).is_file():
                 raise UserError(f'images must be files that exist, got {str(image)!r}')
             else:

@@ -18,6 +18,7 @@ from mmengine.runner import Runner
 import aft_mm.registry  # noqa: F401, finds bases such as aft_mm::own_data/image-folder
 from aft_mm.checks import check_flag, check_int, check_number
 from aft_mm.errors import UserError
+from aft_mm.images import find_images, not_read
 from aft_mm.openmmlab import warn
 
 from .boxes import BOXES, check_boxes
@@ -305,13 +306,28 @@ def _check_files(dataset: ConfigDict, key: str) -> None:
 
 
 def _check_images(key: str, folder: str, dataset: ConfigDict) -> None:
-    """Refuse an mmpretrain CustomDataset whose class folders hold no image files."""
+    """Refuse an mmpretrain CustomDataset whose class folders hold no image files; name other pictures."""
     endings = tuple(dataset.get('extensions') or ())
     if not dataset.type.endswith('CustomDataset') or dataset.get('ann_file') or not endings:
         return
-    names = (name for _, _, files in os.walk(folder, followlinks=True) for name in files)
-    if not any(name.lower().endswith(endings) for name in names):
+    images, others = find_images(Path(folder))
+    listed = [name for name in images if name.lower().endswith(endings)]
+    for name in {*images}.difference(listed):
+        others[name] = os.path.splitext(name)[1] or 'without an ending'
+    passed_over = not_read(others)
+    if not listed:
         raise UserError(
             f'{key} reads {folder!r}, which holds no image in a folder of its class; '
             f'images are files that end in {", ".join(endings)}'
+            + (passed_over and f'; {passed_over}')
         )
+    classes = {name.partition('/')[0] for name in listed}
+    unread = (name.partition('/')[0] for name in others if '/' in name)
+    label = next((label for label in unread if label not in classes), None)
+    if label is not None:
+        raise UserError(
+            f'{key} reads {folder!r}, which must hold images of {label!r} that are read; '
+            f'{passed_over}'
+        )
+    if passed_over:
+        warn(f'{key} reads {folder!r}: {passed_over}')

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from aft_mm.checks import check_path
-from aft_mm.images import IMAGE_SUFFIXES, list_images
+from aft_mm.images import IMAGE_SUFFIXES, find_images, not_read
+from aft_mm.openmmlab import warn
 from aft_mm.registry import DATASETS
 
 from .file_dataset import FileDataset
@@ -31,9 +32,11 @@ class ImageFolder(FileDataset):
         root = Path(self.data_root)
         if not root.is_dir():
             raise FileNotFoundError(f'data_root {str(root)!r} is not a folder')
-        paths = list_images(root)
+        paths, others = find_images(root)
+        passed_over = not_read(others)
         if not paths:
-            raise ValueError(
-                f'data_root {str(root)!r} contains no image file ({", ".join(IMAGE_SUFFIXES)})'
-            )
+            found = passed_over or f'files that end in {", ".join(IMAGE_SUFFIXES)} are'
+            raise ValueError(f'data_root {str(root)!r} contains no image file; {found}')
+        if passed_over:
+            warn(f'data_root {str(root)!r}: {passed_over}')
         return [dict(img_path=str(root / path)) for path in paths]

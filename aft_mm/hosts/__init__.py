@@ -6,12 +6,16 @@ without it. :func:`extension_spec` supplies a replacement on torch and torchvisi
 
 mmcv reads images with OpenCV, which ignores transparency, so that the hidden colours of an image are
 trained on. :func:`adapt_image_reading` lets it read them as :mod:`aft_mm.images` does.
+
+mmengine lists folders such as ``.ipynb_checkpoints``, which mmpretrain takes for a class, and the images
+in them. :func:`without_hidden` leaves them out.
 """
 
 import functools
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
@@ -22,7 +26,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from aft_mm.images import read_unlike_opencv
+from aft_mm.images import is_hidden, read_unlike_opencv
 
 __all__ = [
     'MMCV_EXT',
@@ -30,6 +34,7 @@ __all__ = [
     'extension_spec',
     'quiet_pycocotools',
     'selected_operators',
+    'without_hidden',
 ]
 
 MMCV_EXT = 'mmcv._ext'
@@ -102,6 +107,11 @@ def adapt_image_reading() -> None:
 
     for name in ('mmcv', 'mmcv.image', 'mmcv.image.io'):
         vars(sys.modules[name])['imfrombytes'] = imfrombytes
+
+
+def without_hidden(paths: Iterable[str]) -> Iterator[str]:
+    """Leave out relative paths of hidden files and folders, and those inside of one."""
+    return (path for path in paths if not any(map(is_hidden, path.split(os.sep))))
 
 
 def quiet_pycocotools() -> None:

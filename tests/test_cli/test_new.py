@@ -398,9 +398,9 @@ def test_bases_of_the_package_are_found_by_mmengine(here):
         Config.fromfile('c.py')
 
 
-def test_a_test_folder_is_no_class(here):
-    for part in ('train', 'test'):
+def test_parts_without_one_to_train_on_are_no_classes(here):
+    for part in ('valid', 'test'):
         for name in ('cat', 'dog'):
             save(here / f'photos/{part}/{name}/1.png')
-    with pytest.raises(UserError, match='must hold train/ and val/, .* got test, train'):
+    with pytest.raises(UserError, match='must hold train/ and val/, .* got test, valid'):
         own_data.image_folder(here / 'photos', 0.3, 0)

@@ -1,6 +1,6 @@
 """Write a config for your own data.
 
-    image-folder  PATH/CLASS/*.jpg, or train/ and val/ of such folders
+    image-folder  PATH/CLASS/*.jpg, or train/, val/ and perhaps test/ of such folders
     coco          a json file with boxes, or a folder with one per set, and the images
     voc           images, an xml file for each and, if there are lists, PATH/ImageSets/Main
     masks         PATH/images and PATH/masks (grey level = class), or train, train_masks, val …

@@ -19,25 +19,32 @@ from aft_mm.checks import check_int, check_number
 from aft_mm.cli.arguments import refuse_given
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
-from aft_mm.images import check_image, check_name, list_images
+from aft_mm.images import check_image, check_name, find_images, not_read
 from aft_mm.progress import progress
 
 COLUMNS = ('path', 'label', 'class_name', 'score', 'share', 'x1', 'y1', 'x2', 'y2')
 
 
-def find_images(inputs: Sequence[str]) -> list[str]:
-    """Return and check the image files of files, folders and patterns, each once."""
+def image_files(inputs: Sequence[str]) -> tuple[list[str], str]:
+    """Return and check the image files of files, folders and patterns, each once.
+
+    Returns:
+        The files, and a sentence on the pictures of the folders that are not read, or ''.
+    """
     paths: list[str] = []
+    others: dict[str, str] = {}
     for given in inputs:
         if os.path.isdir(given):
-            images = [os.path.join(given, name) for name in list_images(Path(given))]
+            names, unread = find_images(Path(given))
+            images = [os.path.join(given, name) for name in names]
+            others |= {os.path.join(given, name): kind for name, kind in unread.items()}
         elif os.path.exists(given):
             images = [given]
         else:
             images = sorted(filter(os.path.isfile, glob.glob(given, recursive=True)))
         if not images:
             kind = 'hold images' if os.path.isdir(given) else 'be an image, a folder or a pattern'
-            raise UserError(f'PATH {given!r} must {kind}, got no file')
+            raise UserError(f'PATH {given!r} must {kind}, got {not_read(others) or "no file"}')
         paths += images
     paths = list(dict.fromkeys(paths))
     for path in paths:
@@ -45,7 +52,7 @@ def find_images(inputs: Sequence[str]) -> list[str]:
     with ThreadPoolExecutor(16) as pool:
         checks = pool.map(partial(check_image, name='data'), paths)
         list(progress(checks, 'reading images', len(paths)))
-    return paths
+    return paths, not_read(others)
 
 
 def rows(prediction: Prediction) -> list[dict]:
@@ -67,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         out = Path(args.out)
         if (out / 'predictions.json').exists():
             raise UserError(f'--out {args.out!r} holds predictions already; name another folder')
-        paths = find_images(args.inputs)
+        paths, passed_over = image_files(args.inputs)
         config = read_config(args.config, args.cfg_options)
         if config.get('default_scope') != 'mmdet':
             reason = f'has no effect on the model of {args.config}, without boxes'
@@ -103,3 +110,5 @@ def run(args: argparse.Namespace) -> None:
     pictures = '' if args.no_pictures else ' and pictures/'
     number = '1 image' if len(paths) == 1 else f'{len(paths):,} images'
     print(f'{number}: {out}/predictions.csv, predictions.json{pictures}')
+    if passed_over:
+        print(passed_over)

@@ -1,95 +1,331 @@
 """Inspect a folder of images for each class."""
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import log
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple, NoReturn
 
 from aft_mm.config.writing import literal
 from aft_mm.errors import UserError
-from aft_mm.images import list_images
+from aft_mm.images import IMAGE_SUFFIXES, find_images, is_hidden, not_read
 
-from .parts import FOLDERS, VALIDATION, OwnData, Parts, image_sizes, split_by_label
+from .parts import OwnData, copies, copy_notes, image_sizes, split_by_label
+
+# Words in the names of folders that hold a part, in lower case.
+_PARTS = {
+    **dict.fromkeys(('train', 'training', 'trainset', 'trn'), 'train'),
+    **dict.fromkeys(('val', 'valid', 'validation', 'valset', 'dev', 'eval'), 'val'),
+    **dict.fromkeys(('test', 'testing', 'testset', 'tst'), 'test'),
+}
+# Folder of FiftyOne for images without a label.
+_UNLABELLED = '_unlabeled'
+# Folders of masks and boxes, which are no classes.
+_ANNOTATIONS = {'annotation', 'annotations', 'label', 'labels', 'mask', 'masks'}
+PARTS = ('train', 'val', 'test')
+_ARCHIVES = ('.7z', '.gz', '.rar', '.tar', '.tgz', '.tm', '.zip')
+_TABLES = ('.csv', '.json', '.jsonl', '.parquet', '.tsv', '.xlsx')
+
+# Accuracy from random weights of the photos of 10 classes, by photos of each: of the validation set, and of
+# other photos [%] (docs/results/photos_per_class.json).
+_MEASURED = {10: (32, 27), 30: (41, 36), 90: (48, 51)}
+
+Folders = dict[str, list[str]]
+
+
+class Labelled(NamedTuple):
+    """An image of a class.
+
+    Args:
+        path: Its path below the data.
+        part: ``'train'``, ``'val'``, ``'test'``, or ``'all'`` if the parts are to be sampled.
+        label: Name of its class.
+        name: Its path below the folders of parts and classes.
+    """
+
+    path: str
+    part: str
+    label: str
+    name: str
+
+
+class Layout(NamedTuple):
+    """Images, the folders of the parts that are given, by part, and what is not used."""
+
+    images: list[Labelled]
+    parts: dict[str, str]
+    notes: list[str]
 
 
 def image_folder(root: Path, share: float, seed: int) -> OwnData:
     """Inspect a folder with a folder of images for each class, or train/ and val/ of such folders."""
-    validation = next((name for name in VALIDATION if (root / name).is_dir()), '')
-    given = (root / 'train').is_dir() and validation != ''
-    names = {'train': 'train', 'val': validation} if given else {'': ''}
-    images = {part: list_images(root / name) for part, name in names.items()}
-    counts: dict[str, Counter[str]] = {}
-    for part, files in images.items():
-        folder = root / names[part]
-        outside = [file for file in files if '/' not in file]
-        if not files or outside:
-            raise UserError(
-                f'folder {str(folder)!r} must hold a folder of images for each class, got '
-                + (f'the image {outside[0]!r}' if outside else 'no image in any')
-            )
-        counts[part] = Counter(file.partition('/')[0] for file in files)
-        if len(counts[part]) < 2:
-            raise UserError(
-                f'folder {str(folder)!r} must hold at least 2 classes, got {next(iter(counts[part]))!r}'
-            )
-        empty = [path.name for path in sorted(folder.iterdir()) if path.is_dir()]
-        empty = [name for name in empty if name not in counts[part]]
-        if given and empty:  # mmpretrain counts every folder as a class
-            raise UserError(f'folder {str(folder / empty[0])!r} must hold images, got none')
-    if not given and {name.lower() for name in counts['']} <= set(FOLDERS):
-        raise UserError(
-            f'folder {str(root)!r} must hold train/ and val/, or a folder of images for each '
-            f'class, got {", ".join(sorted(counts[""]))}'
-        )
-    if given:
-        differing = sorted(counts['train'].keys() ^ counts['val'].keys())
-        if differing:
-            raise UserError(f'class {differing[0]!r} must have images in train and {validation}')
-        parts, lists = images, {}
-    else:
-        parts = split_classes(images[''], share, seed)
-        numbers = {name: number for number, name in enumerate(sorted(counts['']))}
-        lists = {
-            f'{part}.txt': ''.join(
-                f'{file} {numbers[file.partition("/")[0]]}\n' for file in parts[part]
-            )
-            for part in ('train', 'val')
-        }
-        lists['classes.txt'] = ''.join(f'{name}\n' for name in numbers)
-    total = sum(counts.values(), Counter())
-    sizes = image_sizes([root / names[part] / file for part in names for file in images[part]])
-    settings = (
-        ['dataset = dict(data_root=data_root)']
-        if given
-        else ["dataset = dict(data_root=data_root, data_prefix='', classes=f'{split}/classes.txt')"]
-    )
-    extra = {
-        part: f", data_prefix='{names[part]}'" if given else f", ann_file=f'{{split}}/{part}.txt'"
-        for part in ('train', 'val')
+    images, parts, notes = find_classes(root)
+    first = copies([root / image.path for image in images])
+    paths, labels = [image.path for image in images], [image.label for image in images]
+    given = 'val' in parts
+    sampled = split_classes(images, share, seed, first) if not given else {}
+    of_part = {
+        part: sampled.get(part) or [image for image in images if image.part == part]
+        for part in ('train', 'val', 'test')
     }
+    roles = [image.part for image in images]
+    notes += copy_notes(paths, first, labels, roles if len(set(roles)) > 1 else None)
+    sizes = image_sizes([root / path for path in paths])
+    counts = Counter(image.label for image in [*of_part['train'], *of_part['val']])
+    numbers = {label: number for number, label in enumerate(sorted(counts))}
+    counts = Counter({label: counts[label] for label in numbers})
+    lists = {}
+    if given and _lists_alike(root, images, parts, numbers):
+        prefixes = {part: f'data_prefix={literal(name)}' for part, name in parts.items()}
+        settings = 'data_root=data_root'
+    else:
+        prefixes = {part: f"ann_file=f'{{split}}/{part}.txt'" for part in of_part if of_part[part]}
+        settings = "data_root=data_root, data_prefix='', classes=f'{split}/classes.txt'"
+        for part in prefixes:
+            # mmpretrain strips each line.
+            lists[f'{part}.txt'] = ''.join(
+                f'{"./" * path[:1].isspace()}{path} {numbers[label]}\n'
+                for path, _, label, _ in of_part[part]
+            )
+        lists['classes.txt'] = ''.join(f'{label}\n' for label in numbers)
+    loaders = {
+        part: f'dict(dataset=dict(**dataset, {prefix}))' for part, prefix in prefixes.items()
+    }
+    if of_part['test']:
+        notes.append(
+            f'the {len(of_part["test"]):,} images of {parts["test"]}/ are for `aft_mm test` only'
+        )
+    notes += _expectation(counts)
     return OwnData(
-        about=[f'{total.total():,} images of {len(total)} classes, {sizes}'],
-        counts=total,
-        parts={part: len(parts[part]) for part in ('train', 'val')},
+        about=[f'{counts.total():,} images of {len(counts)} classes, {sizes}'],
+        counts=counts,
+        parts={part: len(of_part[part]) for part in ('train', 'val')},
         config=[
             f'data_root = {literal(root)}',
-            *settings,
-            f'num_classes = {len(total)}',
+            f'dataset = dict({settings})',
+            f'num_classes = {len(counts)}',
             '',
             'model = dict(head=dict(num_classes=num_classes))',
             'data_preprocessor = dict(num_classes=num_classes)',
-            f'train_dataloader = dict(dataset=dict(**dataset{extra["train"]}))',
-            f'val_dataloader = dict(dataset=dict(**dataset{extra["val"]}))',
-            'test_dataloader = val_dataloader',
+            f'train_dataloader = {loaders["train"]}',
+            f'val_dataloader = {loaders["val"]}',
+            f'test_dataloader = {loaders.get("test", "val_dataloader")}',
         ],
         files=lists,
+        notes=notes,
+        given=given,
     )
 
 
-def split_classes(files: Sequence[str], share: float, seed: int) -> Parts:
-    labels = [file.partition('/')[0] for file in files]
-    alone = next((name for name, number in Counter(labels).items() if number < 2), None)
-    if alone:
-        raise UserError(
-            f'the class {alone!r} must have at least 2 images, one for each part, got 1'
+def _expectation(counts: Mapping[str, int]) -> Iterator[str]:
+    """Say what a model of few images reached."""
+    number = median(counts.values())
+    if number < 3 * max(_MEASURED):
+        nearest = min(_MEASURED, key=lambda measured: abs(log(measured / number)))
+        validated, others = _MEASURED[nearest]
+        yield (
+            f'expect little from random weights: 10 classes of {nearest} photos each reached '
+            f'{others} % on other photos, {validated} % on the validation set'
         )
-    return split_by_label(files, labels, share, seed)
+
+
+def find_classes(root: Path) -> Layout:
+    """Find the images of each class, and refuse a folder that does not hold two classes."""
+    files, others = find_images(root)
+    if not files:
+        entries = root.iterdir() if root.is_dir() else [root]
+        archives = sorted(path.name for path in entries if path.suffix.lower() in _ARCHIVES)
+        packed = f'the archive {archives[0]!r}, which must be unpacked' if archives else ''
+        _refuse(root, not_read(others) or packed or 'no image in any')
+    folder, folders = _descend([*files, *others], '', others)
+    given = _find_parts(root, folder, folders)
+    images: list[Labelled] = []
+    notes: list[str] = []
+    parts: dict[str, str] = {}
+    for part, name in (given or {'all': ''}).items():
+        inside, classes = folder, folders
+        if given:
+            inside, classes = _descend(folders[name], f'{folder}{name}/', others)
+            if part == 'test' and '' in classes:
+                notes.append(f'{folder}{name}/ holds images outside of class folders: not used')
+                continue
+            parts[part] = f'{folder}{name}'
+        role = 'all' if part == 'train' and 'val' not in given else part
+        images += _labelled(root, inside, classes, others, role, notes)
+    rest = [name for name in folders if given and name not in given.values()]
+    if rest:
+        notes.append(
+            f'the parts are {", ".join(parts.values())}: {", ".join(rest[:5])} '
+            f'{"is" if len(rest) == 1 else "are"} not used'
+        )
+    if others:
+        notes.append(not_read(others))
+    _check_classes(root, images, parts, others)
+    used = [image for image in images if image.path not in others]
+    return Layout(used, parts, list(dict.fromkeys(notes)))
+
+
+def _refuse(folder: Path, reason: str) -> NoReturn:
+    raise UserError(
+        f'folder {str(folder)!r} must hold a folder of images for each class, got {reason}'
+    )
+
+
+def _folders(files: Sequence[str], inside: str, others: Collection[str]) -> Folders:
+    """Return files by the folder below `inside` that holds them, '' for images in `inside` itself."""
+    found: Folders = {}
+    for file in files:
+        name, slash, _ = file[len(inside) :].partition('/')
+        if slash or file not in others:
+            found.setdefault(name if slash else '', []).append(file)
+    return dict(sorted(found.items())) or {'': list(files)}
+
+
+def _descend(files: Sequence[str], inside: str, others: Collection[str]) -> tuple[str, Folders]:
+    """Return the first folder with several folders or with one of images, and its folders."""
+    while True:
+        folders = _folders(files, inside, others)
+        names = list(folders)
+        if names[1:] or names == [''] or '' in _folders(files, f'{inside}{names[0]}/', others):
+            return inside, folders
+        inside += f'{names[0]}/'
+
+
+def _find_parts(root: Path, inside: str, folders: Folders) -> dict[str, str]:
+    """Return the names of the folders of the parts, none if the folders are those of classes."""
+    ranks: dict[str, tuple[int, str]] = {}
+    for name, files in folders.items():
+        # Training, training_set, seg_train, TrainImages
+        words = re.findall('[a-z]+', re.sub('([a-z])([A-Z])', r'\1 \2', name).lower())
+        kinds = {_PARTS[word] for word in words if word in _PARTS}
+        has_images = any('/' not in file[len(f'{inside}{name}/') :] for file in files)
+        if len(kinds) == 1 and (len(words) == 1 or not has_images):
+            ranks[name] = (0 if name.lower() in _PARTS else len(words)), *kinds
+    for most in sorted({rank for rank, _ in ranks.values()}):
+        named: dict[str, list[str]] = {}
+        for name, (rank, part) in ranks.items():
+            if rank <= most:
+                named.setdefault(part, []).append(name)
+        if 'train' in named and len(named) > 1:
+            double = next((names for names in named.values() if names[1:]), None)
+            if double:
+                raise UserError(
+                    f'folder {str(root / inside)!r} must hold one folder for each part, '
+                    f'got {" and ".join(double)}'
+                )
+            return {part: named[part][0] for part in PARTS if part in named}
+    if all(name in ranks and ranks[name][0] <= 1 for name in folders):
+        raise UserError(
+            f'folder {str(root / inside)!r} must hold train/ and val/, or a folder of images for each '
+            f'class, got {", ".join(folders)}'
+        )
+    return {}
+
+
+def _labelled(
+    root: Path,
+    inside: str,
+    classes: Folders,
+    others: Collection[str],
+    role: str,
+    notes: list[str],
+) -> Iterator[Labelled]:
+    if '' in classes:
+        tables = sorted(
+            path.name
+            for folder in {root, root / inside}
+            for path in folder.iterdir()
+            if path.suffix.lower() in _TABLES
+        )
+        labels = f'; sort the images into folders by the labels of {tables[0]!r}' if tables else ''
+        _refuse(root / inside, f'the image {classes[""][0][len(inside) :]!r}{labels}')
+    inner = {name: _folders(files, f'{inside}{name}/', others) for name, files in classes.items()}
+    shared, *more = {frozenset(folders) for folders in inner.values()}
+    if len(classes) > 1 and len(shared) > 1 and not more and '' not in shared:
+        names, found = ', '.join(list(classes)[:3]), ', '.join(sorted(shared)[:5])
+        if _ANNOTATIONS.intersection(map(str.lower, shared)):
+            _refuse(root / inside, f'the folders {found} in all of {names}')
+        notes.append(
+            f'{names} hold the same folders, which are the classes; if they are classes '
+            'themselves, move the images out of the inner folders'
+        )
+    else:
+        shared = frozenset()
+    for name, files in classes.items():
+        if name == _UNLABELLED:
+            notes.append(f'the {len(files):,} images of {inside}{name}/ have no label: not used')
+            continue
+        for file in files:
+            outer, _, below = file[len(inside) :].partition('/')
+            label, _, rest = below.partition('/') if shared else (outer, '', below)
+            yield Labelled(file, role, label, f'{outer}/{rest}' if shared else rest)
+    folder = root / inside
+    empty = [path.name for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name)]
+    empty = sorted(name for name in empty if name not in classes)
+    if empty:
+        notes.append(f'{inside}{empty[0]}/ holds no image and is no class')
+
+
+def _check_classes(
+    root: Path, images: Sequence[Labelled], parts: Mapping[str, str], others: Mapping[str, str]
+) -> None:
+    found: dict[str, set[str]] = {}
+    for image in images:
+        if image.path not in others:
+            found.setdefault(image.part, set()).add(image.label)
+    for image in images:
+        if image.label not in found.get(image.part, ()):
+            ours = [other.path for other in images if other[1:3] == image[1:3]]
+            raise UserError(
+                f'class {image.label!r} of {str(root)!r} must hold images that are read; '
+                + not_read({path: others[path] for path in ours})
+            )
+    trained = found.get('train') or found.get('all') or set()
+    for part, labels in {'train': trained, **found}.items():
+        if len(labels) < 2 and part != 'test':
+            folder = root / parts.get('train' if part == 'all' else part, '')
+            raise UserError(
+                f'folder {str(folder)!r} must hold at least 2 classes, got {", ".join(map(repr, labels))}'
+            )
+        differing = sorted(labels - trained if part == 'test' else labels ^ trained)
+        if differing:
+            raise UserError(f'class {differing[0]!r} must have images in train and {parts[part]}')
+
+
+def _lists_alike(
+    root: Path, images: Sequence[Labelled], parts: Mapping[str, str], classes: Collection[str]
+) -> bool:
+    """Return whether mmpretrain finds the same images and classes in the folders of the parts."""
+    for part in parts.values():
+        folders = {path.name for path in (root / part).iterdir() if path.is_dir()}
+        if {name for name in folders if not is_hidden(name)} != set(classes):
+            return False
+    return all(
+        image.path.startswith(f'{parts[image.part]}/{image.label}/')
+        and image.path.lower().endswith(IMAGE_SUFFIXES)
+        for image in images
+    )
+
+
+def split_classes(
+    images: Sequence[Labelled], share: float, seed: int, first: Sequence[int]
+) -> dict[str, list[Labelled]]:
+    """Sample ``'train'`` and ``'val'`` from the images of ``'all'``.
+
+    Args:
+        images, share, seed: See :func:`split_by_label`.
+        first: The result of :func:`copies`.
+    """
+    pool = [index for index, image in enumerate(images) if image.part == 'all']
+    labels = [images[index].label for index in pool]
+    differing = Counter(images[index].label for index in {first[index] for index in pool})
+    alone = next((label for label in labels if differing[label] < 2), None)
+    if alone is not None:
+        raise UserError(
+            f'the class {alone!r} must have at least 2 images that differ, one for each part, '
+            f'got {differing[alone]}'
+        )
+    ours = [images[index] for index in pool]
+    return split_by_label(ours, labels, share, seed, [first[index] for index in pool])

@@ -1,10 +1,12 @@
 """What all kinds of user data share: sets, splits and the lines of a config."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from hashlib import blake2b, file_digest
+from itertools import repeat
 from pathlib import Path
 from pprint import pformat
 from typing import TypeVar
@@ -22,6 +24,9 @@ VALIDATION = ('val', 'valid', 'validation')
 #: Beginnings of the words that name a part.
 PARTS = ('train', 'val', 'test')
 FOLDERS = ('train', 'training', *VALIDATION, 'test', 'testing')
+
+# Bytes by which files of one size are compared at first.
+_BEGINNING = 2**14
 
 Item = TypeVar('Item')
 Parts = dict[str, list[str]]
@@ -51,21 +56,112 @@ class OwnData:
 
 
 def split_by_label(
-    items: Sequence[Item], labels: Sequence[Hashable], share: float, seed: int
+    items: Sequence[Item],
+    labels: Sequence[Hashable],
+    share: float,
+    seed: int,
+    groups: Sequence[Hashable] | None = None,
 ) -> dict[str, list[Item]]:
-    """Sample the same share of each label for ``'val'``, at least one of two or more; keep the order."""
+    """Sample the same share of each label for ``'val'``, at least one of two or more; keep the order.
+
+    Args:
+        items, labels: Samples and the label of each.
+        share, seed: Share of ``'val'``, and seed of the sampling.
+        groups: Group of each item, such as :func:`copies` returns: those of one group come to one part,
+            by the label of its first item.
+    """
     rng = np.random.default_rng(seed)
-    groups: dict[Hashable, list[int]] = {}
-    for index, label in enumerate(labels):
-        groups.setdefault(label, []).append(index)
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for index in range(len(items)):
+        members[index if groups is None else groups[index]].append(index)
+    by_label: dict[Hashable, list[list[int]]] = defaultdict(list)
+    for group in members.values():
+        by_label[labels[group[0]]].append(group)
     chosen: set[int] = set()
-    for ours in groups.values():
-        number = min(max(1, round(share * len(ours))), len(ours) - 1)
-        chosen.update(rng.permutation(ours)[:number].tolist())
+    for ours in by_label.values():
+        total = sum(map(len, ours))
+        room = min(max(1, round(share * total)), total - 1)
+        ours = [ours[index] for index in rng.permutation(len(ours))]
+        fitting = []
+        for group in ours:
+            if len(group) <= room:
+                fitting.append(group)
+                room -= len(group)
+        if not fitting and len(ours) > 1:
+            fitting = [min(ours, key=len)]
+        chosen.update(index for group in fitting for index in group)
     return {
         part: [item for index, item in enumerate(items) if (index in chosen) == (part == 'val')]
         for part in ('train', 'val')
     }
+
+
+def copies(paths: Sequence[Path]) -> list[int]:
+    """Return for each file the index of the first one with the same bytes."""
+    keys: list[tuple] = [(path.stat().st_size,) for path in paths]
+    for length in (_BEGINNING, -1):  # long files that differ early are not read to their ends
+        number = Counter(keys)
+        same = [
+            index
+            for index, key in enumerate(keys)
+            if number[key] > 1 and (length > 0 or key[0] > _BEGINNING)
+        ]
+        if not same:
+            break
+        with ThreadPoolExecutor(16) as pool:
+            hashes = pool.map(_hash, [paths[index] for index in same], repeat(length))
+            found = progress(hashes, 'comparing images', len(same))
+            for index, value in zip(same, found, strict=True):
+                keys[index] += (value,)
+    first: dict[tuple, int] = {}
+    return [first.setdefault(key, index) for index, key in enumerate(keys)]
+
+
+def _hash(path: Path, length: int) -> bytes:
+    with path.open('rb', buffering=0) as file:
+        if length > 0:
+            return blake2b(file.read(length), digest_size=16).digest()
+        return file_digest(file, blake2b).digest()
+
+
+def copy_notes(
+    names: Sequence[str],
+    first: Sequence[int],
+    labels: Sequence[Hashable] | None = None,
+    parts: Sequence[str] | None = None,
+) -> Iterator[str]:
+    """Say which files are copies, also across classes and parts.
+
+    Args:
+        names: Names of the files for the messages.
+        first: The result of :func:`copies`.
+        labels: Label of each file, if it has one.
+        parts: Part of each file, ``'all'`` if it is sampled; by default all are.
+    """
+    labels = labels or [None] * len(names)
+    parts = parts or ['all'] * len(names)
+    pairs = [(copy, other) for copy, other in enumerate(first) if copy != other]
+    for what, where, chosen in (
+        (
+            'files of another class',
+            'one of the labels is wrong',
+            [pair for pair in pairs if labels[pair[0]] != labels[pair[1]]],
+        ),
+        (
+            'files of another part',
+            'the metrics do not tell how the model does on new data',
+            [pair for pair in pairs if parts[pair[0]] != parts[pair[1]]],
+        ),
+        (
+            'others',
+            'the copies of a file come to one part',
+            [pair for pair in pairs if parts[pair[0]] == parts[pair[1]] == 'all'],
+        ),
+    ):
+        if chosen:
+            files = '1 file is a copy' if len(chosen) == 1 else f'{len(chosen):,} files are copies'
+            copy, other = (names[index] for index in chosen[0])
+            yield f'{files} of {what}, first {copy!r} of {other!r}; {where}'
 
 
 def rarest(labels: Sequence[Sequence[Hashable]]) -> list[Hashable]:

@@ -2,7 +2,10 @@
 # `aft_mm split` makes the two parts of one. The size occurs three times
 # below.
 data_preprocessor = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True)
-extensions = ('.jpg', '.jpeg', '.png', '.webp', '.tif', '.tiff', '.bmp', '.ppm', '.pgm')
+extensions = (
+    *('.jpg', '.jpeg', '.png', '.webp', '.tif', '.tiff', '.bmp', '.ppm', '.pgm', '.gif', '.jfif'),
+    *('.jpe', '.apng', '.mpo', '.dib', '.pbm', '.pnm'),
+)
 
 train_pipeline = [
     dict(
