@@ -14,6 +14,7 @@ from mmengine.registry import TRANSFORMS, VISUALIZERS, DefaultScope
 from mmengine.structures import PixelData
 
 from aft_mm.checks import check_path, check_probability
+from aft_mm.config.colours import class_colours
 from aft_mm.config.reading import read_config
 from aft_mm.errors import UserError
 from aft_mm.images import read_rgb
@@ -98,9 +99,12 @@ class ImagePredictor:
             shown = [step for step in steps if not step['type'].endswith('LoadAnnotations')]
             self.pipeline = Compose([TRANSFORMS.build(step) for step in shown])
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZER[self.scope], name='predict'))
+        number = len(self.classes)
         colours = meta.get('palette')
-        if not isinstance(colours, list | tuple) or len(colours) < len(self.classes):
-            colours = np.random.default_rng(0).integers(0, 256, (len(self.classes), 3)).tolist()
+        # mmseg gives random colours to a data set without a palette.
+        random = np.random.RandomState(42).randint(0, 255, (number, 3)).tolist()
+        if not isinstance(colours, list | tuple) or len(colours) < number or colours == random:
+            colours = class_colours(number).tolist()
         self.visualizer.dataset_meta = dict(classes=self.classes, palette=[*map(tuple, colours)])
 
     def __call__(self, paths: str | os.PathLike | Sequence[str | os.PathLike]) -> list[Prediction]:

@@ -18,6 +18,7 @@ from mmengine.runner import Runner
 import aft_mm.registry  # noqa: F401, finds bases such as aft_mm::own_data/image-folder
 from aft_mm.checks import check_flag, check_int, check_number
 from aft_mm.errors import UserError
+from aft_mm.openmmlab import warn
 
 from .boxes import BOXES, check_boxes
 from .finding import find_config, install_command
@@ -298,7 +299,9 @@ def _check_files(dataset: ConfigDict, key: str) -> None:
     if dataset.type.endswith(BOXES):
         check_boxes(key, root, dataset)
     if dataset.type.endswith('BaseSegDataset'):
-        check_masks(key, root, dataset)
+        warning = check_masks(key, root, dataset)
+        if warning:
+            warn(f'{key}: {warning}')
 
 
 def _check_images(key: str, folder: str, dataset: ConfigDict) -> None:

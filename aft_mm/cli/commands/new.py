@@ -4,7 +4,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from aft_mm.convert import own_data
 from aft_mm.convert.own_data import OwnData
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import check_suffix
+from aft_mm.progress import progress
 
 from .list_configs import NEEDS, missing
 
@@ -63,6 +64,13 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding='utf-8')
 
 
+def write_links(folder: Path, links: Mapping[str, Path]) -> None:
+    if links:
+        for name, target in progress(links.items(), 'writing links', len(links)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(target)
+
+
 def run(args: argparse.Namespace) -> None:
     with user_errors(OSError):
         root = Path(args.path)
@@ -80,31 +88,35 @@ def run(args: argparse.Namespace) -> None:
         for part in ('train', 'val'):
             if not data.parts[part]:
                 raise UserError(f'{args.path!r} must hold samples for {part}, got none')
-        if not data.files:
+        is_sampled = bool(data.files or data.links) and not data.given
+        if not is_sampled:
             reason = f'has no effect: no validation images are sampled from {args.path!r}'
             refuse_given(args, ('val', 'seed'), reason)
         by_epoch = args.kind in ('image-folder', 'coco', 'voc')
         length = epochs(kind, data.parts['train']) if by_epoch else kind.iterations
         iterations = length * -(-data.parts['train'] // kind.batch_size) if by_epoch else length
         lines = [f'# {data.about[0]}.', f"_base_ = 'aft_mm::own_data/{kind.base}'", '']
-        if data.files:
+        if data.files or data.links:
             lines.append(f'split = {literal(folder.absolute())}  # files of each part')
         lines += data.config
         if by_epoch:
             lines.append(f'train_cfg = dict(max_epochs={length})')
         for name, content in data.files.items():
             write(folder / name, content)
+        write_links(folder, data.links)
         write(out, '\n'.join([*lines, '']))
     print(f'{args.path}: {", ".join(data.about)}')
     for name, number in list(data.counts.items())[:20]:
         print(f'  {printable(name)}: {number:,} {kind.counted}')
+    for note in data.notes:
+        print(printable(note))
     few = [printable(name) for name, number in data.counts.items() if number < FEW]
     if few:
         print(f'fewer than {FEW} of {", ".join(few[:5])}: expect a poor model of these')
     unit = 'bytes' if args.kind == 'text' else 'images'
     print(
         f'training {data.parts["train"]:,} {unit}, validation {data.parts["val"]:,}'
-        + (f', sampled with seed {seed} into {folder}/' if data.files else '')
+        + (f', sampled with seed {seed} into {folder}/' if is_sampled else '')
     )
     print(
         f'{out}: {iterations:,} iterations, about {max(1, round(iterations * kind.seconds / 60))} '

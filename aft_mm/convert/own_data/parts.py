@@ -29,13 +29,27 @@ Parts = dict[str, list[str]]
 
 @dataclass
 class OwnData:
-    """Data of the user: samples of each part, lines of the config, and files for ``split``."""
+    """Data of the user: samples of each part, lines of the config, and files for ``split``.
+
+    Args:
+        about: What the data are, and the sizes of the images.
+        counts: Samples by class.
+        parts: Number of samples of ``'train'`` and ``'val'``.
+        config: Lines of the config.
+        files: Contents of the files for ``split``, by name.
+        notes: What is not used, and other surprises, one sentence each.
+        given: The parts are those of the user, although there are files for ``split``.
+        links: Targets of the links for ``split``, by name.
+    """
 
     about: list[str]
     counts: Counter[str]
     parts: dict[str, int]
     config: list[str]
     files: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    given: bool = False
+    links: dict[str, Path] = field(default_factory=dict)
 
 
 def split_by_label(
