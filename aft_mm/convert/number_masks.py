@@ -294,7 +294,7 @@ def report(
         pixels.append(counted)
     total = sum(pixels, Counter())
     for index, name in enumerate(lines):
-        print(f'{index:3} {name} {100 * total[index] / total.total():6.2f} % of the pixels')
+        print(f'{index:3} {some([name])} {100 * total[index] / total.total():6.2f} % of the pixels')
     if total[IGNORED]:
         print(f'{IGNORED} ignored {100 * total[IGNORED] / total.total():6.2f} % of the pixels')
     if kept:

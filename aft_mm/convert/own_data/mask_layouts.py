@@ -17,10 +17,13 @@ PARTS = {'train': ('train', 'training'), 'val': VALIDATION}
 IMAGES = ('images', 'image', 'imgs', 'img', 'jpegimages')
 MASKS = (
     *('masks', 'mask', 'segmentationclass', 'masks_machine', 'annotations'),
-    *('labels', 'label', 'gt'),
+    *('labels', 'label', 'gt', 'colours', 'colors'),
 )
 # Ends of the folder next to train: CamVid has trainannot and train_labels.
-ENDS = ('_masks', '_mask', '_labels', '_label', '_annotations', '_annot', 'annot', '_gt')
+ENDS = (
+    *('_masks', '_mask', '_labels', '_label', '_annotations', '_annot', 'annot', '_gt'),
+    *('_colours', '_colors'),
+)
 LISTS = 'ImageSets/Segmentation'
 MASK_SUFFIXES = ('.bmp', '.gif', '.png', '.tif', '.tiff')
 # What a mask adds to the name of its image without ending: .png, _mask.png, .jpg.png
@@ -49,7 +52,8 @@ class Pairs:
 
 def some(names: Sequence[str], most: int = 5) -> str:
     rest = len(names) - most
-    return ', '.join(names[:most]) + (f' and {rest} more' if rest > 0 else '')
+    shown = (name if name.isprintable() else repr(name) for name in names[:most])
+    return ', '.join(shown) + (f' and {rest} more' if rest > 0 else '')
 
 
 def find_masks(root: Path) -> dict[str, Pairs]:
@@ -125,7 +129,7 @@ def _folders(root: Path) -> dict[str, tuple[Path, Path]]:
     return found if len(found) == 2 else {'all': (images, masks)}
 
 
-def mask_files(folder: Path) -> list[str]:
+def list_masks(folder: Path) -> list[str]:
     """Return the files below a folder that may be masks, without hidden ones."""
     paths = (path.relative_to(folder) for path in sorted(folder.rglob('*')) if path.is_file())
     return [
@@ -137,7 +141,7 @@ def mask_files(folder: Path) -> list[str]:
 
 def _pairs(images: Path, masks: Path) -> Pairs:
     files = list_images(images)
-    candidates = dict.fromkeys(mask_files(masks))
+    candidates = dict.fromkeys(list_masks(masks))
     by_stem: dict[str, list[str]] = {}
     for file in files:
         by_stem.setdefault(os.path.splitext(file)[0], []).append(file)
@@ -145,8 +149,10 @@ def _pairs(images: Path, masks: Path) -> Pairs:
     for mask in candidates:
         for cut in (match.start() for match in re.finditer('[._ -]', mask)):
             others = by_stem.get(mask[:cut])
-            is_own = images == masks and others == [mask]
-            if others and not is_own and _END.fullmatch(mask, cut):
+            if images == masks and mask[cut:] == os.path.splitext(mask)[1]:
+                # Of a.png and a.tif, either may be the mask.
+                others = [file for file in others or () if not file.lower().endswith(MASK_SUFFIXES)]
+            if others and _END.fullmatch(mask, cut):
                 ends[mask[cut:]] += 1
     chosen: dict[str, str] = {}
     for stem, there in by_stem.items():

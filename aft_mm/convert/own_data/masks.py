@@ -160,12 +160,12 @@ def _mask_classes(
 
 def image_scale(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """Return the width and height to which most images are scaled, given those that they have."""
-    edges = [statistics.median(edge) for edge in zip(*map(sorted, sizes), strict=True)]
-    area = edges[0] * edges[1]
-    factor = (min(max(area, LEAST_AREA), MOST_AREA) / area) ** 0.5
-    short, long = (max(1, round(factor * edge)) for edge in edges)
+    short, long = (statistics.median(edge) for edge in zip(*map(sorted, sizes), strict=True))
+    area = short * long
+    least = max(1, round(short * (min(max(area, LEAST_AREA), MOST_AREA) / area) ** 0.5))
+    most = round(long * least / short)
     is_portrait = sum(width < height for width, height in sizes) > len(sizes) / 2
-    return (short, long) if is_portrait else (long, short)
+    return (least, most) if is_portrait else (most, least)
 
 
 def _datasets(
@@ -175,8 +175,8 @@ def _datasets(
     endings = Counter(end for pairs in parts.values() for end in pairs.endings())
     lists: Parts = {}
     links: dict[str, Path] = {}
-    if len(endings) == 1:
-        ((suffix, mask_suffix),) = endings
+    ((suffix, mask_suffix), _), *others = endings.most_common()
+    if suffix and not others:
         folders = {
             part: [literal(path.relative_to(root)) for path in (pairs.images, pairs.masks)]
             for part, pairs in parts.items()
