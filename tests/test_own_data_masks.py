@@ -9,6 +9,9 @@ from mmengine.registry import DATASETS, init_default_scope
 from PIL import Image
 
 from aft_mm.analysis.browse_dataset import draw_segments
+from aft_mm.analysis.compare_runs import costs
+from aft_mm.analysis.model_complexity import analyse_config
+from aft_mm.apis.image_predictor import palette_of
 from aft_mm.cli.main import main
 from aft_mm.config.colours import class_colours
 from aft_mm.config.masks import check_masks
@@ -316,6 +319,23 @@ def test_the_size_of_a_test_is_that_of_its_images():
     assert input_size(config) == (50, 70)
     config.test_dataloader.dataset.data_root = 'elsewhere'
     assert input_size(config) == (256, 256)
+
+
+def test_flops_are_those_of_the_size_of_a_test():
+    save('data/images/{}.jpg', 'data/masks/{}.png', size=(70, 50))
+    main(['new', 'masks', 'data'])
+    found = costs('run', 'data.py', read())
+    counted = analyse_config('data.py', (216, 302))
+    assert found['FLOPs [G] at 216 x 302'] == [counted['flops'] / 1e9]
+
+
+def test_colours_that_mmseg_makes_up_are_replaced():
+    save('data/images/{}.jpg', 'data/masks/{}.png', (0, 1, 2))
+    main(['new', 'masks', 'data'])
+    palette = data_set(read(), 'train').metainfo['palette']
+    ours = [*map(tuple, class_colours(3).tolist())]
+    assert palette_of(palette, 3) == palette_of(None, 3) == ours
+    assert palette_of([[1, 2, 3]] * 3, 3) == [(1, 2, 3)] * 3
 
 
 def test_classes_have_colours_that_differ():

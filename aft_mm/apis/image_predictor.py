@@ -99,13 +99,8 @@ class ImagePredictor:
             shown = [step for step in steps if not step['type'].endswith('LoadAnnotations')]
             self.pipeline = Compose([TRANSFORMS.build(step) for step in shown])
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZER[self.scope], name='predict'))
-        number = len(self.classes)
-        colours = meta.get('palette')
-        # mmseg gives random colours to a data set without a palette.
-        random = np.random.RandomState(42).randint(0, 255, (number, 3)).tolist()
-        if not isinstance(colours, list | tuple) or len(colours) < number or colours == random:
-            colours = class_colours(number).tolist()
-        self.visualizer.dataset_meta = dict(classes=self.classes, palette=[*map(tuple, colours)])
+        palette = palette_of(meta.get('palette'), len(self.classes))
+        self.visualizer.dataset_meta = dict(classes=self.classes, palette=palette)
 
     def __call__(self, paths: str | os.PathLike | Sequence[str | os.PathLike]) -> list[Prediction]:
         """Predict image files, those of one size in one batch.
@@ -179,6 +174,15 @@ class ImagePredictor:
             'predict', imrescale(image, times, interpolation='nearest'), sample, draw_gt=False
         )
         return Prediction(path, found, self.visualizer.get_image(), mask)
+
+
+def palette_of(given: Any, number: int) -> list[tuple[int, ...]]:
+    """Return the palette of a data set, or colours that differ if it has none for each class."""
+    # mmseg makes up colours for a data set without a palette.
+    random = np.random.RandomState(42).randint(0, 255, (number, 3)).tolist()
+    if not isinstance(given, list | tuple) or len(given) < number or given == random:
+        given = class_colours(number).tolist()
+    return [*map(tuple, given)]
 
 
 def _magnified(pixels: torch.Tensor, times: int) -> torch.Tensor:

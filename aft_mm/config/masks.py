@@ -91,7 +91,7 @@ def read_mask(path: Path, image: Path) -> tuple[Counter[int], tuple[int, int]]:
     if mode not in ONE_NUMBER:
         raise UserError(
             f'mask {str(path)!r} must have one class number of 8 bits per pixel, got mode {mode!r}; '
-            '`aft_mm number-masks` writes numbers for colours'
+            '`aft_mm number-masks FOLDER OUT` writes numbers for colours'
         )
     if size != expected:
         raise UserError(

@@ -108,11 +108,11 @@ def run(args: argparse.Namespace) -> None:
     print(f'{args.path}: {", ".join(data.about)}')
     for name, number in list(data.counts.items())[:20]:
         print(f'  {printable(name)}: {number:,} {kind.counted}')
-    for note in data.notes:
-        print(printable(note))
     few = [printable(name) for name, number in data.counts.items() if number < FEW]
     if few:
         print(f'fewer than {FEW} of {", ".join(few[:5])}: expect a poor model of these')
+    for note in data.notes:
+        print(printable(note))
     unit = 'bytes' if args.kind == 'text' else 'images'
     print(
         f'training {data.parts["train"]:,} {unit}, validation {data.parts["val"]:,}'
