@@ -62,7 +62,7 @@ def check_masks(key: str, root: str, dataset: 'ConfigDict') -> str:
     with ThreadPoolExecutor(8) as pool:
         pixels = sum(pool.map(check, names), Counter())
     reasons = {0: 'by reduce_zero_label'} if more else {}
-    if ignored < len(classes):
+    if 0 <= ignored < len(classes):
         reasons[ignored + more] = f'as ignore_index, though it is the class {classes[ignored]!r}'
     if len(pixels) == 2 and not reasons:
         reasons[ignored] = 'as ignore_index, and all others are of one class'

@@ -197,6 +197,8 @@ def run(args: argparse.Namespace) -> None:
         for folder in args.source:
             if not folder.is_dir():
                 raise UserError(f'SOURCE must be a folder, got {str(folder)!r}')
+        if args.classes and not args.classes.is_file():
+            raise UserError(f'--classes must be a file, got {str(args.classes)!r}')
         sources, names = find_sources(args.source, args.out)
         given = _given_classes(args, names)
         lines, shown = read_classes(given) if given else ([], [])
