@@ -68,6 +68,9 @@ def matching(config, part):
     return len(dataset)
 
 
+RED, GREEN, BLACK, WHITE, VOID = (
+    *((255, 0, 0), (0, 128, 0), (0, 0, 0), (255, 255, 255), (224, 224, 192)),
+)
 LAYOUTS = {
     'plain': ('images/{}.jpg', 'masks/{}.png'),
     'same endings': ('images/{}.png', 'masks/{}.png'),
@@ -101,6 +104,29 @@ def test_layouts_of_common_tools_are_found(name, capsys):
         'x/', ''
     )
     assert ('sampled with seed' in shown) is not given
+
+
+def test_each_image_has_one_mask(here):
+    """A mask belongs to the longest name; others of an image, such as coloured ones, are not used."""
+    for name in ('a', 'a.b', 'c'):
+        save(f'data/images/{name}.jpg', f'data/masks/{name}.png', number=1)
+        save('other.jpg', f'data/masks/{name}_color.png', (BLACK, RED), number=1)
+    Path('data/masks/a.png').unlink()
+    Path('data/masks/a_color.png').unlink()
+    found = own_data.masks(here / 'data', 0.5, 0)
+    assert sorted((found.files['train.txt'] + found.files['val.txt']).split()) == ['a.b', 'c']
+    notes = '\n'.join(found.notes)
+    assert '1 of 3 images' in notes and 'left out: a.jpg' in notes
+    assert '2 of 4 masks' in notes and 'not used: a.b_color.png, c_color.png' in notes
+
+
+def test_smoothed_masks_are_noticed(capsys):
+    save('a/{}.jpg', 'colours/{}.png', (BLACK, RED), number=1, size=(640, 640))
+    pixels = numbers('colours/0.png').copy()
+    pixels[0, :40] = np.arange(120).reshape(40, 3)
+    Image.fromarray(pixels).save('colours/0.png')
+    number_masks(['colours', 'out/masks'])
+    assert '40 of 42 colours have less than 0.1 % of the pixels' in capsys.readouterr().out
 
 
 def test_lists_of_voc_divide_the_masks(capsys):
@@ -205,11 +231,6 @@ def test_an_ignored_class_is_reported_before_a_training(change, values, warning,
     )
     found = check_masks('train', str(here / 'data'), dataset)
     assert re.search(warning, found) if warning else found == ''
-
-
-RED, GREEN, BLACK, WHITE, VOID = (
-    *((255, 0, 0), (0, 128, 0), (0, 0, 0), (255, 255, 255), (224, 224, 192)),
-)
 
 
 def numbers(path):

@@ -299,6 +299,12 @@ def report(
         print(f'{index:3} {some([name])} {100 * total[index] / total.total():6.2f} % of the pixels')
     if total[IGNORED]:
         print(f'{IGNORED} ignored {100 * total[IGNORED] / total.total():6.2f} % of the pixels')
+    rare = sum(0 < total[index] < total.total() / 1000 for index in range(len(lines)))
+    if rare > len(lines) / 2:
+        print(
+            f'{rare} of {len(lines)} colours have less than 0.1 % of the pixels; save masks without '
+            'smoothing and not as JPEG'
+        )
     if kept:
         print('the masks have class numbers already, which are kept')
     for source, counted in zip(sources, pixels, strict=True):

@@ -146,25 +146,29 @@ def _pairs(images: Path, masks: Path) -> Pairs:
     for file in files:
         by_stem.setdefault(os.path.splitext(file)[0], []).append(file)
     ends: Counter[str] = Counter()
+    owned: dict[str, list[str]] = {}
     for mask in candidates:
-        for cut in (match.start() for match in re.finditer('[._ -]', mask)):
-            others = by_stem.get(mask[:cut])
-            if images == masks and mask[cut:] == os.path.splitext(mask)[1]:
+        cuts = [match.start() for match in re.finditer('[._ -]', mask)]
+        for cut in reversed(cuts):  # a.b.png is the mask of a.b, if there is one, and not of a
+            stem, end = mask[:cut], mask[cut:]
+            others = by_stem.get(stem, [])
+            if images == masks and end == os.path.splitext(mask)[1]:
                 # Of a.png and a.tif, either may be the mask.
-                others = [file for file in others or () if not file.lower().endswith(MASK_SUFFIXES)]
-            if others and _END.fullmatch(mask, cut):
-                ends[mask[cut:]] += 1
+                others = [file for file in others if not file.lower().endswith(MASK_SUFFIXES)]
+            if others and _END.fullmatch(end):
+                owned.setdefault(stem, []).append(mask)
+                ends[end] += 1
+                break
     chosen: dict[str, str] = {}
-    for stem, there in by_stem.items():
-        mask = next((stem + end for end, _ in ends.most_common() if stem + end in candidates), '')
-        there = [file for file in there if images != masks or file != mask]
-        if mask and len(there) > 1:
+    for stem, theirs in owned.items():
+        mask = max(theirs, key=lambda mask: ends[mask[len(stem) :]])
+        there = [file for file in by_stem[stem] if images != masks or file != mask]
+        if len(there) > 1:
             raise UserError(
                 f'{str(masks / mask)!r} is the mask of {there[0]} and {there[1]}; images must have '
                 'names that differ in more than the ending'
             )
-        if mask and there:
-            chosen[there[0]] = mask
+        chosen[there[0]] = mask
     used = set(chosen.values())
     if images == masks:  # a mask of a mask is none
         chosen = {image: mask for image, mask in chosen.items() if image not in used}
@@ -178,7 +182,9 @@ def _pairs(images: Path, masks: Path) -> Pairs:
         )
     lone = [] if images == masks else [mask for mask in candidates if mask not in used]
     if lone:
-        pairs.notes.append(f'{len(lone)} masks in {masks} have no image: {some(lone)}')
+        pairs.notes.append(
+            f'{len(lone)} of {len(candidates)} masks in {masks} are not used: {some(lone)}'
+        )
     return pairs
 
 
