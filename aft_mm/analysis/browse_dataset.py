@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from aft_mm.checks import check_int
+from aft_mm.config.colours import class_colours
 from aft_mm.config.reading import read_config
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.tokenizers import decode_points
@@ -24,16 +25,6 @@ from aft_mm.visualization.figures import new_figure
 
 from .networks import build_dataset, shown_image, spread_samples
 
-COLOURS = (
-    (230, 159, 0),
-    (86, 180, 233),
-    (0, 158, 115),
-    (204, 121, 167),
-    (0, 114, 178),
-    (213, 94, 0),
-    (240, 228, 66),
-    (153, 153, 153),
-)
 FONT, FONT_SIZE, LINE = 'DejaVu Sans Mono', 11, 14  # pixels
 IGNORED = 255  # label of pixels without a class
 COLUMNS, ROWS = 64, 12  # of a text
@@ -58,7 +49,8 @@ def draw_instances(
     Colours follow the order of ``classes``, by default the names in this picture.
     """
     kinds = list(dict.fromkeys([*classes, *sorted(set(names))]))
-    colours = [COLOURS[kinds.index(name) % len(COLOURS)] for name in names]
+    of_kinds = dict(zip(kinds, map(tuple, class_colours(len(kinds)).tolist()), strict=True))
+    colours = [of_kinds[name] for name in names]
     laid = image.copy()
     for mask, colour in zip(masks.numpy() if masks is not None else (), colours, strict=False):
         laid[mask] = (0.5 * laid[mask] + 0.5 * np.array(colour)).astype(np.uint8)
@@ -97,7 +89,7 @@ def draw_segments(image: np.ndarray, labels: np.ndarray, names: Sequence[str] = 
 
 
 def _class_colours(labels: np.ndarray) -> np.ndarray:
-    return np.array(COLOURS)[labels % len(COLOURS)] / (1 + labels // len(COLOURS))[..., None]
+    return class_colours(IGNORED + 1)[labels]
 
 
 def _legend(labels: Sequence[int], names: Sequence[str], width: int) -> np.ndarray:
@@ -114,7 +106,7 @@ def _legend(labels: Sequence[int], names: Sequence[str], width: int) -> np.ndarr
     picture = Image.new('RGB', (width, y + line + gap), 'white')
     draw = ImageDraw.Draw(picture)
     for label, (x, y) in zip(labels, places, strict=True):
-        colour = tuple(_class_colours(np.array(label)).astype(int).tolist())
+        colour = tuple(_class_colours(np.array(label)).tolist())
         draw.rectangle((x, y, x + line - 1, y + line - 1), colour)
         draw.text((x + line + gap, y), names[label], 'black', font)
     return np.asarray(picture)

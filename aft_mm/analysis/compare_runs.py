@@ -162,7 +162,12 @@ def costs(label: str, path: str, config: Config) -> dict[str, list[float]]:
         return {'parameters [M]': [sum(p.numel() for p in model.parameters()) / 1e6]}
     if counted['uncounted']:
         print(f'FLOPs of {label!r} exclude {", ".join(counted["uncounted"])}', file=sys.stderr)
-    return {'parameters [M]': [counted['parameters'] / 1e6], 'FLOPs [G]': [counted['flops'] / 1e9]}
+    is_of_size = 'backbone' in config.model and not config.model.type.endswith('ImageClassifier')
+    size = f' at {" x ".join(map(str, counted["shape"][1:]))}' if is_of_size else ''
+    return {
+        'parameters [M]': [counted['parameters'] / 1e6],
+        f'FLOPs [G]{size}': [counted['flops'] / 1e9],
+    }
 
 
 def row(
@@ -208,8 +213,9 @@ def run(args: argparse.Namespace) -> None:
         rows = {
             label: row(label, work_dirs, args.metric) for label, work_dirs in runs_of(args).items()
         }
-        last = ('parameters [M]', 'FLOPs [G]', 's/iteration', 'samples/s')
         names = dict.fromkeys(name for columns in rows.values() for name in columns)
+        flops = sorted(name for name in names if name.startswith('FLOPs [G]'))
+        last = ('parameters [M]', *flops, 's/iteration', 'samples/s')
         order = [*(n for n in names if n not in last), *(n for n in last if n in names)]
         rows = {
             label: {name: columns.get(name, []) for name in order}

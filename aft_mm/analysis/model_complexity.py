@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from aft_mm.checks import check_int
 from aft_mm.config.reading import read_config
+from aft_mm.config.sizes import input_size
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_output
 
@@ -165,10 +166,9 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
     if 'with_mask_channel' in backbone:
         backbone.with_mask_channel = False
     if shape is None:
-        size = backbone.get('img_size')
-        if size is None:
+        shape = input_size(config)
+        if shape is None:
             raise UserError(f'--shape must be given for {path}, which has no img_size')
-        shape = (size, size) if isinstance(size, int) else tuple(size)
     shape = (backbone.get('in_channels', 3), *shape)
     model = MODELS.build(config.model)
     counts = analyse(model, shape)

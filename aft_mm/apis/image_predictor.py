@@ -14,6 +14,7 @@ from mmengine.registry import TRANSFORMS, VISUALIZERS, DefaultScope
 from mmengine.structures import PixelData
 
 from aft_mm.checks import check_path, check_probability
+from aft_mm.config.colours import class_colours
 from aft_mm.config.reading import read_config
 from aft_mm.errors import UserError
 from aft_mm.images import read_rgb
@@ -98,10 +99,8 @@ class ImagePredictor:
             shown = [step for step in steps if not step['type'].endswith('LoadAnnotations')]
             self.pipeline = Compose([TRANSFORMS.build(step) for step in shown])
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZER[self.scope], name='predict'))
-        colours = meta.get('palette')
-        if not isinstance(colours, list | tuple) or len(colours) < len(self.classes):
-            colours = np.random.default_rng(0).integers(0, 256, (len(self.classes), 3)).tolist()
-        self.visualizer.dataset_meta = dict(classes=self.classes, palette=[*map(tuple, colours)])
+        palette = palette_of(meta.get('palette'), len(self.classes))
+        self.visualizer.dataset_meta = dict(classes=self.classes, palette=palette)
 
     def __call__(self, paths: str | os.PathLike | Sequence[str | os.PathLike]) -> list[Prediction]:
         """Predict image files, those of one size in one batch.
@@ -175,6 +174,15 @@ class ImagePredictor:
             'predict', imrescale(image, times, interpolation='nearest'), sample, draw_gt=False
         )
         return Prediction(path, found, self.visualizer.get_image(), mask)
+
+
+def palette_of(given: Any, number: int) -> list[tuple[int, ...]]:
+    """Return the palette of a data set, or colours that differ if it has none for each class."""
+    # mmseg makes up colours for a data set without a palette.
+    random = np.random.RandomState(42).randint(0, 255, (number, 3)).tolist()
+    if not isinstance(given, list | tuple) or len(given) < number or given == random:
+        given = class_colours(number).tolist()
+    return [*map(tuple, given)]
 
 
 def _magnified(pixels: torch.Tensor, times: int) -> torch.Tensor:

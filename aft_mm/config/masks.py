@@ -1,11 +1,11 @@
 """Masks of class numbers, checked before a run."""
 
 import os
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from PIL import Image
 
 from aft_mm.errors import UserError
@@ -20,46 +20,69 @@ if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
 ONE_NUMBER = ('L', 'P', '1')
 
 
-def check_masks(key: str, root: str, dataset: 'ConfigDict') -> None:
-    """Refuse masks of an mmseg BaseSegDataset of another size or format, or with other class numbers."""
+def mask_files(root: str, dataset: 'ConfigDict') -> tuple[Path, Path, list[str]]:
+    """Return the folders of images and masks of an mmseg BaseSegDataset, and the names in both."""
     prefix = dataset.get('data_prefix') or {}
-    if not prefix.get('seg_map_path'):
-        return
+    images, masks = (Path(root, prefix.get(name, '')) for name in ('img_path', 'seg_map_path'))
+    if dataset.get('ann_file'):
+        return images, masks, read_lines(os.path.join(root, dataset.ann_file))
+    suffix = dataset.get('img_suffix', '.jpg')
+    files = (path.relative_to(images).as_posix() for path in images.rglob(f'*{suffix}'))
+    return images, masks, sorted(name.removesuffix(suffix) for name in files)
+
+
+def check_masks(key: str, root: str, dataset: 'ConfigDict') -> str:
+    """Refuse masks of an mmseg BaseSegDataset of another size or format, or with other class numbers.
+
+    Returns:
+        Which pixels of a class are ignored, or ''.
+    """
+    if not (dataset.get('data_prefix') or {}).get('seg_map_path'):
+        return ''
     classes = (dataset.get('metainfo') or {}).get('classes') or ()
     ignored = dataset.get('ignore_index', 255)
     suffix, mask_suffix = dataset.get('img_suffix', '.jpg'), dataset.get('seg_map_suffix', '.png')
-    images, masks = (Path(root, prefix.get(name, '')) for name in ('img_path', 'seg_map_path'))
-    if dataset.get('ann_file'):
-        names = read_lines(os.path.join(root, dataset.ann_file))
-    else:
-        files = (path.relative_to(images).as_posix() for path in images.rglob(f'*{suffix}'))
-        names = sorted(name.removesuffix(suffix) for name in files)
+    images, masks, names = mask_files(root, dataset)
     if not names:
         raise UserError(f'{key} reads {str(images)!r}, which has no file that ends in {suffix}')
     more = 1 if dataset.get('reduce_zero_label') else 0  # 0 is then no class, and 1 the first
 
-    def check(name: str) -> None:
+    def check(name: str) -> Counter[int]:
         path = masks / f'{name}{mask_suffix}'
-        values = mask_values(path, images / f'{name}{suffix}')
-        wrong = [value for value in values if value >= len(classes) + more and value != ignored]
+        pixels, _ = read_mask(path, images / f'{name}{suffix}')
+        wrong = [value for value in pixels if value >= len(classes) + more and value != ignored]
         if classes and wrong:
             raise UserError(
                 f'mask {str(path)!r} has the value {wrong[0]}, which must be 0 to '
                 f'{len(classes) + more - 1}, the number of a class, or {ignored}, which is '
                 f'ignored; add a class to metainfo, or set ignore_index to {wrong[0]}'
             )
+        return pixels
 
     with ThreadPoolExecutor(8) as pool:
-        for _ in pool.map(check, names):
-            pass
+        pixels = sum(pool.map(check, names), Counter())
+    reasons = {0: 'by reduce_zero_label'} if more else {}
+    if 0 <= ignored < len(classes):
+        reasons[ignored + more] = f'as ignore_index, though it is the class {classes[ignored]!r}'
+    if len(pixels) == 2 and not reasons:
+        reasons[ignored] = 'as ignore_index, and all others are of one class'
+    return ', '.join(
+        f'{100 * pixels[value] / pixels.total():.1f} % of the pixels are {value}, which is ignored {reason}'
+        for value, reason in reasons.items()
+        if pixels[value]
+    )
 
 
-def mask_values(path: Path, image: Path) -> list[int]:
-    """Return the values of a mask in increasing order, or raise a UserError if it does not fit."""
+def read_mask(path: Path, image: Path) -> tuple[Counter[int], tuple[int, int]]:
+    """Return the pixels of each value of a mask, in increasing order, and its width and height.
+
+    Raises:
+        UserError: If it cannot be read, has several channels or not the size of its image.
+    """
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as mask:
             mode, size = mask.mode, mask.size
-            values = np.unique(np.asarray(mask)) if mode in ONE_NUMBER else np.zeros(0)
+            pixels = mask.histogram() if mode in ONE_NUMBER else []
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
         source = getattr(error, 'filename', None) or path
@@ -68,11 +91,13 @@ def mask_values(path: Path, image: Path) -> list[int]:
     if mode not in ONE_NUMBER:
         raise UserError(
             f'mask {str(path)!r} must have one class number of 8 bits per pixel, got mode {mode!r}; '
-            '`aft_mm number-masks` writes numbers for colours'
+            '`aft_mm number-masks FOLDER OUT` writes numbers for colours'
         )
     if size != expected:
         raise UserError(
             f'mask {str(path)!r} must have the size of its image, {expected[0]} x {expected[1]}, '
             f'got {size[0]} x {size[1]}'
         )
-    return [int(value) for value in values]
+    if mode == '1':  # which Pillow counts as 0 and 255
+        pixels[1], pixels[255] = pixels[255], 0
+    return Counter({value: number for value, number in enumerate(pixels) if number}), size

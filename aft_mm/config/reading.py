@@ -302,7 +302,9 @@ def _check_files(dataset: ConfigDict, key: str) -> None:
         if warning:
             warn(f'{key}: {warning}')
     if dataset.type.endswith('BaseSegDataset'):
-        check_masks(key, root, dataset)
+        warning = check_masks(key, root, dataset)
+        if warning:
+            warn(f'{key}: {warning}')
 
 
 def _check_images(key: str, folder: str, dataset: ConfigDict) -> None:

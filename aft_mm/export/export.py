@@ -8,6 +8,7 @@ from torch import nn
 
 from aft_mm.apis.loading import build_model, load_trained, task_of
 from aft_mm.config.reading import check_data, read_config
+from aft_mm.config.sizes import input_size
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_writable
 
@@ -159,15 +160,5 @@ def make_exportable(args: argparse.Namespace, config: Config, model: nn.Module) 
     if kind == 'AutoregressiveModel':
         return Text(model)
     wrapper = Backbone(model.backbone) if args.backbone else IMAGE_MODELS[kind](model)
-    return Image(wrapper, model.backbone, args.size or image_size(config), args.dynamic)
-
-
-def image_size(config: Config) -> tuple[int, int]:
-    size = config.model.backbone.get('img_size', 224)
-    if type_of(config) != 'ImageClassifier':
-        prepares = config.model.get('data_preprocessor', {}).get('preprocessor', {})
-        steps = config.get('test_dataloader', {}).get('dataset', {}).get('pipeline') or ()
-        scales = [step.get('scale') for step in steps if step['type'].endswith('Resize')]
-        scales = [scale for scale in scales if isinstance(scale, list | tuple)]
-        size = scales[0][::-1] if scales else prepares.get('size') or size
-    return (size, size) if isinstance(size, int) else tuple(size)
+    size = args.size or input_size(config) or (224, 224)
+    return Image(wrapper, model.backbone, size, args.dynamic)

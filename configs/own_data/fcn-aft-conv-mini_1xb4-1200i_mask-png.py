@@ -30,12 +30,19 @@ model = dict(
     auxiliary_head=head,
 )
 
+scale = (480, 360)  # images are scaled to fit, in training, test and prediction
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations'),
-    dict(type='RandomResize', scale=(480, 360), ratio_range=(0.75, 1.5), keep_ratio=True),
+    dict(type='RandomResize', scale=scale, ratio_range=(0.75, 1.5), keep_ratio=True),
     dict(type='RandomCrop', crop_size=(256, 256), cat_max_ratio=0.75, ignore_index=ignored),
     dict(type='RandomFlip', prob=0.5),
+    dict(type='PackSegInputs'),
+]
+test_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='Resize', scale=scale, keep_ratio=True),
+    dict(type='LoadAnnotations'),  # in their size, to which predictions are scaled
     dict(type='PackSegInputs'),
 ]
 dataset = dict(
@@ -54,7 +61,11 @@ train_dataloader = dict(
     ),
 )
 val_dataloader = dict(
-    dataset=dict(data_prefix=dict(img_path='val', seg_map_path='val_masks'), **dataset)
+    dataset=dict(
+        data_prefix=dict(img_path='val', seg_map_path='val_masks'),
+        pipeline=test_pipeline,
+        **dataset,
+    )
 )
 test_dataloader = val_dataloader
 val_evaluator = dict(ignore_index=ignored)

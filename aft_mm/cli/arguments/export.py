@@ -52,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         type=int,
         metavar=('H', 'W'),
-        help='image size in pixels; default: that of the config',
+        help='image size in pixels; default: that of the test',
     )
     parser.add_argument(
         '--backbone', action='store_true', help='export feature maps instead of scores'

@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         type=int,
         metavar=('HEIGHT', 'WIDTH'),
-        help='image size; default: img_size of the config',
+        help='image size; default: that of the test',
     )
     parser.add_argument(
         '--json', metavar='FILE', help='write all counts by operator and by module to this file'

@@ -3,7 +3,7 @@
     image-folder  PATH/CLASS/*.jpg, or train/, val/ and perhaps test/ of such folders
     coco          a json file with boxes, or a folder with one per set, and the images
     voc           images, an xml file for each and, if there are lists, PATH/ImageSets/Main
-    masks         PATH/images and PATH/masks (grey level = class), or train, train_masks, val …
+    masks         PATH/images and PATH/masks (grey level = class), or a layout of another tool
     text          a file, plain or gzip
 
 Without a validation set, the same share of every class is sampled for validation. Files are not

@@ -4,7 +4,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from aft_mm.convert import own_data
 from aft_mm.convert.own_data import OwnData
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import check_suffix
+from aft_mm.progress import progress
 
 from .list_configs import NEEDS, missing
 
@@ -66,6 +67,13 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding='utf-8')
 
 
+def write_links(folder: Path, links: Mapping[str, Path]) -> None:
+    if links:
+        for name, target in progress(links.items(), 'writing links', len(links)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(target)
+
+
 def run(args: argparse.Namespace) -> None:
     with user_errors(OSError):
         root = Path(args.path)
@@ -88,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
         for part in ('train', 'val'):
             if not data.parts[part]:
                 raise UserError(f'{args.path!r} must hold samples for {part}, got none')
-        is_sampled = bool(data.files) and not data.given
+        is_sampled = bool(data.files or data.links) and not data.given
         if not is_sampled:
             reason = f'has no effect: no validation images are sampled from {args.path!r}'
             refuse_given(args, ('val', 'seed'), reason)
@@ -96,13 +104,14 @@ def run(args: argparse.Namespace) -> None:
         length = epochs(kind, data.parts['train']) if by_epoch else kind.iterations
         iterations = length * -(-data.parts['train'] // kind.batch_size) if by_epoch else length
         lines = [f'# {data.about[0]}.', f"_base_ = 'aft_mm::own_data/{kind.base}'", '']
-        if data.files:
+        if data.files or data.links:
             lines.append(f'split = {literal(folder.absolute())}  # files of each part')
         lines += data.config
         if by_epoch:
             lines.append(f'train_cfg = dict(max_epochs={length})')
         for name, content in data.files.items():
             write(folder / name, content)
+        write_links(folder, data.links)
         write(out, '\n'.join([*lines, '']))
     print(f'{args.path}: {", ".join(data.about)}')
     for name, number in list(data.counts.items())[:MOST_LISTED]:

@@ -1,20 +1,24 @@
 """Inspect images with masks of class numbers."""
 
 import os
+import shlex
+import statistics
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from aft_mm.config.masks import mask_values
+from aft_mm.config.masks import read_mask
 from aft_mm.config.writing import literal
 from aft_mm.errors import UserError
 from aft_mm.images import list_images
+from aft_mm.progress import progress
 
+from .mask_layouts import Pairs, class_names, find_masks, missing_masks, some
 from .parts import (
-    VALIDATION,
     OwnData,
     Parts,
     class_lines,
-    filled_lines,
     image_sizes,
     part_lists,
     rarest,
@@ -23,97 +27,190 @@ from .parts import (
 
 #: Label of pixels that belong to no class.
 IGNORED = 255
+CROP = 256  # edge of the squares of a training [px]
+# Bounds of the area of an image in training and test [px], between which its size is kept.
+LEAST_AREA, MOST_AREA = CROP**2, 480 * 360
+PIPELINES = """scale = {scale}  # images are scaled to fit, in training, test and prediction
+train_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='LoadAnnotations'),
+    dict(type='RandomResize', scale=scale, ratio_range=(0.75, 1.5), keep_ratio=True),
+    dict(type='RandomCrop', crop_size=({crop}, {crop}), cat_max_ratio=0.75, ignore_index={ignored}),
+    dict(type='RandomFlip', prob=0.5),
+    dict(type='PackSegInputs'),
+]
+test_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='Resize', scale=scale, keep_ratio=True),
+    dict(type='LoadAnnotations'),  # in their size, to which predictions are scaled
+    dict(type='PackSegInputs'),
+]"""
 
 
 def masks(root: Path, share: float, seed: int) -> OwnData:
-    """Inspect images/ and masks/, or train/ and train_masks/, val/ …, and perhaps classes.txt."""
-    validation = next((name for name in VALIDATION if (root / name).is_dir()), 'val')
-    given = (root / 'train').is_dir()
-    names = {'train': 'train', 'val': validation} if given else {'all': 'images'}
-    folders = {
-        part: (root / name, root / (f'{name}_masks' if given else 'masks'))
-        for part, name in names.items()
+    """Inspect images and their masks in one of the layouts of ``mask_layouts``."""
+    parts = find_masks(root)
+    if not parts:
+        raise missing_masks(root)
+    files = {
+        (pairs.images / image, pairs.masks / mask): part
+        for part, pairs in parts.items()
+        for image, mask in pairs.files.items()
     }
-    images: Parts = {}
-    for part, pair in folders.items():
-        for folder in pair:
-            if not folder.is_dir():
-                raise UserError(
-                    f'folder {str(root)!r} must hold images/ and masks/, or train/, train_masks/, '
-                    f'val/ and val_masks/; {folder.name}/ is missing'
-                )
-        images[part] = list_images(pair[0])
-        if not images[part]:
-            raise UserError(f'folder {str(pair[0])!r} must hold images, got none')
-    every = [file for files in images.values() for file in files]
-    suffixes = sorted({os.path.splitext(file)[1] for file in every})
-    if len(suffixes) > 1:
-        raise UserError(
-            f'images of {str(root)!r} must have one file type, got {" and ".join(suffixes)}'
-        )
-    (suffix,) = suffixes
-    stems = {part: [file.removesuffix(suffix) for file in files] for part, files in images.items()}
-    values = {
-        (part, stem): mask_values(folders[part][1] / f'{stem}.png', folders[part][0] / file)
-        for part in images
-        for stem, file in zip(stems[part], images[part], strict=True)
-    }
-    counts = Counter(value for there in values.values() for value in there if value != IGNORED)
-    classes = _mask_classes(root, counts)
-    for (part, stem), there in values.items():
+
+    def read(pair: tuple[Path, Path]) -> tuple[Counter[int], tuple[int, int]]:
+        return read_mask(pair[1], pair[0])
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(progress(pool.map(read, files), 'reading masks', len(files)))
+    pixels = [there for there, _ in found]
+    totals = sum(pixels, Counter())
+    classes = _mask_classes(root, parts, totals, sum(IGNORED in there for there in pixels))
+    for (_, mask), there in zip(files, pixels, strict=True):
         wrong = [value for value in there if value >= len(classes) and value != IGNORED]
         if wrong:
             raise UserError(
-                f'mask {str(folders[part][1] / stem)}.png has the value {wrong[0]}, which must be '
+                f'mask {str(mask)!r} has the value {wrong[0]}, which must be '
                 f'0 to {len(classes) - 1}, the number of a class, or {IGNORED}, which is ignored'
             )
-    if given:
-        parts: Parts = stems
+    kinds = [[value for value in there if value != IGNORED] for there in pixels]
+    counts = Counter(value for there in kinds for value in there)
+    given = 'all' not in parts
+    if not given:
+        (pairs,) = parts.values()
+        chosen = split_by_label(list(pairs.files), rarest(kinds), share, seed)
+        parts = {
+            part: Pairs(pairs.images, pairs.masks, {name: pairs.files[name] for name in names})
+            for part, names in chosen.items()
+        }
+        notes = pairs.notes
     else:
-        kinds = [[v for v in values['all', stem] if v != IGNORED] for stem in stems['all']]
-        parts = split_by_label(stems['all'], rarest(kinds), share, seed)
-    pairs = {
-        part: [folder.name for folder in folders[part if given else 'all']]
-        for part in ('train', 'val')
-    }
-    datasets = {
-        part: f'dict(\n    dataset=dict(\n        **dataset,\n'
-        f'        data_prefix=dict(img_path={literal(pair[0])}, seg_map_path={literal(pair[1])}),\n'
-        + ('' if given else f"        ann_file=f'{{split}}/{part}.txt',\n")
-        + '    )\n)'
-        for part, pair in pairs.items()
-    }
+        notes = [note for pairs in parts.values() for note in pairs.notes]
+    if totals[IGNORED]:
+        number = sum(IGNORED in there for there in pixels)
+        notes.append(
+            f'{IGNORED} is ignored: {100 * totals[IGNORED] / totals.total():.1f} % of the pixels, in '
+            f'{number:,} of {len(pixels):,} masks'
+        )
+    absent = [name for number, name in enumerate(classes) if not counts[number]]
+    if absent:
+        notes.append(f'{len(absent)} of {len(classes)} classes have no pixel: {some(absent)}')
+    settings, lists, links = _datasets(root, parts, given)
+    if links:
+        kinds_of = sorted(
+            {end for pairs in parts.values() for pair in pairs.endings() for end in pair}
+        )
+        notes.append(f'files end in {some(kinds_of)}: the split has links with one ending')
+    scale = image_scale([size for _, size in found])
+    notes.append(f'images are scaled to fit {scale[0]} x {scale[1]} pixels (scale)')
     return OwnData(
         about=[
-            f'{len(every):,} images with masks of {len(classes)} classes, '
-            + image_sizes([folders[part][0] / file for part in images for file in images[part]])
+            f'{len(files):,} images with masks of {len(classes)} classes, '
+            + image_sizes([image for image, _ in files])
         ],
         counts=Counter({name: counts[number] for number, name in enumerate(classes)}),
-        parts={part: len(parts[part]) for part in ('train', 'val')},
+        parts={part: len(pairs.files) for part, pairs in parts.items()},
         config=[
             *class_lines(root, classes, 'of the grey levels 0, 1, 2, …'),
-            f'dataset = dict(\n    data_root={literal(root)},\n    img_suffix={literal(suffix)},\n'
-            '    metainfo=dict(classes=classes),\n)',
-            '',
+            *PIPELINES.format(scale=scale, crop=CROP, ignored=IGNORED).split('\n'),
+            *settings,
             'head = dict(num_classes=len(classes))',
             'model = dict(decode_head=head, auxiliary_head=head)',
-            f'train_dataloader = {datasets["train"]}',
-            f'val_dataloader = {datasets["val"]}',
-            'test_dataloader = val_dataloader',
         ],
-        files={} if given else part_lists(parts),
+        files=lists,
+        notes=notes,
+        given=given,
+        links=links,
     )
 
 
-def _mask_classes(root: Path, counts: Counter[int]) -> list[str]:
-    listed = root / 'classes.txt'
-    if listed.is_file():
-        return filled_lines(listed)
-    if set(counts) != set(range(len(counts))) or len(counts) < 2:
-        values = ', '.join(map(str, sorted(counts)[:8]))
+def _mask_classes(
+    root: Path, parts: Mapping[str, Pairs], pixels: Counter[int], with_ignored: int
+) -> list[str]:
+    """Return the names of the classes by number, given the pixels of each value."""
+    values = sorted(pixels.keys() - {IGNORED})
+    hint = '`aft_mm number-masks` writes numbers for grey levels and colours'
+    if with_ignored:
+        to = f'{root.name}_numbers'
+        hint = (
+            f'{IGNORED}, in {with_ignored:,} masks, is ignored; if it is a class, `aft_mm number-masks '
+            f'{shlex.quote(str(root))} {shlex.quote(to)}` writes numbers for {len(pixels)} classes'
+        )
+    found = class_names(root, parts)
+    if found:
+        path, names = found
+        if len(names) > IGNORED:
+            raise UserError(
+                f'{str(path)!r} must name at most {IGNORED} classes, as {IGNORED} is ignored, got '
+                f'{len(names)}'
+            )
+        if len(values) < 2 and with_ignored:
+            raise UserError(
+                f'masks of {str(root)!r} must have the numbers of 2 classes, got '
+                f'{", ".join(map(str, values)) or "none"}; {hint}'
+            )
+        return names
+    if values != list(range(len(values))) or len(values) < 2:
         raise UserError(
             f'masks of {str(root)!r} must have the class numbers 0, 1, … without gaps ({IGNORED} '
-            f'is ignored) or names in classes.txt, got {values or "none"}; '
-            '`aft_mm number-masks` writes numbers for grey levels and colours'
+            f'is ignored) or names in classes.txt, got {some([*map(str, values)], 8) or "none"}; {hint}'
         )
-    return [f'class_{number}' for number in sorted(counts)]
+    return [f'class_{number}' for number in values]
+
+
+def image_scale(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return the width and height to which most images are scaled, given those that they have."""
+    short, long = (statistics.median(edge) for edge in zip(*map(sorted, sizes), strict=True))
+    area = short * long
+    least = max(1, round(short * (min(max(area, LEAST_AREA), MOST_AREA) / area) ** 0.5))
+    most = round(long * least / short)
+    is_portrait = sum(width < height for width, height in sizes) > len(sizes) / 2
+    return (least, most) if is_portrait else (most, least)
+
+
+def _datasets(
+    root: Path, parts: Mapping[str, Pairs], given: bool
+) -> tuple[list[str], dict[str, str], dict[str, Path]]:
+    """Return the lines of the data sets, and the lists and links for ``split``."""
+    endings = Counter(end for pairs in parts.values() for end in pairs.endings())
+    lists: Parts = {}
+    links: dict[str, Path] = {}
+    ((suffix, mask_suffix), _), *others = endings.most_common()
+    if suffix and not others:
+        folders = {
+            part: [literal(path.relative_to(root)) for path in (pairs.images, pairs.masks)]
+            for part, pairs in parts.items()
+        }
+        for part, pairs in parts.items():
+            there = [file for file in list_images(pairs.images) if file.endswith(suffix)]
+            if not given or there != list(pairs.files):  # mmseg would read all
+                lists[part] = [file.removesuffix(suffix) for file in pairs.files]
+    else:  # mmseg reads one ending
+        suffix, mask_suffix = '.jpg', '.png'
+        folders = {part: [f"f'{{split}}/{part}{end}'" for end in ('', '_masks')] for part in parts}
+        for part, pairs in parts.items():
+            for image, mask in pairs.files.items():
+                stem = os.path.splitext(image)[0]
+                links[f'{part}/{stem}{suffix}'] = pairs.images / image
+                links[f'{part}_masks/{stem}{mask_suffix}'] = pairs.masks / mask
+    lines = [
+        'dataset = dict(',
+        f'    data_root={literal(root)},',
+        f'    img_suffix={literal(suffix)},',
+        f'    seg_map_suffix={literal(mask_suffix)},',
+        '    metainfo=dict(classes=classes),',
+        ')',
+    ]
+    for part, (images, masks) in folders.items():
+        lines += [
+            f'{part}_dataloader = dict(',
+            '    dataset=dict(',
+            '        **dataset,',
+            f'        data_prefix=dict(img_path={images}, seg_map_path={masks}),',
+            *([f"        ann_file=f'{{split}}/{part}.txt',"] if part in lists else []),
+            f'        pipeline={"train" if part == "train" else "test"}_pipeline,',
+            '    )',
+            ')',
+        ]
+    lines.append('test_dataloader = val_dataloader')
+    return lines, part_lists(lists), links

@@ -44,6 +44,7 @@ class OwnData:
         files: Contents of the files for ``split``, by name.
         notes: What is not used, and other surprises, one sentence each.
         given: The parts are those of the user, although there are files for ``split``.
+        links: Targets of the links for ``split``, by name.
     """
 
     about: list[str]
@@ -53,6 +54,7 @@ class OwnData:
     files: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     given: bool = False
+    links: dict[str, Path] = field(default_factory=dict)
 
 
 def split_by_label(
