@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> None:
     print(
         f'training {data.parts["train"]:,} {unit}, validation {data.parts["val"]:,}'
         + (f', sampled with seed {seed} into {folder}/' if is_sampled else '')
-        + (f', boxes copied into {folder}/' if data.files and not is_sampled else '')
+        + (f'; {folder}/ holds files of them' if data.given and (data.files or data.links) else '')
     )
     print(
         f'{out}: {iterations:,} iterations, about {max(1, round(iterations * kind.seconds / 60))} '

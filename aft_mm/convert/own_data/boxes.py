@@ -26,6 +26,8 @@ from .layouts import LAYOUTS, Files, coco_files, nearest, part_of, refuse_other_
 from .parts import (
     OwnData,
     class_lines,
+    copies,
+    copy_notes,
     described_sizes,
     filled_lines,
     parts_of,
@@ -197,11 +199,14 @@ def _own_data(
         notes.append(str(unused))
     notes += _beyond(every, sizes, kind == 'coco')
     counts = Counter(box.label for image in every for box in image.boxes if not box.mark)
+    first = copies(files)
+    roles = [part for part, images in parts.items() for _ in images]
+    notes += copy_notes(list(map(str, files)), first, parts=roles)
     facts = {file: (number, *sizes[number]) for number, file in enumerate(files)}
     given = 'all' not in parts
     if not given:
         labels = [[b.label for b in image.boxes if not b.mark] for image in parts['all'].values()]
-        chosen = split_by_label(list(parts['all']), rarest(labels), share, seed)
+        chosen = split_by_label(list(parts['all']), rarest(labels), share, seed, first)
         parts = {part: {file: parts['all'][file] for file in chosen[part]} for part in chosen}
     trained = [image for image in parts['train'].values() if image.boxes]
     empty = len(parts['train']) - len(trained)

@@ -19,6 +19,8 @@ from .parts import (
     OwnData,
     Parts,
     class_lines,
+    copies,
+    copy_notes,
     image_sizes,
     part_lists,
     rarest,
@@ -75,10 +77,12 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
             )
     kinds = [[value for value in there if value != IGNORED] for there in pixels]
     counts = Counter(value for there in kinds for value in there)
+    images = [image for image, _ in files]
+    first = copies(images)
     given = 'all' not in parts
     if not given:
         (pairs,) = parts.values()
-        chosen = split_by_label(list(pairs.files), rarest(kinds), share, seed)
+        chosen = split_by_label(list(pairs.files), rarest(kinds), share, seed, first)
         parts = {
             part: Pairs(pairs.images, pairs.masks, {name: pairs.files[name] for name in names})
             for part, names in chosen.items()
@@ -86,6 +90,7 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
         notes = pairs.notes
     else:
         notes = [note for pairs in parts.values() for note in pairs.notes]
+    notes = [*notes, *copy_notes(list(map(str, images)), first, parts=list(files.values()))]
     if totals[IGNORED]:
         number = sum(IGNORED in there for there in pixels)
         notes.append(
@@ -105,8 +110,7 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
     notes.append(f'images are scaled to fit {scale[0]} x {scale[1]} pixels (scale)')
     return OwnData(
         about=[
-            f'{len(files):,} images with masks of {len(classes)} classes, '
-            + image_sizes([image for image, _ in files])
+            f'{len(files):,} images with masks of {len(classes)} classes, ' + image_sizes(images)
         ],
         counts=Counter({name: counts[number] for number, name in enumerate(classes)}),
         parts={part: len(pairs.files) for part, pairs in parts.items()},
