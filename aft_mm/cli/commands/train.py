@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
-from mmengine.runner import Runner
+from mmengine.runner import IterBasedTrainLoop, Runner
 
 from aft_mm.analysis.run_logs import read_scalars, validated_metrics
-from aft_mm.analysis.training_summary import Summary, class_lines, summarize
+from aft_mm.analysis.training_summary import SHARES, Summary, class_lines, summarize
 from aft_mm.checkpoint import load_from_local
 from aft_mm.cli.arguments import LATEST
 from aft_mm.cli.main import main
@@ -184,11 +184,11 @@ def summary_of(runner: Runner, hook: CheckpointHook | None, metric: str) -> Summ
     name = names[0] if names else metric
     less = getattr(hook, 'less_keys', ()) or ()
     lower = any(key in name for key in less)
-    if hook is not None and metric in hook.key_indicators:
+    if metric in getattr(hook, 'key_indicators', ()):
         lower = hook.rules[hook.key_indicators.index(metric)] == 'less'
     dataset: Any = runner.val_loop.dataloader.dataset
     commonest = 0.0
-    if hasattr(dataset, 'get_gt_labels') and len(dataset):  # of mmpretrain
+    if SHARES.search(name) and hasattr(dataset, 'get_gt_labels') and len(dataset):
         commonest = 100 * np.bincount(dataset.get_gt_labels()).max() / len(dataset)
     return summarize(records, name, len(dataset), lower, commonest)
 
@@ -196,7 +196,7 @@ def summary_of(runner: Runner, hook: CheckpointHook | None, metric: str) -> Summ
 def advice(step: str, runner: Runner, config: str) -> str:
     """Return what to do about a step of a :class:`Summary`, with its command."""
     train_again = f'aft_mm train {shlex.quote(config)} --work-dir DIR --cfg-options'
-    by_epoch = runner.max_epochs < runner.max_iters
+    by_epoch = not isinstance(runner.train_loop, IterBasedTrainLoop)
     length = (
         f'max_epochs={2 * runner.max_epochs}' if by_epoch else f'max_iters={2 * runner.max_iters}'
     )
@@ -207,7 +207,7 @@ def advice(step: str, runner: Runner, config: str) -> str:
     return {
         'look': f'check the pictures and classes: aft_mm browse {shlex.quote(config)} --out samples.png',
         'data': f'add data, or start from a checkpoint: {train_again} load_from=CHECKPOINT',
-        'rate': f'lower the learning rate: {train_again} optim_wrapper.optimizer.lr={(lr or 0) / 3:.2g}',
+        'rate': f'lower the learning rate: {train_again} optim_wrapper.optimizer.lr={(lr or 1e-3) / 3:.2g}',
         'longer': f'train longer: {train_again} train_cfg.{length}',
     }[step]
 
