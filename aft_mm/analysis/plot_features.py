@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
         network = load_network(args.network, args.checkpoint)
         check_classifier(network, args.network)
+        assert network.config is not None
         head = network.model.head
         dataset = build_dataset(network.config)
         samples = spread_samples(dataset, args.num)

@@ -182,10 +182,10 @@ def summary_of(runner: Runner, hook: CheckpointHook | None, metric: str) -> Summ
     if runner.val_loop is None or not (metric or names):
         return Summary({}, '')
     name = names[0] if names else metric
-    less = getattr(hook, 'less_keys', ()) or ()
-    lower = any(key in name for key in less)
-    if metric in getattr(hook, 'key_indicators', ()):
-        lower = hook.rules[hook.key_indicators.index(metric)] == 'less'
+    rules = dict(zip(getattr(hook, 'key_indicators', ()), getattr(hook, 'rules', ()), strict=False))
+    lower = any(key in name for key in getattr(hook, 'less_keys', ()) or ())
+    if metric in rules:
+        lower = rules[metric] == 'less'
     dataset: Any = runner.val_loop.dataloader.dataset
     commonest = 0.0
     if SHARES.search(name) and hasattr(dataset, 'get_gt_labels') and len(dataset):
