@@ -21,7 +21,7 @@ from aft_mm.config.reading import read_config
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.tokenizers import decode_points
 from aft_mm.visualization import draw_header, draw_point_clouds
-from aft_mm.visualization.figures import new_figure
+from aft_mm.visualization.figures import new_figure, plain
 
 from .networks import build_dataset, shown_image, spread_samples
 
@@ -150,7 +150,7 @@ def draw_titled_images(
         axis.set_axis_off()
     for axis, image, words in zip(axes, images, titles, strict=False):
         axis.imshow(image, cmap='gray', vmin=0, vmax=255, interpolation='nearest')
-        axis.set_title(words, fontsize=6)
+        axis.set_title(plain(words), fontsize=6)
     return figure
 
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import NullLocator
 from aft_mm.config.lists import read_json
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import check_writable
-from aft_mm.visualization.figures import new_figure
+from aft_mm.visualization.figures import new_figure, plain
 
 from .run_files import is_selection, selected
 from .run_logs import mean_and_error
@@ -69,9 +69,9 @@ def _numbers(names: Mapping[str, Sequence[float]]) -> list[float]:
 def _name_groups(axis: Axes, groups: Mapping[str, Sequence[float]], label: str) -> None:
     first, _ = mean_and_error(next(iter(groups.values())))
     axis.axvline(first, color='C0', linestyle='--', linewidth=1, alpha=0.5, zorder=0)
-    axis.set_yticks(range(len(groups)), list(groups))
+    axis.set_yticks(range(len(groups)), list(map(plain, groups)))
     axis.set_ylim(len(groups) - 0.5, -0.5)
-    axis.set_xlabel(label)
+    axis.set_xlabel(plain(label))
 
 
 def _number_groups(
@@ -89,10 +89,10 @@ def _number_groups(
         axis.set_xscale('log')
     elif positive:
         axis.set_xscale('symlog', linthresh=positive[0])
-    axis.set_xticks(positions, [names[position] for position in positions])
+    axis.set_xticks(positions, [plain(names[position]) for position in positions])
     axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_xlabel(title)
-    axis.set_ylabel(label)
+    axis.set_xlabel(plain(title))
+    axis.set_ylabel(plain(label))
 
 
 def finite(source: str, metrics: Mapping, metric: str) -> float:

@@ -159,9 +159,16 @@ def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Netw
 
 def load_classifier(name: str, checkpoint: str | os.PathLike) -> Network:
     network = load_network(name, checkpoint)
-    if network.config is None or not hasattr(network.model, 'head'):
-        raise UserError(f'{name} is not a classifier of mmpretrain')
+    check_classifier(network, name)
     return network
+
+
+def check_classifier(network: Network, name: str) -> None:
+    if network.config is None or not hasattr(network.model, 'head'):
+        raise UserError(
+            f'{name} is not a classifier of mmpretrain; of a detector or segmentor `aft_mm test` '
+            'names the weakest classes, and `aft_mm predict` makes pictures'
+        )
 
 
 def num_prefix_tokens(backbone: nn.Module) -> int:

@@ -10,7 +10,7 @@ from mmengine.utils.dl_utils import is_norm
 
 from aft_mm.config.finding import install_command
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
-from aft_mm.visualization.figures import new_figure
+from aft_mm.visualization.figures import new_figure, plain
 
 from .networks import (
     Network,
@@ -42,7 +42,7 @@ def draw_cams(
         axis.set_axis_off()
     for pair, image, cam, title in zip(axes.reshape(-1, 2), images, cams, titles, strict=False):
         pair[0].imshow(image)
-        pair[0].set_title(title, fontsize=7)
+        pair[0].set_title(plain(title), fontsize=7)
         pair[1].imshow(image.mean(-1), cmap='gray', vmin=0, vmax=255)
         picture = pair[1].imshow(cam, cmap='inferno', vmin=0, vmax=1, alpha=0.6)
     bar = figure.colorbar(picture, ax=axes, fraction=0.03, pad=0.01)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aft_mm.errors import UserError, user_errors
-from aft_mm.visualization.figures import new_figure
+from aft_mm.visualization.figures import new_figure, plain
 
 from .run_files import Run, read_runs, time_of
 from .run_logs import (
@@ -75,7 +75,7 @@ def draw_curves(
     for axis, name in zip(axes, metrics, strict=True):
         for number, (label, seeds) in enumerate(groups.items()):
             _draw_group(axis, f'C{number}', label, seeds, name, over, divisor)
-        axis.set_ylabel(metric_label(name))
+        axis.set_ylabel(plain(metric_label(name)))
         axis.grid(alpha=0.3)
         if len(groups) <= LEGEND_INSIDE:
             axis.legend(fontsize=8)
@@ -83,7 +83,7 @@ def draw_curves(
         axes[-1].axhline(value, color='grey', linestyle='--', linewidth=1)
         style = dict(ha='right', va='bottom', fontsize=8, color='dimgrey')
         right = dict(xy=(1, value), xycoords=('axes fraction', 'data'))
-        axes[-1].annotate(f'{label}: {value:g}', **right, **style)
+        axes[-1].annotate(plain(f'{label}: {value:g}'), **right, **style)
     axes[-1].set_xlabel(unit)
     several = any(len(seeds) > 1 for seeds in groups.values())
     axes[0].set_title(
@@ -213,11 +213,13 @@ def _draw_group(
         )
         if part:
             last = f'{mean[-1]:.3f}' + ('' if error[-1] is None else f' ± {error[-1]:.3f}')
-            entry = f'{label}: {last} at the end' + (f', {len(runs)} runs' if len(runs) > 1 else '')
+            entry = plain(f'{label}: {last} at the end') + (
+                f', {len(runs)} runs' if len(runs) > 1 else ''
+            )
             axis.plot(x, mean, 'o-', color=colour, markersize=3, label=entry)
         else:
             # A leading underscore hides a line from the legend if its validation has an entry.
-            entry = '_' * validated + f'{label}, training'
+            entry = '_' * validated + plain(f'{label}, training')
             alpha = 0.5 if validated else 1
             axis.plot(x, mean, color=colour, alpha=alpha, linewidth=1, label=entry)
         if len(runs) > 1:

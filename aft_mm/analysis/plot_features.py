@@ -11,9 +11,16 @@ from sklearn.manifold import TSNE
 
 from aft_mm.checks import check_number
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
-from aft_mm.visualization.figures import new_figure
+from aft_mm.visualization.figures import new_figure, plain_name
 
-from .networks import batches_of, build_dataset, class_names, load_network, spread_samples
+from .networks import (
+    batches_of,
+    build_dataset,
+    check_classifier,
+    class_names,
+    load_network,
+    spread_samples,
+)
 from .pictures import footer
 
 MOST_LEGEND = 20  # names of more classes would overlap
@@ -39,7 +46,7 @@ def draw_features(
     for index, name in enumerate(names):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         style: dict[str, Any] = dict(color=colour, marker=marker, s=14, linewidths=0)
-        axis.scatter(*points[labels == index].T, label=name, **style)
+        axis.scatter(*points[labels == index].T, label=plain_name(name), **style)
     axis.set_xticks([])
     axis.set_yticks([])
     axis.set_xlabel('t-SNE (no unit)', fontsize=7)
@@ -59,9 +66,9 @@ def neighbour_share(features: torch.Tensor, labels: np.ndarray) -> float:
 def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
         network = load_network(args.network, args.checkpoint)
-        head: Any = getattr(network.model, 'head', None)
-        if network.config is None or not hasattr(head, 'pre_logits'):
-            raise UserError(f'{args.network} is not a classifier of mmpretrain')
+        check_classifier(network, args.network)
+        assert network.config is not None
+        head = network.model.head
         dataset = build_dataset(network.config)
         samples = spread_samples(dataset, args.num)
         perplexity = min(30, len(samples) / 3) if args.perplexity is None else args.perplexity

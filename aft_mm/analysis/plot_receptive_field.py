@@ -17,7 +17,7 @@ from aft_mm.checks import check_int, refuse
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.progress import progress
 from aft_mm.visualization import choose
-from aft_mm.visualization.figures import new_figure
+from aft_mm.visualization.figures import new_figure, plain
 
 from .networks import Network, batches_for, layers_of, load_network, modules_named, noise_images
 from .pictures import footer, write_csv
@@ -122,7 +122,9 @@ def draw_receptive_field(
         style: dict[str, Any] = dict(
             color=f'C{index % 10}', linestyle=('-', '--', ':')[index // 10 % 3]
         )
-        curve.plot(radii, 100 * energy_within(energy, radii), label=name, linewidth=1, **style)
+        curve.plot(
+            radii, 100 * energy_within(energy, radii), label=plain(name), linewidth=1, **style
+        )
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.01)
     bar.set_label('energy / largest', fontsize=6)
     bar.ax.tick_params(labelsize=6)
@@ -148,7 +150,9 @@ def _draw_energy(axis: Axes, name: str, energy: Tensor) -> AxesImage:
         axis.plot(x, y, style, color='white', linewidth=0.8)
     axis.set_xlim(-0.5, energy.shape[1] - 0.5)
     axis.set_ylim(energy.shape[0] - 0.5, -0.5)
-    axis.set_title(f'{name}\nhalf within {half:.3g} px, 90 % within {most:.3g} px', fontsize=6)
+    axis.set_title(
+        f'{plain(name)}\nhalf within {half:.3g} px, 90 % within {most:.3g} px', fontsize=6
+    )
     axis.tick_params(labelsize=5)
     axis.set_xlabel('column [px]', fontsize=6)
     axis.set_ylabel('row [px]', fontsize=6)

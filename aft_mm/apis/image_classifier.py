@@ -23,6 +23,7 @@ from aft_mm.checks import check_int
 from aft_mm.errors import UnusableFile, UserError
 from aft_mm.images import IMAGE_SUFFIXES, find_images, image_size, not_read, read_image
 from aft_mm.openmmlab import warn
+from aft_mm.visualization.figures import literal_text, printable
 
 from .loading import as_list, load_model
 
@@ -77,6 +78,7 @@ class ImageClassifier:
             )
         self.takes_bgr = takes_bgr(self.config)
         self._channels = self.config.model.backbone.get('in_channels', 3)
+        self._has_warned = False
 
     def __call__(
         self, images: Source | Sequence[Source], batch_size: int = 32, progress: bool = True
@@ -105,6 +107,10 @@ class ImageClassifier:
         ):
             part = inputs[start : start + batch_size]
             samples = [self.preprocess(image) for image in part]
+            for sentence in filter(None, map(self.unlike_training, samples)):
+                if not self._has_warned:
+                    warn(sentence)
+                self._has_warned = True
             predictions = predict_by_size(self.model, samples)
             for image, sample in zip(part, predictions, strict=True):
                 scores = sample.pred_score.float().cpu().numpy()
@@ -134,6 +140,18 @@ class ImageClassifier:
             what = 'an array' if isinstance(image, np.ndarray) else repr(os.fspath(image))
             reason = ' '.join(str(error).split())
             raise UserError(f'images must be readable images, got {what} ({reason})') from error
+
+    def unlike_training(self, sample: dict[str, Any]) -> str:
+        """Return a sentence if the packed sample of an image has another size than those of training."""
+        size = self.config.model.backbone.get('img_size')
+        trained = (size, size) if isinstance(size, int) else tuple(size or ())
+        given = tuple(sample['inputs'].shape[-2:])
+        if not trained or given == trained:
+            return ''
+        return (
+            'the model was trained on images of {} x {} px and gets one of {} x {} px, for which it may '
+            'be wrong; add a Resize to test_dataloader.dataset.pipeline'
+        ).format(*trained, *given)
 
     def visualize(
         self,
@@ -177,12 +195,13 @@ class ImageClassifier:
         pixels = self._pixels(image)
         pixels = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
         sample = DataSample().set_pred_label(result['label']).set_pred_score(result['scores'])
-        return UniversalVisualizer().visualize_cls(
-            imrescale(pixels, magnification(pixels), interpolation='nearest'),
-            sample,
-            self.classes,
-            draw_gt=False,
-        )
+        with literal_text():
+            return UniversalVisualizer().visualize_cls(
+                imrescale(pixels, magnification(pixels), interpolation='nearest'),
+                sample,
+                self.classes and [printable(name) for name in self.classes],
+                draw_gt=False,
+            )
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
         """Return files and arrays, with the files of folders."""

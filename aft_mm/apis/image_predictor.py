@@ -1,8 +1,9 @@
 """Classes, boxes or masks of image files, with pictures."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from aft_mm.config.colours import class_colours
 from aft_mm.config.reading import read_config
 from aft_mm.errors import UserError
 from aft_mm.images import read_rgb
+from aft_mm.structures.info import BEST_SCORE
+from aft_mm.visualization.figures import literal_text, printable
 
 from .image_classifier import ImageClassifier, magnification, predict_by_size
 from .loading import CLASSIFIERS, as_list, load_model, task_of
@@ -28,6 +31,8 @@ OTHERS = {
     'SpeechRecognizer': 'transcribe',
     'SuperResolver': 'super-resolve',
 }
+EDGE = 2  # pixels between a label and the edge of a picture
+SCORE = 0.3  # minimum of a box, if the checkpoint has none
 VISUALIZER = {'mmdet': 'mmdet.DetLocalVisualizer', 'mmseg': 'mmseg.SegLocalVisualizer'}
 
 
@@ -60,7 +65,8 @@ class ImagePredictor:
     Args:
         config: Config of a classifier, detector or segmentor, or its path.
         checkpoint, device: See :func:`load_model`.
-        score: Minimum score of a box.
+        score: Minimum score of a box; by default the one with the best F1 in the last validation of
+            the training, or 0.3 if the checkpoint does not hold it.
 
     Raises:
         UserError: As for :func:`load_model`.
@@ -71,13 +77,12 @@ class ImagePredictor:
         config: str | os.PathLike | Config,
         checkpoint: str | os.PathLike,
         device: str | torch.device | None = None,
-        score: float = 0.3,
+        score: float | None = None,
     ) -> None:
         if not isinstance(config, Config):
             config = read_config(os.fspath(config))
         self.scope = config.get('default_scope', 'mmengine')
-        check_probability('score', score)
-        self.score = score
+        check_probability('score', SCORE if score is None else score)
         if (config.get('model') or {}).get('type') in CLASSIFIERS:
             self.classifier = ImageClassifier(config, checkpoint, device)
             return
@@ -94,13 +99,19 @@ class ImagePredictor:
                 f'checkpoint {os.fspath(checkpoint)!r} must hold the names of the classes, as those '
                 'written by `aft_mm train` do'
             )
+        self.score = meta.get(BEST_SCORE, SCORE) if score is None else score
+        check_probability(f'{BEST_SCORE} of checkpoint {os.fspath(checkpoint)!r}', self.score)
         steps = config.test_dataloader.dataset.pipeline
         with DefaultScope.overwrite_default_scope(self.scope):
             shown = [step for step in steps if not step['type'].endswith('LoadAnnotations')]
             self.pipeline = Compose([TRANSFORMS.build(step) for step in shown])
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZER[self.scope], name='predict'))
-        palette = palette_of(meta.get('palette'), len(self.classes))
-        self.visualizer.dataset_meta = dict(classes=self.classes, palette=palette)
+        names = [printable(name) for name in self.classes]
+        palette = palette_of(meta.get('palette'), len(names))
+        self.visualizer.dataset_meta = dict(classes=names, palette=palette)
+        self.visualizer.draw_texts = partial(
+            draw_inside, self.visualizer, self.visualizer.draw_texts
+        )
 
     def __call__(self, paths: str | os.PathLike | Sequence[str | os.PathLike]) -> list[Prediction]:
         """Predict image files, those of one size in one batch.
@@ -124,7 +135,8 @@ class ImagePredictor:
         with DefaultScope.overwrite_default_scope(self.scope):
             results = predict_by_size(self.model, samples)
         make = self._boxes if self.scope == 'mmdet' else self._mask
-        return [make(*parts) for parts in zip(files, pictures, results, strict=True)]
+        with literal_text():
+            return [make(*parts) for parts in zip(files, pictures, results, strict=True)]
 
     def _classify(self, paths: Sequence[str]) -> list[Prediction]:
         results = self.classifier(paths, len(paths), progress=False)
@@ -156,7 +168,7 @@ class ImagePredictor:
             imrescale(image, times, interpolation='nearest'),
             sample,
             draw_gt=False,
-            pred_score_thr=self.score,
+            pred_score_thr=-1.0,  # mmdet leaves out a box that has exactly this score
         )
         return Prediction(path, found, self.visualizer.get_image())
 
@@ -183,6 +195,22 @@ def palette_of(given: Any, number: int) -> list[tuple[int, ...]]:
     if not isinstance(given, list | tuple) or len(given) < number or given == random:
         given = class_colours(number).tolist()
     return [*map(tuple, given)]
+
+
+def draw_inside(visualizer: Any, draw_texts: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Draw texts as mmengine's Visualizer, and move those that the picture's edges cut into it."""
+    axes = visualizer.ax_save
+    before = len(axes.texts)
+    draw_texts(*args, **options)
+    low, high = axes.bbox.min + EDGE, axes.bbox.max - EDGE
+    for text in axes.texts[before:]:
+        extent = text.get_window_extent()
+        # The beginning of a text that is too long stays.
+        move = np.minimum(0, high - extent.max)
+        move += np.maximum(0, low - (extent.min + move))
+        place = axes.transData.transform(text.get_position()) + move
+        text.set_position(axes.transData.inverted().transform(place))
+    return visualizer
 
 
 def _magnified(pixels: torch.Tensor, times: int) -> torch.Tensor:

@@ -8,6 +8,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from .figures import plain
+
 FAINT = 0.05  # units that never exceed this probability get no row
 
 
@@ -58,15 +60,17 @@ def draw_alignment(
         aspect='auto', cmap='Blues', vmin=0, vmax=1, interpolation='nearest'
     )
     picture = axis.imshow(probs.T[rows], extent=(0, duration, len(rows) - 0.5, -0.5), **style)
-    axis.set_yticks(range(len(rows)), [names[unit].replace(' ', '␣') for unit in rows], fontsize=8)
+    axis.set_yticks(
+        range(len(rows)), [plain(names[unit].replace(' ', '␣')) for unit in rows], fontsize=8
+    )
     axis.set_xlabel('seconds')
     for number, (frame, unit) in enumerate(peaks):
         time, name = (frame + 0.5) * seconds_per_frame, names[unit].replace(' ', '␣')
         # Two heights in turn, since neighbouring labels may overlap.
         height = -0.7 - 0.9 * (number % 2)
-        axis.text(time, height, name, ha='center', va='bottom', fontsize=8, color='C3')
+        axis.text(time, height, plain(name), ha='center', va='bottom', fontsize=8, color='C3')
         axis.axvline(time, color='C3', linewidth=0.4, alpha=0.5)
     if transcript is not None:
-        axis.set_title(transcript, fontsize=9, pad=34)
+        axis.set_title(plain(transcript), fontsize=9, pad=34)
     figure.colorbar(picture, ax=axis, label='probability', fraction=0.03, pad=0.01)
     return figure

@@ -1,8 +1,10 @@
 """Helpers shared by the figures: canvas, selection of heads and layers."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -11,8 +13,40 @@ from aft_mm.checks import is_int, refuse
 NARROWEST = 4.2  # inches, so that the title fits
 #: Most panels per row; more become tiles of one picture.
 MOST_PANELS = 24
+LONGEST = 60  # characters of a name
 
 Choice = str | Sequence[int]
+
+
+def printable(text: str) -> str:
+    """Return a text with ``?`` for control characters and halves of others, which fonts refuse."""
+    return ''.join(
+        letter if letter.isprintable() or letter == '\n' else ' ' if letter.isspace() else '?'
+        for letter in text
+    )
+
+
+def plain(text: str) -> str:
+    """Return a text that matplotlib plots as it is, in a legend, too.
+
+    ``$`` would begin a formula, and an empty label or one that begins with ``_`` is left out.
+    """
+    text = printable(text).replace('$', r'\$')
+    return f' {text}' if text.startswith('_') or not text else text
+
+
+def plain_name(text: str) -> str:
+    """Return :func:`plain` of a name, shortened to :data:`LONGEST` characters in one line."""
+    line = ' '.join(text.split())
+    return plain(line if len(line) <= LONGEST else f'{line[: LONGEST - 1]}…')
+
+
+def literal_text() -> AbstractContextManager:
+    """Return a context in which matplotlib takes no text for a formula.
+
+    It is for the pictures of mmengine. Figures need formulas for the ticks of logarithmic axes.
+    """
+    return rc_context({'text.parse_math': False})
 
 
 def new_figure(width: float, height: float, title: str = '', footer: str = '') -> Figure:
@@ -27,9 +61,9 @@ def new_figure(width: float, height: float, title: str = '', footer: str = '') -
     figure = Figure(figsize=(max(NARROWEST, width), height), layout='constrained')
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(title, fontsize=9)
+        figure.suptitle(plain(title), fontsize=9)
     if footer:
-        figure.supxlabel(footer, x=0.01, ha='left', fontsize=5, color='dimgrey')
+        figure.supxlabel(plain(footer), x=0.01, ha='left', fontsize=5, color='dimgrey')
     return figure
 
 

@@ -25,7 +25,7 @@ from aft_mm.analysis.run_logs import read_times, trained, validations
 from aft_mm.checks import check_int
 from aft_mm.cli.arguments import add_picture_arguments, check_picture, tool_parser
 from aft_mm.errors import UserError, user_errors
-from aft_mm.visualization.figures import new_figure
+from aft_mm.visualization.figures import new_figure, plain
 
 COLOURS = 10
 LINES = ('-', '--', '-.')  # 30 styles with the colours; neighbours differ in both
@@ -145,7 +145,7 @@ def draw_seed_curves(
 def _draw(
     axis: Axes, x: np.ndarray, mean: np.ndarray, error: np.ndarray, style: Mapping, name: str
 ) -> None:
-    axis.plot(x, mean, linewidth=1.2, label=name, **style)
+    axis.plot(x, mean, linewidth=1.2, label=plain(name), **style)
     if error.any():
         axis.fill_between(
             x, mean - error, mean + error, color=style['color'], alpha=0.2, linewidth=0

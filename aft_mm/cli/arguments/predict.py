@@ -19,7 +19,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--out', required=True, metavar='DIR', help='folder of the results')
     parser.add_argument('--batch-size', type=int, default=8, help='images per batch (default: 8)')
-    parser.add_argument('--score', type=float, help='minimum score of a box (default: 0.3)')
+    parser.add_argument(
+        '--score',
+        type=float,
+        help='minimum score of a box (default: that of the best F1 in the validation, which the '
+        'checkpoint holds, else 0.3)',
+    )
     parser.add_argument('--no-pictures', action='store_true', help='write no pictures')
     parser.add_argument('--device', help='by default an accelerator, if there is one')
     add_config_options(parser, 'model.test_cfg.max_per_img=300')

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,24 @@ from aft_mm.apis import ImagePredictor, Prediction
 from aft_mm.checks import check_int, check_number
 from aft_mm.cli.arguments import refuse_given
 from aft_mm.config.reading import read_config
-from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
+from aft_mm.errors import CONFIG_ERRORS, UnusableFile, UserError, user_errors
 from aft_mm.images import check_image, check_name, find_images, not_read
 from aft_mm.progress import progress
+from aft_mm.structures.info import BEST_SCORE
 
+MOST_NAMED = 5  # images without result in the message
 COLUMNS = ('path', 'label', 'class_name', 'score', 'share', 'x1', 'y1', 'x2', 'y2')
 
 
-def image_files(inputs: Sequence[str]) -> tuple[list[str], str]:
-    """Return and check the image files of files, folders and patterns, each once.
+def image_files(inputs: Sequence[str]) -> tuple[list[str], dict[str, str], str]:
+    """Find the images of files, folders and patterns, each once.
 
     Returns:
-        The files, and a sentence on the pictures of the folders that are not read, or ''.
+        The readable images, why others are not, and a sentence on the pictures of the folders that are
+        passed over, or ''.
+
+    Raises:
+        UserError: An input has no image, or none can be read.
     """
     paths: list[str] = []
     others: dict[str, str] = {}
@@ -50,9 +55,34 @@ def image_files(inputs: Sequence[str]) -> tuple[list[str], str]:
     for path in paths:
         check_name(path)
     with ThreadPoolExecutor(16) as pool:
-        checks = pool.map(partial(check_image, name='data'), paths)
-        list(progress(checks, 'reading images', len(paths)))
-    return paths, not_read(others)
+        problems = list(progress(pool.map(problem, paths), 'reading images', len(paths)))
+    bad = {path: text for path, text in zip(paths, problems, strict=True) if text}
+    if len(bad) == len(paths):
+        raise UserError(next(iter(bad.values())))
+    return [path for path in paths if path not in bad], bad, not_read(others)
+
+
+def problem(path: str) -> str:
+    try:
+        check_image(path, name='data')
+    except UnusableFile as error:
+        return str(error)
+    return ''
+
+
+def predictions(
+    predictor: ImagePredictor, paths: Sequence[str], bad: dict[str, str]
+) -> list[Prediction]:
+    """Predict images, one by one if a batch fails; add why an image has no result to ``bad``."""
+    try:
+        return predictor(paths)
+    except Exception as error:  # of any step of the pipeline, the model or the picture
+        if len(paths) > 1:
+            return [one for path in paths for one in predictions(predictor, [path], bad)]
+        reason = ' '.join(str(error).split())
+        kind = '' if isinstance(error, UserError) else f'{type(error).__name__}: '
+        bad[paths[0]] = f'image {paths[0]!r}: {kind}{reason}'
+        return []
 
 
 def rows(prediction: Prediction) -> list[dict]:
@@ -69,17 +99,18 @@ def rows(prediction: Prediction) -> list[dict]:
 def run(args: argparse.Namespace) -> None:
     with user_errors(*CONFIG_ERRORS, RuntimeError):
         check_int('--batch-size', args.batch_size, 1)
-        score = 0.3 if args.score is None else args.score
-        check_number('--score', score, 0, 1)
+        if args.score is not None:
+            check_number('--score', args.score, 0, 1)
         out = Path(args.out)
         if (out / 'predictions.json').exists():
             raise UserError(f'--out {args.out!r} holds predictions already; name another folder')
-        paths, passed_over = image_files(args.inputs)
+        paths, bad, passed_over = image_files(args.inputs)
+        total = len(paths) + len(bad)
         config = read_config(args.config, args.cfg_options)
         if config.get('default_scope') != 'mmdet':
             reason = f'has no effect on the model of {args.config}, without boxes'
             refuse_given(args, ['score'], reason)
-        predictor = ImagePredictor(config, args.checkpoint, args.device, score)
+        predictor = ImagePredictor(config, args.checkpoint, args.device, args.score)
         out.mkdir(parents=True, exist_ok=True)
         written: list[dict[str, Any]] = []
         digits = len(str(len(paths)))
@@ -87,9 +118,10 @@ def run(args: argparse.Namespace) -> None:
             table = csv.DictWriter(file, COLUMNS)
             table.writeheader()
             starts = range(0, len(paths), args.batch_size)
-            results = (predictor(paths[first : first + args.batch_size]) for first in starts)
-            for predictions in progress(results, 'predicting', len(starts)):
-                for prediction in predictions:
+            batches = (paths[first : first + args.batch_size] for first in starts)
+            results = (predictions(predictor, batch, bad) for batch in batches)
+            for predicted in progress(results, 'predicting', len(starts)):
+                for prediction in predicted:
                     table.writerows(rows(prediction))
                     name = re.sub(r'[^\w.-]+', '_', Path(prediction.path).stem)[:80]
                     name = f'{len(written):0{digits}}_{name}.png'
@@ -101,14 +133,24 @@ def run(args: argparse.Namespace) -> None:
                         (out / folder).mkdir(exist_ok=True)
                         Image.fromarray(pixels).save(out / folder / name)
                         written[-1][folder.removesuffix('s')] = f'{folder}/{name}'
+        without = [dict(path=path, found=[], error=reason) for path, reason in bad.items()]
         (out / 'predictions.json').write_text(
-            json.dumps(written, indent=1, ensure_ascii=False), encoding='utf-8'
+            json.dumps(written + without, indent=1, ensure_ascii=False), encoding='utf-8'
         )
     boxes = sum('box' in one for image in written for one in image['found'])
     if predictor.scope == 'mmdet':
-        print(f'{boxes:,} boxes with a score of at least {score:g} (--score)')
+        stored = args.score is None and BEST_SCORE in predictor.model.dataset_meta
+        origin = 'of the best F1 in the validation' if stored else '--score'
+        print(f'{boxes:,} boxes with a score of at least {predictor.score:.4g} ({origin})')
     pictures = '' if args.no_pictures else ' and pictures/'
-    number = '1 image' if len(paths) == 1 else f'{len(paths):,} images'
+    number = '1 image' if len(written) == 1 else f'{len(written):,} images'
     print(f'{number}: {out}/predictions.csv, predictions.json{pictures}')
     if passed_over:
         print(passed_over)
+    if bad:
+        raise SystemExit(
+            f'Error: {len(bad):,} of {total:,} images have no result: '
+            f'{"; ".join(list(bad.values())[:MOST_NAMED])}'
+            + f' and {len(bad) - MOST_NAMED:,} more, see predictions.json'
+            * (len(bad) > MOST_NAMED)
+        )

@@ -8,15 +8,18 @@ import mmengine
 from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
 
+from aft_mm.analysis.training_summary import class_lines
 from aft_mm.checkpoint import averaged
 from aft_mm.config.reading import check_data
 from aft_mm.engine import CheckpointCompatibilityHook, build_runner, load_run_config, run_guard
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.engine.preflight import TEST_CHECKS, check_torchvision
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
+from aft_mm.evaluation.by_class import add_by_class
 from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
 from aft_mm.outputs import check_output
+from aft_mm.visualization.figures import literal_text
 
 
 def apply_args(cfg: Config, args: argparse.Namespace) -> None:
@@ -60,13 +63,18 @@ def test(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
         for check in TEST_CHECKS:
             check(cfg, runner)
+        add_by_class(runner.test_loop)
         if args.dump:
             runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.dump))
     with user_errors(BackendError):
         runner.register_hook(CheckpointCompatibilityHook())
-        metrics = runner.test()
-    if args.out and runner.rank == 0:
-        mmengine.dump(metrics, args.out)
+        with literal_text():  # in the pictures of hooks
+            metrics = runner.test()
+    if runner.rank == 0:
+        if args.out:
+            mmengine.dump(metrics, args.out)
+        for name, line in class_lines(runner.message_hub.runtime_info).items():
+            print(f'{name:11}{line}')
 
 
 def run(args: argparse.Namespace) -> None:

@@ -8,18 +8,24 @@ import re
 import shlex
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
-from mmengine.runner import Runner
+from mmengine.runner import IterBasedTrainLoop, Runner
 
+from aft_mm.analysis.run_logs import read_scalars, validated_metrics
+from aft_mm.analysis.training_summary import SHARES, Summary, class_lines, summarize
+from aft_mm.checkpoint import load_from_local
 from aft_mm.cli.arguments import LATEST
 from aft_mm.cli.main import main
 from aft_mm.config.finding import check_checkpoint, install_root
-from aft_mm.config.reading import check_data
+from aft_mm.config.reading import DOWNSTREAM, check_data
 from aft_mm.engine import (
     CheckpointCompatibilityHook,
     ResumeCheckHook,
+    Stopped,
     ValidateFirstHook,
     apply_safe_defaults,
     build_runner,
@@ -30,8 +36,10 @@ from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.engine.preflight import TRAIN_CHECKS, check_start, check_torchvision, choose_checkpoint
 from aft_mm.engine.run_guard import Run, without_options
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
+from aft_mm.evaluation.by_class import add_by_class
 from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
+from aft_mm.visualization.figures import literal_text
 
 #: Command that uses a trained sequence model, and its arguments, by an entry of its config.
 USES = {
@@ -83,6 +91,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
     with user_errors(*DATA_ERRORS):
         for check in TRAIN_CHECKS:
             check(cfg, runner)
+        add_by_class(runner.val_loop)
     with user_errors(BackendError):
         if warning:
             runner.logger.warning(warning)
@@ -94,9 +103,13 @@ def train(args: argparse.Namespace, run: Run) -> None:
         run.watch(runner)
         runner.register_hook(ValidateFirstHook())  # after all hooks that find the position
         log_backends(runner)
-        runner.train()
-    if runner.rank == 0 and runner.iter >= runner.max_iters:
-        report(runner, args.config)
+        try:
+            with literal_text():  # in the pictures of hooks
+                runner.train()
+        except Stopped:
+            report(runner, args.config, stopped=True)
+            raise
+    report(runner, args.config, stopped=run.signals.received is not None)
 
 
 def command_of(args: argparse.Namespace) -> str:
@@ -107,14 +120,14 @@ def command_of(args: argparse.Namespace) -> str:
     return shlex.join(['aft_mm', 'train', *words])
 
 
-def report(runner: Runner, config: str) -> None:
-    """Plot the training, and print the best result, its checkpoint and the next command."""
+def report(runner: Runner, config: str, stopped: bool = False) -> None:
+    """Judge the training, plot it unless it was stopped, and name its checkpoint and the next command."""
     hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
     best = getattr(hook, 'best_ckpt_path', None)
     checkpoint = best or runner.message_hub.get_info('last_ckpt')
-    if not checkpoint:
+    if not checkpoint or runner.rank:
         return
-    lines = {}
+    lines, metric = {}, ''
     curves = ['--group', '/'.join(Path(runner.work_dir).parts[-2:]), runner.work_dir]
     if hook is not None and best:
         # Not with any filename_tmpl; a name has _ instead of /.
@@ -128,25 +141,75 @@ def report(runner: Runner, config: str) -> None:
         elif named:
             metric = named[1]
         lines['best'] = f'{metric} {score:.4g}{when}'
-    lines['checkpoint'] = os.path.relpath(checkpoint)
-    lines['curves'] = plot('curves', *curves, out=f'{runner.work_dir}/curves.png')
+    summary = summary_of(runner, hook, metric)
+    lines |= summary.sentences
     scope = runner.cfg.get('default_scope')
-    if scope == 'mmpretrain' and runner.val_loop is not None:
-        if len(runner.val_loop.dataloader.dataset) <= MOST_CLASSIFIED:
-            whole = os.path.join(runner.work_dir, os.path.basename(runner.cfg.filename))
-            lines['confusion'] = plot(
-                *('confusion', whole, checkpoint, '--split', 'val'),
-                out=f'{runner.work_dir}/confusion.png',
-            )
-    ours = install_root() in Path(config).parents
-    words = [Path(config).stem if ours else config, lines['checkpoint']]
-    use, more = next_command(runner.cfg)
-    lines['next'] = f'{shlex.join(["aft_mm", use, *words])} {more}'.rstrip()
+    if scope in DOWNSTREAM:
+        # The last validation is not that of the best checkpoint.
+        hub = load_from_local(best).get('message_hub') or {} if best else {}
+        lines |= class_lines(hub.get('runtime_info') or runner.message_hub.runtime_info)
+    lines['checkpoint'] = os.path.relpath(checkpoint)
+    if not stopped:
+        lines['curves'] = plot('curves', *curves, out=f'{runner.work_dir}/curves.png')
+        if scope == 'mmpretrain' and runner.val_loop is not None:
+            if len(runner.val_loop.dataloader.dataset) <= MOST_CLASSIFIED:
+                whole = os.path.join(runner.work_dir, os.path.basename(runner.cfg.filename))
+                lines['confusion'] = plot(
+                    *('confusion', whole, checkpoint, '--split', 'val'),
+                    out=f'{runner.work_dir}/confusion.png',
+                )
+        ours = install_root() in Path(config).parents
+        words = [Path(config).stem if ours else config, lines['checkpoint']]
+        if summary.step:
+            lines['advice'] = advice(summary.step, runner, words[0])
+        use, more = next_command(runner.cfg)
+        lines['next'] = f'{shlex.join(["aft_mm", use, *words])} {more}'.rstrip()
     title = f' trained {runner.iter:,} iterations {"in all " * bool(runner.cfg.get("resume"))}'
     print(f'{title:─^80}')
     for name, line in lines.items():
         print(f'{name:11}{line}')
     print('─' * 80)
+
+
+def summary_of(runner: Runner, hook: CheckpointHook | None, metric: str) -> Summary:
+    """Judge the log of a run by a metric, by default the first of its validations."""
+    try:
+        records = read_scalars(runner.work_dir)
+    except UserError:  # no visual backend writes one
+        return Summary({}, '')
+    # The file of the best checkpoint has _ instead of /.
+    names = [name for name in validated_metrics(records) if metric in ('', name.replace('/', '_'))]
+    if runner.val_loop is None or not (metric or names):
+        return Summary({}, '')
+    name = names[0] if names else metric
+    rules = dict(zip(getattr(hook, 'key_indicators', ()), getattr(hook, 'rules', ()), strict=False))
+    lower = any(key in name for key in getattr(hook, 'less_keys', ()) or ())
+    if metric in rules:
+        lower = rules[metric] == 'less'
+    dataset: Any = runner.val_loop.dataloader.dataset
+    commonest = 0.0
+    if SHARES.search(name) and hasattr(dataset, 'get_gt_labels') and len(dataset):
+        commonest = 100 * np.bincount(dataset.get_gt_labels()).max() / len(dataset)
+    return summarize(records, name, len(dataset), lower, commonest)
+
+
+def advice(step: str, runner: Runner, config: str) -> str:
+    """Return what to do about a step of a :class:`Summary`, with its command."""
+    train_again = f'aft_mm train {shlex.quote(config)} --work-dir DIR --cfg-options'
+    by_epoch = not isinstance(runner.train_loop, IterBasedTrainLoop)
+    length = (
+        f'max_epochs={2 * runner.max_epochs}' if by_epoch else f'max_iters={2 * runner.max_iters}'
+    )
+    schedules = runner.cfg.get('param_scheduler')
+    if not by_epoch and isinstance(schedules, list) and 'end' in schedules[-1]:
+        length += f' param_scheduler.{len(schedules) - 1}.end={2 * runner.max_iters}'
+    lr = (runner.cfg.optim_wrapper.get('optimizer') or {}).get('lr')
+    return {
+        'look': f'check the pictures and classes: aft_mm browse {shlex.quote(config)} --out samples.png',
+        'data': f'add data, or start from a checkpoint: {train_again} load_from=CHECKPOINT',
+        'rate': f'lower the learning rate: {train_again} optim_wrapper.optimizer.lr={(lr or 1e-3) / 3:.2g}',
+        'longer': f'train longer: {train_again} train_cfg.{length}',
+    }[step]
 
 
 def next_command(cfg: Config) -> tuple[str, str]:

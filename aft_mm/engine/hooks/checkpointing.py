@@ -31,6 +31,7 @@ from aft_mm.checkpoint import (
 from aft_mm.checks import check_int, check_number
 from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
+from aft_mm.structures.info import BEST_SCORE
 
 from ..runner import task_model
 from .stopping import INSIDE_EPOCH, StopHook, agreed
@@ -135,6 +136,9 @@ class SafeCheckpointHook(CheckpointHook):
         for key in {'param_schedulers', 'optimizer'} & checkpoint.keys():
             checkpoint[key] = plain_value(checkpoint[key])
         checkpoint['meta'][RUN] = run_properties(runner)
+        score = runner.message_hub.get_info(BEST_SCORE, None)
+        if score is not None:  # next to the classes, for `aft_mm predict` and `aft_mm publish`
+            checkpoint['meta'].setdefault('dataset_meta', {})[BEST_SCORE] = score
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         """Write the new best weights, then remove the previous; mmengine removes first."""

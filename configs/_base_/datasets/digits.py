@@ -5,7 +5,11 @@ train_pipeline = [
     dict(type='RandomCrop', crop_size=8, padding=1),  # shifts by at most one pixel
     dict(type='PackInputs'),
 ]
-test_pipeline = [dict(type='PackInputs')]
+# Pictures of other sizes, in `aft_mm predict` and `aft_mm demo`; a digit of the set stays as it is.
+test_pipeline = [
+    dict(type='Resize', scale=8, interpolation='area'),
+    dict(type='PackInputs'),
+]
 
 train_dataloader = dict(
     num_workers=0,
