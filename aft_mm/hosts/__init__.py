@@ -6,6 +6,9 @@ without it. :func:`extension_spec` supplies a replacement on torch and torchvisi
 
 mmcv reads images with OpenCV, which ignores transparency, so that the hidden colours of an image are
 trained on. :func:`adapt_image_reading` lets it read them as :mod:`aft_mm.images` does.
+
+mmpretrain imports its multimodal models if Transformers and pycocotools are installed, and fails in
+today's Transformers. :func:`leave_out_multimodal` lets it do without them.
 """
 
 import functools
@@ -16,6 +19,7 @@ from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +32,7 @@ __all__ = [
     'MMCV_EXT',
     'adapt_image_reading',
     'extension_spec',
+    'leave_out_multimodal',
     'quiet_pycocotools',
     'selected_operators',
 ]
@@ -102,6 +107,18 @@ def adapt_image_reading() -> None:
 
     for name in ('mmcv', 'mmcv.image', 'mmcv.image.io'):
         vars(sys.modules[name])['imfrombytes'] = imfrombytes
+
+
+def leave_out_multimodal() -> None:
+    """Let mmpretrain register placeholders for models that this Transformers lacks the parts of."""
+    dependency = vars(import_module('mmpretrain.utils.dependency'))
+    if not dependency['WITH_MULTIMODAL']:
+        return
+    spec = find_spec('transformers')
+    # An import would take seconds.
+    source = Path((spec and spec.origin) or '').with_name('modeling_utils.py')
+    if not source.is_file() or 'apply_chunking_to_forward' not in source.read_text('utf-8'):
+        dependency['WITH_MULTIMODAL'] = False
 
 
 def quiet_pycocotools() -> None:
