@@ -6,7 +6,7 @@ WORK_DIR := work_dirs/quickstart
 # Wheel cache of `make compiled-mmcv`.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream compiled-mmcv matrix docs linkcheck test test-fast test-transformers test-demo dry-run sanitize lint licenses release-weights \
+.PHONY: quickstart downstream compiled-mmcv matrix ranges docs linkcheck test test-fast test-transformers test-demo dry-run sanitize lint licenses release-weights \
 	wheels release-check check-tag clean
 
 # The locks are complete, so pip resolves nothing.
@@ -58,6 +58,12 @@ FAMILY ?= openmmlab
 matrix: $(VENV)/installed
 	$(BIN)/python requirements/stacks.py --python $(PYTHON) --family $(FAMILY) --torch $(TORCH)
 
+# The newest and the oldest release of every range of pyproject.toml, each in a new environment that
+# is removed afterwards. Every task is trained.
+ranges: $(VENV)/installed
+	$(BIN)/python requirements/ranges.py newest --python $(PYTHON)
+	$(BIN)/python requirements/ranges.py oldest --python $(PYTHON)
+
 # The documentation site. Warnings, such as broken internal links, are errors.
 SPHINX := $(BIN)/sphinx-build -W --keep-going -q -c docs -d docs/_build/doctrees
 
@@ -83,14 +89,12 @@ test: $(VENV)/development $(VENV)/loops
 test-fast: $(VENV)/development $(VENV)/loops
 	$(PYTEST) -m 'not slow' tests/test_architecture.py tests/test_ops tests/test_layers tests/test_cli
 
-# mmpretrain imports models that Transformers 5 breaks where pycocotools is installed too, so
-# Transformers has a folder of its own.
 $(VENV)/transformers: $(VENV)/development requirements/transformers.txt
-	$(PIN) --quiet --upgrade --target $@ -r requirements/transformers.txt
+	$(PIN) -r requirements/transformers.txt
 	touch $@
 
 test-transformers: $(VENV)/transformers
-	PYTHONPATH=$< $(BIN)/python -m pytest tests/test_transformers.py
+	$(BIN)/python -m pytest tests/test_transformers.py tests/test_transformers_interface.py
 
 # gradio needs an older Pillow than the lock has.
 $(VENV)/demo: $(VENV)/development requirements/demo.txt

@@ -94,14 +94,16 @@ def register_safe_loading() -> None:
         CheckpointLoader.register_scheme(prefixes, _lazy_loader(kind), force=True)
 
 
-class _AdaptedMMCV(MetaPathFinder):
-    """Supply ``mmcv._ext`` where it is missing, and the image reading of :mod:`aft_mm.hosts`."""
+class _AdaptedHosts(MetaPathFinder):
+    """Supply ``mmcv._ext`` where it is missing, and the other adaptations of :mod:`aft_mm.hosts`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
         if name == 'mmcv.transforms':  # mmcv has imported its mmcv.image
             import_module('aft_mm.hosts').adapt_image_reading()
+        elif name in ('mmpretrain.models', 'mmpretrain.datasets'):
+            import_module('aft_mm.hosts').leave_out_multimodal()
         return import_module('aft_mm.hosts').extension_spec(path) if name == 'mmcv._ext' else None
 
 
@@ -146,7 +148,7 @@ if HAS_MMENGINE:
     register_safe_loading()
     if 'mmcv.transforms' in sys.modules:
         import_module('aft_mm.hosts').adapt_image_reading()
-    sys.meta_path.insert(0, _AdaptedMMCV())
+    sys.meta_path.insert(0, _AdaptedHosts())
     _register_bases()
     _register_writing()
     _register_listing()

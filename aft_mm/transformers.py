@@ -5,12 +5,14 @@ The parameters have the names of mmpretrain's ImageClassifier with :class:`AFTVi
 """
 
 import copy
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int, refuse
@@ -22,6 +24,7 @@ try:
     from transformers import (
         AutoBackbone,
         AutoConfig,
+        AutoImageProcessor,
         AutoModel,
         AutoModelForCausalLM,
         AutoModelForImageClassification,
@@ -32,6 +35,8 @@ try:
     )
     from transformers import initialization as init
     from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
+    from transformers.image_processing_backends import PilBackend
+    from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
     from transformers.modeling_layers import GradientCheckpointingLayer
     from transformers.modeling_outputs import (
         BackboneOutput,
@@ -48,6 +53,7 @@ __all__ = [
     'AFTConfig',
     'AFTForCausalLM',
     'AFTForImageClassification',
+    'AFTImageProcessor',
     'AFTModel',
     'AFTTextConfig',
 ]
@@ -135,6 +141,12 @@ def _recorded(layers: nn.ModuleList, wanted: bool = True) -> Iterator[list[Tenso
             hook.remove()
 
 
+#: What this version of Transformers calls the state between tokens.
+CACHE_NAME = 'cache' if 'cache' in CausalLMOutputWithPast.__annotations__ else 'past_key_values'
+#: Arguments that peft and other models pass to a model; they must be None or False.
+ABSENT = ('inputs_embeds', 'output_attentions')
+
+
 class CheckpointedBlock(GradientCheckpointingLayer, Block):
     pass
 
@@ -150,6 +162,16 @@ class _Model(PreTrainedModel):
             if type(module) is Block:
                 module.__class__ = CheckpointedBlock
         super().post_init()
+
+    def _check_absent(self, absent: dict[str, Any]) -> None:
+        """Refuse arguments that are unknown, or that change what another model does."""
+        for name, value in absent.items():
+            if name not in ABSENT:
+                known = inspect.signature(self.forward).parameters
+                names = ', '.join(n for n in known if n != 'absent')
+                raise TypeError(f'{type(self).__name__} has no argument {name!r}, only {names}')
+            if value is not None and value is not False:
+                refuse(name, f'None or False for {type(self).__name__}', value)
 
     def _init_weights(self, module: nn.Module) -> None:
         # Transformers makes the model without data before it reads a checkpoint; what the checkpoint
@@ -190,6 +212,21 @@ class _ImageModel(_Model):
         return tokens[:, 0] if self.backbone.out_type == 'cls_token' else tokens[:, prefix:].mean(1)
 
 
+class AFTImageProcessor(PilBackend):
+    """Images as the configs of ImageNet are tested: shorter edge 256, the centre of 224 × 224.
+
+    Pillow's bicubic filter, then ImageNet's mean and deviation. Other sizes are arguments, such as
+    ``size=dict(shortest_edge=73), crop_size=dict(height=64, width=64)``; ``do_convert_rgb=False`` is for
+    models of grey images. See Transformers' ImagesKwargs.
+    """
+
+    resample = Image.Resampling.BICUBIC
+    image_mean, image_std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+    size, default_to_square = dict(shortest_edge=256), False
+    crop_size = dict(height=224, width=224)
+    do_resize = do_center_crop = do_rescale = do_normalize = do_convert_rgb = True
+
+
 class AFTModel(_ImageModel):
     """Image model without a head, see :class:`AFTConfig`."""
 
@@ -204,7 +241,7 @@ class AFTModel(_ImageModel):
         pixel_values: Tensor,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **unused: Any,
+        **absent: Any,
     ) -> BaseModelOutputWithPooling | tuple:
         """Return the tokens [B, T, D] after the final norm, class token first, and pooled [B, D].
 
@@ -213,8 +250,9 @@ class AFTModel(_ImageModel):
             output_hidden_states: also return the tokens [B, T, D] that enter the first layer and leave each
                 layer.
             return_dict: False for a tuple.
-            **unused: other arguments of Transformers.
+            **absent: see :data:`ABSENT`.
         """
+        self._check_absent(absent)
         tokens, hidden = self._tokens(pixel_values, output_hidden_states)
         output = BaseModelOutputWithPooling(tokens, self._pool(tokens), hidden)
         return output.to_tuple() if return_dict is False else output
@@ -240,7 +278,7 @@ class AFTForImageClassification(_ImageModel):
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **unused: Any,
+        **absent: Any,
     ) -> ImageClassifierOutput | tuple:
         """Return logits [B, num_labels], and the loss if labels are given.
 
@@ -248,8 +286,9 @@ class AFTForImageClassification(_ImageModel):
             pixel_values, output_hidden_states, return_dict: see :class:`AFTModel`.
             labels: class of each image [B]; floats [B, num_labels] are several classes, or targets of a
                 regression, as problem_type of the config says.
-            **unused: other arguments of Transformers.
+            **absent: see :data:`ABSENT`.
         """
+        self._check_absent(absent)
         tokens, hidden = self._tokens(pixel_values, output_hidden_states)
         logits = self.head['fc'](self._pool(tokens))
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
@@ -273,7 +312,7 @@ class AFTBackbone(BackboneMixin, _ImageModel):
         pixel_values: Tensor,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **unused: Any,
+        **absent: Any,
     ) -> BackboneOutput | tuple:
         """Return one map [B, D, H', W'] per stage of out_features, the last stage normalised.
 
@@ -281,8 +320,9 @@ class AFTBackbone(BackboneMixin, _ImageModel):
             pixel_values: images [B, C, H, W].
             output_hidden_states: also return the maps of all stages, not normalised.
             return_dict: False for a tuple.
-            **unused: other arguments of Transformers.
+            **absent: see :data:`ABSENT`.
         """
+        self._check_absent(absent)
         wanted = sorted(i % len(self.stage_names) for i in self.out_indices)
         every = output_hidden_states
         if every is None:
@@ -319,8 +359,29 @@ class AFTCache(Cache):
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1
 
+    # Of no layers Transformers takes both of these for True.
+    @property
+    def is_linear(self) -> list[bool]:
+        return [False]
+
+    @property
+    def is_croppable(self) -> bool:
+        return False
+
     def reset(self) -> None:
         self.state, self.length, self.longest = None, 0, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove:
+            refuse('tokens_to_remove', '0, as a state of sums forgets no token', tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        raise NotImplementedError('AFTForCausalLM._reorder_cache selects sequences of an AFTCache')
+
+    batch_select_indices = reorder_cache
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        raise NotImplementedError('the sequences of an AFTCache cannot be repeated')
 
 
 class AFTForCausalLM(_Model, GenerationMixin):
@@ -368,16 +429,14 @@ class AFTForCausalLM(_Model, GenerationMixin):
         self,
         new_num_tokens: int | None = None,
         pad_to_multiple_of: int | None = None,
-        **unused: Any,
+        mean_resizing: bool = True,
     ) -> nn.Module:
         """Change the number of token values in embedding and head, and return the embedding.
-
-        New rows are the mean of the old ones.
 
         Args:
             new_num_tokens: vocabulary V, by default the current one.
             pad_to_multiple_of: V is rounded up to a multiple of this.
-            **unused: other arguments of Transformers.
+            mean_resizing: New rows are the mean of the old ones, else those of a new model.
         """
         size = self.config.vocab_size if new_num_tokens is None else new_num_tokens
         check_int('new_num_tokens', size, 1)
@@ -396,7 +455,9 @@ class AFTForCausalLM(_Model, GenerationMixin):
         )
         with torch.no_grad():
             for new, old in tables:
-                new[:kept], new[kept:] = old[:kept], old.mean(0)
+                new[:kept] = old[:kept]
+                if mean_resizing:
+                    new[kept:] = old.mean(0)
         self.decoder.embedding, self.head = fresh.decoder.embedding, fresh.head
         return self.decoder.embedding
 
@@ -404,39 +465,49 @@ class AFTForCausalLM(_Model, GenerationMixin):
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        past_key_values: AFTCache | None = None,
+        cache: AFTCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **unused: Any,
+        past_key_values: AFTCache | None = None,
+        **absent: Any,
     ) -> CausalLMOutputWithPast | tuple:
         """Return logits [B, L, V]; row t predicts token t + 1, and is 0 after the last position.
 
         Args:
             input_ids: tokens [B, L]. With a filled cache, only the new ones.
-            attention_mask: [B, L], 0 for padding on either side. Not used with a filled cache.
-            past_key_values: from a previous call; it is overwritten.
-            labels: [B, L], usually `input_ids` itself, −100 for tokens without a loss.
-            use_cache: return a cache; default False.
+            attention_mask: [B, L], 0 for padding on either side. With a filled cache, 1 for the new tokens;
+                columns of earlier ones may precede and are not used.
+            cache: from a previous call; it is overwritten.
+            labels: [B, L], usually `input_ids` itself, −100 for tokens without a loss. Not with a filled
+                cache.
+            use_cache: return a cache; by default if one is given.
             logits_to_keep: number of last rows to return, 0 for all.
             output_hidden_states: also return the vectors [B, L, D] that enter the first block and leave
                 each block, the last ones normalised. Not with a filled cache.
             return_dict: False for a tuple.
-            **unused: other arguments of Transformers.
+            past_key_values: the name of `cache` before Transformers 5.24.
+            **absent: see :data:`ABSENT`.
 
         Raises:
-            ValueError: a sequence is longer than the position table, or a token is outside the vocabulary.
+            TypeError: an argument is unknown.
+            ValueError: a sequence is longer than the position table, a token is outside the vocabulary, or an
+                argument does not go with a filled cache.
         """
-        cache, loss = past_key_values, None
+        self._check_absent(absent)
+        cache, loss = self._cache_of(cache, past_key_values), None
+        use_cache = cache is not None if use_cache is None else use_cache
         states: Sequence[Tensor] | None = None
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if cache is not None and cache.state is not None:
             if output_hidden_states:
                 refuse('output_hidden_states', 'False with a filled cache', True)
-            logits = self._continue(input_ids, cache)
+            if labels is not None:
+                refuse('labels', 'None with a filled cache', labels)
+            logits = self._continue(input_ids, attention_mask, cache)
         else:
             # Padding on the left is moved to the end: positions start at 0.
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -470,8 +541,26 @@ class AFTForCausalLM(_Model, GenerationMixin):
         output = CausalLMOutputWithPast(loss, logits, cache if use_cache else None, states or None)
         return output.to_tuple() if return_dict is False else output
 
+    def generate(
+        self,
+        *args: Any,
+        cache: AFTCache | None = None,
+        past_key_values: AFTCache | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Generate tokens as Transformers does; a cache may have either name."""
+        cache = self._cache_of(cache, past_key_values)
+        return super().generate(*args, **kwargs, **({} if cache is None else {CACHE_NAME: cache}))
+
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict:
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        cache = self._cache_of(inputs.get('cache'), inputs.get('past_key_values'))
+        given = inputs['input_ids'].shape[1]
+        if given < input_ids.shape[1] and (cache is None or cache.state is None):
+            raise RuntimeError(
+                f'the cache of {input_ids.shape[1] - given} tokens must be passed with the next ones; this '
+                'version of Transformers lost it, use_cache=False needs none'
+            )
         return {**inputs, 'logits_to_keep': 1}
 
     @classmethod
@@ -500,7 +589,24 @@ class AFTForCausalLM(_Model, GenerationMixin):
         cache.length, cache.longest = tokens.shape[1], longest
         return hidden
 
-    def _continue(self, tokens: Tensor, cache: AFTCache) -> Tensor:
+    @staticmethod
+    def _cache_of(cache: Any, past_key_values: Any) -> AFTCache | None:
+        """Return the cache of either name."""
+        if cache is not None and past_key_values is not None and cache is not past_key_values:
+            refuse('past_key_values', 'None with a cache', past_key_values)
+        cache = past_key_values if cache is None else cache
+        if cache is not None and not isinstance(cache, AFTCache):
+            refuse('cache', 'an AFTCache', cache)
+        return cache
+
+    def _continue(self, tokens: Tensor, mask: Tensor | None, cache: AFTCache) -> Tensor:
+        count = tokens.shape[1]
+        if mask is not None:
+            if mask.shape not in {(len(tokens), count), (len(tokens), cache.length + count)}:
+                allowed = f'of the shape {list(tokens.shape)} of input_ids'
+                refuse('attention_mask', f'{allowed}, or of {cache.length} more tokens', mask)
+            if not mask[:, mask.shape[1] - count :].all():
+                refuse('attention_mask', '1 for the tokens after a filled cache', mask)
         logits = []
         for token in tokens.unbind(1):
             self.decoder.check_length(cache.longest + 2)  # on a GPU, a step does not check
@@ -513,6 +619,9 @@ class AFTForCausalLM(_Model, GenerationMixin):
 
 AutoConfig.register('aft', AFTConfig)
 AutoConfig.register('aft_text', AFTTextConfig)
+# Transformers asks for 'torchvision' by default; Pillow resizes as in training.
+_processors = dict(torchvision=AFTImageProcessor, pil=AFTImageProcessor)
+AutoImageProcessor.register(AFTConfig, image_processor_classes=_processors)
 AutoModel.register(AFTConfig, AFTModel)
 AutoModelForImageClassification.register(AFTConfig, AFTForImageClassification)
 AutoBackbone.register(AFTConfig, AFTBackbone)

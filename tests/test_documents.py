@@ -38,8 +38,8 @@ HELD = {
     ('docs/tasks/speech_recognition.md', 1): 'test_guides',
     ('docs/tasks/super_resolution.md', 1): 'test_guides',
     **{('docs/tutorials/own_mixer.md', index): 'test_site' for index in range(4)},
-    ('docs/tutorials/plain_pytorch.md', 2): 'test_examples',
-    **{('docs/tutorials/plain_pytorch.md', index): 'test_transformers' for index in (4, 5)},
+    ('docs/tutorials/plain_pytorch.md', 3): 'test_examples',
+    **{('docs/tutorials/plain_pytorch.md', index): 'test_transformers' for index in (5, 6)},
     ('docs/analysis.md', 0): 'needs checkpoints of a classifier, a detector and a segmentor, which '
     'test_apis/test_hosts.py has one by one',
     ('configs/detection/README.md', 0): 'needs mmdet and a checkpoint; downstream/test_configs',

@@ -9,6 +9,9 @@ trained on. :func:`adapt_image_reading` lets it read them as :mod:`aft_mm.images
 
 mmengine lists folders such as ``.ipynb_checkpoints``, which mmpretrain takes for a class, and the images
 in them. :func:`without_hidden` leaves them out.
+
+mmpretrain imports its multimodal models if Transformers and pycocotools are installed, and fails in
+today's Transformers. :func:`leave_out_multimodal` lets it do without them.
 """
 
 import functools
@@ -20,6 +23,7 @@ from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +36,7 @@ __all__ = [
     'MMCV_EXT',
     'adapt_image_reading',
     'extension_spec',
+    'leave_out_multimodal',
     'quiet_pycocotools',
     'selected_operators',
     'without_hidden',
@@ -112,6 +117,18 @@ def adapt_image_reading() -> None:
 def without_hidden(paths: Iterable[str]) -> Iterator[str]:
     """Leave out relative paths of hidden files and folders, and those inside of one."""
     return (path for path in paths if not any(map(is_hidden, path.split(os.sep))))
+
+
+def leave_out_multimodal() -> None:
+    """Let mmpretrain register placeholders for models that this Transformers lacks the parts of."""
+    dependency = vars(import_module('mmpretrain.utils.dependency'))
+    if not dependency['WITH_MULTIMODAL']:
+        return
+    spec = find_spec('transformers')
+    # An import would take seconds.
+    source = Path((spec and spec.origin) or '').with_name('modeling_utils.py')
+    if not source.is_file() or 'apply_chunking_to_forward' not in source.read_text('utf-8'):
+        dependency['WITH_MULTIMODAL'] = False
 
 
 def quiet_pycocotools() -> None:

@@ -25,17 +25,29 @@ from .list_configs import NEEDS, is_installed, missing
 
 #: Packages that a bug report should name, in addition to those of SAME_MODULES.
 SHOWN = ('torch', 'torchvision', 'torchaudio', 'triton', 'numpy', 'setuptools')
+#: What a training imports.
+IMPORTED = ['torch', 'torchvision', 'torchaudio', 'mmengine', 'aft_mm.registry', 'mmcv', 'mmcv.ops']
+IMPORTED += [
+    f'{host}.{part}'
+    for host in ('mmpretrain', 'mmdet', 'mmseg', 'aft_mm')
+    for part in ('models', 'datasets', 'evaluation', 'visualization')
+]
 DATA = re.compile(r'\{\{\$AFT_MM_DATA:data\}\}/([\w.-]+)')
 
 
 def broken_imports() -> Iterator[tuple[str, str]]:
     """Yield packages that cannot be imported, each with a command that fixes it."""
-    for name in ('torch', 'torchvision', 'torchaudio', 'mmengine', 'mmcv', 'mmpretrain'):
-        if not is_installed(name):
+    broken: set[str] = set()
+    for module in IMPORTED:
+        name = module.partition('.')[0]
+        if name in broken or not is_installed(name):
+            continue
+        if name == 'aft_mm' and 'mmengine' in broken:
             continue
         try:
-            importlib.import_module(name)
+            importlib.import_module(module)
         except Exception as error:
+            broken.add(name)
             reason = ' '.join(str(error).split())
             lacks = error.name if isinstance(error, ModuleNotFoundError) and error.name else ''
             package = SAME_MODULES.get(lacks, (lacks,))[0]
@@ -44,7 +56,7 @@ def broken_imports() -> Iterator[tuple[str, str]]:
             if name == 'torchaudio':  # its metadata names no torch since 2.11
                 package = f'torch=={version(name)} torchvision'
             yield (
-                f'{name} cannot be imported ({type(error).__name__}: {reason:.200})',
+                f'{module} cannot be imported ({type(error).__name__}: {reason:.200})',
                 f'pip install {package or f"--force-reinstall --no-deps {wheel}"}',
             )
 

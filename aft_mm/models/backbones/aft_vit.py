@@ -25,6 +25,7 @@ from aft_mm.layers import (
     GridParameters,
     PatchEmbedding,
     PositionEmbedding,
+    Resettable,
 )
 from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
@@ -33,7 +34,7 @@ OUT_TYPES = ('avg_featmap', 'cls_token', 'featmap')
 
 
 @MODELS.register_module()
-class AFTViT(BaseModule):
+class AFTViT(Resettable, BaseModule):
     """Vision transformer with any token mixer (arXiv 2105.14103, §5.3).
 
     DeiT is ``AFTViT(arch, with_cls_token=True, out_type='cls_token',
@@ -347,6 +348,10 @@ class AFTViT(BaseModule):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Raise ValueError for other parameters, which mmengine would only log."""
         current = self.state_dict()
+        if any({'base_layer', 'original_module'} & set(name.split('.')) for name in current):
+            # peft wraps layers, loads its own weights alone and checks them.
+            super()._load_from_state_dict(state_dict, prefix, *args)
+            return
         loaded = {
             name.removeprefix(prefix): tensor
             for name, tensor in state_dict.items()
