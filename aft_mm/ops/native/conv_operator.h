@@ -13,6 +13,7 @@ namespace {
 // columns, those of the kernel, the form, and the gate.
 enum InputIndex { QUERY, KEY, VALUE, KERNEL, SIZES, INPUTS };
 enum Size { ROWS, COLUMNS, KERNEL_ROWS, KERNEL_COLUMNS, FORM, GATE, SIZE_COUNT };
+constexpr int64_t LARGEST_SIZE = 1 << 24;  // so that no product of sizes overflows
 
 constexpr char MISFIT[] =
     "the inputs of aft_mm.AFTConv do not fit together; the graph was exported for another image size";
@@ -57,9 +58,9 @@ inline bool fill(ConvArgs& args, const Input (&inputs)[INPUTS], const int64_t* s
     const Input &query = inputs[QUERY], &key = inputs[KEY], &value = inputs[VALUE];
     const Input& kernel = inputs[KERNEL];
     if (value.count != 3 || key.count != 3 || kernel.count != 2) return false;
-    if (inputs[SIZES].shape[0] != SIZE_COUNT) return false;
+    if (inputs[SIZES].count != 1 || inputs[SIZES].shape[0] != SIZE_COUNT) return false;
     for (int index = ROWS; index <= KERNEL_COLUMNS; ++index)
-        if (sizes[index] <= 0) return false;
+        if (sizes[index] <= 0 || sizes[index] > LARGEST_SIZE) return false;
     if (sizes[GATE] < NONE || sizes[GATE] > RELU) return false;
     if (sizes[FORM] < INSIDE || sizes[FORM] > ADDITIVE) return false;
     args = {};
@@ -72,7 +73,7 @@ inline bool fill(ConvArgs& args, const Input (&inputs)[INPUTS], const int64_t* s
     args.output = {nullptr, args.tokens * args.channels, args.channels};
     args.kernel = static_cast<const float*>(kernel.data);
     if (args.gate != NONE) {
-        if (query.data == nullptr) return false;
+        if (query.data == nullptr || query.count != 3) return false;
         for (int dim = 0; dim < 3; ++dim)
             if (query.shape[dim] != value.shape[dim]) return false;
         args.query = query.strided();
