@@ -187,8 +187,8 @@ def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> str:
         for image, size in zip(images, pool.map(_size_of_file, files), strict=True):
             if size and image.size and size != image.size:
                 raise UserError(
-                    f'image {image.name!r} has {size[0]} x {size[1]} pixels, which {image.source!r} '
-                    f'must give, got {image.size[0]} x {image.size[1]}; `aft_mm new` turns boxes as '
+                    f'image {described(image.name)} has {size[0]} x {size[1]} pixels, which '
+                    f'{image.source!r} must give, got {image.size[0]} x {image.size[1]}; `aft_mm new` turns boxes as '
                     'EXIF turns a photo, and --scale-boxes scales them'
                 )
             _count_unused(image, size or image.size, known, unused, is_coco)
@@ -245,8 +245,8 @@ def read_voc(path: Path, as_mmdet: bool = False) -> Annotated:
         raise UserError(f'boxes {source[:300]!r} cannot be read: {reason}') from error
     if root.tag != 'annotation':  # <annotations> is CVAT's
         raise UserError(
-            f'boxes {source[:300]!r} must be an annotation of VOC, got {root.tag!r}: export the boxes '
-            'as PASCAL VOC or COCO'
+            f'boxes {source[:300]!r} must be an annotation of VOC, got {described(root.tag)}: export '
+            'the boxes as PASCAL VOC or COCO'
         )
     sides = [root.findtext(f'size/{side}', '').strip() for side in ('width', 'height')]
     if as_mmdet and root.find('size') is not None and not all(map(str.isdecimal, sides)):
@@ -285,7 +285,11 @@ def _voc_place(source: str, number: int, corners: Element, as_mmdet: bool) -> li
     except ValueError:
         values = []
     if not values or not _are_numbers(values):
-        refuse(source, number, f'must have the numbers xmin, ymin, xmax and ymax, got {texts}')
+        refuse(
+            source,
+            number,
+            f'must have the numbers xmin, ymin, xmax and ymax, got {described(texts)}',
+        )
     if max(map(abs, values)) <= 1:
         shift = 0.0  # fractions of the image, which are refused
     else:

@@ -57,8 +57,7 @@ def coco(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
         for name, number in Counter(names.values()).items():
             same = [given[key] for key in names if names[key] == name]
             if number > 1:
-                listed = ', '.join(map(repr, same))
-                notes.append(f'categories {listed} of {str(path)!r} are read as one class')
+                notes.append(f'categories {described(same)} of {str(path)!r} are read as one class')
         images = list(coco_images(str(path), content, names, unused).values())
         parts[part] = {}
         for image, file in zip(images, _files_of(images, path, root, part), strict=True):
@@ -221,6 +220,7 @@ def _own_data(
     if alone:
         more = f' and {len(alone) - 5:,} more' if len(alone) > 5 else ''
         notes.append(f'no box for training of {", ".join(map(repr, alone[:5]))}{more}')
+    base = root if root.is_dir() else root.parent
     folder = os.path.commonpath({str(file.parent) for file in files})
     lines = [
         *class_lines(
@@ -228,7 +228,7 @@ def _own_data(
             known,
             'spelling and order of the json' if kind == 'coco' else 'spelling of the xml files',
         ),
-        f"dataset = dict(\n    type='CocoDataset',\n    data_root={literal(root if root.is_dir() else root.parent)},\n"
+        f"dataset = dict(\n    type='CocoDataset',\n    data_root={literal(base)},\n"
         f'    data_prefix=dict(img={literal(folder)}),\n    metainfo=dict(classes=classes),\n)',
         '',
         'model = dict(bbox_head=dict(num_classes=len(classes)))',
@@ -272,8 +272,8 @@ def _fit(images: Sequence[Annotated], stored: Sequence[Stored], scale: bool) -> 
         if given and given != shown and not (is_across and given == (width, height)):
             if not scale:
                 raise UserError(
-                    f'image {image.name!r} of {image.source!r} has {shown[0]} x {shown[1]} pixels, '
-                    f'not {given[0]} x {given[1]}; --scale-boxes scales its boxes'
+                    f'image {described(image.name)} of {image.source!r} has {shown[0]} x {shown[1]} '
+                    f'pixels, not {given[0]} x {given[1]}; --scale-boxes scales its boxes'
                 )
             is_stored = is_across and (given[0] > given[1]) == (width > height) and width != height
             given = (width, height) if is_stored else shown
@@ -305,8 +305,8 @@ def _fit(images: Sequence[Annotated], stored: Sequence[Stored], scale: bool) -> 
         for image, size in unclear if is_stored else ():
             _turn(image, size)
         notes.append(
-            f'{len(unclear):,} photos with boxes are turned by EXIF, such as {unclear[0][0].name!r}, '
-            'and their size does not show whether their boxes are: the boxes are read as those of '
+            f'{len(unclear):,} photos with boxes are turned by EXIF, such as '
+            f'{described(unclear[0][0].name)}, and their size does not show whether their boxes are: the boxes are read as those of '
             f'the {"stored photo, like the others" if is_stored else "photo as it is displayed"}'
         )
     return notes
