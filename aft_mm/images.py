@@ -218,7 +218,7 @@ def _kind_of(beginning: bytes) -> str:
 def _opens(kind: str) -> bool:
     """Return whether Pillow reads AVIF or HEIC here."""
     if kind == 'AVIF':
-        return 'avif' in features.modules and features.check('avif')
+        return 'avif' in features.modules and bool(features.check('avif'))
     if kind != 'HEIC' or find_spec('pillow_heif') is None:
         return False
     import_module('pillow_heif').register_heif_opener()

@@ -202,7 +202,7 @@ def _find_parts(root: Path, inside: str, folders: Folders) -> dict[str, str]:
         kinds = {_PARTS[word] for word in words if word in _PARTS}
         has_images = any('/' not in file[len(f'{inside}{name}/') :] for file in files)
         if len(kinds) == 1 and (len(words) == 1 or not has_images):
-            ranks[name] = (0 if name.lower() in _PARTS else len(words)), *kinds
+            ranks[name] = 0 if name.lower() in _PARTS else len(words), kinds.pop()
     for most in sorted({rank for rank, _ in ranks.values()}):
         named: dict[str, list[str]] = {}
         for name, (rank, part) in ranks.items():
