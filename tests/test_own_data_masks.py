@@ -151,6 +151,14 @@ def test_names_of_classes_are_found_with_the_masks(here):
     stops("_classes.csv' and '.*_classes.csv' must have the same", main, ['new', 'masks', 'data'])
 
 
+def test_a_class_of_one_part_is_reported(here):
+    save('data/train/{}.jpg', 'data/train_masks/{}.png', (0, 1))
+    save('data/val/{}.jpg', 'data/val_masks/{}.png', (1, 2))
+    notes = own_data.masks(here / 'data', 0.2, 0).notes
+    assert 'classes without a pixel in train: class_2' in notes
+    assert 'classes without a pixel in val: class_0' in notes
+
+
 def test_several_endings_are_linked_under_one(capsys):
     for number, ending in enumerate(('jpg', 'JPG', 'png', 'jpg', 'webp', 'bmp')):
         save(f'data/images/sub/{number}.{ending}', f'data/masks/sub/{number}.png', number=1)

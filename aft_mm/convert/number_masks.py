@@ -149,12 +149,10 @@ def _has_indices(path: Path) -> bool:
     return False
 
 
-def own_numbers(sources: Sequence[Source]) -> int:
-    """Return the number of classes of masks with the values 0, 1, … and perhaps 255, else 0."""
-    colours = {colour for source in sources for colour in source.numbers}
-    colours -= {NOTHING, GREY * IGNORED}
-    is_complete = colours == {GREY * number for number in range(len(colours))}
-    return len(colours) if is_complete and len(colours) > 1 else 0
+def values_of(sources: Sequence[Source]) -> set[int]:
+    """Return the values of masks as grey levels, without 255 and what is ignored."""
+    values = {colour for source in sources for colour in source.numbers}
+    return values - {NOTHING, GREY * IGNORED}
 
 
 def read_classes(path: Path) -> tuple[list[str], list[str]]:
@@ -233,11 +231,12 @@ def number(
     sources: Sequence[Source], given: Path | None, lines: Sequence[str], shown: Sequence[str]
 ) -> tuple[dict[int, int], list[str], bool]:
     """Return the number of each colour, the lines of classes.txt, and whether numbers are kept."""
-    own = own_numbers(sources)
-    if lines and not shown or not lines and own:
-        lines = lines or [f'class_{index}' for index in range(own)]
+    values = values_of(sources)
+    has_numbers = len(values) > 1 and values == {GREY * index for index in range(len(values))}
+    if lines and not shown or not lines and has_numbers:
+        lines = lines or [f'class_{index}' for index in range(len(values))]
         table = {GREY * index: index for index in range(len(lines))}
-        if own:  # else white may be a class
+        if len(values) > 1:  # else 255 may be a class
             table[GREY * IGNORED] = IGNORED
     elif shown:
         table = {

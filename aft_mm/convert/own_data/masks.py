@@ -90,6 +90,12 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
         notes = pairs.notes
     else:
         notes = [note for pairs in parts.values() for note in pairs.notes]
+        for part in parts:
+            of_part = zip(files.values(), kinds, strict=True)
+            seen = {value for where, there in of_part if where == part for value in there}
+            lacks = [classes[value] for value in sorted(counts.keys() - seen)]
+            if lacks:
+                notes.append(f'classes without a pixel in {part}: {some(lacks)}')
     notes = [*notes, *copy_notes(list(map(str, images)), first, parts=list(files.values()))]
     if totals[IGNORED]:
         number = sum(IGNORED in there for there in pixels)
