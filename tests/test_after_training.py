@@ -293,14 +293,19 @@ def test_the_quickstart_reads_digits_of_any_size():
             assert np.abs(packed(large[..., None]).astype(int) - image[..., 0]).max() <= 1
 
 
-def test_another_size_than_that_of_training_is_announced_once(digits_classifier, caplog):
+def test_another_size_than_that_of_training_is_announced_once(digits_classifier, monkeypatch):
+    said = []
+    monkeypatch.setattr('aft_mm.apis.image_classifier.warn', said.append)
     classify = ImageClassifier(*digits_classifier, 'cpu')
     classify(DIGITS[:3], progress=False)
-    assert 'trained on' not in caplog.text
+    assert not said
     large = [image.repeat(2, 0).repeat(3, 1) for image in DIGITS[:3]]
     sentence = classify.unlike_training(classify.preprocess(large[0]))
     assert 'trained on images of 8 x 8 px and gets one of 16 x 24 px' in sentence
     assert not classify.unlike_training(classify.preprocess(DIGITS[0]))
+    for _ in range(2):
+        classify(large, batch_size=2, progress=False)
+    assert said == [sentence]
 
 
 @pytest.fixture
@@ -387,6 +392,7 @@ def test_an_early_stop_has_a_summary(tool, config, tmp_path, monkeypatch, capfd,
     ('name', 'measure', 'module'),
     [('tiny_detection', 'AP50', 'mmdet'), ('tiny_segmentation', 'IoU', 'mmseg')],
 )
+@pytest.mark.filterwarnings('ignore:Glyph', 'ignore:.*missing from')
 def test_weak_classes_and_the_best_score_are_named(
     name, measure, module, tool, config, tmp_path, monkeypatch, capfd
 ):
@@ -402,6 +408,14 @@ def test_weak_classes_and_the_best_score_are_named(
     assert re.search(f'weakest    .*{measure}', shown) and 'validated  on 2 samples; the' in shown
     (best,) = tmp_path.glob('work/best_*.pth')
     words = [f'work/{name}.py', str(best)]
+    folder = 'camvid/val' if measure == 'IoU' else 'bccd/JPEGImages'
+    (image, *_) = sorted(tmp_path.glob(f'data/{folder}/*'))
+    size = 11 if measure == 'IoU' else 3
+    for first in range(0, len(NAMES) - size + 1, min(4, size)):
+        names = NAMES[first : first + size]
+        predict = ImagePredictor(*with_names(words, names, tmp_path), 'cpu', 0.0)
+        found = predict(image)[0].found
+        assert found and all(one['class_name'] == names[one['label']] for one in found)
     if measure == 'IoU':
         tool('plot confusion').main(
             [*words, '--split', 'val', '--out', 'counts.png', '--csv', 'counts.csv']
@@ -414,8 +428,7 @@ def test_weak_classes_and_the_best_score_are_named(
     assert f'at score {score:.3g}' in shown
     tool('publish').main([str(best), 'published.pth'])
     (published,) = tmp_path.glob('published-*.pth')
-    image = 'data/bccd/JPEGImages/0.png'
-    tool('predict').main([words[0], str(published), image, '--out', 'out', '--device', 'cpu'])
+    tool('predict').main([words[0], str(published), str(image), '--out', 'out', '--device', 'cpu'])
     assert f'a score of at least {score:.4g} (of the best F1' in capfd.readouterr().out
     (result,) = json.loads((tmp_path / 'out/predictions.json').read_text())
     assert all(box['score'] >= score for box in result['found'])
