@@ -77,8 +77,8 @@ def test_instructions_for_14_x_14(tmp_path):
         assert forward[name] == 0
     assert backward['BAR'] == 0
     # 1,568 numbers per warp.
-    assert forward['REG'] <= 128 and forward['STACK'] <= 250 and forward['all'] <= 2300
-    assert backward['REG'] <= 255 and backward['STACK'] <= 400 and backward['all'] <= 6800
+    assert forward['REG'] <= 128 and forward['STACK'] <= 200 and forward['all'] <= 2200
+    assert backward['REG'] <= 255 and backward['STACK'] <= 200 and backward['all'] <= 6400
 
 
 @needs_nvrtc
