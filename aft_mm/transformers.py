@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int, refuse
@@ -36,7 +35,11 @@ try:
     from transformers import initialization as init
     from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
     from transformers.image_processing_backends import PilBackend
-    from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+    from transformers.image_utils import (
+        IMAGENET_DEFAULT_MEAN,
+        IMAGENET_DEFAULT_STD,
+        PILImageResampling,
+    )
     from transformers.modeling_layers import GradientCheckpointingLayer
     from transformers.modeling_outputs import (
         BackboneOutput,
@@ -220,7 +223,7 @@ class AFTImageProcessor(PilBackend):
     models of grey images. See Transformers' ImagesKwargs.
     """
 
-    resample = Image.Resampling.BICUBIC
+    resample = PILImageResampling.BICUBIC
     image_mean, image_std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
     size, default_to_square = dict(shortest_edge=256), False
     crop_size = dict(height=224, width=224)

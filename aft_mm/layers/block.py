@@ -15,6 +15,7 @@ from aft_mm.registry import MODELS
 
 from .mixers import ProjectedMemory, TokenMixer
 from .projections import dropout
+from .resetting import Resettable
 
 __all__ = ['Block', 'BlockState', 'DropPath']
 
@@ -48,7 +49,7 @@ class DropPath(nn.Module):
         return f'p={self.p}'
 
 
-class Block(nn.Module):
+class Block(Resettable):
     """Pre-norm block on [B, T, D].
 
     ``x = x + drop(mixer(norm(x)))``, then ``x = x + drop(cross_mixer(norm(x), memory))`` if there

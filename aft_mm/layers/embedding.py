@@ -10,6 +10,7 @@ from aft_mm.checks import check_flag, check_int, check_sizes, refuse
 from aft_mm.registry import MODELS
 
 from .grid import Grid, GridParameters, check_kernel
+from .resetting import Resettable
 
 __all__ = [
     'ConvPatchEmbedding',
@@ -22,7 +23,7 @@ __all__ = [
 ]
 
 
-class PatchEmbedding(nn.Module):
+class PatchEmbedding(Resettable):
     """Linear projection of image patches, ``[B, C, H, W] -> [B, H'·W', D]``.
 
     ``H' = ⌈H / patch⌉``; images are padded with zeros at the bottom and on the right.
@@ -153,7 +154,7 @@ class PositionEmbedding(GridParameters):
         return self.on_grid(self.weight, grid)
 
 
-class SinusoidalPositions(nn.Module):
+class SinusoidalPositions(Resettable):
     """Fixed sinusoidal vectors, one per token, [T, D] (arXiv 1706.03762, §3.5).
 
     ``p_t = [sin(t / 10000^(2i/D)), cos(t / 10000^(2i/D))]`` for i = 0 … D/2 − 1, alternating.
@@ -181,7 +182,7 @@ class SinusoidalPositions(nn.Module):
 
 
 @MODELS.register_module()
-class TokenEmbedding(nn.Module):
+class TokenEmbedding(Resettable):
     """One learned vector per token value, ``[B, T] -> [B, T, D]``, from truncated N(0, 0.02²).
 
     Args:
@@ -237,7 +238,7 @@ class TokenEmbedding(nn.Module):
 
 
 @MODELS.register_module()
-class PixelEmbedding(nn.Module):
+class PixelEmbedding(Resettable):
     """Linear projection of whole pixels scaled to [−1, 1], ``W (x / 127.5 − 1) + b``.
 
     Args:
@@ -275,7 +276,7 @@ class PixelEmbedding(nn.Module):
 
 
 @MODELS.register_module()
-class FrameEmbedding(nn.Module):
+class FrameEmbedding(Resettable):
     """Linear projection of frames, such as filter banks.
 
     Args:

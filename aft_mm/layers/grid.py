@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from aft_mm.checks import check_int, check_sizes, per_dimension, refuse
+
+from .resetting import Resettable
 
 __all__ = ['GridParameters', 'check_grid', 'interpolate']
 
@@ -67,7 +69,7 @@ def infer_grid(num_tokens: int, like: Grid) -> Grid | None:
     return next((guess for guess in guesses if prod(guess) == num_tokens), None)
 
 
-class GridParameters(nn.Module):
+class GridParameters(Resettable):
     """Base class of parameters with one row per token, ``[P + prod(grid), C]``.
 
     Rows are interpolated for other grids of tokens and of checkpoints.

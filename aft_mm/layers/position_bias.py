@@ -17,6 +17,7 @@ from aft_mm.ops.tracing import compiling_not_exporting, no_autocast, only_comput
 from aft_mm.ops.values import Values
 
 from .grid import Grid, GridParameters, check_grid, check_kernel
+from .resetting import Resettable
 
 __all__ = [
     'ConvPositionBias',
@@ -216,7 +217,7 @@ def _is_capturing(x: Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-class ConvPositionBias(nn.Module):
+class ConvPositionBias(Resettable):
     """Kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6, 8 and 10).
 
     With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head.

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aft_mm.checks import check_choice, check_config, check_flag, check_int, check_probability
-from aft_mm.layers import Block, PositionEmbedding, SinusoidalPositions
+from aft_mm.layers import Block, PositionEmbedding, Resettable, SinusoidalPositions
 from aft_mm.layers.grid import check_grid
 from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
@@ -16,7 +16,7 @@ from aft_mm.registry import MODELS
 POSITIONS = {'learned': PositionEmbedding, 'sinusoidal': SinusoidalPositions}
 
 
-class BlockStack(BaseModule):
+class BlockStack(Resettable, BaseModule):
     """Embedding, positions, pre-norm blocks and a final LayerNorm.
 
     Args:

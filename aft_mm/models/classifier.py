@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from aft_mm.checks import check_choice, check_int, check_probability
+from aft_mm.layers import Resettable
 
 from .backbones import AFTViT
 
 __all__ = ['CLASSIFIERS', 'AFTClassifier']
 
 
-class AFTClassifier(nn.Module):
+class AFTClassifier(Resettable):
     """:class:`AFTViT` with a linear classifier, for plain PyTorch and timm.
 
     Checkpoints of mmpretrain's ImageClassifier with :class:`AFTViT` fit. The interface is that of

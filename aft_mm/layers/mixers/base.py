@@ -27,6 +27,7 @@ from ..projections import (
     dropout,
     fuse_linear,
 )
+from ..resetting import Resettable
 
 __all__ = ['AFTMixer', 'OpMixer', 'TokenMixer']
 
@@ -44,7 +45,7 @@ def _hide_tokens(x: Tensor, key_mask: Tensor) -> Tensor:
     return x.masked_fill(~key_mask.unsqueeze(-1), 0)
 
 
-class TokenMixer(nn.Module):
+class TokenMixer(Resettable):
     """Base class of token mixers, ``[B, T, D] -> [B, T, D]``: projections around an op.
 
     A subclass implements :meth:`_mix`; for steps also :meth:`_init_state`, :meth:`_mix_step` and,

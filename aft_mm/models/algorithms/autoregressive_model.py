@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from aft_mm.checks import check_choice, check_config, refuse
+from aft_mm.layers import Resettable
 from aft_mm.openmmlab import BaseModel, all_reduce, get_world_size
 from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample
@@ -18,7 +19,7 @@ MODES = ('tensor', 'loss', 'predict')
 
 
 @MODELS.register_module()
-class AutoregressiveModel(BaseModel):
+class AutoregressiveModel(Resettable, BaseModel):
     """Autoregressive model, ``p(x) = Π_t p(x_t | x_<t)``, or ``p(x | source)`` with an encoder.
 
     Args:

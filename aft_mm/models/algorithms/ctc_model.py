@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from aft_mm.checks import check_choice, check_config, check_int, refuse
+from aft_mm.layers import Resettable
 from aft_mm.openmmlab import BaseModel, all_reduce, get_world_size
 from aft_mm.registry import MODELS
 from aft_mm.structures import UtteranceSample
@@ -18,7 +19,7 @@ MODES = ('tensor', 'loss', 'predict')
 
 
 @MODELS.register_module()
-class CTCModel(BaseModel):
+class CTCModel(Resettable, BaseModel):
     """Model ``p(units | features)`` of an encoder of frames and CTC (Graves et al. 2006).
 
     Args:

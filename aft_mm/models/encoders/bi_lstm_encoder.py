@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int, check_probability, refuse
+from aft_mm.layers import Resettable
 from aft_mm.layers.mixers.lstm import run_lstm
 from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
@@ -14,7 +15,7 @@ def check_features(features: Tensor, num_features: int) -> None:
 
 
 @MODELS.register_module()
-class BiLSTMEncoder(BaseModule):
+class BiLSTMEncoder(Resettable, BaseModule):
     """Bidirectional LSTM, ``[B, T, F] -> [B, T, 2·H]`` (arXiv 2006.16236, §4.3). Skips padding.
 
     Args:

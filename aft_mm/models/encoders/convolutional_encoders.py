@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int, check_probability, check_sizes, refuse
+from aft_mm.layers import Resettable
 from aft_mm.layers.grid import check_kernel
 from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
@@ -14,7 +15,7 @@ from .bi_lstm_encoder import check_features
 
 
 @MODELS.register_module()
-class TDNNEncoder(BaseModule):
+class TDNNEncoder(Resettable, BaseModule):
     """Time-delay network, ``[B, T, F] -> [B, T, D]``: dilated convolutions with batch norm.
 
     Padding is 0 before every convolution; batch norm in training includes it.
@@ -70,7 +71,7 @@ class TDNNEncoder(BaseModule):
 
 
 @MODELS.register_module()
-class ConformerEncoder(BaseModule):
+class ConformerEncoder(Resettable, BaseModule):
     """torchaudio's Conformer (arXiv 2005.08100), ``[B, T, F] -> [B, T, D]``.
 
     Its convolutions read padding, so results depend slightly on the batch.

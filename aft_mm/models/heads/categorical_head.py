@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aft_mm.checks import check_flag, check_int, check_probability
-from aft_mm.layers import TokenEmbedding
+from aft_mm.layers import Resettable, TokenEmbedding
 from aft_mm.registry import MODELS
 
 from ..decoding.sampling import sample_categorical
 
 
 @MODELS.register_module()
-class CategoricalHead(nn.Module):
+class CategoricalHead(Resettable):
     """Categorical distribution over V values, ``softmax(W h + b)``.
 
     Args:

@@ -7,13 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int
+from aft_mm.layers import Resettable
 from aft_mm.registry import MODELS
 
 from ..decoding.ctc import BLANK
 
 
 @MODELS.register_module()
-class CTCHead(nn.Module):
+class CTCHead(Resettable):
     """CTC head, ``softmax(W h + b)`` per frame over the blank, 0, and V − 1 units.
 
     The probability of a transcript is the sum over all its alignments (Graves et al. 2006).

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int, is_int, refuse
+from aft_mm.layers import Resettable
 from aft_mm.registry import MODELS
 
 from ..decoding.sampling import sample_categorical
@@ -15,7 +16,7 @@ LOG_SCALE_LIMIT = 7.0
 
 
 @MODELS.register_module()
-class LogisticMixtureHead(nn.Module):
+class LogisticMixtureHead(Resettable):
     """Discretised mixture of K logistics per pixel (arXiv 1701.05517, eq. 2 and 3).
 
     With x = value / 127.5 − 1, bins of half width 1/255 and σ the logistic function,

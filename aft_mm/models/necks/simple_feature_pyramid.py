@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int, is_int, refuse
+from aft_mm.layers import Resettable
 from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
@@ -21,7 +22,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 @MODELS.register_module()
-class SimpleFeaturePyramid(BaseModule):
+class SimpleFeaturePyramid(Resettable, BaseModule):
     """The feature pyramid of ViTDet: all levels from one map (arXiv 2203.16527, §3).
 
     Finer levels, n·H × n·W, use transposed convolutions of stride 2, which halve the channels, with
