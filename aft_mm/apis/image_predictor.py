@@ -12,6 +12,7 @@ from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import TRANSFORMS, VISUALIZERS, DefaultScope
 from mmengine.structures import PixelData
+from torch import nn
 
 from aft_mm.checks import check_path, check_probability
 from aft_mm.config.reading import read_config
@@ -68,7 +69,7 @@ class ImagePredictor:
     def __init__(
         self,
         config: str | os.PathLike | Config,
-        checkpoint: str | os.PathLike,
+        checkpoint: str | os.PathLike | nn.Module,
         device: str | torch.device | None = None,
         score: float = 0.3,
     ) -> None:
@@ -90,7 +91,7 @@ class ImagePredictor:
         self.classes = tuple(meta.get('classes') or ())
         if not self.classes:
             raise UserError(
-                f'checkpoint {os.fspath(checkpoint)!r} must hold the names of the classes, as those '
+                f'checkpoint {str(checkpoint)!r:.80} must hold the names of the classes, as those '
                 'written by `aft_mm train` do'
             )
         steps = config.test_dataloader.dataset.pipeline
