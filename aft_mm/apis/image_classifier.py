@@ -18,6 +18,7 @@ from mmpretrain.visualization import UniversalVisualizer
 from PIL import Image
 from rich.console import Console
 from rich.progress import track
+from torch import nn
 
 from aft_mm.checks import check_int
 from aft_mm.errors import UnusableFile, UserError
@@ -55,7 +56,7 @@ class ImageClassifier:
     def __init__(
         self,
         config: str | os.PathLike | Config,
-        checkpoint: str | os.PathLike,
+        checkpoint: str | os.PathLike | nn.Module,
         device: str | torch.device | None = None,
         classes: Sequence[str] | None = None,
     ) -> None:

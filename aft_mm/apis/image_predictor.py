@@ -13,6 +13,7 @@ from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import TRANSFORMS, VISUALIZERS, DefaultScope
 from mmengine.structures import PixelData
+from torch import nn
 
 from aft_mm.checks import check_path, check_probability
 from aft_mm.config.colours import class_colours
@@ -75,7 +76,7 @@ class ImagePredictor:
     def __init__(
         self,
         config: str | os.PathLike | Config,
-        checkpoint: str | os.PathLike,
+        checkpoint: str | os.PathLike | nn.Module,
         device: str | torch.device | None = None,
         score: float | None = None,
     ) -> None:
@@ -96,7 +97,7 @@ class ImagePredictor:
         self.classes = tuple(meta.get('classes') or ())
         if not self.classes:
             raise UserError(
-                f'checkpoint {os.fspath(checkpoint)!r} must hold the names of the classes, as those '
+                f'checkpoint {str(checkpoint)!r:.80} must hold the names of the classes, as those '
                 'written by `aft_mm train` do'
             )
         self.score = meta.get(BEST_SCORE, SCORE) if score is None else score

@@ -9,6 +9,7 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import CheckpointLoader
+from torch import nn
 
 import aft_mm.registry  # noqa: F401, the safe loading of checkpoints
 from aft_mm.checkpoint import load_weights
@@ -98,7 +99,7 @@ def load_trained(model: Any, config: Config, checkpoint: str | os.PathLike) -> N
 
 def load_model(
     config: str | os.PathLike | Config,
-    checkpoint: str | os.PathLike | None,
+    checkpoint: str | os.PathLike | nn.Module | None,
     device: str | torch.device | None = None,
     task: str | None = None,
     trainable: bool = False,
@@ -107,7 +108,8 @@ def load_model(
 
     Args:
         config: The config, or its path.
-        checkpoint: Path or http address of the checkpoint; None for random weights with seed 0.
+        checkpoint: Path or http address of the checkpoint; None for random weights with seed 0; a
+            model that is loaded already, such as that of an exported file, is returned as it is.
         device: By default an accelerator if there is one.
         task: Name of the inferencer that will use the model; None accepts any model.
         trainable: Keep the gradients of the parameters.
@@ -125,6 +127,8 @@ def load_model(
         config = read_config(os.fspath(config))
     if task is not None:
         check_task(config, task)
+    if isinstance(checkpoint, nn.Module):
+        return config, checkpoint
     if checkpoint is None:
         torch.manual_seed(0)
     else:

@@ -2,10 +2,12 @@
 
 import argparse
 import warnings
+from typing import Any
 
 from mmengine.config import Config
 from torch import nn
 
+from aft_mm import __version__
 from aft_mm.apis.loading import build_model, load_trained, task_of
 from aft_mm.config.reading import check_data, read_config
 from aft_mm.config.sizes import input_size
@@ -16,6 +18,7 @@ from .comparison import build_loader, check, check_rounded, compare_metrics, exa
 from .files import FORMATS, GraphFile, OpenVINOFile, TorchFile
 from .graphs import Exportable, trace
 from .image_graphs import IMAGE_MODELS, Backbone, Image, Text
+from .metadata import TASKS, describe_images
 from .sequence_graphs import Decoder, Transcriber
 
 CHECKED = 50  # images
@@ -39,16 +42,21 @@ def export(args: argparse.Namespace) -> str:
     loader = build_loader(config, 'test') if args.test else None
     kind = FORMATS[args.out.suffix]
     images = example_images(config, model) if args.int8 and kind is OpenVINOFile else []
+    metadata = describe(args, config, model, exportable)
     begun: list[GraphFile] = []
     choices, notes = [], ''
     try:
         for graph in exportable.graphs:
+            graph = graph._replace(metadata={**metadata, **graph.metadata})
+            name = f'{args.out.stem}-{graph.name}' if graph.name else args.out.stem
+            file = kind(args.out.with_name(name + args.out.suffix))
+            file.check_notes()
             program, paths = trace(graph, kind.runtime, args.loops)
             choices += paths
-            name = f'{args.out.stem}-{graph.name}' if graph.name else args.out.stem
             # After the tracing: a graph that cannot be traced leaves an earlier file.
-            begun.append(kind(args.out.with_name(name + args.out.suffix)))
-            begun[-1].write(program, graph, args.loops)
+            begun.append(file)
+            file.write(program, graph, args.loops)
+            file.write_notes(graph)
         difference = check(exportable, begun)
         if args.bfloat16:
             for file in begun:
@@ -75,6 +83,20 @@ def export(args: argparse.Namespace) -> str:
     return (
         f'{", ".join(str(file.path) for file in begun)}: {kind.about}, {exportable.about}{safe}; '
         f'differs from the model by at most {difference:.1e}{notes}'
+    )
+
+
+def describe(
+    args: argparse.Namespace, config: Config, model: Any, exportable: Exportable
+) -> dict[str, Any]:
+    """Return what the files say about themselves."""
+    task = 'features' if args.backbone else TASKS[type_of(config)]
+    about = dict(version=__version__, task=task)
+    if not isinstance(exportable, Image):
+        return about
+    _, channels, *size = exportable.graphs[0].inputs['image'].shape
+    return dict(
+        **about, size=size, dynamic=args.dynamic, **describe_images(config, model, channels)
     )
 
 

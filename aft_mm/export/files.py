@@ -1,6 +1,7 @@
 """Files of exported graphs: each format writes, quantises and runs a graph with its runtime."""
 
 import importlib.util
+import json
 import logging
 import math
 import shutil
@@ -23,6 +24,7 @@ from .graphs import Call, Graph, graph_modules
 
 OPSET = 20
 ONNX = ('onnx', 'onnxscript', 'onnxruntime')
+NOTES = 'aft_mm.json'  # in OUT.pt2
 
 
 class GraphFile(ABC):
@@ -55,8 +57,31 @@ class GraphFile(ABC):
         """Bytes of the graph and its weights."""
         return sum(part.stat().st_size for part in self.parts)
 
+    @property
+    def notes(self) -> Path:
+        """The metadata as JSON, next to the file."""
+        return self.path.with_suffix('.json')
+
+    def check_notes(self) -> None:
+        """Raise a UserError if the metadata would replace another file, such as annotations."""
+        if not self.notes.exists():
+            return
+        try:
+            earlier = json.loads(self.notes.read_text(encoding='utf-8'))
+        except ValueError:
+            earlier = None
+        if not isinstance(earlier, dict) or not {'version', 'task'} <= earlier.keys():
+            raise UserError(
+                f'{str(self.notes)!r} must be free for the metadata of {self.path.name}, got a '
+                'file of something else; name another OUT'
+            )
+
+    def write_notes(self, graph: Graph) -> None:
+        text = json.dumps(graph.metadata, indent=1, ensure_ascii=False, default=str)
+        self.notes.write_text(f'{text}\n', encoding='utf-8')
+
     def remove(self) -> None:
-        for part in (*self.parts, self.library):
+        for part in (*self.parts, self.library, self.notes):
             if part is not None:
                 part.unlink(missing_ok=True)
 
@@ -79,6 +104,10 @@ class GraphFile(ABC):
         """Write the file, and with `loops` the library, for this processor."""
 
     @abstractmethod
+    def metadata(self) -> Mapping[str, str]:
+        """Return the texts that the file has about itself."""
+
+    @abstractmethod
     def load(self, graph: Graph) -> Call:
         """Return the graph as a function that the runtime computes."""
 
@@ -99,7 +128,13 @@ class TorchFile(GraphFile):
     suffix, runtime, about = '.pt2', 'torch', f'torch {torch.__version__}'
 
     def write(self, program: ExportedProgram, graph: Graph, loops: bool = False) -> None:
-        torch.export.save(program, self.path)
+        texts = json.dumps(as_texts(graph.metadata))
+        torch.export.save(program, self.path, extra_files={NOTES: texts})
+
+    def metadata(self) -> Mapping[str, str]:
+        files = {NOTES: ''}
+        torch.export.load(self.path, extra_files=files)
+        return json.loads(files[NOTES] or '{}')
 
     def load(self, graph: Graph) -> Call:
         module = torch.export.load(self.path).module()
@@ -134,8 +169,11 @@ class OnnxFile(GraphFile):
             verbose=False,
         )
         assert written is not None  # of dynamo=True
-        written.model.metadata_props.update(graph.metadata)
+        written.model.metadata_props.update(as_texts(graph.metadata))
         written.save(str(self.path), external_data=False)
+
+    def metadata(self) -> Mapping[str, str]:
+        return self.session().get_modelmeta().custom_metadata_map
 
     def load(self, graph: Graph) -> Call:
         session = self.session()
@@ -222,6 +260,12 @@ class OpenVINOFile(GraphFile):
             operators.join_products(model)
         self.save(model)
 
+    def metadata(self) -> Mapping[str, str]:
+        # Where OpenVINO puts the metadata of ONNX.
+        model = self.core().read_model(self.path)
+        known = model.has_rt_info(['framework'])
+        return dict(model.get_rt_info(['framework']).value) if known else {}
+
     def load(self, graph: Graph) -> Call:
         # Recent CPUs would compute in bfloat16.
         compiled = self.compile({'INFERENCE_PRECISION_HINT': 'f32'})
@@ -279,6 +323,14 @@ class OpenVINOFile(GraphFile):
 FORMATS: Mapping[str, type[GraphFile]] = {
     kind.suffix: kind for kind in (OnnxFile, OpenVINOFile, TorchFile)
 }
+
+
+def as_texts(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return texts, JSON for what is not a text."""
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        for key, value in metadata.items()
+    }
 
 
 def shrink_constants(program: ExportedProgram) -> None:

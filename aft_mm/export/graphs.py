@@ -19,7 +19,7 @@ class Graph(NamedTuple):
     """A function of tensors, and how it is exported.
 
     `name` is the suffix of the file, such as 'step', `inputs` are examples, `dynamic` the open axes
-    of each input, in order, and `metadata` texts for OUT.onnx.
+    of each input, in order, and `metadata` what the file says about itself.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Graph(NamedTuple):
     inputs: dict[str, Tensor]
     outputs: list[str]
     dynamic: list[dict[int, Any]] | None = None
-    metadata: Mapping[str, str] = {}
+    metadata: Mapping[str, Any] = {}
 
 
 class Exportable(Protocol):

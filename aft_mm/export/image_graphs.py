@@ -1,9 +1,10 @@
 """Graphs of one input: an image, or the text of a language model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from mmengine.structures import InstanceData
 from torch import Tensor, nn
 from torch.export import Dim
 from torchvision.ops import nms
@@ -19,6 +20,8 @@ from .graphs import Call, Graph
 
 # Other mixers split the tokens into blocks that depend on the grid size.
 ANY_SIZE = (AFTConv, AFTFull, AFTSimple, SoftmaxAttention)
+#: From images to the outputs of a graph for each.
+Run = Callable[[Tensor], Sequence[Sequence[Tensor]]]
 # Scores that differ by less may change their order.
 SCORE_TOLERANCE = 1e-4
 
@@ -35,6 +38,12 @@ class Wrapper(nn.Module):
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
         output = self.model(inputs)
         return (output,) if isinstance(output, Tensor) else tuple(output)
+
+    @staticmethod
+    def install(model: Any, run: Run) -> None:
+        """Let the graph compute what its model would, up to the post-processing."""
+        model.extract_feat = lambda images: torch.cat([scores for (scores,) in run(images)])
+        model.head.forward = lambda scores: scores
 
     @staticmethod
     def match(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -57,6 +66,10 @@ class Segmentor(Wrapper):
                 align_corners=self.model.align_corners,
             ),
         )
+
+    @staticmethod
+    def install(model: Any, run: Run) -> None:
+        model.encode_decode = lambda images, _: torch.cat([scores for (scores,) in run(images)])
 
 
 class Detector(Wrapper):
@@ -99,6 +112,20 @@ class Detector(Wrapper):
         inside = (boxes[:, 2:] - boxes[:, :2] > settings.get('min_bbox_size', -1)).all(1)
         keep = keep[inside[keep]][: settings.max_per_img]
         return boxes[keep], scores[keep], labels[keep]
+
+    @staticmethod
+    def install(model: Any, run: Run) -> None:
+        def predict(images: Tensor, samples: Sequence[Any], rescale: bool) -> list[InstanceData]:
+            results = []
+            for sample, (boxes, scores, labels) in zip(samples, run(images), strict=True):
+                if rescale:
+                    boxes = boxes / boxes.new_tensor(sample.scale_factor).repeat(2)
+                found = InstanceData(bboxes=boxes, scores=scores, labels=labels)
+                results.append(found[scores > model.test_cfg.score_thr])
+            return results
+
+        model.extract_feat = lambda images: images
+        model.bbox_head.predict = predict
 
     @staticmethod
     def match(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -211,7 +211,7 @@ class Decoder:
         layout = prompt.layout
         assert layout is not None  # the call made it
         names = [*layout.names, *layout.memory_names]
-        metadata = dict(longest_prompt=str(longest))
+        metadata = dict(longest_prompt=longest)
         first = Graph('prompt', prompt, inputs, ['scores', *names], axes, metadata)
         cached = {} if prompt.pad else {2: Dim('cached', min=1, max=longest)}
         memory = {} if prompt.encoder is None or prompt.encoder.pad else source

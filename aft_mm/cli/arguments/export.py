@@ -1,5 +1,8 @@
 """Export a trained model: OUT.onnx for ONNX (opset 20), OUT.xml for OpenVINO, OUT.pt2 for torch.
 
+The file, and OUT.json next to it, say how an image becomes its input: classes, size, resize, mean, std
+and channel order. `aft_mm predict CONFIG OUT` runs it.
+
 An image model reads `image` [B, C, H, W], normalised like the data_preprocessor of the config but
 without mask channel. Its outputs are
 

@@ -1,5 +1,7 @@
 """Predict classes, boxes or masks of images, and plot them.
 
+CHECKPOINT may also be a file of `aft_mm export`: OUT.onnx, OUT.xml or OUT.pt2, of the same config.
+
 The folder DIR gets pictures/, masks/ (grey level = class), predictions.json and
 predictions.csv with one line per class, box or class of a mask.
 """

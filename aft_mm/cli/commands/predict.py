@@ -18,6 +18,7 @@ from aft_mm.checks import check_int, check_number
 from aft_mm.cli.arguments import refuse_given
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UnusableFile, UserError, user_errors
+from aft_mm.export.prediction import is_exported, load_exported
 from aft_mm.images import check_image, check_name, find_images, not_read
 from aft_mm.progress import progress
 from aft_mm.structures.info import BEST_SCORE
@@ -110,7 +111,11 @@ def run(args: argparse.Namespace) -> None:
         if config.get('default_scope') != 'mmdet':
             reason = f'has no effect on the model of {args.config}, without boxes'
             refuse_given(args, ['score'], reason)
-        predictor = ImagePredictor(config, args.checkpoint, args.device, args.score)
+        checkpoint = args.checkpoint
+        if is_exported(checkpoint):
+            refuse_given(args, ['device'], f'has no effect on {checkpoint}, which runs on the CPU')
+            checkpoint = load_exported(config, checkpoint)
+        predictor = ImagePredictor(config, checkpoint, args.device, args.score)
         out.mkdir(parents=True, exist_ok=True)
         written: list[dict[str, Any]] = []
         digits = len(str(len(paths)))

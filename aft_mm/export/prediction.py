@@ -1,0 +1,77 @@
+"""Predictions of exported files, by the pipeline and the post-processing of their config."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from torch import Tensor
+
+from aft_mm.apis.loading import build_model
+from aft_mm.errors import UserError
+
+from .files import FORMATS
+from .graphs import Graph
+from .image_graphs import IMAGE_MODELS
+from .metadata import TASKS
+
+
+def is_exported(path: str | os.PathLike) -> bool:
+    return Path(path).suffix in FORMATS
+
+
+def load_exported(config: Config, path: str | os.PathLike) -> Any:
+    """Return the model of a config whose network is an exported file, on the CPU.
+
+    Raises:
+        UserError: The file is missing, says nothing about itself or is for another model.
+    """
+    file = FORMATS[Path(path).suffix](Path(path))
+    if not file.path.is_file():
+        raise UserError(f'checkpoint {str(path)!r} does not exist')
+    file.check_packages()
+    try:
+        metadata = file.metadata()
+    except Exception as error:  # runtimes have types of their own
+        reason = str(error).strip().partition('\n')[0] or type(error).__name__
+        raise UserError(
+            f'{str(path)!r} must be written by `aft_mm export`, got a file that {file.runtime} '
+            f'cannot read: {reason}'
+        ) from error
+    kind = config.model.type.rpartition('.')[2]
+    task = metadata.get('task')
+    if kind not in IMAGE_MODELS or task != TASKS[kind]:
+        raise UserError(
+            f'{str(path)!r} must be exported by `aft_mm export` from the model of '
+            f'{config.filename}, without --backbone, got '
+            f'{f"a file for {task}" if task else "a file without metadata"}'
+        )
+    size, channels = json.loads(metadata['size']), len(json.loads(metadata['mean']))
+    is_open = json.loads(metadata['dynamic'])
+    wrapper = IMAGE_MODELS[kind]
+    example = dict(image=torch.empty(1, channels, *size))
+    model = build_model(config)
+    call = file.load(Graph('', model, example, [*wrapper.outputs]))
+
+    def run(inputs: Tensor) -> list[Any]:
+        images, mask = inputs[:, :channels], inputs[:, channels:]
+        if not mask.all():
+            raise UserError(
+                f'the graph of {str(path)!r} knows no padding, which the data_preprocessor adds to '
+                f'an image; use the checkpoint'
+            )
+        if not is_open and list(images.shape[2:]) != size:
+            given, taken = (f'{high} x {wide}' for high, wide in (images.shape[2:], size))
+            raise UserError(
+                f'the graph of {str(path)!r} takes images of {taken} pixels (height x width), got '
+                f'{given}; export with --size {given.replace(" x ", " ")} or use the checkpoint'
+            )
+        return [call(dict(image=image.contiguous())) for image in images.split(1)]
+
+    wrapper.install(model, run)
+    model.dataset_meta = {
+        key: json.loads(metadata[key]) for key in ('classes', 'palette') if key in metadata
+    }
+    return model.requires_grad_(False).eval()
