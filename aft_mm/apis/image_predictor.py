@@ -101,7 +101,7 @@ class ImagePredictor:
                 'written by `aft_mm train` do'
             )
         self.score = meta.get(BEST_SCORE, SCORE) if score is None else score
-        check_probability(f'{BEST_SCORE} of checkpoint {os.fspath(checkpoint)!r}', self.score)
+        check_probability(f'{BEST_SCORE} of checkpoint {str(checkpoint)!r:.80}', self.score)
         steps = config.test_dataloader.dataset.pipeline
         with DefaultScope.overwrite_default_scope(self.scope):
             shown = [step for step in steps if not step['type'].endswith('LoadAnnotations')]

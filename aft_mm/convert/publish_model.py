@@ -17,12 +17,11 @@ from aft_mm.config.lists import read_json
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import check_writable
 from aft_mm.registry import register_safe_loading
-from aft_mm.structures.info import BEST_SCORE
+from aft_mm.structures.info import DATASET_META
 
 from .data_licenses import weights_license
 
 META = ('cfg', 'epoch', 'iter', 'seed', 'experiment_name', 'mmengine_version')
-DATASET_META = ('classes', 'palette', BEST_SCORE)
 WRITERS = {
     '.safetensors': lambda published, file: write_safetensors(file, published),
     '.pth': lambda published, file: torch.save(dict(published), file),

@@ -7,6 +7,7 @@ from mmengine.config import Config
 from mmengine.registry import TRANSFORMS, DefaultScope
 
 from aft_mm.apis.image_classifier import takes_bgr
+from aft_mm.structures.info import DATASET_META
 
 #: Tasks by type of the model.
 TASKS = {
@@ -21,15 +22,13 @@ TASKS = {
 def describe_images(config: Config, model: Any, channels: int) -> dict[str, Any]:
     """Return how an image file becomes the input of a graph, and the classes.
 
-    - ``classes``, ``palette``: names and colours, as the checkpoint has them
+    - ``classes``, ``palette``, ``best_f1_score``: as the checkpoint has them
     - ``resize``: steps of the test pipeline with all their arguments, without those that load, pack
       or read annotations
     - ``mean``, ``std``: [channels], for pixels of 0 to 255, in the order of the input's channels
     - ``channels``: this order, RGB, BGR or grey
     """
-    about = {
-        key: model.dataset_meta[key] for key in ('classes', 'palette') if key in model.dataset_meta
-    }
+    about = {key: model.dataset_meta[key] for key in DATASET_META if key in model.dataset_meta}
     steps = config.get('test_dataloader', {}).get('dataset', {}).get('pipeline')
     if steps is not None:
         with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):

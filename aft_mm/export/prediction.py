@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aft_mm.apis.loading import build_model
 from aft_mm.errors import UserError
+from aft_mm.structures.info import DATASET_META
 
 from .files import FORMATS
 from .graphs import Graph
@@ -71,7 +72,5 @@ def load_exported(config: Config, path: str | os.PathLike) -> Any:
         return [call(dict(image=image.contiguous())) for image in images.split(1)]
 
     wrapper.install(model, run)
-    model.dataset_meta = {
-        key: json.loads(metadata[key]) for key in ('classes', 'palette') if key in metadata
-    }
+    model.dataset_meta = {key: json.loads(metadata[key]) for key in DATASET_META if key in metadata}
     return model.requires_grad_(False).eval()
