@@ -68,7 +68,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
     sampled = split_classes(images, share, seed, first) if not given else {}
     of_part = {
         part: sampled.get(part) or [image for image in images if image.part == part]
-        for part in ('train', 'val', 'test')
+        for part in PARTS
     }
     roles = [image.part for image in images]
     notes += copy_notes(paths, first, labels, roles if len(set(roles)) > 1 else None)
