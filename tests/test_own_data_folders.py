@@ -505,6 +505,13 @@ def test_copies_are_named_and_stay_out_of_the_validation(here, capsys):
         "file is a copy of files of another part, first 'val/cat/again.jpg'"
         in capsys.readouterr().out
     )
+    for name in ('cat', 'dog', 'emu'):
+        for index in range(4):
+            write(f'same/{name}/{index}.jpg', content=Path(f'photos/cat/{index}.jpg').read_bytes())
+    main(['new', 'image-folder', 'same'])
+    assert '8 files are copies of files of another class' in capsys.readouterr().out
+    found = listed('same')
+    assert [len(found[part]) for part in ('train', 'val')] == [9, 3]
     write('few/cat/1.jpg', 'few/cat/2.jpg', content=encoded())
     folder('few', ['dog'])
     message = "class 'cat' must have at least 2 images that differ, one for each part, got 1"

@@ -320,7 +320,9 @@ def split_classes(
     """
     pool = [index for index, image in enumerate(images) if image.part == 'all']
     labels = [images[index].label for index in pool]
-    differing = Counter(images[index].label for index in {first[index] for index in pool})
+    differing = Counter(
+        label for label, _ in {(images[index].label, first[index]) for index in pool}
+    )
     alone = next((label for label in labels if differing[label] < 2), None)
     if alone is not None:
         raise UserError(
