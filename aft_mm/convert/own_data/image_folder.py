@@ -330,4 +330,11 @@ def split_classes(
             f'got {differing[alone]}'
         )
     ours = [images[index] for index in pool]
-    return split_by_label(ours, labels, share, seed, [first[index] for index in pool])
+    parts = split_by_label(ours, labels, share, seed, [first[index] for index in pool])
+    lost = sorted(set(labels).difference(image.label for image in parts['train']))
+    if lost:  # with copies in another class, which sampled them
+        raise UserError(
+            f'the class {lost[0]!r} must keep images for training, but all are copies of sampled '
+            'files of other classes; remove copies, or change --seed'
+        )
+    return parts
