@@ -21,6 +21,7 @@ from aft_mm.cli.commands.predict import image_files as image_files_of
 from aft_mm.cli.main import main
 from aft_mm.config.reading import check_data, read_config
 from aft_mm.convert.own_data import split_by_label
+from aft_mm.convert.own_data.image_folder import Labelled, split_classes
 from aft_mm.convert.own_data.parts import copies, copy_notes
 from aft_mm.datasets import ImageFolder
 from aft_mm.errors import UnusableFile, UserError
@@ -505,10 +506,30 @@ def test_copies_are_named_and_stay_out_of_the_validation(here, capsys):
         "file is a copy of files of another part, first 'val/cat/again.jpg'"
         in capsys.readouterr().out
     )
+    for name in ('cat', 'dog', 'emu'):
+        for index in range(4):
+            write(f'same/{name}/{index}.jpg', content=Path(f'photos/cat/{index}.jpg').read_bytes())
+    main(['new', 'image-folder', 'same'])
+    assert '8 files are copies of files of another class' in capsys.readouterr().out
+    found = listed('same')
+    assert [len(found[part]) for part in ('train', 'val')] == [9, 3]
     write('few/cat/1.jpg', 'few/cat/2.jpg', content=encoded())
     folder('few', ['dog'])
     message = "class 'cat' must have at least 2 images that differ, one for each part, got 1"
     stops(message, main, ['new', 'image-folder', 'few'])
+
+
+def test_no_class_is_lost_to_the_validation():
+    labels = [*'aaaaab', 'b']
+    images = [Labelled(str(index), 'all', label, '') for index, label in enumerate(labels)]
+    outcomes = set()
+    for seed in range(20):
+        try:
+            parts = split_classes(images, 0.5, seed, [0, 1, 2, 3, 4, 0, 1])
+            outcomes.add(''.join(sorted({image.label for image in parts['train']})))
+        except UserError as error:
+            outcomes.add(str(error)[:40])
+    assert outcomes == {'ab', "the class 'b' must keep images for train"}
 
 
 def test_copies_of_boxes_and_masks_have_no_label():

@@ -68,7 +68,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
     sampled = split_classes(images, share, seed, first) if not given else {}
     of_part = {
         part: sampled.get(part) or [image for image in images if image.part == part]
-        for part in ('train', 'val', 'test')
+        for part in PARTS
     }
     roles = [image.part for image in images]
     notes += copy_notes(paths, first, labels, roles if len(set(roles)) > 1 else None)
@@ -320,7 +320,9 @@ def split_classes(
     """
     pool = [index for index, image in enumerate(images) if image.part == 'all']
     labels = [images[index].label for index in pool]
-    differing = Counter(images[index].label for index in {first[index] for index in pool})
+    differing = Counter(
+        label for label, _ in {(images[index].label, first[index]) for index in pool}
+    )
     alone = next((label for label in labels if differing[label] < 2), None)
     if alone is not None:
         raise UserError(
@@ -328,4 +330,11 @@ def split_classes(
             f'got {differing[alone]}'
         )
     ours = [images[index] for index in pool]
-    return split_by_label(ours, labels, share, seed, [first[index] for index in pool])
+    parts = split_by_label(ours, labels, share, seed, [first[index] for index in pool])
+    lost = sorted(set(labels).difference(image.label for image in parts['train']))
+    if lost:  # with copies in another class, which sampled them
+        raise UserError(
+            f'the class {lost[0]!r} must keep images for training, but all are copies of sampled '
+            'files of other classes; remove copies, or change --seed'
+        )
+    return parts
