@@ -165,7 +165,10 @@ def read_classes(path: Path) -> tuple[list[str], list[str]]:
         rows = [line.split(':') for line in lines if line[0] != '#']
         if not all(len(row) > 1 and re.fullmatch(r'\d+,\d+,\d+', row[1]) for row in rows):
             raise UserError(f'{str(path)!r} must have lines such as "cat:255,0,0::"')
-        lines = ['#{:02x}{:02x}{:02x} {}'.format(*map(int, c.split(',')), n) for n, c, *_ in rows]
+        colours = [tuple(map(int, row[1].split(','))) for row in rows]
+        if max(map(max, colours), default=0) > 255:
+            raise UserError(f'{str(path)!r} must have colours of 0 to 255')
+        lines = [f'#{bytes(c).hex()} {row[0]}' for c, row in zip(colours, rows, strict=True)]
     shown = [split_colour(line)[0] for line in lines]
     if not any(shown):
         values = [re.match(r'\d+(?!\S)', line) for line in lines]
