@@ -85,7 +85,7 @@ def test_the_interval_is_wilsons(percent, number):
 def test_a_curve_is_judged_by_more_than_its_noise(values, losses, number, curve, step):
     found = summarize(log(values, losses), ACCURACY, number)
     assert found.step == step
-    assert re.search(curve, found.sentences['curve']) if curve else 'curve' not in found.sentences
+    assert re.search(curve, found.sentences['trend']) if curve else 'trend' not in found.sentences
     assert ('the best of' in found.sentences['validated']) == (len(values) > 1)
 
 
@@ -102,7 +102,7 @@ def test_only_a_share_of_samples_has_an_interval():
     bits = summarize(
         log([3.0, 2.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5], FALLING, 'b'), 'b', 9, lower=True
     )
-    assert 'best at iteration 30, then rose to 3.25' in bits.sentences['curve']
+    assert 'best at iteration 30, then rose to 3.25' in bits.sentences['trend']
     assert summarize(log([1.0]), 'another', 9) == ({}, '')
 
 
@@ -381,7 +381,7 @@ def test_an_early_stop_has_a_summary(tool, config, tmp_path, monkeypatch, capfd,
     shown = capfd.readouterr().out
     # 65 digits in two validations.
     assert re.search(
-        'trained 12 iterations ─+\nbest       accuracy/top1 .*\nvalidated  on 65 samples: 95 % '
+        'trained 12 iterations ─+\nbest       accuracy/top1 .*\ncheckpoint .*\nvalidated  on 65 samples: 95 % '
         r'interval [\d.]+ to [\d.]+ %; the best of 2 validations',
         shown,
     )

@@ -72,7 +72,7 @@ def summarize(
         )
     direction, next_step = _direction(looks, best_at, sign, noise, trained(records, 'loss'))
     if direction:
-        sentences['curve'] = direction.format(at=f'{best_at:,}')
+        sentences['trend'] = direction.format(at=f'{best_at:,}')
     return Summary(sentences, step or next_step)
 
 

@@ -141,6 +141,7 @@ def report(runner: Runner, config: str, stopped: bool = False) -> None:
         elif named:
             metric = named[1]
         lines['best'] = f'{metric} {score:.4g}{when}'
+    lines['checkpoint'] = os.path.relpath(checkpoint)
     summary = summary_of(runner, hook, metric)
     lines |= summary.sentences
     scope = runner.cfg.get('default_scope')
@@ -148,7 +149,6 @@ def report(runner: Runner, config: str, stopped: bool = False) -> None:
         # The last validation is not that of the best checkpoint.
         hub = load_from_local(best).get('message_hub') or {} if best else {}
         lines |= class_lines(hub.get('runtime_info') or runner.message_hub.runtime_info)
-    lines['checkpoint'] = os.path.relpath(checkpoint)
     if not stopped:
         lines['curves'] = plot('curves', *curves, out=f'{runner.work_dir}/curves.png')
         if scope == 'mmpretrain' and runner.val_loop is not None:
