@@ -191,7 +191,8 @@ class _Call:
             self._by_channel('weight', splits * parts_of_kernel)
         self._exact('exact_backward')
         if shared:  # added before it is rounded
-            grad_key = grad_key.unflatten(2, (self.heads, -1)).sum(3).to(key.dtype)
+            per_channel = grad_key.movedim(2, 0).unflatten(0, (self.heads, -1))
+            grad_key = per_channel.sum(1).to(key.dtype).movedim(0, 2)
         # Infinite where float32 does not hold e^w; then all sequences were flagged.
         factor = self.weight.exp().clamp(max=torch.finfo(torch.float32).max)
         sums = parts.sum(0).unflatten(0, (self.heads, -1)).sum(1) * factor.view(-1, rows, columns)
@@ -202,8 +203,8 @@ class _Call:
 
 
 def _in_order_of(x: Tensor, result: Any) -> Tensor:
-    """Return a result with the strides of :func:`empty_like`."""
-    return result if result.stride() == (like := empty_like(x)).stride() else like.copy_(result)
+    """Return a channel-major result with the strides of :func:`empty_like`."""
+    return result if is_channel_major(x) else result.contiguous()
 
 
 def cuda_conv(*inputs: Any) -> tuple[Tensor, Tensor]:
