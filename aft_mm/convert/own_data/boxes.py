@@ -199,14 +199,15 @@ def _own_data(
     notes += _beyond(every, sizes, kind == 'coco')
     counts = Counter(box.label for image in every for box in image.boxes if not box.mark)
     first = copies(files)
-    roles = [part for part, images in parts.items() for _ in images]
-    notes += copy_notes(list(map(str, files)), first, parts=roles)
     facts = {file: (number, *sizes[number]) for number, file in enumerate(files)}
     given = 'all' not in parts
     if not given:
         labels = [[b.label for b in image.boxes if not b.mark] for image in parts['all'].values()]
         chosen = split_by_label(list(parts['all']), rarest(labels), share, seed, first)
         parts = {part: {file: parts['all'][file] for file in chosen[part]} for part in chosen}
+    part_of = {file: part for part, images in parts.items() for file in images}
+    roles = [part_of[file] for file in files]
+    notes += copy_notes(list(map(str, files)), first, parts=roles, sampled=not given)
     trained = [image for image in parts['train'].values() if image.boxes]
     empty = len(parts['train']) - len(trained)
     if empty:

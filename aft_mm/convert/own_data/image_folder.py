@@ -71,7 +71,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
         for part in PARTS
     }
     roles = [image.part for image in images]
-    notes += copy_notes(paths, first, labels, roles if len(set(roles)) > 1 else None)
+    notes += copy_notes(paths, first, labels, roles if len(set(roles)) > 1 else None, not given)
     sizes = image_sizes([root / path for path in paths])
     counts = Counter(image.label for image in [*of_part['train'], *of_part['val']])
     numbers = {label: number for number, label in enumerate(sorted(counts))}

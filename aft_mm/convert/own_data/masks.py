@@ -96,7 +96,9 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
             lacks = [classes[value] for value in sorted(counts.keys() - seen)]
             if lacks:
                 notes.append(f'classes without a pixel in {part}: {some(lacks)}')
-    notes = [*notes, *copy_notes(list(map(str, images)), first, parts=list(files.values()))]
+    part_of = {pairs.images / image: part for part, pairs in parts.items() for image in pairs.files}
+    roles = [part_of[image] for image in images]
+    notes = [*notes, *copy_notes(list(map(str, images)), first, parts=roles, sampled=not given)]
     if totals[IGNORED]:
         number = sum(IGNORED in there for there in pixels)
         notes.append(

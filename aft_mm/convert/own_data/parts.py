@@ -70,7 +70,7 @@ def split_by_label(
         items, labels: Samples and the label of each.
         share, seed: Share of ``'val'``, and seed of the sampling.
         groups: Group of each item, such as :func:`copies` returns: those of one group come to one part,
-            by the label of its first item.
+            by the label of its first item, unless ``'val'`` would be empty.
     """
     rng = np.random.default_rng(seed)
     members: dict[Hashable, list[int]] = defaultdict(list)
@@ -92,6 +92,8 @@ def split_by_label(
         if not fitting and len(ours) > 1:
             fitting = [min(ours, key=len)]
         chosen.update(index for group in fitting for index in group)
+    if groups is not None and not chosen:  # all are copies of one file
+        return split_by_label(items, labels, share, seed)
     return {
         part: [item for index, item in enumerate(items) if (index in chosen) == (part == 'val')]
         for part in ('train', 'val')
@@ -131,6 +133,7 @@ def copy_notes(
     first: Sequence[int],
     labels: Sequence[Hashable] | None = None,
     parts: Sequence[str] | None = None,
+    sampled: bool = True,
 ) -> Iterator[str]:
     """Say which files are copies, also across classes and parts.
 
@@ -138,7 +141,8 @@ def copy_notes(
         names: Names of the files for the messages.
         first: The result of :func:`copies`.
         labels: Label of each file, if it has one.
-        parts: Part of each file, ``'all'`` if it is sampled; by default all are.
+        parts: Part of each file, by default the same.
+        sampled: Whether the parts are sampled.
     """
     labels = labels or [None] * len(names)
     parts = parts or ['all'] * len(names)
@@ -157,7 +161,7 @@ def copy_notes(
         (
             'others',
             'the copies of a file come to one part',
-            [pair for pair in pairs if parts[pair[0]] == parts[pair[1]] == 'all'],
+            [pair for pair in pairs if sampled and parts[pair[0]] == parts[pair[1]]],
         ),
     ):
         if chosen:
