@@ -56,8 +56,8 @@ __all__ = [
 
 #: Endings of the image files that are listed whatever they hold.
 IMAGE_SUFFIXES = (
-    *('.apng', '.bmp', '.dib', '.gif', '.jfif', '.jpe', '.jpeg', '.jpg', '.mpo', '.pbm', '.pgm'),
-    *('.png', '.pnm', '.ppm', '.tif', '.tiff', '.webp'),
+    *('.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp'),
+    *('.apng', '.dib', '.gif', '.jfif', '.jpe', '.mpo', '.pbm', '.pnm'),
 )
 #: Formats for Pillow, which reads EPS with Ghostscript, a program that runs the file.
 IMAGE_FORMATS = ('BMP', 'DIB', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')

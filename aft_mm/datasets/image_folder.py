@@ -35,8 +35,10 @@ class ImageFolder(FileDataset):
         paths, others = find_images(root)
         passed_over = not_read(others)
         if not paths:
-            found = passed_over or f'files that end in {", ".join(IMAGE_SUFFIXES)} are'
-            raise ValueError(f'data_root {str(root)!r} contains no image file; {found}')
+            raise ValueError(
+                f'data_root {str(root)!r} contains no image file ({", ".join(IMAGE_SUFFIXES)})'
+                + (passed_over and f': {passed_over}')
+            )
         if passed_over:
             warn(f'data_root {str(root)!r}: {passed_over}')
         return [dict(img_path=str(root / path)) for path in paths]
