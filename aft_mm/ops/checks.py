@@ -36,6 +36,11 @@ def check_tensor(name: str, x: Any, like: Tensor | None = None) -> None:
         raise ValueError(f'{name} must be on {like.device} with the others, got {x.device}')
 
 
+def has_shape(x: Tensor, shape: Sequence[int]) -> bool:
+    """Return whether x has this shape; torch.compile does not compare tuples of open sizes."""
+    return x.dim() == len(shape) and all(a == b for a, b in zip(x.shape, shape, strict=True))
+
+
 def check_num_heads(num_heads: int, embed_dims: int) -> None:
     if not is_int(num_heads) or num_heads < 1 or embed_dims % num_heads:
         refuse('num_heads', f'an int that divides embed_dims={embed_dims}', num_heads)
@@ -52,7 +57,7 @@ def check_mask(key_mask: Tensor | None, key: Tensor) -> None:
     if key_mask is None:
         return
     is_bool = isinstance(key_mask, Tensor) and key_mask.dtype == torch.bool
-    if not is_bool or key_mask.shape != key.shape[:2]:
+    if not is_bool or not has_shape(key_mask, key.shape[:2]):
         refuse('key_mask', f'bool {list(key.shape[:2])} with True for tokens to keep', key_mask)
     if key_mask.device != key.device:
         raise ValueError(f'key_mask must be on {key.device} with the tokens, got {key_mask.device}')
@@ -248,7 +253,7 @@ def check_free_bias(
     if size < 1:
         raise ValueError(f'window must be 1 or larger without pos_v, got {window!r}')
     offsets = size if causal else 2 * size - 1
-    if pos_u.shape != (tokens, offsets):
+    if not has_shape(pos_u, (tokens, offsets)):
         raise ValueError(
             f'pos_u without pos_v must be [{tokens}, {offsets}], a column per offset of the '
             f'window {window!r} with causal={causal}, got {list(pos_u.shape)}'
@@ -273,7 +278,8 @@ def check_position_bias(
     else:
         targets = sources if causal or position_bias.dim() < 2 else position_bias.shape[-2]
     shared, per_sample = (*head, targets, sources), (batch, *head, targets, sources)
-    if position_bias.shape not in (shared, per_sample) or not targets:
+    fits = has_shape(position_bias, shared) or has_shape(position_bias, per_sample)
+    if not fits or not targets:
         names = 'T, S' if num_heads is None else 'h, T, S'
         raise ValueError(
             f'position_bias must be [{names}] = {list(shared)} or [B, {names}] = '
@@ -284,7 +290,7 @@ def check_position_bias(
 def check_pair_mask(pair_mask: Tensor, position_bias: Tensor, key: Tensor) -> None:
     expected = [key.shape[0], *position_bias.shape[-2:]]
     is_bool = isinstance(pair_mask, Tensor) and pair_mask.dtype == torch.bool
-    if not is_bool or list(pair_mask.shape) != expected:
+    if not is_bool or not has_shape(pair_mask, expected):
         refuse('pair_mask', f'bool {expected} with True for pairs to keep', pair_mask)
     if pair_mask.device != key.device:
         raise ValueError(

@@ -64,11 +64,19 @@ def _choose_in_training_graph(
     the condition fails.
     """
     result = fast(*(torch.where(condition, x, 0) for x in operands))
+    # As lists of ints, and not read from tensors inside, which a branch of torch.cond refuses.
+    shapes, count = [[*x.shape] for x in operands], result.numel()
 
-    def zeros(*operands: Tensor) -> Tensor:
-        return operands[0].new_zeros(result.shape)
+    def zeros(*flat: Tensor) -> Tensor:
+        return flat[0].new_zeros(count)
 
-    return torch.where(condition, result, torch.cond(condition, zeros, _contiguous(safe), operands))
+    def otherwise(*flat: Tensor) -> Tensor:
+        given = (x.view(shape) for x, shape in zip(flat, shapes, strict=True))
+        return safe(*given).flatten()
+
+    # Results and gradients are flat: torch.cond does not compare strides of open sizes.
+    other = torch.cond(condition, zeros, otherwise, tuple(x.flatten() for x in operands))
+    return torch.where(condition, result, other.view(result.shape))
 
 
 def _contiguous(path: Callable[..., Tensor]) -> Callable[..., Tensor]:
