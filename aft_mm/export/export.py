@@ -7,7 +7,7 @@ from typing import Any
 from mmengine.config import Config
 from torch import nn
 
-from aft_mm import __version__
+import aft_mm
 from aft_mm.apis.loading import build_model, load_trained, task_of
 from aft_mm.config.reading import check_data, read_config
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
@@ -90,7 +90,7 @@ def describe(
 ) -> dict[str, Any]:
     """Return what the files say about themselves."""
     task = 'features' if args.backbone else TASKS[type_of(config)]
-    about = dict(version=__version__, task=task)
+    about = dict(version=aft_mm.__version__, task=task)
     if not isinstance(exportable, Image):
         return about
     _, channels, *size = exportable.graphs[0].inputs['image'].shape
