@@ -17,7 +17,7 @@ from .comparison import build_loader, check, check_rounded, compare_metrics, exa
 from .files import FORMATS, GraphFile, OpenVINOFile, TorchFile
 from .graphs import Exportable, trace
 from .image_graphs import IMAGE_MODELS, Backbone, Image, Text
-from .metadata import TASKS, describe_images
+from .metadata import TASKS, describe_images, type_of
 from .sequence_graphs import Decoder, Transcriber
 
 CHECKED = 50  # images
@@ -166,10 +166,6 @@ def check_options_of_model(args: argparse.Namespace, config: Config) -> None:
         config.model.backbone.with_mask_channel = False
         if args.backbone:
             config.model.backbone.out_type = 'featmap'
-
-
-def type_of(config: Config) -> str:
-    return config.model.type.rpartition('.')[2]
 
 
 def make_exportable(args: argparse.Namespace, config: Config, model: nn.Module) -> Exportable:

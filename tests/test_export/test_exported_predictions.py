@@ -191,6 +191,10 @@ def test_each_host_is_described(task, models, tmp_path):
     assert about['size'] == ([288, 384] if task == 'boxes' else [360, 480])
     steps = [(step['type'], step['backend']) for step in about['resize']]
     assert steps == ([('Resize', 'cv2')] if task == 'boxes' else [])
+    if task == 'boxes':  # 384 x 240 pixels, padded to a multiple of 32
+        Image.new('RGB', (640, 400)).save(tmp_path / 'wide.png')
+        words = [config, tmp_path / 'model.pt2', tmp_path / 'wide.png', '--out', tmp_path / 'a']
+        stops('knows no padding, which', predict, words)
 
 
 def test_an_open_graph_takes_grey_pictures_of_any_size(models, tmp_path):
