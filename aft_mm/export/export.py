@@ -7,12 +7,12 @@ from typing import Any
 from mmengine.config import Config
 from torch import nn
 
-import aft_mm
 from aft_mm.apis.loading import build_model, load_trained, task_of
 from aft_mm.config.reading import check_data, read_config
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_writable
 
+from .. import __version__
 from .comparison import build_loader, check, check_rounded, compare_metrics, example_images
 from .files import FORMATS, GraphFile, OpenVINOFile, TorchFile
 from .graphs import Exportable, trace
@@ -90,7 +90,7 @@ def describe(
 ) -> dict[str, Any]:
     """Return what the files say about themselves."""
     task = 'features' if args.backbone else TASKS[type_of(config)]
-    about = dict(version=aft_mm.__version__, task=task)
+    about = dict(version=__version__, task=task)
     if not isinstance(exportable, Image):
         return about
     _, channels, *size = exportable.graphs[0].inputs['image'].shape
