@@ -7,18 +7,18 @@ from typing import Any
 from mmengine.config import Config
 from torch import nn
 
-from aft_mm import __version__
 from aft_mm.apis.loading import build_model, load_trained, task_of
 from aft_mm.config.reading import check_data, read_config
 from aft_mm.config.sizes import input_size
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_writable
 
+from .. import __version__
 from .comparison import build_loader, check, check_rounded, compare_metrics, example_images
 from .files import FORMATS, GraphFile, OpenVINOFile, TorchFile
 from .graphs import Exportable, trace
 from .image_graphs import IMAGE_MODELS, Backbone, Image, Text
-from .metadata import TASKS, describe_images
+from .metadata import TASKS, describe_images, type_of
 from .sequence_graphs import Decoder, Transcriber
 
 CHECKED = 50  # images
@@ -167,10 +167,6 @@ def check_options_of_model(args: argparse.Namespace, config: Config) -> None:
         config.model.backbone.with_mask_channel = False
         if args.backbone:
             config.model.backbone.out_type = 'featmap'
-
-
-def type_of(config: Config) -> str:
-    return config.model.type.rpartition('.')[2]
 
 
 def make_exportable(args: argparse.Namespace, config: Config, model: nn.Module) -> Exportable:

@@ -19,6 +19,10 @@ TASKS = {
 }
 
 
+def type_of(config: Config) -> str:
+    return config.model.type.rpartition('.')[2]
+
+
 def describe_images(config: Config, model: Any, channels: int) -> dict[str, Any]:
     """Return how an image file becomes the input of a graph, and the classes.
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ from aft_mm.structures.info import DATASET_META
 from .files import FORMATS
 from .graphs import Graph
 from .image_graphs import IMAGE_MODELS
-from .metadata import TASKS
+from .metadata import TASKS, type_of
+
+# torch warns about its own reading of files.
+quiet = partial(warnings.catch_warnings, action='ignore')
 
 
 def is_exported(path: str | os.PathLike) -> bool:
@@ -34,15 +39,15 @@ def load_exported(config: Config, path: str | os.PathLike) -> Any:
         raise UserError(f'checkpoint {str(path)!r} does not exist')
     file.check_packages()
     try:
-        metadata = file.metadata()
+        with quiet():
+            metadata = file.metadata()
     except Exception as error:  # runtimes have types of their own
         reason = str(error).strip().partition('\n')[0] or type(error).__name__
         raise UserError(
             f'{str(path)!r} must be written by `aft_mm export`, got a file that {file.runtime} '
             f'cannot read: {reason}'
         ) from error
-    kind = config.model.type.rpartition('.')[2]
-    task = metadata.get('task')
+    kind, task = type_of(config), metadata.get('task')
     if kind not in IMAGE_MODELS or task != TASKS[kind]:
         raise UserError(
             f'{str(path)!r} must be exported by `aft_mm export` from the model of '
@@ -54,7 +59,8 @@ def load_exported(config: Config, path: str | os.PathLike) -> Any:
     wrapper = IMAGE_MODELS[kind]
     example = dict(image=torch.empty(1, channels, *size))
     model = build_model(config)
-    call = file.load(Graph('', model, example, [*wrapper.outputs]))
+    with quiet():
+        call = file.load(Graph('', model, example, [*wrapper.outputs]))
 
     def run(inputs: Tensor) -> list[Any]:
         images, mask = inputs[:, :channels], inputs[:, channels:]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .export_paths import record, replay
-from .tracing import transformed
+from .tracing import compiling_not_exporting, transformed
 
 
 def choose(
@@ -83,6 +83,12 @@ def _contiguous(path: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a branch of torch.cond, whose results must have the same strides."""
 
     def branch(*operands: Tensor) -> Tensor:
-        return path(*operands).contiguous()
+        result = path(*operands)
+        # torch.export compares strides as formulas of open sizes, which only a new tensor makes equal.
+        return (
+            result.contiguous()
+            if compiling_not_exporting()
+            else result.clone(memory_format=torch.contiguous_format)
+        )
 
     return branch

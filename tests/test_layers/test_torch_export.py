@@ -1,0 +1,32 @@
+"""torch.export of a layer as torch's own documentation does it, with and without gradients."""
+
+import pytest
+import torch
+
+from aft_mm.layers import AFTConv, AFTFull, AFTLocal, AFTSimple
+
+LAYERS = {
+    'conv': lambda: AFTConv(12, num_heads=3, kernel_size=3, grid=(4, 5)),
+    'conv-window': lambda: AFTConv(
+        12, num_heads=3, kernel_size=3, grid=(4, 5), global_connectivity=False
+    ),
+    'conv-causal': lambda: AFTConv(12, num_heads=3, kernel_size=3, grid=(20,), causal=True),
+    'full': lambda: AFTFull(12, rank=4, grid=(4, 5)),
+    'local': lambda: AFTLocal(12, rank=4, window=3, grid=(4, 5)),
+    'simple': lambda: AFTSimple(12, grid=(4, 5)),
+}
+
+
+@pytest.mark.parametrize('name', LAYERS)
+def test_a_layer_is_exported_with_and_without_gradients(name):
+    layer, x = LAYERS[name]().eval(), torch.randn(2, 20, 12)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            graph = torch.export.export(layer, (x,)).module()
+        with torch.no_grad():
+            for factor in (1, 300):  # keys that only the safe path can sum
+                torch.testing.assert_close(
+                    graph(factor * x), layer(factor * x), atol=1e-5, rtol=1e-4
+                )
