@@ -25,7 +25,7 @@ def reset():
 
 
 def classifier(mixer, class_token):
-    arch = dict(embed_dims=16, num_layers=2)
+    arch = dict(embed_dims=16, num_layers=1)
     model = AFTClassifier(arch, mixer, class_token, img_size=32, num_classes=3)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)
