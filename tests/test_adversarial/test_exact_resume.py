@@ -121,7 +121,7 @@ def write_frames(folder):
     images = [dict(id=i, file_name=f'{i}.png', width=64, height=48) for i in range(12)]
     mark = dict(bbox=[8, 4, 31, 29], area=899, iscrowd=0)
     mark |= dict(segmentation=[[8, 4, 39, 4, 39, 33, 8, 33]])
-    marks = [dict(mark, id=i, image_id=i, category_id=i % 3 + 1) for i in range(12)]
+    marks = [dict(mark, id=i + 1, image_id=i, category_id=i % 3 + 1) for i in range(12)]
     names = [dict(id=i + 1, name=name) for i, name in enumerate(('RBC', 'WBC', 'Platelets'))]
     (boxes / 'annotations_coco').mkdir(parents=True)
     for split, part in (('train', slice(None)), ('val', slice(2))):
