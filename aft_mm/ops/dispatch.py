@@ -117,13 +117,21 @@ def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[s
     raise BackendError(f'no AFT backend runs {op} on {where}: {", and ".join(refused)}')
 
 
-def prefers_channel_major(x: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether `aft_conv` of tokens in `dtype` on the device of x reads them channel-major.
+def prefers_channel_major(x: Tensor, is_product: bool) -> bool:
+    """Return whether `aft_conv` reads tokens of the device and dtype of x channel-major.
 
     Those are [B, T, D] with strides (T, 1, B·T); others would be copied.
+
+    Args:
+        x: Tokens.
+        is_product: Whether the op reads a product with x, whose dtype autocast may choose.
     """
-    device = x.device
-    if device.type not in CHANNEL_MAJOR_DEVICES or dtype not in cuda_availability.DTYPES:
+    device, dtype = x.device, x.dtype
+    if device.type not in CHANNEL_MAJOR_DEVICES:
+        return False
+    if is_product and torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+    if dtype not in cuda_availability.DTYPES:
         return False
     if requested := requested_backends():
         if requested[0] != 'cuda':

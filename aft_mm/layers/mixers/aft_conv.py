@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from aft_mm import ops
@@ -18,13 +17,6 @@ from ..projections import is_plain_linear, project_channel_major, project_tokens
 from .base import AFTMixer
 
 SPARSITIES = ('none', 'entropy', 'gumbel')
-
-
-def _product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of a product with x, which autocast may choose."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return x.dtype
 
 
 @MODELS.register_module()
@@ -100,12 +92,12 @@ class AFTConv(AFTMixer):
 
     def _apply_projection(self, layer: nn.Module, x: Tensor) -> Tensor:
         # Kernels read the channel-major tokens that one product can write, and would copy others.
-        if is_plain_linear(layer) and prefers_channel_major(x, _product_dtype(x)):
+        if prefers_channel_major(x, is_product=True) and is_plain_linear(layer):
             return project_channel_major(layer, x)
         return layer(x)
 
     def _project_output(self, mixed: Tensor) -> Tensor:
-        if is_plain_linear(self.proj) and prefers_channel_major(mixed, mixed.dtype):
+        if prefers_channel_major(mixed, is_product=False) and is_plain_linear(self.proj):
             return project_tokens(self.proj, mixed)
         return self.proj(mixed)
 
