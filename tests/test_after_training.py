@@ -115,7 +115,7 @@ def test_an_accuracy_of_the_commonest_class_is_no_result():
 def test_the_weakest_classes_are_named():
     values = dict(sky=0.9, pole=0.0, road=0.8, sign=0.0, bike=math.nan)
     assert weakest('IoU', values) == (
-        'IoU is 0 for 2 of 4 classes: pole, sign; 1 of 5 classes are not in the data'
+        'IoU is 0 for 2 of 4 classes: pole, sign; 1 of 5 classes have no sample there'
     )
     assert weakest('AP50', dict(RBC=0.5, WBC=0.8, Platelets=0.123)) == 'Platelets 12.3 % AP50'
     assert listed(map(str, range(40))) == '0, 1, 2, 3, 4 and 35 more'

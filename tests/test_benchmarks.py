@@ -302,7 +302,7 @@ def test_a_wrong_argument_is_a_one_line_error(monkeypatch, capsys):
     for arguments, message in [
         (['--device', 'cuda'], "--device: must be one of the 0 GPUs found, got 'cuda'"),
         (['--rounds', '0'], "--rounds: must be a whole number of at least 1, got '0'"),
-        (['--device', 'cpu', '--backends', 'tritn'], "must be among triton, .*, got 'tritn'"),
+        (['--device', 'cpu', '--backends', 'tritn'], "must be among cuda, triton, .*, got 'tritn'"),
     ]:
         with pytest.raises(SystemExit, match='2'):
             benchmark_ops.main(arguments)

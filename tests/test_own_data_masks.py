@@ -34,12 +34,12 @@ def here(tmp_path, monkeypatch):
 
 
 def save(images, masks, values=(0, 1), number=6, size=(64, 96)):
-    """Save images that are white where their masks are not of the first value or colour."""
+    """Save images that differ and are bright where their masks are not of the first value or colour."""
     for index in range(number):
         stripes = np.repeat(np.arange(size[1])[:, None] // 8, size[0], axis=1)
         places = (stripes + index) % len(values)
         for path, pixels in (
-            (images.format(index), np.dstack([255 * (places > 0)] * 3)),
+            (images.format(index), np.dstack([(255 - 8 * index) * (places > 0)] * 3)),
             (masks.format(index), np.array(values)[places]),
         ):
             Path(path).parent.mkdir(parents=True, exist_ok=True)

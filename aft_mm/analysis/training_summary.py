@@ -109,7 +109,7 @@ def weakest(measure: str, values: Mapping[str, float], most: int = 3) -> str:
     """Name the classes with the lowest values of a measure, 0 to 1; NaN for a class without samples."""
     known = {name: value for name, value in values.items() if value == value}
     absent = len(values) - len(known)
-    without = f'; {absent} of {len(values)} classes are not in the data' if absent else ''
+    without = f'; {absent} of {len(values)} classes have no sample there' if absent else ''
     zero = [name for name, value in known.items() if not value]
     if zero:
         return f'{measure} is 0 for {len(zero)} of {len(known)} classes: {listed(zero)}{without}'

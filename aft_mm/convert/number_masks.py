@@ -18,7 +18,7 @@ from aft_mm.errors import UserError, user_errors
 from aft_mm.images import IMAGE_FORMATS, read_rgb
 from aft_mm.progress import progress
 
-from .own_data.mask_layouts import Pairs, find_masks, some, split_colour
+from .own_data.mask_layouts import Pairs, find_masks, jpeg_mask, some, split_colour
 from .own_data.parts import filled_lines
 
 IGNORED = 255  # label of ignored pixels
@@ -84,6 +84,9 @@ def find_sources(folders: Sequence[Path], out: Path) -> tuple[list[Source], Path
         layout = find_masks(folders[0])
         if layout:
             return [_of_pairs(*item, out) for item in layout.items()], out / 'classes.txt'
+        jpeg = jpeg_mask(folders[0])
+        if jpeg:
+            raise UserError(f'masks must not be JPEG, which changes colours, got {str(jpeg)!r}')
         return [_of_folder(folders[0], out)], out.parent / 'classes.txt'
     names = Counter(folder.name for folder in folders)
     twice = next((name for name, number in names.items() if number > 1), None)

@@ -131,9 +131,15 @@ class Detector(Wrapper):
     def match(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the rows of `ours`, each with the nearest of `theirs` of the same class.
 
-        Boxes with equal scores come in either order, and the last of them may be missing.
+        Boxes with equal scores come in either order, and the last of them may be missing. If all
+        scores are equal, the best ones are compared, 0 without a box.
         """
-        sure = ours[1] > min(ours[1].min(), theirs[1].min()) + SCORE_TOLERANCE
+        best = [x[1].amax()[None] if len(x[1]) else x[1].new_zeros(1) for x in (ours, theirs)]
+        least = torch.cat([ours[1], theirs[1], *best]).amin()
+        sure = ours[1] > least + SCORE_TOLERANCE
+        if not sure.any() or not len(theirs[1]):
+            yield best[0], best[1]
+            return
         rows, others = (
             torch.cat([boxes, scores[:, None], labels[:, None]], 1)
             for boxes, scores, labels in (ours, theirs)

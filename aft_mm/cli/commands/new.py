@@ -126,11 +126,16 @@ def run(args: argparse.Namespace) -> None:
         print(f'fewer than {FEW} of {", ".join(few)}: expect a poor model of these')
     for note in data.notes:
         print(printable(note))
+    copied = ''
+    if data.given and (data.files or data.links):
+        copied = (
+            f', {"boxes copied" if kind.counted == "boxes" else "lists written"} into {folder}/'
+        )
     unit = 'bytes' if args.kind == 'text' else 'images'
     print(
         f'training {data.parts["train"]:,} {unit}, validation {data.parts["val"]:,}'
         + (f', sampled with seed {seed} into {folder}/' if is_sampled else '')
-        + (f'; {folder}/ holds files of them' if data.given and (data.files or data.links) else '')
+        + copied
     )
     print(
         f'{out}: {iterations:,} iterations, about {max(1, round(iterations * kind.seconds / 60))} '

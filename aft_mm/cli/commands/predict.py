@@ -147,9 +147,10 @@ def run(args: argparse.Namespace) -> None:
         stored = args.score is None and BEST_SCORE in predictor.model.dataset_meta
         origin = 'of the best F1 in the validation' if stored else '--score'
         print(f'{boxes:,} boxes with a score of at least {predictor.score:.4g} ({origin})')
-    pictures = '' if args.no_pictures else ' and pictures/'
+    names = [f'{out}/predictions.csv', 'predictions.json']
+    names += [f'{folder}/' for folder in ('pictures', 'masks') if (out / folder).is_dir()]
     number = '1 image' if len(written) == 1 else f'{len(written):,} images'
-    print(f'{number}: {out}/predictions.csv, predictions.json{pictures}')
+    print(f'{number}: {", ".join(names[:-1])} and {names[-1]}')
     if passed_over:
         print(passed_over)
     if bad:

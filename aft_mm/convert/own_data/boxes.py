@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from aft_mm.checks import described
@@ -24,12 +24,14 @@ from aft_mm.progress import progress
 
 from .layouts import LAYOUTS, Files, coco_files, nearest, part_of, refuse_other_format
 from .parts import (
+    TEST_IS_VAL,
     OwnData,
     class_lines,
     copies,
     copy_notes,
     described_sizes,
     filled_lines,
+    is_test,
     parts_of,
     rarest,
     split_by_label,
@@ -47,7 +49,9 @@ def coco(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
     unused, notes = Unused(), []
     classes: dict[str, None] = {}
     parts: dict[str, Images] = {}
-    for part, path in coco_files(root).items():
+    files, tests = coco_files(root)
+    notes += [f'{str(path)!r} is not used: {TEST_IS_VAL}' for path in tests]
+    for part, path in files.items():
         content = read_coco(str(path))
         if not content.get('images') or not content.get('annotations'):
             raise UserError(f'annotations {str(path)!r} must hold images and boxes, got none')
@@ -73,20 +77,17 @@ def coco(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
 def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
     """Inspect images and an xml file for each, perhaps with lists of the parts."""
     files = Files(root)
-    lists = parts_of(
-        [
-            root / path
-            for path in files.with_suffix('.txt')
-            if '/ImageSets/Main/' in f'/{path}' and '_' not in Path(path).stem
-        ],
-        f'{root}/ImageSets/Main: lists',
-        optional=True,
-    )
+    paths = [
+        root / path
+        for path in files.with_suffix('.txt')
+        if '/ImageSets/Main/' in f'/{path}' and '_' not in Path(path).stem
+    ]
+    lists = parts_of(paths, f'{root}/ImageSets/Main: lists', optional=True)
     sources: dict[str, list[str]] = {}
     for part, given in lists.items():
         lines = dict.fromkeys(filled_lines(given))
         sources[part] = [_listed(line, given, files) for line in lines]
-    notes = []
+    notes = [f'{str(path)!r} is not used: {TEST_IS_VAL}' for path in paths if is_test(path)]
     if not lists:
         # GDAL writes .aux.xml.
         every = [path for path in files.with_suffix('.xml') if not path.endswith('.aux.xml')]
@@ -98,7 +99,9 @@ def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
                 notes.append(f'{outside:,} xml files outside of train and val are not used')
             sources = {part: sources[part] for part in ('train', 'val')}
         else:
-            sources.pop('test', None)
+            tests = len(sources.pop('test', ()))
+            if tests:
+                notes.append(f'{tests:,} xml files of a test part are not used: {TEST_IS_VAL}')
             sources = {'all': [path for paths in sources.values() for path in paths]}
     if not any(sources.values()):
         refuse_other_format('voc', files)
@@ -189,6 +192,7 @@ def _own_data(
     every = [image for images in parts.values() for image in images.values()]
     for file in files:
         check_name(str(file))
+    notes += _not_annotated(files)
     stored = stored_sizes(files)
     sizes = [(h, w) if orientation > 4 else (w, h) for w, h, orientation in stored]
     notes += _fit(every, stored, scale)
@@ -257,6 +261,22 @@ def _own_data(
         notes=notes,
         given=given,
     )
+
+
+def _not_annotated(files: Sequence[Path]) -> Iterator[str]:
+    """Say which images next to annotated ones are not used."""
+    used = set(files)
+    others = [
+        path
+        for folder in dict.fromkeys(file.parent for file in files)
+        for path in map(Path, sorted(os.scandir(folder), key=os.fspath))
+        if path.suffix.lower() in IMAGE_SUFFIXES and path.name[0] != '.' and path not in used
+    ]
+    if others:
+        yield (
+            f'{len(others):,} images next to these have no annotation for train or val and are not '
+            f'used, first {str(others[0])!r}'
+        )
 
 
 def _fit(images: Sequence[Annotated], stored: Sequence[Stored], scale: bool) -> list[str]:

@@ -12,6 +12,7 @@ from aft_mm.config.writing import literal
 from aft_mm.errors import UserError
 from aft_mm.images import IMAGE_SUFFIXES, find_images, is_hidden, not_read
 
+from .mask_layouts import IMAGES, MASKS
 from .parts import OwnData, copies, copy_notes, image_sizes, split_by_label
 
 # Words in the names of folders that hold a part, in lower case.
@@ -140,6 +141,9 @@ def find_classes(root: Path) -> Layout:
         packed = f'the archive {archives[0]!r}, which must be unpacked' if archives else ''
         _refuse(root, not_read(others) or packed or 'no image in any')
     folder, folders = _descend([*files, *others], '', others)
+    names = {name.lower() for name in folders}
+    if len(names) == 2 and names & {*IMAGES} and names & {*MASKS}:
+        _refuse(root, f'{" and ".join(folders)}; try `aft_mm new masks`')
     given = _find_parts(root, folder, folders)
     images: list[Labelled] = []
     notes: list[str] = []

@@ -86,9 +86,14 @@ def missing_masks(root: Path) -> UserError:
         missing = 'train_masks/'
     else:
         missing = 'masks/' if any(name in children for name in IMAGES) else 'images/'
-    jpeg = next((path for path in root.rglob('*') if _is_jpeg_mask(path)), None)
+    jpeg = jpeg_mask(root)
     reason = f'{missing} is missing' if jpeg is None else f'masks must not be JPEG, got {jpeg}'
     return UserError(f'folder {str(root)!r} must hold {LAYOUTS}; {reason}')
+
+
+def jpeg_mask(root: Path) -> Path | None:
+    """Return the first file of a folder of masks that is a JPEG, which changes values."""
+    return next((path for path in sorted(root.rglob('*')) if _is_jpeg_mask(path)), None)
 
 
 def _is_jpeg_mask(path: Path) -> bool:
@@ -101,6 +106,11 @@ def _is_jpeg_mask(path: Path) -> bool:
 def _children(folder: Path) -> dict[str, Path]:
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     return {path.name.lower(): path for path in paths if path.is_dir() and path.name[0] != '.'}
+
+
+def test_folders(root: Path) -> list[Path]:
+    """Return the folders of a test part."""
+    return [path for name, path in _children(root).items() if name in ('test', 'testing')]
 
 
 def _first(children: Mapping[str, Path], names: Iterable[str]) -> Path | None:

@@ -14,8 +14,9 @@ from aft_mm.errors import UserError
 from aft_mm.images import list_images
 from aft_mm.progress import progress
 
-from .mask_layouts import Pairs, class_names, find_masks, missing_masks, some
+from .mask_layouts import Pairs, class_names, find_masks, missing_masks, some, test_folders
 from .parts import (
+    TEST_IS_VAL,
     OwnData,
     Parts,
     class_lines,
@@ -54,6 +55,7 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
     parts = find_masks(root)
     if not parts:
         raise missing_masks(root)
+    tests = [f'{path.name}/ is not used: {TEST_IS_VAL}' for path in test_folders(root)]
     files = {
         (pairs.images / image, pairs.masks / mask): part
         for part, pairs in parts.items()
@@ -98,7 +100,11 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
                 notes.append(f'classes without a pixel in {part}: {some(lacks)}')
     part_of = {pairs.images / image: part for part, pairs in parts.items() for image in pairs.files}
     roles = [part_of[image] for image in images]
-    notes = [*notes, *copy_notes(list(map(str, images)), first, parts=roles, sampled=not given)]
+    notes = [
+        *tests,
+        *notes,
+        *copy_notes(list(map(str, images)), first, parts=roles, sampled=not given),
+    ]
     if totals[IGNORED]:
         number = sum(IGNORED in there for there in pixels)
         notes.append(

@@ -23,6 +23,8 @@ from aft_mm.progress import progress
 VALIDATION = ('val', 'valid', 'validation')
 #: Beginnings of the words that name a part.
 PARTS = ('train', 'val', 'test')
+#: Why a test part is not used.
+TEST_IS_VAL = '`aft_mm test` reads the validation set unless test_dataloader is set'
 FOLDERS = ('train', 'training', *VALIDATION, 'test', 'testing')
 
 # Bytes by which files of one size are compared at first.
@@ -178,16 +180,23 @@ def rarest(labels: Sequence[Sequence[Hashable]]) -> list[Hashable]:
     ]
 
 
+def is_test(path: Path) -> bool:
+    return _part_named(path) == 'test'
+
+
+def _part_named(path: Path) -> str:
+    # instances_train2017.json, train.txt, valid/_annotations.coco.json
+    folder = path.parent.name.lower()
+    words = re.split('[^a-z]+', path.stem.lower()) + [folder] * (folder in FOLDERS)
+    return next((p for word in words for p in PARTS if word.startswith(p)), 'all')
+
+
 def parts_of(paths: Sequence[Path], what: str, optional: bool = False) -> dict[str, Path]:
     """Return the files of ``'train'`` and ``'val'`` by their names, or the only one as ``'all'``."""
     by_part: dict[str, list[Path]] = {}
     for path in paths:
-        # instances_train2017.json, train.txt, valid/_annotations.coco.json
-        folder = path.parent.name.lower()
-        words = re.split('[^a-z]+', path.stem.lower()) + [folder] * (folder in FOLDERS)
-        part = next((p for word in words for p in PARTS if word.startswith(p)), 'all')
-        if part != 'test':
-            by_part.setdefault(part, []).append(path)
+        if not is_test(path):
+            by_part.setdefault(_part_named(path), []).append(path)
     chosen: dict[str, Path] = {}
     for part, ours in by_part.items():
         if len(ours) > 1 and part != 'all':  # VOC has trainval.txt and train.txt
