@@ -59,7 +59,7 @@ def test_the_table_alone_from_the_shell(root, run, files):
             r"'a_seed0.json' has no metric 'bits_per_dim'; it holds bits_per_char, perplexity_per_char$",
         ),
         ([*A, '--group', 'c', 'half.json'], "'half.json' is damaged or not JSON: "),
-        ([*A, '--group', 'c', 'bytes.json'], "'bytes.json' is damaged or not JSON: "),
+        ([*A, '--group', 'c', 'bytes.json'], "'bytes.json' is not valid UTF-8 in byte 0"),
         ([*A, '--group', 'c', 'list.json'], "'list.json' must hold metrics .*, got a list"),
         ([*A, '--group', 'c', 'no.json'], "'no.json' cannot be read: No such file"),
         ([*A, '--group', 'c', 'text.json'], "bits_per_char of 'text.json' must be .* got '2.5'"),

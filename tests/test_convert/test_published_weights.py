@@ -143,7 +143,7 @@ def test_existing_files_and_missing_averages_are_refused(trained, tmp_path):
     stops('exists already and was not changed', publish, words)
     (tmp_path / 'm.json').write_text('[1]')
     more = ['--metrics', str(tmp_path / 'm.json')]
-    stops('m.json. must hold numbers by name', publish, [*words, *more])
+    stops('m.json. must hold metrics or rows by name', publish, [*words, *more])
     torch.save(dict(state_dict=trained[0]), words[0])
     stops('--ema needs the averaged weights of EMAHook', publish, [*words, '--ema'])
     torch.save(trained[0], words[0])
