@@ -6,7 +6,7 @@ WORK_DIR := work_dirs/quickstart
 # Wheel cache of `make compiled-mmcv`.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream compiled-mmcv matrix ranges docs linkcheck test test-fast test-transformers test-demo dry-run sanitize lint licenses release-weights \
+.PHONY: quickstart downstream compiled-mmcv matrix ranges-newest ranges-oldest docs linkcheck test test-fast test-transformers test-demo dry-run sanitize lint licenses release-weights \
 	wheels release-check check-tag clean
 
 # The locks are complete, so pip resolves nothing.
@@ -60,8 +60,10 @@ matrix: $(VENV)/installed
 
 # The newest and the oldest release of every range of pyproject.toml, each in a new environment that
 # is removed afterwards. Every task is trained.
-ranges: $(VENV)/installed
+ranges-newest: $(VENV)/installed
 	$(BIN)/python requirements/ranges.py newest --python $(PYTHON)
+
+ranges-oldest: $(VENV)/installed
 	$(BIN)/python requirements/ranges.py oldest --python $(PYTHON)
 
 # The documentation site. Warnings, such as broken internal links, are errors.

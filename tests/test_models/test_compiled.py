@@ -10,9 +10,7 @@ from aft_mm.models import AFTClassifier
 CONV = dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=5)
 MIXERS = [
     (CONV, False),
-    (dict(type='aft_mm.AFTFull', rank=4), True),
-    (dict(type='aft_mm.AFTSimple'), True),
-    (dict(type='aft_mm.AFTLocal', window=3, rank=4), False),
+    (dict(type='aft_mm.AFTLocal', window=3, rank=4), True),
 ]
 # The size of the learned positions, others, and one that is padded to whole patches.
 SHAPES = [(4, 3, 32, 32), (2, 3, 48, 32), (3, 3, 40, 64)]
@@ -51,7 +49,7 @@ def check(model, compiled, inputs, autocast, tolerance):
 
 
 @pytest.mark.parametrize('training', [False, True], ids=['eval', 'train'])
-@pytest.mark.parametrize('mixer, class_token', MIXERS, ids=['conv', 'full', 'simple', 'local'])
+@pytest.mark.parametrize('mixer, class_token', MIXERS, ids=['conv', 'local'])
 def test_a_classifier_takes_images_of_any_size(mixer, class_token, training):
     model = classifier(mixer, class_token).train(training)
     compiled = torch.compile(model, dynamic=True, fullgraph=True, backend='aot_eager')
@@ -60,9 +58,8 @@ def test_a_classifier_takes_images_of_any_size(mixer, class_token, training):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('training', [False, True], ids=['eval', 'train'])
-def test_inductor_compiles_a_classifier_for_any_size(training):
-    model = classifier(CONV, False).train(training)
+def test_inductor_compiles_a_classifier_for_any_size():
+    model = classifier(CONV, False).eval()
     compiled = torch.compile(model, dynamic=True, fullgraph=True)
     for shape in SHAPES[:2]:
         check(model, compiled, torch.randn(shape), True, 0.1)
