@@ -10,7 +10,7 @@ from aft_mm.models import AFTClassifier
 CONV = dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=5)
 MIXERS = [
     (CONV, False),
-    (dict(type='aft_mm.AFTLocal', window=3, rank=4), True),
+    (dict(type='aft_mm.AFTLocal', window=3, rank=4), False),
 ]
 # The size of the learned positions, others, and one that is padded to whole patches.
 SHAPES = [(4, 3, 32, 32), (2, 3, 48, 32), (3, 3, 40, 64)]
