@@ -24,7 +24,7 @@ from aft_mm.apis import ImageClassifier, ImagePredictor
 from aft_mm.apis.image_predictor import draw_inside
 from aft_mm.cli.main import main
 from aft_mm.datasets import Digits
-from aft_mm.evaluation.by_class import BoxesByClass, PixelsByClass, matches
+from aft_mm.engine.by_class import BoxesByClass, PixelsByClass, matches
 from aft_mm.visualization import draw_alignment
 from aft_mm.visualization.figures import literal_text
 

@@ -13,9 +13,9 @@ from aft_mm.checkpoint import averaged
 from aft_mm.config.reading import check_data
 from aft_mm.engine import CheckpointCompatibilityHook, build_runner, load_run_config, run_guard
 from aft_mm.engine.allocator import keep_freed_memory
+from aft_mm.engine.by_class import add_by_class
 from aft_mm.engine.preflight import TEST_CHECKS, check_torchvision
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
-from aft_mm.evaluation.by_class import add_by_class
 from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
 from aft_mm.outputs import check_output

@@ -33,10 +33,10 @@ from aft_mm.engine import (
     run_guard,
 )
 from aft_mm.engine.allocator import keep_freed_memory
+from aft_mm.engine.by_class import add_by_class
 from aft_mm.engine.preflight import TRAIN_CHECKS, check_start, check_torchvision, choose_checkpoint
 from aft_mm.engine.run_guard import Run, without_options
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
-from aft_mm.evaluation.by_class import add_by_class
 from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
 from aft_mm.visualization.figures import literal_text

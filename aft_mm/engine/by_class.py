@@ -5,21 +5,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from mmengine.evaluator import BaseMetric
 from mmengine.logging import MessageHub
 from torch import Tensor
 
 from aft_mm.structures.info import BEST_SCORE, BY_CLASS
 
-from .base import Metric
-
 LEAST_IOU = 0.5
 RECALLS = np.linspace(0, 1, 101)  # of pycocotools
 
 
-class ByClass(Metric):
+class ByClass(BaseMetric):
     """Base class of metrics that store ``measure`` of each class in the MessageHub."""
 
+    default_prefix = ''  # without one mmengine warns
     measure = ''
+
+    def __init__(self) -> None:
+        super().__init__(collect_device='gpu')  # on any device
 
     def store(self, values: Sequence[float]) -> None:
         """Store a value, or NaN for a class without samples, of each class of the data set."""
