@@ -402,7 +402,8 @@ def test_weak_classes_and_the_best_score_are_named(
     write_frames(tmp_path)
     tool('train').main(
         [config(name), '--work-dir', 'work', '--cfg-options', 'train_dataloader.num_workers=0']
-        + ['train_dataloader.persistent_workers=False']
+        # mmengine keeps the visualizers of a process by name, with the folder of an earlier run.
+        + ['train_dataloader.persistent_workers=False', f'visualizer.name={name}']
     )
     shown = capfd.readouterr().out
     assert re.search(f'weakest    .*{measure}', shown) and 'validated  on 2 samples; the' in shown
