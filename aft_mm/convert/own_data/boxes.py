@@ -19,7 +19,7 @@ from aft_mm.config.boxes import (
 )
 from aft_mm.config.writing import literal
 from aft_mm.errors import UserError
-from aft_mm.images import IMAGE_SUFFIXES, check_name
+from aft_mm.images import IMAGE_SUFFIXES, check_name, is_hidden
 from aft_mm.progress import progress
 
 from .layouts import LAYOUTS, Files, coco_files, nearest, part_of, refuse_other_format
@@ -270,7 +270,7 @@ def _not_annotated(files: Sequence[Path]) -> Iterator[str]:
         path
         for folder in dict.fromkeys(file.parent for file in files)
         for path in map(Path, sorted(os.scandir(folder), key=os.fspath))
-        if path.suffix.lower() in IMAGE_SUFFIXES and path.name[0] != '.' and path not in used
+        if path.suffix.lower() in IMAGE_SUFFIXES and not is_hidden(path.name) and path not in used
     ]
     if others:
         yield (

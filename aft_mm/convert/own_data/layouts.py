@@ -6,6 +6,7 @@ from pathlib import Path
 
 from aft_mm.config.boxes import other_format, read_json
 from aft_mm.errors import UserError
+from aft_mm.images import is_hidden
 
 from .parts import FOLDERS, PARTS, filled_lines, is_test, parts_of
 
@@ -53,13 +54,13 @@ def _visible(root: Path, depth: int | None) -> Iterator[str]:
         inside = os.path.relpath(folder, root)
         level = 0 if inside == '.' else inside.count('/') + 1
         real = os.path.realpath(folder)
-        folders[:] = sorted(name for name in folders if not name.startswith('.'))
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
         if real in seen or depth == level:  # a link to a folder above would never end
             folders.clear()
         if real not in seen:
             seen.add(real)
             for name in sorted(names):
-                if not name.startswith('.'):
+                if not is_hidden(name):
                     yield name if inside == '.' else f'{inside}/{name}'
 
 

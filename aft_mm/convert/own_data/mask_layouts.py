@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aft_mm.errors import UserError
-from aft_mm.images import list_images
+from aft_mm.images import is_hidden, list_images
 
 from .parts import VALIDATION, filled_lines, parts_of
 
@@ -105,7 +105,7 @@ def _is_jpeg_mask(path: Path) -> bool:
 
 def _children(folder: Path) -> dict[str, Path]:
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    return {path.name.lower(): path for path in paths if path.is_dir() and path.name[0] != '.'}
+    return {path.name.lower(): path for path in paths if path.is_dir() and not is_hidden(path.name)}
 
 
 def test_folders(root: Path) -> list[Path]:
@@ -145,7 +145,7 @@ def list_masks(folder: Path) -> list[str]:
     return [
         path.as_posix()
         for path in paths
-        if path.suffix.lower() in MASK_SUFFIXES and not any(p.startswith('.') for p in path.parts)
+        if path.suffix.lower() in MASK_SUFFIXES and not any(map(is_hidden, path.parts))
     ]
 
 
