@@ -9,11 +9,14 @@ with :mod:`aft_mm.config.writing`, and pass over hidden folders in lists of file
 
 import functools
 import importlib
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 from .openmmlab import HAS_MMENGINE
@@ -107,6 +110,24 @@ class _AdaptedHosts(MetaPathFinder):
         return import_module('aft_mm.hosts').extension_spec(path) if name == 'mmcv._ext' else None
 
 
+class _RemovedModules(MetaPathFinder):
+    """Supply the parts of modules that mmengine imports and newer releases removed."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
+        if name != 'pkg_resources':
+            return None
+        source = Path(__file__).parent / 'hosts/pkg_resources.py'
+        return spec_from_file_location(name, source)
+
+
+def _find_loader(name: str) -> Any:
+    """Replace ``pkgutil.find_loader``, which Python 3.14 removed."""
+    spec = find_spec(name)
+    return spec and spec.loader
+
+
 def _register_bases() -> None:
     from mmengine.config import Config
 
@@ -149,6 +170,9 @@ if HAS_MMENGINE:
     if 'mmcv.transforms' in sys.modules:
         import_module('aft_mm.hosts').adapt_image_reading()
     sys.meta_path.insert(0, _AdaptedHosts())
+    sys.meta_path.append(_RemovedModules())
+    if not hasattr(pkgutil, 'find_loader'):
+        setattr(pkgutil, 'find_loader', _find_loader)  # noqa: B010, mypy knows it as removed
     _register_bases()
     _register_writing()
     _register_listing()

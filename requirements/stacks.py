@@ -4,7 +4,7 @@ python requirements/stacks.py --torch 2.11.0 2.15.0          # one fresh environ
 python requirements/stacks.py --torch 2.11.0 --python python3.13 --family onedl
 python requirements/stacks.py                                # only writes the table
 
-Each environment gets torch, the torchvision and torchaudio that pip resolves for it and the other
+Each environment gets torch, the torchvision that pip resolves for it and the other
 packages of the locks, runs CHECKS, and is removed. Counts and failures are added to docs/results/stacks.json,
 from which the table of docs/supported_stacks.md is written.
 """
@@ -44,12 +44,12 @@ CHECKS: dict[str, tuple[str, ...]] = {
     'mmcv operators': ('test_hosts/test_mmcv_ext.py',),
 }
 #: Packages that come with torch, and those of the lock that the fork replaces.
-WITH_TORCH = re.compile('torch|torchvision|torchaudio|triton|nvidia-.*|cuda-.*')
+WITH_TORCH = re.compile('torch|torchvision|triton|nvidia-.*|cuda-.*')
 OPENMMLAB = re.compile('mmengine|mmcv-lite|mmpretrain|mmdet|mmsegmentation')
 # Without onedl-mmdetection, which imports imgaug, which fails with numpy 2, and without
 # onedl-mmsegmentation: onedl-mmengine looks for the configs mmseg:: in a package mmsegmentation.
 ONEDL = 'onedl-mmengine', 'onedl-mmcv', 'onedl-mmpretrain'
-STATED = 'torch', 'torchvision', 'triton', 'torchaudio', 'numpy', 'mmengine', 'mmcv', 'mmcv-lite'
+STATED = 'torch', 'torchvision', 'triton', 'numpy', 'mmengine', 'mmcv', 'mmcv-lite'
 STATED += ('mmpretrain', 'mmdet', 'mmsegmentation', *ONEDL)
 
 
@@ -72,8 +72,7 @@ def install(python: str, torch: str, family: str, folder: Path) -> Path:
     def run(*words, **env):
         subprocess.run([*pip, *words], check=True, cwd=ROOT, env={**os.environ, **env})
 
-    # torchaudio 2.11 names no torch in its metadata, and cannot be loaded by an older one.
-    run(f'torch=={torch}', 'torchvision', f'torchaudio<={torch}')
+    run(f'torch=={torch}', 'torchvision')
     (folder / 'pins.txt').write_text('\n'.join(dict.fromkeys(pins(family))) + '\n')
     run('--no-deps', '--require-hashes', '-r', folder / 'pins.txt')
     if family == 'onedl':

@@ -15,7 +15,7 @@ from aft_mm.errors import UserError
 
 from .speech_data import write_sound
 
-for library in ('soundfile', 'torchaudio', 'jiwer'):
+for library in ('soundfile', 'jiwer'):
     pytest.importorskip(library, reason=f'{library} comes with the extra speech')
 
 

@@ -41,16 +41,13 @@ def own_requirements() -> list[Requirement]:
 
 
 def torch_requirements() -> dict[str, Requirement]:
-    """Return the torch that torchvision and torchaudio were built for."""
-    requirements: dict[str, Requirement] = {}
-    for name in ('torchvision', 'torchaudio'):
-        try:
-            texts = requires(name) or ()
-        except PackageNotFoundError:
-            continue
-        # None for torchaudio from 2.9.
-        requirements.update((name, one) for one in map(Requirement, texts) if one.name == 'torch')
-    return requirements
+    """Return the torch that torchvision was built for."""
+    try:
+        texts = requires('torchvision') or ()
+    except PackageNotFoundError:
+        return {}
+    built_for = [one for one in map(Requirement, texts) if one.name == 'torch']
+    return {'torchvision': built_for[0]} if built_for else {}
 
 
 def problems(
@@ -108,19 +105,18 @@ def _torch_pairs(
 ) -> Iterator[tuple[str, str]]:
     if 'torch' not in versions:
         return
-    torch = Version(versions['torch'])
-    for name in ('torchvision', 'torchaudio'):
-        if name not in versions:
-            continue
-        other, pair = Version(versions[name]), built_for.get(name)
-        if pair is not None and not pair.specifier.contains(torch, prereleases=True):
-            yield (
-                f'{name} {other} is built for torch {pair.specifier}, got torch {torch}',
-                f"pip install 'torch=={torch.public}' {name}",
-            )
-        elif ('cpu' in (torch.local or '')) != ('cpu' in (other.local or '')):
-            yield (
-                f'only one of torch {torch} and {name} {other} is a CPU-only build, so they '
-                'cannot be imported together',
-                'install both from the same index',
-            )
+    torch, name = Version(versions['torch']), 'torchvision'
+    if name not in versions:
+        return
+    other, pair = Version(versions[name]), built_for.get(name)
+    if pair is not None and not pair.specifier.contains(torch, prereleases=True):
+        yield (
+            f'{name} {other} is built for torch {pair.specifier}, got torch {torch}',
+            f"pip install 'torch=={torch.public}' {name}",
+        )
+    elif ('cpu' in (torch.local or '')) != ('cpu' in (other.local or '')):
+        yield (
+            f'only one of torch {torch} and {name} {other} is a CPU-only build, so they '
+            'cannot be imported together',
+            'install both from the same index',
+        )

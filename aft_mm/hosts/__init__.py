@@ -12,6 +12,10 @@ in them. :func:`without_hidden` leaves them out.
 
 mmpretrain imports its multimodal models if Transformers and pycocotools are installed, and fails in
 today's Transformers. :func:`leave_out_multimodal` lets it do without them.
+
+mmengine looks up installed packages with ``pkg_resources``, which setuptools 82 removed, and mmcv its
+extension with ``pkgutil.find_loader``, which Python 3.14 removed. :mod:`aft_mm.registry` supplies both
+where they are missing.
 """
 
 import functools

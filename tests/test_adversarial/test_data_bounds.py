@@ -78,7 +78,7 @@ def flac(path, announced, samples=None):
     ('rate', 'message'),
     [
         (96_001, "a.wav' has 96001 samples per second, which cannot be resampled to 16000: "),
-        (47_999, 'largest common divisor is 1$'),
+        (70_001, 'largest common divisor is 1$'),
         (999, "a.wav' must have 1000 to 384000 samples per second, got 999"),
         (2_000_000_000, "a.wav' must have 1000 to 384000 samples per second"),
     ],

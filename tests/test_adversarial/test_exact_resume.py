@@ -37,7 +37,7 @@ IMPORTED = [
         'sklearn.datasets',
         'torch._dynamo',
     ),
-    *('jiwer', 'sacrebleu', 'sentencepiece', 'torch.utils.tensorboard', 'torchaudio'),
+    *('jiwer', 'sacrebleu', 'sentencepiece', 'torch.utils.tensorboard'),
     *(
         f'{package}.{part}'
         for package in ('mmpretrain', 'mmdet', 'mmseg')
@@ -93,7 +93,7 @@ TASKS = {
         'tiny_speech',
         (PERIODIC, f'{BEST}=character_error_rate', 'default_hooks.checkpoint.rule=less'),
         length=8,
-        needs=('soundfile', 'torchaudio', 'jiwer'),
+        needs=('soundfile', 'jiwer'),
     ),
     # Resizing, flips, drop path, one worker, which is not restarted: RetinaNet and Mask R-CNN.
     'detection': Task('tiny_detection', (), needs=('mmdet',)),

@@ -115,7 +115,6 @@ def test_a_tdnn_is_dilated_convolutions():
 
 
 def test_a_conformer_reads_padding_in_its_convolutions_only():
-    pytest.importorskip('torchaudio', reason='torchaudio has the Conformer')
     init_default_scope('aft_mm')
     encoder = dict(type='ConformerEncoder', num_features=13, embed_dims=16)
     features, mask = torch.randn(2, 63, 13), torch.arange(63) < torch.tensor([[63], [31]])

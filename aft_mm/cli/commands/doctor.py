@@ -7,7 +7,6 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 from aft_mm.cli.environment import (
@@ -24,9 +23,9 @@ from ... import __version__
 from .list_configs import NEEDS, is_installed, missing
 
 #: Packages that a bug report should name, in addition to those of SAME_MODULES.
-SHOWN = ('torch', 'torchvision', 'torchaudio', 'triton', 'numpy', 'setuptools')
+SHOWN = ('torch', 'torchvision', 'triton', 'numpy', 'setuptools')
 #: What a training imports.
-IMPORTED = ['torch', 'torchvision', 'torchaudio', 'mmengine', 'aft_mm.registry', 'mmcv', 'mmcv.ops']
+IMPORTED = ['torch', 'torchvision', 'mmengine', 'aft_mm.registry', 'mmcv', 'mmcv.ops']
 IMPORTED += [
     f'{host}.{part}'
     for host in ('mmpretrain', 'mmdet', 'mmseg', 'aft_mm')
@@ -53,8 +52,6 @@ def broken_imports() -> Iterator[tuple[str, str]]:
             package = SAME_MODULES.get(lacks, (lacks,))[0]
             there = installed()
             wheel = next((other for other in SAME_MODULES.get(name, ()) if other in there), name)
-            if name == 'torchaudio':  # its metadata names no torch since 2.11
-                package = f'torch=={version(name)} torchvision'
             yield (
                 f'{module} cannot be imported ({type(error).__name__}: {reason:.200})',
                 f'pip install {package or f"--force-reinstall --no-deps {wheel}"}',

@@ -18,7 +18,7 @@ NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     'detection': (('mmdet',), 'downstream'),
     'segmentation': (('mmseg',), 'downstream'),
     'machine_translation': (('sentencepiece', 'sacrebleu'), 'text'),
-    'speech_recognition': (('torchaudio', 'soundfile', 'kaldi_native_io', 'jiwer'), 'speech'),
+    'speech_recognition': (('soundfile', 'kaldi_native_io', 'jiwer'), 'speech'),
 }
 
 

@@ -182,16 +182,21 @@ class SpecAugment(BaseTransform):
         ).items():
             check_int(f'{name} of SpecAugment', value, 0)
         check_probability('most of SpecAugment', most)
-        # torchaudio's axes of [1, F, T]
-        self.masks = [(1, band, 1.0)] * num_bands + [(2, span, most)] * num_spans
+        # axes of [T, F]
+        self.masks = [(1, band, 1.0)] * num_bands + [(0, span, most)] * num_spans
 
     def transform(self, results: dict) -> dict:
-        from torchaudio.functional import mask_along_axis
-
-        image = torch.from_numpy(results['features'].T.copy())[None]
+        features = results['features'].copy()
         for axis, width, share in self.masks:
-            image = mask_along_axis(image, width, 0.0, axis, share)
-        results['features'] = image[0].T.numpy()
+            size = features.shape[axis]
+            width = width if share == 1 else min(width, int(size * share))
+            if width >= 1:
+                length = torch.rand(1) * width
+                start = int(torch.rand(1) * (size - length))
+                masked = [slice(None), slice(None)]
+                masked[axis] = slice(start, start + int(length))
+                features[tuple(masked)] = 0
+        results['features'] = features
         return results
 
 

@@ -1,4 +1,4 @@
-"""Baseline encoders of speech: a TDNN, and torchaudio's Conformer."""
+"""Baseline encoders of speech: a TDNN and a Conformer."""
 
 from collections.abc import Sequence
 
@@ -70,9 +70,67 @@ class TDNNEncoder(Resettable, BaseModule):
         return x.mT
 
 
+class _FeedForward(nn.Module):
+    def __init__(self, dims: int, drop_rate: float) -> None:
+        super().__init__()
+        self.sequential = nn.Sequential(
+            nn.LayerNorm(dims),
+            nn.Linear(dims, 4 * dims),
+            nn.SiLU(),
+            nn.Dropout(drop_rate),
+            nn.Linear(4 * dims, dims),
+            nn.Dropout(drop_rate),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sequential(x)
+
+
+class _Convolution(nn.Module):
+    def __init__(self, dims: int, kernel_size: int, drop_rate: float) -> None:
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(dims)
+        self.sequential = nn.Sequential(
+            nn.Conv1d(dims, 2 * dims, 1),
+            nn.GLU(1),
+            nn.Conv1d(dims, dims, kernel_size, padding='same', groups=dims),
+            nn.BatchNorm1d(dims),
+            nn.SiLU(),
+            nn.Conv1d(dims, dims, 1),
+            nn.Dropout(drop_rate),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sequential(self.layer_norm(x).mT).mT
+
+
+class _ConformerLayer(nn.Module):
+    """Half a feed-forward step, attention, convolution, half a feed-forward step (section 2.4)."""
+
+    def __init__(self, dims: int, num_heads: int, kernel_size: int, drop_rate: float) -> None:
+        super().__init__()
+        # Checkpoints have these names, and the order decides what a seed initialises.
+        self.ffn1 = _FeedForward(dims, drop_rate)
+        self.self_attn_layer_norm = nn.LayerNorm(dims)
+        self.self_attn = nn.MultiheadAttention(dims, num_heads, dropout=drop_rate, batch_first=True)
+        self.self_attn_dropout = nn.Dropout(drop_rate)
+        self.conv_module = _Convolution(dims, kernel_size, drop_rate)
+        self.ffn2 = _FeedForward(dims, drop_rate)
+        self.final_layer_norm = nn.LayerNorm(dims)
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        x = x + 0.5 * self.ffn1(x)
+        y = self.self_attn_layer_norm(x)
+        y, _ = self.self_attn(y, y, y, key_padding_mask=padding, need_weights=False)
+        x = x + self.self_attn_dropout(y)
+        x = x + self.conv_module(x)
+        x = x + 0.5 * self.ffn2(x)
+        return self.final_layer_norm(x)
+
+
 @MODELS.register_module()
 class ConformerEncoder(Resettable, BaseModule):
-    """torchaudio's Conformer (arXiv 2005.08100), ``[B, T, F] -> [B, T, D]``.
+    """Conformer (arXiv 2005.08100), ``[B, T, F] -> [B, T, D]``, without relative positions.
 
     Its convolutions read padding, so results depend slightly on the batch.
 
@@ -105,24 +163,19 @@ class ConformerEncoder(Resettable, BaseModule):
             refuse('num_heads', f'a divisor of embed_dims, {embed_dims}', num_heads)
         check_probability('drop_rate', drop_rate)
         (size,) = check_kernel(kernel_size, (1,))
-        try:
-            with torch.device('cpu'):  # the import creates tensors, which must not be meta
-                from torchaudio.models import Conformer
-        except ImportError as error:
-            raise ValueError(
-                'ConformerEncoder needs torchaudio, which pip install aft_mm[speech] installs'
-            ) from error
         self.num_features, self.embed_dims = num_features, embed_dims
         self.projection = nn.Linear(num_features, embed_dims)
-        self.conformer = Conformer(
-            embed_dims, num_heads, 4 * embed_dims, num_layers, size, drop_rate
+        layers = nn.ModuleList(
+            _ConformerLayer(embed_dims, num_heads, size, drop_rate) for _ in range(num_layers)
         )
+        self.conformer = nn.ModuleDict(dict(conformer_layers=layers))
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return hidden vectors [B, T, D] of features [B, T, F] with the mask [B, T]."""
         check_features(features, self.num_features)
-        lengths = features.new_full((len(features),), features.shape[1]).long()
-        lengths = lengths if mask is None else mask.sum(1)
-        x = self.projection(features)
-        x = x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0)
-        return self.conformer(x, lengths)[0]
+        if mask is None:
+            mask = features.new_ones(features.shape[:2], dtype=torch.bool)
+        x = self.projection(features).masked_fill(~mask.unsqueeze(-1), 0)
+        for layer in self.conformer['conformer_layers']:
+            x = layer(x, ~mask)
+        return x

@@ -1,0 +1,51 @@
+"""mmengine runs without ``pkg_resources`` (setuptools 82) and ``pkgutil.find_loader`` (Python 3.14)."""
+
+import subprocess
+import sys
+
+# Neither is importable, whatever this environment has.
+WITHOUT_BOTH = """
+import importlib.machinery, pkgutil, sys
+find = importlib.machinery.PathFinder.find_spec
+importlib.machinery.PathFinder.find_spec = lambda name, *rest: (
+    None if name == 'pkg_resources' else find(name, *rest)
+)
+vars(pkgutil).pop('find_loader', None)
+"""
+LOOKED_UP = """
+import aft_mm.registry, mmcv, mmengine
+from mmengine.utils import get_installed_path, is_installed
+from mmengine.utils.package_utils import package2module
+from mmengine.utils.dl_utils.misc import mmcv_full_available
+from mmcv.utils.ext_loader import check_ops_exist
+from mmengine.hub import get_config
+
+print(is_installed('mmpretrain'), is_installed('mmengine'), is_installed('nobody-has-this'))
+print(get_installed_path('mmpretrain'), get_installed_path('mmcv'), package2module('mmcv-lite'))
+print(mmcv_full_available(), check_ops_exist())
+print(get_config('mmpretrain::resnet/resnet18_8xb32_in1k.py').model.backbone.type)
+try:
+    get_installed_path('nobody-has-this')
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+def printed(code):
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_packages_and_extensions_are_found_without_the_removed_modules():
+    with_both, without = printed(LOOKED_UP), printed(WITHOUT_BOTH + LOOKED_UP)
+    lines = without.splitlines()
+    assert lines[0] == 'True True False' and lines[2] == 'True True'
+    # The exception has another name.
+    assert lines[:-1] == with_both.splitlines()[:-1] and lines[-1] == 'PackageNotFoundError'
+
+
+def test_pytest_finds_what_it_asks_of_the_replacement():
+    code = WITHOUT_BOTH + 'import aft_mm.registry, pkg_resources, pytest\n'
+    code += "with pytest.MonkeyPatch.context() as patch: patch.syspath_prepend('/')\n"
+    code += 'print(pkg_resources.__file__)'
+    assert printed(code).strip().endswith('hosts/pkg_resources.py')
