@@ -176,6 +176,6 @@ class ConformerEncoder(Resettable, BaseModule):
         if mask is None:
             mask = features.new_ones(features.shape[:2], dtype=torch.bool)
         x = self.projection(features).masked_fill(~mask.unsqueeze(-1), 0)
-        for layer in self.conformer['conformer_layers']:
+        for layer in self.conformer['conformer_layers'].children():
             x = layer(x, ~mask)
         return x
