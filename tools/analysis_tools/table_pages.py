@@ -165,7 +165,7 @@ differ only in `CONFIG`.
 {lines}
 **Memory** is counted in float32 (`aft_mm complexity`): activations saved for the backward pass, weights, gradients
 and two moments, without temporary buffers. Rows marked "recomputed" have `with_cp=True`. The
-[dry run](../reproduction.md#dry-run) compares the count with what a CPU uses.
+[dry run](../reproduction/index.md#dry-run) compares the count with what a CPU uses.
 
 **Hours** are counted, not measured: 6 FLOP per weight and token, 8 with recomputation.
 
