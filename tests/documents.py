@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 PATTERNS = (
     '*',
     'docs/*',
+    'docs/benchmarks/*',
     'docs/reproduction/*',
     'docs/tasks/*',
     'docs/tutorials/*',
