@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[1]
 PATTERNS = (
     '*',
     'docs/*',
+    'docs/benchmarks/*',
+    'docs/reproduction/*',
     'docs/tasks/*',
     'docs/tutorials/*',
     'configs/*/README',
@@ -54,6 +56,9 @@ class Command(NamedTuple):
 
 
 def text_of(page: str) -> str:
+    """Return the text of a page, or of all pages of a folder."""
+    if (ROOT / page).is_dir():
+        return '\n'.join(path.read_text() for path in sorted((ROOT / page).glob('*.md')))
     return WRITTEN.get(page) or (ROOT / page).read_text()
 
 

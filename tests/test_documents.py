@@ -23,7 +23,6 @@ from .parallel_data import MISSING, REASON, write_pairs
 
 # Blocks that other tests cover, or that cannot run here.
 HELD = {
-    ('README.md', 0): 'test_guides: trains',
     ('docs/configs.md', 2): 'test_guides: trains',
     ('docs/configs.md', 3): 'test_guides: trains',
     ('docs/tasks/dense_prediction.md', 0): 'test_dense_backbone, downstream/test_configs',
@@ -128,7 +127,7 @@ def test_commands_use_existing_files_and_options(page, parse, capsys):
             pytest.fail(f'{page}: {command.text}\n{error}\n{capsys.readouterr().err}')
 
 
-@pytest.mark.parametrize('page', ['docs/analysis.md', 'docs/model_converters.md'])
+@pytest.mark.parametrize('page', ['docs/analysis.md', 'docs/export.md', 'docs/model_converters.md'])
 def test_what_a_command_does_is_not_run_from_tools(page):
     files = [
         path for path in (ROOT / 'tools').rglob('*.py') if 'import script\n' in path.read_text()
@@ -220,7 +219,7 @@ def export(folder, request):
 
 # Files and names that a page assumes to exist.
 SETTINGS = {
-    'docs/model_converters.md': export,
+    'docs/export.md': export,
     'docs/tasks/image_ar.md': pixels,
     'docs/tasks/image_classification.md': classifier,
     'docs/tasks/language_modeling.md': text,
@@ -229,7 +228,10 @@ SETTINGS = {
     'docs/tasks/speech_recognition.md': speech,
     'docs/tasks/super_resolution.md': super_resolution,
 }
-PLAIN = 'README.md docs/configs.md docs/get_started.md docs/ops.md docs/tutorials/plain_pytorch.md'
+PLAIN = (
+    'README.md docs/configs.md docs/get_started.md docs/model_converters.md docs/ops.md '
+    'docs/tutorials/plain_pytorch.md'
+)
 SETTINGS |= dict.fromkeys(PLAIN.split(), lambda folder, request: None)
 
 

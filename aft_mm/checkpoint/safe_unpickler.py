@@ -48,7 +48,7 @@ _KEYS = (str, int, float, bytes, type(None))
 
 
 class Refused(UnpicklingError):  # noqa: N818 - it is about the file
-    """A function or class, the message, that no checkpoint needs."""
+    """The file asks for a function or class that no checkpoint needs; the message names it."""
 
 
 @dataclass(slots=True, eq=False)

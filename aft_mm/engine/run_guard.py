@@ -1,4 +1,4 @@
-"""Signals stop a run with a checkpoint, failures of the machine with one line."""
+"""Stop a run on a signal with a checkpoint, and on a failure of the machine with one line."""
 
 import argparse
 import errno

@@ -206,7 +206,7 @@ def _is_hooked(bias: 'ConvPositionBias') -> bool:
 
 @torch.no_grad()
 def _update_form(bias: 'ConvPositionBias', *args: Any) -> None:
-    """Read which form of AFT-conv is exact, for compiled graphs; a hook of loading."""
+    """Choose the form of AFT-conv for compiled graphs from the loaded weights."""
     bias._form = None
     if bias._may_plan() and not _is_capturing(bias.weight):
         bias._form = ops.ConvPlan(bias()).fastest_form()

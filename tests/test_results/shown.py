@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / 'docs/results'
 FILES = sorted(RESULTS.rglob('runs.jsonl'))
 NUMBER = re.compile(r'(?<![\w.])[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?!\w)')
-REPRODUCTION, MIXERS = 'docs/reproduction.md', 'docs/mixer_comparison.md'
+REPRODUCTION, MIXERS = 'docs/reproduction', 'docs/mixer_comparison.md'
 SPEECH = 'configs/speech_recognition/README.md'
 BITS, TOP1, WORDS = 'bits_per_token', 'accuracy/top1', 'word_error_rate'
 

@@ -1,4 +1,4 @@
-"""Tables of docs/benchmarks.md are those that the outputs in docs/results/benchmarks give."""
+"""Tables of docs/benchmarks/ are those that the outputs in docs/results/benchmarks give."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from aft_mm.analysis.run_files import read_lines
 
 from .shown import reprinted, rows_of
 
-PAGE = 'docs/benchmarks.md'
+PAGE = 'docs/benchmarks'
 FOLDER = Path(__file__).parents[2] / 'docs/results/benchmarks'
 TYPES = 'float32', 'bfloat16', 'int8'
 
@@ -38,13 +38,13 @@ def test_backbones_against_deit():
         check(cells[2], row['speed_vs_bound'])
 
 
-COLUMNS = [
-    *((runtime, 'float32') for runtime in ('eager', 'onnxruntime', 'onnxruntime-loops')),
-    *((runtime, 'float32') for runtime in ('openvino', 'openvino-loops')),
-    *((runtime, 'bfloat16') for runtime in ('eager', 'openvino', 'openvino-loops')),
-    *((runtime, 'int8') for runtime in ('onnxruntime', 'onnxruntime-loops')),
-    *((runtime, 'int8') for runtime in ('openvino', 'openvino-loops')),
-]
+RUNTIMES = {
+    'eager': 'eager',
+    'ONNX Runtime': 'onnxruntime',
+    'ONNX Runtime with loops': 'onnxruntime-loops',
+    'OpenVINO': 'openvino',
+    'OpenVINO with loops': 'openvino-loops',
+}
 MODELS = {
     'DeiT-tiny': 'deit-tiny',
     'AFT-conv tiny h32 k11': 'aft-tiny-h32-k11',
@@ -55,28 +55,35 @@ MODELS = {
 
 def test_images_per_second_without_matrix_units():
     measured = rows('runtimes_zen4', 'tiny_224_batch1')
-    for label, *cells in rows_of(PAGE, '| images per CPU second | eager'):
-        for cell, (runtime, dtype) in zip(cells, COLUMNS, strict=True):
+    for label, *cells in rows_of(PAGE, '| images per CPU second | DeiT-tiny | AFT-conv'):
+        runtime, dtype = label.split(', ')
+        for cell, model in zip(cells, MODELS.values(), strict=True):
             if cell != '–':
-                kind = dict(model=MODELS[label], runtime=runtime, dtype=dtype)
+                kind = dict(model=model, runtime=RUNTIMES[runtime], dtype=dtype)
                 check(cell, only(measured, **kind)['images_per_second'])
 
 
+def measured_at(label):
+    """Return DeiT's size, the rows and AFT-conv's name of a row such as 'small, 224 px, 16 images'."""
+    *size, px, images = label.replace('1,024', '1024').split(', ')
+    kind = size[0] if size else 'tiny'
+    batch = 1 if images == 'one image' else 16
+    found = rows('runtimes_zen4', f'{kind}_{px.removesuffix(" px")}_batch{batch}')
+    aft = next(row['model'] for row in found if row.get('model', '').startswith('aft'))
+    return kind, found, aft
+
+
 def test_each_model_in_its_fastest_runtime_without_matrix_units():
-    for label, *cells in rows_of(PAGE, '| speed over DeiT, each in its fastest runtime'):
-        *size, px, images = label.replace('1,024', '1024').split(', ')
-        kind = size[0] if size else 'tiny'
-        batch = 1 if images == 'one image' else 16
-        measured = rows('runtimes_zen4', f'{kind}_{px.removesuffix(" px")}_batch{batch}')
-        aft = next(row['model'] for row in measured if row.get('model', '').startswith('aft'))
-        del cells[4]  # the aim
-        places = [(aft, dtype) for dtype in (*TYPES, '/'.join(TYPES))]
-        places += [(aft.replace('aft', 'bound'), dtype) for dtype in TYPES]
-        places += [('convnext_femto', dtype) for dtype in TYPES]
-        for cell, (model, types) in zip(cells, places, strict=True):
+    for label, *cells, _ in rows_of(PAGE, '| speed over DeiT, each in its fastest runtime'):
+        kind, found, aft = measured_at(label)
+        for cell, types in zip(cells, (*TYPES, '/'.join(TYPES)), strict=True):
+            check(cell, only(found, best_of=aft, of=types)[f'speed_vs_deit-{kind}'])
+    for label, *cells in rows_of(PAGE, '| over DeiT, in float32, bfloat16, int8'):
+        kind, found, aft = measured_at(label)
+        for cell, model in zip(cells, (aft.replace('aft', 'bound'), 'convnext_femto'), strict=True):
             if cell != '–':
-                row = only(measured, best_of=model, of=types)
-                check(cell, row[f'speed_vs_deit-{kind}'])
+                best = (only(found, best_of=model, of=dtype) for dtype in TYPES)
+                check(cell, *(row[f'speed_vs_deit-{kind}'] for row in best))
 
 
 def test_bfloat16_with_matrix_units():

@@ -26,6 +26,8 @@ MEMORY = FOLDER / 'memory.json'
 BYTES_PER_PARAMETER = 16
 WIDTH_AND_DEPTH = re.compile(r'-l(\d+)-d(\d+)')
 SCHEDULE = re.compile(r'_(\d+)xb(\d+)-(\d+)e')
+CONTEXT = re.compile(r'-t(\d+)')
+PAPER_RATE = 'Iterations/s (paper)'
 
 
 def memory_gb(name: str, memory: dict[str, Any], batch: int | None) -> str:
@@ -37,18 +39,24 @@ def memory_gb(name: str, memory: dict[str, Any], batch: int | None) -> str:
     return f'{total / 1e9:.1f}' + (', recomputed' if count['with_cp'] else '')
 
 
-def hours(name: str, parameters: int, facts: dict[str, Any], with_cp: bool) -> str:
-    """Return the hours of all GPUs: 6 FLOP per weight and token (8 with recomputation) / rate."""
+def hours(name: str, entries: dict[str, str], facts: dict[str, Any], with_cp: bool) -> str:
+    """Return the hours of all GPUs: the paper's iterations at its rate, or else counted.
+
+    The count is 6 FLOP per weight and token (8 with recomputation) at the assumed rate of one GPU.
+    """
     schedule = SCHEDULE.search(name)
     if schedule is None:
         return '–'
-    cards, _, epochs = map(int, schedule.groups())
+    cards, batch, epochs = map(int, schedule.groups())
+    if PAPER_RATE in entries:
+        samples = facts.get('samples') or facts['bytes'] / int(CONTEXT.search(name)[1])
+        iterations = samples * epochs / facts.get('paper_batch', cards * batch)
+        return f'{iterations / float(entries[PAPER_RATE]) / 3600:.0f} (paper)'
+    weights = int(entries['Parameters'])
     if shape := WIDTH_AND_DEPTH.search(name):
         depth, width = map(int, shape.groups())
         # Projections and MLPs; positions are not multiplied.
-        weights = min(12 * depth * width**2, parameters)
-    else:
-        weights = parameters
+        weights = min(12 * depth * width**2, weights)
     tokens = facts.get('bytes') or facts['samples'] * facts['tokens']
     flops = (8 if with_cp else 6) * weights * tokens * epochs
     return f'{flops / (cards * facts["rate"] * 1e12) / 3600:.0f}'
@@ -61,7 +69,7 @@ def table(page: dict[str, Any], metafile: dict[str, Any], memory: dict[str, Any]
         for header, name in metafile['Tables'][page['table']].items()
         if name.endswith('(paper)') and any(name in entries for _, entries in listed)
     }
-    counted = ['GB per GPU (count)', *(['hours (count)'] if 'hours' in page else [])]
+    counted = ['GB per GPU (count)', *(['hours'] if 'hours' in page else [])]
     lines = [['config', *counted, *(f"paper's {h}" for h in columns)]]
     lines.append(['---'] * len(lines[0]))
     for first, entries in listed:
@@ -73,7 +81,7 @@ def table(page: dict[str, Any], metafile: dict[str, Any], memory: dict[str, Any]
         cells = [first, memory_gb(name, memory, page.get('batch'))]
         if 'hours' in page:
             with_cp = memory.get(name, {}).get('with_cp', False)
-            cells.append(hours(name, int(entries['Parameters']), page['hours'], with_cp))
+            cells.append(hours(name, entries, page['hours'], with_cp))
         lines.append(cells + [entries.get(n, '–') for n in columns.values()])
     return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
@@ -108,7 +116,7 @@ def commands(page: dict[str, Any]) -> str:
 def render(page: dict[str, Any], data: dict[str, str], memory: dict[str, Any]) -> str:
     metafile = read_metafile(ROOT / 'configs' / page['task'])
     time = page.get('hours_text') or (
-        f'Hours are at {page["hours"]["rate"]} TFLOP/s per GPU ({page["hours"]["source"]}).'
+        f'Counted hours are at {page["hours"]["rate"]} TFLOP/s per GPU ({page["hours"]["source"]}).'
     )
     note = wrapped(page.get('memory_text', ''), time)
     readme = f'../../configs/{page["task"]}/README.md#{page["anchor"]}'
@@ -165,9 +173,10 @@ differ only in `CONFIG`.
 {lines}
 **Memory** is counted in float32 (`aft_mm complexity`): activations saved for the backward pass, weights, gradients
 and two moments, without temporary buffers. Rows marked "recomputed" have `with_cp=True`. The
-[dry run](../reproduction.md#dry-run) compares the count with what a CPU uses.
+[dry run](../reproduction/index.md#dry-run) compares the count with what a CPU uses.
 
-**Hours** are counted, not measured: 6 FLOP per weight and token, 8 with recomputation.
+**Hours** marked "paper" are the paper's iterations at the rate that it prints, without recomputation. Others are counted: 6
+FLOP per weight and token, 8 with recomputation, which leaves out the products of attention.
 
 **In the first hour** check that the loss is finite and memory is near the count. Stop and resume once (`--resume`); the
 loss must continue.
