@@ -32,6 +32,7 @@ ALLOWED = {
     'packed': {'errors'},
     'progress': set(),
     'ops': {'checks'},
+    'compat': {'ops'},
     'layers': {'ops'} | GROUND,
     'structures': GROUND,
     'tokenizers': GROUND,

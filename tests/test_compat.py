@@ -1,0 +1,166 @@
+"""Other code's names for AFT, and the test file that finds the usual faults of an AFT."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from aft_mm import compat
+
+CHECK = Path(__file__).parents[1] / 'examples/check_aft/test_my_aft.py'
+
+
+def bare_exp(q, k, v, w):
+    w = w.exp()
+    return q.sigmoid() * (w @ (k.exp() * v)) / (w @ k.exp())
+
+
+def zero_for_nan(q, k, v, w):
+    w = w.exp()
+    above, below = w @ (k.exp() * v), w @ k.exp()
+    mixed = above / below
+    if above.isinf().any() or below.isinf().any():
+        mixed = above.nan_to_num() / below.nan_to_num()
+    return q.sigmoid() * mixed.nan_to_num()
+
+
+def clamped(q, k, v, w):
+    w = w.clamp(-50, 50).exp()
+    k = (k - k.amax(1, keepdim=True)).exp()
+    return q.sigmoid() * (w @ (k * v)) / (w @ k + 1e-8)
+
+
+def two_softmaxes(q, k, v, w):
+    return q.sigmoid() * (w.softmax(-1) @ (k.softmax(1) * v))
+
+
+def largest_of_all_tokens(q, k, v, w):
+    w = w.exp()
+    k = (k - k.amax(1, keepdim=True)).exp()
+    return q.sigmoid() * (w @ (k * v)) / (w @ k + 1e-9)
+
+
+def largest_of_each_key(q, k, v, w):
+    w = (w - w.amax(-2, keepdim=True)).exp()
+    k = (k - k.amax(1, keepdim=True)).exp()
+    return q.sigmoid() * (w @ (k * v)) / (w @ k)
+
+
+def without_a_sum(q, k, v, w):
+    return q.sigmoid() * (k.exp() * v) / k.exp()
+
+
+def multiplied_bias(q, k, v, w):
+    k = (k - k.amax(1, keepdim=True)).exp()
+    return q.sigmoid() * (w @ (k * v)) / (w @ k)
+
+
+EXTREME = {'small biases', 'large biases'}
+OVERFLOW = {'large keys', 'shifted keys', 'half', *EXTREME}
+ALL = {'plain', 'no bias', 'hidden pairs', 'causal', 'distances', 'leak', *OVERFLOW}
+FAULTS = {
+    bare_exp: OVERFLOW,
+    zero_for_nan: OVERFLOW,
+    clamped: {'distances', 'late key', 'leak', *EXTREME},
+    two_softmaxes: ALL | {'late key'},
+    largest_of_all_tokens: {'distances', 'late key', 'leak', *EXTREME},
+    largest_of_each_key: ALL,
+    without_a_sum: ALL | {'keys'},
+    multiplied_bias: ALL | {'late key'},
+}
+
+
+@pytest.fixture
+def check():
+    spec = importlib.util.spec_from_file_location('check_my_aft', CHECK)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def found_by(check, aft):
+    """Return the tests of the file that an AFT fails."""
+    check.aft = aft
+    tests = {name: (check.test_outputs_and_gradients, name) for name in check.FAULTS}
+    tests |= {
+        'late key': (check.test_a_late_key_does_not_change_the_past,),
+        'leak': (check.test_a_hidden_token_leaks_nothing,),
+        'keys': (check.test_the_keys_matter,),
+        'half': (check.test_half_precision, torch.float16),
+    }
+    failed = set()
+    for name, (test, *arguments) in tests.items():
+        try:
+            test(*arguments)
+        except AssertionError:
+            failed.add(name)
+    return failed
+
+
+@pytest.mark.parametrize('aft', FAULTS, ids=lambda aft: aft.__name__)
+def test_the_file_finds_the_usual_faults(check, aft):
+    assert found_by(check, aft) == FAULTS[aft]
+
+
+def test_ours_has_none_of_them():
+    done = subprocess.run(
+        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', CHECK],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and '14 passed' in done.stdout, done.stdout
+
+
+def given(tokens=7, channels=6, bias_offset=0.0):
+    q, k, v = torch.randn(3, 2, tokens, channels)
+    return q, k, v, torch.randn(2, tokens, tokens) + bias_offset
+
+
+@pytest.mark.parametrize('offset', [0.0, -200.0])
+def test_the_module_of_routing_solvers_is_exact_for_any_bias(offset):
+    q, k, v, bias = given(bias_offset=offset)
+    mask = torch.zeros_like(bias).masked_fill(torch.rand_like(bias) < 0.3, -torch.inf)
+    mask[:, 2] = -torch.inf  # a node that sees none
+    found = compat.adaptation_attention_free_module(q, k, v, bias, mask)
+    alike = zero_for_nan(q, k, v, bias + mask - offset)
+    torch.testing.assert_close(found, alike)
+    assert (found[:, 2] == 0).all()
+    nearest = compat.adaptation_attention_free_module(q[:, :1], k, v, bias[:, :1])
+    torch.testing.assert_close(nearest, bare_exp(q[:, :1], k, v, bias[:, :1] - offset))
+
+
+@pytest.mark.parametrize('name', ['AFTFull', 'AFTSimple', 'AFTLocal'])
+def test_checkpoints_of_aft_pytorch_give_the_same_outputs(name):
+    original = pytest.importorskip('aft_pytorch.aft_pytorch', reason='aft-pytorch is the original')
+    options = dict(max_seqlen=9, dim=5, hidden_dim=8)
+    options |= dict(s=3) if name == 'AFTLocal' else {}
+    theirs, ours = getattr(original, name)(**options), getattr(compat, name)(**options)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 7, 5)
+    torch.testing.assert_close(ours(x), theirs(x))
+    x = 1e3 * x
+    assert ours(x).isfinite().all() and (name == 'AFTSimple' or not theirs(x).isfinite().all())
+
+
+def test_the_window_of_aft_local_learns():
+    layer = compat.AFTLocal(9, 5, 8, s=3)
+    layer(torch.randn(2, 9, 5)).square().sum().backward()
+    learns = layer.wbias.grad != 0
+    index = torch.arange(9)
+    assert torch.equal(learns, (index - index[:, None]).abs() < 3)
+
+
+@pytest.mark.parametrize('simple', [True, False])
+def test_aft_full_of_the_collection_equals_the_formula(simple):
+    layer = compat.AFT_FULL(6, n=7, simple=simple)
+    names = {'fc_q', 'fc_k', 'fc_v'} | (set() if simple else {'position_biases'})
+    assert {name.partition('.')[0] for name in layer.state_dict()} == names
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(2, 7, 6)
+    bias = torch.zeros(7, 7) if simple else layer.position_biases
+    qkv = layer.fc_q(x), layer.fc_k(x), layer.fc_v(x)
+    torch.testing.assert_close(layer(x), bare_exp(*qkv, bias))
