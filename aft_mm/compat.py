@@ -119,7 +119,7 @@ class AFT_FULL(nn.Module):  # noqa: N801, the name of the original
         self.fc_q = nn.Linear(d_model, d_model)
         self.fc_k = nn.Linear(d_model, d_model)
         self.fc_v = nn.Linear(d_model, d_model)
-        for layer in self.children():
+        for layer in (self.fc_q, self.fc_k, self.fc_v):
             nn.init.normal_(layer.weight, std=0.001)
             nn.init.zeros_(layer.bias)
         self.position_biases = None if simple else nn.Parameter(torch.ones(n, n))
