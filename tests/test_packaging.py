@@ -61,8 +61,8 @@ def test_a_tag_must_have_the_version_the_date_and_the_address(root, tmp_path, ed
         check(tmp_path, tag, 'https://host/me')
 
 
-def test_the_release_workflow_pins_actions_and_images(root):
-    text = (root / '.github/workflows/release.yml').read_text()
+def test_workflows_pin_actions_and_images(root):
+    text = '\n'.join(path.read_text() for path in (root / '.github/workflows').glob('*.yml'))
     used = re.findall(r'uses: (\S+)', text) + re.findall(r'image: (\S+)', text)
     assert len(used) >= 10
     assert all(re.search('@[0-9a-f]{40}$|@sha256:[0-9a-f]{64}$', name) for name in used)

@@ -12,7 +12,7 @@ from .embedding import (
     TokenEmbedding,
 )
 from .grid import GridParameters
-from .mixers import MIXERS, AFTMixer, TokenMixer
+from .mixers import MIXERS, AFTMixer, TokenMixer, load_mixers_of_others
 from .mixers.aft_bias import AFTBias
 from .mixers.aft_conv import AFTConv
 from .mixers.aft_full import AFTFull
@@ -74,3 +74,6 @@ __all__ = [
     'TokenShift',
 ]
 __all__ += [name for name in MIXERS if name not in __all__]
+
+# They import names of this module.
+load_mixers_of_others()
