@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import runpy
-import shutil
 import sys
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from torch import nn
 
 from aft_mm import ops
 from aft_mm.apis import load_model
-from aft_mm.export import operators
 from aft_mm.export.files import OnnxFile, TorchFile
 from aft_mm.ops import reference
 from aft_mm.ops.native import availability
@@ -48,22 +46,6 @@ model = dict(
 export = command('export')
 # Smaller and larger than the 4 x 6 patches of the config, and with incomplete patches.
 OTHER_SIZES = [(48, 32), (40, 56), (25, 35), (9, 48)]
-
-
-@pytest.fixture(scope='module', autouse=True)
-def compiled_once(tmp_path_factory):
-    """Compile the loops for OpenVINO, which takes ten seconds, once per compiler."""
-    compile_loops, folder = operators.compile_for_openvino, tmp_path_factory.mktemp('loops')
-
-    def copy(library):
-        compiled = folder / operators.find_compiler().replace('/', '_')
-        if not compiled.exists():
-            compile_loops(compiled)
-        shutil.copy(compiled, library)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operators, 'compile_for_openvino', copy)
-        yield
 
 
 @pytest.fixture
