@@ -21,6 +21,8 @@ def prepare(path, resize, mean, std, channels):
         elif [step['type'], step['backend'], step.get('edge')] == ['ResizeEdge', 'pillow', 'short']:
             size = [int(step['scale'] * side / min(image.size)) for side in image.size]
             image = image.resize(size, Image.Resampling[step['interpolation'].upper()])
+        elif step.get('interpolation') == 'area' and all(np.less_equal(step['scale'], image.size)):
+            image = image.resize(step['scale'], Image.Resampling.BOX)  # OpenCV's mean of an area
         else:
             raise SystemExit(f'use aft_mm predict; Pillow alone cannot do {step}')
     pixels = np.asarray(image, np.float32).reshape(*image.size[::-1], -1)

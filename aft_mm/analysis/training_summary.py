@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aft_mm.checks import counted
 from aft_mm.structures.info import BEST_SCORE, BY_CLASS
 
 from .run_logs import trained, validations
@@ -57,8 +58,7 @@ def summarize(
         return Summary({}, '')
     sign = -1 if lower else 1
     best_at, best = max(looks, key=lambda look: sign * look[1])
-    samples = '1 sample' if number == 1 else f'{number:,} samples'
-    sentences, step, noise = {'validated': f'on {samples}'}, '', NOTABLE * abs(best)
+    sentences, step, noise = {'validated': f'on {counted(number, "sample")}'}, '', NOTABLE * abs(best)
     if SHARES.search(metric) and number:
         low, high = wilson_interval(best, number)
         noise = (high - low) / 2
