@@ -144,6 +144,16 @@ def _register_listing() -> None:
     LocalBackend.list_dir_or_file = list_dir_or_file
 
 
+def _register_reading() -> None:
+    """Let mmengine read configs with a byte order mark, as Python reads modules."""
+    config = import_module('mmengine.config.config')
+
+    def open_text(file: Any, mode: str = 'r', encoding: str | None = None) -> Any:
+        return open(file, mode, encoding='utf-8-sig' if mode == 'r' else encoding)
+
+    vars(config)['open'] = open_text
+
+
 if HAS_MMENGINE:
     register_safe_loading()
     if 'mmcv.transforms' in sys.modules:
@@ -151,4 +161,5 @@ if HAS_MMENGINE:
     sys.meta_path.insert(0, _AdaptedHosts())
     _register_bases()
     _register_writing()
+    _register_reading()
     _register_listing()

@@ -58,7 +58,11 @@ def summarize(
         return Summary({}, '')
     sign = -1 if lower else 1
     best_at, best = max(looks, key=lambda look: sign * look[1])
-    sentences, step, noise = {'validated': f'on {counted(number, "sample")}'}, '', NOTABLE * abs(best)
+    sentences, step, noise = (
+        {'validated': f'on {counted(number, "sample")}'},
+        '',
+        NOTABLE * abs(best),
+    )
     if SHARES.search(metric) and number:
         low, high = wilson_interval(best, number)
         noise = (high - low) / 2

@@ -67,6 +67,14 @@ def add_run_arguments(parser: argparse.ArgumentParser, work_dir: str = 'work_dir
         default='none',
         help='launcher of a distributed run',
     )
+    parser.add_argument(
+        '--no-pin-memory', action='store_true', help='pin_memory=False in all data loaders'
+    )
+    parser.add_argument(
+        '--no-persistent-workers',
+        action='store_true',
+        help='persistent_workers=False in all data loaders',
+    )
     # torch.distributed.launch passes it.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
 
