@@ -126,7 +126,10 @@ def class_lines(info: dict[str, Any]) -> dict[str, str]:
     lines, by_class = {}, info.get(BY_CLASS)
     if by_class and len(by_class['values']) > 1:
         lines['weakest'] = weakest(**by_class)
-    if BEST_SCORE in info:
+    if by_class and by_class['measure'] == 'AP50' and BEST_SCORE not in info:
+        if 0 in by_class['values'].values():
+            lines['boxes'] = 'none is detected, so AP is 0: train longer, or from a checkpoint'
+    elif BEST_SCORE in info:
         lines['boxes'] = (
             f'the best F1 is at score {info[BEST_SCORE]:.3g}, the default of `aft_mm predict`'
         )

@@ -43,9 +43,9 @@ def load_run_config(args: argparse.Namespace) -> Config:
     for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         if not cfg.get(name):
             continue
-        if args.no_persistent_workers or cfg[name].get('num_workers') == 0:
+        if getattr(args, 'no_persistent_workers', False) or cfg[name].get('num_workers') == 0:
             cfg[name].persistent_workers = False  # torch refuses the combination
-        if args.no_pin_memory:
+        if getattr(args, 'no_pin_memory', False):
             cfg[name].pin_memory = False
     if cfg.launcher != 'none':
         start_distributed(cfg)
