@@ -13,6 +13,12 @@ DETAILS = (
     'Hooks will be executed in the following order:',
     'paramwise_options -- ',
     'Exp name: ',
+    'Checkpoints will be saved to ',  # the summary names one
+    'The previous best checkpoint ',
+    'Loads checkpoint by ',
+    '`save_param_scheduler` is True but ',
+    'Evaluating ',
+    *('bbox_mAP_copypaste', 'segm_mAP_copypaste'),
     'Distributed training is not used, all SyncBatchNorm',
     'Because batch augmentations are enabled, ',
     'The prefix is not set in metric class IoUMetric',
@@ -23,6 +29,15 @@ _PROGRESS = re.compile(
     r'(?:Epoch|Iter)\((train|val|test)\) ( *)(?:\[(\d+)\])?\[( *\d+/\d+)\]\s*(.*)', re.DOTALL
 )
 _WORDS = {'val': 'validation', 'test': 'test'}
+# What comes first in training; after a validation or test it is the mean of a batch.
+_FIRST = {
+    'loss': 'loss {}',
+    'lr': 'rate {}',
+    'time': '{} s per step',
+    'eta': '{} left',
+    'memory': '{} MB',
+}
+_LEFT_OUT = ('data_time', 'base_lr')
 
 
 def is_for_the_console(record: logging.LogRecord) -> bool:
@@ -59,18 +74,10 @@ def readable(message: str) -> str:
     # Learning rates are separated by one space.
     values = dict(re.findall(r'(\S+): (.*?)(?= \S+lr: | lr: |  |$)', rest, re.DOTALL))
     head = f'epoch {space}{epoch}, ' if epoch else 'iteration ' * (mode == 'train')
-    head += f'{_WORDS.get(mode, "")} {place}'.lstrip()
-    first = []
-    for name, form in (
-        ('loss', 'loss {}'),
-        ('lr', 'rate {}'),
-        ('time', '{} s'),
-        ('eta', '{} left'),
-        ('memory', '{} MB'),
-    ):
-        if name in values:
-            first.append(form.format(values.pop(name)))
-    values = {name: value for name, value in values.items() if name not in ('data_time', 'base_lr')}
-    if mode != 'train' and values:  # its result; the times are means of a batch
-        first = []
-    return '   '.join([head, *first, *(f'{name} {value}' for name, value in values.items())])
+    head += _WORDS.get(mode, '')
+    first = [form.format(values.pop(name)) for name, form in _FIRST.items() if name in values]
+    rest = [f'{name} {value}' for name, value in values.items() if name not in _LEFT_OUT]
+    if mode == 'train' or not rest:
+        rest = [*first, *rest]
+        head = f'{head} {place}' if mode != 'train' else head + place
+    return '   '.join([head, *rest])
