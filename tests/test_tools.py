@@ -153,8 +153,8 @@ BEFORE = {
     "val_dataloader.dataset reads 'data/val', which does not exist",
     'train TINY_text': "Error: train_dataloader.dataset reads 'text.txt', which does not exist; "
     'put the data there$',
-    'test TINY a.pth --tta --cfg-options tta_model=None': 'Error: --tta needs tta_model and '
-    'tta_pipeline in .*tiny.py',
+    'test TINY_text a.pth --tta': 'Error: --tta without tta_model is for classifiers, detectors and '
+    'segmentors, got .*tiny_text.py',
     'test TINY a.pth --dump a.txt': "Error: --dump must end in .pkl, got 'a.txt'",
     'test TINY a.pth --amp --cfg-options test_cfg=None': 'Error: testing needs test_cfg, which may '
     'be empty, in .*tiny.py',

@@ -75,6 +75,8 @@ def readable(message: str) -> str:
     values = dict(re.findall(r'(\S+): (.*?)(?= \S+lr: | lr: |  |$)', rest, re.DOTALL))
     head = f'epoch {space}{epoch}, ' if epoch else 'iteration ' * (mode == 'train')
     head += _WORDS.get(mode, '')
+    for name in {'lr', 'time'} & values.keys():
+        values[name] = f'{float(values[name]):.3g}'
     first = [form.format(values.pop(name)) for name, form in _FIRST.items() if name in values]
     rest = [f'{name} {value}' for name, value in values.items() if name not in _LEFT_OUT]
     if mode == 'train' or not rest:

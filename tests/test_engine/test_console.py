@@ -63,11 +63,11 @@ VALUES = {
 def test_the_lines_of_mmengine_become_words(by_epoch, head, validation):
     training, during, result, test = map(readable, lines_of(by_epoch, str(by_epoch), **VALUES))
     assert training == (
-        f'{head}   loss 1.5000   rate 1.0000e-03   0.2500 s per step   1:02:05 left   '
+        f'{head}   loss 1.5000   rate 0.001   0.25 s per step   1:02:05 left   '
         'decode.loss_ce 1.0000'
     )
     during = ' '.join(during.split())
-    assert during == f'{validation}validation 20/120 0.5000 s per step 1:02:05 left'
+    assert during == f'{validation}validation 20/120 0.5 s per step 1:02:05 left'
     assert result == f'{validation}validation   coco/bbox_mAP_50 0.2500'
     assert test == 'test   accuracy/top1 97.5000'
 
