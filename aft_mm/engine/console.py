@@ -28,6 +28,7 @@ DETAILS = (
 _PROGRESS = re.compile(
     r'(?:Epoch|Iter)\((train|val|test)\) ( *)(?:\[(\d+)\])?\[( *\d+/\d+)\]\s*(.*)', re.DOTALL
 )
+_SEPARATOR = re.compile(r' {2,}| (?=\w*lr: )')  # of learning rates one space
 _WORDS = {'val': 'validation', 'test': 'test'}
 # What comes first in training; after a validation or test it is the mean of a batch.
 _FIRST = {
@@ -71,8 +72,12 @@ def readable(message: str) -> str:
     if found is None:
         return message
     mode, space, epoch, place, rest = found.groups()
-    # Learning rates are separated by one space.
-    values = dict(re.findall(r'(\S+): (.*?)(?= \S+lr: | lr: |  |$)', rest, re.DOTALL))
+    values = {}
+    for pair in _SEPARATOR.split(rest.strip()):
+        name, colon, value = pair.partition(': ')
+        if not colon:  # a table
+            return message
+        values[name] = value
     head = f'epoch {space}{epoch}, ' if epoch else 'iteration ' * (mode == 'train')
     head += _WORDS.get(mode, '')
     for name in {'lr', 'time'} & values.keys():
