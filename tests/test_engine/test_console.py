@@ -50,7 +50,7 @@ VALUES = {
     'train__decode.loss_ce': 1.0,
     'val__time': 0.5,
     'val__data_time': 0.1,
-    'val__coco/bbox_mAP_50': 0.25,
+    'val__coco/cell phone_precision': 0.25,
     'test__accuracy/top1': 97.5,
     'test__time': 0.5,
 }
@@ -68,7 +68,7 @@ def test_the_lines_of_mmengine_become_words(by_epoch, head, validation):
     )
     during = ' '.join(during.split())
     assert during == f'{validation}validation 20/120 0.5 s per step 1:02:05 left'
-    assert result == f'{validation}validation   coco/bbox_mAP_50 0.2500'
+    assert result == f'{validation}validation   coco/cell phone_precision 0.2500'
     assert test == 'test   accuracy/top1 97.5000'
 
 
