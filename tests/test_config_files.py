@@ -64,6 +64,8 @@ def test_what_is_no_file_is_said(here):
     refuses_input("config 'pipe.py' is not a file", find_config, 'pipe.py')
     (here / 'link.py').symlink_to('nothing.py')
     refuses_input("config 'link.py' is not a file", find_config, 'link.py')
+    (here / 'mini').mkdir()  # a part of many names
+    refuses_input("config 'mini' must be a Python file, got a folder", find_config, 'mini')
     (here / 'quickstart').mkdir()  # the name of a config of ours, too
     assert 'aft-conv-quickstart' in find_config('quickstart')
 
