@@ -63,11 +63,14 @@ def our_config(name: str) -> Path:
         return matching[parts[0]]
     close = parts or similar_names(bare, known)
     shown = f'{", ".join(close[:3])}{" …" if len(close) > 3 else ""}'
-    if parts and not os.path.lexists(name):
+    if os.path.lexists(name):
+        problem = 'must be a Python file, got a folder' if os.path.isdir(name) else 'is not a file'
+        raise UserError(f'config {name!r} {problem}')
+    if parts:
         raise UserError(f'config {name!r} must be part of one name, got {len(parts)}: {shown}')
-    is_there = 'must be a Python file, got a folder' if os.path.isdir(name) else 'is not a file'
-    problem = is_there if os.path.lexists(name) else 'does not exist'
-    raise UserError(f'config {name!r} {problem}' + (f'; did you mean {shown}?' if close else ''))
+    raise UserError(
+        f'config {name!r} does not exist' + (f'; did you mean {shown}?' if close else '')
+    )
 
 
 def check_checkpoint(path: str | None) -> None:

@@ -23,7 +23,7 @@ LENGTHS = {'max_epochs': 'max_iters', 'max_iters': 'max_epochs'}
 _OF_LOADERS = ('num_batch_per_epoch', 'disable_subprocess_warning')
 _OF_WRAPPERS = ('optimizer', 'constructor', 'paramwise_cfg')
 _OF_SCHEDULERS = ('convert_to_iter_based',)
-_PASSED = {'self', 'runner', 'dataloader', 'evaluator', 'params', 'param_name'}
+_PASSED = {'self', 'runner', 'dataloader', 'evaluator', 'params', 'optimizer', 'param_name'}
 
 Part = tuple[str, Any, Registry, str, tuple[str, ...]]
 
@@ -41,7 +41,7 @@ def check_parts(cfg: Config) -> None:
         if not kind:
             raise UserError(f'{place} must have a type, got {", ".join(part) or "none"}')
         if isinstance(kind, str):
-            with parent.switch_scope_and_registry(scope) as registry:
+            with parent.switch_scope_and_registry(part.get('_scope_', scope)) as registry:
                 kind = registry.get(kind)
         _check(place, part, kind, ('type', *more))
 
@@ -71,7 +71,7 @@ def _check(place: str, part: Any, kind: Any, more: Iterable[str]) -> None:
     names = parameters(kind) if isinstance(kind, type) else None  # reported when it is built
     if not isinstance(part, dict) or names is None:
         return
-    known = sorted({*names, *more} - _PASSED)
+    known = sorted(names - _PASSED | {*more})
     for key in part:
         if key in known or key == '_scope_':  # which mmengine adds for another package's base
             continue

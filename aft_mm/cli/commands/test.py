@@ -99,6 +99,7 @@ def show_pictures(cfg: Config, args: argparse.Namespace) -> None:
     if host.folder:
         hook[host.folder] = str(folder)
     else:
+        cfg.visualizer = ConfigDict(cfg.get('visualizer') or dict(type='SegLocalVisualizer'))
         cfg.visualizer.vis_backends = [dict(type='LocalVisBackend', img_save_dir=str(folder))]
 
 
