@@ -191,7 +191,7 @@ def _contains(link: str, folder: str) -> bool:
     target = os.path.realpath(link)
     return any(
         f'{os.path.realpath(above)}/'.startswith(f'{target}/')
-        for above in (folder, *Path(folder).parents)
+        for above in (folder, *map(str, Path(folder).parents))
     )
 
 

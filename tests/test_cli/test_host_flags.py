@@ -23,7 +23,7 @@ def untested(config, tmp_path, monkeypatch):
     cfg = Config.fromfile(config('tiny'))
     cfg.custom_imports.imports = ['aft_mm.registry']
     for key in ('tta_model', 'tta_pipeline', 'custom_hooks', 'default_hooks'):
-        del cfg[key]
+        cfg.pop(key)
     cfg.dump('digits.py')
     torch.manual_seed(0)
     model = build_model(cfg)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import mmengine
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
 from mmengine.evaluator import DumpResults
 
 from aft_mm.analysis.training_summary import class_lines
@@ -46,7 +46,7 @@ HOSTS = {
         'DetVisualizationHook',
         'draw',
         'test_out_dir',
-        dict(type='mmdet.DetTTAModel', tta_cfg=BOXES_TTA),
+        dict(type='DetTTAModel', tta_cfg=BOXES_TTA),
     ),
     'mmseg': Host('SegVisualizationHook', 'draw', '', dict(type='mmseg.SegTTAModel')),
 }
@@ -88,19 +88,20 @@ def show_pictures(cfg: Config, args: argparse.Namespace) -> None:
         refuse_given(args, ['wait_time'], 'has no effect without --show')
     wait_time = 2.0 if args.wait_time is None else args.wait_time
     check_number('--wait-time', wait_time, 0)
-    hooks = cfg.default_hooks = ConfigDict(cfg.get('default_hooks') or {})
-    hook = hooks.visualization = ConfigDict(hooks.get('visualization') or dict(type=host.hook))
-    hook.update({host.switch: True, 'interval': 1, 'show': args.show, 'wait_time': wait_time})
-    if not args.show_dir:
-        return
-    folder = Path(args.show_dir).absolute()
-    if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
-        raise UserError(f'--show-dir must be a new or empty folder, got {args.show_dir!r}')
-    if host.folder:
-        hook[host.folder] = str(folder)
-    else:
-        cfg.visualizer = ConfigDict(cfg.get('visualizer') or dict(type='SegLocalVisualizer'))
-        cfg.visualizer.vis_backends = [dict(type='LocalVisBackend', img_save_dir=str(folder))]
+    settings = {host.switch: True, 'interval': 1, 'show': args.show, 'wait_time': wait_time}
+    if args.show_dir:
+        folder = Path(args.show_dir).absolute()
+        if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
+            raise UserError(f'--show-dir must be a new or empty folder, got {args.show_dir!r}')
+        if host.folder:
+            settings[host.folder] = str(folder)
+        else:
+            writer = dict(type='LocalVisBackend', img_save_dir=str(folder))
+            given = cfg.get('visualizer') or dict(type='SegLocalVisualizer')
+            cfg.visualizer = dict(given, vis_backends=[writer])
+    hooks = cfg.get('default_hooks') or {}
+    hook = dict(hooks.get('visualization') or dict(type=host.hook), **settings)
+    cfg.default_hooks = dict(hooks, visualization=hook)
 
 
 def augment_test(cfg: Config, path: str) -> None:
@@ -118,7 +119,9 @@ def augment_test(cfg: Config, path: str) -> None:
         # The annotations are those of the first copy.
         flips = [dict(type='RandomFlip', prob=prob) for prob in (0.0, 1.0)]
         cfg.tta_pipeline = [*steps, dict(type='TestTimeAug', transforms=[flips, [pack]])]
-    cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
+    # The Runner would give it that of the whole config.
+    own = {key: cfg.model[key] for key in ('data_preprocessor',) if key in cfg.model}
+    cfg.model = dict(own, **cfg.tta_model, module=cfg.model)
     dataset.pipeline = cfg.tta_pipeline
 
 
