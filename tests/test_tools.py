@@ -43,7 +43,7 @@ def trained(run, root, config, tmp_path_factory):
 def test_training_follows_its_arguments(trained):
     folder, log = trained
     assert (folder / 'here/epoch_1.pth').exists()
-    assert 'Epoch(train)' in log and 'Epoch(val)' not in log
+    assert 'epoch 1, ' in log and ', validation' not in log
     scalars = next(folder.glob('here/*/vis_data/scalars.json')).read_text().splitlines()
     assert json.loads(scalars[0])['lr'] == pytest.approx(3e-3 * 16 / 32)
     cfg = Config.fromfile(folder / 'here/tiny_compiled.py', import_custom_modules=False)
