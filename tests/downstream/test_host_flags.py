@@ -72,8 +72,8 @@ def run(tool, tmp_path, monkeypatch):
             torch.save(dict(state_dict=model.state_dict(), meta={}), f'{name}.pth')
         dump = f'{name}{len(words)}.pkl'
         changes = [
-            f'visualizer.name={dump}',
-            f'experiment_name={dump}',
+            f'visualizer.name={tmp_path.name}-{dump}',
+            f'experiment_name={tmp_path.name}-{dump}',
             'test_dataloader.num_workers=0',
             *options,
         ]

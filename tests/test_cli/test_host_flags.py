@@ -34,12 +34,13 @@ def untested(config, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def scores(untested, tool, monkeypatch):
+def scores(untested, tool, tmp_path, monkeypatch):
     monkeypatch.setattr(DefaultScope, '_instance_dict', dict(DefaultScope._instance_dict))
 
     def test(name, *words):
         path = f'{name}.pkl'
-        options = ['--cfg-options', f'experiment_name={name}', f'visualizer.name={name}']
+        unique = f'{tmp_path.name}-{name}'
+        options = ['--cfg-options', f'experiment_name={unique}', f'visualizer.name={unique}']
         if '--cfg-options' in words:
             options = options[1:]
         tool('test').main([*untested, '--dump', path, *words, *options])
