@@ -148,7 +148,7 @@ def with_a_box(results: Sequence[tuple[dict, dict]]) -> Sequence[tuple[dict, dic
     if any(len(found['scores']) for _, found in results):
         return results
     (truth, found), *others = results
-    one = dict(bboxes=np.zeros((1, 4)), scores=np.zeros(1), labels=np.zeros(1, int))
+    one: dict[str, Any] = dict(bboxes=np.zeros((1, 4)), scores=np.zeros(1), labels=np.zeros(1, int))
     if 'masks' in found:
         encode = import_module('pycocotools.mask').encode
         empty = np.zeros((truth['height'], truth['width']), np.uint8, order='F')

@@ -18,6 +18,7 @@ DETAILS = (
     'Loads checkpoint by ',
     '`save_param_scheduler` is True but ',
     'Evaluating ',
+    'Using env variable `AFT_MM_DATA`',
     *('bbox_mAP_copypaste', 'segm_mAP_copypaste'),
     'Distributed training is not used, all SyncBatchNorm',
     'Because batch augmentations are enabled, ',
