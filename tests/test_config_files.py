@@ -134,6 +134,12 @@ def test_no_config_of_ours_has_an_unknown_key():
             check_parts(config)
 
 
+def test_a_dict_is_no_option(tool, capsys):
+    with pytest.raises(SystemExit):
+        tool('train').parse_args(['quickstart', '--cfg-options', 'a=[dict(type=1)]'])
+    assert '--cfg-options takes no dict as value, got' in capsys.readouterr().err
+
+
 def test_amp_of_mmengine_on_a_cpu_names_the_option(tool, config, here):
     train = tool('train')
     words = [config('tiny'), '--cfg-options', 'optim_wrapper.type=AmpOptimWrapper']

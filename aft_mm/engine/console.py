@@ -15,7 +15,6 @@ DETAILS = (
     'Exp name: ',
     'Checkpoints will be saved to ',  # the summary names one
     'The previous best checkpoint ',
-    'Loads checkpoint by ',
     '`save_param_scheduler` is True but ',
     'Evaluating ',
     'Using env variable `AFT_MM_DATA`',

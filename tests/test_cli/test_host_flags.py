@@ -37,22 +37,23 @@ def untested(config, tmp_path, monkeypatch):
 def scores(untested, tool, tmp_path, monkeypatch):
     monkeypatch.setattr(DefaultScope, '_instance_dict', dict(DefaultScope._instance_dict))
 
-    def test(name, *words):
-        path = f'{name}.pkl'
-        unique = f'{tmp_path.name}-{name}'
-        options = ['--cfg-options', f'experiment_name={unique}', f'visualizer.name={unique}']
-        if '--cfg-options' in words:
-            options = options[1:]
-        tool('test').main([*untested, '--dump', path, *words, *options])
+    def test(name, *words, config=untested[0]):
+        path, unique = f'{name}.pkl', f'{tmp_path.name}-{name}'
+        options = [f'experiment_name={unique}', f'visualizer.name={unique}']
+        files = config, untested[1], '--dump', path
+        tool('test').main([*files, *words, '--cfg-options', *options])
         samples = pickle.loads(open(path, 'rb').read())
         return torch.stack([sample['pred_score'] for sample in samples])
 
     return test
 
 
-def test_tta_averages_over_the_mirror_image_by_default(scores):
-    mirrored = "test_dataloader.dataset.pipeline=[dict(type='RandomFlip',prob=1.0),dict(type='PackInputs')]"
-    plain, flipped = scores('plain'), scores('flipped', '--cfg-options', mirrored)
+def test_tta_averages_over_the_mirror_image_by_default(scores, untested):
+    mirrored = Config.fromfile(untested[0])
+    steps = [dict(type='RandomFlip', prob=1.0), dict(type='PackInputs')]
+    mirrored.test_dataloader.dataset.pipeline = steps
+    mirrored.dump('mirrored.py')
+    plain, flipped = scores('plain'), scores('flipped', config='mirrored.py')
     torch.testing.assert_close(scores('tta', '--tta'), (plain + flipped) / 2)
     assert not torch.equal(plain, flipped)
 

@@ -42,6 +42,8 @@ class Options(argparse.Action):
         take = DictAction(self.option_strings, self.dest, nargs='+')
         try:
             take(parser, namespace, values, option_string)
+        except RecursionError:
+            parser.error(f'{option_string} takes no dict as value, got {" ".join(values)!r}')
         except AssertionError:
             parser.error(f'{option_string} needs balanced brackets, got {" ".join(values)!r}')
 

@@ -93,6 +93,8 @@ def show_pictures(cfg: Config, args: argparse.Namespace) -> None:
         folder = Path(args.show_dir).absolute()
         if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
             raise UserError(f'--show-dir must be a new or empty folder, got {args.show_dir!r}')
+        if cfg.default_scope == 'mmpretrain':  # its hook counts samples as if all batches were full
+            cfg.test_dataloader.batch_size = 1
         if host.folder:
             settings[host.folder] = str(folder)
         else:
