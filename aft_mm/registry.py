@@ -3,8 +3,9 @@
 mmengine imports this module when it first meets the prefix ``aft_mm.``, and the locations of a
 registry when it first looks up a name. It hides an ImportError raised here, so this module imports
 nothing that can fail. Importing it also makes mmengine read checkpoints with
-:mod:`aft_mm.checkpoint`, find bases of configs written as ``aft_mm::own_data/image-folder``, write configs
-with :mod:`aft_mm.config.writing`, and pass over hidden folders in lists of files.
+:mod:`aft_mm.checkpoint`, find bases of configs written as ``aft_mm::own_data/image-folder``, read configs with
+a byte order mark, write configs with :mod:`aft_mm.config.writing`, and pass over hidden folders in lists of
+files.
 """
 
 import functools
