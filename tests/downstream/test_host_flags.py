@@ -140,7 +140,7 @@ def test_nothing_detected_is_an_average_precision_of_0(run, capfd):
 
 
 def test_masks_of_instances_are_not_averaged(run, config, tmp_path):
-    cfg = Config.fromfile(config('tiny_instances'))
+    cfg = Config.fromfile(config('tiny_instances'), import_custom_modules=False)
     cfg.custom_imports.imports = ['aft_mm.registry']
     run('coco')
     base = Config.fromfile('coco.py')

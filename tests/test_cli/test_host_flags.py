@@ -20,7 +20,7 @@ from ..errors import stops
 def untested(config, tmp_path, monkeypatch):
     """Config without test-time augmentation, and random weights."""
     monkeypatch.chdir(tmp_path)
-    cfg = Config.fromfile(config('tiny'))
+    cfg = Config.fromfile(config('tiny'), import_custom_modules=False)
     cfg.custom_imports.imports = ['aft_mm.registry']
     for key in ('tta_model', 'tta_pipeline', 'custom_hooks', 'default_hooks'):
         cfg.pop(key)
