@@ -183,6 +183,16 @@ def test_a_test_part_without_labels_is_named(kind, capsys):
     assert config.test_dataloader.dataset == config.val_dataloader.dataset
 
 
+def test_a_class_of_the_test_part_only_is_named(capsys):
+    coco('all', range(0, 8, 2))  # of one class
+    coco('test', range(9, 13))
+    main(['new', 'coco', 'data'])
+    shown = capsys.readouterr().out
+    assert "boxes of classes of the test part only are not used, such as 'dog'\n" in shown
+    assert shown.startswith('data: 4 images with 4 boxes of 1 classes')
+    assert Config.fromfile('data.py').classes == ['cat']
+
+
 def test_several_test_parts_are_refused():
     for part, first in (('train', 0), ('val', 4), ('test_a', 8), ('test_b', 12)):
         coco(part, range(first, first + 4))

@@ -209,7 +209,13 @@ def _own_data(
     if str(unused):
         notes.append(str(unused))
     notes += _beyond(every, sizes, kind == 'coco')
-    counts = Counter(box.label for image in every for box in image.boxes if not box.mark)
+    tested = parts.get('test', {})
+    learnable = [image for part in parts if part != 'test' for image in parts[part].values()]
+    counts = Counter(box.label for image in learnable for box in image.boxes if not box.mark)
+    found = {box.label for image in tested.values() for box in image.boxes if not box.mark}
+    if found - counts.keys():
+        names = ', '.join(map(repr, sorted(found - counts.keys())[:5]))
+        notes.append(f'boxes of classes of the test part only are not used, such as {names}')
     first = copies(files)
     facts = {file: (number, *sizes[number]) for number, file in enumerate(files)}
     given = 'all' not in parts
@@ -227,8 +233,8 @@ def _own_data(
     if empty:
         is_or_are = 'is' if empty == 1 else 'are'
         notes.append(f'{counted(empty, "training image")} without boxes {is_or_are} not used')
-    if 'test' in parts:
-        notes.append(test_note(len(parts['test'])))
+    if tested:
+        notes.append(test_note(len(tested)))
     for part, images in parts.items():
         if images and not any(not b.mark for image in images.values() for b in image.boxes):
             raise UserError(f'{str(root)!r} must hold boxes for {part}, got none that can be used')
@@ -265,7 +271,7 @@ def _own_data(
         ]
     return OwnData(
         about=[
-            f'{len(files):,} images with {counts.total():,} boxes of {len(known)} classes',
+            f'{len(learnable):,} images with {counts.total():,} boxes of {len(known)} classes',
             described_sizes(stored),
         ],
         counts=Counter({name: counts[name] for name in known}),

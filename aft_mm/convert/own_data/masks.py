@@ -77,7 +77,9 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
                 f'0 to {len(classes) - 1}, the number of a class, or {IGNORED}, which is ignored'
             )
     kinds = [[value for value in there if value != IGNORED] for there in pixels]
-    counts = Counter(value for there in kinds for value in there)
+    of_part = list(zip(files.values(), kinds, strict=True))
+    learnable = [there for part, there in of_part if part != 'test']
+    counts = Counter(value for there in learnable for value in there)
     images = [image for image, _ in files]
     first = copies(images)
     given = 'all' not in parts
@@ -97,7 +99,6 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
         notes.append(test_note(len(parts['test'].files)))
     if given:
         for part in parts:
-            of_part = zip(files.values(), kinds, strict=True)
             seen = {value for where, there in of_part if where == part for value in there}
             lacks = [classes[value] for value in sorted(counts.keys() - seen)]
             if lacks:
@@ -127,7 +128,7 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
     notes.append(f'images are scaled to fit {scale[0]} x {scale[1]} pixels (scale)')
     return OwnData(
         about=[
-            f'{len(files):,} images with masks of {len(classes)} classes, ' + image_sizes(images)
+            f'{len(learnable):,} images with masks of {len(classes)} classes, {image_sizes(images)}'
         ],
         counts=Counter({name: counts[number] for number, name in enumerate(classes)}),
         parts={part: len(pairs.files) for part, pairs in parts.items()},
