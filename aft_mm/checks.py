@@ -41,6 +41,12 @@ def described(value: Any) -> str:
     return words if len(words) <= LONGEST_VALUE else f'{words[:LONGEST_VALUE]}…'
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``'1 box'`` and ``'1,000 boxes'``."""
+    several = 'es' if noun.endswith(('x', 's')) else 's'
+    return f'{number:,} {noun}{several * (number != 1)}'
+
+
 def _bounds(least: float | None, most: float | None) -> str:
     if least is None:
         return '' if most is None else f', {most} or smaller'

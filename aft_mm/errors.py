@@ -47,7 +47,8 @@ class UnusableFile(UserError):  # noqa: N818 - not always an error
 def reason_of(error: Exception) -> str:
     """Return why a file cannot be read."""
     if isinstance(error, FileNotFoundError):
-        return 'it does not exist'
+        is_link = error.filename is not None and os.path.islink(error.filename)
+        return 'it is a link to a missing file' if is_link else 'it does not exist'
     if isinstance(error, MemoryError):
         return 'it needs more memory than there is'
     if isinstance(error, OSError) and error.strerror:

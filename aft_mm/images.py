@@ -31,7 +31,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
-from aft_mm.checks import check_regular
+from aft_mm.checks import check_regular, counted
 from aft_mm.errors import DAMAGED, UnusableFile, UserError, quoted, reason_of
 
 __all__ = [
@@ -139,17 +139,33 @@ def list_images(root: Path) -> list[str]:
     return find_images(root)[0]
 
 
-def find_images(root: Path) -> tuple[list[str], dict[str, str]]:
-    """Return :func:`list_images`, and the kinds of the pictures that are not read, by their paths."""
+def find_images(
+    root: Path, unread: dict[str, str] | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """Return :func:`list_images`, and the kinds of the pictures that are not read, by their paths.
+
+    Args:
+        root: The folder.
+        unread: Gets why folders are passed over, by their paths. Without it such a folder is an error.
+    """
     images: list[str] = []
     others: dict[str, str] = {}
-    for folder, folders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        for name in folders:
-            path = os.path.join(folder, name)
-            if os.path.islink(path) and f'{real}/'.startswith(f'{os.path.realpath(path)}/'):
-                raise UserError(f'folder {path!r} is a link to a folder that contains it')
+
+    def pass_over(path: str, reason: str) -> None:
+        if unread is None:
+            raise UserError(f'folder {path!r} {reason}')
+        unread[path] = f'folder {path!r} {reason}'
+
+    def refuse(error: OSError) -> None:
+        pass_over(error.filename, f'cannot be read: {error.strerror}')
+
+    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
         folders[:] = sorted(name for name in folders if not is_hidden(name))
+        for name in [*folders]:
+            path = os.path.join(folder, name)
+            if os.path.islink(path) and _contains(path, folder):
+                pass_over(path, 'is a link to a folder that contains it')
+                folders.remove(name)
         inside = '' if os.path.samefile(folder, root) else f'{os.path.relpath(folder, root)}/'
         for name in files:
             if name.startswith('.'):
@@ -158,8 +174,6 @@ def find_images(root: Path) -> tuple[list[str], dict[str, str]]:
             relative = inside + name
             if name.lower().endswith(IMAGE_SUFFIXES):
                 check_name(path)
-                if not os.path.isfile(path):
-                    raise UserError(f'image {path!r} is not a file, or is a link to a missing one')
                 images.append(relative)
                 continue
             kind, is_read = _kind(path)
@@ -172,14 +186,23 @@ def find_images(root: Path) -> tuple[list[str], dict[str, str]]:
     return sorted(images), dict(sorted(others.items()))
 
 
+def _contains(link: str, folder: str) -> bool:
+    """Return whether a link leads to a folder or one above it, also one above a link on its path."""
+    target = os.path.realpath(link)
+    return any(
+        f'{os.path.realpath(above)}/'.startswith(f'{target}/')
+        for above in (folder, *map(str, Path(folder).parents))
+    )
+
+
 def not_read(others: Mapping[str, str]) -> str:
     """Return a sentence on the pictures that :func:`find_images` found and nobody reads, '' without."""
     if not others:
         return ''
     kinds = Counter(others.values())
-    files = '1 file was' if len(others) == 1 else f'{len(others):,} files were'
-    counted = ', '.join(f'{kind} ({number:,})' for kind, number in kinds.most_common())
-    return f'{files} not read: {counted}, first {next(iter(others))!r}; {_advice(kinds)}'
+    files = counted(len(others), 'file') + (' was' if len(others) == 1 else ' were')
+    which = ', '.join(f'{kind} ({number:,})' for kind, number in kinds.most_common())
+    return f'{files} not read: {which}, first {next(iter(others))!r}; {_advice(kinds)}'
 
 
 def _advice(kinds: Collection[str]) -> str:

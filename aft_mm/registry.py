@@ -3,8 +3,9 @@
 mmengine imports this module when it first meets the prefix ``aft_mm.``, and the locations of a
 registry when it first looks up a name. It hides an ImportError raised here, so this module imports
 nothing that can fail. Importing it also makes mmengine read checkpoints with
-:mod:`aft_mm.checkpoint`, find bases of configs written as ``aft_mm::own_data/image-folder``, write configs
-with :mod:`aft_mm.config.writing`, and pass over hidden folders in lists of files.
+:mod:`aft_mm.checkpoint`, find bases of configs written as ``aft_mm::own_data/image-folder``, read configs with
+a byte order mark, write configs with :mod:`aft_mm.config.writing`, and pass over hidden folders in lists of
+files.
 """
 
 import functools
@@ -165,6 +166,16 @@ def _register_listing() -> None:
     LocalBackend.list_dir_or_file = list_dir_or_file
 
 
+def _register_reading() -> None:
+    """Let mmengine read configs with a byte order mark, as Python reads modules."""
+    config = import_module('mmengine.config.config')
+
+    def open_text(file: Any, mode: str = 'r', encoding: str | None = None) -> Any:
+        return open(file, mode, encoding='utf-8-sig' if mode == 'r' else encoding)
+
+    vars(config)['open'] = open_text
+
+
 if HAS_MMENGINE:
     register_safe_loading()
     if 'mmcv.transforms' in sys.modules:
@@ -175,4 +186,5 @@ if HAS_MMENGINE:
         setattr(pkgutil, 'find_loader', _find_loader)  # noqa: B010, mypy knows it as removed
     _register_bases()
     _register_writing()
+    _register_reading()
     _register_listing()

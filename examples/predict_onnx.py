@@ -15,12 +15,15 @@ def prepare(path, resize, mean, std, channels):
     """Return the input [1, C, H, W] of the graph for an image file."""
     image = ImageOps.exif_transpose(Image.open(path)).convert('L' if channels == 'grey' else 'RGB')
     for step in resize:
-        if step['type'] == 'CenterCrop':
+        how = [step.get(key) for key in ('type', 'backend', 'edge', 'keep_ratio', 'interpolation')]
+        if how[0] == 'CenterCrop':
             cut = [round((a - b) / 2) for a, b in zip(image.size, step['crop_size'], strict=True)]
             image = image.crop((*cut, *map(sum, zip(cut, step['crop_size'], strict=True))))
-        elif [step['type'], step['backend'], step.get('edge')] == ['ResizeEdge', 'pillow', 'short']:
+        elif how[:3] == ['ResizeEdge', 'pillow', 'short']:
             size = [int(step['scale'] * side / min(image.size)) for side in image.size]
             image = image.resize(size, Image.Resampling[step['interpolation'].upper()])
+        elif how[2:] == [None, False, 'area'] and max(step['scale']) <= min(image.size):
+            image = image.resize(step['scale'], Image.Resampling.BOX)  # OpenCV's mean of an area
         else:
             raise SystemExit(f'use aft_mm predict; Pillow alone cannot do {step}')
     pixels = np.asarray(image, np.float32).reshape(*image.size[::-1], -1)
@@ -34,8 +37,8 @@ def classify(graph, paths):
     texts = session.get_modelmeta().custom_metadata_map
     classes, *how = (json.loads(texts[key]) for key in ('classes', 'resize', 'mean', 'std'))
     for path in paths:
-        image = prepare(path, *how, texts['channels'])
-        yield classes[session.run(['scores'], {'image': image})[0].argmax()]
+        inputs = {'image': prepare(path, *how, texts['channels'])}
+        yield classes[session.run(['scores'], inputs)[0].argmax()]
 
 
 if __name__ == '__main__':

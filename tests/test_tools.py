@@ -43,7 +43,7 @@ def trained(run, root, config, tmp_path_factory):
 def test_training_follows_its_arguments(trained):
     folder, log = trained
     assert (folder / 'here/epoch_1.pth').exists()
-    assert 'Epoch(train)' in log and 'Epoch(val)' not in log
+    assert 'epoch 1, ' in log and ', validation' not in log
     scalars = next(folder.glob('here/*/vis_data/scalars.json')).read_text().splitlines()
     assert json.loads(scalars[0])['lr'] == pytest.approx(3e-3 * 16 / 32)
     cfg = Config.fromfile(folder / 'here/tiny_compiled.py', import_custom_modules=False)
@@ -153,8 +153,8 @@ BEFORE = {
     "val_dataloader.dataset reads 'data/val', which does not exist",
     'train TINY_text': "Error: train_dataloader.dataset reads 'text.txt', which does not exist; "
     'put the data there$',
-    'test TINY a.pth --tta --cfg-options tta_model=None': 'Error: --tta needs tta_model and '
-    'tta_pipeline in .*tiny.py',
+    'test TINY_text a.pth --tta': 'Error: --tta without tta_model is for classifiers, detectors and '
+    'segmentors, got .*tiny_text.py',
     'test TINY a.pth --dump a.txt': "Error: --dump must end in .pkl, got 'a.txt'",
     'test TINY a.pth --amp --cfg-options test_cfg=None': 'Error: testing needs test_cfg, which may '
     'be empty, in .*tiny.py',

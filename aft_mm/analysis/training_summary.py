@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aft_mm.checks import counted
 from aft_mm.structures.info import BEST_SCORE, BY_CLASS
 
 from .run_logs import trained, validations
@@ -57,8 +58,11 @@ def summarize(
         return Summary({}, '')
     sign = -1 if lower else 1
     best_at, best = max(looks, key=lambda look: sign * look[1])
-    samples = '1 sample' if number == 1 else f'{number:,} samples'
-    sentences, step, noise = {'validated': f'on {samples}'}, '', NOTABLE * abs(best)
+    sentences, step, noise = (
+        {'validated': f'on {counted(number, "sample")}'},
+        '',
+        NOTABLE * abs(best),
+    )
     if SHARES.search(metric) and number:
         low, high = wilson_interval(best, number)
         noise = (high - low) / 2
@@ -122,7 +126,10 @@ def class_lines(info: dict[str, Any]) -> dict[str, str]:
     lines, by_class = {}, info.get(BY_CLASS)
     if by_class and len(by_class['values']) > 1:
         lines['weakest'] = weakest(**by_class)
-    if BEST_SCORE in info:
+    if by_class and by_class['measure'] == 'AP50' and BEST_SCORE not in info:
+        if 0 in by_class['values'].values():
+            lines['boxes'] = 'none is detected, so AP is 0: train longer, or from a checkpoint'
+    elif BEST_SCORE in info:
         lines['boxes'] = (
             f'the best F1 is at score {info[BEST_SCORE]:.3g}, the default of `aft_mm predict`'
         )

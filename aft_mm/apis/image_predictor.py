@@ -33,6 +33,7 @@ OTHERS = {
     'SuperResolver': 'super-resolve',
 }
 EDGE = 2  # pixels between a label and the edge of a picture
+MOST_CLASSES = 5  # of an image, the best first
 SCORE = 0.3  # minimum of a box, if the checkpoint has none
 VISUALIZER = {'mmdet': 'mmdet.DetLocalVisualizer', 'mmseg': 'mmseg.SegLocalVisualizer'}
 
@@ -43,8 +44,8 @@ class Prediction:
 
     Args:
         path: Path of the image.
-        found: A dict per class, box or class of a mask: ``label``, ``class_name``, ``score`` or, of
-            pixels, ``share``, and ``box``, x1, y1, x2, y2 [px].
+        found: A dict per class, the five with the highest scores, per box or per class of a mask:
+            ``class_name``, ``label``, ``score`` or, of pixels, ``share``, and ``box``, x1, y1, x2, y2 [px].
         picture: The image with the prediction, RGB uint8 [H, W, 3]; a small image is magnified.
         mask: Class of each pixel, uint8 [H, W], of a segmentor.
     """
@@ -144,10 +145,17 @@ class ImagePredictor:
         return [
             Prediction(
                 result['path'],
-                [{key: result[key] for key in ('label', 'class_name', 'score')}],
+                self._best(result['scores']),
                 self.classifier.draw(result['path'], result),
             )
             for result in results
+        ]
+
+    def _best(self, scores: np.ndarray) -> list[dict[str, Any]]:
+        names = self.classifier.classes or [None] * len(scores)
+        return [
+            dict(class_name=names[label], label=label, score=float(scores[label]))
+            for label in np.argsort(-scores, kind='stable')[:MOST_CLASSES].tolist()
         ]
 
     def _boxes(self, path: str, image: np.ndarray, result: Any) -> Prediction:
@@ -155,7 +163,7 @@ class ImagePredictor:
         instances = instances[instances.scores >= self.score]
         columns = (instances.labels, instances.scores, instances.bboxes)
         found = [
-            dict(label=label, class_name=self.classes[label], score=score, box=box)
+            dict(class_name=self.classes[label], label=label, score=score, box=box)
             for label, score, box in zip(*(x.tolist() for x in columns), strict=True)
         ]
         times = magnification(image)
@@ -177,7 +185,7 @@ class ImagePredictor:
         mask = result.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8)
         labels, counts = np.unique(mask, return_counts=True)
         found = [
-            dict(label=label, class_name=self.classes[label], share=count / mask.size)
+            dict(class_name=self.classes[label], label=label, share=count / mask.size)
             for label, count in zip(labels.tolist(), counts.tolist(), strict=True)
         ]
         times = magnification(image)

@@ -63,6 +63,9 @@ def our_config(name: str) -> Path:
         return matching[parts[0]]
     close = parts or similar_names(bare, known)
     shown = f'{", ".join(close[:3])}{" …" if len(close) > 3 else ""}'
+    if os.path.lexists(name):
+        problem = 'must be a Python file, got a folder' if os.path.isdir(name) else 'is not a file'
+        raise UserError(f'config {name!r} {problem}')
     if parts:
         raise UserError(f'config {name!r} must be part of one name, got {len(parts)}: {shown}')
     raise UserError(

@@ -5,6 +5,7 @@ import inspect
 import os
 import re
 import warnings
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config, ConfigDict
-from mmengine.registry import LOOPS, OPTIMIZERS
+from mmengine.registry import OPTIMIZERS
 from mmengine.runner import Runner
 
 import aft_mm.registry  # noqa: F401, finds bases such as aft_mm::own_data/image-folder
@@ -23,6 +24,7 @@ from aft_mm.openmmlab import warn
 
 from .boxes import BOXES, check_boxes
 from .finding import find_config, install_command
+from .keys import LENGTHS, check_parts
 from .masks import check_masks
 from .writing import quotable
 
@@ -86,10 +88,15 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
     for beginning in KNOWN_WARNINGS:
         warnings.filterwarnings('ignore', re.escape(beginning), UserWarning)
     try:
+        _check_text(path)
         with _quotable_data_folder():
             cfg = Config.fromfile(path)
+        if not cfg:
+            raise UserError(f'config {path!r} must have entries such as model, got none')
         if cfg.get('default_scope') in DOWNSTREAM:  # else a type would only be called unknown
             importlib.import_module(f'{cfg.default_scope}.models')
+    except UserError:
+        raise
     except ImportError as error:
         if not any(name in str(error) for name in (*DOWNSTREAM, 'mmcv')):
             raise UserError(
@@ -113,6 +120,19 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
     except (AttributeError, KeyError, TypeError, AssertionError, IndexError) as error:
         raise UserError(f'--cfg-options do not fit {path!r}: {error}') from error
     return cfg
+
+
+def _check_text(path: str) -> None:
+    """Refuse a config that is no text in UTF-8."""
+    content = Path(path).read_bytes()
+    try:
+        found = 'zero bytes' if '\0' in content.decode() else ''
+    except UnicodeDecodeError as error:
+        found = f'a binary file or another encoding in byte {error.start}'
+    if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        found = 'UTF-16'
+    if found:
+        raise UserError(f'config {path!r} must be a text in UTF-8, got {found}')
 
 
 @contextmanager
@@ -143,7 +163,9 @@ def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
     for option in options:
         key, _, rest = option.partition('.')
         if key not in known and key not in cfg:
-            raise UserError(f'--cfg-options names {key!r}, which the config does not have')
+            loop = cfg.get('train_cfg') or {}
+            hint = f'; did you mean train_cfg.{key}?' if key in (*loop, *LENGTHS) else ''
+            raise UserError(f'--cfg-options names {key!r}, which the config does not have{hint}')
         if key not in READ:
             uses = sorted(_uses(key, cfg.get(key), read))[:3]
             there = ' and '.join(f'{use}.{rest}'.rstrip('.') for use in uses)
@@ -175,7 +197,6 @@ def check_settings(cfg: Config) -> None:
     """Check the numbers of a run, its optimizer and its pipelines; raises ValueError."""
     check_flag('resume', cfg.get('resume', False))
     loop = cfg.get('train_cfg') or {}
-    _check_loop(loop)
     for name in ('max_epochs', 'max_iters', 'val_interval'):
         if name in loop:
             check_int(f'train_cfg.{name}', loop[name], 1)
@@ -205,30 +226,11 @@ def check_settings(cfg: Config) -> None:
                 meant = get_close_matches(name, OPTIMIZERS.module_dict, n=1)
                 hint = f'; did you mean {meant[0]!r}?' if meant else ''
                 raise UserError(f'optim_wrapper.optimizer.type {name!r} is not an optimizer{hint}')
+    check_parts(cfg)
     for split in ('train', 'val', 'test'):
         dataset = _entry(cfg, f'{split}_dataloader.dataset')
         if dataset:
             _check_dataset(f'{split}_dataloader.dataset', dataset)
-
-
-def _check_loop(loop: ConfigDict) -> None:
-    kind = loop.get('type') or (
-        'EpochBasedTrainLoop' if loop.get('by_epoch', True) else 'IterBasedTrainLoop'
-    )
-    loop_class = LOOPS.get(kind) if isinstance(kind, str) else kind
-    if loop_class is None:  # reported when it is built
-        return
-    # mmengine adds the scope of a base from another package.
-    known = [*inspect.signature(loop_class.__init__).parameters, 'type', 'by_epoch', '_scope_']
-    known = [name for name in known if name not in ('self', 'runner', 'dataloader')]
-    unknown = next((key for key in loop if key not in known), None)
-    if unknown is not None and 'kwargs' not in known:
-        close = get_close_matches(unknown, known, n=1)
-        raise UserError(
-            f'train_cfg has no {unknown!r}; '
-            + (f'did you mean {close[0]}? ' if close else '')
-            + f'it may have {", ".join(known[:-1])}'
-        )
 
 
 def _entry(cfg: Any, key: str) -> Any:

@@ -1,6 +1,7 @@
 """What a mean hides: results of each class of detectors and segmentors, and the best minimum score."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,8 @@ class BoxesByClass(ByClass):
 
     def compute_metrics(self, results: list) -> dict[str, float]:
         """Return ``best_f1`` and its ``best_f1_score``; nothing without predictions or objects."""
+        hub = MessageHub.get_current_instance()
+        hub.runtime_info.pop(BEST_SCORE, None)  # of the last validation
         scores, labels, hits, objects = map(np.concatenate, zip(*results, strict=True))
         order = np.argsort(-scores, kind='stable')
         scores, labels, hits = scores[order], labels[order], hits[order]
@@ -62,7 +65,7 @@ class BoxesByClass(ByClass):
         f1 = 2 * hits.cumsum() / (np.arange(1, len(hits) + 1) + len(objects))
         f1[:-1][scores[:-1] == scores[1:]] = 0  # a score keeps all boxes that have it
         best = int(f1.argmax())
-        MessageHub.get_current_instance().update_info(BEST_SCORE, float(scores[best]))
+        hub.update_info(BEST_SCORE, float(scores[best]))
         return {'best_f1': float(f1[best]), BEST_SCORE: float(scores[best])}
 
 
@@ -140,12 +143,29 @@ class PixelsByClass(ByClass):
         return {}
 
 
+def with_a_box(results: Sequence[tuple[dict, dict]]) -> Sequence[tuple[dict, dict]]:
+    """Add a box without pixels to results of mmdet's CocoMetric without any, for which it has no metric."""
+    if any(len(found['scores']) for _, found in results):
+        return results
+    (truth, found), *others = results
+    one: dict[str, Any] = dict(bboxes=np.zeros((1, 4)), scores=np.zeros(1), labels=np.zeros(1, int))
+    if 'masks' in found:
+        encode = import_module('pycocotools.mask').encode
+        empty = np.zeros((truth['height'], truth['width']), np.uint8, order='F')
+        one |= dict(masks=[encode(empty)], mask_scores=np.zeros(1))
+    return [(truth, found | one), *others]
+
+
 def add_by_class(loop: Any) -> None:
     """Add the metric of each class to a validation or test of mmdet or mmseg."""
     if loop is None or not hasattr(loop, 'evaluator'):
         return
     metrics, dataset = loop.evaluator.metrics, loop.dataloader.dataset
     kinds = {type(metric).__name__: metric for metric in metrics}
+    if 'CocoMetric' in kinds:
+        metric = kinds['CocoMetric']
+        compute = metric.compute_metrics
+        metric.compute_metrics = lambda results: compute(with_a_box(results))
     added: ByClass | None = None
     if kinds.keys() & {'CocoMetric', 'VOCMetric'} and _has_boxes(dataset):
         added = BoxesByClass()

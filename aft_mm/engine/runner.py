@@ -1,7 +1,6 @@
 """Build the runner of a config, with a short console log and safe default hooks."""
 
 import argparse
-import logging
 import os
 import shutil
 import tempfile
@@ -22,20 +21,8 @@ from torch import nn
 from aft_mm.config.reading import DOWNSTREAM, check_settings, read_config
 from aft_mm.errors import UserError
 
+from .console import shorten_console
 from .distributed import start_distributed
-
-#: Beginnings of messages that are the same in every run, for the log file only.
-DETAILS = (
-    f'\n{"-" * 60}\nSystem environment:',
-    'Config:\n',
-    'Hooks will be executed in the following order:',
-    'paramwise_options -- ',
-    'Exp name: ',
-    'Distributed training is not used, all SyncBatchNorm',
-    'Because batch augmentations are enabled, ',
-    'The prefix is not set in metric class IoUMetric',
-    'Resumed iteration number is not divisible by',  # ExactResumeHook restores the gradients
-)
 
 
 def load_run_config(args: argparse.Namespace) -> Config:
@@ -46,6 +33,7 @@ def load_run_config(args: argparse.Namespace) -> Config:
         ValueError: A number of the config is out of range.
     """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    shorten_console(MMLogger.get_current_instance())  # for messages before that of the run is built
     cfg = read_config(args.config, args.cfg_options)
     check_settings(cfg)
     cfg.launcher = args.launcher
@@ -53,8 +41,12 @@ def load_run_config(args: argparse.Namespace) -> Config:
         args.work_dir or cfg.get('work_dir') or os.path.join('work_dirs', Path(cfg.filename).stem)
     )
     for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
-        if cfg.get(name) and cfg[name].get('num_workers') == 0:
+        if not cfg.get(name):
+            continue
+        if getattr(args, 'no_persistent_workers', False) or cfg[name].get('num_workers') == 0:
             cfg[name].persistent_workers = False  # torch refuses the combination
+        if getattr(args, 'no_pin_memory', False):
+            cfg[name].pin_memory = False
     if cfg.launcher != 'none':
         start_distributed(cfg)
     return cfg
@@ -120,10 +112,6 @@ def task_model(runner: Runner) -> Any:
     return model
 
 
-def is_for_the_console(record: logging.LogRecord) -> bool:
-    return not (getattr(record, 'file_only', False) or record.getMessage().startswith(DETAILS))
-
-
 class ConsoleRunner(Runner):
     """mmengine's Runner with a short console log; the log file gets everything.
 
@@ -134,9 +122,7 @@ class ConsoleRunner(Runner):
         self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any
     ) -> MMLogger:
         logger = super().build_logger(log_level=log_level, log_file=log_file, **kwargs)
-        for handler in logger.handlers:
-            if not isinstance(handler, logging.FileHandler) and handler.level > logging.DEBUG:
-                handler.addFilter(is_for_the_console)
+        shorten_console(logger)
         return logger
 
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:

@@ -66,7 +66,10 @@ SETTINGS = [
     ('model.head.num_classes=3', 'head.num_classes must be at least 10, .* got 3'),
     ('model.backbone.drop_rate=2', 'drop_rate must be a finite number, 0 to 1, got 2'),
     ('optim_wrapper.type=Nope', 'Nope is not in the mmpretrain::optimizer_wrapper registry'),
-    ('optim_wrapper.optimizer.lrr=1', "unexpected keyword argument 'lrr'"),
+    (
+        'optim_wrapper.optimizer.lrr=1',
+        "optimizer has no 'lrr'; did you mean lr? it may have amsgrad",
+    ),
 ]
 
 

@@ -311,10 +311,10 @@ class TestDoctor:
         with pytest.raises(SystemExit) as end:
             tool('doctor').main([])
         out = capsys.readouterr().out
-        assert end.value.code == 1 and out.endswith('- a\n  b\n')
+        assert end.value.code == 1 and out.startswith('wrong: a; to do: b\n\naft_mm ')
         missing = out.partition('missing: ')[2]
         assert 'found: mnist\n' in out and 'cifar10' in missing and 'my_images' not in missing
-        assert 'eager' in out and 'aft_conv_step' in out and 'torch 2' in out
+        assert 'aft_conv_step' not in out and 'torch 2' in out
         assert 'operators of mmcv: torchvision\n' in out or 'operators of mmcv: compiled\n' in out
 
     def test_an_unknown_backend_is_reported(self, tool, capsys, monkeypatch):
@@ -322,8 +322,16 @@ class TestDoctor:
         with pytest.raises(SystemExit):
             tool('doctor').main([])
         found = capsys.readouterr().out
-        assert 'AFT_MM_BACKEND' in found and "'tritn'" in found
-        assert '\n  unset AFT_MM_BACKEND\n' in found
+        assert re.match(
+            "wrong: AFT_MM_BACKEND .* got 'tritn'; to do: unset AFT_MM_BACKEND\n", found
+        )
+
+    def test_a_sound_environment_is_said_first(self, tool, capsys, monkeypatch):
+        monkeypatch.setattr('aft_mm.cli.commands.doctor.problems', lambda *_: [])
+        tool('doctor').main(['--backends'])
+        out = capsys.readouterr().out
+        assert out.startswith('fine: ') and re.search('\naft_conv_step +cpu .*used', out)
+        assert 'aft_mm.cli.commands.train' in tool('doctor').IMPORTED
 
 
 def test_list_filters(tool, capsys, monkeypatch):

@@ -139,7 +139,7 @@ def test_training_is_refused_before_it_starts(run, root, config, tmp_path):
         'the first sample of the training set cannot be used: a sequence must not be longer than'
     )
     assert message in only_error(result)
-    assert 'Epoch(train)' not in result.stdout + result.stderr
+    assert 'epoch 1, ' not in result.stdout + result.stderr
 
 
 @pytest.mark.slow

@@ -199,6 +199,29 @@ def test_each_host_is_described(task, models, tmp_path):
         stops('knows no padding, which', predict, words)
 
 
+def test_the_example_averages_over_areas_like_opencv(tmp_path, models):
+    """The digits, enlarged to sizes that 8 divides and to others."""
+    config, checkpoint = models('grey')
+    whole = Config.fromfile(config)
+    steps = [dict(type='Resize', scale=8, interpolation='area'), dict(type='PackInputs')]
+    whole.test_dataloader.dataset.pipeline = steps
+    whole.dump(tmp_path / 'digits.py')
+    out, paths = tmp_path / 'model.onnx', []
+    export([tmp_path / 'digits.py', checkpoint, out])
+    for number, pixels in enumerate(load_digits().images[:300]):
+        paths.append(str(tmp_path / f'{number}.png'))
+        size = (8, 16, 27, 50)[number % 4]
+        image = Image.fromarray(np.uint8(15 * pixels))
+        image.resize((size, size), Image.Resampling.BICUBIC).save(paths[-1])
+    classify = ImageClassifier(str(tmp_path / 'digits.py'), str(checkpoint), 'cpu')
+    expected = [one['class_name'] for one in classify(paths, progress=False)]
+    example = load_script('examples/predict_onnx')
+    assert [*example.classify(out, paths)] == expected and len({*expected}) > 3
+    Image.new('L', (6, 9)).save(tmp_path / 'small.png')
+    with pytest.raises(SystemExit, match='use aft_mm predict; .*Resize'):
+        [*example.classify(out, [tmp_path / 'small.png'])]
+
+
 def test_an_open_graph_takes_grey_pictures_of_any_size(models, tmp_path):
     config, checkpoint = models('grey')
     out, paths = tmp_path / 'model.onnx', []

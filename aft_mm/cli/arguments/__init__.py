@@ -42,6 +42,8 @@ class Options(argparse.Action):
         take = DictAction(self.option_strings, self.dest, nargs='+')
         try:
             take(parser, namespace, values, option_string)
+        except RecursionError:
+            parser.error(f'{option_string} takes no dict as value, got {" ".join(values)!r}')
         except AssertionError:
             parser.error(f'{option_string} needs balanced brackets, got {" ".join(values)!r}')
 
@@ -66,6 +68,14 @@ def add_run_arguments(parser: argparse.ArgumentParser, work_dir: str = 'work_dir
         choices=('none', 'pytorch', 'slurm', 'mpi'),
         default='none',
         help='launcher of a distributed run',
+    )
+    parser.add_argument(
+        '--no-pin-memory', action='store_true', help='pin_memory=False in all data loaders'
+    )
+    parser.add_argument(
+        '--no-persistent-workers',
+        action='store_true',
+        help='persistent_workers=False in all data loaders',
     )
     # torch.distributed.launch passes it.
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)

@@ -1,12 +1,17 @@
-"""Check this environment: versions, devices, backends of the ops, data.
+"""Check this environment: versions, imports, devices, data.
 
-Each problem is printed with the command that fixes it, and the exit status is then 1.
+The first lines say whether anything is wrong, with the command that fixes it; the exit status is then 1.
 """
 
 import argparse
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--backends',
+        action='store_true',
+        help='also print which backend runs each op on each device, and why others do not',
+    )
     parser.add_argument(
         '--kernels',
         nargs='*',

@@ -18,6 +18,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--tta',
         action='store_true',
-        help='average over augmented copies of each image, defined by tta_model and tta_pipeline',
+        help='average over augmented copies of each image, those of tta_model and tta_pipeline of the '
+        'config, by default the image and its mirror image',
+    )
+    parser.add_argument(
+        '--show-dir', metavar='DIR', help='write a picture of each image with its prediction'
+    )
+    parser.add_argument(
+        '--show', action='store_true', help='display each image with its prediction in a window'
+    )
+    parser.add_argument(
+        '--wait-time',
+        type=float,
+        metavar='SECONDS',
+        help='of each picture in the window of --show (default: 2), 0 for a key',
     )
     add_run_arguments(parser, 'work_dirs/NAME/test')

@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from aft_mm.cli.environment import (
@@ -17,7 +18,7 @@ from aft_mm.cli.environment import (
     torch_requirements,
 )
 from aft_mm.config.finding import install_command, install_root
-from aft_mm.errors import UserError
+from aft_mm.errors import UserError, user_errors
 
 from ... import __version__
 from .list_configs import NEEDS, is_installed, missing
@@ -31,6 +32,7 @@ IMPORTED += [
     for host in ('mmpretrain', 'mmdet', 'mmseg', 'aft_mm')
     for part in ('models', 'datasets', 'evaluation', 'visualization')
 ]
+IMPORTED += ['torch.utils.tensorboard', 'aft_mm.cli.commands.train']
 DATA = re.compile(r'\{\{\$AFT_MM_DATA:data\}\}/([\w.-]+)')
 
 
@@ -58,6 +60,19 @@ def broken_imports() -> Iterator[tuple[str, str]]:
             )
 
 
+def wrong_settings() -> Iterator[tuple[str, str]]:
+    try:
+        install_root()
+    except UserError as error:
+        yield str(error), 'pip install --force-reinstall --no-deps aft_mm'
+    try:
+        importlib.import_module('aft_mm.ops.dispatch').requested_backends()
+    except ValueError as error:
+        yield str(error), 'unset AFT_MM_BACKEND'
+    except (ImportError, OSError):
+        return  # broken_imports reports it
+
+
 def print_devices() -> None:
     torch = importlib.import_module('torch')
     threads = torch.get_num_threads()
@@ -76,8 +91,6 @@ def print_devices() -> None:
         print(f'cuda: none (torch is built for {built})')
     if torch.backends.mps.is_available():
         print('mps: available')
-    print()
-    importlib.import_module('aft_mm.ops.table').print_table()
 
 
 def print_tasks() -> None:
@@ -124,27 +137,26 @@ def run(args: argparse.Namespace) -> None:
         check_kernels(args.kernels)
         return
     versions = installed()
-    print(f'aft_mm {__version__}, Python {platform.python_version()}, {platform.platform()}')
-    names = [*SHOWN, *(name for names in SAME_MODULES.values() for name in names)]
-    print(', '.join(f'{name} {versions[name]}' for name in names if name in versions))
-    print(f'installed in {sys.prefix}\n')
     needed, built_for = own_requirements(), torch_requirements()
     faults = list(problems(versions, platform.python_version(), needed, built_for))
     faults += broken_imports()
-    if 'torch' in sys.modules:
-        try:
-            print_devices()
-        except ValueError as error:
-            faults.append((str(error), 'unset AFT_MM_BACKEND'))
-        print()
-    print_tasks()
-    try:
-        print_data()
-    except UserError as error:
-        faults.append((str(error), 'pip install --force-reinstall --no-deps aft_mm'))
-    print()
+    faults += wrong_settings()
     for problem, fix in faults:
-        print(f'- {problem}\n  {fix}')
+        print(f'wrong: {problem}; to do: {fix}')
+    if not faults:
+        print('fine: all that a training imports is here and fits together')
+    print(f'\naft_mm {__version__}, Python {platform.python_version()}, {platform.platform()}')
+    names = [*SHOWN, *(name for names in SAME_MODULES.values() for name in names)]
+    print(', '.join(f'{name} {versions[name]}' for name in names if name in versions))
+    print(f'installed in {sys.prefix}\n')
+    if 'torch' in sys.modules:
+        print_devices()
+    print_tasks()
+    with suppress(UserError):  # of wrong_settings
+        print_data()
+    if args.backends:
+        with user_errors(ValueError, ImportError, OSError):
+            print()
+            importlib.import_module('aft_mm.ops.table').print_table()
     if faults:
         raise SystemExit(1)
-    print('Nothing is wrong.')

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from aft_mm.checks import check_int, check_number
+from aft_mm.checks import check_int, check_number, counted
 from aft_mm.cli.arguments import refuse_given
 from aft_mm.config.finding import install_command
 from aft_mm.config.writing import literal
@@ -31,14 +31,14 @@ class Kind(NamedTuple):
     batch_size: int
     seconds: float  # of an iteration, one CPU thread
     iterations: int  # of a training of few images
-    counted: str = ''  # unit of the counts of the classes
+    unit: str = ''  # of the counts of the classes
 
 
 KINDS = {
-    'image-folder': Kind(own_data.image_folder, 'image-folder', '', 50, 0.5, 800, 'images'),
-    'coco': Kind(own_data.coco, 'coco-json', 'detection', 4, 1.5, 840, 'boxes'),
-    'voc': Kind(own_data.voc, 'voc-xml', 'detection', 4, 1.5, 840, 'boxes'),
-    'masks': Kind(own_data.masks, 'mask-png', 'segmentation', 4, 0.75, 1200, 'images'),
+    'image-folder': Kind(own_data.image_folder, 'image-folder', '', 50, 0.5, 800, 'image'),
+    'coco': Kind(own_data.coco, 'coco-json', 'detection', 4, 1.5, 840, 'box'),
+    'voc': Kind(own_data.voc, 'voc-xml', 'detection', 4, 1.5, 840, 'box'),
+    'masks': Kind(own_data.masks, 'mask-png', 'segmentation', 4, 0.75, 1200, 'image'),
     'text': Kind(own_data.text, 'text-file', '', 16, 0.5, 3000),
 }
 #: Classes that are listed, and thin ones.
@@ -115,12 +115,13 @@ def run(args: argparse.Namespace) -> None:
         write(out, '\n'.join([*lines, '']))
     print(f'{args.path}: {", ".join(data.about)}')
     for name, number in list(data.counts.items())[:MOST_LISTED]:
-        print(f'  {printable(name)}: {number:,} {kind.counted}')
+        print(f'  {printable(name)}: {counted(number, kind.unit)}')
     if len(data.counts) > MOST_LISTED:
         print(f'  and {len(data.counts) - MOST_LISTED:,} more')
     few = [printable(name) for name, number in data.counts.items() if number < FEW]
     if len(few) > MOST_THIN:
-        thin = f'{len(few):,} of {len(data.counts):,} classes have fewer than {FEW} {kind.counted}'
+        least = counted(FEW, kind.unit)
+        thin = f'{len(few):,} of {len(data.counts):,} classes have fewer than {least}'
         print(f'{thin}: expect a poor model of these')
     elif few:
         print(f'fewer than {FEW} of {", ".join(few)}: expect a poor model of these')
@@ -128,12 +129,10 @@ def run(args: argparse.Namespace) -> None:
         print(printable(note))
     copied = ''
     if data.given and (data.files or data.links):
-        copied = (
-            f', {"boxes copied" if kind.counted == "boxes" else "lists written"} into {folder}/'
-        )
-    unit = 'bytes' if args.kind == 'text' else 'images'
+        copied = f', {"boxes copied" if kind.unit == "box" else "lists written"} into {folder}/'
+    unit = 'byte' if args.kind == 'text' else 'image'
     print(
-        f'training {data.parts["train"]:,} {unit}, validation {data.parts["val"]:,}'
+        f'training {counted(data.parts["train"], unit)}, validation {data.parts["val"]:,}'
         + (f', sampled with seed {seed} into {folder}/' if is_sampled else '')
         + copied
     )

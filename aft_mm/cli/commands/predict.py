@@ -14,7 +14,7 @@ from typing import Any
 from PIL import Image
 
 from aft_mm.apis import ImagePredictor, Prediction
-from aft_mm.checks import check_int, check_number
+from aft_mm.checks import check_int, check_number, counted
 from aft_mm.cli.arguments import refuse_given
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UnusableFile, UserError, user_errors
@@ -24,24 +24,25 @@ from aft_mm.progress import progress
 from aft_mm.structures.info import BEST_SCORE
 
 MOST_NAMED = 5  # images without result in the message
-COLUMNS = ('path', 'label', 'class_name', 'score', 'share', 'x1', 'y1', 'x2', 'y2')
+COLUMNS = ('path', 'class_name', 'label', 'score', 'share', 'x1', 'y1', 'x2', 'y2')
 
 
 def image_files(inputs: Sequence[str]) -> tuple[list[str], dict[str, str], str]:
     """Find the images of files, folders and patterns, each once.
 
     Returns:
-        The readable images, why others are not, and a sentence on the pictures of the folders that are
-        passed over, or ''.
+        The readable images, why others are not, and sentences on what is passed over in the folders, or
+        ''.
 
     Raises:
         UserError: An input has no image, or none can be read.
     """
     paths: list[str] = []
     others: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for given in inputs:
         if os.path.isdir(given):
-            names, unread = find_images(Path(given))
+            names, unread = find_images(Path(given), folders)
             images = [os.path.join(given, name) for name in names]
             others |= {os.path.join(given, name): kind for name, kind in unread.items()}
         elif os.path.exists(given):
@@ -50,7 +51,8 @@ def image_files(inputs: Sequence[str]) -> tuple[list[str], dict[str, str], str]:
             images = sorted(filter(os.path.isfile, glob.glob(given, recursive=True)))
         if not images:
             kind = 'hold images' if os.path.isdir(given) else 'be an image, a folder or a pattern'
-            raise UserError(f'PATH {given!r} must {kind}, got {not_read(others) or "no file"}')
+            found = not_read(others) or '; '.join(folders.values()) or 'no file'
+            raise UserError(f'PATH {given!r} must {kind}, got {found}')
         paths += images
     paths = list(dict.fromkeys(paths))
     for path in paths:
@@ -60,7 +62,10 @@ def image_files(inputs: Sequence[str]) -> tuple[list[str], dict[str, str], str]:
     bad = {path: text for path, text in zip(paths, problems, strict=True) if text}
     if len(bad) == len(paths):
         raise UserError(next(iter(bad.values())))
-    return [path for path in paths if path not in bad], bad, not_read(others)
+    notes = [not_read(others)]
+    if folders:
+        notes.append(f'{counted(len(folders), "folder")} not read, first {min(folders.values())}')
+    return [path for path in paths if path not in bad], bad, '\n'.join(filter(None, notes))
 
 
 def problem(path: str) -> str:
@@ -146,16 +151,15 @@ def run(args: argparse.Namespace) -> None:
     if predictor.scope == 'mmdet':
         stored = args.score is None and BEST_SCORE in predictor.model.dataset_meta
         origin = 'of the best F1 in the validation' if stored else '--score'
-        print(f'{boxes:,} boxes with a score of at least {predictor.score:.4g} ({origin})')
+        print(f'{counted(boxes, "box")} with a score of at least {predictor.score:.4g} ({origin})')
     names = [f'{out}/predictions.csv', 'predictions.json']
     names += [f'{folder}/' for folder in ('pictures', 'masks') if (out / folder).is_dir()]
-    number = '1 image' if len(written) == 1 else f'{len(written):,} images'
-    print(f'{number}: {", ".join(names[:-1])} and {names[-1]}')
+    print(f'{counted(len(written), "image")}: {", ".join(names[:-1])} and {names[-1]}')
     if passed_over:
         print(passed_over)
     if bad:
         raise SystemExit(
-            f'Error: {len(bad):,} of {total:,} images have no result: '
+            f'Error: {len(bad):,} of {counted(total, "image")} have no result: '
             f'{"; ".join(list(bad.values())[:MOST_NAMED])}'
             + f' and {len(bad) - MOST_NAMED:,} more, see predictions.json'
             * (len(bad) > MOST_NAMED)

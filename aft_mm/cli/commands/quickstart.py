@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from aft_mm.config.finding import PACKAGE, find_config
@@ -41,8 +42,10 @@ def run(args: argparse.Namespace) -> None:
     )
     changes = [f'{key}={value}' for key, value in args.cfg_options.items()]
     options = ['--cfg-options', *changes] if changes else []
+    started = time.time()
     call('aft_mm', 'train', NAME, '--work-dir', folder, *options)
-    checkpoint = (folder / 'last_checkpoint').read_text().strip()
+    best = [path for path in folder.glob('best_*.pth') if path.stat().st_mtime >= started]
+    checkpoint = os.fspath(best[0]) if best else (folder / 'last_checkpoint').read_text().strip()
     metrics, picture = folder / 'metrics.json', folder / 'position_bias.png'
     results: list[str | Path] = ['--work-dir', folder / 'test', '--out', metrics]
     call('aft_mm', 'test', NAME, checkpoint, *results, *options)
@@ -55,5 +58,7 @@ checkpoint:     {checkpoint}
 log:            {logs}
 position bias:  {picture}""")
     activate = Path(sys.prefix) / 'bin/activate'
+    first = ''
     if activate.is_file() and os.environ.get('VIRTUAL_ENV') != sys.prefix:
-        print(f'next:           source {os.path.relpath(activate)}   # then: aft_mm --help')
+        first = f'source {os.path.relpath(activate)}; '
+    print(f'next:           {first}aft_mm new image-folder photos   # a folder of images per class')

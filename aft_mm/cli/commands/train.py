@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from mmengine.config import Config
+from mmengine.device import get_device
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import IterBasedTrainLoop, Runner
 
@@ -60,6 +61,12 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.amp:
         cfg.optim_wrapper.type = 'aft_mm.AutocastOptimWrapper'
+    elif str((cfg.get('optim_wrapper') or {}).get('type')).endswith('AmpOptimWrapper'):
+        if get_device() in ('cpu', 'mps'):
+            raise UserError(
+                f'optim_wrapper.type must be OptimWrapper on {get_device()}, or be set by --amp, which '
+                f'computes in bfloat16 on any device, got {cfg.optim_wrapper.type!r}, which needs CUDA'
+            )
     if args.resume is not None:
         cfg.resume = 'auto' if args.resume == 'auto' else True
         if args.resume != 'auto':

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from aft_mm.checks import described
+from aft_mm.checks import counted, described
 from aft_mm.config.boxes import (
     MARKS,
     Annotated,
@@ -24,18 +24,17 @@ from aft_mm.progress import progress
 
 from .layouts import LAYOUTS, Files, coco_files, nearest, part_of, refuse_other_format
 from .parts import (
-    TEST_IS_VAL,
     OwnData,
     class_lines,
     copies,
     copy_notes,
     described_sizes,
     filled_lines,
-    is_test,
     parts_of,
     rarest,
     split_by_label,
     stored_sizes,
+    test_note,
 )
 
 #: Share of boxes beyond their image above which they are not x, y, width, height.
@@ -49,11 +48,12 @@ def coco(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
     unused, notes = Unused(), []
     classes: dict[str, None] = {}
     parts: dict[str, Images] = {}
-    files, tests = coco_files(root)
-    notes += [f'{str(path)!r} is not used: {TEST_IS_VAL}' for path in tests]
-    for part, path in files.items():
+    for part, path in coco_files(root).items():
         content = read_coco(str(path))
         if not content.get('images') or not content.get('annotations'):
+            if part == 'test':  # COCO's have no boxes
+                notes.append(f'{str(path)!r} is not used: it holds no boxes')
+                continue
             raise UserError(f'annotations {str(path)!r} must hold images and boxes, got none')
         given = {category['id']: category['name'] for category in content.get('categories', ())}
         names = {key: ' '.join(name.split()) for key, name in given.items()}
@@ -84,25 +84,30 @@ def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
     ]
     lists = parts_of(paths, f'{root}/ImageSets/Main: lists', optional=True)
     sources: dict[str, list[str]] = {}
+    notes = []
     for part, given in lists.items():
         lines = dict.fromkeys(filled_lines(given))
-        sources[part] = [_listed(line, given, files) for line in lines]
-    notes = [f'{str(path)!r} is not used: {TEST_IS_VAL}' for path in paths if is_test(path)]
-    if not lists:
+        try:
+            sources[part] = [_listed(line, given, files) for line in lines]
+        except UserError as error:
+            if part != 'test':  # whose boxes VOC has in another archive
+                raise
+            notes.append(f'{str(given)!r} is not used: {error}')
+    if not lists.keys() - {'test'}:
         # GDAL writes .aux.xml.
         every = [path for path in files.with_suffix('.xml') if not path.endswith('.aux.xml')]
+        found: dict[str, list[str]] = {}
         for path in every:
-            sources.setdefault(part_of(path), []).append(path)
-        if {'train', 'val'} <= sources.keys():
-            outside = len(sources.pop('', ()))
+            found.setdefault(part_of(path), []).append(path)
+        test = {part: found.pop(part) for part in ('test',) if part in found}
+        if {'train', 'val'} <= found.keys():
+            outside = len(found.pop('', ()))
             if outside:
                 notes.append(f'{outside:,} xml files outside of train and val are not used')
-            sources = {part: sources[part] for part in ('train', 'val')}
+            found = {part: found[part] for part in ('train', 'val')}
         else:
-            tests = len(sources.pop('test', ()))
-            if tests:
-                notes.append(f'{tests:,} xml files of a test part are not used: {TEST_IS_VAL}')
-            sources = {'all': [path for paths in sources.values() for path in paths]}
+            found = {'all': [path for paths in found.values() for path in paths]}
+        sources = found | test | sources
     if not any(sources.values()):
         refuse_other_format('voc', files)
         raise UserError(f'folder {str(root)!r} must hold {LAYOUTS["voc"]}, got none')
@@ -117,18 +122,18 @@ def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
         image = read_voc(root / path)
         name = image.name.replace('\\', '/').rpartition('/')[2]
         stem = Path(path).stem
-        found = by_stem.get(stem) or files.ending(stem) or (files.ending(name) if name else [])
+        pictures = by_stem.get(stem) or files.ending(stem) or (files.ending(name) if name else [])
         for better in (
-            [other for other in found if Path(other).name == name],
-            [other for other in found if {'JPEGImages', 'images'} & {*other.split('/')}],
+            [other for other in pictures if Path(other).name == name],
+            [other for other in pictures if {'JPEGImages', 'images'} & {*other.split('/')}],
         ):
-            found = better or found
-        if not found:
+            pictures = better or pictures
+        if not pictures:
             raise UserError(
                 f'image of {str(root / path)!r} does not exist: no image below {str(root)!r} is '
                 f'named {stem!r}'
             )
-        image.name = nearest(found, path)
+        image.name = nearest(pictures, path)
         first = parts[part].setdefault(root / image.name, image)
         if first is not image:
             raise UserError(
@@ -188,6 +193,9 @@ def _own_data(
     seed: int,
     scale: bool,
 ) -> OwnData:
+    if {'all', 'test'} <= parts.keys():
+        rest = {file: image for file, image in parts['all'].items() if file not in parts['test']}
+        parts = {'all': rest, 'test': parts['test']}
     files = [file for images in parts.values() for file in images]
     every = [image for images in parts.values() for image in images.values()]
     for file in files:
@@ -201,21 +209,32 @@ def _own_data(
     if str(unused):
         notes.append(str(unused))
     notes += _beyond(every, sizes, kind == 'coco')
-    counts = Counter(box.label for image in every for box in image.boxes if not box.mark)
+    tested = parts.get('test', {})
+    learnable = [image for part in parts if part != 'test' for image in parts[part].values()]
+    counts = Counter(box.label for image in learnable for box in image.boxes if not box.mark)
+    found = {box.label for image in tested.values() for box in image.boxes if not box.mark}
+    if found - counts.keys():
+        names = ', '.join(map(repr, sorted(found - counts.keys())[:5]))
+        notes.append(f'boxes of classes of the test part only are not used, such as {names}')
     first = copies(files)
     facts = {file: (number, *sizes[number]) for number, file in enumerate(files)}
     given = 'all' not in parts
     if not given:
-        labels = [[b.label for b in image.boxes if not b.mark] for image in parts['all'].values()]
-        chosen = split_by_label(list(parts['all']), rarest(labels), share, seed, first)
-        parts = {part: {file: parts['all'][file] for file in chosen[part]} for part in chosen}
+        images = parts.pop('all')  # the first files
+        labels = [[b.label for b in image.boxes if not b.mark] for image in images.values()]
+        groups = first[: len(images)]
+        chosen = split_by_label(list(images), rarest(labels), share, seed, groups)
+        parts = {part: {file: images[file] for file in chosen[part]} for part in chosen} | parts
     part_of = {file: part for part, images in parts.items() for file in images}
     roles = [part_of[file] for file in files]
     notes += copy_notes(list(map(str, files)), first, parts=roles, sampled=not given)
     trained = [image for image in parts['train'].values() if image.boxes]
     empty = len(parts['train']) - len(trained)
     if empty:
-        notes.append(f'{empty:,} training images without boxes are not used')
+        is_or_are = 'is' if empty == 1 else 'are'
+        notes.append(f'{counted(empty, "training image")} without boxes {is_or_are} not used')
+    if tested:
+        notes.append(test_note(len(tested)))
     for part, images in parts.items():
         if images and not any(not b.mark for image in images.values() for b in image.boxes):
             raise UserError(f'{str(root)!r} must hold boxes for {part}, got none that can be used')
@@ -239,24 +258,28 @@ def _own_data(
         'model = dict(bbox_head=dict(num_classes=len(classes)))',
         "train_dataloader = dict(dataset=dict(**dataset, ann_file=f'{split}/train.json'))",
         "val_dataloader = dict(dataset=dict(**dataset, ann_file=f'{split}/val.json'))",
-        'test_dataloader = val_dataloader',
+        "test_dataloader = dict(dataset=dict(**dataset, ann_file=f'{split}/test.json'))"
+        if 'test' in parts
+        else 'test_dataloader = val_dataloader',
     ]
     if kind == 'coco':
         lines += [
             "val_evaluator = dict(ann_file=f'{split}/val.json')",
-            'test_evaluator = val_evaluator',
+            "test_evaluator = dict(ann_file=f'{split}/test.json')"
+            if 'test' in parts
+            else 'test_evaluator = val_evaluator',
         ]
     return OwnData(
         about=[
-            f'{len(files):,} images with {counts.total():,} boxes of {len(known)} classes',
+            f'{len(learnable):,} images with {counts.total():,} boxes of {len(known)} classes',
             described_sizes(stored),
         ],
         counts=Counter({name: counts[name] for name in known}),
-        parts={'train': len(trained), 'val': len(parts['val'])},
+        parts={part: len(images) for part, images in parts.items()} | {'train': len(trained)},
         config=lines,
         files={
             f'{part}.json': json.dumps(_content(parts[part], folder, facts, classes))
-            for part in ('train', 'val')
+            for part in parts
         },
         notes=notes,
         given=given,

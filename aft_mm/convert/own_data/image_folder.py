@@ -63,6 +63,7 @@ class Layout(NamedTuple):
 def image_folder(root: Path, share: float, seed: int) -> OwnData:
     """Inspect a folder with a folder of images for each class, or train/ and val/ of such folders."""
     images, parts, notes = find_classes(root)
+    sizes = image_sizes([root / image.path for image in images])  # all can be read
     first = copies([root / image.path for image in images])
     paths, labels = [image.path for image in images], [image.label for image in images]
     given = 'val' in parts
@@ -73,7 +74,6 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
     }
     roles = [image.part for image in images]
     notes += copy_notes(paths, first, labels, roles if len(set(roles)) > 1 else None, not given)
-    sizes = image_sizes([root / path for path in paths])
     counts = Counter(image.label for image in [*of_part['train'], *of_part['val']])
     numbers = {label: number for number, label in enumerate(sorted(counts))}
     counts = Counter({label: counts[label] for label in numbers})

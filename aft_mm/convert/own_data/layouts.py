@@ -8,7 +8,7 @@ from aft_mm.config.boxes import other_format, read_json
 from aft_mm.errors import UserError
 from aft_mm.images import is_hidden
 
-from .parts import FOLDERS, PARTS, filled_lines, is_test, parts_of
+from .parts import FOLDERS, PARTS, filled_lines, parts_of
 
 #: Most json files that are read to find those of COCO.
 MOST_READ = 20
@@ -89,19 +89,18 @@ def nearest(paths: list[str], near: str, part: str = '') -> str:
     return first
 
 
-def coco_files(root: Path) -> tuple[dict[str, Path], list[Path]]:
-    """Return the json files of the parts, and those of a test part, which are left out."""
+def coco_files(root: Path) -> dict[str, Path]:
+    """Return the json files of the parts, as :func:`parts_of`."""
     if root.is_file():
-        return {'all': root}, []
+        return {'all': root}
     files = Files(root)
     paths = [root / path for path in files.with_suffix('.json')]
     # COCO also has files of captions and keypoints.
     paths = [path for path in paths if path.name.startswith('instances_')] or paths
     if not paths:
         refuse_other_format('coco', files)
-    tests = list(filter(is_test, paths))
     try:
-        return parts_of(paths, f'{root}: json files'), tests
+        return parts_of(paths, f'{root}: json files')
     except UserError:
         found = []
         for path in paths[:MOST_READ]:
@@ -116,9 +115,8 @@ def coco_files(root: Path) -> tuple[dict[str, Path], list[Path]]:
         folders = [part_of(path.relative_to(root).as_posix()) for path in found]
         if sorted(folders) in (['train', 'val'], ['test', 'train', 'val']):
             parts = dict(zip(folders, found, strict=True))
-            tests = [parts['test']] if 'test' in parts else []
-            return {part: parts[part] for part in ('train', 'val')}, tests
-        return parts_of(found or paths, f'{root}: json files'), tests
+            return {part: parts[part] for part in PARTS if part in parts}
+        return parts_of(found or paths, f'{root}: json files')
 
 
 def refuse_other_format(kind: str, files: Files) -> None:

@@ -12,7 +12,7 @@ from aft_mm.images import is_hidden, list_images
 
 from .parts import VALIDATION, filled_lines, parts_of
 
-PARTS = {'train': ('train', 'training'), 'val': VALIDATION}
+PARTS = {'train': ('train', 'training'), 'val': VALIDATION, 'test': ('test', 'testing')}
 # Folders by tool: VOC and CVAT, Supervisely, ADE20K; the case of letters is ignored.
 IMAGES = ('images', 'image', 'imgs', 'img', 'jpegimages')
 MASKS = (
@@ -59,6 +59,8 @@ def some(names: Sequence[str], most: int = 5) -> str:
 def find_masks(root: Path) -> dict[str, Pairs]:
     """Return the pairs of ``'train'`` and ``'val'``, or of ``'all'``, {} if there is no mask.
 
+    Those of ``'test'`` are the last, if there are any.
+
     Raises:
         UserError: If a folder is missing, or images and masks cannot be matched.
     """
@@ -66,6 +68,7 @@ def find_masks(root: Path) -> dict[str, Pairs]:
     found = {part: _pairs(*pair) for part, pair in folders.items()}
     if not any(pairs.files for pairs in found.values()):
         return {}
+    test = found.pop('test', None)
     if 'val' in found and 'train' not in found:
         raise UserError(f'folder {str(root)!r} must hold {LAYOUTS}; train/ is missing')
     for pairs in found.values():
@@ -75,7 +78,11 @@ def find_masks(root: Path) -> dict[str, Pairs]:
             )
     if 'val' not in found:
         (only,) = found.values()
-        return _listed(root, only)
+        found = _listed(root, only)
+    if test is not None and test.files:
+        found['test'] = test
+    elif test is not None:  # it may be an unlabelled set
+        next(iter(found.values())).notes.append(f'{test.images} has no masks and is not used')
     return found
 
 
@@ -108,11 +115,6 @@ def _children(folder: Path) -> dict[str, Path]:
     return {path.name.lower(): path for path in paths if path.is_dir() and not is_hidden(path.name)}
 
 
-def test_folders(root: Path) -> list[Path]:
-    """Return the folders of a test part."""
-    return [path for name, path in _children(root).items() if name in ('test', 'testing')]
-
-
 def _first(children: Mapping[str, Path], names: Iterable[str]) -> Path | None:
     return next((children[name] for name in names if name in children), None)
 
@@ -127,16 +129,17 @@ def _folders(root: Path) -> dict[str, tuple[Path, Path]]:
             images, masks = _first(inner, IMAGES), _first(inner, MASKS)
             beside = _first(children, (f'{folder.name.lower()}{end}' for end in ENDS))
             found[part] = (images, masks) if images and masks else (folder, beside or folder)
-    if found:
+    if found.keys() - {'test'}:
         return found
     images, masks = _first(children, IMAGES), _first(children, MASKS)
     if not images or not masks:
         return {} if images or masks else {'all': (root, root)}
+    inside = {}
     for part, names in PARTS.items():
         pair = _first(_children(images), names), _first(_children(masks), names)
         if pair[0] and pair[1]:
-            found[part] = pair[0], pair[1]
-    return found if len(found) == 2 else {'all': (images, masks)}
+            inside[part] = pair[0], pair[1]
+    return inside if {'train', 'val'} <= inside.keys() else {'all': (images, masks), **found}
 
 
 def list_masks(folder: Path) -> list[str]:
@@ -202,18 +205,26 @@ def _listed(root: Path, pairs: Pairs) -> dict[str, Pairs]:
     """Divide pairs by the lists of VOC, if there are any."""
     paths = sorted((root / LISTS).glob('*.txt'))
     lists = parts_of(paths, f'lists in {root / LISTS}', optional=True)
-    parts = {}
+    parts: dict[str, Pairs] = {}
     by_stem = {os.path.splitext(image)[0]: image for image in pairs.files}
     for part, path in lists.items():
         names = filled_lines(path)
         images = [by_stem[name] for name in names if name in by_stem]
+        if not images and part == 'test':  # VOC's masks of it are in another archive
+            note = f'{path} lists no masks and is not used'
+            next(iter(parts.values()), pairs).notes.append(note)
+            continue
         if not images:
             raise UserError(f'{str(path)!r} must list images of {pairs.images} with masks')
         parts[part] = Pairs(pairs.images, pairs.masks, {i: pairs.files[i] for i in images})
         if len(images) < len(names):
             number = f'{len(names) - len(images)} of {len(names)}'
             parts[part].notes.append(f'{number} images of {path} have no mask and are left out')
-    return parts or {'all': pairs}
+    if not parts.keys() - {'test'}:
+        tested = parts['test'].files if 'test' in parts else {}
+        rest = {image: mask for image, mask in pairs.files.items() if image not in tested}
+        parts = {'all': Pairs(pairs.images, pairs.masks, rest, pairs.notes), **parts}
+    return parts
 
 
 def class_names(root: Path, parts: Mapping[str, Pairs]) -> tuple[Path, list[str]] | None:

@@ -14,9 +14,8 @@ from aft_mm.errors import UserError
 from aft_mm.images import list_images
 from aft_mm.progress import progress
 
-from .mask_layouts import Pairs, class_names, find_masks, missing_masks, some, test_folders
+from .mask_layouts import Pairs, class_names, find_masks, missing_masks, some
 from .parts import (
-    TEST_IS_VAL,
     OwnData,
     Parts,
     class_lines,
@@ -26,6 +25,7 @@ from .parts import (
     part_lists,
     rarest,
     split_by_label,
+    test_note,
 )
 
 #: Label of pixels that belong to no class.
@@ -55,7 +55,6 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
     parts = find_masks(root)
     if not parts:
         raise missing_masks(root)
-    tests = [f'{path.name}/ is not used: {TEST_IS_VAL}' for path in test_folders(root)]
     files = {
         (pairs.images / image, pairs.masks / mask): part
         for part, pairs in parts.items()
@@ -78,22 +77,28 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
                 f'0 to {len(classes) - 1}, the number of a class, or {IGNORED}, which is ignored'
             )
     kinds = [[value for value in there if value != IGNORED] for there in pixels]
-    counts = Counter(value for there in kinds for value in there)
+    of_part = list(zip(files.values(), kinds, strict=True))
+    learnable = [there for part, there in of_part if part != 'test']
+    counts = Counter(value for there in learnable for value in there)
     images = [image for image, _ in files]
     first = copies(images)
     given = 'all' not in parts
     if not given:
-        (pairs,) = parts.values()
-        chosen = split_by_label(list(pairs.files), rarest(kinds), share, seed, first)
-        parts = {
+        pairs = parts.pop('all')
+        number = len(pairs.files)  # the first ones
+        labels = rarest(kinds[:number])
+        chosen = split_by_label(list(pairs.files), labels, share, seed, first[:number])
+        sampled = {
             part: Pairs(pairs.images, pairs.masks, {name: pairs.files[name] for name in names})
             for part, names in chosen.items()
         }
-        notes = pairs.notes
-    else:
-        notes = [note for pairs in parts.values() for note in pairs.notes]
+        sampled['train'].notes += pairs.notes
+        parts = sampled | parts
+    notes = [note for pairs in parts.values() for note in pairs.notes]
+    if 'test' in parts:
+        notes.append(test_note(len(parts['test'].files)))
+    if given:
         for part in parts:
-            of_part = zip(files.values(), kinds, strict=True)
             seen = {value for where, there in of_part if where == part for value in there}
             lacks = [classes[value] for value in sorted(counts.keys() - seen)]
             if lacks:
@@ -101,7 +106,6 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
     part_of = {pairs.images / image: part for part, pairs in parts.items() for image in pairs.files}
     roles = [part_of[image] for image in images]
     notes = [
-        *tests,
         *notes,
         *copy_notes(list(map(str, images)), first, parts=roles, sampled=not given),
     ]
@@ -124,7 +128,7 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
     notes.append(f'images are scaled to fit {scale[0]} x {scale[1]} pixels (scale)')
     return OwnData(
         about=[
-            f'{len(files):,} images with masks of {len(classes)} classes, ' + image_sizes(images)
+            f'{len(learnable):,} images with masks of {len(classes)} classes, {image_sizes(images)}'
         ],
         counts=Counter({name: counts[number] for number, name in enumerate(classes)}),
         parts={part: len(pairs.files) for part, pairs in parts.items()},
@@ -230,5 +234,6 @@ def _datasets(
             '    )',
             ')',
         ]
-    lines.append('test_dataloader = val_dataloader')
+    if 'test' not in parts:
+        lines.append('test_dataloader = val_dataloader')
     return lines, part_lists(lists), links

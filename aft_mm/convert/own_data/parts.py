@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from aft_mm.checks import counted
 from aft_mm.config.lists import read_lines
 from aft_mm.config.writing import Literal
 from aft_mm.errors import UserError
@@ -23,8 +24,6 @@ from aft_mm.progress import progress
 VALIDATION = ('val', 'valid', 'validation')
 #: Beginnings of the words that name a part.
 PARTS = ('train', 'val', 'test')
-#: Why a test part is not used.
-TEST_IS_VAL = '`aft_mm test` reads the validation set unless test_dataloader is set'
 FOLDERS = ('train', 'training', *VALIDATION, 'test', 'testing')
 
 # Bytes by which files of one size are compared at first.
@@ -41,7 +40,7 @@ class OwnData:
     Args:
         about: What the data are, and the sizes of the images.
         counts: Samples by class.
-        parts: Number of samples of ``'train'`` and ``'val'``.
+        parts: Number of samples of ``'train'``, ``'val'`` and perhaps ``'test'``.
         config: Lines of the config.
         files: Contents of the files for ``split``, by name.
         notes: What is not used, and other surprises, one sentence each.
@@ -180,10 +179,6 @@ def rarest(labels: Sequence[Sequence[Hashable]]) -> list[Hashable]:
     ]
 
 
-def is_test(path: Path) -> bool:
-    return _part_named(path) == 'test'
-
-
 def _part_named(path: Path) -> str:
     # instances_train2017.json, train.txt, valid/_annotations.coco.json
     folder = path.parent.name.lower()
@@ -192,27 +187,38 @@ def _part_named(path: Path) -> str:
 
 
 def parts_of(paths: Sequence[Path], what: str, optional: bool = False) -> dict[str, Path]:
-    """Return the files of ``'train'`` and ``'val'`` by their names, or the only one as ``'all'``."""
+    """Return the files of ``'train'`` and ``'val'`` by their names, or the only one as ``'all'``.
+
+    That of ``'test'`` is the last, if there is one.
+    """
     by_part: dict[str, list[Path]] = {}
     for path in paths:
-        if not is_test(path):
-            by_part.setdefault(_part_named(path), []).append(path)
+        by_part.setdefault(_part_named(path), []).append(path)
     chosen: dict[str, Path] = {}
     for part, ours in by_part.items():
         if len(ours) > 1 and part != 'all':  # VOC has trainval.txt and train.txt
             ours = [path for path in ours if path.stem == part]
         if len(ours) == 1:
             chosen[part] = ours[0]
+    tests = by_part.pop('test', [])
+    test = {part: chosen.pop(part) for part in ('test',) if part in chosen}
+    if tests and not test:
+        names = ', '.join(path.name for path in tests[:4])
+        raise UserError(f'{what} must be one with test in its name, or none, got {names}')
     if len(chosen) == len(by_part) == 1:
-        return {'all': next(iter(chosen.values()))}
+        return {'all': next(iter(chosen.values())), **test}
     if {'train', 'val'} <= set(chosen):
-        return {'train': chosen['train'], 'val': chosen['val']}
+        return {'train': chosen['train'], 'val': chosen['val'], **test}
     if optional and not by_part:
-        return {}
+        return test
     raise UserError(
         f'{what} must be one, or one with train and one with val in its name, got '
         + (', '.join(path.name for path in paths[:4]) or 'none')
     )
+
+
+def test_note(number: int) -> str:
+    return f'{counted(number, "image")} of the test part: for `aft_mm test` only'
 
 
 def part_lists(parts: Parts) -> dict[str, str]:
