@@ -29,6 +29,7 @@ TESTS = (
     'test_own_data.py::test_a_folder_without_parts_is_split_trained_on_and_tuned_further',
     'test_own_data.py::test_a_text_file',
     'downstream/test_own_data.py::test_the_new_config_trains',
+    'test_drawing_runs.py',
     'test_speech_run.py',
     'test_translation_run.py',
     'test_integration.py::test_resume_after_a_kill_is_bit_identical',

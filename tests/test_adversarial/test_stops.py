@@ -37,8 +37,16 @@ setattr(owner, name, stopped)
     ('function', 'signals', 'message'),
     [
         ('mmengine.config.config:FormatCode', ['SIGTERM'], ''),
-        ('torch.utils.data:DataLoader.__iter__', ['SIGHUP', 'SIGINT'], '; there is no checkpoint yet'),
-        ('mmengine.evaluator:Evaluator.evaluate', ['SIGINT'], '; the last checkpoint is {}; to resume'),
+        (
+            'torch.utils.data:DataLoader.__iter__',
+            ['SIGHUP', 'SIGINT'],
+            '; there is no checkpoint yet',
+        ),
+        (
+            'mmengine.evaluator:Evaluator.evaluate',
+            ['SIGINT'],
+            '; the last checkpoint is {}; to resume',
+        ),
         ('aft_mm.cli.commands.train:plot', ['SIGHUP'], '; the last checkpoint is {}; to resume'),
     ],
     ids=['start', 'twice', 'validation', 'end'],
