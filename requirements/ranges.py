@@ -22,10 +22,6 @@ ROOT = Path(__file__).parents[1]
 #: `demo` needs an older Pillow than the others.
 EXTRAS = 'downstream', 'text', 'speech', 'timm', 'transformers', 'export', 'hub'
 TESTS = (
-    'test_transformers.py',
-    'test_transformers_interface.py',
-    'test_timm.py',
-    'test_hosts',
     'test_own_data.py::test_a_folder_without_parts_is_split_trained_on_and_tuned_further',
     'test_own_data.py::test_a_text_file',
     'downstream/test_own_data.py::test_the_new_config_trains',
@@ -33,6 +29,10 @@ TESTS = (
     'test_speech_run.py',
     'test_translation_run.py',
     'test_integration.py::test_resume_after_a_kill_is_bit_identical',
+    'test_transformers.py',
+    'test_transformers_interface.py',
+    'test_timm.py',
+    'test_hosts',
     'test_export/test_graphs.py',
 )
 
