@@ -523,7 +523,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
             for name, given in given_rows.items():
                 if given is not None and given.shape != input_ids.shape:
                     refuse(name, f'of the shape {list(input_ids.shape)} of input_ids', given)
-            order = mask.bool().logical_not().long().argsort(dim=1, stable=True)
+            order = _tokens_first(mask)
             tokens, lengths = input_ids.gather(1, order), mask.bool().sum(1)
             # Of the tokens, and the next one.
             targets = None if labels is None else F.pad(labels, (0, 1), value=-100)
@@ -537,12 +537,14 @@ class AFTForCausalLM(_Model, GenerationMixin):
                 hidden, *states = self._hidden(tokens, output_hidden_states)
                 logits = self.head.logits(hidden)
                 if targets is not None:
-                    count = logits.shape[1]
-                    if shift_labels is not None and (targets[:, count:] != -100).any():
+                    # The next token follows the last one, not the padding.
+                    ends = F.pad(mask.long(), (0, 1), value=int(shift_labels is not None))
+                    targets = targets.gather(1, _tokens_first(ends))
+                    targets, beyond = targets.tensor_split([logits.shape[1]], 1)
+                    if shift_labels is not None and (beyond != -100).any():
                         allowed = '-100 for the token after the last position of the table'
                         refuse('shift_labels', allowed, shift_labels)
-                    order_of_rows = F.pad(order, (0, 1), value=order.shape[1])[:, :count]
-                    loss = F.cross_entropy(logits.float().mT, targets.gather(1, order_of_rows))
+                    loss = F.cross_entropy(logits.float().mT, targets)
                 back = order.argsort(dim=1).unsqueeze(-1)
 
                 def rows_of(x: Tensor) -> Tensor:
@@ -633,6 +635,11 @@ class AFTForCausalLM(_Model, GenerationMixin):
             logits.append(self.head.logits(hidden))
         cache.length += tokens.shape[1]
         return torch.stack(logits, 1)
+
+
+def _tokens_first(mask: Tensor) -> Tensor:
+    """Return the order [B, L] that moves padding to the end."""
+    return mask.bool().logical_not().long().argsort(dim=1, stable=True)
 
 
 AutoConfig.register('aft', AFTConfig)

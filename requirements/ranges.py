@@ -62,7 +62,7 @@ def main() -> int:
         pip = [python, '-m', 'pip', '--disable-pip-version-check']
         install = [*pip, 'install', '-q', '-c', pins]
         # mmcv-lite and mmpretrain are built by pip, with a setuptools that has pkg_resources.
-        packages = ['setuptools<82', 'wheel', 'pytest', 'pytest-xdist']
+        packages = ['setuptools>=77,<82', 'wheel', 'pytest', 'pytest-xdist']
         subprocess.run([*install, *packages], check=True, cwd=ROOT)
         own = ['--no-build-isolation', '-e', f'.[{",".join(EXTRAS)}]']
         subprocess.run([*install, *own], check=True, cwd=ROOT)
