@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from importlib.metadata import version
+from importlib.metadata import distribution
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -53,8 +53,10 @@ def pytest_collection_modifyitems(items: list) -> None:
 def complete(tests: Path) -> None:
     """Add the tests of the models of aft_mm, and the missing mixins, to those of Transformers."""
     shutil.copy(FOLDER / 'host_transformers.py', tests)
+    (tests / '__init__.py').touch()
     for file, name in MIXINS.items():
         (tests / file).parent.mkdir()
+        (tests / file).with_name('__init__.py').touch()
         (tests / file).write_text(f'class {name}:\n    pass\n')
 
 
@@ -63,7 +65,7 @@ def run(package: str) -> int:
     with tempfile.TemporaryDirectory(prefix='host-') as name:
         folder, pip = Path(name), [sys.executable, '-m', 'pip', '--disable-pip-version-check']
         options = ['--no-deps', '--no-build-isolation', '--no-binary', package, '-d', folder]
-        pinned = f'{package}=={version(package)}'
+        pinned = f'{package}=={distribution(package).version}'
         subprocess.run([*pip, 'download', '-q', *options, pinned], check=True)
         (archive,) = folder.glob('*.tar.gz')
         with tarfile.open(archive) as file:
@@ -71,6 +73,9 @@ def run(package: str) -> int:
         root = next(path for path in folder.iterdir() if path.is_dir())
         if package == 'transformers':
             complete(root / 'tests')
+        else:
+            configs = root / 'configs'  # where its tests look for them
+            configs.symlink_to(distribution(package).locate_file('mmseg/.mim/configs'))
         plugin = ['-p', 'host_tests', '-p', 'no:cacheprovider', f'--rootdir={root}']
         path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get('PYTHONPATH')])])
         return subprocess.run(
