@@ -6,7 +6,7 @@ WORK_DIR := work_dirs/quickstart
 # Wheel cache of `make compiled-mmcv`.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream compiled-mmcv matrix ranges-newest ranges-oldest docs linkcheck test test-fast test-transformers test-demo dry-run sanitize lint licenses release-weights \
+.PHONY: quickstart downstream compiled-mmcv matrix ranges-newest ranges-oldest host-tests docs linkcheck test test-fast test-transformers test-demo dry-run sanitize lint licenses release-weights \
 	wheels release-check check-tag clean
 
 # The locks are complete, so pip resolves nothing.
@@ -65,6 +65,10 @@ ranges-newest: $(VENV)/installed
 
 ranges-oldest: $(VENV)/installed
 	$(BIN)/python requirements/ranges.py oldest --python $(PYTHON)
+
+# The tests of the host packages themselves, of their source distributions.
+host-tests: $(VENV)/downstream $(VENV)/transformers
+	$(BIN)/python requirements/host_tests.py
 
 # The documentation site. Warnings, such as broken internal links, are errors.
 SPHINX := $(BIN)/sphinx-build -W --keep-going -q -c docs -d docs/_build/doctrees

@@ -47,6 +47,7 @@ try:
         CausalLMOutputWithPast,
         ImageClassifierOutput,
     )
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 except ImportError as error:
     raise missing_package(error, 'aft_mm.transformers', 'transformers') from None
 
@@ -475,6 +476,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         past_key_values: AFTCache | None = None,
+        shift_labels: Tensor | None = None,
         **absent: Any,
     ) -> CausalLMOutputWithPast | tuple:
         """Return logits [B, L, V]; row t predicts token t + 1, and is 0 after the last position.
@@ -492,6 +494,8 @@ class AFTForCausalLM(_Model, GenerationMixin):
                 each block, the last ones normalised. Not with a filled cache.
             return_dict: False for a tuple.
             past_key_values: the name of `cache` before Transformers 5.24.
+            shift_labels: [B, L], the labels of the tokens after those of `input_ids`, −100 for rows without
+                a loss. They take the place of `labels`, as in Transformers. Not with a filled cache.
             **absent: see :data:`ABSENT`.
 
         Raises:
@@ -508,26 +512,39 @@ class AFTForCausalLM(_Model, GenerationMixin):
         if cache is not None and cache.state is not None:
             if output_hidden_states:
                 refuse('output_hidden_states', 'False with a filled cache', True)
-            if labels is not None:
-                refuse('labels', 'None with a filled cache', labels)
+            for name, given in (('labels', labels), ('shift_labels', shift_labels)):
+                if given is not None:
+                    refuse(name, 'None with a filled cache', given)
             logits = self._continue(input_ids, attention_mask, cache)
         else:
             # Padding on the left is moved to the end: positions start at 0.
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            for name, given in (('attention_mask', mask), ('labels', labels)):
+            given_rows = dict(attention_mask=mask, labels=labels, shift_labels=shift_labels)
+            for name, given in given_rows.items():
                 if given is not None and given.shape != input_ids.shape:
                     refuse(name, f'of the shape {list(input_ids.shape)} of input_ids', given)
-            order = mask.bool().logical_not().long().argsort(dim=1, stable=True)
+            order = _tokens_first(mask)
             tokens, lengths = input_ids.gather(1, order), mask.bool().sum(1)
-            if use_cache and logits_to_keep == 1 and labels is None and not output_hidden_states:
+            # Of the tokens, and the next one.
+            targets = None if labels is None else F.pad(labels, (0, 1), value=-100)
+            if shift_labels is not None:
+                targets = F.pad(shift_labels, (1, 0), value=-100)
+            if use_cache and logits_to_keep == 1 and targets is None and not output_hidden_states:
                 cache = AFTCache() if cache is None else cache
                 hidden = self._read_prompt(tokens, lengths, cache).unsqueeze(1)
                 logits = self.head.logits(hidden)
             else:
                 hidden, *states = self._hidden(tokens, output_hidden_states)
-                if labels is not None:
-                    rows = self.head.logits(hidden[:, : tokens.shape[1]]).float()
-                    loss = F.cross_entropy(rows.mT, labels.gather(1, order))
+                logits = self.head.logits(hidden)
+                if targets is not None:
+                    # The next token follows the last one, not the padding.
+                    ends = F.pad(mask.long(), (0, 1), value=int(shift_labels is not None))
+                    targets = targets.gather(1, _tokens_first(ends))
+                    targets, beyond = targets.tensor_split([logits.shape[1]], 1)
+                    if shift_labels is not None and (beyond != -100).any():
+                        allowed = '-100 for the token after the last position of the table'
+                        refuse('shift_labels', allowed, shift_labels)
+                    loss = F.cross_entropy(logits.float().mT, targets)
                 back = order.argsort(dim=1).unsqueeze(-1)
 
                 def rows_of(x: Tensor) -> Tensor:
@@ -535,7 +552,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
                     x = F.pad(x[:, 1:], (0, 0, 0, input_ids.shape[1] + 1 - x.shape[1]))
                     return x.gather(1, back.expand(-1, -1, x.shape[2]))
 
-                logits = rows_of(self.head.logits(hidden))
+                logits = rows_of(logits)
                 states = tuple(map(rows_of, states))
                 if use_cache:
                     cache = AFTCache() if cache is None else cache
@@ -620,6 +637,11 @@ class AFTForCausalLM(_Model, GenerationMixin):
         return torch.stack(logits, 1)
 
 
+def _tokens_first(mask: Tensor) -> Tensor:
+    """Return the order [B, L] that moves padding to the end."""
+    return mask.bool().logical_not().long().argsort(dim=1, stable=True)
+
+
 AutoConfig.register('aft', AFTConfig)
 AutoConfig.register('aft_text', AFTTextConfig)
 # Transformers asks for 'torchvision' by default; Pillow resizes as in training.
@@ -629,3 +651,5 @@ AutoModel.register(AFTConfig, AFTModel)
 AutoModelForImageClassification.register(AFTConfig, AFTForImageClassification)
 AutoBackbone.register(AFTConfig, AFTBackbone)
 AutoModelForCausalLM.register(AFTTextConfig, AFTForCausalLM)
+# Else Trainer smooths the label of each token itself, not of the next one.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[AFTTextConfig.model_type] = AFTForCausalLM.__name__

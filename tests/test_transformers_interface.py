@@ -10,7 +10,7 @@ from PIL import Image
 pytest.importorskip('transformers', reason='transformers is not installed')
 hf = pytest.importorskip('aft_mm.transformers', reason='transformers is not installed')
 
-from .test_transformers import IMAGES, T, every_mixer, language_models, tokens  # noqa: E402
+from .test_transformers import IMAGES, T, V, every_mixer, language_models, tokens  # noqa: E402
 
 
 def argmax_loop(model, ids, length):
@@ -81,7 +81,7 @@ def test_what_a_model_does_not_know_is_refused():
     assert torch.equal(model(ids, inputs_embeds=None, output_attentions=False).logits, logits)
     with pytest.raises(ValueError, match='output_attentions must be None or False for AFTFor'):
         model(ids, output_attentions=True)
-    for name, value in (('shift_labels', ids), ('state', hf.AFTCache()), ('label', None)):
+    for name, value in (('position_ids', ids), ('state', hf.AFTCache()), ('label', None)):
         with pytest.raises(TypeError, match=f"AFTForCausalLM has no argument '{name}', only input"):
             model(ids, **{name: value})
     with pytest.raises(ValueError, match='cache must be an AFTCache, got'):
@@ -105,8 +105,9 @@ def test_a_filled_cache_takes_whole_tokens_only():
         model(ids[:, :2], padded, cache=cache)
     with pytest.raises(ValueError, match=r'attention_mask must be of the shape \[2, 2\].* 7 more'):
         model(ids[:, :2], torch.ones(2, 3), cache=cache)
-    with pytest.raises(ValueError, match='labels must be None with a filled cache'):
-        model(ids[:, :2], cache=cache, labels=ids[:, :2])
+    for name in ('labels', 'shift_labels'):
+        with pytest.raises(ValueError, match=f'^{name} must be None with a filled cache'):
+            model(ids[:, :2], cache=cache, **{name: ids[:, :2]})
     assert cache.get_seq_length() == 7 and not cache.is_croppable
     cache.crop(0)
     with pytest.raises(ValueError, match='tokens_to_remove must be 0'):
@@ -114,6 +115,51 @@ def test_a_filled_cache_takes_whole_tokens_only():
     for change in (cache.reorder_cache, cache.batch_select_indices, cache.batch_repeat_interleave):
         with pytest.raises(NotImplementedError, match='AFTCache'):
             change(2)
+
+
+def test_shifted_labels_give_the_loss_of_transformers():
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    model, _ = language_models()
+    text = tokens(3, 10)
+    ids, after = text[:, :9], text[:, 1:].clone()
+    after[0, 5:], after[1, 2] = -100, -100
+    output = model(ids, shift_labels=after)
+    expected = ForCausalLMLoss(output.logits, None, V, shift_labels=after)
+    torch.testing.assert_close(output.loss, expected)
+    # Transformers passes both, and labels count the first token.
+    assert torch.equal(model(ids, labels=ids, shift_labels=after).loss, output.loss)
+    assert not torch.isclose(model(ids, labels=ids).loss, output.loss)
+    cached = model(ids, shift_labels=after, use_cache=True, logits_to_keep=1)
+    assert torch.equal(cached.loss, output.loss) and cached.logits.shape[1] == 1
+    padded, mask, labels = (
+        torch.nn.functional.pad(x, (2, 0), value=value)
+        for x, value in ((ids, 0), (torch.ones_like(ids), 0), (after, -100))
+    )
+    torch.testing.assert_close(model(padded, mask, shift_labels=labels).loss, output.loss)
+    longest = tokens(2, T)
+    after = torch.nn.functional.pad(longest[:, 1:], (0, 1), value=-100)
+    output = model(longest, shift_labels=after)
+    expected = ForCausalLMLoss(output.logits, None, V, shift_labels=after)
+    torch.testing.assert_close(output.loss, expected)
+    with pytest.raises(ValueError, match='shift_labels must be -100 for the token after the last'):
+        model(longest, shift_labels=longest)
+    with pytest.raises(ValueError, match=r'shift_labels must be of the shape \[3, 9\]'):
+        model(ids, shift_labels=longest)
+
+
+def test_trainer_smooths_the_labels_of_the_next_tokens(tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    model, _ = language_models()
+    ids = tokens(3, 9)
+    arguments = TrainingArguments(
+        str(tmp_path), label_smoothing_factor=0.3, use_cpu=True, report_to=[]
+    )
+    loss = Trainer(model, arguments).compute_loss(model, dict(input_ids=ids, labels=ids))
+    logits = model(ids).logits[:, :-1].mT
+    expected = torch.nn.functional.cross_entropy(logits, ids[:, 1:], label_smoothing=0.3)
+    torch.testing.assert_close(loss, expected)
 
 
 def test_new_rows_of_a_vocabulary_may_be_those_of_a_new_model():

@@ -8,6 +8,7 @@ import argparse
 import importlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -73,6 +74,8 @@ NO_MEMORY = re.compile('failed to map segment|[Cc]annot allocate memory')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    if argv is None:
+        end_at_interrupt()
     argv = list(sys.argv[1:] if argv is None else argv)
     if '_ARGCOMPLETE' in os.environ:  # set by the completion of a shell
         importlib.import_module('argcomplete').autocomplete(all_commands())
@@ -91,7 +94,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def script(command: str) -> None:
+    end_at_interrupt()
     run(command, parse_args(command, sys.argv[1:]))
+
+
+def end_at_interrupt() -> None:
+    """Have SIGINT end this process as SIGTERM does, without a traceback of an import."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def parse_args(command: str, argv: Sequence[str], prog: str | None = None) -> argparse.Namespace:

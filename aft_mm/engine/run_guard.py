@@ -46,8 +46,8 @@ _PEER_GONE = re.compile(
 class StopSignalHook(StopHook):
     """Ends the training after the iteration in which SIGTERM, SIGINT or SIGHUP arrived.
 
-    A signal to one process stops all. A validation is stopped at once, as the epoch is already
-    saved.
+    A signal to one process stops all. A validation is stopped after the batch, as the epoch is
+    already saved.
 
     Args:
         signals: The signal handler.
@@ -68,11 +68,15 @@ class StopSignalHook(StopHook):
         self.signals.patient = runner.distributed
         self.signals.can_wait = True
 
-    def before_val(self, runner: Runner) -> None:
-        self.signals.can_wait = False
+    def after_val_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        self.after_val(runner)
 
     def after_val(self, runner: Runner) -> None:
-        self.signals.can_wait = runner.train_loop is not None
+        if self.signals.received:
+            self.signals.can_wait = False
+            raise Stopped(self.signals.received)
 
     def after_train(self, runner: Runner) -> None:
         self.signals.can_wait = False
@@ -103,8 +107,8 @@ class StopSignalHook(StopHook):
 class Run:
     """A guarded run: its signals, and its runner once it is built."""
 
-    def __init__(self, signals: StopSignals, argv: Sequence[str]) -> None:
-        self.signals = signals
+    def __init__(self, argv: Sequence[str]) -> None:
+        self.signals = StopSignals(lambda signum: _report(self.stop_message(signum)))
         self.argv = argv
         self.runner: Runner | None = None
         self.hook: StopSignalHook | None = None
@@ -113,6 +117,9 @@ class Run:
         self.runner = runner
         self.hook = StopSignalHook(self.signals, self.command())
         runner.register_hook(self.hook)
+
+    def stop_message(self, signum: int) -> str:
+        return f'{signal.Signals(signum).name} stopped the run{self.last_checkpoint()}'
 
     def last_checkpoint(self) -> str:
         """Return ``; the last checkpoint is work_dirs/a/epoch_3.pth; to resume, …``."""
@@ -159,24 +166,24 @@ def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
         argv: Arguments of the command that resumes the training; by default those of the process.
     """
     _allow_many_open_files()
-    run = Run(StopSignals(), sys.argv[1:] if argv is None else argv)
+    run = Run(sys.argv[1:] if argv is None else argv)
     try:  # outside, as a worker's death is raised at any point
         with _quiet_log(), run.signals, _deaths_of_workers():
             yield run
             if run.hook is not None and run.hook.is_up:
                 _end(run.hook.message, 128 + (run.signals.received or signal.SIGTERM))
     except Stopped as stopped:
-        _end(f'{stopped} stopped the run{run.last_checkpoint()}', 128 + stopped.signum)
+        _end(run.stop_message(stopped.signum), 128 + stopped.signum)
     except SystemExit as end:  # raised by user_errors
         if isinstance(end.code, str):
             _report(end.code)
         raise
     except (OSError, RuntimeError, MemoryError) as error:
         message = reason(error)
-        if run.signals.received and message and message.startswith('worker '):
-            # The signal also reached a worker before it was protected.
-            name = signal.Signals(run.signals.received).name
-            _end(f'{name} stopped the run{run.last_checkpoint()}', 128 + run.signals.received)
+        signum = run.signals.received
+        if signum and message and message.startswith(('worker ', PEER_DIED)):
+            # The signal also reached a worker before it was protected, or the other process.
+            _end(run.stop_message(signum), 128 + signum)
         if message is None:
             raise
         _report(message + run.last_checkpoint())
@@ -248,10 +255,11 @@ def reason(error: Exception) -> str | None:
 
 def _end(message: str, status: int) -> None:
     if message:
-        _report(message)
-        print(message, file=sys.stderr)
+        print(_report(message), file=sys.stderr)
     raise SystemExit(status)
 
 
-def _report(message: str) -> None:
+def _report(message: str) -> str:
+    """Return the message, and give it to the launcher."""
     get_error_handler().record_exception(UserError(message.removeprefix('Error: ')))
+    return message

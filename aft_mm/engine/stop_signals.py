@@ -2,10 +2,12 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -85,13 +87,10 @@ def starting_workers() -> Iterator[None]:
 
 
 class Stopped(BaseException):
-    """A signal arrived when the run could not wait for the end of an iteration.
-
-    Not an Exception, so that no ``except Exception`` swallows it.
-    """
+    """A signal stops a validation, between two batches or after the last one."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(signal.Signals(signum).name)
+        super().__init__(signum)
         self.signum = signum
 
 
@@ -99,11 +98,15 @@ class StopSignals:
     """Context manager that handles SIGTERM, SIGINT and SIGHUP of this process.
 
     While ``can_wait``, the first signal is stored in ``received``; otherwise, and for a second one,
-    :class:`Stopped` is raised. With ``patient``, further ones are ignored while ``can_wait``,
-    because a launcher repeats that of the keyboard.
+    the process ends. With ``patient``, further ones are ignored while ``can_wait``, because a
+    launcher repeats that of the keyboard. Nothing is raised: a library may swallow or replace it.
+
+    Args:
+        message: Returns the last line of a process that a signal of this number ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, message: Callable[[int], str] = '{:d} stopped the run'.format) -> None:
+        self.message = message
         self.received: int | None = None
         self.can_wait = False
         self.patient = False
@@ -132,4 +135,13 @@ class StopSignals:
             return
         first, self.received = self.received is None, self.received or signum
         if not (self.can_wait and (first or self.patient)):
-            raise Stopped(signum)
+            self._end(signum)
+
+    def _end(self, signum: int) -> NoReturn:
+        """End the process without the cleanup of libraries, which may wait for others."""
+        line = self.message(signum)
+        with suppress(RuntimeError, OSError, ValueError):  # the signal may interrupt a print
+            sys.stdout.flush()
+        with suppress(RuntimeError, OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)
+        os._exit(128 + signum)

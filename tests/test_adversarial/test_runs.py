@@ -31,12 +31,11 @@ class FailHook(Hook):
     action = staticmethod(lambda runner: None)
     priority = 'HIGHEST'
 
-    def __init__(self, after=8, place='after_train_iter'):
-        self.after = after if place == 'after_train_iter' else None
-        setattr(self, place, self.look)
+    def __init__(self, after=8):
+        self.after = after
 
-    def look(self, runner, **kwargs):
-        if self.after in (None, runner.iter + 1):
+    def after_train_iter(self, runner, **kwargs):
+        if runner.iter + 1 == self.after:
             FailHook.action(runner)
 
 
@@ -44,11 +43,11 @@ class FailHook(Hook):
 def train(tool, config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def call(action=None, *words, place='after_train_iter', resume=False, workers=0):
+    def call(action=None, *words, resume=False, workers=0):
         monkeypatch.setattr(FailHook, 'action', staticmethod(action or (lambda runner: None)))
         Path('config.py').write_text(
             f'_base_ = {config("tiny_without_chance")!r}\n'
-            f'custom_hooks = [dict(type="FailHook", place={place!r})]\n'
+            'custom_hooks = [dict(type="FailHook")]\n'
             f'train_dataloader = dict(num_workers={workers})\n'
             f'experiment_name = "run-{time.monotonic_ns()}"\n'
         )
@@ -123,12 +122,6 @@ def test_few_open_files_do_not_hang(run, root, config, tmp_path):
     done = run(*words, '--cfg-options', *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert Path(tmp_path, 'epoch_1.pth').exists()
-
-
-def test_a_signal_during_validation_names_the_checkpoint_of_the_epoch(train, capfd):
-    assert ends(train, send(signal.SIGTERM), place='before_val_epoch') == 128 + signal.SIGTERM
-    said = f'SIGTERM stopped the run; the last checkpoint is {Path("work/epoch_1.pth").resolve()}'
-    assert capfd.readouterr().err.splitlines()[-1].endswith(f'{said}; {RESUME}')
 
 
 @pytest.mark.parametrize(

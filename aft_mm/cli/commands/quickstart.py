@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,11 +21,11 @@ def call(*argv: str | Path) -> None:
     environment = {'OMP_NUM_THREADS': '1', **os.environ}
     # No modules of the current folder, unless it is aft_mm's.
     command = ['-m', *argv] if PACKAGE.parent == Path.cwd() else ['-P', '-m', *argv]
-    with subprocess.Popen([sys.executable, *map(str, command)], env=environment) as process:
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:  # the process reports its checkpoint
-            status = process.wait()
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # the process reports its checkpoint
+    try:
+        status = subprocess.call([sys.executable, *map(str, command)], env=environment)
+    finally:
+        signal.signal(signal.SIGINT, before)
     if status:
         raise SystemExit(status if status > 0 else 128 - status)
 

@@ -162,10 +162,12 @@ def convolved_mean(
     exp_key = torch.exp(key - column_shift(key, 1))
     terms = (exp_key.unsqueeze(3) * value.unflatten(2, (heads, -1))).flatten(2, 3)
     kernels = kernel.repeat_interleave(terms.shape[2] // heads, 0), kernel
+    # In place, a graph would keep a view of open sizes, whose strides Inductor cannot compare.
+    add = torch.add if torch.compiler.is_compiling() else Tensor.add_
     sums = []
     for x, own_kernel in zip((terms, exp_key), kernels, strict=True):
         convolved = convolve(x, own_kernel, grid)
-        sums.append(convolved if outside is None else convolved.add_(outside(x)))
+        sums.append(convolved if outside is None else add(convolved, outside(x)))
     numerator, denominator = (x.unflatten(2, (heads, -1)) for x in sums)
     mixed = mean(numerator, denominator, in_place=True).flatten(2, 3)
     # A compiler does not see that open channels are again those of the other path.
