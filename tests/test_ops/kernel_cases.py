@@ -70,11 +70,11 @@ def op_arguments(case, tensors=None, key_mask=None, batch=1):
     query, key, value, bias = (x.detach().requires_grad_() for x in (query, key, value, *bias))
     gate = case.options.get('gate', 'sigmoid')
     query = None if gate == 'none' else query
-    return [query, key, value, bias, key_mask, window, grid, bool(causal), gate]
+    return [query, key, value, bias, key_mask, None, window, grid, bool(causal), gate]
 
 
 def cut_of(arguments):
-    _, _, value, bias, _, window, grid, causal, _ = arguments
+    _, _, value, bias, _, _, window, grid, causal, _ = arguments
     cut = tiling.choose_block(value, True)
     return cut, tiling.make_band(bias, value, window, grid, causal, cut.tile)
 

@@ -186,7 +186,7 @@ def launch_both(arguments, cut, band):
     launch.launch_backward(output, saved, call, True)
 
 
-@EACH
+@pytest.mark.parametrize('case', [ONE_TILE[0], ONE_TILE[-1]], ids=IDS)
 def test_the_op_does_not_synchronise(case):
     arguments = detached(op_arguments(case, batch=2))
     places = cut_of(arguments)
