@@ -167,7 +167,7 @@ def weighted_sums(
         origin = (tile - extents.before) * TILE
     first = lowest * TILE
     last = tl.minimum(highest * TILE, tl.cdiv(size, STEP) * STEP)
-    if not FORM.own:
+    if operand.weights is not None:
         weights = operand.weights[0] + batch * operand.weights[2]
         weights += tile.to(tl.int64) * operand.weights[3] - origin
         weights += tl.arange(0, TILE)[:, None] * operand.weights[1]

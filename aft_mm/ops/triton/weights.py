@@ -37,7 +37,7 @@ class BiasTable(NamedTuple):
     target_stride: Ints
     source_stride: Ints
     origin: Ints
-    heads: tuple[Ints, Ints] | None = None
+    heads: Any = None
     mask: Strided | None = None
     # Triton 3.6 drops constants (strides of 1) after the last None of a tuple.
     end: None = None
