@@ -290,7 +290,7 @@ LONG_CASES = [
     hard(600, (8, 6), (30, 20), channels=65),
 ]
 # (small, large) cases to time, near the sizes of configs.
-TIMED_CASES = {
+TIMED_CASES: dict[str, list[Case]] = {
     'aft_simple': [simple(n, causal=True, channels=d) for n, d in ((512, 256), (3072, 512))],
     'aft_full': [full(n, channels=384) for n in (196, 1024)],
     'aft_full_batched': [pairs(n, channels=128) for n in (100, 1000)],

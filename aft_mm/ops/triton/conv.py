@@ -205,9 +205,9 @@ def conv(*inputs: Any) -> tuple[Tensor, Tensor]:
 
 
 def conv_backward(gradient: Tensor, saved: Tensor, *inputs: Any) -> list[Tensor | None]:
-    *inputs, wanted = inputs  # type: ignore[assignment]
-    key, value = inputs[1:3]
-    places, call, grad_output = _moved_call(*inputs, True, gradient)
+    (key, value), wanted = inputs[1:3], inputs[-1]
+    given: tuple[Any, ...] = (*inputs[:-1], True, gradient)
+    places, call, grad_output = _moved_call(*given)
     *others, grad_table = launch_backward(grad_output, saved, call, wanted[3])
     grad_query, grad_key, grad_value = places.move_back(*others)
     if key.shape[2] != value.shape[2]:

@@ -279,13 +279,13 @@ def aft_full_batched(
     bias = position_bias if num_heads else position_bias.unsqueeze(-3)
     shared = bias.dim() == 3 and pair_mask is None and key_mask is None
     order, joined = ((2, 1, 0, 3), 2) if shared else ((0, 2, 1, 3), 0)
+
+    def as_sequences(x: Tensor) -> Tensor:
+        return x.unflatten(2, (heads, -1)).permute(order).flatten(joined, joined + 1)
+
     if heads > 1:
-        query, key, value = (
-            None
-            if x is None
-            else x.unflatten(2, (heads, -1)).permute(order).flatten(joined, joined + 1)
-            for x in (query, key, value)
-        )
+        query = None if query is None else as_sequences(query)
+        key, value = as_sequences(key), as_sequences(value)
         key_mask = None if key_mask is None else key_mask.repeat_interleave(heads, 0)
     bias = bias.expand(1 if shared and heads > 1 else batch, *bias.shape[-3:])
     save = differentiated(query, key, value, bias)
@@ -386,8 +386,8 @@ def product(*inputs: Any) -> tuple[Tensor, Tensor]:
 
 
 def product_backward(gradient: Tensor, saved: Tensor, *inputs: Any) -> list[Tensor | None]:
-    *inputs, wanted = inputs  # type: ignore[assignment]
-    return launch_backward(gradient, saved, _matmul_call(*inputs, True), wanted[3])
+    given: tuple[Any, ...] = (*inputs[:-1], True)
+    return launch_backward(gradient, saved, _matmul_call(*given), inputs[-1][3])
 
 
 def _empty(*inputs: Any) -> tuple[Tensor, Tensor]:
