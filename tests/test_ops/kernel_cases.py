@@ -17,7 +17,6 @@ IDS = lambda case: getattr(case, 'name', None)  # noqa: E731
 
 ONE_TILE = [full(9, 5), full(9, causal=True), local(9, 3), local(9, 3, rank=0, causal=True)]
 ONE_TILE.append(local(9, (2, 2), grid=(3, 3), causal=True))
-EACH = pytest.mark.parametrize('case', ONE_TILE, ids=IDS)
 # Four tiles of 32 tokens, causal and not, on a line and on a grid.
 MANY_TILES = [
     local(100, 3),
