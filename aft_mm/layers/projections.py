@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 __all__ = [
+    'FUSED_DEVICES',
     'FusedLinear',
     'ProjectedMemory',
     'apply_fused',
@@ -19,6 +20,9 @@ __all__ = [
     'project_channel_major',
     'project_tokens',
 ]
+
+# Devices on which one product for several layers is faster, even if their weights are copied first.
+FUSED_DEVICES = ('cuda',)
 
 
 class ProjectedMemory(NamedTuple):
@@ -63,7 +67,7 @@ def apply_fused(fused: FusedLinear, x: Tensor) -> tuple[Tensor, ...]:
     return F.linear(x, fused.weight, fused.bias).split(fused.sizes, -1)
 
 
-def project_channel_major(layer: nn.Linear, x: Tensor) -> Tensor:
+def project_channel_major(layer: nn.Linear | FusedLinear, x: Tensor) -> Tensor:
     """Return ``layer(x)`` of x [B, T, D] with strides (T, 1, B·T), by a product that copies nothing."""
     weight, flat = layer.weight, x.reshape(-1, x.shape[2]).t()
     if layer.bias is None:

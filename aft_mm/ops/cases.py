@@ -138,6 +138,62 @@ def hard(
     return Case(name, 'aft_local_hard', tokens, options, None, channels, (), True, channels)
 
 
+@dataclass(frozen=True)
+class PairCase(Case):
+    """AFT-full with a bias per head, per sample or both, and with a mask of pairs."""
+
+    per_sample: bool = False
+    masked: bool = False
+
+    @property
+    def function(self) -> Callable[..., Tensor]:
+        return functional.aft_full
+
+    def shapes(self, batch: int) -> list[tuple[int, ...]]:
+        *tokens, bias = super().shapes(batch)
+        return [*tokens, (batch, *bias) if self.per_sample else bias]
+
+    def __call__(self, *tensors: Tensor | None, **extra: Any) -> Tensor:
+        if self.masked:
+            _, key, *_ = tensors
+            assert key is not None
+            extra['pair_mask'] = self.pair_mask(len(key)).to(key.device)
+        return super().__call__(*tensors, **extra)
+
+    def pair_mask(self, batch: int) -> Tensor:
+        shape = batch, self.tokens, self.sources or self.tokens
+        mask = torch.rand(shape, generator=torch.Generator().manual_seed(2)) < 0.6
+        mask |= torch.eye(*shape[1:], dtype=torch.bool)
+        mask[:, shape[2] :, 0] = True
+        return mask
+
+
+def pairs(
+    tokens: int,
+    sources: int | None = None,
+    heads: int | None = None,
+    causal: bool = False,
+    per_sample: bool = True,
+    masked: bool = False,
+    channels: int = CHANNELS,
+) -> PairCase:
+    bias = (*([heads] if heads else []), tokens, sources or tokens)
+    name = f'pairs-{"B×" * per_sample}{"×".join(map(str, bias))}-{causal=}-{masked=}'
+    options = dict(causal=causal, num_heads=heads)
+    return PairCase(
+        name,
+        'aft_full_batched',
+        tokens,
+        options,
+        sources,
+        channels,
+        (bias,),
+        channels=channels,
+        per_sample=per_sample,
+        masked=masked,
+    )
+
+
 # Small cases of all ops and options.
 CASES = [
     simple(7),
@@ -200,6 +256,16 @@ CASES = [
     learned(110, (2, 3), (11, 10), causal=True),
     learned(12, (9, 9), (3, 4)),
 ]
+PAIR_CASES = [
+    pairs(1),
+    pairs(7, 4),
+    pairs(63, heads=2),
+    pairs(7, heads=3, per_sample=False),
+    pairs(7, 9, per_sample=False, masked=True),
+    pairs(11, causal=True),
+    pairs(33, heads=3, causal=True, per_sample=False),
+    pairs(33, heads=2, causal=True, masked=True),
+]
 # Cases that take the branches of default configs.
 LONG_CASES = [
     simple(500, causal=True, channels=64, key_function='relu', gate='relu'),
@@ -210,6 +276,8 @@ LONG_CASES = [
     simple(601, causal=True, channels=65),
     full(300, causal=True, channels=64),
     full(257, 401, channels=65),
+    pairs(300, heads=2, causal=True, channels=64),
+    pairs(257, 401, masked=True, channels=130),
     local(600, 32, causal=True, rank=64, channels=64),
     local(600, 32, rank=64, channels=64),
     local(600, (3, 4), (24, 25), causal=True, rank=40, channels=65),
@@ -222,9 +290,10 @@ LONG_CASES = [
     hard(600, (8, 6), (30, 20), channels=65),
 ]
 # (small, large) cases to time, near the sizes of configs.
-TIMED_CASES = {
+TIMED_CASES: dict[str, list[Case]] = {
     'aft_simple': [simple(n, causal=True, channels=d) for n, d in ((512, 256), (3072, 512))],
     'aft_full': [full(n, channels=384) for n in (196, 1024)],
+    'aft_full_batched': [pairs(n, channels=128) for n in (100, 1000)],
     'aft_local': [local(n, 32, causal=True, rank=64, channels=512) for n in (512, 3072)],
     'aft_conv': [conv((n, n), (11, 11), heads=384, channels=384) for n in (14, 32)],
     'aft_local_hard': [hard(n, 32, channels=512) for n in (512, 3072)],  # only has a step

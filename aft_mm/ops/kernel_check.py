@@ -21,8 +21,8 @@ from torch import Tensor
 from aft_mm.checks import check_choice
 
 from . import steps
-from .cases import CASES, LEAST_SCALE, LONG_CASES, TIMED_CASES, TOLERANCE, Case
-from .dispatch import ENVIRONMENT_VARIABLE, KERNELS, OPS, STEPS
+from .cases import CASES, LEAST_SCALE, LONG_CASES, PAIR_CASES, TIMED_CASES, TOLERANCE, Case
+from .dispatch import ENVIRONMENT_VARIABLE, KERNELS
 from .state import StepState, prefill
 from .verified import ALL as DTYPES
 
@@ -53,7 +53,7 @@ def supported_cases(
     is_step, cases = op.endswith('_step'), []
     tensors = [torch.empty(1, 1, 1, device=device, dtype=dtype)] * 3
     tensors += [torch.empty(1, device=device)] * is_step  # the state is float32
-    for case in (*CASES, *LONG_CASES):
+    for case in (*CASES, *PAIR_CASES, *LONG_CASES):
         if case.op != op.removesuffix('_step') or (device.type != 'cuda' and case.tokens > 15):
             continue
         if is_step and (
@@ -228,9 +228,7 @@ def check_kernels(ops: Sequence[str] = (), device: str = 'cuda') -> bool:
         RuntimeError: If the kernels of no backend can run on the device.
     """
     target, all_right, missing = torch.device(device), True, {}
-    known = [
-        op for op in (*OPS, *STEPS) if any(op in module.KERNELS for module in KERNELS.values())
-    ]
+    known = [*KERNELS['triton'].KERNELS]  # those of cuda, too
     for op in ops:
         check_choice('op', op, known)
     for backend, module in KERNELS.items():

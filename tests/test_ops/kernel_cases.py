@@ -17,7 +17,6 @@ IDS = lambda case: getattr(case, 'name', None)  # noqa: E731
 
 ONE_TILE = [full(9, 5), full(9, causal=True), local(9, 3), local(9, 3, rank=0, causal=True)]
 ONE_TILE.append(local(9, (2, 2), grid=(3, 3), causal=True))
-EACH = pytest.mark.parametrize('case', ONE_TILE, ids=IDS)
 # Four tiles of 32 tokens, causal and not, on a line and on a grid.
 MANY_TILES = [
     local(100, 3),
@@ -70,11 +69,11 @@ def op_arguments(case, tensors=None, key_mask=None, batch=1):
     query, key, value, bias = (x.detach().requires_grad_() for x in (query, key, value, *bias))
     gate = case.options.get('gate', 'sigmoid')
     query = None if gate == 'none' else query
-    return [query, key, value, bias, key_mask, window, grid, bool(causal), gate]
+    return [query, key, value, bias, key_mask, None, window, grid, bool(causal), gate]
 
 
 def cut_of(arguments):
-    _, _, value, bias, _, window, grid, causal, _ = arguments
+    _, _, value, bias, _, _, window, grid, causal, _ = arguments
     cut = tiling.choose_block(value, True)
     return cut, tiling.make_band(bias, value, window, grid, causal, cut.tile)
 

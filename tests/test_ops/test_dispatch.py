@@ -162,7 +162,7 @@ def test_kernels_are_the_default_where_they_were_verified(
 
 def test_heads_of_several_channels_are_slower_on_a_gpu_and_need_a_request(monkeypatch):
     monkeypatch.setattr(triton_availability, 'machine_reasons', lambda kind, index: ())
-    monkeypatch.setattr(triton_availability, '_unverified_reasons', lambda *call: ())
+    monkeypatch.setattr(triton_availability, 'default_reasons', lambda *call: ())
     query, key = torch.empty(1, 1, 4), torch.empty(1, 1, 2)
     options = dict(global_connectivity=True, causal=False, grid=(1,))
     call = 'aft_conv', [query, key, query], options

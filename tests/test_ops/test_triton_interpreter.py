@@ -15,7 +15,7 @@ import pytest
 
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
-NAMES = ['contract', 'conv', 'product', 'simple', 'step']
+NAMES = ['contract', 'conv', 'pairs', 'product', 'simple', 'step']
 FEWEST = 240  # tests that must pass
 
 

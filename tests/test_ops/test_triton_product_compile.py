@@ -25,17 +25,28 @@ SHARED_MEMORY = {86: 99, 90: 227, 120: 99}
 WIDE = product_kernels('maxima', 'key_terms', 'target_terms', 'forward', 'backward')
 
 
-def call(dtype, window, *bias, grid=None, causal=True, save=True, masked=False, channels=256):
+def call(
+    dtype,
+    window,
+    *bias,
+    grid=None,
+    causal=True,
+    save=True,
+    masked=False,
+    channels=256,
+    pair_mask=None,
+):
     """Forward, and backward if `save`; without causality without a gate."""
     query, key, value = torch.empty(3, 2, 1024, channels, dtype=dtype).unbind()
     table = bias[0]
     if len(bias) == 2:
         table = full_local.local_table(*bias, value, window, grid, causal, save)
     key_mask = torch.ones(2, 1024, dtype=torch.bool) if masked else None
-    cut = tiling.choose_block(value, save)
+    cut = tiling.choose_block(value, save, table.dim() == 4)
     band = tiling.make_band(table, value, window, grid, causal, cut.tile)
     gate = ('sigmoid' if causal else 'none'), band, cut
-    inputs = full_local.MatmulCall(query if causal else None, key, value, table, key_mask, *gate)
+    tensors = query if causal else None, key, value, table, key_mask
+    inputs = full_local.MatmulCall(*tensors, *gate, pair_mask)
     saved = tiling.new_saved(value, band, cut.width, save)
     full_local.launch_forward(inputs, saved)
     if save:
@@ -97,6 +108,17 @@ def test_inference_in_bfloat16(op, compiled, capability, tmp_path):
     assert_fits(compiled, capability, tmp_path, FORWARD | SUMS[op])
     ptx = compiled['product_forward_kernel'].asm['ptx']
     assert 'mma' in ptx and '.bf16' in ptx and '.tf32' not in ptx
+
+
+@pytest.mark.parametrize(
+    'dtype, compiled', [(torch.float32, 86), (torch.bfloat16, 90)], indirect=['compiled']
+)
+def test_a_bias_per_sample(dtype, compiled, capability, tmp_path):
+    """W is computed where it is multiplied."""
+    pair_mask = torch.ones(2, 1024, 1024, dtype=torch.bool)
+    call(dtype, None, torch.empty(2, 1, 1024, 1024), channels=128, pair_mask=pair_mask)
+    kernels = FORWARD | BACKWARD
+    assert_fits(compiled, capability, tmp_path, kernels - product_kernels('weights'))
 
 
 @compiled_for(86)

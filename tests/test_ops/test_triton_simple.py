@@ -5,8 +5,8 @@ import torch
 
 from aft_mm import ops
 
-from .cases import CASES
-from .triton_parity import DEVICE, MARKS, TERMS, compare, inputs
+from .cases import CASES, run_with_gradients
+from .triton_parity import DEVICE, INTERPRETED, MARKS, TERMS, compare, inputs
 
 from aft_mm.ops.triton import simple  # isort: skip - where Triton is
 from .kernel_cases import SHIPPED, spread_keys  # isort: skip
@@ -63,11 +63,33 @@ def test_blocks_of_a_device_and_many_chunks(monkeypatch):
 @pytest.mark.parametrize('chunked', [False, True])
 @pytest.mark.parametrize('kind', ['huge', 'rising', 'lowest', 3, 16])
 def test_keys_of_any_size(kind, chunked, monkeypatch):
-    if chunked:
+    if chunked:  # by the kernel without units of tiles
         cut_into_chunks(monkeypatch)
+        monkeypatch.setattr(simple, 'may_share_units', lambda value: False)
     case = causal(21)
     query, key, value = inputs(case, 1)
     compare(case, [query, spread_keys(kind, key), value], monkeypatch, TERMS)
+
+
+@pytest.mark.parametrize('slope, chunked', [(3, False), (-3, True), (8, True)])
+def test_units_of_tiles(slope, chunked, monkeypatch):
+    """Tiles of 16 tokens: by one unit if keys rise by 48 in a tile, each token by its own for 128."""
+    if chunked:
+        cut_into_chunks(monkeypatch)
+    case = causal(40)
+    query, key, value = inputs(case)
+    rising = slope * torch.arange(40, device=DEVICE).view(1, -1, 1)
+    mask = torch.ones(2, 40, dtype=torch.bool, device=DEVICE)
+    mask[1, :20] = False
+    tensors = [query, key + rising, value]
+    compare(case, tensors, monkeypatch, TERMS, key_mask=mask)
+    sum_tile, calls = simple.sum_tile, []
+    if INTERPRETED:
+        monkeypatch.setattr(simple, 'sum_tile', lambda *x: calls.append(1) or sum_tile(*x))
+    got = run_with_gradients(case, tensors)
+    assert bool(calls) == (INTERPRETED and slope < 8)
+    monkeypatch.setattr(simple, 'may_share_units', lambda value: False)
+    torch.testing.assert_close(run_with_gradients(case, tensors), got, rtol=1e-4, atol=1e-5)
 
 
 CONFIG_SHAPES = {

@@ -21,11 +21,13 @@ def _chunks(monkeypatch):
     monkeypatch.setattr(simple, 'count_processors', lambda device: 10**6)
 
 
-def call_causal_simple(dtype, channels, key='softmax', gate='sigmoid', masked=False, tokens=1024):
+def call_causal_simple(
+    dtype, channels, key='softmax', gate='sigmoid', masked=False, tokens=1024, units=False
+):
     query, key_, value, gradient = torch.empty(4, 1, tokens, channels, dtype=dtype).unbind()
     query = None if gate == 'none' else query
     key_mask = torch.ones(1, tokens, dtype=torch.bool) if masked else None
-    inputs = query, key_, value, key_mask, key, gate
+    inputs = query, key_, value, key_mask, key, gate, units
     saved = simple.new_results(value, save=True)[1]
     simple.causal_simple(*inputs, True)
     simple.causal_simple_backward(gradient, saved, *inputs, [query is not None, True, True])
@@ -44,6 +46,14 @@ def test_whole_rows_are_loaded_16_bytes_at_a_time(dtype, compiled, tmp_path, mon
     call_causal_simple(dtype, 64)
     assert_no_spills(compiled, {'simple_forward_kernel', 'simple_backward_kernel'}, tmp_path)
     assert narrowest_load(compiled['simple_forward_kernel']) == 16
+
+
+@pytest.mark.parametrize(
+    'dtype, compiled', [(torch.float32, 80), (torch.bfloat16, 90)], indirect=['compiled']
+)
+def test_units_of_tiles(dtype, compiled, tmp_path):
+    call_causal_simple(dtype, 64, masked=True, units=True)
+    assert_no_spills(compiled, KERNELS, tmp_path)
 
 
 # 65 channels: rows that are not aligned for vector loads; and a constant length.

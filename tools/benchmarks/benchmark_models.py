@@ -3,7 +3,8 @@
 The models are interleaved: each processes the same batch once per round. A ratio is the median over
 rounds of time(DeiT) / time(model), with the DeiT of the same size and form (eager or compiled). The
 models have random weights and no classification head. `bound` is AFT-conv without the mixing
-(projections only); the DeiT of timm uses torch's scaled_dot_product_attention.
+(projections only); the DeiT of timm uses torch's scaled_dot_product_attention, and embeds patches
+as AFT-ViT does.
 
     python tools/benchmarks/benchmark_models.py --size 224 384 --dtype float32 --json out.json
 
@@ -42,6 +43,7 @@ from rivals import missing
 from torch import Tensor, nn
 
 import aft_mm.models  # noqa: F401 - registers what is built below
+from aft_mm.layers.embedding import PatchEmbedding
 from aft_mm.layers.position_bias import ConvPositionBias
 from aft_mm.ops.cases import TOLERANCE, conv
 from aft_mm.registry import MODELS
@@ -77,6 +79,13 @@ DEFAULTS = {
 Cell = tuple[str, str]
 
 
+class TokensOfPatches(PatchEmbedding):
+    """The patch embedding of AFT-ViT in a network of timm."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return super().forward(image)[0]
+
+
 @torch.inference_mode(False)  # parameters of inference mode are cached by no op
 def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
     kind, arch, heads, kernel = parse_name(name)
@@ -87,6 +96,8 @@ def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
         timm_name = name if kind == 'rival' else f'deit_{arch}_patch16_224'
         options = dict(img_size=size) if timm_name.startswith(('deit', 'vit', 'pit')) else {}
         model = timm.create_model(timm_name, num_classes=0, **options)
+        if kind == 'deit':
+            model.patch_embed = TokensOfPatches(3, model.embed_dim, PATCH)
     else:
         mixer = 'AFTConv' if kind == 'aft' else ProjectionsOnly.__name__
         model = MODELS.build(

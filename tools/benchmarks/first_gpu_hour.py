@@ -146,7 +146,9 @@ PARTS = [
     _models(512, 'compiled', NEW),
     _models(224, 'eager', NEW),
     _models(512, 'eager', NEW),
+    # On request these use kernels that no GPU has run yet, too.
     _check('simple'),
+    _check('full_batched'),
     _check('conv'),
     Part(
         'training-cuda',

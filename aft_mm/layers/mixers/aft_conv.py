@@ -13,7 +13,7 @@ from aft_mm.registry import MODELS
 
 from ..grid import Grid, check_kernel
 from ..position_bias import ConvPositionBias
-from ..projections import is_plain_linear, project_channel_major, project_tokens
+from ..projections import FusedLinear, is_plain_linear, project_channel_major, project_tokens
 from .base import AFTMixer
 
 SPARSITIES = ('none', 'entropy', 'gumbel')
@@ -90,11 +90,12 @@ class AFTConv(AFTMixer):
         """Return ``Σ_heads entropy(softmax(w))`` in nats for sparsity='entropy', else None (eq. 9)."""
         return self.pos_bias.entropy() if self.sparsity == 'entropy' else None
 
-    def _apply_projection(self, layer: nn.Module, x: Tensor) -> Tensor:
+    def _apply_projection(self, layer: nn.Module | FusedLinear, x: Tensor) -> Tensor:
         # Kernels read the channel-major tokens that one product can write, and would copy others.
-        if prefers_channel_major(x, is_product=True) and is_plain_linear(layer):
-            return project_channel_major(layer, x)
-        return layer(x)
+        if prefers_channel_major(x, is_product=True):
+            if isinstance(layer, FusedLinear) or is_plain_linear(layer):
+                return project_channel_major(layer, x)
+        return super()._apply_projection(layer, x)
 
     def _project_output(self, mixed: Tensor) -> Tensor:
         if prefers_channel_major(mixed, is_product=False) and is_plain_linear(self.proj):

@@ -20,6 +20,7 @@ from aft_mm.ops.checks import FLOATS, GATES, check_lengths, check_mask
 
 from ..grid import Grid, check_grid
 from ..projections import (
+    FUSED_DEVICES,
     FusedLinear,
     ProjectedMemory,
     apply_fused,
@@ -145,15 +146,18 @@ class TokenMixer(Resettable):
         for name in pairs if not self.takes_pairs else ():
             refuse(name, f'left out for {type(self).__name__}', pairs[name])
         grid = self._resolve_grid(x.shape[1], grid)
+        query: Any = None
         if memory is None:
             x = x if key_mask is None else _hide_tokens(x, key_mask)
-            key, value = self._apply_projection(self.key, x), self._apply_projection(self.value, x)
-            memory = ProjectedMemory(key, value, key_mask)
-        elif isinstance(memory, Tensor):
-            memory = self.project_memory(memory, key_mask)
-        elif key_mask is not None:
-            raise ValueError('key_mask must be None for a projected memory, which has its own')
-        query: Any = None if self.query is None else self._apply_projection(self.query, x)
+            *queries, key, value = self._project_all([self.query, self.key, self.value], x)
+            memory, query = ProjectedMemory(key, value, key_mask), queries[0] if queries else None
+        else:
+            if isinstance(memory, Tensor):
+                memory = self.project_memory(memory, key_mask)
+            elif key_mask is not None:
+                raise ValueError('key_mask must be None for a projected memory, which has its own')
+            if self.query is not None:
+                query = self._apply_projection(self.query, x)
         mixed = self._mix(query, memory.key, memory.value, grid, memory.key_mask, **pairs)
         return self.proj_drop(self._project_output(mixed))
 
@@ -272,8 +276,22 @@ class TokenMixer(Resettable):
         """Return the position bias w for plots, ``[1, T, T]`` or ``[h, *kernel]``, or None."""
         return None
 
-    def _apply_projection(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """Return the query, key or value of tokens x [B, T, D]."""
+    def _project_all(self, layers: Sequence[nn.Module | None], x: Tensor) -> Sequence[Tensor]:
+        """Return the outputs of the layers that are not None, for tokens x [B, T, D].
+
+        One product reads x once. With gradients, its backward pass would copy those of the outputs.
+        """
+        given = [layer for layer in layers if layer is not None]
+        if x.device.type in FUSED_DEVICES and not torch.is_grad_enabled():
+            fused = fuse_linear(given)
+            if fused is not None:
+                return self._apply_projection(fused, x).split(fused.sizes, -1)
+        return [self._apply_projection(layer, x) for layer in given]
+
+    def _apply_projection(self, layer: nn.Module | FusedLinear, x: Tensor) -> Tensor:
+        """Return the query, key or value of tokens x [B, T, D], or all of them side by side."""
+        if isinstance(layer, FusedLinear):
+            return F.linear(x, layer.weight, layer.bias)
         return layer(x)
 
     def _project_output(self, mixed: Tensor) -> Tensor:

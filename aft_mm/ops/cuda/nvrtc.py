@@ -4,6 +4,7 @@ NVRTC and its bindings come with torch's CUDA wheels. A file of the cache is nam
 sources, macros, compute capability and NVRTC, and begins with a digest of its content.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -111,17 +112,17 @@ def compiled(name: str, macros: Macros, capability: tuple[int, int]) -> bytes:
     """Return the cubin from the disk, or compile it and keep it there."""
     parts = [_read(file) for file in (f'{name}.cu', *HEADERS)]
     parts.append(repr((macros, capability, _version())).encode())
-    path = cache_folder() / f'{name}.{hashlib.sha256(b"".join(parts)).hexdigest()[:32]}.cubin'
+    file = f'{name}.{hashlib.sha256(b"".join(parts)).hexdigest()[:32]}.cubin'
     try:
-        content = path.read_bytes()
-    except OSError:
+        content = (cache_folder() / file).read_bytes()
+    except (OSError, RuntimeError):  # no such file, or no home
         content = b''
     if content[:DIGEST] == hashlib.sha256(content[DIGEST:]).digest():
         return content[DIGEST:]
     cubin = compile_source(name, macros, capability)
     try:
-        _write(path, hashlib.sha256(cubin).digest() + cubin)
-    except OSError as error:
+        _write(cache_folder() / file, hashlib.sha256(cubin).digest() + cubin)
+    except (OSError, RuntimeError) as error:
         _warn(f'compiled kernels are not kept, each process compiles them: {error}')
     return cubin
 
@@ -130,16 +131,16 @@ def _write(path: Path, content: bytes) -> None:
     """Write the file as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for other in path.parent.glob('*.partial'):
-        if time.time() - other.stat().st_mtime > ABANDONED:
-            other.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process finishes it
+            if time.time() - other.stat().st_mtime > ABANDONED:
+                other.unlink()
     descriptor, partial = tempfile.mkstemp(suffix='.partial', dir=path.parent)
     try:
         with os.fdopen(descriptor, 'wb') as file:
             file.write(content)
         os.replace(partial, path)
-    except OSError:
+    finally:
         Path(partial).unlink(missing_ok=True)
-        raise
 
 
 @functools.cache

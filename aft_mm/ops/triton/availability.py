@@ -25,6 +25,7 @@ from ..verified import ALL, unverified_reasons
 KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(causal=True),
     'aft_full': {},
+    'aft_full_batched': {},
     'aft_local': {},
     'aft_conv': dict(global_connectivity=True, causal=False),
     'aft_simple_step': dict(key_function='softmax'),
@@ -105,9 +106,10 @@ def _differentiation_reasons() -> tuple[str, ...]:
 
 
 @constant
-def _unverified_reasons(
+def default_reasons(
     op: str, dtype: torch.dtype, device_type: str, index: int | None
 ) -> tuple[str, ...]:
+    """Return why a kernel is not the default on a device; empty if it is."""
     if device_type != 'cuda':
         return ("not the default in Triton's interpreter",)
     return unverified_reasons('triton', op, dtype, index)
@@ -116,7 +118,7 @@ def _unverified_reasons(
 def reasons_on_request_only(op: str, tensors: Sequence[Tensor | None]) -> list[str]:
     """Return why kernels that can run the call are not the default; empty if they are."""
     _, key, value, *_ = tensors
-    reasons = [*_unverified_reasons(op, value.dtype, value.device.type, value.device.index)]
+    reasons = [*default_reasons(op, value.dtype, value.device.type, value.device.index)]
     # 0.7 times as fast as eager with 24 channels per head on an H100, 2.8 times with one.
     if op == 'aft_conv' and key.shape[-1] < value.shape[-1]:
         reasons.append('slower than eager for heads of several channels')

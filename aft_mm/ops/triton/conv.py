@@ -197,36 +197,17 @@ def _moved_call(
     return places, call, *moved
 
 
-def conv(
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor,
-    key_mask: Tensor | None,
-    grid: Sequence[int],
-    gate: str,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
+def conv(*inputs: Any) -> tuple[Tensor, Tensor]:
     """Return AFT-conv [B, T, D] on a 2-d grid, and with `save` what its gradient needs."""
-    places, call = _moved_call(query, key, value, weight, key_mask, grid, gate, save)
-    kept = new_saved(call.value, call.band, call.block.width, save)
+    places, call = _moved_call(*inputs)
+    kept = new_saved(call.value, call.band, call.block.width, inputs[-1])
     return places.move_back(launch_forward(call, kept))[0], kept
 
 
-def conv_backward(
-    gradient: Tensor,
-    saved: Tensor,
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor,
-    key_mask: Tensor | None,
-    grid: Sequence[int],
-    gate: str,
-    wanted: Sequence[bool],
-) -> list[Tensor | None]:
-    inputs = query, key, value, weight, key_mask, grid, gate
-    places, call, grad_output = _moved_call(*inputs, True, gradient)
+def conv_backward(gradient: Tensor, saved: Tensor, *inputs: Any) -> list[Tensor | None]:
+    (key, value), wanted = inputs[1:3], inputs[-1]
+    given: tuple[Any, ...] = (*inputs[:-1], True, gradient)
+    places, call, grad_output = _moved_call(*given)
     *others, grad_table = launch_backward(grad_output, saved, call, wanted[3])
     grad_query, grad_key, grad_value = places.move_back(*others)
     if key.shape[2] != value.shape[2]:
@@ -235,16 +216,8 @@ def conv_backward(
     return [grad_query, grad_key, grad_value, grad_weight]
 
 
-def _empty(
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor,
-    key_mask: Tensor | None,
-    grid: Sequence[int],
-    gate: str,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
+def _empty(*inputs: Any) -> tuple[Tensor, Tensor]:
+    value, weight, _, grid, _, save = inputs[2:]
     places = _padded_maps(value, weight, grid)
     band, block = places.tiles(value, save)
     saved = new_saved(value.new_empty(places.shape), band, block.width, save and len(value) > 0)

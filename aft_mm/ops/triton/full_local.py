@@ -47,6 +47,7 @@ class MatmulCall(NamedTuple):
     gate: str
     band: TileBand
     block: MatmulBlock
+    pair_mask: Tensor | None = None
 
     @property
     def parts(self) -> int:
@@ -60,8 +61,9 @@ class MatmulCall(NamedTuple):
         return find_extents(self.band, len(self.value), self.value.shape[2], transposed)
 
     def inputs(self, saved: SavedParts) -> MatmulInputs:
-        shifts = saved.shifts, *((1, 0, 0) if self.band.shared else (0, 0, 1))
-        table, centre = self.band.locate(self.table), strided(saved.centre)
+        strides = (1, 0, 0) if self.band.shared else (self.band.own * self.band.targets, 0, 1)
+        shifts = saved.shifts, *strides
+        table, centre = self.band.locate(self.table, self.pair_mask), strided(saved.centre)
         tensors = strided(self.key), strided(self.value), table, shifts, centre
         return MatmulInputs(self.extents(), *tensors, strided(self.query), strided(self.key_mask))
 
@@ -83,7 +85,7 @@ class MatmulCall(NamedTuple):
         """Launch as many programs as run at the same time."""
         programs = RECOMPUTE_PROGRAMS * count_processors(self.value.device)
         options = dict(FORM=self.form, GATE=self.gate, maxnreg=RECOMPUTE_REGISTERS)
-        kernel[(programs,)](*arguments, **options)
+        kernel[(programs,)](*arguments, num_warps=max(4, self.block.width // 16), **options)
 
 
 def _units(saved: SavedParts, call: MatmulCall, inputs: MatmulInputs) -> Tensor:
@@ -145,8 +147,10 @@ def _operand(
     units: Strided,
     transposed: bool = False,
 ) -> matmul.MatmulOperand:
-    """Compute W, or Wᵀ, and the sums of the tiles outside it."""
+    """Compute W, or Wᵀ, and the sums of the tiles outside it; neither if the product does it."""
     (x, sums), band, tile = terms, call.band, call.block.tile
+    if band.own:
+        return matmul.MatmulOperand(None, x, units, None, None)
     rows, others = band.tiles, band.source_tiles
     if transposed:
         rows, others = others, rows
@@ -212,6 +216,8 @@ def launch_backward(
         return [*results, None]
     grad_table = _bias_gradient(call, inputs, (x, sources), units)
     pairs = band.reach * (len(value) if band.shared else band.tiles)
+    if band.own:
+        pairs *= len(value)
     located = band.locate(grad_table)
     call.recompute(recompute_flagged.product_recompute_bias_kernel, located, saved, inputs, pairs)
     if band.shared:  # sum the shared tile [B, tile, reach · tile] to w [B, offsets]
@@ -241,6 +247,8 @@ def _bias_gradient(
     pairs = owners * band.reach * (block.tile // side)
     steps = items * cdiv(2 * call.value.shape[2], block.step)
     parts, each = share_out(steps, pairs, device)
+    if band.own:
+        pairs, parts, each = pairs * items, 1, steps
     # No program writes the entries outside the window.
     grad_table = torch.zeros(parts, *shape, dtype=torch.float32, device=device)
     arguments = inputs, band.full_extents(inputs.extents), terms, units, (each, steps)
@@ -249,6 +257,44 @@ def _bias_gradient(
         matmul.product_bias_backward_kernel, (pairs * parts,), *results, *arguments, SIDE=side
     )
     return grad_table.sum(0) if parts > 1 else grad_table[0]
+
+
+def aft_full_batched(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    *,
+    num_heads: int | None,
+    pair_mask: Tensor | None,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
+    """Compute AFT-full with a w per sample or head, whose W is never in memory.
+
+    The heads of a sample are sequences; those of all samples, if they share the w of a head.
+    """
+    heads, batch = num_heads or 1, len(value)
+    bias = position_bias if num_heads else position_bias.unsqueeze(-3)
+    shared = bias.dim() == 3 and pair_mask is None and key_mask is None
+    order, joined = ((2, 1, 0, 3), 2) if shared else ((0, 2, 1, 3), 0)
+
+    def as_sequences(x: Tensor) -> Tensor:
+        return x.unflatten(2, (heads, -1)).permute(order).flatten(joined, joined + 1)
+
+    if heads > 1:
+        query = None if query is None else as_sequences(query)
+        key, value = as_sequences(key), as_sequences(value)
+        key_mask = None if key_mask is None else key_mask.repeat_interleave(heads, 0)
+    bias = bias.expand(1 if shared and heads > 1 else batch, *bias.shape[-3:])
+    save = differentiated(query, key, value, bias)
+    inputs = query, key, value, bias, key_mask, pair_mask
+    output = product(*inputs, None, None, causal, gate, save)[0]
+    if heads == 1:
+        return output
+    sizes = (batch, -1) if shared else (batch, heads)
+    return output.unflatten(joined, sizes).permute(order).flatten(2)
 
 
 def aft_full(
@@ -263,7 +309,7 @@ def aft_full(
 ) -> Tensor:
     """Compute AFT-full in O(T·S·D): tiles of exp(w) times e^k v and e^k, for every finite key."""
     save = differentiated(query, key, value, position_bias)
-    tensors = query, key, value, position_bias, key_mask
+    tensors = query, key, value, position_bias, key_mask, None
     return product(*tensors, None, None, causal, gate, save)[0]
 
 
@@ -284,7 +330,7 @@ def aft_local(
     save = differentiated(query, key, value, pos_u, pos_v)
     window, grid = window_on(window, grid)
     table = local_table(pos_u, pos_v, value, window, grid, causal, save)
-    return product(query, key, value, table, key_mask, window, grid, causal, gate, save)[0]
+    return product(query, key, value, table, key_mask, None, window, grid, causal, gate, save)[0]
 
 
 def window_on(window: Window, grid: Sequence[int] | None) -> tuple[list[int], list[int] | None]:
@@ -317,63 +363,43 @@ def _matmul_call(
     value: Tensor,
     table: Tensor,
     key_mask: Tensor | None,
+    pair_mask: Tensor | None,
     window: Sequence[int] | None,
     grid: Sequence[int] | None,
     causal: bool,
     gate: str,
     save: bool,
 ) -> MatmulCall:
-    block = choose_block(value, save)
+    block = choose_block(value, save, table.dim() == 4)
     band = make_band(table, value, window, grid, causal, block.tile)
-    return MatmulCall(query, key, value, table, key_mask, gate, band, block)
+    return MatmulCall(query, key, value, table, key_mask, gate, band, block, pair_mask)
 
 
-def product(
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    table: Tensor,
-    key_mask: Tensor | None,
-    window: Sequence[int] | None,
-    grid: Sequence[int] | None,
-    causal: bool,
-    gate: str,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return AFT-full, or AFT-local with a window, and with `save` what backward needs."""
-    call = _matmul_call(query, key, value, table, key_mask, window, grid, causal, gate, save)
-    kept = new_saved(value, call.band, call.block.width, save)
+def product(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """Return AFT-full, or AFT-local with a window, and with `save` what backward needs.
+
+    A table [B, h, T, S] is that of B samples, whose heads are the sequences of the tokens.
+    """
+    call = _matmul_call(*inputs)
+    kept = new_saved(call.value, call.band, call.block.width, inputs[-1])
     return launch_forward(call, kept), kept
 
 
-def product_backward(
-    gradient: Tensor,
-    saved: Tensor,
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    table: Tensor,
-    key_mask: Tensor | None,
-    window: Sequence[int] | None,
-    grid: Sequence[int] | None,
-    causal: bool,
-    gate: str,
-    wanted: Sequence[bool],
-) -> list[Tensor | None]:
-    call = _matmul_call(query, key, value, table, key_mask, window, grid, causal, gate, True)
-    return launch_backward(gradient, saved, call, wanted[3])
+def product_backward(gradient: Tensor, saved: Tensor, *inputs: Any) -> list[Tensor | None]:
+    given: tuple[Any, ...] = (*inputs[:-1], True)
+    return launch_backward(gradient, saved, _matmul_call(*given), inputs[-1][3])
 
 
-def _empty(query: Tensor | None, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    call = _matmul_call(query, key, value, *others)
-    output = value.new_empty(len(value), call.band.targets, value.shape[2])
-    return output, new_saved(value, call.band, call.block.width, others[-1])
+def _empty(*inputs: Any) -> tuple[Tensor, Tensor]:
+    call = _matmul_call(*inputs)
+    output = call.value.new_empty(len(call.value), call.band.targets, call.value.shape[2])
+    return output, new_saved(call.value, call.band, call.block.width, inputs[-1])
 
 
 product = register(
     product,
-    f'{TOKENS}, Tensor table, Tensor? key_mask, SymInt[]? window, SymInt[]? grid, bool causal, '
-    'str gate',
+    f'{TOKENS}, Tensor table, Tensor? key_mask, Tensor? pair_mask, SymInt[]? window, '
+    'SymInt[]? grid, bool causal, str gate',
     product_backward,
     fake=_empty,
     public_name='aft_full and aft_local',

@@ -9,6 +9,9 @@ All entries of W and E are at most 1, so a term that float32 loses is below e^�
 negligible if d ≥ e^−40. If d is smaller although the row sees a key, or n/d is not finite, the
 program sets a flag and `recompute_flagged.py` recomputes the tile.
 
+If each sequence has its own w, the program computes W from it, one step at a time. The shift of a
+row is then the largest w so far, and its sums are rescaled when it rises.
+
 Saved for the gradient: the mean o = m + n/d, and ``λ = log d`` relative to the unit of the tile and
 the shift of w. With α = dy g(q),
 
@@ -62,10 +65,11 @@ SMALLEST = tl.constexpr(4.248354255291589e-18)
 class MatmulOperand(NamedTuple):
     """W in tiles, terms, units, and sums of the tiles before and after the window.
 
-    weights: (W [n, tile, width], width, stride of sequences, stride of tiles).
+    weights: (W [n, tile, width], width, stride of sequences, stride of tiles), None if the product
+    computes W.
     """
 
-    weights: Strided
+    weights: Strided | None
     terms: Strided
     units: Strided
     past: Strided | None
@@ -97,8 +101,39 @@ def add_outside(
 
 
 @triton.jit
+def compute_weights(
+    inputs: 'MatmulInputs',
+    batch: 'Ints',
+    row: 'Ints',
+    other: 'Ints',
+    shift: 'Floats',
+    FORM: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+) -> 'tuple[Floats, Floats]':
+    """Return W [tile, STEP], and the shift of each row, which rises to its largest w.
+
+    With TRANSPOSED, rows are sources, and the shifts of targets are those of the forward pass.
+    """
+    rows, others = tl.arange(0, FORM.tile)[:, None], tl.arange(0, FORM.step)[None, :]
+    if TRANSPOSED:
+        w, visible, _ = load_bias(
+            inputs.bias, inputs.extents, batch, other, row, others, rows, FORM
+        )  # [tile, STEP]
+        targets = other + others
+        w -= load_entry(inputs.shifts, batch, 0, targets, targets < inputs.extents.targets)
+    else:
+        w, visible, _ = load_bias(
+            inputs.bias, inputs.extents, batch, row, other, rows, others, FORM
+        )  # [tile, STEP]
+        shift = tl.maximum(shift, tl.max(tl.where(visible, w, LOWEST), 1))
+        w -= shift[:, None]
+    return tl.where(visible, tl.exp(w), 0.0), shift
+
+
+@triton.jit
 def weighted_sums(
     operand: 'MatmulOperand',
+    inputs: 'MatmulInputs',
     extents: 'Extents',
     tile: 'Ints',
     batch: 'Ints',
@@ -106,10 +141,11 @@ def weighted_sums(
     outside: 'Floats',
     FORM: tl.constexpr,
     TRANSPOSED: tl.constexpr,
-) -> 'Floats':
+) -> 'tuple[Floats, Floats]':
     """Return W times the terms of all tokens for one tile of rows, [tile, 2 · width].
 
-    outside: the weight of the tokens outside the window.
+    outside: the weight of the tokens outside the window. The second result are the shifts of the
+    rows, if W is computed here.
     """
     TILE: tl.constexpr = FORM.tile
     STEP: tl.constexpr = FORM.step
@@ -117,6 +153,7 @@ def weighted_sums(
     NUMBERS: tl.constexpr = 2 * FORM.width
     numbers = part * NUMBERS + tl.arange(0, NUMBERS)
     total = tl.zeros([TILE, NUMBERS], tl.float32)
+    shift = tl.zeros([TILE], tl.float32) + LOWEST
     size = extents.targets if TRANSPOSED else extents.sources
     tiles = tl.cdiv(size, TILE)
     lowest = tl.maximum(tile - extents.before, 0)
@@ -130,9 +167,10 @@ def weighted_sums(
         origin = (tile - extents.before) * TILE
     first = lowest * TILE
     last = tl.minimum(highest * TILE, tl.cdiv(size, STEP) * STEP)
-    weights = operand.weights[0] + batch * operand.weights[2]
-    weights += tile.to(tl.int64) * operand.weights[3] - origin
-    weights += tl.arange(0, TILE)[:, None] * operand.weights[1]
+    if operand.weights is not None:
+        weights = operand.weights[0] + batch * operand.weights[2]
+        weights += tile.to(tl.int64) * operand.weights[3] - origin
+        weights += tl.arange(0, TILE)[:, None] * operand.weights[1]
     for done in span(first, last, STEP):
         start = done
         if FORM.causal:
@@ -147,11 +185,18 @@ def weighted_sums(
                 here = load_unit(operand.units, batch, start // TILE, numbers, extents.channels)
                 total *= tl.exp(here - there if TRANSPOSED else there - here)[None, :]
         start = tl.multiple_of(start, STEP)
-        w = tl.load(weights + start + tl.arange(0, STEP)[None, :])  # [TILE, STEP]
+        if FORM.own:
+            previous = shift
+            w, shift = compute_weights(inputs, batch, tile * TILE, start, shift, FORM, TRANSPOSED)
+            w = w.to(operand.terms[0].dtype.element_ty)
+            if not TRANSPOSED:
+                total *= tl.exp(previous - shift)[:, None]
+        else:
+            w = tl.load(weights + start + tl.arange(0, STEP)[None, :])  # [TILE, STEP]
         # [STEP, NUMBERS]
         x = tl.load(terms_at(operand.terms, batch, start, part * NUMBERS, STEP, NUMBERS))
         total = multiply(w, x, total, PRECISION)
-    return total
+    return total, shift
 
 
 @triton.jit
@@ -174,9 +219,16 @@ def product_forward_kernel(
     tile, batch, part, rows, columns = locate_program(extents, FORM.tile, FORM.width, FORM.shared)
     inside = columns < extents.channels
     real = (rows < extents.targets)[:, None] & inside[None, :]
-    shift = load_entry(inputs.shifts, batch, 0, rows, rows < extents.targets)  # [TILE]
-    outside = tl.exp(-shift)[:, None]
-    total = weighted_sums(operand, extents, tile, batch, part, outside, FORM, False)
+    outside = 1.0
+    if not FORM.own:
+        shift = load_entry(inputs.shifts, batch, 0, rows, rows < extents.targets)  # [TILE]
+        outside = tl.exp(-shift)[:, None]
+    total, highest = weighted_sums(
+        operand, inputs, extents, tile, batch, part, outside, FORM, False
+    )
+    if FORM.own:
+        shift = highest
+        store_entry(inputs.shifts, batch, 0, rows, (rows < extents.targets) & (part == 0), shift)
     numerator, denominator = split_pair(total)
     first = tl.load(firsts + batch * extents.channels + columns, mask=inside, other=0)  # [WIDTH]
     first = first[None, :]
@@ -232,7 +284,7 @@ def product_backward_kernel(
     extents = inputs.extents
     tile, batch, part, rows, columns = locate_program(extents, FORM.tile, FORM.width, FORM.shared)
     real = (rows < extents.sources)[:, None] & (columns < extents.channels)[None, :]
-    total = weighted_sums(operand, met, tile, batch, part, 1.0, FORM, True)
+    total, _ = weighted_sums(operand, inputs, met, tile, batch, part, 1.0, FORM, True)
     grad_term, grad_weight = split_pair(total)
     weight, values = load_source(inputs, operand.units, batch, tile, rows, columns)  # [TILE, WIDTH]
     store_tile(grad_key, batch, rows, columns, real, weight * (values * grad_term + grad_weight))
@@ -249,15 +301,21 @@ def tiles_of_gradient(
     """Return the first and last item of a tile of the gradient of w, and :func:`item_at`'s keys.
 
     A tile belongs to a tile of targets and one of sources, counted from the first in a dense W,
-    else from the first in the window; its items are the sequences, none if the sources are hidden.
-    If shared, it belongs to a sequence and a distance of tiles, and its items are the tiles of
-    targets.
+    else from the first in the window; its items are the sequences, none if the sources are hidden,
+    or only the own one. If shared, it belongs to a sequence and a distance of tiles, and its items
+    are the tiles of targets.
     """
     tiles = tl.cdiv(extents.targets, FORM.tile)
     if FORM.shared:
         reach = extents.before + 1 + extents.after
         owner, other = index // reach, index % reach - extents.before
         first, last = tl.maximum(-other, 0), tl.minimum(tiles - other, tiles)
+    elif FORM.own:
+        each = tiles * tl.cdiv(extents.sources, FORM.tile)
+        first, owner, other = index // each, index % tiles, index % each // tiles
+        last = first + 1
+        if FORM.causal:
+            last = tl.where(other <= owner, last, first)
     else:
         owner, other = index % tiles, index // tiles
         if FORM.near != 'dense':
@@ -309,23 +367,26 @@ def product_bias_backward_kernel(
     side = index % (TILE // SIDE) * SIDE
     first, last, owner, other = tiles_of_gradient(extents, index // (TILE // SIDE), FORM)
     blocks = tl.cdiv(2 * extents.channels, STEP)
+    batch = first
     first = tl.maximum(part * share[0], first * blocks)
     last = tl.minimum(tl.minimum(part * share[0] + share[0], share[1]), last * blocks)
     total = tl.zeros([TILE, SIDE], tl.float32)
     for step in span(first, last):
-        batch, tile, met = item_at(owner, other, step // blocks, FORM)
+        sequence, tile, met = item_at(owner, other, step // blocks, FORM)
         number = step % blocks * STEP
         # [TILE, STEP]
-        target_block = tl.load(terms_at(terms[0], batch, tile * TILE, number, TILE, STEP))
+        target_block = tl.load(terms_at(terms[0], sequence, tile * TILE, number, TILE, STEP))
         # [SIDE, STEP]
-        source_block = tl.load(terms_at(terms[1], batch, met * TILE + side, number, SIDE, STEP))
+        source_block = tl.load(terms_at(terms[1], sequence, met * TILE + side, number, SIDE, STEP))
         if FORM.causal:
             numbers = number + tl.arange(0, STEP)
-            there = load_unit(units, batch, met, numbers, extents.channels)  # [STEP]
-            here = load_unit(units, batch, tile, numbers, extents.channels)  # [STEP]
+            there = load_unit(units, sequence, met, numbers, extents.channels)  # [STEP]
+            here = load_unit(units, sequence, tile, numbers, extents.channels)  # [STEP]
             target_block *= tl.exp(there - here)[None, :]
         total = multiply(target_block, tl.trans(source_block), total, PRECISION)
-    batch, row, column = 0, owner * TILE, other * TILE + side
+    row, column = owner * TILE, other * TILE + side
+    if not (FORM.shared or FORM.own):
+        batch = 0
     if FORM.shared:
         batch, row, column = owner, extents.before * TILE, (extents.before + other) * TILE + side
     rows, columns = tl.arange(0, TILE), tl.arange(0, SIDE)

@@ -156,8 +156,19 @@ def gradients_of_token(
 
 
 @triton.jit
+def denominator_of(second: 'Floats', UNITS: tl.constexpr) -> 'Floats':
+    """Return `second`, or 1 for the empty sum; with UNITS other sums may be less than 1."""
+    return tl.where(second == 0, 1.0, second) if UNITS else tl.maximum(second, 1.0)
+
+
+@triton.jit
 def gated_mean(
-    query: 'Floats', first: 'Floats', second: 'Floats', KEY: tl.constexpr, GATE: tl.constexpr
+    query: 'Floats',
+    first: 'Floats',
+    second: 'Floats',
+    KEY: tl.constexpr,
+    GATE: tl.constexpr,
+    UNITS: tl.constexpr,
 ) -> 'Floats':
     """Return the output of a token from the sum that it sees; 0 for the empty sum."""
     if KEY == 'relu2':
@@ -165,7 +176,7 @@ def gated_mean(
         mixed = relu(query) * first + relu(-query) * second
     else:
         # One division for both the mean and a sigmoid gate.
-        divisor = tl.maximum(second, 1.0) if KEY == 'softmax' else 1.0
+        divisor = denominator_of(second, UNITS) if KEY == 'softmax' else 1.0
         mixed = first
         if GATE == 'sigmoid':
             divisor *= 1.0 + exp(-query.to(tl.float32))
@@ -184,6 +195,7 @@ def target_of_token(
     second: 'Floats',
     KEY: tl.constexpr,
     GATE: tl.constexpr,
+    UNITS: tl.constexpr,
 ) -> 'tuple[Floats, Floats, Floats, Floats]':
     """Return the gradient of the query, and the sum that this target contributes to its keys.
 
@@ -196,7 +208,7 @@ def target_of_token(
         grad_query = gradient * tl.where(query > 0, first, tl.where(query < 0, -second, 0.0))
         first, second = gradient * relu(query), gradient * relu(-query)
     else:
-        inverse = 1.0 / tl.maximum(second, 1.0) if KEY == 'softmax' else 1.0
+        inverse = 1.0 / denominator_of(second, UNITS) if KEY == 'softmax' else 1.0
         mean = first * inverse
         grad_query = gradient
         if GATE != 'none':

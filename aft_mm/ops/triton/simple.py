@@ -9,10 +9,15 @@ The backward pass goes from the last tile to the first, recomputes each group fr
 and sums the gradients of the targets in reverse, relative to ``e^(−m_t)``, which only grows on the
 way.
 
+A tile may share one unit, the largest key up to its end. Then a token costs one exponential, and sums
+are added without others. If in some channel the largest key before the tile is more than 60 nats
+below it, each token has its own.
+
 If batch and channels give too few programs for the device, a sequence is divided into chunks, and a
 first kernel sums each chunk.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,7 +25,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..checks import ENVIRONMENT_VARIABLE
 from ..kernel_op import TOKENS, differentiated, register
+from .availability import default_reasons
 from .block_sizes import cdiv, count_processors, find_block
 from .online_softmax import (
     HIGHEST,
@@ -48,14 +55,19 @@ from .online_softmax import (
 )
 
 MOST_CHUNKS = tl.constexpr(64)
+# A sum may be e^−60 of its unit; terms that float32 then loses are below e^−27 of it.
+FARTHEST = tl.constexpr(60.0)
 # A block [GROUPS, C], or a sum of such blocks, per row of the groups.
 Rows: TypeAlias = tuple[Any, ...]
 
 
 class ScanTile(NamedTuple):
+    """units: whether the sums of a tile may share one unit, the largest key up to its end."""
+
     groups: int
     rows: int
     channels: int
+    units: bool
 
 
 class ScanSizes(NamedTuple):
@@ -285,6 +297,88 @@ def simple_forward_sums_kernel(
 
 
 @triton.jit
+def unit_of_tile(keys: 'Rows', high: 'Floats', ROWS: tl.constexpr) -> 'Floats':
+    """Return the largest of `high` and the keys, [1, C]."""
+    highest = keys[0].to(tl.float32)
+    for r in tl.static_range(1, ROWS):
+        highest = tl.maximum(highest, keys[r].to(tl.float32))
+    return tl.maximum(high, tl.max(highest, 0, keep_dims=True))
+
+
+@triton.jit
+def add_pairs(
+    n: 'Floats',
+    d: 'Floats',
+    bn: 'Floats',
+    bd: 'Floats',
+    on: 'Floats',
+    od: 'Floats',
+    obn: 'Floats',
+    obd: 'Floats',
+) -> 'tuple[Floats, ...]':
+    """:func:`merge_pairs` for sums with the same unit."""
+    return n + on, d + od, n + obn, d + obd
+
+
+@triton.jit
+def sum_tile(
+    keys: 'Rows', values: 'Rows', unit: 'Floats', carry: 'Sum', BLOCK: tl.constexpr
+) -> 'tuple[Sum, Rows, Sum]':
+    """Return the sums before each group, E of each row and the next carry, relative to one unit."""
+    ROWS: tl.constexpr = BLOCK.rows
+    group = tl.arange(0, BLOCK.groups)[:, None]
+    scale = exp(carry[0] - unit)
+    before_first = tl.where(group == 0, carry[1] * scale, 0.0)
+    before_second = tl.where(group == 0, carry[2] * scale, 0.0)
+    first, second, weights = before_first, before_second, ()
+    for r in tl.static_range(ROWS):
+        weight = exp(keys[r].to(tl.float32) - unit)  # [GROUPS, C]
+        first += weight * values[r].to(tl.float32)
+        second += weight
+        weights = weights + (weight,)  # type: ignore[assignment]
+    first, second, before_first, before_second = tl.associative_scan(
+        (first, second, before_first, before_second), 0, add_pairs
+    )
+    end = group == BLOCK.groups - 1
+    first = tl.sum(tl.where(end, first, 0.0), 0, keep_dims=True)
+    carry = unit, first, tl.sum(tl.where(end, second, 0.0), 0, keep_dims=True)
+    return (unit, before_first, before_second), weights, carry
+
+
+@triton.jit
+def finish_rows(
+    output: 'Strided',
+    saved: 'Strided | None',
+    where: 'tuple[Ints, Ints, Ints]',
+    real: 'Rows',
+    tokens: 'tuple[Rows, Rows, Rows]',
+    before: 'Sum',
+    weights: 'Rows | None',
+    KEY: tl.constexpr,
+    GATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Store the sums before the groups, and the outputs of their rows.
+
+    weights: E of each row, if all sums have one unit.
+    """
+    ROWS: tl.constexpr = BLOCK.rows
+    batch, token, channel = where
+    queries, keys, values = tokens
+    high, first, second = before
+    store_sum(saved, batch, token // ROWS, channel, real[0], high, first, second)
+    at = entry_pointer(output, batch, token, channel)
+    for r in tl.static_range(ROWS):
+        if weights is None:
+            high, first, second = add_token(high, first, second, keys[r], values[r], KEY)
+        else:
+            first += weights[r] * values[r].to(tl.float32)
+            second += weights[r]
+        mixed = gated_mean(queries[r], first, second, KEY, GATE, BLOCK.units)
+        store_row(output, at, r, real[r], mixed)
+
+
+@triton.jit
 def simple_forward_kernel(
     output: 'Strided',
     saved: 'Strided | None',
@@ -305,20 +399,29 @@ def simple_forward_kernel(
     start = tile * (BLOCK.groups * ROWS)
     while tile < last:
         token, real = find_rows(sizes, tile, channel, False, BLOCK)
-        earlier = ()
-        for _r in tl.static_range(ROWS):
-            earlier = earlier + (real[0] & (token > start),)  # type: ignore[assignment]
-        keys, values = load_tokens(inputs, batch, token - ROWS, channel, earlier, ROWS)
-        group_sum = sum_rows(keys, values, KEY, ROWS)
-        keys, values = load_tokens(inputs, batch, token, channel, real, ROWS)
-        queries = load_rows(inputs.query, batch, token, channel, real, ROWS, 0.0)
-        before, carry = follow(*group_sum, carry, BLOCK)
-        store_sum(saved, batch, token // ROWS, channel, real[0], *before)
-        at = entry_pointer(output, batch, token, channel)
-        for r in tl.static_range(ROWS):
-            before = add_token(*before, keys[r], values[r], KEY)
-            mixed = gated_mean(queries[r], before[1], before[2], KEY, GATE)
-            store_row(output, at, r, real[r], mixed)
+        where = batch, token, channel
+        if BLOCK.units:
+            keys, values = load_tokens(inputs, *where, real, ROWS)
+            tokens = load_rows(inputs.query, *where, real, ROWS, 0.0), keys, values
+            unit = unit_of_tile(keys, carry[0], ROWS)
+            if tl.min(tl.min(carry[0] - unit, 1), 0) >= -FARTHEST:
+                group_starts, weights, carry = sum_tile(keys, values, unit, carry, BLOCK)
+                finish_rows(
+                    output, saved, where, real, tokens, group_starts, weights, KEY, GATE, BLOCK
+                )
+            else:
+                before, carry = precede(*sum_rows(keys, values, KEY, ROWS), carry, BLOCK)
+                finish_rows(output, saved, where, real, tokens, before, None, KEY, GATE, BLOCK)
+        else:
+            earlier = ()
+            for _r in tl.static_range(ROWS):
+                earlier = earlier + (real[0] & (token > start),)  # type: ignore[assignment]
+            keys, values = load_tokens(inputs, batch, token - ROWS, channel, earlier, ROWS)
+            group_sum = sum_rows(keys, values, KEY, ROWS)
+            keys, values = load_tokens(inputs, *where, real, ROWS)
+            tokens = load_rows(inputs.query, *where, real, ROWS, 0.0), keys, values
+            before, carry = follow(*group_sum, carry, BLOCK)
+            finish_rows(output, saved, where, real, tokens, before, None, KEY, GATE, BLOCK)
         tile += 1
 
 
@@ -331,9 +434,10 @@ def find_targets(
     real: 'Rows',
     KEY: tl.constexpr,
     GATE: tl.constexpr,
-    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> 'tuple[Rows, Rows, Rows]':
     """Return keys, values and targets of the rows, and store the gradients of the queries."""
+    ROWS: tl.constexpr = BLOCK.rows
     batch, token, channel = where
     keys, values = load_tokens(inputs, batch, token, channel, real, ROWS)
     queries = load_rows(inputs.query, batch, token, channel, real, ROWS, 0.0)
@@ -345,7 +449,7 @@ def find_targets(
     for r in tl.static_range(ROWS):
         before = add_token(*before, keys[r], values[r], KEY)
         grad_query, high, first, second = target_of_token(
-            gradients[r], queries[r], *before, KEY, GATE
+            gradients[r], queries[r], *before, KEY, GATE, BLOCK.units
         )
         store_row(results.query, at, r, real[r], grad_query)
         targets = targets + ((high, first, second),)  # type: ignore[assignment]
@@ -379,7 +483,7 @@ def simple_backward_sums_kernel(
     while tile < last:
         token, real = find_rows(sizes, tile, channel, True, BLOCK)
         _, _, targets = find_targets(
-            results, saved, inputs, (batch, token, channel), real, KEY, GATE, BLOCK.rows
+            results, saved, inputs, (batch, token, channel), real, KEY, GATE, BLOCK
         )
         group_sum = sum_targets(*empty_sum(BLOCK.groups, BLOCK.channels), targets, BLOCK.rows)
         total = merge(*total, *group_sum)
@@ -409,7 +513,7 @@ def simple_backward_kernel(
     while tile >= start:
         token, real = find_rows(sizes, tile, channel, True, BLOCK)
         keys, values, targets = find_targets(
-            results, saved, inputs, (batch, token, channel), real, KEY, GATE, ROWS
+            results, saved, inputs, (batch, token, channel), real, KEY, GATE, BLOCK
         )
         group_sum = sum_targets(*empty_sum(BLOCK.groups, BLOCK.channels), targets, ROWS)
         later, carry = precede(*group_sum, carry, BLOCK)
@@ -448,13 +552,15 @@ def plan_chunks(value: Tensor) -> tuple[int, int, int, int]:
     return chunk, cdiv(tokens, chunk), width, programs
 
 
-def _launch_settings(kernel: str, value: Tensor) -> tuple[tuple[int, int], ScanSizes, dict]:
+def _launch_settings(
+    kernel: str, value: Tensor, units: bool
+) -> tuple[tuple[int, int], ScanSizes, dict]:
     """Return the grid, whose second size is the number of chunks, the sizes and the block."""
     chunk, chunks, width, programs = plan_chunks(value)
     block = find_block(kernel, value.device)
     _, tokens, channels = value.shape
     sizes = ScanSizes(tokens, channels, chunk // (block.groups * block.rows))
-    tile = ScanTile(block.groups, block.rows, width)
+    tile = ScanTile(block.groups, block.rows, width, units)
     return (programs, chunks), sizes, dict(BLOCK=tile, num_warps=block.warps)
 
 
@@ -471,12 +577,13 @@ def causal_simple(
     key_mask: Tensor | None,
     key_function: str,
     gate: str,
+    units: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return causal AFT-simple [B, T, D], and with `save` the sum before each group."""
     output, saved = new_results(value, save)
     inputs = Tensors(strided(query), strided(key), strided(value), strided(key_mask))
-    grid, sizes, options = _launch_settings('scan', value)
+    grid, sizes, options = _launch_settings('scan', value, units)
     starts, kept = None, strided(saved) if save else None
     if grid[1] > 1:
         starts = strided(new_sums(value, grid[1]))
@@ -495,12 +602,13 @@ def causal_simple_backward(
     key_mask: Tensor | None,
     key_function: str,
     gate: str,
+    units: bool,
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:
     results = new_wanted((query, key, value), wanted)
     tensors = strided(query), strided(key), strided(value), strided(key_mask)
     inputs = Tensors(*tensors, strided(gradient))
-    grid, sizes, options = _launch_settings('scan_backward', value)
+    grid, sizes, options = _launch_settings('scan_backward', value, units)
     options.update(KEY=key_function, GATE=gate)
     grad_query, grad_key, grad_value = map(strided, results)
     ends, kept, written = None, strided(saved), Tensors(grad_query, grad_key, grad_value)
@@ -513,11 +621,19 @@ def causal_simple_backward(
 
 simple_op = register(
     causal_simple,
-    f'{TOKENS}, Tensor? key_mask, str key_function, str gate',
+    f'{TOKENS}, Tensor? key_mask, str key_function, str gate, bool units',
     causal_simple_backward,
     fake=lambda *inputs: new_results(inputs[2], inputs[-1]),
     public_name='aft_simple',
 )
+
+
+def may_share_units(value: Tensor) -> bool:
+    """Return whether the kernel with units of tiles is used: where verified, or on request."""
+    if 'triton' in os.environ.get(ENVIRONMENT_VARIABLE, ''):
+        return True
+    where = value.dtype, value.device.type, value.device.index
+    return not default_reasons('aft_simple_units', *where)
 
 
 def aft_simple(
@@ -532,4 +648,5 @@ def aft_simple(
 ) -> Tensor:
     """Compute causal AFT-simple in O(T·D) with running sums."""
     save = differentiated(query, key, value)
-    return simple_op(query, key, value, key_mask, key_function, gate, save)[0]
+    units = key_function == 'softmax' and may_share_units(value)
+    return simple_op(query, key, value, key_mask, key_function, gate, units, save)[0]

@@ -6,30 +6,42 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from ..geometry import near_radius
 from .block_sizes import MatmulBlock, cdiv, find_block
+from .online_softmax import strided
 from .weights import BiasTable, Extents, MatmulForm
 
+# Targets of a program that computes its own W.
+LARGEST_OWN_TILE = 64
 
-def choose_block(value: Tensor, save: bool) -> MatmulBlock:
+
+def choose_block(value: Tensor, save: bool, own: bool = False) -> MatmulBlock:
     """Return the block for the type of `value`, and for training if `save`.
 
-    float16 operands are not used: the smallest float16 number, 6e-8, is far above the smallest
+    A program that computes its `own` W has more channels and fewer rows, because it computes W for
+    each block of channels. float16 operands are not used: the smallest float16 number, 6e-8, is far above the smallest
     terms.
     """
     kind = 'tf32x3'
     if value.dtype == torch.bfloat16:
         kind = 'tf32' if save else 'bfloat16'
-    return find_block(f'product_{kind}', value.device)
+    block = find_block(f'product_{kind}', value.device)
+    if not own:
+        return block
+    tile = min(block.tile, LARGEST_OWN_TILE)
+    wanted = max(16, triton.next_power_of_2(value.shape[2]))
+    return block._replace(tile=tile, width=min(block.width * block.tile // tile, wanted))
 
 
 class TileBand(NamedTuple):
     """The tiles of tokens that meet; with window None all of them, with a dense w.
 
     Tiles within the window have a w; visible tokens outside them have W = 1. `shared`: each
-    sequence has its own w, which depends only on the distance of two tokens.
+    sequence has its own w, which depends only on the distance of two tokens; `own`: each has its
+    own dense w.
     """
 
     window: tuple[int, ...] | None
@@ -39,6 +51,7 @@ class TileBand(NamedTuple):
     sources: int
     tile: int
     shared: bool = False
+    own: bool = False
 
     @property
     def tiles(self) -> int:
@@ -82,11 +95,15 @@ class TileBand(NamedTuple):
         tokens = self.reach * self.tile
         return extents._replace(targets=tokens, sources=tokens) if self.shared else extents
 
-    def locate(self, table: Tensor) -> BiasTable:
+    def locate(self, table: Tensor, pair_mask: Tensor | None = None) -> BiasTable:
         """Return the address of w in a table [T, S], [T, offsets] (shared [B, offsets]) or in tiles.
 
-        Tiles are [n, tile, reach · tile], of targets or if shared of sequences.
+        An own table is [B, h, T, S], and tiles are [n, tile, reach · tile], of targets or if shared of sequences.
         """
+        if self.own:
+            each, head, row, column = table.stride()
+            heads = table.shape[1], head
+            return BiasTable(table, each, 0, row, column, 0, heads, strided(pair_mask))
         if table.dim() == 3:
             each, row, column = table.stride()
             batch_stride, tile_stride = (each, 0) if self.shared else (0, each)
@@ -105,7 +122,7 @@ class TileBand(NamedTuple):
 @functools.lru_cache
 def find_form(band: TileBand, block: MatmulBlock, group: int) -> MatmulForm:
     near = 'dense' if band.window is None else 'line' if band.grid is None else 'grid'
-    tiles = band.causal, near, band.has_outside, band.shared, band.tile
+    tiles = band.causal, near, band.has_outside, band.shared, band.own, band.tile
     return MatmulForm(*tiles, block.width, block.step, block.precision, group)
 
 
@@ -132,7 +149,8 @@ def make_band(
 ) -> TileBand:
     sources = value.shape[1]
     if window is None:
-        return TileBand(None, None, causal, len(table), sources, tile)
+        own, targets = table.dim() == 4, table.shape[-2]
+        return TileBand(None, None, causal, targets, sources, tile, own=own)
     return TileBand(
         tuple(window), None if grid is None else tuple(grid), causal, sources, sources, tile
     )
@@ -157,7 +175,7 @@ def saved_shapes(value: Tensor, band: TileBand, width: int) -> list[tuple[int, .
     tokens = batch, band.targets, channels
     tiles = max(band.tiles, band.source_tiles) if band.causal else 1
     flags = batch, band.tiles, cdiv(channels, width)
-    shifts = batch if band.shared else band.targets
+    shifts = batch if band.shared else batch * band.targets if band.own else band.targets
     return [tokens, tokens, (batch, tiles, channels), (batch, 1, channels), (shifts,), flags]
 
 

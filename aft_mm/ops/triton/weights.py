@@ -1,8 +1,8 @@
 """Access to the position bias w[t, t'], the visibility of pairs, and the kernel that computes W.
 
-The table of w is what the caller has: a dense w [T, S], the free bias [T, 2s − 1] of AFT-local, the
-product of its factors in tiles [n, tile, reach · tile], or the kernels [h, 2s − 1] of AFT-conv. All
-are addressed by :class:`BiasTable`, so w is never copied.
+The table of w is what the caller has: a dense w [T, S] or [B, h, T, S], the free bias [T, 2s − 1]
+of AFT-local, the product of its factors in tiles [n, tile, reach · tile], or the kernels
+[h, 2s − 1] of AFT-conv. All are addressed by :class:`BiasTable`, so w is never copied.
 """
 
 from typing import Any, NamedTuple
@@ -25,7 +25,11 @@ span = _interpreted_span if interpreted() else tl.range
 
 
 class BiasTable(NamedTuple):
-    """Address of w: ``at + origin + b · batch_stride + (t // tile) · tile_stride + t · target_stride + …``."""
+    """Address of w: ``at + origin + b · batch_stride + (t // tile) · tile_stride + t · target_stride + …``.
+
+    heads: (h, stride of heads) if sequence b is head ``b % h`` of sample ``b // h``; mask: the mask
+    of pairs [B, T, S] of samples.
+    """
 
     at: Any
     batch_stride: Ints
@@ -33,6 +37,10 @@ class BiasTable(NamedTuple):
     target_stride: Ints
     source_stride: Ints
     origin: Ints
+    heads: Any = None
+    mask: Strided | None = None
+    # Triton 3.6 drops constants (strides of 1) after the last None of a tuple.
+    end: None = None
 
 
 class Extents(NamedTuple):
@@ -86,8 +94,8 @@ class MatmulForm(NamedTuple):
     """Constants for which kernels are specialised.
 
     near: 'dense', or where the window lies: on a 'line' or a 'grid'; has_outside: visible tokens
-    that no tile of w covers have W = 1; shared: each sequence has its own W, with equal tiles;
-    tile: tokens along a side of a tile; width: channels of a program; step: tokens of a step;
+    that no tile of w covers have W = 1; shared: each sequence has its own W, with equal tiles; own:
+    each has its own w, and products compute its W; tile: tokens along a side of a tile; width: channels of a program; step: tokens of a step;
     group: targets and sources that `recompute_flagged.py` processes at once.
     """
 
@@ -95,6 +103,7 @@ class MatmulForm(NamedTuple):
     near: str
     has_outside: bool
     shared: bool
+    own: bool
     tile: int
     width: int
     step: int
@@ -142,7 +151,11 @@ def bias_pointer(
     start = (
         target * bias.target_stride + tl.cast(source, tl.int64) * bias.source_stride + bias.origin
     )
-    start += tl.cast(batch, tl.int64) * bias.batch_stride + target // FORM.tile * bias.tile_stride
+    batch = tl.cast(batch, tl.int64)
+    if FORM.own:
+        start += batch // bias.heads[0] * bias.batch_stride + batch % bias.heads[0] * bias.heads[1]
+    else:
+        start += batch * bias.batch_stride + target // FORM.tile * bias.tile_stride
     return bias.at + start + (rows * bias.target_stride + columns * bias.source_stride)
 
 
@@ -179,6 +192,12 @@ def load_bias(
 ) -> 'tuple[Floats, Bools, Bools]':
     """Load w of these pairs, 0 outside the window; which are visible, and which have a w."""
     visible, near = visible_pairs(extents, target + rows, source + columns, FORM)
+    if bias.mask is not None:
+        mask, sample = bias.mask, tl.cast(batch, tl.int64) // bias.heads[0]
+        shown = mask[0] + sample * mask[1] + (target + rows).to(tl.int64) * mask[2]
+        shown += (source + columns).to(tl.int64) * mask[3]
+        visible &= tl.load(shown, mask=visible, other=0) != 0  # [rows, columns]
+        near = visible
     at = bias_pointer(bias, batch, target, source, rows, columns, FORM)
     w = tl.load(at, mask=near, other=0.0).to(tl.float32)  # [rows, columns]
     return w, visible & (w != float('-inf')), near
