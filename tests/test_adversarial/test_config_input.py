@@ -68,7 +68,7 @@ SETTINGS = [
     ('optim_wrapper.type=Nope', 'Nope is not in the mmpretrain::optimizer_wrapper registry'),
     (
         'optim_wrapper.optimizer.lrr=1',
-        "optimizer has no 'lrr'; did you mean lr? it may have amsgrad",
+        "optimizer has no 'lrr'; did you mean lr. it may have amsgrad",
     ),
 ]
 
