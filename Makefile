@@ -67,7 +67,7 @@ ranges-oldest: $(VENV)/installed
 	$(BIN)/python requirements/ranges.py oldest --python $(PYTHON)
 
 # The tests of the host packages themselves, of their source distributions.
-host-tests: $(VENV)/downstream $(VENV)/transformers
+host-tests: $(VENV)/development $(VENV)/downstream
 	$(BIN)/python requirements/host_tests.py
 
 # The documentation site. Warnings, such as broken internal links, are errors.

@@ -1,4 +1,4 @@
-"""Run the tests in the source distributions of host packages with the operators and models of aft_mm.
+"""Run the tests in the source distributions of host packages on the operators of aft_mm.hosts.
 
 python requirements/host_tests.py
 python requirements/host_tests.py mmsegmentation
@@ -9,7 +9,6 @@ reason, must fail; any other failure is an error.
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,12 +20,6 @@ FOLDER = Path(__file__).parent
 #: Arguments of pytest by package. Backbones of mmseg use no operator; other packages ship no tests.
 SUITES = {
     'mmsegmentation': ('tests', '--ignore=tests/test_models/test_backbones'),
-    'transformers': ('tests/host_transformers.py',),
-}
-#: Mixins that the tests of Transformers import and its source distribution lacks.
-MIXINS = {
-    'exporters/test_export.py': 'ExportTesterMixin',
-    'generation/test_utils.py': 'GenerationTesterMixin',
 }
 
 
@@ -50,16 +43,6 @@ def pytest_collection_modifyitems(items: list) -> None:
             item.add_marker(pytest.mark.xfail(reason=reasons[test], strict=True))
 
 
-def complete(tests: Path) -> None:
-    """Add the tests of the models of aft_mm, and the missing mixins, to those of Transformers."""
-    shutil.copy(FOLDER / 'host_transformers.py', tests)
-    (tests / '__init__.py').touch()
-    for file, name in MIXINS.items():
-        (tests / file).parent.mkdir()
-        (tests / file).with_name('__init__.py').touch()
-        (tests / file).write_text(f'class {name}:\n    pass\n')
-
-
 def run(package: str) -> int:
     """Return the exit status of the tests of a package."""
     with tempfile.TemporaryDirectory(prefix='host-') as name:
@@ -71,10 +54,7 @@ def run(package: str) -> int:
         with tarfile.open(archive) as file:
             file.extractall(folder, filter='data')
         root = next(path for path in folder.iterdir() if path.is_dir())
-        if package == 'transformers':
-            complete(root / 'tests')
-        else:
-            (root / 'configs').symlink_to('mmseg/.mim/configs')  # its tests look for them here
+        (root / 'configs').symlink_to('mmseg/.mim/configs')  # its tests look for them here
         plugin = ['-p', 'host_tests', '-p', 'no:cacheprovider', f'--rootdir={root}']
         path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get('PYTHONPATH')])])
         return subprocess.run(
