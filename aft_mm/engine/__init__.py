@@ -18,6 +18,7 @@ from .hooks.training import (
     BitsPerDimHook,
     CompileHook,
     EpochTimeHook,
+    FrozenFeaturesHook,
     RegularizationHook,
 )
 from .loops import GenerationTestLoop, TranslationTestLoop, derived_seed
@@ -35,6 +36,7 @@ __all__ = [
     'ExactResumeHook',
     'EpochTimeHook',
     'FiniteLossHook',
+    'FrozenFeaturesHook',
     'GenerationTestLoop',
     'InverseSqrtLR',
     'LayerDecayOptimWrapperConstructor',

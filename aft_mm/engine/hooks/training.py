@@ -1,14 +1,15 @@
 """Hooks that change or measure training."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from time import perf_counter
 from typing import Any
 
 import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from torch import nn
+from torch import Tensor, nn
 
 from aft_mm.checks import check_number, check_text
 from aft_mm.errors import UserError
@@ -74,6 +75,47 @@ def parts_to_compile(model: nn.Module) -> list[str]:
         return []
     names = [name for name in ('backbone', 'decoder') if name in parts]
     return [name for name in names if type(parts[name]).__module__.startswith('aft_mm.')]
+
+
+@HOOKS.register_module()
+class FrozenFeaturesHook(Hook):
+    """Compute the outputs of a frozen backbone once per image, for training and validation.
+
+    Images are known by their pixels. A pipeline with few variants of an image, such as a flip, saves
+    time; a random crop differs each time.
+    """
+
+    def before_train(self, runner: Runner) -> None:
+        backbone = task_model(runner).backbone
+        trained = next((n for n, x in backbone.named_parameters() if x.requires_grad), None)
+        if trained is not None:
+            raise UserError(
+                'FrozenFeaturesHook needs a frozen backbone, such as AFTViT with frozen_stages of all '
+                f'layers, but {trained} is trained'
+            )
+        backbone.forward = KeptOutputs(backbone.forward)
+
+    def after_train(self, runner: Runner) -> None:
+        del task_model(runner).backbone.forward
+
+
+class KeptOutputs:
+    """A function of a batch of images that computes each image once."""
+
+    def __init__(self, function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+        self.function = function
+        self.outputs: dict[bytes, tuple[Tensor, ...]] = {}
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> tuple[Tensor, ...]:
+        keys = [blake2b(image.cpu().numpy().tobytes()).digest() for image in images]
+        new = [i for i, key in enumerate(keys) if key not in self.outputs]
+        if new:
+            outputs = self.function(images[new])
+            for row, i in enumerate(new):
+                self.outputs[keys[i]] = tuple(output[row].clone() for output in outputs)
+        kept = [self.outputs[key] for key in keys]
+        return tuple(torch.stack(rows) for rows in zip(*kept, strict=True))
 
 
 @HOOKS.register_module()
