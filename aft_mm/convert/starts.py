@@ -17,19 +17,18 @@ from .packages import STARTS
 from .vit_weights import save_converted
 
 LAYERS = 4  # at the end of the backbone, which the head reads
-# The whole image, but for the ends of its longer side; features of few variants are computed once.
-PIPELINES = """
+# The whole image, but for the ends of its longer side.
+PIPELINE = """
 size = {}
-load, pack = dict(type='LoadImageFromFile'), dict(type='PackInputs')
-resize = [
+pipeline = [
+    dict(type='LoadImageFromFile'),
     dict(type='ResizeEdge', scale=size, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=size),
+    dict(type='PackInputs'),
 ]
-flip = dict(type='RandomFlip', prob=0.5, direction='horizontal')
-once = dict(type='aft_mm.StepsOnce', transforms=[load, *resize])
-train_dataloader['dataset']['pipeline'] = [once, flip, pack]
-val_dataloader['dataset']['pipeline'] = [load, *resize, pack]
-test_dataloader['dataset']['pipeline'] = [load, *resize, pack]
+train_dataloader['dataset']['pipeline'] = pipeline
+val_dataloader['dataset']['pipeline'] = pipeline
+test_dataloader['dataset']['pipeline'] = pipeline
 """
 
 
@@ -40,7 +39,7 @@ class DictCalls(ast.NodeTransformer):
         self.generic_visit(node)
         if ast.unparse(node.func) != 'dict' or node.args:
             return node
-        keys = [ast.Constant(word.arg) for word in node.keywords]
+        keys: list[ast.expr | None] = [ast.Constant(word.arg) for word in node.keywords]
         return ast.Dict(keys, [word.value for word in node.keywords])
 
 
@@ -111,5 +110,5 @@ def start_lines(start: str, out: Path) -> list[str]:
         f"model['neck'] = dict(in_channels={dims})",
         f"model['head']['in_channels'] = {dims * len(layers)}",
         f'data_preprocessor |= {pixels}',
-        *PIPELINES.format(size if isinstance(size, int) else min(size)).splitlines(),
+        *PIPELINE.format(size if isinstance(size, int) else min(size)).splitlines(),
     ]

@@ -272,7 +272,7 @@ def resize_steps(size: int) -> list[dict[str, Any]]:
 
 
 def config_of(
-    settings: Mapping[str, Any], classes: int, size: int, checkpoint: str | os.PathLike
+    settings: Mapping[str, Any], classes: int, size: int, checkpoint: str | Path
 ) -> dict[str, Any]:
     """Return a config of the converted model, for a folder of images of each class."""
     load, pack = dict(type='LoadImageFromFile'), dict(type='PackInputs')
@@ -301,7 +301,7 @@ def config_of(
 
 
 def save_converted(
-    source: str, size: int | None, out: str | os.PathLike, heads: int | None = None
+    source: str, size: int | None, out: str | Path, heads: int | None = None
 ) -> tuple[Config, dict[str, Tensor], list[Row]]:
     """Write the checkpoint of :func:`convert`; return its config for images of `size` and the rest."""
     settings, weights, rows = convert(source, heads)

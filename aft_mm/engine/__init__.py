@@ -17,8 +17,8 @@ from .hooks.stopping import TimeBudgetHook
 from .hooks.training import (
     BitsPerDimHook,
     CompileHook,
+    DiscriminantHeadHook,
     EpochTimeHook,
-    FrozenFeaturesHook,
     RegularizationHook,
 )
 from .loops import GenerationTestLoop, TranslationTestLoop, derived_seed
@@ -33,10 +33,10 @@ __all__ = [
     'CheckpointCompatibilityHook',
     'CompileHook',
     'ConsoleRunner',
+    'DiscriminantHeadHook',
     'ExactResumeHook',
     'EpochTimeHook',
     'FiniteLossHook',
-    'FrozenFeaturesHook',
     'GenerationTestLoop',
     'InverseSqrtLR',
     'LayerDecayOptimWrapperConstructor',

@@ -44,9 +44,7 @@ KINDS = {
     'text': Kind(own_data.text, 'text-file', '', 16, 0.5, 3000),
 }
 #: Training of a head on the features of a start.
-FROM_START = KINDS['image-folder']._replace(
-    base='frozen', seconds=0.1, iterations=500, image_seconds=0.2
-)
+FROM_START = KINDS['image-folder']._replace(base='frozen', seconds=0.1, image_seconds=0.2)
 #: Classes that are listed, and thin ones.
 MOST_LISTED, MOST_THIN = 20, 5
 #: Images of a class below which results are poor (docs/tasks/own_data.md).
@@ -116,6 +114,7 @@ def run(args: argparse.Namespace) -> None:
             refuse_given(args, ('val', 'seed'), reason)
         by_epoch = args.kind in ('image-folder', 'coco', 'voc')
         length = epochs(kind, data.parts['train']) if by_epoch else kind.iterations
+        length = 1 if start else length
         iterations = length * -(-data.parts['train'] // kind.batch_size) if by_epoch else length
         lines = [f'# {data.about[0]}.', f"_base_ = 'aft_mm::own_data/{kind.base}'", '']
         if data.files or data.links:

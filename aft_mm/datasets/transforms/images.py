@@ -1,17 +1,13 @@
 """Pipeline steps for images."""
 
-from typing import Any
-
 import mmcv
 import numpy as np
-from mmcv.transforms import BaseTransform, Compose
+from mmcv.transforms import BaseTransform
 
 from aft_mm.checks import check_int, refuse
 from aft_mm.errors import UnusableFile
 from aft_mm.images import read_rgb
 from aft_mm.registry import TRANSFORMS
-
-MOST_KEPT = 2 * 2**30  # bytes of StepsOnce: 14,000 images of 224 px
 
 
 @TRANSFORMS.register_module()
@@ -28,32 +24,6 @@ class LoadRGBImage(BaseTransform):
         if warnings:
             results['warnings'] = dict.fromkeys(warnings, path)
         return results
-
-
-@TRANSFORMS.register_module()
-class StepsOnce(BaseTransform):
-    """Run steps once per image file, and keep the results in the memory of this process.
-
-    Random steps belong behind it. With workers each has its own results, so set num_workers=0.
-
-    Args:
-        transforms: Configs of the steps, from the one that loads the image.
-    """
-
-    def __init__(self, transforms: list[dict[str, Any]]) -> None:
-        self.steps = Compose(transforms)
-        self.kept: dict[str, dict] = {}
-        self.bytes = 0
-
-    def transform(self, results: dict) -> dict:
-        path = results['img_path']
-        done = self.kept.get(path)
-        if done is None:
-            done = self.steps(dict(results))
-            self.bytes += done['img'].nbytes
-            if self.bytes < MOST_KEPT:
-                self.kept[path] = done
-        return {**done, **results, 'img': done['img'].copy()}
 
 
 @TRANSFORMS.register_module()

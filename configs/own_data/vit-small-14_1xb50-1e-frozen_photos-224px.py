@@ -28,23 +28,21 @@ model = dict(
 )
 data_preprocessor = dict(num_classes=num_classes)
 
-load = dict(type='LoadImageFromFile')
-resize = [
+pipeline = [
+    dict(type='LoadImageFromFile'),
     dict(type='ResizeEdge', scale=224, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=224),
+    dict(type='PackInputs'),
 ]
-pack = dict(type='PackInputs')
-train_pipeline = [
-    dict(type='aft_mm.StepsOnce', transforms=[load, *resize]),
-    dict(type='RandomFlip', prob=0.5, direction='horizontal'),
-    pack,
-]
-test_pipeline = [load, *resize, pack]
-
-train_dataloader = dict(num_workers=0, dataset=dict(data_root=data_root, pipeline=train_pipeline))
-val_dataloader = dict(dataset=dict(data_root=data_root, pipeline=test_pipeline))
+dataset = dict(data_root=data_root, pipeline=pipeline)
+train_dataloader = dict(dataset=dataset)
+val_dataloader = dict(dataset=dataset)
 test_dataloader = val_dataloader
-default_hooks = dict(checkpoint=dict(interval=20))
-custom_hooks = [dict(type='aft_mm.FrozenFeaturesHook')]
+
+# The hook sets the head; the optimizer does nothing.
+custom_hooks = [dict(type='aft_mm.DiscriminantHeadHook')]
+optim_wrapper = dict(optimizer=dict(lr=0.0, weight_decay=0.0))
+param_scheduler = None
 compile = False
-train_cfg = dict(max_epochs=60)
+default_hooks = dict(logger=dict(interval=1))
+train_cfg = dict(max_epochs=1, val_interval=1)
