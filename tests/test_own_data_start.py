@@ -16,6 +16,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from aft_mm.analysis.networks import build_dataset
 from aft_mm.apis import load_model
 from aft_mm.cli.main import main
+from aft_mm.config.reading import read_config
 from aft_mm.models import AFTViT, LayerConcat
 
 from .errors import refuses, stops
@@ -87,6 +88,11 @@ def test_a_project_from_a_checkpoint_works_to_the_end(photos, start, capsys, mon
     (scores,) = session.run(None, {'image': image.numpy()})
     np.testing.assert_allclose(scores, model(image).numpy(), atol=1e-4)
 
+    main(['new', 'image-folder', 'photos', '--out', 'again.py', '--start', str(best)])
+    again = read_config('again.py').model
+    assert again.backbone.init_cfg.checkpoint == str(best.resolve())
+    assert again.backbone.out_indices == [0, 1] and again.head.in_channels == 2 * 192
+
 
 def test_starts_that_cannot_be_used(photos, start, monkeypatch, here):
     def new(start, kind='image-folder'):
@@ -114,7 +120,9 @@ def test_starts_that_cannot_be_used(photos, start, monkeypatch, here):
 def test_a_backbone_that_learns_is_refused(photos, start):
     main(['new', 'image-folder', 'photos', '--start', 'start.pth'])
     options = ['--cfg-options', 'model.backbone.frozen_stages=1']
-    message = r'DiscriminantHeadHook needs a frozen backbone, .* but backbone\.layers\.1\..* is trained'
+    message = (
+        r'DiscriminantHeadHook needs a frozen backbone, .* but backbone\.layers\.1\..* is trained'
+    )
     stops(message, main, ['train', 'photos.py', *options])
 
 
