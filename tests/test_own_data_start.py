@@ -91,7 +91,7 @@ def test_a_project_from_a_checkpoint_works_to_the_end(photos, start, capsys, mon
     main(['new', 'image-folder', 'photos', '--out', 'again.py', '--start', str(best)])
     again = read_config('again.py').model
     assert again.backbone.init_cfg.checkpoint == str(best.resolve())
-    assert again.backbone.out_indices == [0, 1] and again.head.in_channels == 2 * 192
+    assert again.backbone.out_indices == (0, 1) and again.head.in_channels == 2 * 192
 
 
 def test_starts_that_cannot_be_used(photos, start, monkeypatch, here):
