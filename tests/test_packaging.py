@@ -115,13 +115,23 @@ def test_imports_are_declared_as_dependencies(root):
 
 
 def test_every_pin_has_hashes_and_make_requires_them(root):
-    for name in ('lock', 'dev', 'downstream', 'mmcv', 'docs', 'release', 'transformers', 'demo'):
+    for name in (
+        'lock',
+        'dev',
+        'downstream',
+        'mmcv',
+        'docs',
+        'release',
+        'transformers',
+        'demo',
+        'weights',
+    ):
         pins = re.split(r'\n(?=\S)', (root / f'requirements/{name}.txt').read_text())
         assert pins and all(re.search('--hash=sha256:[0-9a-f]{64}', pin) for pin in pins)
     names = 'Makefile', 'requirements/build_mmcv.sh', 'packaging/build.sh'
     commands = ''.join((root / name).read_text() for name in names)
     installs = re.findall('(.*)-r (?:requirements/|"[$]req)', commands)
-    assert len(installs) == 8
+    assert len(installs) == 9
     assert all('$(PIN) ' in line or '--require-hashes ' in line for line in installs)
     (pin,) = re.findall('^PIN := (.*)', commands, re.M)
     assert '--no-deps --require-hashes' in pin

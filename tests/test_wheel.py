@@ -369,7 +369,10 @@ def test_the_notebook_runs_from_the_wheel(elsewhere, fork, root):
 
 @pytest.mark.parametrize(
     'locks, extras',
-    [('lock dev', ' dev analysis export text speech timm'), ('downstream', 'downstream')],
+    [
+        ('lock dev weights', ' dev analysis export text speech timm weights'),
+        ('downstream', 'downstream'),
+    ],
 )
 def test_locks_are_within_the_ranges(wheel, root, locks, extras):
     pins = [

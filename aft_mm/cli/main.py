@@ -61,6 +61,7 @@ COMMANDS = {
     'convert wmt14': 'convert.wmt14',
     'convert shapenet': 'convert.shapenet',
     'convert deit': 'convert.deit_to_aft',
+    'convert vit': 'convert.vit_weights',
     'convert average': 'convert.average_checkpoints',
     'export': 'export.export',
     'publish': 'convert.publish_model',

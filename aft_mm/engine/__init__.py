@@ -17,6 +17,7 @@ from .hooks.stopping import TimeBudgetHook
 from .hooks.training import (
     BitsPerDimHook,
     CompileHook,
+    DiscriminantHeadHook,
     EpochTimeHook,
     RegularizationHook,
 )
@@ -32,6 +33,7 @@ __all__ = [
     'CheckpointCompatibilityHook',
     'CompileHook',
     'ConsoleRunner',
+    'DiscriminantHeadHook',
     'ExactResumeHook',
     'EpochTimeHook',
     'FiniteLossHook',

@@ -9,7 +9,7 @@ from .decoding import Hypothesis, beam_search, default_length, generate
 from .encoders import BiLSTMEncoder, SequenceEncoder
 from .heads import CategoricalHead, CTCHead, LogisticMixtureHead
 from .masked_data_preprocessor import MaskedDataPreprocessor
-from .necks import SimpleFeaturePyramid
+from .necks import LayerConcat, SimpleFeaturePyramid
 from .utterance_preprocessor import UtterancePreprocessor
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     'CTCModel',
     'CategoricalHead',
     'Hypothesis',
+    'LayerConcat',
     'LogisticMixtureHead',
     'MaskedDataPreprocessor',
     'SequenceDecoder',

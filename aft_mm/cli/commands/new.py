@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ class Kind(NamedTuple):
     seconds: float  # of an iteration, one CPU thread
     iterations: int  # of a training of few images
     unit: str = ''  # of the counts of the classes
+    image_seconds: float = 0.0  # of a variant of an image that is computed once
 
 
 KINDS = {
@@ -41,6 +43,8 @@ KINDS = {
     'masks': Kind(own_data.masks, 'mask-png', 'segmentation', 4, 0.75, 1200, 'image'),
     'text': Kind(own_data.text, 'text-file', '', 16, 0.5, 3000),
 }
+#: Training of a head on the features of a start.
+FROM_START = KINDS['image-folder']._replace(base='frozen', seconds=0.1, image_seconds=0.2)
 #: Classes that are listed, and thin ones.
 MOST_LISTED, MOST_THIN = 20, 5
 #: Images of a class below which results are poor (docs/tasks/own_data.md).
@@ -88,6 +92,14 @@ def run(args: argparse.Namespace) -> None:
         check_suffix('--out', out, ('.py',))
         kind = KINDS[args.kind]
         inspect = kind.inspect
+        start: list[str] = []
+        if args.kind != 'image-folder':
+            refuse_given(args, ['start'], 'is for image-folder')
+        elif args.start is not None:
+            # It imports torch, which takes seconds.
+            start = import_module('aft_mm.convert.starts').start_lines(args.start, out)
+            kind = FROM_START
+            inspect = partial(inspect, start=args.start)
         if args.kind in ('coco', 'voc'):
             inspect = partial(inspect, scale=args.scale_boxes)
         else:
@@ -102,13 +114,17 @@ def run(args: argparse.Namespace) -> None:
             refuse_given(args, ('val', 'seed'), reason)
         by_epoch = args.kind in ('image-folder', 'coco', 'voc')
         length = epochs(kind, data.parts['train']) if by_epoch else kind.iterations
+        length = 1 if start else length
         iterations = length * -(-data.parts['train'] // kind.batch_size) if by_epoch else length
         lines = [f'# {data.about[0]}.', f"_base_ = 'aft_mm::own_data/{kind.base}'", '']
         if data.files or data.links:
             lines.append(f'split = {literal(folder.absolute())}  # files of each part')
-        lines += data.config
+        lines += [*data.config, *start]
         if by_epoch:
             lines.append(f'train_cfg = dict(max_epochs={length})')
+        seconds = iterations * kind.seconds
+        # Each image and its mirror image; images for validation are not mirrored.
+        seconds += (2 * data.parts['train'] + data.parts['val']) * kind.image_seconds
         for name, content in data.files.items():
             write(folder / name, content)
         write_links(folder, data.links)
@@ -137,7 +153,7 @@ def run(args: argparse.Namespace) -> None:
         + copied
     )
     print(
-        f'{out}: {iterations:,} iterations, about {max(1, round(iterations * kind.seconds / 60))} '
+        f'{out}: {iterations:,} iterations, about {max(1, round(seconds / 60))} '
         'min on one CPU thread'
     )
     if missing(kind.task):

@@ -32,6 +32,9 @@ _TABLES = ('.csv', '.json', '.jsonl', '.parquet', '.tsv', '.xlsx')
 # Accuracy from random weights of the photos of 10 classes, by photos of each: of the validation set, and of
 # other photos [%] (docs/results/photos_per_class.json).
 _MEASURED = {10: (32, 27), 30: (41, 36), 90: (48, 51)}
+#: A start, and the accuracy of other photos from it (docs/results/photos_from_start.json).
+START = 'vit-small-14'
+_FROM_START = {10: 74, 30: 82}
 
 Folders = dict[str, list[str]]
 
@@ -60,8 +63,13 @@ class Layout(NamedTuple):
     notes: list[str]
 
 
-def image_folder(root: Path, share: float, seed: int) -> OwnData:
-    """Inspect a folder with a folder of images for each class, or train/ and val/ of such folders."""
+def image_folder(root: Path, share: float, seed: int, start: str | None = None) -> OwnData:
+    """Inspect a folder with a folder of images for each class, or train/ and val/ of such folders.
+
+    Args:
+        root, share, seed: The folder, and the split.
+        start: Name or file of the weights that the training starts from.
+    """
     images, parts, notes = find_classes(root)
     sizes = image_sizes([root / image.path for image in images])  # all can be read
     first = copies([root / image.path for image in images])
@@ -98,7 +106,7 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
         notes.append(
             f'the {len(of_part["test"]):,} images of {parts["test"]}/ are for `aft_mm test` only'
         )
-    notes += _expectation(counts)
+    notes += _expectation(counts, start)
     return OwnData(
         about=[f'{counts.total():,} images of {len(counts)} classes, {sizes}'],
         counts=counts,
@@ -120,16 +128,24 @@ def image_folder(root: Path, share: float, seed: int) -> OwnData:
     )
 
 
-def _expectation(counts: Mapping[str, int]) -> Iterator[str]:
+def _expectation(counts: Mapping[str, int], start: str | None) -> Iterator[str]:
     """Say what a model of few images reached."""
     number = median(counts.values())
     if number < 3 * max(_MEASURED):
         nearest = min(_MEASURED, key=lambda measured: abs(log(measured / number)))
         validated, others = _MEASURED[nearest]
-        yield (
-            f'expect little from random weights: 10 classes of {nearest} photos each reached '
-            f'{others} % on other photos, {validated} % on the validation set'
-        )
+        reached = _FROM_START.get(nearest)
+        if start is None:
+            better = f'; --start {START} reached {reached} % on other photos' if reached else ''
+            yield (
+                f'expect little from random weights: 10 classes of {nearest} photos each reached '
+                f'{others} % on other photos, {validated} % on the validation set{better}'
+            )
+        elif start == START and reached:
+            yield (
+                f'10 classes of {nearest} photos each reached {reached} % on other photos from {START}, '
+                f'{others} % from random weights'
+            )
 
 
 def find_classes(root: Path) -> Layout:

@@ -6,9 +6,10 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from mmengine.dist import all_reduce
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from torch import nn
+from torch import Tensor, nn
 
 from aft_mm.checks import check_number, check_text
 from aft_mm.errors import UserError
@@ -74,6 +75,81 @@ def parts_to_compile(model: nn.Module) -> list[str]:
         return []
     names = [name for name in ('backbone', 'decoder') if name in parts]
     return [name for name in names if type(parts[name]).__module__.startswith('aft_mm.')]
+
+
+@HOOKS.register_module()
+class DiscriminantHeadHook(Hook):
+    """Set a linear head to the linear discriminant of frozen features, after each epoch.
+
+    ``W = Σ⁻¹ μ`` and ``b = −½ μᵀ Σ⁻¹ μ`` for the means μ of the classes and the shrunk covariance
+    ``Σ = (1 − s) S + s tr(S) / D`` of the features of all images and their mirror images, S that within
+    the classes. All classes count the same. One epoch is enough, and no optimizer is needed.
+
+    Args:
+        shrinkage: s, above 0 and at most 1.
+
+    Raises:
+        UserError: The model has no ``head.fc``, or a layer before it is trained.
+    """
+
+    def __init__(self, shrinkage: float = 0.5) -> None:
+        check_number('shrinkage', shrinkage, above=0, most=1)
+        self.shrinkage = shrinkage
+        self.features: list[Tensor] = []
+        self.moments: list[Tensor] = []
+
+    def before_train(self, runner: Runner) -> None:
+        model = task_model(runner)
+        layer = getattr(getattr(model, 'head', None), 'fc', None)
+        if not isinstance(layer, nn.Linear):
+            raise UserError(
+                'DiscriminantHeadHook needs a model with a linear head such as LinearClsHead'
+            )
+        trained = [n for n, x in model.named_parameters() if x.requires_grad]
+        other = next((name for name in trained if not name.startswith('head.fc.')), None)
+        if other is not None:
+            raise UserError(
+                'DiscriminantHeadHook needs a frozen backbone, such as AFTViT with frozen_stages of all '
+                f'layers, but {other} is trained'
+            )
+        layer.register_forward_pre_hook(lambda layer, inputs: self.features.append(inputs[0]))
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        layer = task_model(runner).head.fc
+        classes, dims = layer.weight.shape
+        shapes = (classes,), (classes, dims), (dims, dims)
+        self.moments = [layer.weight.new_zeros(s, dtype=torch.float64) for s in shapes]
+        self.features.clear()
+
+    @torch.no_grad()
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        model = task_model(runner)
+        batch = model.data_preprocessor(data_batch, True)
+        model(batch['inputs'].flip(-1), mode='tensor')
+        labels = torch.cat([sample.gt_label for sample in batch['data_samples']])
+        number, total, products = self.moments
+        for x in (features.double() for features in self.features):
+            number.index_add_(0, labels, torch.ones_like(labels, dtype=number.dtype))
+            total.index_add_(0, labels, x)
+            products += x.T @ x
+        self.features.clear()
+
+    @torch.no_grad()
+    def after_train_epoch(self, runner: Runner) -> None:
+        for moment in self.moments:
+            all_reduce(moment)
+        number, total, products = self.moments
+        means = total / number.clamp_min(1)[:, None]
+        within = (products - total.T @ means) / number.sum()
+        spread = within.trace() / len(within)
+        shrunk = (1 - self.shrinkage) * within
+        shrunk.diagonal().add_(self.shrinkage * spread)
+        weight = torch.linalg.solve(shrunk, means.T).T
+        layer = task_model(runner).head.fc
+        layer.weight.copy_(weight)
+        layer.bias.copy_(-(means * weight).sum(1) / 2)
 
 
 @HOOKS.register_module()

