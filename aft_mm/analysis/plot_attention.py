@@ -121,12 +121,12 @@ class MeanAttention:
                 f'got {len(attention)} x {tokens} tokens'
             )
         self.grid = grid
-        inner = attention[..., self.num_prefix_tokens :, self.num_prefix_tokens :].double()
+        inner = attention[..., self.num_prefix_tokens :, self.num_prefix_tokens :]
         if self.layer == len(self.sums):
-            self.sums.append(torch.zeros_like(inner[0]))
-            self.squares.append(inner.new_zeros(inner.shape[1]))
-        self.sums[self.layer] += inner.sum(0)
-        self.squares[self.layer] += inner.square().mean((2, 3)).sum(0)
+            self.sums.append(torch.zeros_like(inner[0], dtype=torch.float64))
+            self.squares.append(self.sums[-1].new_zeros(inner.shape[1]))
+        self.sums[self.layer] += inner.sum(0, dtype=torch.float64)
+        self.squares[self.layer] += inner.square().mean((2, 3), dtype=torch.float64).sum(0)
         self.layer += 1
 
     def next_batch(self, size: int) -> None:
@@ -142,13 +142,18 @@ class MeanAttention:
         }
 
     def offset_shares(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return :func:`offset_share` of the mean over images, and of the single images, by layer."""
+        """Return :func:`offset_share` of the mean over images, and of the single images, by layer.
+
+        The variance of the mean is without that of the sample, so it does not fall with more images.
+        """
         shares = {}
         for (name, relative), total, squares in zip(
             self.means().items(), self.sums, self.squares, strict=True
         ):
-            of_mean = (total / self.images).square().mean((1, 2)).cpu()
             of_images = squares.cpu() / self.images
+            of_mean = (total / self.images).square().mean((1, 2)).cpu()
+            if self.images > 1:
+                of_mean = (self.images * of_mean - of_images) / (self.images - 1)
             shares[name] = offset_share(relative, of_mean), offset_share(relative, of_images)
         return shares
 

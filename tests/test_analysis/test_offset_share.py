@@ -14,7 +14,7 @@ from aft_mm.analysis.plot_attention import (
 )
 from aft_mm.cli.main import main
 
-from ..helpers import stops
+from ..errors import stops
 
 GRID = (4, 5)
 TOKENS = 20
@@ -53,19 +53,19 @@ def test_the_share_of_attention_with_a_known_one():
 def test_the_mean_is_better_explained_than_its_images():
     torch.manual_seed(0)
     base = by_offset(np.random.default_rng(0).random((7, 9)))
-    noise = torch.randn(40, 1, TOKENS, TOKENS, dtype=torch.float64)
-    noise -= noise.mean(0)
-    attention = torch.zeros(40, 1, TOKENS + 1, TOKENS + 1, dtype=torch.float64)
+    noise = torch.randn(400, 1, TOKENS, TOKENS, dtype=torch.float64) / 2
+    attention = torch.zeros(400, 1, TOKENS + 1, TOKENS + 1, dtype=torch.float64)
     attention[..., 1:, 1:] = base + noise
-    mean = MeanAttention((16, 20), 1)
-    for part in attention.split(15):
-        mean.next_batch(len(part))
-        mean.take(part)
-    of_mean, of_images = mean.offset_shares()['layer 0']
-    assert of_mean.item() == pytest.approx(1)
     variance = base.var(correction=0).item()
-    expected = variance / (variance + noise.var(correction=0).item())
-    assert of_images.item() == pytest.approx(expected)
+    for number, tolerance in ((400, 0.01), (40, 0.03)):
+        mean = MeanAttention((16, 20), 1)
+        for part in attention[:number].split(15):
+            mean.next_batch(len(part))
+            mean.take(part)
+        of_mean, of_images = mean.offset_shares()['layer 0']
+        assert of_images.item() == pytest.approx(variance / (variance + 0.25), abs=tolerance)
+        # With the variance of 40 images it would be 0.93.
+        assert of_mean.item() == pytest.approx(1, abs=tolerance)
 
 
 def test_patches_are_moved_whole_and_in_another_order_in_each_image():
@@ -101,8 +101,7 @@ def test_the_command_writes_shares_of_random_weights_and_refuses_wrong_options(
             (f'layer {layer}', str(head)) for layer in (0, 11) for head in range(3)
         ]
         shares[name] = [float(row['offset_share_of_images']) for row in rows]
-        of_mean = [float(row['offset_share']) for row in rows]
-        assert all(np.less(0, shares[name]) & np.less(shares[name], of_mean) & np.less(of_mean, 1))
+        assert all(0 < share < 1 for share in shares[name])
     assert shares['noise'] != shares['shuffled']
     assert '2 noise images with shuffled squares of 32 px' in capsys.readouterr().out
     for options, message in (

@@ -12,7 +12,7 @@ from PIL import Image
 
 from aft_mm.layers import SoftmaxAttention
 
-from ..helpers import stops
+from ..errors import stops
 
 GRID = (3, 4)
 TOKENS = 12
