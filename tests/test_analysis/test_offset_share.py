@@ -104,13 +104,14 @@ def test_the_command_writes_shares_of_random_weights_and_refuses_wrong_options(
         assert all(0 < share < 1 for share in shares[name])
     assert shares['noise'] != shares['shuffled']
     assert '2 noise images with shuffled squares of 32 px' in capsys.readouterr().out
+    (tmp_path / 'a.pth').touch()
     for options, message in (
         (
             ['--noise', '--shuffle', '30'],
             r'--shuffle must divide images of \(224, 224\) pixels, got 30',
         ),
         (['--noise', '--shuffle', '0'], '--shuffle must be an int, 1 or larger, got 0'),
-        (['a.jpg', '--noise'], '--noise cannot be combined with images'),
+        (['a.pth', 'a.jpg', '--noise'], '--noise cannot be combined with images'),
     ):
         stops(message, main, [*TIMM, *options, '--num', '1', '--out', 'b.png'])
     assert not (tmp_path / 'b.png').exists()

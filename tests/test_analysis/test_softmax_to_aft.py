@@ -54,21 +54,21 @@ def test_what_is_random_has_its_seed():
     assert torch.equal(weight, mixers('shuffled', mean)[2].pos_bias.weight)
     assert not torch.equal(weight, mixers('shuffled', mean, 1)[2].pos_bias.weight)
     assert torch.equal(shuffled.value.weight, old.value.weight)
-    assert not torch.equal(mixers('random', mean)[2].value.weight, old.value.weight)
+    assert not torch.equal(mixers('random', mean, 1)[2].value.weight, old.value.weight)
 
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Return a function that runs the tool on 12 pictures and a network of 3 layers of 56 px."""
+    """Return a function that runs the tool on 18 pictures of 3 classes and a network of 3 layers of 56 px."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     options = dict(img_size=56, patch_size=14, embed_dim=64, depth=3, num_heads=2, num_classes=0)
     torch.save(timm.models.VisionTransformer(**options).state_dict(), 'vit.pth')
     rng = np.random.default_rng(0)
-    for part, label, number in np.ndindex(2, 2, 3):
-        path = Path('photos', ('train', 'val')[part], 'ab'[label], f'{number}.png')
+    for part, label, number in np.ndindex(2, 3, 3):
+        path = Path('photos', ('train', 'val')[part], 'abc'[label], f'{number}.png')
         path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = rng.integers(0, 128 + 127 * label, (60, 70, 3), dtype=np.uint8)
+        pixels = rng.integers(0, 100 + 77 * label, (60, 70, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(path)
 
     def run(*words):
@@ -121,5 +121,10 @@ def test_speed_and_wrong_input(study):
     assert rows[0]['speedup'] == 1
     for text in ('0-2', '2-1', '1-4', '3', 'a-b'):
         stops(f"--layers must be FIRST-LAST of 1 to 3, got '{text}'", study, '--layers', text)
-    Path('photos/val').rename('photos/test')
-    stops("'photos/val' must have a folder of pictures for each class", study)
+    Path('photos/val/b').rename('photos/val/d')
+    stops("'photos/val' must have the classes a, b, c, got a, c, d", study, '--layers', '1-3')
+    for label in 'acd':
+        Path('photos/val', label).rename(f'photos/{label}')
+    stops("'photos/val' must have the classes a, b, c, got none", study, '--layers', '1-3')
+    Path('photos/train/c').rename('photos/e')
+    stops("'photos/train' must have 3 classes or more, got a, b", study, '--layers', '1-3')

@@ -64,3 +64,16 @@ def test_the_table_of_probes():
     lines = softmax_to_aft.table(rows)
     assert len(lines) > 10
     assert set(lines) <= set(text_of(PAGE).splitlines())
+
+
+def test_the_table_of_speed():
+    found = {}
+    for line in (FOLDER / 'probes.jsonl').read_text().splitlines():
+        row = json.loads(line)
+        if 'speedup' in row:
+            rate = f'{row["images_per_cpu_second"]:.1f}'
+            ratio = f', {row["speedup"]:.2f} ({row["least"]:.2f}–{row["most"]:.2f})'
+            key = row['layers'] or 'none', row['mixer']
+            found.setdefault(key, []).append(rate + (ratio if row['layers'] else ''))
+    rows = rows_of(PAGE, '| layers | mixer')
+    assert {(layers, mixer): cells for layers, mixer, *cells in rows} == found

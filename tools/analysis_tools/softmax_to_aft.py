@@ -85,12 +85,20 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def read_pictures(folder: Path, size: int) -> tuple[Tensor, np.ndarray]:
-    """Return RGB bytes [N, 3, size, size] of whole pictures, and the number of the class of each."""
+def find_pictures(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the pictures of a folder, and its classes."""
     paths = sorted(path for path in folder.glob('*/*') if path.is_file())
-    if not paths:
-        raise UserError(f'{str(folder)!r} must have a folder of pictures for each class')
-    classes = sorted({path.parent.name for path in paths})
+    return paths, sorted({path.parent.name for path in paths})
+
+
+def read_pictures(folder: Path, classes: Sequence[str], size: int) -> tuple[Tensor, np.ndarray]:
+    """Return RGB bytes [N, 3, size, size] of whole pictures, and the number of the class of each."""
+    paths, found = find_pictures(folder)
+    if found != classes:
+        raise UserError(
+            f'{str(folder)!r} must have the classes {", ".join(classes)}, got '
+            f'{", ".join(found) or "none"}'
+        )
     pictures = [
         Image.fromarray(read_rgb(path)[0]).resize((size, size), Image.Resampling.BICUBIC)
         for path in progress(paths, f'read {folder.name}')
@@ -192,7 +200,13 @@ class Study:
         self.softmax = build(self.settings, self.weights, args.size, args.class_token)
         depth = len(self.softmax.layers)
         self.spans = {text: span_of(text, depth) for text in args.layers}
-        parts = [read_pictures(Path(args.data, part), args.size) for part in ('train', 'val')]
+        train, val = (Path(args.data, part) for part in ('train', 'val'))
+        _, classes = find_pictures(train)
+        if len(classes) < 3:
+            raise UserError(
+                f'{str(train)!r} must have 3 classes or more, got {", ".join(classes) or "none"}'
+            )
+        parts = [read_pictures(folder, classes, args.size) for folder in (train, val)]
         self.pictures = torch.cat([pictures for pictures, _ in parts])
         self.labels = np.concatenate([labels for _, labels in parts])
         self.train = len(parts[0][1])
@@ -263,7 +277,10 @@ class Study:
         optimizer = torch.optim.AdamW(net.parameters(), lr=self.args.lr, weight_decay=0.05)
         steps = self.args.epochs * -(-self.train // BATCH)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, self.args.lr, total_steps=steps, pct_start=0.1
+            optimizer,
+            self.args.lr,
+            total_steps=max(steps, 2),
+            pct_start=max(0.1, 2 / max(steps, 2)),
         )
         rng = np.random.default_rng(seed)
         order = np.concatenate([rng.permutation(self.train) for _ in range(self.args.epochs)])
