@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -15,7 +16,7 @@ from aft_mm.progress import progress
 from aft_mm.visualization import choose
 from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 
-from .networks import batches_for, load_network
+from .networks import batches_for, load_network, noise_images
 from .pictures import footer, write_csv
 from .recording import RecordAttention, grid_of
 
@@ -77,15 +78,38 @@ def draw_relative_attention(
     return figure
 
 
+def query_counts(shape: Sequence[int]) -> Tensor:
+    """Return the number of queries [2H − 1, 2W − 1] that have a token at an offset."""
+    rows, columns = (size // 2 + 1 - (torch.arange(size) - size // 2).abs() for size in shape)
+    return rows[:, None] * columns
+
+
+def offset_share(relative: Tensor, squares: Tensor) -> Tensor:
+    """Return the share [h] of the variance of attention that a function of the offset explains.
+
+    Such a function is what AFT-conv without keys can represent. NaN for constant attention.
+
+    Args:
+        relative: :func:`mean_relative_attention` [h, 2H − 1, 2W − 1].
+        squares: Mean square [h] of the attention between tokens of the grid.
+    """
+    weight = query_counts(relative.shape[1:]) / query_counts(relative.shape[1:]).sum()
+    mean = (weight * relative).sum((1, 2))
+    explained = (weight * relative.square()).sum((1, 2)) - mean.square()
+    return explained / (squares - mean.square())
+
+
 class MeanAttention:
-    """Mean relative attention of each layer over batches.
+    """Mean attention of each layer over batches.
 
     ``take`` is called for each layer in order, :meth:`next_batch` before each batch.
     """
 
     def __init__(self, image_size: Sequence[int], num_prefix_tokens: int) -> None:
         self.image_size, self.num_prefix_tokens = tuple(image_size), num_prefix_tokens
-        self.sums: list[Tensor] = []
+        self.sums: list[Tensor] = []  # [h, T, T] per layer
+        self.squares: list[Tensor] = []  # [h] per layer
+        self.grid: tuple[int, int] = (0, 0)
         self.layer = self.batch = self.images = 0
 
     def take(self, attention: Tensor) -> None:
@@ -96,10 +120,13 @@ class MeanAttention:
                 f'attention must be over {self.batch} whole images of {self.image_size} pixels, '
                 f'got {len(attention)} x {tokens} tokens'
             )
-        mean = mean_relative_attention(attention, grid, self.num_prefix_tokens)
+        self.grid = grid
+        inner = attention[..., self.num_prefix_tokens :, self.num_prefix_tokens :]
         if self.layer == len(self.sums):
-            self.sums.append(torch.zeros_like(mean))
-        self.sums[self.layer] += mean * len(attention)
+            self.sums.append(torch.zeros_like(inner[0], dtype=torch.float64))
+            self.squares.append(self.sums[-1].new_zeros(inner.shape[1]))
+        self.sums[self.layer] += inner.sum(0, dtype=torch.float64)
+        self.squares[self.layer] += inner.square().mean((2, 3), dtype=torch.float64).sum(0)
         self.layer += 1
 
     def next_batch(self, size: int) -> None:
@@ -108,7 +135,27 @@ class MeanAttention:
         self.layer = 0
 
     def means(self) -> dict[str, Tensor]:
-        return {f'layer {i}': (total / self.images).cpu() for i, total in enumerate(self.sums)}
+        """Return :func:`mean_relative_attention` by layer."""
+        return {
+            f'layer {i}': mean_relative_attention(total[None] / self.images, self.grid).cpu()
+            for i, total in enumerate(self.sums)
+        }
+
+    def offset_shares(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return :func:`offset_share` of the mean over images, and of the single images, by layer.
+
+        The variance of the mean is without that of the sample, so it does not fall with more images.
+        """
+        shares = {}
+        for (name, relative), total, squares in zip(
+            self.means().items(), self.sums, self.squares, strict=True
+        ):
+            of_images = squares.cpu() / self.images
+            of_mean = (total / self.images).square().mean((1, 2)).cpu()
+            if self.images > 1:
+                of_mean = (self.images * of_mean - of_images) / (self.images - 1)
+            shares[name] = offset_share(relative, of_mean), offset_share(relative, of_images)
+        return shares
 
 
 def mean_attention_distance(relative: Tensor) -> np.ndarray:
@@ -118,16 +165,38 @@ def mean_attention_distance(relative: Tensor) -> np.ndarray:
     """
     rows, columns = (torch.arange(size) - size // 2 for size in relative.shape[1:])
     distance = torch.hypot(rows[:, None].double(), columns[None].double())
-    count = (len(rows) // 2 + 1 - rows.abs())[:, None] * (len(columns) // 2 + 1 - columns.abs())
-    read = relative * count
+    read = relative * query_counts(relative.shape[1:])
     return ((read * distance).sum((1, 2)) / read.sum((1, 2))).numpy()
+
+
+def shuffle_patches(images: Tensor, patch: int, seed: int) -> Tensor:
+    """Permute the squares of `patch` pixels of images [B, C, H, W], each image in its own way."""
+    check_int('--shuffle', patch, 1)
+    size = images.shape[2:]
+    if size[0] % patch or size[1] % patch:
+        raise UserError(f'--shuffle must divide images of {tuple(size)} pixels, got {patch}')
+    patches = F.unfold(images, patch, stride=patch)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(len(images), patches.shape[2], generator=generator).argsort(1)
+    patches = patches.gather(2, order[:, None].expand_as(patches))
+    return F.fold(patches, size, patch, stride=patch)
 
 
 def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
+        if args.noise and args.images:
+            raise UserError('--noise cannot be combined with images')
         check_int('--batch-size', args.batch_size, 1)
+        check_int('--num', args.num, 1)
         network = load_network(args.network, args.checkpoint)
-        batches = batches_for(network, args.images, args.num, args.batch_size)
+        if args.noise:
+            batches = list(noise_images(network, args.num).split(args.batch_size))
+        else:
+            batches = batches_for(network, args.images, args.num, args.batch_size)
+        inputs = 'noise images' if args.noise else 'images'
+        if args.shuffle is not None:
+            batches = [shuffle_patches(batch, args.shuffle, i) for i, batch in enumerate(batches)]
+            inputs += f' with shuffled squares of {args.shuffle} px'
         mean = MeanAttention(batches[0].shape[2:], network.num_prefix_tokens)
         with torch.no_grad(), RecordAttention(mean.take):
             for batch in progress(batches, 'attention'):
@@ -139,16 +208,27 @@ def run(args: argparse.Namespace) -> None:
                 f"{args.network} has no layer that calls torch's scaled_dot_product_attention"
             )
         chosen = dict(layers[i] for i in choose('--layers', args.layers, len(layers)))
-        small = f'{footer(args.network, args.checkpoint)} · {mean.images} images'
+        small = f'{footer(args.network, args.checkpoint)} · {mean.images} {inputs}'
         figure = draw_relative_attention(chosen, args.heads, small)
         figure.savefig(args.out, dpi=args.dpi)
         if args.csv:
-            rows = [
-                dict(layer=name, head=head, distance_tokens=float(distance))
+            shares = mean.offset_shares()
+            columns = {
+                name: (mean_attention_distance(maps), *shares[name])
                 for name, maps in chosen.items()
-                for head, distance in enumerate(mean_attention_distance(maps))
+            }
+            rows = [
+                dict(
+                    layer=name,
+                    head=head,
+                    distance_tokens=float(distance),
+                    offset_share=float(of_mean),
+                    offset_share_of_images=float(of_images),
+                )
+                for name, column in columns.items()
+                for head, (distance, of_mean, of_images) in enumerate(zip(*column, strict=True))
             ]
             write_csv(args.csv, rows)
     print(
-        f'\nplotted {len(chosen)} of {len(layers)} layers over {mean.images} images to {args.out}'
+        f'\nplotted {len(chosen)} of {len(layers)} layers over {mean.images} {inputs} to {args.out}'
     )

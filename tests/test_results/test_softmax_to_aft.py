@@ -1,0 +1,79 @@
+"""The numbers of docs/softmax_to_aft.md are those of its files."""
+
+import csv
+import json
+import re
+import statistics
+
+import softmax_to_aft
+
+from ..documents import text_of
+from .shown import RESULTS, rows_of
+
+PAGE = 'docs/softmax_to_aft.md'
+FOLDER = RESULTS / 'softmax_to_aft'
+INPUTS = 'photos', 'shuffled', 'noise', 'random'
+
+
+def shares(name):
+    """Return by layer, from 1, the shares of the mean and of single pictures of each head."""
+    found = {}
+    with (FOLDER / f'{name}.csv').open() as file:
+        for row in csv.DictReader(file):
+            pair = float(row['offset_share']), float(row['offset_share_of_images'])
+            found.setdefault(int(row['layer'].split()[1]) + 1, []).append(pair)
+    assert [len(heads) for heads in found.values()] == 12 * [6]
+    return found
+
+
+def test_the_shares_of_the_offset():
+    by_input = {name: shares(name) for name in INPUTS}
+    rows = rows_of(PAGE, '| layer | 256 photos')
+    assert len(rows) == 12
+    for layer, *cells in rows:
+        for name, cell in zip(INPUTS, cells, strict=True):
+            medians = map(statistics.median, zip(*by_input[name][int(layer)], strict=True))
+            assert cell == ', '.join(f'{median:.2f}' for median in medians)
+
+    def heads(name, layers):
+        return sum(share >= 0.85 for layer in layers for share, _ in by_input[name][layer])
+
+    counts = [
+        heads(name, layers) for name in ('photos', 'random') for layers in (range(2, 7), (10, 11))
+    ]
+    text = ' '.join(text_of(PAGE).split())
+    sentence = r'in (\d+) of the 30 heads of layers 2–6, and in (\d+) of the 12 .* for (\d+) and (\d+) of these'
+    assert list(map(int, re.search(sentence, text).groups())) == counts
+    most = [
+        max(x for heads in by_input[n].values() for _, x in heads) for n in ('random', 'photos')
+    ]
+    assert f'at most {most[0]:.2f}, against up to {most[1]:.2f}' in text
+    # What the variance of a sample of 40 would have added.
+    of_40 = {
+        layer: [1 / (1 / mean + (1 / single - 1 / mean) / 40) for mean, single in heads]
+        for layer, heads in by_input['photos'].items()
+    }
+    counts = [
+        sum(x >= 0.85 for i in layers for x in of_40[i]) for layers in (range(2, 7), (10, 11))
+    ]
+    assert f'40 pictures would give {counts[0]} of 30 and {counts[1]} of 12' in text
+
+
+def test_the_table_of_probes():
+    rows = [json.loads(line) for line in (FOLDER / 'probes.jsonl').read_text().splitlines()]
+    lines = softmax_to_aft.table(rows)
+    assert len(lines) > 10
+    assert set(lines) <= set(text_of(PAGE).splitlines())
+
+
+def test_the_table_of_speed():
+    found = {}
+    for line in (FOLDER / 'probes.jsonl').read_text().splitlines():
+        row = json.loads(line)
+        if 'speedup' in row:
+            rate = f'{row["images_per_cpu_second"]:.1f}'
+            ratio = f', {row["speedup"]:.2f} ({row["least"]:.2f}–{row["most"]:.2f})'
+            key = row['layers'] or 'none', row['mixer']
+            found.setdefault(key, []).append(rate + (ratio if row['layers'] else ''))
+    rows = rows_of(PAGE, '| layers | mixer')
+    assert {(layers, mixer): cells for layers, mixer, *cells in rows} == found
