@@ -17,7 +17,7 @@ from aft_mm.config.finding import check_checkpoint, find_config, similar_names
 from aft_mm.errors import UserError, user_errors
 
 from .. import __version__
-from .arguments import LATEST, check_picture
+from .arguments import LATEST, check_picture, choose_weights
 
 #: Commands of several kinds.
 GROUPS = {
@@ -166,6 +166,8 @@ def check_args(args: argparse.Namespace) -> None:
     """Check pictures, files and folders, and find the config, before torch is imported."""
     if 'dpi' in args:
         check_picture(args)
+    if 'takes_own_weights' in args:
+        choose_weights(args)
     if 'config' in args:
         args.config = find_config(args.config)
     check_checkpoint(getattr(args, 'checkpoint', None))
