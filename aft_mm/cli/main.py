@@ -166,10 +166,10 @@ def check_args(args: argparse.Namespace) -> None:
     """Check pictures, files and folders, and find the config, before torch is imported."""
     if 'dpi' in args:
         check_picture(args)
-    if 'takes_own_weights' in args:
-        choose_weights(args)
     if 'config' in args:
-        args.config = find_config(args.config)
+        name, args.config = args.config, find_config(args.config)
+        if 'takes_own_weights' in args:
+            choose_weights(args, name)
     check_checkpoint(getattr(args, 'checkpoint', None))
     if getattr(args, 'resume', None) not in (None, LATEST, 'auto'):
         check_checkpoint(args.resume)

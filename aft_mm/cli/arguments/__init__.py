@@ -131,13 +131,13 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(takes_own_weights=True)
 
 
-def choose_weights(args: argparse.Namespace) -> None:
-    """Without CHECKPOINT, take the weights that come with the model of CONFIG.
+def choose_weights(args: argparse.Namespace, name: str) -> None:
+    """Without CHECKPOINT, take the weights that come with the model of CONFIG, given as `name`.
 
     After the name of such a model, a file that is no checkpoint is the first input.
     """
-    weights = own_weights(args.config)
-    inputs = next((getattr(args, name) for name in ('inputs', 'files') if name in args), None)
+    weights = own_weights(name)
+    inputs = next((getattr(args, kind) for kind in ('inputs', 'files') if kind in args), None)
     given = args.checkpoint
     if weights and inputs is not None and given and '://' not in given:
         if not given.endswith(WEIGHTS):
@@ -146,7 +146,7 @@ def choose_weights(args: argparse.Namespace) -> None:
     if args.checkpoint is None:
         if weights is None:
             raise UserError(
-                f'CHECKPOINT must be given, since no weights come with {args.config!r}, only with '
+                f'CHECKPOINT must be given, since no weights come with {name!r}, only with '
                 f'{", ".join(trained_models())}'
             )
         args.checkpoint = weights
