@@ -24,7 +24,6 @@ from aft_mm.apis import get_model
 from aft_mm.checkpoint import latest_checkpoint, load_from_local, write_safetensors
 from aft_mm.cli.commands.release_weights import list_weights
 from aft_mm.config.reading import read_config
-from aft_mm.convert.data_licenses import training_data
 from aft_mm.convert.publish_model import publish, run_name
 from aft_mm.registry import register_safe_loading
 
@@ -186,10 +185,10 @@ def card(entry: Mapping[str, Any]) -> str:
     facts = {
         'config': entry['config'],
         'parameters': f'{entry["parameters"]:,}, float16',
-        'data': f'{about.source}; {entry["data"]}',
+        'data': about.source,
         'licence of the weights': entry['license'],
-        'training': f'`{entry["command"]}`, seed {entry["seed"]}, {entry["iterations"]:,} iterations, '
-        f'one seed, commit {entry["commit"]}',
+        'training': f'`{entry["command"]}`, {entry["iterations"]:,} iterations, one seed '
+        f'({entry["seed"]}), commit {entry["commit"]}',
         about.label: f'{entry["value"]:.4g}{unit} on {entry["num"]:,} {about.items} of the test set, '
         f'95 % interval {low:.4g} to {high:.4g} over these {about.items}; it leaves out other seeds '
         'and other data',
@@ -235,7 +234,6 @@ def make(name: str, work_dir: str, commit: str) -> None:
         bytes=file.stat().st_size,
         parameters=sum(x.numel() for x in get_model(config, str(file), 'cpu').parameters()),
         license=meta['license'],
-        data=', '.join(f'{data.name} ({data.terms})' for data in training_data(meta['cfg'])),
         command=meta['command'],
         seed=meta['seed'],
         iterations=meta['iter'],
@@ -250,7 +248,8 @@ def make(name: str, work_dir: str, commit: str) -> None:
     entries = {one['name']: one for one in [*known, entry]}
     listed = [entries[one] for one in MODELS if one in entries]
     INDEX.write_text(json.dumps(listed, indent=1) + '\n')
-    (FOLDER / f'{name}.md').write_text(card(entry))
+    for one in listed:
+        (FOLDER / f'{one["name"]}.md').write_text(card(one))
     list_weights(config, f'mini://{file.name}#sha256={digest}')
 
 
