@@ -71,7 +71,8 @@ MODELS = {
         'aft_mm sample mnist --out digits.png',
         'MNIST, Y. LeCun and C. Cortes, of digits of NIST; CC BY-SA 3.0 as the documentation of '
         'Keras states, while the files themselves state no licence',
-        'One epoch over a part of the training images. Three epochs over 50,000 images reach 0.725 ± '
+        'About ten of sixteen samples can be read as digits. One epoch over a part of the training '
+        'images; three epochs over 50,000 images reach 0.725 ± '
         '0.004 (docs/results/mnist).',
     ),
     'spoken-digits': About(
