@@ -136,7 +136,8 @@ release-weights: $(VENV)/installed
 		--out $(RELEASE) $(RUNS)
 
 # The files of a release, checked, in the new folder DIST: the sdist, a wheel with the C++ loops for this
-# Linux and one without them for every platform. Needs Python and a C++ compiler, not .venv.
+# Linux, one without them for every platform, and one of the trained models in minis/. Needs Python and
+# a C++ compiler, not .venv.
 DIST ?= dist
 wheels:
 	packaging/build.sh $(PYTHON) $(DIST)

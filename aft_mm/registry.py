@@ -75,6 +75,7 @@ _CHECKPOINT_PREFIXES = {
     'local': '',
     'http': ('http://', 'https://'),
     'hub': 'hf://',
+    'minis': 'mini://',
     'torchvision': ('torchvision://', 'modelzoo://'),
     'openmmlab': ('open-mmlab://', 'openmmlab://'),
     'mmcls': 'mmcls://',

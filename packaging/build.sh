@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Build the files of a release: build.sh PYTHON OUT
 #
-# OUT gets the sdist, and two wheels that are built from it: one with the C++ loops, whose tag auditwheel
-# finds, and one without them for every platform. Tools come from requirements/release.txt.
+# OUT gets the sdist, and three wheels that are built from it: one with the C++ loops, whose tag auditwheel
+# finds, one without them for every platform, and aft_mm_minis, the trained models. Tools come from requirements/release.txt.
 set -euo pipefail
 python=$1
 mkdir -p "$2"
@@ -18,16 +18,17 @@ trap 'tail -40 "$work/log" >&2' ERR
 "$python" -m venv "$work/venv"
 PATH=$work/venv/bin:$PATH
 pip install --quiet --no-deps --require-hashes -r requirements/release.txt
-build() { python -m build --no-isolation "$@" . >> "$work/log" 2>&1; }
+build() { python -m build --no-isolation --wheel --outdir "$@" >> "$work/log" 2>&1; }
 
 python setup.py -q egg_info --egg-base "$work" sdist --dist-dir "$out" >> "$work/log" 2>&1
 tar -xzf "$out"/aft_mm-*.tar.gz -C "$work"
 cd "$work"/aft_mm-*/
-build --wheel --outdir "$work/linux"
+build "$work/linux" .
 auditwheel repair --wheel-dir "$out" "$work"/linux/*.whl >> "$work/log" 2>&1
 rm -rf build
-CC=false CXX=false build --wheel --outdir "$out"
+CC=false CXX=false build "$out" .
 grep 'without the C++ loops' "$work/log"
+build "$out" minis
 
 twine check --strict "$out"/*
 python packaging/check_files.py "$out"

@@ -1,11 +1,13 @@
 """Check the files of a release: check_files.py FOLDER
 
 The sdist and the wheels for every platform and for this one must be there, have the same Python
-files, and differ in the C++ loops only, each of which must have its sha256 next to it.
+files, and differ in the C++ loops only, each of which must have its sha256 next to it. The wheel of
+trained models must have the weights with the hashes that the others expect.
 """
 
 import hashlib
 import platform
+import re
 import sys
 import tarfile
 import zipfile
@@ -25,7 +27,12 @@ def read_wheel(path: Path) -> dict[str, bytes]:
 def check(folder: Path) -> None:
     """Raise ValueError if a file is missing or wrong."""
     found = sorted(path.name for path in folder.iterdir())
-    expected = (f'*-py3-none-manylinux*_{platform.machine()}.whl', '*-py3-none-any.whl', '*.tar.gz')
+    expected = (
+        f'*-py3-none-manylinux*_{platform.machine()}.whl',
+        'aft_mm-*-py3-none-any.whl',
+        '*.tar.gz',
+        'aft_mm_minis-*-py3-none-any.whl',
+    )
     paths = [next(folder.glob(pattern), None) for pattern in expected]
     if None in paths or len(found) != len(paths):
         raise ValueError(f'the files must be {", ".join(expected)}, got {", ".join(found)}')
@@ -44,6 +51,13 @@ def check(folder: Path) -> None:
         sources = {name.partition('/')[2] for name in file.getnames()}
     if missing := sorted(others - sources - {n for n in others if n.startswith('aft_mm/.mim/')}):
         raise ValueError(f'{paths[2].name} must have every file of the wheels, not {missing[0]}')
+    minis = read_wheel(paths[3])
+    for name, data in pure.items():
+        if name.endswith('/metafile.yml'):
+            for file, digest in re.findall(r' mini://(\S+)#sha256=(\w+)$', data.decode(), re.M):
+                weights = minis.get(f'aft_mm_minis/{file}', b'')
+                if hashlib.sha256(weights).hexdigest() != digest:
+                    raise ValueError(f'{paths[3].name} must have the {file} of {name}')
     for name in found:
         print(f'{(folder / name).stat().st_size:>10}  {name}')
 

@@ -226,7 +226,15 @@ def test_release_files_are_checked(wheel, pure_wheel, root, tmp_path):
     with tarfile.open(tmp_path / f'{name}.tar.gz', 'w:gz') as file:
         for path in files_below(root / 'aft_mm', *CARRIED):
             file.add(path, f'{name}/{path.relative_to(root)}')
+    weights = tmp_path / 'aft_mm_minis-1.0-py3-none-any.whl'
+    with zipfile.ZipFile(weights, 'w') as target:
+        for path in files_below(root / 'minis/aft_mm_minis', '*'):
+            target.write(path, path.relative_to(root / 'minis'))
     check(tmp_path)
+    with zipfile.ZipFile(weights, 'w') as target:
+        target.writestr('aft_mm_minis/mnist.safetensors', b'0')
+    with pytest.raises(ValueError, match='aft_mm_minis.* must have the .*[.]safetensors of .*'):
+        check(tmp_path)
     shutil.copy2(pure_wheel[0], linux)
     with pytest.raises(ValueError, match=r'must have loops.any, .*, got \[\]'):
         check(tmp_path)

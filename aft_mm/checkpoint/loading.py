@@ -2,6 +2,7 @@
 
 import hashlib
 import http.client
+import importlib.util
 import os
 import pickle
 import re
@@ -34,6 +35,8 @@ _HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+$')
 # pip's addresses: ADDRESS#sha256=<all digits>
 _FRAGMENT = 'sha256='
 _HUB = 'hf://'
+_MINI = 'mini://'
+_MINIS = 'aft_mm_minis'
 _SCHEMES = 'http', 'https'
 _TIMEOUT = 60  # seconds without a byte
 #: Bounds of a download, with their environment variables.
@@ -173,10 +176,46 @@ def _from_hub(filename: str) -> Path:
         reason = str(error).strip().partition('\n')[0]
         raise UserError(f'checkpoint {filename!r} cannot be downloaded: {reason}') from error
     if wanted:
-        with file.open('rb') as source:
-            digest = hashlib.file_digest(source, 'sha256').hexdigest()
-        _check_hash(digest, wanted, filename)
+        _check_file(file, wanted, filename)
     return file
+
+
+def load_from_minis(filename: str, map_location: Any = None) -> dict:
+    """Load ``mini://FILE#sha256=...`` of the package aft_mm_minis with :func:`load_from_local`.
+
+    Raises:
+        UserError: The package or the file is missing, or the file has another hash.
+        pickle.UnpicklingError: As for :func:`load_from_local`.
+    """
+    address, wanted = _split_hash(filename)
+    name = address.removeprefix(_MINI)
+    if not wanted or os.path.basename(name) != name:
+        raise UserError(f'checkpoint {filename!r} must be {_MINI}FILE#{_FRAGMENT}...')
+    path = _minis_folder() / name
+    if not path.is_file():
+        raise UserError(f'checkpoint {name!r} is not in {str(path.parent)!r}')
+    _check_file(path, wanted, filename)
+    return _load(str(path), map_location)
+
+
+def _minis_folder() -> Path:
+    """Return the folder of the weights: that of a checkout, or an installed package."""
+    folder = Path(__file__).parents[2] / 'minis' / _MINIS
+    if folder.is_dir():
+        return folder
+    spec = importlib.util.find_spec(_MINIS)
+    if spec is None or spec.origin is None:
+        raise UserError(
+            f'the weights are in the package {_MINIS}, which is not installed: pip install ./minis in '
+            f'a clone, or its wheel'
+        )
+    return Path(spec.origin).parent
+
+
+def _check_file(path: Path, wanted: str, address: str) -> None:
+    with path.open('rb') as file:
+        digest = hashlib.file_digest(file, 'sha256').hexdigest()
+    _check_hash(digest, wanted, address)
 
 
 def _split_hash(address: str) -> tuple[str, str]:
@@ -320,6 +359,7 @@ LOADERS = {
     'local': load_from_local,
     'http': load_from_http,
     'hub': load_from_hub,
+    'minis': load_from_minis,
     'torchvision': load_from_torchvision,
     'openmmlab': load_from_openmmlab,
     'mmcls': load_from_openmmlab,

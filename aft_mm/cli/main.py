@@ -18,7 +18,7 @@ from aft_mm.config.finding import check_checkpoint, find_config, similar_names
 from aft_mm.errors import UserError, user_errors
 
 from .. import __version__
-from .arguments import LATEST, check_picture
+from .arguments import LATEST, check_picture, choose_weights
 
 #: Commands of several kinds.
 GROUPS = {
@@ -178,7 +178,9 @@ def check_args(args: argparse.Namespace) -> None:
     if 'dpi' in args:
         check_picture(args)
     if 'config' in args:
-        args.config = find_config(args.config)
+        name, args.config = args.config, find_config(args.config)
+        if 'takes_own_weights' in args:
+            choose_weights(args, name)
     check_checkpoint(getattr(args, 'checkpoint', None))
     if getattr(args, 'resume', None) not in (None, LATEST, 'auto'):
         check_checkpoint(args.resume)

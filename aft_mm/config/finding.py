@@ -8,11 +8,19 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
+from typing import NamedTuple
 
 from aft_mm.errors import UserError
 
 PACKAGE = Path(__file__).parents[1]
 INDEX = 'model-index.yml'
+
+
+class TrainedModel(NamedTuple):
+    """A model of the package aft_mm_minis."""
+
+    config: str
+    weights: str  # mini://NAME.safetensors#sha256=...
 
 
 @cache
@@ -38,6 +46,25 @@ def configs_by_name() -> dict[str, Path]:
     }
 
 
+@cache
+def trained_models() -> dict[str, TrainedModel]:
+    """Return the models of aft_mm_minis by their short name, as the metafiles list them."""
+    entry = re.compile(r'^  - Name: (\S+)\n    Weights: (mini://([\w-]+)\.\S+)$', re.M)
+    return {
+        name: TrainedModel(config, weights)
+        for path in sorted(install_root().glob('configs/*/metafile.yml'))
+        for config, weights, name in entry.findall(path.read_text(encoding='utf-8'))
+    }
+
+
+def own_weights(name: str) -> str | None:
+    """Return the weights that aft_mm_minis has for a model, by its short name or its config."""
+    if name.endswith('.py'):  # a config of one's own may have another network
+        return None
+    models = trained_models().items()
+    return next((model.weights for short, model in models if name in (short, model.config)), None)
+
+
 def find_config(name: str) -> str:
     """Return the path of a config, given its path, its name or a part that only one config has."""
     if not os.path.isfile(name):
@@ -49,7 +76,12 @@ def find_config(name: str) -> str:
 
 
 def our_config(name: str) -> Path:
-    """Return the config of aft_mm with this name or the only one with this part, or raise a UserError."""
+    """Return the config of aft_mm with this name or the only one with this part, or raise a UserError.
+
+    A short name of :func:`trained_models` is that of its config.
+    """
+    if name in trained_models():
+        name = trained_models()[name].config
     *folders, bare = Path(name).as_posix().removesuffix('.py').split('/')
     folder = '/'.join(folders).removeprefix('configs').strip('/')
     known = configs_by_name()

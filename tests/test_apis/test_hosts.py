@@ -13,7 +13,7 @@ from mmpretrain import get_model as mmpretrain_get_model
 from mmpretrain.apis import ModelHub
 
 from aft_mm.apis import get_model, list_models, load_model, register_models
-from aft_mm.config.finding import install_root
+from aft_mm.config.finding import install_root, trained_models
 from aft_mm.errors import UserError
 from aft_mm.models import AFTViT
 
@@ -71,8 +71,12 @@ class TestNames:
         assert feature.shape == (96,)
 
     def test_released_weights_are_loaded_on_request(self, tmp_path, monkeypatch):
-        with pytest.raises(UserError, match=f'{NAME} has no released weights; .*weights: none'):
+        with pytest.raises(
+            UserError, match=f'{NAME} has no released weights; .*weights: '
+        ) as error:
             get_model(NAME, pretrained=True)
+        released = str(error.value).partition('weights: ')[2].split(', ')
+        assert sorted(released) == sorted(model.config for model in trained_models().values())
         with pytest.raises(ValueError, match='name must be a string that is not empty, got None'):
             get_model(None)
         model = get_model(NAME)
@@ -81,7 +85,7 @@ class TestNames:
         loaded = get_model(NAME, pretrained=True)
         for name, value in loaded.state_dict().items():
             assert torch.equal(value, model.state_dict()[name]), name
-        with pytest.raises(UserError, match=f'no released weights; models with weights: {NAME}'):
+        with pytest.raises(UserError, match=f'no released weights; models with weights: .*{NAME}'):
             get_model('aft-local-32-mini_1xb16-2e_mnist', pretrained=True)
 
     def test_a_part_of_a_name_and_a_model_of_another_task(self):

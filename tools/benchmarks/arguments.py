@@ -50,6 +50,7 @@ MODEL_RIVALS = dict(
     edgenext_small='tiny',
     pit_s_224='small',
     cpubone_b1_bfrobust='small',
+    efficientnet_lite0='tiny',
 )
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+import trained_rival
 from arguments import (
     CHANNELS,
     DTYPES,
@@ -90,7 +91,9 @@ class TokensOfPatches(PatchEmbedding):
 def build(name: str, size: int, dtype: str, device: str = 'cpu') -> nn.Module:
     kind, arch, heads, kernel = parse_name(name)
     torch.manual_seed(0)
-    if kind in ('deit', 'rival'):
+    if name == trained_rival.NAME:
+        model = trained_rival.build()
+    elif kind in ('deit', 'rival'):
         import timm
 
         timm_name = name if kind == 'rival' else f'deit_{arch}_patch16_224'
@@ -222,12 +225,15 @@ def admit(
         kind = parse_name(name)[0]
         with torch.inference_mode(False):
             check_op(name, size, dtype, args.device)
-        model = None
+        model, lacks = None, None
+        if kind in ('deit', 'rival'):
+            trained = name == trained_rival.NAME
+            lacks = trained_rival.reason_against() if trained else missing('timm')
         for form in args.forms:
             row = dict(model=name, form=form, size=size, dtype=dtype)
             rows.append(row)
-            if kind in ('deit', 'rival') and (reason := missing('timm')):
-                row['reason'] = reason
+            if lacks:
+                row['reason'] = lacks
                 continue
             model = model or build(name, size, dtype, args.device)
             call = partial(training(model) if args.train else in_form(model, form), images)

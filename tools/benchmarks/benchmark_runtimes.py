@@ -8,6 +8,9 @@ over all of them.
 
 Load time and peak memory are those of a fresh process that loads the converted file (or compiles)
 and runs it once. A form that cannot run, or is wrong, has a row with the reason.
+
+efficientnet_lite0 has trained weights: its rows have the accuracy of the same file on the pictures of
+Imagenette in AFT_MM_DATA, among the 1,000 classes of ImageNet.
 """
 
 import argparse
@@ -20,6 +23,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
+import trained_rival
 from arguments import add_clock, common_parser, image_side, known_name, positive_int
 from benchmark_models import build, check_op, features, random_images
 from measuring import Times, in_fresh_process, interleaved, proc_status, ratio
@@ -128,7 +132,9 @@ def convert(name: str, runtime: str, dtype: str, images: Tensor, folder: Path) -
     if dtype == 'bfloat16' and runtime == 'openvino-loops':
         file.round_inputs_of_loops()
     if dtype == 'int8':
-        file.quantize([images])
+        batch, _, size, _ = images.shape
+        trained = name == trained_rival.NAME
+        file.quantize(trained_rival.examples(batch, size) if trained else [images])
     return path
 
 
@@ -167,6 +173,11 @@ def run_case(args: argparse.Namespace, size: int, batch: int, folder: Path) -> l
     images = random_images(batch, size, 'float32')
     rows, calls = [], {}
     for name in args.models:
+        if name == trained_rival.NAME and (reason := trained_rival.reason_against()):
+            rows.append(
+                dict(model=name, size=size, batch=batch, runtime='', dtype='', reason=reason)
+            )
+            continue
         check_op(name, size, 'float32', 'cpu')
         expected = load(name, 'eager', 'float32', None, size, args.threads)(images)
         for runtime, dtype in product(args.runtimes, args.dtype):
@@ -182,6 +193,8 @@ def run_case(args: argparse.Namespace, size: int, batch: int, folder: Path) -> l
                 costs = in_fresh_process(loading, cell, path, size, batch, args.threads)
                 call = load(*cell, path, size, args.threads)
                 row['error'] = relative_error(call(images).float(), expected)
+                if name == trained_rival.NAME:
+                    row |= trained_rival.accuracy(call, batch, size)
             except Exception as error:  # of a runtime that lacks an op, or has crashed
                 row['reason'] = f'{type(error).__name__}: {str(error).splitlines()[0]}'
                 continue
@@ -245,6 +258,7 @@ def line(row: dict) -> str:
     return (
         f'{text}   p90 {row["milliseconds_p90"]:7.1f} ms   load {row["load_seconds"]:5.1f} s   '
         f'peak {row["peak_mib"]:6.0f} MiB   error {row["error"]:.0e}'
+        + (f'   accuracy {row["accuracy"]:.1f} %' if 'accuracy' in row else '')
     )
 
 

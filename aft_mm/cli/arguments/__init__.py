@@ -7,12 +7,14 @@ from typing import Any
 
 from aft_mm.analysis import AtMost
 from aft_mm.checks import check_int
-from aft_mm.config.finding import configs_by_name
+from aft_mm.config.finding import configs_by_name, own_weights, trained_models
 from aft_mm.errors import UserError
 from aft_mm.outputs import MAX_DPI, PICTURES, check_output
 
 #: Value of ``--resume`` without a path; no file can have this name.
 LATEST = '\0latest'
+#: Ends of the names of checkpoints and exported files.
+WEIGHTS = ('.pth', '.pt', '.safetensors', '.onnx', '.xml', '.pt2')
 #: Help text of the selection of layers or heads.
 LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
 
@@ -122,13 +124,42 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 def complete_config(prefix: str, **_: Any) -> list[str]:
     """Return the configs and files that begin with ``prefix``, for the completion of a shell."""
-    names = [name for name in configs_by_name() if name.startswith(prefix)]
+    known = [*trained_models(), *configs_by_name()]
+    names = [name for name in known if name.startswith(prefix)]
     return [*names, *glob.glob(f'{glob.escape(prefix)}*')]
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that :func:`choose_weights` reads."""
     add_config(parser)
-    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path, https:// or hf:// address')
+    parser.add_argument(
+        'checkpoint',
+        nargs='?',
+        metavar='CHECKPOINT',
+        help='path, https:// or hf:// address; not needed for a model that `aft_mm list` shows as trained',
+    )
+    parser.set_defaults(takes_own_weights=True)
+
+
+def choose_weights(args: argparse.Namespace, name: str) -> None:
+    """Without CHECKPOINT, take the weights that come with the model of CONFIG, given as `name`.
+
+    After the name of such a model, a file that is no checkpoint is the first input.
+    """
+    weights = own_weights(name)
+    inputs = next((getattr(args, kind) for kind in ('inputs', 'files') if kind in args), None)
+    given = args.checkpoint
+    if weights and inputs is not None and given and '://' not in given:
+        if not given.endswith(WEIGHTS):
+            inputs.insert(0, given)
+            args.checkpoint = None
+    if args.checkpoint is None:
+        if weights is None:
+            raise UserError(
+                f'CHECKPOINT must be given, since no weights come with {name!r}, only with '
+                f'{", ".join(trained_models())}'
+            )
+        args.checkpoint = weights
 
 
 def add_average(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,7 @@
 """List the configs, which are also the model names, with their measured results.
 
+The column "trained" has the name of a model whose weights come with aft_mm; `aft_mm sample NAME`,
+`transcribe NAME` and `predict NAME` need no training.
 A config is "ready" if the libraries of its task are installed; `aft_mm doctor` shows where its
 data are expected.
 """

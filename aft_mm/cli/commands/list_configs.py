@@ -10,7 +10,13 @@ from typing import Any
 
 import yaml
 
-from aft_mm.config.finding import INDEX, configs_by_name, install_command, install_root
+from aft_mm.config.finding import (
+    INDEX,
+    configs_by_name,
+    install_command,
+    install_root,
+    trained_models,
+)
 from aft_mm.errors import UserError, user_errors
 
 #: Further requirements of each folder of configs: modules, and their extra.
@@ -48,20 +54,25 @@ def measured() -> dict[str, dict[str, Any]]:
     return results
 
 
-def rows(args: argparse.Namespace) -> Iterator[tuple[str, str, str, str]]:
-    """Yield name, task, first result and missing modules of every selected config."""
+def rows(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
+    """Yield name, task, first result, weights and missing modules of every selected config."""
     metrics = measured()
+    trained = {model.config: short for short, model in trained_models().items()}
     pattern = args.pattern if any(sign in args.pattern for sign in '*?[') else f'*{args.pattern}*'
     for name, path in sorted(configs_by_name().items()):
         task = path.parent.name
-        if not fnmatch(name, pattern) or args.task not in (None, task):
+        short = trained.get(name, '')
+        if not (fnmatch(name, pattern) or fnmatch(short, args.pattern)) or args.task not in (
+            None,
+            task,
+        ):
             continue
         lacks, values = missing(task), metrics.get(name, {})
         if (args.measured and not values) or (args.ready and lacks):
             continue
         first = next((f'{key} {value}' for key, value in values.items()), '')
         needs = f'{", ".join(lacks)}: {install_command(NEEDS[task][1])}' if lacks else 'ready'
-        yield name, task, first, needs
+        yield name, task, first, short, needs
 
 
 def run(args: argparse.Namespace) -> None:
@@ -79,12 +90,12 @@ def run(args: argparse.Namespace) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def show(selected: Sequence[tuple[str, str, str, str]], names: bool) -> None:
+def show(selected: Sequence[tuple[str, ...]], names: bool) -> None:
     if names:
         print('\n'.join(name for name, *_ in selected))
         return
-    table = [('config', 'task', 'measured', 'needs'), *selected]
-    widths = [max(len(row[column]) for row in table) for column in range(3)]
+    table = [('config', 'task', 'measured', 'trained', 'needs'), *selected]
+    widths = [max(len(row[column]) for row in table) for column in range(4)]
     for *cells, last in table:
         padded = (f'{cell:{width}}' for cell, width in zip(cells, widths, strict=True))
         print('  '.join([*padded, last]))
