@@ -74,7 +74,8 @@ class StopSignalHook(StopHook):
         self.after_val(runner)
 
     def after_val(self, runner: Runner) -> None:
-        if self.signals.received:
+        # A stop that came in training may wait for an optimizer step of the next epoch.
+        if self.signals.received and not self.is_up:
             self.signals.can_wait = False
             raise Stopped(self.signals.received)
 
