@@ -78,7 +78,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--class-token', action='store_true', help='keep it in layers of softmax')
     parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2])
     parser.add_argument('--epochs', type=int, default=0, help='of fine-tuning all weights')
-    parser.add_argument('--lr', type=float, default=1e-4, help='default: %(default)s')
+    parser.add_argument('--lr', type=float, default=1e-5, help='default: %(default)s')
     parser.add_argument(
         '--speed', type=int, nargs='+', metavar='PX', help='only time models at these sizes'
     )
@@ -410,17 +410,18 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for row in rows:
         if 'right' in row:
-            names = 'class_token', 'epochs', 'layers', 'mixer'
-            groups.setdefault(tuple(row[name] for name in names), []).append(row)
+            names = 'class_token', 'epochs', 'lr', 'layers', 'mixer'
+            groups.setdefault(tuple(row[name] or '' for name in names), []).append(row)
     lines = []
-    for (token, epochs, span, mixer), runs in sorted(groups.items()):
+    for (token, epochs, rate, span, mixer), runs in sorted(groups.items(), key=str):
         top1 = [run['top1'] for run in runs]
         bounds = min(top1), max(top1)
         if len(runs) == 1:
             bounds = wilson_interval(top1[0], runs[0]['pictures'])
-        cells = ['yes' if token else 'no', str(epochs), span or 'none', mixer]
+        trained = f'{epochs} at {rate:g}' if epochs else '0'
+        cells = ['yes' if token else 'no', trained, span or 'none', mixer]
         cells.append(f'{np.mean(top1):.1f} ({bounds[0]:.1f}–{bounds[1]:.1f})')
-        base = groups.get((token, epochs, '', SOFTMAX))
+        base = groups.get((token, epochs, rate, '', SOFTMAX))
         if base and mixer != SOFTMAX:
             right = np.mean([right_answers(run) for run in runs], 0)
             gain = 100 * (right - np.mean([right_answers(run) for run in base], 0))
