@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> None:
         + copied
     )
     print(
-        f'{out}: {iterations:,} iterations, about {max(1, round(seconds / 60))} '
+        f'{out}: {counted(iterations, "iteration")}, about {max(1, round(seconds / 60))} '
         'min on one CPU thread'
     )
     if missing(kind.task):
