@@ -49,6 +49,16 @@ def largest_of_each_key(q, k, v, w):
     return q.sigmoid() * (w @ (k * v)) / (w @ k)
 
 
+def largest_of_keys_and_of_rows(q, k, v, w):
+    w = (w - w.amax(-1, keepdim=True)).exp()
+    k = (k - k.amax(1, keepdim=True)).exp()
+    return q.sigmoid() * (w @ (k * v)) / (w @ k)
+
+
+def without_a_gate(q, k, v, w):
+    return (k[:, None] + w[..., None]).softmax(2).mul(v[:, None]).sum(2)
+
+
 def without_a_sum(q, k, v, w):
     return q.sigmoid() * (k.exp() * v) / k.exp()
 
@@ -58,18 +68,21 @@ def multiplied_bias(q, k, v, w):
     return q.sigmoid() * (w @ (k * v)) / (w @ k)
 
 
-EXTREME = {'small biases', 'large biases'}
+BOTH = {'causal, large keys', 'large keys and biases'}
+EXTREME = {'small biases', 'large biases', *BOTH}
 OVERFLOW = {'large keys', 'shifted keys', 'half', *EXTREME}
-ALL = {'plain', 'no bias', 'hidden pairs', 'causal', 'distances', 'leak', *OVERFLOW}
+ALL = {'plain', 'no bias', 'hidden pairs', 'causal', 'distances', *OVERFLOW}
 FAULTS = {
-    bare_exp: OVERFLOW,
-    zero_for_nan: OVERFLOW,
+    bare_exp: OVERFLOW | {'late key'},
+    zero_for_nan: OVERFLOW | {'late key'},
     clamped: {'distances', 'late key', 'leak', *EXTREME},
-    two_softmaxes: ALL | {'late key'},
+    two_softmaxes: ALL | {'late key', 'leak', 'gate'},
     largest_of_all_tokens: {'distances', 'late key', 'leak', *EXTREME},
-    largest_of_each_key: ALL,
-    without_a_sum: ALL | {'keys'},
-    multiplied_bias: ALL | {'late key'},
+    largest_of_each_key: ALL | {'late key', 'leak'},
+    largest_of_keys_and_of_rows: BOTH | {'late key'},
+    without_a_gate: ALL | {'gate'},
+    without_a_sum: ALL | {'leak', 'keys'},
+    multiplied_bias: ALL | {'late key', 'leak'},
 }
 
 
@@ -88,6 +101,7 @@ def found_by(check, aft):
     tests |= {
         'late key': (check.test_a_late_key_does_not_change_the_past,),
         'leak': (check.test_a_hidden_token_leaks_nothing,),
+        'gate': (check.test_a_constant_value_is_gated,),
         'keys': (check.test_the_keys_matter,),
         'half': (check.test_half_precision, torch.float16),
     }
@@ -111,7 +125,7 @@ def test_ours_has_none_of_them():
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0 and '14 passed' in done.stdout, done.stdout
+    assert done.returncode == 0 and '17 passed' in done.stdout, done.stdout
 
 
 def given(tokens=7, channels=6, bias_offset=0.0):

@@ -38,20 +38,11 @@ from types import SimpleNamespace
 from aft_mm.cli.commands import quickstart
 from aft_mm.cli.main import main
 
-class Fork:
-    def __init__(self, command, env):
-        os.environ.update(env)
-        self.process = start('main()', command[command.index('aft_mm'):])
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def wait(self):
-        self.process.join()
-        return self.process.exitcode
+def call(command, env):
+    os.environ.update(env)
+    process = start('main()', command[command.index('aft_mm'):])
+    process.join()
+    return process.exitcode
 
 def start(*job):
     process = get_context('fork').Process(target=become, args=job)
@@ -69,7 +60,7 @@ for name in ('apis', 'datasets', 'engine', 'evaluation', 'models'):
     for package in ('aft_mm', 'mmpretrain'):
         importlib.import_module(f'{package}.{name}')
 import sklearn.datasets, torchvision
-quickstart.subprocess = SimpleNamespace(Popen=Fork)
+quickstart.subprocess = SimpleNamespace(call=call)
 for line in sys.stdin:
     process = start(*json.loads(line), 'printed')
     process.join(300)

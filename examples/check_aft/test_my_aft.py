@@ -30,6 +30,10 @@ def check(found, expected, fault):
     assert error <= bound, f'{fault} (wrong by {error:.3g})'
 
 
+def causal(bias):
+    return bias.masked_fill(torch.ones_like(bias).triu(1) > 0, -torch.inf)
+
+
 FAULTS = {
     'plain': (lambda *x: x, 'not the function of the paper'),
     'large keys': (lambda q, k, v, w: (q, 100 * k, v, w), 'exp of a key overflows or is cut off'),
@@ -45,9 +49,14 @@ FAULTS = {
         lambda q, k, v, w: (q, k, v, w.masked_fill(w > 1, -torch.inf)),
         'hidden pairs leak',
     ),
-    'causal': (
-        lambda q, k, v, w: (q, k, v, w.masked_fill(torch.ones_like(w).triu(1) > 0, -torch.inf)),
-        'the future leaks',
+    'causal': (lambda q, k, v, w: (q, k, v, causal(w)), 'the future leaks'),
+    'causal, large keys': (
+        lambda q, k, v, w: (q, 100 * k, v, causal(w)),
+        'the largest key of all tokens is subtracted, so weights of earlier rows underflow',
+    ),
+    'large keys and biases': (
+        lambda q, k, v, w: (q, 100 * k, v, 100 * w),
+        'the largest key and bias are subtracted apart, so all weights of a row underflow',
     ),
 }
 
@@ -55,23 +64,31 @@ FAULTS = {
 @pytest.mark.parametrize('name', FAULTS)
 def test_outputs_and_gradients(name):
     change, fault = FAULTS[name]
-    given = [x.requires_grad_() for x in change(*tokens())]
-    given = [x.detach().requires_grad_() for x in given]
+    given = [x.detach().requires_grad_() for x in change(*tokens())]
     found, expected = aft(*given), exact(*given)
     check(found, expected, fault)
     weights = torch.randn_like(found)
-    mine = torch.autograd.grad((found * weights).sum(), given)
+    mine = torch.autograd.grad((found * weights).sum(), given, allow_unused=True)
     right = torch.autograd.grad((expected * weights).sum(), given)
-    for x, y in zip(mine, right, strict=True):
-        check(x, y.double(), f'gradient: {fault}')
+    for name, x, y in zip(('query', 'key', 'value', 'bias'), mine, right, strict=True):
+        assert x is not None, f'{name} has no gradient'
+        check(x, y.double(), f'gradient of {name}: {fault}')
+
+
+def test_a_constant_value_is_gated():
+    query, key, value, bias = tokens()
+    expected = query.double().sigmoid() * 3
+    fault = 'the gate is missing, or the weights of a row do not sum to 1'
+    check(aft(query, key, torch.full_like(value, 3.0), bias), expected, fault)
 
 
 def test_a_late_key_does_not_change_the_past():
     query, key, value, bias = tokens()
-    bias = bias.masked_fill(torch.ones_like(bias).triu(1) > 0, -torch.inf)
-    later = key.index_add(1, torch.tensor([8]), torch.full((2, 1, 4), 25.0))
-    past = aft(query, key, value, bias)[:, :8]
-    check(aft(query, later, value, bias)[:, :8], past.double(), 'a later key moves the past')
+    past = aft(query, key, value, causal(bias))[:, :8]
+    for size in (25.0, 110.0):
+        later = key.index_add(1, torch.tensor([8]), torch.full((2, 1, 4), size))
+        found = aft(query, later, value, causal(bias))[:, :8]
+        check(found, past.double(), f'a later key of {size} moves the past')
 
 
 def test_a_hidden_token_leaks_nothing():
