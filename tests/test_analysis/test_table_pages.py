@@ -50,12 +50,17 @@ def test_every_row_has_its_memory_and_fits_a_card_of_32_gb(page):
             assert float(text.split(',')[0]) < 25.6, link[1]
 
 
-def test_hours_are_flops_over_the_rate():
-    facts = dict(samples=1000, tokens=100, rate=1)
-    flops = 6 * 12 * 2 * 64**2 * 1000 * 100 * 3
+def test_hours_are_those_of_the_paper_or_flops_over_the_rate():
+    facts, entries = dict(samples=10**9, tokens=100, rate=1), dict(Parameters=str(10**9))
+    flops = 6 * 12 * 2 * 64**2 * 1e9 * 100 * 3
     expected = f'{flops / 8e12 / 3600:.0f}'
-    assert table_pages.hours('x-l2-d64_8xb4-3e_y', 10**9, facts, False) == expected
-    assert table_pages.hours('x-l2-d64_8xb4-7d_y', 10**9, facts, False) == '–'
+    assert table_pages.hours('x-l2-d64_8xb4-3e_y', entries, facts, False) == expected != '0'
+    assert table_pages.hours('x-l2-d64_8xb4-7d_y', entries, facts, False) == '–'
+    # Table 2 of arXiv 2105.14103: 200 epochs of 50,000 images in batches of 32 at 1.68 iterations/s.
+    facts = dict(samples=50_000, tokens=3072, rate=1, paper_batch=32)
+    entries[table_pages.PAPER_RATE] = '1.68'
+    hours = table_pages.hours('aft-l12-d512_8xb16-200e_cifar10', entries, facts, True)
+    assert hours == f'{200 * 50_000 / 32 / 1.68 / 3600:.0f} (paper)' == '52 (paper)'
 
 
 def test_counted_memory_and_recomputation_are_those_of_the_config():

@@ -39,14 +39,14 @@ class Options(argparse.Action):
         for value in values:
             if not value.partition('=')[0] or '=' not in value:
                 parser.error(f'{option_string} needs KEY=VALUE, got {value!r}')
+            if 'dict(' in value:  # a text to mmengine
+                parser.error(f'{option_string} takes no dict as value, got {value!r}')
         from mmengine.config import DictAction
 
         take = DictAction(self.option_strings, self.dest, nargs='+')
         try:
             take(parser, namespace, values, option_string)
-        except RecursionError:
-            parser.error(f'{option_string} takes no dict as value, got {" ".join(values)!r}')
-        except AssertionError:
+        except (AssertionError, RecursionError):
             parser.error(f'{option_string} needs balanced brackets, got {" ".join(values)!r}')
 
 
