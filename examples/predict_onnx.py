@@ -11,6 +11,17 @@ import onnxruntime
 from PIL import Image, ImageOps
 
 
+def average(image, size):
+    """Return the means of an image over the areas of the new pixels, as OpenCV's INTER_AREA."""
+    pixels = np.asarray(image, float)
+    for axis, new in ((1, size[0]), (0, size[1])):
+        old = np.arange(pixels.shape[axis])
+        edges = np.linspace(0, len(old), new + 1)[:, None]
+        share = np.clip(np.minimum(edges[1:], old + 1) - np.maximum(edges[:-1], old), 0, 1)
+        pixels = np.moveaxis(np.tensordot(share, pixels, (1, axis)), 0, axis) * new / len(old)
+    return Image.fromarray(np.uint8(np.rint(pixels)))
+
+
 def prepare(path, resize, mean, std, channels):
     """Return the input [1, C, H, W] of the graph for an image file."""
     image = ImageOps.exif_transpose(Image.open(path)).convert('L' if channels == 'grey' else 'RGB')
@@ -23,7 +34,7 @@ def prepare(path, resize, mean, std, channels):
             size = [int(step['scale'] * side / min(image.size)) for side in image.size]
             image = image.resize(size, Image.Resampling[step['interpolation'].upper()])
         elif how[2:] == [None, False, 'area'] and max(step['scale']) <= min(image.size):
-            image = image.resize(step['scale'], Image.Resampling.BOX)  # OpenCV's mean of an area
+            image = average(image, step['scale'])
         else:
             raise SystemExit(f'use aft_mm predict; Pillow alone cannot do {step}')
     pixels = np.asarray(image, np.float32).reshape(*image.size[::-1], -1)

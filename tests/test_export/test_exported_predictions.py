@@ -222,12 +222,7 @@ def test_the_example_averages_over_areas_like_opencv(tmp_path, models):
     export([tmp_path / 'digits.py', tmp_path / 'balanced.pth', out])
     expected = [one['class_name'] for one in classify(paths, progress=False)]
     example = load_script('examples/predict_onnx')
-    found = [*example.classify(out, paths)]
-    # Where 8 divides the size, no mean is rounded.
-    assert [found[i] for i in range(300) if i % 4 < 2] == [
-        expected[i] for i in range(300) if i % 4 < 2
-    ]
-    assert len({*expected}) > 3
+    assert [*example.classify(out, paths)] == expected and len({*expected}) > 3
     resize = json.loads((tmp_path / 'model.json').read_text())['resize']
     for path, pixels in zip(paths, inputs, strict=True):
         assert np.abs(example.prepare(path, resize, 0, 1, 'grey')[0] - pixels.numpy()).max() <= 1
