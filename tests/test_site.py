@@ -146,7 +146,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
 def test_the_citation_is_of_this_version():
     citation = yaml.safe_load((ROOT / 'CITATION.cff').read_text())
     assert citation['version'] == aft_mm.__version__ and citation['license'] == 'Apache-2.0'
-    assert len(citation['references']) == 2
+    assert len(citation['references']) == 3
 
 
 def test_ci_calls_make_targets():
@@ -166,11 +166,12 @@ def test_make_test_rebuilds_the_loops_after_an_edit_of_a_header(tmp_path):
     native = tmp_path / 'aft_mm/ops/native'
     shutil.copytree(FOLDER, native, ignore=shutil.ignore_patterns('*.so*', '__pycache__'))
     names = 'setup.py requirements/lock.txt requirements/dev.txt Makefile pyproject.toml'
+    names += ' requirements/weights.txt'
     files = [tmp_path / name for name in names.split()]
     for path in files:
         path.parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / path.relative_to(tmp_path), path)
-    made = [tmp_path / f'.venv/{name}' for name in ('installed', 'development', 'loops')]
+    made = [tmp_path / f'.venv/{name}' for name in ('installed', 'development', 'loops', 'weights')]
     made[0].parent.mkdir()
     for now, path in enumerate((*files, *native.iterdir(), *made)):
         path.touch()

@@ -343,7 +343,7 @@ def test_p_values_are_below_their_bounds(place, groups, other, bound):
 def test_single_runs_in_sentences():
     text = ' '.join(text_of(REPRODUCTION).split())
     digits = values('quickstart', '*', TOP1)
-    assert ', '.join(f'{x:.1f}' for x in digits) + ' ([runs](results/quickstart' in text
+    assert ', '.join(f'{x:.1f}' for x in digits) + ' ([runs](../results/quickstart' in text
     conv, full, deit, three, six = (
         values('cifar10', pattern, TOP1)[0]
         for pattern in ('aft-conv*_cifar10', 'aft-full*', 'deit*', '*_peak3', '*_peak6')
