@@ -40,21 +40,20 @@ def own_requirements() -> list[Requirement]:
     return [one for one in requirements if one.marker is None or one.marker.evaluate({'extra': ''})]
 
 
-def torch_requirements() -> dict[str, Requirement]:
+def torch_requirement() -> Requirement | None:
     """Return the torch that torchvision was built for."""
     try:
         texts = requires('torchvision') or ()
     except PackageNotFoundError:
-        return {}
-    built_for = [one for one in map(Requirement, texts) if one.name == 'torch']
-    return {'torchvision': built_for[0]} if built_for else {}
+        return None
+    return next((one for one in map(Requirement, texts) if one.name == 'torch'), None)
 
 
 def problems(
     versions: Mapping[str, str],
     python: str,
     needed: Iterable[Requirement],
-    built_for: Mapping[str, Requirement],
+    built_for: Requirement | None,
 ) -> Iterator[tuple[str, str]]:
     """Yield problems of the environment, each with the command that fixes it."""
     if not PYTHON.contains(python):
@@ -101,17 +100,17 @@ def _twice(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _torch_pairs(
-    versions: Mapping[str, str], built_for: Mapping[str, Requirement]
+    versions: Mapping[str, str], built_for: Requirement | None
 ) -> Iterator[tuple[str, str]]:
     if 'torch' not in versions:
         return
     torch, name = Version(versions['torch']), 'torchvision'
     if name not in versions:
         return
-    other, pair = Version(versions[name]), built_for.get(name)
-    if pair is not None and not pair.specifier.contains(torch, prereleases=True):
+    other = Version(versions[name])
+    if built_for is not None and not built_for.specifier.contains(torch, prereleases=True):
         yield (
-            f'{name} {other} is built for torch {pair.specifier}, got torch {torch}',
+            f'{name} {other} is built for torch {built_for.specifier}, got torch {torch}',
             f"pip install 'torch=={torch.public}' {name}",
         )
     elif ('cpu' in (torch.local or '')) != ('cpu' in (other.local or '')):

@@ -28,7 +28,7 @@ mmpretrain 1.2.0 mmdet 3.3.0 setuptools 81.0.0 opencv-python 5.0.0""".split()
 FITTING = dict(zip(FITTING[::2], FITTING[1::2], strict=True))
 NEEDED = 'torch>=2.4 mmengine>=0.10.7,<1 mmcv-lite>=2.1,<2.2 mmpretrain'
 NEEDED = list(map(Requirement, NEEDED.split()))
-BUILT_FOR = dict(torchvision=Requirement('torch==2.11.0'))
+BUILT_FOR = Requirement('torch==2.11.0')
 
 
 def imports_of_help(call, words, end='assert not end.code'):

@@ -15,7 +15,7 @@ from aft_mm.cli.environment import (
     installed,
     own_requirements,
     problems,
-    torch_requirements,
+    torch_requirement,
 )
 from aft_mm.config.finding import install_command, install_root
 from aft_mm.errors import UserError, user_errors
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> None:
         check_kernels(args.kernels)
         return
     versions = installed()
-    needed, built_for = own_requirements(), torch_requirements()
+    needed, built_for = own_requirements(), torch_requirement()
     faults = list(problems(versions, platform.python_version(), needed, built_for))
     faults += broken_imports()
     faults += wrong_settings()
