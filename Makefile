@@ -6,7 +6,7 @@ WORK_DIR := work_dirs/quickstart
 # Wheel cache of `make compiled-mmcv`.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream weights compiled-mmcv matrix ranges-newest ranges-oldest host-tests docs linkcheck test test-fast test-transformers test-demo dry-run sanitize lint licenses release-weights \
+.PHONY: quickstart downstream weights compiled-mmcv matrix ranges-newest ranges-oldest host-tests docs linkcheck test test-nightly test-fast test-transformers test-demo dry-run sanitize lint licenses release-weights \
 	wheels release-check check-tag clean
 
 # The locks are complete, so pip resolves nothing.
@@ -96,11 +96,15 @@ $(VENV)/docs: $(VENV)/installed requirements/docs.txt
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/development $(VENV)/loops $(VENV)/weights
-	$(PYTEST) tests
+	$(PYTEST) -m 'not nightly' tests
+
+# What `make test` leaves out: further runtimes, forms and tasks of its tests.
+test-nightly: $(VENV)/development $(VENV)/loops $(VENV)/weights
+	$(PYTEST) -m nightly tests
 
 # What a change of ops, layers or commands breaks first.
 test-fast: $(VENV)/development $(VENV)/loops
-	$(PYTEST) -m 'not slow' tests/test_architecture.py tests/test_ops tests/test_layers tests/test_cli
+	$(PYTEST) -m 'not slow and not nightly' tests/test_architecture.py tests/test_ops tests/test_layers tests/test_cli
 
 $(VENV)/transformers: $(VENV)/development requirements/transformers.txt
 	$(PIN) -r requirements/transformers.txt

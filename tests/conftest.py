@@ -26,12 +26,14 @@ import cv2  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from filelock import FileLock  # noqa: E402
 from mmengine.config import Config  # noqa: E402
 from mmengine.logging import MessageHub, MMLogger  # noqa: E402
 from mmengine.registry import MODELS, DefaultScope  # noqa: E402
 from mmengine.visualization import Visualizer  # noqa: E402
 
 from aft_mm.cli.main import COMMANDS, parse_args  # noqa: E402
+from aft_mm.export import operators  # noqa: E402
 
 from .helpers import free_port, load_script  # noqa: E402
 from .parallel_data import write_pairs  # noqa: E402
@@ -82,6 +84,65 @@ LONGEST = (
     'test_layers/test_compiled_conv.py',
     'test_engine/test_distributed.py',
 )
+# What repeats in breadth what another test shows: `make test` leaves it out, `make test-nightly` runs
+# it. Each is a part of the names of tests.
+NIGHTLY = (
+    *(
+        f'test_a_file_predicts_what_the_checkpoint_does[{case}]'
+        for case in ('boxes-.xml', 'boxes-.pt2', 'masks-.xml', 'masks-.onnx', 'classes-.onnx')
+    ),
+    'test_a_graph_equals_the_model[openvino-conv-maps-any-size]',
+    'test_a_graph_equals_the_model[conv]',
+    'test_a_detector_gives_the_boxes_of_mmdet[xml]',
+    'test_a_detector_gives_the_boxes_of_mmdet[onnx]',
+    'test_a_ctc_graph_equals_the_model_at_any_length[xml]',
+    'test_a_loop_without_torch_continues_prompts_like_the_model[softmax]',
+    'test_int8_shrinks_the_file_and_rounds_the_outputs[alone]',
+    'test_loops_of_openvino_in_bfloat16_round_their_inputs',
+    'test_a_layer_is_exported_with_and_without_gradients[conv-causal]',
+    'test_a_layer_is_exported_with_and_without_gradients[conv-window]',
+    *(
+        f'test_a_write_acts[{writer}-compiled'
+        for writer in ('by_data', 'by_storage', 'by_address', 'by_scatter', 'by_gather')
+    ),
+    *(f'test_a_write_acts[{writer}-compiled' for writer in ('in_place', 'by_swap', 'by_replacing')),
+    *(f'test_a_write_acts[fused {writer}-compiled' for writer in ('SGD', 'Adagrad')),
+    'test_inductor_writes_forward_and_backward_for_cuda[local-safe-safe]',
+    'test_inductor_writes_forward_and_backward_for_cuda[local-2d-fast]',
+    'test_inductor_multiplies_bfloat16_with_float32_sums[normalized-training]',
+    'test_nodes_of_a_graph_return_the_strides_that_they_promise[1-False]',
+    'test_compiles_without_graph_break[aft_local_learned-1-True]',
+    'test_compiles_without_graph_break[aft_local-2-True]',
+    'test_compiles_without_graph_break[aft_local_hard-0-False]',
+    'test_sizes_that_change[aft_local_learned-True-None]',
+    'test_sizes_that_change[aft_full-True-None]',
+    'test_the_check_in_the_interpreter',
+    'test_every_chip_compiles[sm_80]',
+    'test_every_chip_compiles[sm_89]',
+    # Runs of tasks that differ in the host only.
+    'test_a_run_that_stops_resumes_to_the_same_bits[instances-0]',
+    'test_a_run_that_stops_resumes_to_the_same_bits[translation-0]',
+    'test_resume_after_a_kill_is_bit_identical[tiny_text',
+    'test_names_are_no_code[coco]',
+    'test_names_are_no_code[masks]',
+    'test_the_configs_of_the_guide_train[1-',
+    *(
+        f'test_small_models_train_two_iterations_and_are_tested[{name}'
+        for name in (
+            'upernet-resnet18',
+            'retinanet-resnet18',
+            'upernet-pooling',
+            'retinanet-pooling',
+        )
+    ),
+    'test_small_models_train_two_iterations_and_are_tested[mask-rcnn-aft-conv-mini_1xb4-48e-car',
+    'test_small_models_train_two_iterations_and_are_tested[retinanet-aft-conv-mini_1xb4-24e-conv-',
+    'test_small_models_train_two_iterations_and_are_tested[upernet-aft-conv-mini_1xb4-2400i-conv-',
+    'test_benchmarks.py::test_compiled_runtimes',
+    # Trained weights on hundreds of photos.
+    'test_accuracy_with_its_own_mean_and_with_the_usual_one',
+    'test_forty_photos_are_enough_with_vit_small_14',
+)
 # Files that build the models of all configs, which are then loaded and built once.
 CONFIG_FILES = 'test_configs', 'test_config_models', 'test_recipes', 'test_runtimes'
 MISSING = [name for name in ('mmdet', 'mmseg') if not importlib.util.find_spec(name)]
@@ -97,12 +158,14 @@ def pytest_report_header() -> str | None:
 def pytest_collection_modifyitems(items):
     """Put the longest files first, so that the workers of `make test` end at the same time.
 
-    `make test-fast` leaves them out.
+    `make test-fast` leaves them out, and both leave out NIGHTLY.
     """
     order = {ROOT / 'tests' / name: place for place, name in enumerate(LONGEST)}
     for item in items:
         if item.path in order:
             item.add_marker(pytest.mark.slow)
+        if any(part in item.nodeid for part in NIGHTLY):
+            item.add_marker(pytest.mark.nightly)
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
@@ -154,6 +217,24 @@ def short_runs():
 @pytest.fixture
 def with_plots(short_runs, monkeypatch):
     monkeypatch.setattr('aft_mm.cli.commands.train.plot', short_runs)
+
+
+@pytest.fixture(scope='session')
+def openvino_loops(tmp_path_factory) -> Callable[[], Path]:
+    """Return the loops for OpenVINO, which take ten seconds, compiled once per compiler and run."""
+    folder = tmp_path_factory.getbasetemp()
+    if 'PYTEST_XDIST_WORKER' in os.environ:
+        folder = folder.parent
+    compile_loops = operators.compile_for_openvino
+
+    def call():
+        library = folder / f'{operators.find_compiler().replace("/", "_")}.so'
+        with FileLock(f'{library}.lock'):
+            if not library.exists():
+                compile_loops(library)
+        return library
+
+    return call
 
 
 @pytest.fixture(scope='session')

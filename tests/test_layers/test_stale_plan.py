@@ -337,8 +337,8 @@ def test_a_module_pickled_with_the_caches_of_before_loads():
         assert_right(mixer, mixer)
 
 
-def export(mixer, replay: bool):
-    """Return the module of a program that was saved and loaded."""
+def export(mixer, replay: bool) -> bytes:
+    """Return the file of a program."""
     file = io.BytesIO()
     with torch.no_grad():
         with ops.record_paths() as paths:
@@ -349,8 +349,17 @@ def export(mixer, replay: bool):
         else:
             program = torch.export.export(mixer, (X,), strict=True).run_decompositions({})
     torch.export.save(program, file)
-    file.seek(0)
-    return torch.export.load(file).module()
+    return file.getvalue()
+
+
+def loaded(file: bytes):
+    return torch.export.load(io.BytesIO(file)).module()
+
+
+@pytest.fixture(scope='module')
+def exports() -> list[bytes]:
+    """The program of a new mixer, which chooses by value, and that with the paths of a run."""
+    return [export(build(), replay) for replay in (False, True)]
 
 
 @pytest.mark.parametrize('form', FORMS)
@@ -359,18 +368,15 @@ def test_an_export_has_the_parameters_of_now(replay, form):
     mixer = build()
     mixer(X)
     copied(by_numpy, mixer.pos_bias, FORMS[form])
-    program = export(mixer, replay)
-    assert_right(program, mixer)
+    assert_right(loaded(export(mixer, replay)), mixer)
 
 
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('writer', ['by_numpy', 'by_data', 'in_place', 'fused AdamW'])
-def test_a_write_to_a_loaded_export_acts(writer, form):
-    """Its graph chooses by value; with the paths of a run it computes their form."""
-    mixer = build()
-    programs = [export(mixer, replay) for replay in (False, True)]
-    for program in programs[: 2 if form == 'difference' else 1]:
-        mixer = build()
+def test_a_write_to_a_loaded_export_acts(writer, form, exports):
+    """With the paths of a run it computes their form."""
+    for file in exports[: 2 if form == 'difference' else 1]:
+        mixer, program = build(), loaded(file)
         for module in (mixer, program):
             WRITERS[writer](module.pos_bias, FORMS[form])
         assert_right(program, mixer)

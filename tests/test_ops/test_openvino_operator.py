@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from aft_mm.export.operators import compile_for_openvino
 from aft_mm.ops.checks import GATES
 
 from ..helpers import each
@@ -15,10 +14,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope='module')
-def library(tmp_path_factory):
-    path = tmp_path_factory.mktemp('operator') / 'model.openvino.so'
-    compile_for_openvino(path)
-    return str(path)
+def library(openvino_loops):
+    return str(openvino_loops())
 
 
 def run(library, tokens, channels, weight, grid, gate, global_connectivity=True, threads=1):
