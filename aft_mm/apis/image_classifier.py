@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from aft_mm.visualization.figures import literal_text, printable
 
 from .loading import as_list, load_model
 
-Source = str | os.PathLike | np.ndarray
+Transform = Callable[[dict[str, Any]], dict[str, Any]]
+Source = str | os.PathLike[str] | np.ndarray
 LOADERS = ('LoadImageFromFile', 'mmpretrain.LoadImageFromFile', 'mmcv.LoadImageFromFile')
 SHORT_EDGE = 224  # small images are magnified to it [px]
 LONG_EDGE = 4096  # but not beyond this one
@@ -55,8 +56,8 @@ class ImageClassifier:
 
     def __init__(
         self,
-        config: str | os.PathLike | Config,
-        checkpoint: str | os.PathLike | nn.Module,
+        config: str | os.PathLike[str] | Config,
+        checkpoint: str | os.PathLike[str] | nn.Module,
         device: str | torch.device | None = None,
         classes: Sequence[str] | None = None,
     ) -> None:
@@ -73,8 +74,8 @@ class ImageClassifier:
         steps = self.config.test_dataloader.dataset.pipeline
         self._loads = loads_files(self.config)
         with DefaultScope.overwrite_default_scope('mmpretrain'):
-            self._pipeline = Compose([TRANSFORMS.build(step) for step in steps])
-            self._of_array = Compose(
+            self._pipeline: Transform = Compose([TRANSFORMS.build(step) for step in steps])
+            self._of_array: Transform = Compose(
                 [TRANSFORMS.build(step) for step in steps if step['type'] not in LOADERS]
             )
         self.takes_bgr = takes_bgr(self.config)
@@ -157,7 +158,7 @@ class ImageClassifier:
     def visualize(
         self,
         images: Source | Sequence[Source],
-        folder: str | os.PathLike | None = None,
+        folder: str | os.PathLike[str] | None = None,
         batch_size: int = 32,
         progress: bool = True,
     ) -> list[np.ndarray]:
@@ -197,12 +198,13 @@ class ImageClassifier:
         pixels = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
         sample = DataSample().set_pred_label(result['label']).set_pred_score(result['scores'])
         with literal_text():
-            return UniversalVisualizer().visualize_cls(
+            drawn: np.ndarray = UniversalVisualizer().visualize_cls(
                 imrescale(pixels, magnification(pixels), interpolation='nearest'),
                 sample,
                 self.classes and [printable(name) for name in self.classes],
                 draw_gt=False,
             )
+        return drawn
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
         """Return files and arrays, with the files of folders."""
@@ -250,7 +252,8 @@ class ImageClassifier:
 def magnification(image: np.ndarray) -> int:
     """Return the factor for a picture of an image, so that labels can be read."""
     short, long = sorted(image.shape[:2])
-    return max(1, min(-(-SHORT_EDGE // short), LONG_EDGE // long))
+    factor: int = min(-(-SHORT_EDGE // short), LONG_EDGE // long)
+    return max(1, factor)
 
 
 @torch.no_grad()

@@ -76,8 +76,8 @@ class ImagePredictor:
 
     def __init__(
         self,
-        config: str | os.PathLike | Config,
-        checkpoint: str | os.PathLike | nn.Module,
+        config: str | os.PathLike[str] | Config,
+        checkpoint: str | os.PathLike[str] | nn.Module,
         device: str | torch.device | None = None,
         score: float | None = None,
     ) -> None:
@@ -115,7 +115,9 @@ class ImagePredictor:
             draw_inside, self.visualizer, self.visualizer.draw_texts
         )
 
-    def __call__(self, paths: str | os.PathLike | Sequence[str | os.PathLike]) -> list[Prediction]:
+    def __call__(
+        self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    ) -> list[Prediction]:
         """Predict image files, those of one size in one batch.
 
         Raises:

@@ -35,7 +35,7 @@ def task_of(config: Config) -> str:
     return next((name for name, entry in ENTRIES.items() if entry in config), 'TextGenerator')
 
 
-def as_list(given: Any, *kinds: type) -> list:
+def as_list(given: Any, *kinds: type) -> list[Any]:
     """Return several inputs as a list, and one, of these types or not iterable, in a list."""
     return list(given) if isinstance(given, Iterable) and not isinstance(given, kinds) else [given]
 
@@ -90,7 +90,7 @@ def build_model(config: Config) -> Any:
     return model
 
 
-def load_trained(model: Any, config: Config, checkpoint: str | os.PathLike) -> None:
+def load_trained(model: Any, config: Config, checkpoint: str | os.PathLike[str]) -> None:
     """Load the weights and ``dataset_meta`` of a checkpoint into the model of a config."""
     weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
     load_weights(model, weights, name=str(config.filename))
@@ -98,8 +98,8 @@ def load_trained(model: Any, config: Config, checkpoint: str | os.PathLike) -> N
 
 
 def load_model(
-    config: str | os.PathLike | Config,
-    checkpoint: str | os.PathLike | nn.Module | None,
+    config: str | os.PathLike[str] | Config,
+    checkpoint: str | os.PathLike[str] | nn.Module | None,
     device: str | torch.device | None = None,
     task: str | None = None,
     trainable: bool = False,

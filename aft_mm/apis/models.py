@@ -60,7 +60,7 @@ def list_models(pattern: str | None = None) -> list[str]:
 
 def get_model(
     name: str,
-    pretrained: str | os.PathLike | bool | None = None,
+    pretrained: str | os.PathLike[str] | bool | None = None,
     device: str | torch.device | None = None,
 ) -> nn.Module:
     """Build a model of any task by its name, in evaluation mode, also for mmpretrain's inferencers.
@@ -91,7 +91,7 @@ def get_model(
         pretrained = str(weights)
     config = read_config(str(install_root() / models[name].config))
     if not pretrained:
-        model = build_model(config).to(device or get_device()).eval()
+        model: nn.Module = build_model(config).to(device or get_device()).eval()
     else:
         config, model = load_model(config, pretrained, device, trainable=True)
     # Read by mmpretrain's inferencers.
