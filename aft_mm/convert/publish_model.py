@@ -5,9 +5,9 @@ import hashlib
 import re
 import shlex
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from aft_mm.structures.info import DATASET_META
 from .data_licenses import weights_license
 
 META = ('cfg', 'epoch', 'iter', 'seed', 'experiment_name', 'mmengine_version')
-WRITERS = {
+WRITERS: dict[str, Callable[[Mapping[str, Any], BinaryIO], None]] = {
     '.safetensors': lambda published, file: write_safetensors(file, published),
     '.pth': lambda published, file: torch.save(dict(published), file),
 }
