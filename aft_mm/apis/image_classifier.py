@@ -6,15 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
-from mmcv import imrescale
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
-from mmengine.registry import TRANSFORMS, DefaultScope
+from mmengine.registry import TRANSFORMS, VISUALIZERS, DefaultScope
+from mmengine.structures import BaseDataElement
 from mmengine.utils import mkdir_or_exist
-from mmpretrain.structures import DataSample
-from mmpretrain.visualization import UniversalVisualizer
 from PIL import Image
 from rich.console import Console
 from rich.progress import track
@@ -196,11 +195,12 @@ class ImageClassifier:
         """
         pixels = self._pixels(image)
         pixels = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
-        sample = DataSample().set_pred_label(result['label']).set_pred_score(result['scores'])
+        label, scores = torch.tensor([result['label']]), torch.from_numpy(result['scores'])
+        visualizer = VISUALIZERS.get('mmpretrain.UniversalVisualizer')()
         with literal_text():
-            drawn: np.ndarray = UniversalVisualizer().visualize_cls(
-                imrescale(pixels, magnification(pixels), interpolation='nearest'),
-                sample,
+            drawn: np.ndarray = visualizer.visualize_cls(
+                magnified(pixels, magnification(pixels)),
+                BaseDataElement(pred_label=label, pred_score=scores),
                 self.classes and [printable(name) for name in self.classes],
                 draw_gt=False,
             )
@@ -254,6 +254,11 @@ def magnification(image: np.ndarray) -> int:
     short, long = sorted(image.shape[:2])
     factor: int = min(-(-SHORT_EDGE // short), LONG_EDGE // long)
     return max(1, factor)
+
+
+def magnified(image: np.ndarray, times: int) -> np.ndarray:
+    height, width = image.shape[:2]
+    return cv2.resize(image, (times * width, times * height), interpolation=cv2.INTER_NEAREST)
 
 
 @torch.no_grad()

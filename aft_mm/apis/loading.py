@@ -14,7 +14,7 @@ from torch import nn
 import aft_mm.registry  # noqa: F401, the safe loading of checkpoints
 from aft_mm.checkpoint import load_weights
 from aft_mm.config.finding import check_checkpoint
-from aft_mm.config.reading import read_config
+from aft_mm.config.reading import import_scope, read_config
 from aft_mm.errors import UserError
 
 #: Inferencer for each entry of a config; the first found decides.
@@ -81,6 +81,7 @@ def check_task(config: Config, name: str) -> None:
 
 def build_model(config: Config) -> Any:
     """Build the model of a config as a Runner does."""
+    import_scope(config)
     settings = config.model.copy()
     if config.get('data_preprocessor') is not None:
         settings.setdefault('data_preprocessor', config.data_preprocessor)
@@ -125,6 +126,7 @@ def load_model(
     """
     if not isinstance(config, Config):
         config = read_config(os.fspath(config))
+    import_scope(config)
     if task is not None:
         check_task(config, task)
     if isinstance(checkpoint, nn.Module):

@@ -3,11 +3,12 @@
 import fnmatch
 import functools
 import os
+from importlib import import_module
+from typing import Any
 
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmpretrain.apis import ModelHub
 from modelindex.load_model_index import load
 from modelindex.models.Model import Model
 from torch import nn
@@ -24,16 +25,26 @@ from .loading import build_model, load_model
 def register_models() -> dict[str, Model]:
     """Register our models in mmpretrain's ModelHub, once, and return them by name.
 
-    ``mmpretrain.get_model`` and mmpretrain's inferencers then accept the names.
+    ``mmpretrain.get_model`` and mmpretrain's inferencers then accept the names. Where mmpretrain
+    cannot be imported the names are only ours.
 
     Raises:
         UserError: The package was installed without its configs.
     """
     path = install_root() / INDEX
-    ModelHub.register_model_index(path, config_prefix=path.parent)
+    if not isinstance(hub := _model_hub(), ImportError):
+        hub.register_model_index(path, config_prefix=path.parent)
     index = load(str(path))
     index.build_models_with_collections()
     return {model.name: model for model in index.models}
+
+
+def _model_hub() -> Any:
+    """Return mmpretrain's ModelHub, or why it cannot be imported."""
+    try:
+        return import_module('mmpretrain.apis').ModelHub
+    except ImportError as error:
+        return error
 
 
 def find_model_config(name: str) -> Config:
@@ -43,8 +54,10 @@ def find_model_config(name: str) -> Config:
     except UserError as error:
         if name.endswith('.py'):
             raise
+        if isinstance(hub := _model_hub(), ImportError):
+            raise UserError(f'{error}, and mmpretrain cannot be imported: {hub}') from error
         try:
-            return ModelHub.get(name).config
+            return hub.get(name).config
         except ValueError:
             raise error from None
 
