@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aft_mm.checkpoint import load_from_local, write_safetensors
-from aft_mm.config.lists import read_json
+from aft_mm.config.lists import read_table
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import check_writable
 from aft_mm.registry import register_safe_loading
@@ -110,7 +110,7 @@ def save(published: Mapping, out: Path) -> dict[Path, str]:
 
 
 def read_metrics(path: str) -> dict[str, float]:
-    metrics = read_json(path)
+    metrics = read_table(path)
     if not all(isinstance(value, int | float) for value in metrics.values()):
         raise UserError(f'{path!r} must hold numbers by name as written by `aft_mm test --out`')
     return metrics
