@@ -6,6 +6,7 @@ from textwrap import dedent
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures('here')
 HIDE = """
 from importlib.machinery import PathFinder
 
