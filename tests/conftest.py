@@ -230,6 +230,14 @@ def with_plots(short_runs, monkeypatch):
     monkeypatch.setattr('aft_mm.cli.commands.train.plot', short_runs)
 
 
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """An empty working folder, where AFT_MM_DATA is not set."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv('AFT_MM_DATA', raising=False)
+    return tmp_path
+
+
 @pytest.fixture(scope='session')
 def openvino_loops(tmp_path_factory) -> Callable[[], Path]:
     """Return the loops for OpenVINO, which take ten seconds, compiled once per compiler and run."""

@@ -13,6 +13,7 @@ from types import ModuleType
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aft_mm.cli.main import main
 
@@ -45,6 +46,18 @@ def each(names: str, values: Iterable) -> Callable:
         return run
 
     return decorate
+
+
+class OperatorLog(TorchDispatchMode):
+    """The names of the operators that are dispatched, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.called = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.called.append(function.name())
+        return function(*args, **(kwargs or {}))
 
 
 def load_script(path: str) -> ModuleType:

@@ -52,8 +52,6 @@ BELOW_CLI = set(ALLOWED) - {'__main__'} | {'apis'}
 PROGRAMS = {'analysis', 'convert', 'export'}
 ALLOWED |= dict.fromkeys(PROGRAMS, BELOW_CLI)
 ALLOWED['apis'] = ALLOWED['cli'] = BELOW_CLI | PROGRAMS
-# The others reach the host libraries through configs.
-USES_HOSTS = {'apis', 'hosts'}
 # Modules for a library that is an extra.
 OPTIONAL = {'aft_mm.timm': 'timm', 'aft_mm.transformers': 'transformers'}
 BACKENDS = ('eager', 'native', 'triton', 'cuda')
@@ -118,8 +116,7 @@ def test_packages_import_only_what_the_table_allows():
             package, _, rest = name.partition('.')
             if package == 'aft_mm':
                 assert rest.partition('.')[0] in allowed, f'{path} imports {name}'
-            elif package in HOSTS:
-                assert owner(path) in USES_HOSTS, f'{path} imports {name}; use a config string'
+            assert package not in HOSTS, f'{path} imports {name}; use a config string'
 
 
 def test_above_ops_only_its_public_names_are_imported():

@@ -15,13 +15,8 @@ from aft_mm.engine.hooks.training import CompileHook
 
 from .errors import refuses, refuses_input, stops
 
+pytestmark = pytest.mark.usefixtures('here')
 TEXT = "model = dict(type='Größe')\n"
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.parametrize('base', [False, True])

@@ -12,18 +12,13 @@ from aft_mm.convert import own_data
 
 from .errors import refuses_input, stops
 
+pytestmark = pytest.mark.usefixtures('here')
 RNG = np.random.default_rng(0)
 SIZE = dict(width=96, height=80)
 XML = """<annotation><filename>{name}</filename><size><width>96</width><height>80</height></size>
 <object><name>{label}</name><bndbox><xmin>11</xmin><ymin>13</ymin><xmax>41</xmax><ymax>53</ymax>
 </bndbox></object></annotation>"""
 BOX = '<xmin>11</xmin><ymin>13</ymin><xmax>41</xmax><ymax>53</ymax>'
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def save(path):

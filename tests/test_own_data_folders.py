@@ -29,18 +29,12 @@ from aft_mm.images import check_image, find_images, image_size, not_read, read_r
 
 from .errors import refuses_input, stops
 
+pytestmark = pytest.mark.usefixtures('here')
 RNG = np.random.default_rng(0)
 HEIC = b'\0\0\0\x18ftypheic\0\0\0\0mif1heic' + bytes(400)
 NEEDS_AVIF = pytest.mark.skipif(
     'avif' not in features.modules or not features.check('avif'), reason='this Pillow has no AVIF'
 )
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv('AFT_MM_DATA', raising=False)
-    return tmp_path
 
 
 def encoded(kind='JPEG', **options):

@@ -22,15 +22,9 @@ from aft_mm.convert import own_data
 from .errors import stops
 from .helpers import command
 
+pytestmark = pytest.mark.usefixtures('here')
 RNG = np.random.default_rng(0)
 number_masks = command('number-masks')
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv('AFT_MM_DATA', raising=False)
-    return tmp_path
 
 
 def save(images, masks, values=(0, 1), number=6, size=(64, 96)):

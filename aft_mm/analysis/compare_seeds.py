@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from aft_mm.config.lists import read_json
+from aft_mm.config.lists import read_table
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import check_writable
 from aft_mm.visualization.figures import new_figure, plain
@@ -110,7 +110,7 @@ def tested(file: str) -> dict[str, Mapping]:
     """Return the metrics of a file, or of the runs of a selection, by the name in messages."""
     if is_selection(file):
         return {source: run['metrics'] for source, run in selected(file).items()}
-    return {file: read_json(Path(file))}
+    return {file: read_table(file)}
 
 
 def read_groups(arguments: Sequence[Sequence[str]], metric: str) -> dict[str, list[float]]:

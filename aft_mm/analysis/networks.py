@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from mmcv.transforms import Compose
 from mmengine.config import Config
-from mmengine.dataset import pseudo_collate
+from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import DATASETS, DefaultScope
 from PIL import Image
 from torch import Tensor, nn

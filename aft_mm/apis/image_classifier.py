@@ -2,19 +2,18 @@
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
-from mmcv import imrescale
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
-from mmengine.registry import TRANSFORMS, DefaultScope
+from mmengine.registry import TRANSFORMS, VISUALIZERS, DefaultScope
+from mmengine.structures import BaseDataElement
 from mmengine.utils import mkdir_or_exist
-from mmpretrain.structures import DataSample
-from mmpretrain.visualization import UniversalVisualizer
 from PIL import Image
 from rich.console import Console
 from rich.progress import track
@@ -28,7 +27,8 @@ from aft_mm.visualization.figures import literal_text, printable
 
 from .loading import as_list, load_model
 
-Source = str | os.PathLike | np.ndarray
+Transform = Callable[[dict[str, Any]], dict[str, Any]]
+Source = str | os.PathLike[str] | np.ndarray
 LOADERS = ('LoadImageFromFile', 'mmpretrain.LoadImageFromFile', 'mmcv.LoadImageFromFile')
 SHORT_EDGE = 224  # small images are magnified to it [px]
 LONG_EDGE = 4096  # but not beyond this one
@@ -55,8 +55,8 @@ class ImageClassifier:
 
     def __init__(
         self,
-        config: str | os.PathLike | Config,
-        checkpoint: str | os.PathLike | nn.Module,
+        config: str | os.PathLike[str] | Config,
+        checkpoint: str | os.PathLike[str] | nn.Module,
         device: str | torch.device | None = None,
         classes: Sequence[str] | None = None,
     ) -> None:
@@ -73,8 +73,8 @@ class ImageClassifier:
         steps = self.config.test_dataloader.dataset.pipeline
         self._loads = loads_files(self.config)
         with DefaultScope.overwrite_default_scope('mmpretrain'):
-            self._pipeline = Compose([TRANSFORMS.build(step) for step in steps])
-            self._of_array = Compose(
+            self._pipeline: Transform = Compose([TRANSFORMS.build(step) for step in steps])
+            self._of_array: Transform = Compose(
                 [TRANSFORMS.build(step) for step in steps if step['type'] not in LOADERS]
             )
         self.takes_bgr = takes_bgr(self.config)
@@ -157,7 +157,7 @@ class ImageClassifier:
     def visualize(
         self,
         images: Source | Sequence[Source],
-        folder: str | os.PathLike | None = None,
+        folder: str | os.PathLike[str] | None = None,
         batch_size: int = 32,
         progress: bool = True,
     ) -> list[np.ndarray]:
@@ -195,14 +195,16 @@ class ImageClassifier:
         """
         pixels = self._pixels(image)
         pixels = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
-        sample = DataSample().set_pred_label(result['label']).set_pred_score(result['scores'])
+        label, scores = torch.tensor([result['label']]), torch.from_numpy(result['scores'])
+        visualizer = VISUALIZERS.get('mmpretrain.UniversalVisualizer')()
         with literal_text():
-            return UniversalVisualizer().visualize_cls(
-                imrescale(pixels, magnification(pixels), interpolation='nearest'),
-                sample,
+            drawn: np.ndarray = visualizer.visualize_cls(
+                magnified(pixels, magnification(pixels)),
+                BaseDataElement(pred_label=label, pred_score=scores),
                 self.classes and [printable(name) for name in self.classes],
                 draw_gt=False,
             )
+        return drawn
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
         """Return files and arrays, with the files of folders."""
@@ -250,7 +252,13 @@ class ImageClassifier:
 def magnification(image: np.ndarray) -> int:
     """Return the factor for a picture of an image, so that labels can be read."""
     short, long = sorted(image.shape[:2])
-    return max(1, min(-(-SHORT_EDGE // short), LONG_EDGE // long))
+    factor: int = min(-(-SHORT_EDGE // short), LONG_EDGE // long)
+    return max(1, factor)
+
+
+def magnified(image: np.ndarray, times: int) -> np.ndarray:
+    height, width = image.shape[:2]
+    return cv2.resize(image, (times * width, times * height), interpolation=cv2.INTER_NEAREST)
 
 
 @torch.no_grad()

@@ -35,8 +35,8 @@ class ImageGenerator:
 
     def __init__(
         self,
-        config: str | os.PathLike | Config,
-        checkpoint: str | os.PathLike,
+        config: str | os.PathLike[str] | Config,
+        checkpoint: str | os.PathLike[str],
         device: str | torch.device | None = None,
     ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'ImageGenerator')

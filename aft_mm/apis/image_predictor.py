@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from mmcv.image import imrescale
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import TRANSFORMS, VISUALIZERS, DefaultScope
@@ -23,7 +22,7 @@ from aft_mm.images import read_rgb
 from aft_mm.structures.info import BEST_SCORE
 from aft_mm.visualization.figures import literal_text, printable
 
-from .image_classifier import ImageClassifier, magnification, predict_by_size
+from .image_classifier import ImageClassifier, magnification, magnified, predict_by_size
 from .loading import CLASSIFIERS, as_list, load_model, task_of
 
 #: Command for models without an image as input.
@@ -76,8 +75,8 @@ class ImagePredictor:
 
     def __init__(
         self,
-        config: str | os.PathLike | Config,
-        checkpoint: str | os.PathLike | nn.Module,
+        config: str | os.PathLike[str] | Config,
+        checkpoint: str | os.PathLike[str] | nn.Module,
         device: str | torch.device | None = None,
         score: float | None = None,
     ) -> None:
@@ -115,7 +114,9 @@ class ImagePredictor:
             draw_inside, self.visualizer, self.visualizer.draw_texts
         )
 
-    def __call__(self, paths: str | os.PathLike | Sequence[str | os.PathLike]) -> list[Prediction]:
+    def __call__(
+        self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    ) -> list[Prediction]:
         """Predict image files, those of one size in one batch.
 
         Raises:
@@ -174,7 +175,7 @@ class ImagePredictor:
         sample.pred_instances = instances
         self.visualizer.add_datasample(
             'predict',
-            imrescale(image, times, interpolation='nearest'),
+            magnified(image, times),
             sample,
             draw_gt=False,
             pred_score_thr=-1.0,  # mmdet leaves out a box that has exactly this score
@@ -191,9 +192,7 @@ class ImagePredictor:
         times = magnification(image)
         sample = result.cpu()
         sample.pred_sem_seg = PixelData(data=_magnified(sample.pred_sem_seg.data, times))
-        self.visualizer.add_datasample(
-            'predict', imrescale(image, times, interpolation='nearest'), sample, draw_gt=False
-        )
+        self.visualizer.add_datasample('predict', magnified(image, times), sample, draw_gt=False)
         return Prediction(path, found, self.visualizer.get_image(), mask)
 
 

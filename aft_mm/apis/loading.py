@@ -14,7 +14,7 @@ from torch import nn
 import aft_mm.registry  # noqa: F401, the safe loading of checkpoints
 from aft_mm.checkpoint import load_weights
 from aft_mm.config.finding import check_checkpoint
-from aft_mm.config.reading import read_config
+from aft_mm.config.reading import import_scope, read_config
 from aft_mm.errors import UserError
 
 #: Inferencer for each entry of a config; the first found decides.
@@ -35,7 +35,7 @@ def task_of(config: Config) -> str:
     return next((name for name, entry in ENTRIES.items() if entry in config), 'TextGenerator')
 
 
-def as_list(given: Any, *kinds: type) -> list:
+def as_list(given: Any, *kinds: type) -> list[Any]:
     """Return several inputs as a list, and one, of these types or not iterable, in a list."""
     return list(given) if isinstance(given, Iterable) and not isinstance(given, kinds) else [given]
 
@@ -81,6 +81,7 @@ def check_task(config: Config, name: str) -> None:
 
 def build_model(config: Config) -> Any:
     """Build the model of a config as a Runner does."""
+    import_scope(config)
     settings = config.model.copy()
     if config.get('data_preprocessor') is not None:
         settings.setdefault('data_preprocessor', config.data_preprocessor)
@@ -90,7 +91,7 @@ def build_model(config: Config) -> Any:
     return model
 
 
-def load_trained(model: Any, config: Config, checkpoint: str | os.PathLike) -> None:
+def load_trained(model: Any, config: Config, checkpoint: str | os.PathLike[str]) -> None:
     """Load the weights and ``dataset_meta`` of a checkpoint into the model of a config."""
     weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
     load_weights(model, weights, name=str(config.filename))
@@ -98,8 +99,8 @@ def load_trained(model: Any, config: Config, checkpoint: str | os.PathLike) -> N
 
 
 def load_model(
-    config: str | os.PathLike | Config,
-    checkpoint: str | os.PathLike | nn.Module | None,
+    config: str | os.PathLike[str] | Config,
+    checkpoint: str | os.PathLike[str] | nn.Module | None,
     device: str | torch.device | None = None,
     task: str | None = None,
     trainable: bool = False,
@@ -125,6 +126,7 @@ def load_model(
     """
     if not isinstance(config, Config):
         config = read_config(os.fspath(config))
+    import_scope(config)
     if task is not None:
         check_task(config, task)
     if isinstance(checkpoint, nn.Module):

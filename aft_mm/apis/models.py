@@ -3,11 +3,12 @@
 import fnmatch
 import functools
 import os
+from importlib import import_module
+from typing import Any
 
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmpretrain.apis import ModelHub
 from modelindex.load_model_index import load
 from modelindex.models.Model import Model
 from torch import nn
@@ -24,16 +25,26 @@ from .loading import build_model, load_model
 def register_models() -> dict[str, Model]:
     """Register our models in mmpretrain's ModelHub, once, and return them by name.
 
-    ``mmpretrain.get_model`` and mmpretrain's inferencers then accept the names.
+    ``mmpretrain.get_model`` and mmpretrain's inferencers then accept the names. Where mmpretrain
+    cannot be imported the names are only ours.
 
     Raises:
         UserError: The package was installed without its configs.
     """
     path = install_root() / INDEX
-    ModelHub.register_model_index(path, config_prefix=path.parent)
+    if not isinstance(hub := _model_hub(), ImportError):
+        hub.register_model_index(path, config_prefix=path.parent)
     index = load(str(path))
     index.build_models_with_collections()
     return {model.name: model for model in index.models}
+
+
+def _model_hub() -> Any:
+    """Return mmpretrain's ModelHub, or why it cannot be imported."""
+    try:
+        return import_module('mmpretrain.apis').ModelHub
+    except ImportError as error:
+        return error
 
 
 def find_model_config(name: str) -> Config:
@@ -43,8 +54,10 @@ def find_model_config(name: str) -> Config:
     except UserError as error:
         if name.endswith('.py'):
             raise
+        if isinstance(hub := _model_hub(), ImportError):
+            raise UserError(f'{error}, and mmpretrain cannot be imported: {hub}') from error
         try:
-            return ModelHub.get(name).config
+            return hub.get(name).config
         except ValueError:
             raise error from None
 
@@ -60,7 +73,7 @@ def list_models(pattern: str | None = None) -> list[str]:
 
 def get_model(
     name: str,
-    pretrained: str | os.PathLike | bool | None = None,
+    pretrained: str | os.PathLike[str] | bool | None = None,
     device: str | torch.device | None = None,
 ) -> nn.Module:
     """Build a model of any task by its name, in evaluation mode, also for mmpretrain's inferencers.
@@ -91,7 +104,7 @@ def get_model(
         pretrained = str(weights)
     config = read_config(str(install_root() / models[name].config))
     if not pretrained:
-        model = build_model(config).to(device or get_device()).eval()
+        model: nn.Module = build_model(config).to(device or get_device()).eval()
     else:
         config, model = load_model(config, pretrained, device, trainable=True)
     # Read by mmpretrain's inferencers.

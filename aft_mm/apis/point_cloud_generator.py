@@ -33,8 +33,8 @@ class PointCloudGenerator:
 
     def __init__(
         self,
-        config: str | os.PathLike | Config,
-        checkpoint: str | os.PathLike,
+        config: str | os.PathLike[str] | Config,
+        checkpoint: str | os.PathLike[str],
         device: str | torch.device | None = None,
     ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'PointCloudGenerator')
@@ -60,7 +60,7 @@ class PointCloudGenerator:
         return sample_points(self.model, num, self.num_bits, **{'progress': True, **options})
 
 
-def write_ply(path: str | os.PathLike, points: np.ndarray) -> None:
+def write_ply(path: str | os.PathLike[str], points: np.ndarray) -> None:
     """Write a cloud ``[P, 3]`` as a binary PLY file.
 
     Raises:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,8 +52,8 @@ class SpeechRecognizer:
 
     def __init__(
         self,
-        config: str | os.PathLike | Config,
-        checkpoint: str | os.PathLike,
+        config: str | os.PathLike[str] | Config,
+        checkpoint: str | os.PathLike[str],
         device: str | torch.device | None = None,
         words: Sequence[str] | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class SpeechRecognizer:
 
     def __call__(
         self,
-        paths: str | os.PathLike | Sequence[str | os.PathLike],
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         beam_size: int | None = None,
         batch_size: int = 8,
     ) -> Recognition | list[Recognition]:
@@ -101,10 +101,10 @@ class SpeechRecognizer:
         results = list(self.stream([self.read(path) for path in files], beam_size, batch_size))
         return results[0] if isinstance(paths, str | os.PathLike) else results
 
-    def read(self, path: str | os.PathLike) -> dict:
+    def read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Return the sample of a file for :meth:`stream`; raises as :meth:`__call__`."""
         check_path('path', path)
-        results: dict = dict(path=os.fspath(path), name=os.fspath(path))
+        results: dict[str, Any] = dict(path=os.fspath(path), name=os.fspath(path))
         try:
             for step in self.pipeline:
                 results = step.transform(results)
@@ -122,7 +122,7 @@ class SpeechRecognizer:
 
     @torch.no_grad()
     def stream(
-        self, samples: Sequence[dict], beam_size: int | None = None, batch_size: int = 8
+        self, samples: Sequence[dict[str, Any]], beam_size: int | None = None, batch_size: int = 8
     ) -> Iterator[Recognition]:
         """Recognise samples of :meth:`read`, batch by batch, see :meth:`__call__`."""
         check_int('batch_size', batch_size, 1)

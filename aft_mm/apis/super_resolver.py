@@ -47,8 +47,8 @@ class SuperResolver:
 
     def __init__(
         self,
-        config: str | os.PathLike | Config,
-        checkpoint: str | os.PathLike,
+        config: str | os.PathLike[str] | Config,
+        checkpoint: str | os.PathLike[str],
         device: str | torch.device | None = None,
     ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'SuperResolver')
@@ -79,7 +79,8 @@ class SuperResolver:
                 f'{image.shape[0]} x {image.shape[1]}; --fit (in Python fit(image)) shrinks its '
                 'centre to that size, and --tile (tile(image)) cuts it into tiles of that size'
             )
-        return self._sample(image[None], num, **options)[0]
+        samples: np.ndarray = self._sample(image[None], num, **options)[0]
+        return samples
 
     def fit(self, image: np.ndarray, crop_size: int | None = None) -> np.ndarray:
         """Shrink the central square of a larger image to the input size of the model, by area.

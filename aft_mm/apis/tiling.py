@@ -27,7 +27,8 @@ def cross_fade_weights(starts: Sequence[int], size: int, overlap: int) -> np.nda
     weights = np.zeros((len(starts), starts[-1] + size))
     for row, start in zip(weights, starts, strict=True):
         row[start : start + size] = window
-    return weights / weights.sum(0)
+    weights /= weights.sum(0)
+    return weights
 
 
 def cut_tiles(

@@ -1,6 +1,5 @@
 """Boxes in the formats of COCO and VOC: what they must be, and which of them mmdet uses."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from aft_mm.checks import described, is_int
 from aft_mm.errors import UnusableFile, UserError
 from aft_mm.images import image_size
 
-from .lists import read_lines, read_text
+from .lists import read_json, read_lines
 
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import ConfigDict
@@ -300,19 +299,9 @@ def _voc_place(source: str, number: int, corners: Element, as_mmdet: bool) -> li
     return [left - shift, top - shift, right - left, bottom - top]
 
 
-def read_json(path: str) -> Any:
-    try:
-        return json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        reason = ' '.join(str(error).split())
-        raise UserError(f'annotations {path!r} cannot be read: {reason:.200}') from error
-
-
 def read_coco(path: str) -> dict:
     """Read annotations of COCO, and raise a UserError unless all ids are present, unique and known."""
-    content = read_json(path)
+    content = read_json(path, 'annotations ')
     parts: list[Any] = [
         content.get(name, []) if isinstance(content, dict) else None
         for name in ('categories', 'images', 'annotations')

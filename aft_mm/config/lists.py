@@ -20,16 +20,22 @@ def read_lines(path: str | Path) -> list[str]:
     return [line.strip() for line in StringIO(read_text(path))]
 
 
-def read_json(path: str | Path) -> dict[str, Any]:
-    """Return the metrics of a file of `aft_mm test --out`, or the rows of a benchmark."""
+def read_json(path: str | Path, kind: str = '') -> Any:
+    """Return the content of a JSON file; `kind` names it in an error, such as 'annotations '."""
     try:
-        content = json.loads(read_text(path))
+        return json.loads(read_text(path))
     except OSError as error:
-        raise UserError(f'{str(path)!r} cannot be read: {error.strerror}') from error
-    except ValueError as error:
+        raise UserError(f'{kind}{str(path)!r} cannot be read: {error.strerror}') from error
+    except (ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f'{str(path)!r} is damaged or not JSON: {error}') from error
+        reason = ' '.join(str(error).split())
+        raise UserError(f'{kind}{str(path)!r} is damaged or not JSON: {reason:.200}') from error
+
+
+def read_table(path: str | Path) -> dict[str, Any]:
+    """Return the metrics of a file of `aft_mm test --out`, or the rows of a benchmark."""
+    content = read_json(path)
     if not isinstance(content, dict):
         raise UserError(
             f'{str(path)!r} must hold metrics or rows by name, got a {type(content).__name__}'

@@ -216,11 +216,7 @@ def check_settings(cfg: Config) -> None:
             check_number('optim_wrapper.optimizer.lr', optimizer['lr'], 0)
         name = optimizer.get('type')
         scope = cfg.get('default_scope') or 'mmengine'
-        if scope == 'mmpretrain':  # mmengine would report an error as unknown types
-            try:
-                importlib.import_module(scope)
-            except ImportError as error:
-                raise UserError(f'mmpretrain cannot be imported: {error}') from error
+        import_scope(cfg)
         with OPTIMIZERS.switch_scope_and_registry(scope) as registry:
             if isinstance(name, str) and registry.get(name) is None:
                 meant = get_close_matches(name, OPTIMIZERS.module_dict, n=1)
@@ -231,6 +227,15 @@ def check_settings(cfg: Config) -> None:
         dataset = _entry(cfg, f'{split}_dataloader.dataset')
         if dataset:
             _check_dataset(f'{split}_dataloader.dataset', dataset)
+
+
+def import_scope(cfg: Config) -> None:
+    """Import mmpretrain for its configs; mmengine would only call its types unknown."""
+    if cfg.get('default_scope') == 'mmpretrain':
+        try:
+            importlib.import_module('mmpretrain')
+        except ImportError as error:
+            raise UserError(f'mmpretrain cannot be imported: {error}') from error
 
 
 def _entry(cfg: Any, key: str) -> Any:

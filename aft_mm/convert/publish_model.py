@@ -5,15 +5,15 @@ import hashlib
 import re
 import shlex
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from aft_mm.checkpoint import load_from_local, write_safetensors
-from aft_mm.config.lists import read_json
+from aft_mm.config.lists import read_table
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import check_writable
 from aft_mm.registry import register_safe_loading
@@ -22,7 +22,7 @@ from aft_mm.structures.info import DATASET_META
 from .data_licenses import weights_license
 
 META = ('cfg', 'epoch', 'iter', 'seed', 'experiment_name', 'mmengine_version')
-WRITERS = {
+WRITERS: dict[str, Callable[[Mapping[str, Any], BinaryIO], None]] = {
     '.safetensors': lambda published, file: write_safetensors(file, published),
     '.pth': lambda published, file: torch.save(dict(published), file),
 }
@@ -110,7 +110,7 @@ def save(published: Mapping, out: Path) -> dict[Path, str]:
 
 
 def read_metrics(path: str) -> dict[str, float]:
-    metrics = read_json(path)
+    metrics = read_table(path)
     if not all(isinstance(value, int | float) for value in metrics.values()):
         raise UserError(f'{path!r} must hold numbers by name as written by `aft_mm test --out`')
     return metrics

@@ -23,8 +23,9 @@ from .hooks.training import (
 )
 from .loops import GenerationTestLoop, TranslationTestLoop, derived_seed
 from .optim import AutocastOptimWrapper, InverseSqrtLR, LayerDecayOptimWrapperConstructor
-from .run_guard import Stopped, StopSignalHook, StopSignals, run_guard
+from .run_guard import StopSignalHook, run_guard
 from .runner import ConsoleRunner, apply_safe_defaults, build_runner, load_run_config
+from .stop_signals import Stopped, StopSignals
 
 __all__ = [
     'AutocastOptimWrapper',

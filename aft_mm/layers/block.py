@@ -29,7 +29,8 @@ class BlockState(NamedTuple):
     @property
     def position(self) -> Tensor:
         """Index of the next token of each sequence, [B]."""
-        return self.mixing.position
+        position: Tensor = self.mixing.position
+        return position
 
 
 class DropPath(nn.Module):
@@ -161,7 +162,9 @@ class Block(Resettable):
         # A compiled graph updates statistics once.
         if norms and not torch.compiler.is_compiling():
             contexts = dict(context_fn=lambda: (nullcontext(), _without_statistics(norms)))
-        return checkpoint(partial(self, **pairs), *inputs, use_reentrant=False, **contexts)
+        run = partial(self, **pairs)
+        result: Tensor = checkpoint(run, *inputs, use_reentrant=False, **contexts)
+        return result
 
     @torch.no_grad()
     def prefill(
@@ -234,7 +237,7 @@ def _without_statistics(norms: Sequence[Any]) -> Iterator[None]:
 
 
 def _build_cross_mixer(config: dict[str, Any]) -> TokenMixer:
-    mixer = MODELS.build(config)
+    mixer: TokenMixer = MODELS.build(config)
     biased = mixer.position_bias() is not None and not mixer.biased_memory
     if not mixer.takes_memory or mixer.causal or biased:
         raise ValueError(

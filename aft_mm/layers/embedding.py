@@ -272,7 +272,8 @@ class PixelEmbedding(Resettable):
         if not fits or tokens.shape[-1] != channels:
             refuse('pixels', f'a tensor [B, T, {channels}]', tokens)
         _check_values('pixel value', tokens, self.num_values, in_step=position is not None)
-        return self.projection(tokens.to(self.projection.weight.dtype) / 127.5 - 1)
+        vectors: Tensor = self.projection(tokens.to(self.projection.weight.dtype) / 127.5 - 1)
+        return vectors
 
 
 @MODELS.register_module()
@@ -296,7 +297,8 @@ class FrameEmbedding(Resettable):
         floats = isinstance(frames, Tensor) and frames.is_floating_point()
         if not floats or frames.dim() != 3 or frames.shape[-1] != size:
             refuse('frames', f'a tensor of floats [B, T, {size}]', frames)
-        return self.projection(frames.to(self.projection.weight.dtype))
+        vectors: Tensor = self.projection(frames.to(self.projection.weight.dtype))
+        return vectors
 
 
 @MODELS.register_module()

@@ -201,7 +201,7 @@ def _is_hooked(bias: 'ConvPositionBias') -> bool:
     """Return whether w depends on more than the attributes of the bias."""
     if type(bias) is not ConvPositionBias or bias._forward_hooks or bias._forward_pre_hooks:
         return True
-    return torch.nn.modules.module._has_any_global_hook()
+    return bool(torch.nn.modules.module._has_any_global_hook())
 
 
 @torch.no_grad()
@@ -365,5 +365,6 @@ class ConvPositionBias(Resettable):
 
     def entropy(self) -> Tensor:
         """Return ``Σ_i entropy(softmax(w^i))`` over the heads i in nats, a scalar (eq. 9)."""
-        log_p = self().flatten(1).log_softmax(1)
+        weight: Tensor = self()
+        log_p = weight.flatten(1).log_softmax(1)
         return -(log_p.exp() * log_p).sum()

@@ -64,7 +64,8 @@ def fuse_linear(layers: Sequence[nn.Module]) -> FusedLinear | None:
 
 def apply_fused(fused: FusedLinear, x: Tensor) -> tuple[Tensor, ...]:
     """Return the output of each layer for x [..., D], from one matrix product."""
-    return F.linear(x, fused.weight, fused.bias).split(fused.sizes, -1)
+    parts: tuple[Tensor, ...] = F.linear(x, fused.weight, fused.bias).split(fused.sizes, -1)
+    return parts
 
 
 def project_channel_major(layer: nn.Linear | FusedLinear, x: Tensor) -> Tensor:

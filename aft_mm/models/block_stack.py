@@ -53,7 +53,7 @@ class BlockStack(Resettable, BaseModule):
         positions: str = 'learned',
         cross_mixer: dict[str, Any] | None = None,
         with_cp: bool = False,
-        init_cfg: dict | list[dict] | None = None,
+        init_cfg: dict[str, Any] | list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__(init_cfg)
         check_int('embed_dims', embed_dims, 1)
@@ -95,7 +95,7 @@ class BlockStack(Resettable, BaseModule):
     @property
     def max_length(self) -> int:
         """Number of tokens T that the position table covers."""
-        return self.position_embedding.num_tokens * self.tokens_per_position
+        return int(self.position_embedding.num_tokens * self.tokens_per_position)
 
     def check_length(self, length: int) -> None:
         if length > self.max_length:
@@ -106,7 +106,9 @@ class BlockStack(Resettable, BaseModule):
 
     def add_positions(self, x: Tensor) -> Tensor:
         """Add the vectors of the first T positions to x [B, T, D], and apply dropout."""
-        return self.drop(x + self.position_of(torch.arange(x.shape[1], device=x.device)))
+        vectors: Tensor = self.position_of(torch.arange(x.shape[1], device=x.device))
+        dropped: Tensor = self.drop(x + vectors)
+        return dropped
 
     def position_of(self, index: Tensor) -> Tensor:
         """Return the position vectors [..., D] of the tokens with indices [...]."""
@@ -126,7 +128,8 @@ class BlockStack(Resettable, BaseModule):
         for layer in self.layers:
             run = layer.recomputed if self.with_cp and torch.is_grad_enabled() else layer
             x = run(x, *inputs, **pairs)
-        return self.norm(x)
+        normed: Tensor = self.norm(x)
+        return normed
 
     def _places(self) -> Sequence[int]:
         n = self.tokens_per_position

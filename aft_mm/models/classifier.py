@@ -93,11 +93,12 @@ class AFTClassifier(Resettable):
         if pre_logits:
             return x
         x = nn.functional.dropout(x, self.drop_rate, self.training)
-        return self.head['fc'](x)
+        logits: Tensor = self.head['fc'](x)
+        return logits
 
     def forward_intermediates(
         self, x: Tensor, *args: Any, **kwargs: Any
-    ) -> list | tuple[Tensor, list]:
+    ) -> list[Any] | tuple[Tensor, list[Any]]:
         """See :meth:`AFTViT.forward_intermediates`."""
         return self.backbone.forward_intermediates(x, *args, **kwargs)
 

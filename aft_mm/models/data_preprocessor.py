@@ -1,5 +1,7 @@
 """Data preprocessor of token sequences."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -14,7 +16,7 @@ from aft_mm.structures import SequenceSample
 class SequencePreprocessor(BaseDataPreprocessor):
     """Pad sequences of integer tokens with zeros to one batch, int64 [B, T] or [B, T, C]."""
 
-    def forward(self, data: dict, training: bool = False) -> dict:
+    def forward(self, data: dict[str, Any], training: bool = False) -> dict[str, Any]:
         """Collate a batch and move it to the device of the model.
 
         Args:

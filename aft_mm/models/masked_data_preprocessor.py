@@ -1,5 +1,6 @@
 """Data preprocessor that marks the padding of a batch of images."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class MaskedDataPreprocessor(BaseDataPreprocessor):
         super().__init__()
         self.preprocessor = MODELS.build(preprocessor)
 
-    def forward(self, data: dict, training: bool = False) -> dict:
+    def forward(self, data: dict[str, Any], training: bool = False) -> dict[str, Any]:
         """Return the inner preprocessor's batch with the mask as last channel."""
         # BaseModel.to() only updates the outer one.
         self.preprocessor.to(self.device)
@@ -42,7 +43,7 @@ class MaskedDataPreprocessor(BaseDataPreprocessor):
         return {**batch, 'inputs': torch.cat([inputs, _inside(sizes, inputs)], dim=1)}
 
 
-def _inside(sizes: list, inputs: Tensor) -> Tensor:
+def _inside(sizes: list[Sequence[int]], inputs: Tensor) -> Tensor:
     """Return 1 in the first rows and columns of each image and 0 elsewhere, [B, 1, H, W]."""
     ends = torch.tensor([size[:2] for size in sizes], device=inputs.device)
     height, width = (torch.arange(n, device=inputs.device) for n in inputs.shape[2:])

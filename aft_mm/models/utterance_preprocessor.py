@@ -1,5 +1,7 @@
 """Data preprocessor of speech features."""
 
+from typing import Any
+
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -13,7 +15,7 @@ from aft_mm.structures import UtteranceSample
 class UtterancePreprocessor(BaseDataPreprocessor):
     """Pad features of utterances with zeros to one batch, float [B, T, F]."""
 
-    def forward(self, data: dict, training: bool = False) -> dict:
+    def forward(self, data: dict[str, Any], training: bool = False) -> dict[str, Any]:
         """Collate a batch and move it to the device of the model.
 
         Args:

@@ -42,7 +42,8 @@ class Case:
 
     @property
     def function(self) -> Callable[..., Tensor]:
-        return getattr(functional, self.op)
+        op: Callable[..., Tensor] = getattr(functional, self.op)
+        return op
 
     @property
     def all_options(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ A :class:`ConvPlan` computes it once for a w that does not change.
 
 import os
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from .values import guard_tensors
 
 # The difference form loses a factor e^−w of precision: w ≥ −3 keeps 5 of 7 digits.
 DIFFERENCE_LOWEST_BIAS = -3.0
+Made = TypeVar('Made')
 
 
 def is_range_exact(weight: Tensor, difference: bool) -> Tensor:
@@ -80,14 +81,15 @@ class ConvPlan:
         """Return w in the dtype of sums, without the entries that the grid does not reach."""
         return crop_kernel(self.weight.to(torch.promote_types(dtype, torch.float32)), grid)
 
-    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+    def once(self, name: Hashable, make: Callable[[], Made]) -> Made:
         """Return ``make()``, which depends on w and `name`; of a constant w it is kept."""
         if self._kept is None or not only_computes():
             return make()
         if name not in self._kept:
             with torch.inference_mode(False), torch.no_grad():
                 self._kept[name] = make()
-        return self._kept[name]
+        kept: Made = self._kept[name]
+        return kept
 
     def is_exact(self, cropped: Tensor, difference: bool) -> Tensor | bool:
         """Return :func:`is_range_exact` of the cropped w, as a bool where it is known."""

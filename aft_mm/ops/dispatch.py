@@ -19,6 +19,7 @@ from . import eager, export_conv, reference
 from .checks import ENVIRONMENT_VARIABLE
 from .conv_plan import ConvPlan
 from .cuda import availability as cuda_availability
+from .cuda.forms import DTYPES
 from .export_paths import export_stage
 from .native import availability as native_availability
 from .tracing import constant
@@ -75,7 +76,7 @@ def unsupported_reasons(
         if backend not in requested_backends():
             if export_stage():
                 return ['an exported graph replays the paths of eager']
-        reasons = availability.unsupported_reasons(op, tensors, options)
+        reasons: list[str] = availability.unsupported_reasons(op, tensors, options)
         if not reasons and backend not in requested_backends():
             reasons = availability.reasons_on_request_only(op, tensors)
         if not reasons and backend == 'cuda':
@@ -131,7 +132,7 @@ def prefers_channel_major(x: Tensor, is_product: bool) -> bool:
         return False
     if is_product and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
-    if dtype not in cuda_availability.DTYPES:
+    if dtype not in DTYPES:
         return False
     if requested := requested_backends():
         if requested[0] != 'cuda':

@@ -271,4 +271,5 @@ def _run(
         zero = sum(x.sum() for x in tensors if x is not None)  # a gradient of 0 for every tensor
         return value.new_empty(0, tokens, value.shape[2]) + zero
     with no_autocast(value):
-        return implementation(op, tensors, options, plan)(*tensors, **options)
+        result: Tensor = implementation(op, tensors, options, plan)(*tensors, **options)
+        return result

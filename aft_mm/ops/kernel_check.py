@@ -22,7 +22,8 @@ from aft_mm.checks import check_choice
 
 from . import steps
 from .cases import CASES, LEAST_SCALE, LONG_CASES, PAIR_CASES, TIMED_CASES, TOLERANCE, Case
-from .dispatch import ENVIRONMENT_VARIABLE, KERNELS
+from .checks import ENVIRONMENT_VARIABLE
+from .dispatch import KERNELS
 from .state import StepState, prefill
 from .verified import ALL as DTYPES
 
@@ -99,7 +100,8 @@ def new_state(case: Case, batch: int, device: torch.device) -> StepState:
         sizes = dict(num_tokens=case.tokens)
     if case.op == 'aft_conv':
         sizes.update(num_heads=case.heads, kernel_size=case.parameters[0][1:])
-    return getattr(steps, f'{case.op}_init_state')(batch, case.channels, **sizes, device=device)
+    make: Callable[..., StepState] = getattr(steps, f'{case.op}_init_state')
+    return make(batch, case.channels, **sizes, device=device)
 
 
 def step_of(case: Case) -> Callable[..., tuple[Tensor, StepState]]:
@@ -168,7 +170,7 @@ def both_ways(call: Callable[..., Tensor], tensors: Sequence[Tensor]) -> list[Ca
 
 def timed_calls(
     op: str, device: torch.device, dtype: torch.dtype, backend: str
-) -> dict[str, list[Callable]]:
+) -> dict[str, list[Callable[[], Any]]]:
     """Return the calls by what is timed, at a size of the configs."""
     case = TIMED_CASES[op.removesuffix('_step')][-1]
     tensors = [torch.randn(shape, device=device) for shape in case.shapes(TIMED_BATCH)]

@@ -20,15 +20,15 @@ def differentiated(*tensors: Tensor | None) -> bool:
 
 
 def register(
-    forward: Callable,
+    forward: Callable[..., Any],
     inputs: str,
-    backward: Callable | None = None,
+    backward: Callable[..., Any] | None = None,
     *,
-    fake: Callable,
+    fake: Callable[..., Any],
     public_name: str = '',
     backend: str = 'triton',
     like: Callable[[Tensor], Tensor] = lambda x: x.new_empty(x.shape),
-) -> Callable:
+) -> Callable[..., Any]:
     """Register ``aft_mm::<forward.__name__>``, differentiable if there is a `backward`.
 
     Args:
@@ -111,11 +111,14 @@ def register(
     return op
 
 
-def _define(name: str, schema: str, function: Callable, fake: Callable) -> Any:
+def _define(
+    name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any]
+) -> Callable[..., Any]:
     LIBRARY.define(name + schema)
     LIBRARY.impl(name, function, 'CompositeExplicitAutograd')
     torch.library.register_fake(f'aft_mm::{name}', fake, lib=LIBRARY)
-    return getattr(torch.ops.aft_mm, name).default
+    op: Callable[..., Any] = getattr(torch.ops.aft_mm, name).default
+    return op
 
 
 def _set_gradient(

@@ -64,7 +64,9 @@ def linear_attention(
         zero = sum(x.sum() for x in tensors)  # a gradient of 0 for every tensor
         return value.new_empty(0, query.shape[1], *value.shape[2:]) + zero
     with no_autocast(value):
-        return implementation('linear_attention', tensors, options)(*tensors, **options)
+        run = implementation('linear_attention', tensors, options)
+        result: Tensor = run(*tensors, **options)
+        return result
 
 
 def linear_attention_init_state(

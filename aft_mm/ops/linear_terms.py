@@ -1,7 +1,7 @@
 """Feature maps of linear attention, and its state between steps."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from .tracing import may_read
 
 FeatureMap = Callable[[Tensor], Tensor]
 Maps = str | FeatureMap | tuple[FeatureMap, FeatureMap]
+Map = TypeVar('Map', bound=Callable[..., Any])
 
 
 class LinearState(NamedTuple):
@@ -29,9 +30,9 @@ class LinearState(NamedTuple):
         return self.sums[..., -1]
 
 
-def never_negative(function: Callable) -> Callable:
+def never_negative(function: Map) -> Map:
     """Mark a feature map as never negative, so that it is not checked."""
-    function.is_never_negative = True  # type: ignore[attr-defined]
+    vars(function).update(is_never_negative=True)
     return function
 
 

@@ -5,7 +5,7 @@ safe paths and a plain tensor on the fast ones.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -152,7 +152,8 @@ def mean_by_columns(
     columns = [x.movedim(0, -2).flatten(-2).unsqueeze(0) for x in (key, value)]
     ranges = column_ranges(columns[0].flatten(0, -2), 0)
     mixed = by_columns(ranges <= FAST_RANGE, fast, safe, *columns)
-    return mixed.squeeze(0).unflatten(-1, (len(key), -1)).movedim(-2, 0)
+    samples: Tensor = mixed.squeeze(0).unflatten(-1, (len(key), -1))
+    return samples.movedim(-2, 0)
 
 
 def column_shift(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
@@ -297,6 +298,8 @@ def _divide(a: Tensor, b: Tensor) -> Tensor:
 class _Quotient(torch.autograd.Function):
     """``a / b``, whose second derivatives do not divide by b² or b³, which may underflow."""
 
+    apply: ClassVar[Callable[..., Tensor]]
+
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         quotient = a / b
@@ -316,7 +319,10 @@ def needs_torch(grad: Tensor) -> bool:
 
 
 def composed_gradients(
-    wanted: Sequence[bool], function: Callable, inputs: Sequence[Tensor | None], grad: Tensor
+    wanted: Sequence[bool],
+    function: Callable[..., Tensor],
+    inputs: Sequence[Tensor | None],
+    grad: Tensor,
 ) -> tuple[Tensor | None, ...]:
     """Return the wanted gradients of ``function(*inputs)`` by autograd, None for others."""
     create_graph = torch.is_grad_enabled()
@@ -332,7 +338,7 @@ def running_sum(x: Tensor, dim: int) -> Tensor:
     length, longest = x.shape[dim], LONGEST_COMPILED_SCAN
     if not torch.compiler.is_compiling() or replaying() or length <= longest:
         return scan(x, dim)
-    blocks = pad(x, 0, -length % longest, dim).unflatten(dim, (-1, longest))
+    blocks: Tensor = pad(x, 0, -length % longest, dim).unflatten(dim, (-1, longest))
     inside = blocks.cumsum(dim + 1)
     before = shift(inside.select(dim + 1, -1).cumsum(dim), 1, dim)
     return (inside + before.unsqueeze(dim + 1)).flatten(dim, dim + 1).narrow(dim, 0, length)
@@ -361,6 +367,8 @@ def scan(x: Tensor, dim: int, reverse: bool = False) -> Tensor:
 
 
 class _Scan(torch.autograd.Function):
+    apply: ClassVar[Callable[..., Tensor]]
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, reverse: bool) -> Tensor:
         ctx.options = (dim, reverse)

@@ -36,7 +36,8 @@ def choose(
     if torch.compiler.is_compiling() and not isinstance(condition, bool):
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
             return _choose_in_training_graph(condition, fast, safe, operands)
-        return torch.cond(condition, _contiguous(fast), _contiguous(safe), operands)
+        chosen: Tensor = torch.cond(condition, _contiguous(fast), _contiguous(safe), operands)
+        return chosen
     if isinstance(condition, Tensor):
         if condition.is_meta:
             return fast(*operands)

@@ -48,7 +48,7 @@ def _run(
     checks.check_step(query, key, value, options['gate'], state.keys, state.values)
     tensors = (query, key, value, *others)
     run = implementation(op, (*tensors, *state.sums, state.values, state.keys), options)
-    result = run(state, *tensors, **options)
+    result: tuple[Tensor, StepState] = run(state, *tensors, **options)
     use_up(state.position)
     return result
 

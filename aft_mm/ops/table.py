@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
+from .checks import ENVIRONMENT_VARIABLE
 from .cuda import availability as cuda_availability
 from .dispatch import (
     BACKENDS,
-    ENVIRONMENT_VARIABLE,
     OPS,
     STEPS,
     BackendError,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,10 +10,12 @@ from torch.autograd import forward_ad
 
 from .export_paths import export_stage
 
+Function = TypeVar('Function', bound=Callable[..., Any])
 
-def constant(function: Callable) -> Callable:
+
+def constant(function: Function) -> Function:
     """``torch.compiler.assume_constant_result`` without the slow import of the compiler."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    vars(function).update(_dynamo_marked_constant=True)
     return function
 
 
@@ -51,7 +54,7 @@ def may_read(x: Tensor) -> bool:
     return not x.is_meta and torch.func.debug_unwrap(x) is x
 
 
-def no_autocast(value: Tensor) -> AbstractContextManager:
+def no_autocast(value: Tensor) -> AbstractContextManager[Any]:
     """Return a context without autocast, which would round float32 products to bfloat16.
 
     Entering one takes as long as three small products, so only where needed; meta has no autocast.

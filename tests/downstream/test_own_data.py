@@ -13,17 +13,12 @@ from aft_mm.errors import UserError
 
 from ..all_configs import ROOT
 
+pytestmark = pytest.mark.usefixtures('here')
 FOLDER = ROOT / 'configs/own_data'
 RNG = np.random.default_rng(0)
 XML = """<annotation><size><width>96</width><height>64</height><depth>3</depth></size>
 <object><name>dog</name><difficult>0</difficult>
 <bndbox><xmin>9</xmin><ymin>5</ymin><xmax>50</xmax><ymax>44</ymax></bndbox></object></annotation>"""
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv('AFT_MM_DATA', raising=False)
 
 
 def save(path, array):

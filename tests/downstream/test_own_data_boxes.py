@@ -14,16 +14,10 @@ from aft_mm.cli.main import main
 from aft_mm.config.boxes import check_boxes
 from aft_mm.config.reading import check_data, read_config
 
+pytestmark = pytest.mark.usefixtures('here')
 RNG = np.random.default_rng(0)
 SIZE = WIDTH, HEIGHT = 96, 80
 LOAD = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations', with_bbox=True)]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv('AFT_MM_DATA', raising=False)
-    return tmp_path
 
 
 def save(path, pixels=None, orientation=None):

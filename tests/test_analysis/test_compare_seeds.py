@@ -22,6 +22,7 @@ def files(tmp_path, monkeypatch):
         Path(f'{name}.json').write_text(json.dumps(metrics))
     Path('list.json').write_text('[2.5]')
     Path('half.json').write_text('{"bits_per_char": 2.')
+    Path('deep.json').write_text('[' * 10**5)
     Path('bytes.json').write_bytes(b'\x80\x00')
     return tmp_path
 
@@ -59,6 +60,7 @@ def test_the_table_alone_from_the_shell(root, run, files):
             r"'a_seed0.json' has no metric 'bits_per_dim'; it holds bits_per_char, perplexity_per_char$",
         ),
         ([*A, '--group', 'c', 'half.json'], "'half.json' is damaged or not JSON: "),
+        ([*A, '--group', 'c', 'deep.json'], "'deep.json' is damaged or not JSON: maximum recur"),
         ([*A, '--group', 'c', 'bytes.json'], "'bytes.json' is not valid UTF-8 in byte 0"),
         ([*A, '--group', 'c', 'list.json'], "'list.json' must hold metrics .*, got a list"),
         ([*A, '--group', 'c', 'no.json'], "'no.json' cannot be read: No such file"),

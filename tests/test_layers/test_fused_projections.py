@@ -2,29 +2,19 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from aft_mm.layers import AFTConv
 from aft_mm.layers.mixers import base
 from aft_mm.layers.projections import is_plain_linear
 from aft_mm.ops import dispatch
 
+from ..helpers import OperatorLog
 from .mixer_cases import MIXERS, build, tokens
-
-
-class Products(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.called = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.called.append(function.name())
-        return function(*args, **(kwargs or {}))
 
 
 def run(mixer, x):
     """Return the output, and the number of products."""
-    with Products() as log:
+    with OperatorLog() as log:
         output = mixer(x)
     return output, sum(name in ('aten::addmm', 'aten::mm') for name in log.called)
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from aft_mm import ops
 from aft_mm.layers.mixers import AFTConv
@@ -15,6 +14,7 @@ from aft_mm.ops.cases import LONG_CASES, TOLERANCE
 from aft_mm.ops.cases import conv as case_of
 from aft_mm.ops.cuda.conv import empty_like, is_channel_major
 
+from ..helpers import OperatorLog
 from ..inductor_offline import source_of
 from .cases import CASES, run_with_gradients
 from .cuda_emulation import emulated, emulation_folder  # noqa: F401 - fixtures
@@ -175,16 +175,6 @@ def test_layouts_and_runs_give_the_same_bits(case):
         assert output.is_contiguous() and is_channel_major(gradients[1])
 
 
-class Log(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.called = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.called.append(function.name())
-        return function(*args, **(kwargs or {}))
-
-
 COPIES = {'aten::copy_', 'aten::clone', 'aten::stack', 'aten::cat', 'aten::_to_copy'}
 
 
@@ -272,9 +262,9 @@ def test_the_mixer_writes_and_reads_channel_major_tokens(autocast, monkeypatch):
         mixer, x = mixer.bfloat16(), x.detach().bfloat16().requires_grad_()
     leaves = [x, *mixer.parameters()]
     with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-        with Log() as log:
+        with OperatorLog() as log:
             output = mixer(x)
-        with Log() as backward_log:
+        with OperatorLog() as backward_log:
             gradients = torch.autograd.grad(output.float().sum(), leaves, materialize_grads=True)
     allowed = {'aten::_to_copy'}  # of parameters and x, by autocast
     for each in (log, backward_log):

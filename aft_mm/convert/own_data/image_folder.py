@@ -13,19 +13,19 @@ from aft_mm.errors import UserError
 from aft_mm.images import IMAGE_SUFFIXES, find_images, is_hidden, not_read
 
 from .mask_layouts import IMAGES, MASKS
-from .parts import OwnData, copies, copy_notes, image_sizes, split_by_label
+from .parts import FOLDERS, PARTS, OwnData, copies, copy_notes, image_sizes, split_by_label
 
 # Words in the names of folders that hold a part, in lower case.
 _PARTS = {
-    **dict.fromkeys(('train', 'training', 'trainset', 'trn'), 'train'),
-    **dict.fromkeys(('val', 'valid', 'validation', 'valset', 'dev', 'eval'), 'val'),
-    **dict.fromkeys(('test', 'testing', 'testset', 'tst'), 'test'),
+    **FOLDERS,
+    **dict.fromkeys(('trainset', 'trn'), 'train'),
+    **dict.fromkeys(('valset', 'dev', 'eval'), 'val'),
+    **dict.fromkeys(('testset', 'tst'), 'test'),
 }
 # Folder of FiftyOne for images without a label.
 _UNLABELLED = '_unlabeled'
 # Folders of masks and boxes, which are no classes.
 _ANNOTATIONS = {'annotation', 'annotations', 'label', 'labels', 'mask', 'masks'}
-PARTS = ('train', 'val', 'test')
 _ARCHIVES = ('.7z', '.gz', '.rar', '.tar', '.tgz', '.tm', '.zip')
 _TABLES = ('.csv', '.json', '.jsonl', '.parquet', '.tsv', '.xlsx')
 

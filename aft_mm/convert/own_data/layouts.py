@@ -4,7 +4,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from aft_mm.config.boxes import other_format, read_json
+from aft_mm.config.boxes import other_format
+from aft_mm.config.lists import read_json
 from aft_mm.errors import UserError
 from aft_mm.images import is_hidden
 
@@ -67,9 +68,8 @@ def _visible(root: Path, depth: int | None) -> Iterator[str]:
 def part_of(path: str) -> str:
     """Return the part that a folder of a path names, such as ``'val'`` for ``'a/valid/1.xml'``."""
     for folder in path.lower().split('/')[:-1]:
-        for part in PARTS:
-            if folder in FOLDERS and folder.startswith(part):
-                return part
+        if folder in FOLDERS:
+            return FOLDERS[folder]
     return ''
 
 
@@ -104,7 +104,7 @@ def coco_files(root: Path) -> dict[str, Path]:
     except UserError:
         found = []
         for path in paths[:MOST_READ]:
-            content = read_json(str(path))
+            content = read_json(path, 'annotations ')
             other = other_format(content)
             if other:
                 raise UserError(

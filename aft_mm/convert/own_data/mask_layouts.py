@@ -10,9 +10,8 @@ from pathlib import Path
 from aft_mm.errors import UserError
 from aft_mm.images import is_hidden, list_images
 
-from .parts import VALIDATION, filled_lines, parts_of
+from .parts import NAMES, filled_lines, parts_of
 
-PARTS = {'train': ('train', 'training'), 'val': VALIDATION, 'test': ('test', 'testing')}
 # Folders by tool: VOC and CVAT, Supervisely, ADE20K; the case of letters is ignored.
 IMAGES = ('images', 'image', 'imgs', 'img', 'jpegimages')
 MASKS = (
@@ -89,7 +88,7 @@ def find_masks(root: Path) -> dict[str, Pairs]:
 def missing_masks(root: Path) -> UserError:
     """Return the error of a folder without masks."""
     children = _children(root)
-    if any(name in children for name in PARTS['train']):
+    if any(name in children for name in NAMES['train']):
         missing = 'train_masks/'
     else:
         missing = 'masks/' if any(name in children for name in IMAGES) else 'images/'
@@ -106,7 +105,7 @@ def jpeg_mask(root: Path) -> Path | None:
 def _is_jpeg_mask(path: Path) -> bool:
     folder = path.parent.name.lower()
     return path.suffix.lower() in ('.jpg', '.jpeg') and (
-        folder in MASKS or folder.endswith(ENDS) and folder.startswith(('train', *VALIDATION))
+        folder in MASKS or folder.endswith(ENDS) and folder.startswith(('train', *NAMES['val']))
     )
 
 
@@ -122,7 +121,7 @@ def _first(children: Mapping[str, Path], names: Iterable[str]) -> Path | None:
 def _folders(root: Path) -> dict[str, tuple[Path, Path]]:
     children = _children(root)
     found = {}
-    for part, names in PARTS.items():
+    for part, names in NAMES.items():
         folder = _first(children, names)
         if folder:
             inner = _children(folder)
@@ -135,7 +134,7 @@ def _folders(root: Path) -> dict[str, tuple[Path, Path]]:
     if not images or not masks:
         return {} if images or masks else {'all': (root, root)}
     inside = {}
-    for part, names in PARTS.items():
+    for part, names in NAMES.items():
         pair = _first(_children(images), names), _first(_children(masks), names)
         if pair[0] and pair[1]:
             inside[part] = pair[0], pair[1]

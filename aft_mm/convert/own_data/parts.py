@@ -20,11 +20,14 @@ from aft_mm.errors import UserError
 from aft_mm.images import check_image, stored_size
 from aft_mm.progress import progress
 
-#: Names of the folders and lists of a validation set.
-VALIDATION = ('val', 'valid', 'validation')
-#: Beginnings of the words that name a part.
-PARTS = ('train', 'val', 'test')
-FOLDERS = ('train', 'training', *VALIDATION, 'test', 'testing')
+#: Names of the folders and lists of each part, which begins the words that name it.
+NAMES = {
+    'train': ('train', 'training'),
+    'val': ('val', 'valid', 'validation'),
+    'test': ('test', 'testing'),
+}
+PARTS = tuple(NAMES)
+FOLDERS = {name: part for part, names in NAMES.items() for name in names}
 
 # Bytes by which files of one size are compared at first.
 _BEGINNING = 2**14

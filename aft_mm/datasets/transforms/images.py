@@ -1,17 +1,18 @@
 """Pipeline steps for images."""
 
-import mmcv
+import cv2
 import numpy as np
-from mmcv.transforms import BaseTransform
 
 from aft_mm.checks import check_int, refuse
 from aft_mm.errors import UnusableFile
 from aft_mm.images import read_rgb
 from aft_mm.registry import TRANSFORMS
 
+from .base import Transform
+
 
 @TRANSFORMS.register_module()
-class LoadRGBImage(BaseTransform):
+class LoadRGBImage(Transform):
     """Read ``results['img_path']`` into ``results['img']``, uint8 RGB [H, W, 3].
 
     Warnings of :func:`aft_mm.images.read_rgb` become ``results['warnings']``,
@@ -27,7 +28,7 @@ class LoadRGBImage(BaseTransform):
 
 
 @TRANSFORMS.register_module()
-class SuperResolutionPair(BaseTransform):
+class SuperResolutionPair(Transform):
     """The central square of an image at two sizes: target ``img`` and input ``source``.
 
     ``source`` is ``img`` shrunk again, both by area interpolation. Flip before this step.
@@ -74,5 +75,5 @@ def central_square(image: np.ndarray, edge: int) -> np.ndarray:
 
 
 def shrink(image: np.ndarray, size: int) -> np.ndarray:
-    small = mmcv.imresize(image, (size, size), interpolation='area', backend='cv2')
+    small = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)
     return small.reshape(size, size, *image.shape[2:])  # cv2 drops an axis of one channel

@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from mmcv.transforms import BaseTransform
 
 from aft_mm.checks import check_int
 from aft_mm.registry import TRANSFORMS
@@ -10,10 +9,11 @@ from aft_mm.structures import SequenceSample
 from aft_mm.tokenizers import bounding_cube, check_num_bits, check_order, encode_points
 
 from ..point_files import read_points
+from .base import Transform
 
 
 @TRANSFORMS.register_module()
-class LoadPoints(BaseTransform):
+class LoadPoints(Transform):
     """Read ``results['points_path']`` into ``results['points']``, see :func:`aft_mm.datasets.read_points`."""
 
     def transform(self, results: dict) -> dict:
@@ -22,7 +22,7 @@ class LoadPoints(BaseTransform):
 
 
 @TRANSFORMS.register_module()
-class PackPointCloud(BaseTransform):
+class PackPointCloud(Transform):
     """Sample points of a cloud and encode them as a sequence; the last step of a pipeline.
 
     Returns ``dict(inputs=uint8 [3·num_points], data_samples=SequenceSample(length, num_context=0,

@@ -4,15 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from mmcv.transforms import BaseTransform
 
 from aft_mm.checks import check_choice, check_int, check_sizes
 from aft_mm.registry import TRANSFORMS
 from aft_mm.structures import SequenceSample
 
+from .base import Transform
+
 
 @TRANSFORMS.register_module()
-class RandomValueShift(BaseTransform):
+class RandomValueShift(Transform):
     """Add one random integer to all sub-pixels, clipped to 0..255, as both AFT papers do.
 
     Args:
@@ -31,7 +32,7 @@ class RandomValueShift(BaseTransform):
 
 
 @TRANSFORMS.register_module()
-class PackSequence(BaseTransform):
+class PackSequence(Transform):
     """Flatten an image to a sequence in raster order; the last step of a pipeline.
 
     Returns ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``, with

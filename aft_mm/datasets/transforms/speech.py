@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from mmcv.transforms import BaseTransform
 
 from aft_mm.checks import check_choice, check_flag, check_int, check_path, check_probability
 from aft_mm.registry import TRANSFORMS
@@ -24,13 +23,14 @@ from ..sound_files import (
     read_sound,
     resampled,
 )
+from .base import Transform
 
 #: Smallest standard deviation; silence is constant.
 SMALLEST_STD = 1e-5
 
 
 @TRANSFORMS.register_module()
-class LoadUtterance(BaseTransform):
+class LoadUtterance(Transform):
     """Read ``results['path']`` into ``results['features']``, float32 [T, F].
 
     ``a.mfc`` is read as features of Sphinx, ``a.ark:123`` as a matrix of a Kaldi archive, other
@@ -110,7 +110,7 @@ def is_kaldi(path: str) -> bool:
 
 
 @TRANSFORMS.register_module()
-class NormalizeFeatures(BaseTransform):
+class NormalizeFeatures(Transform):
     """Subtract the mean of every bin and divide by its standard deviation.
 
     Args:
@@ -156,7 +156,7 @@ class Moments:
 
 
 @TRANSFORMS.register_module()
-class SpecAugment(BaseTransform):
+class SpecAugment(Transform):
     """Set random bands of bins and spans of frames to 0 (arXiv 1904.08779).
 
     After :class:`NormalizeFeatures`, 0 is the mean.
@@ -201,7 +201,7 @@ class SpecAugment(BaseTransform):
 
 
 @TRANSFORMS.register_module()
-class StackFrames(BaseTransform):
+class StackFrames(Transform):
     """Concatenate every n = `num_frames` frames, [T, F] -> [⌈T/n⌉, n·F]; the last one may be repeated."""
 
     def __init__(self, num_frames: int) -> None:
@@ -217,7 +217,7 @@ class StackFrames(BaseTransform):
 
 
 @TRANSFORMS.register_module()
-class PackUtterance(BaseTransform):
+class PackUtterance(Transform):
     """Return ``dict(inputs=float32 [T, F], data_samples=UtteranceSample)``; the last step."""
 
     def transform(self, results: dict) -> dict:

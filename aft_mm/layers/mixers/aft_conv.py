@@ -84,7 +84,8 @@ class AFTConv(AFTMixer):
         )
 
     def position_bias(self) -> Tensor:
-        return self.pos_bias()
+        weight: Tensor = self.pos_bias()
+        return weight
 
     def regularization_loss(self) -> Tensor | None:
         """Return ``Σ_heads entropy(softmax(w))`` in nats for sparsity='entropy', else None (eq. 9)."""
@@ -100,7 +101,7 @@ class AFTConv(AFTMixer):
     def _project_output(self, mixed: Tensor) -> Tensor:
         if prefers_channel_major(mixed, is_product=False) and is_plain_linear(self.proj):
             return project_tokens(self.proj, mixed)
-        return self.proj(mixed)
+        return super()._project_output(mixed)
 
     def _mix(
         self, query: Tensor | None, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None

@@ -31,7 +31,8 @@ class AFTFullState(NamedTuple):
     @property
     def position(self) -> Tensor:
         """Index of the next token of each sequence, [B]."""
-        return self.mixing.position
+        position: Tensor = self.mixing.position
+        return position
 
 
 @MODELS.register_module()
@@ -88,7 +89,7 @@ class AFTFull(AFTMixer):
 
     def position_bias(self) -> Tensor:
         """Return w [1, T, T], 0 for later tokens if causal, or [1, T, S] over a memory."""
-        bias = self.pos_bias()
+        bias: Tensor = self.pos_bias()
         return (bias.tril() if self.causal else bias).unsqueeze(0)
 
     @torch.no_grad()
@@ -100,7 +101,8 @@ class AFTFull(AFTMixer):
         key = memory.key + self.pos_bias()[position].unsqueeze(-1)
         query = None if self.query is None else self.query(x_t.unsqueeze(1))
         mixed = ops.aft_simple(query, key, memory.value, key_mask=memory.key_mask, gate=self.gate)
-        return self.proj_drop(self.proj(mixed)).squeeze(1)
+        output: Tensor = self.proj_drop(self.proj(mixed))
+        return output.squeeze(1)
 
     @torch.no_grad()
     def select_state(self, state: AFTFullState, rows: Tensor) -> AFTFullState:

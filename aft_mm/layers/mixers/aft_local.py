@@ -64,7 +64,7 @@ class AFTLocal(OpMixer):
         """Return w [1, T, T], 0 outside the window and, if causal, for later tokens."""
         token = torch.arange(self.pos_bias.num_tokens, device=self._device)
         near = near_mask(token[:, None], token, self.window, self.grid)
-        bias = self.pos_bias().masked_fill(~near, 0)
+        bias: Tensor = self.pos_bias().masked_fill(~near, 0)
         return (bias.tril() if self.causal else bias).unsqueeze(0)
 
     def _op_options(self, grid: Grid | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Base classes of all token mixers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, ClassVar
 
@@ -67,6 +67,7 @@ class TokenMixer(Resettable):
         ValueError: An argument is out of range.
     """
 
+    __call__: Callable[..., Tensor]
     #: Arguments of a small mixer with embed_dims=12, for the tests.
     example: ClassVar[dict[str, Any]] = {}
     #: Whether the weights of the visible tokens sum to one.
@@ -159,7 +160,8 @@ class TokenMixer(Resettable):
             if self.query is not None:
                 query = self._apply_projection(self.query, x)
         mixed = self._mix(query, memory.key, memory.value, grid, memory.key_mask, **pairs)
-        return self.proj_drop(self._project_output(mixed))
+        output: Tensor = self.proj_drop(self._project_output(mixed))
+        return output
 
     def project_memory(self, memory: Tensor, key_mask: Tensor | None = None) -> ProjectedMemory:
         """Project a memory [B, S, D] once, for many calls of :meth:`forward`."""
@@ -285,17 +287,20 @@ class TokenMixer(Resettable):
         if x.device.type in FUSED_DEVICES and not torch.is_grad_enabled():
             fused = fuse_linear(given)
             if fused is not None:
-                return self._apply_projection(fused, x).split(fused.sizes, -1)
+                parts: tuple[Tensor, ...] = self._apply_projection(fused, x).split(fused.sizes, -1)
+                return parts
         return [self._apply_projection(layer, x) for layer in given]
 
     def _apply_projection(self, layer: nn.Module | FusedLinear, x: Tensor) -> Tensor:
         """Return the query, key or value of tokens x [B, T, D], or all of them side by side."""
         if isinstance(layer, FusedLinear):
             return F.linear(x, layer.weight, layer.bias)
-        return layer(x)
+        projected: Tensor = layer(x)
+        return projected
 
     def _project_output(self, mixed: Tensor) -> Tensor:
-        return self.proj(mixed)
+        output: Tensor = self.proj(mixed)
+        return output
 
     def _mix(
         self, query: Tensor, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
@@ -412,7 +417,8 @@ class OpMixer(AFTMixer):
     ) -> Tensor:
         shared = dict(causal=self.causal, key_mask=key_mask, gate=self.gate)
         tensors = query, key, value, *self._op_bias(grid)
-        return getattr(ops, self.op)(*tensors, **self._op_options(grid), **shared)
+        op: Callable[..., Tensor] = getattr(ops, self.op)
+        return op(*tensors, **self._op_options(grid), **shared)
 
     def _init_state(self, batch_size: int) -> Any:
         options = {**self._op_options(self.grid), **self._state_options}
@@ -422,4 +428,5 @@ class OpMixer(AFTMixer):
         self, query: Tensor | None, key: Tensor, value: Tensor, state: Any
     ) -> tuple[Tensor, Any]:
         tensors, options = (query, key, value, *self._op_bias()), self._op_options(self.grid)
-        return getattr(ops, f'{self.op}_step')(state, *tensors, **options, gate=self.gate)
+        step: Callable[..., tuple[Tensor, Any]] = getattr(ops, f'{self.op}_step')
+        return step(state, *tensors, **options, gate=self.gate)

@@ -32,7 +32,8 @@ class FeatureAttention(TokenMixer):
         self.num_heads = num_heads
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1))
+        heads: Tensor = x.unflatten(-1, (self.num_heads, -1))
+        return heads
 
     def _mix(
         self, query: Tensor, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None

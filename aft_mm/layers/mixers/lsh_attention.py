@@ -127,7 +127,8 @@ class LSHAttention(TokenMixer):
         position = order.position.unsqueeze(-1)
         mixed = mixed.gather(3, position.expand(*position.shape[:-1], mixed.shape[-1]))
         share = total.flatten(3, 4).gather(3, position).softmax(2)
-        return (mixed * share.to(mixed.dtype)).sum(2).transpose(1, 2).flatten(2)
+        result: Tensor = (mixed * share.to(mixed.dtype)).sum(2)
+        return result.transpose(1, 2).flatten(2)
 
     def _count(
         self, order: _Order, r: int, target: Tensor, source: Tensor, key_mask: Tensor | None
@@ -211,7 +212,8 @@ def _with_chunk_before(x: Tensor) -> Tensor:
 def _take(x: Tensor, token: Tensor) -> Tensor:
     """Return rows of x [B, h, T, d] for tokens [B, h, ...], [B, h, ..., d]; any row for −1."""
     index = token.clamp_min(0).flatten(2).unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])
-    return x.gather(2, index).unflatten(2, token.shape[2:])
+    rows: Tensor = x.gather(2, index).unflatten(2, token.shape[2:])
+    return rows
 
 
 def _unit(key: Tensor) -> Tensor:

@@ -96,7 +96,8 @@ def run_lstm(
     # oneDNN refuses bfloat16 autocast of an LSTM on processors without bfloat16.
     with no_autocast(weight):
         if lengths is None or not len(x):  # a packed sequence must not be empty
-            return lstm(x)
+            result: tuple[Tensor, tuple[Tensor, Tensor]] = lstm(x)
+            return result
         options: dict[str, Any] = dict(batch_first=True)
         # An empty sequence is not allowed; its results are not used.
         at_least_one = lengths.clamp_min(1).cpu()

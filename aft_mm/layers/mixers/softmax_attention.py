@@ -63,7 +63,8 @@ def masked_softmax(logits: Tensor, visible: Tensor) -> Tensor:
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """Return [..., T, D] as [..., h, T, D/h]."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
+    heads: Tensor = x.unflatten(-1, (num_heads, -1))
+    return heads.transpose(-3, -2)
 
 
 class TokenHistory(NamedTuple):

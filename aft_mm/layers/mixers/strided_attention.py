@@ -100,7 +100,7 @@ class StridedAttention(TokenMixer):
         visible = self._masks(tokens, pad, key_mask, query.device)
         weights = masked_softmax(torch.cat(logits, -1), torch.cat(visible, -1)).to(value.dtype)
         near, far = weights.split([part.shape[-1] for part in logits], -1)
-        mixed = near @ near_values + self._columns(self._columns(far) @ far_values)
+        mixed: Tensor = near @ near_values + self._columns(self._columns(far) @ far_values)
         return mixed.flatten(2, 3)[:, :, :tokens].transpose(1, 2).flatten(2)
 
     def _near(self, x: Tensor) -> Tensor:

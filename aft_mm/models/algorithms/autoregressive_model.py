@@ -40,7 +40,7 @@ class AutoregressiveModel(Resettable, BaseModel):
         head: dict[str, Any],
         encoder: dict[str, Any] | None = None,
         data_preprocessor: dict[str, Any] | None = None,
-        init_cfg: dict | list[dict] | None = None,
+        init_cfg: dict[str, Any] | list[dict[str, Any]] | None = None,
     ) -> None:
         check_config('decoder', decoder)
         check_config('head', head)
@@ -91,7 +91,8 @@ class AutoregressiveModel(Resettable, BaseModel):
             raise ValueError(
                 f'data_samples must be one per sequence, got {len(samples)} for {len(inputs)}'
             )
-        hidden = self.decoder(inputs, *self.encode([sample.get('source') for sample in samples]))
+        sources = [sample.get('source') for sample in samples]
+        hidden: Tensor = self.decoder(inputs, *self.encode(sources))
         if mode == 'tensor':
             return hidden
         counted = _counted(inputs, samples)

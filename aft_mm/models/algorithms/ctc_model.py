@@ -43,7 +43,7 @@ class CTCModel(Resettable, BaseModel):
         beam_size: int = 1,
         lexicon: dict[str, Any] | None = None,
         data_preprocessor: dict[str, Any] | None = None,
-        init_cfg: dict | list[dict] | None = None,
+        init_cfg: dict[str, Any] | list[dict[str, Any]] | None = None,
     ) -> None:
         check_config('encoder', encoder)
         check_config('head', head)
@@ -94,7 +94,7 @@ class CTCModel(Resettable, BaseModel):
         lengths = [sample.get('length', inputs.shape[1]) for sample in samples]
         frame = torch.arange(inputs.shape[1], device=inputs.device)
         mask = frame < torch.tensor(lengths, device=inputs.device)[:, None]
-        log_probs = self.head.log_probs(self.encoder(inputs, mask))
+        log_probs: Tensor = self.head.log_probs(self.encoder(inputs, mask))
         if mode == 'tensor':
             return log_probs
         if mode == 'loss':
@@ -126,8 +126,9 @@ class CTCModel(Resettable, BaseModel):
         self, log_probs: Tensor, lengths: list[int], samples: list[UtteranceSample]
     ) -> Tensor:
         targets = [sample.units for sample in samples]
-        nats = self.head.nats(log_probs, lengths, targets).sum()
+        nats: Tensor = self.head.nats(log_probs, lengths, targets).sum()
         # Gradients are averaged over processes, whose numbers of units differ.
         number = torch.tensor(float(sum(map(len, targets))), device=nats.device)
         all_reduce(number)
-        return nats * get_world_size() / number.clamp_min(1)
+        world_size: int = get_world_size()
+        return nats * world_size / number.clamp_min(1)

@@ -101,7 +101,7 @@ class AFTViT(Resettable, BaseModule):
         with_mask_channel: bool = False,
         bfloat16: bool = False,
         conv_stem: bool = False,
-        init_cfg: dict | list[dict] | None = None,
+        init_cfg: dict[str, Any] | list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__(init_cfg)
         embed_dims, num_layers, mlp_ratio = self.parse_arch(arch)
@@ -205,7 +205,7 @@ class AFTViT(Resettable, BaseModule):
         stop_early: bool = False,
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
-    ) -> list | tuple[Tensor, list]:
+    ) -> list[Any] | tuple[Tensor, list[Any]]:
         """Return features of layers, as timm's vision transformers do.
 
         Args:
@@ -285,7 +285,7 @@ class AFTViT(Resettable, BaseModule):
             frozen.append(self.norm)
         return [module for module in frozen if module is not None]
 
-    def _autocast(self, image: Tensor) -> AbstractContextManager:
+    def _autocast(self, image: Tensor) -> AbstractContextManager[Any]:
         # A disabled autocast would override the caller's.
         if not self.use_bfloat16 or image.is_meta:
             return nullcontext()
@@ -343,7 +343,8 @@ class AFTViT(Resettable, BaseModule):
         if self.out_type == 'avg_featmap':
             return x.mean(dim=1) if keep is None else x.sum(dim=1) / keep.sum(dim=1).clamp_min(1)
         # mmcv's RoIAlign ignores strides.
-        return x.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
+        maps: Tensor = x.unflatten(1, grid).permute(0, 3, 1, 2)
+        return maps.contiguous()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Raise ValueError for other parameters, which mmengine would only log."""

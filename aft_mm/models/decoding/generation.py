@@ -15,7 +15,7 @@ from .step_graph import CompiledSteps, make_steps, step_layout
 
 __all__ = ['Hypothesis', 'beam_search', 'default_length', 'generate']
 
-Tokens = Tensor | Sequence[Tensor] | Sequence[Sequence]
+Tokens = Tensor | Sequence[Tensor] | Sequence[Sequence[Any]]
 
 
 def generate(
@@ -122,7 +122,8 @@ def _extend(
 
     def hold_and_step(token: Tensor, state: Any) -> tuple[Tensor, Any]:
         state.hold(last - 1)
-        return decoder.step(token, state)
+        result: tuple[Tensor, Any] = decoder.step(token, state)
+        return result
 
     if use_state:
         hidden, state = decoder.prefill(tokens[:, :longest], lengths, *memory)
@@ -290,7 +291,7 @@ def _extended(
 
 
 def _penalty(length: int, alpha: float) -> float:
-    return ((5 + length) / 6) ** alpha
+    return float(((5 + length) / 6) ** alpha)
 
 
 def _worst(finished: list[Hypothesis], num_best: int) -> float:
@@ -338,7 +339,7 @@ def _batch_size(prompts: Tokens | None, source: Tokens | None, batch_size: int |
 
 
 def _check_prompt(
-    prompt: Tensor | Sequence, index: int, length: int, shape: tuple[int, ...]
+    prompt: Tensor | Sequence[Any], index: int, length: int, shape: tuple[int, ...]
 ) -> Tensor:
     """Return the prompt as [L, *shape]."""
     name = f'prompts[{index}]'

@@ -1,5 +1,7 @@
 """The recurrent baseline of speech recognition."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int, check_probability, refuse
@@ -32,7 +34,7 @@ class BiLSTMEncoder(Resettable, BaseModule):
         hidden_dims: int = 320,
         num_layers: int = 3,
         drop_rate: float = 0.0,
-        init_cfg: dict | list[dict] | None = None,
+        init_cfg: dict[str, Any] | list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__(init_cfg)
         check_int('num_features', num_features, 1)

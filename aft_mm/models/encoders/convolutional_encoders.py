@@ -1,6 +1,7 @@
 """Baseline encoders of speech: a TDNN and a Conformer."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ class TDNNEncoder(Resettable, BaseModule):
         kernel_size: int = 5,
         dilations: Sequence[int] = (1, 2, 4),
         drop_rate: float = 0.0,
-        init_cfg: dict | list[dict] | None = None,
+        init_cfg: dict[str, Any] | list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__(init_cfg)
         check_int('num_features', num_features, 1)
@@ -83,7 +84,8 @@ class _FeedForward(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.sequential(x)
+        output: Tensor = self.sequential(x)
+        return output
 
 
 class _Convolution(nn.Module):
@@ -101,7 +103,8 @@ class _Convolution(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.sequential(self.layer_norm(x).mT).mT
+        columns: Tensor = self.sequential(self.layer_norm(x).mT)
+        return columns.mT
 
 
 class _ConformerLayer(nn.Module):
@@ -125,7 +128,8 @@ class _ConformerLayer(nn.Module):
         x = x + self.self_attn_dropout(y)
         x = x + self.conv_module(x)
         x = x + 0.5 * self.ffn2(x)
-        return self.final_layer_norm(x)
+        normed: Tensor = self.final_layer_norm(x)
+        return normed
 
 
 @MODELS.register_module()
@@ -152,7 +156,7 @@ class ConformerEncoder(Resettable, BaseModule):
         num_heads: int = 4,
         kernel_size: int = 15,
         drop_rate: float = 0.0,
-        init_cfg: dict | list[dict] | None = None,
+        init_cfg: dict[str, Any] | list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__(init_cfg)
         check_int('num_features', num_features, 1)
@@ -175,7 +179,7 @@ class ConformerEncoder(Resettable, BaseModule):
         check_features(features, self.num_features)
         if mask is None:
             mask = features.new_ones(features.shape[:2], dtype=torch.bool)
-        x = self.projection(features).masked_fill(~mask.unsqueeze(-1), 0)
+        x: Tensor = self.projection(features).masked_fill(~mask.unsqueeze(-1), 0)
         for layer in self.conformer['conformer_layers'].children():
             x = layer(x, ~mask)
         return x

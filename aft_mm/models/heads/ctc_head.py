@@ -36,7 +36,7 @@ class CTCHead(Resettable):
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Return log probabilities [B, T, V], at least float32, for hidden [B, T, D]."""
-        logits = self.proj(hidden)
+        logits: Tensor = self.proj(hidden)
         return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
     def nats(

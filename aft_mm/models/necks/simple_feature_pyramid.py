@@ -1,6 +1,7 @@
 """The feature pyramid of a plain backbone."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ class SimpleFeaturePyramid(Resettable, BaseModule):
         in_stride: int = 16,
         strides: Sequence[int] = (4, 8, 16, 32),
         num_outs: int | None = None,
-        init_cfg: dict | list[dict] | None = None,
+        init_cfg: dict[str, Any] | list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__(init_cfg)
         self.in_channels = in_channels

@@ -204,7 +204,8 @@ class _Call:
 
 def _in_order_of(x: Tensor, result: Any) -> Tensor:
     """Return a channel-major result with the strides of :func:`empty_like`."""
-    return result if is_channel_major(x) else result.contiguous()
+    ordered: Tensor = result if is_channel_major(x) else result.contiguous()
+    return ordered
 
 
 def cuda_conv(*inputs: Any) -> tuple[Tensor, Tensor]:

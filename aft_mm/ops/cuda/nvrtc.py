@@ -96,7 +96,7 @@ def compile_source(name: str, macros: Macros, capability: tuple[int, int]) -> by
             _call(nvrtc.nvrtcGetProgramLog, program, log, what='NVRTC')
             text = _one_line(log.decode(errors='replace').strip('\0 '))
             raise CompileError(f'NVRTC {_version()[0]}.{_version()[1]}: {status.name} {text}')
-        cubin = b' ' * _call(nvrtc.nvrtcGetCUBINSize, program, what='NVRTC')
+        cubin: bytes = b' ' * _call(nvrtc.nvrtcGetCUBINSize, program, what='NVRTC')
         _call(nvrtc.nvrtcGetCUBIN, program, cubin, what='NVRTC')
         return cubin
     finally:

@@ -5,9 +5,9 @@ whole batch. The tiles [n, c, (before + 1 + after)·c] hold each block of c toke
 around it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -196,6 +196,8 @@ def _add_grad_tiles(
 class _NearProduct(torch.autograd.Function):
     """:func:`_near_product` for the compiler, with the same rounded W backward."""
 
+    apply: ClassVar[Callable[..., Tensor]]
+
     @staticmethod
     def forward(
         ctx: Any, weights: Tensor, x: Tensor, before: int, after: int, precision: str
@@ -220,6 +222,8 @@ class _NearProduct(torch.autograd.Function):
 
 
 class _BandedMean(torch.autograd.Function):
+    apply: ClassVar[Callable[..., Tensor]]
+
     @staticmethod
     def forward(ctx: Any, key: Tensor, value: Tensor, tiles: Tensor, reach: TileReach) -> Tensor:
         weights = tile_weights(tiles, reach.past)

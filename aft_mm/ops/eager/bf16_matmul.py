@@ -8,8 +8,8 @@ Gradients are differences of products with the same W, so its rounding cancels, 
 terms (docs/ops.md).
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -79,6 +79,8 @@ class RoundedProduct(torch.autograd.Function):
     Both summands of the terms are one product, as float32 sums would move more bytes.
     """
 
+    apply: ClassVar[Callable[..., tuple[Tensor, ...]]]
+
     @staticmethod
     def forward(ctx: Any, weights: Tensor, *terms: Tensor) -> tuple[Tensor, ...]:
         weights, split = weights.bfloat16(), _stacked(terms)
@@ -101,7 +103,8 @@ class RoundedProduct(torch.autograd.Function):
 def _product(weights: Tensor, split: Tensor, terms: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return W times each of the terms, of which `split` is :func:`_stacked`."""
     sums = bmm_to_float32(torch.cat([weights, weights], 2), split)
-    return sums.split([term.shape[2] for term in terms], 2)
+    parts: tuple[Tensor, ...] = sums.split([term.shape[2] for term in terms], 2)
+    return parts
 
 
 def _stacked(terms: Sequence[Tensor]) -> Tensor:

@@ -204,7 +204,7 @@ def kernel_and_outside(
 def _outside_sums(
     grid: Sequence[int], reach: Sequence[int], causal: bool, dim: int, x: Tensor
 ) -> Tensor:
-    sums = outside_sums(x.unflatten(dim, grid), reach, causal, dim)
+    sums: Tensor = outside_sums(x.unflatten(dim, grid), reach, causal, dim)
     return sums.flatten(dim, dim + len(grid) - 1)
 
 
@@ -291,8 +291,8 @@ def _mean_by_heads(
     keys, values = (x.transpose(1, 2)[samples, others].movedim(0, 1) for x in (key, values))
     part = exact(keys.unsqueeze(0), values.flatten(1).unsqueeze(0), weight[others])
     parts = part.squeeze(0).unflatten(-1, (len(others), -1)).movedim(1, 0)
-    mixed = mixed.unflatten(-1, (heads, -1)).transpose(1, 2)
-    return mixed.index_put((samples, others), parts).transpose(1, 2).flatten(2)
+    pairs: Tensor = mixed.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return pairs.index_put((samples, others), parts).transpose(1, 2).flatten(2)
 
 
 def exact_mean_in_float64(

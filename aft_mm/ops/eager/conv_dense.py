@@ -4,8 +4,8 @@ Matrix units multiply many times faster than a depthwise convolution.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -83,6 +83,8 @@ class _Toeplitz(torch.autograd.Function):
     The gradient of autograd would add by atomics.
     """
 
+    apply: ClassVar[Callable[..., Tensor]]
+
     generate_vmap_rule = True
 
     @staticmethod
@@ -98,7 +100,7 @@ class _Toeplitz(torch.autograd.Function):
         return x.flatten(1)[:, entry]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.grid = inputs[1]
 
     @staticmethod
@@ -118,4 +120,5 @@ def _diagonal_sums(x: Tensor) -> Tensor:
     """
     length = x.shape[-1]
     rows = F.pad(x, (length - 1, 0)).flatten(-2)
-    return F.pad(rows, (0, length)).unflatten(-1, (length, 2 * length)).sum(-2)[..., :-1]
+    sums: Tensor = F.pad(rows, (0, length)).unflatten(-1, (length, 2 * length)).sum(-2)
+    return sums[..., :-1]

@@ -47,7 +47,7 @@ def as_graph_node(name: str, function: Callable[..., Tensor]) -> Callable[..., T
     ) -> tuple[Tensor, ...]:
         return tuple(map(torch.empty_like, (key, value, weight)))
 
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:3])
         ctx.options = inputs[3:]
 

@@ -4,8 +4,8 @@ Tokens are [N, M, S, C], w is [N, M, T, S], of N samples and M heads. If all sam
 a head, N counts heads, M is 1, and the samples are columns.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -227,6 +227,8 @@ def _without_zeros(denominator: Tensor) -> Tensor:
 class _Mean(torch.autograd.Function):
     """:func:`_mean`, which saves the result and the denominator in one tensor."""
 
+    apply: ClassVar[Callable[..., Tensor]]
+
     @staticmethod
     def forward(
         ctx: Any, key: Tensor, value: Tensor, bias: Tensor, shifted: bool, seeing: bool
@@ -285,7 +287,8 @@ class _Mean(torch.autograd.Function):
 def exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     """Return the mean term by term, each row with its own shift."""
     if torch.compiler.is_compiling() and not replaying():
-        return _exact_mean_node(key, value, bias)
+        mean: Tensor = _exact_mean_node(key, value, bias)
+        return mean
     if transformed() or replaying():
         return _composed_exact_mean(key, value, bias)
     if torch.is_grad_enabled():
@@ -308,7 +311,7 @@ def _composed_exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     return (weights * values).sum(-2)
 
 
-def _exact_parts(key: Tensor, bias: Tensor) -> Iterator[tuple]:
+def _exact_parts(key: Tensor, bias: Tensor) -> Iterator[tuple[slice, tuple[slice, ...]]]:
     """Yield samples, and the places of some of their rows."""
     count = max(1, EXACT_CHUNK // key[0].numel())
     for first in range(0, len(key)):
@@ -341,6 +344,8 @@ def _exact_backward(
 
 
 class _ExactMean(torch.autograd.Function):
+    apply: ClassVar[Callable[..., Tensor]]
+
     @staticmethod
     def forward(ctx: Any, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(key, value, bias)
@@ -380,12 +385,13 @@ def _(grad: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, T
     return torch.empty_like(key), torch.empty_like(value), torch.empty_like(bias)
 
 
-def _save_inputs(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _exact_backward_node(grad, *ctx.saved_tensors)
+    grads: tuple[Tensor, Tensor, Tensor] = _exact_backward_node(grad, *ctx.saved_tensors)
+    return grads
 
 
 _exact_mean_node.register_autograd(_differentiate, setup_context=_save_inputs)

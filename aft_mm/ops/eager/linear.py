@@ -9,7 +9,7 @@ Tokens are [B, h, T, ·] and in chunks [B, h, n, c, ·], states of chunks [B, h,
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -152,6 +152,8 @@ def _cut(rows: slice, *tensors: Tensor | None) -> list[Tensor | None]:
 
 class _RecomputedMean(torch.autograd.Function):
     """:func:`_mean_of_spans`, whose backward pass computes the terms of a span again."""
+
+    apply: ClassVar[Callable[..., Tensor]]
 
     @staticmethod
     def forward(

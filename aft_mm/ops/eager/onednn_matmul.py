@@ -43,7 +43,8 @@ def is_applicable(weights: Tensor, x: Tensor) -> bool:
 
 def _multiply(a: Tensor, b: Tensor, row: Tensor | None = None) -> Tensor:
     """Return ``a bᵀ + row``; oneDNN is very slow unless b or bᵀ is contiguous."""
-    return torch.ops.mkldnn._linear_pointwise(a, b, row, 'none', [], '')
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, row, 'none', [], '')
+    return product
 
 
 def _sources(tile: int, shape: Sequence[int], before: int, tokens: int) -> tuple[slice, slice]:

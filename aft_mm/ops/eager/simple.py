@@ -4,8 +4,9 @@ query is [B, T, D], key and value [B, S, D], their sums [B, 1, D] or, if causal,
 relu2 have 2·D channels.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -111,6 +112,8 @@ class _ScannedMean(torch.autograd.Function):
     The gradient of autograd would read hundreds of times as many bytes.
     """
 
+    apply: ClassVar[Callable[..., tuple[Tensor, ...]]]
+
     @staticmethod
     def forward(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         limits = torch.finfo(key.dtype)
@@ -123,7 +126,7 @@ class _ScannedMean(torch.autograd.Function):
         return numerator / denominator, largest, denominator
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         ctx.save_for_backward(*inputs, *output)
         ctx.mark_non_differentiable(*output[1:])
 
@@ -171,6 +174,8 @@ def _mean_and_denominator(key: Tensor, value: Tensor, shift: Tensor) -> tuple[Te
 
 class _RunningMean(torch.autograd.Function):
     """:func:`running_mean` with a backward pass that reads the tokens half as often."""
+
+    apply: ClassVar[Callable[..., Tensor]]
 
     @staticmethod
     def forward(ctx: Any, key: Tensor, value: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ Lazy negation, missing memory and saved tensors are checked before an address is
 import ctypes
 import math
 import struct
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,7 +43,8 @@ def aft_simple(
 ) -> Tensor:
     """Compute causal :func:`aft_mm.ops.aft_simple` in O(T·D), scaled by the largest key so far."""
     if torch.compiler.is_compiling():
-        return _simple_node(query, key, value, key_mask, gate)
+        output: Tensor = _simple_node(query, key, value, key_mask, gate)
+        return output
     tokens = _of_one_dtype(query, key, value)
     return _run(_Simple(gate, _resolved(key_mask)), *tokens).to(value.dtype)
 
@@ -82,7 +83,9 @@ def aft_conv(
     if torch.compiler.is_compiling():
         kernel = _exponential(cropped, global_connectivity)
         call['grid'] = list(grid)
-        return _conv_node(query, key, value, cropped, kernel, is_exact(difference=True), **call)
+        tensors = query, key, value, cropped, kernel, is_exact(difference=True)
+        result: Tensor = _conv_node(*tensors, **call)
+        return result
 
     def make_kernel() -> tuple[Tensor, bool] | None:
         """Return the kernel and whether it is that of the additive form."""
@@ -350,6 +353,8 @@ def _run(op: _Simple | _Conv, *tensors: Any) -> Tensor:
 
 
 class _Differentiable(torch.autograd.Function):
+    apply: ClassVar[Callable[..., Tensor]]
+
     @staticmethod
     def forward(ctx: Any, op: _Simple | _Conv, *tensors: Any) -> Tensor:
         output, saved = op.forward(True, *tensors)

@@ -188,7 +188,7 @@ def _moved_call(
     gate: str,
     save: bool,
     *gradient: Tensor,
-) -> tuple:
+) -> tuple[Any, ...]:
     """Return the maps, the product of the moved tensors, and the moved gradient of the output."""
     places = _padded_maps(value, weight, grid)
     band, block = places.tiles(value, save)

@@ -554,7 +554,7 @@ def plan_chunks(value: Tensor) -> tuple[int, int, int, int]:
 
 def _launch_settings(
     kernel: str, value: Tensor, units: bool
-) -> tuple[tuple[int, int], ScanSizes, dict]:
+) -> tuple[tuple[int, int], ScanSizes, dict[str, Any]]:
     """Return the grid, whose second size is the number of chunks, the sizes and the block."""
     chunk, chunks, width, programs = plan_chunks(value)
     block = find_block(kernel, value.device)
