@@ -50,6 +50,8 @@ def aft_decay(
     key, value = hide(key, value, key_mask)
 
     def fast(key: Tensor, value: Tensor, decay: Tensor) -> Tensor:
+        # Next to a key of 1e4 float32 would lose λ.
+        key = key - column_shift(key, 1)
         sums = _both_sides(_block_sums, key, value, decay, causal)
         return mean(sums.numerator, sums.denominator)
 
@@ -64,13 +66,14 @@ def aft_decay(
     def otherwise(key: Tensor, value: Tensor, decay: Tensor) -> Tensor:
         if not may_read(key):  # a graph makes one choice
             return safe(key, value, decay)
-        return choose(exponents <= WIDE_RANGE, wide, safe, key, value, decay)
+        return choose(in_blocks <= WIDE_RANGE, wide, safe, key, value, decay)
 
     operands = key, value, decay.to(key.dtype)
     # NaN in a key or value also reaches earlier rows of its block.
-    exponents = key_range(_blocks(_faded_keys(*operands[::2]), -torch.inf), 2)
-    exponents = exponents + zero_if_finite(value)
-    mixed = choose(exponents <= FAST_RANGE, fast, otherwise, *operands)
+    in_blocks = key_range(_blocks(_faded_keys(*operands[::2]), -torch.inf), 2)
+    in_blocks = in_blocks + zero_if_finite(value)
+    is_exact = torch.maximum(in_blocks, key_range(key, 1)) <= FAST_RANGE
+    mixed = choose(is_exact, fast, otherwise, *operands)
     return apply_gate(query, mixed, gate, dtype)
 
 
