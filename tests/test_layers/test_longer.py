@@ -6,8 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from aft_mm.layers import AFTFull, AFTLocal, AFTLocalLearned
-from aft_mm.ops import reference
-from aft_mm.registry import MODELS
 
 from ..errors import refuses
 from .mixer_cases import check_steps
@@ -76,7 +74,7 @@ def stretched(w, length):
 
 
 def expected(mixer, w, x):
-    """Return the mixer's output from the sums in float64 with a dense w [T, T] or [h, T, T]."""
+    """Return the mixer's output by sums in float64 with a dense w [T, T] or [h, T, T]."""
     query, key, value = (layer(x).double() for layer in (mixer.query, mixer.key, mixer.value))
     w, length = w.double(), x.shape[1]
     if isinstance(mixer, AFTLocal):
@@ -173,22 +171,18 @@ def test_gradients_reach_the_learned_bias_from_beyond(name, causal):
         assert parameter.grad.isfinite().all() and parameter.grad.abs().max() > 1e-5
 
 
-@every_choice
-def test_a_memory_may_be_longer_too(longer):
-    mixer = build('full-free', longer=longer)
-    x, memory = torch.randn(2, 5, D), torch.randn(2, LONG, D)
-    y = mixer(torch.cat([x, memory[:, 5:]], 1), memory=memory)[:, :5]
-    w = nearest(learned_bias(mixer), LONG)
-    if longer == 'interpolate':
-        w = F.interpolate(learned_bias(mixer)[None], LONG, mode='linear')[0]
-    elif longer == 'nearest':
-        torch.testing.assert_close(mixer(x, memory=memory), y)
-    del w
+@pytest.mark.parametrize('name', ['full-free', 'full-factors', 'linear', 'log'])
+def test_a_memory_may_be_longer_too(name):
+    """One row per token: the first rows of a longer sequence that is its own memory."""
+    mixer = build(name, **({} if name in FUNCTIONS else dict(longer='nearest')))
+    memory = torch.randn(2, LONG, D)
+    torch.testing.assert_close(mixer(memory[:, :5], memory=memory), mixer(memory)[:, :5])
 
 
 def test_without_the_option_a_longer_sequence_is_refused():
+    message = r'grid must fit .* learned on grid \(9,\), got \(23,\)'
     for name in MIXERS:
-        refuses(r'grid must fit .* learned on grid \(9,\), got \(23,\)', build(name), torch.randn(1, LONG, D))
+        refuses(message, build(name), torch.randn(1, LONG, D))
 
 
 def test_a_checkpoint_of_the_learned_length_is_loaded_unchanged():

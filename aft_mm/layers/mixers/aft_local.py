@@ -72,9 +72,7 @@ class AFTLocal(OpMixer):
             self.pos_bias = FreeLocalPositionBias(learned, *options)
         else:
             std = FACTOR_STD if init_std is None else init_std
-            self.pos_bias = FactorizedPositionBias(
-                learned, rank, init_std=std, stretched=stretched
-            )
+            self.pos_bias = FactorizedPositionBias(learned, rank, init_std=std, stretched=stretched)
 
     def position_bias(self) -> Tensor:
         """Return the learned w [1, T, T], 0 outside the window and, if causal, for later tokens."""
