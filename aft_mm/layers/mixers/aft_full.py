@@ -75,6 +75,8 @@ class AFTFull(AFTMixer):
                     f'rank and init_std must be left at their defaults with longer={longer!r}, '
                     f'got {rank} and {init_std}'
                 )
+            if num_heads is None:
+                raise ValueError(f'num_heads must be given with longer={longer!r}, got None')
             check_num_heads(num_heads, embed_dims)
         elif num_heads is not None:
             raise ValueError(
@@ -141,8 +143,8 @@ class AFTFull(AFTMixer):
         # A memory may have another length.
         same = key.shape[1] == self.num_prefix_tokens + prod(grid)
         bias = self._bias(grid, None if same else self._resolve_grid(key.shape[1]))
-        options = dict(num_heads=self.num_heads, causal=self.causal, gate=self.gate)
-        return ops.aft_full(query, key, value, bias, key_mask=key_mask, **options)
+        options: dict[str, Any] = dict(num_heads=self.num_heads, causal=self.causal)
+        return ops.aft_full(query, key, value, bias, key_mask=key_mask, gate=self.gate, **options)
 
     def _bias(self, grid: Grid, source_grid: Grid | None = None) -> Tensor:
         """Return w [T, S] or [h, T, S] for targets on `grid` and sources on `source_grid`."""

@@ -87,11 +87,10 @@ class AFTLocal(OpMixer):
     def _op_bias(self, grid: Grid | None = None) -> Sequence[Tensor | None]:
         if self.longer != 'nearest' or grid is None or grid[0] <= self.pos_bias.num_tokens:
             return self.pos_bias.factors(grid)
-        if isinstance(self.pos_bias, FreeLocalPositionBias):
-            band = self.pos_bias.weight
-        else:
-            band = factor_band(*self.pos_bias.factors(), self.reach, self.causal)
-        return (nearest_band(band, self.reach, grid[0]),)
+        rows, pos_v = self.pos_bias.factors()
+        if pos_v is not None:
+            rows = factor_band(rows, pos_v, self.reach, self.causal)
+        return (nearest_band(rows, self.reach, grid[0]),)
 
     def _init_state(self, batch_size: int) -> Any:
         state = super()._init_state(batch_size)
