@@ -15,6 +15,7 @@ from .grid import GridParameters
 from .mixers import MIXERS, AFTMixer, TokenMixer, load_mixers_of_others
 from .mixers.aft_bias import AFTBias
 from .mixers.aft_conv import AFTConv
+from .mixers.aft_decay import AFTDecay
 from .mixers.aft_full import AFTFull
 from .mixers.aft_local import AFTLocal
 from .mixers.aft_local_hard import AFTLocalHard
@@ -41,6 +42,7 @@ globals().update(MIXERS)
 __all__ = [
     'AFTBias',
     'AFTConv',
+    'AFTDecay',
     'AFTFull',
     'AFTLocal',
     'AFTLocalHard',

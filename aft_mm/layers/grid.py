@@ -77,20 +77,27 @@ class GridParameters(Resettable):
     Args:
         grid: Sizes of the token grid, 1 to 3 dimensions.
         num_prefix_tokens: Class tokens P in front of the grid, T = P + prod(grid).
+        stretched: Tokens, at least, to which the rows of a sequence are interpolated.
 
     Raises:
         ValueError: On loading, if the number of rows fits no grid, or C differs.
     """
 
-    def __init__(self, grid: Sequence[int], num_prefix_tokens: int = 0) -> None:
+    def __init__(
+        self, grid: Sequence[int], num_prefix_tokens: int = 0, stretched: int | None = None
+    ) -> None:
         super().__init__()
         self.grid = check_grid(grid)
+        self.stretched = stretched
         check_int('num_prefix_tokens', num_prefix_tokens, 0)
         self.num_prefix_tokens = num_prefix_tokens
         self.num_tokens = num_prefix_tokens + prod(self.grid)
 
     def on_grid(self, rows: Tensor, grid: Grid | None) -> Tensor:
         """Return `rows` for tokens on `grid`: the first of a sequence, else interpolated."""
+        if self.stretched is not None and grid is not None:
+            length = max(self.stretched, *grid)
+            return interpolate(rows, self.grid, (length,))[: grid[0]]
         if grid is None or is_same(grid, self.grid):
             return rows
         if len(grid) != len(self.grid) or (len(grid) == 1 and grid > self.grid):

@@ -40,7 +40,7 @@ class FactorizedPositionBias(GridParameters):
     """Factorised bias ``w = u vᵀ`` with u, v [T, d'] (arXiv 2105.14103, eq. 7).
 
     Args:
-        grid, num_prefix_tokens: See :class:`GridParameters`.
+        grid, num_prefix_tokens, stretched: See :class:`GridParameters`.
         rank: d'.
         init_std: Standard deviation of u and v at initialisation, not 0, as gradients would be 0.
     """
@@ -51,8 +51,9 @@ class FactorizedPositionBias(GridParameters):
         rank: int,
         num_prefix_tokens: int = 0,
         init_std: float = FACTOR_STD,
+        stretched: int | None = None,
     ) -> None:
-        super().__init__(grid, num_prefix_tokens)
+        super().__init__(grid, num_prefix_tokens, stretched)
         check_number('init_std', init_std, above=0)
         check_int('rank', rank, 1)
         self.pos_u = nn.Parameter(torch.empty(self.num_tokens, rank))
@@ -76,14 +77,18 @@ class FreePositionBias(GridParameters):
     """Free matrix w [T, T] (arXiv 2105.14103, eq. 2; the non-factorised ablation).
 
     Args:
-        grid, num_prefix_tokens: See :class:`GridParameters`; both axes are interpolated.
+        grid, num_prefix_tokens, stretched: See :class:`GridParameters`; both axes are interpolated.
         init_std: w is initialised from N(0, init_std²), 0 allowed.
     """
 
     def __init__(
-        self, grid: Sequence[int], num_prefix_tokens: int = 0, init_std: float = FREE_STD
+        self,
+        grid: Sequence[int],
+        num_prefix_tokens: int = 0,
+        init_std: float = FREE_STD,
+        stretched: int | None = None,
     ) -> None:
-        super().__init__(grid, num_prefix_tokens)
+        super().__init__(grid, num_prefix_tokens, stretched)
         check_number('init_std', init_std, 0)
         self.weight = nn.Parameter(torch.empty(self.num_tokens, self.num_tokens))
         nn.init.normal_(self.weight, std=init_std)
@@ -147,6 +152,7 @@ class FreeLocalPositionBias(GridParameters):
         window: s, 1 or larger.
         causal: Whether the window only covers earlier tokens.
         init_std: w is initialised from N(0, init_std²), 0 allowed.
+        stretched: See :class:`GridParameters`.
     """
 
     def __init__(
@@ -155,8 +161,9 @@ class FreeLocalPositionBias(GridParameters):
         window: int | Sequence[int],
         causal: bool,
         init_std: float = FREE_STD,
+        stretched: int | None = None,
     ) -> None:
-        super().__init__(grid)
+        super().__init__(grid, stretched=stretched)
         check_number('init_std', init_std, 0)
         if len(self.grid) != 1:
             raise ValueError(f'grid must have 1 dimension for a free local bias, got {self.grid}')

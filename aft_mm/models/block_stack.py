@@ -1,6 +1,7 @@
 """Base class of the encoder and the decoder of sequences."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from aft_mm.layers.grid import check_grid
 from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
-POSITIONS = {'learned': PositionEmbedding, 'sinusoidal': SinusoidalPositions}
+POSITIONS = ('learned', 'sinusoidal', 'none')
 
 
 class BlockStack(Resettable, BaseModule):
@@ -32,7 +33,8 @@ class BlockStack(Resettable, BaseModule):
         drop_rate: Dropout probability after embedding and mixers and in MLPs.
         tokens_per_position: Consecutive tokens that share a position, such as the 3 coordinates of
             a point; a divisor of T, for a grid (T,) only.
-        positions: 'learned', or 'sinusoidal', which needs a grid (T,).
+        positions: 'learned', 'sinusoidal', which needs a grid (T,), or 'none', for mixers that know
+            the order.
         cross_mixer: Config of a mixer over a memory, see :class:`Block`.
         with_cp: Gradient checkpointing per block.
         init_cfg: See mmengine's BaseModule.
@@ -72,7 +74,12 @@ class BlockStack(Resettable, BaseModule):
             self.embedding = MODELS.build({'embed_dims': embed_dims, **embedding})
         self.grid = check_grid(grid)
         self.tokens_per_position = tokens_per_position
-        self.position_embedding = POSITIONS[positions](self._places(), embed_dims)
+        places = self._places()
+        self.position_embedding: PositionEmbedding | SinusoidalPositions | None = None
+        if positions == 'learned':
+            self.position_embedding = PositionEmbedding(places, embed_dims)
+        elif positions == 'sinusoidal':
+            self.position_embedding = SinusoidalPositions(places, embed_dims)
         self.drop = nn.Dropout(drop_rate)
         self.layers: Any = nn.ModuleList(
             Block(
@@ -94,8 +101,8 @@ class BlockStack(Resettable, BaseModule):
 
     @property
     def max_length(self) -> int:
-        """Number of tokens T that the position table covers."""
-        return int(self.position_embedding.num_tokens * self.tokens_per_position)
+        """Number of tokens T of the grid, which the position table covers."""
+        return prod(self.grid)
 
     def check_length(self, length: int) -> None:
         if length > self.max_length:
@@ -104,14 +111,22 @@ class BlockStack(Resettable, BaseModule):
                 f'tokens, got {length}'
             )
 
-    def add_positions(self, x: Tensor) -> Tensor:
-        """Add the vectors of the first T positions to x [B, T, D], and apply dropout."""
-        vectors: Tensor = self.position_of(torch.arange(x.shape[1], device=x.device))
-        dropped: Tensor = self.drop(x + vectors)
+    def add_positions(self, x: Tensor, index: Tensor | None = None) -> Tensor:
+        """Add the vectors of the positions to x, and apply dropout.
+
+        Args:
+            x: Tokens [B, D] at `index` [B], or the first T tokens, [B, T, D].
+        """
+        if self.position_embedding is not None:
+            if index is None:
+                index = torch.arange(x.shape[1], device=x.device)
+            x = x + self.position_of(index)
+        dropped: Tensor = self.drop(x)
         return dropped
 
     def position_of(self, index: Tensor) -> Tensor:
         """Return the position vectors [..., D] of the tokens with indices [...]."""
+        assert self.position_embedding is not None
         # F.embedding sums gradients in a fixed order, indexing does not.
         return F.embedding(index // self.tokens_per_position, self.position_embedding())
 

@@ -25,6 +25,7 @@ from .conv_plan import ConvPlan, plan_conv
 from .export_paths import record_paths, replay_paths
 from .functional import (
     aft_conv,
+    aft_decay,
     aft_full,
     aft_local,
     aft_local_hard,
@@ -43,6 +44,8 @@ from .state import StepState, prefill, select
 from .steps import (
     aft_conv_init_state,
     aft_conv_step,
+    aft_decay_init_state,
+    aft_decay_step,
     aft_full_init_state,
     aft_full_step,
     aft_local_hard_init_state,
@@ -62,6 +65,9 @@ __all__ = [
     'aft_conv',
     'aft_conv_init_state',
     'aft_conv_step',
+    'aft_decay',
+    'aft_decay_init_state',
+    'aft_decay_step',
     'aft_full',
     'aft_full_init_state',
     'aft_full_step',

@@ -81,6 +81,12 @@ def simple(
     return Case(name, 'aft_simple', tokens, options, sources, channels, (), one, channels)
 
 
+def decay(tokens: int, causal: bool = True, channels: int = CHANNELS) -> Case:
+    name = f'decay-{tokens}-causal={causal}'
+    options, sizes = dict(causal=causal), ((channels,),)
+    return Case(name, 'aft_decay', tokens, options, None, channels, sizes, True, channels)
+
+
 def full(
     tokens: int, sources: int | None = None, causal: bool = False, channels: int = CHANNELS
 ) -> Case:
@@ -206,6 +212,10 @@ CASES = [
     simple(7, key_function='relu2'),
     simple(5, 9, key_function='relu2'),
     simple(7, key_function='relu2', causal=True),
+    decay(1),
+    decay(7, causal=False),
+    decay(131),
+    decay(131, causal=False),
     full(1),
     full(7, 4),
     full(63),
@@ -275,6 +285,8 @@ LONG_CASES = [
     simple(1100, causal=True, channels=64, key_function='relu2'),
     simple(3000, causal=True, channels=64),
     simple(601, causal=True, channels=65),
+    decay(601, channels=65),
+    decay(600, causal=False, channels=64),
     full(300, causal=True, channels=64),
     full(257, 401, channels=65),
     pairs(300, heads=2, causal=True, channels=64),

@@ -41,6 +41,13 @@ def has_shape(x: Tensor, shape: Sequence[int]) -> bool:
     return x.dim() == len(shape) and all(a == b for a, b in zip(x.shape, shape, strict=True))
 
 
+def check_decay(decay: Any, value: Tensor) -> None:
+    """Check λ [D] for value [..., D]."""
+    check_tensor('decay', decay, value)
+    if not has_shape(decay, value.shape[-1:]):
+        refuse('decay', f'[{value.shape[-1]}], a number per channel of value', decay)
+
+
 def check_num_heads(num_heads: int, embed_dims: int) -> None:
     if not is_int(num_heads) or num_heads < 1 or embed_dims % num_heads:
         refuse('num_heads', f'an int that divides embed_dims={embed_dims}', num_heads)

@@ -32,6 +32,7 @@ OPS = (
     'aft_conv',
     'aft_local_hard',
     'aft_local_learned',
+    'aft_decay',
     'linear_attention',
 )
 STEPS = tuple(f'{op}_step' for op in OPS)

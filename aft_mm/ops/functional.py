@@ -41,6 +41,32 @@ def aft_simple(
     return _run('aft_simple', query, key, value, key_function=key_function, **shared)
 
 
+def aft_decay(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    *,
+    causal: bool = True,
+    key_mask: Tensor | None = None,
+    gate: str = 'sigmoid',
+) -> Tensor:
+    """Compute AFT-simple whose keys lose weight with the distance, ``w = −λ |t − t'|``.
+
+    Causal, it is :func:`aft_simple` of the keys ``k_t + λ t``, but exact for any length. It is no
+    variant of the papers.
+
+    For shared arguments see :mod:`aft_mm.ops`.
+
+    Args:
+        decay: λ [D], per channel and token.
+    """
+    shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
+    checks.check_tokens(query, key, value, same_length=True, **shared)
+    checks.check_decay(decay, value)
+    return _run('aft_decay', query, key, value, decay, **shared)
+
+
 def aft_full(
     query: Tensor | None,
     key: Tensor,

@@ -114,6 +114,22 @@ def aft_simple(
     return _apply_gate(query, mixed, gate, dtype)
 
 
+def aft_decay(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    *,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
+    """``w = −λ |t − t'|`` with λ per channel."""
+    target, source = _indices(key.shape[1], key.shape[1], key.device)
+    log_weight = -decay.double()[:, None, None] * (target - source).abs()
+    return _mix(query, key, value, log_weight, causal, key_mask, gate)
+
+
 def aft_full(
     query: Tensor | None,
     key: Tensor,

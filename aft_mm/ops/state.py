@@ -166,6 +166,7 @@ def prefill(
     lengths: Tensor,
     *,
     key_function: str = 'softmax',
+    decay: Tensor | None = None,
 ) -> StepState:
     """Return the state after the first lengths[b] tokens of each prompt, in one parallel pass.
 
@@ -175,6 +176,7 @@ def prefill(
         value: [B, L, D].
         lengths: Tokens of each prompt [B], 0 to L; the rest is padding, which may hold NaN.
         key_function: That of :func:`aft_simple`.
+        decay: λ [D] of :func:`aft_decay`.
 
     Raises:
         ValueError: If the state is used or of another op or size, or a length is outside 0 to L.
@@ -186,6 +188,9 @@ def prefill(
     size, dtype = state.keys.shape[1], state.keys.dtype
     key, value = key.to(dtype), value.to(dtype)
     indices = torch.arange(key.shape[1], device=key.device)
+    if decay is not None:
+        checks.check_decay(decay, value)
+        key = key + decay.to(dtype) * indices[:, None]
     has_left = (indices < lengths[:, None] - size).unsqueeze(-1)
     old_value = value.masked_fill(~has_left, 0)
     if key_function != 'softmax':

@@ -16,7 +16,10 @@ REGISTERED = dict(CLASSES)
 # Further options of a mixer, named TYPE-OPTION.
 VARIANTS = {
     'AFTFull-free': dict(rank=None),
+    'AFTFull-nearest': dict(rank=3, longer='nearest'),
+    'AFTFull-log': dict(longer='log', num_heads=3),
     'AFTLocal-free': dict(window=2, rank=None),
+    'AFTLocal-nearest': dict(window=2, longer='nearest'),
     'AFTLocalLearned-free': dict(window=2, rank=None),
     'AFTSimple-relu': dict(key_function='relu'),
     'AFTSimple-relu2': dict(key_function='relu2'),
@@ -31,7 +34,13 @@ VARIANTS = {
 }
 MIXERS = {**{name: cls.example for name, cls in REGISTERED.items()}, **VARIANTS}
 GRIDS = [(1,), (7,), (3, 5), (6, 1)]
-ONE_DIMENSIONAL = ('AFTLocal-free', 'AFTLocalLearned-free')
+ONE_DIMENSIONAL = (
+    'AFTFull-nearest',
+    'AFTFull-log',
+    'AFTLocal-free',
+    'AFTLocal-nearest',
+    'AFTLocalLearned-free',
+)
 
 
 def mixer_class(name: str) -> type[TokenMixer]:

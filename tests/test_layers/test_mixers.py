@@ -10,6 +10,7 @@ from .mixer_cases import (
     GRIDS,
     MIXERS,
     NORMALIZED,
+    ONE_DIMENSIONAL,
     STEPPED,
     B,
     D,
@@ -20,7 +21,9 @@ from .mixer_cases import (
 )
 
 WITH_MEMORY = [name for name in MIXERS if mixer_class(name).takes_memory]
-WITH_PREFIX_TOKENS = [name for name in MIXERS if mixer_class(name).takes_prefix_tokens]
+WITH_PREFIX_TOKENS = [
+    name for name in MIXERS if mixer_class(name).takes_prefix_tokens and name not in ONE_DIMENSIONAL
+]
 every_causal_mixer = pytest.mark.parametrize('name', CAUSAL)
 every_stepped_mixer = pytest.mark.parametrize('name', STEPPED)
 every_grid = each('grid', GRIDS)
@@ -43,6 +46,8 @@ def test_output_has_the_input_shape_and_every_parameter_gets_a_gradient(name, gr
     bias = mixer.position_bias()
     if name.startswith('AFTConv'):
         assert bias.shape == mixer.pos_bias.weight.shape
+    elif name == 'AFTFull-log':
+        assert bias.shape == (3, 2 * x.shape[1] - 1)
     else:
         assert bias is None or bias.shape == (1, x.shape[1], x.shape[1])
     (y * torch.randn_like(y)).sum().backward()

@@ -12,6 +12,8 @@ LAYERS = {
     ),
     'conv-causal': lambda: AFTConv(12, num_heads=3, kernel_size=3, grid=(20,), causal=True),
     'full': lambda: AFTFull(12, rank=4, grid=(4, 5)),
+    'full-longer': lambda: AFTFull(12, rank=4, grid=(9,), longer='nearest', causal=True),
+    'full-log': lambda: AFTFull(12, grid=(9,), longer='log', num_heads=3),
     'local': lambda: AFTLocal(12, rank=4, window=3, grid=(4, 5)),
     'simple': lambda: AFTSimple(12, grid=(4, 5)),
 }

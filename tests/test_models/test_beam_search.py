@@ -263,7 +263,7 @@ def test_sinusoidal_positions_follow_their_formula_and_are_not_saved():
     for wrong, message in [
         (dict(grid=(3, 3)), 'grid of sinusoidal positions must be 1 ints'),
         (dict(embed_dims=9), 'embed_dims with sinusoidal positions must be even, got 9'),
-        (dict(positions='none'), 'positions must be one of learned, sinusoidal'),
+        (dict(positions='fixed'), 'positions must be one of learned, sinusoidal, none'),
     ]:
         refuses(message, MODELS.build, decoder_config(**{**options, **wrong}))
 

@@ -198,7 +198,8 @@ def test_table_of_backends(asked, monkeypatch, capsys):
     assert ('reference cannot run any op or step on cpu' in output) == (asked != 'reference')
     for backend in ('cuda', 'triton'):
         assert f'{backend} cannot run any op or step on cpu: runs on cuda tensors' in output
-    without = 'aft_local_learned, linear_attention, aft_local_learned_step, linear_attention_step'
+    ops = 'aft_local_learned', 'aft_decay', 'linear_attention'
+    without = ', '.join((*ops, *(f'{op}_step' for op in ops)))
     assert f'{without} on cpu: has no kernel' in output
     assert 'aft_local (any options)' in output and 'a grid of 1 or 2 sizes)' in output
     rows = [line.split()[2:] for line in output.splitlines()[1:3]]  # aft_simple, aft_full

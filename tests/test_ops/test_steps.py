@@ -20,6 +20,8 @@ def start(case, batch, dtype, device=None):
         sizes = dict(num_tokens=case.tokens)
     if case.op == 'aft_conv':
         sizes.update(num_heads=case.heads, kernel_size=case.parameters[0][1:])
+    if case.op == 'aft_decay':
+        dtype = torch.float64  # its default, as keys grow with the position
     init = getattr(ops, f'{case.op}_init_state')
     return init(batch, case.channels, **sizes, dtype=dtype, device=device), options
 
@@ -35,6 +37,8 @@ def feed(case, tensors, lengths, count, dtype=torch.float32):
         padding = torch.arange(case.tokens, device=value.device)[:, None] >= token[:, None, None]
         prompt = (x.masked_fill(padding, torch.nan) for x in (key, value))
         kind = {k: v for k, v in options.items() if k == 'key_function'}
+        if case.op == 'aft_decay':
+            kind['decay'] = bias[0]
         state = ops.prefill(state, *prompt, token, **kind)
     step, rows = getattr(ops, f'{case.op}_step'), []
     for n in range(count):

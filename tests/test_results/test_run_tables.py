@@ -348,6 +348,28 @@ TABLES = [
 ]
 
 
+def learned_length(folder, pattern):
+    base = re.sub('(-nearest|-interpolate)?-t2048', '', pattern)
+    return each('metrics', 'bits_per_char')(folder, base)
+
+
+TABLES.append(
+    Table(
+        'docs/mixers.md',
+        '| position bias | at 512',
+        'longer',
+        {
+            "AFT-full, d' 64, `nearest`": 'full-nearest-t2048_seed?',
+            "AFT-full, d' 64, `interpolate`": 'full-interpolate-t2048_seed?',
+            'AFT-full, 8 heads, `linear`': 'full-linear-t2048_seed?',
+            'AFT-full, 8 heads, `log`': 'full-log-t2048_seed?',
+            'AFT-decay': 'decay-t2048_seed?',
+        },
+        {1: learned_length, 2: each('metrics', 'bits_per_char')},
+    )
+)
+
+
 def located(table, label):
     """Return the folder and the pattern of a row; a pattern may begin with another folder."""
     folder, _, pattern = table.rows[label].rpartition(':')

@@ -6,18 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aft_mm import ops
 from aft_mm.ops.checks import check_window
-from aft_mm.ops.geometry import near_mask
+from aft_mm.ops.geometry import near_mask, near_radius
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
+from ..longer import TABLES, factor_band, learned_grid, nearest_band
 from ..position_bias import (
     FACTOR_STD,
     FREE_STD,
     FactorizedPositionBias,
     FreeLocalPositionBias,
 )
-from .base import OpMixer
+from .base import BiasedState, OpMixer
 
 
 @MODELS.register_module()
@@ -25,17 +27,20 @@ class AFTLocal(OpMixer):
     """AFT with ``w = u vᵀ`` in a window and w = 0 outside it (arXiv 2105.14103, eq. 4 and 7).
 
     Sequences may be shorter, and images may have another grid; the window keeps its size in tokens.
+    A longer sequence needs `longer`; steps take up to T tokens of the grid.
 
     Args:
         embed_dims: Channels D.
         window: s of ``|t − t'| < s``, 0 for AFT-simple; on a 2-d grid an int or (s_r, s_c).
         rank: d' of u and v; None for a free w in a 1-d window.
         init_std: Standard deviation of u and v (default 0.1) or of the free w (default 0.01).
+        longer, trained_length: 'nearest' or 'interpolate', see :class:`AFTFull`.
         **kwargs: See :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
     """
 
     example = dict(window=2)
     op = 'aft_local'
+    state_type = (ops.StepState, BiasedState)
 
     def __init__(
         self,
@@ -43,6 +48,8 @@ class AFTLocal(OpMixer):
         window: int | Sequence[int],
         rank: int | None = 128,
         init_std: float | None = None,
+        longer: str | None = None,
+        trained_length: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, **kwargs)
@@ -52,16 +59,23 @@ class AFTLocal(OpMixer):
             )
         check_window(window, self.grid)
         self.window = tuple(window) if isinstance(window, Sequence) else window
+        learned = learned_grid(self.grid, longer, trained_length, TABLES)
+        self.reach = near_radius(self.window, self.grid)
+        if longer is not None and self.reach < 0:
+            raise ValueError(f'window must be 1 or larger with longer={longer!r}, got {window}')
+        self.longer = longer
+        stretched = self.grid[0] if longer == 'interpolate' else None
         self.pos_bias: FactorizedPositionBias | FreeLocalPositionBias
         if rank is None:
             std = FREE_STD if init_std is None else init_std
-            self.pos_bias = FreeLocalPositionBias(self.grid, self.window, self.causal, std)
+            options = self.window, self.causal, std, stretched
+            self.pos_bias = FreeLocalPositionBias(learned, *options)
         else:
             std = FACTOR_STD if init_std is None else init_std
-            self.pos_bias = FactorizedPositionBias(self.grid, rank, init_std=std)
+            self.pos_bias = FactorizedPositionBias(learned, rank, init_std=std, stretched=stretched)
 
     def position_bias(self) -> Tensor:
-        """Return w [1, T, T], 0 outside the window and, if causal, for later tokens."""
+        """Return the learned w [1, T, T], 0 outside the window and, if causal, for later tokens."""
         token = torch.arange(self.pos_bias.num_tokens, device=self._device)
         near = near_mask(token[:, None], token, self.window, self.grid)
         bias: Tensor = self.pos_bias().masked_fill(~near, 0)
@@ -71,4 +85,25 @@ class AFTLocal(OpMixer):
         return dict(window=self.window, grid=grid)
 
     def _op_bias(self, grid: Grid | None = None) -> Sequence[Tensor | None]:
-        return self.pos_bias.factors(grid)
+        if self.longer != 'nearest' or grid is None or grid[0] <= self.pos_bias.num_tokens:
+            return self.pos_bias.factors(grid)
+        rows, pos_v = self.pos_bias.factors()
+        if pos_v is not None:
+            rows = factor_band(rows, pos_v, self.reach, self.causal)
+        return (nearest_band(rows, self.reach, grid[0]),)
+
+    def _init_state(self, batch_size: int) -> Any:
+        state = super()._init_state(batch_size)
+        if self.longer is None:
+            return state
+        return BiasedState(state, tuple(x for x in self._op_bias(self.grid) if x is not None))
+
+    def _mix_step(
+        self, query: Tensor | None, key: Tensor, value: Tensor, state: Any
+    ) -> tuple[Tensor, Any]:
+        if not isinstance(state, BiasedState):
+            return super()._mix_step(query, key, value, state)
+        step, options = getattr(ops, f'{self.op}_step'), self._op_options(self.grid)
+        tensors = state.mixing, query, key, value, *state.bias
+        mixed, mixing = step(*tensors, **options, gate=self.gate)
+        return mixed, state._replace(mixing=mixing)

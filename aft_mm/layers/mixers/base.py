@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,20 @@ from ..projections import (
 )
 from ..resetting import Resettable
 
-__all__ = ['AFTMixer', 'OpMixer', 'TokenMixer']
+__all__ = ['AFTMixer', 'BiasedState', 'OpMixer', 'TokenMixer']
+
+
+class BiasedState(NamedTuple):
+    """State of an op between steps, and the position biases of its steps, computed once."""
+
+    mixing: Any
+    bias: tuple[Tensor, ...]
+
+    @property
+    def position(self) -> Tensor:
+        """Index of the next token of each sequence, [B]."""
+        position: Tensor = self.mixing.position
+        return position
 
 
 def _check_tokens(name: str, x: Tensor, *shape: str | int) -> None:
@@ -50,7 +63,7 @@ class TokenMixer(Resettable):
     """Base class of token mixers, ``[B, T, D] -> [B, T, D]``: projections around an op.
 
     A subclass implements :meth:`_mix`; for steps also :meth:`_init_state`, :meth:`_mix_step` and,
-    if the state is no :class:`aft_mm.ops.StepState`, :meth:`_prefill`.
+    if the state is no :class:`aft_mm.ops.StepState` or :class:`BiasedState`, :meth:`_prefill`.
 
     docs/mixers.md lists time, memory and state of each mixer.
 
@@ -261,6 +274,8 @@ class TokenMixer(Resettable):
     @torch.no_grad()
     def select_state(self, state: Any, rows: Tensor) -> Any:
         """Return a copy of the state for the sequences rows [N]."""
+        if isinstance(state, BiasedState):
+            return state._replace(mixing=ops.select(state.mixing, rows))
         return ops.select(state, rows)
 
     def fuse_projections(self) -> None:
@@ -329,6 +344,8 @@ class TokenMixer(Resettable):
             value: [B, L, D].
             lengths: [B], 0 to L.
         """
+        if isinstance(state, BiasedState):
+            return state._replace(mixing=ops.prefill(state.mixing, key, value, lengths))
         return ops.prefill(state, key, value, lengths)
 
     def _mix_step(

@@ -119,7 +119,7 @@ class SequenceDecoder(BlockStack):
         if position.device.type == 'cpu' and not torch.compiler.is_compiling():
             self.check_length(int(position.max()) + 1)
         x = self.embedding(token.unsqueeze(1), state.position).squeeze(1)
-        x = self.drop(x + self.position_of(position))
+        x = self.add_positions(x, position)
         blocks = []
         for layer, block in zip(self.layers, state.blocks, strict=True):
             x, block = layer.step(x, block)

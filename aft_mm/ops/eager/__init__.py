@@ -20,6 +20,7 @@ with other backends `../online_softmax.py` (shifted sums, masks, gate), `../geom
 """
 
 from .conv import aft_conv
+from .decay import aft_decay, aft_decay_step
 from .full_batched import aft_full_batched
 from .full_local import aft_full, aft_local, aft_local_learned
 from .linear import linear_attention, linear_attention_step
@@ -37,6 +38,8 @@ from .window import aft_local_hard
 __all__ = [
     'aft_conv',
     'aft_conv_step',
+    'aft_decay',
+    'aft_decay_step',
     'aft_full',
     'aft_full_batched',
     'aft_full_step',
