@@ -9,7 +9,9 @@ from torch import Tensor
 from . import checks
 from .conv_plan import ConvPlan
 from .dispatch import implementation
+from .gates import Gate
 from .geometry import Window
+from .online_softmax import apply_gate
 from .tracing import no_autocast
 
 
@@ -21,7 +23,7 @@ def aft_simple(
     key_function: str = 'softmax',
     causal: bool = False,
     key_mask: Tensor | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
 ) -> Tensor:
     """Compute AFT without position bias, ``W = 1`` (arXiv 2105.14103, eq. 5).
 
@@ -51,7 +53,7 @@ def aft_full(
     pair_mask: Tensor | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
 ) -> Tensor:
     """Compute AFT with a dense position bias, ``W = exp(w)`` (arXiv 2105.14103, eq. 2).
 
@@ -92,7 +94,7 @@ def aft_local(
     grid: Sequence[int] | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
 ) -> Tensor:
     """Compute AFT with a position bias in a window (arXiv 2105.14103, eq. 4 and 7).
 
@@ -125,7 +127,7 @@ def aft_conv(
     global_connectivity: bool = True,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
 ) -> Tensor:
     """Compute AFT whose position bias depends on the offset only (arXiv 2105.14103, eq. 6 and 8).
 
@@ -173,7 +175,7 @@ def aft_local_hard(
     grid: Sequence[int] | None = None,
     causal: bool = True,
     key_mask: Tensor | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
 ) -> Tensor:
     """Compute AFT in a hard window, W = 1 inside and 0 outside (ICLR submission, alg. 1 and 2).
 
@@ -212,7 +214,7 @@ def aft_local_learned(
     grid: Sequence[int] | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
 ) -> Tensor:
     """Compute AFT with a separate softmax over the local weights (ICLR submission, eq. 8).
 
@@ -270,5 +272,13 @@ def _run(
             tokens = (key if query is None else query).shape[1]
         zero = sum(x.sum() for x in tensors if x is not None)  # a gradient of 0 for every tensor
         return value.new_empty(0, tokens, value.shape[2]) + zero
+    gate = options['gate']
+    if not isinstance(gate, str) or gate not in checks.GATES:
+        mixed = _run(op, None, key, value, *others, plan=plan, **{**options, 'gate': 'none'})
+        if op == 'aft_simple' and not options['causal']:
+            mixed = mixed[:, :1]  # its rows are equal, and as many as keys
+        with no_autocast(value):
+            wide = mixed.to(torch.promote_types(value.dtype, torch.float32))
+            return apply_gate(query, wide, gate, value.dtype)
     with no_autocast(value):
         return implementation(op, tensors, options, plan)(*tensors, **options)

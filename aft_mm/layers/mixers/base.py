@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import (
-    check_choice,
+    check_config,
     check_flag,
     check_int,
     check_probability,
     refuse,
 )
-from aft_mm.ops.checks import FLOATS, GATES, check_lengths, check_mask
+from aft_mm.ops.checks import FLOATS, Gate, check_gate, check_lengths, check_mask
+from aft_mm.registry import MODELS
 
 from ..grid import Grid, check_grid
 from ..projections import (
@@ -381,14 +382,20 @@ class AFTMixer(TokenMixer):
 
     Args:
         embed_dims: Channels D.
-        gate: g, 'sigmoid', 'relu', or 'none', which also leaves out the query projection.
+        gate: g, a name, module or function (:mod:`aft_mm.ops`), or the config of a module, such as
+            ``dict(type='torch.nn.PReLU')``. 'none' also leaves out the query projection.
         **kwargs: See :class:`TokenMixer`.
     """
 
-    def __init__(self, embed_dims: int, *, gate: str = 'sigmoid', **kwargs: Any) -> None:
-        check_choice('gate', gate, GATES)
+    def __init__(
+        self, embed_dims: int, *, gate: Gate | dict[str, Any] = 'sigmoid', **kwargs: Any
+    ) -> None:
+        if isinstance(gate, dict):
+            check_config('gate', gate)
+        built: Gate = MODELS.build(gate) if isinstance(gate, dict) else gate
+        check_gate(built)
         super().__init__(embed_dims, **kwargs)
-        self.gate = gate
+        self.gate = built
         if gate == 'none':
             self.query = None
 
