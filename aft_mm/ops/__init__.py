@@ -16,6 +16,9 @@ arguments:
 - gate: g. 'sigmoid', 'relu' or 'none' are computed by the kernels; torch computes another activation
   of torch by name, such as 'tanh', 'silu', 'gelu' or 'identity', and a module or function that keeps
   the shape. :func:`apply_gate` applies it in a mixer of your own.
+- cu_seqlens: int32 or int64 [N + 1], 0 first and T last, of aft_simple, aft_full, aft_local and 1-d
+  aft_conv: the batch is one row, [1, T, D], of N sequences one after another, which do not see each
+  other. The bias is that of the longest sequence. Values are read, so keep it on the CPU.
 
 Arguments that do not fit together raise ValueError. Results are exact to rounding for any finite
 keys, position biases up to ±80 and values up to ±1e8; only sums of relu keys may overflow. In a
@@ -41,6 +44,7 @@ from .linear import (
     linear_attention_step,
 )
 from .online_softmax import apply_gate
+from .packed_batch import mix_packed
 from .state import StepState, prefill, select
 from .steps import (
     aft_conv_init_state,
@@ -84,6 +88,7 @@ __all__ = [
     'linear_attention_init_state',
     'linear_attention_prefill',
     'linear_attention_step',
+    'mix_packed',
     'plan_conv',
     'prefill',
     'record_paths',

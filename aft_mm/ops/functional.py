@@ -6,12 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aft_mm.checks import refuse
+
 from . import checks
 from .conv_plan import ConvPlan
 from .dispatch import implementation
 from .gates import Gate
 from .geometry import Window
 from .online_softmax import apply_gate
+from .packed_batch import check_packed_grid, run_packed
 from .tracing import no_autocast
 
 
@@ -24,6 +27,7 @@ def aft_simple(
     causal: bool = False,
     key_mask: Tensor | None = None,
     gate: Gate = 'sigmoid',
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Compute AFT without position bias, ``W = 1`` (arXiv 2105.14103, eq. 5).
 
@@ -37,6 +41,10 @@ def aft_simple(
     Args:
         key_function: 'softmax', 'relu' or 'relu2'.
     """
+    if cu_seqlens is not None:
+        tokens = query, key, value, key_mask
+        options = dict(key_function=key_function, causal=causal, gate=gate)
+        return run_packed(aft_simple, tokens, cu_seqlens, {}, options)
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_key_function(key_function, gate)
     checks.check_tokens(query, key, value, same_length=False, **shared)
@@ -54,6 +62,7 @@ def aft_full(
     causal: bool = False,
     key_mask: Tensor | None = None,
     gate: Gate = 'sigmoid',
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Compute AFT with a dense position bias, ``W = exp(w)`` (arXiv 2105.14103, eq. 2).
 
@@ -69,6 +78,16 @@ def aft_full(
         pair_mask: bool [B, T, S], True for pairs to keep, in addition to `key_mask`. Hidden entries
             of w, and keys and values that no row sees, may be NaN and get a gradient of 0.
     """
+    if cu_seqlens is not None:
+        if pair_mask is not None:
+            raise ValueError('pair_mask must be None with cu_seqlens, got a mask')
+        dims = (0, 1) if num_heads is None else (1, 2)
+        if not isinstance(position_bias, Tensor) or position_bias.dim() != dims[-1] + 1:
+            refuse('position_bias', 'one for all sequences with cu_seqlens', position_bias)
+        tokens = query, key, value, key_mask
+        options = dict(num_heads=num_heads, causal=causal, gate=gate)
+        biases = dict(position_bias=(position_bias, dims))
+        return run_packed(aft_full, tokens, cu_seqlens, biases, options)
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=False, **shared)
     checks.check_tensor('position_bias', position_bias, value)
@@ -95,6 +114,7 @@ def aft_local(
     causal: bool = False,
     key_mask: Tensor | None = None,
     gate: Gate = 'sigmoid',
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Compute AFT with a position bias in a window (arXiv 2105.14103, eq. 4 and 7).
 
@@ -110,6 +130,12 @@ def aft_local(
         window: s, 0 or larger; on a 2-d grid an int or (s_r, s_c).
         grid: (T,) or (H, W); None for (T,).
     """
+    if cu_seqlens is not None:
+        check_packed_grid(grid, key)
+        tokens = query, key, value, key_mask
+        options = dict(window=window, causal=causal, gate=gate)
+        biases = dict(pos_u=(pos_u, (0,)), pos_v=(pos_v, (0,)))
+        return run_packed(aft_local, tokens, cu_seqlens, biases, options)
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
     _check_local(pos_u, pos_v, value, window, grid, causal)
@@ -128,6 +154,7 @@ def aft_conv(
     causal: bool = False,
     key_mask: Tensor | None = None,
     gate: Gate = 'sigmoid',
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Compute AFT whose position bias depends on the offset only (arXiv 2105.14103, eq. 6 and 8).
 
@@ -143,6 +170,15 @@ def aft_conv(
         grid: 1, 2 or 3 sizes, whose product is T.
         global_connectivity: Whether W is 1 outside the kernel, else 0.
     """
+    if cu_seqlens is not None:
+        check_packed_grid(grid, key)
+
+        def mix(query: Tensor | None, key: Tensor, *others: Any, **shared: Any) -> Tensor:
+            return aft_conv(query, key, *others, grid=(key.shape[1],), **shared)
+
+        tokens = query, key, value, key_mask
+        options = dict(global_connectivity=global_connectivity, causal=causal, gate=gate)
+        return run_packed(mix, tokens, cu_seqlens, dict(weight=(weight, ())), options)
     plan = None
     if isinstance(weight, ConvPlan):
         plan, weight = weight, weight.weight
