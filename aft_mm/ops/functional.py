@@ -43,7 +43,7 @@ def aft_simple(
     """
     if cu_seqlens is not None:
         tokens = query, key, value, key_mask
-        options = dict(key_function=key_function, causal=causal, gate=gate)
+        options: dict[str, Any] = dict(key_function=key_function, causal=causal, gate=gate)
         return run_packed(aft_simple, tokens, cu_seqlens, {}, options)
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_key_function(key_function, gate)
@@ -85,7 +85,7 @@ def aft_full(
         if not isinstance(position_bias, Tensor) or position_bias.dim() != dims[-1] + 1:
             refuse('position_bias', 'one for all sequences with cu_seqlens', position_bias)
         tokens = query, key, value, key_mask
-        options = dict(num_heads=num_heads, causal=causal, gate=gate)
+        options: dict[str, Any] = dict(num_heads=num_heads, causal=causal, gate=gate)
         biases = dict(position_bias=(position_bias, dims))
         return run_packed(aft_full, tokens, cu_seqlens, biases, options)
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
@@ -133,7 +133,7 @@ def aft_local(
     if cu_seqlens is not None:
         check_packed_grid(grid, key)
         tokens = query, key, value, key_mask
-        options = dict(window=window, causal=causal, gate=gate)
+        options: dict[str, Any] = dict(window=window, causal=causal, gate=gate)
         biases = dict(pos_u=(pos_u, (0,)), pos_v=(pos_v, (0,)))
         return run_packed(aft_local, tokens, cu_seqlens, biases, options)
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
@@ -177,7 +177,9 @@ def aft_conv(
             return aft_conv(query, key, *others, grid=(key.shape[1],), **shared)
 
         tokens = query, key, value, key_mask
-        options = dict(global_connectivity=global_connectivity, causal=causal, gate=gate)
+        options: dict[str, Any] = dict(
+            global_connectivity=global_connectivity, causal=causal, gate=gate
+        )
         return run_packed(mix, tokens, cu_seqlens, dict(weight=(weight, ())), options)
     plan = None
     if isinstance(weight, ConvPlan):
