@@ -212,8 +212,10 @@ class _ImageModel(_Model):
         return tokens, tuple(states) if wanted else None
 
     def _pool(self, tokens: Tensor) -> Tensor:
-        prefix = self.backbone.num_prefix_tokens
-        return tokens[:, 0] if self.backbone.out_type == 'cls_token' else tokens[:, prefix:].mean(1)
+        if self.backbone.out_type == 'cls_token':
+            return tokens[:, 0]
+        tokens = tokens[:, self.backbone.num_prefix_tokens :]
+        return tokens.mean(1) if self.backbone.pooling is None else self.backbone.pooling(tokens)
 
 
 class AFTImageProcessor(PilBackend):

@@ -1,4 +1,4 @@
-"""Plot the keys on images per layer and head, figures 9 to 12 of arXiv 2105.14103."""
+"""Plot the keys on images per layer and head, figures 9 to 12 of arXiv 2105.14103, and of a pooling."""
 
 import argparse
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
+from aft_mm.layers import QueryPooling
 from aft_mm.outputs import check_writable, numbered
 from aft_mm.visualization import choose
 from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
@@ -30,22 +31,26 @@ def draw_key_maps(
 ) -> Figure:
     """Draw an image and the maps of :func:`key_maps`, one row per layer, one column per head.
 
-    White is 1, a token with the mean weight. Each layer has a logarithmic colour scale.
+    White is 1, a token with the mean weight. Each layer has a logarithmic colour scale. A layer with
+    fewer heads than others has fewer maps.
     """
-    chosen = choose('heads', heads, min(map(len, keys.values())), MOST_PANELS)
+    chosen = choose('heads', heads, max(map(len, keys.values())), MOST_PANELS)
     title = 'Keys: exp(k) over its mean on the image; one colour scale per layer'
     size = 1.15 * (len(chosen) + 1) + 1.2, 1.4 * len(keys) + 0.7
     figure = new_figure(*size, title, footer)
     axes = figure.subplots(len(keys), len(chosen) + 1, squeeze=False)
     for row, (name, maps) in zip(axes, keys.items(), strict=True):
-        chosen_maps = maps[chosen].detach().cpu().numpy()
+        own = [head for head in chosen if head < len(maps)] or [0]
+        chosen_maps = maps[own].detach().cpu().numpy()
         # The scale is symmetric around 1 and has a minimum range.
         most = min(1e4, max(1.01, chosen_maps.max(), 1 / max(1e-4, chosen_maps.min())))
         norm = LogNorm(1 / most, most)
         row[0].imshow(image)
         row[0].set_title('image', fontsize=7)
         row[0].set_ylabel(name, fontsize=7)
-        for axis, head, values in zip(row[1:], chosen, chosen_maps, strict=True):
+        for axis in row[1 + len(own) :]:
+            axis.set_visible(False)
+        for axis, head, values in zip(row[1:], own, chosen_maps, strict=False):
             picture = axis.imshow(values, cmap='RdBu_r', norm=norm, interpolation='nearest')
             axis.set_title(f'head {head}', fontsize=7)
         for axis in row:
@@ -67,6 +72,9 @@ def run(args: argparse.Namespace) -> None:
         if not every:
             raise UserError(f'the model of {args.network} has no token mixer with keys')
         mixers = {f'layer {i}': every[i] for i in choose('--layers', args.layers, len(every))}
+        for module in network.model.modules():
+            if isinstance(module, QueryPooling):
+                mixers['pooling'] = module
         samples = samples_for(network.config, args.images, args.num)
         paths = numbered(args.out, len(samples))
         check_writable('--out', paths)
@@ -84,9 +92,9 @@ def keys_of(network: Network, mixers: dict, inputs: torch.Tensor) -> dict[str, t
     with record_outputs({name: mixer.key for name, mixer in mixers.items()}) as keys:
         with torch.no_grad():
             network.run(inputs)
-    prefix = network.num_prefix_tokens
     maps = {}
     for name, key in keys.items():
+        prefix = 0 if name == 'pooling' else network.num_prefix_tokens
         grid = grid_of(key.shape[1] - prefix, inputs.shape[2:])
         if grid is None:
             raise UserError(

@@ -34,6 +34,7 @@ from .mixers.pooling import Pooling
 from .mixers.softmax_attention import SoftmaxAttention
 from .mixers.strided_attention import StridedAttention
 from .mixers.token_shift import TokenShift
+from .query_pooling import QueryPooling
 from .resetting import Resettable
 
 # For editors and type checkers; a new mixer is found without it.
@@ -67,6 +68,7 @@ __all__ = [
     'PixelEmbedding',
     'Pooling',
     'PositionEmbedding',
+    'QueryPooling',
     'Resettable',
     'SinusoidalPositions',
     'SoftmaxAttention',

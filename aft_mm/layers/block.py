@@ -143,7 +143,8 @@ class Block(Resettable):
             grid, key_mask: See :meth:`TokenMixer.forward`.
             memory: Tokens [B, S, D] for the cross mixer.
             memory_mask: bool [B, S], True = keep.
-            **pairs: position_bias and pair_mask, see :meth:`TokenMixer.forward`.
+            **pairs: position_bias, pair_mask and cu_seqlens, see :meth:`TokenMixer.forward`. A packed
+                batch is one sample of drop path.
 
         Raises:
             ValueError: A memory without a cross mixer, or the reverse.

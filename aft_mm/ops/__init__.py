@@ -13,7 +13,12 @@ arguments:
 - causal: Whether sums run over t' ≤ t, in raster order on a grid.
 - key_mask: bool [B, S], True for keys to keep. Hidden keys and values may hold NaN or inf and get a
   gradient of 0; a row that sees no key gives 0.
-- gate: g, 'sigmoid', 'relu' or 'none'. :func:`apply_gate` applies it in a mixer of your own.
+- gate: g. 'sigmoid', 'relu' or 'none' are computed by the kernels; torch computes another activation
+  of torch by name, such as 'tanh', 'silu', 'gelu' or 'identity', and a module or function that keeps
+  the shape. :func:`apply_gate` applies it in a mixer of your own.
+- cu_seqlens: int32 or int64 [N + 1], 0 first and T last, of aft_simple, aft_full, aft_local and 1-d
+  aft_conv: the batch is one row, [1, T, D], of N sequences one after another, which do not see each
+  other. The bias is that of the longest sequence. Values are read, so keep it on the CPU.
 
 Arguments that do not fit together raise ValueError. Results are exact to rounding for any finite
 keys, position biases up to ±80 and values up to ±1e8; only sums of relu keys may overflow. In a
@@ -40,6 +45,7 @@ from .linear import (
     linear_attention_step,
 )
 from .online_softmax import apply_gate
+from .packed_batch import mix_packed
 from .state import StepState, prefill, select
 from .steps import (
     aft_conv_init_state,
@@ -88,6 +94,7 @@ __all__ = [
     'linear_attention_init_state',
     'linear_attention_prefill',
     'linear_attention_step',
+    'mix_packed',
     'plan_conv',
     'prefill',
     'record_paths',

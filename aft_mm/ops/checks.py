@@ -16,11 +16,12 @@ from aft_mm.checks import (
     refuse,
 )
 
+from .gates import Gate, check_gate
 from .geometry import Window, near_radius
 
 #: Names the backends to use, see `dispatch.py`.
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
-GATES = ('none', 'sigmoid', 'relu')  # in the order of native/vectors.h
+GATES = ('none', 'sigmoid', 'relu')  # of kernels, in the order of native/vectors.h
 KEY_FUNCTIONS = ('softmax', 'relu', 'relu2')
 # Sums are float32, or float64.
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -53,7 +54,7 @@ def check_num_heads(num_heads: int, embed_dims: int) -> None:
         refuse('num_heads', f'an int that divides embed_dims={embed_dims}', num_heads)
 
 
-def check_key_function(key_function: str, gate: str) -> None:
+def check_key_function(key_function: str, gate: Any) -> None:
     check_choice('key_function', key_function, KEY_FUNCTIONS)
     if key_function == 'relu2' and gate != 'relu':
         raise ValueError(f"gate must be 'relu' for key_function='relu2', got {gate!r}")
@@ -70,9 +71,9 @@ def check_mask(key_mask: Tensor | None, key: Tensor) -> None:
         raise ValueError(f'key_mask must be on {key.device} with the tokens, got {key_mask.device}')
 
 
-def _check_query(query: Tensor | None, value: Tensor, gate: str) -> None:
+def _check_query(query: Tensor | None, value: Tensor, gate: Gate) -> None:
     if not isinstance(gate, str) or gate not in GATES:
-        check_choice('gate', gate, GATES)
+        check_gate(gate)
     if (query is None) != (gate == 'none'):
         given = 'no query' if query is None else 'a query'
         raise ValueError(
@@ -96,7 +97,7 @@ def check_tokens(
     *,
     causal: bool,
     key_mask: Tensor | None,
-    gate: str,
+    gate: Gate,
     same_length: bool,
     heads: int | None = None,
 ) -> None:
@@ -133,12 +134,11 @@ def check_tokens(
 
 
 def check_step(
-    query: Tensor | None, key: Tensor, value: Tensor, gate: str, keys: Tensor, values: Tensor
+    query: Tensor | None, key: Tensor, value: Tensor, gate: Gate, keys: Tensor, values: Tensor
 ) -> None:
     """Check one token [B, channels] against the buffers [B, n, channels] of the state."""
     check_tensor('value', value, values)
     check_tensor('key', key, value)
-    check_choice('gate', gate, GATES)
     _check_query(query, value, gate)
     allowed = (keys.shape[0], keys.shape[2]), (values.shape[0], values.shape[2])
     if (key.shape, value.shape) != allowed:

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 from .checks import ENVIRONMENT_VARIABLE
 from .export_paths import export_stage
+from .gates import Gate
 from .geometry import crop_kernel
 from .online_softmax import FAST_BIAS_RANGE
 from .tracing import only_computes
@@ -118,7 +119,7 @@ class ConvPlan:
         self._call = RepeatedCall(run, (query, key, value), grid, gate)
 
     def repeat(
-        self, query: Tensor | None, key: Tensor, value: Tensor, grid: Sequence[int], gate: str
+        self, query: Tensor | None, key: Tensor, value: Tensor, grid: Sequence[int], gate: Gate
     ) -> Tensor | None:
         """Return the result of the kept call, None if this is another one."""
         return None if self._call is None else self._call(query, key, value, grid, gate)
@@ -144,7 +145,7 @@ class RepeatedCall:
         self._run, self._grid, self._gate = run, grid, gate
 
     def __call__(
-        self, query: Tensor | None, key: Tensor, value: Tensor, grid: Sequence[int], gate: str
+        self, query: Tensor | None, key: Tensor, value: Tensor, grid: Sequence[int], gate: Gate
     ) -> Tensor | None:
         """Return the result, or None if the call is another one."""
         if not self._tokens.check(query, key, value) or not self._state.check():

@@ -6,10 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aft_mm.checks import refuse
+
 from . import checks
 from .conv_plan import ConvPlan
 from .dispatch import implementation
+from .gates import Gate
 from .geometry import Window
+from .online_softmax import apply_gate
+from .packed_batch import check_packed_grid, run_packed
 from .tracing import no_autocast
 
 
@@ -21,7 +26,8 @@ def aft_simple(
     key_function: str = 'softmax',
     causal: bool = False,
     key_mask: Tensor | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Compute AFT without position bias, ``W = 1`` (arXiv 2105.14103, eq. 5).
 
@@ -35,6 +41,10 @@ def aft_simple(
     Args:
         key_function: 'softmax', 'relu' or 'relu2'.
     """
+    if cu_seqlens is not None:
+        tokens = query, key, value, key_mask
+        options: dict[str, Any] = dict(key_function=key_function, causal=causal, gate=gate)
+        return run_packed(aft_simple, tokens, cu_seqlens, {}, options)
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_key_function(key_function, gate)
     checks.check_tokens(query, key, value, same_length=False, **shared)
@@ -77,7 +87,8 @@ def aft_full(
     pair_mask: Tensor | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Compute AFT with a dense position bias, ``W = exp(w)`` (arXiv 2105.14103, eq. 2).
 
@@ -93,6 +104,16 @@ def aft_full(
         pair_mask: bool [B, T, S], True for pairs to keep, in addition to `key_mask`. Hidden entries
             of w, and keys and values that no row sees, may be NaN and get a gradient of 0.
     """
+    if cu_seqlens is not None:
+        if pair_mask is not None:
+            raise ValueError('pair_mask must be None with cu_seqlens, got a mask')
+        dims = (0, 1) if num_heads is None else (1, 2)
+        if not isinstance(position_bias, Tensor) or position_bias.dim() != dims[-1] + 1:
+            refuse('position_bias', 'one for all sequences with cu_seqlens', position_bias)
+        tokens = query, key, value, key_mask
+        options: dict[str, Any] = dict(num_heads=num_heads, causal=causal, gate=gate)
+        biases = dict(position_bias=(position_bias, dims))
+        return run_packed(aft_full, tokens, cu_seqlens, biases, options)
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=False, **shared)
     checks.check_tensor('position_bias', position_bias, value)
@@ -118,7 +139,8 @@ def aft_local(
     grid: Sequence[int] | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Compute AFT with a position bias in a window (arXiv 2105.14103, eq. 4 and 7).
 
@@ -134,6 +156,12 @@ def aft_local(
         window: s, 0 or larger; on a 2-d grid an int or (s_r, s_c).
         grid: (T,) or (H, W); None for (T,).
     """
+    if cu_seqlens is not None:
+        check_packed_grid(grid, key)
+        tokens = query, key, value, key_mask
+        options: dict[str, Any] = dict(window=window, causal=causal, gate=gate)
+        biases = dict(pos_u=(pos_u, (0,)), pos_v=(pos_v, (0,)))
+        return run_packed(aft_local, tokens, cu_seqlens, biases, options)
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
     _check_local(pos_u, pos_v, value, window, grid, causal)
@@ -151,7 +179,8 @@ def aft_conv(
     global_connectivity: bool = True,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Compute AFT whose position bias depends on the offset only (arXiv 2105.14103, eq. 6 and 8).
 
@@ -167,6 +196,17 @@ def aft_conv(
         grid: 1, 2 or 3 sizes, whose product is T.
         global_connectivity: Whether W is 1 outside the kernel, else 0.
     """
+    if cu_seqlens is not None:
+        check_packed_grid(grid, key)
+
+        def mix(query: Tensor | None, key: Tensor, *others: Any, **shared: Any) -> Tensor:
+            return aft_conv(query, key, *others, grid=(key.shape[1],), **shared)
+
+        tokens = query, key, value, key_mask
+        options: dict[str, Any] = dict(
+            global_connectivity=global_connectivity, causal=causal, gate=gate
+        )
+        return run_packed(mix, tokens, cu_seqlens, dict(weight=(weight, ())), options)
     plan = None
     if isinstance(weight, ConvPlan):
         plan, weight = weight, weight.weight
@@ -199,7 +239,7 @@ def aft_local_hard(
     grid: Sequence[int] | None = None,
     causal: bool = True,
     key_mask: Tensor | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
 ) -> Tensor:
     """Compute AFT in a hard window, W = 1 inside and 0 outside (ICLR submission, alg. 1 and 2).
 
@@ -238,7 +278,7 @@ def aft_local_learned(
     grid: Sequence[int] | None = None,
     causal: bool = False,
     key_mask: Tensor | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
 ) -> Tensor:
     """Compute AFT with a separate softmax over the local weights (ICLR submission, eq. 8).
 
@@ -296,6 +336,14 @@ def _run(
             tokens = (key if query is None else query).shape[1]
         zero = sum(x.sum() for x in tensors if x is not None)  # a gradient of 0 for every tensor
         return value.new_empty(0, tokens, value.shape[2]) + zero
+    gate = options['gate']
+    if not isinstance(gate, str) or gate not in checks.GATES:
+        mixed = _run(op, None, key, value, *others, plan=plan, **{**options, 'gate': 'none'})
+        if op == 'aft_simple' and not options['causal']:
+            mixed = mixed[:, :1]  # its rows are equal, and as many as keys
+        with no_autocast(value):
+            wide = mixed.to(torch.promote_types(value.dtype, torch.float32))
+            return apply_gate(query, wide, gate, value.dtype)
     with no_autocast(value):
         result: Tensor = implementation(op, tensors, options, plan)(*tensors, **options)
         return result

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .export_paths import recording, replaying
+from .gates import Gate, gate_values
 from .tracing import may_read, no_autocast, transformed
 
-GATES = {'sigmoid': torch.sigmoid, 'relu': torch.relu}
 # The largest range of exponents for plain float32 sums with one shift: e^±70 leaves room for
 # millions of terms before e^±88.
 FAST_RANGE = 70.0
@@ -56,20 +56,20 @@ def hide(
 
 
 def apply_gate(
-    query: Tensor | None, mixed: Tensor, gate: str, dtype: torch.dtype | None = None
+    query: Tensor | None, mixed: Tensor, gate: Gate, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Return ``g(q) ⊙ mixed``, the last step of every AFT op.
 
     Args:
         query: [..., D], or None for ``gate='none'``.
         mixed: [..., D], broadcast to `query`; the product has its dtype.
-        gate: g, 'sigmoid', 'relu' or 'none'.
+        gate: g, see :mod:`aft_mm.ops`.
         dtype: That of the result, by default of `mixed`.
     """
     if gate != 'none':
-        gating = GATES[gate](query.to(mixed.dtype))
+        gating = gate_values(query.to(mixed.dtype), gate)
         # In place without autograd: new memory pages cost more than the product.
-        in_place = not (torch.is_grad_enabled() or transformed())
+        in_place = isinstance(gate, str) and not (torch.is_grad_enabled() or transformed())
         mixed = gating.mul_(mixed) if in_place else gating * mixed
     return mixed if dtype is None else mixed.to(dtype)
 

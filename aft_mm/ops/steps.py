@@ -32,8 +32,9 @@ from aft_mm.checks import check_choice, check_flag, check_sizes, per_dimension
 
 from . import checks
 from .dispatch import implementation
+from .gates import Gate
 from .geometry import Window, as_pair, kernel_reach, near_radius
-from .online_softmax import ShiftedSum
+from .online_softmax import ShiftedSum, apply_gate
 from .state import StepState, check_kind, check_state, new_state, use_up
 
 
@@ -46,7 +47,12 @@ def _run(
     *others: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, StepState]:
-    checks.check_step(query, key, value, options['gate'], state.keys, state.values)
+    gate = options['gate']
+    checks.check_step(query, key, value, gate, state.keys, state.values)
+    if not isinstance(gate, str) or gate not in checks.GATES:
+        mixed, state = _run(op, state, None, key, value, *others, **{**options, 'gate': 'none'})
+        wide = mixed.to(torch.promote_types(value.dtype, torch.float32))
+        return apply_gate(query, wide, gate, value.dtype), state
     tensors = (query, key, value, *others)
     run = implementation(op, (*tensors, *state.sums, state.values, state.keys), options)
     result: tuple[Tensor, StepState] = run(state, *tensors, **options)
@@ -80,7 +86,7 @@ def aft_simple_step(
     value: Tensor,
     *,
     key_function: str = 'softmax',
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """Compute one token of causal :func:`aft_simple`: y [B, D] and the next state."""
     check_state(state)
@@ -139,7 +145,7 @@ def aft_full_step(
     value: Tensor,
     position_bias: Tensor,
     *,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """Compute one token of causal :func:`aft_full`; position_bias is w [T, T]."""
     tokens = check_kind(state).keys.shape[1]
@@ -199,7 +205,7 @@ def aft_local_step(
     *,
     window: Window,
     grid: Sequence[int] | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """Compute one token of causal :func:`aft_local`, with the pos_u and pos_v of all tokens."""
     _check_local(state, pos_u, pos_v, window, grid)
@@ -240,7 +246,7 @@ def aft_conv_step(
     *,
     grid: Sequence[int],
     global_connectivity: bool = True,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """Compute one token of causal :func:`aft_conv`; key [B, h], weight ``[h, *kernel]``."""
     check_kind(state)
@@ -287,7 +293,7 @@ def aft_local_hard_step(
     *,
     window: Window,
     grid: Sequence[int] | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """Compute one token of causal :func:`aft_local_hard`."""
     size = _window_size(window, grid)
@@ -311,7 +317,7 @@ def aft_local_learned_step(
     *,
     window: Window,
     grid: Sequence[int] | None = None,
-    gate: str = 'sigmoid',
+    gate: Gate = 'sigmoid',
 ) -> tuple[Tensor, StepState]:
     """Compute one token of causal :func:`aft_local_learned`; pos_u and pos_v as in the op."""
     _check_local(state, pos_u, pos_v, window, grid)

@@ -49,6 +49,7 @@ SHAPES = [
     conv((70,), (9,), causal=True, global_connectivity=False),
     conv((3, 40), (1, 7), gate='none'),
     conv((4, 12), (3, 3), gate='relu'),
+    conv((4, 12), (3, 3), gate='silu'),
     conv((3, 24), (27, 47)),  # larger than the map
 ]
 

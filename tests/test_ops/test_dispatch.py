@@ -281,9 +281,6 @@ BAD = {
     'key_mask must be bool [2, 6] with True for tokens to keep, got torch.float32': lambda: (
         ops.aft_simple(Q, Q, Q, key_mask=torch.ones(2, 6))
     ),
-    "gate must be one of none, sigmoid, relu, got 'tanh'": lambda: ops.aft_simple(
-        Q, Q, Q, gate='tanh'
-    ),
     "key_function must be one of softmax, relu, relu2, got 'elu'": lambda: ops.aft_simple(
         Q, Q, Q, key_function='elu'
     ),

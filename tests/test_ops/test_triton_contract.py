@@ -143,7 +143,7 @@ def test_inputs_may_have_different_dtypes(name, monkeypatch):
     assert_close(got, oracle(CASES[name], tensors, monkeypatch), TOLERANCE[torch.bfloat16])
 
 
-@pytest.mark.parametrize('gate', ['relu', 'none'])
+@pytest.mark.parametrize('gate', ['relu', 'none', 'silu'])
 @each_op
 def test_gates(name, gate, monkeypatch):
     case = CASES[name]

@@ -112,7 +112,9 @@ def test_keys_of_any_size(case, kind, monkeypatch):
     check(case, [query, key, value, *bias], monkeypatch, (0, 4), 3)
 
 
-@pytest.mark.parametrize('name, gate', [('simple', 'relu'), ('simple', 'none'), ('local', 'none')])
+@pytest.mark.parametrize(
+    'name, gate', [('simple', 'relu'), ('simple', 'none'), ('local', 'none'), ('local', 'silu')]
+)
 def test_gates(name, gate, monkeypatch):
     case = dataclasses.replace(KINDS[name], options={**KINDS[name].options, 'gate': gate})
     query, *others = inputs(case, 2)

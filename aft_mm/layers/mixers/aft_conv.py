@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import check_choice, check_flag
-from aft_mm.ops.checks import check_num_heads
+from aft_mm.ops.checks import Gate, check_num_heads
 from aft_mm.ops.dispatch import prefers_channel_major
 from aft_mm.registry import MODELS
 
@@ -57,7 +57,7 @@ class AFTConv(AFTMixer):
         tau: float | None = None,
         init_std: float = 0.02,
         init_peak: float = 0.0,
-        gate: str = 'sigmoid',
+        gate: Gate | dict[str, Any] = 'sigmoid',
         qkv_bias: bool = True,
         **kwargs: Any,
     ) -> None:

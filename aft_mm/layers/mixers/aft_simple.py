@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from aft_mm import ops
-from aft_mm.ops.checks import check_key_function
+from aft_mm.ops.checks import Gate, check_key_function
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
@@ -33,7 +33,7 @@ class AFTSimple(OpMixer):
         embed_dims: int,
         key_function: str = 'softmax',
         *,
-        gate: str | None = None,
+        gate: Gate | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         if gate is None:

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import (
-    check_choice,
+    check_config,
     check_flag,
     check_int,
     check_probability,
     refuse,
 )
-from aft_mm.ops.checks import FLOATS, GATES, check_lengths, check_mask
+from aft_mm.ops.checks import FLOATS, Gate, check_gate, check_lengths, check_mask
+from aft_mm.registry import MODELS
 
 from ..grid import Grid, check_grid
 from ..projections import (
@@ -141,6 +142,7 @@ class TokenMixer(Resettable):
         grid: Sequence[int] | None = None,
         memory: Tensor | ProjectedMemory | None = None,
         key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
         **pairs: Tensor | None,
     ) -> Tensor:
         """Mix the tokens x [B, T, D].
@@ -151,6 +153,9 @@ class TokenMixer(Resettable):
             memory: Tokens [B, S, D] of keys and values (cross-attention), or from
                 :meth:`project_memory`.
             key_mask: bool [B, S], True = keep. Hidden tokens may hold NaN and get a gradient of 0.
+            cu_seqlens: int [N + 1], 0 first and T last: x [1, T, D] holds N sequences one after
+                another, which do not see each other. Only without a grid of 2 or more dimensions,
+                prefix tokens, memory and pairs.
             **pairs: position_bias and pair_mask for a mixer with :attr:`takes_pairs`.
 
         Raises:
@@ -159,6 +164,8 @@ class TokenMixer(Resettable):
         _check_tokens('x', x, 'B', 'T', self.embed_dims)
         for name in pairs if not self.takes_pairs else ():
             refuse(name, f'left out for {type(self).__name__}', pairs[name])
+        if cu_seqlens is not None:
+            return self._mix_packed(x, grid, memory, key_mask, cu_seqlens, pairs)
         grid = self._resolve_grid(x.shape[1], grid)
         query: Any = None
         if memory is None:
@@ -175,6 +182,33 @@ class TokenMixer(Resettable):
         mixed = self._mix(query, memory.key, memory.value, grid, memory.key_mask, **pairs)
         output: Tensor = self.proj_drop(self._project_output(mixed))
         return output
+
+    def _mix_packed(
+        self,
+        x: Tensor,
+        grid: Sequence[int] | None,
+        memory: Tensor | ProjectedMemory | None,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor,
+        pairs: dict[str, Tensor | None],
+    ) -> Tensor:
+        given = dict(grid=self.grid if grid is None else grid, memory=memory, **pairs)
+        if given['grid'] is not None and len(given['grid']) == 1:
+            del given['grid']
+        for name, value in given.items():
+            if value is not None:
+                refuse(name, 'None, or 1-d for a grid, with cu_seqlens', value)
+        if self.num_prefix_tokens:
+            refuse('num_prefix_tokens', '0 with cu_seqlens', self.num_prefix_tokens)
+        x = x if key_mask is None else _hide_tokens(x, key_mask)
+        *queries, key, value = self._project_all([self.query, self.key, self.value], x)
+
+        def mix(query: Any, key: Tensor, value: Tensor, key_mask: Tensor | None) -> Tensor:
+            return self._mix(query, key, value, self._resolve_grid(key.shape[1]), key_mask)
+
+        query = queries[0] if queries else None
+        mixed = ops.mix_packed(mix, query, key, value, cu_seqlens, key_mask, self.causal)
+        return self.proj_drop(self._project_output(mixed))
 
     def project_memory(self, memory: Tensor, key_mask: Tensor | None = None) -> ProjectedMemory:
         """Project a memory [B, S, D] once, for many calls of :meth:`forward`."""
@@ -403,14 +437,20 @@ class AFTMixer(TokenMixer):
 
     Args:
         embed_dims: Channels D.
-        gate: g, 'sigmoid', 'relu', or 'none', which also leaves out the query projection.
+        gate: g, a name, module or function (:mod:`aft_mm.ops`), or the config of a module, such as
+            ``dict(type='torch.nn.PReLU')``. 'none' also leaves out the query projection.
         **kwargs: See :class:`TokenMixer`.
     """
 
-    def __init__(self, embed_dims: int, *, gate: str = 'sigmoid', **kwargs: Any) -> None:
-        check_choice('gate', gate, GATES)
+    def __init__(
+        self, embed_dims: int, *, gate: Gate | dict[str, Any] = 'sigmoid', **kwargs: Any
+    ) -> None:
+        if isinstance(gate, dict):
+            check_config('gate', gate)
+        built: Gate = MODELS.build(gate) if isinstance(gate, dict) else gate
+        check_gate(built)
         super().__init__(embed_dims, **kwargs)
-        self.gate = gate
+        self.gate = built
         if gate == 'none':
             self.query = None
 

@@ -25,12 +25,13 @@ from aft_mm.layers import (
     GridParameters,
     PatchEmbedding,
     PositionEmbedding,
+    QueryPooling,
     Resettable,
 )
 from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
-OUT_TYPES = ('avg_featmap', 'cls_token', 'featmap')
+OUT_TYPES = ('avg_featmap', 'cls_token', 'featmap', 'query_pooling')
 
 
 @MODELS.register_module()
@@ -56,8 +57,9 @@ class AFTViT(Resettable, BaseModule):
         position_embedding: Add a learned vector per token.
         out_indices: Layers whose outputs are returned, negative ones from the end. Later layers are
             not run. Only the last layer has the final norm.
-        out_type: 'avg_featmap' for the mean over the grid [B, D], 'cls_token' for [B, D], 'featmap'
-            for [B, D, H', W'] with ``H' = ⌈H / patch⌉``.
+        out_type: 'avg_featmap' for the mean over the grid [B, D], 'query_pooling' for that of
+            :class:`QueryPooling`, 'cls_token' for [B, D], 'featmap' for [B, D, H', W'] with ``H' = ⌈H /
+            patch⌉``.
         drop_rate: Dropout probability after embedding and mixers and in MLPs.
         drop_path_rate: Drop path probability of the last layer; it rises linearly from 0.
         frozen_stages: Freeze the embeddings and the first n layers in evaluation mode, with all
@@ -65,7 +67,7 @@ class AFTViT(Resettable, BaseModule):
         with_cp: Gradient checkpointing per block.
         final_norm: LayerNorm after the last layer.
         with_mask_channel: The image has the channel of MaskedDataPreprocessor. Tokens with only
-            padding are hidden, 0 in 'featmap' and not counted in 'avg_featmap', so an image has the
+            padding are hidden, 0 in 'featmap' and not counted in the others, so an image has the
             same output in a batch as alone, unless positions or biases are interpolated to the grid
             of the batch, or StridedAttention counts its stride in that grid. In training, the batch
             norm of a convolutional stem counts padding.
@@ -157,6 +159,7 @@ class AFTViT(Resettable, BaseModule):
             for i in range(num_layers)
         )
         self.norm = nn.LayerNorm(embed_dims, eps=1e-6) if final_norm else nn.Identity()
+        self.pooling = QueryPooling(embed_dims) if out_type == 'query_pooling' else None
         for module in self._frozen_modules():
             module.requires_grad_(False)
         if self.cls_token is not None and frozen_stages > 0:
@@ -338,6 +341,9 @@ class AFTViT(Resettable, BaseModule):
             return x[:, 0]
         x = x[:, self.num_prefix_tokens :]
         keep = None if key_mask is None else key_mask[:, self.num_prefix_tokens :, None]
+        if self.pooling is not None:
+            pooled = self.pooling(x, None if keep is None else keep.squeeze(-1))
+            return pooled.float() if self.use_bfloat16 else pooled
         if keep is not None:
             x = x.masked_fill(~keep, 0)
         if self.out_type == 'avg_featmap':

@@ -1,0 +1,59 @@
+"""The gates g of the AFT ops. Kernels compute some; torch applies the others to the result of a kernel."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aft_mm.checks import described, refuse
+
+#: A name, or a module or function that keeps the shape.
+Gate = str | Callable[[Tensor], Tensor]
+GATES = ('none', 'sigmoid', 'relu')  # those of kernels, in the order of native/vectors.h
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    'sigmoid': torch.sigmoid,
+    'relu': torch.relu,
+    'celu': F.celu,
+    'elu': F.elu,
+    'gelu': F.gelu,
+    'hardshrink': F.hardshrink,
+    'hardsigmoid': F.hardsigmoid,
+    'hardswish': F.hardswish,
+    'hardtanh': F.hardtanh,
+    'identity': torch.clone,
+    'leaky_relu': F.leaky_relu,
+    'logsigmoid': F.logsigmoid,
+    'mish': F.mish,
+    'relu6': F.relu6,
+    'selu': F.selu,
+    'silu': F.silu,
+    'softplus': F.softplus,
+    'softshrink': F.softshrink,
+    'softsign': F.softsign,
+    'tanh': torch.tanh,
+    'tanhshrink': F.tanhshrink,
+}
+
+
+def check_gate(gate: Any) -> None:
+    is_name = isinstance(gate, str) and (gate == 'none' or gate in FUNCTIONS)
+    # A class is callable too, but makes a module.
+    if not is_name and (isinstance(gate, (str, type)) or not callable(gate)):
+        refuse('gate', f'none, {", ".join(FUNCTIONS)}, or a module or function', gate)
+
+
+def gate_values(query: Tensor, gate: Gate) -> Tensor:
+    """Return g(q), new memory unless `gate` is a module or function."""
+    if isinstance(gate, str) and gate in FUNCTIONS:
+        return FUNCTIONS[gate](query)
+    check_gate(gate)
+    assert not isinstance(gate, str)
+    values = gate(query.clone())  # a module may work in place
+    if not isinstance(values, Tensor) or values.shape != query.shape:
+        raise ValueError(
+            f'gate must return a tensor of the shape {list(query.shape)} of query, got '
+            f'{described(values)} from {described(gate)}'
+        )
+    return values
