@@ -49,4 +49,5 @@ class QueryPooling(Resettable):
         key, value = self.key(x), self.value(x)
         query = self.query.to(value.dtype).expand(len(x), 1, -1)
         key = key.repeat_interleave(value.shape[-1] // key.shape[-1], -1)
-        return self.proj(ops.aft_simple(query, key, value, key_mask=key_mask).squeeze(1))
+        pooled: Tensor = self.proj(ops.aft_simple(query, key, value, key_mask=key_mask).squeeze(1))
+        return pooled

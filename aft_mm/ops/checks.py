@@ -16,12 +16,11 @@ from aft_mm.checks import (
     refuse,
 )
 
-from .gates import Gate, check_gate
+from .gates import GATES, Gate, check_gate
 from .geometry import Window, near_radius
 
 #: Names the backends to use, see `dispatch.py`.
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
-GATES = ('none', 'sigmoid', 'relu')  # of kernels, in the order of native/vectors.h
 KEY_FUNCTIONS = ('softmax', 'relu', 'relu2')
 # Sums are float32, or float64.
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

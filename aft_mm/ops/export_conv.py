@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checks import GATES
 from .conv_plan import cancels
 from .eager.conv import (
     convolution,
@@ -23,6 +22,7 @@ from .eager.conv import (
     with_fast_columns,
 )
 from .export_paths import export_stage, exports_loops
+from .gates import GATES
 from .native.availability import FOLDER, find_built
 from .online_softmax import apply_gate, column_shift, hide, mean
 from .path_choice import choose

@@ -9,8 +9,8 @@ import torch
 
 from aft_mm import ops
 from aft_mm.ops import reference
-from aft_mm.ops.checks import GATES
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+from aft_mm.ops.gates import GATES
 from aft_mm.ops.native import availability
 
 from ..helpers import each

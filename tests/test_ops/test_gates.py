@@ -8,9 +8,8 @@ from torch import nn
 from aft_mm import ops
 from aft_mm.layers import AFTConv, AFTSimple
 from aft_mm.ops import reference
-from aft_mm.ops.checks import GATES
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
-from aft_mm.ops.gates import FUNCTIONS
+from aft_mm.ops.gates import FUNCTIONS, GATES
 from aft_mm.registry import MODELS
 
 from ..errors import refuses

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from aft_mm.ops import reference
-from aft_mm.ops.checks import GATES
+from aft_mm.ops.gates import GATES
 from aft_mm.ops.native import availability
 
 from ..helpers import each

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from aft_mm.ops.checks import GATES
+from aft_mm.ops.gates import GATES
 
 from ..helpers import each
 from .test_onnx_operator import SHAPES, constants_of, oracle

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import check_choice, check_flag
-from aft_mm.ops.checks import Gate, check_num_heads
+from aft_mm.ops.checks import check_num_heads
 from aft_mm.ops.dispatch import prefers_channel_major
+from aft_mm.ops.gates import Gate
 from aft_mm.registry import MODELS
 
 from ..grid import Grid, check_kernel

@@ -5,7 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from aft_mm import ops
-from aft_mm.ops.checks import Gate, check_key_function
+from aft_mm.ops.checks import check_key_function
+from aft_mm.ops.gates import Gate
 from aft_mm.registry import MODELS
 
 from ..grid import Grid

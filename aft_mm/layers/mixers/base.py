@@ -16,7 +16,8 @@ from aft_mm.checks import (
     check_probability,
     refuse,
 )
-from aft_mm.ops.checks import FLOATS, Gate, check_gate, check_lengths, check_mask
+from aft_mm.ops.checks import FLOATS, check_lengths, check_mask
+from aft_mm.ops.gates import Gate, check_gate
 from aft_mm.registry import MODELS
 
 from ..grid import Grid, check_grid
@@ -208,7 +209,8 @@ class TokenMixer(Resettable):
 
         query = queries[0] if queries else None
         mixed = ops.mix_packed(mix, query, key, value, cu_seqlens, key_mask, self.causal)
-        return self.proj_drop(self._project_output(mixed))
+        output: Tensor = self.proj_drop(self._project_output(mixed))
+        return output
 
     def project_memory(self, memory: Tensor, key_mask: Tensor | None = None) -> ProjectedMemory:
         """Project a memory [B, S, D] once, for many calls of :meth:`forward`."""

@@ -342,7 +342,7 @@ class AFTViT(Resettable, BaseModule):
         x = x[:, self.num_prefix_tokens :]
         keep = None if key_mask is None else key_mask[:, self.num_prefix_tokens :, None]
         if self.pooling is not None:
-            pooled = self.pooling(x, None if keep is None else keep.squeeze(-1))
+            pooled: Tensor = self.pooling(x, None if keep is None else keep.squeeze(-1))
             return pooled.float() if self.use_bfloat16 else pooled
         if keep is not None:
             x = x.masked_fill(~keep, 0)

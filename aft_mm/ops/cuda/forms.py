@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..checks import GATES
+from ..gates import GATES
 from .nvrtc import Macros
 
 DTYPES = (torch.float16, torch.bfloat16)

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .. import eager
-from ..checks import GATES
 from ..conv_plan import ConvPlan, cancels, is_range_exact
 from ..eager.conv import is_one_shift_exact
+from ..gates import GATES
 from ..geometry import crop_kernel
 from ..online_softmax import composed_gradients, hide, needs_torch
 from . import availability
