@@ -62,8 +62,9 @@ def test_the_shares_of_the_offset():
 def test_the_table_of_probes():
     rows = [json.loads(line) for line in (FOLDER / 'probes.jsonl').read_text().splitlines()]
     lines = softmax_to_aft.table(rows)
-    assert len(lines) > 10
-    assert set(lines) <= set(text_of(PAGE).splitlines())
+    shown = {line for line in text_of(PAGE).splitlines() if line.startswith(('| no |', '| yes |'))}
+    assert len(shown) > 15
+    assert shown <= set(lines)
 
 
 def test_the_table_of_speed():
@@ -76,4 +77,5 @@ def test_the_table_of_speed():
             key = row['layers'] or 'none', row['mixer']
             found.setdefault(key, []).append(rate + (ratio if row['layers'] else ''))
     rows = rows_of(PAGE, '| layers | mixer')
-    assert {(layers, mixer): cells for layers, mixer, *cells in rows} == found
+    assert len(rows) > 4
+    assert all(found[layers, mixer] == cells for layers, mixer, *cells in rows)
