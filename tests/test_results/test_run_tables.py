@@ -190,20 +190,6 @@ TABLES = [
     ),
     Table(
         REPRODUCTION,
-        '| config | mixer | test |',
-        'mnist',
-        {
-            f'`{name}`': name
-            for name in (
-                'aft-local2d-hard-mini_1xb16-2e_mnist',
-                'aft-local-32-mini_1xb16-2e_mnist',
-                'aft-local-learned-32-mini_1xb16-2e_mnist',
-            )
-        },
-        {2: each('metrics', 'bits_per_dim')},
-    ),
-    Table(
-        REPRODUCTION,
         '| self-attention of the decoder',
         'multi30k',
         {
