@@ -52,8 +52,6 @@ def test_backbones_against_deit():
 
 RUNTIMES = {
     'eager': 'eager',
-    'ONNX Runtime': 'onnxruntime',
-    'ONNX Runtime with loops': 'onnxruntime-loops',
     'OpenVINO': 'openvino',
     'OpenVINO with loops': 'openvino-loops',
 }
