@@ -41,7 +41,6 @@ HELD = {
     **{('docs/tutorials/plain_pytorch.md', index): 'test_transformers' for index in (5, 6)},
     ('docs/analysis.md', 0): 'needs checkpoints of a classifier, a detector and a segmentor, which '
     'test_apis/test_hosts.py has one by one',
-    ('configs/detection/README.md', 0): 'needs mmdet and a checkpoint; downstream/test_configs',
 }
 # Programs outside the repository.
 OTHERS = (

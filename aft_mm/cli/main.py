@@ -128,7 +128,7 @@ def all_commands() -> argparse.ArgumentParser:
     """Return a parser with every command, for the list of commands and for completion."""
     parser = argparse.ArgumentParser(
         prog='aft_mm',
-        description='Attention Free Transformer for mmengine and mmpretrain.',
+        description='Attention Free Transformer for PyTorch and OpenMMLab.',
         epilog='See `aft_mm COMMAND --help` for the arguments of a command.',
     )
     parser.add_argument('--version', action='version', version=f'aft_mm {__version__}')

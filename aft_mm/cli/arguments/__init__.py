@@ -93,7 +93,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, temperature: float =
     )
     parser.add_argument('--greedy', action='store_true', help='always take the most likely value')
     parser.add_argument('--seed', type=int, help='random seed (default: 0)')
-    parser.add_argument('--device', help='by default an accelerator, if there is one')
+    parser.add_argument('--device', help='device (default: an accelerator if there is one)')
     parser.add_argument(
         '--compile',
         action='store_true',
@@ -176,7 +176,7 @@ def add_average(parser: argparse.ArgumentParser) -> None:
 def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--out`` and ``--dpi``, which :func:`check_picture` checks."""
     parser.add_argument('--out', required=True, metavar='PNG', help='path of the picture')
-    parser.add_argument('--dpi', type=int, default=150)
+    parser.add_argument('--dpi', type=int, default=150, help='dots per inch (default: %(default)s)')
 
 
 def check_picture(args: argparse.Namespace) -> None:
@@ -190,7 +190,10 @@ def check_picture(args: argparse.Namespace) -> None:
 def add_image_arguments(parser: argparse.ArgumentParser, num: int, noise: bool = False) -> None:
     """Add images, ``--num`` and, with ``noise``, ``--noise``: the input of a network."""
     parser.add_argument(
-        'images', nargs='*', metavar='IMAGE', help='image files; by default --num of the test split'
+        'images',
+        nargs='*',
+        metavar='IMAGE',
+        help='image files (default: --num images of the test split)',
     )
     if noise:
         parser.add_argument('--noise', action='store_true', help='N(0, 1) instead of images')
@@ -218,7 +221,12 @@ def add_network_arguments(parser: argparse.ArgumentParser, num: int, random: boo
         metavar='NETWORK',
         help='a config of aft_mm or mmpretrain, a model name of mmpretrain, or timm:NAME',
     )
-    parser.add_argument('checkpoint', nargs='?' if random else None, help='path of the checkpoint')
+    parser.add_argument(
+        'checkpoint',
+        metavar='CHECKPOINT',
+        nargs='?' if random else None,
+        help='path of the checkpoint',
+    )
     add_image_arguments(parser, num, noise=random)
     parser.add_argument('--csv', metavar='CSV', help='also write the numbers to this file')
     add_picture_arguments(parser)

@@ -14,12 +14,17 @@ from . import add_picture_arguments
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('config', help='path of any config')
-    parser.add_argument('--split', choices=('train', 'val', 'test'), default='train')
+    parser.add_argument('config', metavar='CONFIG', help='path of any config')
     parser.add_argument(
-        '--num', type=int, default=AtMost(9), help='number of samples; default %(default)s'
+        '--split',
+        choices=('train', 'val', 'test'),
+        default='train',
+        help='part of the data (default: %(default)s)',
     )
     parser.add_argument(
-        '--seed', type=int, default=0, help='seed of random transforms; default %(default)s'
+        '--num', type=int, default=AtMost(9), help='number of samples (default: %(default)s)'
+    )
+    parser.add_argument(
+        '--seed', type=int, default=0, help='seed of random transforms (default: %(default)s)'
     )
     add_picture_arguments(parser)

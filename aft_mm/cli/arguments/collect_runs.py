@@ -1,4 +1,4 @@
-"""Collect runs, or outputs of benchmarks, in a file with a line for each, for the documents.
+"""Collect runs, or outputs of benchmarks, in a file with a line of JSON for each.
 
     aft_mm compare collect work_dirs/a_seed0 work_dirs/a_seed1 --out runs.jsonl
     aft_mm compare collect logs/a_seed0.jsonl logs/a_seed0.json --out runs.jsonl
@@ -24,12 +24,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=100,
         metavar='N',
-        help='points of the training curve at most; default %(default)s',
+        help='points of the training curve at most (default: %(default)s)',
     )
     parser.add_argument(
         '--metric',
         nargs='+',
         default=['loss'],
         metavar='NAME',
-        help='training metrics of the curve; default %(default)s',
+        help='training metrics of the curve (default: loss)',
     )

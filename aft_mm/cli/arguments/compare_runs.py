@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         '--metric',
         action='append',
         metavar='NAME',
-        help='a validation metric; repeat for several; default: all',
+        help='a validation metric; repeat for several (default: all)',
     )
     parser.add_argument(
         '--out',

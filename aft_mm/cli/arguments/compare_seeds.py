@@ -37,4 +37,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help='expected sign of the difference of a group to the first one, + or -; adds a '
         'column with "same sign here", "opposite sign here" or "inconclusive"',
     )
-    parser.add_argument('--dpi', type=int, default=150, help='default %(default)s')
+    parser.add_argument('--dpi', type=int, default=150, help='dots per inch (default: %(default)s)')

@@ -15,9 +15,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         'network', metavar='CONFIG', help='path or name of the config of a classifier or segmentor'
     )
-    parser.add_argument('checkpoint', help='path of the checkpoint')
-    parser.add_argument('--split', choices=('train', 'val', 'test'), default='test')
-    parser.add_argument('--batch-size', type=int, default=50, help='default %(default)s')
+    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of the checkpoint')
+    parser.add_argument(
+        '--split',
+        choices=('train', 'val', 'test'),
+        default='test',
+        help='part of the data (default: %(default)s)',
+    )
+    parser.add_argument(
+        '--batch-size', type=int, default=50, help='images per batch (default: %(default)s)'
+    )
     parser.add_argument(
         '--csv', help='write images or pixels, accuracy and precision per class to this file'
     )
@@ -25,6 +32,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         '--mistakes', metavar='PNG', help='plot the most confident mistakes to this file'
     )
     parser.add_argument(
-        '--num', type=int, default=16, help='number of mistakes; default %(default)s'
+        '--num', type=int, default=16, help='number of mistakes (default: %(default)s)'
     )
     add_picture_arguments(parser)

@@ -1,4 +1,4 @@
-"""Licences of the data sets of the configs, and of weights that were trained on them.
+"""Print the licences of the data sets of the configs, and of weights trained on them.
 
 docs/data.md has the table that it prints.
 """

@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('src', metavar='SRC.pth', help='checkpoint of DeiT or ViT')
     parser.add_argument('dst', metavar='DST.pth', help='path of the converted checkpoint')
     parser.add_argument(
-        '--config', default=CONFIG, help='config of the model; default: that of table 8'
+        '--config', default=CONFIG, help='config of the model (default: that of table 8)'
     )
     parser.add_argument('--query', action='store_true', help='also copy the query projection')
     parser.add_argument(

@@ -44,8 +44,10 @@ from pathlib import Path
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('config', help='path or name of the config')
-    parser.add_argument('checkpoint', help='path of a checkpoint written by `aft_mm train`')
+    parser.add_argument('config', metavar='CONFIG', help='path or name of the config')
+    parser.add_argument(
+        'checkpoint', metavar='CHECKPOINT', help='path of a checkpoint written by `aft_mm train`'
+    )
     parser.add_argument('out', metavar='OUT', type=Path, help='OUT.onnx, OUT.xml or OUT.pt2')
     parser.add_argument(
         '--dynamic', action='store_true', help='support any image size and batch size'
@@ -55,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         type=int,
         metavar=('H', 'W'),
-        help='image size in pixels; default: that of the test',
+        help='image size in pixels (default: that of the test)',
     )
     parser.add_argument(
         '--backbone', action='store_true', help='export feature maps instead of scores'

@@ -16,13 +16,13 @@ import argparse
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('configs', nargs='+', help='paths or names of configs')
+    parser.add_argument('configs', nargs='+', metavar='CONFIG', help='paths or names of configs')
     parser.add_argument(
         '--shape',
         nargs=2,
         type=int,
         metavar=('HEIGHT', 'WIDTH'),
-        help='image size; default: that of the test',
+        help='image size (default: that of the test)',
     )
     parser.add_argument(
         '--json', metavar='FILE', help='write all counts by operator and by module to this file'

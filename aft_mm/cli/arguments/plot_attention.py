@@ -20,4 +20,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--shuffle', type=int, metavar='PX', help='permute the squares of PX pixels of each image'
     )
-    parser.add_argument('--batch-size', type=int, default=16)
+    parser.add_argument(
+        '--batch-size', type=int, default=16, help='images per batch (default: %(default)s)'
+    )

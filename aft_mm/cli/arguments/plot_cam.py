@@ -14,9 +14,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         'network', metavar='CONFIG', help='config of a classifier, or a model name of mmpretrain'
     )
-    parser.add_argument('checkpoint', help='path of the checkpoint')
+    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of the checkpoint')
     add_image_arguments(parser, num=6)
-    parser.add_argument('--category', type=int, help='class number; default: the predicted class')
+    parser.add_argument('--category', type=int, help='class number (default: the predicted class)')
     parser.add_argument(
         '--layer',
         help="submodule of the backbone; default as in mmpretrain's vis_cam.py: the last norm, or "

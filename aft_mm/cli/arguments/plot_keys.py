@@ -12,7 +12,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         'network', metavar='CONFIG', help='path or name of the config of an image model'
     )
-    parser.add_argument('checkpoint', help='path of the checkpoint')
+    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of the checkpoint')
     add_image_arguments(parser, num=1)
     add_choice_arguments(parser)
     add_picture_arguments(parser)

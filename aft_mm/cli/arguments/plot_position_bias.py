@@ -11,11 +11,12 @@ from . import add_choice_arguments, add_picture_arguments
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('config', help='path or name of the config')
+    parser.add_argument('config', metavar='CONFIG', help='path or name of the config')
     parser.add_argument(
         'checkpoint',
+        metavar='CHECKPOINT',
         nargs='?',
-        help='path of a checkpoint written by `aft_mm train`; default: random weights',
+        help='path of a checkpoint written by `aft_mm train` (default: random weights)',
     )
     add_picture_arguments(parser)
     add_choice_arguments(parser)
@@ -23,26 +24,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         '--queries',
         default='even:12',
         help='query tokens of the grid for a dense bias, in the same notation, or '
-        "'prefix' for the class token; default %(default)s",
+        "'prefix' for the class token (default: %(default)s)",
     )
     parser.add_argument(
         '--view',
         choices=('queries', 'matrix'),
         default='queries',
         help='for a dense bias on a grid: rows of some queries, or the T x T matrix with the class '
-        'token; default %(default)s',
+        'token (default: %(default)s)',
     )
     parser.add_argument(
         '--quantity',
         choices=('exp-1', 'exp'),
         default='exp-1',
-        help='exp(w) - 1 or exp(w); default %(default)s',
+        help='exp(w) - 1 or exp(w) (default: %(default)s)',
     )
     parser.add_argument(
         '--scale',
         choices=('layer', 'all'),
         default='layer',
-        help='one colour scale per layer, or one for all layers; default %(default)s',
+        help='one colour scale per layer, or one for all layers (default: %(default)s)',
     )
     parser.add_argument(
         '--csv',
@@ -50,5 +51,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         'the --top largest positions, entropy, centre, width',
     )
     parser.add_argument(
-        '--top', type=int, default=5, help='number of largest positions; default %(default)s'
+        '--top', type=int, default=5, help='number of largest positions (default: %(default)s)'
     )

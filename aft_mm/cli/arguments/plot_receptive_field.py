@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs=2,
         metavar=('ROW', 'COLUMN'),
-        help='position in the feature map; default: the centre',
+        help='position in the feature map (default: the centre)',
     )
     parser.add_argument(
         '--radius',

@@ -28,5 +28,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         'checkpoint holds, else 0.3)',
     )
     parser.add_argument('--no-pictures', action='store_true', help='write no pictures')
-    parser.add_argument('--device', help='by default an accelerator, if there is one')
+    parser.add_argument('--device', help='device (default: an accelerator if there is one)')
     add_config_options(parser, 'model.test_cfg.max_per_img=300')

@@ -25,5 +25,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         'settles it',
     )
     parser.add_argument(
-        '--command', help='training command; default: that of the run, without its work dir'
+        '--command', help='training command (default: that of the run, without its work dir)'
     )

@@ -17,7 +17,9 @@ from . import add_config_options
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('config', help='path or name of the config of an autoregressive model')
+    parser.add_argument(
+        'config', metavar='CONFIG', help='path or name of the config of an autoregressive model'
+    )
     parser.add_argument('--out', type=Path, metavar='JSON', help='write the values to this file')
     add_config_options(parser, 'test_dataloader.dataset.data_root=DIR')
     parser.set_defaults(work_dir=None, launcher='none', local_rank=0)

@@ -28,5 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help='future address of the files (or https://...), to add to the metafiles of configs/',
     )
     parser.add_argument(
-        '--license', metavar='SPDX', help='licence of all weights; default as for `aft_mm publish`'
+        '--license',
+        metavar='SPDX',
+        help='licence of all weights (default: as for `aft_mm publish`)',
     )

@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--num',
         type=int,
-        help='number of samples; by default 16 images, 8 clouds in a picture, 1 cloud or 1 text',
+        help='number of samples (default: 16 images, 8 clouds in a picture, 1 cloud or 1 text)',
     )
     parser.add_argument(
         '--complete',
@@ -31,6 +31,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--num-chars',
         type=int,
-        help="bytes of text to sample; by default the size of the model's position table",
+        help="bytes of text to sample (default: the size of the model's position table)",
     )
     add_sampling_arguments(parser)

@@ -16,13 +16,14 @@ from pathlib import Path
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('meshes', type=Path, help='folder of the class folders')
+    parser.add_argument('meshes', metavar='MESHES', type=Path, help='folder of the class folders')
     parser.add_argument(
         'out',
+        metavar='OUT',
         type=Path,
         nargs='?',
         default=Path('data/ShapeNetCore.v2.PC15k'),
-        help='output folder; default data/ShapeNetCore.v2.PC15k',
+        help='output folder (default: data/ShapeNetCore.v2.PC15k)',
     )
     parser.add_argument(
         '--classes',
@@ -42,6 +43,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs=3,
         default=(0.7, 0.1, 0.2),
         metavar=('TRAIN', 'VAL', 'TEST'),
-        help='shares for a split by hash; default 0.7 0.1 0.2 as in the official split',
+        help='shares for a split by hash (default: 0.7 0.1 0.2, as in the official split)',
     )
-    parser.add_argument('--jobs', type=int, default=1, help='number of processes; default 1')
+    parser.add_argument('--jobs', type=int, default=1, help='number of processes (default: 1)')

@@ -12,9 +12,11 @@ from pathlib import Path
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('source', type=Path, help='folder with one folder per class')
-    parser.add_argument('out', type=Path, help='output folder of train/ and val/')
     parser.add_argument(
-        '--val', type=float, default=0.2, help='share of validation images; default %(default)s'
+        'source', metavar='SOURCE', type=Path, help='folder with one folder per class'
     )
-    parser.add_argument('--seed', type=int, default=0, help='random seed; default %(default)s')
+    parser.add_argument('out', metavar='OUT', type=Path, help='output folder of train/ and val/')
+    parser.add_argument(
+        '--val', type=float, default=0.2, help='share of validation images (default: %(default)s)'
+    )
+    parser.add_argument('--seed', type=int, default=0, help='random seed (default: %(default)s)')

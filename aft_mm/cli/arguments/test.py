@@ -31,6 +31,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         '--wait-time',
         type=float,
         metavar='SECONDS',
-        help='of each picture in the window of --show (default: 2), 0 for a key',
+        help='how long --show displays each picture (default: 2); 0 waits for a key',
     )
     add_run_arguments(parser, 'work_dirs/NAME/test')

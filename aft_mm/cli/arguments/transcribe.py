@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--beam-size',
         type=int,
-        help='prefixes per beam; 1 is greedy; by default the value of the config',
+        help='prefixes per beam; 1 is greedy (default: the value of the config)',
     )
     parser.add_argument(
         '--num-best',
@@ -35,5 +35,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         '--picture', metavar='OUT.png', help='plot the posteriors of the first file over time'
     )
     parser.add_argument('--transcript', help='the spoken text, for the title of the picture')
-    parser.add_argument('--device', help='by default an accelerator if there is one')
+    parser.add_argument('--device', help='device (default: an accelerator if there is one)')
     add_config_options(parser, 'model.beam_size=16')

@@ -13,11 +13,11 @@ from pathlib import Path
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('archives', type=Path, nargs='+', help='the .tgz files')
+    parser.add_argument('archives', type=Path, nargs='+', metavar='ARCHIVE', help='the .tgz files')
     parser.add_argument(
         '--out',
         type=Path,
         default=Path('data/wmt14_en_de'),
         metavar='FOLDER',
-        help='output folder; default %(default)s',
+        help='output folder (default: %(default)s)',
     )
