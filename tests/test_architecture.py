@@ -53,6 +53,7 @@ ALLOWED = {
     'visualization': {'structures', 'tokenizers'} | GROUND,
     'checkpoint': {'structures'} | GROUND,
     'config': {'structures'} | GROUND,
+    'testing': {'layers'} | GROUND,
     'timm': {'models'} | GROUND,
     'transformers': {'layers', 'models'} | GROUND,
     'hosts': {'structures'} | GROUND,

@@ -62,8 +62,6 @@ def test_a_mixer_outside_the_package_trains_and_generates(decay, tool):
     (log,) = decay.parent.glob('digits/*/*.log')
     assert 'Epoch(val) [1][1/1]    accuracy/top1' in log.read_text()
 
-    exec('from decay import *\n' + blocks(TUTORIAL, 'python')[1], {})
-
     (decay.parent / 'text').write_bytes(bytes(range(97, 123)) * 400)
     options = {f'{part}_dataloader.dataset.data_file': 'text' for part in ('train', 'test')}
     options |= dict.fromkeys(('val_cfg', 'val_dataloader', 'val_evaluator'))
