@@ -6,8 +6,8 @@ WORK_DIR := work_dirs/quickstart
 # Wheel cache of `make compiled-mmcv`.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 
-.PHONY: quickstart downstream weights compiled-mmcv matrix ranges-newest ranges-oldest host-tests docs linkcheck test test-nightly test-fast test-transformers test-demo dry-run sanitize lint licenses release-weights \
-	wheels release-check check-tag clean
+.PHONY: quickstart downstream weights compiled-mmcv matrix ranges-newest ranges-oldest host-tests docs linkcheck test test-nightly test-fast test-transformers test-demo dry-run speed sanitize lint licenses audit release-weights \
+	wheels release-check source check-tag clean
 
 # The locks are complete, so pip resolves nothing.
 PIN := $(BIN)/python -m pip install --no-deps --require-hashes
@@ -125,6 +125,10 @@ test-demo: $(VENV)/demo
 dry-run: $(VENV)/installed
 	$(BIN)/python tools/benchmarks/dry_run.py --batch 1 --json dry_run.json
 
+# Ratios of ops to ops of torch on one CPU core, appended to the history; a loss of 10 % is an error.
+speed: $(VENV)/loops
+	$(BIN)/python tools/benchmarks/speed_history.py --json docs/results/benchmarks/speed.jsonl
+
 # Random calls of the C++ loops under the address and undefined-behaviour sanitizers, of gcc or clang.
 sanitize: $(VENV)/installed
 	$(BIN)/python tests/sanitize_loops.py
@@ -140,8 +144,8 @@ release-weights: $(VENV)/installed
 		--out $(RELEASE) $(RUNS)
 
 # The files of a release, checked, in the new folder DIST: the sdist, a wheel with the C++ loops for this
-# Linux, one without them for every platform, and one of the trained models in minis/. Needs Python and
-# a C++ compiler, not .venv.
+# Linux, one without them for every platform, one of the trained models in minis/, and the packages of
+# the lock as a CycloneDX SBOM. Needs Python and a C++ compiler, not .venv.
 DIST ?= dist
 wheels:
 	packaging/build.sh $(PYTHON) $(DIST)
@@ -150,7 +154,11 @@ wheels:
 release-check:
 	packaging/check_install.sh $(PYTHON) $(DIST)
 
-# Check that TAG has the version, date and addresses of the files. SOURCE: address of the repository.
+# Set the address of the repository, SOURCE=https://HOST/OWNER/NAME, in every file that has it.
+source:
+	$(PYTHON) packaging/source_address.py "$(SOURCE)"
+
+# Check that TAG has the version and date of the files, and their addresses those of SOURCE, if given.
 check-tag:
 	$(PYTHON) packaging/check_tag.py "$(TAG)" "$(SOURCE)"
 
@@ -159,9 +167,21 @@ lint: $(VENV)/development
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+LOCKS := $(filter-out %/host_failures.txt,$(wildcard requirements/*.txt))
+
 # Licences of all installed dependencies.
 licenses: $(VENV)/development
-	@$(BIN)/python requirements/licenses.py requirements/*.txt
+	@$(BIN)/python requirements/licenses.py $(LOCKS)
+
+# Known vulnerabilities of all pinned packages, by PyPI's advisories; needs network access. A package
+# that cannot be looked up is an error, too.
+audit: $(VENV)/audit
+	$</bin/pip-audit --strict --require-hashes --disable-pip $(LOCKS:%=-r %)
+
+$(VENV)/audit: requirements/audit.txt
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --no-deps --require-hashes -r requirements/audit.txt
+	touch $@
 
 clean:
 	rm -rf $(VENV) aft_mm/.mim aft_mm/ops/native/*.so* build dist docs/_build *.egg-info .pytest_cache .ruff_cache .mypy_cache

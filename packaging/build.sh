@@ -2,7 +2,8 @@
 # Build the files of a release: build.sh PYTHON OUT
 #
 # OUT gets the sdist, and three wheels that are built from it: one with the C++ loops, whose tag auditwheel
-# finds, one without them for every platform, and aft_mm_minis, the trained models. Tools come from requirements/release.txt.
+# finds, one without them for every platform, and aft_mm_minis, the trained models. An SBOM has the pins of
+# requirements/lock.txt. Tools come from requirements/release.txt.
 set -euo pipefail
 python=$1
 mkdir -p "$2"
@@ -31,4 +32,8 @@ grep 'without the C++ loops' "$work/log"
 build "$out" minis
 
 twine check --strict "$out"/*
+name=$(basename "$out"/aft_mm-*.tar.gz .tar.gz)
+sed "s/^dynamic = .*/version = '${name#aft_mm-}'/" pyproject.toml > "$work/pyproject.toml"
+cyclonedx-py requirements --pyproject "$work/pyproject.toml" --mc-type library --output-reproducible \
+    --output-file "$out/$name.cdx.json" requirements/lock.txt 2>> "$work/log"
 python packaging/check_files.py "$out"

@@ -2,10 +2,12 @@
 
 The sdist and the wheels for every platform and for this one must be there, have the same Python
 files, and differ in the C++ loops only, each of which must have its sha256 next to it. The wheel of
-trained models must have the weights with the hashes that the others expect.
+trained models must have the weights with the hashes that the others expect, and the SBOM the packages
+of the sdist's lock.
 """
 
 import hashlib
+import json
 import platform
 import re
 import sys
@@ -32,6 +34,7 @@ def check(folder: Path) -> None:
         'aft_mm-*-py3-none-any.whl',
         '*.tar.gz',
         'aft_mm_minis-*-py3-none-any.whl',
+        'aft_mm-*.cdx.json',
     )
     paths = [next(folder.glob(pattern), None) for pattern in expected]
     if None in paths or len(found) != len(paths):
@@ -48,8 +51,11 @@ def check(folder: Path) -> None:
     if different := sorted(others ^ pure.keys() or [n for n in others if linux[n] != pure[n]]):
         raise ValueError(f'the wheels must differ in the loops only, but also in {different[0]}')
     with tarfile.open(paths[2]) as file:
-        sources = {name.partition('/')[2] for name in file.getnames()}
-    if missing := sorted(others - sources - {n for n in others if n.startswith('aft_mm/.mim/')}):
+        sources = {name.partition('/')[2]: name for name in file.getnames()}
+        lock = file.extractfile(sources['requirements/lock.txt']).read().decode()
+    if missing := sorted(
+        others - sources.keys() - {n for n in others if n.startswith('aft_mm/.mim/')}
+    ):
         raise ValueError(f'{paths[2].name} must have every file of the wheels, not {missing[0]}')
     minis = read_wheel(paths[3])
     for name, data in pure.items():
@@ -58,6 +64,13 @@ def check(folder: Path) -> None:
                 weights = minis.get(f'aft_mm_minis/{file}', b'')
                 if hashlib.sha256(weights).hexdigest() != digest:
                     raise ValueError(f'{paths[3].name} must have the {file} of {name}')
+    sbom = json.loads(paths[4].read_text())
+    listed = {(each['name'], each['version']) for each in sbom['components']}
+    version = sbom['metadata']['component'].get('version')
+    if different := sorted(listed ^ set(re.findall(r'^([\w.-]+)==([^ ;]+)', lock, re.M))):
+        raise ValueError(f'{paths[4].name} must have the packages of the lock, not {different[0]}')
+    if not version or paths[4].name != f'aft_mm-{version}.cdx.json':
+        raise ValueError(f'{paths[4].name} must be of its version, got {version}')
     for name in found:
         print(f'{(folder / name).stat().st_size:>10}  {name}')
 

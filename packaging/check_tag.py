@@ -1,8 +1,8 @@
-"""Check that a tag may be released: check_tag.py TAG SOURCE
+"""Check that a tag may be released: check_tag.py TAG [SOURCE]
 
 TAG must be v and the version of the package and of CITATION.cff. The first section of CHANGELOG.md
-must be of this version, with the date that CITATION.cff gives. SOURCE, the address of the repository,
-must be that of the links on the package page.
+must be of this version, with the date that CITATION.cff gives. The links on the package page
+must be below SOURCE, the address of the repository, and no placeholder of it may be left.
 """
 
 import re
@@ -10,8 +10,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+from source_address import FILES, PLACEHOLDER, source_of
 
-def check(root: Path, tag: str, source: str) -> None:
+
+def check(root: Path, tag: str, source: str = '') -> None:
     """Raise ValueError if the files below root do not match the tag or the address."""
     code = (root / 'aft_mm/__init__.py').read_text(encoding='utf-8')
     version = re.search("__version__ = '(.+)'", code)[1]
@@ -32,6 +34,13 @@ def check(root: Path, tag: str, source: str) -> None:
             f'the first section of CHANGELOG.md must be {version} (YYYY-MM-DD) with the '
             f'date-released of CITATION.cff, got {section} and {date}'
         )
+    for name in FILES:
+        if PLACEHOLDER in (root / name).read_text(encoding='utf-8'):
+            raise ValueError(
+                f'{name} must have the address of the repository, got {PLACEHOLDER}; '
+                '`make source SOURCE=https://HOST/OWNER/NAME` sets it'
+            )
+    source = source or source_of(root)
     urls = tomllib.loads((root / 'pyproject.toml').read_text(encoding='utf-8'))['project']['urls']
     for name, address in urls.items():
         if f'{address}/'.removeprefix(f'{source}/') == f'{address}/':

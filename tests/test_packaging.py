@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
@@ -39,26 +40,74 @@ def files_below(folder, *patterns):
             {'pyproject.toml': '[project.urls]\nSource = "https://host/other"\n'},
             'Source of .project.urls. must be below https://host/me, got https://host/other',
         ),
+        (
+            {'README.md': 'git clone https://example.org/aft_mm'},
+            'README.md must have the address of the repository, got https://example.org/aft_mm; ',
+        ),
     ],
     ids=str,
 )
-def test_a_tag_must_have_the_version_the_date_and_the_address(root, tmp_path, edit, message):
+def test_a_tag_must_have_the_version_the_date_and_the_address(
+    root, tmp_path, monkeypatch, edit, message
+):
     files = {
         'aft_mm/__init__.py': "__version__ = '1.2.3'",
         'CITATION.cff': 'version: 1.2.3\ndate-released: 2026-11-23\n',
         'CHANGELOG.md': '# Changelog\n\n## 1.2.3 (2026-11-23)\n\n## 1.2.2 (2026-10-01)\n',
         'pyproject.toml': '[project.urls]\nSource = "https://host/me"\nDocs = "https://host/me/a"\n',
+        'README.md': 'git clone https://host/me',
+        'packaging/conda/recipe.yaml': 'homepage: https://host/me',
         **edit,
     }
     tag = files.pop('TAG', 'v1.2.3')
-    (tmp_path / 'aft_mm').mkdir()
     for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(root / 'packaging')
     check = load_script('packaging/check_tag').check
     if not message:
         return check(tmp_path, tag, 'https://host/me')
     with pytest.raises(ValueError, match=message):
         check(tmp_path, tag, 'https://host/me')
+
+
+def test_one_command_sets_the_address_everywhere(root, tmp_path, monkeypatch):
+    """A tag of the files of this checkout is then accepted."""
+    monkeypatch.syspath_prepend(root / 'packaging')
+    place, check = load_script('packaging/source_address'), load_script('packaging/check_tag').check
+    old = place.source_of(root)
+    names = subprocess.run(['git', 'ls-files'], cwd=root, capture_output=True, text=True).stdout
+    if not names:
+        pytest.skip('not a clone')
+    having = {
+        name
+        for name in names.splitlines()
+        if (root / name).is_file() and old.encode() in (root / name).read_bytes()
+    }
+    known = {*place.FILES, 'packaging/source_address.py', 'tests/test_packaging.py'}
+    assert {*place.FILES} <= having <= known
+    for name in (*place.FILES, 'aft_mm/__init__.py', 'CITATION.cff', 'CHANGELOG.md'):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        text = (root / name).read_text()
+        text = re.sub('^__version__ = .*', "__version__ = '0.2.0'", text, flags=re.M)
+        text = re.sub(r'^## 0.2.0 .*', '## 0.2.0 (2026-11-29)', text, flags=re.M)
+        if name == 'CITATION.cff':
+            text = re.sub(r'^(version|date-released):.*\n', '', text, flags=re.M)
+            text += 'version: 0.2.0\ndate-released: 2026-11-29\n'
+        (tmp_path / name).write_text(text)
+    if old == place.PLACEHOLDER:
+        with pytest.raises(ValueError, match='pyproject.toml must have the address of'):
+            check(tmp_path, 'v0.2.0')
+    for wrong in ('', 'http://host/me', 'https://host', 'https://host/me/aft_mm"'):
+        with pytest.raises(ValueError, match='ADDRESS must be https://HOST/OWNER/NAME, got'):
+            place.replace(tmp_path, wrong)
+    new = 'https://host.test/me/aft_mm'
+    place.replace(tmp_path, new)
+    check(tmp_path, 'v0.2.0')
+    check(tmp_path, 'v0.2.0', new)
+    for name in place.FILES:
+        before, after = ((folder / name).read_text() for folder in (root, tmp_path))
+        assert after == before.replace(old, new)
 
 
 def test_workflows_pin_actions_and_images(root):
@@ -125,13 +174,14 @@ def test_every_pin_has_hashes_and_make_requires_them(root):
         'transformers',
         'demo',
         'weights',
+        'audit',
     ):
         pins = re.split(r'\n(?=\S)', (root / f'requirements/{name}.txt').read_text())
         assert pins and all(re.search('--hash=sha256:[0-9a-f]{64}', pin) for pin in pins)
     names = 'Makefile', 'requirements/build_mmcv.sh', 'packaging/build.sh'
     commands = ''.join((root / name).read_text() for name in names)
     installs = re.findall('(.*)-r (?:requirements/|"[$]req)', commands)
-    assert len(installs) == 9
+    assert len(installs) == 10
     assert all('$(PIN) ' in line or '--require-hashes ' in line for line in installs)
     (pin,) = re.findall('^PIN := (.*)', commands, re.M)
     assert '--no-deps --require-hashes' in pin

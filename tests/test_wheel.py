@@ -217,11 +217,31 @@ def test_release_files_are_checked(wheel, pure_wheel, root, tmp_path):
     with tarfile.open(tmp_path / f'{name}.tar.gz', 'w:gz') as file:
         for path in files_below(root / 'aft_mm', *CARRIED):
             file.add(path, f'{name}/{path.relative_to(root)}')
+        file.add(root / 'requirements/lock.txt', f'{name}/requirements/lock.txt')
+    packages = [
+        dict(name=pin.name, version=next(iter(pin.specifier)).version)
+        for pin in licenses.pins(root / 'requirements/lock.txt')
+    ]
+
+    def write_sbom(version, components):
+        sbom = dict(metadata=dict(component=dict(version=version)), components=components)
+        (tmp_path / f'{name}.cdx.json').write_text(json.dumps(sbom))
+
+    write_sbom(aft_mm.__version__, packages)
     weights = tmp_path / 'aft_mm_minis-1.0-py3-none-any.whl'
     with zipfile.ZipFile(weights, 'w') as target:
         for path in files_below(root / 'minis/aft_mm_minis', '*'):
             target.write(path, path.relative_to(root / 'minis'))
     check(tmp_path)
+    write_sbom(None, packages)
+    with pytest.raises(ValueError, match='cdx.json must be of its version, got None'):
+        check(tmp_path)
+    newer = dict(packages[0], version='999')
+    for wrong in (packages[1:], [newer, *packages[1:]]):
+        write_sbom(aft_mm.__version__, wrong)
+        with pytest.raises(ValueError, match=f'packages of the lock, not .*{packages[0]["name"]}'):
+            check(tmp_path)
+    write_sbom(aft_mm.__version__, packages)
     with zipfile.ZipFile(weights, 'w') as target:
         target.writestr('aft_mm_minis/mnist.safetensors', b'0')
     with pytest.raises(ValueError, match='aft_mm_minis.* must have the .*[.]safetensors of .*'):

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from aft_mm.config.finding import check_checkpoint, find_config, similar_names
+from aft_mm.deprecation import warn_old_name
 from aft_mm.errors import UserError, user_errors
 
 from .. import __version__
@@ -70,6 +71,8 @@ COMMANDS = {
     'split': 'convert.split_folder',
     'number-masks': 'convert.number_masks',
 }
+#: Commands that `mim` and tools/launch.py start as scripts of tools/; the other scripts are old names.
+SCRIPTS = ('train', 'test')
 # The dynamic linker's messages without memory.
 NO_MEMORY = re.compile('failed to map segment|[Cc]annot allocate memory')
 
@@ -96,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def script(command: str) -> None:
     end_at_interrupt()
+    if command not in SCRIPTS:
+        warn_old_name(sys.argv[0], f'`aft_mm {command}`', '0.3.0')
     run(command, parse_args(command, sys.argv[1:]))
 
 

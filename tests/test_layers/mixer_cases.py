@@ -1,18 +1,16 @@
 """Every registered mixer with its `example` arguments, and with further options."""
 
-import inspect
-
-import pytest
-import torch
-from torch import nn
+from math import prod
 
 from aft_mm.layers import MIXERS as CLASSES
 from aft_mm.layers import TokenMixer
-from aft_mm.registry import MODELS
+from aft_mm.testing import BATCH as B
+from aft_mm.testing import CHANNELS as D
+from aft_mm.testing import MixerContract, check_steps, tokens
 
-D, B = 12, 2
+__all__ = ['CONTRACTS', 'MIXERS', 'ONE_DIMENSIONAL', 'B', 'D']
+__all__ += ['build', 'check_steps', 'mixer_class', 'tokens']
 
-REGISTERED = dict(CLASSES)
 # Further options of a mixer, named TYPE-OPTION.
 VARIANTS = {
     'AFTFull-free': dict(rank=None),
@@ -32,72 +30,34 @@ VARIANTS = {
     'StridedAttention-fixed': dict(num_heads=2, stride=4, pattern='fixed', summary=2, qk_dims=10),
     'LSHAttention-one-bucket': dict(num_heads=2, num_rounds=1, num_buckets=1, chunk_size=5),
 }
-MIXERS = {**{name: cls.example for name, cls in REGISTERED.items()}, **VARIANTS}
-GRIDS = [(1,), (7,), (3, 5), (6, 1)]
-ONE_DIMENSIONAL = (
-    'AFTFull-nearest',
-    'AFTFull-log',
-    'AFTLocal-free',
-    'AFTLocal-nearest',
-    'AFTLocalLearned-free',
-)
+MIXERS = {**{name: cls.example for name, cls in CLASSES.items()}, **VARIANTS}
+LONGER = [name for name, arguments in VARIANTS.items() if 'longer' in arguments]
+ONE_DIMENSIONAL = ('AFTLocal-free', 'AFTLocalLearned-free', *LONGER)
 
 
 def mixer_class(name: str) -> type[TokenMixer]:
-    return REGISTERED[name.partition('-')[0]]
+    return CLASSES[name.partition('-')[0]]
 
 
-CAUSAL = [name for name in MIXERS if mixer_class(name).can_be_causal]
-STEPPED = [name for name in CAUSAL if mixer_class(name)._mix_step is not TokenMixer._mix_step]
-NORMALIZED = [
-    name
-    for name in MIXERS
-    if mixer_class(name).normalized and name not in ('AFTSimple-relu', 'AFTSimple-relu2')
-]
-
-
-def build(name: str, grid=(7,), **kwargs) -> TokenMixer:
-    """Build a mixer with random parameters, so that no error is hidden by a zero."""
+def contract(name: str) -> type[MixerContract]:
+    attributes = dict(mixer=mixer_class(name), arguments=MIXERS[name])
     if name in ONE_DIMENSIONAL:
-        grid = (torch.Size(grid).numel(),)
-    cls, arguments = mixer_class(name), {**MIXERS[name], **kwargs}
-    required = [
-        p.name
-        for p in list(inspect.signature(cls.__init__).parameters.values())[2:]
-        if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in arguments
-    ]
-    if required:
-        pytest.fail(
-            f'{cls.__name__} must have a class attribute `example`, a dict of small values for its '
-            f'required arguments {", ".join(required)} with embed_dims={D}'
-        )
-    config = dict(type=f'aft_mm.{cls.__name__}', embed_dims=D, grid=grid)
-    mixer = MODELS.build({**config, **arguments})
-    for parameter in mixer.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return mixer
+        attributes['grid'] = [(1,), (7,), (15,), (6,)]
+    if name in LONGER:  # which refuses them
+        attributes['test_prefix_tokens_precede_the_grid'] = None
+    if name in ('AFTSimple-relu', 'AFTSimple-relu2'):
+        attributes['normalized'] = False
+    if name == 'AFTConv-degenerate':
+        attributes['cancelling'] = (*MixerContract.cancelling, 'pos_bias.beta')
+    if name == 'LSTM':
+        attributes['steps_round'] = True
+    return type(f'Test{name.replace("-", "_")}', (MixerContract,), attributes)
 
 
-def tokens(grid) -> torch.Tensor:
-    return torch.randn(B, torch.Size(grid).numel(), D)
+CONTRACTS = {name: contract(name) for name in MIXERS}
 
 
-def check_steps(mixer, x, lengths=None, **close):
-    """Compare steps after prompts of these lengths with the forward; return the last state.
-
-    Without lengths, start with an empty state.
-    """
-    expected, each = mixer(x), torch.arange(len(x))
-    if lengths is None:
-        lengths, prompt, state = torch.zeros(len(x), dtype=torch.long), 0, mixer.init_state(len(x))
-    else:
-        lengths = torch.tensor(lengths).clamp_max(x.shape[1] - 1)
-        prompt = int(lengths.max()) or 1
-        given = torch.arange(prompt) < lengths[:, None]
-        y, state = mixer.prefill(x[:, :prompt].masked_fill(~given[..., None], torch.nan), lengths)
-        torch.testing.assert_close(y[given], expected[:, :prompt][given], **close)
-    for n in range(x.shape[1] - prompt):
-        y_t, state = mixer.step(x[each, lengths + n], state)
-        torch.testing.assert_close(y_t, expected[each, lengths + n], **close)
-        assert (state.position == lengths + n + 1).all()
-    return state
+def build(name: str, grid=(7,), **options) -> TokenMixer:
+    if name in ONE_DIMENSIONAL:
+        grid = (prod(grid),)
+    return CONTRACTS[name].build(grid, **options)

@@ -1,43 +1,119 @@
-"""Mixers of other packages, by the entry points ``aft_mm.mixers``."""
+"""Mixers of other packages, by the entry points ``aft_mm.mixers``, and the tests that they get."""
 
 import os
+import re
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-MIXER = """
-from aft_mm.layers import TokenMixer
-from aft_mm.registry import MODELS
+import pytest
+import torch
 
-@MODELS.register_module()
-class Halves(TokenMixer):
+from aft_mm.layers import AFTSimple
+from aft_mm.testing import MixerContract
+
+from ..documents import ROOT, blocks
+
+MIXER, TESTS, *_ = blocks('docs/tutorials/own_mixer.md', 'python')
+CONFIG = """
+_base_ = 'aft_mm::image_classification/aft-conv-quickstart_1xb64-50e_digits'
+model = dict(backbone=dict(token_mixer=dict(_delete_=True, type='aft_mm.Decay', rate=-2.0)))
+"""
+
+
+@pytest.fixture(scope='module')
+def call(tmp_path_factory):
+    """Return a function that runs Python where another package adds mixers, one that is broken."""
+    folder = tmp_path_factory.mktemp('others')
+    (folder / 'decay.py').write_text(MIXER.replace('mmengine.registry', 'aft_mm.registry'))
+    (folder / 'test_decay.py').write_text(TESTS)
+    (folder / 'mine.py').write_text(CONFIG)
+    for name, module in (('good', 'decay'), ('bad', 'nowhere')):
+        metadata = folder / f'{name}-1.0.dist-info'
+        metadata.mkdir()
+        (metadata / 'METADATA').write_text(f'Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n')
+        (metadata / 'entry_points.txt').write_text(f'[aft_mm.mixers]\nmine = {module}\n')
+    environment = {**os.environ, 'PYTHONPATH': f'{folder}{os.pathsep}{ROOT}'}
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, '-m', *words],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def test_the_list_has_them_and_a_broken_package_is_named(call):
+    done = call('aft_mm', 'list', '--mixers', 'decay')
+    assert re.fullmatch(
+        r'mixer +package +description\naft_mm.Decay +decay +AFT with w.t, t.. = .*\n', done.stdout
+    )
+    reason = "ModuleNotFoundError: No module named 'nowhere'"
+    assert f'mixers of bad (nowhere) cannot be imported: {reason}' in done.stderr
+
+
+def test_they_get_the_contract(call):
+    assert re.search(r'^1[0-9] passed', call('pytest', '-q', 'test_decay.py').stdout, re.M)
+
+
+def test_configs_name_them_without_imports(call):
+    options = (
+        'train_cfg.max_epochs=1',
+        'param_scheduler=None',
+        'train_dataloader.dataset.indices=64',
+    )
+    done = call('aft_mm', 'train', 'mine.py', '--work-dir', 'work', '--cfg-options', *options)
+    assert 'accuracy' in done.stdout + done.stderr
+
+
+class Leaks(AFTSimple):
+    """Sees later tokens, and padding."""
+
     def _mix(self, query, key, value, grid, key_mask):
-        return value / 2
-"""
-PROGRAM = """
-import warnings
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter('always')
-    from aft_mm.registry import MODELS
-    mixer = MODELS.build(dict(type='aft_mm.Halves', embed_dims=8))
-    texts = [str(one.message) for one in caught]
-    print(type(mixer).__name__, *(text for text in texts if text.startswith('mixers of')))
-"""
+        return super()._mix(query, key, value + value.mean(1, keepdim=True), grid, key_mask)
 
 
-def test_a_package_adds_mixers_and_a_broken_one_is_named(tmp_path):
-    (tmp_path / 'halves.py').write_text(MIXER)
-    for name, module in (('good', 'halves'), ('bad', 'nowhere')):
-        folder = tmp_path / f'{name}-1.0.dist-info'
-        folder.mkdir()
-        (folder / 'METADATA').write_text(f'Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n')
-        (folder / 'entry_points.txt').write_text(f'[aft_mm.mixers]\nmine = {module}\n')
-    environment = {**os.environ, 'PYTHONPATH': f'{tmp_path}{os.pathsep}{ROOT}'}
-    done = subprocess.run(
-        [sys.executable, '-c', PROGRAM], env=environment, capture_output=True, text=True, check=True
-    )
-    broken = (
-        "mixers of bad (nowhere) cannot be imported: ModuleNotFoundError: No module named 'nowhere'"
-    )
-    assert done.stdout == f'Halves {broken}\n'
+class Stays(AFTSimple):
+    """Its steps do not advance."""
+
+    def _mix_step(self, query, key, value, state):
+        mixed, new = super()._mix_step(query, key, value, state)
+        return mixed, new._replace(position=new.position - 1)
+
+
+class Idles(AFTSimple):
+    """Has a parameter that does nothing."""
+
+    def __init__(self, embed_dims, **kwargs):
+        super().__init__(embed_dims, **kwargs)
+        self.idle = torch.nn.Parameter(torch.zeros(1))
+
+
+class Rounds(AFTSimple):
+    """Is not float32 where it should be."""
+
+    def _mix(self, query, key, value, grid, key_mask):
+        return super()._mix(query, key, value.bfloat16().to(value.dtype), grid, key_mask)
+
+
+@pytest.mark.parametrize(
+    'mixer, test',
+    [
+        (Leaks, 'test_causal_outputs_do_not_depend_on_later_tokens'),
+        (Leaks, 'test_padding_has_no_influence_and_no_gradient'),
+        (Stays, 'test_steps_equal_the_parallel_forward'),
+        (Idles, 'test_output_has_the_input_shape_and_every_parameter_gets_a_gradient'),
+        (Rounds, 'test_steps_of_a_float64_model_are_float64'),
+        (Idles, 'test_configs_find_it'),
+    ],
+)
+def test_the_contract_finds_faults(mixer, test):
+    tests = type(f'Test{mixer.__name__}', (MixerContract,), dict(mixer=mixer))
+    with pytest.raises(AssertionError):
+        getattr(tests(), test)()

@@ -1,7 +1,8 @@
 """Write docs/tables/: a page per table of the papers with what a run of it needs.
 
 Sources are the metafiles of configs/, docs/tables/tables.yml (data, tolerances, columns) and
-docs/tables/memory.json (bytes saved for the backward pass, counted by --count).
+docs/tables/memory.json (bytes saved for the backward pass, counted by --count). Another page shows
+the speed of ops by commit, from docs/results/benchmarks/speed.jsonl.
 
     python tools/analysis_tools/table_pages.py            # part of `make docs`
     python tools/analysis_tools/table_pages.py --count configs/TASK/NAME.py ...
@@ -22,6 +23,8 @@ from aft_mm.errors import user_errors
 
 FOLDER = ROOT / 'docs/tables'
 MEMORY = FOLDER / 'memory.json'
+SPEED = ROOT / 'docs/results/benchmarks/speed.jsonl'
+BARS = '▁▂▃▄▅▆▇█'
 # Parameters, gradients and two moments, float32.
 BYTES_PER_PARAMETER = 16
 WIDTH_AND_DEPTH = re.compile(r'-l(\d+)-d(\d+)')
@@ -189,12 +192,39 @@ loss must continue.
 """
 
 
+def speed(lines: list[dict[str, Any]]) -> str:
+    """Return the page of the lines with the device, threads and torch of the last one."""
+    last = lines[-1]
+    setting = {name: last[name] for name in ('device', 'threads', 'torch')}
+    lines = [line for line in lines if setting.items() <= line.items()]
+    text = f"""# Speed by commit
+
+CPU time of each op over that of an op of torch (`tools/benchmarks/speed_history.py`), float32, {setting['threads']} thread of
+{setting['device']}, torch {setting['torch']}, from {lines[0]['name'][:10]} to {last['name'][:10]}. Lower is faster;
+bars are from the smallest (▁) to the largest ratio (█) of a row.
+
+| op | first | last | smallest to largest | by commit |
+| --- | --- | --- | --- | --- |
+"""
+    for name in last['ratios']:
+        values = [line['ratios'][name] for line in lines if name in line['ratios']]
+        low, high = min(values), max(values)
+        steps = [(value - low) / (high - low or 1) for value in values]
+        bars = ''.join(BARS[round(step * (len(BARS) - 1))] for step in steps)
+        text += (
+            f'| {name} | {values[0]:.3g} | {values[-1]:.3g} | {low:.3g} to {high:.3g} | {bars} |\n'
+        )
+    return text
+
+
 def pages() -> Iterator[tuple[Path, str]]:
     facts = yaml.safe_load((FOLDER / 'tables.yml').read_text(encoding='utf-8'))
     memory = json.loads(MEMORY.read_text(encoding='utf-8')) if MEMORY.exists() else {}
     yield FOLDER / 'index.md', index(facts['pages'])
     for page in facts['pages']:
         yield FOLDER / f'{page["page"]}.md', render(page, facts['data'], memory)
+    lines = SPEED.read_text(encoding='utf-8').splitlines()
+    yield FOLDER / 'speed.md', speed(list(map(json.loads, lines)))
 
 
 def count(path: Path) -> dict[str, Any]:

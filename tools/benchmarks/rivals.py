@@ -67,6 +67,25 @@ def _softmax(causal: bool) -> Callable:
     return make
 
 
+def _depthwise(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
+    """Return a depthwise convolution of the values by a kernel of the size of AFT-conv's."""
+    channels, kernel = tensors[2].shape[2], tensors[3].shape[1:]
+    filters = torch.randn(channels, 1, *kernel, device=tensors[2].device)
+
+    def convolve(query: Tensor, key: Tensor, value: Tensor, *parameters: Tensor) -> Tensor:
+        image = value.transpose(1, 2).unflatten(2, options['grid'])
+        mixed = F.conv2d(image, filters.to(value), padding='same', groups=channels)
+        return mixed.flatten(2).transpose(1, 2)
+
+    return convolve
+
+
+def _linear(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
+    channels = tensors[2].shape[2]
+    weight = torch.randn(channels, channels, device=tensors[2].device)
+    return lambda query, key, value, *parameters: F.linear(value, weight.to(value))
+
+
 class _Given(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.given
@@ -101,6 +120,8 @@ def _aft_pytorch(name: str) -> Callable:
 RIVALS = {
     'softmax': Rival(_softmax(causal=False)),
     'softmax-causal': Rival(_softmax(causal=True)),
+    'depthwise': Rival(_depthwise),
+    'linear': Rival(_linear),
     'dense-local': Rival(
         lambda tensors, options: partial(dense_local, window=options['window']), same_sum=True
     ),

@@ -1,5 +1,7 @@
 """List the configs, which are also the model names, with their measured results.
 
+With --mixers, list the token mixers by their type in a config, also those of other packages.
+
 The column "trained" has the name of a model whose weights come with aft_mm; `aft_mm sample NAME`,
 `transcribe NAME` and `predict NAME` need no training.
 A config is "ready" if the libraries of its task are installed; `aft_mm doctor` shows where its
@@ -26,4 +28,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--ready', action='store_true', help='only configs whose libraries are installed'
     )
+    parser.add_argument('--mixers', action='store_true', help='token mixers instead of configs')
     parser.add_argument('--names', action='store_true', help='print only the names, one per line')

@@ -26,6 +26,8 @@ NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     'machine_translation': (('sentencepiece', 'sacrebleu'), 'text'),
     'speech_recognition': (('soundfile', 'kaldi_native_io', 'jiwer'), 'speech'),
 }
+CONFIG_HEADER: tuple[str, ...] = ('config', 'task', 'measured', 'trained', 'needs')
+MIXER_HEADER: tuple[str, ...] = ('mixer', 'package', 'description')
 
 
 def missing(task: str) -> list[str]:
@@ -54,11 +56,15 @@ def measured() -> dict[str, dict[str, Any]]:
     return results
 
 
+def shell_pattern(args: argparse.Namespace) -> str:
+    return args.pattern if any(sign in args.pattern for sign in '*?[') else f'*{args.pattern}*'
+
+
 def rows(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
     """Yield name, task, first result, weights and missing modules of every selected config."""
     metrics = measured()
     trained = {model.config: short for short, model in trained_models().items()}
-    pattern = args.pattern if any(sign in args.pattern for sign in '*?[') else f'*{args.pattern}*'
+    pattern = shell_pattern(args)
     for name, path in sorted(configs_by_name().items()):
         task = path.parent.name
         short = trained.get(name, '')
@@ -75,27 +81,48 @@ def rows(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
         yield name, task, first, short, needs
 
 
+def mixers(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
+    """Yield type, package and description of every selected mixer."""
+    base = importlib.import_module('aft_mm.layers').TokenMixer  # takes seconds
+    registry = importlib.import_module('aft_mm.registry').MODELS
+    for prefix, modules in (('', registry.parent.module_dict), ('aft_mm.', registry.module_dict)):
+        for name, cls in sorted(modules.items()):
+            if isinstance(cls, type) and issubclass(cls, base):
+                if fnmatch(f'{prefix}{name}'.lower(), shell_pattern(args).lower()):
+                    package = cls.__module__.partition('.')[0]
+                    yield f'{prefix}{name}', package, (cls.__doc__ or '').partition('\n')[0]
+
+
 def run(args: argparse.Namespace) -> None:
     with user_errors():
-        tasks = sorted({path.parent.name for path in configs_by_name().values()})
-        if args.task not in (None, *tasks):
-            raise UserError(f'--task must be one of {", ".join(tasks)}, got {args.task!r}')
-        selected = list(rows(args))
+        if args.mixers:
+            for name in ('task', 'measured', 'ready'):
+                if getattr(args, name):
+                    raise UserError(f'--{name} must be left out with --mixers')
+            header, selected = MIXER_HEADER, list(mixers(args))
+        else:
+            tasks = sorted({path.parent.name for path in configs_by_name().values()})
+            if args.task not in (None, *tasks):
+                raise UserError(f'--task must be one of {", ".join(tasks)}, got {args.task!r}')
+            header, selected = CONFIG_HEADER, list(rows(args))
         if not selected:
-            raise UserError('no config matches all arguments; `aft_mm list` prints all configs')
+            raise UserError(
+                f'no {header[0]} matches all arguments; `aft_mm list` prints all configs and '
+                '`aft_mm list --mixers` all mixers'
+            )
     try:
-        show(selected, args.names)
+        show(header, selected, args.names)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def show(selected: Sequence[tuple[str, ...]], names: bool) -> None:
+def show(header: tuple[str, ...], selected: Sequence[tuple[str, ...]], names: bool) -> None:
     if names:
         print('\n'.join(name for name, *_ in selected))
         return
-    table = [('config', 'task', 'measured', 'trained', 'needs'), *selected]
-    widths = [max(len(row[column]) for row in table) for column in range(4)]
+    table = [header, *selected]
+    widths = [max(map(len, column)) for column in list(zip(*table, strict=True))[:-1]]
     for *cells, last in table:
         padded = (f'{cell:{width}}' for cell, width in zip(cells, widths, strict=True))
         print('  '.join([*padded, last]))

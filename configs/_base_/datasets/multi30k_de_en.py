@@ -1,5 +1,5 @@
 # Multi30k, task 1: <folder>/train.de, train.en, val.* and test_2016_flickr.*, plain or gzip.
-# Translator and tools/translate.py read the entry `subwords`.
+# Translator and `aft_mm translate` read the entry `subwords`.
 folder = '{{$AFT_MM_DATA:data}}/multi30k'
 subwords = folder + '/subwords.model'
 

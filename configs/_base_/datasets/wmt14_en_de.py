@@ -1,5 +1,5 @@
 # WMT14 English-German by `aft_mm convert wmt14`: <folder>/train.en, train.de, val.*
-# (newstest2013) and test.* (newstest2014), plain or gzip. Translator and tools/translate.py read
+# (newstest2013) and test.* (newstest2014), plain or gzip. Translator and `aft_mm translate` read
 # the entry `subwords`.
 folder = '{{$AFT_MM_DATA:data}}/wmt14_en_de'
 subwords = folder + '/subwords.model'

@@ -1,0 +1,20 @@
+"""The warning of a name that goes; the policy is docs/deprecation.md."""
+
+import warnings
+
+
+def warn_old_name(old: str, new: str, goes: str, stacklevel: int = 3) -> None:
+    """Warn that `old` is replaced by `new`.
+
+    A FutureWarning, since Python hides a DeprecationWarning outside of ``__main__``, and a config or
+    a script reaches an old name through mmengine or this package.
+
+    Args:
+        old: The name, as the user writes it.
+        new: What to write instead.
+        goes: The version without the old name, such as '0.3.0'.
+        stacklevel: Which caller the warning names; 3 is the caller of the function that warns.
+    """
+    warnings.warn(
+        f'{old} is now {new}; the old name goes in aft_mm {goes}', FutureWarning, stacklevel
+    )
