@@ -56,7 +56,7 @@ def test_training_and_evaluation(mixer, tmp_path, capsys):
     assert row['gap_one_start_percent'] > 0
     model = TourModel(mixer, 16, 1)
     model.load_state_dict(torch.load(checkpoint, weights_only=True)['state_dict'])
-    found = evaluate.greedy_lengths(model.eval(), points)
+    found = evaluate.greedy_lengths(model.eval(), points, N)
     assert (found >= best[:, None] - 1e-4).all()
 
 

@@ -1,4 +1,4 @@
-"""Lengths of near-optimal tours of the test instances, by LKH (`pip install elkai`).
+"""Costs of near-optimal tours of the test instances, by LKH (`pip install elkai`).
 
     python examples/routing/oracle.py --points 20 --instances 1000 --out results/optimal_20.json
 
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import torch
-from model import tour_lengths
+from problems import MODELS
 
 # LKH takes whole numbers.
 UNITS = 1e5
@@ -18,6 +18,7 @@ UNITS = 1e5
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--problem', choices=('tsp', 'atsp'), default='tsp')
     parser.add_argument('--points', type=int, default=20, help='points N; default %(default)s')
     parser.add_argument('--instances', type=int, default=1000, help='default %(default)s')
     parser.add_argument('--seed', type=int, default=1234, help='of the instances')
@@ -26,21 +27,27 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def test_instances(points: int, instances: int, seed: int) -> torch.Tensor:
-    """Return uniform points [B, N, 2] in the unit square."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(instances, points, 2, generator=generator)
+def test_instances(points: int, instances: int, seed: int, problem: str = 'tsp') -> torch.Tensor:
+    """Return random instances of the problem."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return MODELS[problem].sample(instances, points)
 
 
 def main(arguments: list[str] | None = None) -> None:
     args = parse_args(arguments)
     import elkai  # not needed by readers of `test_instances`
 
-    points = test_instances(args.points, args.instances, args.seed)
-    distances = (torch.cdist(points, points) * UNITS).round().int().tolist()
-    tours = [elkai.DistanceMatrix(x).solve_tsp(runs=args.runs)[:-1] for x in distances]
-    lengths = tour_lengths(points, torch.tensor(tours).unsqueeze(1)).squeeze(1)
+    instances = test_instances(args.points, args.instances, args.seed, args.problem)
+    distances = torch.cdist(instances, instances) if args.problem == 'tsp' else instances
+    tours = [
+        elkai.DistanceMatrix(x).solve_tsp(runs=args.runs)[:-1]
+        for x in (distances * UNITS).round().int().tolist()
+    ]
+    costs = MODELS[args.problem].costs
+    lengths = costs(instances, torch.tensor(tours).unsqueeze(1)).squeeze(1)
     content = dict(
+        problem=args.problem,
         points=args.points,
         seed=args.seed,
         runs=args.runs,
