@@ -4,7 +4,9 @@ import torch
 from model import Encoded, TourModel, tour_lengths
 from torch import Tensor, nn
 
-CAPACITIES = {20: 30, 50: 40, 100: 50}  # of the usual instances, demands are 1 … 9
+# Of the usual instances by their number of customers, whose demands are 1 … 9.
+CAPACITIES = {20: 30, 50: 40, 100: 50}
+OTHER_CAPACITY = 30
 
 
 class OneWayModel(TourModel):
@@ -73,7 +75,9 @@ class RouteModel(TourModel):
 
     @staticmethod
     def sample(batch: int, points: int) -> Tensor:
-        demand = torch.randint(1, 10, (batch, points + 1, 1)) / CAPACITIES.get(points, 30)
+        demand = torch.randint(1, 10, (batch, points + 1, 1)) / CAPACITIES.get(
+            points, OTHER_CAPACITY
+        )
         demand[:, 0] = 0
         return torch.cat([torch.rand(batch, points + 1, 2), demand], -1)
 
