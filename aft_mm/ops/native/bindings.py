@@ -452,13 +452,10 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: _Simple | _Conv | _Full, *tensors: Any) -> Tensor:
         output, saved = op.forward(True, *tensors)
-        for name in (
-            'key_mask',
-            'pair_mask',
-        ):  # the caller may write to it before the backward pass
-            if (mask := getattr(op, name, None)) is not None:
-                op = op._replace(**{name: mask.clone()})
-        ctx.op = op
+        # The caller may write to a mask before the backward pass.
+        masks = {name: getattr(op, name, None) for name in ('key_mask', 'pair_mask')}
+        copies: dict[str, Any] = {k: x.clone() for k, x in masks.items() if x is not None}
+        ctx.op = op._replace(**copies)
         ctx.save_for_backward(saved, *tensors)
         ctx.kinds = [None if x is None else (x.dtype, x.shape) for x in tensors]
         return output
