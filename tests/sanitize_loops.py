@@ -104,10 +104,11 @@ def random_call(choose: random.Random) -> tuple[str, float, float]:
     dtype = choose.choice(list(TOLERANCE))
     gate = choose.choice(['sigmoid', 'relu', 'none'])
     options, parameters = dict(gate=gate), []
-    if choose.random() < 0.4:
-        tokens, channels = choose.randint(1, 150), choose.randint(1, 150)
-        heads, function = channels, ops.aft_simple
-        options['causal'] = True
+    kind = choose.choice(['simple', 'full', 'conv', 'conv'])
+    if kind != 'conv':
+        tokens, channels = choose.randint(2, 150), choose.randint(1, 150)
+        heads, function = channels, ops.aft_simple if kind == 'simple' else ops.aft_full
+        options['causal'] = kind == 'simple' or choose.random() < 0.4
     else:
         grid = [choose.randint(1, 14) for _ in range(choose.randint(1, 2))]
         tokens, heads = torch.Size(grid).numel(), choose.randint(1, 40)
@@ -122,6 +123,11 @@ def random_call(choose: random.Random) -> tuple[str, float, float]:
         )
     most = max(1, LARGEST // (tokens**2 * channels))
     batch = choose.randint(1, min(19, most))
+    if kind == 'full':
+        options['num_heads'] = choose.choice([n for n in range(1, 7) if channels % n == 0])
+        parameters = [3 * torch.randn(batch, options['num_heads'], tokens, tokens)]
+        if choose.random() < 0.5:
+            options['pair_mask'] = torch.rand(batch, tokens, tokens) < 0.7
     if choose.random() < 0.5:
         options['key_mask'] = torch.rand(batch, tokens) < 0.7
     sizes = [channels] * (gate != 'none') + [heads, channels]

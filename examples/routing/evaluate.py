@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 import torch
-from model import TourModel, tour_lengths
+from model import TourModel
 from oracle import test_instances
+from problems import MODELS
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -27,10 +28,10 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 @torch.no_grad()
-def greedy_lengths(model: TourModel, points: torch.Tensor) -> torch.Tensor:
-    """Return the lengths [B, N] of the greedy tours from every point of points [B, N, 2]."""
-    starts = torch.arange(points.shape[1]).expand(len(points), -1)
-    return tour_lengths(points, model.roll_out(model.encode(points), starts, sample=False))
+def greedy_lengths(model: TourModel, instances: torch.Tensor, points: int) -> torch.Tensor:
+    """Return the lengths [B, N] of the greedy tours from each of the points."""
+    starts = torch.arange(points).expand(len(instances), -1)
+    return model.costs(instances, model.roll_out(model.encode(instances), starts, sample=False))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -38,16 +39,22 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     saved = torch.load(args.checkpoint, weights_only=True)
     settings = saved['settings']
-    model = TourModel(settings['mixer'], settings['embed_dims'], settings['layers']).eval()
+    problem = settings.get('problem', 'tsp')
+    model = MODELS[problem](settings['mixer'], settings['embed_dims'], settings['layers']).eval()
     model.load_state_dict(saved['state_dict'])
     rows = []
     for path in args.optimal:
         optimal = json.loads(path.read_text())
         lengths = torch.tensor(optimal['lengths'])
-        points = test_instances(optimal['points'], len(lengths), optimal['seed'])
+        if optimal.get('problem', 'tsp') != problem:
+            raise SystemExit(
+                f'Error: {path} must have costs of {problem}, got {optimal["problem"]}'
+            )
+        instances = test_instances(optimal['points'], len(lengths), optimal['seed'], problem)
         begun = time.process_time()
-        found = torch.cat([greedy_lengths(model, x) for x in points.split(args.batch_size)])
-        row = dict(points=optimal['points'], instances=len(points))
+        parts = instances.split(args.batch_size)
+        found = torch.cat([greedy_lengths(model, x, optimal['points']) for x in parts])
+        row = dict(points=optimal['points'], instances=len(instances))
         for name, theirs in (('one_start', found[:, 0]), ('all_starts', found.amin(1))):
             row[name] = round(theirs.mean().item(), 4)
             row[f'gap_{name}_percent'] = round(100 * (theirs / lengths - 1).mean().item(), 3)

@@ -6,8 +6,9 @@ attention, which has coordinates only. The decoder reads the points that are not
 the same kind of mixer, and compares the result with each of them.
 """
 
+import itertools
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,14 +31,15 @@ class Encoded(NamedTuple):
     value: Tensor  # [B, N, D]
     target: Tensor  # [B, N, D], compared with the mixed values
     nearness: Tensor  # [B, N, N], negative scaled distances
+    demand: Tensor | None = None  # [B, N], see `problems.py`
 
 
-def negative_distances(points: Tensor) -> Tensor:
-    """Return ``−log2(N) · |p_i − p_j|`` [B, N, N] of points [B, N, 2].
+def negative(distances: Tensor) -> Tensor:
+    """Return ``−log2(N) · distances`` [B, N, N].
 
     Neighbours are closer in larger instances; the factor keeps the weights of the nearest similar.
     """
-    return -math.log2(points.shape[1]) * torch.cdist(points, points)
+    return -math.log2(distances.shape[1]) * distances
 
 
 def tour_lengths(points: Tensor, tours: Tensor) -> Tensor:
@@ -57,6 +59,8 @@ class TourModel(nn.Module):
         num_heads: heads; with AFT each head of the encoder scales the distances by its own factor.
     """
 
+    features: ClassVar[int] = 2  # numbers of a point
+
     def __init__(
         self, mixer: str, embed_dims: int = 64, num_layers: int = 3, num_heads: int = 4
     ) -> None:
@@ -69,23 +73,43 @@ class TourModel(nn.Module):
         if mixer == 'aft':
             token_mixer = dict(type='aft_mm.AFTBias', scales=scales)
             self.scale = nn.Parameter(torch.ones(()))
-        self.embedding = nn.Linear(2, embed_dims)
+        self.embedding = nn.Linear(self.features, embed_dims)
         self.layers = nn.ModuleList(Block(embed_dims, token_mixer) for _ in range(num_layers))
         self.norm = nn.LayerNorm(embed_dims)
         self.project = nn.Linear(embed_dims, 5 * embed_dims, bias=False)
         self.out = nn.Linear(embed_dims, embed_dims)
         self.distance_scale = nn.Parameter(torch.ones(()))
 
+    @staticmethod
+    def sample(batch: int, points: int) -> Tensor:
+        """Return random instances, uniform points [B, N, 2] in the unit square."""
+        return torch.rand(batch, points, 2)
+
+    @staticmethod
+    def costs(points: Tensor, tours: Tensor) -> Tensor:
+        """Return the cost [B, P] of each tour."""
+        return tour_lengths(points, tours)
+
     def encode(self, points: Tensor) -> Encoded:
         """Encode points [B, N, 2]."""
-        nearness = negative_distances(points)
-        pairs = dict(position_bias=nearness) if self.mixer == 'aft' else {}
-        x = self.embedding(points)
-        for layer in self.layers:
-            x = layer(x, **pairs)
+        return self._encode(points, torch.cdist(points, points))
+
+    def _encode(self, features: Tensor, distances: Tensor) -> Encoded:
+        """Encode nodes; every second layer reads the distances to a node, others those from it."""
+        nearness = negative(distances)
+        x = self.embedding(features)
+        for layer, bias in zip(self.layers, itertools.cycle((nearness, nearness.mT)), strict=False):
+            x = layer(x, **(dict(position_bias=bias) if self.mixer == 'aft' else {}))
         return Encoded(*self.project(self.norm(x)).chunk(5, -1), nearness)
 
-    def logits(self, encoded: Encoded, first: Tensor, last: Tensor, open_: Tensor) -> Tensor:
+    def logits(
+        self,
+        encoded: Encoded,
+        first: Tensor,
+        last: Tensor,
+        open_: Tensor,
+        extra: Tensor | float = 0.0,
+    ) -> Tensor:
         """Return the logits [B, R, N] of the next point of R partial tours per instance.
 
         Args:
@@ -93,9 +117,10 @@ class TourModel(nn.Module):
             first: index of the first point [B, R].
             last: index of the last point [B, R].
             open_: bool [B, R, N], True for points that are not visited yet.
+            extra: [B, R, D], added to the queries.
         """
         batch = torch.arange(len(first))[:, None]
-        query = encoded.first[batch, first] + encoded.last[batch, last]
+        query = encoded.first[batch, first] + encoded.last[batch, last] + extra
         nearness = encoded.nearness[batch, last]
         if self.mixer == 'aft':
             bias = self.scale * nearness

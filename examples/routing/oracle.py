@@ -1,8 +1,8 @@
-"""Lengths of near-optimal tours of the test instances, by LKH (`pip install elkai`).
+"""Costs of near-optimal tours: by LKH (`pip install elkai`), of CVRP by PyVRP (`pip install pyvrp`).
 
     python examples/routing/oracle.py --points 20 --instances 1000 --out results/optimal_20.json
 
-LKH is a heuristic without a proof; at these sizes it is reported to find the optimum almost always.
+Both are heuristics without a proof; at these sizes LKH is reported to find the optimum almost always.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import torch
-from model import tour_lengths
+from problems import CAPACITIES, MODELS, OTHER_CAPACITY
 
 # LKH takes whole numbers.
 UNITS = 1e5
@@ -18,29 +18,62 @@ UNITS = 1e5
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--problem', choices=MODELS, default='tsp')
     parser.add_argument('--points', type=int, default=20, help='points N; default %(default)s')
     parser.add_argument('--instances', type=int, default=1000, help='default %(default)s')
     parser.add_argument('--seed', type=int, default=1234, help='of the instances')
-    parser.add_argument('--runs', type=int, default=10, help='runs of LKH; default %(default)s')
+    parser.add_argument(
+        '--runs', type=int, default=10, help='runs of LKH or of PyVRP; default %(default)s'
+    )
     parser.add_argument('--out', type=Path, required=True, help='JSON file')
     return parser.parse_args(arguments)
 
 
-def test_instances(points: int, instances: int, seed: int) -> torch.Tensor:
-    """Return uniform points [B, N, 2] in the unit square."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(instances, points, 2, generator=generator)
+def test_instances(points: int, instances: int, seed: int, problem: str = 'tsp') -> torch.Tensor:
+    """Return random instances of the problem."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return MODELS[problem].sample(instances, points)
+
+
+def solve_tour(distances: torch.Tensor, runs: int) -> list[int]:
+    """Return a tour by LKH."""
+    import elkai  # not needed by readers of `test_instances`
+
+    numbers = (distances * UNITS).round().int().tolist()
+    return elkai.DistanceMatrix(numbers).solve_tsp(runs=runs)[:-1]
+
+
+def solve_routes(instance: torch.Tensor, capacity: int, runs: int) -> float:
+    """Return the cost of routes by PyVRP, after 100 iterations per run."""
+    import pyvrp
+
+    model = pyvrp.Model()
+    model.add_vehicle_type(len(instance), capacity=capacity)
+    places = [model.add_location(*x) for x in (instance[:, :2] * UNITS).tolist()]
+    model.add_depot(places[0])
+    for place, demand in zip(places[1:], instance[1:, 2], strict=True):
+        model.add_client(place, delivery=round(demand.item() * capacity))
+    distances = torch.cdist(instance[:, :2], instance[:, :2]) * UNITS
+    for a, row in zip(places, distances.round().int().tolist(), strict=True):
+        for b, distance in zip(places, row, strict=True):
+            model.add_edge(a, b, distance=distance)
+    stop = pyvrp.stop.MaxIterations(100 * runs)
+    return model.solve(stop, display=False).cost() / UNITS
 
 
 def main(arguments: list[str] | None = None) -> None:
     args = parse_args(arguments)
-    import elkai  # not needed by readers of `test_instances`
-
-    points = test_instances(args.points, args.instances, args.seed)
-    distances = (torch.cdist(points, points) * UNITS).round().int().tolist()
-    tours = [elkai.DistanceMatrix(x).solve_tsp(runs=args.runs)[:-1] for x in distances]
-    lengths = tour_lengths(points, torch.tensor(tours).unsqueeze(1)).squeeze(1)
+    instances = test_instances(args.points, args.instances, args.seed, args.problem)
+    if args.problem == 'cvrp':
+        capacity = CAPACITIES.get(args.points, OTHER_CAPACITY)
+        lengths = torch.tensor([solve_routes(x, capacity, args.runs) for x in instances])
+    else:
+        distances = torch.cdist(instances, instances) if args.problem == 'tsp' else instances
+        tours = torch.tensor([solve_tour(x, args.runs) for x in distances])
+        lengths = MODELS[args.problem].costs(instances, tours.unsqueeze(1)).squeeze(1)
     content = dict(
+        problem=args.problem,
         points=args.points,
         seed=args.seed,
         runs=args.runs,

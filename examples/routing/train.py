@@ -12,12 +12,14 @@ import time
 from pathlib import Path
 
 import torch
-from model import MIXERS, TourModel, tour_lengths
+from model import MIXERS
+from problems import MODELS
 
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--mixer', choices=MIXERS, default='aft')
+    parser.add_argument('--problem', choices=MODELS, default='tsp')
     parser.add_argument('--points', type=int, default=20, help='points N; default %(default)s')
     parser.add_argument('--starts', type=int, help='tours per instance; default N')
     parser.add_argument('--batch-size', type=int, default=64, help='instances; default %(default)s')
@@ -43,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parse_args(arguments)
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
-    model = TourModel(args.mixer, args.embed_dims, args.layers)
+    model = MODELS[args.problem](args.mixer, args.embed_dims, args.layers)
     if args.init is not None:
         model.load_state_dict(torch.load(args.init, weights_only=True)['state_dict'])
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
@@ -57,11 +59,11 @@ def main(arguments: list[str] | None = None) -> None:
     log.write(json.dumps(settings) + '\n')
     begun, cpu_begun, lengths_seen, best_seen = time.time(), time.process_time(), 0.0, 0.0
     for iteration in range(1, args.iterations + 1):
-        points = torch.rand(args.batch_size, args.points, 2)
+        instances = model.sample(args.batch_size, args.points)
         starts = make_starts(args.batch_size, args.points, args.starts or args.points)
-        encoded = model.encode(points)
+        encoded = model.encode(instances)
         tours = model.roll_out(encoded, starts, sample=True)
-        lengths = tour_lengths(points, tours)
+        lengths = model.costs(instances, tours)
         advantage = lengths - lengths.mean(1, keepdim=True)
         loss = (advantage * model.log_probabilities(encoded, tours)).mean()
         optimizer.zero_grad()

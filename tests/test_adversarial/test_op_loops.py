@@ -33,7 +33,11 @@ def conv(query, key, value, weight, **options):
     return ops.aft_conv(query, key[..., :HEADS], value, weight, grid=(5, 7), **options)
 
 
-LOOPS = pytest.mark.parametrize('op', [simple, conv], ids=lambda op: op.__name__)
+def full(query, key, value, weight=None, **options):
+    return ops.aft_full(query, key, value, torch.ones(B, T, T).cumsum(2), **options)
+
+
+LOOPS = pytest.mark.parametrize('op', [simple, conv, full], ids=lambda op: op.__name__)
 
 
 def inputs(gradient=True):

@@ -147,11 +147,13 @@ def test_exported_graph_is_valid_for_other_inputs(masked, shape):
 
 
 def test_kernels_and_loops_decline():
-    bias, x = torch.randn(B, T, T), torch.randn(B, T, D)
+    bias, x = torch.randn(2, T, T), torch.randn(B, T, D)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('AFT_MM_BACKEND', 'native')
-        with pytest.raises(RuntimeError, match='aft_full_batched on cpu: native: has no loop'):
-            ops.aft_full(x, x, x, bias)
+        with pytest.raises(
+            RuntimeError, match='native: has a loop for aft_full with a bias per sample'
+        ):
+            ops.aft_full(x, x, x, bias, num_heads=2)
 
 
 @pytest.mark.parametrize('shape', [(7, 7), (2, 7, 7)])

@@ -1,5 +1,6 @@
 """The C++ loops, for every set of instructions of this processor, against the oracle."""
 
+import operator
 import os
 import shutil
 from functools import partial
@@ -10,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from aft_mm import ops
 from aft_mm.ops import dispatch, eager
-from aft_mm.ops.cases import conv, simple
+from aft_mm.ops.cases import conv, pairs, simple
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE, choose_backend
 from aft_mm.ops.native import availability, bindings
 
@@ -23,6 +24,7 @@ from .test_numerics import TERMS
 # From old to new: a processor has all up to one.
 INSTRUCTIONS = ('any', 'avx2', 'avx512')
 HERE = availability.INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), 'any')
+NAME = operator.attrgetter('name')
 DTYPES = each('dtype', [torch.float32, torch.bfloat16])
 COMPILER = next(filter(shutil.which, [os.environ.get('CXX', 'c++'), 'g++', 'clang++']), None)
 
@@ -45,11 +47,18 @@ def loops(request, monkeypatch):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, 'native')
 
 
+# Several heads, and channels and rows that end inside of a vector and of a block of rows.
+CONV = conv((5, 7), (3, 3), 8, channels=40)
+FULL = pairs(37, heads=2, masked=True, channels=40)
 # Full and partial vectors of 4, 8 and 16 channels; one head per channel, few and many heads per
 # vector; rows that fill the registers, or not; kernels of one piece and several, wider and higher
 # than the grid; full and partial segments.
 SHAPES = [
-    conv((5, 7), (3, 3), 8, channels=40),
+    FULL,
+    pairs(250, 37, heads=3, channels=24),
+    pairs(13, 130, channels=70),
+    pairs(64, causal=True, channels=32),
+    CONV,
     conv((3, 29), (5, 11), 37, channels=37),
     conv((1, 1), (3, 3), 16, channels=16),
     conv((9, 13), (11, 3), 24, channels=48),
@@ -69,6 +78,8 @@ DEFAULTS = dict(key_function='softmax', causal=False, grid=())
 def is_supported(case):
     options = DEFAULTS | case.options
     needed = availability.KERNELS.get(case.op, {'causal': None})
+    if not getattr(case, 'per_sample', True):
+        return False
     return len(options['grid'] or ()) < 3 and needed == {name: options[name] for name in needed}
 
 
@@ -76,12 +87,12 @@ EDGES = [case for case in CASES if is_supported(case)]
 
 
 @DTYPES
-@pytest.mark.parametrize('case', [*SHAPES, *EDGES], ids=lambda case: case.name)
+@pytest.mark.parametrize('case', [*SHAPES, *EDGES], ids=NAME)
 def test_matches_oracle(case, dtype, monkeypatch):
     batch = 3
     monkeypatch.setattr(bindings, 'SAMPLES', 2)
     tensors = case.inputs(batch, dtype, bias_scale=0.5)
-    mask = torch.rand(batch, case.tokens) < 0.7
+    mask = torch.rand(batch, case.sources or case.tokens) < 0.7
     mask[1] = False
     with torch.no_grad():
         for poison, x in zip((torch.nan, torch.inf), tensors[1:3], strict=True):
@@ -99,13 +110,13 @@ def test_matches_oracle(case, dtype, monkeypatch):
 
 @DTYPES
 @each('what', ['huge_keys', 'late_spike', 'staircase'])
-@pytest.mark.parametrize('case', EDGES, ids=lambda case: case.name)
+@pytest.mark.parametrize('case', EDGES, ids=NAME)
 def test_any_finite_key(case, what, dtype, monkeypatch):
     getattr(test_numerics, f'test_{what}').__wrapped__(case, dtype, monkeypatch)
 
 
 @each('size', [-2.9, -3.1, 25, 31, -80])
-@pytest.mark.parametrize('case', [c for c in EDGES if c.parameters], ids=lambda case: case.name)
+@pytest.mark.parametrize('case', [c for c in EDGES if c.parameters], ids=NAME)
 def test_biases_around_the_limit_of_the_loop(case, size, monkeypatch):
     test = test_numerics.test_both_sides_of_the_limit_of_the_bias
     test.__wrapped__(case, 50, size, monkeypatch)
@@ -142,7 +153,9 @@ def test_nan_key_reaches_only_its_channel_and_later_rows(broken):
     assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize('case', [SHAPES[1], SHAPES[-2]], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    'case', [conv((3, 29), (5, 11), 37, channels=37), SHAPES[-2], FULL], ids=NAME
+)
 def test_strides_and_dtypes_of_the_inputs(case):
     tensors = case.inputs(2, torch.float32, bias_scale=0.5)
     expected = run_with_gradients(case, tensors)
@@ -159,7 +172,7 @@ def test_strides_and_dtypes_of_the_inputs(case):
     assert torch.equal(case(*rounded), case(*wide).bfloat16())
 
 
-@pytest.mark.parametrize('case', [SHAPES[0], SHAPES[-2]], ids=lambda case: case.name)
+@pytest.mark.parametrize('case', [CONV, SHAPES[-2], FULL], ids=NAME)
 def test_results_do_not_depend_on_the_number_of_threads(case):
     tensors = case.inputs(bindings.SAMPLES + 1, torch.float32, bias_scale=0.5)
     threads = torch.get_num_threads()
@@ -173,7 +186,7 @@ def test_results_do_not_depend_on_the_number_of_threads(case):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize('case', [SHAPES[0], SHAPES[-1]], ids=lambda case: case.name)
+@pytest.mark.parametrize('case', [CONV, SHAPES[-1], FULL], ids=NAME)
 def test_second_derivatives_and_batched_gradients_equal_eager(case, monkeypatch):
     tensors = case.inputs(2, torch.float32, bias_scale=0.5)
 
@@ -192,7 +205,7 @@ def test_second_derivatives_and_batched_gradients_equal_eager(case, monkeypatch)
 
 
 def test_a_plan_computes_its_kernel_once(monkeypatch):
-    case, exponentials = SHAPES[0], []
+    case, exponentials = CONV, []
     query, key, value, weight = (x.detach() for x in case.inputs(2, torch.float32))
     expected = case(query, key, value, weight)
     plan, expm1 = ops.plan_conv(weight), torch.expm1
@@ -209,7 +222,7 @@ def reasons(case, *tensors):
 
 
 def test_calls_that_need_torch_operations(monkeypatch):
-    case = SHAPES[0]
+    case = CONV
     tensors = case.inputs(2, torch.float32)
     assert reasons(case, *tensors) == []
     monkeypatch.delenv(ENVIRONMENT_VARIABLE)
@@ -266,7 +279,7 @@ def test_a_gate_near_zero_scales_a_mean_of_many_tokens(dtype):
         torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=0)
 
 
-@pytest.mark.parametrize('case', [SHAPES[0], SHAPES[-2]], ids=lambda case: case.name)
+@pytest.mark.parametrize('case', [CONV, SHAPES[-2], FULL], ids=NAME)
 def test_hidden_tokens_get_no_gradient_if_the_mask_is_overwritten(case):
     tensors = case.inputs(2, torch.float32, bias_scale=0.5)
     mask = torch.ones(2, case.tokens, dtype=torch.bool)
@@ -279,7 +292,7 @@ def test_hidden_tokens_get_no_gradient_if_the_mask_is_overwritten(case):
         assert (x[hidden] == 0).all()
 
 
-@pytest.mark.parametrize('case', [SHAPES[0], SHAPES[-2]], ids=lambda case: case.name)
+@pytest.mark.parametrize('case', [CONV, SHAPES[-2], FULL], ids=NAME)
 def test_saved_tensor_hooks_and_autocast_in_the_backward_pass(case, monkeypatch):
     tensors = case.inputs(2, torch.float32, bias_scale=0.5)
     expected = torch.autograd.grad(case(*tensors).sum(), tensors)
@@ -307,6 +320,29 @@ def test_sums_over_many_tokens_are_accurate():
     weight = torch.zeros(4, 3)
     got = ops.aft_conv(None, key, value, weight, grid=(tokens,), gate='none')
     torch.testing.assert_close(got[:, 0].double(), mean[:, -1], rtol=1e-6, atol=0)
+
+
+@each('key_scale, bias_scale', [(1, 1), (1, 300), (8, 300), (15, 15)])
+def test_full_needs_no_eager_for_keys_of_a_small_range(key_scale, bias_scale, monkeypatch):
+    """Biases may have any size; beyond it a call is exact by eager."""
+    tensors = [x.detach() for x in FULL.inputs(3, torch.float32, bias_scale)]
+    tensors[1] *= key_scale
+    expected = oracle(FULL, tensors, monkeypatch)
+    with monkeypatch.context() as patch:
+        if key_scale < 10:
+            patch.setattr(eager, 'aft_full_batched', None)
+        assert_close(run_with_gradients(FULL, tensors), expected, TOLERANCE[torch.float32], TERMS)
+
+
+def test_a_mask_of_pairs_may_be_overwritten_before_the_backward_pass():
+    query, key, value, bias = (x.detach() for x in FULL.inputs(3, torch.float32))
+    mask = FULL.pair_mask(3)
+    hidden = ~mask
+    bias.requires_grad_()
+    output = ops.aft_full(query, key, value, bias, num_heads=2, pair_mask=mask)
+    mask.fill_(True)
+    (grad,) = torch.autograd.grad(output.sum(), bias)
+    assert (grad[hidden.unsqueeze(1).expand_as(grad)] == 0).all() and grad.abs().max() > 0
 
 
 def nodes_of(function, *inputs):

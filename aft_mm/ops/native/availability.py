@@ -23,8 +23,10 @@ FOLDER = Path(__file__).parent
 KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(key_function='softmax', causal=True),
     'aft_conv': {},
+    'aft_full_batched': {},
 }
-LIMITS = {'aft_conv': 'a grid of 1 or 2 sizes'}
+LIMITS = {'aft_conv': 'a grid of 1 or 2 sizes', 'aft_full_batched': 'a bias per sample'}
+NODES = ('aft_simple', 'aft_conv')  # of torch.compile
 DTYPES = (torch.float32, torch.bfloat16)
 INSTRUCTIONS = {'AVX512': 'avx512', 'AVX2': 'avx2'}
 logger = logging.getLogger('aft_mm.ops')
@@ -106,6 +108,9 @@ def unsupported_reasons(
             reasons.append(
                 f'has a loop for {op} with {name}={needed!r} only, got {options[name]!r}'
             )
+    if op == 'aft_full_batched':
+        if tensors[3].dim() == (3 if options.get('num_heads') else 2):
+            reasons.append('has a loop for aft_full with a bias per sample only')
     if len(options.get('grid', ())) > 2:
         reasons.append(f'has a loop for grids of 1 or 2 sizes only, got {tuple(options["grid"])}')
     if tensors[2].dtype not in DTYPES:
@@ -115,7 +120,7 @@ def unsupported_reasons(
     if export_stage():
         reasons.append('an exported graph replays the paths of eager')
     needs_torch = torch._C._len_torch_dispatch_stack() > 0
-    for x in (*tensors, options.get('key_mask')):
+    for x in (*tensors, options.get('key_mask'), options.get('pair_mask')):
         if x is None:
             continue
         if not x.is_cpu:
@@ -131,6 +136,8 @@ def _is_node_applicable(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> bool:
     """Return whether a loop may be a node of a graph of torch.compile, without gradients."""
+    if op not in NODES:
+        return False
     if not torch.compiler.is_dynamo_compiling() or not _may_be_in_graphs():
         return False
     given = [x for x in (*tensors, options.get('key_mask')) if x is not None]

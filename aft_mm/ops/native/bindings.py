@@ -25,7 +25,7 @@ from . import availability
 SEGMENT = 32
 # Samples whose kernel gradients one thread sums, for reproducible bits.
 SAMPLES = 8
-OUT_OF_MEMORY = 1
+OUT_OF_MEMORY, INEXACT = 1, 2
 # Where the fields of `ConvArgs` are the addresses of query, key, value, mask and output.
 ADDRESSES = slice(13, 28, 3)
 PLAIN_TYPES = frozenset([Tensor, Parameter, type(None)])
@@ -110,6 +110,31 @@ def aft_conv(
     return output
 
 
+def aft_full_batched(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    *,
+    num_heads: int | None,
+    pair_mask: Tensor | None,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
+    """Compute :func:`aft_mm.ops.aft_full` of a bias per sample by products with shifts, if exact."""
+    pairs = None if pair_mask is None else _dense(pair_mask)
+    op = _Full(gate, _resolved(key_mask), pairs, num_heads, causal, position_bias.shape[-2])
+    tokens = _of_one_dtype(query, key, value)
+    # A loop is for one head of a sample. The gradients of a single key are exactly 0.
+    if len(key) * (num_heads or 1) >= torch.get_num_threads() and key.shape[1] > 1:
+        try:
+            return _run(op, *tokens, _dense(position_bias.float())).to(value.dtype)
+        except _InexactError:
+            pass
+    return op.by_eager(query, key, value, position_bias)
+
+
 def _exponential(weight: Tensor, difference: bool) -> Tensor:
     """Return ``e^w − 1`` or ``e^w``, [entries, h]."""
     kernel = (torch.expm1 if difference else torch.exp)(weight.detach())
@@ -180,8 +205,15 @@ def _call(name: str, fields: Sequence[int], value: Tensor) -> None:
     """Call a function of the library with the fields of its `SimpleArgs` or `ConvArgs`."""
     args = struct.pack(f'={len(fields)}q', *fields)
     function = getattr(availability.load(availability.find_library()), name)
-    if function(args, ctypes.c_int64(value.dtype == torch.bfloat16)) == OUT_OF_MEMORY:
+    status = function(args, ctypes.c_int64(value.dtype == torch.bfloat16))
+    if status == OUT_OF_MEMORY:
         raise MemoryError(f'{name} of {list(value.shape)} could not allocate its memory')
+    if status == INEXACT:
+        raise _InexactError
+
+
+class _InexactError(Exception):
+    """Keys and biases need more than a shift of each."""
 
 
 class _Simple(NamedTuple):
@@ -319,6 +351,73 @@ class _Conv(NamedTuple):
         return [*fields, _address(self.kernel), _address(grad_kernel)]
 
 
+class _Full(NamedTuple):
+    """AFT-full with a bias per sample, of `targets` rows."""
+
+    gate: str
+    key_mask: Tensor | None
+    pair_mask: Tensor | None
+    num_heads: int | None
+    causal: bool
+    targets: int
+
+    def forward(
+        self, save: bool, query: Tensor | None, key: Tensor, value: Tensor, bias: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        output = value.new_empty(len(value), self.targets, value.shape[2])
+        saved = None
+        if save:
+            saved = value.new_empty(self.saved_shape(value.shape), dtype=torch.float32)
+        fields = self._args(query, key, value, bias, output, saved)
+        _call('aft_full_batched_forward', fields, value)
+        return output, saved
+
+    def saved_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the means and reciprocals that the forward pass saves."""
+        return shape[0], self.targets, 2, shape[2]
+
+    def backward(
+        self,
+        grad: Tensor,
+        saved: Tensor | None,
+        wanted: Sequence[bool],
+        query: Tensor | None,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor,
+    ) -> list[Tensor | None]:
+        grads = [None if x is None else x.new_empty(x.shape) for x in (query, key, value)]
+        grads.append(bias.new_empty(bias.shape) if wanted[3] else None)
+        fields = self._args(query, key, value, bias, grad, saved, grads)
+        _call('aft_full_batched_backward', fields, value)
+        return grads
+
+    def by_eager(self, query: Tensor | None, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        options = self._asdict()
+        del options['targets']
+        return eager.aft_full_batched(query, key, value, bias, **options)
+
+    def _args(
+        self,
+        query: Tensor | None,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor,
+        output: Tensor,
+        saved: Tensor | None,
+        grads: Sequence[Tensor | None] = (None,) * 4,
+    ) -> list[int]:
+        """Return the fields of `FullArgs`."""
+        *grads, grad_bias = grads
+        fields = [*value.shape, self.targets, self.num_heads or 1, self.causal]
+        fields += GATES.index(self.gate), torch.get_num_threads()
+        for x in (query, key, value, self.key_mask, output, *grads):
+            fields += _strided(x)
+        fields += _address(bias), bias.stride(0), bias.stride(-3), bias.stride(-2)
+        fields += _strided(self.pair_mask)
+        return [*fields, _address(grad_bias), _address(saved)]
+
+
 class _RepeatedConv:
     """A call of the loop without a gradient for other values of the tokens."""
 
@@ -346,7 +445,7 @@ def _sum_over_heads(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[-1] == heads else x.unflatten(-1, (heads, -1)).sum(-1)
 
 
-def _run(op: _Simple | _Conv, *tensors: Any) -> Tensor:
+def _run(op: _Simple | _Conv | _Full, *tensors: Any) -> Tensor:
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         return _Differentiable.apply(op, *tensors)
     return op.forward(False, *tensors)[0]
@@ -356,25 +455,24 @@ class _Differentiable(torch.autograd.Function):
     apply: ClassVar[Callable[..., Tensor]]
 
     @staticmethod
-    def forward(ctx: Any, op: _Simple | _Conv, *tensors: Any) -> Tensor:
+    def forward(ctx: Any, op: _Simple | _Conv | _Full, *tensors: Any) -> Tensor:
         output, saved = op.forward(True, *tensors)
-        if op.key_mask is not None:  # the caller may write to it before the backward pass
-            op = op._replace(key_mask=op.key_mask.clone())
-        ctx.op = op
+        # The caller may write to a mask before the backward pass.
+        masks = {name: getattr(op, name, None) for name in ('key_mask', 'pair_mask')}
+        copies: dict[str, Any] = {k: x.clone() for k, x in masks.items() if x is not None}
+        ctx.op = op._replace(**copies)
         ctx.save_for_backward(saved, *tensors)
-        ctx.kinds = [(x.dtype, x.shape) for x in tensors[1:3]]  # key and value
+        ctx.kinds = [None if x is None else (x.dtype, x.shape) for x in tensors]
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved, *tensors = ctx.saved_tensors
-        of_key, of_value = ctx.kinds
-        if tensors[0] is not None:
-            _check_hooks(tensors[0], *of_value)
-        _check_hooks(tensors[1], *of_key)
-        _check_hooks(tensors[2], *of_value)
+        for x, kind in zip(tensors, ctx.kinds, strict=True):
+            if kind is not None:
+                _check_hooks(x, *kind)
         if saved is not None:
-            _check_hooks(saved, torch.float32, ctx.op.saved_shape(of_value[1]))
+            _check_hooks(saved, torch.float32, ctx.op.saved_shape(tensors[2].shape))
         wanted = ctx.needs_input_grad[1:]
         types = map(type, (grad, saved, *tensors))
         if _needs_torch(grad) or not PLAIN_TYPES.issuperset(types):

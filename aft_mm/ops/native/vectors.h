@@ -159,6 +159,18 @@ INLINE Vector pick(Vector x, Integers index) {
 #endif
 }
 
+// Returns lanes of a and, from LANES on, of b.
+INLINE Vector pick(Vector a, Vector b, Integers index) {
+#if defined(__clang__)
+    Vector result;
+    for (int lane = 0; lane < LANES; ++lane)
+        result[lane] = index[lane] < LANES ? a[index[lane]] : b[index[lane] - LANES];
+    return result;
+#else
+    return __builtin_shuffle(a, b, index);
+#endif
+}
+
 enum Gate : int64_t { NONE, SIGMOID, RELU };
 
 // x / d and e^-x, for results in bfloat16 with a relative error of 1e-4, a sixteenth of its rounding,
@@ -213,7 +225,7 @@ INLINE Vector gate_with_slope(Vector query, int64_t gate, Vector& slope) {
 constexpr int64_t SMALLEST_PARALLEL = 1 << 15;  // elements from which on threads are used
 
 // What the functions of the library return.
-enum Status : int { DONE, OUT_OF_MEMORY };
+enum Status : int { DONE, OUT_OF_MEMORY, INEXACT };
 
 #if defined(_OPENMP)
 extern "C" int omp_get_thread_num();  // its header is missing in some installations of clang
