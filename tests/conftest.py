@@ -102,8 +102,17 @@ NIGHTLY = (
     'test_a_loop_without_torch_continues_prompts_like_the_model[softmax]',
     'test_int8_shrinks_the_file_and_rounds_the_outputs[alone]',
     'test_loops_of_openvino_in_bfloat16_round_their_inputs',
-    'test_a_layer_is_exported_with_and_without_gradients[conv-causal]',
-    'test_a_layer_is_exported_with_and_without_gradients[conv-window]',
+    *(
+        f'test_a_layer_is_exported_with_and_without_gradients[{case}]'
+        for case in (
+            'conv-causal',
+            'conv-window',
+            'full-longer',
+            'full-log',
+            'local-causal',
+            'decay',
+        )
+    ),
     *(
         f'test_a_write_acts[{writer}-compiled'
         for writer in ('by_data', 'by_storage', 'by_address', 'by_scatter', 'by_gather')

@@ -90,7 +90,7 @@ def kernel_reach(kernel: Sequence[int], grid: Sequence[int]) -> int:
 def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
     """Return w [h, *K] without the entries that no pair of tokens on the grid reaches."""
     for dim, length in enumerate(grid, start=1):
-        extra = max(0, weight.shape[dim] // 2 - (length - 1))
+        extra = weight.shape[dim] // 2 - min(weight.shape[dim] // 2, length - 1)
         weight = weight.narrow(dim, extra, weight.shape[dim] - 2 * extra)
     return weight
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .export_paths import recording, replaying
 from .gates import Gate, gate_values
-from .tracing import may_read, no_autocast, transformed
+from .tracing import clipped, may_read, no_autocast, transformed
 
 # The largest range of exponents for plain float32 sums with one shift: e^±70 leaves room for
 # millions of terms before e^±88.
@@ -222,8 +222,7 @@ def _length(x: Summable, dim: int) -> int:
 
 def shift(x: Summable, steps: int, dim: int) -> Summable:
     """Return ``y[t] = x[t − steps]``, the empty sum where ``t − steps`` is outside."""
-    length = _length(x, dim)
-    steps = max(-length, min(length, steps))
+    steps = clipped(steps, _length(x, dim))
     return pad(x, steps, -steps, dim)
 
 

@@ -40,6 +40,15 @@ def transformed() -> bool:
     return not torch.compiler.is_dynamo_compiling() and forward_ad._current_level >= 0
 
 
+def clipped(steps: int, length: int) -> int:
+    """Return `steps` within ±length.
+
+    In a branch of torch.cond, torch.export computes the `max` of a size and a number as their `min`.
+    """
+    bounded = min(length, abs(steps))
+    return bounded if steps > 0 else -bounded
+
+
 def only_computes() -> bool:
     """Return whether an operation only computes now: in no graph, transform, export or mode."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or export_stage():

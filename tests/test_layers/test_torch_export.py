@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aft_mm.layers import AFTConv, AFTFull, AFTLocal, AFTSimple
+from aft_mm.layers import AFTConv, AFTDecay, AFTFull, AFTLocal, AFTSimple
 
 LAYERS = {
     'conv': lambda: AFTConv(12, num_heads=3, kernel_size=3, grid=(4, 5)),
@@ -15,7 +15,11 @@ LAYERS = {
     'full-longer': lambda: AFTFull(12, rank=4, grid=(9,), longer='nearest', causal=True),
     'full-log': lambda: AFTFull(12, grid=(9,), longer='log', num_heads=3),
     'local': lambda: AFTLocal(12, rank=4, window=3, grid=(4, 5)),
+    'local-causal': lambda: AFTLocal(12, window=3, rank=None, grid=(20,), causal=True),
     'simple': lambda: AFTSimple(12, grid=(4, 5)),
+    'simple-causal': lambda: AFTSimple(12, causal=True),
+    'decay': lambda: AFTDecay(12),
+    'decay-causal': lambda: AFTDecay(12, causal=True),
 }
 
 

@@ -25,7 +25,7 @@ from ..online_softmax import (
     suffix_sum,
     total,
 )
-from ..tracing import transformed
+from ..tracing import clipped, transformed
 
 ENTRIES_AT_ONCE = 8
 
@@ -108,6 +108,6 @@ def _at_offset(x: Tensor, offset: Sequence[int], fill: float) -> Tensor:
     for dim in range(len(offset), 0, -1):
         step, length = offset[dim - 1], x.shape[dim]
         if isinstance(length, int):  # while paths are recorded, kernels may be larger than grids
-            step = max(-length, min(step, length))
+            step = clipped(step, length)
         amounts += [-step, step]
     return F.pad(x, amounts, value=fill)
