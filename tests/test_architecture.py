@@ -69,7 +69,7 @@ OPTIONAL = {'aft_mm.timm': 'timm', 'aft_mm.transformers': 'transformers'}
 BACKENDS = ('eager', 'native', 'triton', 'cuda')
 # Modules of ops that others may import.
 PUBLIC_OPS = {'checks', 'dispatch', 'export_conv', 'export_paths', 'geometry', 'kernel_check'}
-PUBLIC_OPS |= {'linear_terms', 'state', 'tracing', 'values'}
+PUBLIC_OPS |= {'gates', 'linear_terms', 'state', 'tracing', 'values'}
 # Files of ops/triton that load without Triton.
 WITHOUT_TRITON = {'__init__', 'availability'}
 MAX_LINES = 700

@@ -51,9 +51,10 @@ def call(tmp_path_factory):
 
 def test_the_list_has_them_and_a_broken_package_is_named(call):
     done = call('aft_mm', 'list', '--mixers', 'decay')
-    assert re.fullmatch(
-        r'mixer +package +description\naft_mm.Decay +decay +AFT with w.t, t.. = .*\n', done.stdout
-    )
+    head, ours, theirs = done.stdout.splitlines()
+    assert re.fullmatch('mixer +package +description', head)
+    assert re.fullmatch('aft_mm.AFTDecay +aft_mm +AFT-simple .*', ours)
+    assert re.fullmatch('aft_mm.Decay +decay +AFT with w.t, t.. = .*', theirs)
     reason = "ModuleNotFoundError: No module named 'nowhere'"
     assert f'mixers of bad (nowhere) cannot be imported: {reason}' in done.stderr
 

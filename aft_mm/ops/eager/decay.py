@@ -34,6 +34,7 @@ from .full_batched import WIDE_RANGE
 from .steps import aft_simple_step
 
 BLOCK = 32
+NO_WEIGHT = 800.0  # e^−800 is 0 in float64
 
 
 def aft_decay(
@@ -60,7 +61,8 @@ def aft_decay(
         return fast(key.double(), value.double(), decay.double()).to(key.dtype)
 
     def safe(key: Tensor, value: Tensor, decay: Tensor) -> Tensor:
-        tokens = key.double(), value.double(), decay.double()
+        wide_decay = decay.double()
+        tokens = _without_gaps(key.double(), wide_decay), value.double(), wide_decay
         sums = _both_sides(_token_sums, *tokens, causal)
         return mean(sums.numerator, sums.denominator).to(key.dtype)
 
@@ -103,6 +105,17 @@ def _both_sides(
         return sums
     later = _fade(shift(sums_of(key.flip(1), value.flip(1), decay), 1, 1), decay)
     return add(sums, map_parts(later, lambda part: part.flip(1)))
+
+
+def _without_gaps(key: Tensor, decay: Tensor) -> Tensor:
+    """Shorten differences of keys after which e^k is 0 whatever the decay: a key of 1e12 loses λ."""
+    finite = key.detach().clamp_min(lowest(key.dtype))
+    ordered, places = finite.sort(1)
+    gaps = ordered.diff(dim=1, prepend=ordered[:, :1])
+    near = torch.minimum(gaps, decay.detach().abs() * key.shape[1] + NO_WEIGHT).cumsum(1)
+    near = torch.zeros_like(near).scatter(1, places, near)
+    # The gradient is that of the keys; a hidden one stays −∞.
+    return torch.where(key == -torch.inf, key, near + (key - finite))
 
 
 def _token_sums(key: Tensor, value: Tensor, decay: Tensor) -> ShiftedSum:
