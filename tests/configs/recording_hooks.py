@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import signal
+import subprocess
 from pathlib import Path
 
 from mmengine.hooks import Hook
@@ -71,6 +72,8 @@ class StopHere(Hook):
             most = 5000 + max(os.fstat(file).st_size for file in (1, 2))
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
         elif group:
-            os.killpg(0, getattr(signal, name))
+            # From another process: workers end at SIGTERM of this one.
+            words = ['kill', '-s', name.removeprefix('SIG'), '--', f'-{os.getpgid(0)}']
+            subprocess.run(words, start_new_session=True, check=True)
         else:
             os.kill(os.getpid(), getattr(signal, name))
