@@ -42,6 +42,7 @@ def mix_packed(
     cu_seqlens: Any,
     key_mask: Tensor | None,
     causal: bool,
+    least_share: float = LEAST_SHARE,
 ) -> Tensor:
     """Return the tokens of every sequence mixed alone, [1, total, D].
 
@@ -53,6 +54,7 @@ def mix_packed(
         cu_seqlens: int [N + 1], the start of each sequence and the end of the last.
         key_mask: bool [1, total] or None.
         causal: Whether `mix` is, so that it does not see padding.
+        least_share: Tokens of the shortest sequence of a group over those of the longest.
 
     Raises:
         ValueError: If the tensors are no packed batch.
@@ -72,7 +74,7 @@ def mix_packed(
     given = query, key, value, key_mask
     parts = [None if x is None else x[0].split(lengths) for x in given]
     mixed: dict[int, Tensor] = {}
-    for group in _groups(lengths):
+    for group in _groups(lengths, least_share):
         sizes = [lengths[i] for i in group]
         *tokens, mask = (
             None if part is None else pad_sequence([part[i] for i in group], batch_first=True)
@@ -93,11 +95,11 @@ def _check_packed(name: str, x: Any, dims: int, total: int | None = None) -> Non
         refuse(name, f'{shape} with cu_seqlens', x)
 
 
-def _groups(lengths: Sequence[int]) -> list[list[int]]:
+def _groups(lengths: Sequence[int], least_share: float) -> list[list[int]]:
     """Return indices of sequences with tokens, from long to short, in groups of similar lengths."""
     groups: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if lengths[i] and (not groups or lengths[i] < LEAST_SHARE * lengths[groups[-1][0]]):
+        if lengths[i] and (not groups or lengths[i] < least_share * lengths[groups[-1][0]]):
             groups.append([])
         if lengths[i]:
             groups[-1].append(i)

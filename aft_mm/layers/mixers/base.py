@@ -18,6 +18,7 @@ from aft_mm.checks import (
 )
 from aft_mm.ops.checks import FLOATS, check_lengths, check_mask
 from aft_mm.ops.gates import Gate, check_gate
+from aft_mm.ops.packed_batch import LEAST_SHARE
 from aft_mm.registry import MODELS
 
 from ..grid import Grid, check_grid
@@ -95,6 +96,8 @@ class TokenMixer(Resettable):
     biased_memory: bool = False
     #: Whether :meth:`forward` takes a `position_bias` and a `pair_mask` of its tokens.
     takes_pairs: ClassVar[bool] = False
+    #: Whether weights depend on the number of tokens, so that packed sequences are not padded.
+    depends_on_length: bool = False
     #: Whether class tokens may precede the grid.
     takes_prefix_tokens: ClassVar[bool] = False
     #: The type that :meth:`_init_state` returns. A new state type is a NamedTuple with a
@@ -208,7 +211,10 @@ class TokenMixer(Resettable):
             return self._mix(query, key, value, self._resolve_grid(key.shape[1]), key_mask)
 
         query = queries[0] if queries else None
-        mixed = ops.mix_packed(mix, query, key, value, cu_seqlens, key_mask, self.causal)
+        least_share = 1.0 if self.depends_on_length else LEAST_SHARE
+        mixed = ops.mix_packed(
+            mix, query, key, value, cu_seqlens, key_mask, self.causal, least_share
+        )
         output: Tensor = self.proj_drop(self._project_output(mixed))
         return output
 
