@@ -10,9 +10,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from aft_mm.checks import refuse
+
+from .checks import check_mask
 
 # A group has at most a quarter of padding.
 LEAST_SHARE = 0.75
@@ -59,13 +60,12 @@ def mix_packed(
     Raises:
         ValueError: If the tensors are no packed batch.
     """
-    _check_packed('key', key, 3)
+    _check_packed('key', key)
     total = key.shape[1]
-    _check_packed('value', value, 3, total)
+    _check_packed('value', value, total)
     if query is not None:
-        _check_packed('query', query, 3, total)
-    if key_mask is not None:
-        _check_packed('key_mask', key_mask, 2, total)
+        _check_packed('query', query, total)
+    check_mask(key_mask, key)
     lengths = sequence_lengths(cu_seqlens, total)
     if total == 0:
         # One token checks the arguments, and gives each a gradient of 0.
@@ -77,8 +77,7 @@ def mix_packed(
     for group in _groups(lengths, least_share):
         sizes = [lengths[i] for i in group]
         *tokens, mask = (
-            None if part is None else pad_sequence([part[i] for i in group], batch_first=True)
-            for part in parts
+            None if part is None else _padded([part[i] for i in group], sizes[0]) for part in parts
         )
         if mask is None and not causal and sizes[-1] < sizes[0]:
             places = torch.arange(sizes[0], device=key.device)
@@ -88,11 +87,17 @@ def mix_packed(
     return torch.cat([mixed[i] for i in sorted(mixed)]).unsqueeze(0)
 
 
-def _check_packed(name: str, x: Any, dims: int, total: int | None = None) -> None:
-    is_packed = isinstance(x, Tensor) and x.dim() == dims and len(x) == 1
+def _check_packed(name: str, x: Any, total: int | None = None) -> None:
+    is_packed = isinstance(x, Tensor) and x.dim() == 3 and len(x) == 1
     if not is_packed or (total is not None and x.shape[1] != total):
-        shape = f'[1, {"total" if total is None else total}{", channels" * (dims == 3)}]'
+        shape = f'[1, {"total" if total is None else total}, channels]'
         refuse(name, f'{shape} with cu_seqlens', x)
+
+
+def _padded(parts: Sequence[Tensor], length: int) -> Tensor:
+    """Return sequences [n, ...] as [N, length, ...]; torch.func.vmap has no `pad_sequence`."""
+    before = (0, 0) * (parts[0].dim() - 1)
+    return torch.stack([F.pad(x, (*before, 0, length - len(x))) for x in parts])
 
 
 def _groups(lengths: Sequence[int], least_share: float) -> list[list[int]]:

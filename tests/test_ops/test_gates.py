@@ -156,3 +156,5 @@ def test_a_function_must_keep_the_shape():
     message = r'gate must return a tensor of the shape \[2, 5, 4\] of query, got .*\[2, 5, 2\] from'
     refuses(message, ops.aft_simple, x, x, x, gate=F.glu)
     refuses("query must be None exactly for gate='none'", ops.aft_simple, None, x, x, gate='tanh')
+    refuses("query must be a tensor with gate='tanh', got None", ops.apply_gate, None, x, 'tanh')
+    refuses("mixed must be a tensor with gate='tanh', got 5", ops.apply_gate, x, 5, 'tanh')
