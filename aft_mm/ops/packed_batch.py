@@ -43,7 +43,7 @@ def mix_packed(
     cu_seqlens: Any,
     key_mask: Tensor | None,
     causal: bool,
-    least_share: float = LEAST_SHARE,
+    pads: bool = True,
 ) -> Tensor:
     """Return the tokens of every sequence mixed alone, [1, total, D].
 
@@ -55,7 +55,7 @@ def mix_packed(
         cu_seqlens: int [N + 1], the start of each sequence and the end of the last.
         key_mask: bool [1, total] or None.
         causal: Whether `mix` is, so that it does not see padding.
-        least_share: Tokens of the shortest sequence of a group over those of the longest.
+        pads: False only gives `mix` sequences of one length, for weights that depend on it.
 
     Raises:
         ValueError: If the tensors are no packed batch.
@@ -74,7 +74,7 @@ def mix_packed(
     given = query, key, value, key_mask
     parts = [None if x is None else x[0].split(lengths) for x in given]
     mixed: dict[int, Tensor] = {}
-    for group in _groups(lengths, least_share):
+    for group in _groups(lengths, LEAST_SHARE if pads else 1.0):
         sizes = [lengths[i] for i in group]
         *tokens, mask = (
             None if part is None else _padded([part[i] for i in group], sizes[0]) for part in parts

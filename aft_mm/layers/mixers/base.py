@@ -18,7 +18,6 @@ from aft_mm.checks import (
 )
 from aft_mm.ops.checks import FLOATS, check_lengths, check_mask
 from aft_mm.ops.gates import Gate, check_gate
-from aft_mm.ops.packed_batch import LEAST_SHARE
 from aft_mm.registry import MODELS
 
 from ..grid import Grid, check_grid
@@ -211,10 +210,8 @@ class TokenMixer(Resettable):
             return self._mix(query, key, value, self._resolve_grid(key.shape[1]), key_mask)
 
         query = queries[0] if queries else None
-        least_share = 1.0 if self.depends_on_length else LEAST_SHARE
-        mixed = ops.mix_packed(
-            mix, query, key, value, cu_seqlens, key_mask, self.causal, least_share
-        )
+        pads = not self.depends_on_length
+        mixed = ops.mix_packed(mix, query, key, value, cu_seqlens, key_mask, self.causal, pads)
         output: Tensor = self.proj_drop(self._project_output(mixed))
         return output
 
