@@ -8,6 +8,7 @@ from aft_mm.checks import check_int
 from aft_mm.ops.checks import check_num_heads
 from aft_mm.registry import MODELS
 
+from .mixers.base import check_tokens, hide_tokens
 from .resetting import Resettable
 
 
@@ -43,9 +44,13 @@ class QueryPooling(Resettable):
             x: Tokens [B, T, D].
             key_mask: bool [B, T], True = keep. Hidden tokens may hold NaN and get a gradient of 0;
                 without a visible token the result is that of v = 0.
+
+        Raises:
+            ValueError: An argument has another shape or type.
         """
+        check_tokens('x', x, 'B', 'T', len(self.query))
         if key_mask is not None:
-            x = x.masked_fill(~key_mask.unsqueeze(-1), 0)
+            x = hide_tokens(x, key_mask)
         key, value = self.key(x), self.value(x)
         query = self.query.to(value.dtype).expand(len(x), 1, -1)
         key = key.repeat_interleave(value.shape[-1] // key.shape[-1], -1)

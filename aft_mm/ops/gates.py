@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from aft_mm.checks import described, refuse
 
@@ -50,10 +50,13 @@ def gate_values(query: Tensor, gate: Gate) -> Tensor:
         return FUNCTIONS[gate](query)
     check_gate(gate)
     assert not isinstance(gate, str)
-    values = gate(query.clone())  # a module may work in place
+    # The layers of torch refuse another dtype than that of their parameters.
+    parameters = list(gate.parameters()) if isinstance(gate, nn.Module) else []
+    given = query.to(parameters[0].dtype if parameters else query.dtype, copy=True)
+    values = gate(given)  # which a module may overwrite
     if not isinstance(values, Tensor) or values.shape != query.shape:
         raise ValueError(
             f'gate must return a tensor of the shape {list(query.shape)} of query, got '
             f'{described(values)} from {described(gate)}'
         )
-    return values
+    return values.to(query.dtype)

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aft_mm.checks import described, refuse
+
 from .export_paths import recording, replaying
 from .gates import Gate, gate_values
 from .tracing import clipped, may_read, no_autocast, transformed
@@ -67,6 +69,9 @@ def apply_gate(
         dtype: That of the result, by default of `mixed`.
     """
     if gate != 'none':
+        for name, x in (('query', query), ('mixed', mixed)):
+            if not isinstance(x, Tensor):
+                refuse(name, f'a tensor with gate={described(gate)}', x)
         gating = gate_values(query.to(mixed.dtype), gate)
         # In place without autograd: new memory pages cost more than the product.
         in_place = isinstance(gate, str) and not (torch.is_grad_enabled() or transformed())

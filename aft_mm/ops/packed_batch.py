@@ -10,9 +10,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from aft_mm.checks import refuse
+
+from .checks import check_mask
 
 # A group has at most a quarter of padding.
 LEAST_SHARE = 0.75
@@ -42,6 +43,7 @@ def mix_packed(
     cu_seqlens: Any,
     key_mask: Tensor | None,
     causal: bool,
+    pads: bool = True,
 ) -> Tensor:
     """Return the tokens of every sequence mixed alone, [1, total, D].
 
@@ -53,17 +55,17 @@ def mix_packed(
         cu_seqlens: int [N + 1], the start of each sequence and the end of the last.
         key_mask: bool [1, total] or None.
         causal: Whether `mix` is, so that it does not see padding.
+        pads: False only gives `mix` sequences of one length, for weights that depend on it.
 
     Raises:
         ValueError: If the tensors are no packed batch.
     """
-    _check_packed('key', key, 3)
+    _check_packed('key', key)
     total = key.shape[1]
-    _check_packed('value', value, 3, total)
+    _check_packed('value', value, total)
     if query is not None:
-        _check_packed('query', query, 3, total)
-    if key_mask is not None:
-        _check_packed('key_mask', key_mask, 2, total)
+        _check_packed('query', query, total)
+    check_mask(key_mask, key)
     lengths = sequence_lengths(cu_seqlens, total)
     if total == 0:
         # One token checks the arguments, and gives each a gradient of 0.
@@ -72,11 +74,10 @@ def mix_packed(
     given = query, key, value, key_mask
     parts = [None if x is None else x[0].split(lengths) for x in given]
     mixed: dict[int, Tensor] = {}
-    for group in _groups(lengths):
+    for group in _groups(lengths, LEAST_SHARE if pads else 1.0):
         sizes = [lengths[i] for i in group]
         *tokens, mask = (
-            None if part is None else pad_sequence([part[i] for i in group], batch_first=True)
-            for part in parts
+            None if part is None else _padded([part[i] for i in group], sizes[0]) for part in parts
         )
         if mask is None and not causal and sizes[-1] < sizes[0]:
             places = torch.arange(sizes[0], device=key.device)
@@ -86,18 +87,24 @@ def mix_packed(
     return torch.cat([mixed[i] for i in sorted(mixed)]).unsqueeze(0)
 
 
-def _check_packed(name: str, x: Any, dims: int, total: int | None = None) -> None:
-    is_packed = isinstance(x, Tensor) and x.dim() == dims and len(x) == 1
+def _check_packed(name: str, x: Any, total: int | None = None) -> None:
+    is_packed = isinstance(x, Tensor) and x.dim() == 3 and len(x) == 1
     if not is_packed or (total is not None and x.shape[1] != total):
-        shape = f'[1, {"total" if total is None else total}{", channels" * (dims == 3)}]'
+        shape = f'[1, {"total" if total is None else total}, channels]'
         refuse(name, f'{shape} with cu_seqlens', x)
 
 
-def _groups(lengths: Sequence[int]) -> list[list[int]]:
+def _padded(parts: Sequence[Tensor], length: int) -> Tensor:
+    """Return sequences [n, ...] as [N, length, ...]; torch.func.vmap has no `pad_sequence`."""
+    before = (0, 0) * (parts[0].dim() - 1)
+    return torch.stack([F.pad(x, (*before, 0, length - len(x))) for x in parts])
+
+
+def _groups(lengths: Sequence[int], least_share: float) -> list[list[int]]:
     """Return indices of sequences with tokens, from long to short, in groups of similar lengths."""
     groups: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if lengths[i] and (not groups or lengths[i] < LEAST_SHARE * lengths[groups[-1][0]]):
+        if lengths[i] and (not groups or lengths[i] < least_share * lengths[groups[-1][0]]):
             groups.append([])
         if lengths[i]:
             groups[-1].append(i)

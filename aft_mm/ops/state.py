@@ -190,6 +190,7 @@ def prefill(
     indices = torch.arange(key.shape[1], device=key.device)
     if decay is not None:
         checks.check_decay(decay, value)
+        checks.check_buffer(size, 0)
         key = key + decay.to(dtype) * indices[:, None]
     has_left = (indices < lengths[:, None] - size).unsqueeze(-1)
     old_value = value.masked_fill(~has_left, 0)

@@ -121,6 +121,7 @@ def aft_decay_step(
     """Compute one token of causal :func:`aft_decay`: y [B, D] and the next state."""
     check_state(state)
     checks.check_decay(decay, state.values)
+    checks.check_terms(state.sums.numerator, state.values, 'softmax')
     checks.check_buffer(state.keys.shape[1], 0)
     return _run('aft_decay_step', state, query, key, value, decay, gate=gate)
 

@@ -112,3 +112,15 @@ def test_wrong_arguments_are_refused():
     refuses('decay must be', ops.aft_decay_step, state(), token, token, token, torch.ones(4))
     lengths = torch.tensor([4])
     refuses(r'decay must be \[3\]', ops.prefill, state(), x, x, lengths, decay=torch.ones(2))
+    other = ops.aft_simple_init_state(1, 3, key_function='relu2')
+    refuses(
+        'state must be made with the key_function',
+        ops.aft_decay_step,
+        other,
+        token,
+        token,
+        token,
+        torch.ones(3),
+    )
+    other = ops.aft_full_init_state(1, 3, 9)
+    refuses('state must be made with', ops.prefill, other, x, x, lengths, decay=torch.ones(3))

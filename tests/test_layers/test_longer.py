@@ -161,6 +161,16 @@ def test_steps_and_prompts_beyond_the_learned_tokens_equal_the_forward(name, len
 
 
 @both
+@every_choice
+@every_mixer
+def test_packed_sequences_have_the_bias_of_their_own_length(name, longer, causal):
+    mixer = build(name, causal=causal, longer=longer)
+    parts = [torch.randn(1, length, D) for length in (20, 17, 9, 8, 17)]
+    got = mixer(torch.cat(parts, 1), cu_seqlens=torch.tensor([0, 20, 37, 46, 54, 71]))
+    torch.testing.assert_close(got, torch.cat([mixer(part) for part in parts], 1))
+
+
+@both
 @pytest.mark.parametrize('name', ['full-factors', 'local-free', 'linear', 'log'])
 def test_gradients_reach_the_learned_bias_from_beyond(name, causal):
     options = {} if name in FUNCTIONS else dict(longer='nearest')

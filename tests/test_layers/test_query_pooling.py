@@ -105,3 +105,9 @@ def test_its_map_has_a_row_with_one_panel():
 def test_wrong_arguments():
     refuses('num_heads must be an int that divides embed_dims=12, got 5', QueryPooling, D, 5)
     refuses('embed_dims must be an int, 1 or larger, got 0', QueryPooling, 0)
+    layer, x = pooling(3), torch.randn(B, T, D)
+    for wrong in (x[0], x[..., :5], x.long(), [1]):
+        refuses(r'x must be a tensor of floats \[B, T, 12\], got', layer, wrong)
+    mask = torch.ones(B, T, dtype=torch.bool)
+    for wrong in (mask.long(), mask.float(), mask[:, 1:], mask[:1], mask.tolist()):
+        refuses(r'key_mask must be bool \[3, 7\] with True for tokens to keep', layer, x, wrong)

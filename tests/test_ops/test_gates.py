@@ -1,5 +1,8 @@
 """Gates that no kernel computes: torch applies them to what the kernels return."""
 
+from copy import deepcopy
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -105,6 +108,24 @@ def test_a_config_builds_a_gate_whose_parameters_are_learned(config):
     assert same.gate is not mixer.gate
 
 
+@each('name', ['AFTSimple', 'AFTConv', 'DepthwiseConv', 'Identity'])
+@each('module', [nn.PReLU, partial(nn.Linear, D, D)])
+def test_modules_with_parameters_compute_in_any_dtype(name, module):
+    mixer, x = build(name, gate=module(), causal=name != 'Identity').eval(), tokens((7,))
+    expected = mixer(x)
+    wide = deepcopy(mixer).double()(x.double())
+    torch.testing.assert_close(wide, expected.double(), atol=1e-5, rtol=1e-4)
+    with torch.autocast('cpu', torch.bfloat16):
+        mixed = mixer(x)
+    low = mixer.bfloat16()
+    for y in (mixed, low(x.bfloat16())):
+        assert y.dtype == torch.bfloat16
+        assert (y.float() - expected).norm() < 0.05 * expected.norm()
+    if mixer.has_steps and mixer.causal:
+        y, _ = low.step(x[:, 0].bfloat16(), low.init_state(len(x)))
+        assert (y.float() - expected[:, 0]).norm() < 0.05 * expected[:, 0].norm()
+
+
 def test_graphs_contain_the_gate():
     x = torch.randn(2, 20, D)
     conv = AFTConv(D, num_heads=3, kernel_size=3, grid=(4, 5), gate='mish').eval()
@@ -135,3 +156,5 @@ def test_a_function_must_keep_the_shape():
     message = r'gate must return a tensor of the shape \[2, 5, 4\] of query, got .*\[2, 5, 2\] from'
     refuses(message, ops.aft_simple, x, x, x, gate=F.glu)
     refuses("query must be None exactly for gate='none'", ops.aft_simple, None, x, x, gate='tanh')
+    refuses("query must be a tensor with gate='tanh', got None", ops.apply_gate, None, x, 'tanh')
+    refuses("mixed must be a tensor with gate='tanh', got 5", ops.apply_gate, x, 5, 'tanh')

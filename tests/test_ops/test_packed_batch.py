@@ -117,6 +117,22 @@ def test_equals_the_loop_over_the_sequences(name, lengths, causal, masked, monke
 
 @each_causal
 @each_case
+def test_vmap_and_grad_equal_a_loop(name, causal):
+    lengths = [6, 0, 9, 7]
+    samples = [inputs(name, 22, causal) for _ in range(2)]
+    run = partial(packed, name, lengths, causal)
+    together = [torch.stack(x) for x in zip(*samples, strict=True)]
+    for result, sample in zip(torch.func.vmap(run)(*together), samples, strict=True):
+        torch.testing.assert_close(result, run(*sample))
+    gradient = torch.func.grad(lambda *tensors: run(*tensors).square().sum(), 1)
+    for result, sample in zip(torch.func.vmap(gradient)(*together), samples, strict=True):
+        leaf = sample[1].requires_grad_()
+        (expected,) = torch.autograd.grad(run(*sample).square().sum(), leaf)
+        torch.testing.assert_close(result, expected)
+
+
+@each_causal
+@each_case
 def test_nothing_of_one_sequence_reaches_another(name, causal):
     lengths = [6, 9, 1, 9]
     tensors = inputs(name, 25, causal, torch.float32)
@@ -187,7 +203,8 @@ WRONG = {
     r'key must be \[1, total, channels\] with cu_seqlens, got torch.float32 \[7\]': dict(
         key=X[0, :, 0]
     ),
-    r'key_mask must be \[1, 7\] with cu_seqlens': dict(key_mask=MASK[0]),
+    r'key_mask must be bool \[1, 7\] .*, got torch.bool \[7\]': dict(key_mask=MASK[0]),
+    r'key_mask must be bool \[1, 7\] .*, got torch.int64 \[1, 7\]': dict(key_mask=MASK.long()),
 }
 
 

@@ -84,6 +84,7 @@ class AFTFull(AFTMixer):
             )
         self.longer = longer
         self.num_heads = num_heads
+        self.depends_on_length = longer == 'interpolate'
         stretched = grid[0] if longer == 'interpolate' else None
         if source_grid is not None and (rank is not None or self.causal or self.query is None):
             raise ValueError(

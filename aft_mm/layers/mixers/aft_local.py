@@ -64,6 +64,7 @@ class AFTLocal(OpMixer):
         if longer is not None and self.reach < 0:
             raise ValueError(f'window must be 1 or larger with longer={longer!r}, got {window}')
         self.longer = longer
+        self.depends_on_length = longer == 'interpolate'
         stretched = self.grid[0] if longer == 'interpolate' else None
         self.pos_bias: FactorizedPositionBias | FreeLocalPositionBias
         if rank is None:

@@ -48,14 +48,14 @@ class BiasedState(NamedTuple):
         return position
 
 
-def _check_tokens(name: str, x: Tensor, *shape: str | int) -> None:
+def check_tokens(name: str, x: Tensor, *shape: str | int) -> None:
     """Check for a float tensor of this shape, such as ('B', 'T', 192)."""
     floats = isinstance(x, Tensor) and x.dtype in FLOATS
     if not floats or x.dim() != len(shape) or x.shape[-1] != shape[-1]:
         refuse(name, f'a tensor of floats [{", ".join(map(str, shape))}]', x)
 
 
-def _hide_tokens(x: Tensor, key_mask: Tensor) -> Tensor:
+def hide_tokens(x: Tensor, key_mask: Tensor) -> Tensor:
     """Set hidden tokens of x [B, T, D] to 0, as 0 · NaN would reach gradients."""
     check_mask(key_mask, x)
     return x.masked_fill(~key_mask.unsqueeze(-1), 0)
@@ -95,6 +95,8 @@ class TokenMixer(Resettable):
     biased_memory: bool = False
     #: Whether :meth:`forward` takes a `position_bias` and a `pair_mask` of its tokens.
     takes_pairs: ClassVar[bool] = False
+    #: Whether weights depend on the number of tokens, so that packed sequences are not padded.
+    depends_on_length: bool = False
     #: Whether class tokens may precede the grid.
     takes_prefix_tokens: ClassVar[bool] = False
     #: The type that :meth:`_init_state` returns. A new state type is a NamedTuple with a
@@ -162,7 +164,7 @@ class TokenMixer(Resettable):
         Raises:
             ValueError: An argument has another shape or type, or the mixer does not take it.
         """
-        _check_tokens('x', x, 'B', 'T', self.embed_dims)
+        check_tokens('x', x, 'B', 'T', self.embed_dims)
         for name in pairs if not self.takes_pairs else ():
             refuse(name, f'left out for {type(self).__name__}', pairs[name])
         if cu_seqlens is not None:
@@ -170,7 +172,7 @@ class TokenMixer(Resettable):
         grid = self._resolve_grid(x.shape[1], grid)
         query: Any = None
         if memory is None:
-            x = x if key_mask is None else _hide_tokens(x, key_mask)
+            x = x if key_mask is None else hide_tokens(x, key_mask)
             *queries, key, value = self._project_all([self.query, self.key, self.value], x)
             memory, query = ProjectedMemory(key, value, key_mask), queries[0] if queries else None
         else:
@@ -201,14 +203,15 @@ class TokenMixer(Resettable):
                 refuse(name, 'None, or 1-d for a grid, with cu_seqlens', value)
         if self.num_prefix_tokens:
             refuse('num_prefix_tokens', '0 with cu_seqlens', self.num_prefix_tokens)
-        x = x if key_mask is None else _hide_tokens(x, key_mask)
+        x = x if key_mask is None else hide_tokens(x, key_mask)
         *queries, key, value = self._project_all([self.query, self.key, self.value], x)
 
         def mix(query: Any, key: Tensor, value: Tensor, key_mask: Tensor | None) -> Tensor:
             return self._mix(query, key, value, self._resolve_grid(key.shape[1]), key_mask)
 
         query = queries[0] if queries else None
-        mixed = ops.mix_packed(mix, query, key, value, cu_seqlens, key_mask, self.causal)
+        pads = not self.depends_on_length
+        mixed = ops.mix_packed(mix, query, key, value, cu_seqlens, key_mask, self.causal, pads)
         output: Tensor = self.proj_drop(self._project_output(mixed))
         return output
 
@@ -219,8 +222,8 @@ class TokenMixer(Resettable):
                 f'memory must be None for {type(self).__name__} with causal={self.causal}, '
                 f'got {list(memory.shape)}'
             )
-        _check_tokens('memory', memory, 'B', 'S', self.embed_dims)
-        memory = memory if key_mask is None else _hide_tokens(memory, key_mask)
+        check_tokens('memory', memory, 'B', 'S', self.embed_dims)
+        memory = memory if key_mask is None else hide_tokens(memory, key_mask)
         return ProjectedMemory(self.key(memory), self.value(memory), key_mask)
 
     @torch.no_grad()
@@ -264,10 +267,10 @@ class TokenMixer(Resettable):
         Raises:
             ValueError: As :meth:`init_state` and :meth:`forward`.
         """
-        _check_tokens('x', x, 'B', 'T', self.embed_dims)
+        check_tokens('x', x, 'B', 'T', self.embed_dims)
         length, state = x.shape[1], self.init_state(len(x))
         check_lengths(lengths, state.position, length)
-        x = _hide_tokens(x, torch.arange(length, device=x.device) < lengths[:, None])
+        x = hide_tokens(x, torch.arange(length, device=x.device) < lengths[:, None])
         query = None if self.query is None else self.query(x)
         key, value = self.key(x), self.value(x)
         prompt: list[Any] = [query, key, value]
@@ -429,7 +432,7 @@ class TokenMixer(Resettable):
         if not isinstance(state, self.state_type):
             allowed = f'from init_state, prefill or step of this {type(self).__name__}'
             refuse('state', allowed, state)
-        _check_tokens('x_t', x_t, 'B', self.embed_dims)
+        check_tokens('x_t', x_t, 'B', self.embed_dims)
         if len(x_t) != len(state.position):
             refuse('x_t', f'[{len(state.position)}, {self.embed_dims}] as the state', x_t)
 
