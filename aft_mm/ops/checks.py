@@ -16,7 +16,7 @@ from aft_mm.checks import (
     refuse,
 )
 
-from .gates import GATES, Gate, check_gate
+from .gates import Gate, check_gate, in_kernels
 from .geometry import Window, near_radius
 
 #: Names the backends to use, see `dispatch.py`.
@@ -71,7 +71,7 @@ def check_mask(key_mask: Tensor | None, key: Tensor) -> None:
 
 
 def _check_query(query: Tensor | None, value: Tensor, gate: Gate) -> None:
-    if not isinstance(gate, str) or gate not in GATES:
+    if not in_kernels(gate):
         check_gate(gate)
     if (query is None) != (gate == 'none'):
         given = 'no query' if query is None else 'a query'

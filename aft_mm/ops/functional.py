@@ -11,7 +11,7 @@ from aft_mm.checks import refuse
 from . import checks
 from .conv_plan import ConvPlan
 from .dispatch import implementation
-from .gates import GATES, Gate
+from .gates import Gate, in_kernels
 from .geometry import Window
 from .online_softmax import apply_gate
 from .packed_batch import check_packed_grid, run_packed
@@ -337,7 +337,7 @@ def _run(
         zero = sum(x.sum() for x in tensors if x is not None)  # a gradient of 0 for every tensor
         return value.new_empty(0, tokens, value.shape[2]) + zero
     gate = options['gate']
-    if not isinstance(gate, str) or gate not in GATES:
+    if not in_kernels(gate):
         mixed = _run(op, None, key, value, *others, plan=plan, **{**options, 'gate': 'none'})
         if op == 'aft_simple' and not options['causal']:
             mixed = mixed[:, :1]  # its rows are equal, and as many as keys

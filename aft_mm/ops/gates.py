@@ -37,6 +37,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def in_kernels(gate: Any) -> bool:
+    """Return whether kernels compute a gate; torch applies another to their result."""
+    return isinstance(gate, str) and gate in GATES
+
+
 def check_gate(gate: Any) -> None:
     is_name = isinstance(gate, str) and (gate == 'none' or gate in FUNCTIONS)
     # A class is callable too, but makes a module.

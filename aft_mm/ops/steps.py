@@ -32,7 +32,7 @@ from aft_mm.checks import check_choice, check_flag, check_sizes, per_dimension
 
 from . import checks
 from .dispatch import implementation
-from .gates import GATES, Gate
+from .gates import Gate, in_kernels
 from .geometry import Window, as_pair, kernel_reach, near_radius
 from .online_softmax import ShiftedSum, apply_gate
 from .state import StepState, check_kind, check_state, new_state, use_up
@@ -49,7 +49,7 @@ def _run(
 ) -> tuple[Tensor, StepState]:
     gate = options['gate']
     checks.check_step(query, key, value, gate, state.keys, state.values)
-    if not isinstance(gate, str) or gate not in GATES:
+    if not in_kernels(gate):
         mixed, state = _run(op, state, None, key, value, *others, **{**options, 'gate': 'none'})
         wide = mixed.to(torch.promote_types(value.dtype, torch.float32))
         return apply_gate(query, wide, gate, value.dtype), state
