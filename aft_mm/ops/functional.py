@@ -10,9 +10,9 @@ from aft_mm.checks import refuse
 
 from . import checks
 from .conv_plan import ConvPlan
-from .dispatch import implementation
+from .dispatch import choose_backend, implementation
 from .gates import Gate, in_kernels
-from .geometry import Window
+from .geometry import Window, split_joined
 from .online_softmax import apply_gate
 from .packed_batch import check_packed_grid, run_packed
 from .tracing import no_autocast
@@ -228,6 +228,28 @@ def aft_conv(
         grid = _as_constants(grid)
     options = dict(grid=grid, global_connectivity=global_connectivity, **shared)
     return _run('aft_conv', query, key, value, weight, plan=plan, **options)
+
+
+def aft_conv_joined(qkv: Tensor, weight: Tensor | ConvPlan, **options: Any) -> Tensor:
+    """Compute :func:`aft_conv` of query, key and value side by side, as one product writes them.
+
+    Kernels that read them so also write their gradients so, which one product then reads.
+
+    Args:
+        qkv: [B, T, 2D + h], or [B, T, h + D] of key and value with ``gate='none'``.
+        weight: As for :func:`aft_conv`, which names the options, too; `gate` is one of kernels.
+    """
+    bias = weight.weight if isinstance(weight, ConvPlan) else weight
+    query, key, value = split_joined(qkv, len(bias), options['gate'])
+    tensors = query, key, value, bias
+    if len(qkv) and choose_backend('aft_conv', tensors, options) == 'cuda':
+        checks.check_grid(options['grid'], qkv.shape[1], kernel=bias.shape[1:])
+        with no_autocast(qkv):
+            result: Tensor = implementation('aft_conv', tensors, options)(
+                None, qkv, None, bias, **options
+            )
+            return result
+    return aft_conv(query, key, value, weight, **options)
 
 
 def aft_local_hard(

@@ -95,6 +95,14 @@ def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
     return weight
 
 
+def split_joined(qkv: Tensor, heads: int, gate: str) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return the query, None without a gate, the key [B, T, heads] and the value of [B, T, C]."""
+    others = qkv.shape[2] - heads
+    channels = others if gate == 'none' else others // 2
+    query, key, value = qkv.split([others - channels, heads, channels], 2)
+    return (None if gate == 'none' else query), key, value
+
+
 def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
     """Return [T, C] as blocks [n, c, C], the last padded with `fill`."""
     count = -(-x.shape[0] // block)
