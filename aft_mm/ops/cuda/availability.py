@@ -13,7 +13,7 @@ from . import nvrtc
 from .forms import DTYPES, MOST_COLUMNS, form_of
 
 KERNELS: dict[str, dict[str, Any]] = {'aft_conv': {}}
-LIMITS = {'aft_conv': f'a grid of 1 or 2 sizes, causal in 1-d only; up to {MOST_COLUMNS} columns'}
+LIMITS = {'aft_conv': f'a grid of 1 or 2 sizes; up to {MOST_COLUMNS} columns'}
 # bfloat16 products in mma.sync.
 OLDEST_CAPABILITY = (8, 0)
 
@@ -60,8 +60,6 @@ def unsupported_reasons(
     grid = tuple(options.get('grid', ()))
     if len(grid) > 2:
         reasons.append(f'has a kernel for aft_conv on grids of 1 or 2 sizes only, got {grid}')
-    elif options.get('causal') and len(grid) == 2:
-        reasons.append(f'has a kernel for causal aft_conv on 1-d grids only, got {grid}')
     columns = [min(x.shape[-1], 2 * grid[-1] - 1) for x in tensors[3:] if grid]
     if columns and columns[0] > MOST_COLUMNS:
         reasons.append(f'has kernels for w of up to {MOST_COLUMNS} columns, got {columns[0]}')

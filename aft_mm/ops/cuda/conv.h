@@ -8,7 +8,7 @@
 //
 // Macros: H, W the map; KH, KW the kernel; HALF float16, else bfloat16; EVEN pairs of tokens are
 // aligned; MASKED; GATE 0 none, 1 sigmoid, 2 relu; GLOBAL W = 1 outside of the kernel, else 0; CAUSAL
-// with H = 1; SHARED a key has several channels, and grad_key is float32; WARPS of a block.
+// W = 0 for later tokens in raster order; SHARED a key has several channels, and grad_key is float32; WARPS of a block.
 #ifndef AFT_MM_CONV_H
 #define AFT_MM_CONV_H
 #include "warp.h"
@@ -36,7 +36,7 @@ struct Arguments {
   u32* table;           // [heads, 2, KH, SPAN]: W[o], for the backward pass W[-o], from o = -OFFSET
   float* least;         // [heads]: the least d that is right
   float* units;         // [channels, batch, 2]: log2 of the unit of the terms, centre of the values
-  float* sums;          // [channels, batch, H, BLOCKS, 2]: n, d of a block in this row and those below
+  float* sums;          // [channels, batch, H, BLOCKS, 2]: n, d of a block in this row and those beyond
   u32* targets;         // [channels, batch, H, BLOCKS, 4, WORDS]: the gradients of n and d
   float* parts;         // [splits, channels, KH, KW]: the gradient of W / e^w
   float* extra;         // [channels, KH, KW]: that of w from flagged sequences
@@ -167,7 +167,7 @@ DEVICE bool any_of_sequence(bool fails) {
 }
 
 DEVICE float weight_at(const float* weight, int i, int o) {
-  if (CAUSAL && o > 0) return 0;
+  if (CAUSAL && (i > RH || (i == RH && o > 0))) return 0;
   if (o < -RW || o > RW) return GLOBAL;
   return ex2(LOG2E * load(weight + i * KW + o + RW));
 }
@@ -196,7 +196,7 @@ DEVICE float key_at(const Sequence& s, int token) { return shown(s, token) ? num
 DEVICE bool sees(float& bias, const float* weight, int t, int s) {
   const int dr = s / W - t / W, dc = s % W - t % W;
   bias = 0;
-  if (CAUSAL && dc > 0) return false;
+  if (CAUSAL && s > t) return false;
   if (dr < -RH || dr > RH || dc < -RW || dc > RW) return GLOBAL;
   bias = load(weight + (dr + RH) * KW + dc + RW);
   return true;
@@ -288,14 +288,14 @@ extern "C" __global__ void __launch_bounds__(32) conv_exact_backward_kernel(cons
         else store_number(a.grad_key, channel, item, i, dk);
       }
       for (int i = lane; seen && i < KH * KW; i += 32) {  // an entry of the kernel
-        const int dr = i / KW - RH, dc = i % KW - RW;
-        for (int t = 0; t < T && !(CAUSAL && dc > 0); t++) {
+        const int dr = i / KW - RH, dc = i % KW - RW, distance = dr * W + dc;
+        for (int t = 0; t < T && !(CAUSAL && distance > 0); t++) {
           if (!inside(t / W + dr, t % W + dc)) continue;
           const float* row = rows + 4 * t;
-          const float key = key_at(s, t + dr * W + dc);
+          const float key = key_at(s, t + distance);
           if (key == -INFINITE) continue;
           const float part = row[3] * ExactRow{row[0], row[1], row[2]}.share(key, load(weight + i));
-          extra[i] += part * (number(s.value, t + dr * W + dc) - row[2]);
+          extra[i] += part * (number(s.value, t + distance) - row[2]);
         }
       }
       sync_warp();
