@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +96,7 @@ def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
     return weight
 
 
-def split_joined(qkv: Tensor, heads: int, gate: str) -> tuple[Tensor | None, Tensor, Tensor]:
+def split_joined(qkv: Tensor, heads: int, gate: Any) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the query, None without a gate, the key [B, T, heads] and the value of [B, T, C]."""
     others = qkv.shape[2] - heads
     channels = others if gate == 'none' else others // 2

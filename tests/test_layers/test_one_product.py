@@ -14,9 +14,8 @@ from aft_mm.layers.projections import (
     project_channel_major,
     project_tokens,
 )
-from aft_mm.ops import dispatch
+from aft_mm.ops import aft_conv_joined, dispatch
 from aft_mm.ops.cuda import nvrtc
-from aft_mm.ops.functional import aft_conv_joined
 
 from ..helpers import OperatorLog
 from ..inductor_offline import source_of
@@ -168,6 +167,22 @@ def test_autocast_and_accumulated_gradients(channel_major, monkeypatch):
     assert_near(*results)
 
 
+def test_compiled_without_graph_break(channel_major):
+    mixer, x = build(num_heads=8)
+    expected, *_ = train(mixer, x)
+    expected = {name: each.clone() for name, each in expected.items()}
+    torch._dynamo.reset()
+    compiled = torch.compile(mixer, fullgraph=True, backend='aot_eager')
+    mixer.zero_grad()
+    x.grad = None
+    output = compiled(x)
+    generator = torch.Generator().manual_seed(1)
+    output.backward(torch.randn(output.shape, generator=generator).to(BF16))
+    got = {name: p.grad for name, p in mixer.named_parameters()}
+    assert 'backward' in channel_major.launched
+    assert_near(dict(got, x=x.grad, y=output.detach()), expected)
+
+
 OTHERS = {
     'hook': lambda mixer: mixer.key.register_forward_hook(lambda *args: None),
     'backward hook': lambda mixer: mixer.key.register_full_backward_hook(lambda *args: None),
@@ -204,6 +219,12 @@ def test_calls_that_no_kernel_serves_are_split(channel_major, monkeypatch):
     assert count(forward) > 1 + 1
     got.pop('key.bias'), expected.pop('key.bias')
     assert_near(got, expected)
+
+
+@pytest.mark.parametrize('shape', [(2, 24, 23), (24, 24), (2, 24, 9)])
+def test_other_sizes_are_refused(shape):
+    with pytest.raises(ValueError, match=r'qkv must be \[B, T, 2D \+ 8\], got \['):
+        aft_conv_joined(torch.randn(shape), torch.randn(8, 3, 3), grid=(4, 6))
 
 
 def test_an_empty_batch(channel_major):

@@ -9,7 +9,6 @@ from aft_mm import ops
 from aft_mm.checks import check_choice, check_flag
 from aft_mm.ops.checks import check_num_heads
 from aft_mm.ops.dispatch import prefers_channel_major
-from aft_mm.ops.functional import aft_conv_joined
 from aft_mm.ops.gates import Gate, in_kernels
 from aft_mm.registry import MODELS
 
@@ -121,7 +120,7 @@ class AFTConv(AFTMixer):
         if fused is None:
             return super()._project_and_mix(x, grid, key_mask, **pairs)
         qkv = project_channel_major(fused, x)
-        return aft_conv_joined(qkv, self._weight(), **self._conv_options(grid, key_mask))
+        return ops.aft_conv_joined(qkv, self._weight(), **self._conv_options(grid, key_mask))
 
     def _mix(
         self, query: Tensor | None, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None

@@ -8,7 +8,6 @@ value, the key is [B, T, C], query, key and value side by side, and so is its gr
 
 import ctypes
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -47,11 +46,9 @@ def is_channel_major(x: Tensor) -> bool:
     return x.stride(1) == 1 or x.shape[1] == 1
 
 
-def _channel_major(x: Tensor | None) -> Tensor | None:
+def _channel_major(x: Tensor) -> Tensor:
     """Return tokens [B, T, C] with neighbouring tokens next to each other."""
-    if x is None or is_channel_major(x):
-        return x
-    return x.movedim(2, 0).contiguous().movedim(0, 2)
+    return x if is_channel_major(x) else x.movedim(2, 0).contiguous().movedim(0, 2)
 
 
 def empty_like(x: Tensor) -> Tensor:
@@ -88,7 +85,8 @@ class _Call:
         causal: bool,
     ) -> None:
         names = 'query', 'key', 'value', 'grad'
-        given = map(_channel_major, (query, key, value, gradient))
+        tensors = query, key, value, gradient
+        given = (None if x is None else _channel_major(x) for x in tensors)
         self.tokens = dict(zip(names, given, strict=True))
         batch, _, channels = value.shape
         heads = key.shape[2]
@@ -229,14 +227,11 @@ def cuda_conv(*inputs: Any) -> tuple[Tensor, Tensor]:
 def _backward(gradient: Tensor, saved: Tensor, *inputs: Any) -> list[Tensor | None]:
     query, key, value, weight, *options = inputs[:-1]
     if value is None:
-        given, split = (
-            _channel_major(key),
-            partial(split_joined, heads=len(weight), gate=options[2]),
-        )
+        given = _channel_major(key)
         grads = empty_like(given)
-        query, part, value = split(given)
-        call = _Call(gradient, query, part, value, weight, *options)
-        *_, grad_weight = call.backward(query, part, weight, split(grads))
+        parts, into = (split_joined(x, len(weight), options[2]) for x in (given, grads))
+        call = _Call(gradient, *parts, weight, *options)
+        *_, grad_weight = call.backward(parts[0], parts[1], weight, into)
         return [None, _in_order_of(key, grads), None, grad_weight]
     call = _Call(gradient, query, key, value, weight, *options)
     *results, grad_weight = call.backward(query, key, weight, (None, None, None))
