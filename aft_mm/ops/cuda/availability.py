@@ -4,18 +4,15 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..tracing import constant, transformed
-from ..verified import unverified_reasons
+from ..verified import missing_device, unverified_reasons
 from . import nvrtc
 from .forms import DTYPES, MOST_COLUMNS, form_of
 
 KERNELS: dict[str, dict[str, Any]] = {'aft_conv': {}}
 LIMITS = {'aft_conv': f'a grid of 1 or 2 sizes; up to {MOST_COLUMNS} columns'}
-# bfloat16 products in mma.sync.
-OLDEST_CAPABILITY = (8, 0)
 
 
 # torch.compile must not trace the query.
@@ -29,16 +26,7 @@ def machine_reasons(device_type: str, index: int | None) -> tuple[str, ...]:
 def ask_machine(device_type: str, index: int | None) -> tuple[str, ...]:
     if device_type != 'cuda':
         return ('runs on cuda tensors only',)
-    if torch.version.hip is not None:
-        return ('runs on NVIDIA devices only',)
-    if not torch.cuda.is_available():
-        return ('finds no CUDA device',)
-    capability = torch.cuda.get_device_capability(index)
-    if capability < OLDEST_CAPABILITY:
-        return (
-            'needs compute capability {}.{}, got {}.{}'.format(*OLDEST_CAPABILITY, *capability),
-        )
-    return (reason,) if (reason := nvrtc.missing()) else ()
+    return missing_device(index) or ((reason,) if (reason := nvrtc.missing()) else ())
 
 
 @constant
@@ -84,13 +72,8 @@ def compile_reasons(tensors: Sequence[Tensor | None], options: Mapping[str, Any]
     return [reason] if reason else []
 
 
-@constant
-def unverified(op: str, dtype: torch.dtype, index: int | None) -> tuple[str, ...]:
-    return unverified_reasons('cuda', op, dtype, index)
-
-
 def reasons_on_request_only(op: str, tensors: Sequence[Tensor | None]) -> list[str]:
     """Return why kernels that can run the call are not the default; empty if they are."""
     value = tensors[2]
-    reasons = unverified(op, value.dtype, value.device.index)
+    reasons = unverified_reasons('cuda', op, value.dtype, value.device.index)
     return [f'{reason}; AFT_MM_BACKEND=cuda uses it' for reason in reasons]
