@@ -421,7 +421,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_weight_
     sync_warp();
     float* parts = a.parts + (((i64)split * a.channels + p.channel) * KH + row + i) * KW;
     for (int o = lane; o < KW; o += 32)
-      parts[o] = CAUSAL && (row + i > RH || (row + i == RH && o > RW)) ? 0 : sums[4 * o] + sums[4 * o + 1] + sums[4 * o + 2] + sums[4 * o + 3];
+      parts[o] = CAUSAL && row + i == RH && o > RW ? 0 : sums[4 * o] + sums[4 * o + 1] + sums[4 * o + 2] + sums[4 * o + 3];
     sync_warp();
   }
 }
