@@ -248,7 +248,6 @@ def merge_pairs(
 
 @triton.jit
 def precede(total: 'Sum', carry: 'Sum', BLOCK: tl.constexpr) -> 'tuple[Sum, Sum]':
-    """Return the exclusive sums of the groups after a carry, and the next carry."""
     high, first, second = total
     edge = tl.arange(0, BLOCK.groups)[:, None] == 0
     zero = tl.zeros_like(high)
@@ -448,7 +447,6 @@ def find_targets(
 
 @triton.jit
 def sum_targets(targets: 'Rows', BLOCK: tl.constexpr) -> 'Sum':
-    """Add the targets of all rows, last row first."""
     total = empty_sum(BLOCK.groups, BLOCK.channels)
     for r in tl.static_range(BLOCK.rows - 1, -1, -1):
         total = add_target(total, targets[r])
