@@ -110,7 +110,7 @@ def test_float16_is_multiplied_in_tf32(case, monkeypatch):
     compare(case, inputs(case, 2, HALF), monkeypatch)
 
 
-@pytest.mark.parametrize('dtype', [BF16, HALF], ids=str)
+@pytest.mark.parametrize('dtype', [BF16, HALF, torch.float32], ids=str)
 @pytest.mark.parametrize(
     'case', [conv((5, 7), (3, 5)), conv((3, 24), (3, 5)), conv((5, 40), (3, 5), causal=True)]
 )
@@ -125,6 +125,31 @@ def test_masked_tokens_may_be_nan(case, dtype, monkeypatch):
     assert_close(got, oracle(case, clean, monkeypatch, key_mask=mask), TOLERANCE[dtype])
     assert (got[0][1] == 0).all()
     assert all((x.masked_select(hidden) == 0).all() for x in got[2:4])
+
+
+@pytest.mark.parametrize(
+    'case',
+    [
+        SHAPES[2],
+        conv((14, 14), (11, 11)),
+        conv((5, 41), (3, 27)),
+        conv((40,), (7,), causal=True),
+        conv((9, 41), (3, 5), causal=True),
+        conv((20, 17), (5, 3), global_connectivity=False),
+        conv((3, 40), (1, 7), gate='none'),
+    ],
+)
+def test_float32_is_multiplied_in_three_parts(case, monkeypatch):
+    tensors = inputs(case, 2, torch.float32)
+    tensors[2] += 3
+    compare(case, tensors, monkeypatch)
+
+
+@pytest.mark.parametrize('name', ['spread keys', 'keys of ±1e4', 'both'])
+def test_float32_keys_and_biases_of_any_size(name, monkeypatch):
+    case, (spread, shift) = conv((5, 26), (3, 5), causal=True), EXTREMES[name]
+    query, key, value, weight = inputs(case, 2, torch.float32)
+    compare(case, [query, key * spread, value, weight + shift], monkeypatch, TERMS)
 
 
 EXTREMES = {  # keys times a number, w plus a number
@@ -243,7 +268,7 @@ def test_compiles_without_graph_break(emulated):  # noqa: F811
 
 
 REFUSED = {
-    'for tokens of float16 or of bfloat16, got torch.float32': dict(dtype=torch.float32),
+    'of float32, float16 or bfloat16, got torch.float64': dict(dtype=torch.float64),
     'on grids of 1 or 2 sizes only, got (2, 2, 2)': dict(grid=(2, 2, 2), kernel=(3, 3, 3)),
     'for w of up to 129 columns, got 131': dict(grid=(200,), kernel=(131,)),
 }

@@ -34,6 +34,7 @@ SMALL_FORMS = [
     form((1, 33), (1, 5), HALF, share=2, masked=True),
     form((40,), (5,), causal=True),
     form((3, 26), (3, 3), causal=True),
+    form((3, 17), (3, 3), torch.float32),
 ]
 
 

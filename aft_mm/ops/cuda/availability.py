@@ -56,7 +56,7 @@ def unsupported_reasons(
     dtypes = {x.dtype for x in (query, key, value) if x is not None}
     if len(dtypes) > 1 or value.dtype not in DTYPES:
         names = ', '.join(sorted(str(dtype) for dtype in dtypes))
-        reasons.append(f'has kernels for tokens of float16 or of bfloat16, got {names}')
+        reasons.append(f'has kernels for tokens of float32, float16 or bfloat16, got {names}')
     return reasons
 
 

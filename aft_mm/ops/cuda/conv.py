@@ -64,8 +64,8 @@ def _tokens(x: Tensor | None) -> Tokens:
 
 
 def _is_even(x: Tensor | None) -> bool:
-    """Return whether every second token begins a word of 32 bits."""
-    return x is None or not (x.data_ptr() % 4 or x.stride(0) % 2 or x.stride(2) % 2)
+    """Return whether pairs of tokens are aligned."""
+    return x is None or not (x.data_ptr() % (2 * x.itemsize) or x.stride(0) % 2 or x.stride(2) % 2)
 
 
 class _Call:

@@ -8,7 +8,7 @@
 //   (n, d)_r = sum_i X_{r+i} W_i + near blocks of the rows beyond the kernel + far blocks of all rows
 //
 // so nothing is subtracted here either. If causal, W of later rows is 0, and the sums are those of the
-// rows before this one. Terms of bfloat16 tokens are bfloat16, those of float16 tf32.
+// rows before this one. Terms of bfloat16 tokens are bfloat16, those of float16 tf32, of float32 float32.
 // The launches of a forward pass: table, units, sums, forward, exact; of a backward pass: table, units,
 // sums, targets, target sums, sources, weight, exact. A warp that has a whole map finds its units and
 // sums itself, while the tokens are in the cache.
@@ -21,10 +21,10 @@
 #define STRIPS ((BLOCKS + COUNT - 1) / COUNT)
 // The terms of KH rows stay in registers if they fit, and all indices are then known; the loop over
 // rows is then unrolled KH times.
-#define IN_REGISTERS (KH <= 15 && KH * READ * WORDS <= 96)
+#define IN_REGISTERS (KH <= 15 && KH * READ * WORDS <= (FULL ? 64 : 96))
 #define KEEP_TILES (IN_REGISTERS && KH * (2 * NEAR + 1) * TILE <= 40)
-#if HALF
-#define WORDS 4  // n, d of the column 2q, then of 2q + 1, in tf32
+#if TF32
+#define WORDS 4  // n, d of the column 2q, then of 2q + 1
 #define TILE 2
 #else
 #define WORDS 2  // n, then d, of both columns in bfloat16
@@ -35,21 +35,39 @@ struct alignas(4 * WORDS) Block {
   u32 word[WORDS];
 };
 DEVICE Block block_of(float n0, float n1, float d0, float d1) {
-#if HALF
-  return {{to_tf32(n0), to_tf32(d0), to_tf32(n1), to_tf32(d1)}};
+#if TF32
+  return FULL ? Block{{BITS(n0), BITS(d0), BITS(n1), BITS(d1)}} : Block{{to_tf32(n0), to_tf32(d0), to_tf32(n1), to_tf32(d1)}};
 #else
   return {{pack_bf16(n0, n1), pack_bf16(d0, d1)}};
 #endif
 }
+#if TF32
+// a b; of float32 numbers as three products of their parts.
+DEVICE void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if FULL
+  const u32 x[] = {a0, a1, a2, a3, b0, b1};
+  u32 part[6], rest[6];
+  UNROLL for (int i = 0; i < 6; i++) {
+    part[i] = to_tf32(FLOAT(x[i]));
+    rest[i] = to_tf32(FLOAT(x[i]) - FLOAT(part[i]));
+  }
+  mma_tf32(c, rest[0], rest[1], rest[2], rest[3], part[4], part[5]);
+  mma_tf32(c, part[0], part[1], part[2], part[3], rest[4], rest[5]);
+  mma_tf32(c, part[0], part[1], part[2], part[3], part[4], part[5]);
+#else
+  mma_tf32(c, a0, a1, a2, a3, b0, b1);
+#endif
+}
+#endif
 DEVICE void product(float* c, const Block& x, const u32* tile) {
-#if HALF
-  mma_tf32(c, x.word[0], x.word[1], x.word[2], x.word[3], tile[0], tile[1]);
+#if TF32
+  multiply(c, x.word[0], x.word[1], x.word[2], x.word[3], tile[0], tile[1]);
 #else
   mma_k8(c, x.word[0], x.word[1], tile[0]);
 #endif
 }
 DEVICE void products(float* c, const Block& x, const Block& y, const u32* tile, const u32* next) {
-#if HALF
+#if TF32
   product(c, x, tile);
   product(c, y, next);
 #else
@@ -57,7 +75,7 @@ DEVICE void products(float* c, const Block& x, const Block& y, const u32* tile, 
 #endif
 }
 DEVICE void sum_block(float* c, const Block& x) {
-  const u32 ones[] = {HALF ? 0x3f800000u : 0x3f803f80u, 0x3f800000u};
+  const u32 ones[] = {TF32 ? 0x3f800000u : 0x3f803f80u, 0x3f800000u};
   product(c, x, ones);
 }
 // W of the distances 8 j + 2q - g and one more; `row` is that of the distance 2q - g.
@@ -65,7 +83,7 @@ DEVICE void load_tile(u32* tile, const u32* row, int j) {
   UNROLL for (int e = 0; e < TILE; e++) tile[e] = load(row + 8 * j + e);
 }
 DEVICE void transpose_block(Block& x) {
-#if HALF
+#if TF32
   UNROLL for (int i = 0; i < 2; i++) {  // n, d: 32 bits of two columns as two pairs of 16
     const u32 first = x.word[i], second = x.word[i + 2];
     const u32 lower = transpose((first & 0xffffu) | second << 16);
@@ -79,9 +97,9 @@ DEVICE void transpose_block(Block& x) {
 }
 // c[16, 8] += the transposed targets of two blocks times the transposed sources of one.
 DEVICE void outer_product(float* c, const Block& p, const Block& next, const Block& x) {
-#if HALF
+#if TF32
   UNROLL for (int i = 0; i < 2; i++)
-    mma_tf32(c, p.word[i], next.word[i], p.word[i + 2], next.word[i + 2], x.word[i], x.word[i + 2]);
+    multiply(c, p.word[i], next.word[i], p.word[i + 2], next.word[i + 2], x.word[i], x.word[i + 2]);
 #else
   mma_k16(c, p.word[0], next.word[0], p.word[1], next.word[1], x.word[0], x.word[1]);
 #endif
@@ -107,7 +125,7 @@ struct Sources {
     centre = a.units[2 * number_of(a, p) + 1];
   }
   DEVICE Block operator()(int r, int block) const {
-    u32 key, value;
+    Pair key, value;
     load_key_value(key, value, s, r, block);
     const float e = term(low(key), unit), f = term(high(key), unit);
     return block_of(e * (low(value) - centre), f * (high(value) - centre), e, f);
@@ -129,7 +147,7 @@ struct Targets {
 DEVICE void find_units(const Arguments& a, const Place& p) {
   const Sequence s = sequence_of(a, p.channel, p.item, p.q);
   float most = -INFINITE, n = 0, d = 0;
-  u32 key, value;
+  Pair key, value;
   for (int i = 0; i < H * BLOCKS; i++) {
     load_key_value(key, value, s, i / BLOCKS, i % BLOCKS);
     most = fmaxf(most, fmaxf(low(key), high(key)));
@@ -306,13 +324,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_forward
   if (p.channel >= a.channels) return;
   const int strip = blockIdx.x % STRIPS, first = strip * COUNT;
   const Sequence s = sequence_of(a, p.channel, p.item, p.q);
-  u16* out = start_of(a.out, p.channel, p.item, p.q);
+  Number* out = start_of(a.out, p.channel, p.item, p.q);
   Watch watch;
   if (STRIPS == 1) find_units(a, p);
   sum_whole_map<Sources>(a, p);
   weigh_rows<Sources>(a, p, first, [&](int r, int n, const float* total) {
     const int col = 8 * (first + n) + 2 * p.q;
-    const u32 query = GATE ? load_pair(s.query, r, first + n, p.q, s.real) : 0;
+    const Pair query = GATE ? load_pair(s.query, r, first + n, p.q, s.real) : 0;
     const float y = gated(total[0], total[2], low(query)), z = gated(total[1], total[3], high(query));
     if (inside(r, col)) watch.see(total[2], y);
     if (inside(r, col + 1)) watch.see(total[3], z);
@@ -325,7 +343,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_targets
   if (p.channel >= a.channels) return;
   const int strip = blockIdx.x % STRIPS, first = strip * COUNT;
   const Sequence s = sequence_of(a, p.channel, p.item, p.q);
-  u16* grad_query = start_of(a.out, p.channel, p.item, p.q);
+  Number* grad_query = start_of(a.out, p.channel, p.item, p.q);
   Block* blocks = (Block*)a.targets + number_of(a, p) * H * BLOCKS * 4 + p.q;
   Watch watch;
   if (STRIPS == 1) find_units(a, p);
@@ -333,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_targets
   const float centre = s.real ? a.units[2 * number_of(a, p) + 1] : 0;
   weigh_rows<Sources>(a, p, first, [&](int r, int n, const float* total) {
     const int col = 8 * (first + n) + 2 * p.q;
-    const u32 grad = load_pair(s.grad, r, first + n, p.q, s.real), query = GATE ? load_pair(s.query, r, first + n, p.q, s.real) : 0;
+    const Pair grad = load_pair(s.grad, r, first + n, p.q, s.real), query = GATE ? load_pair(s.query, r, first + n, p.q, s.real) : 0;
     float ga[2], gc[2], dq[2];
     target(ga[0], gc[0], dq[0], low(grad), low(query), total[0], total[2], centre, inside(r, col));
     target(ga[1], gc[1], dq[1], high(grad), high(query), total[1], total[3], centre, inside(r, col + 1));
@@ -350,13 +368,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS) conv_sources
   const int strip = blockIdx.x % STRIPS, first = strip * COUNT;
   const Sequence s = sequence_of(a, p.channel, p.item, p.q);
   const Sources terms(a, p);
-  u16* grad_value = start_of(a.grad_value, p.channel, p.item, p.q);
+  Number* grad_value = start_of(a.grad_value, p.channel, p.item, p.q);
   KeyGrad* grad_key = start_of<KeyGrad>(a.grad_key, p.channel, p.item, p.q);
   Watch watch;
   sum_whole_map<Targets>(a, p);
   weigh_rows<Targets>(a, p, first, [&](int r, int n, const float* total) {
     const int col = 8 * (first + n) + 2 * p.q;
-    u32 key, value;
+    Pair key, value;
     load_key_value(key, value, s, r, first + n);
     const float e = term(low(key), terms.unit), f = term(high(key), terms.unit);
     const float dv[] = {e * total[0], f * total[1]};
