@@ -21,7 +21,7 @@
 #define STRIPS ((BLOCKS + COUNT - 1) / COUNT)
 // The terms of KH rows stay in registers if they fit, and all indices are then known; the loop over
 // rows is then unrolled KH times.
-#define IN_REGISTERS (KH <= 15 && KH * READ * WORDS <= (FULL ? 64 : 96))
+#define IN_REGISTERS (KH <= (FULL ? 3 : 15) && KH * READ * WORDS <= 96)
 #define KEEP_TILES (IN_REGISTERS && KH * (2 * NEAR + 1) * TILE <= 40)
 #if TF32
 #define WORDS 4  // n, d of the column 2q, then of 2q + 1
