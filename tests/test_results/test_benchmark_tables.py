@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import benchmark_sampling
 import pytest
 
 from aft_mm.analysis.run_files import read_lines
@@ -190,6 +191,28 @@ def test_sampling():
             row = only(many, mixer=SAMPLED[label])
             speed = several['estimated_seconds'] / row['estimated_seconds']
             check(cells[4], 64 / row['estimated_seconds'], speed)
+
+
+def test_latencies_of_the_linear_paper():
+    paper, cells = benchmark_sampling.PAPER, rows_of(PAGE, '| model | CPU, s: the paper')
+    measured = rows('sampling', 'mnist_batch1', 'mnist_batch1_wall', 'mnist_batch1_lsh_wall')
+    measured += rows('sampling', 'cifar10_batch1')
+    data = None
+    for label, printed, here, _, throughput in cells:
+        data = {'MNIST': 'mnist', 'CIFAR-10': 'cifar10'}.get(label.split(',')[0], data)
+        mixer = label.split(', ')[-1] if ', ' in label and 'cache' not in label else label
+        stateful = 'LSH' not in label and 'without' not in label
+        mixer, form = mixer.split()[0].strip(',').lower(), 'steps' if stateful else 'stateless'
+        known = paper.get((data, mixer, form), ('–', '–'))
+        assert (printed, throughput) == tuple(map(str, known))
+        if here != '–':
+            row = next(
+                row
+                for row in measured
+                if (row['data'], row['mixer'], row['form']) == (data, mixer, form)
+            )
+            check(here, row['seconds'] or row['estimated_seconds'])
+    assert len(cells) == len(paper) + 2
 
 
 def test_ops_in_cpp():
