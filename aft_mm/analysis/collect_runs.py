@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from aft_mm import __version__
 from aft_mm.checkpoint import latest_checkpoint, load_from_local
 from aft_mm.checks import check_int
 from aft_mm.config.finding import PACKAGE
@@ -19,6 +18,7 @@ from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_output
 
+from .. import __version__
 from .run_files import (
     POINTS,
     config_name,
