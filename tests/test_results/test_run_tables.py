@@ -325,6 +325,7 @@ TABLES = [
             'Conformer': 'conformer*',
             'AFT-simple': 'aft-simple*',
             'AFT-conv': 'aft-conv*',
+            'depthwise convolution': 'depthwise*',
             'TDNN': 'tdnn*',
             'Bi-LSTM': 'bi-lstm*',
         },
