@@ -283,6 +283,11 @@ SENTENCES = [
     ),
     (
         SPEECH,
+        'TDNN and Bi-LSTM, the convolution too (p = {0.p:.2f})',
+        [(('fsdd', WORDS), 'depthwise*', 'tdnn*')],
+    ),
+    (
+        SPEECH,
         'no significant difference (p = {0.p:.2f})',
         [(('fsdd', WORDS), 'fsdd/init_peak:aft-conv*', 'aft-conv*')],
     ),
