@@ -16,6 +16,7 @@ from aft_mm.analysis.collect_runs import commit, processor
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import user_errors
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+from aft_mm.ops.native.availability import find_library
 from aft_mm.outputs import check_writable
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,8 @@ def environment(args: argparse.Namespace, **more) -> dict:
         machine=platform.machine(),
         commit=commit(),
         versions=versions(),
+        threads=torch.get_num_threads(),
+        loops=isinstance(find_library(), Path),
         backend=os.environ.get(ENVIRONMENT_VARIABLE),
         tf32=dict(
             matmul=torch.backends.cuda.matmul.allow_tf32, cudnn=torch.backends.cudnn.allow_tf32
