@@ -326,6 +326,7 @@ TABLES = [
             'AFT-simple': 'aft-simple*',
             'AFT-conv': 'aft-conv*',
             'depthwise convolution': 'depthwise*',
+            'token shift, two seeds': 'token-shift*',
             'TDNN': 'tdnn*',
             'Bi-LSTM': 'bi-lstm*',
         },
