@@ -161,6 +161,7 @@ NIGHTLY = (
     'test_small_models_train_two_iterations_and_are_tested[upernet-aft-conv-mini_1xb4-2400i-conv-',
     'test_benchmarks.py::test_runtimes',
     'test_benchmarks.py::test_compiled_runtimes',
+    'test_another_table_row_trains_and_samples',
     # Trained weights on hundreds of photos.
     'test_accuracy_with_its_own_mean_and_with_the_usual_one',
     'test_forty_photos_are_enough_with_vit_small_14',

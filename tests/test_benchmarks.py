@@ -60,7 +60,9 @@ def _eager(monkeypatch):
 
 def rows_of(path):
     content = json.loads(path.read_text())
-    assert content['environment']['versions']['torch'] and 'commit' in content['environment']
+    about = content['environment']
+    assert about['versions']['torch'] and {'commit', 'device_name', 'loops'} <= about.keys()
+    assert about['threads'] == torch.get_num_threads()
     assert str(path.parent) not in path.read_text()
     return content['rows']
 

@@ -1,6 +1,7 @@
 """Collect runs, or outputs of benchmarks, in a file with a line for each, for the documents."""
 
 import argparse
+import platform
 import re
 import subprocess
 from collections import defaultdict
@@ -17,6 +18,7 @@ from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_output
 
+from .. import __version__
 from .run_files import (
     POINTS,
     config_name,
@@ -32,6 +34,8 @@ TESTED = ('metrics.json', 'test.json')
 _PLATFORM = re.compile(r'^ {4}(sys\.platform|GPU [\d,]+): (.+)$', re.M)
 _VERSION = re.compile(r'^ {4}(Python|PyTorch|TorchVision|MMEngine): (\S+)', re.M)
 _DEVICE = re.compile(r'parameters on (.+?), torch ')
+_ORIGIN = 'This run: aft_mm at {}, {}'
+_LOOPS = 'native backend used for '
 
 
 def collected(name: str, sources: Sequence[Path], args: argparse.Namespace) -> dict[str, Any]:
@@ -70,7 +74,7 @@ def line(
 
 
 def facts_of(work_dir: Path) -> dict[str, Any]:
-    """Return config, seed, rate, command, versions and machine of a run, if its work dir has them."""
+    """Return config, seed, rate, command, commit, versions, machine and use of C++ loops of a run."""
     facts: dict[str, Any] = {}
     configs = sorted(work_dir.glob('*/vis_data/config.py'))
     if configs:
@@ -84,12 +88,14 @@ def facts_of(work_dir: Path) -> dict[str, Any]:
         path, _ = latest_checkpoint(work_dir)
         checkpoint = load_from_local(path, map_location='cpu') if path else {}
         facts['command'] = checkpoint.get('message_hub', {}).get('runtime_info', {}).get('command')
-    facts['commit'] = commit()
     logs = sorted(work_dir.glob('*/*.log'))
     text = logs[-1].read_text(encoding='utf-8', errors='replace') if logs else ''
+    found = re.search(_ORIGIN.format('(.+?)', '(.+)'), text)
+    facts['commit'] = found[1] if found else commit()
     facts['versions'] = dict(_VERSION.findall(text)) or None
     devices = [device for _, device in _PLATFORM.findall(text)] + _DEVICE.findall(text)[:1]
-    facts['machine'] = ', '.join(devices) or None
+    facts['machine'] = ', '.join([found[2], *devices] if found else devices) or None
+    facts['loops'] = _LOOPS in text if found else None
     return {key: value for key, value in facts.items() if value is not None}
 
 
@@ -103,6 +109,18 @@ def commit() -> str | None:
     except FileNotFoundError:
         return None
     return done.stdout.strip() or None
+
+
+def origin() -> str:
+    """Return the line of a training's log that names its code and processor."""
+    return _ORIGIN.format(commit() or __version__, processor())
+
+
+def processor() -> str:
+    cpuinfo = Path('/proc/cpuinfo')
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
+    return names[0] if names else platform.machine()
 
 
 def run(args: argparse.Namespace) -> None:

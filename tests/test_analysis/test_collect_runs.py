@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from aft_mm.analysis import run_files
+from aft_mm.analysis.collect_runs import commit, origin, processor
 from aft_mm.analysis.run_files import append_line, read_lines, records_of
 from aft_mm.analysis.run_logs import read_scalars, seconds_at, trained, validations
 
@@ -99,7 +100,8 @@ def test_a_work_dir_tells_its_config_seed_command_and_versions(tool, config, tmp
     run = collect('work_seed4')['work_seed4']
     assert (run['config'], run['seed'], run['metrics']) == ('tiny', 4, {'bits_per_dim': 7.5})
     assert run['command'].startswith('aft_mm train ') and 'randomness.seed=4' in run['command']
-    assert 'cpu with 1 thread' in run['machine'] and run['lr'] > 0
+    assert run['machine'] == f'{processor()}, cpu with 1 thread' and run['lr'] > 0
+    assert run['commit'] == commit() and run['loops'] is False  # AFT-local has none
     records = read_scalars('work_seed4')
     assert run['iterations'] == trained(records, 'loss')[-1][0]
     assert run['val']['bits_per_dim'] == [
@@ -115,10 +117,13 @@ def test_versions_and_machine_are_those_of_the_text_log():
         'System environment:\n    sys.platform: linux\n    Python: 3.11.7 (main) [GCC 12.2.0]\n'
         '    GPU 0: NVIDIA H100 80GB HBM3\n    PyTorch: 2.11.0+cu130\n    MMEngine: 0.10.7\n'
         '2026/01/01 - mmengine - INFO - Model with 10 parameters on cuda, torch 2.11.0\n'
+        f'2026/01/01 - mmengine - INFO - {origin()}\n'
+        '2026/01/01 - mmengine - INFO - native backend used for aft_conv in float32\n'
     )
     run = collect('a_seed0')['a_seed0']
+    assert run['loops'] is True and run['commit'] == commit()
     assert run['versions'] == dict(Python='3.11.7', PyTorch='2.11.0+cu130', MMEngine='0.10.7')
-    assert run['machine'] == 'linux, NVIDIA H100 80GB HBM3, cuda'
+    assert run['machine'] == f'{processor()}, linux, NVIDIA H100 80GB HBM3, cuda'
     assert 'command' not in run and run['seed'] == 0
 
 

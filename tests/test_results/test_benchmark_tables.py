@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import benchmark_sampling
 import pytest
 
 from aft_mm.analysis.run_files import read_lines
@@ -190,6 +191,23 @@ def test_sampling():
             row = only(many, mixer=SAMPLED[label])
             speed = several['estimated_seconds'] / row['estimated_seconds']
             check(cells[4], 64 / row['estimated_seconds'], speed)
+
+
+def test_latencies_of_the_linear_paper():
+    measured = rows('sampling', 'mnist_batch1', 'mnist_batch1_wall', 'mnist_batch1_lsh_wall')
+    measured += rows('sampling', 'cifar10_batch1')
+    shown = 0
+    for label, *cells in rows_of(PAGE, '| seconds | MNIST, CPU'):
+        form = 'stateless' if 'without' in label or 'LSH' in label else 'steps'
+        for data, (printed, here, _) in (('mnist', cells[:3]), ('cifar10', cells[3:])):
+            entries = dict(data=data, mixer=label.split()[0].strip(',').lower(), form=form)
+            if printed != '–':
+                assert float(printed) == benchmark_sampling.PAPER[tuple(entries.values())][0]
+                shown += 1
+            if here != '–':
+                row = next(row for row in measured if entries.items() <= row.items())
+                check(here, row['seconds'] or row['estimated_seconds'])
+    assert shown == len(benchmark_sampling.PAPER)
 
 
 def test_ops_in_cpp():

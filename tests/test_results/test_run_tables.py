@@ -325,6 +325,8 @@ TABLES = [
             'Conformer': 'conformer*',
             'AFT-simple': 'aft-simple*',
             'AFT-conv': 'aft-conv*',
+            'depthwise convolution': 'depthwise*',
+            'token shift, two seeds': 'token-shift*',
             'TDNN': 'tdnn*',
             'Bi-LSTM': 'bi-lstm*',
         },

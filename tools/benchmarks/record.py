@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from arguments import named_in_errors
 
-from aft_mm.analysis.collect_runs import commit
+from aft_mm.analysis.collect_runs import commit, processor
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import user_errors
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+from aft_mm.ops.native.availability import find_library
 from aft_mm.outputs import check_writable
 
 ROOT = Path(__file__).parents[2]
@@ -29,10 +30,7 @@ def default_device() -> str:
 def device_name(device: str) -> str:
     if torch.device(device).type == 'cuda':
         return torch.cuda.get_device_name(device)
-    cpuinfo = Path('/proc/cpuinfo')
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
-    return names[0] if names else platform.machine()
+    return processor()
 
 
 def versions() -> dict[str, str | None]:
@@ -52,6 +50,8 @@ def environment(args: argparse.Namespace, **more) -> dict:
         machine=platform.machine(),
         commit=commit(),
         versions=versions(),
+        threads=torch.get_num_threads(),
+        loops=isinstance(find_library(), Path),
         backend=os.environ.get(ENVIRONMENT_VARIABLE),
         tf32=dict(
             matmul=torch.backends.cuda.matmul.allow_tf32, cudnn=torch.backends.cudnn.allow_tf32

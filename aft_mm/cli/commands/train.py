@@ -16,6 +16,7 @@ from mmengine.device import get_device
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import IterBasedTrainLoop, Runner
 
+from aft_mm.analysis.collect_runs import origin
 from aft_mm.analysis.run_logs import read_scalars, validated_metrics
 from aft_mm.analysis.training_summary import SHARES, Summary, class_lines, summarize
 from aft_mm.checkpoint import load_from_local
@@ -36,7 +37,7 @@ from aft_mm.engine import (
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.engine.by_class import add_by_class
 from aft_mm.engine.preflight import TRAIN_CHECKS, check_start, check_torchvision, choose_checkpoint
-from aft_mm.engine.run_guard import Run, without_options
+from aft_mm.engine.run_guard import FILE_ONLY, Run, without_options
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
 from aft_mm.hosts import quiet_pycocotools
 from aft_mm.ops.dispatch import BackendError, requested_backends
@@ -110,6 +111,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
         run.watch(runner)
         runner.register_hook(ValidateFirstHook())  # after all hooks that find the position
         log_backends(runner)
+        runner.logger.info(origin(), extra=FILE_ONLY)
         try:
             with literal_text():  # in the pictures of hooks
                 runner.train()
