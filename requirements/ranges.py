@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 #: `demo` needs an older Pillow than the others.
-EXTRAS = 'downstream', 'text', 'speech', 'timm', 'transformers', 'export', 'hub'
+EXTRAS = 'downstream', 'text', 'speech', 'timm', 'transformers', 'export', 'hub', 'clouds', 'quality'
 TESTS = (
     'test_own_data.py::test_a_folder_without_parts_is_split_trained_on_and_tuned_further',
     'test_own_data.py::test_a_text_file',
