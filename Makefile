@@ -9,9 +9,8 @@ CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/aft_mm
 .PHONY: quickstart downstream weights compiled-mmcv matrix ranges-newest ranges-oldest host-tests docs linkcheck test test-nightly test-fast test-transformers test-demo dry-run speed sanitize lint licenses audit release-weights \
 	wheels release-check source check-tag clean
 
-# The locks are complete, so pip resolves nothing. Python compiles the modules that it imports; all of
-# them take a minute and 350 MB.
-PIN := $(BIN)/python -m pip install --no-compile --no-deps --require-hashes
+# The locks are complete, so pip resolves nothing.
+PIN := $(BIN)/python -m pip install --no-deps --require-hashes
 
 $(VENV)/installed: requirements/lock.txt setup.py pyproject.toml
 	@echo 'into $(VENV): 3 GB to download and 5.3 GB on the disk, 2.7 GB of them NVIDIA libraries that'
