@@ -24,6 +24,7 @@ NOTEBOOK = ROOT / 'docs/tutorials/first_model.ipynb'
 FOREIGN = (
     "No module named 'mmengine'",
     "No module named 'mmcv._ext'",
+    "attribute 'find_loader'",
     'is not in the mmpretrain::model registry',
     'mmengine does not support to load',
     'The number of subfolders',
