@@ -10,6 +10,7 @@ from aft_mm.checks import check_flag, check_int, check_sizes, refuse
 from aft_mm.registry import MODELS
 
 from .grid import Grid, GridParameters, check_kernel
+from .projections import has_hooks
 from .resetting import Resettable
 
 __all__ = [
@@ -53,8 +54,7 @@ class PatchEmbedding(Resettable):
         """Return tokens [B, H'·W', D] and the grid (H', W')."""
         image, grid = self._padded(image)
         conv = self.projection
-        hooks = conv._forward_hooks or conv._forward_pre_hooks  # as in fuse_linear
-        if type(conv) is nn.Conv2d and not hooks and is_convolved_slowly(image):
+        if type(conv) is nn.Conv2d and not has_hooks(conv) and is_convolved_slowly(image):
             return self._product(image), grid
         tokens = self.projection(image).flatten(2).transpose(1, 2)
         # Saves a copy in every layer.

@@ -16,6 +16,7 @@ __all__ = [
     'argument_names',
     'dropout',
     'fuse_linear',
+    'has_hooks',
     'is_plain_linear',
     'project_channel_major',
     'project_tokens',
@@ -34,7 +35,7 @@ class ProjectedMemory(NamedTuple):
 
 
 class FusedLinear(NamedTuple):
-    """Copies of the weights of several linear layers, and the output channels of each."""
+    """The weights of several linear layers in one tensor, and the output channels of each."""
 
     weight: Tensor
     bias: Tensor | None
@@ -58,8 +59,8 @@ def fuse_linear(layers: Sequence[nn.Module]) -> FusedLinear | None:
         weight = torch.cat([weight.t() for weight in weights], 1).t()
     else:
         weight = torch.cat(tuple(weights))
-    bias = torch.cat(tuple(biases)).detach() if biases else None
-    return FusedLinear(weight.detach(), bias, [layer.out_features for layer in linear])
+    bias = torch.cat(tuple(biases)) if biases else None
+    return FusedLinear(weight, bias, [layer.out_features for layer in linear])
 
 
 def apply_fused(fused: FusedLinear, x: Tensor) -> tuple[Tensor, ...]:
@@ -75,7 +76,7 @@ def project_channel_major(layer: nn.Linear | FusedLinear, x: Tensor) -> Tensor:
         y = torch.mm(weight, flat)
     else:
         y = torch.addmm(layer.bias.unsqueeze(1), weight, flat)
-    return y.view(-1, *x.shape[:2]).movedim(0, 2)
+    return y.view(len(weight), *x.shape[:2]).movedim(0, 2)
 
 
 def project_tokens(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -85,12 +86,17 @@ def project_tokens(layer: nn.Linear, x: Tensor) -> Tensor:
         y = torch.mm(flat, layer.weight.t())
     else:
         y = torch.addmm(layer.bias, flat, layer.weight.t())
-    return y.view(*x.shape[:2], -1)
+    return y.view(*x.shape[:2], len(layer.weight))
 
 
 def is_plain_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether a layer is exactly an ``nn.Linear`` that nothing observes or changes."""
-    return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
+    return type(layer) is nn.Linear and not has_hooks(layer)
+
+
+def has_hooks(layer: nn.Module) -> bool:
+    forward = layer._forward_hooks or layer._forward_pre_hooks
+    return bool(forward or layer._backward_hooks or layer._backward_pre_hooks)
 
 
 def argument_names(layer: nn.Module, base: type[nn.Module]) -> str:

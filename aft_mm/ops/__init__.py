@@ -30,6 +30,7 @@ from .conv_plan import ConvPlan, plan_conv
 from .export_paths import record_paths, replay_paths
 from .functional import (
     aft_conv,
+    aft_conv_joined,
     aft_decay,
     aft_full,
     aft_local,
@@ -70,6 +71,7 @@ __all__ = [
     'StepState',
     'aft_conv',
     'aft_conv_init_state',
+    'aft_conv_joined',
     'aft_conv_step',
     'aft_decay',
     'aft_decay_init_state',

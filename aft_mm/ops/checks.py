@@ -17,7 +17,7 @@ from aft_mm.checks import (
 )
 
 from .gates import Gate, check_gate, in_kernels
-from .geometry import Window, near_radius
+from .geometry import Window, near_radius, split_joined
 
 #: Names the backends to use, see `dispatch.py`.
 ENVIRONMENT_VARIABLE = 'AFT_MM_BACKEND'
@@ -130,6 +130,18 @@ def check_tokens(
         )
     if key_mask is not None:
         check_mask(key_mask, key)
+
+
+def check_joined(qkv: Tensor, weight: Tensor, gate: Gate) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Check [B, T, 2D + h], without a gate [B, T, h + D]; return query, key and value."""
+    check_tensor('weight', weight)
+    check_tensor('qkv', qkv, weight)
+    heads = weight.shape[0] if weight.dim() else 0
+    others, parts = qkv.shape[-1] - heads, 1 if gate == 'none' else 2
+    if qkv.dim() != 3 or others < parts or others % parts:
+        sizes = f'{"2D" if parts > 1 else "D"} + {heads}'
+        raise ValueError(f'qkv must be [B, T, {sizes}], got {list(qkv.shape)}')
+    return split_joined(qkv, heads, gate)
 
 
 def check_step(

@@ -24,6 +24,7 @@ from .export_paths import export_stage
 from .native import availability as native_availability
 from .tracing import constant
 from .triton import availability as triton_availability
+from .verified import unverified_reasons
 
 OPS = (
     'aft_simple',
@@ -138,7 +139,7 @@ def prefers_channel_major(x: Tensor, is_product: bool) -> bool:
     if requested := requested_backends():
         if requested[0] != 'cuda':
             return False
-    elif cuda_availability.unverified('aft_conv', dtype, device.index):
+    elif unverified_reasons('cuda', 'aft_conv', dtype, device.index):
         return False
     return not cuda_availability.machine_reasons(device.type, device.index)
 

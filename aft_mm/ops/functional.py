@@ -10,7 +10,7 @@ from aft_mm.checks import refuse
 
 from . import checks
 from .conv_plan import ConvPlan
-from .dispatch import implementation
+from .dispatch import choose_backend, implementation
 from .gates import Gate, in_kernels
 from .geometry import Window
 from .online_softmax import apply_gate
@@ -217,6 +217,58 @@ def aft_conv(
                 if repeated is not None:
                     return repeated
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
+    grid = _check_conv(query, key, value, weight, grid, global_connectivity, **shared)
+    options = dict(grid=grid, global_connectivity=global_connectivity, **shared)
+    return _run('aft_conv', query, key, value, weight, plan=plan, **options)
+
+
+def aft_conv_joined(
+    qkv: Tensor,
+    weight: Tensor | ConvPlan,
+    *,
+    grid: Sequence[int],
+    global_connectivity: bool = True,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    gate: Gate = 'sigmoid',
+) -> Tensor:
+    """Compute :func:`aft_conv` of query, key and value side by side, as one product writes them.
+
+    Kernels that read them so also write their gradients so, for one product to read.
+
+    Args:
+        qkv: [B, T, 2D + h], or with ``gate='none'`` key and value [B, T, h + D].
+    """
+    bias = weight.weight if isinstance(weight, ConvPlan) else weight
+    query, key, value = checks.check_joined(qkv, bias, gate)
+    options: dict[str, Any] = dict(
+        grid=grid,
+        global_connectivity=global_connectivity,
+        causal=causal,
+        key_mask=key_mask,
+        gate=gate,
+    )
+    if len(qkv) and in_kernels(gate):
+        options['grid'] = _check_conv(query, key, value, bias, **options)
+        tensors = query, key, value, bias
+        if choose_backend('aft_conv', tensors, options) == 'cuda':
+            with no_autocast(qkv):
+                run = implementation('aft_conv', tensors, options)
+                result: Tensor = run(None, qkv, None, bias, **options)
+                return result
+    return aft_conv(query, key, value, weight, **options)
+
+
+def _check_conv(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    grid: Sequence[int],
+    global_connectivity: bool,
+    **shared: Any,
+) -> Sequence[int]:
+    """Check the arguments; return the grid as constants of a graph."""
     checks.check_tensor('weight', weight)
     heads = weight.shape[0] if weight.dim() else 0
     checks.check_tokens(query, key, value, same_length=True, heads=heads, **shared)
@@ -224,10 +276,7 @@ def aft_conv(
     if not isinstance(global_connectivity, bool):
         checks.check_flag('global_connectivity', global_connectivity)
     checks.check_grid(grid, key.shape[1], kernel=weight.shape[1:])
-    if torch.compiler.is_dynamo_compiling():
-        grid = _as_constants(grid)
-    options = dict(grid=grid, global_connectivity=global_connectivity, **shared)
-    return _run('aft_conv', query, key, value, weight, plan=plan, **options)
+    return _as_constants(grid) if torch.compiler.is_dynamo_compiling() else grid
 
 
 def aft_local_hard(

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -93,6 +94,14 @@ def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
         extra = weight.shape[dim] // 2 - min(weight.shape[dim] // 2, length - 1)
         weight = weight.narrow(dim, extra, weight.shape[dim] - 2 * extra)
     return weight
+
+
+def split_joined(qkv: Tensor, heads: int, gate: Any) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return the query, None without a gate, the key [B, T, heads] and the value of [B, T, C]."""
+    others = qkv.shape[2] - heads
+    channels = others if gate == 'none' else others // 2
+    query, key, value = qkv.split([others - channels, heads, channels], 2)
+    return (None if gate == 'none' else query), key, value
 
 
 def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:

@@ -30,7 +30,7 @@ def _needs(kernels: Mapping[str, Mapping[str, Any]], limits: Mapping[str, str]) 
 
 
 ABOUT = {
-    'cuda': 'CUDA C++ compiled at first use, float16 and bfloat16: '
+    'cuda': 'CUDA C++ compiled at first use, not float64: '
     + _needs(cuda_availability.KERNELS, cuda_availability.LIMITS),
     'triton': f'fused kernels for CUDA devices: {_needs(KERNELS, LIMITS)}',
     'native': 'loops in C++ for the CPU, float32 and bfloat16: '

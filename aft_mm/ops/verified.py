@@ -7,6 +7,8 @@ import functools
 
 import torch
 
+from .tracing import constant
+
 ALL = (torch.float32, torch.float16, torch.bfloat16)
 OPS = ('aft_simple', 'aft_full', 'aft_conv')
 STEPS = (*(f'{op}_step' for op in OPS), 'aft_local_step', 'aft_local_hard_step')
@@ -18,11 +20,31 @@ VERIFIED: dict[tuple[int, int], dict[str, dict[str, tuple[torch.dtype, ...]]]] =
 }
 
 
+# The oldest chip that the tests compile for.
+OLDEST_CAPABILITY = (8, 0)
+
+
+def missing_device(index: int | None) -> tuple[str, ...]:
+    """Return why no kernel can run on a CUDA device; empty if one can."""
+    if torch.version.hip is not None:
+        return ('runs on NVIDIA devices only',)
+    if not torch.cuda.is_available():
+        return ('finds no CUDA device',)
+    capability = torch.cuda.get_device_capability(index)
+    if capability < OLDEST_CAPABILITY:
+        return (
+            'needs compute capability {}.{}, got {}.{}'.format(*OLDEST_CAPABILITY, *capability),
+        )
+    return ()
+
+
 @functools.cache
 def ask_capability(index: int | None) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
+# torch.compile must not trace the query.
+@constant
 def unverified_reasons(
     backend: str, op: str, dtype: torch.dtype, index: int | None
 ) -> tuple[str, ...]:

@@ -9,12 +9,18 @@ from aft_mm import ops
 from aft_mm.checks import check_choice, check_flag
 from aft_mm.ops.checks import check_num_heads
 from aft_mm.ops.dispatch import prefers_channel_major
-from aft_mm.ops.gates import Gate
+from aft_mm.ops.gates import Gate, in_kernels
 from aft_mm.registry import MODELS
 
 from ..grid import Grid, check_kernel
 from ..position_bias import ConvPositionBias
-from ..projections import FusedLinear, is_plain_linear, project_channel_major, project_tokens
+from ..projections import (
+    FusedLinear,
+    fuse_linear,
+    is_plain_linear,
+    project_channel_major,
+    project_tokens,
+)
 from .base import AFTMixer
 
 SPARSITIES = ('none', 'entropy', 'gumbel')
@@ -104,21 +110,30 @@ class AFTConv(AFTMixer):
             return project_tokens(self.proj, mixed)
         return super()._project_output(mixed)
 
+    def _project_and_mix(
+        self, x: Tensor, grid: Grid, key_mask: Tensor | None, **pairs: Tensor | None
+    ) -> Tensor:
+        fused = None
+        if in_kernels(self.gate) and prefers_channel_major(x, is_product=True):
+            layers = (self.query, self.key, self.value)
+            fused = fuse_linear([layer for layer in layers if layer is not None])
+        if fused is None:
+            return super()._project_and_mix(x, grid, key_mask, **pairs)
+        qkv = project_channel_major(fused, x)
+        return ops.aft_conv_joined(qkv, self._weight(), **self._conv_options(grid, key_mask))
+
     def _mix(
         self, query: Tensor | None, key: Tensor, value: Tensor, grid: Grid, key_mask: Tensor | None
     ) -> Tensor:
-        weight = self.pos_bias(sample=True) if self.training else self.pos_bias.plan()
-        return ops.aft_conv(
-            query,
-            key,
-            value,
-            weight,
-            grid=grid,
-            global_connectivity=self.global_connectivity,
-            causal=self.causal,
-            key_mask=key_mask,
-            gate=self.gate,
-        )
+        options = self._conv_options(grid, key_mask)
+        return ops.aft_conv(query, key, value, self._weight(), **options)
+
+    def _weight(self) -> Tensor | ops.ConvPlan:
+        return self.pos_bias(sample=True) if self.training else self.pos_bias.plan()
+
+    def _conv_options(self, grid: Grid, key_mask: Tensor | None) -> dict[str, Any]:
+        options = dict(grid=grid, causal=self.causal, key_mask=key_mask, gate=self.gate)
+        return dict(options, global_connectivity=self.global_connectivity)
 
     def _init_state(self, batch_size: int) -> Any:
         return ops.aft_conv_init_state(

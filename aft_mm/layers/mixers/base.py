@@ -170,19 +170,16 @@ class TokenMixer(Resettable):
         if cu_seqlens is not None:
             return self._mix_packed(x, grid, memory, key_mask, cu_seqlens, pairs)
         grid = self._resolve_grid(x.shape[1], grid)
-        query: Any = None
         if memory is None:
             x = x if key_mask is None else hide_tokens(x, key_mask)
-            *queries, key, value = self._project_all([self.query, self.key, self.value], x)
-            memory, query = ProjectedMemory(key, value, key_mask), queries[0] if queries else None
+            mixed = self._project_and_mix(x, grid, key_mask, **pairs)
         else:
             if isinstance(memory, Tensor):
                 memory = self.project_memory(memory, key_mask)
             elif key_mask is not None:
                 raise ValueError('key_mask must be None for a projected memory, which has its own')
-            if self.query is not None:
-                query = self._apply_projection(self.query, x)
-        mixed = self._mix(query, memory.key, memory.value, grid, memory.key_mask, **pairs)
+            query: Any = None if self.query is None else self._apply_projection(self.query, x)
+            mixed = self._mix(query, memory.key, memory.value, grid, memory.key_mask, **pairs)
         output: Tensor = self.proj_drop(self._project_output(mixed))
         return output
 
@@ -322,7 +319,9 @@ class TokenMixer(Resettable):
 
         Later changes of the weights are ignored until :meth:`split_projections`.
         """
-        self._fused = fuse_linear([p for p in (self.query, self.key, self.value) if p is not None])
+        layers = [layer for layer in (self.query, self.key, self.value) if layer is not None]
+        with torch.no_grad():
+            self._fused = fuse_linear(layers)
 
     def split_projections(self) -> None:
         """Undo :meth:`fuse_projections`."""
@@ -331,6 +330,14 @@ class TokenMixer(Resettable):
     def position_bias(self) -> Tensor | None:
         """Return the position bias w for plots, ``[1, T, T]`` or ``[h, *kernel]``, or None."""
         return None
+
+    def _project_and_mix(
+        self, x: Tensor, grid: Grid, key_mask: Tensor | None, **pairs: Tensor | None
+    ) -> Tensor:
+        """Return what `proj` reads for tokens x [B, T, D] that are their own memory."""
+        *queries, key, value = self._project_all([self.query, self.key, self.value], x)
+        query: Any = queries[0] if queries else None
+        return self._mix(query, key, value, grid, key_mask, **pairs)
 
     def _project_all(self, layers: Sequence[nn.Module | None], x: Tensor) -> Sequence[Tensor]:
         """Return the outputs of the layers that are not None, for tokens x [B, T, D].

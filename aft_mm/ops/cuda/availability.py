@@ -4,18 +4,15 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..tracing import constant, transformed
-from ..verified import unverified_reasons
+from ..verified import missing_device, unverified_reasons
 from . import nvrtc
 from .forms import DTYPES, MOST_COLUMNS, form_of
 
 KERNELS: dict[str, dict[str, Any]] = {'aft_conv': {}}
-LIMITS = {'aft_conv': f'a grid of 1 or 2 sizes, causal in 1-d only; up to {MOST_COLUMNS} columns'}
-# bfloat16 products in mma.sync.
-OLDEST_CAPABILITY = (8, 0)
+LIMITS = {'aft_conv': f'a grid of 1 or 2 sizes; up to {MOST_COLUMNS} columns'}
 
 
 # torch.compile must not trace the query.
@@ -29,16 +26,7 @@ def machine_reasons(device_type: str, index: int | None) -> tuple[str, ...]:
 def ask_machine(device_type: str, index: int | None) -> tuple[str, ...]:
     if device_type != 'cuda':
         return ('runs on cuda tensors only',)
-    if torch.version.hip is not None:
-        return ('runs on NVIDIA devices only',)
-    if not torch.cuda.is_available():
-        return ('finds no CUDA device',)
-    capability = torch.cuda.get_device_capability(index)
-    if capability < OLDEST_CAPABILITY:
-        return (
-            'needs compute capability {}.{}, got {}.{}'.format(*OLDEST_CAPABILITY, *capability),
-        )
-    return (reason,) if (reason := nvrtc.missing()) else ()
+    return missing_device(index) or ((reason,) if (reason := nvrtc.missing()) else ())
 
 
 @constant
@@ -60,8 +48,6 @@ def unsupported_reasons(
     grid = tuple(options.get('grid', ()))
     if len(grid) > 2:
         reasons.append(f'has a kernel for aft_conv on grids of 1 or 2 sizes only, got {grid}')
-    elif options.get('causal') and len(grid) == 2:
-        reasons.append(f'has a kernel for causal aft_conv on 1-d grids only, got {grid}')
     columns = [min(x.shape[-1], 2 * grid[-1] - 1) for x in tensors[3:] if grid]
     if columns and columns[0] > MOST_COLUMNS:
         reasons.append(f'has kernels for w of up to {MOST_COLUMNS} columns, got {columns[0]}')
@@ -70,7 +56,7 @@ def unsupported_reasons(
     dtypes = {x.dtype for x in (query, key, value) if x is not None}
     if len(dtypes) > 1 or value.dtype not in DTYPES:
         names = ', '.join(sorted(str(dtype) for dtype in dtypes))
-        reasons.append(f'has kernels for tokens of float16 or of bfloat16, got {names}')
+        reasons.append(f'has kernels for tokens of float32, float16 or bfloat16, got {names}')
     return reasons
 
 
@@ -86,13 +72,8 @@ def compile_reasons(tensors: Sequence[Tensor | None], options: Mapping[str, Any]
     return [reason] if reason else []
 
 
-@constant
-def unverified(op: str, dtype: torch.dtype, index: int | None) -> tuple[str, ...]:
-    return unverified_reasons('cuda', op, dtype, index)
-
-
 def reasons_on_request_only(op: str, tensors: Sequence[Tensor | None]) -> list[str]:
     """Return why kernels that can run the call are not the default; empty if they are."""
     value = tensors[2]
-    reasons = unverified(op, value.dtype, value.device.index)
+    reasons = unverified_reasons('cuda', op, value.dtype, value.device.index)
     return [f'{reason}; AFT_MM_BACKEND=cuda uses it' for reason in reasons]

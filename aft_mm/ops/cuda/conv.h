@@ -6,9 +6,9 @@
 // largest key of a sequence and channel. Where float32 does not hold them (see `least`), the sequence
 // is flagged, and the exact kernels compute it again, each target relative to its own largest term.
 //
-// Macros: H, W the map; KH, KW the kernel; HALF float16, else bfloat16; EVEN pairs of tokens are
+// Macros: H, W the map; KH, KW the kernel; HALF float16, FULL float32, else bfloat16; EVEN pairs of tokens are
 // aligned; MASKED; GATE 0 none, 1 sigmoid, 2 relu; GLOBAL W = 1 outside of the kernel, else 0; CAUSAL
-// with H = 1; SHARED a key has several channels, and grad_key is float32; WARPS of a block.
+// W = 0 for later tokens in raster order; SHARED a key has several channels, and grad_key is float32; WARPS of a block.
 #ifndef AFT_MM_CONV_H
 #define AFT_MM_CONV_H
 #include "warp.h"
@@ -21,7 +21,9 @@
 #define LOG2E 1.4426950408889634f
 #define INFINITE FLOAT(0x7f800000u)
 #define TINY 1.2e-38f
-#define HIDDEN (HALF ? 0xfc00fc00u : 0xff80ff80u)  // two keys of -infinity
+#define TF32 (HALF || FULL)
+#define HIDDEN (FULL ? (Pair)0xff800000ff800000ull : HALF ? 0xfc00fc00u : 0xff80ff80u)  // two keys of -infinity
+#define LOWER ((Pair)(Number)~0u)
 #define UNROLL _Pragma("unroll")
 
 struct Tokens {  // [channels, batch, T] with the strides of the first two
@@ -36,7 +38,7 @@ struct Arguments {
   u32* table;           // [heads, 2, KH, SPAN]: W[o], for the backward pass W[-o], from o = -OFFSET
   float* least;         // [heads]: the least d that is right
   float* units;         // [channels, batch, 2]: log2 of the unit of the terms, centre of the values
-  float* sums;          // [channels, batch, H, BLOCKS, 2]: n, d of a block in this row and those below
+  float* sums;          // [channels, batch, H, BLOCKS, 2]: n, d of a block in this row and those beyond
   u32* targets;         // [channels, batch, H, BLOCKS, 4, WORDS]: the gradients of n and d
   float* parts;         // [splits, channels, KH, KW]: the gradient of W / e^w
   float* extra;         // [channels, KH, KW]: that of w from flagged sequences
@@ -45,6 +47,15 @@ struct Arguments {
   int batch, channels, share, splits, flagged;
 };
 
+#if FULL
+typedef u32 Number;
+typedef unsigned long long Pair;
+DEVICE float low(Pair x) { return FLOAT((u32)x); }
+DEVICE float high(Pair x) { return FLOAT((u32)(x >> 32)); }
+DEVICE Pair pack(float x, float y) { return BITS(x) | (Pair)BITS(y) << 32; }
+#else
+typedef u16 Number;
+typedef u32 Pair;
 #if HALF
 DEVICE float low(u32 x) { return from_half((u16)x); }
 DEVICE float high(u32 x) { return from_half((u16)(x >> 16)); }
@@ -54,17 +65,18 @@ DEVICE float low(u32 x) { return FLOAT(x << 16); }
 DEVICE float high(u32 x) { return FLOAT(x & 0xffff0000u); }
 DEVICE u32 pack(float x, float y) { return pack_bf16(x, y); }
 #endif
+#endif
 
 // A channel of a sequence from token 2q on; `real` is false beyond the batch.
 struct Sequence {
-  const u16 *query, *key, *value, *grad;
+  const Number *query, *key, *value, *grad;
   const u8* mask;
   i64 mask_token;
   bool real;
   int q;
 };
-template <class Number = u16> DEVICE Number* start_of(const Tokens& x, int channel, int item, int q = 0) {
-  return keep((Number*)x.data + channel * x.channel + item * x.batch + 2 * q);
+template <class N = Number> DEVICE N* start_of(const Tokens& x, int channel, int item, int q = 0) {
+  return keep((N*)x.data + channel * x.channel + item * x.batch + 2 * q);
 }
 DEVICE Sequence sequence_of(const Arguments& a, int channel, int item, int q = 0) {
   return {start_of(a.query, channel, item, q), start_of(a.key, channel / a.share, item, q),
@@ -75,26 +87,26 @@ DEVICE bool inside(int r, int col) { return r >= 0 && r < H && col >= 0 && col <
 
 // The pair of tokens (r, 8 block + 2q) and the next of x, which begins at token 2q, so that offsets are
 // known to the compiler; `other` where there are none.
-DEVICE u32 load_pair(const u16* x, int r, int block, int q, bool real, u32 other = 0) {
+DEVICE Pair load_pair(const Number* x, int r, int block, int q, bool real, Pair other = 0) {
   const int col = 8 * block + 2 * q;
   x = x + (i64)r * W + 8 * block;
 #if EVEN
-  return real && inside(r, col) ? load((const u32*)x) : other;
+  return real && inside(r, col) ? load((const Pair*)x) : other;
 #else
-  const u32 first = real && inside(r, col) ? load(x) : other & 0xffffu;
-  const u32 second = real && inside(r, col + 1) ? load(x + 1) : other >> 16;
-  return first | second << 16;
+  const Pair first = real && inside(r, col) ? load(x) : other & LOWER;
+  const Pair second = real && inside(r, col + 1) ? load(x + 1) : other >> 8 * sizeof(Number);
+  return first | second << 8 * sizeof(Number);
 #endif
 }
-DEVICE void store_pair(u16* x, int r, int block, int q, bool real, float first, float second) {
+DEVICE void store_pair(Number* x, int r, int block, int q, bool real, float first, float second) {
   const int col = 8 * block + 2 * q;
-  const u32 pair = pack(first, second);
+  const Pair pair = pack(first, second);
   x = x + (i64)r * W + 8 * block;
 #if EVEN
-  if (real && inside(r, col)) store((u32*)x, pair);
+  if (real && inside(r, col)) store((Pair*)x, pair);
 #else
-  if (real && inside(r, col)) store(x, (u16)pair);
-  if (real && inside(r, col + 1)) store(x + 1, (u16)(pair >> 16));
+  if (real && inside(r, col)) store(x, (Number)pair);
+  if (real && inside(r, col + 1)) store(x + 1, (Number)(pair >> 8 * sizeof(Number)));
 #endif
 }
 DEVICE void store_pair(float* x, int r, int block, int q, bool real, float first, float second) {
@@ -106,23 +118,23 @@ DEVICE void store_pair(float* x, int r, int block, int q, bool real, float first
 #if SHARED
 typedef float KeyGrad;
 #else
-typedef u16 KeyGrad;
+typedef Number KeyGrad;
 #endif
 DEVICE bool shown(const Sequence& s, int token) { return !MASKED || load(s.mask + token * s.mask_token); }
 
 // Keys and values of a pair; a hidden key is -infinity, a hidden value 0, as it may be NaN.
-DEVICE void load_key_value(u32& key, u32& value, const Sequence& s, int r, int block) {
+DEVICE void load_key_value(Pair& key, Pair& value, const Sequence& s, int r, int block) {
   const int col = 8 * block + 2 * s.q, at = r * W + 8 * block;
   key = load_pair(s.key, r, block, s.q, s.real, HIDDEN);
   value = load_pair(s.value, r, block, s.q, s.real);
   if (MASKED && s.real) {
     if (inside(r, col) && !shown(s, at)) {
-      key = (key & 0xffff0000u) | (HIDDEN & 0xffffu);
-      value &= 0xffff0000u;
+      key = (key & ~LOWER) | (HIDDEN & LOWER);
+      value &= ~LOWER;
     }
     if (inside(r, col + 1) && !shown(s, at + 1)) {
-      key = (key & 0xffffu) | (HIDDEN & 0xffff0000u);
-      value &= 0xffffu;
+      key = (key & LOWER) | (HIDDEN & ~LOWER);
+      value &= LOWER;
     }
   }
 }
@@ -146,7 +158,7 @@ DEVICE void target(float& a, float& c, float& dq, float grad, float query, float
   const float inverse = rcp(d), gate = gate_of(query), mean = n * inverse;
   const float slope = GATE == 1 ? gate * (1 - gate) : GATE == 2 ? query > 0 : 0;
   const float exact = grad * gate * inverse;
-  a = real ? HALF ? FLOAT(to_tf32(exact)) : FLOAT(pack_bf16(0, exact) & 0xffff0000u) : 0;
+  a = real ? FULL ? exact : HALF ? FLOAT(to_tf32(exact)) : FLOAT(pack_bf16(0, exact) & 0xffff0000u) : 0;
   c = real ? -a * mean : 0;
   dq = grad * (mean + centre) * slope;
 }
@@ -167,7 +179,7 @@ DEVICE bool any_of_sequence(bool fails) {
 }
 
 DEVICE float weight_at(const float* weight, int i, int o) {
-  if (CAUSAL && o > 0) return 0;
+  if (CAUSAL && i == RH && o > 0) return 0;  // later rows are not read
   if (o < -RW || o > RW) return GLOBAL;
   return ex2(LOG2E * load(weight + i * KW + o + RW));
 }
@@ -184,19 +196,19 @@ extern "C" __global__ void __launch_bounds__(32) conv_table_kernel(const Argumen
     const int row = i / SPAN, o = i % SPAN - OFFSET;
     const float forward[] = {weight_at(weight, row, o), weight_at(weight, row, o + 1)};
     const float backward[] = {weight_at(weight, KH - 1 - row, -o), weight_at(weight, KH - 1 - row, -o - 1)};
-    table[i] = HALF ? to_tf32(forward[0]) : pack_bf16(forward[0], forward[1]);
-    table[KH * SPAN + i] = HALF ? to_tf32(backward[0]) : pack_bf16(backward[0], backward[1]);
+    table[i] = FULL ? BITS(forward[0]) : HALF ? to_tf32(forward[0]) : pack_bf16(forward[0], forward[1]);
+    table[KH * SPAN + i] = FULL ? BITS(backward[0]) : HALF ? to_tf32(backward[0]) : pack_bf16(backward[0], backward[1]);
   }
 }
 
 // The exact path. A lane has one target, or one source, of a flagged sequence.
-DEVICE float number(const u16* x, int token) { return low(load(x + token)); }
+DEVICE float number(const Number* x, int token) { return low(load(x + token)); }
 DEVICE float key_at(const Sequence& s, int token) { return shown(s, token) ? number(s.key, token) : -INFINITE; }
 // Whether target t sees source s, and its bias.
 DEVICE bool sees(float& bias, const float* weight, int t, int s) {
   const int dr = s / W - t / W, dc = s % W - t % W;
   bias = 0;
-  if (CAUSAL && dc > 0) return false;
+  if (CAUSAL && s > t) return false;
   if (dr < -RH || dr > RH || dc < -RW || dc > RW) return GLOBAL;
   bias = load(weight + (dr + RH) * KW + dc + RW);
   return true;
@@ -237,7 +249,7 @@ template <class F> DEVICE void each_flagged(const Arguments& a, int channel, F f
   }
 }
 DEVICE void store_number(const Tokens& x, int channel, int item, int token, float number) {
-  start_of(x, channel, item)[token] = (u16)pack(number, 0);
+  start_of(x, channel, item)[token] = (Number)pack(number, 0);
 }
 extern "C" __global__ void __launch_bounds__(32) conv_exact_forward_kernel(const Arguments a) {
   for (int channel = blockIdx.x; channel < a.channels; channel += gridDim.x)
@@ -288,14 +300,14 @@ extern "C" __global__ void __launch_bounds__(32) conv_exact_backward_kernel(cons
         else store_number(a.grad_key, channel, item, i, dk);
       }
       for (int i = lane; seen && i < KH * KW; i += 32) {  // an entry of the kernel
-        const int dr = i / KW - RH, dc = i % KW - RW;
-        for (int t = 0; t < T && !(CAUSAL && dc > 0); t++) {
+        const int dr = i / KW - RH, dc = i % KW - RW, distance = dr * W + dc;
+        for (int t = 0; t < T && !(CAUSAL && distance > 0); t++) {
           if (!inside(t / W + dr, t % W + dc)) continue;
           const float* row = rows + 4 * t;
-          const float key = key_at(s, t + dr * W + dc);
+          const float key = key_at(s, t + distance);
           if (key == -INFINITE) continue;
           const float part = row[3] * ExactRow{row[0], row[1], row[2]}.share(key, load(weight + i));
-          extra[i] += part * (number(s.value, t + dr * W + dc) - row[2]);
+          extra[i] += part * (number(s.value, t + distance) - row[2]);
         }
       }
       sync_warp();

@@ -2,7 +2,8 @@
 
 They read tokens channel-major, the numbers of neighbouring tokens of a channel next to each other,
 as ``torch.mm(weight, x.t())`` writes them: [B, T, D] with strides (T, 1, B·T). Tensors in another
-order are copied. The output has the order of the value, a gradient that of its input.
+order are copied. The output has the order of the value, a gradient that of its input. Without a
+value, the key is [B, T, C], query, key and value side by side, and so is its gradient.
 """
 
 import ctypes
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..geometry import crop_kernel
-from ..kernel_op import TOKENS, differentiated, register
+from ..geometry import crop_kernel, split_joined
+from ..kernel_op import differentiated, register
 from . import nvrtc
 from .forms import Form, form_of, near
 
@@ -45,11 +46,9 @@ def is_channel_major(x: Tensor) -> bool:
     return x.stride(1) == 1 or x.shape[1] == 1
 
 
-def _channel_major(x: Tensor | None) -> Tensor | None:
+def _channel_major(x: Tensor) -> Tensor:
     """Return tokens [B, T, C] with neighbouring tokens next to each other."""
-    if x is None or is_channel_major(x):
-        return x
-    return x.movedim(2, 0).contiguous().movedim(0, 2)
+    return x if is_channel_major(x) else x.movedim(2, 0).contiguous().movedim(0, 2)
 
 
 def empty_like(x: Tensor) -> Tensor:
@@ -65,8 +64,8 @@ def _tokens(x: Tensor | None) -> Tokens:
 
 
 def _is_even(x: Tensor | None) -> bool:
-    """Return whether every second token begins a word of 32 bits."""
-    return x is None or not (x.data_ptr() % 4 or x.stride(0) % 2 or x.stride(2) % 2)
+    """Return whether pairs of tokens are aligned."""
+    return x is None or not (x.data_ptr() % (2 * x.itemsize) or x.stride(0) % 2 or x.stride(2) % 2)
 
 
 class _Call:
@@ -86,7 +85,8 @@ class _Call:
         causal: bool,
     ) -> None:
         names = 'query', 'key', 'value', 'grad'
-        given = map(_channel_major, (query, key, value, gradient))
+        tensors = query, key, value, gradient
+        given = (None if x is None else _channel_major(x) for x in tensors)
         self.tokens = dict(zip(names, given, strict=True))
         batch, _, channels = value.shape
         heads = key.shape[2]
@@ -149,10 +149,13 @@ class _Call:
         shape = self.arguments.channels, self.arguments.batch
         self._new('flags', count, *shape, dtype=torch.int32)
 
-    def _result(self, name: str, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return an empty channel-major tensor for a kernel to write, like the tokens x."""
+    def _result(
+        self, name: str, x: Tensor, new: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Return `new`, or an empty channel-major tensor like the tokens x, for a kernel to write."""
         batch, tokens, channels = x.shape
-        new = x.new_empty(channels, batch, tokens, dtype=dtype).movedim(0, 2)
+        if new is None:
+            new = x.new_empty(channels, batch, tokens, dtype=dtype).movedim(0, 2)
         self.kept.append(new)
         setattr(self.arguments, name, _tokens(new))
         return new
@@ -164,14 +167,19 @@ class _Call:
         self._exact('exact_forward')
         return _in_order_of(self.value, output)
 
-    def backward(self, query: Tensor | None, key: Tensor, weight: Tensor) -> list[Any]:
+    def backward(
+        self, query: Tensor | None, key: Tensor, weight: Tensor, into: Sequence[Tensor | None]
+    ) -> list[Any]:
+        """Return the gradients, those of tokens channel-major, in the tensors `into` if given."""
         form, channels = self.form, self.arguments.channels
         rows, columns = form.kernel
         is_small, shared = form.name == 'conv_small', self.share > 1
-        grad_query = None if query is None else self._result('out', query)
-        like, dtype = (self.value, torch.float32) if shared else (key, None)
-        grad_key = self._result('grad_key', like, dtype)
-        grad_value = self._result('grad_value', self.value)
+        grad_query = None if query is None else self._result('out', query, into[0])
+        if shared:
+            grad_key = self._result('grad_key', self.value, dtype=torch.float32)
+        else:
+            grad_key = self._result('grad_key', key, into[1])
+        grad_value = self._result('grad_value', self.value, into[2])
         parts_of_kernel = -(-rows // form.rows)
         splits = max(1, min(self.groups, WEIGHT_WARPS // (channels * parts_of_kernel)))
         self.arguments.splits = splits
@@ -193,13 +201,13 @@ class _Call:
         if shared:  # added before it is rounded
             per_channel = grad_key.movedim(2, 0).unflatten(0, (self.heads, -1))
             grad_key = per_channel.sum(1).to(key.dtype).movedim(0, 2)
+            if into[1] is not None:
+                into[1].copy_(grad_key)
         # Infinite where float32 does not hold e^w; then all sequences were flagged.
         factor = self.weight.exp().clamp(max=torch.finfo(torch.float32).max)
         sums = parts.sum(0).unflatten(0, (self.heads, -1)).sum(1) * factor.view(-1, rows, columns)
         sums += extra.unflatten(0, (self.heads, -1)).sum(1)
-        results = [(query, grad_query), (key, grad_key), (self.value, grad_value)]
-        grads = [None if x is None else _in_order_of(x, y) for x, y in results]
-        return [*grads, sums.view(weight.shape).to(weight.dtype)]
+        return [grad_query, grad_key, grad_value, sums.view(weight.shape).to(weight.dtype)]
 
 
 def _in_order_of(x: Tensor, result: Any) -> Tensor:
@@ -210,23 +218,38 @@ def _in_order_of(x: Tensor, result: Any) -> Tensor:
 
 def cuda_conv(*inputs: Any) -> tuple[Tensor, Tensor]:
     """Return AFT-conv [B, T, D], and an empty tensor, as nothing is saved for the gradient."""
-    return _Call(None, *inputs[:-1]).forward(), inputs[2].new_empty(0)
+    query, key, value, weight, *options = inputs[:-1]
+    if value is None:
+        query, key, value = split_joined(_channel_major(key), len(weight), options[2])
+    return _Call(None, query, key, value, weight, *options).forward(), key.new_empty(0)
 
 
 def _backward(gradient: Tensor, saved: Tensor, *inputs: Any) -> list[Tensor | None]:
-    query, key, _, weight = inputs[:4]
-    return _Call(gradient, *inputs[:-1]).backward(query, key, weight)
+    query, key, value, weight, *options = inputs[:-1]
+    if value is None:
+        given = _channel_major(key)
+        grads = empty_like(given)
+        parts, into = (split_joined(x, len(weight), options[2]) for x in (given, grads))
+        call = _Call(gradient, *parts, weight, *options)
+        *_, grad_weight = call.backward(parts[0], parts[1], weight, into)
+        return [None, _in_order_of(key, grads), None, grad_weight]
+    call = _Call(gradient, query, key, value, weight, *options)
+    *results, grad_weight = call.backward(query, key, weight, (None, None, None))
+    pairs = zip((query, key, value), results, strict=True)
+    return [*(None if x is None else _in_order_of(x, y) for x, y in pairs), grad_weight]
 
 
 def _empty(*inputs: Any) -> tuple[Tensor, Tensor]:
-    value = inputs[2]
+    _, key, value, weight, _, _, gate, *_ = inputs
+    if value is None:
+        *_, value = split_joined(key, len(weight), gate)
     return empty_like(value), value.new_empty(0)
 
 
 cuda_conv = register(
     cuda_conv,
-    f'{TOKENS}, Tensor weight, Tensor? key_mask, SymInt[] grid, str gate, '
-    'bool global_connectivity, bool causal',
+    'Tensor? query, Tensor key, Tensor? value, Tensor weight, Tensor? key_mask, SymInt[] grid, '
+    'str gate, bool global_connectivity, bool causal',
     _backward,
     fake=_empty,
     public_name='aft_conv',
@@ -238,7 +261,7 @@ cuda_conv = register(
 def aft_conv(
     query: Tensor | None,
     key: Tensor,
-    value: Tensor,
+    value: Tensor | None,
     weight: Tensor,
     *,
     grid: Sequence[int],

@@ -8,7 +8,7 @@ import torch
 from ..gates import GATES
 from .nvrtc import Macros
 
-DTYPES = (torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Rows and columns that the registers of a warp hold in conv_small.cu.
 SMALL = 16
 # Shared memory that a block may have without a request.
@@ -56,16 +56,16 @@ def form_of(
     Args:
         kernel: Sizes of w, which may exceed the grid.
         share: Channels of a key.
-        even: Whether pairs of tokens are aligned to 4 bytes.
+        even: Whether pairs of tokens are aligned.
     """
     height, width = size = (1, *grid)[-2:]
     kernel = [min(k, 2 * n - 1) for k, n in zip((1, *kernel)[-2:], size, strict=True)]
-    half = dtype == torch.float16
-    macros = dict(H=height, W=width, KH=kernel[0], KW=kernel[1], HALF=int(half))
+    macros = dict(H=height, W=width, KH=kernel[0], KW=kernel[1], HALF=int(dtype == torch.float16))
+    macros['FULL'] = int(dtype == torch.float32)
     macros.update(EVEN=int(even and width % 2 == 0), MASKED=int(masked), GATE=GATES.index(gate))
     macros.update(GLOBAL=int(global_connectivity), CAUSAL=int(causal), SHARED=int(share > 1))
     blocks, rows = -(-width // 8), kernel[0]
-    if max(size) <= SMALL and not half and not causal:
+    if max(size) <= SMALL and dtype == torch.bfloat16 and not causal:
         # A warp adds four numbers per entry of the kernel.
         warps = 4 if 4 * 16 * kernel[0] * kernel[1] <= SHARED_BYTES else 2
         name, count = 'conv_small', blocks
@@ -77,4 +77,13 @@ def form_of(
     macros['WARPS'] = warps
     shape = (height, width), (kernel[0], kernel[1])
     strips = -(-blocks // count)
-    return Form(name, tuple(macros.items()), *shape, warps, blocks, strips, 4 if half else 2, rows)
+    return Form(
+        name,
+        tuple(macros.items()),
+        *shape,
+        warps,
+        blocks,
+        strips,
+        2 if dtype == torch.bfloat16 else 4,
+        rows,
+    )

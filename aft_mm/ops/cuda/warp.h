@@ -76,6 +76,7 @@ template <class T> DEVICE T* keep(T* x) {
   return x;
 }
 DEVICE void store(u32* x, u32 y) { asm volatile("st.global.u32 [%0], %1;" ::"l"(x), "r"(y)); }
+DEVICE void store(unsigned long long* x, unsigned long long y) { asm volatile("st.global.u64 [%0], %1;" ::"l"(x), "l"(y)); }
 DEVICE void store(u16* x, u16 y) { asm volatile("st.global.u16 [%0], %1;" ::"l"(x), "h"(y)); }
 DEVICE void store(float* x, float y) { asm volatile("st.global.f32 [%0], %1;" ::"l"(x), "f"(y)); }
 // What no thread of the launch writes.

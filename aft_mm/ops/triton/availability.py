@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..tracing import constant
-from ..verified import ALL, unverified_reasons
+from ..verified import ALL, missing_device, unverified_reasons
 
 # Ops that have a kernel, and the options that it requires.
 KERNELS: dict[str, dict[str, Any]] = {
@@ -38,8 +38,6 @@ KERNELS: dict[str, dict[str, Any]] = {
 LIMITS = {op: 'a float32 state' for op in KERNELS if op.endswith('_step')}
 LIMITS['aft_conv'] = 'a grid of 1 or 2 sizes'
 DTYPES = ALL
-# The oldest chip that the tests compile for.
-OLDEST_CAPABILITY = (8, 0)
 # Triton 3.6 is reported to compile products in a loop wrongly for this chip.
 REFUSED_CAPABILITY = 10
 # The oldest and the newest version that compiled and interpreted all kernels: those of torch 2.11 and
@@ -68,16 +66,9 @@ def ask_machine(device_type: str, index: int | None, interpreted: bool) -> tuple
     if importlib.util.find_spec('triton') is None:
         return ('is not installed',)
     if needed == 'cuda':
-        if torch.version.hip is not None:
-            return ('runs on NVIDIA devices only',)
-        if not torch.cuda.is_available():
-            return ('finds no CUDA device',)
-        capability = torch.cuda.get_device_capability(index)
-        if capability < OLDEST_CAPABILITY:
-            return (
-                'needs compute capability {}.{}, got {}.{}'.format(*OLDEST_CAPABILITY, *capability),
-            )
-        if capability[0] == REFUSED_CAPABILITY:
+        if reasons := missing_device(index):
+            return reasons
+        if (capability := torch.cuda.get_device_capability(index))[0] == REFUSED_CAPABILITY:
             return ('is refused on compute capability {}.{}'.format(*capability),)
     if not VERSIONS[0] <= triton_version() <= VERSIONS[1]:
         (oldest, newest), found = VERSIONS, triton_version()

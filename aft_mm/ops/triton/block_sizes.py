@@ -1,11 +1,11 @@
 """Block sizes of all kernels by compute capability."""
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
 
 from ..tracing import constant
+from ..verified import ask_capability
 
 
 class MatmulBlock(NamedTuple):
@@ -87,17 +87,12 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-@functools.cache
-def _ask(index: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(index)
-
-
 @constant
 def capability(device_type: str, index: int | None) -> tuple[int, int]:
     """Return the compute capability, (0, 0) in the interpreter."""
     if device_type != 'cuda':
         return (0, 0)
-    return _ask(torch.cuda.current_device() if index is None else index)
+    return ask_capability(torch.cuda.current_device() if index is None else index)
 
 
 def find_block(kernel: str, device: torch.device) -> Any:

@@ -29,6 +29,7 @@ Ints: TypeAlias = tl.tensor
 Floats: TypeAlias = tl.tensor
 Bools: TypeAlias = tl.tensor
 Sum: TypeAlias = tuple[Floats, Floats, Floats]
+Place: TypeAlias = tuple[Ints, Ints, Ints]  # sequence, token and channel
 # (tensor, *strides), in kernels (pointer, *strides).
 Strided: TypeAlias = tuple[Any, ...]
 
@@ -109,15 +110,9 @@ def zero_if_hidden(key: 'Floats') -> 'Floats':
 
 
 @triton.jit
-def add_token(
-    high: 'Floats',
-    first: 'Floats',
-    second: 'Floats',
-    key: 'Floats',
-    value: 'Floats',
-    KEY: tl.constexpr,
-) -> 'Sum':
+def add_token(total: 'Sum', key: 'Floats', value: 'Floats', KEY: tl.constexpr) -> 'Sum':
     """Add a token to the sum; a hidden token has key −inf and value 0."""
+    high, first, second = total
     key, value = key.to(tl.float32), value.to(tl.float32)
     if KEY == 'softmax':
         step = exp(-tl.abs(high - key))
@@ -134,14 +129,10 @@ def add_token(
 
 @triton.jit
 def gradients_of_token(
-    key: 'Floats',
-    value: 'Floats',
-    high: 'Floats',
-    first: 'Floats',
-    second: 'Floats',
-    KEY: tl.constexpr,
+    key: 'Floats', value: 'Floats', total: 'Sum', KEY: tl.constexpr
 ) -> 'tuple[Floats, Floats]':
     """Return the gradients of key and value, 0 if hidden, from a sum of :func:`target_of_token`."""
+    high, first, second = total
     key, value = key.to(tl.float32), value.to(tl.float32)
     if KEY == 'softmax':
         weight = exp(key + high)
@@ -163,14 +154,10 @@ def denominator_of(second: 'Floats', UNITS: tl.constexpr) -> 'Floats':
 
 @triton.jit
 def gated_mean(
-    query: 'Floats',
-    first: 'Floats',
-    second: 'Floats',
-    KEY: tl.constexpr,
-    GATE: tl.constexpr,
-    UNITS: tl.constexpr,
+    query: 'Floats', total: 'Sum', KEY: tl.constexpr, GATE: tl.constexpr, UNITS: tl.constexpr
 ) -> 'Floats':
     """Return the output of a token from the sum that it sees; 0 for the empty sum."""
+    _, first, second = total
     if KEY == 'relu2':
         query = query.to(tl.float32)
         mixed = relu(query) * first + relu(-query) * second
@@ -190,18 +177,13 @@ def gated_mean(
 def target_of_token(
     gradient: 'Floats',
     query: 'Floats',
-    high: 'Floats',
-    first: 'Floats',
-    second: 'Floats',
+    total: 'Sum',
     KEY: tl.constexpr,
     GATE: tl.constexpr,
     UNITS: tl.constexpr,
-) -> 'tuple[Floats, Floats, Floats, Floats]':
-    """Return the gradient of the query, and the sum that this target contributes to its keys.
-
-    That is dy g(q) / d and dy g(q) n / d² relative to ``e^−high`` for softmax keys, dy g(q) for
-    relu keys, and dy relu(q) and dy relu(−q) for relu2.
-    """
+) -> 'tuple[Floats, Sum]':
+    """Return the gradient of the query, and the sum that this target contributes to its keys."""
+    high, first, second = total
     gradient = gradient.to(tl.float32)
     if KEY == 'relu2':
         query = query.to(tl.float32)
@@ -216,21 +198,14 @@ def target_of_token(
             gradient *= gate_value(query, GATE)
         first = gradient * inverse
         second = first * mean
-    return grad_query, -high, first, second
+    return grad_query, (-high, first, second)
 
 
 @triton.jit
-def add_target(
-    high: 'Floats',
-    first: 'Floats',
-    second: 'Floats',
-    target_high: 'Floats',
-    target_first: 'Floats',
-    target_second: 'Floats',
-) -> 'Sum':
+def add_target(total: 'Sum', target: 'Sum') -> 'Sum':
     """Add an earlier target to the sum; its `high` is never the lower one."""
-    step = exp(high - target_high)
-    return target_high, first * step + target_first, second * step + target_second
+    step = exp(total[0] - target[0])
+    return target[0], total[1] * step + target[1], total[2] * step + target[2]
 
 
 @triton.jit
@@ -278,15 +253,9 @@ def store_entry(
 
 
 @triton.jit
-def load_sum(
-    sums: 'Strided',
-    batch: 'Ints',
-    token: 'Ints',
-    channel: 'Ints',
-    real: 'Bools',
-    other: tl.constexpr,
-) -> 'Sum':
+def load_sum(sums: 'Strided', where: 'Place', real: 'Bools', other: tl.constexpr) -> 'Sum':
     """Load sums[:, batch, token, channel] of [3, B, T, D]; (other, 0, 0) where not `real`."""
+    batch, token, channel = where
     at = sums[0] + batch * sums[2] + token * sums[3] + channel.to(tl.int64) * sums[4]
     high = tl.load(at, mask=real, other=other)
     first = tl.load(at + sums[1], mask=real, other=0.0)
@@ -295,21 +264,13 @@ def load_sum(
 
 
 @triton.jit
-def store_sum(
-    sums: 'Strided | None',
-    batch: 'Ints',
-    token: 'Ints',
-    channel: 'Ints',
-    real: 'Bools',
-    high: 'Floats',
-    first: 'Floats',
-    second: 'Floats',
-) -> None:
+def store_sum(sums: 'Strided | None', where: 'Place', real: 'Bools', total: 'Sum') -> None:
     if sums is not None:
+        batch, token, channel = where
         at = sums[0] + batch * sums[2] + token * sums[3] + channel.to(tl.int64) * sums[4]
-        tl.store(at, high, mask=real)
-        tl.store(at + sums[1], first, mask=real)
-        tl.store(at + sums[1] + sums[1], second, mask=real)
+        tl.store(at, total[0], mask=real)
+        tl.store(at + sums[1], total[1], mask=real)
+        tl.store(at + sums[1] + sums[1], total[2], mask=real)
 
 
 @triton.jit

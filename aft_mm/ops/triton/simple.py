@@ -34,6 +34,7 @@ from .online_softmax import (
     LOWEST,
     Floats,
     Ints,
+    Place,
     Strided,
     Sum,
     Tensors,
@@ -110,20 +111,14 @@ def find_rows(
 
 @triton.jit
 def load_rows(
-    x: 'Strided | None',
-    batch: 'Ints',
-    token: 'Ints',
-    channel: 'Ints',
-    real: 'Rows',
-    ROWS: tl.constexpr,
-    other: tl.constexpr,
+    x: 'Strided | None', where: 'Place', real: 'Rows', ROWS: tl.constexpr, other: tl.constexpr
 ) -> 'Rows':
     """Load a tuple of rows of x; placeholders for None."""
     rows = ()
     if x is None:
         rows = real
     else:
-        at = entry_pointer(x, batch, token, channel)
+        at = entry_pointer(x, *where)
         for r in tl.static_range(ROWS):
             row = tl.load(at + r * x[2], mask=real[r], other=other)  # [GROUPS, C]
             rows = rows + (row,)  # type: ignore[assignment]
@@ -132,15 +127,11 @@ def load_rows(
 
 @triton.jit
 def load_tokens(
-    inputs: 'Tensors',
-    batch: 'Ints',
-    token: 'Ints',
-    channel: 'Ints',
-    real: 'Rows',
-    ROWS: tl.constexpr,
+    inputs: 'Tensors', where: 'Place', real: 'Rows', ROWS: tl.constexpr
 ) -> 'tuple[Rows, Rows]':
     """Load rows of keys and values, −inf and 0 where hidden or past the end."""
     visible = real
+    batch, token, channel = where
     if inputs.key_mask is not None:
         at = inputs.key_mask[0] + batch * inputs.key_mask[1] + token * inputs.key_mask[2]
         visible = ()
@@ -148,8 +139,8 @@ def load_tokens(
             # [GROUPS, C]
             keep = tl.load(at + r * inputs.key_mask[2] + 0 * channel, mask=real[r], other=0)
             visible = visible + (real[r] & (keep != 0),)
-    keys = load_rows(inputs.key, batch, token, channel, visible, ROWS, float('-inf'))
-    return keys, load_rows(inputs.value, batch, token, channel, visible, ROWS, 0.0)
+    keys = load_rows(inputs.key, where, visible, ROWS, float('-inf'))
+    return keys, load_rows(inputs.value, where, visible, ROWS, 0.0)
 
 
 @triton.jit
@@ -169,7 +160,7 @@ def sum_rows(keys: 'Rows', values: 'Rows', KEY: tl.constexpr, ROWS: tl.constexpr
         high = tl.zeros_like(keys[0].to(tl.float32))
         first, second = high, high
         for r in tl.static_range(ROWS):
-            high, first, second = add_token(high, first, second, keys[r], values[r], KEY)
+            high, first, second = add_token((high, first, second), keys[r], values[r], KEY)
     return high, first, second
 
 
@@ -182,13 +173,12 @@ def last_group(high: 'Floats', first: 'Floats', second: 'Floats', GROUPS: tl.con
 
 
 @triton.jit
-def follow(
-    high: 'Floats', first: 'Floats', second: 'Floats', carry: 'Sum', BLOCK: tl.constexpr
-) -> 'tuple[Sum, Sum]':
+def follow(before: 'Sum', carry: 'Sum', BLOCK: tl.constexpr) -> 'tuple[Sum, Sum]':
     """Return the sum that each group starts from, and the next carry.
 
-    `high`, `first`, `second` are the sums of the group before each one, `carry` precedes all.
+    `before` is the sum of the group before each one, `carry` precedes all.
     """
+    high, first, second = before
     GROUPS: tl.constexpr = BLOCK.groups
     edge = tl.arange(0, GROUPS)[:, None] == 0
     joined = merge(*carry, high, first, second)
@@ -230,7 +220,7 @@ def load_chunks(
         chunks = tl.arange(0, MOST_CHUNKS)[:, None]
         real = (chunks > chunk) & (chunks < tl.num_programs(1)) if REVERSE else chunks < chunk
         real &= channel < sizes.channels
-        parts = load_sum(sums, batch, chunks, channel, real, LOWEST)  # [MOST_CHUNKS, C]
+        parts = load_sum(sums, (batch, chunks, channel), real, LOWEST)  # [MOST_CHUNKS, C]
         total = sum_groups(*parts)
     return total
 
@@ -257,10 +247,8 @@ def merge_pairs(
 
 
 @triton.jit
-def precede(
-    high: 'Floats', first: 'Floats', second: 'Floats', carry: 'Sum', BLOCK: tl.constexpr
-) -> 'tuple[Sum, Sum]':
-    """Return the exclusive sums of the groups after a carry, and the next carry."""
+def precede(total: 'Sum', carry: 'Sum', BLOCK: tl.constexpr) -> 'tuple[Sum, Sum]':
+    high, first, second = total
     edge = tl.arange(0, BLOCK.groups)[:, None] == 0
     zero = tl.zeros_like(high)
     joined = merge(*carry, high, first, second)
@@ -289,11 +277,12 @@ def simple_forward_sums_kernel(
     total = empty_sum(BLOCK.groups, BLOCK.channels)
     while tile < last:
         token, real = find_rows(sizes, tile, channel, False, BLOCK)
-        keys, values = load_tokens(inputs, batch, token, channel, real, BLOCK.rows)
+        keys, values = load_tokens(inputs, (batch, token, channel), real, BLOCK.rows)
         group_sum = sum_rows(keys, values, KEY, BLOCK.rows)
         total = merge(*total, *group_sum)
         tile += 1
-    store_sum(sums, batch, chunk, channel, channel < sizes.channels, *sum_groups(*total))
+    where = batch, chunk, channel
+    store_sum(sums, where, channel < sizes.channels, sum_groups(*total))
 
 
 @triton.jit
@@ -349,7 +338,7 @@ def sum_tile(
 def finish_rows(
     output: 'Strided',
     saved: 'Strided | None',
-    where: 'tuple[Ints, Ints, Ints]',
+    where: 'Place',
     real: 'Rows',
     tokens: 'tuple[Rows, Rows, Rows]',
     before: 'Sum',
@@ -366,15 +355,15 @@ def finish_rows(
     batch, token, channel = where
     queries, keys, values = tokens
     high, first, second = before
-    store_sum(saved, batch, token // ROWS, channel, real[0], high, first, second)
-    at = entry_pointer(output, batch, token, channel)
+    store_sum(saved, (batch, token // ROWS, channel), real[0], before)
+    at = entry_pointer(output, *where)
     for r in tl.static_range(ROWS):
         if weights is None:
-            high, first, second = add_token(high, first, second, keys[r], values[r], KEY)
+            high, first, second = add_token((high, first, second), keys[r], values[r], KEY)
         else:
             first += weights[r] * values[r].to(tl.float32)
             second += weights[r]
-        mixed = gated_mean(queries[r], first, second, KEY, GATE, BLOCK.units)
+        mixed = gated_mean(queries[r], (high, first, second), KEY, GATE, BLOCK.units)
         store_row(output, at, r, real[r], mixed)
 
 
@@ -401,8 +390,8 @@ def simple_forward_kernel(
         token, real = find_rows(sizes, tile, channel, False, BLOCK)
         where = batch, token, channel
         if BLOCK.units:
-            keys, values = load_tokens(inputs, *where, real, ROWS)
-            tokens = load_rows(inputs.query, *where, real, ROWS, 0.0), keys, values
+            keys, values = load_tokens(inputs, where, real, ROWS)
+            tokens = load_rows(inputs.query, where, real, ROWS, 0.0), keys, values
             unit = unit_of_tile(keys, carry[0], ROWS)
             if tl.min(tl.min(carry[0] - unit, 1), 0) >= -FARTHEST:
                 group_starts, weights, carry = sum_tile(keys, values, unit, carry, BLOCK)
@@ -410,17 +399,17 @@ def simple_forward_kernel(
                     output, saved, where, real, tokens, group_starts, weights, KEY, GATE, BLOCK
                 )
             else:
-                before, carry = precede(*sum_rows(keys, values, KEY, ROWS), carry, BLOCK)
+                before, carry = precede(sum_rows(keys, values, KEY, ROWS), carry, BLOCK)
                 finish_rows(output, saved, where, real, tokens, before, None, KEY, GATE, BLOCK)
         else:
             earlier = ()
             for _r in tl.static_range(ROWS):
                 earlier = earlier + (real[0] & (token > start),)  # type: ignore[assignment]
-            keys, values = load_tokens(inputs, batch, token - ROWS, channel, earlier, ROWS)
+            keys, values = load_tokens(inputs, (batch, token - ROWS, channel), earlier, ROWS)
             group_sum = sum_rows(keys, values, KEY, ROWS)
-            keys, values = load_tokens(inputs, *where, real, ROWS)
-            tokens = load_rows(inputs.query, *where, real, ROWS, 0.0), keys, values
-            before, carry = follow(*group_sum, carry, BLOCK)
+            keys, values = load_tokens(inputs, where, real, ROWS)
+            tokens = load_rows(inputs.query, where, real, ROWS, 0.0), keys, values
+            before, carry = follow(group_sum, carry, BLOCK)
             finish_rows(output, saved, where, real, tokens, before, None, KEY, GATE, BLOCK)
         tile += 1
 
@@ -430,7 +419,7 @@ def find_targets(
     results: 'Tensors',
     saved: 'Strided',
     inputs: 'Tensors',
-    where: 'tuple[Ints, Ints, Ints]',
+    where: 'Place',
     real: 'Rows',
     KEY: tl.constexpr,
     GATE: tl.constexpr,
@@ -439,31 +428,29 @@ def find_targets(
     """Return keys, values and targets of the rows, and store the gradients of the queries."""
     ROWS: tl.constexpr = BLOCK.rows
     batch, token, channel = where
-    keys, values = load_tokens(inputs, batch, token, channel, real, ROWS)
-    queries = load_rows(inputs.query, batch, token, channel, real, ROWS, 0.0)
-    gradients = load_rows(inputs.gradient, batch, token, channel, real, ROWS, 0.0)
+    keys, values = load_tokens(inputs, where, real, ROWS)
+    queries = load_rows(inputs.query, where, real, ROWS, 0.0)
+    gradients = load_rows(inputs.gradient, where, real, ROWS, 0.0)
     # Past the last token the target is an empty sum.
-    before = load_sum(saved, batch, token // ROWS, channel, real[0], HIGHEST)  # [GROUPS, C]
-    at = entry_pointer(results.query, batch, token, channel)
+    before = load_sum(saved, (batch, token // ROWS, channel), real[0], HIGHEST)  # [GROUPS, C]
+    at = entry_pointer(results.query, *where)
     targets = ()
     for r in tl.static_range(ROWS):
-        before = add_token(*before, keys[r], values[r], KEY)
-        grad_query, high, first, second = target_of_token(
-            gradients[r], queries[r], *before, KEY, GATE, BLOCK.units
+        before = add_token(before, keys[r], values[r], KEY)
+        grad_query, target = target_of_token(
+            gradients[r], queries[r], before, KEY, GATE, BLOCK.units
         )
         store_row(results.query, at, r, real[r], grad_query)
-        targets = targets + ((high, first, second),)  # type: ignore[assignment]
+        targets = targets + (target,)  # type: ignore[assignment]
     return keys, values, targets
 
 
 @triton.jit
-def sum_targets(
-    high: 'Floats', first: 'Floats', second: 'Floats', targets: 'Rows', ROWS: tl.constexpr
-) -> 'Sum':
-    """Add the targets of all rows, last row first."""
-    for r in tl.static_range(ROWS - 1, -1, -1):
-        high, first, second = add_target(high, first, second, *targets[r])
-    return high, first, second
+def sum_targets(targets: 'Rows', BLOCK: tl.constexpr) -> 'Sum':
+    total = empty_sum(BLOCK.groups, BLOCK.channels)
+    for r in tl.static_range(BLOCK.rows - 1, -1, -1):
+        total = add_target(total, targets[r])
+    return total
 
 
 @triton.jit
@@ -485,10 +472,11 @@ def simple_backward_sums_kernel(
         _, _, targets = find_targets(
             results, saved, inputs, (batch, token, channel), real, KEY, GATE, BLOCK
         )
-        group_sum = sum_targets(*empty_sum(BLOCK.groups, BLOCK.channels), targets, BLOCK.rows)
+        group_sum = sum_targets(targets, BLOCK)
         total = merge(*total, *group_sum)
         tile += 1
-    store_sum(sums, batch, chunk, channel, channel < sizes.channels, *sum_groups(*total))
+    where = batch, chunk, channel
+    store_sum(sums, where, channel < sizes.channels, sum_groups(*total))
 
 
 @triton.jit
@@ -512,16 +500,14 @@ def simple_backward_kernel(
     tile = last - 1
     while tile >= start:
         token, real = find_rows(sizes, tile, channel, True, BLOCK)
-        keys, values, targets = find_targets(
-            results, saved, inputs, (batch, token, channel), real, KEY, GATE, BLOCK
-        )
-        group_sum = sum_targets(*empty_sum(BLOCK.groups, BLOCK.channels), targets, ROWS)
-        later, carry = precede(*group_sum, carry, BLOCK)
-        key_at = entry_pointer(results.key, batch, token, channel)
-        value_at = entry_pointer(results.value, batch, token, channel)
+        where = batch, token, channel
+        keys, values, targets = find_targets(results, saved, inputs, where, real, KEY, GATE, BLOCK)
+        later, carry = precede(sum_targets(targets, BLOCK), carry, BLOCK)
+        key_at = entry_pointer(results.key, *where)
+        value_at = entry_pointer(results.value, *where)
         for r in tl.static_range(ROWS - 1, -1, -1):
-            later = add_target(*later, *targets[r])
-            grad_key, grad_value = gradients_of_token(keys[r], values[r], *later, KEY)
+            later = add_target(later, targets[r])
+            grad_key, grad_value = gradients_of_token(keys[r], values[r], later, KEY)
             store_row(results.key, key_at, r, real[r], grad_key)
             store_row(results.value, value_at, r, real[r], grad_value)
         tile -= 1

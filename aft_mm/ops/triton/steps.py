@@ -157,7 +157,7 @@ def simple_step_kernel(
     evicted = load_evicted(x, batch, channel, real)
     key = load_entry(x.key, batch, 0, channel, real)  # [1, CHANNELS, 1]
     value = load_entry(x.value, batch, 0, channel, real)  # [1, CHANNELS, 1]
-    evicted = add_token(*evicted, key, value, 'softmax')
+    evicted = add_token(evicted, key, value, 'softmax')
     store_evicted(x, batch, channel, real, evicted)
     store_step_output(x, batch, channel, real, evicted[1], evicted[2], GATE)
     advance(x, batch, start)
@@ -252,16 +252,10 @@ def load_step_bias(
 
 @triton.jit
 def add_biased(
-    high: 'Floats',
-    rest: 'Floats',
-    first: 'Floats',
-    second: 'Floats',
-    key: 'Floats',
-    bias: 'Floats',
-    value: 'Floats',
-    visible: 'Bools',
+    total: 'BiasedSum', key: 'Floats', bias: 'Floats', value: 'Floats', visible: 'Bools'
 ) -> 'BiasedSum':
     """Add a token with this key and bias to the sum, in every lane and head."""
+    high, rest, first, second = total
     visible &= (key != float('-inf')) & (bias != float('-inf'))
     key, bias = tl.where(visible, key, LOWEST), tl.where(visible, bias, LOWEST)
     lead = (key - high) + (bias - rest)
@@ -307,7 +301,8 @@ def sum_buffer(
         value = tl.where(slots == slot, fresh[1], value)
         w, near = load_step_bias(x, now, tokens, head, head_real, real, sizes, FORM, BLOCK)
         visible = head_real & (real if FORM.outside_weight else near)
-        high, rest, above, below = add_biased(high, rest, above, below, key, w, value, visible)
+        total = high, rest, above, below
+        high, rest, above, below = add_biased(total, key, w, value, visible)
         row += ROWS
     # Merge the sums of the rows.
     top = tl.max(high, 0, keep_dims=True)
@@ -341,7 +336,7 @@ def buffer_step_kernel(
             old = load_entry(x.buffer_keys, batch, slot, head, head_real & full, float('-inf'))
             old_value = load_entry(x.buffer_values, batch, slot, channel, real & full)
             evicted = load_evicted(x, batch, channel, real)
-            evicted = add_token(*evicted, old, old_value, 'softmax')
+            evicted = add_token(evicted, old, old_value, 'softmax')
             lead = (high - evicted[0]) + rest
             near_scale, evicted_scale = exp(tl.minimum(lead, 0.0)), exp(-tl.maximum(lead, 0.0))
             above = above * near_scale + evicted[1] * evicted_scale
