@@ -1,4 +1,4 @@
-# Needs only Python 3.11 to 3.13. Python 3.14 has no pkgutil.find_loader, which mmengine 0.10.7 calls.
+# Needs only Python 3.11 to 3.13; 3.14 was not run.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -7,7 +7,9 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).parent
 #: Beginning of the message of a process that another one ended.
@@ -38,6 +40,19 @@ def missing_package(error: ImportError, module: str, package: str) -> ImportErro
     if name == package and isinstance(error, ModuleNotFoundError):
         return ModuleNotFoundError(f'{module} needs {package}, {command}', name=package)
     return ImportError(f'{module} needs another version of {package}, {command}: {error}')
+
+
+def import_from_extra(module: str, extra: str, user: str) -> Any:
+    """Return a module that an extra of aft_mm installs.
+
+    Raises:
+        UserError: It is missing; the message names its `user` and the extra.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        package = (error.name or module).partition('.')[0]
+        raise UserError(f'{user} {package}, which pip install aft_mm[{extra}] installs') from error
 
 
 class UnusableFile(UserError):  # noqa: N818 - not always an error

@@ -36,6 +36,7 @@ DEVICE = {
     'torch.cuda.device_count': lambda: 1,
     'torch.cuda.current_device': lambda: 0,
     'torch.cuda._lazy_init': lambda: None,
+    'torch.cuda.is_current_stream_capturing': lambda: False,  # asked since torch 2.14
     'torch.cuda._get_device_properties': lambda *device: PROPERTIES,
     'torch.cuda.get_device_capability': lambda *device: (9, 0),
     'torch._subclasses.fake_tensor.init_gpu_context': lambda device: None,

@@ -71,6 +71,8 @@ def write_ply(path: str | os.PathLike[str], points: np.ndarray) -> None:
         raise UserError(f'points must be one cloud [P, 3], got {list(shape)}')
     if os.path.splitext(path)[1] != '.ply':
         raise UserError(f'path must be a file name that ends in .ply, got {str(path)!r}')
-    import trimesh  # slow
-
-    trimesh.PointCloud(points).export(os.fspath(path), file_type='ply')
+    header = f'format binary_little_endian 1.0\nelement vertex {len(points)}'
+    header += ''.join(f'\nproperty float {axis}' for axis in 'xyz')
+    with open(path, 'wb') as file:
+        file.write(f'ply\n{header}\nend_header\n'.encode())
+        file.write(np.asarray(points, '<f4').tobytes())

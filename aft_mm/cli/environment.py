@@ -58,8 +58,7 @@ def problems(
     """Yield problems of the environment, each with the command that fixes it."""
     if not PYTHON.contains(python):
         yield (
-            f'Python {python} is not supported ({PYTHON}; mmengine calls pkgutil.find_loader, '
-            'which was removed in 3.14)',
+            f'Python {python} is not supported ({PYTHON})',
             'python3.13 -m venv .venv',
         )
     yield from _missing(versions, needed)

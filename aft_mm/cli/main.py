@@ -2,17 +2,20 @@
 
 The module of a command in `arguments/` describes and declares it without slow imports. The module
 that COMMANDS names is imported once the arguments are parsed and checked; its ``run`` does the work.
+Another package adds a command by an entry point ``aft_mm.commands``, one module with both.
 """
 
 import argparse
+import functools
 import importlib
 import os
 import re
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from aft_mm.config.finding import check_checkpoint, find_config, similar_names
 from aft_mm.deprecation import warn_old_name
@@ -85,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         importlib.import_module('argcomplete').autocomplete(all_commands())
     words = 2 if argv and argv[0] in GROUPS else 1
     command = ' '.join(argv[:words])
-    if command in COMMANDS:
+    if command in COMMANDS or command in commands_of_others():
         run(command, parse_args(command, argv[words:], f'aft_mm {command}'))
         return
     if command in GROUPS:
@@ -120,8 +123,30 @@ def parse_args(command: str, argv: Sequence[str], prog: str | None = None) -> ar
     return args
 
 
+@functools.cache
+def commands_of_others() -> dict[str, EntryPoint]:
+    """Return the entry points ``aft_mm.commands`` by name."""
+    points = {point.name: point for point in entry_points(group='aft_mm.commands')}
+    for name, point in points.items():
+        if name in {*COMMANDS, *GROUPS} or not re.fullmatch('[a-z][a-z0-9-]*', name):
+            raise SystemExit(
+                f'Error: a command of another package must have a new name of a-z, 0-9 and -, got '
+                f'{name!r} of {point.value}'
+            )
+    return points
+
+
 def declaration(command: str) -> ModuleType:
-    """Return the module in `arguments/`; its docstring describes the command."""
+    """Return the module that declares a command; its docstring describes it."""
+    if command not in COMMANDS:
+        point = commands_of_others()[command]
+        try:
+            return cast(ModuleType, point.load())
+        except Exception as error:
+            raise SystemExit(
+                f'Error: the command {command} ({point.value}) cannot be imported: '
+                f'{type(error).__name__}: {error}'
+            ) from error
     return importlib.import_module(f'aft_mm.cli.arguments.{COMMANDS[command].rpartition(".")[2]}')
 
 
@@ -138,7 +163,7 @@ def all_commands() -> argparse.ArgumentParser:
     )
     parser.add_argument('--version', action='version', version=f'aft_mm {__version__}')
     subparsers = {'': parser.add_subparsers(dest='command', metavar='COMMAND', required=True)}
-    for command in COMMANDS:
+    for command in (*COMMANDS, *commands_of_others()):
         group, _, name = command.rpartition(' ')
         if group not in subparsers:
             kinds = subparsers[''].add_parser(group, help=GROUPS[group], description=GROUPS[group])
@@ -159,6 +184,10 @@ def refuse_kind(group: str, kind: str) -> NoReturn:
 def run(command: str, args: argparse.Namespace) -> None:
     with user_errors():
         check_args(args)
+    if command not in COMMANDS:
+        with user_errors():
+            declaration(command).run(args)
+        return
     try:
         module = importlib.import_module(f'aft_mm.{COMMANDS[command]}')
     except ModuleNotFoundError as error:

@@ -4,16 +4,16 @@ import argparse
 import csv
 import hashlib
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import trimesh
 from mmengine.utils import track_progress_rich
 
 from aft_mm.datasets.point_files import MESH_SUFFIXES
 from aft_mm.datasets.shapenet import class_folder
-from aft_mm.errors import UserError, user_errors
+from aft_mm.errors import UserError, import_from_extra, user_errors
 from aft_mm.outputs import check_writable, write_whole
 
 NUM_POINTS = 15_000
@@ -108,6 +108,7 @@ def find_targets(meshes: Sequence[Mesh], args: argparse.Namespace) -> dict[Path,
 
 def sample(mesh: Mesh, target: Path) -> str | None:
     """Write the points; return the reason if a mesh cannot be sampled."""
+    trimesh = import_module('trimesh')
     try:
         # Missing materials would only cause warnings.
         surface = trimesh.load_mesh(mesh.path, process=False, skip_materials=True)
@@ -130,6 +131,7 @@ def convert(args: argparse.Namespace) -> str:
         raise UserError(f'--ratio must be three shares, got {args.ratio}')
     if args.jobs < 1:
         raise UserError(f'--jobs must be at least 1, got {args.jobs}')
+    import_from_extra('trimesh', 'clouds', 'meshes need')
     meshes = find_meshes(args.meshes, args.classes)
     targets = find_targets(meshes, args)
     tasks = [(mesh, target) for target, mesh in targets.items() if not target.exists()]

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 
 from aft_mm.checks import check_int
 from aft_mm.datasets import read_lines
-from aft_mm.errors import UserError, user_errors
+from aft_mm.errors import UserError, import_from_extra, user_errors
 from aft_mm.outputs import check_output, write_whole
 
 
 def train(files: Sequence[str], vocab_size: int, byte_fallback: bool) -> bytes:
-    try:
-        import sentencepiece
-    except ImportError:
-        raise UserError('subwords need sentencepiece: pip install aft_mm[text]') from None
+    sentencepiece = import_from_extra('sentencepiece', 'text', 'subwords need')
     model = io.BytesIO()
     lines = [line for path in files for line in read_lines(path) if line.strip()]
     if not lines:

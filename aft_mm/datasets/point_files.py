@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from aft_mm.checks import check_regular
-from aft_mm.errors import UnusableFile, quoted, reason_of
+from aft_mm.errors import UnusableFile, UserError, import_from_extra, quoted, reason_of
 from aft_mm.tokenizers import bounding_cube
 
 LONGEST_HEADER = 1000  # lines
@@ -23,6 +23,7 @@ def read_points(path: str | Path) -> np.ndarray:
     Raises:
         UnusableFile: If the file is missing, damaged, a mesh or of another kind, or the points are
             not finite or have no extent.
+        UserError: If the package that reads the file is missing.
     """
     path = Path(path)
     if path.suffix.lower() not in _READERS:
@@ -32,7 +33,7 @@ def read_points(path: str | Path) -> np.ndarray:
     try:
         check_regular(path)
         points = np.asarray(_READERS[path.suffix.lower()](path))
-    except UnusableFile:
+    except UserError:
         raise
     except Exception as error:  # parsers raise anything for a damaged file
         raise _unreadable(path, reason_of(error)) from error
@@ -54,10 +55,8 @@ def _unreadable(path: Path, reason: str) -> UnusableFile:
 
 
 def _read_pcd(path: Path) -> np.ndarray:
-    from pypcd4 import PointCloud  # slow
-
     _check_pcd_header(path)
-    cloud = PointCloud.from_path(path)
+    cloud = import_from_extra('pypcd4', 'clouds', '.pcd files need').PointCloud.from_path(path)
     if not {*'xyz'} <= {*cloud.fields}:
         raise _unreadable(path, f'it has no x, y and z, but {", ".join(cloud.fields)}')
     if len(cloud.pc_data) != cloud.metadata.points:
@@ -90,8 +89,7 @@ def _check_pcd_header(path: Path) -> None:
 
 
 def _read_ply(path: Path) -> np.ndarray:
-    import trimesh
-
+    trimesh = import_from_extra('trimesh', 'clouds', '.ply files need')
     cloud = trimesh.load(path)
     if not isinstance(cloud, trimesh.PointCloud):
         raise _unreadable(path, 'it is a mesh, which `aft_mm convert shapenet` samples')

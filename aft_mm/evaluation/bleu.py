@@ -5,6 +5,7 @@ from typing import Any
 
 from mmengine.logging import print_log
 
+from aft_mm.errors import import_from_extra
 from aft_mm.registry import METRICS
 
 from .base import Metric
@@ -26,13 +27,7 @@ class BLEU(Metric):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        try:
-            import sacrebleu
-        except ImportError as error:
-            raise ValueError(
-                'BLEU needs sacrebleu, which pip install aft_mm[text] installs'
-            ) from error
-        self.score = sacrebleu.BLEU()
+        self.score = import_from_extra('sacrebleu', 'text', 'BLEU needs').BLEU()
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         for sample in data_samples:

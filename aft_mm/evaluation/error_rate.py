@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aft_mm.checks import check_choice, check_flag
+from aft_mm.errors import import_from_extra
 from aft_mm.registry import METRICS
 
 from .base import Metric
@@ -36,12 +37,7 @@ class ErrorRate(Metric):
         if lexicon:
             kwargs.setdefault('prefix', 'lexicon')
         super().__init__(**kwargs)
-        try:
-            import jiwer  # noqa: F401
-        except ImportError as error:
-            raise ValueError(
-                'ErrorRate needs jiwer, which pip install aft_mm[speech] installs'
-            ) from error
+        import_from_extra('jiwer', 'speech', 'ErrorRate needs')
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         names = (self.dataset_meta or {}).get('units')

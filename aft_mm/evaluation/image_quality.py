@@ -7,12 +7,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics.functional.image import (
-    peak_signal_noise_ratio,
-    structural_similarity_index_measure,
-)
 
 from aft_mm.checks import check_sizes
+from aft_mm.errors import import_from_extra
 from aft_mm.images import enlarge_bicubic
 from aft_mm.registry import METRICS
 
@@ -63,6 +60,7 @@ class ImageQuality(GenerationMetric):
                 f'source_shape must be (h, w, C) that divides H and W of image_shape '
                 f'{self.image_shape} and has its C, got {source}'
             )
+        import_from_extra('torchmetrics', 'quality', 'ImageQuality needs')
         super().__init__(**kwargs)
 
     def compute_metrics(self, results: list) -> dict:
@@ -98,11 +96,13 @@ def image_quality(images: Tensor, truth: Tensor, source: Tensor) -> dict[str, fl
         truth: [1, C, H, W].
         source: [1, C, h, w]; h divides H, w divides W.
     """
+    metrics = import_from_extra('torchmetrics.functional.image', 'quality', 'image_quality needs')
     truth = truth.expand_as(images)
     shrunk = F.interpolate(images, size=source.shape[2:], mode='area')
-    ssim: Any = structural_similarity_index_measure(images, truth, data_range=255.0)
+    psnr = metrics.peak_signal_noise_ratio(images, truth, data_range=255.0, dim=(1, 2, 3))
+    ssim = metrics.structural_similarity_index_measure(images, truth, data_range=255.0)
     return dict(
-        psnr_db=peak_signal_noise_ratio(images, truth, data_range=255.0, dim=(1, 2, 3)).item(),
+        psnr_db=psnr.item(),
         ssim=ssim.item(),
         consistency_mse=F.mse_loss(shrunk / 255, source.expand_as(shrunk) / 255).item(),
     )

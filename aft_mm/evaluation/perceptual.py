@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from mmengine.device import get_device
 from torch import Tensor, nn
-from torchmetrics.image.fid import FrechetInceptionDistance
-from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
 
 from aft_mm.checks import check_choice, check_int, check_sizes, refuse
+from aft_mm.errors import import_from_extra
 from aft_mm.registry import METRICS
 
 from .base import GenerationMetric
@@ -69,7 +68,8 @@ class FID(_ImageSetMetric):
         try:
             height, width, _ = self.image_shape
             # Only the first rank computes; torchmetrics would wait for the others.
-            self.distance = FrechetInceptionDistance(
+            fid = import_from_extra('torchmetrics.image.fid', 'quality', 'FID needs')
+            self.distance = fid.FrechetInceptionDistance(
                 feature, input_img_size=(3, height, width), sync_on_compute=False
             )
         except ModuleNotFoundError as error:
@@ -117,8 +117,9 @@ class LPIPS(_ImageSetMetric):
     ) -> None:
         check_choice('net_type', net_type, LPIPS_NETS)
         super().__init__(image_shape, **kwargs)
+        lpip = import_from_extra('torchmetrics.image.lpip', 'quality', 'LPIPS needs')
         try:
-            self.distance = LearnedPerceptualImagePatchSimilarity(net_type, reduction='none')
+            self.distance = lpip.LearnedPerceptualImagePatchSimilarity(net_type, reduction='none')
         except OSError as error:
             raise ValueError(f'the weights of LPIPS cannot be downloaded: {error}') from error
         empty = torch.zeros(1, 3, *image_shape[:2])

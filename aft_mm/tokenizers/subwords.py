@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aft_mm.checks import check_path
+from aft_mm.errors import import_from_extra
 
 
 class Subwords:
@@ -25,12 +26,7 @@ class Subwords:
 
     def __init__(self, path: str | os.PathLike) -> None:
         check_path('subwords', path)
-        try:
-            from sentencepiece import SentencePieceProcessor
-        except ImportError as error:
-            raise ValueError(
-                'subwords need sentencepiece, which pip install aft_mm[text] installs'
-            ) from error
+        sentencepiece = import_from_extra('sentencepiece', 'text', 'subwords need')
         self.path = os.fspath(path)
         if not os.path.isfile(path):
             raise ValueError(
@@ -38,7 +34,7 @@ class Subwords:
                 '`aft_mm convert subwords` makes it of the training text'
             )
         content = Path(path).read_bytes()
-        self._processor = SentencePieceProcessor()
+        self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(content)
         except RuntimeError as error:

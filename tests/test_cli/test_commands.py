@@ -345,7 +345,7 @@ def test_list_filters(tool, capsys, monkeypatch):
     assert names('quickstart') == names('aft-conv-quick*') == [QUICKSTART]
     ready, every = names('--ready'), names()
     assert set(every) == set(configs_by_name()) and set(ready) < set(every)
-    needy = 'detection segmentation machine_translation speech_recognition'.split()
+    needy = 'detection segmentation machine_translation speech_recognition super_resolution'.split()
     others = {configs_by_name()[name].parent.name for name in set(every) - set(ready)}
     assert others == set(needy)
     assert set(names('--task', 'image_ar')) == {

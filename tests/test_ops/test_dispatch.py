@@ -97,8 +97,8 @@ LACKING = {
         'get_device_capability',
         lambda index: (10, 3),
     ),
-    'needs Triton 3.6, got 3.5.1': (triton_availability, 'ONLY_TRITON', (3, 6)),
-    'needs Triton 3.6, got 3.10.0': (triton_availability, 'ONLY_TRITON', (3, 6)),
+    'needs Triton 3.6 to 3.8, got 3.5': (triton_availability, 'interpreted', lambda: False),
+    'needs Triton 3.6 to 3.8, got 3.10': (triton_availability, 'interpreted', lambda: False),
     'needs a C compiler, got none as gcc or clang': (shutil, 'which', lambda name: None),
     'needs the headers of Python, got no no/Python.h': (
         sysconfig,
@@ -117,7 +117,7 @@ def unqueried_machine():
 
 @pytest.mark.parametrize('reason', LACKING)
 def test_machines_that_lack_something(reason, monkeypatch, unqueried_machine, tmp_path):
-    version = reason.split()[-1] if reason.startswith('needs Triton') else '3.6.1'
+    version = f'{reason.split()[-1]}.1' if reason.startswith('needs Triton') else '3.6.1'
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: object())
     monkeypatch.setattr(
         importlib, 'import_module', lambda name: SimpleNamespace(__version__=version)
@@ -139,18 +139,22 @@ H100, A100 = (9, 0), (8, 0)
 
 
 @pytest.mark.parametrize(
-    'capability, op, dtype, reasons',
+    'capability, version, op, dtype, reasons',
     [
-        (H100, 'aft_simple', torch.float32, []),
-        (H100, 'aft_conv_step', torch.bfloat16, []),
-        (H100, 'aft_local', torch.bfloat16, []),
-        (H100, 'aft_local', torch.float16, ['not verified on capability 9.0 in float16']),
-        (A100, 'aft_simple', torch.float32, ['not verified on capability 8.0 in float32']),
+        (H100, '3.6.0', 'aft_simple', torch.float32, []),
+        (H100, '3.6.1', 'aft_conv_step', torch.bfloat16, []),
+        (H100, '3.6.0', 'aft_local', torch.bfloat16, []),
+        (H100, '3.6.0', 'aft_local', torch.float16, ['not verified on capability 9.0 in float16']),
+        (A100, '3.6.0', 'aft_simple', torch.float32, ['not verified on capability 8.0 in float32']),
+        (H100, '3.8.0', 'aft_simple', torch.float32, ['not verified with Triton 3.8']),
     ],
 )
 def test_kernels_are_the_default_where_they_were_verified(
-    capability, op, dtype, reasons, monkeypatch
+    capability, version, op, dtype, reasons, monkeypatch
 ):
+    monkeypatch.setattr(
+        importlib, 'import_module', lambda name: SimpleNamespace(__version__=version)
+    )
     monkeypatch.delenv(dispatch.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(verified, 'ask_capability', lambda index: capability)
     tensors = [torch.empty(1, 1, 1, dtype=dtype, device='meta')] * 3

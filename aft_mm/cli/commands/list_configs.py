@@ -24,6 +24,7 @@ NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     'detection': (('mmdet',), 'downstream'),
     'segmentation': (('mmseg',), 'downstream'),
     'machine_translation': (('sentencepiece', 'sacrebleu'), 'text'),
+    'super_resolution': (('torchmetrics',), 'quality'),
     'speech_recognition': (('soundfile', 'kaldi_native_io', 'jiwer'), 'speech'),
 }
 CONFIG_HEADER: tuple[str, ...] = ('config', 'task', 'measured', 'trained', 'needs')

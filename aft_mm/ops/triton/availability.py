@@ -40,8 +40,9 @@ LIMITS['aft_conv'] = 'a grid of 1 or 2 sizes'
 DTYPES = ALL
 # Triton 3.6 is reported to compile products in a loop wrongly for this chip.
 REFUSED_CAPABILITY = 10
-# The version of torch 2.11. Others are untested; 3.2 lacks tuples in kernels.
-ONLY_TRITON = (3, 6)
+# The oldest and the newest version that compiled and interpreted all kernels: those of torch 2.11 and
+# 2.14. Devices ran the first one only.
+VERSIONS = (3, 6), (3, 8)
 
 
 def interpreted() -> bool:
@@ -69,9 +70,9 @@ def ask_machine(device_type: str, index: int | None, interpreted: bool) -> tuple
             return reasons
         if (capability := torch.cuda.get_device_capability(index))[0] == REFUSED_CAPABILITY:
             return ('is refused on compute capability {}.{}'.format(*capability),)
-    version = triton_version()
-    if tuple(map(int, version.split('.')[:2])) != ONLY_TRITON:
-        return ('needs Triton {}.{}, got {}'.format(*ONLY_TRITON, version),)
+    if not VERSIONS[0] <= triton_version() <= VERSIONS[1]:
+        (oldest, newest), found = VERSIONS, triton_version()
+        return ('needs Triton {}.{} to {}.{}, got {}.{}'.format(*oldest, *newest, *found),)
     return _missing_for_compilation() if needed == 'cuda' else ()
 
 
@@ -84,8 +85,8 @@ def _missing_for_compilation() -> tuple[str, ...]:
     return () if header.exists() else (f'needs the headers of Python, got no {header}',)
 
 
-def triton_version() -> str:
-    return importlib.import_module('triton').__version__
+def triton_version() -> tuple[int, ...]:
+    return tuple(map(int, importlib.import_module('triton').__version__.split('.')[:2]))
 
 
 # Evaluated while a graph is compiled, in which the state of torch.func is that of the traced code.
@@ -103,7 +104,10 @@ def default_reasons(
     """Return why a kernel is not the default on a device; empty if it is."""
     if device_type != 'cuda':
         return ("not the default in Triton's interpreter",)
-    return unverified_reasons('triton', op, dtype, index)
+    reasons = unverified_reasons('triton', op, dtype, index)
+    if (version := triton_version()) != VERSIONS[0]:
+        reasons += ('not verified with Triton {}.{}'.format(*version),)
+    return reasons
 
 
 def reasons_on_request_only(op: str, tensors: Sequence[Tensor | None]) -> list[str]:
