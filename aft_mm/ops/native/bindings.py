@@ -265,7 +265,7 @@ class _Simple(NamedTuple):
         return output, saved if save else None
 
     def _sizes(self, tokens: int) -> list[int]:
-        """Return the rows of what is saved: states of each side; shares and means of rows."""
+        """Return the rows of what is saved: states per side; ratios and gaps of the sides."""
         states = math.ceil(tokens / SEGMENT) * self.state_size
         return [states] if self.causal else [states, states, tokens, tokens]
 
@@ -301,9 +301,7 @@ class _Simple(NamedTuple):
     def by_eager(
         self, query: Tensor | None, key: Tensor, value: Tensor, decay: Tensor | None
     ) -> Tensor:
-        options: dict[str, Any] = dict(
-            causal=self.causal, key_mask=self.key_mask, gate=self.gate
-        )
+        options: dict[str, Any] = dict(causal=self.causal, key_mask=self.key_mask, gate=self.gate)
         if decay is None:
             return eager.aft_simple(query, key, value, key_function='softmax', **options)
         return eager.aft_decay(query, key, value, decay, **options)

@@ -244,7 +244,16 @@ struct TokenState {
 };
 
 struct LaterSums {
-    KahanSum grad_term, grad_weight, grad_decay;
+    KahanSum grad_term, grad_decay;
+    // The sum of gradients times the mean of their row, relative to that of the last one: values with
+    // a large offset would leave a small difference of large sums.
+    KahanSum grad_weight;
+    Vector mean = {};
+
+    INLINE void move_to(Vector next) {
+        grad_weight.add(grad_term.sum * (mean - next));
+        mean = next;
+    }
 };
 
 template <typename Number, bool DECAY, int W>
@@ -286,13 +295,13 @@ void backward_channels(const SimpleArgs& args, int64_t sample, int64_t channel, 
                 grad_output *= gate_value;
                 if (DECAY) later[i].grad_decay.add(grad_output * step.slope);
                 auto add_row = [&] {
-                    Vector grad_term = grad_output * step.reciprocal;
-                    later[i].grad_term.add(grad_term);
-                    later[i].grad_weight.add(grad_term * step.mean);
+                    later[i].move_to(step.mean);
+                    later[i].grad_term.add(grad_output * step.reciprocal);
                 };
                 if (!after) add_row();
                 Vector grad_value = step.weight * later[i].grad_term.sum;
-                Vector grad_key = grad_value * step.value - step.weight * later[i].grad_weight.sum;
+                Vector grad_key = grad_value * (step.value - later[i].mean) -
+                                  step.weight * later[i].grad_weight.sum;
                 if (args.hidden(sample, token)) grad_value = Vector{}, grad_key = Vector{};
                 Number* value_at = args.grad_value.at<Number>(sample, token, at);
                 Number* key_at = args.grad_key.at<Number>(sample, token, at);
