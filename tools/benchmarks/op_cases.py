@@ -97,6 +97,7 @@ KERNELS = 'conv-b16-14x14-d192-h32-k'
 
 CASES: dict[str, BenchmarkCase] = {
     'small-simple': _simple(2, 96, 24),
+    'small-decay': _decay(2, 96, 24),
     'small-full': _full(2, 65, 24, rivals=FULL_RIVALS),
     'small-local': _local(2, 130, 24, 16, rivals=LOCAL_RIVALS),
     'small-conv': _conv(2, (7, 9), 24, 4, 5),

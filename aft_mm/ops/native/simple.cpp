@@ -77,8 +77,10 @@ struct RunningSum {
             scale = grows ? exponential(-exponent) : scale;
             shift = grows ? key : shift;
             exponent = grows ? key - key : exponent;
-            faded = grows ? Vector{} : faded;
-            rest = grows ? Vector{} : rest;
+            if (DECAY) {
+                faded = grows ? Vector{} : faded;
+                rest = grows ? Vector{} : rest;
+            }
             numerator.scale(scale);
             denominator.scale(scale);
         }
