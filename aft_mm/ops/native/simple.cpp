@@ -26,8 +26,8 @@ struct SimpleArgs {
     Tensor query, key, value, mask, output;
     Tensor grad_query, grad_key, grad_value;  // then `output` is the output's gradient
     Tensor saved, saved_after;                // [batch, segments * FIELDS, channels], or missing
-    // [batch, tokens, channels] or missing: the denominator of the tokens after a row divided by that
-    // of those up to it, and their mean subtracted from that of those.
+    // [batch, tokens, channels] or missing: the denominator of the tokens after a row over the one
+    // of those up to it, and the mean of these minus the one of those after it.
     Tensor ratio, gap;
     float *decay, *grad_decay;  // [channels] and [batch, channels], or missing
 
@@ -54,8 +54,8 @@ template <bool DECAY>
 struct RunningSum {
     Vector shift = all(LOWEST);
     KahanSum numerator, denominator;
-    Vector faded = {}, rest = {};               // the decay since the token of the shift
-    Vector age = {}, mean = {}, slope = {};     // the mean age, and the mean and its derivative
+    Vector faded = {}, rest = {};            // the decay since the token of the shift
+    Vector age = {}, mean = {}, slope = {};  // the mean age, and the mean and its derivative
 
     INLINE void fade(Vector decay) {
         Difference next = subtract(faded, -decay);
@@ -171,7 +171,7 @@ void forward_channels(const SimpleArgs& args, int64_t sample, int64_t channel, i
         }
 }
 
-// Walks along the tokens of a segment and calls body(token, i, sums of the row, value, weight, scale).
+// Walks along the tokens of a segment and calls body(token, i, sums of row, value, weight, scale).
 template <typename Number, bool DECAY, int W, typename Body>
 INLINE void walk_segment(const SimpleArgs& args, int64_t sample, int64_t segment, int64_t channel,
                          int active_lanes, const Body& body) {
