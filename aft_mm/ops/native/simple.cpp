@@ -247,8 +247,8 @@ struct TokenState {
 
 struct LaterSums {
     KahanSum grad_term, grad_decay;
-    // The sum of gradients times the mean of their row, relative to that of the last one: values with
-    // a large offset would leave a small difference of large sums.
+    // Of gradients times the mean of their row, minus the one of the last row: values with a large
+    // offset would leave a small difference of large sums.
     KahanSum grad_weight;
     Vector mean = {};
 
