@@ -71,19 +71,20 @@ struct RunningSum {
             Difference over = subtract(key, shift);
             exponent = (over.rounded + faded) + (over.rest + rest);
         }
-        Integers grows = exponent > (DECAY ? ROOM : 0.0f);
+        Integers grows = DECAY ? exponent > ROOM : key > shift;
         scale = all(1.0f);
         if (any(grows)) {
             scale = grows ? exponential(-exponent) : scale;
             shift = grows ? key : shift;
-            exponent = grows ? key - key : exponent;
             if (DECAY) {
+                exponent = grows ? key - key : exponent;
                 faded = grows ? Vector{} : faded;
                 rest = grows ? Vector{} : rest;
             }
             numerator.scale(scale);
             denominator.scale(scale);
         }
+        if (!DECAY) exponent = key - shift;
         Vector weight = exponential(exponent), before = denominator.sum;
         numerator.add(weight * value);
         denominator.add(weight);
@@ -139,35 +140,28 @@ INLINE void load_decay(Vector (&decay)[W], const SimpleArgs& args, int64_t chann
         for (int i = 0; i < W; ++i) decay[i] = load(args.decay + channel + i * LANES, active_lanes);
 }
 
-template <typename Number>
-INLINE void store_row(const SimpleArgs& args, int64_t sample, int64_t token, int64_t channel,
-                      int active_lanes, Vector numerator, Vector denominator) {
-    Vector query = Vector{};
-    if (args.gate != NONE)
-        query = load(args.query.at<Number>(sample, token, channel), active_lanes);
-    store(args.output.at<Number>(sample, token, channel),
-          gated_mean<Number>(query, numerator, larger(denominator, all(TINY)), args.gate),
-          active_lanes);
-}
-
 template <typename Number, bool DECAY, int W>
 void forward_channels(const SimpleArgs& args, int64_t sample, int64_t channel, int active_lanes) {
     RunningSum<DECAY> sums[W];
     Vector decay[W], scale;
     load_decay<DECAY>(decay, args, channel, active_lanes);
-    bool saves = args.saved.data != nullptr;
+    bool saves = args.saved.data != nullptr, has_rows = !DECAY || args.side != BOTH;
     for (int64_t token = 0; token < args.tokens; ++token)
         UNROLL for (int i = 0; i < W; ++i) {
             int64_t at = channel + i * LANES;
             if (saves && token % SEGMENT == 0)
                 sums[i].save(args.saved, sample, token / SEGMENT, at, active_lanes);
-            Vector key, value;
+            Vector key, value, query = Vector{};
+            if (args.gate != NONE && has_rows)
+                query = load(args.query.at<Number>(sample, token, at), active_lanes);
             load_token<Number>(key, value, args, sample, token, at, active_lanes);
             if (DECAY) sums[i].fade(decay[i]);
             sums[i].append(key, value, scale, saves);
-            if (!DECAY || args.side != BOTH)
-                store_row<Number>(args, sample, token, at, active_lanes, sums[i].numerator.sum,
-                                  sums[i].denominator.sum);
+            if (!has_rows) continue;
+            Vector denominator = larger(sums[i].denominator.sum, all(TINY));
+            store(args.output.at<Number>(sample, token, at),
+                  gated_mean<Number>(query, sums[i].numerator.sum, denominator, args.gate),
+                  active_lanes);
         }
 }
 
@@ -225,7 +219,11 @@ void add_tokens_after(const SimpleArgs& args, int64_t sample, int64_t channel, i
                 Vector other = after[i].denominator.sum * after_scale;
                 Vector numerator = before.numerator.sum * before_scale +
                                    after[i].numerator.sum * after_scale;
-                store_row<float>(args, sample, token, at, active_lanes, numerator, part + other);
+                Vector query = Vector{}, denominator = larger(part + other, all(TINY));
+                if (args.gate != NONE)
+                    query = load(args.query.at<float>(sample, token, at), active_lanes);
+                store(args.output.at<float>(sample, token, at),
+                      gated_mean<float>(query, numerator, denominator, args.gate), active_lanes);
                 if (saves) {
                     Vector gap = before.numerator.sum * before.reciprocal() -
                                  after[i].numerator.sum * after[i].reciprocal();
