@@ -104,11 +104,12 @@ def random_call(choose: random.Random) -> tuple[str, float, float]:
     dtype = choose.choice(list(TOLERANCE))
     gate = choose.choice(['sigmoid', 'relu', 'none'])
     options, parameters = dict(gate=gate), []
-    kind = choose.choice(['simple', 'full', 'conv', 'conv'])
+    kind = choose.choice(['simple', 'decay', 'full', 'conv', 'conv'])
     if kind != 'conv':
         tokens, channels = choose.randint(2, 150), choose.randint(1, 150)
-        heads, function = channels, ops.aft_simple if kind == 'simple' else ops.aft_full
+        heads, function = channels, getattr(ops, f'aft_{kind}')
         options['causal'] = kind == 'simple' or choose.random() < 0.4
+        parameters = [0.3 * torch.randn(channels)] if kind == 'decay' else []
     else:
         grid = [choose.randint(1, 14) for _ in range(choose.randint(1, 2))]
         tokens, heads = torch.Size(grid).numel(), choose.randint(1, 40)

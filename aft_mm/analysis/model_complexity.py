@@ -147,8 +147,7 @@ def analyse_config(path: str, shape: Sequence[int] | None = None) -> dict[str, A
     if 'decoder' in config.model:
         if shape is not None:
             raise UserError(
-                f'--shape cannot be used with {path}: a decoder is counted at the length of its '
-                'position table'
+                f'--shape cannot be used with {path}: a decoder is counted at the length of its grid'
             )
         model = Likelihood(MODELS.build(config.model))
         shapes = model.shapes()

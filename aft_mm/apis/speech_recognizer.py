@@ -115,7 +115,7 @@ class SpeechRecognizer:
             seconds = limit * self.seconds_per_frame
             raise UserError(
                 f'{os.fspath(path)!r} must be at most {seconds:.2f} s long, the '
-                f'position table of the model, got '
+                f'{self.model.encoder.limited_by} of the model, got '
                 f'{len(results["inputs"]) * self.seconds_per_frame:.2f} s; cut it'
             )
         return results

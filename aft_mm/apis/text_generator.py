@@ -109,7 +109,7 @@ class TextGenerator:
             limit = self.model.decoder.max_length
             if tokens.shape[1] > limit:
                 raise UserError(
-                    f"text must be at most {limit} bytes, the model's position table, "
+                    f"text must be at most {limit} bytes, the model's {self.model.decoder.limited_by}, "
                     f'got {tokens.shape[1]}'
                 )
             nats = self.model.head.nats(self.model.decoder(tokens), tokens, dtype=torch.float64)
@@ -133,7 +133,7 @@ class TextGenerator:
             wanted = 'at least 1' if num_chars is None else num_chars
             raise UserError(
                 f'prompt and num_chars must be at most {limit} bytes together, the '
-                f"model's position table, got {longest} and {wanted}"
+                f"model's {self.model.decoder.limited_by}, got {longest} and {wanted}"
             )
         return longest + num_chars if num_chars else limit
 

@@ -163,7 +163,7 @@ class Translator:
             if len(tokens) > limit:
                 warn(
                     f'truncated a sentence of {len(tokens)} subwords to {limit}, the size of the '
-                    f'position table: {text[:40]!r}…'
+                    f'{self.model.encoder.limited_by}: {text[:40]!r}…'
                 )
                 tokens = [*tokens[: limit - 1], self.subwords.end]
             sources.append(torch.tensor(tokens))

@@ -104,10 +104,15 @@ class BlockStack(Resettable, BaseModule):
         """Number of tokens T of the grid, which the position table covers."""
         return prod(self.grid)
 
+    @property
+    def limited_by(self) -> str:
+        """What limits the length, for messages of errors."""
+        return 'grid' if self.position_embedding is None else 'position table'
+
     def check_length(self, length: int) -> None:
         if length > self.max_length:
             raise ValueError(
-                f'a sequence must not be longer than the position table of {self.max_length} '
+                f'a sequence must not be longer than the {self.limited_by} of {self.max_length} '
                 f'tokens, got {length}'
             )
 

@@ -16,8 +16,8 @@ arguments:
 - gate: g. 'sigmoid', 'relu' or 'none' are computed by the kernels; torch computes another activation
   of torch by name, such as 'tanh', 'silu', 'gelu' or 'identity', and a module or function that keeps
   the shape. :func:`apply_gate` applies it in a mixer of your own.
-- cu_seqlens: int32 or int64 [N + 1], 0 first and T last, of aft_simple, aft_full, aft_local and 1-d
-  aft_conv: the batch is one row, [1, T, D], of N sequences one after another, which do not see each
+- cu_seqlens: int32 or int64 [N + 1], 0 first and T last, of aft_simple, aft_decay, aft_full,
+  aft_local and 1-d aft_conv: the batch is one row, [1, T, D], of N sequences, which do not see each
   other. The bias is that of the longest sequence. Values are read, so keep it on the CPU.
 
 Arguments that do not fit together raise ValueError. Results are exact to rounding for any finite

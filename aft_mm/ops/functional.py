@@ -60,6 +60,7 @@ def aft_decay(
     causal: bool = True,
     key_mask: Tensor | None = None,
     gate: Gate = 'sigmoid',
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Compute AFT-simple whose keys lose weight with the distance, ``w = −λ |t − t'|``.
 
@@ -71,6 +72,10 @@ def aft_decay(
     Args:
         decay: λ [D], per channel and token.
     """
+    if cu_seqlens is not None:
+        tokens = query, key, value, key_mask
+        biases, options = dict(decay=(decay, ())), dict(causal=causal, gate=gate)
+        return run_packed(aft_decay, tokens, cu_seqlens, biases, options)
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)
     checks.check_decay(decay, value)

@@ -89,6 +89,17 @@ def per_channel(key: Tensor, value: Tensor) -> Tensor:
     return key if channels == 1 else key.repeat_interleave(channels, -1)
 
 
+def faded(sums: ShiftedSum, amount: Tensor) -> ShiftedSum:
+    """Return the sums times ``e^−amount``, with a denominator near 1.
+
+    ``shift − amount`` would be rounded next to a key of 1e12, so the sums take its error.
+    """
+    tiny = torch.finfo(amount.dtype).tiny
+    shift = sums.shift + (sums.denominator.clamp_min(tiny).log() - amount)
+    scale = torch.exp((sums.shift - shift) - amount)
+    return ShiftedSum(shift, sums.numerator * scale, sums.denominator * scale)
+
+
 class BufferSums(NamedTuple):
     """``Σ e^(k + w) v`` and ``Σ e^(k + w)`` of the buffer [B, 1, D], divided by e^(high + rest).
 
@@ -191,7 +202,6 @@ def prefill(
     if decay is not None:
         checks.check_decay(decay, value)
         checks.check_buffer(size, 0)
-        key = key + decay.to(dtype) * indices[:, None]
     has_left = (indices < lengths[:, None] - size).unsqueeze(-1)
     old_value = value.masked_fill(~has_left, 0)
     if key_function != 'softmax':
@@ -199,7 +209,13 @@ def prefill(
         sums = state.sums._replace(numerator=terms.sum(1, True))
     else:
         old_key = per_channel(key.masked_fill(~has_left, -torch.inf), old_value)
-        sums = reduce(old_key, old_value, 1)
+        if decay is None:
+            sums = reduce(old_key, old_value, 1)
+        else:
+            high, age = column_shift(old_key, 1), (lengths[:, None] - 1 - indices).unsqueeze(-1)
+            sums = reduce((old_key - high) - decay.to(dtype) * age, old_value, 1)
+            rest = sums.shift.masked_fill(sums.denominator == 0, 0)
+            sums = faded(sums._replace(shift=high), -rest)
     tokens = slot_tokens(lengths - 1, size).unsqueeze(-1)
     keys, values = (
         x.gather(1, tokens.clamp_min(0).expand(-1, -1, x.shape[2])).masked_fill(tokens < 0, empty)

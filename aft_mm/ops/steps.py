@@ -8,7 +8,7 @@ prompts. The state, and the cost of a step:
 op                 state per sequence                                              time per step
 =================  ==============================================================  =============
 aft_simple         running sums, O(D), two of them for relu2                       O(D)
-aft_decay          running sums in float64, O(D)                                   O(D)
+aft_decay          running sums, O(D)                                              O(D)
 aft_local          the last r + 1 tokens and the sums of older ones, O(r·D)        O(r·D)
 aft_conv           the same with the reach r of the kernel in raster order         O(r·D)
 aft_local_hard     the last r + 1 tokens, O(r·D)                                   O(r·D)
@@ -16,7 +16,7 @@ aft_local_learned  as aft_local                                                 
 aft_full           every token, O(T·D)                                             O(T·D)
 =================  ==============================================================  =============
 
-States are float32 (or `dtype`; of aft_decay float64) and updated in place: the previous one must not be used again. Steps
+States are float32 (or `dtype`) and updated in place: the previous one must not be used again. Steps
 have no gradient and never synchronise, so a CUDA graph can capture them. A token past the last
 position raises ValueError on a CPU; elsewhere torch handles the index.
 """
@@ -102,9 +102,9 @@ def aft_decay_init_state(
     embed_dims: int,
     *,
     device: torch.device | str | None = None,
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype = torch.float32,
 ) -> StepState:
-    """Return empty running sums [B, 1, D], of keys ``k_t + λ t``, which need more digits."""
+    """Return empty running sums, [B, 1, D] each."""
     return new_state(batch_size, embed_dims, 0, device, dtype)
 
 

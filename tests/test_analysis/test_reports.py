@@ -160,7 +160,7 @@ def test_every_operator_of_images_and_points_is_counted(name, tmp_path):
         part.num_layers = 1  # the others have the same operators
     config.dump(tmp_path / 'shallow.py')
     assert analyse_config(tmp_path / 'shallow.py')['uncounted'] == {}
-    message = 'counted at the length of its position table'
+    message = 'counted at the length of its grid'
     refuses_input(message, analyse_config, tmp_path / 'shallow.py', (8, 8))
 
 

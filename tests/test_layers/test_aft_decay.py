@@ -6,6 +6,7 @@ from torch import nn
 
 from aft_mm import ops
 from aft_mm.layers import AFTDecay
+from aft_mm.ops import reference
 
 from ..errors import refuses
 from .mixer_cases import check_steps
@@ -77,6 +78,25 @@ def test_a_state_stays_exact_over_many_tokens():
         row, state = ops.aft_decay_step(state, None, key[:, t], value[:, t], decay, gate='none')
         if t % 500 == 499:
             torch.testing.assert_close(row, rows[:, t], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize('offset', [0.0, 1e12, -1e12])
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32])
+@pytest.mark.parametrize('prompt', [0, 1, 150])
+def test_steps_next_to_large_keys_do_not_lose_the_decay(prompt, dtype, offset):
+    """The spacing of numbers is 65,536 near 1e12 in float32, and 1e-4 in float64."""
+    decay = torch.tensor([0.0, 1e-5, 3e-3, 0.4, 30.0, 2e3, -0.1], dtype=dtype)
+    key, value = torch.randn(2, 1, 300, 7, dtype=dtype)
+    key = key + offset
+    key[:, 100] += 40  # of 1e12 an overwhelming one in float64, none in float32
+    call = dict(causal=True, key_mask=None, gate='none')
+    rows = reference.aft_decay(None, key, value.double(), decay, **call)
+    state = ops.aft_decay_init_state(1, 7, dtype=dtype)
+    state = ops.prefill(state, key, value, torch.tensor([prompt]), decay=decay)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-9
+    for t in range(prompt, 300):
+        row, state = ops.aft_decay_step(state, None, key[:, t], value[:, t], decay, gate='none')
+        torch.testing.assert_close(row.double(), rows[:, t], rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize('lengths', [None, (0, 40), (65, 33)], ids=str)

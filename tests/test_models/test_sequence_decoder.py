@@ -119,6 +119,9 @@ def test_a_step_on_a_device_reads_no_values(embedding):
 def test_bad_input_raises_a_one_line_error():
     body = decoder()
     refuses('longer than the position table of 9 tokens, got 10', body, tokens(1, 10))
+    body = decoder(positions='none', token_mixer=mixer('AFTDecay'))
+    refuses('longer than the grid of 9 tokens, got 10', body, tokens(1, 10))
+    refuses('longer than the grid of 9 tokens, got 10', body.prefill, tokens(1, 9), torch.ones(1))
     refuses('a token must be 0 to 6, got 7', body, torch.full((1, 3), 7))
     refuses('num_layers must be an int, 1 or larger, got 0', decoder, num_layers=0)
     for number, grid in ((0, (9,)), (2, (9,)), (3, (3, 3))):

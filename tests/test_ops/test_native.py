@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from aft_mm import ops
 from aft_mm.ops import dispatch, eager
-from aft_mm.ops.cases import conv, pairs, simple
+from aft_mm.ops.cases import conv, decay, pairs, simple
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE, choose_backend
 from aft_mm.ops.native import availability, bindings
 
@@ -50,6 +50,8 @@ def loops(request, monkeypatch):
 # Several heads, and channels and rows that end inside of a vector and of a block of rows.
 CONV = conv((5, 7), (3, 3), 8, channels=40)
 FULL = pairs(37, heads=2, masked=True, channels=40)
+SIMPLE = simple(64, channels=70, causal=True)
+DECAY = decay(65, causal=False, channels=70)
 # Full and partial vectors of 4, 8 and 16 channels; one head per channel, few and many heads per
 # vector; rows that fill the registers, or not; kernels of one piece and several, wider and higher
 # than the grid; full and partial segments.
@@ -69,8 +71,12 @@ SHAPES = [
     conv((6, 5), (5, 3), 4, channels=20, global_connectivity=False),
     simple(1, channels=3, causal=True),
     simple(31, channels=16, causal=True),
-    simple(64, channels=70, causal=True),
+    SIMPLE,
     simple(33, channels=64, causal=True),
+    decay(32, channels=16),
+    decay(65, channels=70),
+    decay(33, causal=False, channels=64),
+    DECAY,
 ]
 DEFAULTS = dict(key_function='softmax', causal=False, grid=())
 
@@ -142,19 +148,19 @@ def test_heads_with_a_low_bias_need_no_eager(heads, causal, dtype, monkeypatch):
 
 
 @each('broken', [torch.nan, torch.inf])
-def test_nan_key_reaches_only_its_channel_and_later_rows(broken):
-    case = simple(70, channels=40, causal=True)
-    query, key, value = (x.detach() for x in case.inputs(dtype=torch.float32))
-    expected = case(query, key, value)
+@each('case', [simple(70, channels=40, causal=True), decay(70, channels=40)])
+def test_nan_key_reaches_only_its_channel_and_later_rows(case, broken):
+    query, key, value, *bias = (x.detach() for x in case.inputs(dtype=torch.float32))
+    expected = case(query, key, value, *bias)
     key[1, 33, 20] = broken
-    got = case(query, key, value)
+    got = case(query, key, value, *bias)
     assert got[1, 33:, 20].isnan().all()
     got[1, 33:, 20] = expected[1, 33:, 20]
     assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize(
-    'case', [conv((3, 29), (5, 11), 37, channels=37), SHAPES[-2], FULL], ids=NAME
+    'case', [conv((3, 29), (5, 11), 37, channels=37), SIMPLE, DECAY, FULL], ids=NAME
 )
 def test_strides_and_dtypes_of_the_inputs(case):
     tensors = case.inputs(2, torch.float32, bias_scale=0.5)
@@ -172,7 +178,7 @@ def test_strides_and_dtypes_of_the_inputs(case):
     assert torch.equal(case(*rounded), case(*wide).bfloat16())
 
 
-@pytest.mark.parametrize('case', [CONV, SHAPES[-2], FULL], ids=NAME)
+@pytest.mark.parametrize('case', [CONV, SIMPLE, DECAY, FULL], ids=NAME)
 def test_results_do_not_depend_on_the_number_of_threads(case):
     tensors = case.inputs(bindings.SAMPLES + 1, torch.float32, bias_scale=0.5)
     threads = torch.get_num_threads()
@@ -186,7 +192,7 @@ def test_results_do_not_depend_on_the_number_of_threads(case):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize('case', [CONV, SHAPES[-1], FULL], ids=NAME)
+@pytest.mark.parametrize('case', [CONV, SIMPLE, DECAY, FULL], ids=NAME)
 def test_second_derivatives_and_batched_gradients_equal_eager(case, monkeypatch):
     tensors = case.inputs(2, torch.float32, bias_scale=0.5)
 
@@ -250,7 +256,7 @@ def test_calls_that_need_torch_operations(monkeypatch):
 
 def test_without_a_library_eager_is_used_and_the_error_says_why(monkeypatch, tmp_path, caplog):
     monkeypatch.undo()
-    case = SHAPES[-1]
+    case = SIMPLE
     tensors = case.inputs(2, torch.float32)
     monkeypatch.setattr(availability, 'library_path', lambda *kinds: tmp_path / 'none.so')
     availability.find_library.cache_clear()
@@ -279,7 +285,7 @@ def test_a_gate_near_zero_scales_a_mean_of_many_tokens(dtype):
         torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=0)
 
 
-@pytest.mark.parametrize('case', [CONV, SHAPES[-2], FULL], ids=NAME)
+@pytest.mark.parametrize('case', [CONV, SIMPLE, DECAY, FULL], ids=NAME)
 def test_hidden_tokens_get_no_gradient_if_the_mask_is_overwritten(case):
     tensors = case.inputs(2, torch.float32, bias_scale=0.5)
     mask = torch.ones(2, case.tokens, dtype=torch.bool)
@@ -292,7 +298,7 @@ def test_hidden_tokens_get_no_gradient_if_the_mask_is_overwritten(case):
         assert (x[hidden] == 0).all()
 
 
-@pytest.mark.parametrize('case', [CONV, SHAPES[-2], FULL], ids=NAME)
+@pytest.mark.parametrize('case', [CONV, SIMPLE, DECAY, FULL], ids=NAME)
 def test_saved_tensor_hooks_and_autocast_in_the_backward_pass(case, monkeypatch):
     tensors = case.inputs(2, torch.float32, bias_scale=0.5)
     expected = torch.autograd.grad(case(*tensors).sum(), tensors)
@@ -320,6 +326,24 @@ def test_sums_over_many_tokens_are_accurate():
     weight = torch.zeros(4, 3)
     got = ops.aft_conv(None, key, value, weight, grid=(tokens,), gate='none')
     torch.testing.assert_close(got[:, 0].double(), mean[:, -1], rtol=1e-6, atol=0)
+
+
+@each('causal', [True, False])
+@each('rate', [1e-4, 0.02, 0.5, 20.0])
+def test_the_gradient_of_a_decay_is_no_difference_of_large_sums(rate, causal):
+    """Values have a large mean, which the gradients of a decay and of keys do not depend on."""
+    key, value = torch.randn(2, 2, 1500, 8)
+    decay = rate * (1 + torch.rand(8))
+    weight, gradients = torch.randn_like(value), []
+    for offset in (0, 64):
+        tensors = [x.clone().requires_grad_() for x in (key, value + offset, decay)]
+        y = ops.aft_decay(None, *tensors, causal=causal, gate='none')
+        gradients.append(torch.autograd.grad((y * weight).sum(), tensors))
+    wide = [x.double().requires_grad_() for x in (key, value, decay)]
+    y = eager.aft_decay(None, *wide, causal=causal, key_mask=None, gate='none')
+    expected = torch.autograd.grad((y * weight).sum(), wide)
+    assert_close(gradients[0], expected, TOLERANCE[torch.float32], TERMS)
+    assert_close(gradients[1], expected, 5e-5, 1.0)
 
 
 @each('key_scale, bias_scale', [(1, 1), (1, 300), (8, 300), (15, 15)])

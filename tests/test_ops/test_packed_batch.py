@@ -48,6 +48,7 @@ def conv(query, key, value, weight, **options):
 CASES = {
     'simple': (ops.aft_simple, ops.aft_simple, lambda causal: []),
     'relu': (*2 * [partial(ops.aft_simple, key_function='relu')], lambda causal: []),
+    'decay': (ops.aft_decay, ops.aft_decay, lambda causal: [(D,)]),
     'full': (full, ops.aft_full, lambda causal: [(LONGEST, LONGEST)]),
     'full heads': (
         partial(full, num_heads=HEADS),

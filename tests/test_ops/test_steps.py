@@ -20,8 +20,6 @@ def start(case, batch, dtype, device=None):
         sizes = dict(num_tokens=case.tokens)
     if case.op == 'aft_conv':
         sizes.update(num_heads=case.heads, kernel_size=case.parameters[0][1:])
-    if case.op == 'aft_decay':
-        dtype = torch.float64  # its default, as keys grow with the position
     init = getattr(ops, f'{case.op}_init_state')
     return init(batch, case.channels, **sizes, dtype=dtype, device=device), options
 

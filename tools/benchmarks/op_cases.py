@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from aft_mm.ops.cases import Case, conv, full, hard, learned, local, simple
+from aft_mm.ops.cases import Case, conv, decay, full, hard, learned, local, simple
 
 RANK = 64
 
@@ -68,6 +68,10 @@ def _simple(batch, tokens, channels, causal=True, **more) -> BenchmarkCase:
     return sized(simple(tokens, channels=channels, causal=causal), batch, **more)
 
 
+def _decay(batch, tokens, channels, causal=True) -> BenchmarkCase:
+    return sized(decay(tokens, causal, channels), batch)
+
+
 def _full(batch, tokens, channels, causal=False, **more) -> BenchmarkCase:
     return sized(full(tokens, causal=causal, channels=channels), batch, **more)
 
@@ -93,6 +97,7 @@ KERNELS = 'conv-b16-14x14-d192-h32-k'
 
 CASES: dict[str, BenchmarkCase] = {
     'small-simple': _simple(2, 96, 24),
+    'small-decay': _decay(2, 96, 24),
     'small-full': _full(2, 65, 24, rivals=FULL_RIVALS),
     'small-local': _local(2, 130, 24, 16, rivals=LOCAL_RIVALS),
     'small-conv': _conv(2, (7, 9), 24, 4, 5),
@@ -104,6 +109,9 @@ CASES: dict[str, BenchmarkCase] = {
     'simple-whole-b8-t4096-d1024': _simple(
         8, 4096, 1024, causal=False, rivals=('softmax', 'aft-pytorch-simple')
     ),
+    'decay-b8-t512-d256': _decay(8, 512, 256),
+    'decay-b2-t4096-d1024': _decay(2, 4096, 1024),
+    'decay-whole-b2-t2048-d512': _decay(2, 2048, 512, causal=False),
     'full-b64-t196-d384': _full(64, 196, 384, rivals=FULL_RIVALS),
     'full-b8-t1024-d384': _full(8, 1024, 384, rivals=FULL_RIVALS),
     'full-causal-b4-t2048-d512': _full(4, 2048, 512, causal=True, rivals=('softmax-causal',)),

@@ -71,6 +71,8 @@ def operations(
     count = batch * sources * both + 3 * batch * tokens * channels
     if op == 'aft_simple':
         count += batch * sources * both
+    elif op == 'aft_decay':
+        count += (1 if options['causal'] else 2) * batch * sources * both
     elif op == 'aft_full':
         count += pairs + 2 * batch * pairs * both
     elif op == 'aft_local':

@@ -16,6 +16,7 @@ from aft_mm.ops.kernel_check import using
 
 # For hidden vectors of a decoder, which accumulate rounding errors of all layers.
 DECODER_TOLERANCE = {'float32': 2e-5, 'float16': 5e-3, 'bfloat16': 3e-2}
+PER_HEAD = ('aft_conv', 'aft_decay')  # whose parameter has a row for each head
 # The oracle stores [T, T] weights per head. Longer sequences are compared with eager in float64.
 MOST_ORACLE_TOKENS = 4096
 # Maximum entries of a [B, T, T, D] product of the oracle.
@@ -77,7 +78,7 @@ class Oracle:
         columns = [sample.channels, sample.key_channels, sample.channels]
         parts = [sample.select(x, c) for x, c in zip(tensors[:3], columns, strict=True)]
         parameters = list(tensors[3:])
-        if case.op == 'aft_conv':
+        if case.op in PER_HEAD:
             parameters = [parameters[0][sample.key_channels]]
         inputs = [x.double().requires_grad_() for x in (*parts, *parameters)]
         with using('reference' if case.tokens <= MOST_ORACLE_TOKENS else 'eager'):
@@ -91,7 +92,7 @@ class Oracle:
         for gradient, part, c in zip(gradients, grads, columns, strict=False):
             gradient.transpose(1, 2)[rows, c] = part.transpose(1, 2)
         for gradient, part in zip(gradients[3:], grads[3:], strict=True):
-            gradient[sample.key_channels if case.op == 'aft_conv' else slice(None)] = part
+            gradient[sample.key_channels if case.op in PER_HEAD else slice(None)] = part
         cotangent = torch.zeros_like(value)
         cotangent.transpose(1, 2)[rows, sample.channels] = chosen.transpose(1, 2)
         return cls(sample, cotangent, output.detach(), gradients)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from aft_mm import ops
@@ -31,12 +30,6 @@ class AFTDecay(OpMixer):
     def __init__(self, embed_dims: int, **kwargs: Any) -> None:
         super().__init__(embed_dims, **kwargs)
         self.log_decay = nn.Parameter(decreasing_slopes(embed_dims).log())
-
-    @property
-    def _state_options(self) -> dict[str, Any]:
-        options = super()._state_options
-        # Devices of Apple have no float64.
-        return options if self._device.type == 'mps' else options | dict(dtype=torch.float64)
 
     def _op_options(self, grid: Grid | None) -> dict[str, Any]:
         return {}

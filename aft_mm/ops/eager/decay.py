@@ -28,7 +28,7 @@ from ..online_softmax import (
     zero_if_finite,
 )
 from ..path_choice import choose
-from ..state import StepState
+from ..state import StepState, faded
 from ..tracing import may_read
 from .full_batched import WIDE_RANGE
 from .steps import aft_simple_step
@@ -89,9 +89,8 @@ def aft_decay_step(
     *,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """Add the token to the running sums of AFT-simple, with the key ``k + λ t``."""
-    dtype = state.values.dtype
-    key = key.to(dtype) + decay.to(dtype) * state.position[:, None]
+    """Add the token to the sums of AFT-simple, which have lost λ."""
+    state = state._replace(sums=faded(state.sums, decay.to(state.values.dtype)))
     options: dict[str, Any] = dict(key_function='softmax', gate=gate)
     return aft_simple_step(state, query, key, value, **options)
 

@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parent
 # Ops with a loop, and the options that it needs.
 KERNELS: dict[str, dict[str, Any]] = {
     'aft_simple': dict(key_function='softmax', causal=True),
+    'aft_decay': {},
     'aft_conv': {},
     'aft_full_batched': {},
 }

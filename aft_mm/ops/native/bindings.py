@@ -21,8 +21,11 @@ from ..geometry import crop_kernel
 from ..online_softmax import composed_gradients, hide, needs_torch
 from . import availability
 
-# Tokens between the sums saved for the gradient; the same as in simple.cpp.
+# Tokens between the sums saved for the gradient, their numbers per channel, and the tokens of a
+# row; the same as in simple.cpp.
 SEGMENT = 32
+SIMPLE_STATE, DECAY_STATE = 3, 7
+BEFORE, AFTER, BOTH = range(3)
 # Samples whose kernel gradients one thread sums, for reproducible bits.
 SAMPLES = 8
 OUT_OF_MEMORY, INEXACT = 1, 2
@@ -45,8 +48,26 @@ def aft_simple(
     if torch.compiler.is_compiling():
         output: Tensor = _simple_node(query, key, value, key_mask, gate)
         return output
+    op = _Simple(gate, _resolved(key_mask), True, SIMPLE_STATE)
+    return _run(op, *_of_one_dtype(query, key, value), None).to(value.dtype)
+
+
+def aft_decay(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    *,
+    causal: bool,
+    key_mask: Tensor | None,
+    gate: str,
+) -> Tensor:
+    """Compute :func:`aft_mm.ops.aft_decay` in O(T·D), scaled by a large key of each side."""
     tokens = _of_one_dtype(query, key, value)
-    return _run(_Simple(gate, _resolved(key_mask)), *tokens).to(value.dtype)
+    if not causal:  # gradients of both sides are added in memory
+        tokens = [x if x is None else x.float() for x in tokens]
+    op = _Simple(gate, _resolved(key_mask), causal, DECAY_STATE)
+    return _run(op, *tokens, _dense(decay.float())).to(value.dtype)
 
 
 def aft_conv(
@@ -187,9 +208,14 @@ def _version(x: Tensor) -> int | None:
     return None if x.is_inference() else x._version
 
 
-def _strided(x: Tensor | None) -> tuple[int, int, int]:
-    """Return the fields of `Tensor` in tensors.h."""
-    return (0, 0, 0) if x is None else (_address(x), x.stride(0), x.stride(1))
+def _strided(x: Tensor | None, reverse: bool = False) -> tuple[int, int, int]:
+    """Return the fields of `Tensor` in tensors.h, with `reverse` from the last token on."""
+    if x is None:
+        return 0, 0, 0
+    step = x.stride(1)
+    if reverse:
+        return _address(x) + (x.shape[1] - 1) * step * x.element_size(), x.stride(0), -step
+    return _address(x), x.stride(0), step
 
 
 def _address(x: Tensor | None) -> int:
@@ -217,55 +243,91 @@ class _InexactError(Exception):
 
 
 class _Simple(NamedTuple):
+    """AFT-simple, causal, or AFT-decay."""
+
     gate: str
     key_mask: Tensor | None
+    causal: bool
+    state_size: int  # numbers of a state per channel
 
     def forward(
-        self, save: bool, query: Tensor | None, key: Tensor, value: Tensor
+        self, save: bool, query: Tensor | None, key: Tensor, value: Tensor, decay: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        output = value.new_empty(value.shape)
-        saved = None
-        if save:
-            saved = value.new_empty(self.saved_shape(value.shape), dtype=torch.float32)
-        _call('aft_simple_forward', self._args(query, key, value, output, saved), value)
-        return output, saved
+        output, saved = value.new_empty(value.shape), None
+        sizes = self._sizes(value.shape[1])
+        if save or not self.causal:
+            sizes = sizes if save else sizes[:1]
+            saved = value.new_empty(len(value), sum(sizes), value.shape[2], dtype=torch.float32)
+        parts = [] if saved is None else saved.split(sizes, 1)
+        side = BEFORE if self.causal else BOTH
+        fields = self._args(side, query, key, value, decay, output, parts)
+        _call('aft_simple_forward', fields, value)
+        return output, saved if save else None
+
+    def _sizes(self, tokens: int) -> list[int]:
+        """Return the rows of what is saved: states per side; ratios and gaps of the sides."""
+        states = math.ceil(tokens / SEGMENT) * self.state_size
+        return [states] if self.causal else [states, states, tokens, tokens]
 
     def saved_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the sums that the forward pass saves."""
+        """Return the shape of what the forward pass saves."""
         batch, tokens, channels = shape
-        return batch, math.ceil(tokens / SEGMENT), 3, channels
+        return batch, sum(self._sizes(tokens)), channels
 
     def backward(
         self,
         grad: Tensor,
-        saved: Tensor | None,
+        saved: Tensor,
         wanted: Sequence[bool],
         query: Tensor | None,
         key: Tensor,
         value: Tensor,
+        decay: Tensor | None,
     ) -> list[Tensor | None]:
         grads = [None if x is None else x.new_empty(x.shape) for x in (query, key, value)]
-        _call('aft_simple_backward', self._args(query, key, value, grad, saved, grads), value)
-        return grads
+        sides = [BEFORE] if self.causal else [BEFORE, AFTER]
+        parts = saved.split(self._sizes(value.shape[1]), 1)
+        grad_decay = value.new_empty(len(sides), len(value), value.shape[2], dtype=torch.float32)
+        for side, states_of_side, of_decay in zip(sides, parts, grad_decay, strict=False):
+            given = query, key, value, decay, grad, [states_of_side, None, *parts[2:]]
+            # The second side adds to the gradients of keys and values.
+            grad_query = grads[0] if side == BEFORE else None
+            fields = self._args(side, *given, [grad_query, *grads[1:], of_decay])
+            _call('aft_simple_backward', fields, value)
+        if decay is None:
+            return [*grads, None]
+        return [*grads, grad_decay.sum((0, 1), dtype=torch.float64).float()]
 
-    def by_eager(self, query: Tensor | None, key: Tensor, value: Tensor) -> Tensor:
-        options: dict[str, Any] = dict(key_function='softmax', causal=True)
-        return eager.aft_simple(query, key, value, **options, **self._asdict())
+    def by_eager(
+        self, query: Tensor | None, key: Tensor, value: Tensor, decay: Tensor | None
+    ) -> Tensor:
+        options: dict[str, Any] = dict(causal=self.causal, key_mask=self.key_mask, gate=self.gate)
+        if decay is None:
+            return eager.aft_simple(query, key, value, key_function='softmax', **options)
+        return eager.aft_decay(query, key, value, decay, **options)
 
     def _args(
         self,
+        side: int,
         query: Tensor | None,
         key: Tensor,
         value: Tensor,
+        decay: Tensor | None,
         output: Tensor,
-        saved: Tensor | None,
-        grads: Sequence[Tensor | None] = (None,) * 3,
+        parts: Sequence[Tensor | None],
+        grads: Sequence[Tensor | None] = (None,) * 4,
     ) -> list[int]:
         """Return the fields of `SimpleArgs`."""
-        fields = [*value.shape, GATES.index(self.gate), torch.get_num_threads()]
+        fields = [*value.shape, GATES.index(self.gate), torch.get_num_threads(), side]
+        saved, after, *rows = [*parts, None, None, None, None][:4]
+        *grads, grad_decay = grads
+        reverse = side == AFTER
         for x in (query, key, value, self.key_mask, output, *grads):
-            fields += _strided(x)
-        return [*fields, _address(saved)]
+            fields += _strided(x, reverse)
+        fields += [*_strided(saved), *_strided(after)]
+        for x in rows:
+            fields += _strided(x, reverse)
+        return [*fields, _address(decay), _address(grad_decay)]
 
 
 class _Conv(NamedTuple):
