@@ -435,7 +435,7 @@ def test_a_masked_convolution_of_no_place_is_zero(ops):
     assert not layer(torch.randn(1, 3, 5, 6), torch.zeros(1, 5, 6)).any()
 
 
-@each('mask, size', [((1, 1), (3, 4)), ((7, 9), (3, 2)), ((3, 5), (1, 1))])
+@each('mask, size', [((1, 1), (3, 4)), ((7, 9), (3, 2)), ((3, 5), (1, 1)), ((3, 5), (4, 6))])
 def test_a_spatial_mask_smaller_and_larger_than_the_map(ops, mask, size):
     x = torch.randn(2, math.prod(mask), *size, dtype=torch.float64, requires_grad=True)
     for kind in ('collect', 'distribute'):
