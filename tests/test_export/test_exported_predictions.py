@@ -109,18 +109,26 @@ def test_a_file_predicts_what_the_checkpoint_does(task, suffix, models, pictures
     assert count >= 5
 
 
+@pytest.fixture(scope='module')
+def balanced(tmp_path_factory):
+    return tmp_path_factory.mktemp('balanced')
+
+
 @pytest.fixture
-def classifier(models, pictures, tmp_path):
+def classifier(models, pictures, balanced):
     """Config, checkpoint and OUT.onnx of a classifier that gives its classes about equally often."""
     config, checkpoint = models('classes')
+    files = config, balanced / 'balanced.pth', balanced / 'model.onnx'
+    if files[2].exists():
+        return files
     classify = ImageClassifier(str(config), str(checkpoint), 'cpu')
     inputs = [classify.preprocess(path)['inputs'] for path in pictures('classes', 50)]
     scores = classify.model(classify.model.data_preprocessor(dict(inputs=inputs), False)['inputs'])
     weights = torch.load(checkpoint)
     weights['state_dict']['head.fc.bias'] -= scores.mean(0)
-    torch.save(weights, tmp_path / 'balanced.pth')
-    export([config, tmp_path / 'balanced.pth', tmp_path / 'model.onnx'])
-    return config, tmp_path / 'balanced.pth', tmp_path / 'model.onnx'
+    torch.save(weights, files[1])
+    export([*files])
+    return files
 
 
 def test_the_metadata_are_those_of_the_config(classifier):
