@@ -70,6 +70,19 @@ def models(tmp_path_factory):
     return functools.cache(make)
 
 
+@pytest.fixture(scope='module')
+def exported(models):
+    """The model in a format."""
+
+    def call(task, suffix):
+        config, checkpoint = models(task)
+        out = checkpoint.with_suffix(suffix)
+        export([config, checkpoint, out, *WORDS[task]])
+        return out
+
+    return functools.cache(call)
+
+
 @pytest.fixture
 def pictures(pack):
     def find(task, count):
@@ -86,12 +99,13 @@ def read(folder):
 
 @pytest.mark.parametrize('suffix', SUFFIXES)
 @pytest.mark.parametrize('task', PICTURES)
-def test_a_file_predicts_what_the_checkpoint_does(task, suffix, models, pictures, tmp_path):
+def test_a_file_predicts_what_the_checkpoint_does(
+    task, suffix, models, exported, pictures, tmp_path
+):
     if suffix == '.xml':
         pytest.importorskip('openvino', reason='openvino runs the exported graph')
     config, checkpoint = models(task)
-    out = tmp_path / f'model{suffix}'
-    export([config, checkpoint, out, *WORDS[task]])
+    out = exported(task, suffix)
     words = [*pictures(task, 5), *(['--score', 0] if task == 'boxes' else [])]
     predict([config, checkpoint, *words, '--device', 'cpu', '--out', tmp_path / 'a'])
     predict([config, out, *words, '--out', tmp_path / 'b'])
@@ -151,17 +165,14 @@ def test_the_metadata_are_those_of_the_config(classifier):
 
 
 @pytest.mark.slow
-def test_metadata_stay_in_every_format(models, tmp_path):
+def test_metadata_stay_in_every_format(models, exported, tmp_path):
     pytest.importorskip('openvino', reason='openvino reads its file')
-    files = [FORMATS[suffix](tmp_path / f'model{suffix}') for suffix in FORMATS]
-    config, checkpoint = models('classes')
-    for file in files:
-        export([config, checkpoint, file.path])
-    texts = [file.metadata() for file in files]
+    texts = [FORMATS[suffix](exported('classes', suffix)).metadata() for suffix in FORMATS]
     assert texts[0]['classes'] == texts[1]['classes'] == texts[2]['classes']
     assert all(texts[0].items() <= other.items() for other in texts[1:])
-    export([config, checkpoint, files[0].path, '--int8'])
-    assert texts[0].items() <= files[0].metadata().items()
+    file = FORMATS['.onnx'](tmp_path / 'model.onnx')
+    export([*models('classes'), file.path, '--int8'])
+    assert texts[0].items() <= file.metadata().items()
 
 
 def test_the_example_gives_the_classes_of_predict(classifier, pictures):
@@ -190,11 +201,11 @@ def test_the_input_of_the_example_is_that_of_the_model(classifier, pictures):
 
 
 @pytest.mark.parametrize('task', ['boxes', 'masks'])
-def test_each_host_is_described(task, models, tmp_path):
+def test_each_host_is_described(task, models, exported, tmp_path):
     """mmdet and mmseg read BGR, which their preprocessors turn and whose padding they mark."""
     config, checkpoint = models(task)
-    export([config, checkpoint, tmp_path / 'model.pt2', *WORDS[task]])
-    about = json.loads((tmp_path / 'model.json').read_text(encoding='utf-8'))
+    out = exported(task, '.onnx')
+    about = json.loads(out.with_suffix('.json').read_text(encoding='utf-8'))
     preprocessor = load_model(str(config), str(checkpoint), 'cpu')[1].data_preprocessor.preprocessor
     assert about['mean'] == pytest.approx(preprocessor.mean.flatten().tolist(), rel=1e-6)
     assert about['channels'] == 'RGB' and len(about['std']) == 3
@@ -203,7 +214,7 @@ def test_each_host_is_described(task, models, tmp_path):
     assert steps == ([('Resize', 'cv2')] if task == 'boxes' else [])
     if task == 'boxes':  # 384 x 240 pixels, padded to a multiple of 32
         Image.new('RGB', (640, 400)).save(tmp_path / 'wide.png')
-        words = [config, tmp_path / 'model.pt2', tmp_path / 'wide.png', '--out', tmp_path / 'a']
+        words = [config, out, tmp_path / 'wide.png', '--out', tmp_path / 'a']
         stops('knows no padding, which', predict, words)
 
 
@@ -215,7 +226,7 @@ def test_the_example_averages_over_areas_like_opencv(tmp_path, models):
     whole.test_dataloader.dataset.pipeline = steps
     whole.dump(tmp_path / 'digits.py')
     out, paths = tmp_path / 'model.onnx', []
-    for number, pixels in enumerate(load_digits().images[:300]):
+    for number, pixels in enumerate(load_digits().images[:120]):
         paths.append(str(tmp_path / f'{number}.png'))
         size = (8, 16, 27, 50)[number % 4]
         image = Image.fromarray(np.uint8(15 * pixels))
