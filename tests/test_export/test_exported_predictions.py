@@ -226,7 +226,7 @@ def test_the_example_averages_over_areas_like_opencv(tmp_path, models):
     whole.test_dataloader.dataset.pipeline = steps
     whole.dump(tmp_path / 'digits.py')
     out, paths = tmp_path / 'model.onnx', []
-    for number, pixels in enumerate(load_digits().images[:120]):
+    for number, pixels in enumerate(load_digits().images[:300]):
         paths.append(str(tmp_path / f'{number}.png'))
         size = (8, 16, 27, 50)[number % 4]
         image = Image.fromarray(np.uint8(15 * pixels))
