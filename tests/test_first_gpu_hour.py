@@ -4,8 +4,6 @@ import fnmatch
 import importlib
 import json
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import first_gpu_hour
@@ -17,8 +15,9 @@ from op_cases import CASES
 
 from aft_mm.ops.triton.availability import KERNELS
 
+from .errors import stops
+
 ROOT = Path(__file__).parents[1]
-TOOLS = ROOT / 'tools' / 'benchmarks'
 
 
 @pytest.fixture
@@ -52,10 +51,7 @@ def counted(tmp_path):
 def test_without_a_gpu_it_is_a_one_line_error(tmp_path):
     if torch.cuda.is_available():
         pytest.skip('there is a GPU')
-    command = [sys.executable, TOOLS / 'first_gpu_hour.py', tmp_path / 'out']
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stdout == ''
-    assert done.stderr.splitlines()[-1].startswith('Error: torch finds no CUDA device')
+    stops('^Error: torch finds no CUDA device', first_gpu_hour.main, [str(tmp_path / 'out')])
     assert not (tmp_path / 'out').exists()
 
 

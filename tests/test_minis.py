@@ -10,7 +10,6 @@ import zipfile
 from email import message_from_string
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -97,14 +96,10 @@ def test_a_model_by_its_short_name_or_its_config(name):
     assert find_config(name) == str(configs_by_name()[ENTRIES[name]['config']])
 
 
-def test_images_and_text_are_sampled_without_training(tmp_path, capsys):
+def test_images_and_text_are_sampled_without_training(tmp_path):
     sample(['mnist', '--out', tmp_path / 'a.png', '--num', 2, '--device', 'cpu'])
-    weights = make.FOLDER / 'mnist.safetensors'
-    sample(['mnist', weights, '--out', tmp_path / 'b.png', '--num', 2, '--device', 'cpu'])
-    images = [picture(tmp_path / name) for name in ('a.png', 'b.png')]
-    np.testing.assert_array_equal(*images)
     # Mostly paper, with strokes of ink.
-    assert 0.02 < (images[0] > 128).mean() < 0.4
+    assert 0.02 < (picture(tmp_path / 'a.png') > 128).mean() < 0.4
     sample(['enwik8', '--out', tmp_path / 'a.txt', '--prompt', 'The ', '--num-chars', 100])
     text = (tmp_path / 'a.txt').read_text()
     assert text.startswith('The ') and 0.1 < text.count(' ') / len(text) < 0.3

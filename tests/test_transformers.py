@@ -5,7 +5,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import StackDataset
 
-from aft_mm.models import AFTClassifier, AutoregressiveModel, generate
+from aft_mm.models import AFTClassifier, AutoregressiveModel
 
 from .documents import blocks
 
@@ -89,20 +89,6 @@ def test_padding_on_either_side_changes_nothing():
         output = model(padded, mask, labels=padded.masked_fill(mask == 0, -100))
         torch.testing.assert_close(output.logits[mask.bool()], alone.logits[0])
         torch.testing.assert_close(output.loss, alone.loss)
-
-
-@every_mixer
-def test_greedy_generation_is_ours(mixer):
-    model, ours = language_models(mixer)
-    ids = tokens(3, 7)
-    expected = generate(ours, T, ids, greedy=True)
-    assert torch.equal(model.generate(ids, max_length=T, do_sample=False), expected)
-    mask = torch.ones_like(ids)
-    mask[1, :4] = 0
-    found = model.generate(ids, attention_mask=mask, max_length=T, do_sample=False)
-    assert torch.equal(found[[0, 2]], expected[[0, 2]])
-    alone = generate(ours, T - 4, [ids[1, 4:]], greedy=True)
-    assert torch.equal(found[1, 4:], alone[0])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
+from aft_mm.models import generate
+
 pytest.importorskip('transformers', reason='transformers is not installed')
 hf = pytest.importorskip('aft_mm.transformers', reason='transformers is not installed')
 
@@ -21,16 +23,19 @@ def argmax_loop(model, ids, length):
 
 
 @every_mixer
-def test_greedy_generation_is_the_argmax_loop(mixer):
-    model, _ = language_models(mixer)
+def test_greedy_generation_is_ours(mixer):
+    model, ours = language_models(mixer)
     ids = tokens(2, 6)
     expected = argmax_loop(model, ids, T)
+    assert torch.equal(generate(ours, T, ids, greedy=True), expected)
     assert torch.equal(model.generate(ids, max_length=T, do_sample=False), expected)
-    # Padding on the left takes no position.
+    # Padding on the left takes no position, also if one prompt is shorter.
     padded = torch.nn.functional.pad(ids, (5, 0))
     mask = torch.nn.functional.pad(torch.ones_like(ids), (5, 0))
+    mask[1, 5:8] = 0
     found = model.generate(padded, attention_mask=mask, max_length=T + 5, do_sample=False)
-    assert torch.equal(found[:, 5:], expected)
+    assert torch.equal(found[0, 5:], expected[0])
+    assert torch.equal(found[1, 8:], argmax_loop(model, ids[1:, 3:], T - 3)[0])
     with pytest.raises(ValueError, match=f'position table of {T} tokens, got {T + 1}'):
         model.generate(ids, max_length=T + 1, do_sample=False)
     with pytest.raises(ValueError, match=f'position table of {T} tokens, got {T + 1}'):

@@ -46,19 +46,18 @@ def test_a_generator_and_its_pipeline_do_without_them():
     assert out == '(2, 5) [7, 8, 9] True\n'
 
 
-@pytest.mark.parametrize('call', ['get_model(NAME)', 'ImageClassifier(find_config(NAME), None)'])
-def test_a_classifier_names_mmpretrain_in_one_sentence(call):
+def test_a_classifier_names_mmpretrain_in_one_sentence():
     out = run(
-        f"""
+        """
         from aft_mm.apis import ImageClassifier, get_model
         from aft_mm.config.finding import find_config
         from aft_mm.errors import UserError
-        NAME = 'aft-conv-mini-h96-k7_1xb100-8e_cifar10'
-        try:
-            {call}
-        except UserError as error:
-            print(error)
+        for call in (get_model, lambda name: ImageClassifier(find_config(name), None)):
+            try:
+                call('aft-conv-mini-h96-k7_1xb100-8e_cifar10')
+            except UserError as error:
+                print(error)
         """,
         'mmpretrain',
     )
-    assert out == "mmpretrain cannot be imported: No module named 'mmpretrain'\n"
+    assert out == 2 * "mmpretrain cannot be imported: No module named 'mmpretrain'\n"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from aft_mm.datasets import LoadPoints, PackPointCloud, PointClouds
+from aft_mm.datasets import PackPointCloud, PointClouds
 from aft_mm.tokenizers import bounding_cube, encode_points
 
 
@@ -81,12 +81,6 @@ def test_a_seed_gives_a_sample_its_points_and_no_seed_new_ones(points):
 def test_arguments_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         PackPointCloud(**options)
-
-
-def test_the_points_of_a_file(tmp_path, points):
-    np.save(tmp_path / 'a.npy', points)
-    results = LoadPoints()(dict(points_path=str(tmp_path / 'a.npy')))
-    np.testing.assert_array_equal(results['points'], points)
 
 
 def test_modelnet_chairs(pack):

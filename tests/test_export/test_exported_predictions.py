@@ -70,6 +70,19 @@ def models(tmp_path_factory):
     return functools.cache(make)
 
 
+@pytest.fixture(scope='module')
+def exported(models):
+    """The model in a format."""
+
+    def call(task, suffix):
+        config, checkpoint = models(task)
+        out = checkpoint.with_suffix(suffix)
+        export([config, checkpoint, out, *WORDS[task]])
+        return out
+
+    return functools.cache(call)
+
+
 @pytest.fixture
 def pictures(pack):
     def find(task, count):
@@ -86,12 +99,13 @@ def read(folder):
 
 @pytest.mark.parametrize('suffix', SUFFIXES)
 @pytest.mark.parametrize('task', PICTURES)
-def test_a_file_predicts_what_the_checkpoint_does(task, suffix, models, pictures, tmp_path):
+def test_a_file_predicts_what_the_checkpoint_does(
+    task, suffix, models, exported, pictures, tmp_path
+):
     if suffix == '.xml':
         pytest.importorskip('openvino', reason='openvino runs the exported graph')
     config, checkpoint = models(task)
-    out = tmp_path / f'model{suffix}'
-    export([config, checkpoint, out, *WORDS[task]])
+    out = exported(task, suffix)
     words = [*pictures(task, 5), *(['--score', 0] if task == 'boxes' else [])]
     predict([config, checkpoint, *words, '--device', 'cpu', '--out', tmp_path / 'a'])
     predict([config, out, *words, '--out', tmp_path / 'b'])
@@ -109,18 +123,26 @@ def test_a_file_predicts_what_the_checkpoint_does(task, suffix, models, pictures
     assert count >= 5
 
 
+@pytest.fixture(scope='module')
+def balanced(tmp_path_factory):
+    return tmp_path_factory.mktemp('balanced')
+
+
 @pytest.fixture
-def classifier(models, pictures, tmp_path):
+def classifier(models, pictures, balanced):
     """Config, checkpoint and OUT.onnx of a classifier that gives its classes about equally often."""
     config, checkpoint = models('classes')
+    files = config, balanced / 'balanced.pth', balanced / 'model.onnx'
+    if files[2].exists():
+        return files
     classify = ImageClassifier(str(config), str(checkpoint), 'cpu')
     inputs = [classify.preprocess(path)['inputs'] for path in pictures('classes', 50)]
     scores = classify.model(classify.model.data_preprocessor(dict(inputs=inputs), False)['inputs'])
     weights = torch.load(checkpoint)
     weights['state_dict']['head.fc.bias'] -= scores.mean(0)
-    torch.save(weights, tmp_path / 'balanced.pth')
-    export([config, tmp_path / 'balanced.pth', tmp_path / 'model.onnx'])
-    return config, tmp_path / 'balanced.pth', tmp_path / 'model.onnx'
+    torch.save(weights, files[1])
+    export([*files])
+    return files
 
 
 def test_the_metadata_are_those_of_the_config(classifier):
@@ -143,17 +165,14 @@ def test_the_metadata_are_those_of_the_config(classifier):
 
 
 @pytest.mark.slow
-def test_metadata_stay_in_every_format(models, tmp_path):
+def test_metadata_stay_in_every_format(models, exported, tmp_path):
     pytest.importorskip('openvino', reason='openvino reads its file')
-    files = [FORMATS[suffix](tmp_path / f'model{suffix}') for suffix in FORMATS]
-    config, checkpoint = models('classes')
-    for file in files:
-        export([config, checkpoint, file.path])
-    texts = [file.metadata() for file in files]
+    texts = [FORMATS[suffix](exported('classes', suffix)).metadata() for suffix in FORMATS]
     assert texts[0]['classes'] == texts[1]['classes'] == texts[2]['classes']
     assert all(texts[0].items() <= other.items() for other in texts[1:])
-    export([config, checkpoint, files[0].path, '--int8'])
-    assert texts[0].items() <= files[0].metadata().items()
+    file = FORMATS['.onnx'](tmp_path / 'model.onnx')
+    export([*models('classes'), file.path, '--int8'])
+    assert texts[0].items() <= file.metadata().items()
 
 
 def test_the_example_gives_the_classes_of_predict(classifier, pictures):
@@ -182,11 +201,11 @@ def test_the_input_of_the_example_is_that_of_the_model(classifier, pictures):
 
 
 @pytest.mark.parametrize('task', ['boxes', 'masks'])
-def test_each_host_is_described(task, models, tmp_path):
+def test_each_host_is_described(task, models, exported, tmp_path):
     """mmdet and mmseg read BGR, which their preprocessors turn and whose padding they mark."""
     config, checkpoint = models(task)
-    export([config, checkpoint, tmp_path / 'model.pt2', *WORDS[task]])
-    about = json.loads((tmp_path / 'model.json').read_text(encoding='utf-8'))
+    out = exported(task, '.onnx')
+    about = json.loads(out.with_suffix('.json').read_text(encoding='utf-8'))
     preprocessor = load_model(str(config), str(checkpoint), 'cpu')[1].data_preprocessor.preprocessor
     assert about['mean'] == pytest.approx(preprocessor.mean.flatten().tolist(), rel=1e-6)
     assert about['channels'] == 'RGB' and len(about['std']) == 3
@@ -195,7 +214,7 @@ def test_each_host_is_described(task, models, tmp_path):
     assert steps == ([('Resize', 'cv2')] if task == 'boxes' else [])
     if task == 'boxes':  # 384 x 240 pixels, padded to a multiple of 32
         Image.new('RGB', (640, 400)).save(tmp_path / 'wide.png')
-        words = [config, tmp_path / 'model.pt2', tmp_path / 'wide.png', '--out', tmp_path / 'a']
+        words = [config, out, tmp_path / 'wide.png', '--out', tmp_path / 'a']
         stops('knows no padding, which', predict, words)
 
 

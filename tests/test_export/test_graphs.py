@@ -616,14 +616,8 @@ def test_a_segmentor_gives_the_scores_of_every_pixel(tmp_path):
     torch.testing.assert_close(scores[0], sample.seg_logits.data, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    'suffix',
-    ['pt2', pytest.param('onnx', marks=needs_onnx), pytest.param('xml', marks=needs_onnx)],
-)
-def test_a_detector_gives_the_boxes_of_mmdet(suffix, tmp_path):
+def test_a_detector_gives_the_boxes_of_mmdet(tmp_path):
     mmdet = pytest.importorskip('mmdet.structures', reason='mmdet has the detector')
-    if suffix == 'xml':
-        pytest.importorskip('openvino', reason='openvino runs the exported graph')
     pack(tmp_path, 'tiny_detection', lambda config: config.model.test_cfg.update(max_per_img=30))
     files = [str(tmp_path / name) for name in ('config.py', 'checkpoint.pth')]
     checkpoint = torch.load(files[1])
@@ -631,18 +625,10 @@ def test_a_detector_gives_the_boxes_of_mmdet(suffix, tmp_path):
         if 'retina_' in name:  # so that scores are below 1, and boxes of the size of anchors
             tensor.mul_(0.1)
     torch.save(checkpoint, files[1])
-    export([*files, str(tmp_path / f'model.{suffix}'), '--size', '48', '64'])
+    export([*files, str(tmp_path / 'model.pt2'), '--size', '48', '64'])
     _, model = load_model(*files, 'cpu')
     image, mask = torch.randn(1, 3, 48, 64), torch.ones(1, 1, 48, 64)
-    if suffix == 'pt2':
-        boxes, scores, labels = torch.export.load(tmp_path / 'model.pt2').module()(image)
-    elif suffix == 'xml':
-        found = open_openvino(tmp_path / 'model.xml')(dict(image=image.numpy()))
-        boxes, scores, labels = map(torch.from_numpy, found.values())
-    else:
-        runtime = pytest.importorskip('onnxruntime', reason='onnxruntime runs the exported graph')
-        session = runtime.InferenceSession(str(tmp_path / 'model.onnx'))
-        boxes, scores, labels = map(torch.from_numpy, session.run(None, dict(image=image.numpy())))
+    boxes, scores, labels = torch.export.load(tmp_path / 'model.pt2').module()(image)
     size = dict(img_shape=(48, 64), scale_factor=(1, 1), batch_input_shape=(48, 64))
     for threshold in (0.0, scores.quantile(0.6).item()):
         model.bbox_head.test_cfg.score_thr = threshold

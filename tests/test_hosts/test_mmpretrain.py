@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 # A Transformers 5 and pycocotools as mmpretrain sees them: names, versions and what is missing.
 PACKAGES = {
     'transformers/__init__.py': '',
@@ -33,21 +31,35 @@ except ImportError as error:
 """
 
 
-@pytest.mark.parametrize('has_helper', [False, True])
-def test_multimodal_models_are_left_out_if_transformers_lacks_their_parts(tmp_path, has_helper):
-    version = '4.50.0' if has_helper else '5.24.0'
-    helper = 'def apply_chunking_to_forward(): pass\n' if has_helper else ''
-    for name, text in PACKAGES.items():
-        path = tmp_path / name.format(version=version)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text.format(version=version, helper=helper))
+# In forks of one process, which has imported torch.
+FORKS = """
+import os, sys
+import torch, torchvision
+for folder in sys.argv[2:]:
+    if process := os.fork():
+        assert os.waitpid(process, 0)[1] == 0
+        continue
+    sys.path.insert(0, folder)
+    print('----')
+    exec(sys.argv[1])
+    break
+"""
+
+
+def test_multimodal_models_are_left_out_if_transformers_lacks_their_parts(tmp_path):
+    helper = 'def apply_chunking_to_forward(): pass\n'
+    for version, text in (('4.50.0', helper), ('5.24.0', '')):
+        for name, content in PACKAGES.items():
+            path = tmp_path / version / name.format(version=version)
+            path.parent.mkdir(exist_ok=True, parents=True)
+            path.write_text(content.format(version=version, helper=text))
     run = subprocess.run(
-        [sys.executable, '-c', f'import sys; sys.path.insert(0, {str(tmp_path)!r})\n{PROGRAM}'],
+        [sys.executable, '-c', FORKS, PROGRAM, tmp_path / '4.50.0', tmp_path / '5.24.0'],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
     )
     assert run.returncode == 0, run.stderr
-    # This stand-in has nothing but the helper, so an import is seen to be tried.
-    last = run.stdout.splitlines()[-1]
-    assert 'Error' in last if has_helper else 'requires extra multi-modal' in last, run.stdout
+    # The first stand-in has nothing but the helper, so an import is seen to be tried.
+    tried, left_out = (text.splitlines()[-1] for text in run.stdout.split('----\n')[1:])
+    assert 'Error' in tried and 'requires extra multi-modal' in left_out, run.stdout

@@ -6,6 +6,7 @@ Expected values are sums over single samples, boxes and pixels in float64.
 import importlib
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -394,7 +395,7 @@ def test_half_precision_is_float32_rounded(ops, dtype):
     masked = ops('masked_conv', 'MaskedConv2d')(3, 4, 3, padding=1).to(dtype)
     weight, where = masked.weight.detach(), torch.rand(1, 6, 7) > 0.5
     rois, labels = torch.tensor([[0, 0, 0, 4, 4.0], [0, 1, 1, 6, 5]]), torch.tensor([0, 3, 2])
-    masked_conv2d = ops('masked_conv', 'masked_conv2d')
+    masked_conv2d, roi_align = ops('masked_conv', 'masked_conv2d'), ops('roi_align', 'roi_align')
     cases = [
         (
             lambda v, p, w: attention.apply(v, shapes, starts, p, w, 64),
@@ -409,6 +410,20 @@ def test_half_precision_is_float32_rounded(ops, dtype):
             [torch.randn(3, 4)],
         ),
         (lambda x: ops('psa_mask', 'PSAMask')('collect', (3, 5))(x), [torch.randn(1, 15, 2, 3)]),
+        (
+            lambda *x: ops('modulated_deform_conv', 'modulated_deform_conv2d')(*x, None, 1, 1),
+            [
+                torch.randn(shape)
+                for shape in ((1, 2, 4, 5), (1, 18, 4, 5), (1, 9, 4, 5), (3, 2, 3, 3))
+            ],
+        ),
+        *(
+            (
+                partial(lambda mode, x: roi_align(x, rois.to(x.dtype), (2, 2), 1.0, 2, mode), mode),
+                [torch.randn(1, 2, 6, 7)],
+            )
+            for mode in ('avg', 'max')
+        ),
     ]
     for function, tensors in cases:
         for got, expected in zip(*in_both(function, dtype, *tensors), strict=True):
@@ -435,7 +450,7 @@ def test_a_masked_convolution_of_no_place_is_zero(ops):
     assert not layer(torch.randn(1, 3, 5, 6), torch.zeros(1, 5, 6)).any()
 
 
-@each('mask, size', [((1, 1), (3, 4)), ((7, 9), (3, 2)), ((3, 5), (1, 1))])
+@each('mask, size', [((1, 1), (3, 4)), ((7, 9), (3, 2)), ((3, 5), (1, 1)), ((3, 5), (4, 6))])
 def test_a_spatial_mask_smaller_and_larger_than_the_map(ops, mask, size):
     x = torch.randn(2, math.prod(mask), *size, dtype=torch.float64, requires_grad=True)
     for kind in ('collect', 'distribute'):

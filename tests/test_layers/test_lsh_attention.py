@@ -34,20 +34,22 @@ def output(mixer, x, weights):
 def seen(mixer, x, key_mask=None):
     """Return the visible tokens of all rounds, [B, h, T, T]."""
     buckets = mixer.buckets(heads(mixer.key(x)))
-    batch, num_heads, rounds, tokens = buckets.shape
+    batch, num_heads, _, tokens = buckets.shape
+    buckets = buckets.tolist()
     union = torch.zeros(batch, num_heads, tokens, tokens, dtype=torch.bool)
     for b in range(batch):
         real = range(tokens) if key_mask is None else key_mask[b].nonzero().flatten().tolist()
         for h in range(num_heads):
-            for r in range(rounds):
-                order = sorted(real, key=lambda t: (int(buckets[b, h, r, t]), t))
+            for of_token in buckets[b][h]:
+                order = sorted(real, key=lambda t: (of_token[t], t))
                 for place, t in enumerate(order):
                     first = (place // mixer.chunk_size - 1) * mixer.chunk_size
                     last = first + 2 * mixer.chunk_size
                     if mixer.causal:
                         first, last = place - mixer.chunk_size, place + 1
                     for s in order[max(first, 0) : last]:
-                        union[b, h, t, s] |= bool(buckets[b, h, r, t] == buckets[b, h, r, s])
+                        if of_token[s] == of_token[t]:
+                            union[b, h, t, s] = True
     return union
 
 

@@ -3,15 +3,9 @@
 import pytest
 import torch
 
-from .mixer_cases import CONTRACTS, MIXERS, build, tokens
+from .mixer_cases import CONTRACTS, build, tokens
 
 globals().update({tests.__name__: tests for tests in CONTRACTS.values()})
-
-
-@pytest.mark.parametrize('name', [name for name in MIXERS if name.startswith('AFTConv')])
-def test_the_bias_of_a_convolution_is_its_weight(name):
-    mixer = build(name)
-    assert mixer.position_bias().shape == mixer.pos_bias.weight.shape
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,12 @@ def check(model, compiled, inputs, autocast, tolerance):
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * scale)
 
 
+# A backward pass of open sizes is traced in 20 s.
+@pytest.mark.parametrize('backend', ['eager', 'aot_eager'])
 @pytest.mark.parametrize('mixer', [CONV, LOCAL], ids=['conv', 'local'])
-def test_training_takes_images_of_any_size(mixer):
+def test_training_takes_images_of_any_size(mixer, backend):
     model = classifier(mixer).train()
-    compiled = torch.compile(model, dynamic=True, fullgraph=True, backend='aot_eager')
+    compiled = torch.compile(model, dynamic=True, fullgraph=True, backend=backend)
     for shape in SHAPES:
         check(model, compiled, torch.randn(shape), False, 1e-4)
 
@@ -61,9 +63,14 @@ def test_inductor_compiles_a_classifier_for_any_size():
         check(model, compiled, torch.randn(shape), True, 0.1)
 
 
+# The compiler of C++ takes a second for each of 17 kernels of one layer, and of 69 for two batches.
 @pytest.mark.slow
-def test_inductor_trains_two_layers_on_two_batches():
+@pytest.mark.parametrize(
+    'layers, batches', [(1, [4]), (2, [4, 2])], ids=['one layer', 'two layers on two batches']
+)
+def test_inductor_trains(layers, batches):
     model = nn.Sequential(AFTConv(16, 4, 3, grid=(4, 4)), AFTFull(16, 4, grid=(16,))).train()
+    model = model[:layers]
     compiled = torch.compile(model)
-    for batch in (4, 2):
+    for batch in batches:
         check(model, compiled, torch.randn(batch, 16, 16), True, 0.1)

@@ -214,11 +214,16 @@ def test_graphs_need_many_steps_and_a_fixed_state(monkeypatch):
     assert type(made) is PlainSteps  # on a CPU
 
 
-STEPPED = {**MIXINGS, 'AFTConv-gumbel': GUMBEL, 'AFTLocal-free': FREE}
+STEPPED = {
+    **{name: (mixing, None) for name, mixing in MIXINGS.items()},
+    'AFTConv-gumbel': (GUMBEL, None),
+    'AFTLocal-free': (FREE, None),
+    **{f'AFTSimple-{name}': (MIXINGS['AFTSimple'], cross) for name, cross in CROSS.items()},
+}
+stepped = pytest.mark.parametrize('mixing, cross', STEPPED.values(), ids=STEPPED)
 
 
-@pytest.mark.parametrize('cross', [None, *CROSS.values()], ids=['alone', *CROSS])
-@pytest.mark.parametrize('mixing', STEPPED.values(), ids=STEPPED)
+@stepped
 def test_steps_do_not_synchronise(mixing, cross, monkeypatch):
     """Fake tensors have no values, so reading one would raise."""
     # It reads values since torch 2.12.
@@ -248,8 +253,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a C
 
 @pytest.mark.cuda
 @needs_cuda
-@pytest.mark.parametrize('cross', [None, *CROSS.values()], ids=['alone', *CROSS])
-@pytest.mark.parametrize('mixing', STEPPED.values(), ids=STEPPED)
+@stepped
 def test_a_cuda_graph_equals_plain_steps(mixing, cross):
     if mixing is MIXINGS['SoftmaxAttention']:
         pytest.skip('its state grows')

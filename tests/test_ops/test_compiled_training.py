@@ -7,8 +7,9 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Interpreter
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from aft_mm import ops
 from aft_mm.ops import online_softmax, reference
@@ -92,10 +93,28 @@ def test_compiles_without_graph_break(name):
         assert_no_more_work(compiled, case, tensors)
 
 
+class PromisedStrides(Interpreter):
+    """Compare the strides of each result with those that the compiler reads it by."""
+
+    def run_node(self, node):
+        if node.target is torch.ops.higher_order.cond:
+            choice, *branches, operands = self.fetch_args_kwargs_from_env(node)[0]
+            result = PromisedStrides(branches[0 if choice else 1]).run(*operands)
+        else:
+            result = super().run_node(node)
+        if node.op == 'call_function' and 'val' in node.meta:
+            for x, promised in zip(tree_leaves(result), tree_leaves(node.meta['val']), strict=True):
+                assert not isinstance(x, torch.Tensor) or x.stride() == promised.stride(), node
+        return result
+
+    @classmethod
+    def backend(cls, graph, inputs):
+        return make_boxed_func(cls(graph).run)
+
+
 @pytest.mark.parametrize('trained', [False, True])
 @pytest.mark.parametrize('key_scale', [1, 60])
 def test_nodes_of_a_graph_return_the_strides_that_they_promise(key_scale, trained):
-    """The compiler reads what follows a node by them."""
     torch._dynamo.reset()
     storage = torch.randn(2, 24, 6)  # [B, D, T]
     key, weight = key_scale * torch.randn(2, 24, 3), torch.randn(3, 3, 3)
@@ -104,7 +123,9 @@ def test_nodes_of_a_graph_return_the_strides_that_they_promise(key_scale, traine
         options = dict(grid=(4, 6), global_connectivity=False, gate='none')
         return ops.aft_conv(None, key, value, weight, **options) + 1
 
-    compiled = torch.compile(call, fullgraph=True)
+    run = PromisedStrides.backend
+    backend = aot_autograd(fw_compiler=run, bw_compiler=run, inference_compiler=run)
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
     value = storage.permute(1, 2, 0).contiguous().permute(2, 0, 1)
     assert not value.is_contiguous()
     if trained:

@@ -115,8 +115,9 @@ def test_no_temporary_grows_with_the_batch_squared_length_and_channels(key_scale
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('shape', [(2, T, S), (B, T, S), (B, 2, T, S)], ids=str)
-@pytest.mark.parametrize('masked', [False, True])
+@pytest.mark.parametrize(
+    'shape, masked', [((2, T, S), False), ((B, T, S), True), ((B, 2, T, S), False)], ids=str
+)
 def test_exported_graph_is_valid_for_other_inputs(masked, shape):
     heads = None if shape == (B, T, S) else 2
 

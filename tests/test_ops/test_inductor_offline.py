@@ -136,8 +136,11 @@ def test_tokens_on_a_device_choose_their_products(grad):
         assert conv_dense.is_applicable(value, weight, (14, 14), precision())
 
 
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize('case', ['simple', 'window', 'conv', 'conv-few-heads'])
+@pytest.mark.parametrize(
+    'case, dtype',
+    [(case, torch.bfloat16) for case in ('simple', 'window', 'conv', 'conv-few-heads')]
+    + [('conv', torch.float32)],
+)
 def test_an_evaluation_on_a_device_is_one_graph(case, dtype, monkeypatch):
     """Dynamo traces both branches of each choice; on a CPU other operations are traced."""
     monkeypatch.undo()

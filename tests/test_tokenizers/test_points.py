@@ -38,16 +38,6 @@ def test_no_coordinate_moves_by_more_than_half_a_step(points, num_bits, number):
     np.testing.assert_array_equal(encode_points(cloud, num_bits).reshape(-1, 3), raw)
 
 
-def test_the_order_changes_the_sequence_but_not_the_points(points):
-    raw, quantized = (
-        encode_points(points, num_bits=3, order=order).reshape(-1, 3).tolist()
-        for order in ('raw', 'quantized')
-    )
-    assert raw != quantized == sorted(raw)
-    # The major key is sorted too.
-    assert [z for z, _, _ in raw] == [z for z, _, _ in quantized]
-
-
 def test_ties_within_a_bin_are_sorted_by_real_coordinates():
     """Four points in one bin of z and y, with different x."""
     cloud = [[0.1, 0, 0.02], [0.2, 0.01, 0.01], [0.3, 0, 0.01], [0.4, 0, 0.01], [-0.5, -0.5, -0.5]]

@@ -25,6 +25,8 @@ from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
 
 ROOT = Path(__file__).parents[2]
+# In C, which takes a tenth of the time.
+LOADER = getattr(yaml, 'CBaseLoader', yaml.BaseLoader)
 REGION = re.compile(r'(<!-- table: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of table -->)', re.S)
 
 
@@ -32,7 +34,7 @@ def read_metafile(task: Path) -> dict[str, Any]:
     """Read the metafile of a folder; numbers stay text, so that 2.80 keeps its zero."""
     try:
         text = (task / 'metafile.yml').read_text(encoding='utf-8')
-        return {'Tables': {}, 'Others': [], **yaml.load(text, yaml.BaseLoader)}
+        return {'Tables': {}, 'Others': [], **yaml.load(text, LOADER)}
     except yaml.YAMLError as error:
         problem = ' '.join(str(error).split())
         raise UserError(f'{task / "metafile.yml"} is not YAML: {problem}') from None
