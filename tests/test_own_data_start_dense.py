@@ -2,17 +2,14 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
 
-from aft_mm.apis import load_model
 from aft_mm.cli.main import main
 from aft_mm.config.reading import read_config
 from aft_mm.convert.starts import finest_stride
-from aft_mm.models import AFTViT, SimpleFeaturePyramid
+from aft_mm.models import SimpleFeaturePyramid
 
 from .errors import stops
 from .test_own_data_boxes import XML, coco, save
@@ -80,7 +77,9 @@ def test_the_weights_arrive_and_the_rest_learns(kind, here):
     again = read_config('again.py').model
     assert again.backbone.init_cfg.checkpoint == str(path.resolve())
     assert again.data_preprocessor == read_config('data.py').model.data_preprocessor
-    main(['predict', 'data.py', str(path), 'data/' + ('images' if kind == 'masks' else 'JPEGImages')])
+    main(
+        ['predict', 'data.py', str(path), 'data/' + ('images' if kind == 'masks' else 'JPEGImages')]
+    )
 
 
 def test_levels_of_any_patch():

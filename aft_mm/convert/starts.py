@@ -43,7 +43,7 @@ model['backbone'] = {backbone}
 model['data_preprocessor'] = dict(preprocessor={pixels})
 """
 BOXES = f"""{DENSE}
-model['neck'] = dict(in_channels={{dims}}, in_stride={{patch}}, strides={{levels}})
+model['neck'] = dict(in_channels={{dims}}, in_stride={{patch}}, strides={{strides}}[:3])
 model['bbox_head']['anchor_generator'] = dict(strides={{strides}})
 """
 MASKS = f"""{DENSE}
@@ -52,7 +52,7 @@ model['neck'] = dict(
     in_channels={{dims}},
     out_channels=96,
     in_stride={{patch}},
-    strides=[{{finest}}],
+    strides={{strides}}[:1],
 )
 model |= dict(decode_head=dict(in_index=0, **head), auxiliary_head=None)
 train_cfg = dict(max_iters=600, val_interval=150)
@@ -154,7 +154,7 @@ def start_lines(start: str, out: Path, kind: str) -> list[str]:
     pixels['to_rgb' if kind == 'image-folder' else 'bgr_to_rgb'] = is_rgb
     if kind in ('coco', 'voc'):
         pixels['pad_size_divisor'] = 4 * finest
-    return LINES[kind].format(
+    lines = LINES[kind].format(
         start=repr(Literal(start)),
         backbone=pformat(settings, width=96, sort_dicts=False),
         dims=dims,
@@ -162,10 +162,9 @@ def start_lines(start: str, out: Path, kind: str) -> list[str]:
         pixels=pixels,
         size=size if isinstance(size, int) else min(size),
         patch=patch,
-        finest=finest,
-        levels=[finest, 2 * finest, 4 * finest],
-        strides=[finest, 2 * finest, 4 * finest, 8 * finest],
-    ).splitlines()
+        strides=[finest << level for level in range(4)],
+    )
+    return lines.splitlines()
 
 
 def finest_stride(patch: int) -> int:
