@@ -1,5 +1,6 @@
 """`aft_mm new coco|voc|masks --start`: a detector or segmentor on a trained backbone."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def write_data(kind, here):
         for name in names:
             save(here / 'data/JPEGImages' / name)
     if kind == 'coco':
-        coco(here / 'data/JPEGImages/boxes.json', names)
+        coco(here / 'data/boxes.json', [f'JPEGImages/{name}' for name in names])
     for number, name in enumerate(names if kind == 'voc' else []):
         path = here / f'data/Annotations/{number}.xml'
         path.parent.mkdir(exist_ok=True)
@@ -55,35 +56,26 @@ def test_the_weights_arrive_and_the_rest_learns(kind, here):
     write_data(kind, here)
     start = write_start()['state_dict']
     main(['new', kind, 'data', '--start', 'start.pth'])
-    torch.manual_seed(1)
-    states = {}
-    for seed in range(2):
-        options = [*FEW[kind], f'randomness.seed={seed}', f'work_dir=work{seed}']
-        main(['train', 'data.py', '--cfg-options', *options])
-        (path,) = Path(f'work{seed}').glob('best_*.pth')
-        states[seed] = torch.load(path, weights_only=True)['state_dict']
-        ours = {k: v for k, v in states[seed].items() if k.startswith('backbone.')}
-        assert ours.keys() == start.keys()
-        for name, tensor in start.items():
-            assert torch.equal(ours[name], tensor), name
-    head = 'decode_head' if kind == 'masks' else 'bbox_head'
-    (name,) = [
-        n for n in states[0] if n.startswith(head) and n.endswith(('conv_seg.bias', 'cls.bias'))
-    ]
-    assert not torch.equal(states[0][name], states[1][name])
+    main(['train', 'data.py', '--work-dir', 'work', '--cfg-options', *FEW[kind]])
+    (path,) = Path('work').glob('best_*.pth')
+    state = torch.load(path, weights_only=True)['state_dict']
+    assert {name for name in state if name.startswith('backbone.')} == start.keys()
+    for name, tensor in start.items():
+        assert torch.equal(state[name], tensor), name
+    assert state['neck.levels.0.4.bias'].count_nonzero()  # it began with 0
 
-    # A detector or segmentor is a start as well; its weights are those of the network it began with.
+    # A detector or segmentor is a start as well; its backbone is that of its own start.
     main(['new', kind, 'data', '--out', 'again.py', '--start', str(path)])
     again = read_config('again.py').model
     assert again.backbone.init_cfg.checkpoint == str(path.resolve())
     assert again.data_preprocessor == read_config('data.py').model.data_preprocessor
-    main(
-        ['predict', 'data.py', str(path), 'data/' + ('images' if kind == 'masks' else 'JPEGImages')]
-    )
+    pictures = 'data/images' if kind == 'masks' else 'data/JPEGImages'
+    main(['predict', 'data.py', str(path), pictures, '--out', 'out'])
+    assert len(list(Path('out/pictures').rglob('*.*'))) == 10
 
 
 def test_levels_of_any_patch():
-    for patch in (1, 2, 4, 7, 8, 11, 12, 14, 16, 20, 28, 30, 32):
+    for patch in (1, 2, 4, 7, 8, 11, 12, 14, 16, 20, 28, 32):
         finest = finest_stride(patch)
         assert 6 <= finest < 12 or finest == patch and patch % 2, patch
         neck = SimpleFeaturePyramid(
@@ -104,7 +96,7 @@ def test_starts_that_boxes_and_masks_refuse(here, monkeypatch):
 
     config = checkpoint['meta']['cfg']
     for old, changed in (('in_channels=3', 'in_channels=1'), ("'aft_mm.AFTViT'", "'ResNet'")):
-        assert old in config or old.replace('=', '": ') in config
+        assert old in config
         torch.save(checkpoint | dict(meta=dict(cfg=config.replace(old, changed))), 'other.pth')
         stops(r"aft_mm\.AFTViT for 3 channels, got 'other\.pth'", new, 'other.pth')
     state = dict(checkpoint['state_dict'])
@@ -124,7 +116,7 @@ def test_channels_are_in_the_order_of_the_start(here):
     checkpoint['meta']['cfg'] = config.replace('to_rgb=True', 'to_rgb=False')
     torch.save(checkpoint, 'bgr.pth')
     write_data('coco', here)
-    for label, name in (('a', '0.jpg'), ('a', '1.jpg'), ('b', '2.jpg'), ('b', '3.jpg')):
+    for label, name in itertools.product('ab', ('0.jpg', '1.jpg', '2.jpg')):
         save(here / 'photos' / label / name)
     for start, is_rgb in (('start.pth', True), ('bgr.pth', False)):
         main(['new', 'image-folder', 'photos', '--out', f'p_{start[:3]}.py', '--start', start])
