@@ -49,7 +49,7 @@ def start(here):
 
 
 def test_a_project_from_a_checkpoint_works_to_the_end(photos, start, capsys, monkeypatch):
-    main(['new', 'image-folder', 'photos', '--start', 'start.pth'])
+    main(['new', 'image-folder', 'photos', '--start', 'start.pth', '--val', '0.2'])
     assert 'random weights' not in capsys.readouterr().out
     images = []
     run = AFTViT._run
@@ -134,6 +134,7 @@ def test_the_head_is_that_of_scikit_learn(photos, start):
     main(['train', 'photos.py', '--work-dir', 'work', '--cfg-options', *options])
     config, model = load_model('photos.py', 'work/epoch_1.pth', 'cpu')
     dataset = build_dataset(config, 'train')
+    assert len(dataset) == 9 + 9 + 5  # a tenth of each class is for validation
     batch = model.data_preprocessor(pseudo_collate([dataset[i] for i in range(len(dataset))]))
     images = torch.cat([batch['inputs'], batch['inputs'].flip(-1)])
     labels = torch.cat([sample.gt_label for sample in batch['data_samples'] * 2])

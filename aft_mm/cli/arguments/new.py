@@ -27,7 +27,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar='vit-small-14|CHECKPOINT',
         help='trained backbone for images (default: random weights)',
     )
-    parser.add_argument('--val', type=float, help='share of validation images (default: 0.2)')
+    parser.add_argument(
+        '--val',
+        type=float,
+        help='share of validation images (default: 0.2, of classes with --start 0.1)',
+    )
     parser.add_argument(
         '--scale-boxes',
         action='store_true',

@@ -88,7 +88,9 @@ def run(args: argparse.Namespace) -> None:
         root = Path(args.path)
         out = Path(args.out or default_name(root))
         folder = out.with_name(f'{out.stem}_split')
-        share, seed = 0.2 if args.val is None else args.val, args.seed or 0
+        # The head of a start is no choice among epochs.
+        default = 0.1 if args.start and args.kind == 'image-folder' else 0.2
+        share, seed = default if args.val is None else args.val, args.seed or 0
         check_number('--val', share, above=0, most=0.9)
         check_int('--seed', seed, 0)
         for path in (out, folder):

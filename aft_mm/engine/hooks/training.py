@@ -93,7 +93,7 @@ class DiscriminantHeadHook(Hook):
         UserError: The model has no ``head.fc``, or a layer before it is trained.
     """
 
-    def __init__(self, penalty: float = 0.1, scale: float = 10.0) -> None:
+    def __init__(self, penalty: float = 0.3, scale: float = 10.0) -> None:
         check_number('penalty', penalty, above=0)
         check_number('scale', scale, above=0)
         self.penalty = penalty
