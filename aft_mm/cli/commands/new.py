@@ -46,9 +46,9 @@ KINDS = {
 #: Training from a start.
 FROM_START = {
     'image-folder': KINDS['image-folder']._replace(base='frozen', seconds=0.1, image_seconds=0.2),
-    'coco': KINDS['coco']._replace(seconds=4.0, iterations=420),
-    'voc': KINDS['voc']._replace(seconds=4.0, iterations=420),
-    'masks': KINDS['masks']._replace(seconds=3.0, iterations=600),
+    'coco': KINDS['coco']._replace(seconds=3.0, iterations=420),
+    'voc': KINDS['voc']._replace(seconds=3.0, iterations=420),
+    'masks': KINDS['masks']._replace(seconds=2.0, iterations=600),
 }
 #: Classes that are listed, and thin ones.
 MOST_LISTED, MOST_THIN = 20, 5
