@@ -6,8 +6,7 @@ Replace an import, keep the calls and the checkpoints:
 - :class:`AFTFull`, :class:`AFTSimple` and :class:`AFTLocal` of aft-pytorch,
 - :class:`AFT_FULL` of External-Attention-pytorch.
 
-docs/is_your_aft_right.md has what the originals compute. Like :mod:`aft_mm.ops`, this module needs only
-torch.
+docs/is_your_aft_right.md has what the originals compute.
 """
 
 import torch
@@ -55,7 +54,7 @@ class AFTSimple(_Projected):
     """AFT-simple (eq. 5).
 
     Args:
-        max_seqlen: Not used: any length is accepted.
+        max_seqlen: Not used.
         dim: Channels of the tokens.
         hidden_dim: Channels of query, key and value.
     """

@@ -1,5 +1,3 @@
-"""Make a table of runs: metrics, parameters, FLOPs and speed, as Markdown, CSV or LaTeX."""
-
 import argparse
 import contextlib
 import csv
@@ -42,8 +40,6 @@ Runs = Mapping[str, Mapping[str, Sequence[float]]]
 
 def run_table(runs: Runs, kind: str = '.md') -> str:
     """Return a table of mean ± standard error, a row per name and a column per metric.
-
-    The decimals of a column are two digits of its smallest standard error; CSV has full precision.
 
     Args:
         runs: Row name to its columns, each a list of values, one per seed.

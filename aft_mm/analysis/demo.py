@@ -27,10 +27,7 @@ HOSTS = ('127.0.0.1', 'localhost')
 
 
 class OwnPage:
-    """Refuse requests from pages of others, and under a name that only resolves to this machine.
-
-    A browser sends a form or a file of any site here, and a site may name itself 127.0.0.1.
-    """
+    """Refuse requests from pages of others, and under a name that only resolves to this machine."""
 
     def __init__(self, app: Any) -> None:
         self.app = app

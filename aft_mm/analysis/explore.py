@@ -1,5 +1,3 @@
-"""Write an interactive HTML page of the position biases of a checkpoint and its keys on images."""
-
 import argparse
 import base64
 import gzip
@@ -59,10 +57,8 @@ def explorer_page(
 ) -> str:
     """Return the HTML page of a model on a grid (H, W).
 
-    It shows w of all layers and heads, ``w[t, t']`` of a query over the grid, the kernel of a head,
-    and for each image ``e^k`` over its mean and the weight of each source for the query,
-    ``W e^k / Σ W e^k``. Prefix tokens are sources but not shown. Biases are stored in float32, keys
-    in 2^16 steps.
+    It shows w of all layers and heads, and for each image ``e^k`` over its mean and the weights ``W
+    e^k / Σ W e^k`` of a query. Biases are stored in float32, keys in 2^16 steps.
     """
     num_tokens = num_prefix_tokens + grid[0] * grid[1]
     entries, biases = _layers(layers, images, num_tokens, grid)

@@ -1,5 +1,3 @@
-"""Count parameters, FLOPs and activations of the models of configs, including the AFT operations."""
-
 import argparse
 import json
 import os
@@ -103,10 +101,9 @@ class Likelihood(nn.Module):
 
 
 def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) -> dict[str, Any]:
-    """Count one forward pass in evaluation mode.
+    """Count one forward pass in evaluation mode; operators without a rule are in ``uncounted``.
 
-    ``shapes`` are those of the inputs without the batch, such as ``(3, 224, 224)``; ``tokens``
-    makes them integers. Operators without a rule are in ``uncounted``, with their number of calls.
+    ``shapes`` are those of the inputs without the batch; ``tokens`` makes them integers.
     """
     inputs = tuple(
         torch.zeros(1, *shape, dtype=torch.long) if tokens else torch.randn(1, *shape)

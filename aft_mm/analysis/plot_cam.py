@@ -1,5 +1,3 @@
-"""Plot class activation maps of a classifier with the library grad-cam (aft_mm[analysis])."""
-
 import argparse
 from collections.abc import Sequence
 

@@ -1,5 +1,3 @@
-"""Plot the keys on images per layer and head, figures 9 to 12 of arXiv 2105.14103, and of a pooling."""
-
 import argparse
 from collections.abc import Mapping
 
@@ -31,8 +29,7 @@ def draw_key_maps(
 ) -> Figure:
     """Draw an image and the maps of :func:`key_maps`, one row per layer, one column per head.
 
-    White is 1, a token with the mean weight. Each layer has a logarithmic colour scale. A layer with
-    fewer heads than others has fewer maps.
+    White is 1, a token with the mean weight. Each layer has a logarithmic colour scale.
     """
     chosen = choose('heads', heads, max(map(len, keys.values())), MOST_PANELS)
     title = 'Keys: exp(k) over its mean on the image; one colour scale per layer'

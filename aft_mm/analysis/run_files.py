@@ -1,9 +1,9 @@
 """Files of runs: a line of JSON per run of a comparison, with its metrics and a thinned curve.
 
-A line has the name of the run, its config, seed and learning rate, how and where it ran (command,
-commit, versions, machine), the number of iterations and the seconds of training, the final metrics,
-and curves: `train` by iteration, `val` by step (epochs in a run by epoch). `FILE.jsonl:PATTERN`
-names the runs that match the pattern, such as `runs.jsonl:aft-conv*_seed?`.
+A line has the name of the run, its config, seed and learning rate, how and where it ran, the number
+of iterations and the seconds of training, the final metrics, and curves: `train` by iteration,
+`val` by step (epochs in a run by epoch). `FILE.jsonl:PATTERN` names the runs that match the
+pattern, such as `runs.jsonl:aft-conv*_seed?`.
 """
 
 import json
@@ -141,7 +141,7 @@ def curves(records: Sequence[dict], points: int, metrics: Sequence[str] = ('loss
     """Return the entries of a line that follow from a log.
 
     At most `points` training records are kept, evenly spaced from the last one backwards, with the
-    given metrics. Validations keep all their metrics. Numbers have six digits.
+    given metrics, and all validations.
     """
     training = [record for record in records if is_training(record)]
     entries: dict[str, Any] = {}

@@ -87,7 +87,6 @@ def _direction(
     noise: float,
     losses: Sequence[tuple[int, float]],
 ) -> tuple[str, str]:
-    """Compare the last quarter of the validations with the best one and with the quarter before."""
     if len(looks) < FEWEST:
         return '', ''
     quarter = len(looks) // 4

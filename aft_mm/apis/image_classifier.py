@@ -43,8 +43,6 @@ class ImageClassifier:
         classify('photos/')[0]  # {'path': 'photos/a.jpg', 'label': 3, 'class_name': 'cat', ...}
         classify.visualize('photos/', 'pictures/')
 
-    Images go through the pipeline of ``test_dataloader``.
-
     Args:
         config, checkpoint, device: See :func:`load_model`.
         classes: Names of the classes; by default those stored in the checkpoint, if any.
@@ -184,11 +182,7 @@ class ImageClassifier:
         return pictures
 
     def draw(self, image: Source, result: dict[str, Any]) -> np.ndarray:
-        """Draw the predicted class name and score onto an image.
-
-        Args:
-            image: Path or array of the image.
-            result: Its result of :meth:`__call__`.
+        """Draw the class name and score of a result of :meth:`__call__` onto its image.
 
         Returns:
             RGB uint8 [H, W, 3]; a small image is magnified.
@@ -207,7 +201,6 @@ class ImageClassifier:
         return drawn
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
-        """Return files and arrays, with the files of folders."""
         sources: list[Source] = []
         for image in as_list(images, str, os.PathLike, np.ndarray):
             if isinstance(image, np.ndarray):

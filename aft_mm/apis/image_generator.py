@@ -22,8 +22,7 @@ class ImageGenerator:
         samples = generator.sample(16, seed=0)
         completed = generator.complete(images, keep=0.5)
 
-    Both methods take the options of :func:`aft_mm.models.generate`, such as ``temperature`` and
-    ``seed``.
+    Both methods take the options of :func:`aft_mm.models.generate`.
 
     Args:
         config: Config with ``image_shape = (H, W, C)``, or its path.

@@ -66,8 +66,8 @@ class ImagePredictor:
     Args:
         config: Config of a classifier, detector or segmentor, or its path.
         checkpoint, device: See :func:`load_model`.
-        score: Minimum score of a box; by default the one with the best F1 in the last validation of
-            the training, or 0.3 if the checkpoint does not hold it.
+        score: Minimum score of a box; by default the checkpoint's, with the best F1 in its
+            validation, or 0.3.
 
     Raises:
         UserError: As for :func:`load_model`.

@@ -36,10 +36,8 @@ class SpeechRecognizer:
 
         recognizer = SpeechRecognizer('config.py', 'epoch_60.pth')
         print(recognizer('a.wav').text)
-        for found in recognizer(['a.wav', 'b.flac'], beam_size=16):
-            print(found.text, found.alternatives)
 
-    Files go through the pipeline of the test set; each counts as a speaker of its own.
+    Each file counts as a speaker of its own.
 
     Args:
         config: Config of speech recognition with the entry ``units``, or its path.

@@ -85,8 +85,6 @@ class SuperResolver:
     def fit(self, image: np.ndarray, crop_size: int | None = None) -> np.ndarray:
         """Shrink the central square of a larger image to the input size of the model, by area.
 
-        For models of whole objects, such as aligned faces.
-
         Args:
             image: uint8 ``[H', W', C]``.
             crop_size: Edge of the square [px], by default the largest possible.
@@ -95,8 +93,8 @@ class SuperResolver:
             uint8 ``[h, w, C]``.
 
         Raises:
-            UserError: ``image`` has another type or is too small, ``crop_size`` is out of range, or
-                the input of the model is not square.
+            UserError: ``image`` or ``crop_size`` does not fit, or the input of the model is not
+                square.
         """
         image = self._checked(image)
         size, width, _ = self.source_shape
@@ -118,9 +116,8 @@ class SuperResolver:
     def tile(self, image: np.ndarray, num: int = 1, overlap: int = 2, **options: Any) -> np.ndarray:
         """Sample enlargements of a larger image, tile by tile.
 
-        The image is covered with the fewest overlapping tiles of h x w pixels. Tiles are sampled
-        independently and fade linearly into each other, so overlaps are smoother than the rest, and
-        structures larger than a tile may not fit together.
+        The fewest overlapping tiles of h x w pixels are sampled independently and fade linearly
+        into each other, so structures larger than a tile may not fit together.
 
         Args:
             image: uint8 ``[H', W', C]``.
@@ -132,8 +129,7 @@ class SuperResolver:
             uint8 ``[num, H'·f, W'·f, C]`` with f = H / h.
 
         Raises:
-            UserError: ``image`` has another type or is too small, or ``overlap`` or ``num`` is out
-                of range.
+            UserError: ``image`` does not fit, or ``overlap`` or ``num`` is out of range.
             ValueError: An option is out of range.
         """
         rows, columns = self.tile_starts(image, overlap)

@@ -93,8 +93,6 @@ class TextGenerator:
     def score(self, text: str | Sequence[str]) -> np.ndarray | list[np.ndarray]:
         """Compute ``log p(byte | previous bytes)`` of a text, or of each text of a list.
 
-        The sum is the log-probability of the text, ``-scores.mean() / log(2)`` its bits per byte.
-
         Returns:
             float64 [bytes] in nats; a list for a list of texts.
 
@@ -127,7 +125,6 @@ class TextGenerator:
         return texts
 
     def _length(self, longest: int, num_chars: int | None) -> int:
-        """Return the number of bytes with the longest prompt."""
         limit = self.model.decoder.max_length
         if longest + (num_chars or 1) > limit:
             wanted = 'at least 1' if num_chars is None else num_chars

@@ -5,14 +5,10 @@ Stock OpenMMLab checkpoints hold numpy values, log histories and scheduler metho
 :class:`RecordingUnpickler` calls nothing and records names and calls, from which
 :class:`ObjectBuilder` builds tensors, arrays and plain values; everything else is refused.
 
-``weights_only=True`` inside of ``torch.serialization.safe_globals``, with a bounded ``getattr`` and with
-stand-ins for numpy and the histories, reads the same checkpoints, but was tried with torch 2.11 and
-loses promises of SECURITY.md. It executes calls while it reads, and torch's own list of names comes
-before that of the user, so they cannot be bounded: a file of 1 kB calls ``bytearray(10**10)`` and takes
-10 GB, and another asks ``torch.Tensor`` for 40 GB. A key of tuples in tuples, 300 kB, overflows the stack of C
-when it is hashed: the process dies. torch's reader of archives checks no checksum, so a flipped bit of a
-weight is loaded. Views that claim more than the file, sparse and quantized tensors, and compressed
-records can be refused by checks before and after the load only.
+``weights_only=True`` inside of ``safe_globals`` (torch 2.11) would lose promises of SECURITY.md. It
+executes calls while it reads, which cannot be bounded: a file of 1 kB calls ``bytearray(10**10)``.
+A key of tuples in tuples overflows the stack of C when it is hashed: the process dies. Checksums
+are not verified, so a flipped bit of a weight is loaded.
 """
 
 import io
@@ -451,7 +447,7 @@ def _read_zip(archive: zipfile.ZipFile, size: int, device: torch.device, limit: 
 
 
 def _read_legacy(file: io.BufferedReader, size: int, device: torch.device, limit: int) -> Any:
-    """Read four pickles, a list of keys and the storages: a file of torch before 1.6."""
+    """Read a file of torch before 1.6: four pickles, a list of keys and the storages."""
     magic, protocol, system = (RecordingUnpickler(file, NAMES).load() for _ in range(3))
     if magic != _LEGACY_MAGIC or protocol != 1001:
         raise UnpicklingError('it does not begin like a file of torch.save')

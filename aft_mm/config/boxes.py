@@ -136,8 +136,6 @@ def refuse(source: str, number: Any, reason: str) -> NoReturn:
 def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> str:
     """Refuse damaged annotations of an mmdet data set, and classes that differ from theirs.
 
-    mmdet numbers COCO's classes by the order in the json file, and skips VOC boxes of other classes.
-
     Returns:
         Which boxes are not used, or ''.
     """
@@ -418,7 +416,6 @@ def _is_true(value: Any) -> bool:
 
 
 def _size(width: Any, height: Any) -> tuple[int, int] | None:
-    """Return the size that a file gives, None if there is none."""
     try:
         size = round(float(width)), round(float(height))
     except (TypeError, ValueError, OverflowError):

@@ -1,5 +1,3 @@
-"""Initialise AFT-conv from a trained DeiT or ViT (section 5.3 "Compatibility" of arXiv 2105.14103)."""
-
 import argparse
 import re
 from collections import Counter

@@ -1,5 +1,3 @@
-"""Sample 15,000 points on the surface of meshes, in the layout of ShapeNetCore.v2.PC15k."""
-
 import argparse
 import csv
 import hashlib

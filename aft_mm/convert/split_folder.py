@@ -1,5 +1,3 @@
-"""Split a folder of class folders into a training and a validation set."""
-
 import argparse
 import os
 import shutil

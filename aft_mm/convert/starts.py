@@ -58,10 +58,6 @@ def start_lines(start: str, out: Path) -> list[str]:
 
     The weights of a package are written next to the config.
 
-    Args:
-        start: A name of STARTS, or a checkpoint of aft_mm.
-        out: Path of the config.
-
     Raises:
         UserError: The start is missing, damaged, or has no backbone of aft_mm.
     """

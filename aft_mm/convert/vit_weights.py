@@ -65,11 +65,7 @@ _BASES = 'datasets/image_folder', 'schedules/mini', 'default_runtime'
 
 
 def onnx_tensors(content: bytes, path: str) -> dict[str, Tensor]:
-    """Return the initializers of an ONNX file of torch's exporter by the names of the modules.
-
-    The exporter transposes the weights of linear layers and renames them, and cuts position embeddings
-    into class token and grid; the nodes say which they are.
-    """
+    """Return the initializers of an ONNX file of torch's exporter by the names of the modules."""
     try:
         import onnx
     except ImportError as error:
@@ -147,10 +143,7 @@ def find_naming(tensors: Mapping[str, Tensor], source: str) -> tuple[dict[str, s
 
 
 def our_tensors(tensors: Mapping[str, Tensor], source: str) -> tuple[dict[str, Tensor], list[Row]]:
-    """Return the tensors of a vision transformer by the names of our classifier.
-
-    LayerScale is multiplied into the layer in front of it.
-    """
+    """Return the tensors of a vision transformer by the names of our classifier."""
     naming, prefix = find_naming(tensors, source)
     converted: dict[str, Tensor] = {}
     scales: list[tuple[str, Tensor]] = []

@@ -146,8 +146,8 @@ class ListOps(GeneratedSequences):
     """Nested lists of digits with an operation each, and the digit that they evaluate to.
 
     ``[MAX 4 [MED 1 9 2 ] 0 ] = 4`` (arXiv 1804.06028, as in arXiv 2011.04006), also with MIN and
-    SM, the sum modulo 10; medians are rounded down. Only the last digit is predicted. Tokens are
-    the digits, 10 to 13 for MAX, MIN, MED and SM, 14 for ``]`` and 15 for ``=``.
+    SM, the sum modulo 10. Only the last digit is predicted. Tokens are the digits, 10 to 13 for
+    MAX, MIN, MED and SM, 14 for ``]`` and 15 for ``=``.
 
     Args:
         max_length: Largest number of tokens, 6 or more.

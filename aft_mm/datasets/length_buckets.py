@@ -14,10 +14,8 @@ from aft_mm.registry import DATA_SAMPLERS
 class LengthBatchSampler(Sampler):
     """``batch_sampler`` of mmengine's data loaders for batches of sequences of similar length.
 
-    The dataset is split by length into buckets of equal size; every epoch shuffles each bucket,
-    splits it into batches, and shuffles the batches. Every sequence is used once per epoch; the
-    number of batches is constant. A batch exceeds the limits by less than two sequences per process
-    if a process would have none otherwise.
+    Every epoch shuffles each bucket of similar length, splits it into batches, and shuffles these.
+    The number of batches is constant.
 
     Args:
         sampler: mmengine's ``DefaultSampler``; its dataset has ``lengths``, int [N].

@@ -30,7 +30,7 @@ class ParallelText(Dataset):
     the subwords of target and source, with the ends of the sentences.
 
     Training leaves out and logs pairs with an empty side or longer than ``max_length``. A test uses
-    all; a longer pair is an error, and samples keep the target text as ``reference``.
+    all, with the target text as ``reference``.
 
     Args:
         source_file: The sentences, plain or gzip; ``<path>.gz`` is tried too.

@@ -18,7 +18,7 @@ def read_points(path: str | Path) -> np.ndarray:
     """Read the points of a ``.npy``, ``.pcd``, ``.ply`` or text file (``.pts``, ``.xyz``).
 
     Returns:
-        float64 [N, 3], x, y, z in the unit of the file; float32 loses shapes far from the origin.
+        float64 [N, 3], x, y, z in the unit of the file.
 
     Raises:
         UnusableFile: If the file is missing, damaged, a mesh or of another kind, or the points are
@@ -68,7 +68,6 @@ def _read_pcd(path: Path) -> np.ndarray:
 
 
 def _check_pcd_header(path: Path) -> None:
-    """Check the sizes in a header before pypcd4 allocates memory."""
     header: dict[str, list[str]] = {}
     with path.open('rb') as file:
         for _ in range(_PCD_HEADER_LINES):

@@ -136,9 +136,9 @@ def _mel_filters(sample_rate: int, num_points: int, num_mel_bins: int) -> Tensor
 def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) -> np.ndarray:
     """Compute Kaldi's log mel filter banks, float32 [T, num_mel_bins], of samples [N] within ±1.
 
-    Frames of 25 ms every 10 ms, ``T = 1 + ⌊(N − frame) / shift⌋``, without their mean,
-    ``x_t − 0.97 x_{t−1}``, times a Hann window to the power 0.85, no dither; shorter sound is one
-    padded frame. Energies are those of triangles from 20 Hz to half the sample rate.
+    Frames of 25 ms every 10 ms, ``T = 1 + ⌊(N − frame) / shift⌋``, without their mean, ``x_t − 0.97
+    x_{t−1}``, times a Hann window to the power 0.85, no dither. Energies are those of triangles
+    from 20 Hz to half the sample rate.
     """
     size, shift = int(WINDOW * sample_rate), int(SHIFT * sample_rate)
     samples = np.pad(samples, (0, max(0, size - len(samples))))

@@ -33,7 +33,6 @@ class Utterances(FileDataset):
     Args:
         units: Arguments of :class:`TextUnits`.
         speaker: Regular expression whose first group in the id is the speaker.
-            :class:`NormalizeFeatures` per speaker reads all features at the start.
         max_frames: Largest number of frames per utterance, before stacking.
         **kwargs: See :class:`FileDataset`; the pipeline begins with :class:`LoadUtterance`.
 

@@ -34,10 +34,7 @@ class ByClass(BaseMetric):
 
 
 class BoxesByClass(ByClass):
-    """Average precision of each class at IoU 0.5, and the score with the best F1 over all boxes.
-
-    Predicted boxes are matched as by pycocotools. Those over ignored objects do not count.
-    """
+    """Average precision of each class at IoU 0.5, and the score with the best F1 over all boxes."""
 
     measure = 'AP50'
 
@@ -92,7 +89,6 @@ def matches(predicted: Any, truth: Any, ignored: Any) -> tuple[np.ndarray, ...]:
 
 
 def _ious(boxes: Tensor, labels: Tensor, others: Any) -> Tensor:
-    """Return the IoU [N, M] of boxes and objects, 0 for another class."""
     from torchvision.ops import box_iou
 
     if not len(others.get('labels', ())):
@@ -177,6 +173,5 @@ def add_by_class(loop: Any) -> None:
 
 
 def _has_boxes(dataset: Any) -> bool:
-    """Return whether the samples of a data set of mmdet hold the objects, which CocoMetric reads itself."""
     steps = getattr(getattr(dataset, 'pipeline', None), 'transforms', ())
     return any(type(step).__name__ == 'LoadAnnotations' for step in steps)

@@ -29,8 +29,7 @@ from .stop_signals import protect_workers, starting_workers
 class StoppableEpochLoop(EpochBasedTrainLoop):
     """mmengine's epoch loop, which also checks ``stop_training`` after every iteration.
 
-    An epoch that is stopped early does not count and is not validated. With ``num_done`` the next
-    epoch resumes after that many of its iterations.
+    With ``num_done`` the next epoch resumes after that many of its iterations.
     """
 
     num_done = 0
@@ -82,10 +81,7 @@ class EndlessBatches(Iterator):
 
 
 def make_resumable(loop: BaseLoop, seeds: Sequence[int] | None = None) -> None:
-    """Let mmengine's train loop stop and resume at any iteration; `seeds` are those of Batches.
-
-    Its class and iterator are replaced, because configs select mmengine's loops.
-    """
+    """Let mmengine's train loop stop and resume at any iteration; `seeds` are those of Batches."""
     if isinstance(loop.dataloader.dataset, IterableDataset):  # its samples have no numbers
         return
     if type(loop) is EpochBasedTrainLoop:
@@ -205,12 +201,7 @@ def sampler_of(loader: DataLoader) -> Any:
 
 
 def derived_seed(seed: int, *parts: int) -> int:
-    """Return a 63-bit seed for one of many samples.
-
-    Args:
-        seed: Seed of the run, 0 or larger.
-        *parts: Numbers that identify the sample, such as rank and batch; 0 or larger.
-    """
+    """Return a 63-bit seed of a sample from the run's and numbers, 0 or larger, such as its index."""
     return int(np.random.SeedSequence([seed, *parts]).generate_state(1, np.uint64)[0]) >> 1
 
 
@@ -227,8 +218,7 @@ class GenerationTestLoop(TestLoop):
         num_samples: Sequences per sample.
         temperature, top_k, top_p: See :func:`aft_mm.models.generate`.
         seed: 0 or larger; a batch is seeded from (``seed``, rank, batch number).
-        num_inputs: Sample for the first ``num_inputs`` samples only, over all ranks; 0 measures the
-            likelihood only. The sampler must keep the order of the data set.
+        num_inputs: Sample for the first ``num_inputs`` samples only, over all ranks.
 
     Raises:
         ValueError: An option is out of range.

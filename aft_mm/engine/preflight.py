@@ -1,8 +1,4 @@
-"""Checks of a run before it starts.
-
-They are called in order after the runner is built. Checks of the config alone are in
-`aft_mm/config/reading.py`.
-"""
+"""Checks of a run before it starts, called in order after the runner is built."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -47,8 +43,6 @@ def check_torchvision() -> None:
 
 def choose_checkpoint(cfg: Config) -> str:
     """For ``--resume`` without a path, set ``load_from`` to the newest complete checkpoint.
-
-    ``cfg.resume == 'auto'`` starts a new run from its ``load_from`` if there is none.
 
     Returns:
         A warning if ``last_checkpoint`` names another one, else ''.
@@ -237,10 +231,7 @@ def check_batch(config: Config, runner: Runner) -> None:
 
 
 def shortened_warmup(schedules: Any, iterations: int, epochs: int) -> list[dict] | None:
-    """Return a warm-up of a tenth of the iterations, for a run that would end within it.
-
-    None unless the schedules are a warm-up from 0 and one successor after the run.
-    """
+    """Return a warm-up of a tenth of the iterations, for a run that would end within it, else None."""
     if not isinstance(schedules, list) or len(schedules) != 2:
         return None
     first, then = schedules

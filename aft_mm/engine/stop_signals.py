@@ -43,10 +43,7 @@ if hasattr(os, 'register_at_fork'):  # not on Windows
 
 
 class WorkerInit:
-    """``worker_init_fn`` of a data loader whose workers survive a signal to the process group.
-
-    They continue until the main process has written a checkpoint, and end with it.
-    """
+    """``worker_init_fn`` of a data loader whose workers survive a signal to the process group."""
 
     def __init__(self, init: Callable[[int], None] | None) -> None:
         self.init = init
@@ -98,8 +95,8 @@ class StopSignals:
     """Context manager that handles SIGTERM, SIGINT and SIGHUP of this process.
 
     While ``can_wait``, the first signal is stored in ``received``; otherwise, and for a second one,
-    the process ends. With ``patient``, further ones are ignored while ``can_wait``, because a
-    launcher repeats that of the keyboard. Nothing is raised: a library may swallow or replace it.
+    the process ends. With ``patient``, further ones are ignored while ``can_wait``. Nothing is
+    raised: a library may swallow it.
 
     Args:
         message: Returns the last line of a process that a signal of this number ends.

@@ -48,13 +48,13 @@ class _ImageSetMetric(GenerationMetric):
 
 @METRICS.register_module()
 class FID(_ImageSetMetric):
-    """Fréchet inception distance between sampled and true images (arXiv 1706.08500), by torchmetrics.
+    """Fréchet inception distance between sampled and true images (arXiv 1706.08500).
 
-    ``fid`` = ``|μ − μ'|² + tr(Σ + Σ' − 2 (Σ Σ')^½)`` over the features of both sets; its bias depends
-    on the number of images.
+    ``fid`` = ``|μ − μ'|² + tr(Σ + Σ' − 2 (Σ Σ')^½)`` over the features of both sets.
 
     Args:
-        feature: 64, 192, 768 or 2048 features of torch-fidelity's Inception (extra ``fid``), downloaded
+        feature: 64, 192, 768 or 2048 features of torch-fidelity's Inception (extra ``fid``),
+            downloaded
             once; or a module from images uint8 [B, 3, H, W] to features [B, F].
         others: ``image_shape``, ``batch_size`` and arguments of :class:`Metric`.
 
@@ -96,10 +96,9 @@ class FID(_ImageSetMetric):
 
 @METRICS.register_module()
 class LPIPS(_ImageSetMetric):
-    """Learned perceptual distance between sampled and true images (arXiv 1801.03924), by torchmetrics.
+    """Learned perceptual distance between sampled and true images (arXiv 1801.03924).
 
-    ``lpips`` is averaged over the samples of an image, then over the images; smaller is better.
-    torchvision downloads the weights once.
+    ``lpips`` is averaged over the samples of an image, then over the images.
 
     Args:
         net_type: ``'alex'``, ``'vgg'`` or ``'squeeze'``.

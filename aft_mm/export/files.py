@@ -28,10 +28,7 @@ NOTES = 'aft_mm.json'  # in OUT.pt2
 
 
 class GraphFile(ABC):
-    """A graph in a file of one format.
-
-    With loops, AFT-conv is an operator, in a library next to the file.
-    """
+    """A graph in a file of one format."""
 
     suffix: str
     #: One of ``aft_mm.ops.export_paths.RUNTIMES``, for which the graph is traced.
@@ -114,8 +111,7 @@ class GraphFile(ABC):
     def quantize(self, images: Sequence[Tensor] = ()) -> None:
         """Store the weights of matrix products in int8, per output channel, and round their inputs.
 
-        Images are examples, from which a runtime computes the ranges of inputs if it does not do so
-        at run time.
+        Images are examples for the ranges of inputs, where the runtime does not compute them.
         """
         raise UserError(f'{self.suffix} has no int8')
 
@@ -198,10 +194,7 @@ class OnnxFile(GraphFile):
         return onnxruntime.InferenceSession(str(self.path), options, providers=providers)
 
     def quantize(self, images: Sequence[Tensor] = ()) -> None:
-        """Quantise for ONNX Runtime, which computes the ranges of inputs at run time.
-
-        Weights have 7 bits: processors without VNNI add pairs of products in 16 bits, which 8 overflow.
-        """
+        """Quantise to 7 bits, as processors without VNNI add pairs of products in 16 bits."""
         import onnx
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -334,11 +327,7 @@ def as_texts(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def shrink_constants(program: ExportedProgram) -> None:
-    """Replace constants outside of float32 by its extremes.
-
-    The exporter to ONNX writes them as float32, also in the float64 sums of the safe form, where
-    the lowest number means an empty sum and would become −inf.
-    """
+    """Replace constants outside of float32 by its extremes, as the exporter would write ±inf."""
     limits = torch.finfo(torch.float32)
 
     def shrunk(value: Any) -> Any:

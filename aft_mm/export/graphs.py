@@ -33,7 +33,7 @@ class Graph(NamedTuple):
 class Exportable(Protocol):
     """The graphs of a model, and inputs on which they are compared with it.
 
-    The constructor refuses a model without such graphs, before its weights are loaded.
+    The constructor refuses a model without such graphs.
     """
 
     #: Inputs and outputs, for the user.

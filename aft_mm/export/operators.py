@@ -67,10 +67,7 @@ def openvino_libraries() -> list[Path]:
 
 
 def openvino_conversion(library: Path) -> Any:
-    """Return the conversion of the operator from ONNX to OpenVINO.
-
-    It reads query, key and value as one tensor, which is one product instead of three.
-    """
+    """Return the conversion of the operator from ONNX to OpenVINO."""
     from openvino import opset13
     from openvino.frontend.onnx import ConversionExtension
     from openvino.utils.node_factory import NodeFactory

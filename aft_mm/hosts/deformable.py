@@ -35,10 +35,7 @@ def _deform_conv2d(
     geometry: Sequence[tuple[int, int]],
     mask: Tensor | None = None,
 ) -> Tensor:
-    """torchvision's deformable convolution; an output whose offset is NaN is NaN, without gradient.
-
-    torchvision itself reads outside of the map there.
-    """
+    """torchvision's deformable convolution; an output whose offset is NaN is NaN, without gradient."""
     lost, dtype = offset.isnan(), input.dtype
     offset = offset.masked_fill(lost, 0)
     input, offset, weight = wide(input), wide(offset), wide(weight)
@@ -63,11 +60,7 @@ def _positions(offset: Tensor, geometry: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def _without_outer_gradient(places: Tensor, positions: Tensor, size: Sequence[int]) -> Tensor:
-    """Return places [..., 2] that get no gradient where positions [px] are outside of the map.
-
-    In mmcv a position at exactly −1 is outside. In torch the pixel at 0 gives it a slope, so that the
-    first step would differ: offsets of 0, and whole offsets of attention, lead to −1 in the padding.
-    """
+    """Return places [..., 2] that get no gradient where positions [px] are outside of the map."""
     limit = torch.tensor(size, device=places.device)
     inside = ((positions > -1) & (positions < limit)).all(-1, keepdim=True)
     return torch.where(inside, places, places.detach())
@@ -142,8 +135,8 @@ def modulated_deform_conv_forward(
 ) -> None:
     """Deformable convolution v2: samples are multiplied by mask [B, groups · kH · kW, H', W'].
 
-    Of a larger offset or mask, as DyHead has them, the first numbers of each image are read as if it
-    had the size of the output: so mmcv does, and so published weights were trained.
+    Of a larger offset or mask, as DyHead has them, the first numbers of each image are read, as in
+    mmcv.
     """
     places = _modulated_geometry(options)
     offset, mask = (_first_numbers(x, output.shape[2:]) for x in (offset, mask))

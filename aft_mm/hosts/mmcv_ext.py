@@ -1,8 +1,4 @@
-"""The operators of ``mmcv._ext`` that mmdet and mmseg models use.
-
-Functions have the signatures of mmcv 2.1 and write into preallocated tensors where it expects that.
-Operators outside :data:`SUPPORTED` raise when they are called.
-"""
+"""The operators of ``mmcv._ext`` that mmdet and mmseg models use, with the signatures of mmcv 2.1."""
 
 import math
 from collections.abc import Callable
@@ -35,10 +31,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 def _overlaps(boxes: Tensor, others: Tensor, offset: int, mode: int = 0) -> Tensor:
-    """IoU (mode 0) or intersection over the first area (1) of corners [..., 4] and [N, 4] in px.
-
-    Sides are ``x2 − x1 + offset``. Areas of half precision would overflow at 256 px.
-    """
+    """IoU (mode 0) or intersection over the first area (1) of corners [..., 4] and [N, 4] in px."""
     boxes, others = wide(boxes), wide(others)
     low = torch.maximum(boxes[..., :2], others[:, :2])
     high = torch.minimum(boxes[..., 2:], others[:, 2:])
@@ -183,11 +176,7 @@ def roi_align_forward(
 
 
 def _usable(rois: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    """Move rois [K, 5] at which torchvision reads any memory off the map.
-
-    These have NaN, infinity or the index of no image. Such a region, marked in the mask
-    [K, 1, 1, 1], pools to NaN and has no gradient.
-    """
+    """Move rois [K, 5] with NaN, infinity or no image off the map, and mark them [K, 1, 1, 1]."""
     lost = rois.isfinite().all(1).logical_not() | (rois[:, 0] < 0) | (rois[:, 0] >= batch)
     rois = rois.masked_fill(lost[:, None], -1e4)
     rois[:, 0].masked_fill_(lost, 0)
@@ -330,10 +319,7 @@ def roi_pool_backward(
 def _sigmoid_focal_loss(
     input: Tensor, target: Tensor, weight: Tensor, gamma: float, alpha: float
 ) -> Tensor:
-    """``−α (1 − p)^γ log p`` of the class of a row, ``−(1 − α) p^γ log(1 − p)`` of the others.
-
-    In float32, as 1 − p is 0 from a logit of 9 on in float16.
-    """
+    """``−α (1 − p)^γ log p`` of the class of a row, ``−(1 − α) p^γ log(1 − p)`` of the others."""
     input, weight = wide(input), wide(weight)
     p = input.sigmoid()
     positive = target[:, None] == torch.arange(input.shape[1], device=input.device)

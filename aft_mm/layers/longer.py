@@ -41,10 +41,7 @@ def learned_grid(
 
 
 def nearest_pairs(bias: Tensor, targets: int, sources: int) -> Tensor:
-    """Return w [T, S] from the learned w [n, n]: that of the nearest pair at the same distance.
-
-    Of distances that were not learned it is w of the largest distance.
-    """
+    """Return w [T, S] from the learned w [n, n]: that of the nearest pair at the same distance."""
     target, source = _nearest(_range(bias, targets)[:, None], _range(bias, sources), len(bias))
     return bias[target, source]
 
@@ -65,7 +62,6 @@ def _range(like: Tensor, end: int) -> Tensor:
 
 
 def _nearest(target: Tensor, source: Tensor, learned: int) -> tuple[Tensor, Tensor]:
-    """Return both indices, moved back by the same number of tokens into 0 … learned − 1."""
     back = (torch.maximum(target, source) - (learned - 1)).clamp_min(0)
     return (target - back).clamp_min(0), (source - back).clamp_min(0)
 

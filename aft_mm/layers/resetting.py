@@ -45,8 +45,7 @@ class Resettable(nn.Module):
     def reset_parameters(self) -> None:
         """Give all parameters and buffers the values of a new module with the same arguments.
 
-        Those of a part of a model are those of the part alone: a :class:`Block` initialises the linear
-        layers of its mixer in another way than the mixer. Call it for the whole model.
+        Call it for the whole model: a :class:`Block` initialises its mixer in another way.
 
         Raises:
             RuntimeError: A parameter has another shape than in a new module.

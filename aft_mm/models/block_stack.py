@@ -23,12 +23,11 @@ class BlockStack(Resettable, BaseModule):
     Args:
         embed_dims: Channels D.
         num_layers: Number of blocks.
-        embedding: Config of the embedding without embed_dims, such as
-            ``dict(type='aft_mm.TokenEmbedding', vocab_size=256)``. None shares the decoder's.
+        embedding: Config of the embedding without embed_dims; None shares the decoder's.
         token_mixer: Config of the mixer of every block; `causal` is set here.
         grid: Grid of the position table and the mixers: (T,) of a sequence, or (H, W) of an image
             in raster order, with 3·W columns for sub-pixels.
-        causal: Whether a token only sees the tokens before it.
+        causal: See :class:`TokenMixer`.
         mlp_ratio: Hidden channels of the MLP over D.
         drop_rate: Dropout probability after embedding and mixers and in MLPs.
         tokens_per_position: Consecutive tokens that share a position, such as the 3 coordinates of

@@ -17,8 +17,7 @@ __all__ = ['CLASSIFIERS', 'AFTClassifier']
 class AFTClassifier(Resettable):
     """:class:`AFTViT` with a linear classifier, for plain PyTorch and timm.
 
-    Checkpoints of mmpretrain's ImageClassifier with :class:`AFTViT` fit. The interface is that of
-    timm's vision transformers.
+    Checkpoints of mmpretrain's ImageClassifier with :class:`AFTViT` fit.
 
     Args:
         arch, token_mixer, patch_size, drop_path_rate: See :class:`AFTViT`.

@@ -26,8 +26,8 @@ class UtterancePreprocessor(BaseDataPreprocessor):
             ``dict(inputs, data_samples)``; each sample has its ``length`` in frames.
 
         Raises:
-            ValueError: Features have no frame, are not floats or differ in F, or the numbers of
-                samples differ.
+            ValueError: Features have no frame, are not floats or do not fit each other or their
+                samples.
         """
         inputs = list(data['inputs'])
         if not inputs:

@@ -1,8 +1,8 @@
 """Selection of the backend of a call, and the reasons why another one cannot run it.
 
-The first of :data:`DEFAULT_BACKENDS` without such a reason is used, cuda and Triton only where their
-kernels were verified (`verified.py`). ``AFT_MM_BACKEND`` names other backends to try, such as
-``cuda,triton,eager``. A selected backend that fails is not replaced.
+The first of :data:`DEFAULT_BACKENDS` without such a reason is used, cuda and Triton only where
+verified (`verified.py`). ``AFT_MM_BACKEND`` names others to try, such as ``cuda,triton,eager``. A
+selected backend that fails is not replaced.
 """
 
 import logging
@@ -120,9 +120,7 @@ def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[s
 
 
 def prefers_channel_major(x: Tensor, is_product: bool) -> bool:
-    """Return whether `aft_conv` reads tokens of the device and dtype of x channel-major.
-
-    Those are [B, T, D] with strides (T, 1, B·T); others would be copied.
+    """Return whether `aft_conv` reads x channel-major, [B, T, D] with strides (T, 1, B·T).
 
     Args:
         x: Tokens.

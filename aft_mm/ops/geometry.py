@@ -59,9 +59,8 @@ def hard_mask(
 def kernel_index(
     target: Tensor, source: Tensor, kernel: Sequence[int], grid: Sequence[int]
 ) -> Tensor:
-    """Return the flat index of the kernel entry for a source and a target, −1 outside the kernel.
-
-    Per dimension it is ``centre + (t' − t)``, as in torch's cross-correlation.
+    """Return the flat index ``centre + (t' − t)`` of the kernel entry of a pair, −1 outside the
+    kernel.
     """
     index = torch.zeros_like(target - source)
     inside = torch.ones_like(index, dtype=torch.bool)

@@ -1,7 +1,7 @@
 """``aft_mm doctor --kernels``: which kernels are right on a device, and their times.
 
 Outputs and gradients are compared with the float64 oracle, also for masked, very large and dominant
-keys and for large biases. Nothing is stored.
+keys and for large biases.
 """
 
 import importlib

@@ -33,9 +33,8 @@ def register(
 
     Args:
         forward: (*tensors, *options, save) -> (output, saved), not called for an empty batch.
-            `saved` is what `backward` needs and may be empty unless `save`. Without a `backward`
-            there is no `save`.
-        inputs: Tensors and options as in a schema of torch. Those marked ``(a!)`` are written into.
+            `saved` may be empty unless `save`, which is left out without a `backward`.
+        inputs: Tensors and options as in a schema of torch. Those with ``(a!)`` are written to.
         backward: (gradient, saved, *tensors, *options, wanted: Sequence[bool]) -> the gradients of
             the tensors, of which those not `wanted` may be None. Its own gradient is a
             RuntimeError.

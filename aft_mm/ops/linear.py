@@ -36,7 +36,7 @@ def linear_attention(
     """Compute attention whose weights are products of features (arXiv 2006.16236, eq. 5 and 9).
 
     ``y_t = φ(q_t)ᵀ s_t / (φ(q_t)ᵀ z_t + eps)``, ``s_t = Σ φ(k_t') v_t'ᵀ``, ``z_t = Σ φ(k_t')``, in
-    float32 or float64. The backward pass of long causal calls follows algorithm 1.
+    float32 or float64.
 
     Args:
         query: [B, T, h, d].

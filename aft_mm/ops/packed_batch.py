@@ -1,7 +1,6 @@
 """Packed batches: sequences one after another, [1, total, C], without padding between them.
 
-They are mixed in groups of similar lengths, which are padded as a batch, so that every backend computes
-them in memory of O(total).
+They are mixed in groups of similar lengths, in memory of O(total).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +54,7 @@ def mix_packed(
         cu_seqlens: int [N + 1], the start of each sequence and the end of the last.
         key_mask: bool [1, total] or None.
         causal: Whether `mix` is, so that it does not see padding.
-        pads: False only gives `mix` sequences of one length, for weights that depend on it.
+        pads: Whether `mix` may get sequences of several lengths.
 
     Raises:
         ValueError: If the tensors are no packed batch.
@@ -124,8 +123,7 @@ def run_packed(
         op: ``op(query, key, value, *biases, key_mask=key_mask, **options)``.
         tokens: query, key, value and key_mask.
         cu_seqlens: See :func:`mix_packed`.
-        biases: By name, the bias of the longest sequence and its dimensions of tokens, which are
-            cropped for shorter ones.
+        biases: By name, that of the longest sequence, and its dimensions of tokens, to be cropped.
         options: Others, with `causal`.
     """
 

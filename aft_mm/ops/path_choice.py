@@ -1,8 +1,4 @@
-"""The choice between the fast and the safe path of an op.
-
-A fast path is exact to tolerance under a condition on values; :func:`choose` evaluates it. In
-an exported graph it is the path of `export_paths.py`.
-"""
+"""The choice between the fast and the safe path of an op."""
 
 from collections.abc import Callable
 from typing import Any

@@ -82,9 +82,7 @@ def sample_points(model: Any, num: int, num_bits: int = 8, **options: Any) -> np
 def draw_point_clouds(
     clouds: np.ndarray | Sequence[np.ndarray], up: str = 'z', columns: int | None = None
 ) -> np.ndarray:
-    """Draw each cloud in its own panel, seen from the side and slightly from above.
-
-    The axes of a panel have equal scales. Colour is height, from violet (lowest) to light green.
+    """Draw each cloud in its own panel; colour is height, from violet (lowest) to light green.
 
     Args:
         clouds: Clouds ``[P, 3]`` with columns x, y, z; P may differ.
@@ -95,8 +93,8 @@ def draw_point_clouds(
         uint8 ``[H', W', 3]``, RGB on white.
 
     Raises:
-        ValueError: There is no cloud, a cloud is not ``[P, 3]`` of finite numbers, or ``up`` is not an
-            axis.
+        ValueError: There is no cloud, a cloud is not ``[P, 3]`` of finite numbers, or ``up`` is not
+            an axis.
     """
     check_choice('up', up, AXES)
     if columns is not None:

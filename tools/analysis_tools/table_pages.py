@@ -1,8 +1,7 @@
 """Write docs/tables/: a page per table of the papers with what a run of it needs.
 
-Sources are the metafiles of configs/, docs/tables/tables.yml (data, tolerances, columns) and
-docs/tables/memory.json (bytes saved for the backward pass, counted by --count). Another page shows
-the speed of ops by commit, from docs/results/benchmarks/speed.jsonl.
+Sources are the metafiles of configs/, docs/tables/tables.yml, docs/tables/memory.json (bytes saved
+for the backward pass, counted by --count) and docs/results/benchmarks/speed.jsonl.
 
     python tools/analysis_tools/table_pages.py            # part of `make docs`
     python tools/analysis_tools/table_pages.py --count configs/TASK/NAME.py ...
@@ -43,10 +42,7 @@ def memory_gb(name: str, memory: dict[str, Any], batch: int | None) -> str:
 
 
 def hours(name: str, entries: dict[str, str], facts: dict[str, Any], with_cp: bool) -> str:
-    """Return the hours of all GPUs: the paper's iterations at its rate, or else counted.
-
-    The count is 6 FLOP per weight and token (8 with recomputation) at the assumed rate of one GPU.
-    """
+    """Return the hours of all GPUs: the paper's iterations at its rate, or counted from FLOP."""
     schedule = SCHEDULE.search(name)
     if schedule is None:
         return '–'

@@ -8,9 +8,7 @@ Each run is a line of FOLDER/runs.jsonl (`aft_mm compare collect`). The short ru
 seed and are named NAME_lrX; their metrics are those of the last validation. All seeds use the rate
 with the best validation, and are named NAME_seedN; their metrics are those of tools/test.py.
 
-All rates of all configs run first, then seed after seed. Runs in the file with the right rate are
-skipped, and an interrupted run resumes from its last checkpoint, so the same command continues
-after an interruption. Use one folder per set of options. A rate with a non-finite loss is not used.
+The same command continues after an interruption. Use one folder per set of options.
 """
 
 import argparse

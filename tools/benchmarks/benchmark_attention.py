@@ -6,9 +6,7 @@ linear, 2 quadratic.
 
     python tools/benchmarks/benchmark_attention.py --json out.json --png out.png
 
-If the forward pass of a mixer differs from its steps, the tool stops. Times that would exceed
-`--patience` or the memory are omitted. While other processes run, only memory
-(`--kinds mib`) and CPU time (`--clock cpu`, one thread) are reliable.
+If the forward pass of a mixer differs from its steps, the tool stops.
 """
 
 import argparse

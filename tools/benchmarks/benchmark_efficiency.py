@@ -6,7 +6,6 @@ decoding. The slope of log cost over log length is printed: 1 is linear, 2 quadr
     python tools/benchmarks/benchmark_efficiency.py --json out.json --png out.png
 
 If the forward pass of a mixer differs from its steps or from the float64 oracle, the tool stops.
-Measurements that would exceed `--patience` or the memory are null.
 """
 
 import argparse

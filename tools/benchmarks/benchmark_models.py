@@ -1,18 +1,14 @@
 """Measure images per second and peak memory of AFT-conv backbones, DeiT and other networks.
 
-The models are interleaved: each processes the same batch once per round. A ratio is the median over
-rounds of time(DeiT) / time(model), with the DeiT of the same size and form (eager or compiled). The
-models have random weights and no classification head. `bound` is AFT-conv without the mixing
-(projections only); the DeiT of timm uses torch's scaled_dot_product_attention, and embeds patches
-as AFT-ViT does.
+The models are interleaved and have random weights and no head. A ratio is the median over rounds of
+time(DeiT) / time(model), with the DeiT of the same size and form (eager or compiled). `bound` is
+AFT-conv without the mixing.
 
     python tools/benchmarks/benchmark_models.py --size 224 384 --dtype float32 --json out.json
 
-On a GPU, kernel times of torch's profiler and wall times are given. With `--train` (eager, float32,
-on a CPU), forward and backward with recomputed blocks are measured.
+With `--train` (eager, float32, on a CPU), forward and backward with recomputed blocks are measured.
 
-If an op differs from the float64 oracle, the tool stops. A compiled AFT-conv that differs from the
-eager one, and a network that does not support a size, get a row with the reason.
+If an op differs from the float64 oracle, the tool stops.
 """
 
 import argparse

@@ -10,10 +10,9 @@ configs/image_ar, with random weights. Forms of a model:
 
     python tools/benchmarks/benchmark_sampling.py --data mnist --batch 1 --json out.json
 
-The time of a token is measured at several positions. The estimate for an image is the sum of a
-parabola through the medians. If it is below `--patience`, whole images are timed as well;
-otherwise, and always for `stateless`, the row is marked as an estimate. A step at the middle
-position and its matrix products are timed separately.
+The time of an image is estimated by a parabola through the medians at several positions. If it is
+below `--patience`, whole images are timed as well; otherwise, and always for `stateless`, the row
+is marked as an estimate.
 
 If the steps of a model differ from its forward pass, the tool stops.
 """

@@ -2,9 +2,8 @@
 
     python tools/benchmarks/benchmark_tiles.py CONFIG CHECKPOINT --columns 6 --json OUT.json
 
-The image is a mosaic of the config's test images, so its labels are known; the reference is each
-test image alone. The table has mIoU and accuracy in percent, the accuracy of pixels at tile borders
-inside a test image, seconds, and MiB in addition to the model and the image.
+The image is a mosaic of the config's test images; the reference is each test image alone. The table
+has mIoU and accuracy in percent, that of pixels at tile borders, seconds, and MiB.
 """
 
 import argparse
@@ -79,10 +78,7 @@ def segment_tiles(model: Any, image: Tensor, size: int, overlap: int) -> Tensor:
 
 
 def seam_mask(shape: Sequence[int], frame: Sequence[int], size: int, width: int) -> Tensor:
-    """Return a bool mask [H, W] of pixels within `width` of a border of tiles without overlap.
-
-    Borders within `width` of the border of a frame are left out.
-    """
+    """Return a bool mask [H, W] of pixels within `width` of a border of tiles, not of frames."""
     masks = []
     for length, period in zip(shape, frame, strict=True):
         near = torch.zeros(length, dtype=torch.bool)

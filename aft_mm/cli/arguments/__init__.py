@@ -142,10 +142,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def choose_weights(args: argparse.Namespace, name: str) -> None:
-    """Without CHECKPOINT, take the weights that come with the model of CONFIG, given as `name`.
-
-    After the name of such a model, a file that is no checkpoint is the first input.
-    """
+    """Without CHECKPOINT, take the weights that come with the model of CONFIG, given as `name`."""
     weights = own_weights(name)
     inputs = next((getattr(args, kind) for kind in ('inputs', 'files') if kind in args), None)
     given = args.checkpoint
@@ -212,10 +209,7 @@ def add_choice_arguments(
 
 
 def add_network_arguments(parser: argparse.ArgumentParser, num: int, random: bool = False) -> None:
-    """Add a network of any library, its checkpoint, its input, a table and the picture.
-
-    With `random`, random weights and noise are allowed.
-    """
+    """Add a network of any library, its checkpoint, its input, a table and the picture."""
     parser.add_argument(
         'network',
         metavar='NETWORK',

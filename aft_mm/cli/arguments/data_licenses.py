@@ -1,7 +1,4 @@
-"""Print the licences of the data sets of the configs, and of weights trained on them.
-
-docs/data.md has the table that it prints.
-"""
+"""Print the licences of the data sets of the configs, and of weights trained on them."""
 
 import argparse
 

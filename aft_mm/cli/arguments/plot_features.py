@@ -1,7 +1,7 @@
 """Plot the features of a classifier on the test split with t-SNE (scikit-learn).
 
 Features are the inputs of the last linear layer. The title gives the share of images whose nearest
-neighbour in feature space belongs to the same class.
+neighbour is of the same class.
 
     aft_mm plot features CONFIG CHECKPOINT --num 300 --out features.png
 """

@@ -28,11 +28,7 @@ COLUMNS = ('path', 'class_name', 'label', 'score', 'share', 'x1', 'y1', 'x2', 'y
 
 
 def image_files(inputs: Sequence[str]) -> tuple[list[str], dict[str, str], str]:
-    """Find the images of files, folders and patterns, each once.
-
-    Returns:
-        The readable images, why others are not, and sentences on what is passed over in the folders, or
-        ''.
+    """Return the readable images of files, folders and patterns, each once, and why others are not.
 
     Raises:
         UserError: An input has no image, or none can be read.

@@ -1,5 +1,3 @@
-"""Write release files of finished runs, with model cards and a list of hashes."""
-
 import argparse
 import json
 import re

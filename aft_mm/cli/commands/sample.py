@@ -1,5 +1,3 @@
-"""Sample images, point clouds or text from a trained model into a file."""
-
 import argparse
 from pathlib import Path
 

@@ -194,7 +194,6 @@ def _refuse(folder: Path, reason: str) -> NoReturn:
 
 
 def _folders(files: Sequence[str], inside: str, others: Collection[str]) -> Folders:
-    """Return files by the folder below `inside` that holds them, '' for images in `inside` itself."""
     found: Folders = {}
     for file in files:
         name, slash, _ = file[len(inside) :].partition('/')
@@ -204,7 +203,6 @@ def _folders(files: Sequence[str], inside: str, others: Collection[str]) -> Fold
 
 
 def _descend(files: Sequence[str], inside: str, others: Collection[str]) -> tuple[str, Folders]:
-    """Return the first folder with several folders or with one of images, and its folders."""
     while True:
         folders = _folders(files, inside, others)
         names = list(folders)
@@ -332,12 +330,7 @@ def _lists_alike(
 def split_classes(
     images: Sequence[Labelled], share: float, seed: int, first: Sequence[int]
 ) -> dict[str, list[Labelled]]:
-    """Sample ``'train'`` and ``'val'`` from the images of ``'all'``.
-
-    Args:
-        images, share, seed: See :func:`split_by_label`.
-        first: The result of :func:`copies`.
-    """
+    """Sample ``'train'`` and ``'val'`` from the images of ``'all'``, see :func:`split_by_label`."""
     pool = [index for index, image in enumerate(images) if image.part == 'all']
     labels = [images[index].label for index in pool]
     differing = Counter(

@@ -21,12 +21,7 @@ LAYOUTS = {
 
 
 class Files:
-    """The files below a folder that are not hidden, found by the ends of their paths.
-
-    Args:
-        root: The folder.
-        depth: Folders below it that are searched, None for all.
-    """
+    """The files below a folder that are not hidden, found by the ends of their paths."""
 
     def __init__(self, root: Path, depth: int | None = None) -> None:
         self.root = root
@@ -132,7 +127,6 @@ def refuse_other_format(kind: str, files: Files) -> None:
 
 
 def _is_yolo(path: Path) -> bool:
-    """Return whether the first line of a file is a class and fractions of an image."""
     words = (filled_lines(path) or [''])[0].split()
     try:
         values = [float(word) for word in words]

@@ -68,13 +68,12 @@ def split_by_label(
     seed: int,
     groups: Sequence[Hashable] | None = None,
 ) -> dict[str, list[Item]]:
-    """Sample the same share of each label for ``'val'``, at least one of two or more; keep the order.
+    """Sample the same share of each label for ``'val'``, at least one of two or more.
 
     Args:
         items, labels: Samples and the label of each.
         share, seed: Share of ``'val'``, and seed of the sampling.
-        groups: Group of each item, such as :func:`copies` returns: those of one group come to one part,
-            by the label of its first item, unless ``'val'`` would be empty.
+        groups: Group of each item; one part gets all items of a group.
     """
     rng = np.random.default_rng(seed)
     members: dict[Hashable, list[int]] = defaultdict(list)
@@ -144,8 +143,7 @@ def copy_notes(
     Args:
         names: Names of the files for the messages.
         first: The result of :func:`copies`.
-        labels: Label of each file, if it has one.
-        parts: Part of each file, by default the same.
+        labels, parts: Label and part of each file, if they have some.
         sampled: Whether the parts are sampled.
     """
     labels = labels or [None] * len(names)

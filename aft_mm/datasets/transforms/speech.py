@@ -115,8 +115,8 @@ class NormalizeFeatures(Transform):
 
     Args:
         per: ``'utterance'`` or ``'speaker'``, see :class:`Utterances`.
-        joint_bins: Use one mean and one standard deviation of an utterance for all bins. Those of
-            each bin remove the spectrum that tells a single short word from others.
+        joint_bins: Use one mean and one standard deviation of an utterance for all bins, which
+            keeps the spectrum that tells a single short word from others.
     """
 
     def __init__(self, per: str = 'utterance', joint_bins: bool = False) -> None:

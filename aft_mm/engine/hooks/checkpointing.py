@@ -57,8 +57,7 @@ def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
 class SafeCheckpointHook(CheckpointHook):
     """mmengine's CheckpointHook, robust against crashes and foreign checkpoints.
 
-    - Files are replaced atomically; an old checkpoint is removed once the new one is on the disk.
-    - A checkpoint holds tensors and plain types, readable with ``weights_only=True``.
+    - Files are replaced atomically, and a checkpoint is readable with ``weights_only=True``.
     - A resumed run removes only files of its own folder with the names of a run, and warns about
       others.
     - ``save_best='auto'`` knows that fewer bits and errors are better.
@@ -203,8 +202,6 @@ class SafeCheckpointHook(CheckpointHook):
 
 @contextmanager
 def _without_own_deprecations(runner: Runner) -> Iterator[None]:
-    """Hide the deprecation warning of mmengine's CheckpointHook."""
-
     def keep(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith(('"FileClient" will be', '"HardDiskBackend" is'))
 
@@ -297,8 +294,8 @@ class CheckpointCompatibilityHook(Hook):
     Args:
         strict: True requires exactly the tensors of the model and the same subwords; False allows
             what the model's loading allows.
-        resume: Also refuse interpolated position biases, which do not fit the optimizer state, and
-            a checkpoint from inside an epoch without a StopHook, which mmengine would repeat.
+        resume: Also refuse interpolated position biases, and, without a StopHook, a checkpoint from
+            inside an epoch.
     """
 
     priority = 'VERY_HIGH'

@@ -26,8 +26,7 @@ from ..runner import task_model
 class CheckImagesHook(Hook):
     """Find unreadable image files in all data sets of a run before it starts.
 
-    The end of each file is read, too, because OpenCV decodes a truncated JPEG without an error.
-    Each rank checks its share.
+    The end of each file is read, too, as OpenCV decodes a truncated JPEG without an error.
 
     Args:
         num_threads: Files read at the same time.
@@ -156,7 +155,6 @@ class SkippedDataReportHook(Hook):
 
 
 def _title(runner: Runner, mode: str) -> str:
-    """Name the epoch that ended, as mmengine logs the same warning only once."""
     if mode == 'train':
         return f'train epoch {runner.epoch + 1}'
     if mode == 'val' and runner.iter:
@@ -170,10 +168,9 @@ DIVERGED = 'the loss of iteration'
 
 @HOOKS.register_module()
 class FiniteLossHook(Hook):
-    """Stop the run at a non-finite loss or gradient, before the optimizer step.
+    """Stop the run at a non-finite loss or gradient, before clipping and the optimizer step.
 
-    Gradients are checked before clipping, which would spoil all of them. With float16 only a
-    non-finite loss stops the run, because the loss scaler skips infinite gradients.
+    With float16 only a non-finite loss stops it, because the loss scaler skips infinite gradients.
     """
 
     def __init__(self) -> None:
@@ -209,7 +206,6 @@ class FiniteLossHook(Hook):
             self._check(runner, {})
 
     def _check(self, runner: Runner, gradients: dict[str, Tensor]) -> None:
-        """Raise a :class:`UserError` in all processes if one has a non-finite number."""
         assert self.loss is not None  # of the forward pass before
         values = torch.stack([self.loss.float(), *gradients.values()])
         bad = (~values.isfinite().all()).int()

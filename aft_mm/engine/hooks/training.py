@@ -24,15 +24,10 @@ MAX_GRAPHS = 2**20  # in effect no limit
 class CompileHook(Hook):
     """Compile one part of the model before a run, with no graph breaks.
 
-    mmengine's ``cfg.compile`` breaks the graph at every backward and optimizer call. State dict
-    keys do not change.
-
     Args:
         module: Attribute of the model, or None for its backbone and decoder of this package. A
             model with an encoder is not compiled.
-        **kwargs: Those of ``torch.compile``. By default ``fullgraph`` is True, so a graph break is
-            an error, and ``dynamic`` False: torch 2.11 cannot trace ``torch.cond`` with a symbolic
-            size.
+        **kwargs: Those of ``torch.compile``, by default ``fullgraph=True`` and ``dynamic=False``.
     """
 
     def __init__(self, module: str | None = 'backbone', **kwargs: Any) -> None:
@@ -81,9 +76,9 @@ def parts_to_compile(model: nn.Module) -> list[str]:
 class DiscriminantHeadHook(Hook):
     """Set a linear head to the linear discriminant of frozen features, after each epoch.
 
-    ``W = Σ⁻¹ μ`` and ``b = −½ μᵀ Σ⁻¹ μ`` for the means μ of the classes and the shrunk covariance
-    ``Σ = (1 − s) S + s tr(S) / D`` of the features of all images and their mirror images, S that within
-    the classes. All classes count the same. One epoch is enough, and no optimizer is needed.
+    ``W = Σ⁻¹ μ`` and ``b = −½ μᵀ Σ⁻¹ μ`` for the means μ of the classes, all of which count the
+    same, and the shrunk covariance ``Σ = (1 − s) S + s tr(S) / D`` of the features of all images
+    and their mirror images. One epoch is enough, and no optimizer is needed.
 
     Args:
         shrinkage: s, above 0 and at most 1.
@@ -154,10 +149,7 @@ class DiscriminantHeadHook(Hook):
 
 @HOOKS.register_module()
 class EpochTimeHook(Hook):
-    """Log ``seconds_per_epoch`` of training, without checkpoint and validation.
-
-    An epoch that was resumed in the middle is not counted.
-    """
+    """Log ``seconds_per_epoch`` of training, without checkpoint and validation."""
 
     priority = 'VERY_HIGH'  # before other hooks at the end of an epoch
 
@@ -222,8 +214,7 @@ def penalised_layers(model: nn.Module) -> list[Any]:
 class RegularizationHook(Hook):
     """Add ``weight * sum of layer.regularization_loss()`` to the losses, over layers that have one.
 
-    For ``AFTConv(sparsity='entropy')`` that is the entropy of its position biases in nats (arXiv
-    2105.14103, eq. 9, weight 0.001).
+    Of ``AFTConv(sparsity='entropy')`` see arXiv 2105.14103, eq. 9, weight 0.001.
 
     Args:
         weight: Factor of the sum.

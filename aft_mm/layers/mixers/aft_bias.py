@@ -23,7 +23,7 @@ class AFTBias(AFTMixer):
 
         encoder(tokens, position_bias=-distances, pair_mask=adjacency)
 
-    Without it w = 0, as in AFT-simple. Tokens have no other order. There are no steps.
+    Without it w = 0, as in AFT-simple. There are no steps.
 
     Args:
         embed_dims: Channels D.

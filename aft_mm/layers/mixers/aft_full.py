@@ -28,8 +28,7 @@ from .base import AFTMixer, BiasedState
 class AFTFull(AFTMixer):
     """AFT with a dense position bias, ``w = u vᵀ`` or a free matrix (arXiv 2105.14103, eq. 2, 7).
 
-    For a shorter sequence the bias is cropped, for another grid of an image interpolated. A longer
-    sequence needs `longer`; steps take up to T tokens of the grid.
+    For a shorter sequence the bias is cropped, for another grid of an image interpolated.
 
     Args:
         embed_dims: Channels D.
@@ -111,10 +110,7 @@ class AFTFull(AFTMixer):
         self.biased_memory = source_grid is not None
 
     def position_bias(self) -> Tensor:
-        """Return the learned w [1, T, T], 0 for later tokens if causal, or [1, T, S] over a memory.
-
-        With slopes it is w by offset, [h, 2T − 1].
-        """
+        """Return the learned w [1, T, T] or [1, T, S], with slopes by offset, [h, 2T − 1]."""
         if self.num_heads is not None:
             slopes: Tensor = self.pos_bias.kernel(self._required_grid()[0])
             return slopes

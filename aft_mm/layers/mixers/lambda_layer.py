@@ -19,8 +19,8 @@ class LambdaLayer(TokenMixer):
     """Lambda layer with full context (LambdaNetworks, arXiv 2102.08602).
 
     ``y_t = λ_tᵀ q_t`` with ``λ_t = Σ_t' (softmax(k)[t'] + e[t' − t]) v_t'ᵀ``, shared by all h
-    heads. The softmax is over tokens; e is learned per offset. Batch norm of queries and keys over
-    visible tokens makes the layer non-causal.
+    heads. The softmax is over tokens; e is learned per offset. Batch norm of queries and keys makes
+    it non-causal.
 
     Args:
         embed_dims: Channels D.

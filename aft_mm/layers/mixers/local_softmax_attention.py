@@ -21,10 +21,7 @@ Places = tuple[Tensor, Tensor]
 
 
 class Blocks(NamedTuple):
-    """Size of the blocks of a grid (H, W), and of the margins that their queries also see.
-
-    Fields are (rows, columns); a sequence is a grid of one row.
-    """
+    """Size of the blocks of a grid (H, W), and of the margins that their queries also see."""
 
     size: tuple[int, ...]
     before: tuple[int, ...]
@@ -81,8 +78,7 @@ class Blocks(NamedTuple):
 class LocalSoftmaxAttention(TokenMixer):
     """Softmax attention in local blocks (Image Transformer, arXiv 1802.05751, §3.3).
 
-    A query sees its own block and a margin around it, if causal up to itself in raster order (the
-    paper generates block by block).
+    A query sees its own block and a margin around it, if causal up to itself in raster order.
 
     Args:
         embed_dims: Channels D.

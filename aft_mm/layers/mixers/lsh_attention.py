@@ -33,8 +33,6 @@ class LSHState(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """Bucket of each token, the tokens sorted by it, and their places, [B, h, rounds, T] each."""
-
     bucket: Tensor
     token: Tensor
     position: Tensor
@@ -201,10 +199,7 @@ class LSHAttention(TokenMixer):
 
 
 def _with_chunk_before(x: Tensor) -> Tensor:
-    """Join chunks [B, h, rounds, n, c, ...] with their predecessors, [..., n, 2c, ...].
-
-    The first chunk is preceded by token −1, or by zeros.
-    """
+    """Join chunks [B, h, rounds, n, c, ...] with their predecessors, [..., n, 2c, ...]."""
     empty = torch.full_like(x[:, :, :, :1], 0 if x.is_floating_point() else -1)
     return torch.cat((torch.cat((empty, x[:, :, :, :-1]), 3), x), 4)
 

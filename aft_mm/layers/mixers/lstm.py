@@ -26,8 +26,8 @@ class LSTMState(NamedTuple):
 class LSTM(TokenMixer):
     """One LSTM layer, ``y = proj(LSTM(x))``, the recurrent baseline.
 
-    A causal mixer has D hidden channels. Otherwise two directions have D / 2 each. Tokens on a grid
-    are read in raster order, and hidden tokens are skipped.
+    A causal mixer has D hidden channels, otherwise two directions have D / 2 each. Hidden tokens
+    are skipped.
 
     Args:
         embed_dims: Channels D, even unless causal.

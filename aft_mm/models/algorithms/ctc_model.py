@@ -82,8 +82,7 @@ class CTCModel(Resettable, BaseModel):
             all processes. 'predict': the samples with ``recognized`` and ``score``.
 
         Raises:
-            ValueError: Another mode, number of samples or F, too many frames, or as
-                :meth:`CTCHead.nats`.
+            ValueError: An argument does not fit, or as :meth:`CTCHead.nats`.
         """
         check_choice('mode', mode, MODES)
         samples = [UtteranceSample() for _ in inputs] if data_samples is None else data_samples

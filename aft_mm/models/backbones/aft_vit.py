@@ -38,12 +38,8 @@ OUT_TYPES = ('avg_featmap', 'cls_token', 'featmap', 'query_pooling')
 class AFTViT(Resettable, BaseModule):
     """Vision transformer with any token mixer (arXiv 2105.14103, §5.3).
 
-    DeiT is ``AFTViT(arch, with_cls_token=True, out_type='cls_token',
-    token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=3))``. AFT-conv has no class token
-    and no position embedding.
-
-    Images of any size are padded at the bottom and on the right to a multiple of the patch, and
-    learned positions are interpolated, also from a checkpoint.
+    Images are padded at the bottom and on the right to a multiple of the patch, and learned
+    positions are interpolated.
 
     Args:
         arch: 'tiny', 'small', 'base' (D = 192, 384, 768, 12 layers), or a dict with embed_dims,
@@ -58,8 +54,8 @@ class AFTViT(Resettable, BaseModule):
         out_indices: Layers whose outputs are returned, negative ones from the end. Later layers are
             not run. Only the last layer has the final norm.
         out_type: 'avg_featmap' for the mean over the grid [B, D], 'query_pooling' for that of
-            :class:`QueryPooling`, 'cls_token' for [B, D], 'featmap' for [B, D, H', W'] with ``H' = ⌈H /
-            patch⌉``.
+            :class:`QueryPooling`, 'cls_token' for [B, D], 'featmap' for [B, D, H', W'] with ``H' =
+            ⌈H / patch⌉``.
         drop_rate: Dropout probability after embedding and mixers and in MLPs.
         drop_path_rate: Drop path probability of the last layer; it rises linearly from 0.
         frozen_stages: Freeze the embeddings and the first n layers in evaluation mode, with all
@@ -68,9 +64,7 @@ class AFTViT(Resettable, BaseModule):
         final_norm: LayerNorm after the last layer.
         with_mask_channel: The image has the channel of MaskedDataPreprocessor. Tokens with only
             padding are hidden, 0 in 'featmap' and not counted in the others, so an image has the
-            same output in a batch as alone, unless positions or biases are interpolated to the grid
-            of the batch, or StridedAttention counts its stride in that grid. In training, the batch
-            norm of a convolutional stem counts padding.
+            same output in a batch as alone, unless the mixer depends on the grid of the batch.
         bfloat16: Run under bfloat16 autocast and return float32.
         init_cfg: See mmengine's BaseModule; the default is the paper's initialisation.
 
@@ -209,7 +203,7 @@ class AFTViT(Resettable, BaseModule):
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
     ) -> list[Any] | tuple[Tensor, list[Any]]:
-        """Return features of layers, as timm's vision transformers do.
+        """Return features of layers, like timm.
 
         Args:
             x: Images [B, C, H, W].
@@ -251,10 +245,7 @@ class AFTViT(Resettable, BaseModule):
         return self
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        """Return the depth of a parameter and the number of depths, for layer-wise decay.
-
-        The embeddings have depth 0, layer i has i + 1, the final norm the last one.
-        """
+        """Return the depth of a parameter and the number of depths, for layer-wise decay."""
         num_depths = len(self.layers) + 2
         name = param_name.removeprefix(prefix)
         stem, _, rest = name.partition('.')

@@ -84,9 +84,6 @@ def decode_by_beam(
 ) -> list[Hypothesis]:
     """Return the most likely transcripts, best first, by prefix beam search (Hannun et al. 2014).
 
-    A prefix carries the summed probability of its alignments. Scores are exact if no prefix is
-    dropped. Ties are broken by units.
-
     Args:
         log_probs: Log probabilities [T, V], blank first.
         beam_size: Number of prefixes, and of results at most.

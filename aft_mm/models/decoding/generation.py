@@ -37,8 +37,8 @@ def generate(
 ) -> Tensor:
     """Sample sequences that continue the prompts.
 
-    Prompts, also of different lengths, are run in one parallel pass, and further tokens in steps,
-    on a GPU as a CUDA graph. The model runs in evaluation mode.
+    Prompts are run in one parallel pass, and further tokens in steps, on a GPU as a CUDA graph. The
+    model runs in evaluation mode.
 
     Args:
         model: An :class:`AutoregressiveModel`.
@@ -54,16 +54,14 @@ def generate(
         progress: Show a progress bar on stderr.
         source: One source sequence per sample.
         end_token: Ends a sequence and fills its rest.
-        compiled: Compile the steps on a CPU, unless the state grows, as that of softmax attention
-            does. The first call for a number of sequences takes up to minutes. Rounding may change
-            a token.
+        compiled: Compile the steps on a CPU, unless the state grows, in up to minutes. Rounding may
+            change a token.
 
     Returns:
         Sequences int64 [B, T] or [B, T, C], prompts included.
 
     Raises:
-        ValueError: An argument or token is out of range, a prompt is empty, as long as `length` or
-            of another shape, or the numbers of samples differ.
+        ValueError: An argument or token is out of range, or a prompt does not fit.
     """
     check_sampling(temperature, top_k, top_p, seed, greedy)
     flags = dict(use_state=use_state, progress=progress, compiled=compiled)
@@ -181,8 +179,7 @@ def beam_search(
 
     ``score = log p(y | x) / ((5 + |y|) / 6)^α`` with α = `length_penalty`, counting the end (arXiv
     1609.08144, eq. 14). At every token the K = `beam_size` most probable continuations are kept;
-    each one that ends reduces K by one. A source is done when K is 0 or no open sequence can reach
-    its best results. At the largest length a sequence must end. Results do not depend on the batch.
+    each one that ends reduces K by one. At the largest length a sequence must end.
 
     Args:
         model: An :class:`AutoregressiveModel` with an encoder and a categorical head.
@@ -233,7 +230,6 @@ def _search(
     num_best: int,
     alpha: float,
 ) -> list[list[Hypothesis]]:
-    """Return the finished sequences of each source, unsorted."""
     device = memory[0].device
     finished: list[list[Hypothesis]] = [[] for _ in limits]
     going = list(range(len(limits)))  # not done
@@ -311,7 +307,6 @@ def _check_end(end_token: int, model: Any) -> None:
 def _start(
     prompts: Tokens | None, batch_size: int, length: int, shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Return tokens [B, length, *shape] that start with the prompts, and their lengths [B]."""
     tokens = torch.zeros(batch_size, length, *shape, dtype=torch.long)
     lengths = torch.zeros(batch_size, dtype=torch.long)
     for i, prompt in enumerate([] if prompts is None else prompts):

@@ -1,7 +1,4 @@
-"""Runners for the steps of a decoder: eager, on fixed buffers, as a CUDA graph, or compiled.
-
-A GPU finishes the small kernels of a step faster than Python launches them.
-"""
+"""Runners for the steps of a decoder: eager, on fixed buffers, as a CUDA graph, or compiled."""
 
 import time
 from collections.abc import Callable, Iterator

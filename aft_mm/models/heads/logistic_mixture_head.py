@@ -51,7 +51,7 @@ class LogisticMixtureHead(Resettable):
         nn.init.zeros_(self.proj.bias)
 
     def nats(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return ``−log p(target)`` summed over channels, [...], computed in `dtype`.
+        """Return ``−log p(target)`` [...] in `dtype`, summed over channels.
 
         Args:
             hidden: [..., D].
@@ -81,7 +81,7 @@ class LogisticMixtureHead(Resettable):
     def sample(self, hidden: Tensor, **options: Any) -> Tensor:
         """Sample a pixel per row of hidden [B, D], int64 [B, C], or [B] with one channel.
 
-        Channels are sampled in turn. For `options` see :func:`sample_categorical`.
+        For `options` see :func:`sample_categorical`.
         """
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         log_weight, mean, log_scale, coefficient = self._mixture(hidden, dtype)
@@ -113,7 +113,6 @@ def _scaled(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _conditional(mean: Tensor, coefficient: Tensor, x: Tensor) -> Tensor:
-    """Return the means [..., K, C] given the earlier channels of x [..., 1, C]."""
     if mean.shape[-1] == 1:
         return mean
     red, green = x[..., 0], x[..., 1]

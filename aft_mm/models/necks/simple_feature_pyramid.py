@@ -26,9 +26,8 @@ class ChannelNorm(nn.LayerNorm):
 class SimpleFeaturePyramid(Resettable, BaseModule):
     """The feature pyramid of ViTDet: all levels from one map (arXiv 2203.16527, §3).
 
-    Finer levels, n·H × n·W, use transposed convolutions of stride 2, which halve the channels, with
-    norm and GELU between them; coarser ones, ``⌈H / n⌉ × ⌈W / n⌉``, max pooling. Each ends in a 1 ×
-    1 and a 3 × 3 convolution with norms.
+    Finer levels use transposed convolutions of stride 2, which halve the channels, coarser ones,
+    ``⌈H / n⌉ × ⌈W / n⌉``, max pooling. Each ends in a 1 × 1 and a 3 × 3 convolution with norms.
 
     Args:
         in_channels: Channels D of the map.

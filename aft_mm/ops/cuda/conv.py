@@ -1,8 +1,7 @@
 """AFT-conv by the kernels of conv_small.cu and conv_any.cu.
 
-They read tokens channel-major, the numbers of neighbouring tokens of a channel next to each other,
-as ``torch.mm(weight, x.t())`` writes them: [B, T, D] with strides (T, 1, B·T). Tensors in another
-order are copied. The output has the order of the value, a gradient that of its input.
+They read tokens channel-major, as ``torch.mm(weight, x.t())`` writes them: [B, T, D] with strides
+(T, 1, B·T). Others are copied. The output has the order of the value, a gradient that of its input.
 """
 
 import ctypes
@@ -132,7 +131,6 @@ class _Call:
         nvrtc.launch(form.name, form.macros, name, blocks, threads, self.arguments, index)
 
     def _by_channel(self, kernel: str, blocks: int) -> None:
-        """Launch with a warp for each channel and each of `blocks`."""
         channels, warps = self.arguments.channels, self.form.warps
         self._launch(kernel, (blocks, -(-channels // warps)), 32 * warps)
 

@@ -1,7 +1,7 @@
 """Compile CUDA C++ when a call first needs it, keep the result on the disk, and launch it.
 
-NVRTC and its bindings come with torch's CUDA wheels. A file of the cache is named by a digest of
-sources, macros, compute capability and NVRTC, and begins with a digest of its content.
+A cached file is named by a digest of sources, macros, compute capability and NVRTC, and begins with
+a digest of its content.
 """
 
 import contextlib
@@ -128,7 +128,6 @@ def compiled(name: str, macros: Macros, capability: tuple[int, int]) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write the file as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for other in path.parent.glob('*.partial'):
         with contextlib.suppress(FileNotFoundError):  # another process finishes it

@@ -1,8 +1,7 @@
 """``Σ W e^k v / Σ W e^k`` with W in tiles and one shift per column, and its backward pass.
 
-Tokens are columns: key and value are [T, C] with C = B·D, so a block is one matrix product for the
-whole batch. The tiles [n, c, (before + 1 + after)·c] hold each block of c tokens against those
-around it.
+Key and value are [T, C] with C = B·D. The tiles [n, c, (before + 1 + after)·c] hold each block of c
+tokens against those around it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +31,7 @@ SMALLEST_WIDTH = 64
 
 
 class TileReach(NamedTuple):
-    """Blocks that a tile of W covers before and after its own, and what is outside.
+    """Blocks that a tile of W covers before and after its own.
 
     past, future: whether W is 1 before and after the tiles, else 0.
     """
@@ -91,7 +90,6 @@ def _terms(key: Tensor, value: Tensor) -> Tensor:
 
 
 def _column_chunks(*tensors: Any) -> Iterable[Sequence[Any]]:
-    """Yield the tensors [T, C], or None, a chunk of columns at a time."""
     tokens, columns = tensors[0].shape
     count = -(-tokens * columns // (CUDA_CHUNK if tensors[0].is_cuda else CHUNK))
     width = max(SMALLEST_WIDTH, -(-columns // max(count, 1)))
@@ -119,7 +117,6 @@ def _mean_and_denominator(
 
 
 def _products(x: Tensor, weights: Tensor, reach: TileReach) -> Iterable[tuple[slice, Tensor]]:
-    """Return :func:`banded_product` in pieces: pairs of rows and their result."""
     before, after, past, future, precision = reach
     outside = None
     if (past or future) and len(weights) > 1:
@@ -147,7 +144,6 @@ def _outside_sums(x: Tensor, block: int, reach: TileReach) -> Tensor | None:
 
 
 def _near_product(weights: Tensor, x: Tensor, before: int, after: int, precision: str) -> Tensor:
-    """Return the product [n, c, C] of the tiles with x [S, C]."""
     # Split before the blocks overlap.
     block = weights.shape[2] // (before + 1 + after)
     terms = [neighbours(term, block, before, after) for term in split_terms(x, precision)]

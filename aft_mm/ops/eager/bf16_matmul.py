@@ -42,10 +42,7 @@ def multiply(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
 
 
 def grad_weights(grads: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor:
-    """Return the gradient of W from that [n, t, C] of W times the terms [n, s, C]; both split.
-
-    The product of the two low summands is below rounding and left out.
-    """
+    """Return the gradient of W from that [n, t, C] of W times the terms [n, s, C]; both split."""
     columns = [term.transpose(1, 2) for term in terms]
     result = multiply(grads[0], columns)
     return add_bmm(result, grads[1], columns[0]) if len(grads) > 1 else result
@@ -74,10 +71,7 @@ def add_bmm(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 class RoundedProduct(torch.autograd.Function):
-    """W [n, t, s] times terms [n, s, C] in ``'bf16x2'``, with the same rounded W backward.
-
-    Both summands of the terms are one product, as float32 sums would move more bytes.
-    """
+    """W [n, t, s] times terms [n, s, C] in ``'bf16x2'``, with the same rounded W backward."""
 
     apply: ClassVar[Callable[..., tuple[Tensor, ...]]]
 
@@ -101,7 +95,6 @@ class RoundedProduct(torch.autograd.Function):
 
 
 def _product(weights: Tensor, split: Tensor, terms: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return W times each of the terms, of which `split` is :func:`_stacked`."""
     sums = bmm_to_float32(torch.cat([weights, weights], 2), split)
     parts: tuple[Tensor, ...] = sums.split([term.shape[2] for term in terms], 2)
     return parts

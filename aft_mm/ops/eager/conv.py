@@ -58,8 +58,6 @@ def aft_conv(
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_conv` by the fastest form that is exact to tolerance.
 
-    Three fast forms, and two safe ones:
-
     1. *dense* (`conv_dense.py`): one matrix product per head with W as a [T, T] matrix, on CUDA and
        small grids. Its only condition is that one shift per column is exact.
     2. *difference*, the form of the paper: ``conv(e^k v, e^w − 1) + Σ e^k v`` over the same without
@@ -68,12 +66,6 @@ def aft_conv(
     4. *additive*: ``conv(e^k v, e^w)`` plus the sums outside the kernel, for any w.
     5. *exact* (`conv_exact.py`): entry by entry of the kernel in float64, each row with its own
        shift. By far the slowest, right for any finite key and |w| up to 80.
-
-    What they bring, as medians of interleaved runs on one core of a shared AVX-512 processor, with
-    14 × 14 and 32 × 32 tokens and a kernel of 11 × 11: 3 takes 0.81 to 0.94 of the time of 2; 2
-    takes 0.29 to 0.50 of that of 4 in inference and 0.59 to 0.91 in training; 4 takes 1/17 of that
-    of 5. 1 replaces a convolution that an H100 computes at 0.3e12 operations per second
-    (measured) by a product at its nominal 50e12 or more.
 
     With ``global_connectivity=False`` 2 subtracts nothing, and 5 takes the place of 4. O(T·K·D)
     time, O(T²·D) for the dense form. A graph with the form of a :class:`ConvPlan` does not choose.

@@ -87,10 +87,7 @@ def aft_full_batched(
 def _weighted_mean(
     key: Tensor, value: Tensor, bias: Tensor, key_mask: Tensor | None, differ: bool
 ) -> Tensor:
-    """Return ``Σ W e^k v / Σ W e^k`` [N, M, T, C] for any finite keys and biases.
-
-    bias is −inf where hidden, key_mask [N, S]; differ: whether rows may see different keys.
-    """
+    """Return ``Σ W e^k v / Σ W e^k`` [N, M, T, C]; differ: whether rows may see different keys."""
     in_graph = not all(map(may_read, (key, value, bias)))
     masked = differ or key_mask is not None
     if not in_graph and _is_plain_exact(key, value, bias, masked):
@@ -123,7 +120,6 @@ def _weighted_mean(
 
 
 def _is_plain_exact(key: Tensor, value: Tensor, bias: Tensor, masked: bool) -> bool:
-    """Return whether no exponential needs a shift, and no hidden number spoils a product."""
     if key.shape[-2] == 1:  # gradients are 0, to the last digit only with a shift
         return False
     bounds = [*torch.aminmax(key.detach()), *torch.aminmax(bias.detach())]
@@ -312,7 +308,6 @@ def _composed_exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 def _exact_parts(key: Tensor, bias: Tensor) -> Iterator[tuple[slice, tuple[slice, ...]]]:
-    """Yield samples, and the places of some of their rows."""
     count = max(1, EXACT_CHUNK // key[0].numel())
     for first in range(0, len(key)):
         sample = slice(first, first + 1)

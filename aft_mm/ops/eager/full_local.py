@@ -1,7 +1,7 @@
 """AFT-full, AFT-local and AFT-local-learned: a dense or banded ``exp(w)`` times the keys.
 
 Products run in blocks of tokens, in O(T·(D + s)) memory; outside the tiles W is 1 (`global_term`)
-or 0. Tokens are the columns of `banded_matmul.py`.
+or 0.
 """
 
 from collections.abc import Sequence
@@ -134,7 +134,6 @@ def aft_local_learned(
 
 
 def _columns(x: Tensor) -> Tensor:
-    """Return [B, T, D] as [T, B·D]."""
     return x.transpose(0, 1).flatten(1)
 
 
@@ -243,7 +242,6 @@ def normalized_mean(key: Tensor, value: Tensor, visible: Tensor, band: BlockBand
 
 
 def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor | bool:
-    """Return whether one common shift and float32 are exact to tolerance."""
     bias_range = _bias_range(band)
     if band.causal:
         # NaN also reaches earlier rows by 0 · NaN.
@@ -275,7 +273,6 @@ def _bias_range(band: BlockBandedBias) -> Tensor:
 
 
 def _visible(tiles: Tensor) -> Tensor:
-    """Return the tiles with ∞ instead of −inf."""
     return tiles.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
 
 
@@ -308,10 +305,7 @@ def _tile_product(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
 
 
 def _diagonal_sums(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
-    """Return the causal sums inside each block: key, value [n, c, C], weights [n, c, c].
-
-    Blocks are halved again and again: in a square below the diagonal all rows see all keys.
-    """
+    """Return the causal sums inside each block: key, value [n, c, C], weights [n, c, c]."""
     count, length, columns = key.shape
     levels = 0
     while length > SMALLEST_HALF << levels:
@@ -358,7 +352,6 @@ def _term_by_term(key: Tensor, value: Tensor, weights: Tensor, size: int) -> Shi
 
 
 def _causal_sums(key: Tensor, value: Tensor, band: BlockBandedBias) -> ShiftedSum:
-    """Return the causal sums [T, C] for any keys: each part has a shift that its rows see."""
     weights = tile_weights(band.tiles, band.global_term)
     tokens, block, earlier = len(key), band.block, band.before * band.block
     blocks = split(key, block, -torch.inf), split(value, block)

@@ -2,7 +2,7 @@
 
 Causal sums are products inside a chunk, plus the state ``s = Σ φ(k) vᵀ``, ``z = Σ φ(k)`` of the
 chunks before it. As in algorithm 1 of arXiv 2006.16236, the backward pass of long sequences
-computes the states again instead of storing them, span after span.
+computes the states again, span after span.
 
 Tokens are [B, h, T, ·] and in chunks [B, h, n, c, ·], states of chunks [B, h, n, d, ·].
 """
@@ -132,7 +132,6 @@ def _causal_mean(
 def _mean_of_spans(
     run: Callable[..., Any], span: int, mask: Tensor | None, *tokens: Tensor
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor] | None]]:
-    """Return the mean and the state before each span."""
     parts: list[Tensor] = []
     states: list[tuple[Tensor, Tensor] | None] = [None]
     for rows in _spans(span, tokens[0]):
@@ -207,9 +206,8 @@ def _span_mean(
     mask: Tensor | None,
     state: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return the causal mean of a span and the state ``s`` [B, h, d, m], ``z`` [B, h, d, 1] after it.
-
-    state: that before the span.
+    """Return the causal mean of a span and the state ``s`` [B, h, d, m], ``z`` [B, h, d, 1] after
+    it.
     """
     length = query.shape[2]
     mapped = maps.apply((x.to(dtype) for x in (query, key, value)), mask)
@@ -225,6 +223,5 @@ def _span_mean(
 
 
 def _states_before(states: Tensor, first: Tensor | None) -> Tensor:
-    """Return the state before each chunk [B, h, n, ·], from the sums of chunks."""
     first = torch.zeros_like(states[:, :, 0]) if first is None else first
     return torch.cat((first.unsqueeze(2), states[:, :, :-1]), 2).cumsum(2)

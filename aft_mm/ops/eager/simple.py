@@ -107,10 +107,7 @@ def _add_sums(
 
 
 class _ScannedMean(torch.autograd.Function):
-    """:func:`running_mean` as online softmax, exact for any key, with one scan in each direction.
-
-    The gradient of autograd would read hundreds of times as many bytes.
-    """
+    """:func:`running_mean` as online softmax, exact for any key, with one scan in each direction."""
 
     apply: ClassVar[Callable[..., tuple[Tensor, ...]]]
 
@@ -145,10 +142,7 @@ def _safe_running_mean(key: Tensor, value: Tensor) -> Tensor:
 
 
 def running_mean(key: Tensor, value: Tensor) -> Tensor:
-    """Return ``Σ e^k v / Σ e^k`` [B, T, D] over the tokens up to each, with one shift per column.
-
-    Hidden keys are −inf; a token that sees none gives 0.
-    """
+    """Return ``Σ e^k v / Σ e^k`` [B, T, D] over the tokens up to each; hidden keys are −inf."""
     if not (is_block_scan_applicable(key, 1) and is_block_scan_applicable(value, 1)):
         return _composed_running_mean(key, value)
     if torch.is_grad_enabled():

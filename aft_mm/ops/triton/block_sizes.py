@@ -25,10 +25,7 @@ class MatmulBlock(NamedTuple):
 
 
 class ScanBlock(NamedTuple):
-    """A tile has `groups` · `rows` tokens; a thread processes the rows of its group in order.
-
-    A row has `row_bytes` of channels, or half of that if there would be too few programs.
-    """
+    """A tile has `groups` · `rows` tokens; a thread processes the rows of its group in order."""
 
     groups: int
     rows: int

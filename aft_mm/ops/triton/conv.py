@@ -2,9 +2,8 @@
 
 A map [H, W] whose rows are P = W + K_w // 2 places apart, with nothing between them, is a line on
 which a kernel [K_h, K_w] covers ``(K_h − 1) P + K_w`` places, with 0 between its rows. So AFT-conv
-is AFT-local on a line, with two differences: the bias depends only on the distance of two tokens,
-so all tiles of a head share one W; and heads take the role of the sequences, the channels of a head
-in all sequences that of the channels. `conv_move_kernel` copies the tokens into that order and back.
+is AFT-local on a line, in which all tiles of a head share one W, and heads take the role of the
+sequences.
 """
 
 from collections.abc import Sequence
@@ -189,7 +188,6 @@ def _moved_call(
     save: bool,
     *gradient: Tensor,
 ) -> tuple[Any, ...]:
-    """Return the maps, the product of the moved tensors, and the moved gradient of the output."""
     places = _padded_maps(value, weight, grid)
     band, block = places.tiles(value, save)
     queries, values, *moved, keys = places.move([query, value, *gradient, key], key_mask)

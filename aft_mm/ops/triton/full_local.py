@@ -89,7 +89,6 @@ class MatmulCall(NamedTuple):
 
 
 def _units(saved: SavedParts, call: MatmulCall, inputs: MatmulInputs) -> Tensor:
-    """Write the units of all tiles and the centre; return the first visible key [B, D]."""
     batch, _, channels = call.value.shape
     shape = batch, call.band.source_tiles, channels
     maxima, firsts = (call.key.new_empty(shape, dtype=x) for x in (torch.float32, torch.int32))
@@ -111,10 +110,7 @@ def _tile_units(saved: SavedParts, band: TileBand) -> Strided:
 def _new_terms(
     call: MatmulCall, tiles: int, summed: bool, token_major: bool
 ) -> tuple[Strided, Tensor | None]:
-    """Return new terms [B, tokens, N], token-major or channel-major, and sums over tiles.
-
-    tf32 operands load fastest if the dimension that is summed over is contiguous.
-    """
+    """Return new terms [B, tokens, N], token-major or channel-major, and sums over tiles."""
     batch, numbers = len(call.value), call.parts * 2 * call.block.width
     tokens = tiles * call.block.tile
     shape = (tokens, numbers) if token_major else (numbers, tokens)
@@ -271,10 +267,7 @@ def aft_full_batched(
     key_mask: Tensor | None,
     gate: str,
 ) -> Tensor:
-    """Compute AFT-full with a w per sample or head, whose W is never in memory.
-
-    The heads of a sample are sequences; those of all samples, if they share the w of a head.
-    """
+    """Compute AFT-full with a w per sample or head, whose W is never in memory."""
     heads, batch = num_heads or 1, len(value)
     bias = position_bias if num_heads else position_bias.unsqueeze(-3)
     shared = bias.dim() == 3 and pair_mask is None and key_mask is None
@@ -376,10 +369,7 @@ def _matmul_call(
 
 
 def product(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """Return AFT-full, or AFT-local with a window, and with `save` what backward needs.
-
-    A table [B, h, T, S] is that of B samples, whose heads are the sequences of the tokens.
-    """
+    """Return AFT-full, or AFT-local with a window, and with `save` what backward needs."""
     call = _matmul_call(*inputs)
     kept = new_saved(call.value, call.band, call.block.width, inputs[-1])
     return launch_forward(call, kept), kept

@@ -2,15 +2,13 @@
 
 ``E = e^{k − unit}`` has a unit per tile and channel: the largest key of the sequence, or for causal
 ops of the tile and all tiles before it, all of which are visible to later tiles. The two terms of a
-channel are adjacent: (E (v − m), E) of a source; (a, c) of a target, for the gradient
-(`matmul.py`).
+channel are adjacent: (E (v − m), E) of a source; (a, c) of a target, for the gradient .
 
 The centre m of a sequence and channel is the mean of its first tile of values. Without it
 gradients, which are sums of W E (v − o), would be wrong for values far from 0, as tensor cores cut
 operands to 11 bits or fewer.
 
-terms [B, tokens, N] have N = 2 · channels numbers, padded with 0 to whole tiles and blocks. Sums
-over tiles [B, tiles, N] in float32 replace the tokens outside the window.
+terms [B, tokens, N] have N = 2 · channels numbers, padded with 0 to whole tiles and blocks.
 """
 
 import triton

@@ -2,9 +2,7 @@
 
 A program owns some key heads of one sequence, with all their channels. It stores the token in its
 slot of the buffer, adds the token that was there to the sums of those that left, and walks along
-the buffer, `rows` tokens at a time. Each row has its own sum; they are merged at the end. Tiles are
-[rows, heads, width] with `width` channels of a head at a time; weights and denominators are those
-of the key, [rows, heads, 1].
+the buffer, `rows` tokens at a time. Each row has its own sum; they are merged at the end.
 
 A sum is (high, rest, numerator, denominator), the last two divided by ``e^(high + rest)``. high is
 a key and rest a bias, which are never added: next to a key of 1e4 a bias would lose three digits.
@@ -370,7 +368,6 @@ def _tensors(
     results: Sequence[Tensor],
     *others: Tensor | None,
 ) -> StepTensors:
-    """Return the tensors in the form in which kernels take them; a token [B, C] as [B, 1, C]."""
     output, next_position = results
     rows = (None if x is None else (x, x.stride(0), 0, x.stride(1)) for x in (output, *token))
     before, after = map(strided, (*sums, position, next_position)), map(strided, others)
@@ -538,7 +535,6 @@ def aft_conv_step(
 
 
 def _near_places(window: Window, grid: Sequence[int] | None) -> tuple[int, int, int]:
-    """Return the width of the grid, and the rows and columns of the window."""
     if grid is None or len(grid) == 1:
         return ENDLESS, 1, window if isinstance(window, int) else window[0]
     return grid[1], *as_pair(window)

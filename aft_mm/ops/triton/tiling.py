@@ -21,9 +21,8 @@ LARGEST_OWN_TILE = 64
 def choose_block(value: Tensor, save: bool, own: bool = False) -> MatmulBlock:
     """Return the block for the type of `value`, and for training if `save`.
 
-    A program that computes its `own` W has more channels and fewer rows, because it computes W for
-    each block of channels. float16 operands are not used: the smallest float16 number, 6e-8, is far above the smallest
-    terms.
+    A program that computes its `own` W has more channels and fewer rows. float16 operands are not
+    used: the smallest, 6e-8, is far above the smallest terms.
     """
     kind = 'tf32x3'
     if value.dtype == torch.bfloat16:
@@ -157,10 +156,7 @@ def make_band(
 
 
 class SavedParts(NamedTuple):
-    """Saved for the gradient: mean and λ, units of tiles, centre, shifts of w and flags.
-
-    Views of one tensor, which is what an op may keep.
-    """
+    """Saved for the gradient, as views of one tensor."""
 
     mean: Tensor | None
     log: Tensor | None

@@ -1,8 +1,8 @@
 """Access to the position bias w[t, t'], the visibility of pairs, and the kernel that computes W.
 
-The table of w is what the caller has: a dense w [T, S] or [B, h, T, S], the free bias [T, 2s − 1]
-of AFT-local, the product of its factors in tiles [n, tile, reach · tile], or the kernels
-[h, 2s − 1] of AFT-conv. All are addressed by :class:`BiasTable`, so w is never copied.
+The table of w is what the caller has: a dense w, the free bias of AFT-local, the product of its
+factors in tiles, or the kernels of AFT-conv. All are addressed by :class:`BiasTable`, so w is never
+copied.
 """
 
 from typing import Any, NamedTuple
