@@ -196,7 +196,6 @@ def make_page(config: str, checkpoint: str) -> Any:
 
 
 def launch(page: Any, **options: Any) -> str:
-    """Serve the page to this machine and return its address."""
     from starlette.middleware import Middleware  # of gradio
 
     options['app_kwargs'] = dict(middleware=[Middleware(OwnPage)])

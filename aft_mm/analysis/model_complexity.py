@@ -63,7 +63,6 @@ def _baddbmm(inputs: list[Any], outputs: list[Any]) -> int:
 
 
 def _attention(inputs: list[Any], outputs: list[Any]) -> int:
-    """Count ``q kᵀ`` of ``[B, h, T, d]`` and ``[B, h, S, d]``, softmax, product with v."""
     query, key, value = (x.type().sizes() for x in inputs[:3])
     return prod(query[:-1]) * key[-2] * (query[-1] + value[-1] + 5)
 

@@ -124,7 +124,6 @@ class MeanAttention:
         self.layer = 0
 
     def means(self) -> dict[str, Tensor]:
-        """Return :func:`mean_relative_attention` by layer."""
         return {
             f'layer {i}': mean_relative_attention(total[None] / self.images, self.grid).cpu()
             for i, total in enumerate(self.sums)

@@ -57,7 +57,6 @@ def position_bias_table(
 def _distribution(
     name: str, w: Tensor, grid: Sequence[int] | None, num_prefix_tokens: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return p ``[h, targets, sources]`` and the offsets ``[targets, sources, dims]``."""
     tokens = None if grid is None else num_prefix_tokens + int(torch.Size(grid).numel())
     if grid is not None and w.shape == (1, tokens, tokens):
         w = w[:, num_prefix_tokens:, num_prefix_tokens:]

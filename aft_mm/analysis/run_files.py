@@ -171,7 +171,6 @@ def _short(value: Any) -> Any:
 
 
 def last_validation(records: Sequence[dict]) -> dict[str, float]:
-    """Return the last value of each metric of the validations."""
     return {
         name: record[name]
         for record in records

@@ -80,7 +80,6 @@ def check_task(config: Config, name: str) -> None:
 
 
 def build_model(config: Config) -> Any:
-    """Build the model of a config as a Runner does."""
     import_scope(config)
     settings = config.model.copy()
     if config.get('data_preprocessor') is not None:

@@ -46,7 +46,6 @@ _BLOCK = 2**20  # bytes
 
 
 def _load(filename: str, map_location: Any) -> dict:
-    """Read a file; raise an UnpicklingError with a one-line reason if it is refused."""
     try:
         read = read_safetensors if filename.endswith(SUFFIX) else read_archive
         checkpoint = read(filename, map_location)
@@ -196,7 +195,6 @@ def load_from_minis(filename: str, map_location: Any = None) -> dict:
 
 
 def _minis_folder() -> Path:
-    """Return the folder of the weights: that of a checkout, or an installed package."""
     folder = Path(__file__).parents[2] / 'minis' / _MINIS
     if folder.is_dir():
         return folder
@@ -216,7 +214,6 @@ def _check_file(path: Path, wanted: str, address: str) -> None:
 
 
 def _split_hash(address: str) -> tuple[str, str]:
-    """Split ``ADDRESS#sha256=DIGITS`` into address and digits, '' if there are none."""
     plain, mark, fragment = address.partition('#')
     digits = fragment.removeprefix(_FRAGMENT)
     if mark and (digits == fragment or not re.fullmatch('[0-9a-f]{64}', digits)):
@@ -452,7 +449,6 @@ def _without_prefix(weights: Mapping) -> OrderedDict:
 
 
 def _copy(model: nn.Module, weights: Mapping) -> tuple:
-    """Copy what fits; return missing, unexpected and reshaped names and the number of uncopied ones."""
     state = model.state_dict()
     reshaped: list[str] = []
     uncopied = 0

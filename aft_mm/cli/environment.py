@@ -31,7 +31,6 @@ def installed() -> dict[str, str]:
 
 
 def own_requirements() -> list[Requirement]:
-    """Return the requirements of aft_mm; none if it was not installed."""
     try:
         texts = requires('aft_mm') or ()
     except PackageNotFoundError:

@@ -98,7 +98,6 @@ class Unused:
         )
 
     def check(self) -> None:
-        """Raise a UserError if none is used."""
         if self.total and self.reasons.total() == self.total:
             raise UserError(str(self))
 
@@ -466,7 +465,6 @@ def _are_numbers(values: Any) -> bool:
 
 
 def _mask_problem(mask: Any, size: tuple[int, int]) -> str:
-    """Return why a mask, polygons or run lengths, does not fit an image, or ''."""
     if isinstance(mask, list):
         if all(map(_are_numbers, mask)):
             return ''

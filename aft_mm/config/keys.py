@@ -47,7 +47,6 @@ def check_parts(cfg: Config) -> None:
 
 
 def _parts(cfg: Config) -> Iterator[Part]:
-    """Yield place, config, registry, default type and further keys of the parts of a run."""
     for name, default in DEFAULT_LOOPS.items():
         loop = cfg.get(name) or {}
         if not loop.get('by_epoch', True):

@@ -256,7 +256,6 @@ def convert(
 
 
 def resize_steps(size: int) -> list[dict[str, Any]]:
-    """Return the steps of a pipeline that make images of `size` pixels."""
     edge = dict(edge='short', backend='pillow', interpolation='bicubic')
     return [
         dict(type='ResizeEdge', scale=round(size * 8 / 7), **edge),
@@ -267,7 +266,6 @@ def resize_steps(size: int) -> list[dict[str, Any]]:
 def config_of(
     settings: Mapping[str, Any], classes: int, size: int, checkpoint: str | Path
 ) -> dict[str, Any]:
-    """Return a config of the converted model, for a folder of images of each class."""
     load, pack = dict(type='LoadImageFromFile'), dict(type='PackInputs')
     crop = dict(type='RandomResizedCrop', scale=size, backend='pillow', interpolation='bicubic')
     flip = dict(type='RandomFlip', prob=0.5, direction='horizontal')

@@ -15,7 +15,6 @@ SPLITS = ('train', 'val', 'test')
 
 
 def check_generated(split: str, num_samples: int, seed: int) -> None:
-    """Check the arguments of generated data."""
     check_choice('split', split, SPLITS)
     check_int('num_samples', num_samples, 1)
     check_int('seed', seed, 0)

@@ -88,7 +88,6 @@ class Pathfinder(BaseDataset):
         return dict(img=image[..., None], gt_label=label)
 
     def _pairs(self, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield pairs of paths [num_steps + 1, 2] that keep a distance."""
         margin, candidates = 2, 8192
         length = self.size * rng.uniform(self.shortest, self.longest, (candidates, 1))
         step = length / self.num_steps

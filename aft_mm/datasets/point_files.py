@@ -101,7 +101,6 @@ def _read_ply(path: Path) -> np.ndarray:
 
 
 def _announced(path: Path) -> int | None:
-    """Return the vertices in a PLY header, which parsers do not check."""
     with path.open('rb') as file:
         for line in islice(file, LONGEST_HEADER):
             words = line.split()

@@ -59,7 +59,6 @@ class TokenBatchSampler(Sampler):
             yield order[start + self.sampler.rank : end : self.sampler.world_size].tolist()
 
     def _cut(self, lengths: np.ndarray, budget: int) -> np.ndarray:
-        """Split ascending lengths into batches: start and stop of each, [N, 2]."""
         start, bounds = 0, []
         while start < len(lengths):
             window = lengths[start : start + budget // max(1, lengths[start])]

@@ -99,7 +99,6 @@ class Utterances(FileDataset):
     def _usable_length(
         self, name: str, path: str, units: tuple[int, ...], notes: dict[str, list]
     ) -> int | None:
-        """Return the frames after stacking, or None with a note."""
         try:
             frames, change = self._load_step().num_frames(path)
         except UnusableFile as error:

@@ -196,7 +196,6 @@ class SeededBatches(Dataset):
 
 
 def sampler_of(loader: DataLoader) -> Any:
-    """Return the sampler, also that of a custom batch sampler."""
     return getattr(loader.batch_sampler, 'sampler', loader.sampler)
 
 

@@ -131,7 +131,6 @@ def check_steps(config: Config, runner: Runner) -> None:
 
 
 def build_optimizer(config: Config, runner: Runner) -> None:
-    """Build the optimizer before the data sets, which take longer."""
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
 
 

@@ -135,12 +135,10 @@ class ConsoleRunner(Runner):
         return built
 
     def train(self) -> nn.Module:
-        """Log model and device, then train."""
         self._introduce()
         return super().train()
 
     def test(self) -> dict[str, float]:
-        """Log model and device, then test."""
         self._introduce()
         return super().test()
 

@@ -89,7 +89,6 @@ def export(args: argparse.Namespace) -> str:
 def describe(
     args: argparse.Namespace, config: Config, model: Any, exportable: Exportable
 ) -> dict[str, Any]:
-    """Return what the files say about themselves."""
     task = 'features' if args.backbone else TASKS[type_of(config)]
     about = dict(version=__version__, task=task)
     if not isinstance(exportable, Image):

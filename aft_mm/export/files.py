@@ -51,12 +51,10 @@ class GraphFile(ABC):
 
     @property
     def size(self) -> int:
-        """Bytes of the graph and its weights."""
         return sum(part.stat().st_size for part in self.parts)
 
     @property
     def notes(self) -> Path:
-        """The metadata as JSON, next to the file."""
         return self.path.with_suffix('.json')
 
     def check_notes(self) -> None:
@@ -106,7 +104,7 @@ class GraphFile(ABC):
 
     @abstractmethod
     def load(self, graph: Graph) -> Call:
-        """Return the graph as a function that the runtime computes."""
+        pass
 
     def quantize(self, images: Sequence[Tensor] = ()) -> None:
         """Store the weights of matrix products in int8, per output channel, and round their inputs.
@@ -116,7 +114,6 @@ class GraphFile(ABC):
         raise UserError(f'{self.suffix} has no int8')
 
     def round_inputs_of_loops(self) -> None:
-        """Let the loops read and write bfloat16."""
         raise UserError(f'{self.suffix} has no loops in bfloat16')
 
 
@@ -270,7 +267,6 @@ class OpenVINOFile(GraphFile):
         return call
 
     def compile(self, settings: Mapping[str, Any]) -> Any:
-        """Return the compiled model, for a CPU, with these properties."""
         return self.core().compile_model(self.path, 'CPU', dict(settings))
 
     def core(self) -> Any:
@@ -319,7 +315,6 @@ FORMATS: Mapping[str, type[GraphFile]] = {
 
 
 def as_texts(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return texts, JSON for what is not a text."""
     return {
         key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
         for key, value in metadata.items()

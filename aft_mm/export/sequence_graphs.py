@@ -256,8 +256,6 @@ class Decoder:
 
 
 class Transcriber:
-    """A CTC model."""
-
     def __init__(self, model: Any, config: str) -> None:
         check_encoder(model.encoder, config)
         self.model, self.longest = model, model.encoder.max_length

@@ -53,8 +53,6 @@ logger = logging.getLogger('aft_mm.hosts')
 
 
 class _ReplacementLoader(Loader):
-    """Load a compiled extension that works, else the replacement."""
-
     def __init__(self, compiled: ModuleSpec | None) -> None:
         self.compiled = compiled
 

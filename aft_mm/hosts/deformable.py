@@ -49,7 +49,6 @@ def _deform_conv2d(
 
 
 def _positions(offset: Tensor, geometry: Sequence[tuple[int, int]]) -> Tensor:
-    """Where offsets [B, groups, kH, kW, H', W', 2] lead to on the map [px]."""
     axes = []
     for axis, (stride, padding, dilation) in enumerate(zip(*geometry, strict=True)):
         taps = torch.arange(offset.shape[2 + axis], device=offset.device) * dilation - padding

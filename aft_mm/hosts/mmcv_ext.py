@@ -238,7 +238,6 @@ def _sample_points(
 
 
 def _corners(y: Tensor, x: Tensor, height: int, width: int) -> list[tuple[Tensor, Tensor]]:
-    """The four pixels (flat index) around points and their bilinear weights; 0 outside the map."""
     outside = (y < -1) | (y > height) | (x < -1) | (x > width)
     y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
     top, left = y.floor(), x.floor()

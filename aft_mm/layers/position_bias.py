@@ -186,15 +186,12 @@ class FreeLocalPositionBias(GridParameters):
 
 
 class _KeptPlan(NamedTuple):
-    """A plan of w, and what w was computed from."""
-
     plan: ops.ConvPlan
     tau: float | None
     autocast: bool
     parameters: Values | None
 
     def fits(self, bias: 'ConvPositionBias') -> bool:
-        """Return whether w is still that of the plan, for a bias on a CPU."""
         if self.parameters is None or bias.training or bias.tau != self.tau or _is_hooked(bias):
             return False
         if torch.is_grad_enabled() or torch.is_autocast_enabled('cpu') != self.autocast:
@@ -210,7 +207,6 @@ def _is_hooked(bias: 'ConvPositionBias') -> bool:
 
 @torch.no_grad()
 def _update_form(bias: 'ConvPositionBias', *args: Any) -> None:
-    """Choose the form of AFT-conv for compiled graphs from the loaded weights."""
     bias._form = None
     if bias._may_plan() and not _is_capturing(bias.weight):
         bias._form = ops.ConvPlan(bias()).fastest_form()

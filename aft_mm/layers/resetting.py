@@ -12,8 +12,6 @@ __all__ = ['Resettable']
 
 
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that keeps its arguments in `_arguments`."""
-
     @functools.wraps(init)
     def recording(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         # Those of the outermost class. Before its constructor nn.Module takes no attribute.

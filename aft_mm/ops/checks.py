@@ -27,7 +27,6 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_tensor(name: str, x: Any, like: Tensor | None = None) -> None:
-    """Check for a dense tensor of floats, on the device of `like`."""
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
         refuse(name, 'a tensor of float64, float32, bfloat16 or float16', x)
     if x.layout != torch.strided or x.is_nested:
@@ -42,7 +41,6 @@ def has_shape(x: Tensor, shape: Sequence[int]) -> bool:
 
 
 def check_decay(decay: Any, value: Tensor) -> None:
-    """Check λ [D] for value [..., D]."""
     check_tensor('decay', decay, value)
     if not has_shape(decay, value.shape[-1:]):
         refuse('decay', f'[{value.shape[-1]}], a number per channel of value', decay)
@@ -60,7 +58,6 @@ def check_key_function(key_function: str, gate: Any) -> None:
 
 
 def check_mask(key_mask: Tensor | None, key: Tensor) -> None:
-    """Check the mask [B, S] of tokens [B, S, channels]."""
     if key_mask is None:
         return
     is_bool = isinstance(key_mask, Tensor) and key_mask.dtype == torch.bool
@@ -240,7 +237,6 @@ def check_hard_window(window: Window, grid: Sequence[int] | None) -> None:
 
 
 def check_factors(pos_u: Tensor, pos_v: Tensor, targets: int, sources: int) -> None:
-    """Check u [T, d'] and v [S, d']."""
     same_rank = pos_u.dim() == 2 and pos_v.dim() == 2 and pos_u.shape[1] == pos_v.shape[1]
     if not same_rank or len(pos_u) != targets or len(pos_v) != sources:
         raise ValueError(

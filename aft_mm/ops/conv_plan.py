@@ -37,7 +37,6 @@ def is_range_exact(weight: Tensor, difference: bool) -> Tensor:
 
 
 def exponents_of_bias(weight: Tensor) -> Tensor:
-    """Return the range of w and 0."""
     weight = weight.detach()
     return weight.amax().clamp_min(0) - weight.amin().clamp_max(0)
 
@@ -99,7 +98,6 @@ class ConvPlan:
         return self.once(name, lambda: bool(is_range_exact(cropped, difference)))
 
     def may_repeat(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        """Return whether this call can be repeated by :meth:`repeat`."""
         may = self.is_constant and not torch.is_grad_enabled()
         return may and value.is_cpu and only_computes()
 
@@ -140,7 +138,6 @@ class RepeatedCall:
     def __call__(
         self, query: Tensor | None, key: Tensor, value: Tensor, grid: Sequence[int], gate: Gate
     ) -> Tensor | None:
-        """Return the result, or None if the call is another one."""
         if not self._tokens.check(query, key, value) or not self._state.check():
             return None
         if gate != self._gate or grid != self._grid:

@@ -54,7 +54,6 @@ class BackendError(RuntimeError):
 
 
 def requested_backends() -> tuple[str, ...]:
-    """Return the backends that ``AFT_MM_BACKEND`` names, in order."""
     names = os.environ.get(ENVIRONMENT_VARIABLE)
     if not names:
         return ()
@@ -97,7 +96,6 @@ def unsupported_reasons(
 
 
 def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:
-    """Return the name of the backend; BackendError if no requested one can run the call."""
     if os.environ.get(ENVIRONMENT_VARIABLE):
         names = requested_backends()
     elif tensors[2].is_cuda or INTERPRETED:

@@ -92,7 +92,6 @@ def _loops_operator(
     value: Tensor,
     weight: Tensor,
 ) -> Tensor:
-    """Return the gated mean as a node of a graph, the operator of `native/conv_operator.h`."""
     rows = (1,) * (2 - len(grid))  # a line is a grid of one row
     sizes = torch.tensor([*rows, *grid, *rows, *weight.shape[1:]])
     kernel, form = torch.exp(weight), torch.tensor([0])
@@ -164,7 +163,6 @@ def _convolve_tokens_first(
 def _convolve_channels_first(
     x: Tensor, kernel: Tensor, grid: Sequence[int], outside: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
-    """Return the sums [B, C, T] in the kernel and outside."""
     convolve, kernel, grid, padding = convolution(kernel, grid)
     tokens = F.pad(x.unflatten(2, grid).unsqueeze(1), [padding.pop()] * 2).squeeze(1)
     convolved = convolve(tokens, kernel.unsqueeze(1), padding=[*padding, 0], groups=len(kernel))

@@ -12,7 +12,6 @@ Window = int | Sequence[int]
 
 
 def as_pair(window: Window) -> tuple[int, int]:
-    """Return a window on a 2-d grid as (rows, columns)."""
     return (window, window) if isinstance(window, int) else (window[0], window[1])
 
 
@@ -40,7 +39,6 @@ def near_radius(window: Window, grid: Sequence[int] | None) -> int:
 def hard_mask(
     target: Tensor, source: Tensor, window: Window, grid: Sequence[int] | None, causal: bool
 ) -> Tensor:
-    """Return the mask of the window of :func:`aft_mm.ops.aft_local_hard`."""
     if grid is None or len(grid) == 1:
         size = window if isinstance(window, int) else window[0]
         distance = target - source

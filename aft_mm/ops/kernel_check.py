@@ -69,7 +69,6 @@ def supported_cases(
 
 
 def inputs(case: Case, twist: str, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Return query, key, value and biases, which are float32 in long cases, as under autocast."""
     tensors = [x.detach() for x in case.inputs(BATCH)]
     if twist == 'raised':
         tensors[1] += 1e4
@@ -85,7 +84,6 @@ def inputs(case: Case, twist: str, device: torch.device, dtype: torch.dtype) -> 
 
 
 def run_op(case: Case, tensors: Sequence[Tensor], mask: Tensor | None) -> list[Tensor]:
-    """Return the output with and without gradients, and the gradient of every input."""
     leaves = [x.detach().requires_grad_() for x in tensors]
     output = case(*leaves, key_mask=mask)
     cotangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(2))
@@ -161,7 +159,6 @@ def check_case(
 
 
 def both_ways(call: Callable[..., Tensor], tensors: Sequence[Tensor]) -> list[Callable[[], Any]]:
-    """Return the call without gradients, and with the gradient of every tensor."""
     leaves = [x.detach().requires_grad_() for x in tensors]
     cotangent = call(*leaves).detach()
     forward = torch.no_grad()(lambda: call(*leaves))

@@ -123,8 +123,6 @@ def _define(
 def _set_gradient(
     op: Any, function: type[torch.autograd.Function], written: Sequence[int] = ()
 ) -> None:
-    """Run `function` where a gradient may be wanted, and mark written tensors as modified."""
-
     def run(*inputs: Any) -> Any:
         if written:
             torch.autograd.graph.increment_version([inputs[i] for i in written])
@@ -137,8 +135,6 @@ def _set_gradient(
 
 
 def _refusing(op: Any, message: str) -> type[torch.autograd.Function]:
-    """Return a function that runs the op and raises RuntimeError in its backward pass."""
-
     class Refusing(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:

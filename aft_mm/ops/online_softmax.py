@@ -80,14 +80,12 @@ def apply_gate(
 
 
 def relu_terms(key: Tensor, value: Tensor, key_function: str) -> Tensor:
-    """Return ``relu(k) ⊙ v`` [..., D]; for relu2 followed by ``relu(−k) ⊙ v``, [..., 2·D]."""
     if key_function == 'relu2':
         key, value = torch.cat((key, -key), -1), torch.cat((value, value), -1)
     return torch.relu(key) * value
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """Return the shift of an empty sum; −inf would give NaN."""
     return torch.finfo(dtype).min
 
 
@@ -329,7 +327,6 @@ def composed_gradients(
 
 
 def running_sum(x: Tensor, dim: int) -> Tensor:
-    """Return ``x.cumsum(dim)``, which a compiler can fuse on any device."""
     length, longest = x.shape[dim], LONGEST_COMPILED_SCAN
     if not torch.compiler.is_compiling() or replaying() or length <= longest:
         return scan(x, dim)

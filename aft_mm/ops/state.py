@@ -84,7 +84,6 @@ def use_up(position: Tensor) -> None:
 
 
 def per_channel(key: Tensor, value: Tensor) -> Tensor:
-    """Return keys per head [..., h] as keys per channel [..., D]."""
     channels = value.shape[-1] // key.shape[-1]
     return key if channels == 1 else key.repeat_interleave(channels, -1)
 

@@ -43,7 +43,6 @@ def bounding_cube(points: np.ndarray) -> Box:
 
 
 def check_order(order: str) -> None:
-    """Raise a ValueError unless ``order`` is allowed."""
     check_choice('order', order, ORDERS)
 
 
@@ -123,7 +122,6 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
 
 
 def check_num_bits(num_bits: int) -> None:
-    """Raise a ValueError unless ``num_bits`` is 1 to 8."""
     check_int('num_bits', num_bits, 1, 8)
 
 
@@ -133,7 +131,6 @@ def _num_bins(num_bits: int) -> int:
 
 
 def _checked(points: np.ndarray) -> np.ndarray:
-    """Return the points as float64, in which a cloud far from the origin keeps its shape."""
     import numpy as np
 
     points = np.asarray(points, dtype=np.float64)

@@ -35,7 +35,6 @@ def check_settings(settings: Any) -> None:
 
 
 def check_up(up: str) -> None:
-    """Check the name of the up axis."""
     check_choice('up of a point cloud', up, AXES)
 
 

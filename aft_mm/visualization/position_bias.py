@@ -265,7 +265,6 @@ def _band(w: np.ndarray, values: np.ndarray, num_prefix_tokens: int) -> dict[str
 
 
 def _tile(pictures: np.ndarray, columns: int) -> np.ndarray:
-    """Arrange pictures ``[N, h, w]`` in a grid with one line of NaN between neighbours."""
     # The tools check first that torchvision matches torch.
     from torchvision.utils import make_grid
 

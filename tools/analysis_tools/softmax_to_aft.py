@@ -86,7 +86,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def find_pictures(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the pictures of a folder, and its classes."""
     paths = sorted(path for path in folder.glob('*/*') if path.is_file())
     return paths, sorted({path.parent.name for path in paths})
 

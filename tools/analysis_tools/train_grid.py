@@ -82,7 +82,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def train(config: Path, work_dir: Path, options: Sequence[str], amp: bool) -> Path:
-    """Train a config, or resume its interrupted run of the same options."""
     checkpoint, record = work_dir / 'last_checkpoint', work_dir / UNFINISHED
     settings = json.dumps([str(config), amp, *options])
     resume = checkpoint.exists() and record.exists() and record.read_text() == settings

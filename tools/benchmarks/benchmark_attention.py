@@ -61,7 +61,6 @@ def make_call(
 
 
 def cpu_peak(name: str, length: int, dims: int, heads: int, tokens: int, threads: int) -> float:
-    """Return the peak memory of the call in MiB, without layer and batch."""
     torch.set_num_threads(threads)
     make_call(name, 64, dims, heads, 64)()  # loads libraries
     return added_peak(make_call(name, length, dims, heads, tokens))

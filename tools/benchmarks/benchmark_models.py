@@ -156,7 +156,6 @@ def training(model: nn.Module) -> Callable[[Tensor], Tensor]:
 def cpu_peak(
     name: str, form: str, size: int, dtype: str, batch: int, threads: int, train: bool
 ) -> float:
-    """Return the peak memory of a call in MiB, without model and images."""
     torch.set_num_threads(threads)
     model, images = build(name, size, dtype), random_images(batch, size, dtype)
     call = training(model) if train else in_form(model, form)

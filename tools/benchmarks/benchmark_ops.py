@@ -140,7 +140,6 @@ def admit(name: str, dtype: str, args: argparse.Namespace) -> tuple[list[dict], 
 
 
 def cpu_peak(name: str, dtype: str, form_name: str, mode: str, threads: int) -> float:
-    """Return the peak memory of the form in MiB, without its inputs."""
     torch.set_num_threads(threads)
     case = CASES[name]
     # A small call of the same op initialises the libraries.

@@ -212,7 +212,6 @@ def run_case(args: argparse.Namespace, size: int, batch: int, folder: Path) -> l
 
 
 def best_forms(args: argparse.Namespace, size: int, batch: int, times: Times) -> list[dict]:
-    """Return the best form of each model, by data type and of all."""
     sets = [*([dtype] for dtype in args.dtype), args.dtype]
     return [row for dtypes in sets for row in _best(args, size, batch, times, dtypes)]
 

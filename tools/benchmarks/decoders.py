@@ -107,7 +107,6 @@ def train_step(model: torch.nn.Module, tokens: Tensor) -> None:
 def cpu_peak(
     run: Run, name: str, tokens: int, batch: int, threads: int, dtype: str, *sizes: int
 ) -> float:
-    """Return the peak memory of `run` in MiB, without model and batch."""
     torch.set_num_threads(threads)
     model = build(name, tokens, *sizes).to(getattr(torch, dtype))
     sequence = random_tokens(batch, tokens)

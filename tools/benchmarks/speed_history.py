@@ -47,7 +47,6 @@ DEFAULTS = {'cpu': dict(rounds=30), 'cuda': dict(rounds=30)}
 
 
 def measure(ops: Iterable[str], args: argparse.Namespace) -> dict[str, float]:
-    """Return the ratios of the ops by 'OP MODE'."""
     ratios = {}
     for op in ops:
         reference, case = CASES[op]

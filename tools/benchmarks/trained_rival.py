@@ -93,7 +93,6 @@ def pictures(
 
 
 def examples(batch: int, size: int) -> list[Tensor]:
-    """Return batches of training pictures, of every class."""
     images, _ = pictures('train', size)
     return list(_batches(images[:: max(1, len(images) // NUM_EXAMPLES)], batch))
 
@@ -107,7 +106,6 @@ def accuracy(call: Callable[[Tensor], Tensor], batch: int, size: int) -> dict[st
 
 
 def _batches(images: Tensor, batch: int) -> Iterator[Tensor]:
-    """Yield batches of one size; the last pictures may come twice."""
     for start in range(0, len(images), batch):
         part = images[start : start + batch]
         yield (

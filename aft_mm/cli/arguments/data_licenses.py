@@ -4,4 +4,4 @@ import argparse
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare nothing: the command has no arguments."""
+    pass

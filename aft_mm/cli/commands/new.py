@@ -24,8 +24,6 @@ from .list_configs import NEEDS, missing
 
 
 class Kind(NamedTuple):
-    """A kind of data: its inspection, its base config and its training."""
-
     inspect: Callable[..., OwnData]
     base: str
     task: str

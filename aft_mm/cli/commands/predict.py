@@ -75,7 +75,6 @@ def problem(path: str) -> str:
 def predictions(
     predictor: ImagePredictor, paths: Sequence[str], bad: dict[str, str]
 ) -> list[Prediction]:
-    """Predict images, one by one if a batch fails; add why an image has no result to ``bad``."""
     try:
         return predictor(paths)
     except Exception as error:  # of any step of the pipeline, the model or the picture

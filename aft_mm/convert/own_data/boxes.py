@@ -157,7 +157,6 @@ def _listed(line: str, path: Path, files: Files) -> str:
 
 
 def _files_of(images: Sequence[Annotated], path: Path, root: Path, part: str) -> Iterable[Path]:
-    """Yield the file of each image of a json."""
     base = root if root.is_dir() else root.parent
     places = [(base, None if root.is_dir() else 2), (base.parent, 2)]
     below: list[Files] = []
@@ -287,7 +286,6 @@ def _own_data(
 
 
 def _not_annotated(files: Sequence[Path]) -> Iterator[str]:
-    """Say which images next to annotated ones are not used."""
     used = set(files)
     others = [
         path
@@ -357,7 +355,6 @@ def _fit(images: Sequence[Annotated], stored: Sequence[Stored], scale: bool) -> 
 
 
 def _turn(image: Annotated, stored: Stored) -> None:
-    """Turn boxes of stored pixels by the EXIF orientation of their photo."""
     width, height, orientation = stored
     for box in image.boxes:
         x, y, w, h = box.place

@@ -129,7 +129,6 @@ def image_folder(root: Path, share: float, seed: int, start: str | None = None) 
 
 
 def _expectation(counts: Mapping[str, int], start: str | None) -> Iterator[str]:
-    """Say what a model of few images reached."""
     number = median(counts.values())
     if number < 3 * max(_MEASURED):
         nearest = min(_MEASURED, key=lambda measured: abs(log(measured / number)))

@@ -86,7 +86,6 @@ def find_masks(root: Path) -> dict[str, Pairs]:
 
 
 def missing_masks(root: Path) -> UserError:
-    """Return the error of a folder without masks."""
     children = _children(root)
     if any(name in children for name in NAMES['train']):
         missing = 'train_masks/'
@@ -201,7 +200,6 @@ def _pairs(images: Path, masks: Path) -> Pairs:
 
 
 def _listed(root: Path, pairs: Pairs) -> dict[str, Pairs]:
-    """Divide pairs by the lists of VOC, if there are any."""
     paths = sorted((root / LISTS).glob('*.txt'))
     lists = parts_of(paths, f'lists in {root / LISTS}', optional=True)
     parts: dict[str, Pairs] = {}

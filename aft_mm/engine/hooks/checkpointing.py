@@ -107,7 +107,6 @@ class SafeCheckpointHook(CheckpointHook):
             super().before_train(runner)
 
     def _foreign(self, key: str, value: Any, folder: Path, runner: Runner) -> str:
-        """Return why an entry does not belong to this run, or ''."""
         if key.startswith('best_score'):
             if isinstance(value, Tensor | np.generic) and math.prod(value.shape) == 1:
                 value = value.item()
@@ -270,7 +269,6 @@ class PeriodicCheckpointHook(StopHook):
         self._remove_outdated(runner)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Restart the clock, whichever hook writes the checkpoint."""
         super().before_save_checkpoint(runner, checkpoint)
         if 'optimizer' in checkpoint:
             self.last, self.is_up = monotonic(), False
@@ -305,7 +303,6 @@ class CheckpointCompatibilityHook(Hook):
         self.resume = resume
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Load the weights before mmengine does."""
         inside_epoch = checkpoint.get('meta', {}).get(INSIDE_EPOCH, {}).get('num_done')
         if (
             self.resume

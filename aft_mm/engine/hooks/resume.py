@@ -374,7 +374,6 @@ class ValidateFirstHook(Hook):
         self.is_validated = bool(checkpoint.get('meta', {}).get(VALIDATED))
 
     def before_train(self, runner: Runner) -> None:
-        """Validate, if an uninterrupted run would next."""
         loop = runner.train_loop
         if isinstance(loop, EpochBasedTrainLoop):
             done, end = 0 if getattr(loop, 'num_done', 0) else loop.epoch, loop.max_epochs

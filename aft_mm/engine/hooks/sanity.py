@@ -101,8 +101,6 @@ class SanityCheckHook(Hook):
 
 @dataclass
 class Notes:
-    """Messages on the samples of one epoch."""
-
     skipped: Counter[str] = field(default_factory=Counter)  # message: how often
     warnings: dict[str, str] = field(default_factory=dict)  # warning: first file
 
@@ -201,7 +199,6 @@ class FiniteLossHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        """Check the loss of an iteration without a step."""
         if self.loss is not None:
             self._check(runner, {})
 

@@ -43,10 +43,9 @@ class StopHook(Hook):
 
     @abstractmethod
     def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
-        """Log where the run stopped and how it resumes."""
+        pass
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Keep the meta for a resume."""
         self.loaded = checkpoint.get('meta', {})
 
     def before_train(self, runner: Runner) -> None:

@@ -38,7 +38,6 @@ class CompileHook(Hook):
         self.kwargs = {'fullgraph': True, 'dynamic': False, **kwargs}
 
     def before_run(self, runner: Runner) -> None:
-        """Compile before weights are loaded in place."""
         # By default torch gives up after 8 sizes.
         limits = torch._dynamo.config
         limits.cache_size_limit = max(limits.cache_size_limit, MAX_GRAPHS)

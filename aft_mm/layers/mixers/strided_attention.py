@@ -122,7 +122,6 @@ class StridedAttention(TokenMixer):
     def _masks(
         self, tokens: int, pad: int, key_mask: Tensor | None, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """Return what is visible of _near and of _far, bool [1 or B, 1, R, l, n] each."""
         target = torch.arange(tokens + pad, device=device).view(-1, self.stride, 1)
         # 0 marks the padding.
         index = 1 + target

@@ -238,7 +238,6 @@ class AFTViT(Resettable, BaseModule):
         return features if intermediates_only else (final, features)
 
     def train(self, mode: bool = True) -> 'AFTViT':
-        """Set the training mode, except for frozen stages."""
         super().train(mode)
         for module in self._frozen_modules():
             module.eval()
@@ -288,7 +287,6 @@ class AFTViT(Resettable, BaseModule):
     def _run(
         self, image: Tensor, indices: Sequence[int]
     ) -> tuple[list[Tensor], tuple[int, int], Tensor | None]:
-        """Return tokens [B, T, D] after the layers `indices`, their grid and mask."""
         image, inside, key_mask = self._split_mask(image)
         x, grid = self._embed(image, inside)
         outputs = []

@@ -111,7 +111,6 @@ def _extend(
     end_token: int | None,
     compiled: bool,
 ) -> None:
-    """Fill tokens [B, T] or [B, T, C] in place from lengths [B] on."""
     decoder = model.decoder
     row = torch.arange(len(tokens), device=tokens.device)
     longest, last = int(lengths.max()), tokens.shape[1] - 1
@@ -336,7 +335,6 @@ def _batch_size(prompts: Tokens | None, source: Tokens | None, batch_size: int |
 def _check_prompt(
     prompt: Tensor | Sequence[Any], index: int, length: int, shape: tuple[int, ...]
 ) -> Tensor:
-    """Return the prompt as [L, *shape]."""
     name = f'prompts[{index}]'
     wanted = f'integers [{", ".join(["L", *map(str, shape)])}]'
     prompt = _as_tensor(prompt, name, wanted)
@@ -361,7 +359,6 @@ def _as_tensor(given: Any, name: str, wanted: str) -> Tensor:
 
 
 def _sources(source: Tokens) -> list[Tensor]:
-    """Return the sources as tensors of integers [S] or [S, C]."""
     checked = []
     for index, one in enumerate(source):
         name, wanted = f'source[{index}]', 'integers [S] or [S, C], S of 1 or more'

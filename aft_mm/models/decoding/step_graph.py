@@ -156,7 +156,6 @@ def graph_pays(state: Any, count: int) -> bool:
 
 
 def leaves(state: Any) -> Iterator[Any]:
-    """Yield the entries of nested tuples and lists, except None."""
     if isinstance(state, (tuple, list)):
         for part in state:
             yield from leaves(part)

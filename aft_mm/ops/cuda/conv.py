@@ -28,8 +28,6 @@ class Tokens(ctypes.Structure):
 
 
 class Arguments(ctypes.Structure):
-    """The argument of every kernel, see conv.h."""
-
     _fields_ = [
         *((name, Tokens) for name in 'query key value grad out grad_key grad_value'.split()),
         ('mask', ctypes.c_void_p),
@@ -64,13 +62,10 @@ def _tokens(x: Tensor | None) -> Tokens:
 
 
 def _is_even(x: Tensor | None) -> bool:
-    """Return whether every second token begins a word of 32 bits."""
     return x is None or not (x.data_ptr() % 4 or x.stride(0) % 2 or x.stride(2) % 2)
 
 
 class _Call:
-    """The launches of a call, and the memory that they share."""
-
     def __init__(
         self,
         gradient: Tensor | None,
@@ -148,7 +143,6 @@ class _Call:
         self._new('flags', count, *shape, dtype=torch.int32)
 
     def _result(self, name: str, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return an empty channel-major tensor for a kernel to write, like the tokens x."""
         batch, tokens, channels = x.shape
         new = x.new_empty(channels, batch, tokens, dtype=dtype).movedim(0, 2)
         self.kept.append(new)
@@ -201,7 +195,6 @@ class _Call:
 
 
 def _in_order_of(x: Tensor, result: Any) -> Tensor:
-    """Return a channel-major result with the strides of :func:`empty_like`."""
     ordered: Tensor = result if is_channel_major(x) else result.contiguous()
     return ordered
 

@@ -54,7 +54,6 @@ def _one_line(error: object) -> str:
 
 
 def _call(function: Any, *arguments: Any, what: str) -> Any:
-    """Return the results of a function of the bindings without its status."""
     status, *results = function(*arguments)
     if status.value:
         raise CompileError(f'{what} answers {status.name}')
@@ -80,7 +79,6 @@ def _read(name: str) -> bytes:
 
 
 def compile_source(name: str, macros: Macros, capability: tuple[int, int]) -> bytes:
-    """Return the cubin of ``<name>.cu``."""
     nvrtc = _nvrtc()
     source, headers = _read(f'{name}.cu'), [_read(header) for header in HEADERS]
     names = [header.encode() for header in HEADERS]

@@ -134,7 +134,6 @@ def _products(x: Tensor, weights: Tensor, reach: TileReach) -> Iterable[tuple[sl
 
 
 def _outside_sums(x: Tensor, block: int, reach: TileReach) -> Tensor | None:
-    """Return the sums [n, C] of x [S, C] before and after the tiles of each block."""
     totals = split(x, block).sum(1)
     earlier = shift(prefix_sum(totals, 0), reach.before + 1, 0) if reach.past else None
     if not reach.future:
@@ -151,7 +150,6 @@ def _near_product(weights: Tensor, x: Tensor, before: int, after: int, precision
 
 
 def _transposed(weights: Tensor, before: int, after: int) -> Tensor:
-    """Return the tiles of Wᵀ, whose rows are the sources."""
     count, block, columns = weights.shape
     reach = before + 1 + after
     if reach == 1:

@@ -63,7 +63,6 @@ def bmm_to_float32(a: Tensor, b: Tensor) -> Tensor:
 
 
 def add_bmm(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return the float32 `total` plus the product of bfloat16 matrices."""
     # torch 2.11 cannot trace baddbmm, and a compiler fuses the sum.
     if torch.compiler.is_compiling() or total.is_meta:
         return total + bmm_to_float32(a, b)
@@ -101,6 +100,5 @@ def _product(weights: Tensor, split: Tensor, terms: Sequence[Tensor]) -> tuple[T
 
 
 def _stacked(terms: Sequence[Tensor]) -> Tensor:
-    """Return the terms next to each other, their low summands below the high ones [n, 2·s, C]."""
     pairs = [split_terms(term, 'bf16x2') for term in terms]
     return torch.cat([torch.cat(part, 2) for part in zip(*pairs, strict=True)], 1)

@@ -175,8 +175,6 @@ def _composed_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 class _Buffers:
-    """Temporaries for a chunk of N, which stay in the cache."""
-
     def __init__(self, value: Tensor, bias: Tensor) -> None:
         count, heads, sources, columns = value.shape
         targets = bias.shape[-2]
@@ -195,7 +193,6 @@ class _Buffers:
         return torch.exp(bias, out=weights)
 
     def terms(self, key: Tensor, value: Tensor, shifted: bool) -> Tensor:
-        """Return ``e^k v`` and ``e^k`` side by side, [n, M, S, 2·C]."""
         terms, columns = self._terms[: len(key)], key.shape[-1]
         exp_key = terms[..., columns:]
         if shifted:
@@ -215,7 +212,6 @@ def _product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
 
 
 def _without_zeros(denominator: Tensor) -> Tensor:
-    """Return the denominator with ∞ where nothing is visible, in place."""
     tiny = torch.finfo(denominator.dtype).tiny
     return torch.threshold(denominator, tiny, torch.inf, out=denominator)
 

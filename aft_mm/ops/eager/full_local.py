@@ -255,12 +255,10 @@ def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Te
 
 
 def _may_split(key: Tensor, value: Tensor, band: BlockBandedBias) -> bool:
-    """Return whether :func:`_exact_columns` decides, and may be read."""
     return band.causal and all(map(may_read, (key, value, band.tiles)))
 
 
 def _exact_columns(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
-    """Return the causal :func:`_is_one_shift_exact` of each column, bool [C]."""
     exponents = column_ranges(key, 0) + _bias_range(band)
     return exponents + zero_if_finite(value, 0) <= FAST_RANGE
 
@@ -297,7 +295,6 @@ def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
 
 
 def _tile_product(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
-    """Return the sums of ``W e^k`` for weights [n, c, s], key and value [n, s, C]."""
     key_shift = column_shift(key, 1)
     exp_key = torch.exp(key - key_shift)
     numerator, denominator = torch.bmm(weights, exp_key * value), torch.bmm(weights, exp_key)
@@ -329,7 +326,6 @@ def _diagonal_sums(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
 
 
 def _diagonal_squares(x: Tensor, size: int) -> Tensor:
-    """Return the squares on the diagonal of x [n, c, c]: [n·c/size, size, size]."""
     count, length = x.shape[0], x.shape[1]
     grid = x.view(count, length // size, size, length // size, size)
     return grid.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).reshape(-1, size, size)
@@ -367,7 +363,6 @@ def _causal_sums(key: Tensor, value: Tensor, band: BlockBandedBias) -> ShiftedSu
 
 
 def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Tensor:
-    """Return ``N / (Z·D)`` of N and D [T, B·D] and Z [T, B]."""
     batch = normalizer.shape[1]
     divisor = normalizer.unsqueeze(-1) * denominator.unflatten(1, (batch, -1))
     return mean(numerator.unflatten(1, (batch, -1)), divisor).flatten(1)

@@ -49,7 +49,6 @@ class FeatureMaps(NamedTuple):
     def apply(
         self, tokens: Iterable[Tensor], key_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return φ(q), φ(k) and v."""
         query, key, value = tokens
         return self.query(query), self.key(key, key_mask), value
 
@@ -117,7 +116,6 @@ def _quotient(sums: Tensor, eps: float) -> Tensor:
 def _causal_mean(
     tokens: Sequence[Tensor], mask: Tensor | None, maps: FeatureMaps, dtype: torch.dtype
 ) -> Tensor:
-    """Return the causal mean [B, h, T, m] of query, key and value [B, h, T, ·]."""
     batch, heads, length, _ = tokens[0].shape
     chunk = min(CHUNK, length)
     # A graph would repeat its nodes for every span.

@@ -70,7 +70,6 @@ def aft_simple(
 
 
 def apply_relu2_gates(query: Tensor | None, mixed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``relu(q) ⊙ a + relu(−q) ⊙ b`` of the sums (a, b) = mixed [..., 2·D]."""
     assert query is not None  # the gate is 'relu'
     query = query.to(mixed.dtype)
     positive, negative = mixed.chunk(2, -1)

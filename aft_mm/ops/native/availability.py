@@ -76,7 +76,6 @@ def find_library() -> Path | str:
 
 
 def _is_intact(path: Path) -> bool:
-    """Return whether the library has the hash that setup.py wrote next to it."""
     try:
         expected = path.with_name(f'{path.name}.sha256').read_bytes().strip()
         return hashlib.sha256(path.read_bytes()).hexdigest().encode() == expected

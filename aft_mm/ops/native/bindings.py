@@ -136,7 +136,6 @@ def aft_full_batched(
 
 
 def _exponential(weight: Tensor, difference: bool) -> Tensor:
-    """Return ``e^w − 1`` or ``e^w``, [entries, h]."""
     kernel = (torch.expm1 if difference else torch.exp)(weight.detach())
     return kernel.flatten(1).T.contiguous()
 
@@ -166,13 +165,11 @@ def _run_conv(
 
 
 def _of_one_dtype(*tokens: Tensor | None) -> list[Tensor | None]:
-    """Return query, key and value, in float32 if their dtypes differ."""
     mixed = len({x.dtype for x in tokens if x is not None}) > 1
     return [x if x is None else _dense(x.float() if mixed else x) for x in tokens]
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Return x with contiguous channels and resolved negation."""
     if x.is_neg():
         x = x.resolve_neg()
     return x if x.stride()[-1] == 1 else x.contiguous()
@@ -183,12 +180,10 @@ def _resolved(x: Tensor | None) -> Tensor | None:
 
 
 def _version(x: Tensor) -> int | None:
-    """Return how often x was written to, or None for an inference tensor."""
     return None if x.is_inference() else x._version
 
 
 def _strided(x: Tensor | None) -> tuple[int, int, int]:
-    """Return the fields of `Tensor` in tensors.h."""
     return (0, 0, 0) if x is None else (_address(x), x.stride(0), x.stride(1))
 
 
@@ -231,7 +226,6 @@ class _Simple(NamedTuple):
         return output, saved
 
     def saved_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the sums that the forward pass saves."""
         batch, tokens, channels = shape
         return batch, math.ceil(tokens / SEGMENT), 3, channels
 
@@ -261,7 +255,6 @@ class _Simple(NamedTuple):
         saved: Tensor | None,
         grads: Sequence[Tensor | None] = (None,) * 3,
     ) -> list[int]:
-        """Return the fields of `SimpleArgs`."""
         fields = [*value.shape, GATES.index(self.gate), torch.get_num_threads()]
         for x in (query, key, value, self.key_mask, output, *grads):
             fields += _strided(x)
@@ -339,7 +332,6 @@ class _Conv(NamedTuple):
         grads: Sequence[Tensor | None] = (None,) * 3,
         grad_kernel: Tensor | None = None,
     ) -> list[int]:
-        """Return the fields of `ConvArgs`."""
         rows = (1,) * (2 - len(self.grid))  # a line is a grid of one row
         kernel_size = self.constant_weight.shape[1:]
         fields = [*value.shape, key.shape[2], *rows, *self.grid, *rows, *kernel_size]
@@ -373,7 +365,6 @@ class _Full(NamedTuple):
         return output, saved
 
     def saved_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the means and reciprocals that the forward pass saves."""
         return shape[0], self.targets, 2, shape[2]
 
     def backward(
@@ -407,7 +398,6 @@ class _Full(NamedTuple):
         saved: Tensor | None,
         grads: Sequence[Tensor | None] = (None,) * 4,
     ) -> list[int]:
-        """Return the fields of `FullArgs`."""
         *grads, grad_bias = grads
         fields = [*value.shape, self.targets, self.num_heads or 1, self.causal]
         fields += GATES.index(self.gate), torch.get_num_threads()
@@ -441,7 +431,6 @@ class _RepeatedConv:
 
 
 def _sum_over_heads(x: Tensor, heads: int) -> Tensor:
-    """Return the sums [..., h] over the channels of each head."""
     return x if x.shape[-1] == heads else x.unflatten(-1, (heads, -1)).sum(-1)
 
 

@@ -85,7 +85,6 @@ def ask_machine(device_type: str, index: int | None, interpreted: bool) -> tuple
 
 
 def _missing_for_compilation() -> tuple[str, ...]:
-    """Return what Triton lacks to compile launchers on this machine; empty if nothing."""
     compiler = os.environ.get('CC')
     if not any(map(shutil.which, [compiler] if compiler else ['gcc', 'clang'])):
         return (f'needs a C compiler, got none as {compiler or "gcc or clang"}',)

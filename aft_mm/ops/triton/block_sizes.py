@@ -34,8 +34,6 @@ class ScanBlock(NamedTuple):
 
 
 class SimpleStepBlock(NamedTuple):
-    """Channels per program."""
-
     channels: int
     warps: int
 

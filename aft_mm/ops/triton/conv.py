@@ -82,7 +82,6 @@ class PaddedMaps(NamedTuple):
 
     @property
     def row(self) -> int:
-        """Places from one row to the next."""
         return max(self.grid[1] + self.kernel[1] // 2, self.kernel[1])
 
     @property

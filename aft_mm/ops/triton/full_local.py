@@ -37,8 +37,6 @@ PROGRAMS_PER_PROCESSOR = 2
 
 
 class MatmulCall(NamedTuple):
-    """The inputs of a product and its tiles."""
-
     query: Tensor | None
     key: Tensor
     value: Tensor
@@ -68,7 +66,6 @@ class MatmulCall(NamedTuple):
         return MatmulInputs(self.extents(), *tensors, strided(self.query), strided(self.key_mask))
 
     def programs(self, tiles: int) -> tuple[int]:
-        """Return the grid: a program per tile, block of channels and sequence."""
         return (tiles * len(self.value) * self.parts,)
 
     def launch_terms(self, kernel: Any, tiles: int, *arguments: Any, **options: Any) -> None:
@@ -102,7 +99,6 @@ def _units(saved: SavedParts, call: MatmulCall, inputs: MatmulInputs) -> Tensor:
 
 
 def _tile_units(saved: SavedParts, band: TileBand) -> Strided:
-    """Return the unit of each tile, which is that of the sequence unless the op is causal."""
     batch, tile, channel = saved.units.stride()
     return saved.units, batch, tile if band.causal else 0, channel
 
@@ -122,7 +118,6 @@ def _new_terms(
 def _running(
     sums: Tensor | None, units: Strided, call: MatmulCall, reverse: bool
 ) -> Strided | None:
-    """Return the sums over all tiles up to each tile, or from each tile on."""
     if sums is None:
         return None
     batch, tiles, numbers = sums.shape

@@ -94,7 +94,6 @@ def locate_program(
 def find_rows(
     sizes: 'ScanSizes', tile: 'Ints', channel: 'Ints', REVERSE: tl.constexpr, BLOCK: tl.constexpr
 ) -> 'tuple[Ints, Rows]':
-    """Return the first token of each group [GROUPS, 1], and a tuple of masks, one per row."""
     ROWS: tl.constexpr = BLOCK.rows
     group = tl.arange(0, BLOCK.groups)[:, None]
     if REVERSE:
@@ -153,7 +152,6 @@ def load_tokens(
 
 @triton.jit
 def sum_rows(keys: 'Rows', values: 'Rows', KEY: tl.constexpr, ROWS: tl.constexpr) -> 'Sum':
-    """Return the sum of the rows of each group."""
     if KEY == 'softmax':
         high = keys[0].to(tl.float32)
         for r in tl.static_range(1, ROWS):
@@ -554,7 +552,6 @@ def plan_chunks(value: Tensor) -> tuple[int, int, int, int]:
 def _launch_settings(
     kernel: str, value: Tensor, units: bool
 ) -> tuple[tuple[int, int], ScanSizes, dict[str, Any]]:
-    """Return the grid, whose second size is the number of chunks, the sizes and the block."""
     chunk, chunks, width, programs = plan_chunks(value)
     block = find_block(kernel, value.device)
     _, tokens, channels = value.shape
@@ -564,7 +561,6 @@ def _launch_settings(
 
 
 def new_results(value: Tensor, save: bool) -> tuple[Tensor, Tensor]:
-    """Return room for the output, and with `save` for the sum before each group."""
     groups = cdiv(value.shape[1], find_block('scan', value.device).rows)
     return value.new_empty(value.shape), new_sums(value, groups if save else 0)
 

@@ -384,7 +384,6 @@ def simple_step(
     value: Tensor,
     gate: str,
 ) -> tuple[Tensor, Tensor]:
-    """Run a step of AFT-simple; return the output [B, D] and the next position [B]."""
     sums, results = (shift, numerator, denominator), _new_results(value, position)
     tensors = _tensors(sums, position, (query, key, value), results)
     block, (batch, channels) = find_block('simple_step', value.device), value.shape

@@ -81,7 +81,6 @@ class TileBand(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """Tiles of sources that a tile of targets meets."""
         return self.source_tiles if self.window is None else self.before + 1 + self.after
 
     @property
@@ -156,8 +155,6 @@ def make_band(
 
 
 class SavedParts(NamedTuple):
-    """Saved for the gradient, as views of one tensor."""
-
     mean: Tensor | None
     log: Tensor | None
     units: Tensor

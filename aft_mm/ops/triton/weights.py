@@ -120,7 +120,6 @@ def load_tile(
     real: 'Bools',
     other: tl.constexpr = 0.0,
 ) -> 'Floats':
-    """Load x[batch, rows, columns] in float32, [rows, columns]."""
     return load_entry(x, batch, rows[:, None], columns[None, :], real, other)
 
 
