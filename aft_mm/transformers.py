@@ -67,8 +67,7 @@ class AFTConfig(BackboneConfigMixin, PreTrainedConfig):
     """Config of the image models.
 
     Args:
-        backbone: arguments of :class:`AFTViT`, such as ``dict(arch='tiny', position_embedding=False,
-            token_mixer=dict(type='aft_mm.AFTConv', num_heads=32, kernel_size=11))``.
+        backbone: arguments of :class:`AFTViT`.
         out_features: stages that :class:`AFTBackbone` returns, among 'stem' (the embedded patches),
             'stage1', …; the last one by default.
         out_indices: their indices, instead of `out_features`.
@@ -286,8 +285,8 @@ class AFTForImageClassification(_ImageModel):
 
         Args:
             pixel_values, output_hidden_states, return_dict: see :class:`AFTModel`.
-            labels: class of each image [B]; floats [B, num_labels] are several classes, or targets of a
-                regression, as problem_type of the config says.
+            labels: class of each image [B], or floats [B, num_labels], as problem_type of the
+                config says.
             **absent: see :data:`ABSENT`.
         """
         self._check_absent(absent)

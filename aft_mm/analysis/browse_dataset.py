@@ -110,7 +110,6 @@ def _legend(labels: Sequence[int], names: Sequence[str], width: int) -> np.ndarr
 
 
 def draw_matrix(values: Tensor) -> np.ndarray:
-    """Draw features ``[T, F]`` over time, the first one in the lowest row."""
     picture = values.double().T.flip(0)
     low, high = picture.min(), picture.max()
     colours = colormaps['cividis'](((picture - low) / (high - low).clamp(min=1e-12)).numpy())
@@ -155,7 +154,6 @@ MOST_TOKENS = 200  # tokens of a sequence of numbers
 
 
 def load_annotations_first(config: Config, split: str) -> None:
-    """Move the loading of annotations behind that of images, so that they are resized together."""
     loader: Any = config.get(f'{split}_dataloader') or {}
     steps = loader.get('dataset', {}).get('pipeline') or []
     loading = [step for step in steps if str(step.get('type')).endswith('LoadAnnotations')]

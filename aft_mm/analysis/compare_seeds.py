@@ -104,7 +104,6 @@ def finite(source: str, metrics: Mapping, metric: str) -> float:
 
 
 def tested(file: str) -> dict[str, Mapping]:
-    """Return the metrics of a file, or of the runs of a selection, by the name in messages."""
     if is_selection(file):
         return {source: run['metrics'] for source, run in selected(file).items()}
     return {file: read_table(file)}

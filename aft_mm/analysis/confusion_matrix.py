@@ -98,7 +98,6 @@ def predict(network: Network, dataset: Any, batch_size: int) -> tuple[np.ndarray
 
 
 def count_pixels(network: Network, dataset: Any) -> np.ndarray:
-    """Return the counts [K, K] of pixels by true and predicted class, without ignored ones."""
     size = network.model.num_classes
     ignored = getattr(network.model.decode_head, 'ignore_index', 255)
     counts = np.zeros(size**2, dtype=np.int64)

@@ -90,7 +90,6 @@ class Likelihood(nn.Module):
         return self.decoder(tokens, *map(self.encoder, source))
 
     def shapes(self) -> list[tuple[int, ...]]:
-        """Return the shapes of the largest inputs, without the batch."""
         parts: list[Any] = [part for part in (self.decoder, self.encoder) if part is not None]
         return [(part.max_length, *part.embedding.token_shape) for part in parts]
 

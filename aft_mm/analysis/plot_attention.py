@@ -73,7 +73,6 @@ def draw_relative_attention(
 
 
 def query_counts(shape: Sequence[int]) -> Tensor:
-    """Return the number of queries [2H − 1, 2W − 1] that have a token at an offset."""
     rows, columns = (size // 2 + 1 - (torch.arange(size) - size // 2).abs() for size in shape)
     return rows[:, None] * columns
 

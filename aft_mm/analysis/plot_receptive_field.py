@@ -70,7 +70,6 @@ def receptive_field(
 
 
 def energy_within(energy: Tensor, radii: Iterable[float]) -> Tensor:
-    """Return the share of the energy within each radius [px] of its centre of mass."""
     distance = _distance(energy)
     return torch.stack([energy[distance <= radius].sum() for radius in radii]) / energy.sum()
 

@@ -70,7 +70,6 @@ def read_lines(path: Path) -> dict[str, dict]:
 
 
 def selected(argument: str) -> dict[str, dict]:
-    """Return the runs of ``FILE.jsonl:PATTERN`` by ``FILE.jsonl:NAME``."""
     match = _SELECTION.fullmatch(argument)
     assert match is not None  # is_selection
     file, pattern = match.groups()
@@ -85,7 +84,6 @@ def selected(argument: str) -> dict[str, dict]:
 
 
 def read_runs(arguments: Iterable[str]) -> list[Run]:
-    """Return the runs of logs, work dirs and selections ``FILE.jsonl:PATTERN``."""
     runs = []
     for argument in arguments:
         if is_selection(argument):

@@ -130,7 +130,6 @@ def read_times(path: Path) -> dict[str, float]:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return mean and standard error s / √n; None for n = 1."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return statistics.mean(values), error
 

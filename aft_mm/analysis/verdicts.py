@@ -22,7 +22,6 @@ class Difference(NamedTuple):
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return Student's 95 % interval of a mean, None for a single value."""
     from scipy.stats import t
 
     mean, error = mean_and_error(values)

@@ -243,7 +243,6 @@ class ImageClassifier:
 
 
 def magnification(image: np.ndarray) -> int:
-    """Return the factor for a picture of an image, so that labels can be read."""
     short, long = sorted(image.shape[:2])
     factor: int = min(-(-SHORT_EDGE // short), LONG_EDGE // long)
     return max(1, factor)

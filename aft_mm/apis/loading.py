@@ -48,7 +48,6 @@ def check_options(options: dict[str, Any], *names: str) -> None:
 
 
 def check_draws(config: Config) -> None:
-    """Raise a :class:`UserError` unless the model of a config is autoregressive."""
     if 'decoder' not in (config.get('model') or {}):
         raise UserError(f'{config.filename} has no autoregressive model (one with a decoder)')
 
@@ -108,8 +107,8 @@ def load_model(
 
     Args:
         config: The config, or its path.
-        checkpoint: Path or http address of the checkpoint; None for random weights with seed 0; a
-            model that is loaded already, such as that of an exported file, is returned as it is.
+        checkpoint: Path or http address; None for random weights with seed 0; a loaded model is
+            returned as it is.
         device: By default an accelerator if there is one.
         task: Name of the inferencer that will use the model; None accepts any model.
         trainable: Keep the gradients of the parameters.
@@ -119,8 +118,7 @@ def load_model(
         ``dataset_meta`` of the checkpoint.
 
     Raises:
-        UserError: A file or library is missing, the config is for another task, or the checkpoint
-            belongs to another model.
+        UserError: A file or library is missing, or config and checkpoint do not fit.
         pickle.UnpicklingError: The checkpoint is damaged, or holds more than training state.
     """
     if not isinstance(config, Config):

@@ -33,8 +33,7 @@ class SuperResolver:
         samples = resolver(resolver.fit(photo), num=4)  # the centre of a larger image
         samples = resolver.tile(photo)                  # a larger image, tile by tile
 
-    Calling and :meth:`tile` take the options of :func:`aft_mm.models.generate`; ``temperature`` is
-    0.8 by default.
+    ``temperature`` is 0.8 by default.
 
     Args:
         config: Config with ``image_shape = (H, W, C)`` and ``source_shape = (h, w, C)``, or its

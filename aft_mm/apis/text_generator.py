@@ -61,16 +61,15 @@ class TextGenerator:
 
         Args:
             prompt: A text, or a list of texts of any lengths; None starts from nothing.
-            num_chars: Bytes to sample, by default as many as the position table holds after the
-                longest prompt. A character may take several; invalid ones become U+FFFD.
+            num_chars: Bytes to sample, by default as many as the position table holds; invalid ones
+                become U+FFFD.
             **options: Those of :func:`aft_mm.models.generate`.
 
         Returns:
             The prompt followed by the sampled bytes; a list for a list of prompts.
 
         Raises:
-            ValueError: A prompt is empty or not a str, the text exceeds the position table, or an
-                option is out of range.
+            ValueError: A prompt is empty or too long, or an option is out of range.
         """
         if num_chars is not None:
             check_int('num_chars', num_chars, 1)

@@ -134,7 +134,6 @@ class Translator:
         batch_size: int,
         translate: Callable[[list[torch.Tensor]], list[list[Translation]]],
     ) -> list[list[Translation]]:
-        """Apply ``translate`` to batches of similar length, in the order of ``texts``."""
         check_int('batch_size', batch_size, 1)
         whole, texts = texts, as_list(texts)
         if isinstance(whole, str) or not all(isinstance(text, str) for text in texts):

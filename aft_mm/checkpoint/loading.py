@@ -233,7 +233,6 @@ def _check_hash(digest: str, wanted: str, address: str) -> None:
 
 
 def cached(address: str) -> Path:
-    """Return the path of an address in torch's hub folder; download it if necessary."""
     try:
         name = re.sub(r'[^\w.-]', '_', os.path.basename(urlparse(address).path), flags=re.ASCII)
         digits = hashlib.sha256(address.encode(errors='surrogateescape')).hexdigest()[:16]

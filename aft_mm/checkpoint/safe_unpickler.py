@@ -293,7 +293,6 @@ class ObjectBuilder:
         return torch.nn.Parameter(self.build(data), bool(requires_grad))
 
     def dtype(self, record: Any) -> np.dtype:
-        """Build a numpy dtype from ``dtype('f8', False, True)`` and a state without fields."""
         if type(record) is not RecordedCall or record.name != 'numpy.dtype':
             raise UnpicklingError('an array has no dtype')
         code, state = record.args[0], record.state
@@ -312,7 +311,6 @@ class ObjectBuilder:
         return dtype.newbyteorder(state[1])
 
     def array(self, record: RecordedCall) -> np.ndarray:
-        """Build an array from ``_reconstruct(...)`` and (1, shape, dtype, order, bytes)."""
         if not (isinstance(record.state, tuple) and len(record.state) == 5):
             raise Refused('numpy.ndarray without plain data')
         _, shape, dtype, columns_first, data = record.state

@@ -40,7 +40,6 @@ def own_requirements() -> list[Requirement]:
 
 
 def torch_requirement() -> Requirement | None:
-    """Return the torch that torchvision was built for."""
     try:
         texts = requires('torchvision') or ()
     except PackageNotFoundError:

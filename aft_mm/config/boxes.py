@@ -76,8 +76,6 @@ class Annotated:
 
 
 class Unused:
-    """Counts the boxes that are not trained on, by reason."""
-
     def __init__(self) -> None:
         self.total = 0
         self.reasons: Counter[str] = Counter()
@@ -423,8 +421,6 @@ def _size(width: Any, height: Any) -> tuple[int, int] | None:
 
 
 def _check_entries(path: str, content: dict, is_evaluated: bool) -> None:
-    """Refuse what mmdet or pycocotools cannot read; `aft_mm new coco` can read most of it."""
-
     def refuse_entry(kind: str, entry: dict, reason: str) -> NoReturn:
         raise UserError(
             f'{kind} {described(entry.get("id"))} of {path!r} {reason}; `aft_mm new coco` repairs it'

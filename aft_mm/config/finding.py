@@ -125,14 +125,12 @@ def similar_names(name: str, known: Collection[str]) -> list[str]:
 
 
 def find_base(name: str) -> str:
-    """Return the path of a base written as ``aft_mm::NAME`` or ``aft_mm::_base_/FILE.py``."""
     name = name.partition('::')[2]
     path = install_root() / 'configs' / name
     return str(path if path.is_file() else our_config(name))
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra of aft_mm."""
     if extra == 'downstream' and (PACKAGE.parent / 'Makefile').is_file():
         return 'make downstream'
     try:

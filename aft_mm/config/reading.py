@@ -226,7 +226,6 @@ def check_settings(cfg: Config) -> None:
 
 
 def import_scope(cfg: Config) -> None:
-    """Import mmpretrain for its configs; mmengine would only call its types unknown."""
     if cfg.get('default_scope') == 'mmpretrain':
         try:
             importlib.import_module('mmpretrain')
@@ -311,7 +310,6 @@ def _check_files(dataset: ConfigDict, key: str) -> None:
 
 
 def _check_images(key: str, folder: str, dataset: ConfigDict) -> None:
-    """Refuse an mmpretrain CustomDataset whose class folders hold no image files; name other pictures."""
     endings = tuple(dataset.get('extensions') or ())
     if not dataset.type.endswith('CustomDataset') or dataset.get('ann_file') or not endings:
         return

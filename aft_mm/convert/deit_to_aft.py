@@ -102,7 +102,6 @@ def our_name(name: str, naming: Mapping[str, str], path: str) -> str:
 def split_attention(
     name: str, fused: Tensor, backbone: AFTViT, query: bool, average_keys: bool
 ) -> dict[str, Tensor]:
-    """Split query, key and value [3·D, …] and return those to copy, by name of our projection."""
     dims, heads = backbone.embed_dims, backbone.layers[0].token_mixer.num_heads
     if len(fused) != 3 * dims:
         raise UserError(

@@ -74,7 +74,6 @@ def name_of(colour: int) -> str:
 
 
 def find_sources(folders: Sequence[Path], out: Path) -> tuple[list[Source], Path]:
-    """Return the masks of each folder, and the file for the names of the classes."""
     if len(folders) == 1:
         layout = find_masks(folders[0])
         if layout:
@@ -283,7 +282,6 @@ def write(
 def report(
     sources: Sequence[Source], table: Mapping[int, int], lines: Sequence[str], kept: bool
 ) -> None:
-    """Print the share of each class, and the classes that a folder lacks."""
     pixels = []
     for source in sources:
         counted: Counter[int] = Counter()

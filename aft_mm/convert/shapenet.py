@@ -84,7 +84,6 @@ def split_by_hash(mesh: Mesh, ratio: Sequence[float]) -> str:
 
 
 def find_targets(meshes: Sequence[Mesh], args: argparse.Namespace) -> dict[Path, Mesh]:
-    """Return the output file of each mesh, without those that --splits does not list."""
     official = None if args.splits is None else read_splits(args.splits)
     targets: dict[Path, Mesh] = {}
     for mesh in meshes:

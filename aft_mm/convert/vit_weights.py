@@ -196,7 +196,6 @@ def _reads_class_token(tensors: Mapping[str, Tensor], name: str) -> bool:
 def backbone_settings(
     converted: Mapping[str, Tensor], source: str, heads: int | None = None
 ) -> dict[str, Any]:
-    """Return the config of the AFTViT that has the converted tensors."""
     patch = converted['backbone.patch_embed.projection.weight']
     for name in ('backbone.pos_embed.weight', 'backbone.layers.0.mlp.0.weight'):
         if name not in converted:

@@ -79,8 +79,7 @@ MOST_TRIES = 10_000
 class CopyTask(GeneratedSequences):
     """Random symbols, a separator, and the same symbols again (arXiv 2006.16236, §4.1.1).
 
-    2·n + 1 tokens: n uniform in 1 … (max_length − 1) // 2, symbols in 1 … num_symbols, the
-    separator 0. Only the copy is predicted.
+    2·n + 1 tokens: n uniform in 1 … (max_length − 1) // 2. Only the copy is predicted.
 
     Args:
         max_length: Largest number of tokens, 3 or more.
@@ -111,7 +110,6 @@ class AssociativeRecall(GeneratedSequences):
     """Multi-query associative recall (arXiv 2312.04927, all keys asked, no filler).
 
     ``k₁ v₁ … k_n v_n``, then every key in random order, followed by its value, which is predicted.
-    Keys are 0 … num_keys − 1, values the num_keys tokens after them.
 
     Args:
         num_pairs: Pairs n of a sequence, whose length is 4·n.

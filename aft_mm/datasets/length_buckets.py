@@ -24,8 +24,7 @@ class LengthBatchSampler(Sampler):
         num_buckets: Fewer buckets give more random batches with more padding.
 
     Raises:
-        ValueError: If an argument is out of range, a sequence is too long, or the dataset has no
-            lengths or fewer sequences than processes.
+        ValueError: If an argument is out of range, or a sequence is too long.
     """
 
     def __init__(

@@ -20,16 +20,15 @@ MOST_ROUNDS = 50
 class Pathfinder(BaseDataset):
     """Images of two dashed paths with a dot at two of their four ends.
 
-    Class 1 if the dots are on one path, else 0 (after arXiv 1808.08750 and arXiv 2011.04006;
-    results are not comparable). A sample is ``dict(img=uint8 [size, size, 1], gt_label=int)``.
+    Class 1 if the dots are on one path, else 0 (after arXiv 1808.08750). A sample is
+    ``dict(img=uint8 [size, size, 1], gt_label=int)``.
 
     Args:
         split: ``'train'``, ``'val'`` or ``'test'``.
         num_samples: Number of images.
         size: Height and width [px].
         num_steps: Dashes of a path.
-        shortest: Length of the shortest path, in sides of the image.
-        longest: Length of the longest path, in sides of the image.
+        shortest, longest: Lengths of paths, in sides of the image.
         seed: Seed of all splits.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 

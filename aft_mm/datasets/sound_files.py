@@ -97,7 +97,6 @@ def _opened(path: str) -> Any:
 
 
 def _blocks(path: str, file: Any) -> Iterator[np.ndarray]:
-    """Decode a file as float32 [N, C], whatever its header says."""
     block = np.empty((max(1, _BLOCK // file.channels), file.channels), np.float32)
     num_samples = 0
     while True:
@@ -208,7 +207,6 @@ def read_mfc(path: str) -> np.ndarray:
 
 
 def num_mfc_frames(path: str) -> int:
-    """Return the frames of a Sphinx file, from its header; raises as :func:`read_mfc`."""
     try:
         size = check_regular(path)
         with open(path, 'rb') as file:
@@ -246,7 +244,6 @@ def read_kaldi(address: str) -> np.ndarray:
 
 
 def num_kaldi_frames(address: str) -> int:
-    """Return the rows of a matrix of an archive, from its header; raises as :func:`read_kaldi`."""
     match = _ADDRESS.fullmatch(address)
     if not match:
         raise UnusableFile(f'{quoted(address)} must be FILE.ark:OFFSET, a place in a Kaldi archive')

@@ -99,7 +99,6 @@ def _ious(boxes: Tensor, labels: Tensor, others: Any) -> Tensor:
 
 
 def average_precision(hits: np.ndarray, num_objects: int) -> float:
-    """Return pycocotools' average precision of boxes by falling score, NaN without objects."""
     if not num_objects:
         return np.nan
     found = hits.cumsum()
@@ -152,7 +151,6 @@ def with_a_box(results: Sequence[tuple[dict, dict]]) -> Sequence[tuple[dict, dic
 
 
 def add_by_class(loop: Any) -> None:
-    """Add the metric of each class to a validation or test of mmdet or mmseg."""
     if loop is None or not hasattr(loop, 'evaluator'):
         return
     metrics, dataset = loop.evaluator.metrics, loop.dataloader.dataset

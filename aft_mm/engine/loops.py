@@ -59,8 +59,6 @@ class StoppableEpochLoop(EpochBasedTrainLoop):
 
 
 class EndlessBatches(Iterator):
-    """Iterator of mmengine's iteration loop that loads no batches from before a resume."""
-
     def __init__(self, loop: IterBasedTrainLoop, batches: 'Batches') -> None:
         self.loop = loop
         self.batches = batches
@@ -200,7 +198,7 @@ def sampler_of(loader: DataLoader) -> Any:
 
 
 def derived_seed(seed: int, *parts: int) -> int:
-    """Return a 63-bit seed of a sample from the run's and numbers, 0 or larger, such as its index."""
+    """Return a 63-bit seed of a sample from the run's seed and numbers, 0 or larger."""
     return int(np.random.SeedSequence([seed, *parts]).generate_state(1, np.uint64)[0]) >> 1
 
 

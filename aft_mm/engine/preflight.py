@@ -195,7 +195,6 @@ def check_same_classes(trained: Any, validated: Any) -> None:
 
 
 def check_overlap(config: Config, runner: Runner) -> None:
-    """Warn if files of the validation set are also in the training set."""
     if runner.val_loop is None:
         return
     validated = sample_paths(runner.val_loop.dataloader.dataset)
@@ -209,7 +208,6 @@ def check_overlap(config: Config, runner: Runner) -> None:
 
 
 def sample_paths(dataset: Any) -> set[str]:
-    """Return the files of a data set, none if its samples are not files or too many."""
     if not isinstance(dataset, BaseDataset) or not 0 < len(dataset) <= MOST_COMPARED:
         return set()
     # Samples that hold an image itself take longer to read.
@@ -230,7 +228,7 @@ def check_batch(config: Config, runner: Runner) -> None:
 
 
 def shortened_warmup(schedules: Any, iterations: int, epochs: int) -> list[dict] | None:
-    """Return a warm-up of a tenth of the iterations, for a run that would end within it, else None."""
+    """Return a warm-up of a tenth of the iterations, if the run would end within it, else None."""
     if not isinstance(schedules, list) or len(schedules) != 2:
         return None
     first, then = schedules

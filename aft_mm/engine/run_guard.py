@@ -122,7 +122,6 @@ class Run:
         return f'{signal.Signals(signum).name} stopped the run{self.last_checkpoint()}'
 
     def last_checkpoint(self) -> str:
-        """Return ``; the last checkpoint is work_dirs/a/epoch_3.pth; to resume, …``."""
         if self.runner is None or self.hook is None:
             return ''
         last = self.runner.message_hub.get_info('last_ckpt')

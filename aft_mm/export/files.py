@@ -91,7 +91,6 @@ class GraphFile(ABC):
 
     @classmethod
     def check_loops(cls) -> None:
-        """Raise a UserError if the library of the loops cannot be written."""
         raise UserError(f'{cls.suffix} has no loops')
 
     @abstractmethod
@@ -100,7 +99,7 @@ class GraphFile(ABC):
 
     @abstractmethod
     def metadata(self) -> Mapping[str, str]:
-        """Return the texts that the file has about itself."""
+        pass
 
     @abstractmethod
     def load(self, graph: Graph) -> Call:
@@ -178,7 +177,6 @@ class OnnxFile(GraphFile):
         return call
 
     def session(self, threads: int = 0) -> Any:
-        """Return an ONNX Runtime session on the CPU, by default with a thread per core."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

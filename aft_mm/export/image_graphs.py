@@ -196,7 +196,7 @@ class Image(OneInput):
     Args:
         wrapper: The model, or its backbone.
         backbone: The backbone of the model.
-        size: Height and width of the example, in pixels.
+        size: Height and width of the example [px].
         dynamic: Support any B, and any H and W of at least one patch plus one pixel.
     """
 

@@ -18,7 +18,6 @@ MACHINES = {'AVX512': ['-march=x86-64-v4'], 'AVX2': ['-march=x86-64-v3']}
 
 
 def onnx_library() -> Path:
-    """Return the library of AFT-conv as an operator of ONNX Runtime on this processor."""
     library = find_operator()
     if isinstance(library, str):
         raise UserError(f'the library of AFT-conv for ONNX Runtime {library}')
@@ -53,7 +52,6 @@ def find_compiler() -> str:
 
 
 def openvino_libraries() -> list[Path]:
-    """Return the libraries of OpenVINO for the linker, which are next to its headers."""
     import openvino
 
     folder = Path(openvino.__file__).parent
@@ -124,7 +122,6 @@ def join_products(model: Any) -> None:
 
 
 def round_inputs(model: Any) -> None:
-    """Let the loops of a graph of OpenVINO read and write bfloat16."""
     from openvino import opset13
 
     for node in model.get_ordered_ops():

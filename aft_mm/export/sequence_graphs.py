@@ -132,8 +132,6 @@ class StateLayout:
 
 
 def without_counts(state: Any) -> Any:
-    """Return a state whose caches are full, so that their length is that of their tensors."""
-
     def fill(x: Any) -> Any:
         return x._replace(used=0) if isinstance(x, KeyValueCache) else x
 
@@ -141,8 +139,6 @@ def without_counts(state: Any) -> Any:
 
 
 def with_room(state: Any) -> Any:
-    """Return a state of :func:`without_counts` with caches that have room for one token."""
-
     def grow(x: Any) -> Any:
         if not isinstance(x, KeyValueCache):
             return x
@@ -189,8 +185,6 @@ class Step(nn.Module):
 
 
 class Decoder:
-    """A prompt and a step, to generate sequences."""
-
     def __init__(self, model: Any, config: str) -> None:
         check_decoder(model, config)
         self.model, self.vocabulary = model, model.head.num_values

@@ -72,7 +72,7 @@ class _ReplacementLoader(Loader):
         return import_module('aft_mm.hosts.mmcv_ext').make_module(MMCV_EXT)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: modules are complete when they are created."""
+        pass
 
 
 def extension_spec(path: Sequence[str] | None) -> ModuleSpec:
@@ -124,7 +124,6 @@ def leave_out_multimodal() -> None:
 
 
 def quiet_pycocotools() -> None:
-    """Leave out the progress that pycocotools prints."""
     if find_spec('pycocotools') is None:
         return
     for name in ('coco', 'cocoeval'):

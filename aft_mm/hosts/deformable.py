@@ -12,7 +12,6 @@ from torchvision.ops import deform_conv2d
 def gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor
 ) -> tuple[Tensor, ...]:
-    """Differentiate `function` at `inputs`; an unused input has gradient 0."""
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in inputs]
         output = function(*leaves)
@@ -35,7 +34,7 @@ def _deform_conv2d(
     geometry: Sequence[tuple[int, int]],
     mask: Tensor | None = None,
 ) -> Tensor:
-    """torchvision's deformable convolution; an output whose offset is NaN is NaN, without gradient."""
+    """torchvision's deformable convolution; outputs whose offset is NaN are NaN."""
     lost, dtype = offset.isnan(), input.dtype
     offset = offset.masked_fill(lost, 0)
     input, offset, weight = wide(input), wide(offset), wide(weight)

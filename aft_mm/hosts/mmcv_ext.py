@@ -1,4 +1,4 @@
-"""The operators of ``mmcv._ext`` that mmdet and mmseg models use, with the signatures of mmcv 2.1."""
+"""The operators of ``mmcv._ext`` that mmdet and mmseg use, with the signatures of mmcv 2.1."""
 
 import math
 from collections.abc import Callable
@@ -222,7 +222,6 @@ def roi_align_backward(
 def _sample_points(
     roi: Tensor, size: tuple[int, int], scale: float, sampling_ratio: int, aligned: bool
 ) -> tuple[Tensor, Tensor]:
-    """Rows [height, n] and columns [width, m] of the samples of a region, in pixels of the map."""
     half = 0.5 if aligned else 0.0
     roi = wide(roi)
     axes = []
@@ -250,7 +249,6 @@ def _corners(y: Tensor, x: Tensor, height: int, width: int) -> list[tuple[Tensor
 
 
 def _bilinear(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """Samples [C, rows, columns] of an image [C, H, W] at y [rows, 1] and x [1, columns]."""
     y, x = torch.broadcast_tensors(y, x)
     flat = image.flatten(1)
     parts = (weight * flat[:, pixel] for pixel, weight in _corners(y, x, *image.shape[1:]))
@@ -448,8 +446,6 @@ SUPPORTED: dict[str, Callable] = {
 
 
 def make_module(name: str) -> ModuleType:
-    """Return a module with the supported operators; any other one raises when it is called."""
-
     def missing(operator: str) -> Callable:
         if operator.startswith('__'):
             raise AttributeError(operator)

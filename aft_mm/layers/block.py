@@ -173,7 +173,7 @@ class Block(Resettable):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> tuple[Tensor, BlockState]:
-        """Return tokens [B, L, D] and the state for :meth:`step`, see :meth:`TokenMixer.prefill`."""
+        """Return tokens [B, L, D] and the state after prompts, see :meth:`TokenMixer.prefill`."""
         projected = self._project_memory(memory, memory_mask)
         mixed, mixing = self.token_mixer.prefill(self.norm1(x), lengths)
         x = x + self._drop(mixed)

@@ -22,7 +22,6 @@ FUNCTIONS = ('linear', 'log')
 def learned_grid(
     grid: Grid, longer: str | None, trained_length: int | None, choices: Sequence[str]
 ) -> Grid:
-    """Return the grid of the learned biases of a mixer on `grid`, and check the arguments."""
     if longer is not None:
         check_choice('longer', longer, choices)
         if len(grid) > 1:
@@ -67,7 +66,6 @@ def _nearest(target: Tensor, source: Tensor, learned: int) -> tuple[Tensor, Tens
 
 
 def factor_band(pos_u: Tensor, pos_v: Tensor, reach: int, causal: bool) -> Tensor:
-    """Return the rows [n, K] of :func:`nearest_band` of ``w = u vᵀ``, in O(n·K) memory."""
     block, columns = reach + 1, reach + 1 if causal else 2 * reach + 1
     with no_autocast(pos_u):
         around = neighbours(pos_v, block, 1, 0 if causal else 1)

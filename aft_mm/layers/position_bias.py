@@ -62,7 +62,6 @@ class FactorizedPositionBias(GridParameters):
         nn.init.normal_(self.pos_v, std=init_std)
 
     def factors(self, grid: Grid | None = None) -> tuple[Tensor, Tensor]:
-        """Return u and v [T, d'] for the tokens of `grid`."""
         return self.on_grid(self.pos_u, grid), self.on_grid(self.pos_v, grid)
 
     def forward(self, grid: Grid | None = None, source_grid: Grid | None = None) -> Tensor:
@@ -94,7 +93,6 @@ class FreePositionBias(GridParameters):
         nn.init.normal_(self.weight, std=init_std)
 
     def resize(self, loaded: Tensor, source: Grid) -> Tensor:
-        """Return a matrix of the grid `source` for this grid."""
         return super().resize(super().resize(loaded, source).T, source).T
 
     def forward(self, grid: Grid | None = None, source_grid: Grid | None = None) -> Tensor:
@@ -232,8 +230,7 @@ class ConvPositionBias(Resettable):
         kernel_size: Odd sizes, one per dimension.
         reparameterize: False uses w itself as the bias.
         tau: τ, positive, or None for the whole kernel.
-        init_std: Standard deviation of w at initialisation. With `reparameterize` it only scales
-            the learning rate of w's direction, and must not be 0.
+        init_std: Standard deviation of w at initialisation, with `reparameterize` not 0.
         init_peak: Initial bias of the i-th nearest position in head i [nats]; others start near 0.
         causal: Choose the positions of `init_peak` among the past ones.
     """

@@ -132,7 +132,6 @@ def check_tokens(
 def check_step(
     query: Tensor | None, key: Tensor, value: Tensor, gate: Gate, keys: Tensor, values: Tensor
 ) -> None:
-    """Check one token [B, channels] against the buffers [B, n, channels] of the state."""
     check_tensor('value', value, values)
     check_tensor('key', key, value)
     _check_query(query, value, gate)
@@ -147,7 +146,6 @@ def check_step(
 def check_prefill(
     key: Tensor, value: Tensor, lengths: Tensor, position: Tensor, keys: Tensor, values: Tensor
 ) -> None:
-    """Check a prompt [B, L, channels], its lengths [B] and a fresh state."""
     check_tensor('key', key, keys)
     check_tensor('value', value, keys)
     is_prompt = key.dim() == 3 and key.shape[:2] == value.shape[:2] and key.shape[1] > 0
@@ -225,7 +223,6 @@ def check_grid(
 
 
 def check_window(window: Window, grid: Sequence[int] | None) -> None:
-    """Check for sizes of 0 or larger, one per grid dimension or one for all."""
     per_dimension('window', window, 1 if grid is None else len(grid), 0)
 
 
@@ -269,7 +266,6 @@ def check_position_bias(
     causal: bool,
     num_heads: int | None = None,
 ) -> None:
-    """Check w [T, S] or [B, T, S], with heads [h, T, S] or [B, h, T, S]."""
     batch, sources, channels = key.shape
     head: tuple[int, ...] = ()
     if num_heads is not None:

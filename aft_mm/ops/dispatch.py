@@ -140,7 +140,6 @@ def prefers_channel_major(x: Tensor, is_product: bool) -> bool:
 
 
 def backend_module(name: str) -> ModuleType:
-    """Return the module that holds the ops of a backend under their public names."""
     if name == 'eager':
         return eager
     if name == 'reference':
@@ -166,7 +165,6 @@ _logged: set[tuple[str, str, torch.dtype]] = set()
 # torch.compile does not trace an import or a log.
 @constant
 def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
-    """Load the backend, and log once per op and dtype that it is used."""
     used = name, op, dtype
     if used in _logged:
         return True

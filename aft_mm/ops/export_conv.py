@@ -29,7 +29,6 @@ OPERATOR_SOURCES = FOLDER
 
 
 def find_operator() -> Path | str:
-    """Return the library of `aft_mm::AFTConv` for ONNX Runtime, or why there is none."""
     return find_built('operator')
 
 
@@ -109,7 +108,6 @@ def _loops_operator(
 def _tokens_first_mean(
     key: Tensor, value: Tensor, weight: Tensor, *, grid: Sequence[int], join: bool, **options: Any
 ) -> Tensor:
-    """Return :func:`convolved_mean` of tokens [B, T, C], for torch and OpenVINO."""
     heads = key.shape[-1]
     kernel, outside = kernel_and_outside(weight, grid, **options)
     if not join and not torch.is_grad_enabled():
@@ -134,7 +132,6 @@ def _tokens_first_mean(
 def _channels_first_mean(
     key: Tensor, value: Tensor, weight: Tensor, *, grid: Sequence[int], **options: Any
 ) -> Tensor:
-    """Return :func:`convolved_mean` by tokens [B, C, T], for ONNX Runtime."""
     heads = key.shape[-1]
     kernel, outside = kernel_and_outside(weight, grid, dim=2, **options)
     # Views would fix open sizes.
@@ -152,7 +149,6 @@ def _channels_first_mean(
 def _convolve_tokens_first(
     x: Tensor, kernel: Tensor, grid: Sequence[int], outside: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
-    """Return the sums [B, T, C] in the kernel and outside; runtimes transpose 3 axes faster than 4."""
     convolve, kernel, grid, padding = convolution(kernel, grid)
     tokens = x.transpose(1, 2).unflatten(-1, grid)
     convolved = convolve(tokens, kernel.unsqueeze(1), padding=padding, groups=len(kernel))

@@ -247,7 +247,7 @@ def aft_local_hard(
     2-d, for row r and column c: a left block, rows ``r − s_h/2 < r' ≤ r`` and columns ``c − s_w/2 <
     c' ≤ c``, and a right block, rows ``r − s_h/2 ≤ r' < r`` and columns ``c < c' ≤ c + s_w/2``. Not
     causal: rows ``r − s_h/2 < r' ≤ r + s_h/2``, columns ``c − s_w/2 < c' ≤ c + s_w/2``. Every token
-    counts once; in the paper's pseudo code some count twice.
+    counts once, unlike in the paper's pseudo code.
 
     For shared arguments see :mod:`aft_mm.ops`.
 

@@ -93,7 +93,6 @@ def crop_kernel(weight: Tensor, grid: Sequence[int]) -> Tensor:
 
 
 def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
-    """Return [T, C] as blocks [n, c, C], the last padded with `fill`."""
     count = -(-x.shape[0] // block)
     missing = count * block - x.shape[0]
     if torch.compiler.is_compiling() or missing:
@@ -102,7 +101,6 @@ def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
 
 
 def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0) -> Tensor:
-    """Return [T, C] as views [n, (before + 1 + after)·c, C] around each block."""
     if before == after == 0 and block == x.shape[0]:
         return x.unsqueeze(0)  # an exported graph leaves sizes open
     tail = -x.shape[0] % block + after * block

@@ -50,7 +50,6 @@ def using(backend: str) -> Iterator[None]:
 def supported_cases(
     op: str, device: torch.device, dtype: torch.dtype, backend: str = 'triton'
 ) -> list[Case]:
-    """Return the cases of `op` with a kernel, in the interpreter only those of a few tokens."""
     is_step, cases = op.endswith('_step'), []
     tensors = [torch.empty(1, 1, 1, device=device, dtype=dtype)] * 3
     tensors += [torch.empty(1, device=device)] * is_step  # the state is float32
@@ -168,7 +167,6 @@ def both_ways(call: Callable[..., Tensor], tensors: Sequence[Tensor]) -> list[Ca
 def timed_calls(
     op: str, device: torch.device, dtype: torch.dtype, backend: str
 ) -> dict[str, list[Callable[[], Any]]]:
-    """Return the calls by what is timed, at a size of the configs."""
     case = TIMED_CASES[op.removesuffix('_step')][-1]
     tensors = [torch.randn(shape, device=device) for shape in case.shapes(TIMED_BATCH)]
     query, key, value, *biases = [x.to(dtype) for x in tensors[:3]] + [0.1 * x for x in tensors[3:]]
@@ -193,7 +191,6 @@ def timed_calls(
 def describe_times(
     op: str, device: torch.device, dtype: torch.dtype, backend: str = 'triton'
 ) -> str:
-    """Return µs of the kernels, forward and with backward, and their speed over the others."""
     bench = partial(importlib.import_module('triton.testing').do_bench, return_mode='median')
     with using(backend):
         calls = timed_calls(op, device, dtype, backend)

@@ -90,7 +90,6 @@ def lowest(dtype: torch.dtype) -> float:
 
 
 def key_range(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """Return the largest of :func:`column_ranges`; while paths are recorded, ∞."""
     if recording():
         return key.new_tensor(torch.inf)
     return column_ranges(key, dim).amax()
@@ -144,7 +143,7 @@ def by_columns(
 def mean_by_columns(
     fast: Callable[..., Tensor], safe: Callable[..., Tensor], key: Tensor, value: Tensor
 ) -> Tensor:
-    """Return :func:`by_columns` of key and value [B, ..., D], `safe` where ranges must not be read."""
+    """Return :func:`by_columns` of key and value [B, ..., D], `safe` if ranges may not be read."""
     if not may_read(key):
         return safe(key, value)
     columns = [x.movedim(0, -2).flatten(-2).unsqueeze(0) for x in (key, value)]
@@ -317,7 +316,6 @@ def composed_gradients(
     inputs: Sequence[Tensor | None],
     grad: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Return the wanted gradients of ``function(*inputs)`` by autograd, None for others."""
     create_graph = torch.is_grad_enabled()
     needed = [x for x, need in zip(inputs, wanted, strict=False) if need and x is not None]
     with torch.enable_grad(), no_autocast(grad):
@@ -337,7 +335,6 @@ def running_sum(x: Tensor, dim: int) -> Tensor:
 
 
 def is_block_scan_applicable(x: Tensor, dim: int) -> bool:
-    """Return whether a scan in blocks is faster, and need not be traced."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed():
         return False
     if x.device.type != 'cpu' or x.numel() < SMALLEST_SCAN or not torch._C._has_storage(x):

@@ -51,7 +51,7 @@ def mix_packed(
         query: [1, total, D] or None.
         key: [1, total, C].
         value: [1, total, D].
-        cu_seqlens: int [N + 1], the start of each sequence and the end of the last.
+        cu_seqlens: int [N + 1], see :mod:`aft_mm.ops`.
         key_mask: bool [1, total] or None.
         causal: Whether `mix` is, so that it does not see padding.
         pads: Whether `mix` may get sequences of several lengths.
@@ -100,7 +100,6 @@ def _padded(parts: Sequence[Tensor], length: int) -> Tensor:
 
 
 def _groups(lengths: Sequence[int], least_share: float) -> list[list[int]]:
-    """Return indices of sequences with tokens, from long to short, in groups of similar lengths."""
     groups: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if lengths[i] and (not groups or lengths[i] < least_share * lengths[groups[-1][0]]):

@@ -39,7 +39,7 @@ def plain_name(text: str) -> str:
 
 
 def literal_text() -> AbstractContextManager:
-    """Return a context in which matplotlib takes no text for a formula, for pictures of mmengine."""
+    """Return a context in which matplotlib takes no text for a formula."""
     return rc_context({'text.parse_math': False})
 
 

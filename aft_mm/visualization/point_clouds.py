@@ -18,7 +18,6 @@ AXES = dict(x=(1, 2, 0), y=(2, 0, 1), z=(0, 1, 2))
 
 
 def check_settings(settings: Any) -> None:
-    """Check the entry ``point_cloud`` of a config: num_points, num_bits and up."""
     missing = [
         name
         for name in ('num_points', 'num_bits', 'up')

@@ -38,8 +38,7 @@ def draw_position_bias(
 ) -> Figure:
     """Draw ``exp(w) - 1`` or ``exp(w)``, one row per layer, one column per head or query token.
 
-    For ``exp(w) - 1`` white means W = 1, as without a bias; the scale is symmetric, linear up to 1
-    and logarithmic beyond. The content of a row depends on the shape of w:
+    For ``exp(w) - 1`` white means W = 1, as without a bias. The content of a row depends on w:
 
     - ``[h, *kernel]``: the kernel of each head over the offset to the source token, of 3 dimensions
       its middle plane; of 1, heads by offsets.

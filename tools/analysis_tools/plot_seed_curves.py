@@ -4,9 +4,8 @@
         --group AFT-local 'runs.jsonl:local*' --group transformer 'runs.jsonl:transformer*' \\
         --times iterations.json --top 4.2 --smooth 5
 
-The training loss by default; `--metric accuracy/top1` plots that of each validation. LOG is a
-work dir, its vis_data/scalars.json, or `FILE.jsonl:PATTERN`, the runs of a file of
-`aft_mm compare collect` that match.
+The training loss by default; `--metric accuracy/top1` plots that of each validation. LOG is a work
+dir, its vis_data/scalars.json, or `FILE.jsonl:PATTERN`.
 """
 
 import argparse
@@ -76,7 +75,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def mean_curve(
     runs: Sequence[Sequence[dict]], scale: float = 1.0, smooth: int = 1, metric: str = 'loss'
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return common iterations, mean loss times ``scale``, and its standard error (0 for one run)."""
+    """Return common iterations, mean loss times ``scale``, and its standard error."""
     check_int('smooth', smooth, 1)
     losses = [dict(trained(run, metric) or validations(run, metric)) for run in runs]
     common = sorted(set.intersection(*map(set, losses)))

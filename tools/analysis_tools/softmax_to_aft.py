@@ -109,7 +109,6 @@ def read_pictures(folder: Path, classes: Sequence[str], size: int) -> tuple[Tens
 def build(
     settings: Mapping[str, Any], weights: Mapping[str, Tensor], size: int, token: bool
 ) -> Any:
-    """Return the softmax model, with or without its class token, whose output is the mean patch."""
     changes = dict(img_size=size, with_cls_token=token, out_type='avg_featmap')
     model = AFTViT(**{k: v for k, v in settings.items() if k != 'type'} | changes)
     state = {
@@ -124,8 +123,6 @@ def build(
 
 
 class PatchMixer(nn.Module):
-    """Apply a mixer to the patches behind the class token, which gets 0."""
-
     def __init__(self, mixer: nn.Module) -> None:
         super().__init__()
         self.mixer = mixer
@@ -223,7 +220,6 @@ class Study:
 
     @torch.no_grad()
     def mean_attention(self) -> list[Tensor]:
-        """Return the mean attention [h, 2H − 1, 2W − 1] by offset of each layer, over DATA/train."""
         mean = MeanAttention((self.args.size,) * 2, self.softmax.num_prefix_tokens)
         with RecordAttention(mean.take):
             for batch in self.batches(0, self.train, 'attention'):
@@ -234,7 +230,7 @@ class Study:
 
     @torch.no_grad()
     def features(self, model: Any, key: tuple, cuts: Sequence[int], name: str) -> np.ndarray:
-        """Return the mean patch tokens [N, D] of all pictures; `key` has an entry for each layer."""
+        """Return the mean patch tokens [N, D] of all pictures; `key` has an entry per layer."""
         # Of other models only the tokens after layers of softmax attention are of use.
         self.tokens = {
             entries: tokens
@@ -262,7 +258,6 @@ class Study:
         return classifier.fit(features[: self.train], self.labels[: self.train])
 
     def fine_tune(self, model: Any, classifier: Any, seed: int) -> np.ndarray:
-        """Train all weights from the linear probe on; return the predictions for DATA/val."""
         scaler, regression = (step for _, step in classifier.steps)
         weight = regression.coef_ / scaler.scale_
         head = nn.Linear(*weight.T.shape)

@@ -189,7 +189,6 @@ loss must continue.
 
 
 def speed(lines: list[dict[str, Any]]) -> str:
-    """Return the page of the lines with the device, threads and torch of the last one."""
     last = lines[-1]
     setting = {name: last[name] for name in ('device', 'threads', 'torch')}
     lines = [line for line in lines if setting.items() <= line.items()]

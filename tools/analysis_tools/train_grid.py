@@ -5,8 +5,8 @@
         --cfg-options train_cfg.max_epochs=1 train_dataloader.dataset.samples_per_epoch=2000
 
 Each run is a line of FOLDER/runs.jsonl (`aft_mm compare collect`). The short runs use the first
-seed and are named NAME_lrX; their metrics are those of the last validation. All seeds use the rate
-with the best validation, and are named NAME_seedN; their metrics are those of tools/test.py.
+seed and are named NAME_lrX. All seeds use the rate with the best validation, and are named
+NAME_seedN; their metrics are those of tools/test.py.
 
 The same command continues after an interruption. Use one folder per set of options.
 """

@@ -1,8 +1,7 @@
 """Measure the cost of causal mixers by length: figure 1 of the linear-transformer paper.
 
-The cost is time and peak memory of forward and backward of one mixer with its projections, per
-sample, at constant B · T where possible. The slope of log cost over log length is printed: 1 is
-linear, 2 quadratic.
+The cost is time and peak memory of forward and backward of one mixer, per sample. The slope of log
+cost over log length is printed: 1 is linear, 2 quadratic.
 
     python tools/benchmarks/benchmark_attention.py --json out.json --png out.png
 

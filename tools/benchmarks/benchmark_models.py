@@ -77,8 +77,6 @@ Cell = tuple[str, str]
 
 
 class TokensOfPatches(PatchEmbedding):
-    """The patch embedding of AFT-ViT in a network of timm."""
-
     def forward(self, image: Tensor) -> Tensor:
         return super().forward(image)[0]
 

@@ -196,7 +196,6 @@ def finished(part: Part, folder: Path, now: str | None) -> bool:
 def call(
     words: Sequence[str], log: Path, limit: float, backends: str = ''
 ) -> tuple[str, int | None]:
-    """Run a command for at most `limit` seconds, and kill the processes it leaves."""
     environment = {**os.environ, 'PYTHONUNBUFFERED': '1'}
     if backends:
         environment[ENVIRONMENT_VARIABLE] = backends

@@ -85,7 +85,6 @@ def interleaved(
 def both_clocks(
     calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu', clock: str = 'wall'
 ) -> tuple[Times, Times]:
-    """Return the times of :func:`seconds` and the wall times, which are empty with CPU time."""
     times: Times = {name: [] for name in calls}
     on_cpu = torch.device(device).type == 'cpu'
     walls: Times = times if on_cpu else {name: [] for name in calls}
@@ -131,7 +130,6 @@ def proc_status(field: str) -> float:
 
 
 def added_peak(call: Callable[[], object], device: str = 'cpu') -> float:
-    """Return the peak memory of `call` in MiB, in addition to the memory in use."""
     if torch.device(device).type == 'cpu':
         # Otherwise the call would reuse freed memory unnoticed.
         if trim := getattr(ctypes.CDLL(None), 'malloc_trim', None):
@@ -150,7 +148,6 @@ def added_peak(call: Callable[[], object], device: str = 'cpu') -> float:
 def in_fresh_process(
     function: Callable[..., Any], *args: Any, malloc: Callable[[], bool] = keep_freed_memory
 ) -> Any:
-    """Run ``function(*args)`` in a new process, which has called `malloc` first."""
     # Forks of a server need not import again.
     context = get_context('forkserver')
     context.set_forkserver_preload(['aft_mm.models'])

@@ -36,7 +36,6 @@ class Rival:
 
 
 def dense_local(query, key, value, pos_u, pos_v, *, window: int, **ignored) -> Tensor:
-    """Compute causal AFT-local as one masked [T, T] product, for moderate keys only."""
     token = torch.arange(key.shape[1], device=key.device)
     distance = token[:, None] - token
     bias = (pos_u @ pos_v.T).masked_fill(distance >= window, 0)
@@ -65,7 +64,6 @@ def _softmax(causal: bool) -> Callable:
 
 
 def _depthwise(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
-    """Return a depthwise convolution of the values by a kernel of the size of AFT-conv's."""
     channels, kernel = tensors[2].shape[2], tensors[3].shape[1:]
     filters = torch.randn(channels, 1, *kernel, device=tensors[2].device)
 

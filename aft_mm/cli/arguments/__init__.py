@@ -130,7 +130,6 @@ def complete_config(prefix: str, **_: Any) -> list[str]:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that :func:`choose_weights` reads."""
     add_config(parser)
     parser.add_argument(
         'checkpoint',
@@ -171,7 +170,6 @@ def add_average(parser: argparse.ArgumentParser) -> None:
 
 
 def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--out`` and ``--dpi``, which :func:`check_picture` checks."""
     parser.add_argument('--out', required=True, metavar='PNG', help='path of the picture')
     parser.add_argument('--dpi', type=int, default=150, help='dots per inch (default: %(default)s)')
 
@@ -202,7 +200,6 @@ def add_image_arguments(parser: argparse.ArgumentParser, num: int, noise: bool =
 def add_choice_arguments(
     parser: argparse.ArgumentParser, heads: bool = True, layers: str = LAYERS
 ) -> None:
-    """Add ``--layers`` and ``--heads``, which :func:`aft_mm.visualization.choose` parses."""
     parser.add_argument('--layers', default='all', help=layers)
     if heads:
         parser.add_argument('--heads', default='even:12', help=f'{LAYERS} (default: %(default)s)')

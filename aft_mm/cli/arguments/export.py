@@ -7,9 +7,9 @@ without mask channel. Its outputs are
 
 - of a classifier, `scores` [B, classes] before the softmax;
 - of a segmentor, `scores` [B, classes, H, W] before the softmax;
-- of a single-stage detector with anchors, its N best boxes after non-maximum suppression, up to
-  max_per_img of test_cfg and without score_thr: `boxes` [N, 4], x1, y1, x2, y2 in pixels of the
-  input, `scores` [N] after the sigmoid, in descending order, and `labels` [N];
+- of a single-stage detector with anchors, its N best boxes after non-maximum suppression, without
+  score_thr: `boxes` [N, 4], x1, y1, x2, y2 in pixels of the input, `scores` [N] after the sigmoid,
+  and `labels` [N];
 - with --backbone, maps [B, D, H', W'], one per entry of out_indices.
 
 With --loops, AFT-conv is an operator in C++, in a library for processors like this one. ONNX
@@ -23,13 +23,13 @@ With --dynamic, for classifiers and backbones, B is arbitrary, and H and W are a
 plus one pixel.
 
 A text model reads `tokens`, bytes int64 [B, T], and returns `scores` [B, T, 256] before the
-softmax; row t predicts byte t from those before it, so text may be padded at the end. A CTC model
-reads `frames` [B, T, F] and `mask` [B, T], and returns `log_probs` [B, T, V].
+softmax; row t predicts byte t from those before it. A CTC model reads `frames` [B, T, F] and `mask`
+[B, T], and returns `log_probs` [B, T, V].
 
 With --steps, an autoregressive model with a categorical head gives two files for batch 1.
-OUT-prompt reads `tokens` [1, L], L from 0 on (a translation also `source` and `source_mask`
-[1, S]), and returns `scores` [1, V] of the next token and the state. OUT-step reads `token` [1] and
-the state, and returns `scores` and the next state. examples/generate_onnx.py is the loop.
+OUT-prompt reads `tokens` [1, L] (a translation also `source` and `source_mask` [1, S]), and returns
+`scores` [1, V] of the next token and the state; OUT-step reads `token` [1] and the state, see
+examples/generate_onnx.py.
 
 A graph is valid for keys of any range. It is compared with the model on other inputs.
 """

@@ -1,8 +1,7 @@
 """Count parameters, FLOPs and activations of the models of configs, including the AFT operations.
 
-A multiply-add is one FLOP. Other element-wise operations are one FLOP per output element, sums one
-per input element, softmax and layer norm five per element. Activations are the output elements of
-the counted operations.
+A multiply-add is one FLOP, as is an element of an element-wise operation or a sum; softmax and
+layer norm are five per element. Activations are the output elements of the counted operations.
 
 Counts are for one image in evaluation mode, with the form of the AFT op that is chosen on the CPU,
 or for the likelihood of one sequence of the largest length.

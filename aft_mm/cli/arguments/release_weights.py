@@ -4,8 +4,7 @@
 
 The last checkpoint of each work dir is published as by `aft_mm publish`, with the averaged weights
 if the run used EMAHook. Its metrics are those of WORK_DIR/metrics.json (`aft_mm test --out`), or
-else those of the validation. Runs of one config share a model card NAME.md: data, licence, recipe,
-metrics with mean and 95 % interval, commands and hashes.
+else those of the validation. Runs of one config share a model card NAME.md.
 
 The output folder also gets SHA256SUMS and weights.json. With `--address`, the address and hash of
 the first run of each config are written to the metafiles of configs/.

@@ -41,7 +41,6 @@ def is_installed(module: str) -> bool:
 
 
 def measured() -> dict[str, dict[str, Any]]:
-    """Return the measured results of every config by name, without those of papers."""
     index = install_root() / INDEX
     results = {}
     for metafile in yaml.safe_load(index.read_text(encoding='utf-8'))['Import']:
@@ -61,7 +60,6 @@ def shell_pattern(args: argparse.Namespace) -> str:
 
 
 def rows(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    """Yield name, task, first result, weights and missing modules of every selected config."""
     metrics = measured()
     trained = {model.config: short for short, model in trained_models().items()}
     pattern = shell_pattern(args)
@@ -82,7 +80,6 @@ def rows(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
 
 
 def mixers(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    """Yield type, package and description of every selected mixer."""
     base = importlib.import_module('aft_mm.layers').TokenMixer  # takes seconds
     registry = importlib.import_module('aft_mm.registry').MODELS
     for prefix, modules in (('', registry.parent.module_dict), ('aft_mm.', registry.module_dict)):

@@ -44,7 +44,6 @@ def check_args(args: argparse.Namespace) -> Config:
 def recognise(
     args: argparse.Namespace, recognizer: SpeechRecognizer, files: Sequence[str]
 ) -> Iterator[tuple[str, Recognition | None]]:
-    """Yield every file with its transcription, None if it cannot be used."""
     for start in range(0, len(files), args.batch_size):
         part = files[start : start + args.batch_size]
         samples: dict[int, dict] = {}

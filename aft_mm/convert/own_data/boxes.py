@@ -146,7 +146,6 @@ def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
 
 
 def _listed(line: str, path: Path, files: Files) -> str:
-    """Return the xml file of a line of a list, which may end in the suffix of the image."""
     stem, suffix = os.path.splitext(line)
     found = files.ending(f'{line}.xml')
     if not found and suffix.lower() in IMAGE_SUFFIXES:
@@ -368,7 +367,6 @@ def _turn(image: Annotated, stored: Stored) -> None:
 def _drop_unused(
     images: Sequence[Annotated], sizes: Sequence[tuple[int, int]], unused: Unused
 ) -> None:
-    """Keep the boxes that mmdet uses, and those that it ignores in training and evaluation."""
     for image, size in zip(images, sizes, strict=True):
         kept = []
         for box in image.boxes:

@@ -211,7 +211,6 @@ def _descend(files: Sequence[str], inside: str, others: Collection[str]) -> tupl
 
 
 def _find_parts(root: Path, inside: str, folders: Folders) -> dict[str, str]:
-    """Return the names of the folders of the parts, none if the folders are those of classes."""
     ranks: dict[str, tuple[int, str]] = {}
     for name, files in folders.items():
         # Training, training_set, seg_train, TrainImages
@@ -314,7 +313,6 @@ def _check_classes(
 def _lists_alike(
     root: Path, images: Sequence[Labelled], parts: Mapping[str, str], classes: Collection[str]
 ) -> bool:
-    """Return whether mmpretrain finds the same images and classes in the folders of the parts."""
     for part in parts.values():
         folders = {path.name for path in (root / part).iterdir() if path.is_dir()}
         if {name for name in folders if not is_hidden(name)} != set(classes):

@@ -85,7 +85,6 @@ def nearest(paths: list[str], near: str, part: str = '') -> str:
 
 
 def coco_files(root: Path) -> dict[str, Path]:
-    """Return the json files of the parts, as :func:`parts_of`."""
     if root.is_file():
         return {'all': root}
     files = Files(root)
@@ -115,7 +114,6 @@ def coco_files(root: Path) -> dict[str, Path]:
 
 
 def refuse_other_format(kind: str, files: Files) -> None:
-    """Refuse a folder without boxes of this kind that has boxes in another known format."""
     other, suffix = ('voc', '.xml') if kind == 'coco' else ('coco', '.json')
     rule = f'folder {str(files.root)!r} must hold {LAYOUTS[kind]}, got'
     for path in files.with_suffix(suffix)[:1]:

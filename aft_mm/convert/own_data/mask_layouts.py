@@ -141,7 +141,6 @@ def _folders(root: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def list_masks(folder: Path) -> list[str]:
-    """Return the files below a folder that may be masks, without hidden ones."""
     paths = (path.relative_to(folder) for path in sorted(folder.rglob('*')) if path.is_file())
     return [
         path.as_posix()
@@ -225,7 +224,6 @@ def _listed(root: Path, pairs: Pairs) -> dict[str, Pairs]:
 
 
 def class_names(root: Path, parts: Mapping[str, Pairs]) -> tuple[Path, list[str]] | None:
-    """Return the file of the class names, and these by number, or None if there is no such file."""
     places = [root, *dict.fromkeys(p for pairs in parts.values() for p in _near(pairs))]
     found = [(path, _names(path)) for place in places for path in _named(place)]
     for path, names in found:

@@ -180,7 +180,6 @@ def _mask_classes(
 
 
 def image_scale(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Return the width and height to which most images are scaled, given those that they have."""
     short, long = (statistics.median(edge) for edge in zip(*map(sorted, sizes), strict=True))
     area = short * long
     least = max(1, round(short * (min(max(area, LEAST_AREA), MOST_AREA) / area) ** 0.5))

@@ -47,7 +47,7 @@ class OwnData:
         config: Lines of the config.
         files: Contents of the files for ``split``, by name.
         notes: What is not used, and other surprises, one sentence each.
-        given: The parts are those of the user, although there are files for ``split``.
+        given: The parts are those of the user.
         links: Targets of the links for ``split``, by name.
     """
 
@@ -241,7 +241,6 @@ def class_lines(root: Path, names: Sequence[str], comment: str) -> Iterator[str]
 
 
 def image_sizes(paths: Sequence[Path]) -> str:
-    """Read all images, and describe their sizes: ``'64 x 48 to 640 x 480 pixels'``."""
     return described_sizes(stored_sizes(paths))
 
 

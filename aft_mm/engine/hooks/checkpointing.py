@@ -41,7 +41,6 @@ RUN = 'run'
 
 
 def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
-    """Return the gradients of every process that wait for a step, by parameter."""
     wrapper = runner.optim_wrapper
     if not isinstance(wrapper, OptimWrapper) or wrapper.should_update():
         return []
@@ -82,7 +81,6 @@ class SafeCheckpointHook(CheckpointHook):
             raise UserError(f'the checkpoint hook has no argument {name!r}{hint}')
 
     def before_train(self, runner: Runner) -> None:
-        """Drop entries of a resumed checkpoint for files of another folder."""
         folder = Path(runner.work_dir)
         if self.out_dir not in (None, runner.work_dir):
             folder = Path(self.out_dir, folder.name)

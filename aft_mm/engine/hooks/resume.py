@@ -164,7 +164,6 @@ class ExactResumeHook(Hook):
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of all random generators in tensors and plain types."""
     version, numbers, gauss = random.getstate()
     name, key, *others = cast(Sequence[Any], np.random.get_state())
     state = dict(

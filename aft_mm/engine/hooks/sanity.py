@@ -111,12 +111,6 @@ class Notes:
 
 @HOOKS.register_module()
 class SkippedDataReportHook(Hook):
-    """Report the messages that data sets attach to their samples, over all ranks.
-
-    - ``skipped``: every epoch, how many files were replaced, and why.
-    - ``warnings``: each once in a run, with its first file.
-    """
-
     def __init__(self) -> None:
         # By mode, as an iteration-based loop validates inside an epoch.
         self.notes: dict[str, Notes] = {}

@@ -63,7 +63,6 @@ class CompileHook(Hook):
 
 
 def parts_to_compile(model: nn.Module) -> list[str]:
-    """Return the names of backbone and decoder of this package; none next to an encoder."""
     parts = dict(model.named_children())
     if 'encoder' in parts:
         return []

@@ -34,11 +34,10 @@ class AFTFull(AFTMixer):
         embed_dims: Channels D.
         rank: d' of u and v; None for the free matrix.
         source_grid: Grid of a memory, for a cross mixer with :class:`MemoryPositionBias`; needs
-            rank=None, causal=False, a gate, and no init_std.
+            rank=None and causal=False.
         init_std: Standard deviation of u and v (default 0.1) or of the free w (default 0.01).
-        longer: w of a sequence that is longer than the learned w: None refuses it; 'nearest' is w
-            of the nearest pair at the same, or else the largest, distance; 'interpolate' stretches
-            the learned w. 'linear' and 'log' learn a function of the distance instead, see
+        longer: w of a longer sequence: None refuses it, 'nearest' takes that of the nearest pair at
+            the same distance, 'interpolate' stretches w; 'linear' and 'log' learn a
             :class:`DistancePositionBias`.
         trained_length: Tokens T₀ of the learned w, if the grid is longer.
         num_heads: h of the slopes of 'linear' and 'log', a divisor of D.

@@ -330,7 +330,6 @@ class TokenMixer(Resettable):
         return None
 
     def _project_all(self, layers: Sequence[nn.Module | None], x: Tensor) -> Sequence[Tensor]:
-        """Return the outputs of the layers that are not None, for tokens x [B, T, D]."""
         given = [layer for layer in layers if layer is not None]
         if x.device.type in FUSED_DEVICES and not torch.is_grad_enabled():
             fused = fuse_linear(given)

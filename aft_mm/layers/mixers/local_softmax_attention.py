@@ -33,7 +33,6 @@ class Blocks(NamedTuple):
         return Blocks(size, tuple(map(min, self.before, last)), tuple(map(min, self.after, last)))
 
     def visible(self, target: Places, source: Places, causal: bool) -> Tensor:
-        """Return whether targets at (rows, columns) see sources at (rows, columns)."""
         (row, column), (source_row, source_column) = target, source
         visible = (source_row < row) | ((source_row == row) & (source_column <= column))
         visible = visible if causal else torch.ones_like(visible)
@@ -43,7 +42,6 @@ class Blocks(NamedTuple):
         return visible
 
     def mask(self, causal: bool, device: torch.device) -> Tensor:
-        """Return what the queries of a block see, bool [queries, sources]."""
         target = [torch.arange(size, device=device) for size in self.size]
         source = [
             torch.arange(-before, size + after, device=device)

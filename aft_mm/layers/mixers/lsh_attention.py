@@ -44,9 +44,8 @@ class LSHAttention(TokenMixer):
 
     Query and key share one projection, and keys have length 1. Each round hashes tokens into
     buckets, ``argmax([xR, −xR])``, and sorts them by bucket. A token sees those of its bucket in
-    its chunk of the sorted tokens and the chunk before; if causal, the last chunk_size earlier
-    tokens of its bucket, as the paper's chunks depend on later tokens. One softmax covers the union
-    of the rounds. A token sees itself only if it sees no other. R is sampled once.
+    its chunk and the chunk before; if causal, the last chunk_size earlier tokens of its bucket. One
+    softmax covers the union of the rounds. A token sees itself only if it sees no other.
 
     Args:
         embed_dims: Channels D.
@@ -131,8 +130,6 @@ class LSHAttention(TokenMixer):
     def _count(
         self, order: _Order, r: int, target: Tensor, source: Tensor, key_mask: Tensor | None
     ) -> Tensor:
-        """Return whether round r shows source to target, bool [B, h, rounds, chunks, c, 2c]."""
-
         def at(x: Tensor, token: Tensor) -> Tensor:
             flat = token.clamp_min(0).flatten(2)
             return x[:, :, r].gather(2, flat).view(token.shape)
@@ -199,7 +196,6 @@ class LSHAttention(TokenMixer):
 
 
 def _with_chunk_before(x: Tensor) -> Tensor:
-    """Join chunks [B, h, rounds, n, c, ...] with their predecessors, [..., n, 2c, ...]."""
     empty = torch.full_like(x[:, :, :, :1], 0 if x.is_floating_point() else -1)
     return torch.cat((torch.cat((empty, x[:, :, :, :-1]), 3), x), 4)
 

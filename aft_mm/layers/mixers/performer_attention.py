@@ -23,8 +23,7 @@ class PerformerAttention(FeatureAttention):
     """Linear attention over positive orthogonal random features (arXiv 2009.14794, FAVOR+).
 
     ``φ(x) = exp(ω x − |x|² / 2)`` for x = q or k divided by (D/h)^¼, with the mean of ``φ(q)·φ(k)``
-    equal to ``exp(q·k / √(D/h))``. Rows of ω are orthogonal in blocks of D/h. Queries are divided
-    by their largest feature.
+    equal to ``exp(q·k / √(D/h))``. Rows of ω are orthogonal in blocks of D/h.
 
     Args:
         embed_dims: Channels D.

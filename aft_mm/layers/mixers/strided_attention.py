@@ -24,8 +24,7 @@ class StridedAttention(TokenMixer):
     """Softmax attention over O(√T) tokens (Sparse Transformer, arXiv 1904.10509, §4).
 
     With stride l, in raster order: 'strided' sees tokens at most l or a multiple of l away; 'fixed'
-    its own block of l tokens and the last `summary` tokens of every block. One softmax covers both
-    sets, the paper's merged head.
+    its own block of l tokens and the last `summary` tokens of every block.
 
     Args:
         embed_dims: Channels D.

@@ -26,7 +26,7 @@ class AutoregressiveModel(Resettable, BaseModel):
         decoder: Config of :class:`SequenceDecoder`.
         head: Config of :class:`CategoricalHead` or :class:`LogisticMixtureHead`.
         encoder: Config of :class:`SequenceEncoder` for the ``source`` of the samples; the decoder
-            then needs a cross mixer. ``embedding=None`` shares the decoder's.
+            then needs a cross mixer.
         data_preprocessor: Config; :class:`SequencePreprocessor` by default.
         init_cfg: See mmengine's BaseModule.
 

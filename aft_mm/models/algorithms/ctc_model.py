@@ -23,12 +23,11 @@ class CTCModel(Resettable, BaseModel):
     """Model ``p(units | features)`` of an encoder of frames and CTC (Graves et al. 2006).
 
     Args:
-        encoder: Config of an encoder of frames, such as :class:`BiLSTMEncoder`, or
-            :class:`SequenceEncoder` with :class:`FrameEmbedding`.
+        encoder: Config of an encoder of frames, such as :class:`BiLSTMEncoder`.
         head: Config of :class:`CTCHead`.
         beam_size: Prefixes of the beam search; 1 decodes greedily.
-        lexicon: ``dict(units=…, words=[…])`` with the units of the data set; 'predict' then adds
-            ``in_lexicon``, the most likely transcript of these words.
+        lexicon: ``dict(units=…, words=[…])``; 'predict' then adds ``in_lexicon``, the best
+            transcript of these words.
         data_preprocessor: Config; :class:`UtterancePreprocessor` by default.
         init_cfg: See mmengine's BaseModel.
 

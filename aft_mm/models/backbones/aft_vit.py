@@ -51,22 +51,21 @@ class AFTViT(Resettable, BaseModule):
         token_mixer: Config of the mixer of every block; None is AFT-full with rank 128.
         with_cls_token: Prepend a learned class token, if the mixer accepts one.
         position_embedding: Add a learned vector per token.
-        out_indices: Layers whose outputs are returned, negative ones from the end. Later layers are
-            not run. Only the last layer has the final norm.
-        out_type: 'avg_featmap' for the mean over the grid [B, D], 'query_pooling' for that of
-            :class:`QueryPooling`, 'cls_token' for [B, D], 'featmap' for [B, D, H', W'] with ``H' =
-            ⌈H / patch⌉``.
+        out_indices: Layers whose outputs are returned, negative ones from the end. Only the last
+            has the final norm.
+        out_type: 'avg_featmap' (mean over the grid), 'query_pooling' (:class:`QueryPooling`) or
+            'cls_token' for [B, D], 'featmap' for [B, D, H', W'] with ``H' = ⌈H / patch⌉``.
         drop_rate: Dropout probability after embedding and mixers and in MLPs.
         drop_path_rate: Drop path probability of the last layer; it rises linearly from 0.
-        frozen_stages: Freeze the embeddings and the first n layers in evaluation mode, with all
-            layers also the norm; below 1 for none.
+        frozen_stages: Freeze the embeddings and the first n layers in evaluation mode; below 1 for
+            none.
         with_cp: Gradient checkpointing per block.
         final_norm: LayerNorm after the last layer.
         with_mask_channel: The image has the channel of MaskedDataPreprocessor. Tokens with only
             padding are hidden, 0 in 'featmap' and not counted in the others, so an image has the
             same output in a batch as alone, unless the mixer depends on the grid of the batch.
         bfloat16: Run under bfloat16 autocast and return float32.
-        init_cfg: See mmengine's BaseModule; the default is the paper's initialisation.
+        init_cfg: See mmengine's BaseModule; by default the paper's.
 
     Raises:
         ValueError: An argument is out of range, or a checkpoint has other parameters.
@@ -207,9 +206,9 @@ class AFTViT(Resettable, BaseModule):
 
         Args:
             x: Images [B, C, H, W].
-            indices: Layers; an int n for the last n, None for all.
+            indices: Layers, or n for the last n; None for all.
             return_prefix_tokens: Return pairs of a feature and the class tokens [B, P, D].
-            norm: Apply the final norm to every feature, instead of to none.
+            norm: Apply the final norm to every feature.
             stop_early: Do not run the layers after the last of `indices`.
             output_fmt: 'NCHW' for [B, D, H', W'], 'NLC' for [B, H'·W', D].
             intermediates_only: Return the features only.

@@ -75,7 +75,6 @@ class Lexicon:
         return frozenset(p + (unit,) for p in places if unit in self.next_units.get(p, ()))
 
     def is_complete(self, state: frozenset[Prefix]) -> bool:
-        """Return whether a transcript may end here, after a word."""
         return bool(state & self.words)
 
 

@@ -37,8 +37,7 @@ def generate(
 ) -> Tensor:
     """Sample sequences that continue the prompts.
 
-    Prompts are run in one parallel pass, and further tokens in steps, on a GPU as a CUDA graph. The
-    model runs in evaluation mode.
+    Prompts are run in one parallel pass, further tokens in steps, on a GPU as a CUDA graph.
 
     Args:
         model: An :class:`AutoregressiveModel`.
@@ -47,15 +46,14 @@ def generate(
         batch_size: Number of samples B without prompts and source; 1 by default.
         temperature: Divides the logits, above 0.
         top_k: Only sample among the k most probable values.
-        top_p: After `top_k`, only sample among the fewest values with this total probability.
+        top_p: After `top_k`, only among the fewest values with this total probability.
         greedy: Take the most probable value instead of sampling.
         seed: 0 to 2^63 − 1; None takes one from torch's generator.
         use_state: False runs the whole decoder for every token.
         progress: Show a progress bar on stderr.
         source: One source sequence per sample.
         end_token: Ends a sequence and fills its rest.
-        compiled: Compile the steps on a CPU, unless the state grows, in up to minutes. Rounding may
-            change a token.
+        compiled: Compile the steps on a CPU, in up to minutes.
 
     Returns:
         Sequences int64 [B, T] or [B, T, C], prompts included.
@@ -187,7 +185,7 @@ def beam_search(
         beam_size: K; 1 always takes the most probable token.
         num_best: Results per source, at most K.
         length_penalty: α, 0 to 10; larger favours longer sequences.
-        max_length: Largest number of tokens with the end, by default :func:`default_length`.
+        max_length: Tokens with the end at most, by default :func:`default_length`.
 
     Returns:
         For each source up to `num_best` results, best first.

@@ -21,7 +21,6 @@ OLDEST_CAPABILITY = (8, 0)
 # torch.compile must not trace the query.
 @constant
 def machine_reasons(device_type: str, index: int | None) -> tuple[str, ...]:
-    """Return what this machine lacks to run the kernels; empty if nothing."""
     return ask_machine(device_type, index)
 
 
@@ -75,7 +74,6 @@ def unsupported_reasons(
 
 
 def compile_reasons(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[str]:
-    """Return why the kernels of a supported call do not compile; empty if they do."""
     _, key, value, *others = tensors
     if not others or not value.shape[0]:  # the table of backends has no weight
         return []

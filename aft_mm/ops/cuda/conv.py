@@ -43,14 +43,12 @@ def is_channel_major(x: Tensor) -> bool:
 
 
 def _channel_major(x: Tensor | None) -> Tensor | None:
-    """Return tokens [B, T, C] with neighbouring tokens next to each other."""
     if x is None or is_channel_major(x):
         return x
     return x.movedim(2, 0).contiguous().movedim(0, 2)
 
 
 def empty_like(x: Tensor) -> Tensor:
-    """Return an empty tensor that is channel-major if the tokens x are, else contiguous."""
     if x.dim() != 3 or not is_channel_major(x):
         return x.new_empty(x.shape)
     batch, tokens, channels = x.shape

@@ -35,7 +35,6 @@ class CompileError(RuntimeError):
 
 @functools.cache
 def missing() -> str:
-    """Return what this installation lacks to compile kernels; empty if nothing."""
     try:
         found = importlib.util.find_spec('cuda.bindings.nvrtc')
     except ModuleNotFoundError:
@@ -155,7 +154,6 @@ def _module(name: str, macros: Macros, index: int) -> Any:
 
 @functools.cache
 def failure(name: str, macros: Macros, index: int) -> str:
-    """Return why a source does not compile or load on a device; empty if it does."""
     try:
         _module(name, macros, index)
     except Exception as error:  # also of the bindings, which raise their own kinds

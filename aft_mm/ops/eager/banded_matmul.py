@@ -81,7 +81,6 @@ def banded_product(x: Tensor, weights: Tensor, reach: TileReach) -> Tensor:
 
 
 def _terms(key: Tensor, value: Tensor) -> Tensor:
-    """Return ``e^k v`` and ``e^k`` side by side, [S, 2·C], without autograd."""
     columns = key.shape[1]
     terms = key.new_empty(len(key), 2 * columns)
     exp_key = torch.sub(key, column_shift(key, 0), out=terms[:, columns:]).exp_()
@@ -169,7 +168,6 @@ def _transposed(weights: Tensor, before: int, after: int) -> Tensor:
 def _grad_tiles(
     grad: Tensor, x: Tensor, weights: Tensor, before: int, after: int, precision: str
 ) -> Tensor:
-    """Return the gradient of the tiles of W from that [T, C] of W times x [S, C]."""
     rows, block = weights.shape[1], weights.shape[2] // (before + 1 + after)
     grads = [split(term, rows) for term in split_terms(grad, precision)]
     terms = [neighbours(term, block, before, after) for term in split_terms(x, precision)]

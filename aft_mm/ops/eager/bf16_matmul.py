@@ -4,8 +4,7 @@
 - ``'bf16'``: W and the terms are rounded to bfloat16, without a gradient.
 - ``'bf16x2'``: W is rounded, the terms are split into two bfloat16 summands, with a gradient.
 
-Gradients are differences of products with the same W, so its rounding cancels, but not that of the
-terms (docs/ops.md).
+In gradients the rounding of W cancels, but not that of the terms (docs/ops.md).
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +32,6 @@ def split_terms(x: Tensor, precision: str) -> list[Tensor]:
 
 
 def multiply(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
-    """Return W [n, t, s] times the sum of the split terms [n, s, C]."""
     if terms[0].dtype != torch.bfloat16:
         return torch.bmm(weights, terms[0])
     rounded = weights.bfloat16()
@@ -49,7 +47,6 @@ def grad_weights(grads: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor:
 
 
 def refuse_second_derivative() -> None:
-    """Raise RuntimeError in a backward pass that autograd records."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             'the gradient of products of bfloat16 tokens on CUDA is differentiable once; float32 '

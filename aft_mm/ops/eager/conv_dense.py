@@ -28,7 +28,6 @@ WEIGHT_BYTES, TRAINED_WEIGHT_BYTES = 16, 56
 
 
 def is_applicable(value: Tensor, weight: Tensor, grid: Sequence[int], precision: str) -> bool:
-    """Return whether the dense product is faster than the convolutions, by operations and bytes."""
     tokens, heads = math.prod(grid), weight.shape[0]
     if value.device.type != 'cuda' or 4 * heads * tokens**2 > MOST_WEIGHT_BYTES:
         return False

@@ -186,7 +186,6 @@ class _Buffers:
         self._sums = value.new_empty(size, heads, targets, 2 * columns)
 
     def weights(self, bias: Tensor, shifted: bool) -> Tensor:
-        """Return W [n, M, T, S], if shifted divided by the largest of each row."""
         weights = self._weights[: len(bias)]
         if shifted:
             return torch.sub(bias, column_shift(bias, -1), out=weights).exp_()
@@ -289,7 +288,6 @@ def exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 def _softmax_of_pairs(key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``W e^k`` over its sum, and the values, [..., T, S, C], both 0 for hidden pairs."""
     hidden = bias.unsqueeze(-1) == -torch.inf
     key = key.unsqueeze(-3).masked_fill(hidden, -torch.inf)
     exponent = key - column_shift(key, -2) + bias.unsqueeze(-1)

@@ -275,7 +275,6 @@ def _visible(tiles: Tensor) -> Tensor:
 
 
 def _row_range(largest: Tensor, smallest: Tensor) -> Tensor:
-    """Return the range of w of the worst row, from the largest of one table to that of another."""
     return (largest.detach().amax(2) - smallest.detach().amin(2)).amax()
 
 
@@ -302,7 +301,6 @@ def _tile_product(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
 
 
 def _diagonal_sums(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
-    """Return the causal sums inside each block: key, value [n, c, C], weights [n, c, c]."""
     count, length, columns = key.shape
     levels = 0
     while length > SMALLEST_HALF << levels:

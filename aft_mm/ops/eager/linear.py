@@ -27,8 +27,6 @@ STORED_ROWS, SPAN_ROWS = 2**16, 2**11
 
 
 class FeatureMaps(NamedTuple):
-    """Feature maps of queries and keys, and the constant added to the denominator."""
-
     query_map: FeatureMap
     key_map: FeatureMap
     eps: float
@@ -98,7 +96,6 @@ def linear_attention_step(
 def linear_attention_sums(
     key: Tensor, value: Tensor, key_mask: Tensor, dtype: torch.dtype, *, feature_map: Maps
 ) -> Tensor:
-    """Return ``Σ φ(k) [v, 1]ᵀ`` of the visible tokens, [B, h, d, m + 1]."""
     hidden = ~key_mask[..., None, None]
     key, value = (x.to(dtype).masked_fill(hidden, 0) for x in (key, value))
     mapped = FeatureMaps(*resolve(feature_map), 0.0).key(key, key_mask.unsqueeze(-1))
@@ -148,8 +145,6 @@ def _cut(rows: slice, *tensors: Tensor | None) -> list[Tensor | None]:
 
 
 class _RecomputedMean(torch.autograd.Function):
-    """:func:`_mean_of_spans`, whose backward pass computes the terms of a span again."""
-
     apply: ClassVar[Callable[..., Tensor]]
 
     @staticmethod

@@ -67,7 +67,6 @@ def products(
 
 
 def add_grad_tiles(grad_tiles: Tensor, grad: Tensor, x: Tensor, before: int) -> None:
-    """Add the gradient of the tiles of W, given that of W times x."""
     grad, x = grad.contiguous(), x.contiguous()
     for i, tile in enumerate(grad_tiles):
         source, columns = _sources(i, tile.shape, before, len(x))

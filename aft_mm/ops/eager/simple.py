@@ -87,7 +87,6 @@ def is_one_scan(key: Tensor) -> bool:
 
 
 def _scan_sums(shift: Tensor, *sums: Tensor, reverse: bool = False) -> list[Tensor]:
-    """Return running maxima of `shift` and sums along the tokens, divided by ``e^shift``."""
     parts = [part.movedim(1, 0) for part in (shift, *sums)]
     if reverse:
         parts = [part.flip(0) for part in parts]
@@ -106,7 +105,7 @@ def _add_sums(
 
 
 class _ScannedMean(torch.autograd.Function):
-    """:func:`running_mean` as online softmax, exact for any key, with one scan in each direction."""
+    """:func:`running_mean` as online softmax, with one scan in each direction."""
 
     apply: ClassVar[Callable[..., tuple[Tensor, ...]]]
 
@@ -155,7 +154,6 @@ def _composed_running_mean(key: Tensor, value: Tensor) -> Tensor:
 
 
 def _mean_and_denominator(key: Tensor, value: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean and its denominator over ``e^shift``, ∞ where nothing is visible."""
     weight = (key - shift).exp_()
     result = scan_in_place(weight * value, 1)
     denominator = scan_in_place(weight, 1)

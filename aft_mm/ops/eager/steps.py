@@ -132,7 +132,6 @@ def aft_local_learned_step(
     grid: Sequence[int] | None,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """Weight the buffer by w and the keys, and add older tokens, in O(r·D)."""
     target, size = state.position[:, None], state.keys.shape[1]
     bias = _near_slot_bias(pos_u, pos_v, window, grid, state.keys.dtype)(state.position, size)
     bias = bias.masked_fill(slot_tokens(state.position, size) < 0, -torch.inf)
@@ -160,7 +159,6 @@ def _step(
     gate: str,
     global_term: bool,
 ) -> tuple[Tensor, StepState]:
-    """Weight the buffer and its new token; older ones have W = 1 with `global_term`, else 0."""
     bias = slot_bias(state.position, state.keys.shape[1])
     state = push(state, key, value, update_sums=global_term)
     near = buffer_sums(state, bias)

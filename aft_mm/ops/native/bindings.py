@@ -197,7 +197,6 @@ def _address(x: Tensor | None) -> int:
 
 
 def _call(name: str, fields: Sequence[int], value: Tensor) -> None:
-    """Call a function of the library with the fields of its `SimpleArgs` or `ConvArgs`."""
     args = struct.pack(f'={len(fields)}q', *fields)
     function = getattr(availability.load(availability.find_library()), name)
     status = function(args, ctypes.c_int64(value.dtype == torch.bfloat16))
@@ -344,8 +343,6 @@ class _Conv(NamedTuple):
 
 
 class _Full(NamedTuple):
-    """AFT-full with a bias per sample, of `targets` rows."""
-
     gate: str
     key_mask: Tensor | None
     pair_mask: Tensor | None
@@ -473,7 +470,6 @@ class _Differentiable(torch.autograd.Function):
 
 
 def _check_hooks(x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
-    """Check a saved tensor, which hooks may have replaced."""
     if x.dtype != dtype or x.shape != shape or not x.is_cpu:
         raise RuntimeError(
             f'hooks must return a saved tensor as {dtype} {list(shape)} on cpu, got {x.dtype} '

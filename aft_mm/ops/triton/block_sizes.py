@@ -39,8 +39,6 @@ class SimpleStepBlock(NamedTuple):
 
 
 class BufferStepBlock(NamedTuple):
-    """Bounds of the rows of a tile, and terms of u · v at once (`rank`)."""
-
     least_rows: int
     most_rows: int
     channels: int
@@ -89,7 +87,6 @@ def _ask(index: int) -> tuple[int, int]:
 
 @constant
 def capability(device_type: str, index: int | None) -> tuple[int, int]:
-    """Return the compute capability, (0, 0) in the interpreter."""
     if device_type != 'cuda':
         return (0, 0)
     return _ask(torch.cuda.current_device() if index is None else index)
@@ -103,7 +100,6 @@ def find_block(kernel: str, device: torch.device) -> Any:
 
 
 def count_processors(device: torch.device) -> int:
-    """Return the number of multiprocessors; 1 in the interpreter."""
     if device.type != 'cuda':
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -90,7 +90,6 @@ class PaddedMaps(NamedTuple):
 
     @property
     def radius(self) -> int:
-        """Places that the kernel covers on either side."""
         return self.kernel[0] // 2 * self.row + self.kernel[1] // 2
 
     @property
@@ -132,7 +131,6 @@ class PaddedMaps(NamedTuple):
         )
 
     def tiles(self, value: Tensor, save: bool) -> tuple[TileBand, MatmulBlock]:
-        """Return the tiles of places, and a block no wider than the channels."""
         block = choose_block(value, save)
         tile = min(block.tile, LARGEST_TILE)
         warps = min(block.warps, 4)
@@ -147,7 +145,6 @@ class PaddedMaps(NamedTuple):
         return rows[:, : 2 * self.radius + 1]
 
     def table_back(self, grad_table: Tensor) -> Tensor:
-        """Return the gradient of weight [h, *K] from that of the table."""
         rows = F.pad(grad_table, (0, self.kernel[0] * self.row - grad_table.shape[1]))
         return rows.view(self.heads, self.kernel[0], -1)[..., : self.kernel[1]].contiguous()
 

@@ -79,7 +79,6 @@ class MatmulCall(NamedTuple):
         kernel[programs](*arguments, FORM=self.form, **options)
 
     def recompute(self, kernel: Any, *arguments: Any) -> None:
-        """Launch as many programs as run at the same time."""
         programs = RECOMPUTE_PROGRAMS * count_processors(self.value.device)
         options = dict(FORM=self.form, GATE=self.gate, maxnreg=RECOMPUTE_REGISTERS)
         kernel[(programs,)](*arguments, num_warps=max(4, self.block.width // 16), **options)
@@ -106,7 +105,6 @@ def _tile_units(saved: SavedParts, band: TileBand) -> Strided:
 def _new_terms(
     call: MatmulCall, tiles: int, summed: bool, token_major: bool
 ) -> tuple[Strided, Tensor | None]:
-    """Return new terms [B, tokens, N], token-major or channel-major, and sums over tiles."""
     batch, numbers = len(call.value), call.parts * 2 * call.block.width
     tokens = tiles * call.block.tile
     shape = (tokens, numbers) if token_major else (numbers, tokens)
@@ -138,7 +136,6 @@ def _operand(
     units: Strided,
     transposed: bool = False,
 ) -> matmul.MatmulOperand:
-    """Compute W, or Wᵀ, and the sums of the tiles outside it; neither if the product does it."""
     (x, sums), band, tile = terms, call.band, call.block.tile
     if band.own:
         return matmul.MatmulOperand(None, x, units, None, None)
@@ -219,7 +216,6 @@ def launch_backward(
 
 
 def share_out(steps: int, pairs: int, device: torch.device) -> tuple[int, int]:
-    """Return the number of programs per tile of w, and the steps of each."""
     wanted = PROGRAMS_PER_PROCESSOR * count_processors(device)
     each = cdiv(steps, cdiv(wanted, pairs))
     return cdiv(steps, each), each

@@ -5,8 +5,8 @@ ops of the tile and all tiles before it, all of which are visible to later tiles
 channel are adjacent: (E (v − m), E) of a source; (a, c) of a target, for the gradient .
 
 The centre m of a sequence and channel is the mean of its first tile of values. Without it
-gradients, which are sums of W E (v − o), would be wrong for values far from 0, as tensor cores cut
-operands to 11 bits or fewer.
+gradients, sums of W E (v − o), would be wrong for values far from 0, as tensor cores cut operands
+to 11 bits.
 
 terms [B, tokens, N] have N = 2 · channels numbers, padded with 0 to whole tiles and blocks.
 """
@@ -60,7 +60,6 @@ def locate_program(
 def load_keys(
     inputs: 'MatmulInputs', batch: 'Ints', rows: 'Ints', columns: 'Ints'
 ) -> 'tuple[Floats, Bools]':
-    """Load keys in float32, and which of them are visible."""
     real = (rows < inputs.extents.sources)[:, None] & (columns < inputs.extents.channels)[None, :]
     keys = load_tile(inputs.key, batch, rows, columns, real)  # [rows, columns]
     visible = real & (keys != float('-inf'))
@@ -117,7 +116,6 @@ def store_terms(
     part: 'Ints',
     NUMBERS: tl.constexpr,
 ) -> None:
-    """Store a tile of terms and, unless `sums` is None, their sum over its tokens times `weight`."""
     at = terms_at(terms, batch, tile * weight.shape[0], part * NUMBERS, weight.shape[0], NUMBERS)
     tl.store(at, pair.to(terms[0].dtype.element_ty))
     if sums is not None:
@@ -176,7 +174,6 @@ def load_gradient(
     real: 'Bools',
     GATE: tl.constexpr,
 ) -> 'Floats':
-    """Return dy g(q) of these tokens."""
     grad_mean = load_tile(saved.gradient, batch, rows, columns, real)  # [TILE, WIDTH]
     if GATE != 'none':
         query = load_tile(inputs.query, batch, rows, columns, real)  # [TILE, WIDTH]

@@ -9,11 +9,10 @@ and sums the gradients of the targets in reverse, relative to ``e^(−m_t)``, wh
 way.
 
 A tile may share one unit, the largest key up to its end. Then a token costs one exponential, and
-sums are added without others. If in some channel the largest key before the tile is more than 60 nats
-below it, each token has its own.
+sums are added without others. If in some channel the largest key before the tile is more than 60
+nats below it, each token has its own.
 
-If batch and channels give too few programs for the device, a sequence is divided into chunks, and a
-first kernel sums each chunk.
+If there are too few programs for the device, a first kernel sums chunks of the sequences.
 """
 
 import os
@@ -81,7 +80,6 @@ class ScanSizes(NamedTuple):
 def locate_program(
     sizes: 'ScanSizes', BLOCK: tl.constexpr
 ) -> 'tuple[Ints, Ints, Ints, Ints, Ints]':
-    """Return sequence, chunk and channels [1, C] of this program, and the tiles of the chunk."""
     blocks = tl.cdiv(sizes.channels, BLOCK.channels)
     batch, chunk = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1).to(tl.int64)
     channel = (tl.program_id(0) % blocks) * BLOCK.channels + tl.arange(0, BLOCK.channels)[None, :]
@@ -116,7 +114,6 @@ def load_rows(
     ROWS: tl.constexpr,
     other: tl.constexpr,
 ) -> 'Rows':
-    """Load a tuple of rows of x; placeholders for None."""
     rows = ()
     if x is None:
         rows = real
@@ -137,7 +134,6 @@ def load_tokens(
     real: 'Rows',
     ROWS: tl.constexpr,
 ) -> 'tuple[Rows, Rows]':
-    """Load rows of keys and values, −inf and 0 where hidden or past the end."""
     visible = real
     if inputs.key_mask is not None:
         at = inputs.key_mask[0] + batch * inputs.key_mask[1] + token * inputs.key_mask[2]
@@ -203,7 +199,6 @@ def follow(
 
 @triton.jit
 def sum_groups(high: 'Floats', first: 'Floats', second: 'Floats') -> 'Sum':
-    """Merge the sums of all groups into one, [1, CHANNELS]."""
     top = tl.max(high, 0, keep_dims=True)
     scale = exp(high - top)
     first = tl.sum(first * scale, 0, keep_dims=True)
@@ -247,7 +242,6 @@ def merge_pairs(
     obn: 'Floats',
     obd: 'Floats',
 ) -> 'tuple[Floats, ...]':
-    """Merge two neighbours: the inclusive sums, and the sums without the last group."""
     bm, bn, bd = merge(m, n, d, obm, obn, obd)
     m, n, d = merge(m, n, d, om, on, od)
     return m, n, d, bm, bn, bd
@@ -457,7 +451,6 @@ def find_targets(
 def sum_targets(
     high: 'Floats', first: 'Floats', second: 'Floats', targets: 'Rows', ROWS: tl.constexpr
 ) -> 'Sum':
-    """Add the targets of all rows, last row first."""
     for r in tl.static_range(ROWS - 1, -1, -1):
         high, first, second = add_target(high, first, second, *targets[r])
     return high, first, second

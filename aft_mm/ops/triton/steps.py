@@ -2,7 +2,7 @@
 
 A program owns some key heads of one sequence, with all their channels. It stores the token in its
 slot of the buffer, adds the token that was there to the sums of those that left, and walks along
-the buffer, `rows` tokens at a time. Each row has its own sum; they are merged at the end.
+the buffer, `rows` tokens at a time.
 
 A sum is (high, rest, numerator, denominator), the last two divided by ``e^(high + rest)``. high is
 a key and rest a bias, which are never added: next to a key of 1e4 a bias would lose three digits.
@@ -97,7 +97,6 @@ class StepTile(NamedTuple):
 
 @triton.jit
 def find_heads(heads: 'Ints', HEADS: tl.constexpr) -> 'tuple[Ints, Ints, Ints, Bools]':
-    """Return sequence, first head and heads [1, HEADS, 1] of this program, and which exist."""
     blocks = tl.cdiv(heads, HEADS)
     first = (tl.program_id(0) % blocks) * HEADS
     head = first + tl.arange(0, HEADS)[None, :, None]
@@ -106,7 +105,6 @@ def find_heads(heads: 'Ints', HEADS: tl.constexpr) -> 'tuple[Ints, Ints, Ints, B
 
 @triton.jit
 def load_evicted(x: 'StepTensors', batch: 'Ints', channel: 'Ints', real: 'Bools') -> 'Sum':
-    """Load the sums of the tokens that left the buffer."""
     high = load_entry(x.shift, batch, 0, channel, real, LOWEST)
     first = load_entry(x.numerator, batch, 0, channel, real)
     return high, first, load_entry(x.denominator, batch, 0, channel, real)
@@ -406,7 +404,6 @@ def buffer_step(
     pos_v: Tensor | None,
     *form: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Run a step of an op with a buffer; return the output [B, D] and the next position [B]."""
     sums, results = (shift, numerator, denominator), _new_results(value, position)
     kind, places, outside_weight, gate = form
     batch, heads = key.shape

@@ -68,7 +68,6 @@ class TileBand(NamedTuple):
 
     @property
     def before(self) -> int:
-        """Tiles of sources before a tile of targets that meet it."""
         if self.window is None:
             return max(self.tiles, self.source_tiles)
         before = cdiv(max(self.radius, 0), self.tile)
@@ -173,7 +172,6 @@ def saved_shapes(value: Tensor, band: TileBand, width: int) -> list[tuple[int, .
 
 
 def new_saved(value: Tensor, band: TileBand, width: int, save: bool = True) -> Tensor:
-    """Return room for :class:`SavedParts`, none without `save`."""
     shapes = saved_shapes(value, band, width) if save else []
     return value.new_empty(sum(map(math.prod, shapes)), dtype=torch.float32)
 

@@ -15,7 +15,6 @@ from .online_softmax import LOWEST, Bools, Floats, Ints, Pointers, Strided, load
 
 
 def _interpreted_span(first: Any, last: Any, step: Any = 1) -> range:
-    """``range`` for tensor bounds, which Triton's interpreter does not accept under numpy 2.4."""
     bounds = (first, last, step)
     return range(*(int(x.handle.data.item()) if hasattr(x, 'handle') else x for x in bounds))
 
@@ -162,7 +161,6 @@ def bias_pointer(
 def visible_pairs(
     extents: 'Extents', targets: 'Ints', sources: 'Ints', FORM: tl.constexpr
 ) -> 'tuple[Bools, Bools]':
-    """Return which pairs exist and are not in the future, and which of those have a w."""
     # The first tile of a window may begin before the sequence.
     visible = (targets >= 0) & (targets < extents.targets)
     visible &= (sources >= 0) & (sources < extents.sources)
@@ -217,8 +215,8 @@ def product_weights_kernel(
     """Compute ``W = exp(w − shift)`` in tiles, and the shift of each target, its largest visible w.
 
     weights [n, tile, width]: targets against the sources that their tile meets; with TRANSPOSED,
-    sources against targets, with `before` and `after` exchanged and the shifts given. If shared,
-    one tile [tile, width] per sequence: the middle one.
+    sources against targets, with the shifts given. If shared, one tile [tile, width] per sequence:
+    the middle one.
     """
     start_of_row = tl.program_id(0) * ROWS
     row, batch = start_of_row, tl.program_id(1)
