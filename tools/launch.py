@@ -1,7 +1,7 @@
 """Start train.py or test.py in several processes, and report why they failed.
 
-Used by dist_train.sh and dist_test.sh. For several machines set NNODES, NODE_RANK, MASTER_ADDR,
-PORT, and RDZV_TIMEOUT, the seconds to wait for the other machines at the start (default 600).
+For several machines set NNODES, NODE_RANK, MASTER_ADDR, PORT, and RDZV_TIMEOUT, the seconds to wait
+for the others (default 600).
 """
 
 import argparse

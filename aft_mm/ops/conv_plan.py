@@ -25,8 +25,6 @@ def is_range_exact(weight: Tensor, difference: bool) -> Tensor:
     """Return whether float32 sums with one shift per column are exact to tolerance for any keys.
 
     Only if every row sees the largest key: not causal, with global connectivity.
-
-    difference: Whether the sums are those of the difference form.
     """
     weight = weight.detach()
     # One number: a compiler computes the condition again wherever it is used.

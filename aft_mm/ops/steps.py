@@ -16,8 +16,8 @@ aft_full           every token, O(T·D)                                         
 =================  ==============================================================  =============
 
 States are float32 (or `dtype`; of aft_decay float64) and updated in place: the previous one must
-not be used again. Steps have no gradient and never synchronise, so a CUDA graph can capture them.
-A token past the last position raises ValueError on a CPU; elsewhere torch handles the index.
+not be used again. Steps have no gradient and never synchronise, so a CUDA graph can capture them. A
+token past the last position raises ValueError on a CPU.
 """
 
 import math

@@ -7,8 +7,6 @@ The metafile has
   Others first. Its entries are its Metrics, the Metadata, and the measured values: the Metrics of
   the model's Results with a Log.
 
-A missing entry is a dash; a column without entries is omitted.
-
     python tools/analysis_tools/config_tables.py [configs/TASK ...]    # after an edit of a metafile
     python tools/analysis_tools/config_tables.py --check               # changes nothing
 """

@@ -1,7 +1,7 @@
 """Measure the cost of causal decoders by sequence length: the efficiency figures of the papers.
 
 Measured are time and peak memory of forward, and of forward and backward, and the time per token of
-decoding. The slope of log cost over log length is printed: 1 is linear, 2 quadratic.
+decoding.
 
     python tools/benchmarks/benchmark_efficiency.py --json out.json --png out.png
 

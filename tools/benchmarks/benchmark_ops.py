@@ -7,8 +7,7 @@ The backends of a case and other implementations (rivals) are interleaved. Times
 rounds, ratios are medians of the ratios of each round. "copy" and "matrix" are fractions of the
 rates of a copy and of a matrix product (op_costs.py).
 
-A backend or rival that differs from the float64 oracle is reported as wrong and not timed. The exit
-status is 1 if a backend is wrong, or if none can run any case.
+A backend or rival that differs from the float64 oracle is reported as wrong and not timed.
 """
 
 import argparse

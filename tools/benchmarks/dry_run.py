@@ -4,7 +4,7 @@
 
 Without CONFIG, all configs of docs/tables run. A config passes if the losses are finite, the peak
 memory is at most 1.5 times the count of docs/tables/memory.json plus 0.3 GB, and a run that resumes
-from the checkpoint of iteration 1 has the same loss in iteration 2. Otherwise the exit status is 1.
+from the checkpoint of iteration 1 has the same loss in iteration 2.
 """
 
 import argparse

@@ -3,9 +3,8 @@
     python tools/benchmarks/first_gpu_hour.py OUT_DIR
     python tools/benchmarks/first_gpu_hour.py OUT_DIR --dry-run    # lists the parts, needs no GPU
 
-A check of an op runs for at most ten minutes, any other part for three. A part has a folder in
-OUT_DIR; summary.json and summary.txt are updated after each. A second call skips parts that
-succeeded with the same command and commit.
+A part has a folder in OUT_DIR; summary.json and summary.txt are updated after each. A second call
+skips parts that succeeded with the same command and commit.
 """
 
 import argparse

@@ -4,9 +4,6 @@ Forward and backward are interleaved; a ratio is the median over rounds of
 ``time(form) / time(AFT-local)``. `bound` has all projections, the gate and the MLPs, but no mixing.
 
     python tools/benchmarks/training_step.py --json out.json
-
-If AFT-local differs from its dense masked form, or scaled_dot_product_attention from explicit
-softmax attention, the tool stops.
 """
 
 import argparse

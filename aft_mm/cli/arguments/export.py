@@ -2,8 +2,7 @@
 
 OUT.json next to it says how an image becomes its input. `aft_mm predict CONFIG OUT` runs the file.
 
-An image model reads `image` [B, C, H, W], normalised like the data_preprocessor of the config but
-without mask channel. Its outputs are
+An image model reads `image` [B, C, H, W], normalised, without mask channel. Its outputs are
 
 - of a classifier, `scores` [B, classes] before the softmax;
 - of a segmentor, `scores` [B, classes, H, W] before the softmax;

@@ -3,8 +3,8 @@
 A multiply-add is one FLOP, as is an element of an element-wise operation or a sum; softmax and
 layer norm are five per element. Activations are the output elements of the counted operations.
 
-Counts are for one image in evaluation mode, with the form of the AFT op that is chosen on the CPU,
-or for the likelihood of one sequence of the largest length.
+Counts are for one image in evaluation mode on the CPU, or for the likelihood of one sequence of the
+largest length.
 
 Saved is the memory that the backward pass needs for one sample in float32, without parameters and
 gradients; recomputed is the same with `with_cp=True`.

@@ -6,8 +6,8 @@ The last checkpoint of each work dir is published as by `aft_mm publish`, with t
 if the run used EMAHook. Its metrics are those of WORK_DIR/metrics.json (`aft_mm test --out`), or
 else those of the validation. Runs of one config share a model card NAME.md.
 
-The output folder also gets SHA256SUMS and weights.json. With `--address`, the address and hash of
-the first run of each config are written to the metafiles of configs/.
+The output folder also gets SHA256SUMS and weights.json. With `--address`, address and hash are
+written to the metafiles of configs/.
 """
 
 import argparse

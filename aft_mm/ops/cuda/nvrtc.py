@@ -1,8 +1,4 @@
-"""Compile CUDA C++ when a call first needs it, keep the result on the disk, and launch it.
-
-A cached file is named by a digest of sources, macros, compute capability and NVRTC, and begins with
-a digest of its content.
-"""
+"""Compile CUDA C++ when a call first needs it, keep the result on the disk, and launch it."""
 
 import contextlib
 import ctypes

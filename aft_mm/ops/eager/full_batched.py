@@ -143,11 +143,7 @@ def _is_plain_exact(key: Tensor, value: Tensor, bias: Tensor, masked: bool) -> b
 def _mean(
     key: Tensor, value: Tensor, bias: Tensor, shifted: bool = True, seeing: bool = False
 ) -> Tensor:
-    """Return the mean by products of exponentials of keys and w, −inf where hidden.
-
-    shifted: whether columns of keys and rows of w are shifted by their maximum; seeing: whether
-    every row is known to see a key.
-    """
+    """Return the mean by products of exponentials; seeing: whether every row is known to see a key."""
     # Compilers and exported graphs need plain operations and open sizes.
     if torch.compiler.is_compiling() or transformed():
         return _composed_mean(key, value, bias)

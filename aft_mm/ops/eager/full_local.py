@@ -283,10 +283,7 @@ def _future(tokens: int, device: torch.device) -> Tensor:
 
 
 def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
-    """Return row i of each block [n, c, K] from column first + i on: [n, c, columns], 0 elsewhere.
-
-    Read with rows shorter by one, each row starts one element further right.
-    """
+    """Move row i of each block [n, c, K] to column first + i, by rows shorter by one."""
     count, block, offsets = rows.shape
     width = offsets + block - 1
     skewed = F.pad(rows, (0, block)).flatten(1)[:, : block * width].view(count, block, width)

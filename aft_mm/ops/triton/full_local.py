@@ -224,7 +224,6 @@ def share_out(steps: int, pairs: int, device: torch.device) -> tuple[int, int]:
 def _bias_gradient(
     call: MatmulCall, inputs: MatmulInputs, terms: tuple[Strided, Strided | None], units: Strided
 ) -> Tensor:
-    """Return the gradient of w, or if shared of its tile, without the part of flagged tiles."""
     band, block, device = call.band, call.block, call.value.device
     side = min(block.tile, SIDE)
     owners, items, shape = band.tiles, len(call.value), tuple(call.table.shape)

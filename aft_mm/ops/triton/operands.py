@@ -2,7 +2,7 @@
 
 ``E = e^{k − unit}`` has a unit per tile and channel: the largest key of the sequence, or for causal
 ops of the tile and all tiles before it, all of which are visible to later tiles. The two terms of a
-channel are adjacent: (E (v − m), E) of a source; (a, c) of a target, for the gradient .
+channel are adjacent: (E (v − m), E) of a source; (a, c) of a target, for the gradient.
 
 The centre m of a sequence and channel is the mean of its first tile of values. Without it
 gradients, sums of W E (v − o), would be wrong for values far from 0, as tensor cores cut operands
