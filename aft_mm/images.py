@@ -5,7 +5,7 @@
 - Lists: files with one of :data:`IMAGE_SUFFIXES` or the first bytes of a format that is read. Other
   pictures are named, hidden files and folders are not.
 - Bounds: 2^26 pixels, or 64 per byte of the file up to the 179 million of Pillow.
-- Values: 8 bits, of 16 the upper 8. Values of 32 bits have no fixed range and are refused.
+- Values: 8 bits, of 16 the upper 8; 32 bits have no fixed range and are refused.
 - Colours: palettes, CMYK and grey become RGB; profiles are ignored.
 - Orientation: the image is turned as its EXIF says.
 - Transparency: the image is laid on white.

@@ -87,10 +87,7 @@ def grid_of(num_tokens: int, image_size: Sequence[int]) -> tuple[int, int] | Non
 
 
 def as_map(output: Any, image_size: Sequence[int], num_prefix_tokens: int = 0) -> Tensor:
-    """Convert the output of a layer to a map [B, D, H', W'] over images of ``image_size`` (H, W).
-
-    It may be [B, H', W', D], tokens [B, P + H'·W', D], or a sequence that begins with one of these.
-    """
+    """Convert the output of a layer to a map [B, D, H', W'] over images of ``image_size`` (H, W)."""
     while isinstance(output, Sequence) and len(output):
         output = output[0]
     if isinstance(output, Tensor) and output.dim() == 4:

@@ -136,11 +136,7 @@ def _rows(columns: Mapping[str, Sequence]) -> Iterable[dict]:
 
 
 def curves(records: Sequence[dict], points: int, metrics: Sequence[str] = ('loss',)) -> dict:
-    """Return the entries of a line that follow from a log.
-
-    At most `points` training records are kept, evenly spaced from the last one backwards, with the
-    given metrics, and all validations.
-    """
+    """Return the entries of a line that follow from a log, with at most `points` records."""
     training = [record for record in records if is_training(record)]
     entries: dict[str, Any] = {}
     if training:

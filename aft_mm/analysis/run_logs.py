@@ -22,8 +22,7 @@ def read_scalars(path: str | Path) -> list[dict]:
     """Read the log of a run, written by mmengine's LocalVisBackend, one dict per record.
 
     ``path`` is a file of JSON lines (``vis_data/scalars.json``), or a work dir, in which the last
-    log of repeated iterations counts. Training records get ``epoch_length`` from a text log next to
-    it.
+    log of repeated iterations counts.
     """
     path = Path(path)
     files = sorted(path.glob('*/vis_data/scalars.json')) if path.is_dir() else [path]

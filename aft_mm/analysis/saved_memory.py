@@ -18,10 +18,7 @@ class SavedMemory(NamedTuple):
 
 
 def saved_memory(model: nn.Module, run: Callable[[], Tensor]) -> SavedMemory:
-    """Count the distinct storages that the backward pass of `run` needs, without the parameters.
-
-    `run` is the forward pass of one sample. Of alike blocks the first one counts for all.
-    """
+    """Count the storages that the backward pass of one sample needs, without the parameters."""
     model.train()
     module: Any
     for module in model.modules():

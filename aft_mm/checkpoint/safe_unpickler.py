@@ -1,9 +1,9 @@
 """Read torch.save files without executing their pickle.
 
 Stock OpenMMLab checkpoints hold numpy values, log histories and scheduler methods, which
-``torch.load(weights_only=True)`` refuses and plain pickle would let run any code. So
-:class:`RecordingUnpickler` calls nothing and records names and calls, from which
-:class:`ObjectBuilder` builds tensors, arrays and plain values; everything else is refused.
+``torch.load(weights_only=True)`` refuses. So :class:`RecordingUnpickler` calls nothing and records
+names and calls, from which :class:`ObjectBuilder` builds tensors, arrays and plain values;
+everything else is refused.
 
 ``weights_only=True`` inside of ``safe_globals`` (torch 2.11) would lose promises of SECURITY.md. It
 executes calls while it reads, which cannot be bounded: a file of 1 kB calls ``bytearray(10**10)``.
@@ -74,12 +74,11 @@ class RecordedCall:
 
 
 class RecordingUnpickler(pickle._Unpickler):
-    """Reads a pickle with the opcodes of torch.save and records its calls instead of executing them.
+    """Reads a pickle with the opcodes of torch.save and records its calls.
 
     Raises:
         Refused: The pickle uses a name that is not among `names`.
-        UnpicklingError: It calls something other than a name, or sets another state than that of a
-            call.
+        UnpicklingError: It makes another kind of call, or sets another state than that of a call.
     """
 
     stack: list[Any]  # set by the base class
@@ -193,9 +192,8 @@ class ObjectBuilder:
     """Builds values from the records of :class:`RecordingUnpickler`.
 
     Args:
-        read_storage: Returns a storage as a uint8 tensor, given torch's persistent id after
-            ``'storage'``.
-        limit: Maximum bytes of all values, as a small file can refer to the same bytes many times.
+        read_storage: Returns a storage as a uint8 tensor, given torch's persistent id.
+        limit: Maximum bytes of all values.
     """
 
     def __init__(self, read_storage: Callable[..., Tensor], limit: int) -> None:

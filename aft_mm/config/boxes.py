@@ -41,15 +41,7 @@ OTHER_FORMATS = {
 
 @dataclass(slots=True)
 class Box:
-    """A box as a file gives it.
-
-    Args:
-        number: Its id in a json, its number in an xml.
-        label: Name of its class.
-        place: x, y, width and height [px].
-        area: Of the object, None if the file does not give it [px].
-        mark: What marks it as ignored, such as ``'difficult'``, or ''.
-    """
+    """A box as a file gives it, with x, y, width and height [px] and what marks it as ignored."""
 
     number: Any
     label: str
@@ -60,14 +52,7 @@ class Box:
 
 @dataclass(slots=True)
 class Annotated:
-    """The boxes of an image.
-
-    Args:
-        source: The json or xml file.
-        name: Path of the image as the file gives it.
-        size: Width and height of the image that the file gives, or None.
-        boxes: Its boxes.
-    """
+    """The boxes of an image, its json or xml file, and its path and size as the file gives them."""
 
     source: str
     name: str
@@ -101,13 +86,7 @@ class Unused:
 
 
 def unused_reason(box: Box, source: str, size: tuple[int, int]) -> str:
-    """Return why mmdet's CocoDataset does not train on a box, or '', or refuse one without sense.
-
-    Args:
-        box: The box.
-        source: Its file.
-        size: Width and height of its image.
-    """
+    """Return why mmdet's CocoDataset does not train on a box, or '', or refuse one without sense."""
     x, y, width, height = box.place
     problem = ''
     if width < 0 or height < 0:
@@ -225,9 +204,7 @@ def _default_classes(kind: str) -> Sequence[str]:
 def read_voc(path: Path, as_mmdet: bool = False) -> Annotated:
     """Read an xml file of VOC; raise a UserError if it cannot be read.
 
-    Args:
-        path: The file.
-        as_mmdet: Refuse what mmdet cannot read, and cut coordinates to integers as it does.
+    as_mmdet: Refuse what mmdet cannot read, and cut coordinates to integers as it does.
     """
     source = str(path)
     if path.exists() and not path.is_file():  # on a pipe, reading would wait for ever
@@ -373,14 +350,7 @@ def other_format(content: Any) -> str:
 def coco_images(
     path: str, content: dict, names: Mapping[int | str, str], unused: Unused
 ) -> dict[int | str, Annotated]:
-    """Return the images of annotations of COCO by id; count the boxes of no image of the file.
-
-    Args:
-        path: The file.
-        content: What :func:`read_coco` read from it.
-        names: Names of the classes by id.
-        unused: Counts boxes.
-    """
+    """Return the images of annotations of COCO by id; count the boxes of no image of the file."""
     images = {
         image['id']: Annotated(
             path, image['file_name'], _size(image.get('width'), image.get('height'))

@@ -40,10 +40,7 @@ class Source:
 def colours_of(path: Path, ignored: Sequence[str] = (), by_number: bool = False) -> np.ndarray:
     """Return the colour of each pixel as 0xrrggbb, of 16 or 32 bits the value + WIDE, [H, W].
 
-    Args:
-        path: The mask.
-        ignored: Colours (#rrggbb) and values that are replaced by NOTHING.
-        by_number: Whether the value of a palette counts as a grey level.
+    by_number: Whether the value of a palette counts as a grey level.
     """
     values = None
     with suppress(OSError), Image.open(path, formats=IMAGE_FORMATS) as mask:  # read_rgb refuses it

@@ -21,8 +21,8 @@ def read_points(path: str | Path) -> np.ndarray:
         float64 [N, 3], x, y, z in the unit of the file.
 
     Raises:
-        UnusableFile: If the file is missing, damaged, a mesh or of another kind, or the points are
-            not finite or have no extent.
+        UnusableFile: If the file is missing, damaged or of another kind, or the points are not
+            finite or have no extent.
     """
     path = Path(path)
     if path.suffix.lower() not in _READERS:

@@ -45,8 +45,8 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
         The samples, float32 [N] within ±1, and warnings about changes.
 
     Raises:
-        UnusableFile: If the file is missing, damaged, without sound or longer than
-            :data:`MAX_SAMPLES`, or its rate is out of range or cannot be resampled.
+        UnusableFile: If the file is missing, damaged, silent or longer than :data:`MAX_SAMPLES`, or
+            its rate is out of range.
     """
     read_header(path, sample_rate)
     parts, warnings = [], []

@@ -26,9 +26,8 @@ SOUND = ('.wav', '.flac', '.ogg')
 class Utterances(FileDataset):
     """Utterances with transcripts; a subclass finds their files in :meth:`find`.
 
-    Training leaves out and logs files that, by their headers, are missing, damaged, longer than
-    `max_frames` or, after stacking, too short for CTC. With ``test_mode=True`` they stop the run,
-    except short ones.
+    Training leaves out and logs files that are missing, damaged, longer than `max_frames` or too
+    short for CTC. With ``test_mode=True`` they stop the run, except short ones.
 
     Args:
         units: Arguments of :class:`TextUnits`.

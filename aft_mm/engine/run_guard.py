@@ -209,7 +209,6 @@ def _allow_many_open_files() -> None:
 
 @contextmanager
 def _deaths_of_workers() -> Iterator[None]:
-    """Raise the death of a worker, not the error of its connection, which closes first."""
     try:
         yield
     except (OSError, EOFError) as error:

@@ -106,10 +106,7 @@ class GraphFile(ABC):
         pass
 
     def quantize(self, images: Sequence[Tensor] = ()) -> None:
-        """Store the weights of matrix products in int8, per output channel, and round their inputs.
-
-        Images are examples for the ranges of inputs, where the runtime does not compute them.
-        """
+        """Store the weights of matrix products in int8, per output channel; images are examples."""
         raise UserError(f'{self.suffix} has no int8')
 
     def round_inputs_of_loops(self) -> None:

@@ -18,8 +18,7 @@ Call = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
 class Graph(NamedTuple):
     """A function of tensors, and how it is exported.
 
-    `name` is the suffix of the file, such as 'step', `inputs` are examples, `dynamic` the open axes
-    of each input, in order, and `metadata` what the file says about itself.
+    `name` is the suffix of the file, `inputs` are examples, `dynamic` the open axes of each.
     """
 
     name: str

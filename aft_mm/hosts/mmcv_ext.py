@@ -66,12 +66,8 @@ def softnms(
 ) -> Tensor:
     """Soft-NMS: decay the scores of overlapping boxes instead of dropping them.
 
-    Args:
-        boxes: [N, 4].
-        scores: [N].
-        dets: [N, 5], whose first rows receive the boxes with their decayed scores.
-        method: 0 drops boxes above the threshold, 1 multiplies scores by ``1 − IoU``, 2 all by
-            ``exp(−IoU² / sigma)``.
+    dets [N, 5] receives the boxes with their scores. method: 0 drops boxes above the threshold, 1
+    multiplies scores by ``1 − IoU``, 2 all by ``exp(−IoU² / sigma)``.
 
     Returns:
         Indices of the rows of `dets` in `boxes`.

@@ -10,8 +10,7 @@ def psamask_forward(input: Tensor, output: Tensor, **options: int) -> None:
 
     Args:
         input: [B, h_mask · w_mask, H, W], a mask around each place.
-        output: [B, H · W, H, W]; channels are targets of a place (psa_type 0, collect), or the
-            reverse (1, distribute).
+        output: [B, H · W, H, W]; channels are targets of a place (psa_type 0), or the reverse (1).
     """
     batch, _, height, width = input.shape
     laid = input.new_zeros(batch, height * width + 1, height, width)

@@ -300,10 +300,7 @@ def _not_annotated(files: Sequence[Path]) -> Iterator[str]:
 
 
 def _fit(images: Sequence[Annotated], stored: Sequence[Stored], scale: bool) -> list[str]:
-    """Move boxes to where their objects are in the image as it is read; return what to say of it.
-
-    The size that a file gives shows whether its boxes are those of the stored or of the turned photo.
-    """
+    """Move boxes to where their objects are in the image as it is read; return what to say of it."""
     notes, unclear = [], []
     num_scaled, readings = 0, {'stored': 0, 'turned': 0}
     for image, (width, height, orientation) in zip(images, stored, strict=True):

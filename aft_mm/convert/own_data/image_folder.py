@@ -40,14 +40,7 @@ Folders = dict[str, list[str]]
 
 
 class Labelled(NamedTuple):
-    """An image of a class.
-
-    Args:
-        path: Its path below the data.
-        part: ``'train'``, ``'val'``, ``'test'``, or ``'all'`` if the parts are to be sampled.
-        label: Name of its class.
-        name: Its path below the folders of parts and classes.
-    """
+    """An image of a class, in ``'train'``, ``'val'``, ``'test'``, or in ``'all'`` to be sampled."""
 
     path: str
     part: str
@@ -64,12 +57,7 @@ class Layout(NamedTuple):
 
 
 def image_folder(root: Path, share: float, seed: int, start: str | None = None) -> OwnData:
-    """Inspect a folder with a folder of images for each class, or train/ and val/ of such folders.
-
-    Args:
-        root, share, seed: The folder, and the split.
-        start: Name or file of the weights that the training starts from.
-    """
+    """Inspect a folder with a folder of images for each class, or train/ and val/ of such folders."""
     images, parts, notes = find_classes(root)
     sizes = image_sizes([root / image.path for image in images])  # all can be read
     first = copies([root / image.path for image in images])

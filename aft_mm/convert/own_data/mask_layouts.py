@@ -58,8 +58,6 @@ def some(names: Sequence[str], most: int = 5) -> str:
 def find_masks(root: Path) -> dict[str, Pairs]:
     """Return the pairs of ``'train'`` and ``'val'``, or of ``'all'``, {} if there is no mask.
 
-    Those of ``'test'`` are the last, if there are any.
-
     Raises:
         UserError: If a folder is missing, or images and masks cannot be matched.
     """

@@ -138,14 +138,7 @@ def copy_notes(
     parts: Sequence[str] | None = None,
     sampled: bool = True,
 ) -> Iterator[str]:
-    """Say which files are copies, also across classes and parts.
-
-    Args:
-        names: Names of the files for the messages.
-        first: The result of :func:`copies`.
-        labels, parts: Label and part of each file, if they have some.
-        sampled: Whether the parts are sampled.
-    """
+    """Say which files are copies, given the result of :func:`copies`."""
     labels = labels or [None] * len(names)
     parts = parts or ['all'] * len(names)
     pairs = [(copy, other) for copy, other in enumerate(first) if copy != other]

@@ -288,8 +288,7 @@ class CheckpointCompatibilityHook(Hook):
     """Refuse a checkpoint of another architecture, which mmengine loads with only a warning.
 
     Args:
-        strict: True requires exactly the tensors of the model and the same subwords; False allows
-            what the model's loading allows.
+        strict: Require exactly the tensors of the model and the same subwords.
         resume: Also refuse interpolated position biases, and, without a StopHook, a checkpoint from
             inside an epoch.
     """

@@ -162,7 +162,7 @@ DIVERGED = 'the loss of iteration'
 class FiniteLossHook(Hook):
     """Stop the run at a non-finite loss or gradient, before clipping and the optimizer step.
 
-    With float16 only a non-finite loss stops it, because the loss scaler skips infinite gradients.
+    With float16 only the loss counts, because the loss scaler skips infinite gradients.
     """
 
     def __init__(self) -> None:

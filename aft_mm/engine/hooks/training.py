@@ -76,7 +76,7 @@ class DiscriminantHeadHook(Hook):
 
     ``W = Σ⁻¹ μ`` and ``b = −½ μᵀ Σ⁻¹ μ`` for the means μ of the classes, all of which count the
     same, and the shrunk covariance ``Σ = (1 − s) S + s tr(S) / D`` of the features of all images
-    and their mirror images. One epoch is enough, and no optimizer is needed.
+    and their mirror images. One epoch is enough.
 
     Args:
         shrinkage: s, above 0 and at most 1.
@@ -171,8 +171,8 @@ class EpochTimeHook(Hook):
 class BitsPerDimHook(Hook):
     """Log ``loss_bits_per_X = loss / ln 2`` in addition to the loss in nats.
 
-    X is the unit of the validation metric :class:`aft_mm.evaluation.Likelihood`, without which, or
-    with smoothed labels, nothing is logged.
+    X is the unit of the validation metric :class:`aft_mm.evaluation.Likelihood`, without which
+    nothing is logged.
     """
 
     priority = 'HIGH'  # before LoggerHook reads the scalars

@@ -34,7 +34,7 @@ class LSTM(TokenMixer):
         **kwargs: See :class:`TokenMixer`.
 
     Raises:
-        ValueError: If D is odd and the mixer is not causal.
+        ValueError: D is odd and the mixer not causal.
     """
 
     normalized = False

@@ -19,7 +19,7 @@ from .bi_lstm_encoder import check_features
 class TDNNEncoder(Resettable, BaseModule):
     """Time-delay network, ``[B, T, F] -> [B, T, D]``: dilated convolutions with batch norm.
 
-    Padding is 0 before every convolution; batch norm in training includes it.
+    Padding is 0 before every convolution.
 
     Args:
         num_features: Features F of a frame.

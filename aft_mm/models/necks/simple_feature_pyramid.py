@@ -35,8 +35,8 @@ class SimpleFeaturePyramid(Resettable, BaseModule):
         in_stride: Stride of the map [px], the patch_size of the backbone.
         strides: Ascending strides of the levels [px], in_stride times powers of 2. A level n times
             finer needs D divisible by n.
-        num_outs: Number of levels; those beyond `strides` subsample the level before, as in FPN.
-            None for one per stride.
+        num_outs: Number of levels, by default one per stride; further ones subsample the level
+            before.
         init_cfg: See mmengine's BaseModule.
 
     Raises:

@@ -143,7 +143,7 @@ def _is_plain_exact(key: Tensor, value: Tensor, bias: Tensor, masked: bool) -> b
 def _mean(
     key: Tensor, value: Tensor, bias: Tensor, shifted: bool = True, seeing: bool = False
 ) -> Tensor:
-    """Return the mean by products of exponentials; seeing: whether every row is known to see a key."""
+    """Return the mean by products; seeing: whether every row is known to see a key."""
     # Compilers and exported graphs need plain operations and open sizes.
     if torch.compiler.is_compiling() or transformed():
         return _composed_mean(key, value, bias)
