@@ -87,7 +87,7 @@ def grid_of(num_tokens: int, image_size: Sequence[int]) -> tuple[int, int] | Non
 
 
 def as_map(output: Any, image_size: Sequence[int], num_prefix_tokens: int = 0) -> Tensor:
-    """Convert the output of a layer to a map [B, D, H', W'] over images of ``image_size`` (H, W)."""
+    """Convert the output of a layer to a map [B, D, H', W'] over images of ``image_size``."""
     while isinstance(output, Sequence) and len(output):
         output = output[0]
     if isinstance(output, Tensor) and output.dim() == 4:

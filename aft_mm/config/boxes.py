@@ -86,7 +86,7 @@ class Unused:
 
 
 def unused_reason(box: Box, source: str, size: tuple[int, int]) -> str:
-    """Return why mmdet's CocoDataset does not train on a box, or '', or refuse one without sense."""
+    """Return why mmdet's CocoDataset does not train on a box, or ''; refuse one without sense."""
     x, y, width, height = box.place
     problem = ''
     if width < 0 or height < 0:

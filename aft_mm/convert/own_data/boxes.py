@@ -300,7 +300,7 @@ def _not_annotated(files: Sequence[Path]) -> Iterator[str]:
 
 
 def _fit(images: Sequence[Annotated], stored: Sequence[Stored], scale: bool) -> list[str]:
-    """Move boxes to where their objects are in the image as it is read; return what to say of it."""
+    """Move boxes to where their objects are in the image as it is read; say what changed."""
     notes, unclear = [], []
     num_scaled, readings = 0, {'stored': 0, 'turned': 0}
     for image, (width, height, orientation) in zip(images, stored, strict=True):

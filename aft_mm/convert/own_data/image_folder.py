@@ -57,7 +57,7 @@ class Layout(NamedTuple):
 
 
 def image_folder(root: Path, share: float, seed: int, start: str | None = None) -> OwnData:
-    """Inspect a folder with a folder of images for each class, or train/ and val/ of such folders."""
+    """Inspect a folder with a folder of images per class, or train/ and val/ of such folders."""
     images, parts, notes = find_classes(root)
     sizes = image_sizes([root / image.path for image in images])  # all can be read
     first = copies([root / image.path for image in images])
