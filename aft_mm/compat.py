@@ -46,7 +46,6 @@ class _Projected(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [B, T, dim] of x [B, T, dim]."""
         return self.project(self._mix(self.to_q(x), self.to_k(x), self.to_v(x)))
 
 
@@ -71,8 +70,7 @@ class AFTFull(_Projected):
 
     Args:
         max_seqlen: Largest number of tokens T.
-        dim: Channels of the tokens.
-        hidden_dim: Channels of query, key and value.
+        dim, hidden_dim: See :class:`AFTSimple`.
     """
 
     def __init__(self, max_seqlen: int, dim: int, hidden_dim: int = 64) -> None:
@@ -89,8 +87,7 @@ class AFTLocal(AFTFull):
 
     Args:
         max_seqlen: Largest number of tokens T.
-        dim: Channels of the tokens.
-        hidden_dim: Channels of query, key and value.
+        dim, hidden_dim: See :class:`AFTSimple`.
         s: Window.
     """
 

@@ -206,7 +206,6 @@ def _advice(kinds: Collection[str]) -> str:
 
 
 def _kind(path: str) -> tuple[str, bool]:
-    """Return the kind of picture of a file without a usual ending, or '', and whether it is read."""
     ending = os.path.splitext(path)[1].lower()
     if ending in _TEXTS:
         return '', False

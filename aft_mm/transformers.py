@@ -129,7 +129,6 @@ _BYTES = dict(
 
 @contextmanager
 def _recorded(layers: nn.ModuleList, wanted: bool = True) -> Iterator[list[Tensor]]:
-    """Yield a list that gets the tokens that enter the first layer, and leave each layer, if wanted."""
     states: list[Tensor] = []
     if not wanted:
         yield states
@@ -204,7 +203,6 @@ class _ImageModel(_Model):
         return self.backbone.patch_embed.projection
 
     def _tokens(self, pixel_values: Tensor, hidden: bool | None) -> tuple[Tensor, tuple | None]:
-        """Return the normalised tokens [B, T, D], and the :func:`_recorded` ones if `hidden`."""
         wanted = self.config.output_hidden_states if hidden is None else hidden
         with _recorded(self.backbone.layers, wanted) as states:
             tokens = self.backbone.forward_intermediates(pixel_values, indices=1)[0]
@@ -605,7 +603,6 @@ class AFTForCausalLM(_Model, GenerationMixin):
 
     @staticmethod
     def _cache_of(cache: Any, past_key_values: Any) -> AFTCache | None:
-        """Return the cache of either name."""
         if cache is not None and past_key_values is not None and cache is not past_key_values:
             refuse('past_key_values', 'None with a cache', past_key_values)
         cache = past_key_values if cache is None else cache

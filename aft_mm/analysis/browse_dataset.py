@@ -1,5 +1,3 @@
-"""Show samples of a dataset after its pipeline and before normalisation."""
-
 import argparse
 import textwrap
 from collections.abc import Sequence

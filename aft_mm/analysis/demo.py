@@ -1,5 +1,3 @@
-"""Open a page in the browser that tries a trained model."""
-
 import argparse
 import importlib.util
 import os

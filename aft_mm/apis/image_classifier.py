@@ -1,5 +1,3 @@
-"""Classification of images with a trained model."""
-
 import itertools
 import os
 from collections.abc import Callable, Sequence

@@ -1,5 +1,3 @@
-"""Sampling of images from a trained model."""
-
 import os
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Sampling of point clouds from a trained model."""
-
 import os
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Speech recognition with a trained model."""
-
 import os
 from collections.abc import Iterator, Sequence
 from math import prod

@@ -1,5 +1,3 @@
-"""Super-resolution of images with a trained model."""
-
 import os
 import sys
 from datetime import timedelta
@@ -115,8 +113,8 @@ class SuperResolver:
     def tile(self, image: np.ndarray, num: int = 1, overlap: int = 2, **options: Any) -> np.ndarray:
         """Sample enlargements of a larger image, tile by tile.
 
-        The fewest overlapping tiles of h x w pixels are sampled independently and fade linearly
-        into each other, so structures larger than a tile may not fit together.
+        Tiles of h x w pixels are sampled independently and fade linearly into each other, so larger
+        structures may not fit together.
 
         Args:
             image: uint8 ``[H', W', C]``.

@@ -1,5 +1,3 @@
-"""Sampling and scoring of text with a trained model."""
-
 import os
 from collections.abc import Sequence
 from typing import Any, overload

@@ -1,5 +1,3 @@
-"""Translation with a trained model."""
-
 import os
 from collections.abc import Callable, Sequence
 from itertools import count

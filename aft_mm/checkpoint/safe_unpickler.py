@@ -410,7 +410,6 @@ def read_archive(path: str, map_location: Any = None) -> Any:
 
 
 def _read_zip(archive: zipfile.ZipFile, size: int, device: torch.device, limit: int) -> Any:
-    """Read ``NAME/data.pkl`` and ``NAME/data/KEY`` per storage of a zip archive, since torch 1.6."""
     records = archive.infolist()
     # Compressed or overlapping records could expand without limit.
     packed = any(x.compress_type != zipfile.ZIP_STORED or x.flag_bits & 1 for x in records)

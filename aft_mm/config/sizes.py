@@ -1,5 +1,3 @@
-"""The size of the images that a model reads in a test."""
-
 from typing import TYPE_CHECKING
 
 from aft_mm.errors import UserError

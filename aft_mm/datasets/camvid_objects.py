@@ -1,5 +1,3 @@
-"""Objects of CamVid with boxes and masks."""
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

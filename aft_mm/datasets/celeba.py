@@ -1,5 +1,3 @@
-"""CelebA."""
-
 import os
 from pathlib import Path
 from typing import Any

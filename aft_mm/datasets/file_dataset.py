@@ -1,5 +1,3 @@
-"""A dataset of many files, some of which may be damaged."""
-
 from typing import Any
 
 from mmengine.dataset import BaseDataset

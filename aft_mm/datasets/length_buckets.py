@@ -1,5 +1,3 @@
-"""Batches of sequences of similar length."""
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""MNIST from its original files."""
-
 import math
 from pathlib import Path
 from typing import Any

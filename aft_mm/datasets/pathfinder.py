@@ -1,5 +1,3 @@
-"""Pathfinder: are two dots connected by a dashed path?"""
-
 from collections.abc import Iterator
 from typing import Any
 

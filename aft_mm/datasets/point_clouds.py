@@ -1,5 +1,3 @@
-"""Point clouds in one folder per class."""
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

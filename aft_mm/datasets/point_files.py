@@ -1,5 +1,3 @@
-"""Reading point clouds."""
-
 from collections.abc import Callable
 from functools import partial
 from itertools import islice

@@ -1,5 +1,3 @@
-"""Batches with a limit on their tokens."""
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""BLEU of translations."""
-
 from collections.abc import Sequence
 from typing import Any
 

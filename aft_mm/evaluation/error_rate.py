@@ -1,5 +1,3 @@
-"""Error rates of speech recognition."""
-
 from collections.abc import Sequence
 from typing import Any
 

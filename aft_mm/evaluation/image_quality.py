@@ -1,5 +1,3 @@
-"""Quality of super-resolution."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +37,7 @@ class ImageQuality(GenerationMetric):
 
     Args:
         image_shape: ``(H, W, C)`` of the images.
-        source_shape: ``(h, w, C)`` of the inputs, a divisor of ``image_shape``.
+        source_shape: ``(h, w, C)`` of the inputs.
         **kwargs: See :class:`Metric`.
 
     Raises:

@@ -1,5 +1,3 @@
-"""FID and LPIPS of sampled images, by torchmetrics."""
-
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -19,13 +17,7 @@ LPIPS_NETS = ('alex', 'vgg', 'squeeze')
 
 
 class _ImageSetMetric(GenerationMetric):
-    """Base class that collects the generated and the true images as bytes.
-
-    Args:
-        image_shape: ``(H, W, C)`` of the images; grey ones get three equal channels.
-        batch_size: Number of images per forward pass of the network.
-        **kwargs: See :class:`Metric`.
-    """
+    """Base class that collects the generated and the true images as bytes."""
 
     def __init__(self, image_shape: Sequence[int], batch_size: int = 32, **kwargs: Any) -> None:
         check_sizes('image_shape (H, W, C)', image_shape, (3,))

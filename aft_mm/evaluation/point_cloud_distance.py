@@ -1,5 +1,3 @@
-"""Distance of generated point clouds from the test set."""
-
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Pooling of a set of tokens by one learned query."""
-
 import torch
 from torch import Tensor, nn
 

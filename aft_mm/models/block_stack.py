@@ -1,5 +1,3 @@
-"""Base class of the encoder and the decoder of sequences."""
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any

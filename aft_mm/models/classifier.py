@@ -1,5 +1,3 @@
-"""An image classifier without OpenMMLab's task model."""
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Data preprocessor of token sequences."""
-
 from typing import Any
 
 import torch

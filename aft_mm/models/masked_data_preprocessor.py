@@ -1,5 +1,3 @@
-"""Data preprocessor that marks the padding of a batch of images."""
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Data preprocessor of speech features."""
-
 from typing import Any
 
 from torch import Tensor

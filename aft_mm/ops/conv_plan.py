@@ -50,8 +50,7 @@ class ConvPlan:
     Args:
         weight: w ``[h, *kernel]``.
         constant: Whether w never changes, so that what is computed from it is kept.
-        form: 'difference', 'additive' or 'exact', for a compiled graph, which cannot choose. Where
-            it is not exact for a call, the result is computed again.
+        form: 'difference', 'additive' or 'exact', for a compiled graph, which cannot choose.
     """
 
     def __init__(self, weight: Tensor, constant: bool = False, form: str | None = None) -> None:

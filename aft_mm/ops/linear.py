@@ -105,11 +105,9 @@ def linear_attention_step(
 
     Args:
         state: The previous state, which must not be used again.
-        query: [B, h, d].
-        key: [B, h, d].
+        query, key: [B, h, d].
         value: [B, h, m].
-        feature_map: That of the op.
-        eps: That of the op.
+        feature_map, eps: Those of the op.
 
     Returns:
         y [B, h, m] and the next state.

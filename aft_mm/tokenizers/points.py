@@ -1,5 +1,3 @@
-"""Point clouds as tokens and back."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

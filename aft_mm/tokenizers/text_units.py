@@ -1,5 +1,3 @@
-"""Transcripts as characters or phonemes."""
-
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence

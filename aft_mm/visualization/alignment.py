@@ -1,5 +1,3 @@
-"""CTC posteriors over time."""
-
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any

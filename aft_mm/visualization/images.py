@@ -1,5 +1,3 @@
-"""Sampled images and completions, and grids of them."""
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Sampled point clouds, and pictures of them."""
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Sampled enlargements of images, and pictures of them."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ The cost is time and peak memory of forward and backward of one mixer, per sampl
 cost over log length is printed: 1 is linear, 2 quadratic.
 
     python tools/benchmarks/benchmark_attention.py --json out.json --png out.png
-
-If the forward pass of a mixer differs from its steps, the tool stops.
 """
 
 import argparse

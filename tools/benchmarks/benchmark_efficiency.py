@@ -4,8 +4,6 @@ Measured are time and peak memory of forward, and of forward and backward, and t
 decoding.
 
     python tools/benchmarks/benchmark_efficiency.py --json out.json --png out.png
-
-If the forward pass of a mixer differs from its steps or from the float64 oracle, the tool stops.
 """
 
 import argparse

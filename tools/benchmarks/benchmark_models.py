@@ -7,8 +7,6 @@ AFT-conv without the mixing.
     python tools/benchmarks/benchmark_models.py --size 224 384 --dtype float32 --json out.json
 
 With `--train` (eager, float32, on a CPU), forward and backward with recomputed blocks are measured.
-
-If an op differs from the float64 oracle, the tool stops.
 """
 
 import argparse

@@ -19,7 +19,6 @@ def compulsory_bytes(inputs: Sequence[Tensor], output: Tensor, training: bool) -
 
 
 def _reached(length: int, before: int, after: int) -> int:
-    """Count pairs (i, j) on a line with ``i − before ≤ j ≤ i + after``."""
     return sum(min(i + after, length - 1) - max(i - before, 0) + 1 for i in range(length))
 
 

@@ -4,7 +4,7 @@
     aft_mm number-masks my_masks/colours my_masks/masks
 
 A folder of images and masks, in a layout that `aft_mm new masks` reads, gives a folder for it, with
-links to the images. From other folders only masks are written.
+links to the images.
 
 Every colour becomes a class, numbered by its share of the pixels, the largest first. Masks that
 have the numbers 0, 1, … already, and perhaps 255 for ignored pixels, keep them. The colours are

@@ -1,5 +1,3 @@
-"""List the configs with their measured results and requirements."""
-
 import argparse
 import importlib.util
 import os

@@ -1,5 +1,3 @@
-"""Write a config for data of the user."""
-
 import argparse
 import os
 import shlex

@@ -1,5 +1,3 @@
-"""Predict classes, boxes or masks of images with a trained model."""
-
 import argparse
 import csv
 import glob

@@ -1,5 +1,3 @@
-"""Enlarge an image by sampling from a trained super-resolution model."""
-
 import argparse
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Train a model from a config file."""
-
 import argparse
 import io
 import logging

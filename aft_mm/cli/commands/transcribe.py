@@ -1,5 +1,3 @@
-"""Transcribe speech files."""
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence

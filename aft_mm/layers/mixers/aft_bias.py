@@ -1,5 +1,3 @@
-"""AFT-full with a position bias passed to the call."""
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

@@ -1,5 +1,3 @@
-"""AFT-conv."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,8 +35,7 @@ class AFTConv(AFTMixer):
         tau: Temperature of sparsity='gumbel'; None is the paper's 0.5.
         init_std: Standard deviation of w at initialisation.
         init_peak: Initial bias of one position per head, see :class:`ConvPositionBias`.
-        gate: See :class:`AFTMixer`.
-        qkv_bias: See :class:`TokenMixer`.
+        gate, qkv_bias: See :class:`AFTMixer`.
         **kwargs: See :class:`AFTMixer`. Without a grid, `kernel_size` sets the dimensions, and
             there are no steps.
     """

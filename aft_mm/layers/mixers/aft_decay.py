@@ -1,5 +1,3 @@
-"""AFT-decay."""
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""AFT-full."""
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any

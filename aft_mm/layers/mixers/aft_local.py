@@ -1,5 +1,3 @@
-"""AFT-local."""
-
 from collections.abc import Sequence
 from typing import Any
 

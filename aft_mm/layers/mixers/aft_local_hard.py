@@ -1,5 +1,3 @@
-"""AFT-local-hard."""
-
 from collections.abc import Sequence
 from typing import Any
 

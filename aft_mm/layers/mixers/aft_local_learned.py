@@ -1,5 +1,3 @@
-"""AFT-local-learned."""
-
 from aft_mm.registry import MODELS
 
 from .aft_local import AFTLocal

@@ -1,5 +1,3 @@
-"""The dense Synthesizer."""
-
 from math import prod
 from typing import Any
 

@@ -117,8 +117,7 @@ class DepthwiseConv(KernelMixer):
 
     Args:
         embed_dims: Channels D.
-        kernel_size: See :class:`KernelMixer`.
-        **kwargs: See :class:`KernelMixer`.
+        kernel_size, **kwargs: See :class:`KernelMixer`.
     """
 
     example = dict(kernel_size=3)

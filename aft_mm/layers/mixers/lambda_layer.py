@@ -1,5 +1,3 @@
-"""The lambda layer."""
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Softmax attention in local blocks, as in the Image Transformer."""
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple

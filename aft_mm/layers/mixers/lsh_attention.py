@@ -1,5 +1,3 @@
-"""Attention by locality-sensitive hashing, as in the Reformer."""
-
 from math import prod
 from typing import Any, NamedTuple
 
@@ -201,7 +199,6 @@ def _with_chunk_before(x: Tensor) -> Tensor:
 
 
 def _take(x: Tensor, token: Tensor) -> Tensor:
-    """Return rows of x [B, h, T, d] for tokens [B, h, ...], [B, h, ..., d]; any row for −1."""
     index = token.clamp_min(0).flatten(2).unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])
     rows: Tensor = x.gather(2, index).unflatten(2, token.shape[2:])
     return rows

@@ -1,5 +1,3 @@
-"""A long short-term memory."""
-
 from typing import Any, NamedTuple
 
 import torch

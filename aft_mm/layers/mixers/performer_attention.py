@@ -1,5 +1,3 @@
-"""Performer attention: linear attention over random features of the softmax kernel."""
-
 import math
 from functools import cache
 from typing import Any

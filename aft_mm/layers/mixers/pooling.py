@@ -1,5 +1,3 @@
-"""Gated average pooling."""
-
 from aft_mm.registry import MODELS
 
 from .depthwise_conv import KernelMixer
@@ -13,8 +11,7 @@ class Pooling(KernelMixer):
 
     Args:
         embed_dims: Channels D.
-        kernel_size: See :class:`KernelMixer`.
-        **kwargs: See :class:`KernelMixer`.
+        kernel_size, **kwargs: See :class:`KernelMixer`.
     """
 
     example = dict(kernel_size=3)

@@ -1,5 +1,3 @@
-"""Strided and fixed attention, as in the Sparse Transformer."""
-
 from math import prod
 from typing import Any
 

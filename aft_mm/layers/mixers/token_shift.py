@@ -1,5 +1,3 @@
-"""Gated token shift."""
-
 from math import prod
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""The task model of all autoregressive tasks."""
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""The task model of speech recognition."""
-
 from typing import Any
 
 import torch

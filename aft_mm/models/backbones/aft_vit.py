@@ -1,5 +1,3 @@
-"""A plain vision transformer with any token mixer."""
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

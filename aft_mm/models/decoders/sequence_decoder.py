@@ -1,5 +1,3 @@
-"""The autoregressive decoder of all sequence tasks."""
-
 from typing import Any, NamedTuple
 
 import torch
@@ -35,8 +33,7 @@ class SequenceDecoder(BlockStack):
     ``x_t = embedding(token_{t−1}) + p_t``.
 
     Args:
-        *args: See :class:`BlockStack`.
-        **kwargs: See :class:`BlockStack`; `causal` is set here.
+        *args, **kwargs: See :class:`BlockStack`; `causal` is set here.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

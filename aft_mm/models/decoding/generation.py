@@ -37,8 +37,6 @@ def generate(
 ) -> Tensor:
     """Sample sequences that continue the prompts.
 
-    Prompts are run in one parallel pass, further tokens in steps, on a GPU as a CUDA graph.
-
     Args:
         model: An :class:`AutoregressiveModel`.
         length: Tokens T per sequence, including the prompt.
@@ -270,10 +268,7 @@ def _search(
 def _extended(
     logits: Tensor, log_p: Tensor, must_end: Tensor, end: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log probability, previous beam and token [B, width] of the longer beams.
-
-    `must_end` [B] marks sources whose next token is the end.
-    """
+    """Return log probability, previous beam and token [B, width] of the longer beams."""
     check_logits(logits)
     step = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     step = step.unflatten(0, log_p.shape)

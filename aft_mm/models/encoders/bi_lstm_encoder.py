@@ -1,5 +1,3 @@
-"""The recurrent baseline of speech recognition."""
-
 from typing import Any
 
 from torch import Tensor, nn

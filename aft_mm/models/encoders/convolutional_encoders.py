@@ -1,5 +1,3 @@
-"""Baseline encoders of speech: a TDNN and a Conformer."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -108,8 +106,6 @@ class _Convolution(nn.Module):
 
 
 class _ConformerLayer(nn.Module):
-    """Half a feed-forward step, attention, convolution, half a feed-forward step (section 2.4)."""
-
     def __init__(self, dims: int, num_heads: int, kernel_size: int, drop_rate: float) -> None:
         super().__init__()
         # Checkpoints have these names, and the order decides what a seed initialises.

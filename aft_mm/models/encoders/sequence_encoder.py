@@ -1,5 +1,3 @@
-"""The encoder of source tokens and of speech frames."""
-
 from typing import Any
 
 from torch import Tensor
@@ -15,8 +13,7 @@ class SequenceEncoder(BlockStack):
     """Encoder of tokens or frames, ``[B, S] -> [B, S, D]``; every token sees all others.
 
     Args:
-        *args: See :class:`BlockStack`.
-        **kwargs: See :class:`BlockStack`; `causal` is set here.
+        *args, **kwargs: See :class:`BlockStack`; `causal` is set here.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

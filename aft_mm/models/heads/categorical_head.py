@@ -1,5 +1,3 @@
-"""The categorical (softmax) head."""
-
 from typing import Any
 
 import torch

@@ -1,5 +1,3 @@
-"""The head of connectionist temporal classification (CTC)."""
-
 from collections.abc import Sequence
 
 import torch

@@ -1,5 +1,3 @@
-"""The discretised mixture of logistics head."""
-
 from typing import Any
 
 import torch
@@ -96,7 +94,6 @@ class LogisticMixtureHead(Resettable):
         return pixel if self.num_channels > 1 else pixel.squeeze(1)
 
     def _mixture(self, hidden: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Return log π [..., K], means and log scales [..., K, C], coefficients [..., K, C(C−1)/2]."""
         # Rounding would move a mean by a bin.
         with torch.autocast(hidden.device.type, enabled=False):
             weight, bias = self.proj.weight.to(dtype), self.proj.bias.to(dtype)
@@ -123,10 +120,7 @@ def _conditional(mean: Tensor, coefficient: Tensor, x: Tensor) -> Tensor:
 
 
 def _log_bin(values: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
-    """Return the log mass of a logistic in the bin of each value.
-
-    ``σ(a) − σ(b) = σ(a) σ(−b) (1 − e^(b − a))`` does not cancel, and its logarithm is finite.
-    """
+    """Return log σ(a) σ(−b) (1 − e^(b − a)) of the bin of each value, which does not cancel."""
     inverse = torch.exp(-log_scale)
     centred = _scaled(values, mean.dtype) - mean
     below = F.logsigmoid(inverse * (centred + 1 / 255))

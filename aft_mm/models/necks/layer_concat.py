@@ -1,5 +1,3 @@
-"""Pooled features of several layers as one vector."""
-
 from collections.abc import Sequence
 
 import torch

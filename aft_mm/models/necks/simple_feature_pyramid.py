@@ -1,5 +1,3 @@
-"""The feature pyramid of a plain backbone."""
-
 from collections.abc import Sequence
 from typing import Any
 

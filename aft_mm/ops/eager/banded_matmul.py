@@ -101,7 +101,6 @@ def _column_chunks(*tensors: Any) -> Iterable[Sequence[Any]]:
 def _mean_and_denominator(
     key: Tensor, value: Tensor, weights: Tensor, reach: TileReach, save: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the mean, and with `save` the denominator [T, C], ∞ where nothing is visible."""
     tokens = len(key) if len(weights) > 1 else weights.shape[1]
     result = value.new_empty(tokens, value.shape[1])
     saved = torch.empty_like(result) if save else None

@@ -212,8 +212,6 @@ def _without_zeros(denominator: Tensor) -> Tensor:
 
 
 class _Mean(torch.autograd.Function):
-    """:func:`_mean`, which saves the result and the denominator in one tensor."""
-
     apply: ClassVar[Callable[..., Tensor]]
 
     @staticmethod

@@ -327,7 +327,6 @@ def _diagonal_squares(x: Tensor, size: int) -> Tensor:
 
 
 def _term_by_term(key: Tensor, value: Tensor, weights: Tensor, size: int) -> ShiftedSum:
-    """Return the causal sums in squares of `size`, each row with its own shift."""
     key, value = (part.reshape(-1, 1, size, part.shape[-1]) for part in (key, value))
     squares = _diagonal_squares(weights, size).unsqueeze(-1)
     # A value that is not finite stays so after a product with 0.

@@ -406,8 +406,6 @@ class _Full(NamedTuple):
 
 
 class _RepeatedConv:
-    """A call of the loop without a gradient for other values of the tokens."""
-
     def __init__(self, op: _Conv, query: Tensor, key: Tensor, value: Tensor) -> None:
         self._op = op  # its kernel is passed by address
         self._fields = op._args(query, key, value, value.new_empty(value.shape))
@@ -478,7 +476,6 @@ def _check_hooks(x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
 
 
 def _needs_torch(grad: Tensor) -> bool:
-    """Return whether the gradient is differentiated itself, or not plain memory."""
     return needs_torch(grad) or grad._is_zerotensor() or torch._C._len_torch_dispatch_stack() > 0
 
 

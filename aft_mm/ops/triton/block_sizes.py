@@ -12,7 +12,7 @@ class MatmulBlock(NamedTuple):
     """Tile sizes and precision of a matrix product.
 
     tile: tokens along a side of a tile of W; width: channels of a program, two numbers each; step:
-    inner size of a product; stages: steps loaded while one is multiplied.
+    inner size of a product; stages: steps loaded ahead.
     """
 
     operand: torch.dtype
