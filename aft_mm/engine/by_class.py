@@ -26,6 +26,7 @@ class ByClass(BaseMetric):
         super().__init__(collect_device='gpu')  # on any device
 
     def store(self, values: Sequence[float]) -> None:
+        """Store a value, or NaN, of each class of the data set."""
         classes = (self.dataset_meta or {})['classes']
         by_name = {str(name): float(value) for name, value in zip(classes, values, strict=True)}
         hub = MessageHub.get_current_instance()

@@ -62,6 +62,7 @@ class FactorizedPositionBias(GridParameters):
         nn.init.normal_(self.pos_v, std=init_std)
 
     def factors(self, grid: Grid | None = None) -> tuple[Tensor, Tensor]:
+        """Return u and v [T, d'] for the tokens of `grid`."""
         return self.on_grid(self.pos_u, grid), self.on_grid(self.pos_v, grid)
 
     def forward(self, grid: Grid | None = None, source_grid: Grid | None = None) -> Tensor:

@@ -97,6 +97,7 @@ class BlockStack(Resettable, BaseModule):
 
     @property
     def max_length(self) -> int:
+        """Number of tokens T of the grid."""
         return prod(self.grid)
 
     def check_length(self, length: int) -> None:

@@ -113,6 +113,7 @@ class ConvPlan:
     def repeat(
         self, query: Tensor | None, key: Tensor, value: Tensor, grid: Sequence[int], gate: Gate
     ) -> Tensor | None:
+        """Return the result of the kept call, None if this is another one."""
         return None if self._call is None else self._call(query, key, value, grid, gate)
 
 

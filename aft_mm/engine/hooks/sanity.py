@@ -111,6 +111,8 @@ class Notes:
 
 @HOOKS.register_module()
 class SkippedDataReportHook(Hook):
+    """Report the ``skipped`` files and ``warnings`` of samples, over all ranks."""
+
     def __init__(self) -> None:
         # By mode, as an iteration-based loop validates inside an epoch.
         self.notes: dict[str, Notes] = {}
