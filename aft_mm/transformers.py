@@ -386,7 +386,7 @@ class AFTCache(Cache):
 class AFTForCausalLM(_Model, GenerationMixin):
     """Language model whose ``generate`` carries a state of constant size.
 
-    It also predicts the first token: its loss counts every label.
+    Its loss counts every label, also the first.
 
     Args:
         config: see :class:`AFTTextConfig`.

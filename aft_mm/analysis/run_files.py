@@ -2,8 +2,7 @@
 
 A line has the name of the run, its config, seed and learning rate, how and where it ran, the number
 of iterations and the seconds of training, the final metrics, and curves: `train` by iteration,
-`val` by step (epochs in a run by epoch). `FILE.jsonl:PATTERN` names the runs that match the
-pattern, such as `runs.jsonl:aft-conv*_seed?`.
+`val` by step (epochs in a run by epoch). `FILE.jsonl:PATTERN` names the runs that match.
 """
 
 import json

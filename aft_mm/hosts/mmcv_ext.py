@@ -65,11 +65,11 @@ def softnms(
 ) -> Tensor:
     """Soft-NMS: decay the scores of overlapping boxes instead of dropping them.
 
-    dets [N, 5] receives the boxes with their scores. method: 0 drops boxes above the threshold, 1
-    multiplies scores by ``1 − IoU``, 2 all by ``exp(−IoU² / sigma)``.
+    method: 0 drops boxes above the threshold, 1 multiplies scores by ``1 − IoU``, 2 all by
+    ``exp(−IoU² / sigma)``.
 
     Returns:
-        Indices of the rows of `dets` in `boxes`.
+        Indices of the rows of `dets` [N, 5], boxes with their scores, in `boxes`.
     """
     left = wide(torch.cat((boxes, scores[:, None]), 1))
     indices = torch.arange(len(boxes))

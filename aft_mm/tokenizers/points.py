@@ -41,6 +41,7 @@ def bounding_cube(points: np.ndarray) -> Box:
 
 
 def check_order(order: str) -> None:
+    """Raise a ValueError unless ``order`` is allowed."""
     check_choice('order', order, ORDERS)
 
 
@@ -120,6 +121,7 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
 
 
 def check_num_bits(num_bits: int) -> None:
+    """Raise a ValueError unless ``num_bits`` is 1 to 8."""
     check_int('num_bits', num_bits, 1, 8)
 
 

@@ -162,6 +162,7 @@ def draw_completions(
 
 
 def draw_header(names: Sequence[str], width: int) -> np.ndarray:
+    """Draw column titles, black on white: uint8 ``[20, width, 3]``."""
     picture = Image.new('RGB', (width, HEADER), 'white')
     draw, column = ImageDraw.Draw(picture), width / len(names)
     for size in range(13, 5, -1):  # the largest at which the longest fits

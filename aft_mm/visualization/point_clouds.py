@@ -16,6 +16,7 @@ AXES = dict(x=(1, 2, 0), y=(2, 0, 1), z=(0, 1, 2))
 
 
 def check_settings(settings: Any) -> None:
+    """Check ``point_cloud`` of a config: num_points, num_bits and up."""
     missing = [
         name
         for name in ('num_points', 'num_bits', 'up')
@@ -32,6 +33,7 @@ def check_settings(settings: Any) -> None:
 
 
 def check_up(up: str) -> None:
+    """Check the name of the up axis."""
     check_choice('up of a point cloud', up, AXES)
 
 

@@ -3,7 +3,7 @@
     python tools/benchmarks/benchmark_tiles.py CONFIG CHECKPOINT --columns 6 --json OUT.json
 
 The image is a mosaic of the config's test images; the reference is each test image alone. The table
-has mIoU and accuracy in percent, that of pixels at tile borders, seconds, and MiB.
+has mIoU, accuracy, that of pixels at tile borders, seconds, and MiB.
 """
 
 import argparse

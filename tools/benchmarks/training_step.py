@@ -1,7 +1,7 @@
 """Compare time and peak memory of a training step of causal decoders with different mixers.
 
-Forward and backward are interleaved; a ratio is the median over rounds of
-``time(form) / time(AFT-local)``. `bound` has all projections, the gate and the MLPs, but no mixing.
+Forward and backward are interleaved; a ratio is the median over rounds of ``time(form) /
+time(AFT-local)``. `bound` has no mixing.
 
     python tools/benchmarks/training_step.py --json out.json
 """

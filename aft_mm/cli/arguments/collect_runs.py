@@ -8,7 +8,7 @@ A RUN is a work dir, a log (vis_data/scalars.json, or a copy of it in NAME.jsonl
 (`metrics.json` or `test.json`), or else of its last validation. Runs of the same name in OUT are
 replaced.
 
-`OUT:PATTERN` selects runs by their name in `aft_mm compare` and `aft_mm plot curves`.
+`OUT:PATTERN` selects runs in `aft_mm compare` and `aft_mm plot curves`.
 """
 
 import argparse

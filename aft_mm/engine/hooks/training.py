@@ -76,7 +76,7 @@ class DiscriminantHeadHook(Hook):
 
     ``W = Σ⁻¹ μ`` and ``b = −½ μᵀ Σ⁻¹ μ`` for the means μ of the classes, all of which count the
     same, and the shrunk covariance ``Σ = (1 − s) S + s tr(S) / D`` of the features of all images
-    and their mirror images. One epoch is enough.
+    and their mirror images.
 
     Args:
         shrinkage: s, above 0 and at most 1.

@@ -174,7 +174,7 @@ def beam_search(
 
     ``score = log p(y | x) / ((5 + |y|) / 6)^α`` with α = `length_penalty`, counting the end (arXiv
     1609.08144, eq. 14). At every token the K = `beam_size` most probable continuations are kept;
-    each one that ends reduces K by one. At the largest length a sequence must end.
+    each one that ends reduces K by one.
 
     Args:
         model: An :class:`AutoregressiveModel` with an encoder and a categorical head.

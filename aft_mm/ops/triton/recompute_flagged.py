@@ -4,7 +4,7 @@ Each row and channel has its own unit, the largest key that the row sees, and th
 unit) + (w − shift))`` are summed relative to their largest term. The brackets keep the differences
 small, so keys of ±1e4 lose no digits.
 
-The kernels are always launched, because reading the flags on the host would wait for the device.
+The kernels are always launched, as the host would wait for the flags.
 """
 
 import triton
