@@ -1,6 +1,6 @@
 """Show samples of a dataset after its pipeline and before normalisation.
 
-Supported are images, boxes, masks, text, point clouds and speech features.
+Images, boxes, masks, text, point clouds or speech features.
 
     aft_mm browse CONFIG --split train --num 9 --out samples.png
 """
