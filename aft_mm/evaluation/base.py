@@ -1,5 +1,3 @@
-"""Base classes of the metrics."""
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Base classes of all token mixers."""
-
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, ClassVar, NamedTuple
