@@ -68,6 +68,7 @@ def line(
 
 
 def facts_of(work_dir: Path) -> dict[str, Any]:
+    """Return config, seed, rate, command, versions and machine of a run, if its work dir has them."""
     facts: dict[str, Any] = {}
     configs = sorted(work_dir.glob('*/vis_data/config.py'))
     if configs:

@@ -1,4 +1,8 @@
-"""The command ``aft_mm``: its commands, how one is parsed and run."""
+"""The command ``aft_mm``: its commands, how one is parsed and run.
+
+The module of a command in `arguments/` describes and declares it without slow imports. The module
+that COMMANDS names is imported once the arguments are parsed and checked; its ``run`` does the work.
+"""
 
 import argparse
 import importlib

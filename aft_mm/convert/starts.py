@@ -56,6 +56,12 @@ def entry(config: str, name: str) -> dict[str, Any]:
 def start_lines(start: str, out: Path) -> list[str]:
     """Return the lines of a config `out` whose backbone is that of a start, frozen.
 
+    The weights of a package are written next to the config.
+
+    Args:
+        start: A name of STARTS, or a checkpoint of aft_mm.
+        out: Path of the config.
+
     Raises:
         UserError: The start is missing, damaged, or has no backbone of aft_mm.
     """

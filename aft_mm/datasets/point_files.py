@@ -16,11 +16,11 @@ def read_points(path: str | Path) -> np.ndarray:
     """Read the points of a ``.npy``, ``.pcd``, ``.ply`` or text file (``.pts``, ``.xyz``).
 
     Returns:
-        float64 [N, 3], x, y, z in the unit of the file.
+        float64 [N, 3], x, y, z in the unit of the file; float32 loses shapes far from the origin.
 
     Raises:
-        UnusableFile: If the file is missing, damaged or of another kind, or the points are not
-            finite or have no extent.
+        UnusableFile: If the file is missing, damaged, a mesh or of another kind, or the points are
+            not finite or have no extent.
     """
     path = Path(path)
     if path.suffix.lower() not in _READERS:

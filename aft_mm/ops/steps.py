@@ -1,7 +1,8 @@
 """Causal ops one token at a time: ``NAME_init_state`` makes a state, ``NAME_step`` adds a token.
 
 Steps return the rows of the parallel causal op. query, key, value are [B, D] (key [B, h] for
-aft_conv, query None with ``gate='none'``), outputs [B, D]. The state, and the cost of a step:
+aft_conv, query None with ``gate='none'``), outputs [B, D]. :func:`aft_mm.ops.prefill` takes whole
+prompts. The state, and the cost of a step:
 
 =================  ==============================================================  =============
 op                 state per sequence                                              time per step
@@ -15,9 +16,9 @@ aft_local_learned  as aft_local                                                 
 aft_full           every token, O(T·D)                                             O(T·D)
 =================  ==============================================================  =============
 
-States are float32 (or `dtype`; of aft_decay float64) and updated in place: the previous one must
-not be used again. Steps have no gradient and never synchronise, so a CUDA graph can capture them. A
-token past the last position raises ValueError on a CPU.
+States are float32 (or `dtype`; of aft_decay float64) and updated in place: the previous one must not be used again. Steps
+have no gradient and never synchronise, so a CUDA graph can capture them. A token past the last
+position raises ValueError on a CPU; elsewhere torch handles the index.
 """
 
 import math

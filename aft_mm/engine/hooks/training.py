@@ -74,9 +74,9 @@ def parts_to_compile(model: nn.Module) -> list[str]:
 class DiscriminantHeadHook(Hook):
     """Set a linear head to the linear discriminant of frozen features, after each epoch.
 
-    ``W = Σ⁻¹ μ`` and ``b = −½ μᵀ Σ⁻¹ μ`` for the means μ of the classes, all of which count the
-    same, and the shrunk covariance ``Σ = (1 − s) S + s tr(S) / D`` of the features of all images
-    and their mirror images.
+    ``W = Σ⁻¹ μ`` and ``b = −½ μᵀ Σ⁻¹ μ`` for the means μ of the classes and the shrunk covariance
+    ``Σ = (1 − s) S + s tr(S) / D`` of the features of all images and their mirror images, S that within
+    the classes. All classes count the same. One epoch is enough, and no optimizer is needed.
 
     Args:
         shrinkage: s, above 0 and at most 1.

@@ -1,7 +1,8 @@
 """AFT-conv by the kernels of conv_small.cu and conv_any.cu.
 
-They read tokens channel-major, as ``torch.mm(weight, x.t())`` writes them: [B, T, D] with strides
-(T, 1, B·T). Others are copied. The output has the order of the value, a gradient that of its input.
+They read tokens channel-major, the numbers of neighbouring tokens of a channel next to each other,
+as ``torch.mm(weight, x.t())`` writes them: [B, T, D] with strides (T, 1, B·T). Tensors in another
+order are copied. The output has the order of the value, a gradient that of its input.
 """
 
 import ctypes
@@ -43,6 +44,7 @@ def is_channel_major(x: Tensor) -> bool:
 
 
 def _channel_major(x: Tensor | None) -> Tensor | None:
+    """Return tokens [B, T, C] with neighbouring tokens next to each other."""
     if x is None or is_channel_major(x):
         return x
     return x.movedim(2, 0).contiguous().movedim(0, 2)
@@ -141,6 +143,7 @@ class _Call:
         self._new('flags', count, *shape, dtype=torch.int32)
 
     def _result(self, name: str, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return an empty channel-major tensor for a kernel to write, like the tokens x."""
         batch, tokens, channels = x.shape
         new = x.new_empty(channels, batch, tokens, dtype=dtype).movedim(0, 2)
         self.kept.append(new)

@@ -184,6 +184,7 @@ def _version(x: Tensor) -> int | None:
 
 
 def _strided(x: Tensor | None) -> tuple[int, int, int]:
+    """Return the fields of `Tensor` in tensors.h."""
     return (0, 0, 0) if x is None else (_address(x), x.stride(0), x.stride(1))
 
 
@@ -225,6 +226,7 @@ class _Simple(NamedTuple):
         return output, saved
 
     def saved_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the sums that the forward pass saves."""
         batch, tokens, channels = shape
         return batch, math.ceil(tokens / SEGMENT), 3, channels
 
@@ -254,6 +256,7 @@ class _Simple(NamedTuple):
         saved: Tensor | None,
         grads: Sequence[Tensor | None] = (None,) * 3,
     ) -> list[int]:
+        """Return the fields of `SimpleArgs`."""
         fields = [*value.shape, GATES.index(self.gate), torch.get_num_threads()]
         for x in (query, key, value, self.key_mask, output, *grads):
             fields += _strided(x)
