@@ -17,8 +17,6 @@ INDEX = 'model-index.yml'
 
 
 class TrainedModel(NamedTuple):
-    """A model of the package aft_mm_minis."""
-
     config: str
     weights: str  # mini://NAME.safetensors#sha256=...
 
@@ -37,7 +35,6 @@ def install_root() -> Path:
 
 @cache
 def configs_by_name() -> dict[str, Path]:
-    """Return all configs of aft_mm except the bases, by name without .py."""
     folder = install_root() / 'configs'
     return {
         path.stem: path

@@ -29,7 +29,6 @@ Part = tuple[str, Any, Registry, str, tuple[str, ...]]
 
 
 def check_parts(cfg: Config) -> None:
-    """Check the keys of loops, data loaders, optimizer, schedules and hooks."""
     for split in ('train', 'val', 'test'):
         name = f'{split}_dataloader'
         _check(name, cfg.get(name), DataLoader, _OF_LOADERS)

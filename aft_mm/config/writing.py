@@ -21,7 +21,6 @@ class Literal(str):
 
 
 def literal(value: str | os.PathLike) -> str:
-    """Return the Python literal of a name or path for the text of a config."""
     return repr(Literal(os.fspath(value)))
 
 

@@ -105,8 +105,6 @@ class StopSignalHook(StopHook):
 
 
 class Run:
-    """A guarded run: its signals, and its runner once it is built."""
-
     def __init__(self, argv: Sequence[str]) -> None:
         self.signals = StopSignals(lambda signum: _report(self.stop_message(signum)))
         self.argv = argv

@@ -60,7 +60,6 @@ class WorkerInit:
 
 
 def _end_with_parent() -> None:
-    """Ignore signals, except SIGTERM of the main process."""
     while True:
         received = signal.sigwaitinfo(WATCHED)
         if received.si_signo == signal.SIGTERM and received.si_pid == os.getppid():

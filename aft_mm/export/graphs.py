@@ -40,7 +40,7 @@ class Exportable(Protocol):
 
     @property
     def graphs(self) -> list[Graph]:
-        """The graphs, of which the weights must be loaded."""
+        pass
 
     def cases(self, calls: Mapping[str, Call]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield cases, each with a name, an output of the model and that of the files.

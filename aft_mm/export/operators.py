@@ -65,7 +65,6 @@ def openvino_libraries() -> list[Path]:
 
 
 def openvino_conversion(library: Path) -> Any:
-    """Return the conversion of the operator from ONNX to OpenVINO."""
     from openvino import opset13
     from openvino.frontend.onnx import ConversionExtension
     from openvino.utils.node_factory import NodeFactory
@@ -84,7 +83,6 @@ def openvino_conversion(library: Path) -> Any:
 
 
 def join_products(model: Any) -> None:
-    """Replace concatenated products of one tensor with constants by one product."""
     import numpy as np
     from openvino import opset13
 

@@ -119,7 +119,6 @@ class StateLayout:
         return tuple(leaves[name] for name in (*self.names, *self.memory_names))
 
     def build(self, parts: Sequence[Tensor]) -> Any:
-        """Return the state of the tensors of :meth:`flatten`, which a step may overwrite."""
         given = dict(zip([*self.names, *self.memory_names], parts, strict=True))
         position = given.pop('position')
         leaves = {

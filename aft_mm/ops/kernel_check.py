@@ -123,7 +123,6 @@ def check_case(
     dtype: torch.dtype,
     backend: str = 'triton',
 ) -> tuple[float, str]:
-    """Return the largest relative error and where it is; infinite if two runs differ."""
     tensors, mask, is_step = inputs(case, twist, device, dtype), None, op.endswith('_step')
     if twist == 'masked':  # some keys, and all of the second sequence
         mask = torch.rand(tensors[1].shape[:2], device=device) < 0.6

@@ -90,7 +90,6 @@ def find_pictures(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def read_pictures(folder: Path, classes: Sequence[str], size: int) -> tuple[Tensor, np.ndarray]:
-    """Return RGB bytes [N, 3, size, size] of whole pictures, and the number of the class of each."""
     paths, found = find_pictures(folder)
     if found != classes:
         raise UserError(
@@ -185,8 +184,6 @@ def span_of(text: str, depth: int) -> tuple[int, int]:
 
 
 class Study:
-    """Pictures, models and the tokens that several models share."""
-
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.out = args, Path(args.out)
         self.settings, self.weights, _ = convert(args.source)
@@ -352,7 +349,6 @@ class Study:
 
     @torch.no_grad()
     def time(self) -> None:
-        """Time models with any number of their first layers converted, in CPU seconds of one thread."""
         torch.set_num_threads(1)
         heads = self.settings['token_mixer']['num_heads']
         for size in self.args.speed:

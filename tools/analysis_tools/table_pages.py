@@ -42,7 +42,6 @@ def memory_gb(name: str, memory: dict[str, Any], batch: int | None) -> str:
 
 
 def hours(name: str, entries: dict[str, str], facts: dict[str, Any], with_cp: bool) -> str:
-    """Return the hours of all GPUs: the paper's iterations at its rate, or counted from FLOP."""
     schedule = SCHEDULE.search(name)
     if schedule is None:
         return '–'

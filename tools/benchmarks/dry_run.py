@@ -138,7 +138,6 @@ def shorten(config: Config, batch: int, folder: str) -> None:
 
 
 def build(config: Config, iterations: int, save: bool) -> Runner:
-    """Return a runner that stops after some iterations, with a checkpoint after each or none."""
     config.experiment_name = f'{iterations}-{save}'
     by_epoch = config.train_cfg.get('by_epoch', True)
     hook = dict(type='aft_mm.SafeCheckpointHook', interval=1, by_epoch=by_epoch)

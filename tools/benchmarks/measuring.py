@@ -29,7 +29,6 @@ def _flush_buffer(device: str) -> Tensor:
 
 
 def wall_seconds(call: Callable[[], object], device: str = 'cpu', clock: str = 'wall') -> float:
-    """Return the time of a call, including Python and launches."""
     start = CLOCKS[clock]()
     call()
     if torch.device(device).type == 'cuda':

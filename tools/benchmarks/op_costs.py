@@ -23,7 +23,6 @@ def _reached(length: int, before: int, after: int) -> int:
 
 
 def near_pairs(grid: Sequence[int], reaches: Sequence[int], causal: bool) -> int:
-    """Count pairs (t, t') that differ by at most the reach in every dimension."""
     pairs = math.prod(_reached(n, r, r) for n, r in zip(grid, reaches, strict=True))
     return (pairs + math.prod(grid)) // 2 if causal else pairs
 

@@ -33,7 +33,6 @@ def aft_simple_step(
     key_function: str,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """Add the token to the running sums, in O(D)."""
     dtype = state.values.dtype
     wide_key, wide_value = key.to(dtype).unsqueeze(1), value.to(dtype).unsqueeze(1)
     if key_function != 'softmax':
@@ -58,7 +57,6 @@ def aft_full_step(
     *,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """Weight every token by the row of w, in O(T·D)."""
     slot_bias = _slot_bias(lambda t, s: position_bias[t, s])
     return _step(state, query, key, value, slot_bias, gate, global_term=False)
 
@@ -75,7 +73,6 @@ def aft_local_step(
     grid: Sequence[int] | None,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """Weight the buffer by w and add the sums of older tokens, in O(r·D)."""
     slot_bias = _near_slot_bias(pos_u, pos_v, window, grid, state.keys.dtype)
     return _step(state, query, key, value, slot_bias, gate, global_term=True)
 
@@ -91,7 +88,6 @@ def aft_conv_step(
     global_connectivity: bool,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """Weight the buffer by the kernel and, if W = 1 outside, add older tokens, in O(r·D)."""
     outside = 0.0 if global_connectivity else -torch.inf
 
     def kernel_bias(target: Tensor, source: Tensor) -> Tensor:
@@ -112,8 +108,6 @@ def aft_local_hard_step(
     grid: Sequence[int] | None,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """Sum the buffer, which is the window, in O(r·D)."""
-
     def window_bias(target: Tensor, source: Tensor) -> Tensor:
         return torch.where(hard_mask(target, source, window, grid, causal=True), 0.0, -torch.inf)
 

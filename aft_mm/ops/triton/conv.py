@@ -140,7 +140,6 @@ class PaddedMaps(NamedTuple):
         return band, block._replace(tile=tile, width=width, warps=warps)
 
     def table(self, weight: Tensor) -> Tensor:
-        """Return w of each head and distance in places [h, 2 · radius + 1]."""
         rows = F.pad(weight, (0, self.row - self.kernel[1])).flatten(1)
         return rows[:, : 2 * self.radius + 1]
 

@@ -178,7 +178,6 @@ def launch_forward(call: MatmulCall, kept: Tensor) -> Tensor:
 def launch_backward(
     gradient: Tensor, kept: Tensor, call: MatmulCall, biased: bool
 ) -> list[Tensor | None]:
-    """Return the gradients of query, key, value and, if `biased`, of the table."""
     band, value = call.band, call.value
     results = new_wanted((call.query, call.key, value), (call.query is not None, True, True))
     grad_query, *grads = map(strided, results)

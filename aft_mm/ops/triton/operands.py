@@ -98,7 +98,6 @@ def terms_at(
     TOKENS: tl.constexpr,
     NUMBERS: tl.constexpr,
 ) -> 'Pointers':
-    """Return pointers into a block of terms; offsets within a block fit into int32."""
     tokens, numbers = tl.arange(0, TOKENS), tl.arange(0, NUMBERS)
     return entry_pointer(x, batch, token, number) + (
         tokens[:, None] * x[2] + numbers[None, :] * x[3]

@@ -69,8 +69,6 @@ class ScanTile(NamedTuple):
 
 
 class ScanSizes(NamedTuple):
-    """Tokens and channels, and tiles per chunk."""
-
     tokens: int
     channels: int
     tiles: int
@@ -251,7 +249,6 @@ def merge_pairs(
 def precede(
     high: 'Floats', first: 'Floats', second: 'Floats', carry: 'Sum', BLOCK: tl.constexpr
 ) -> 'tuple[Sum, Sum]':
-    """Return the exclusive sums of the groups after a carry, and the next carry."""
     edge = tl.arange(0, BLOCK.groups)[:, None] == 0
     zero = tl.zeros_like(high)
     joined = merge(*carry, high, first, second)
@@ -427,7 +424,6 @@ def find_targets(
     GATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> 'tuple[Rows, Rows, Rows]':
-    """Return keys, values and targets of the rows, and store the gradients of the queries."""
     ROWS: tl.constexpr = BLOCK.rows
     batch, token, channel = where
     keys, values = load_tokens(inputs, batch, token, channel, real, ROWS)
@@ -467,7 +463,6 @@ def simple_backward_sums_kernel(
     GATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write the sum of the targets of each chunk into sums [3, B, chunks, D]."""
     batch, chunk, channel, tile, last = locate_program(sizes, BLOCK)
     total = empty_sum(BLOCK.groups, BLOCK.channels)
     while tile < last:

@@ -129,7 +129,6 @@ def store_step_output(
     denominator: 'Floats',
     GATE: tl.constexpr,
 ) -> None:
-    """Store the gated mean, 0 where nothing is visible."""
     mixed = numerator / tl.where(denominator == 0, 1.0, denominator)
     if GATE != 'none':
         mixed *= gate_value(load_entry(x.query, batch, 0, channel, real), GATE)
@@ -318,7 +317,6 @@ def sum_buffer(
 def buffer_step_kernel(
     x: 'StepTensors', sizes: 'StepSizes', FORM: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:
-    """The ops with a buffer."""
     GATE: tl.constexpr = FORM.gate
     batch, start, head, head_real = find_heads(sizes.heads, BLOCK.heads)
     now = advance(x, batch, start)
@@ -444,7 +442,6 @@ def aft_simple_step(
     key_function: str,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """O(D): add the token to the running sums."""
     output, position = simple_op(*state.sums, state.position, query, key, value, gate)
     return output, state._replace(position=position)
 
@@ -474,7 +471,6 @@ def aft_full_step(
     *,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """O(T·D): weight every token so far by the row of w."""
     return _step(state, (query, key, value), 'full', (), False, gate, position_bias)
 
 
@@ -490,7 +486,6 @@ def aft_local_step(
     grid: Sequence[int] | None,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """O(r·D): the row of w over the buffer, and the sums of the tokens that left it."""
     kind = 'free' if pos_v is None else 'factors'
     places = _near_places(window, grid)
     return _step(state, (query, key, value), kind, places, True, gate, pos_u, pos_v)
@@ -506,7 +501,6 @@ def aft_local_hard_step(
     grid: Sequence[int] | None,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """O(r·D): the buffer holds the window."""
     width, rows, columns = _near_places(window, grid)
     halves = (rows, columns) if width == ENDLESS else (rows // 2, columns // 2)
     return _step(state, (query, key, value), 'window', (width, *halves), False, gate)
@@ -523,7 +517,6 @@ def aft_conv_step(
     global_connectivity: bool,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """O(r·D): the kernel over the buffer, and with W = 1 the sums of the tokens that left it."""
     kernel, ones = weight.shape[1:], (1,) * (3 - len(grid))
     places = (*ones, *grid, *ones, *kernel)
     tokens = query, key, value
