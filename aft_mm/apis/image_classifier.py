@@ -23,10 +23,10 @@ from aft_mm.images import IMAGE_SUFFIXES, find_images, image_size, not_read, rea
 from aft_mm.openmmlab import warn
 from aft_mm.visualization.figures import literal_text, printable
 
-from .loading import as_list, load_model
+from .loading import ConfigSource, Device, FilePath, as_list, load_model
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
-Source = str | os.PathLike[str] | np.ndarray
+Source = FilePath | np.ndarray
 LOADERS = ('LoadImageFromFile', 'mmpretrain.LoadImageFromFile', 'mmcv.LoadImageFromFile')
 SHORT_EDGE = 224  # small images are magnified to it [px]
 LONG_EDGE = 4096  # but not beyond this one
@@ -51,9 +51,9 @@ class ImageClassifier:
 
     def __init__(
         self,
-        config: str | os.PathLike[str] | Config,
-        checkpoint: str | os.PathLike[str] | nn.Module,
-        device: str | torch.device | None = None,
+        config: ConfigSource,
+        checkpoint: FilePath | nn.Module,
+        device: Device = None,
         classes: Sequence[str] | None = None,
     ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'ImageClassifier')
@@ -153,7 +153,7 @@ class ImageClassifier:
     def visualize(
         self,
         images: Source | Sequence[Source],
-        folder: str | os.PathLike[str] | None = None,
+        folder: FilePath | None = None,
         batch_size: int = 32,
         progress: bool = True,
     ) -> list[np.ndarray]:

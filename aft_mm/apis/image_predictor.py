@@ -23,7 +23,7 @@ from aft_mm.structures.info import BEST_SCORE
 from aft_mm.visualization.figures import literal_text, printable
 
 from .image_classifier import ImageClassifier, magnification, magnified, predict_by_size
-from .loading import CLASSIFIERS, as_list, load_model, task_of
+from .loading import CLASSIFIERS, ConfigSource, Device, FilePath, as_list, load_model, task_of
 
 #: Command for models without an image as input.
 OTHERS = {
@@ -75,9 +75,9 @@ class ImagePredictor:
 
     def __init__(
         self,
-        config: str | os.PathLike[str] | Config,
-        checkpoint: str | os.PathLike[str] | nn.Module,
-        device: str | torch.device | None = None,
+        config: ConfigSource,
+        checkpoint: FilePath | nn.Module,
+        device: Device = None,
         score: float | None = None,
     ) -> None:
         if not isinstance(config, Config):
@@ -114,9 +114,7 @@ class ImagePredictor:
             draw_inside, self.visualizer, self.visualizer.draw_texts
         )
 
-    def __call__(
-        self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-    ) -> list[Prediction]:
+    def __call__(self, paths: FilePath | Sequence[FilePath]) -> list[Prediction]:
         """Predict image files, those of one size in one batch.
 
         Raises:

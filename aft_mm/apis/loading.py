@@ -17,6 +17,10 @@ from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import import_scope, read_config
 from aft_mm.errors import UserError
 
+FilePath = str | os.PathLike[str]
+ConfigSource = FilePath | Config
+Device = str | torch.device | None
+
 #: Inferencer for each entry of a config; the first found decides.
 ENTRIES = {
     'Translator': 'subwords',
@@ -89,7 +93,7 @@ def build_model(config: Config) -> Any:
     return model
 
 
-def load_trained(model: Any, config: Config, checkpoint: str | os.PathLike[str]) -> None:
+def load_trained(model: Any, config: Config, checkpoint: FilePath) -> None:
     """Load the weights and ``dataset_meta`` of a checkpoint into the model of a config."""
     weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
     load_weights(model, weights, name=str(config.filename))
@@ -97,9 +101,9 @@ def load_trained(model: Any, config: Config, checkpoint: str | os.PathLike[str])
 
 
 def load_model(
-    config: str | os.PathLike[str] | Config,
-    checkpoint: str | os.PathLike[str] | nn.Module | None,
-    device: str | torch.device | None = None,
+    config: ConfigSource,
+    checkpoint: FilePath | nn.Module | None,
+    device: Device = None,
     task: str | None = None,
     trainable: bool = False,
 ) -> tuple[Config, Any]:

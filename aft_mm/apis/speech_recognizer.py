@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from mmengine.config import Config
 from mmengine.registry import TRANSFORMS, DefaultScope
 
 from aft_mm.checks import check_int, check_path
@@ -15,7 +14,7 @@ from aft_mm.errors import UserError
 from aft_mm.models.decoding import Lexicon
 from aft_mm.tokenizers import TextUnits
 
-from .loading import as_list, load_model
+from .loading import ConfigSource, Device, FilePath, as_list, load_model
 
 
 class Recognition(NamedTuple):
@@ -48,9 +47,9 @@ class SpeechRecognizer:
 
     def __init__(
         self,
-        config: str | os.PathLike[str] | Config,
-        checkpoint: str | os.PathLike[str],
-        device: str | torch.device | None = None,
+        config: ConfigSource,
+        checkpoint: FilePath,
+        device: Device = None,
         words: Sequence[str] | None = None,
     ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'SpeechRecognizer')
@@ -75,7 +74,7 @@ class SpeechRecognizer:
 
     def __call__(
         self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        paths: FilePath | Sequence[FilePath],
         beam_size: int | None = None,
         batch_size: int = 8,
     ) -> Recognition | list[Recognition]:
@@ -97,7 +96,7 @@ class SpeechRecognizer:
         results = list(self.stream([self.read(path) for path in files], beam_size, batch_size))
         return results[0] if isinstance(paths, str | os.PathLike) else results
 
-    def read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+    def read(self, path: FilePath) -> dict[str, Any]:
         """Return the sample of a file for :meth:`stream`; raises as :meth:`__call__`."""
         check_path('path', path)
         results: dict[str, Any] = dict(path=os.fspath(path), name=os.fspath(path))

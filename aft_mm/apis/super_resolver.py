@@ -1,12 +1,9 @@
-import os
 import sys
 from datetime import timedelta
 from time import monotonic
 from typing import Any
 
 import numpy as np
-import torch
-from mmengine.config import Config
 
 from aft_mm.checks import check_int
 from aft_mm.datasets.transforms.images import central_square, shrink
@@ -15,7 +12,7 @@ from aft_mm.errors import UserError
 from aft_mm.models.decoding import check_sampling
 from aft_mm.visualization import check_super_resolution, super_resolve
 
-from .loading import load_model
+from .loading import ConfigSource, Device, FilePath, load_model
 from .tiling import cut_tiles, join_tiles, tile_starts
 
 TILES_AT_ONCE = 64
@@ -42,12 +39,7 @@ class SuperResolver:
         UserError: As for :func:`load_model`.
     """
 
-    def __init__(
-        self,
-        config: str | os.PathLike[str] | Config,
-        checkpoint: str | os.PathLike[str],
-        device: str | torch.device | None = None,
-    ) -> None:
+    def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'SuperResolver')
         self.image_shape = tuple(self.config.image_shape)
         self.source_shape = tuple(self.config.source_shape)

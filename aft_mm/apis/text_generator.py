@@ -1,15 +1,13 @@
-import os
 from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
 import torch
-from mmengine.config import Config
 
 from aft_mm.checks import check_int
 from aft_mm.errors import UserError
 
-from .loading import as_list, check_options, load_model
+from .loading import ConfigSource, Device, FilePath, as_list, check_options, load_model
 
 
 class TextGenerator:
@@ -28,12 +26,7 @@ class TextGenerator:
         UserError: As for :func:`load_model`.
     """
 
-    def __init__(
-        self,
-        config: str | os.PathLike[str] | Config,
-        checkpoint: str | os.PathLike[str],
-        device: str | torch.device | None = None,
-    ) -> None:
+    def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'TextGenerator')
 
     @overload

@@ -1,10 +1,8 @@
-import os
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 import torch
-from mmengine.config import Config
 
 from aft_mm.checks import check_int
 from aft_mm.engine import derived_seed
@@ -14,7 +12,7 @@ from aft_mm.models.decoding import check_sampling
 from aft_mm.openmmlab import warn
 from aft_mm.tokenizers import Subwords
 
-from .loading import as_list, check_options, load_model
+from .loading import ConfigSource, Device, FilePath, as_list, check_options, load_model
 
 
 class Translation(NamedTuple):
@@ -40,12 +38,7 @@ class Translator:
         UserError: As for :func:`load_model`, or the model was trained with another vocabulary.
     """
 
-    def __init__(
-        self,
-        config: str | os.PathLike[str] | Config,
-        checkpoint: str | os.PathLike[str],
-        device: str | torch.device | None = None,
-    ) -> None:
+    def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'Translator')
         self.subwords = Subwords(self.config.subwords)
         #: Number of the first text of a call, in warnings.
