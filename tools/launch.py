@@ -139,10 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(error, file=sys.stderr)
         raise SystemExit(f'Error: {root_cause(error.failures)}') from None
     except SignalException as error:
-        print(
-            f'{error.sigval.name} stopped the launcher and its processes',
-            file=sys.stderr,
-        )
+        print(f'{error.sigval.name} stopped the launcher and its processes', file=sys.stderr)
         raise SystemExit(128 + error.sigval) from None
     except DistError as error:
         reason = ' '.join(str(error).split())

@@ -18,13 +18,7 @@ from aft_mm.outputs import check_output
 from .model_complexity import analyse_config
 from .plot_curves import metric_label, runs_of
 from .run_files import is_selection, read_runs
-from .run_logs import (
-    decimals_of,
-    mean_and_error,
-    trained,
-    validated_metrics,
-    validations,
-)
+from .run_logs import decimals_of, mean_and_error, trained, validated_metrics, validations
 
 TABLES = ('.md', '.csv', '.tex')
 MISSING = '–'

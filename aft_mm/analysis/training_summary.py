@@ -38,11 +38,7 @@ def wilson_interval(percent: float, number: int) -> tuple[float, float]:
 
 
 def summarize(
-    records: Sequence[dict],
-    metric: str,
-    number: int,
-    lower: bool = False,
-    commonest: float = 0.0,
+    records: Sequence[dict], metric: str, number: int, lower: bool = False, commonest: float = 0.0
 ) -> Summary:
     """Judge the best validation of a training.
 

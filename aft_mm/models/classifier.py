@@ -100,10 +100,7 @@ class AFTClassifier(Resettable):
         return self.backbone.forward_intermediates(x, *args, **kwargs)
 
     def prune_intermediate_layers(
-        self,
-        indices: int | Sequence[int] = 1,
-        prune_norm: bool = False,
-        prune_head: bool = True,
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Remove the layers after those of `indices`, and return these."""
         kept = self.backbone.layers_of(indices)

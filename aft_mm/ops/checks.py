@@ -7,14 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aft_mm.checks import (
-    check_choice,
-    check_flag,
-    check_sizes,
-    is_int,
-    per_dimension,
-    refuse,
-)
+from aft_mm.checks import check_choice, check_flag, check_sizes, is_int, per_dimension, refuse
 
 from .gates import Gate, check_gate, in_kernels
 from .geometry import Window, near_radius

@@ -16,15 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from arguments import DTYPES, MIXER_NAMES, common_parser, named_in_errors, positive_int
-from decoders import (
-    Run,
-    build,
-    check_mixer,
-    cpu_peak,
-    infer,
-    random_tokens,
-    train_step,
-)
+from decoders import Run, build, check_mixer, cpu_peak, infer, random_tokens, train_step
 from measuring import added_peak, both_clocks, in_fresh_process, seconds, wall_seconds
 from parity import DECODER_TOLERANCE, require_close
 from record import environment, fill_in, set_up_torch, write_json

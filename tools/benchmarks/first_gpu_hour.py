@@ -28,8 +28,7 @@ from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('out', type=Path, metavar='OUT_DIR')
     parser.add_argument('--dry-run', action='store_true', help='list the parts and exit')

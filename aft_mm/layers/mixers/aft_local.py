@@ -11,12 +11,7 @@ from aft_mm.registry import MODELS
 
 from ..grid import Grid
 from ..longer import TABLES, factor_band, learned_grid, nearest_band
-from ..position_bias import (
-    FACTOR_STD,
-    FREE_STD,
-    FactorizedPositionBias,
-    FreeLocalPositionBias,
-)
+from ..position_bias import FACTOR_STD, FREE_STD, FactorizedPositionBias, FreeLocalPositionBias
 from .base import BiasedState, OpMixer
 
 

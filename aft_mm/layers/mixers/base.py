@@ -7,13 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aft_mm import ops
-from aft_mm.checks import (
-    check_config,
-    check_flag,
-    check_int,
-    check_probability,
-    refuse,
-)
+from aft_mm.checks import check_config, check_flag, check_int, check_probability, refuse
 from aft_mm.ops.checks import FLOATS, check_lengths, check_mask
 from aft_mm.ops.gates import Gate, check_gate
 from aft_mm.registry import MODELS

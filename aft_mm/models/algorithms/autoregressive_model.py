@@ -60,10 +60,7 @@ class AutoregressiveModel(Resettable, BaseModel):
         self._check_head()
 
     def forward(
-        self,
-        inputs: Tensor,
-        data_samples: list[SequenceSample] | None = None,
-        mode: str = 'tensor',
+        self, inputs: Tensor, data_samples: list[SequenceSample] | None = None, mode: str = 'tensor'
     ) -> Tensor | dict[str, Tensor] | list[SequenceSample]:
         """Run the model.
 

@@ -12,12 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..conv_plan import (
-    DIFFERENCE_LOWEST_BIAS,
-    ConvPlan,
-    exponents_of_bias,
-    is_range_exact,
-)
+from ..conv_plan import DIFFERENCE_LOWEST_BIAS, ConvPlan, exponents_of_bias, is_range_exact
 from ..online_softmax import (
     FAST_RANGE,
     apply_gate,

@@ -33,12 +33,7 @@ from ..online_softmax import (
 )
 from ..path_choice import choose
 from ..tracing import may_read
-from .banded_matmul import (
-    TileReach,
-    banded_mean,
-    banded_product,
-    tile_weights,
-)
+from .banded_matmul import TileReach, banded_mean, banded_product, tile_weights
 from .bf16_matmul import matmul_precision
 from .full_batched import WIDE_RANGE, exact_mean
 

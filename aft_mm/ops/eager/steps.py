@@ -10,14 +10,7 @@ from torch import Tensor
 
 from ..geometry import Window, hard_mask, kernel_index, near_mask, near_radius
 from ..online_softmax import append, apply_gate, mean, relu_terms
-from ..state import (
-    StepState,
-    add_outside,
-    buffer_sums,
-    common_position,
-    push,
-    slot_tokens,
-)
+from ..state import StepState, add_outside, buffer_sums, common_position, push, slot_tokens
 from .simple import apply_relu2_gates
 
 # Biases of the n slots of a buffer at token t [B], [B, n] or [B, n, h].
