@@ -1,7 +1,7 @@
 """Image files: what lists, checks, reads and enlarges them obeys the same rules.
 
-- Formats: BMP, GIF, JPEG, PNG, PPM, TIFF and WebP, known by their content; AVIF and HEIC if this
-  Pillow reads them. Of several frames or pages the first is read.
+- Formats: BMP, GIF, JPEG, PNG, PPM, TIFF and WebP, known by their content; AVIF if this Pillow
+  reads it, HEIC with pillow-heif. Of several frames or pages the first is read.
 - Lists: files with one of :data:`IMAGE_SUFFIXES` or the first bytes of a format that is read. Other
   pictures are named, hidden files and folders are not.
 - Bounds: 2^26 pixels, or 64 per byte of the file up to the 179 million of Pillow.
