@@ -195,7 +195,11 @@ def target_of_token(
     GATE: tl.constexpr,
     UNITS: tl.constexpr,
 ) -> 'tuple[Floats, Floats, Floats, Floats]':
-    """Return the gradient of the query, and the sum that this target contributes to its keys."""
+    """Return the gradient of the query, and the sum that this target contributes to its keys.
+
+    That is dy g(q) / d and dy g(q) n / d² relative to ``e^−high`` for softmax keys, dy g(q) for
+    relu keys, and dy relu(q) and dy relu(−q) for relu2.
+    """
     gradient = gradient.to(tl.float32)
     if KEY == 'relu2':
         query = query.to(tl.float32)

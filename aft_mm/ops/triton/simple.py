@@ -249,6 +249,7 @@ def merge_pairs(
 def precede(
     high: 'Floats', first: 'Floats', second: 'Floats', carry: 'Sum', BLOCK: tl.constexpr
 ) -> 'tuple[Sum, Sum]':
+    """Return the exclusive sums of the groups after a carry, and the next carry."""
     edge = tl.arange(0, BLOCK.groups)[:, None] == 0
     zero = tl.zeros_like(high)
     joined = merge(*carry, high, first, second)
@@ -447,6 +448,7 @@ def find_targets(
 def sum_targets(
     high: 'Floats', first: 'Floats', second: 'Floats', targets: 'Rows', ROWS: tl.constexpr
 ) -> 'Sum':
+    """Add the targets of all rows, last row first."""
     for r in tl.static_range(ROWS - 1, -1, -1):
         high, first, second = add_target(high, first, second, *targets[r])
     return high, first, second
