@@ -29,6 +29,8 @@ class Tokens(ctypes.Structure):
 
 
 class Arguments(ctypes.Structure):
+    """The argument of every kernel, see conv.h."""
+
     _fields_ = [
         *((name, Tokens) for name in 'query key value grad out grad_key grad_value'.split()),
         ('mask', ctypes.c_void_p),
@@ -51,6 +53,7 @@ def _channel_major(x: Tensor | None) -> Tensor | None:
 
 
 def empty_like(x: Tensor) -> Tensor:
+    """Return an empty tensor that is channel-major if the tokens x are, else contiguous."""
     if x.dim() != 3 or not is_channel_major(x):
         return x.new_empty(x.shape)
     batch, tokens, channels = x.shape
@@ -62,10 +65,13 @@ def _tokens(x: Tensor | None) -> Tokens:
 
 
 def _is_even(x: Tensor | None) -> bool:
+    """Return whether every second token begins a word of 32 bits."""
     return x is None or not (x.data_ptr() % 4 or x.stride(0) % 2 or x.stride(2) % 2)
 
 
 class _Call:
+    """The launches of a call, and the memory that they share."""
+
     def __init__(
         self,
         gradient: Tensor | None,
@@ -126,6 +132,7 @@ class _Call:
         nvrtc.launch(form.name, form.macros, name, blocks, threads, self.arguments, index)
 
     def _by_channel(self, kernel: str, blocks: int) -> None:
+        """Launch with a warp for each channel and each of `blocks`."""
         channels, warps = self.arguments.channels, self.form.warps
         self._launch(kernel, (blocks, -(-channels // warps)), 32 * warps)
 
@@ -196,6 +203,7 @@ class _Call:
 
 
 def _in_order_of(x: Tensor, result: Any) -> Tensor:
+    """Return a channel-major result with the strides of :func:`empty_like`."""
     ordered: Tensor = result if is_channel_major(x) else result.contiguous()
     return ordered
 
