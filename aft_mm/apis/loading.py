@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from mmengine.config import Config
@@ -17,9 +17,9 @@ from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import import_scope, read_config
 from aft_mm.errors import UserError
 
-FilePath = str | os.PathLike[str]
-ConfigSource = FilePath | Config
-Device = str | torch.device | None
+FilePath: TypeAlias = str | os.PathLike[str]
+ConfigSource: TypeAlias = FilePath | Config
+Device: TypeAlias = str | torch.device | None
 
 #: Inferencer for each entry of a config; the first found decides.
 ENTRIES = {

@@ -11,7 +11,8 @@ class Pooling(KernelMixer):
 
     Args:
         embed_dims: Channels D.
-        kernel_size, **kwargs: See :class:`KernelMixer`.
+        kernel_size: See :class:`KernelMixer`.
+        **kwargs: See :class:`KernelMixer`.
     """
 
     example = dict(kernel_size=3)

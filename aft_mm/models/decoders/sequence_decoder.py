@@ -33,7 +33,8 @@ class SequenceDecoder(BlockStack):
     ``x_t = embedding(token_{t−1}) + p_t``.
 
     Args:
-        *args, **kwargs: See :class:`BlockStack`; `causal` is set here.
+        *args: See :class:`BlockStack`.
+        **kwargs: See :class:`BlockStack`; `causal` is set here.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -13,7 +13,8 @@ class SequenceEncoder(BlockStack):
     """Encoder of tokens or frames, ``[B, S] -> [B, S, D]``; every token sees all others.
 
     Args:
-        *args, **kwargs: See :class:`BlockStack`; `causal` is set here.
+        *args: See :class:`BlockStack`.
+        **kwargs: See :class:`BlockStack`; `causal` is set here.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
