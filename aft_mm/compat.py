@@ -6,8 +6,7 @@ Replace an import, keep the calls and the checkpoints:
 - :class:`AFTFull`, :class:`AFTSimple` and :class:`AFTLocal` of aft-pytorch,
 - :class:`AFT_FULL` of External-Attention-pytorch.
 
-docs/is_your_aft_right.md has what the originals compute. Like :mod:`aft_mm.ops`, this module needs only
-torch.
+docs/is_your_aft_right.md has what the originals compute.
 """
 
 import torch
@@ -47,7 +46,6 @@ class _Projected(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [B, T, dim] of x [B, T, dim]."""
         return self.project(self._mix(self.to_q(x), self.to_k(x), self.to_v(x)))
 
 
@@ -55,7 +53,7 @@ class AFTSimple(_Projected):
     """AFT-simple (eq. 5).
 
     Args:
-        max_seqlen: Not used: any length is accepted.
+        max_seqlen: Not used.
         dim: Channels of the tokens.
         hidden_dim: Channels of query, key and value.
     """
@@ -72,8 +70,7 @@ class AFTFull(_Projected):
 
     Args:
         max_seqlen: Largest number of tokens T.
-        dim: Channels of the tokens.
-        hidden_dim: Channels of query, key and value.
+        dim, hidden_dim: See :class:`AFTSimple`.
     """
 
     def __init__(self, max_seqlen: int, dim: int, hidden_dim: int = 64) -> None:
@@ -90,8 +87,7 @@ class AFTLocal(AFTFull):
 
     Args:
         max_seqlen: Largest number of tokens T.
-        dim: Channels of the tokens.
-        hidden_dim: Channels of query, key and value.
+        dim, hidden_dim: See :class:`AFTSimple`.
         s: Window.
     """
 

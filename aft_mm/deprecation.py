@@ -4,10 +4,7 @@ import warnings
 
 
 def warn_old_name(old: str, new: str, goes: str, stacklevel: int = 3) -> None:
-    """Warn that `old` is replaced by `new`.
-
-    A FutureWarning, since Python hides a DeprecationWarning outside of ``__main__``, and a config or
-    a script reaches an old name through mmengine or this package.
+    """Warn that `old` is replaced by `new`, by a FutureWarning, which Python shows everywhere.
 
     Args:
         old: The name, as the user writes it.

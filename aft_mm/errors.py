@@ -81,12 +81,8 @@ def quoted(path: str | os.PathLike) -> str:
 def user_errors(*errors: type[Exception]) -> Iterator[None]:
     """Exit with a one-line message instead of a traceback if the user can fix the error.
 
-    That is a :class:`UserError`, a refused checkpoint, or a ValueError that data sets, layers or models
-    of aft_mm raise, also in a worker.
-
-    Args:
-        *errors: Further types that are the user's mistake inside this block. Unless aft_mm raised the
-            error, the message ends with file and line, because it may be a bug.
+    That is a :class:`UserError`, a refused checkpoint, a ValueError that aft_mm raises, or one of
+    `errors`.
     """
     expected: tuple[type[Exception], ...] = (ValueError, *errors)
     try:

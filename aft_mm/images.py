@@ -1,18 +1,14 @@
 """Image files: what lists, checks, reads and enlarges them obeys the same rules.
 
-- Formats: BMP, GIF, JPEG, PNG, PPM, TIFF and WebP, known by their content; AVIF if this Pillow reads it,
-  HEIC if pillow-heif is installed. Of several frames or pages the first is read.
-- Lists: files with one of :data:`IMAGE_SUFFIXES`, and those with another ending or none whose first bytes
-  are those of a format that is read. Other pictures are named, hidden files and folders are not.
-- Bounds: 2^26 pixels, or 64 per byte of the file up to the 179 million of Pillow. A white page of few
-  bytes is read, a decompression bomb is not.
-- Values: 8 bits, of 16 the upper 8. Values of 32 bits have no fixed range and are refused.
+- Formats: BMP, GIF, JPEG, PNG, PPM, TIFF and WebP, known by their content; AVIF if this Pillow
+  reads it, HEIC with pillow-heif. Of several frames or pages the first is read.
+- Lists: files with one of :data:`IMAGE_SUFFIXES` or the first bytes of a format that is read. Other
+  pictures are named, hidden files and folders are not.
+- Bounds: 2^26 pixels, or 64 per byte of the file up to the 179 million of Pillow.
+- Values: 8 bits, of 16 the upper 8; 32 bits have no fixed range and are refused.
 - Colours: palettes, CMYK and grey become RGB; profiles are ignored.
 - Orientation: the image is turned as its EXIF says.
 - Transparency: the image is laid on white.
-
-mmcv reads the images of classification, detection and segmentation with OpenCV, whose values of a JPEG
-differ by 1 at most; :mod:`aft_mm.hosts` passes it the files that OpenCV reads in another way.
 """
 
 import os
@@ -187,7 +183,6 @@ def find_images(
 
 
 def _contains(link: str, folder: str) -> bool:
-    """Return whether a link leads to a folder or one above it, also one above a link on its path."""
     target = os.path.realpath(link)
     return any(
         f'{os.path.realpath(above)}/'.startswith(f'{target}/')
@@ -211,7 +206,6 @@ def _advice(kinds: Collection[str]) -> str:
 
 
 def _kind(path: str) -> tuple[str, bool]:
-    """Return the kind of picture of a file without a usual ending, or '', and whether it is read."""
     ending = os.path.splitext(path)[1].lower()
     if ending in _TEXTS:
         return '', False
@@ -239,7 +233,6 @@ def _kind_of(beginning: bytes) -> str:
 
 @cache
 def _opens(kind: str) -> bool:
-    """Return whether Pillow reads AVIF or HEIC here."""
     if kind == 'AVIF':
         return 'avif' in features.modules and bool(features.check('avif'))
     if kind != 'HEIC' or find_spec('pillow_heif') is None:

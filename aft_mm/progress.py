@@ -1,5 +1,3 @@
-"""Progress bars of the tools."""
-
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 

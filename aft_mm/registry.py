@@ -1,11 +1,9 @@
 """Registries of the package, children of mmengine's root: types are written ``aft_mm.X``.
 
-mmengine imports this module when it first meets the prefix ``aft_mm.``, and the locations of a
-registry when it first looks up a name. It hides an ImportError raised here, so this module imports
-nothing that can fail. Importing it also makes mmengine read checkpoints with
-:mod:`aft_mm.checkpoint`, find bases of configs written as ``aft_mm::own_data/image-folder``, read configs with
-a byte order mark, write configs with :mod:`aft_mm.config.writing`, and pass over hidden folders in lists of
-files.
+mmengine imports this module when it first meets the prefix ``aft_mm.``, and hides an ImportError
+raised here, so it imports nothing that can fail. It also applies the adaptations of
+:mod:`aft_mm.hosts`, and makes mmengine read checkpoints with :mod:`aft_mm.checkpoint` and write
+configs with :mod:`aft_mm.config.writing`.
 """
 
 import functools
@@ -125,7 +123,6 @@ class _RemovedModules(MetaPathFinder):
 
 
 def _find_loader(name: str) -> Any:
-    """Replace ``pkgutil.find_loader``, which Python 3.14 removed."""
     spec = find_spec(name)
     return spec and spec.loader
 

@@ -40,10 +40,7 @@ def tokens(grid: Sequence[int]) -> Tensor:
 def check_steps(
     mixer: TokenMixer, x: Tensor, lengths: Sequence[int] | None = None, **tolerance: Any
 ) -> Any:
-    """Compare steps after prompts of these lengths with the forward; return the last state.
-
-    Without lengths, start with an empty state.
-    """
+    """Compare steps after prompts of these lengths, or from an empty state, with the forward."""
     expected, each, prompt = mixer(x), torch.arange(len(x)), 0
     given = torch.zeros(len(x), dtype=torch.long)
     if lengths is None:

@@ -1,7 +1,7 @@
 """Image and language models with AFT for Transformers; importing this module registers them.
 
-The parameters have the names of mmpretrain's ImageClassifier with :class:`AFTViT` and of
-:class:`AutoregressiveModel`, so that ``load_state_dict`` converts the checkpoints of either side.
+``load_state_dict`` takes checkpoints of mmpretrain's ImageClassifier with :class:`AFTViT` and of
+:class:`AutoregressiveModel`.
 """
 
 import copy
@@ -67,8 +67,7 @@ class AFTConfig(BackboneConfigMixin, PreTrainedConfig):
     """Config of the image models.
 
     Args:
-        backbone: arguments of :class:`AFTViT`, such as ``dict(arch='tiny', position_embedding=False,
-            token_mixer=dict(type='aft_mm.AFTConv', num_heads=32, kernel_size=11))``.
+        backbone: arguments of :class:`AFTViT`.
         out_features: stages that :class:`AFTBackbone` returns, among 'stem' (the embedded patches),
             'stage1', …; the last one by default.
         out_indices: their indices, instead of `out_features`.
@@ -130,7 +129,6 @@ _BYTES = dict(
 
 @contextmanager
 def _recorded(layers: nn.ModuleList, wanted: bool = True) -> Iterator[list[Tensor]]:
-    """Yield a list that gets the tokens that enter the first layer, and leave each layer, if wanted."""
     states: list[Tensor] = []
     if not wanted:
         yield states
@@ -205,7 +203,6 @@ class _ImageModel(_Model):
         return self.backbone.patch_embed.projection
 
     def _tokens(self, pixel_values: Tensor, hidden: bool | None) -> tuple[Tensor, tuple | None]:
-        """Return the normalised tokens [B, T, D], and the :func:`_recorded` ones if `hidden`."""
         wanted = self.config.output_hidden_states if hidden is None else hidden
         with _recorded(self.backbone.layers, wanted) as states:
             tokens = self.backbone.forward_intermediates(pixel_values, indices=1)[0]
@@ -221,9 +218,8 @@ class _ImageModel(_Model):
 class AFTImageProcessor(PilBackend):
     """Images as the configs of ImageNet are tested: shorter edge 256, the centre of 224 × 224.
 
-    Pillow's bicubic filter, then ImageNet's mean and deviation. Other sizes are arguments, such as
-    ``size=dict(shortest_edge=73), crop_size=dict(height=64, width=64)``; ``do_convert_rgb=False`` is for
-    models of grey images. See Transformers' ImagesKwargs.
+    Other sizes are arguments, such as ``size=dict(shortest_edge=73), crop_size=dict(height=64,
+    width=64)``; see Transformers' ImagesKwargs.
     """
 
     resample = PILImageResampling.BICUBIC
@@ -265,10 +261,7 @@ class AFTModel(_ImageModel):
 
 
 class AFTForImageClassification(_ImageModel):
-    """Image model with a linear classifier on the pooled tokens, see :class:`AFTConfig`.
-
-    out_type of the backbone chooses the pooling.
-    """
+    """Image model with a linear classifier on the pooled tokens, see :class:`AFTConfig`."""
 
     def __init__(self, config: AFTConfig) -> None:
         super().__init__(config)
@@ -290,8 +283,8 @@ class AFTForImageClassification(_ImageModel):
 
         Args:
             pixel_values, output_hidden_states, return_dict: see :class:`AFTModel`.
-            labels: class of each image [B]; floats [B, num_labels] are several classes, or targets of a
-                regression, as problem_type of the config says.
+            labels: class of each image [B], or floats [B, num_labels], as problem_type of the
+                config says.
             **absent: see :data:`ABSENT`.
         """
         self._check_absent(absent)
@@ -393,8 +386,7 @@ class AFTCache(Cache):
 class AFTForCausalLM(_Model, GenerationMixin):
     """Language model whose ``generate`` carries a state of constant size.
 
-    Unlike most models of Transformers it also predicts the first token: its loss counts every label, as
-    :class:`AutoregressiveModel` does.
+    Its loss counts every label, also the first.
 
     Args:
         config: see :class:`AFTTextConfig`.
@@ -485,25 +477,26 @@ class AFTForCausalLM(_Model, GenerationMixin):
 
         Args:
             input_ids: tokens [B, L]. With a filled cache, only the new ones.
-            attention_mask: [B, L], 0 for padding on either side. With a filled cache, 1 for the new tokens;
-                columns of earlier ones may precede and are not used.
+            attention_mask: [B, L], 0 for padding on either side; with a filled cache columns of
+                earlier tokens may precede.
             cache: from a previous call; it is overwritten.
-            labels: [B, L], usually `input_ids` itself, −100 for tokens without a loss. Not with a filled
+            labels: [B, L], usually `input_ids` itself, −100 for tokens without a loss. Not with a
+                filled
                 cache.
             use_cache: return a cache; by default if one is given.
             logits_to_keep: number of last rows to return, 0 for all.
-            output_hidden_states: also return the vectors [B, L, D] that enter the first block and leave
-                each block, the last ones normalised. Not with a filled cache.
+            output_hidden_states: also return the vectors [B, L, D] before and after each block. Not
+                with a filled cache.
             return_dict: False for a tuple.
             past_key_values: the name of `cache` before Transformers 5.24.
-            shift_labels: [B, L], the labels of the tokens after those of `input_ids`, −100 for rows without
-                a loss. They take the place of `labels`, as in Transformers. Not with a filled cache.
+            shift_labels: [B, L], the labels of the tokens after those of `input_ids`, in place of
+                `labels`.
             **absent: see :data:`ABSENT`.
 
         Raises:
             TypeError: an argument is unknown.
-            ValueError: a sequence is longer than the position table, a token is outside the vocabulary, or an
-                argument does not go with a filled cache.
+            ValueError: a sequence is too long, a token outside the vocabulary, or an argument does
+                not go with a filled cache.
         """
         self._check_absent(absent)
         cache, loss = self._cache_of(cache, past_key_values), None
@@ -594,10 +587,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
         return cache
 
     def _hidden(self, tokens: Tensor, with_states: bool) -> list[Tensor]:
-        """Return vectors [B, L + 1, D] that predict the tokens [B, L] and the next one, if any.
-
-        Those before the first block and after each follow if `with_states`.
-        """
+        """Return vectors [B, L + 1, D] that predict the tokens [B, L] and the next one, if any."""
         has_next = tokens.shape[1] < self.decoder.max_length
         with _recorded(self.decoder.layers, with_states) as states:
             hidden = self.decoder(F.pad(tokens, (0, 1)) if has_next else tokens)
@@ -613,7 +603,6 @@ class AFTForCausalLM(_Model, GenerationMixin):
 
     @staticmethod
     def _cache_of(cache: Any, past_key_values: Any) -> AFTCache | None:
-        """Return the cache of either name."""
         if cache is not None and past_key_values is not None and cache is not past_key_values:
             refuse('past_key_values', 'None with a cache', past_key_values)
         cache = past_key_values if cache is None else cache

@@ -1,7 +1,7 @@
 """Start train.py or test.py in several processes, and report why they failed.
 
-Used by dist_train.sh and dist_test.sh. For several machines set NNODES, NODE_RANK, MASTER_ADDR,
-PORT, and RDZV_TIMEOUT, the seconds to wait for the other machines at the start (default 600).
+For several machines set NNODES, NODE_RANK, MASTER_ADDR, PORT, and RDZV_TIMEOUT, the seconds to wait
+for the others (default 600).
 """
 
 import argparse
@@ -139,10 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(error, file=sys.stderr)
         raise SystemExit(f'Error: {root_cause(error.failures)}') from None
     except SignalException as error:
-        print(
-            f'{error.sigval.name} stopped the launcher and its processes',
-            file=sys.stderr,
-        )
+        print(f'{error.sigval.name} stopped the launcher and its processes', file=sys.stderr)
         raise SystemExit(128 + error.sigval) from None
     except DistError as error:
         reason = ' '.join(str(error).split())

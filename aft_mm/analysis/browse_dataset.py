@@ -1,5 +1,3 @@
-"""Show samples of a dataset after its pipeline and before normalisation."""
-
 import argparse
 import textwrap
 from collections.abc import Sequence
@@ -44,10 +42,7 @@ def draw_instances(
     masks: Tensor | None = None,
     classes: Sequence[str] = (),
 ) -> np.ndarray:
-    """Draw boxes [N, 4] (x1, y1, x2, y2 in pixels) with their names, and masks [N, H, W].
-
-    Colours follow the order of ``classes``, by default the names in this picture.
-    """
+    """Draw boxes [N, 4] (x1, y1, x2, y2 in pixels) with their names, and masks [N, H, W]."""
     kinds = list(dict.fromkeys([*classes, *sorted(set(names))]))
     of_kinds = dict(zip(kinds, map(tuple, class_colours(len(kinds)).tolist()), strict=True))
     colours = [of_kinds[name] for name in names]
@@ -113,7 +108,6 @@ def _legend(labels: Sequence[int], names: Sequence[str], width: int) -> np.ndarr
 
 
 def draw_matrix(values: Tensor) -> np.ndarray:
-    """Draw features ``[T, F]`` over time, the first one in the lowest row."""
     picture = values.double().T.flip(0)
     low, high = picture.min(), picture.max()
     colours = colormaps['cividis'](((picture - low) / (high - low).clamp(min=1e-12)).numpy())
@@ -158,10 +152,6 @@ MOST_TOKENS = 200  # tokens of a sequence of numbers
 
 
 def load_annotations_first(config: Config, split: str) -> None:
-    """Move the loading of annotations behind that of images, so that they are resized together.
-
-    Pipelines for evaluation load them last, in the size of the file.
-    """
     loader: Any = config.get(f'{split}_dataloader') or {}
     steps = loader.get('dataset', {}).get('pipeline') or []
     loading = [step for step in steps if str(step.get('type')).endswith('LoadAnnotations')]

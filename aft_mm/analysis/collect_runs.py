@@ -1,5 +1,3 @@
-"""Collect runs, or outputs of benchmarks, in a file with a line for each, for the documents."""
-
 import argparse
 import platform
 import re
@@ -100,7 +98,6 @@ def facts_of(work_dir: Path) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout that makes the line, None without one."""
     if not (PACKAGE.parent / '.git').exists():
         return None
     command = ['git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']

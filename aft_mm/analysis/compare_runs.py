@@ -1,5 +1,3 @@
-"""Make a table of runs: metrics, parameters, FLOPs and speed, as Markdown, CSV or LaTeX."""
-
 import argparse
 import contextlib
 import csv
@@ -20,13 +18,7 @@ from aft_mm.outputs import check_output
 from .model_complexity import analyse_config
 from .plot_curves import metric_label, runs_of
 from .run_files import is_selection, read_runs
-from .run_logs import (
-    decimals_of,
-    mean_and_error,
-    trained,
-    validated_metrics,
-    validations,
-)
+from .run_logs import decimals_of, mean_and_error, trained, validated_metrics, validations
 
 TABLES = ('.md', '.csv', '.tex')
 MISSING = '–'
@@ -42,8 +34,6 @@ Runs = Mapping[str, Mapping[str, Sequence[float]]]
 
 def run_table(runs: Runs, kind: str = '.md') -> str:
     """Return a table of mean ± standard error, a row per name and a column per metric.
-
-    The decimals of a column are two digits of its smallest standard error; CSV has full precision.
 
     Args:
         runs: Row name to its columns, each a list of values, one per seed.

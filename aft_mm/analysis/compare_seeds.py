@@ -1,5 +1,3 @@
-"""Compare groups of runs that differ by their seed: means and differences with 95 % intervals."""
-
 import argparse
 import math
 import os
@@ -26,8 +24,7 @@ def draw_seeds(
 ) -> Figure:
     """Plot mean ± standard error of each group, and its runs, one value per seed.
 
-    Groups are listed from top to bottom. With ``numbers``, the label of an x axis, their names are
-    numbers on this logarithmic axis.
+    With ``numbers``, the label of an x axis, the names of the groups are numbers on it.
     """
     positions = range(len(groups)) if numbers is None else _numbers(groups)
     size = (7, 0.4 * len(groups) + 1.2) if numbers is None else (7, 4.5)
@@ -107,7 +104,6 @@ def finite(source: str, metrics: Mapping, metric: str) -> float:
 
 
 def tested(file: str) -> dict[str, Mapping]:
-    """Return the metrics of a file, or of the runs of a selection, by the name in messages."""
     if is_selection(file):
         return {source: run['metrics'] for source, run in selected(file).items()}
     return {file: read_table(file)}

@@ -1,5 +1,3 @@
-"""Plot the confusion matrix of a classifier or segmentor; optionally list classes and mistakes."""
-
 import argparse
 from collections.abc import Sequence
 from typing import Any
@@ -36,11 +34,7 @@ MOST_COUNTS = 20
 def draw_confusion(
     counts: np.ndarray, names: Sequence[str], footer: str = '', unit: str = 'images'
 ) -> Figure:
-    """Draw counts [K, K] of images or pixels by true class (rows) and predicted class (columns).
-
-    Colour is the share of the true class. With at most 20 classes, cells contain the counts, of pixels
-    the share in percent.
-    """
+    """Draw counts [K, K] of images or pixels by true class (rows) and predicted class (columns)."""
     share = counts / np.maximum(1, counts.sum(1, keepdims=True))
     edge = min(10.0, max(3.5, 0.42 * len(names)))
     accuracy = counts.trace() / max(1, counts.sum())
@@ -104,7 +98,6 @@ def predict(network: Network, dataset: Any, batch_size: int) -> tuple[np.ndarray
 
 
 def count_pixels(network: Network, dataset: Any) -> np.ndarray:
-    """Return the counts [K, K] of pixels by true and predicted class, without ignored ones."""
     size = network.model.num_classes
     ignored = getattr(network.model.decode_head, 'ignore_index', 255)
     counts = np.zeros(size**2, dtype=np.int64)

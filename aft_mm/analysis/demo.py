@@ -1,5 +1,3 @@
-"""Open a page in the browser that tries a trained model."""
-
 import argparse
 import importlib.util
 import os
@@ -27,10 +25,7 @@ HOSTS = ('127.0.0.1', 'localhost')
 
 
 class OwnPage:
-    """Refuse requests from pages of others, and under a name that only resolves to this machine.
-
-    A browser sends a form or a file of any site here, and a site may name itself 127.0.0.1.
-    """
+    """Refuse requests from pages of others, and under a name that only resolves to this machine."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -48,7 +43,6 @@ class OwnPage:
 
 
 def picture(gradio: Any, label: str) -> Any:
-    """Return an input that passes the path of its file, which gradio would decode unchecked."""
     given = gradio.Image(type='filepath', label=label)
     given.preprocess = lambda payload: payload and payload.path
     return given
@@ -199,7 +193,6 @@ def make_page(config: str, checkpoint: str) -> Any:
 
 
 def launch(page: Any, **options: Any) -> str:
-    """Serve the page to this machine and return its address."""
     from starlette.middleware import Middleware  # of gradio
 
     options['app_kwargs'] = dict(middleware=[Middleware(OwnPage)])

@@ -1,5 +1,3 @@
-"""Write an interactive HTML page of the position biases of a checkpoint and its keys on images."""
-
 import argparse
 import base64
 import gzip
@@ -31,8 +29,8 @@ MOST_NUMBERS = 2**25  # 134 MB, which a browser opens in seconds
 class ExplorerLayer(NamedTuple):
     """The position bias w of a token mixer, [h, kernel_h, kernel_w] by offset or [h, T, T].
 
-    T is P + H·W for P prefix tokens. The sum excludes sources after the query in raster order if
-    ``causal``, and sources outside the kernel unless ``connected``.
+    The sum excludes later sources if ``causal``, and sources outside the kernel unless
+    ``connected``.
     """
 
     name: str
@@ -59,10 +57,8 @@ def explorer_page(
 ) -> str:
     """Return the HTML page of a model on a grid (H, W).
 
-    It shows w of all layers and heads, ``w[t, t']`` of a query over the grid, the kernel of a head,
-    and for each image ``e^k`` over its mean and the weight of each source for the query,
-    ``W e^k / Σ W e^k``. Prefix tokens are sources but not shown. Biases are stored in float32, keys
-    in 2^16 steps.
+    It shows w, and for each image ``e^k`` over its mean and the weights ``W e^k / Σ W e^k`` of a
+    query.
     """
     num_tokens = num_prefix_tokens + grid[0] * grid[1]
     entries, biases = _layers(layers, images, num_tokens, grid)

@@ -1,5 +1,3 @@
-"""Count parameters, FLOPs and activations of the models of configs, including the AFT operations."""
-
 import argparse
 import json
 import os
@@ -65,7 +63,6 @@ def _baddbmm(inputs: list[Any], outputs: list[Any]) -> int:
 
 
 def _attention(inputs: list[Any], outputs: list[Any]) -> int:
-    """Count ``q kᵀ`` of ``[B, h, T, d]`` and ``[B, h, S, d]``, softmax, product with v."""
     query, key, value = (x.type().sizes() for x in inputs[:3])
     return prod(query[:-1]) * key[-2] * (query[-1] + value[-1] + 5)
 
@@ -93,7 +90,6 @@ class Likelihood(nn.Module):
         return self.decoder(tokens, *map(self.encoder, source))
 
     def shapes(self) -> list[tuple[int, ...]]:
-        """Return the shapes of the largest inputs, without the batch."""
         parts: list[Any] = [part for part in (self.decoder, self.encoder) if part is not None]
         return [(part.max_length, *part.embedding.token_shape) for part in parts]
 
@@ -103,10 +99,9 @@ class Likelihood(nn.Module):
 
 
 def analyse(model: nn.Module, *shapes: tuple[int, ...], tokens: bool = False) -> dict[str, Any]:
-    """Count one forward pass in evaluation mode.
+    """Count one forward pass in evaluation mode; operators without a rule are in ``uncounted``.
 
-    ``shapes`` are those of the inputs without the batch, such as ``(3, 224, 224)``; ``tokens``
-    makes them integers. Operators without a rule are in ``uncounted``, with their number of calls.
+    ``shapes`` are those of the inputs without the batch; ``tokens`` makes them integers.
     """
     inputs = tuple(
         torch.zeros(1, *shape, dtype=torch.long) if tokens else torch.randn(1, *shape)

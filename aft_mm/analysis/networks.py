@@ -109,10 +109,9 @@ STACKS = ('layers', 'blocks', 'stages', 'features')
 
 
 class Network(NamedTuple):
-    """An image network in evaluation mode.
+    """An image network in evaluation mode; ``config`` is None for networks of timm.
 
-    ``run`` applies ``backbone`` to normalised images [B, C, H, W]. ``config`` is None for networks
-    of timm.
+    ``run`` applies ``backbone`` to normalised images [B, C, H, W].
     """
 
     model: Any
@@ -125,10 +124,7 @@ class Network(NamedTuple):
 
 
 def load_network(name: str, checkpoint: str | os.PathLike | None = None) -> Network:
-    """Load a network by the path or name of its config, or ``timm:NAME``.
-
-    Without a checkpoint its weights are random with seed 0. Nothing is downloaded.
-    """
+    """Load a network by the path or name of its config, or ``timm:NAME``; nothing is downloaded."""
     if name.startswith(TIMM):
         return _timm_network(name.removeprefix(TIMM), checkpoint)
     config = find_model_config(name)
@@ -219,10 +215,7 @@ def noise_images(network: Network, count: int, size: tuple[int, int] | None = No
 def batches_for(
     network: Network, paths: Sequence[str | os.PathLike] | None, num: int, batch_size: int
 ) -> list[Tensor]:
-    """Return normalised images [B, C, H, W] from files or from the test split.
-
-    Images for timm are resized without keeping the aspect ratio.
-    """
+    """Return normalised images [B, C, H, W] from files or from the test split."""
     if network.config is None:
         if not paths:
             raise UserError('images must be given for networks of timm, which have no dataset')

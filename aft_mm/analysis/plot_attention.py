@@ -1,5 +1,3 @@
-"""Plot the mean relative attention of a softmax ViT, figures 1 (left) and 5 of arXiv 2105.14103."""
-
 import argparse
 from collections.abc import Mapping, Sequence
 
@@ -26,8 +24,7 @@ def mean_relative_attention(
 ) -> Tensor:
     """Average attention ``[B, h, T, T]`` by offset to the source: ``[h, 2H − 1, 2W − 1]``.
 
-    The mean is over images and over the queries of the grid with a token at the offset. As in the
-    paper, prefix tokens are dropped.
+    The mean is over images and queries of the grid. As in the paper, prefix tokens are dropped.
     """
     height, width = grid
     tokens = num_prefix_tokens + height * width
@@ -55,10 +52,7 @@ def mean_relative_attention(
 def draw_relative_attention(
     attention: Mapping[str, Tensor], heads: Choice = 'even:12', footer: str = ''
 ) -> Figure:
-    """Draw the maps of :func:`mean_relative_attention`, one row per layer, one column per head.
-
-    Each panel has its own colour scale from 0 to its maximum, in per cent of a query's attention.
-    """
+    """Draw the maps of :func:`mean_relative_attention`, one row per layer, one column per head."""
     chosen = choose('heads', heads, min(map(len, attention.values())), MOST_PANELS)
     title = 'Mean relative attention; one colour scale per panel, 0 to its maximum'
     figure = new_figure(1.25 * len(chosen) + 0.6, 1.6 * len(attention) + 0.7, title, footer)
@@ -79,15 +73,12 @@ def draw_relative_attention(
 
 
 def query_counts(shape: Sequence[int]) -> Tensor:
-    """Return the number of queries [2H − 1, 2W − 1] that have a token at an offset."""
     rows, columns = (size // 2 + 1 - (torch.arange(size) - size // 2).abs() for size in shape)
     return rows[:, None] * columns
 
 
 def offset_share(relative: Tensor, squares: Tensor) -> Tensor:
     """Return the share [h] of the variance of attention that a function of the offset explains.
-
-    Such a function is what AFT-conv without keys can represent. NaN for constant attention.
 
     Args:
         relative: :func:`mean_relative_attention` [h, 2H − 1, 2W − 1].
@@ -100,10 +91,7 @@ def offset_share(relative: Tensor, squares: Tensor) -> Tensor:
 
 
 class MeanAttention:
-    """Mean attention of each layer over batches.
-
-    ``take`` is called for each layer in order, :meth:`next_batch` before each batch.
-    """
+    """Mean attention of each layer over batches; ``take`` is called for each layer in order."""
 
     def __init__(self, image_size: Sequence[int], num_prefix_tokens: int) -> None:
         self.image_size, self.num_prefix_tokens = tuple(image_size), num_prefix_tokens
@@ -135,7 +123,6 @@ class MeanAttention:
         self.layer = 0
 
     def means(self) -> dict[str, Tensor]:
-        """Return :func:`mean_relative_attention` by layer."""
         return {
             f'layer {i}': mean_relative_attention(total[None] / self.images, self.grid).cpu()
             for i, total in enumerate(self.sums)
@@ -144,7 +131,7 @@ class MeanAttention:
     def offset_shares(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Return :func:`offset_share` of the mean over images, and of the single images, by layer.
 
-        The variance of the mean is without that of the sample, so it does not fall with more images.
+        The variance of the mean is without that of the sample.
         """
         shares = {}
         for (name, relative), total, squares in zip(

@@ -1,5 +1,3 @@
-"""Plot class activation maps of a classifier with the library grad-cam (aft_mm[analysis])."""
-
 import argparse
 from collections.abc import Sequence
 
@@ -33,7 +31,6 @@ def draw_cams(
     titles: Sequence[str],
     footer: str = '',
 ) -> Figure:
-    """Draw each image next to the same image with its class activation map, 0 (dark) to 1."""
     pairs = min(3, len(images))
     rows = -(-len(images) // pairs)
     figure = new_figure(3.4 * pairs + 0.8, 2.1 * rows + 0.7, 'Class activation maps', footer)

@@ -1,5 +1,3 @@
-"""Plot training curves of runs: any metric over iterations, epochs or time."""
-
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -55,9 +53,8 @@ def draw_curves(
 ) -> Figure:
     """Plot metrics of runs, each on its own axes: thin lines for training, dots for validation.
 
-    For a run with a validation metric in bits, the training loss (nats per prediction) is plotted
-    in bits on the same axes. Several seeds are plotted as their mean with a band of one standard
-    error, at their common iterations.
+    With a validation metric in bits, the training loss (nats per prediction) is plotted in bits,
+    too. Several seeds are plotted as their mean with a band of one standard error.
 
     Args:
         runs: Label to the records of :func:`read_scalars`, or to a list of records for several
@@ -228,7 +225,7 @@ def _draw_group(
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Split ``[LABEL=]VALUE``; the label, or the path of a log, may contain equals signs."""
+    """Split ``[LABEL=]VALUE``; both may contain equals signs."""
     if Path(text).exists():
         return text, text
     label, _, value = text.rpartition('=')

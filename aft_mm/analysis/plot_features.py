@@ -1,5 +1,3 @@
-"""Plot the features of a classifier on the test split with t-SNE (scikit-learn)."""
-
 import argparse
 from collections.abc import Sequence
 from typing import Any

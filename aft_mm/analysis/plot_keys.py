@@ -1,5 +1,3 @@
-"""Plot the keys on images per layer and head, figures 9 to 12 of arXiv 2105.14103, and of a pooling."""
-
 import argparse
 from collections.abc import Mapping
 
@@ -29,11 +27,7 @@ def key_maps(key: Tensor, grid: tuple[int, int], num_prefix_tokens: int = 0) -> 
 def draw_key_maps(
     image: np.ndarray, keys: Mapping[str, Tensor], heads: Choice = 'even:12', footer: str = ''
 ) -> Figure:
-    """Draw an image and the maps of :func:`key_maps`, one row per layer, one column per head.
-
-    White is 1, a token with the mean weight. Each layer has a logarithmic colour scale. A layer with
-    fewer heads than others has fewer maps.
-    """
+    """Draw an image and the maps of :func:`key_maps`, one row per layer, one column per head."""
     chosen = choose('heads', heads, max(map(len, keys.values())), MOST_PANELS)
     title = 'Keys: exp(k) over its mean on the image; one colour scale per layer'
     size = 1.15 * (len(chosen) + 1) + 1.2, 1.4 * len(keys) + 0.7

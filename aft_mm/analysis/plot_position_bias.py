@@ -1,5 +1,3 @@
-"""Plot the position biases of a checkpoint, exp(w) - 1 or exp(w), per layer and head."""
-
 import argparse
 from collections.abc import Mapping, Sequence
 
@@ -26,14 +24,12 @@ def position_bias_table(
     """Compute statistics of ``p = exp(w) / Σ exp(w)``, one row (dict) per layer and head.
 
     - ``top_N``: share of the N = ``top`` largest positions in p
-    - ``entropy_bits``: −Σ p log₂ p; the regulariser of equation 9 is its sum in nats, over
-      the whole kernel
+    - ``entropy_bits``: −Σ p log₂ p; the regulariser of equation 9 is its sum in nats
     - ``centre_row``, …: Σ p · offset, source − target, in tokens
     - ``width``: √(Σ p (offset − centre)²) in tokens, over all dimensions
 
-    For ``[h, *kernel]``, p is a distribution over the kernel. For ``[1, T, T]``, the statistics are
-    means over the targets on the grid. Their sources exclude prefix tokens. Both exclude later
-    tokens if ``causal``.
+    For ``[1, T, T]``, the statistics are means over the targets on the grid, without prefix tokens
+    and, if ``causal``, later ones.
     """
     check_int('top', top, 1)
     table = []
@@ -61,7 +57,6 @@ def position_bias_table(
 def _distribution(
     name: str, w: Tensor, grid: Sequence[int] | None, num_prefix_tokens: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return p ``[h, targets, sources]`` and the offsets ``[targets, sources, dims]``."""
     tokens = None if grid is None else num_prefix_tokens + int(torch.Size(grid).numel())
     if grid is not None and w.shape == (1, tokens, tokens):
         w = w[:, num_prefix_tokens:, num_prefix_tokens:]

@@ -1,5 +1,3 @@
-"""Plot effective receptive fields: squared gradients of one position with respect to the pixels."""
-
 import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,9 +34,8 @@ def receptive_field(
     """Compute the energy [H, W] of the input gradients of one position of a feature map.
 
     ``E[y, x] = mean over images of Σ_c Σ_i (∂ f_c[place] / ∂ image_i[y, x])²`` over the channels c
-    of the map and i of the image. It is estimated by random projections v ~ N(0, 1) of the
-    channels, ``E (vᵀ J)²``, and scaled to a sum of one. Luo et al. (2016) take the gradient of the
-    sum over channels instead, which is constant after a layer norm.
+    of the map and i of the image, scaled to a sum of one. It is estimated by random projections v ~
+    N(0, 1) of the channels, ``E (vᵀ J)²``.
 
     Args:
         features: Function from images [B, C, H, W] to a map [B, D, H', W'] that does not mix
@@ -73,7 +70,6 @@ def receptive_field(
 
 
 def energy_within(energy: Tensor, radii: Iterable[float]) -> Tensor:
-    """Return the share of the energy within each radius [px] of its centre of mass."""
     distance = _distance(energy)
     return torch.stack([energy[distance <= radius].sum() for radius in radii]) / energy.sum()
 

@@ -39,7 +39,7 @@ def record_outputs(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]
 class RecordAttention(TorchFunctionMode):
     """Pass the probabilities ``[B, h, T, S]`` of each attention inside the block to ``take``.
 
-    It sees torch's ``scaled_dot_product_attention``, but no other products of queries and keys.
+    It sees torch's ``scaled_dot_product_attention`` only.
     """
 
     def __init__(self, take: Callable[[Tensor], Any]) -> None:
@@ -87,11 +87,7 @@ def grid_of(num_tokens: int, image_size: Sequence[int]) -> tuple[int, int] | Non
 
 
 def as_map(output: Any, image_size: Sequence[int], num_prefix_tokens: int = 0) -> Tensor:
-    """Convert the output of a layer to a map [B, D, H', W'] over images of ``image_size`` (H, W).
-
-    The output may also be [B, H', W', D], or tokens [B, P + H'·W', D] after P prefix tokens, or a
-    sequence whose first item is one of these.
-    """
+    """Convert the output of a layer to a map [B, D, H', W'] over images of ``image_size``."""
     while isinstance(output, Sequence) and len(output):
         output = output[0]
     if isinstance(output, Tensor) and output.dim() == 4:

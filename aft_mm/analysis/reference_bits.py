@@ -1,5 +1,3 @@
-"""Compute reference values for a model on the test split of a config, in bits per value."""
-
 import argparse
 import importlib.util
 import json
@@ -36,10 +34,9 @@ def ppmd_bits(before: bytes, values: bytes) -> float:
 def sorted_points_bits(clouds: np.ndarray) -> float:
     """Return the bits per coordinate of independent points in known order, uint8 clouds [N, P, 3].
 
-    The P points of a cloud have ``P! / Π m!`` orders, where m points share a sort key, so the known
-    order reduces ``Σ −log₂ p(z) p(y) p(x)`` by ``log₂ (P! / Π m!)``. The key is (z, y, x) if all
-    clouds are sorted by it, else z: after sorting by real coordinates, points within a bin of z
-    have any order.
+    The P points of a cloud have ``P! / Π m!`` orders, where m points share a sort key, so the order
+    reduces ``Σ −log₂ p(z) p(y) p(x)`` by ``log₂ (P! / Π m!)``. The key is (z, y, x) if all clouds
+    are sorted by it, else z.
     """
     points = clouds.reshape(-1, 3)
     bits = len(points) * sum(order_0_bits(column) for column in points.T)

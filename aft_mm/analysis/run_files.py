@@ -1,9 +1,8 @@
 """Files of runs: a line of JSON per run of a comparison, with its metrics and a thinned curve.
 
-A line has the name of the run, its config, seed and learning rate, how and where it ran (command,
-commit, versions, machine), the number of iterations and the seconds of training, the final metrics,
-and curves: `train` by iteration, `val` by step (epochs in a run by epoch). `FILE.jsonl:PATTERN`
-names the runs that match the pattern, such as `runs.jsonl:aft-conv*_seed?`.
+A line has the name of the run, its config, seed and learning rate, how and where it ran, the number
+of iterations and the seconds of training, the final metrics, and curves: `train` by iteration,
+`val` by step (epochs in a run by epoch). `FILE.jsonl:PATTERN` names the runs that match.
 """
 
 import json
@@ -70,7 +69,6 @@ def read_lines(path: Path) -> dict[str, dict]:
 
 
 def selected(argument: str) -> dict[str, dict]:
-    """Return the runs of ``FILE.jsonl:PATTERN`` by ``FILE.jsonl:NAME``."""
     match = _SELECTION.fullmatch(argument)
     assert match is not None  # is_selection
     file, pattern = match.groups()
@@ -85,7 +83,6 @@ def selected(argument: str) -> dict[str, dict]:
 
 
 def read_runs(arguments: Iterable[str]) -> list[Run]:
-    """Return the runs of logs, work dirs and selections ``FILE.jsonl:PATTERN``."""
     runs = []
     for argument in arguments:
         if is_selection(argument):
@@ -138,11 +135,7 @@ def _rows(columns: Mapping[str, Sequence]) -> Iterable[dict]:
 
 
 def curves(records: Sequence[dict], points: int, metrics: Sequence[str] = ('loss',)) -> dict:
-    """Return the entries of a line that follow from a log.
-
-    At most `points` training records are kept, evenly spaced from the last one backwards, with the
-    given metrics. Validations keep all their metrics. Numbers have six digits.
-    """
+    """Return the entries of a line that follow from a log, with at most `points` records."""
     training = [record for record in records if is_training(record)]
     entries: dict[str, Any] = {}
     if training:
@@ -171,7 +164,6 @@ def _short(value: Any) -> Any:
 
 
 def last_validation(records: Sequence[dict]) -> dict[str, float]:
-    """Return the last value of each metric of the validations."""
     return {
         name: record[name]
         for record in records

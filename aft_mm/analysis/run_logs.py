@@ -22,8 +22,7 @@ def read_scalars(path: str | Path) -> list[dict]:
     """Read the log of a run, written by mmengine's LocalVisBackend, one dict per record.
 
     ``path`` is a file of JSON lines (``vis_data/scalars.json``), or a work dir, in which the last
-    log of repeated iterations counts. The epoch length of a text log next to it becomes the entry
-    ``epoch_length`` of the training records.
+    log of repeated iterations counts.
     """
     path = Path(path)
     files = sorted(path.glob('*/vis_data/scalars.json')) if path.is_dir() else [path]
@@ -78,11 +77,7 @@ def validated_metrics(records: Sequence[dict]) -> list[str]:
 
 
 def epoch_length(records: Sequence[dict]) -> int | None:
-    """Return the number of iterations per epoch, None for a run that does not count epochs.
-
-    mmengine logs every k-th iteration of each epoch, so the first records of two epochs are whole
-    epochs apart for any k. A single epoch ends with the last logged iteration.
-    """
+    """Return the number of iterations per epoch, None for a run that does not count epochs."""
     first: dict[int, int] = {}
     for record in records:
         if is_training(record) and 'epoch' in record:
@@ -100,10 +95,7 @@ def trained(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
 
 
 def validations(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
-    """Return ``(iteration, value)`` of each validation with a metric.
-
-    mmengine's validation steps are epochs in a run by epoch and iterations otherwise.
-    """
+    """Return ``(iteration, value)`` of each validation with a metric."""
     values = [(r['step'], r[metric]) for r in records if not is_training(r) and metric in r]
     last_epoch = max((r.get('epoch', 0) for r in records if is_training(r)), default=0)
     length = epoch_length(records)
@@ -137,7 +129,6 @@ def read_times(path: Path) -> dict[str, float]:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return mean and standard error s / √n; None for n = 1."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return statistics.mean(values), error
 

@@ -38,11 +38,7 @@ def wilson_interval(percent: float, number: int) -> tuple[float, float]:
 
 
 def summarize(
-    records: Sequence[dict],
-    metric: str,
-    number: int,
-    lower: bool = False,
-    commonest: float = 0.0,
+    records: Sequence[dict], metric: str, number: int, lower: bool = False, commonest: float = 0.0
 ) -> Summary:
     """Judge the best validation of a training.
 
@@ -87,7 +83,6 @@ def _direction(
     noise: float,
     losses: Sequence[tuple[int, float]],
 ) -> tuple[str, str]:
-    """Compare the last quarter of the validations with the best one and with the quarter before."""
     if len(looks) < FEWEST:
         return '', ''
     quarter = len(looks) // 4

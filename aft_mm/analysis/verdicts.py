@@ -1,7 +1,6 @@
 """Student and Welch intervals over seeds, and their verdict on an expected sign.
 
-A verdict is about these runs, not about a paper: other data and schedules can neither confirm nor
-contradict one.
+A verdict is about these runs, not about a paper.
 """
 
 import statistics
@@ -23,7 +22,6 @@ class Difference(NamedTuple):
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return Student's 95 % interval of a mean, None for a single value."""
     from scipy.stats import t
 
     mean, error = mean_and_error(values)
@@ -59,8 +57,7 @@ def verdict_table(
 ) -> str:
     """Return a Markdown table, one row per group, each compared with the first group.
 
-    Means and differences are printed with half the width of their 95 % interval and two digits of
-    the smallest standard error. ``expected`` are the signs of the differences, '+' or '-'.
+    ``expected`` are the signs of the differences, '+' or '-'.
     """
     first, *others = groups
     if unknown := set(expected or {}) - set(others):

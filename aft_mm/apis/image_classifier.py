@@ -1,5 +1,3 @@
-"""Classification of images with a trained model."""
-
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -25,10 +23,10 @@ from aft_mm.images import IMAGE_SUFFIXES, find_images, image_size, not_read, rea
 from aft_mm.openmmlab import warn
 from aft_mm.visualization.figures import literal_text, printable
 
-from .loading import as_list, load_model
+from .loading import ConfigSource, Device, FilePath, as_list, load_model
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
-Source = str | os.PathLike[str] | np.ndarray
+Source = FilePath | np.ndarray
 LOADERS = ('LoadImageFromFile', 'mmpretrain.LoadImageFromFile', 'mmcv.LoadImageFromFile')
 SHORT_EDGE = 224  # small images are magnified to it [px]
 LONG_EDGE = 4096  # but not beyond this one
@@ -43,8 +41,6 @@ class ImageClassifier:
         classify('photos/')[0]  # {'path': 'photos/a.jpg', 'label': 3, 'class_name': 'cat', ...}
         classify.visualize('photos/', 'pictures/')
 
-    Images go through the pipeline of ``test_dataloader``.
-
     Args:
         config, checkpoint, device: See :func:`load_model`.
         classes: Names of the classes; by default those stored in the checkpoint, if any.
@@ -55,9 +51,9 @@ class ImageClassifier:
 
     def __init__(
         self,
-        config: str | os.PathLike[str] | Config,
-        checkpoint: str | os.PathLike[str] | nn.Module,
-        device: str | torch.device | None = None,
+        config: ConfigSource,
+        checkpoint: FilePath | nn.Module,
+        device: Device = None,
         classes: Sequence[str] | None = None,
     ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'ImageClassifier')
@@ -157,7 +153,7 @@ class ImageClassifier:
     def visualize(
         self,
         images: Source | Sequence[Source],
-        folder: str | os.PathLike[str] | None = None,
+        folder: FilePath | None = None,
         batch_size: int = 32,
         progress: bool = True,
     ) -> list[np.ndarray]:
@@ -184,11 +180,7 @@ class ImageClassifier:
         return pictures
 
     def draw(self, image: Source, result: dict[str, Any]) -> np.ndarray:
-        """Draw the predicted class name and score onto an image.
-
-        Args:
-            image: Path or array of the image.
-            result: Its result of :meth:`__call__`.
+        """Draw the class name and score of a result of :meth:`__call__` onto its image.
 
         Returns:
             RGB uint8 [H, W, 3]; a small image is magnified.
@@ -207,7 +199,6 @@ class ImageClassifier:
         return drawn
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:
-        """Return files and arrays, with the files of folders."""
         sources: list[Source] = []
         for image in as_list(images, str, os.PathLike, np.ndarray):
             if isinstance(image, np.ndarray):
@@ -250,7 +241,6 @@ class ImageClassifier:
 
 
 def magnification(image: np.ndarray) -> int:
-    """Return the factor for a picture of an image, so that labels can be read."""
     short, long = sorted(image.shape[:2])
     factor: int = min(-(-SHORT_EDGE // short), LONG_EDGE // long)
     return max(1, factor)

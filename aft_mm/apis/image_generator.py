@@ -1,16 +1,11 @@
-"""Sampling of images from a trained model."""
-
-import os
 from typing import Any
 
 import numpy as np
-import torch
-from mmengine.config import Config
 
 from aft_mm.errors import UserError
 from aft_mm.visualization import check_image_shape, complete_images, given_rows, sample_images
 
-from .loading import check_options, load_model
+from .loading import ConfigSource, Device, FilePath, check_options, load_model
 
 
 class ImageGenerator:
@@ -22,8 +17,7 @@ class ImageGenerator:
         samples = generator.sample(16, seed=0)
         completed = generator.complete(images, keep=0.5)
 
-    Both methods take the options of :func:`aft_mm.models.generate`, such as ``temperature`` and
-    ``seed``.
+    Both methods take the options of :func:`aft_mm.models.generate`.
 
     Args:
         config: Config with ``image_shape = (H, W, C)``, or its path.
@@ -33,12 +27,7 @@ class ImageGenerator:
         UserError: As for :func:`load_model`.
     """
 
-    def __init__(
-        self,
-        config: str | os.PathLike[str] | Config,
-        checkpoint: str | os.PathLike[str],
-        device: str | torch.device | None = None,
-    ) -> None:
+    def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'ImageGenerator')
         self.image_shape = tuple(self.config.image_shape)
         check_image_shape(self.model, self.image_shape)

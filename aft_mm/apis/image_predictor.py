@@ -23,7 +23,7 @@ from aft_mm.structures.info import BEST_SCORE
 from aft_mm.visualization.figures import literal_text, printable
 
 from .image_classifier import ImageClassifier, magnification, magnified, predict_by_size
-from .loading import CLASSIFIERS, as_list, load_model, task_of
+from .loading import CLASSIFIERS, ConfigSource, Device, FilePath, as_list, load_model, task_of
 
 #: Command for models without an image as input.
 OTHERS = {
@@ -43,8 +43,8 @@ class Prediction:
 
     Args:
         path: Path of the image.
-        found: A dict per class, the five with the highest scores, per box or per class of a mask:
-            ``class_name``, ``label``, ``score`` or, of pixels, ``share``, and ``box``, x1, y1, x2, y2 [px].
+        found: A dict per class, the five best, per box or per class of a mask: ``class_name``,
+            ``label``, ``score`` or, of pixels, ``share``, and ``box``, x1, y1, x2, y2 [px].
         picture: The image with the prediction, RGB uint8 [H, W, 3]; a small image is magnified.
         mask: Class of each pixel, uint8 [H, W], of a segmentor.
     """
@@ -66,8 +66,8 @@ class ImagePredictor:
     Args:
         config: Config of a classifier, detector or segmentor, or its path.
         checkpoint, device: See :func:`load_model`.
-        score: Minimum score of a box; by default the one with the best F1 in the last validation of
-            the training, or 0.3 if the checkpoint does not hold it.
+        score: Minimum score of a box; by default the checkpoint's, with the best F1 in its
+            validation, or 0.3.
 
     Raises:
         UserError: As for :func:`load_model`.
@@ -75,9 +75,9 @@ class ImagePredictor:
 
     def __init__(
         self,
-        config: str | os.PathLike[str] | Config,
-        checkpoint: str | os.PathLike[str] | nn.Module,
-        device: str | torch.device | None = None,
+        config: ConfigSource,
+        checkpoint: FilePath | nn.Module,
+        device: Device = None,
         score: float | None = None,
     ) -> None:
         if not isinstance(config, Config):
@@ -114,9 +114,7 @@ class ImagePredictor:
             draw_inside, self.visualizer, self.visualizer.draw_texts
         )
 
-    def __call__(
-        self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-    ) -> list[Prediction]:
+    def __call__(self, paths: FilePath | Sequence[FilePath]) -> list[Prediction]:
         """Predict image files, those of one size in one batch.
 
         Raises:

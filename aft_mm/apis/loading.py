@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from mmengine.config import Config
@@ -16,6 +16,10 @@ from aft_mm.checkpoint import load_weights
 from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import import_scope, read_config
 from aft_mm.errors import UserError
+
+FilePath: TypeAlias = str | os.PathLike[str]
+ConfigSource: TypeAlias = FilePath | Config
+Device: TypeAlias = str | torch.device | None
 
 #: Inferencer for each entry of a config; the first found decides.
 ENTRIES = {
@@ -48,7 +52,6 @@ def check_options(options: dict[str, Any], *names: str) -> None:
 
 
 def check_draws(config: Config) -> None:
-    """Raise a :class:`UserError` unless the model of a config is autoregressive."""
     if 'decoder' not in (config.get('model') or {}):
         raise UserError(f'{config.filename} has no autoregressive model (one with a decoder)')
 
@@ -80,7 +83,6 @@ def check_task(config: Config, name: str) -> None:
 
 
 def build_model(config: Config) -> Any:
-    """Build the model of a config as a Runner does."""
     import_scope(config)
     settings = config.model.copy()
     if config.get('data_preprocessor') is not None:
@@ -91,7 +93,7 @@ def build_model(config: Config) -> Any:
     return model
 
 
-def load_trained(model: Any, config: Config, checkpoint: str | os.PathLike[str]) -> None:
+def load_trained(model: Any, config: Config, checkpoint: FilePath) -> None:
     """Load the weights and ``dataset_meta`` of a checkpoint into the model of a config."""
     weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
     load_weights(model, weights, name=str(config.filename))
@@ -99,9 +101,9 @@ def load_trained(model: Any, config: Config, checkpoint: str | os.PathLike[str])
 
 
 def load_model(
-    config: str | os.PathLike[str] | Config,
-    checkpoint: str | os.PathLike[str] | nn.Module | None,
-    device: str | torch.device | None = None,
+    config: ConfigSource,
+    checkpoint: FilePath | nn.Module | None,
+    device: Device = None,
     task: str | None = None,
     trainable: bool = False,
 ) -> tuple[Config, Any]:
@@ -109,8 +111,8 @@ def load_model(
 
     Args:
         config: The config, or its path.
-        checkpoint: Path or http address of the checkpoint; None for random weights with seed 0; a
-            model that is loaded already, such as that of an exported file, is returned as it is.
+        checkpoint: Path or http address; None for random weights with seed 0; a loaded model is
+            returned as it is.
         device: By default an accelerator if there is one.
         task: Name of the inferencer that will use the model; None accepts any model.
         trainable: Keep the gradients of the parameters.
@@ -120,8 +122,7 @@ def load_model(
         ``dataset_meta`` of the checkpoint.
 
     Raises:
-        UserError: A file or library is missing, the config is for another task, or the checkpoint
-            belongs to another model.
+        UserError: A file or library is missing, or config and checkpoint do not fit.
         pickle.UnpicklingError: The checkpoint is damaged, or holds more than training state.
     """
     if not isinstance(config, Config):

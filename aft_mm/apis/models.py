@@ -25,9 +25,6 @@ from .loading import build_model, load_model
 def register_models() -> dict[str, Model]:
     """Register our models in mmpretrain's ModelHub, once, and return them by name.
 
-    ``mmpretrain.get_model`` and mmpretrain's inferencers then accept the names. Where mmpretrain
-    cannot be imported the names are only ours.
-
     Raises:
         UserError: The package was installed without its configs.
     """
@@ -40,7 +37,6 @@ def register_models() -> dict[str, Model]:
 
 
 def _model_hub() -> Any:
-    """Return mmpretrain's ModelHub, or why it cannot be imported."""
     try:
         return import_module('mmpretrain.apis').ModelHub
     except ImportError as error:

@@ -1,16 +1,12 @@
-"""Sampling of point clouds from a trained model."""
-
 import os
 from typing import Any
 
 import numpy as np
-import torch
-from mmengine.config import Config
 
 from aft_mm.errors import UserError
 from aft_mm.visualization import check_points, check_settings, sample_points
 
-from .loading import check_options, load_model
+from .loading import ConfigSource, Device, FilePath, check_options, load_model
 
 
 class PointCloudGenerator:
@@ -31,12 +27,7 @@ class PointCloudGenerator:
         UserError: As for :func:`load_model`, or ``point_cloud`` does not match the model.
     """
 
-    def __init__(
-        self,
-        config: str | os.PathLike[str] | Config,
-        checkpoint: str | os.PathLike[str],
-        device: str | torch.device | None = None,
-    ) -> None:
+    def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'PointCloudGenerator')
         settings = self.config.point_cloud
         check_settings(settings)
@@ -60,7 +51,7 @@ class PointCloudGenerator:
         return sample_points(self.model, num, self.num_bits, **{'progress': True, **options})
 
 
-def write_ply(path: str | os.PathLike[str], points: np.ndarray) -> None:
+def write_ply(path: FilePath, points: np.ndarray) -> None:
     """Write a cloud ``[P, 3]`` as a binary PLY file.
 
     Raises:

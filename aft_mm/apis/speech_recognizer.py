@@ -1,5 +1,3 @@
-"""Speech recognition with a trained model."""
-
 import os
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -7,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from mmengine.config import Config
 from mmengine.registry import TRANSFORMS, DefaultScope
 
 from aft_mm.checks import check_int, check_path
@@ -17,7 +14,7 @@ from aft_mm.errors import UserError
 from aft_mm.models.decoding import Lexicon
 from aft_mm.tokenizers import TextUnits
 
-from .loading import as_list, load_model
+from .loading import ConfigSource, Device, FilePath, as_list, load_model
 
 
 class Recognition(NamedTuple):
@@ -36,10 +33,8 @@ class SpeechRecognizer:
 
         recognizer = SpeechRecognizer('config.py', 'epoch_60.pth')
         print(recognizer('a.wav').text)
-        for found in recognizer(['a.wav', 'b.flac'], beam_size=16):
-            print(found.text, found.alternatives)
 
-    Files go through the pipeline of the test set; each counts as a speaker of its own.
+    Each file counts as a speaker of its own.
 
     Args:
         config: Config of speech recognition with the entry ``units``, or its path.
@@ -52,9 +47,9 @@ class SpeechRecognizer:
 
     def __init__(
         self,
-        config: str | os.PathLike[str] | Config,
-        checkpoint: str | os.PathLike[str],
-        device: str | torch.device | None = None,
+        config: ConfigSource,
+        checkpoint: FilePath,
+        device: Device = None,
         words: Sequence[str] | None = None,
     ) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'SpeechRecognizer')
@@ -79,7 +74,7 @@ class SpeechRecognizer:
 
     def __call__(
         self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        paths: FilePath | Sequence[FilePath],
         beam_size: int | None = None,
         batch_size: int = 8,
     ) -> Recognition | list[Recognition]:
@@ -101,7 +96,7 @@ class SpeechRecognizer:
         results = list(self.stream([self.read(path) for path in files], beam_size, batch_size))
         return results[0] if isinstance(paths, str | os.PathLike) else results
 
-    def read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+    def read(self, path: FilePath) -> dict[str, Any]:
         """Return the sample of a file for :meth:`stream`; raises as :meth:`__call__`."""
         check_path('path', path)
         results: dict[str, Any] = dict(path=os.fspath(path), name=os.fspath(path))

@@ -1,14 +1,9 @@
-"""Super-resolution of images with a trained model."""
-
-import os
 import sys
 from datetime import timedelta
 from time import monotonic
 from typing import Any
 
 import numpy as np
-import torch
-from mmengine.config import Config
 
 from aft_mm.checks import check_int
 from aft_mm.datasets.transforms.images import central_square, shrink
@@ -17,7 +12,7 @@ from aft_mm.errors import UserError
 from aft_mm.models.decoding import check_sampling
 from aft_mm.visualization import check_super_resolution, super_resolve
 
-from .loading import load_model
+from .loading import ConfigSource, Device, FilePath, load_model
 from .tiling import cut_tiles, join_tiles, tile_starts
 
 TILES_AT_ONCE = 64
@@ -33,8 +28,7 @@ class SuperResolver:
         samples = resolver(resolver.fit(photo), num=4)  # the centre of a larger image
         samples = resolver.tile(photo)                  # a larger image, tile by tile
 
-    Calling and :meth:`tile` take the options of :func:`aft_mm.models.generate`; ``temperature`` is
-    0.8 by default.
+    ``temperature`` is 0.8 by default.
 
     Args:
         config: Config with ``image_shape = (H, W, C)`` and ``source_shape = (h, w, C)``, or its
@@ -45,12 +39,7 @@ class SuperResolver:
         UserError: As for :func:`load_model`.
     """
 
-    def __init__(
-        self,
-        config: str | os.PathLike[str] | Config,
-        checkpoint: str | os.PathLike[str],
-        device: str | torch.device | None = None,
-    ) -> None:
+    def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'SuperResolver')
         self.image_shape = tuple(self.config.image_shape)
         self.source_shape = tuple(self.config.source_shape)
@@ -85,8 +74,6 @@ class SuperResolver:
     def fit(self, image: np.ndarray, crop_size: int | None = None) -> np.ndarray:
         """Shrink the central square of a larger image to the input size of the model, by area.
 
-        For models of whole objects, such as aligned faces.
-
         Args:
             image: uint8 ``[H', W', C]``.
             crop_size: Edge of the square [px], by default the largest possible.
@@ -95,8 +82,8 @@ class SuperResolver:
             uint8 ``[h, w, C]``.
 
         Raises:
-            UserError: ``image`` has another type or is too small, ``crop_size`` is out of range, or
-                the input of the model is not square.
+            UserError: ``image`` or ``crop_size`` does not fit, or the input of the model is not
+                square.
         """
         image = self._checked(image)
         size, width, _ = self.source_shape
@@ -118,9 +105,8 @@ class SuperResolver:
     def tile(self, image: np.ndarray, num: int = 1, overlap: int = 2, **options: Any) -> np.ndarray:
         """Sample enlargements of a larger image, tile by tile.
 
-        The image is covered with the fewest overlapping tiles of h x w pixels. Tiles are sampled
-        independently and fade linearly into each other, so overlaps are smoother than the rest, and
-        structures larger than a tile may not fit together.
+        Tiles of h x w pixels are sampled independently and fade linearly into each other, so larger
+        structures may not fit together.
 
         Args:
             image: uint8 ``[H', W', C]``.
@@ -132,8 +118,7 @@ class SuperResolver:
             uint8 ``[num, H'·f, W'·f, C]`` with f = H / h.
 
         Raises:
-            UserError: ``image`` has another type or is too small, or ``overlap`` or ``num`` is out
-                of range.
+            UserError: ``image`` does not fit, or ``overlap`` or ``num`` is out of range.
             ValueError: An option is out of range.
         """
         rows, columns = self.tile_starts(image, overlap)

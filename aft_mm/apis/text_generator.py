@@ -1,17 +1,13 @@
-"""Sampling and scoring of text with a trained model."""
-
-import os
 from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
 import torch
-from mmengine.config import Config
 
 from aft_mm.checks import check_int
 from aft_mm.errors import UserError
 
-from .loading import as_list, check_options, load_model
+from .loading import ConfigSource, Device, FilePath, as_list, check_options, load_model
 
 
 class TextGenerator:
@@ -30,12 +26,7 @@ class TextGenerator:
         UserError: As for :func:`load_model`.
     """
 
-    def __init__(
-        self,
-        config: str | os.PathLike[str] | Config,
-        checkpoint: str | os.PathLike[str],
-        device: str | torch.device | None = None,
-    ) -> None:
+    def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'TextGenerator')
 
     @overload
@@ -61,16 +52,15 @@ class TextGenerator:
 
         Args:
             prompt: A text, or a list of texts of any lengths; None starts from nothing.
-            num_chars: Bytes to sample, by default as many as the position table holds after the
-                longest prompt. A character may take several; invalid ones become U+FFFD.
+            num_chars: Bytes to sample, by default as many as the position table holds; invalid ones
+                become U+FFFD.
             **options: Those of :func:`aft_mm.models.generate`.
 
         Returns:
             The prompt followed by the sampled bytes; a list for a list of prompts.
 
         Raises:
-            ValueError: A prompt is empty or not a str, the text exceeds the position table, or an
-                option is out of range.
+            ValueError: A prompt is empty or too long, or an option is out of range.
         """
         if num_chars is not None:
             check_int('num_chars', num_chars, 1)
@@ -92,8 +82,6 @@ class TextGenerator:
     @torch.no_grad()
     def score(self, text: str | Sequence[str]) -> np.ndarray | list[np.ndarray]:
         """Compute ``log p(byte | previous bytes)`` of a text, or of each text of a list.
-
-        The sum is the log-probability of the text, ``-scores.mean() / log(2)`` its bits per byte.
 
         Returns:
             float64 [bytes] in nats; a list for a list of texts.
@@ -127,7 +115,6 @@ class TextGenerator:
         return texts
 
     def _length(self, longest: int, num_chars: int | None) -> int:
-        """Return the number of bytes with the longest prompt."""
         limit = self.model.decoder.max_length
         if longest + (num_chars or 1) > limit:
             wanted = 'at least 1' if num_chars is None else num_chars

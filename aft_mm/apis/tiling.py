@@ -18,10 +18,7 @@ def tile_starts(length: int, size: int, overlap: int) -> list[int]:
 
 
 def cross_fade_weights(starts: Sequence[int], size: int, overlap: int) -> np.ndarray:
-    """Return the weight of each tile at each pixel of an axis, float64 ``[tiles, length]``.
-
-    Weights rise over the first ``overlap`` pixels of a tile, fall over its last, and sum to one.
-    """
+    """Return the weight of each tile at each pixel of an axis, float64 ``[tiles, length]``."""
     position = np.arange(size) + 0.5
     window = np.minimum(1, np.minimum(position, size - position) / max(overlap, 0.5))
     weights = np.zeros((len(starts), starts[-1] + size))

@@ -1,12 +1,8 @@
-"""Translation with a trained model."""
-
-import os
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 import torch
-from mmengine.config import Config
 
 from aft_mm.checks import check_int
 from aft_mm.engine import derived_seed
@@ -16,7 +12,7 @@ from aft_mm.models.decoding import check_sampling
 from aft_mm.openmmlab import warn
 from aft_mm.tokenizers import Subwords
 
-from .loading import as_list, check_options, load_model
+from .loading import ConfigSource, Device, FilePath, as_list, check_options, load_model
 
 
 class Translation(NamedTuple):
@@ -42,12 +38,7 @@ class Translator:
         UserError: As for :func:`load_model`, or the model was trained with another vocabulary.
     """
 
-    def __init__(
-        self,
-        config: str | os.PathLike[str] | Config,
-        checkpoint: str | os.PathLike[str],
-        device: str | torch.device | None = None,
-    ) -> None:
+    def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'Translator')
         self.subwords = Subwords(self.config.subwords)
         #: Number of the first text of a call, in warnings.
@@ -134,7 +125,6 @@ class Translator:
         batch_size: int,
         translate: Callable[[list[torch.Tensor]], list[list[Translation]]],
     ) -> list[list[Translation]]:
-        """Apply ``translate`` to batches of similar length, in the order of ``texts``."""
         check_int('batch_size', batch_size, 1)
         whole, texts = texts, as_list(texts)
         if isinstance(whole, str) or not all(isinstance(text, str) for text in texts):

@@ -39,9 +39,7 @@ def checkpoints_in(folder: str | Path) -> list[Path]:
 
 
 def latest_checkpoint(folder: str | Path) -> tuple[str | None, str]:
-    """Find the checkpoint from which a run in ``folder`` resumes.
-
-    That is the one named by ``last_checkpoint`` or, if it is damaged, the newest complete one.
+    """Find the checkpoint from which a run in ``folder`` resumes, the newest complete one.
 
     Returns:
         Its path or None, and a warning if ``last_checkpoint`` names another one, else ''.

@@ -46,7 +46,6 @@ _BLOCK = 2**20  # bytes
 
 
 def _load(filename: str, map_location: Any) -> dict:
-    """Read a file; raise an UnpicklingError with a one-line reason if it is refused."""
     try:
         read = read_safetensors if filename.endswith(SUFFIX) else read_archive
         checkpoint = read(filename, map_location)
@@ -74,7 +73,6 @@ def _load(filename: str, map_location: Any) -> dict:
 
 
 def _unexpected(checkpoint: Any) -> str:
-    """Return what a file holds instead of a checkpoint, or ''."""
     if not isinstance(checkpoint, dict):
         return f'a {type(checkpoint).__name__} instead of a dict'
     meta, weights = checkpoint.get('meta', {}), checkpoint.get('state_dict', {})
@@ -93,8 +91,8 @@ def _unexpected(checkpoint: Any) -> str:
 def load_from_local(filename: str, map_location: Any = None) -> dict:
     """Load weights and mmengine's training state from a checkpoint file.
 
-    ``.safetensors`` is read as such, other files as those of torch.save: no code of the file is run,
-    checksums are verified, and memory is limited by the file size.
+    ``.safetensors`` is read as such, other files as those of torch.save. No code of the file is
+    run, checksums are verified, and memory is limited by the file size.
 
     Args:
         filename: Path of the file.
@@ -116,9 +114,8 @@ def load_from_local(filename: str, map_location: Any = None) -> dict:
 def load_from_http(filename: str, map_location: Any = None) -> dict:
     """Download a checkpoint into torch's hub folder and load it with :func:`load_from_local`.
 
-    Its length must match the server's, and its sha256 ``ADDRESS#sha256=...`` or the digits in the file
-    name (torch.hub's convention), if given. One process per machine downloads, at most 20 GB
-    (AFT_MM_DOWNLOAD_BYTES) in an hour (AFT_MM_DOWNLOAD_SECONDS).
+    Its length must match the server's, and its sha256 ``ADDRESS#sha256=...`` or the digits in the
+    file name, if given. At most 20 GB (AFT_MM_DOWNLOAD_BYTES) in an hour (AFT_MM_DOWNLOAD_SECONDS).
 
     Raises:
         UserError: The download failed, or ``#`` is not followed by a sha256.
@@ -133,7 +130,6 @@ def load_from_http(filename: str, map_location: Any = None) -> dict:
 
 
 def _first_on_machine(download: Callable[[str], Path], address: str) -> Path:
-    """Call ``download`` in the first process of this machine first."""
     first = int(os.environ.get('LOCAL_RANK', 0)) == 0
     if is_distributed() and not first:
         barrier()
@@ -199,7 +195,6 @@ def load_from_minis(filename: str, map_location: Any = None) -> dict:
 
 
 def _minis_folder() -> Path:
-    """Return the folder of the weights: that of a checkout, or an installed package."""
     folder = Path(__file__).parents[2] / 'minis' / _MINIS
     if folder.is_dir():
         return folder
@@ -219,7 +214,6 @@ def _check_file(path: Path, wanted: str, address: str) -> None:
 
 
 def _split_hash(address: str) -> tuple[str, str]:
-    """Split ``ADDRESS#sha256=DIGITS`` into address and digits, '' if there are none."""
     plain, mark, fragment = address.partition('#')
     digits = fragment.removeprefix(_FRAGMENT)
     if mark and (digits == fragment or not re.fullmatch('[0-9a-f]{64}', digits)):
@@ -239,7 +233,6 @@ def _check_hash(digest: str, wanted: str, address: str) -> None:
 
 
 def cached(address: str) -> Path:
-    """Return the path of an address in torch's hub folder; download it if necessary."""
     try:
         name = re.sub(r'[^\w.-]', '_', os.path.basename(urlparse(address).path), flags=re.ASCII)
         digits = hashlib.sha256(address.encode(errors='surrogateescape')).hexdigest()[:16]
@@ -311,7 +304,6 @@ class _StayOnHTTP(urllib.request.HTTPRedirectHandler):
 # torch.hub.download_url_to_file bounds neither time nor bytes, accepts a body that is cut, follows a
 # redirect to ftp, and keeps the part of a killed download for ever.
 def _receive(address: str, most: int, file: BinaryIO, digest: Any, bar: Progress) -> None:
-    """Write the content of an address, at most `most` bytes, to a file and a hash."""
     too_large = f'it has more than {most:,} bytes, which {MAX_BYTES[0]} allows'
     with urllib.request.build_opener(_StayOnHTTP).open(address, timeout=_TIMEOUT) as source:
         announced = source.headers.get('Content-Length')
@@ -376,8 +368,8 @@ def load_for_mmengine(kind: str, filename: str, map_location: Any = None) -> dic
 def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = True) -> list[str]:
     """Load the weights of a checkpoint into ``model``.
 
-    The log warns about tensors that were interpolated, such as position biases, that keep their
-    initialisation because the shape differs, or that have NaN or inf.
+    The log warns about tensors that were interpolated, keep their initialisation because the shape
+    differs, or have NaN or inf.
 
     Args:
         model: Model to load into.
@@ -445,7 +437,6 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
 
 
 def _without_prefix(weights: Mapping) -> OrderedDict:
-    """Remove the ``module.`` of a wrapper from the names."""
     state = OrderedDict((key.removeprefix('module.'), value) for key, value in weights.items())
     versions = getattr(weights, '_metadata', None)
     if versions is not None:
@@ -457,7 +448,6 @@ def _without_prefix(weights: Mapping) -> OrderedDict:
 
 
 def _copy(model: nn.Module, weights: Mapping) -> tuple:
-    """Copy what fits; return missing, unexpected and reshaped names and the number of uncopied ones."""
     state = model.state_dict()
     reshaped: list[str] = []
     uncopied = 0

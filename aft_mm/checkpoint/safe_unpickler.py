@@ -1,18 +1,14 @@
 """Read torch.save files without executing their pickle.
 
 Stock OpenMMLab checkpoints hold numpy values, log histories and scheduler methods, which
-``torch.load(weights_only=True)`` refuses and plain pickle would let run any code. So
-:class:`RecordingUnpickler` calls nothing and records names and calls, from which
-:class:`ObjectBuilder` builds tensors, arrays and plain values; everything else is refused.
+``torch.load(weights_only=True)`` refuses. So :class:`RecordingUnpickler` calls nothing and records
+names and calls, from which :class:`ObjectBuilder` builds tensors, arrays and plain values;
+everything else is refused.
 
-``weights_only=True`` inside of ``torch.serialization.safe_globals``, with a bounded ``getattr`` and with
-stand-ins for numpy and the histories, reads the same checkpoints, but was tried with torch 2.11 and
-loses promises of SECURITY.md. It executes calls while it reads, and torch's own list of names comes
-before that of the user, so they cannot be bounded: a file of 1 kB calls ``bytearray(10**10)`` and takes
-10 GB, and another asks ``torch.Tensor`` for 40 GB. A key of tuples in tuples, 300 kB, overflows the stack of C
-when it is hashed: the process dies. torch's reader of archives checks no checksum, so a flipped bit of a
-weight is loaded. Views that claim more than the file, sparse and quantized tensors, and compressed
-records can be refused by checks before and after the load only.
+``weights_only=True`` inside of ``safe_globals`` (torch 2.11) would lose promises of SECURITY.md. It
+executes calls while it reads, which cannot be bounded: a file of 1 kB calls ``bytearray(10**10)``.
+A key of tuples in tuples overflows the stack of C when it is hashed: the process dies. Checksums
+are not verified, so a flipped bit of a weight is loaded.
 """
 
 import io
@@ -78,12 +74,11 @@ class RecordedCall:
 
 
 class RecordingUnpickler(pickle._Unpickler):
-    """Reads a pickle with the opcodes of torch.save and records its calls instead of executing them.
+    """Reads a pickle with the opcodes of torch.save and records its calls.
 
     Raises:
         Refused: The pickle uses a name that is not among `names`.
-        UnpicklingError: It calls something other than a name, or sets another state than that of a
-            call.
+        UnpicklingError: It makes another kind of call, or sets another state than that of a call.
     """
 
     stack: list[Any]  # set by the base class
@@ -197,9 +192,8 @@ class ObjectBuilder:
     """Builds values from the records of :class:`RecordingUnpickler`.
 
     Args:
-        read_storage: Returns a storage as a uint8 tensor, given torch's persistent id after
-            ``'storage'``.
-        limit: Maximum bytes of all values, as a small file can refer to the same bytes many times.
+        read_storage: Returns a storage as a uint8 tensor, given torch's persistent id.
+        limit: Maximum bytes of all values.
     """
 
     def __init__(self, read_storage: Callable[..., Tensor], limit: int) -> None:
@@ -297,7 +291,6 @@ class ObjectBuilder:
         return torch.nn.Parameter(self.build(data), bool(requires_grad))
 
     def dtype(self, record: Any) -> np.dtype:
-        """Build a numpy dtype from ``dtype('f8', False, True)`` and a state without fields."""
         if type(record) is not RecordedCall or record.name != 'numpy.dtype':
             raise UnpicklingError('an array has no dtype')
         code, state = record.args[0], record.state
@@ -316,7 +309,6 @@ class ObjectBuilder:
         return dtype.newbyteorder(state[1])
 
     def array(self, record: RecordedCall) -> np.ndarray:
-        """Build an array from ``_reconstruct(...)`` and (1, shape, dtype, order, bytes)."""
         if not (isinstance(record.state, tuple) and len(record.state) == 5):
             raise Refused('numpy.ndarray without plain data')
         _, shape, dtype, columns_first, data = record.state
@@ -418,7 +410,6 @@ def read_archive(path: str, map_location: Any = None) -> Any:
 
 
 def _read_zip(archive: zipfile.ZipFile, size: int, device: torch.device, limit: int) -> Any:
-    """Read ``NAME/data.pkl`` and ``NAME/data/KEY`` per storage of a zip archive, since torch 1.6."""
     records = archive.infolist()
     # Compressed or overlapping records could expand without limit.
     packed = any(x.compress_type != zipfile.ZIP_STORED or x.flag_bits & 1 for x in records)
@@ -451,7 +442,7 @@ def _read_zip(archive: zipfile.ZipFile, size: int, device: torch.device, limit: 
 
 
 def _read_legacy(file: io.BufferedReader, size: int, device: torch.device, limit: int) -> Any:
-    """Read four pickles, a list of keys and the storages: a file of torch before 1.6."""
+    """Read a file of torch before 1.6: four pickles, a list of keys and the storages."""
     magic, protocol, system = (RecordingUnpickler(file, NAMES).load() for _ in range(3))
     if magic != _LEGACY_MAGIC or protocol != 1001:
         raise UnpicklingError('it does not begin like a file of torch.save')

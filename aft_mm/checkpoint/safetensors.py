@@ -67,6 +67,5 @@ def read_safetensors(path: str, map_location: Any = None) -> dict:
 
 
 def _sha256_of_weights(file: bytes) -> str:
-    """Hash the bytes after the header."""
     view = memoryview(file)
     return hashlib.sha256(view[8 + int.from_bytes(view[:8], 'little') :]).hexdigest()

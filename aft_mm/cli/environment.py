@@ -31,7 +31,6 @@ def installed() -> dict[str, str]:
 
 
 def own_requirements() -> list[Requirement]:
-    """Return the requirements of aft_mm; none if it was not installed."""
     try:
         texts = requires('aft_mm') or ()
     except PackageNotFoundError:
@@ -41,7 +40,6 @@ def own_requirements() -> list[Requirement]:
 
 
 def torch_requirement() -> Requirement | None:
-    """Return the torch that torchvision was built for."""
     try:
         texts = requires('torchvision') or ()
     except PackageNotFoundError:

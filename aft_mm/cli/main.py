@@ -114,7 +114,6 @@ def end_at_interrupt() -> None:
 
 
 def parse_args(command: str, argv: Sequence[str], prog: str | None = None) -> argparse.Namespace:
-    """Parse the arguments of one command; ``args.argv`` holds them unparsed."""
     module = declaration(command)
     parser = argparse.ArgumentParser(prog, **options_of(module))
     module.arguments(parser)

@@ -41,15 +41,7 @@ OTHER_FORMATS = {
 
 @dataclass(slots=True)
 class Box:
-    """A box as a file gives it.
-
-    Args:
-        number: Its id in a json, its number in an xml.
-        label: Name of its class.
-        place: x, y, width and height [px].
-        area: Of the object, None if the file does not give it [px].
-        mark: What marks it as ignored, such as ``'difficult'``, or ''.
-    """
+    """A box as a file gives it, with x, y, width and height [px] and what marks it as ignored."""
 
     number: Any
     label: str
@@ -60,14 +52,7 @@ class Box:
 
 @dataclass(slots=True)
 class Annotated:
-    """The boxes of an image.
-
-    Args:
-        source: The json or xml file.
-        name: Path of the image as the file gives it.
-        size: Width and height of the image that the file gives, or None.
-        boxes: Its boxes.
-    """
+    """The boxes of an image, its json or xml file, and its path and size as the file gives them."""
 
     source: str
     name: str
@@ -76,8 +61,6 @@ class Annotated:
 
 
 class Unused:
-    """Counts the boxes that are not trained on, by reason."""
-
     def __init__(self) -> None:
         self.total = 0
         self.reasons: Counter[str] = Counter()
@@ -98,19 +81,12 @@ class Unused:
         )
 
     def check(self) -> None:
-        """Raise a UserError if none is used."""
         if self.total and self.reasons.total() == self.total:
             raise UserError(str(self))
 
 
 def unused_reason(box: Box, source: str, size: tuple[int, int]) -> str:
-    """Return why mmdet's CocoDataset does not train on a box, or '', or refuse one without sense.
-
-    Args:
-        box: The box.
-        source: Its file.
-        size: Width and height of its image.
-    """
+    """Return why mmdet's CocoDataset does not train on a box, or ''; refuse one without sense."""
     x, y, width, height = box.place
     problem = ''
     if width < 0 or height < 0:
@@ -135,8 +111,6 @@ def refuse(source: str, number: Any, reason: str) -> NoReturn:
 
 def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> str:
     """Refuse damaged annotations of an mmdet data set, and classes that differ from theirs.
-
-    mmdet numbers COCO's classes by the order in the json file, and skips VOC boxes of other classes.
 
     Returns:
         Which boxes are not used, or ''.
@@ -230,9 +204,7 @@ def _default_classes(kind: str) -> Sequence[str]:
 def read_voc(path: Path, as_mmdet: bool = False) -> Annotated:
     """Read an xml file of VOC; raise a UserError if it cannot be read.
 
-    Args:
-        path: The file.
-        as_mmdet: Refuse what mmdet cannot read, and cut coordinates to integers as it does.
+    as_mmdet: Refuse what mmdet cannot read, and cut coordinates to integers as it does.
     """
     source = str(path)
     if path.exists() and not path.is_file():  # on a pipe, reading would wait for ever
@@ -378,14 +350,7 @@ def other_format(content: Any) -> str:
 def coco_images(
     path: str, content: dict, names: Mapping[int | str, str], unused: Unused
 ) -> dict[int | str, Annotated]:
-    """Return the images of annotations of COCO by id; count the boxes of no image of the file.
-
-    Args:
-        path: The file.
-        content: What :func:`read_coco` read from it.
-        names: Names of the classes by id.
-        unused: Counts boxes.
-    """
+    """Return the images of annotations of COCO by id; count the boxes of no image of the file."""
     images = {
         image['id']: Annotated(
             path, image['file_name'], _size(image.get('width'), image.get('height'))
@@ -418,7 +383,6 @@ def _is_true(value: Any) -> bool:
 
 
 def _size(width: Any, height: Any) -> tuple[int, int] | None:
-    """Return the size that a file gives, None if there is none."""
     try:
         size = round(float(width)), round(float(height))
     except (TypeError, ValueError, OverflowError):
@@ -427,8 +391,6 @@ def _size(width: Any, height: Any) -> tuple[int, int] | None:
 
 
 def _check_entries(path: str, content: dict, is_evaluated: bool) -> None:
-    """Refuse what mmdet or pycocotools cannot read; `aft_mm new coco` can read most of it."""
-
     def refuse_entry(kind: str, entry: dict, reason: str) -> NoReturn:
         raise UserError(
             f'{kind} {described(entry.get("id"))} of {path!r} {reason}; `aft_mm new coco` repairs it'
@@ -469,7 +431,6 @@ def _are_numbers(values: Any) -> bool:
 
 
 def _mask_problem(mask: Any, size: tuple[int, int]) -> str:
-    """Return why a mask, polygons or run lengths, does not fit an image, or ''."""
     if isinstance(mask, list):
         if all(map(_are_numbers, mask)):
             return ''

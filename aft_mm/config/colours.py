@@ -1,5 +1,3 @@
-"""Colours of classes."""
-
 from functools import cache
 
 import numpy as np

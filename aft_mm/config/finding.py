@@ -17,8 +17,6 @@ INDEX = 'model-index.yml'
 
 
 class TrainedModel(NamedTuple):
-    """A model of the package aft_mm_minis."""
-
     config: str
     weights: str  # mini://NAME.safetensors#sha256=...
 
@@ -37,7 +35,6 @@ def install_root() -> Path:
 
 @cache
 def configs_by_name() -> dict[str, Path]:
-    """Return all configs of aft_mm except the bases, by name without .py."""
     folder = install_root() / 'configs'
     return {
         path.stem: path
@@ -125,14 +122,12 @@ def similar_names(name: str, known: Collection[str]) -> list[str]:
 
 
 def find_base(name: str) -> str:
-    """Return the path of a base written as ``aft_mm::NAME`` or ``aft_mm::_base_/FILE.py``."""
     name = name.partition('::')[2]
     path = install_root() / 'configs' / name
     return str(path if path.is_file() else our_config(name))
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra of aft_mm."""
     if extra == 'downstream' and (PACKAGE.parent / 'Makefile').is_file():
         return 'make downstream'
     try:

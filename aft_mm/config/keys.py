@@ -29,7 +29,6 @@ Part = tuple[str, Any, Registry, str, tuple[str, ...]]
 
 
 def check_parts(cfg: Config) -> None:
-    """Check the keys of loops, data loaders, optimizer, schedules and hooks."""
     for split in ('train', 'val', 'test'):
         name = f'{split}_dataloader'
         _check(name, cfg.get(name), DataLoader, _OF_LOADERS)
@@ -47,7 +46,6 @@ def check_parts(cfg: Config) -> None:
 
 
 def _parts(cfg: Config) -> Iterator[Part]:
-    """Yield place, config, registry, default type and further keys of the parts of a run."""
     for name, default in DEFAULT_LOOPS.items():
         loop = cfg.get(name) or {}
         if not loop.get('by_epoch', True):

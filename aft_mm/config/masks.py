@@ -21,7 +21,6 @@ ONE_NUMBER = ('L', 'P', '1')
 
 
 def mask_files(root: str, dataset: 'ConfigDict') -> tuple[Path, Path, list[str]]:
-    """Return the folders of images and masks of an mmseg BaseSegDataset, and the names in both."""
     prefix = dataset.get('data_prefix') or {}
     images, masks = (Path(root, prefix.get(name, '')) for name in ('img_path', 'seg_map_path'))
     if dataset.get('ann_file'):

@@ -123,7 +123,6 @@ def read_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
 
 
 def _check_text(path: str) -> None:
-    """Refuse a config that is no text in UTF-8."""
     content = Path(path).read_bytes()
     try:
         found = 'zero bytes' if '\0' in content.decode() else ''
@@ -150,10 +149,7 @@ def _quotable_data_folder() -> Iterator[None]:
 
 
 def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
-    """Refuse misspelt entries, and `options` that are missing or already used, as ``train_pipeline``.
-
-    They would otherwise be ignored silently.
-    """
+    """Refuse misspelt entries, and `options` that are missing or used already."""
     known, read = READ | SHARED, {name: cfg[name] for name in READ & cfg.keys()}
     for key in cfg:
         meant = get_close_matches(key, READ, n=1, cutoff=SIMILARITY)
@@ -230,7 +226,6 @@ def check_settings(cfg: Config) -> None:
 
 
 def import_scope(cfg: Config) -> None:
-    """Import mmpretrain for its configs; mmengine would only call its types unknown."""
     if cfg.get('default_scope') == 'mmpretrain':
         try:
             importlib.import_module('mmpretrain')
@@ -315,7 +310,6 @@ def _check_files(dataset: ConfigDict, key: str) -> None:
 
 
 def _check_images(key: str, folder: str, dataset: ConfigDict) -> None:
-    """Refuse an mmpretrain CustomDataset whose class folders hold no image files; name other pictures."""
     endings = tuple(dataset.get('extensions') or ())
     if not dataset.type.endswith('CustomDataset') or dataset.get('ann_file') or not endings:
         return

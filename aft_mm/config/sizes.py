@@ -1,5 +1,3 @@
-"""The size of the images that a model reads in a test."""
-
 from typing import TYPE_CHECKING
 
 from aft_mm.errors import UserError
@@ -14,9 +12,8 @@ if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
 def input_size(config: 'Config') -> tuple[int, int] | None:
     """Return the height and width of the images of a test, None if the config does not tell.
 
-    For a classifier these are the ``img_size`` of the backbone. For others they are the scale to which
-    the test resizes, without one the size of the first image of a segmentor, if the data are there, then
-    the size of a batch in training.
+    For a classifier these are the ``img_size`` of the backbone, for others the scale to which the
+    test resizes, or the size of the first image of a segmentor or of a batch in training.
     """
     size = config.model.backbone.get('img_size')
     if not config.model.type.endswith('ImageClassifier'):

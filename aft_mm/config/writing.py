@@ -10,10 +10,7 @@ if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
 
 
 class Literal(str):
-    """A text whose ``repr`` is a Python literal without braces, and whose format the inside of one.
-
-    mmengine writes the key of a dict between single quotes as it is formatted.
-    """
+    """A text whose ``repr`` is a Python literal without braces."""
 
     def __repr__(self) -> str:
         return super().__repr__().replace('{', r'\x7b').replace('}', r'\x7d')
@@ -24,7 +21,6 @@ class Literal(str):
 
 
 def literal(value: str | os.PathLike) -> str:
-    """Return the Python literal of a name or path for the text of a config."""
     return repr(Literal(os.fspath(value)))
 
 

@@ -1,5 +1,3 @@
-"""Average the weights of checkpoints of one run, as usual for translation."""
-
 import argparse
 
 import torch

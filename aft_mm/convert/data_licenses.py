@@ -14,9 +14,9 @@ NON_COMMERCIAL = 'CC-BY-NC-4.0'
 class DataSet(NamedTuple):
     """A data set and the terms that its source states.
 
-    `samples` says whether its pictures, texts, shapes or recordings may be published here.
-    `weights` is the SPDX identifier for trained weights, or None if the terms do not settle it.
-    `types` are the classes of the configs that read it; other data may lie in a folder of this name.
+    `samples` says whether its samples may be published here. `weights` is the SPDX identifier for
+    trained weights, None if the terms do not settle it. `types` are the classes of the configs that
+    read it.
     """
 
     name: str

@@ -1,5 +1,3 @@
-"""Initialise AFT-conv from a trained DeiT or ViT (section 5.3 "Compatibility" of arXiv 2105.14103)."""
-
 import argparse
 import re
 from collections import Counter
@@ -104,7 +102,6 @@ def our_name(name: str, naming: Mapping[str, str], path: str) -> str:
 def split_attention(
     name: str, fused: Tensor, backbone: AFTViT, query: bool, average_keys: bool
 ) -> dict[str, Tensor]:
-    """Split query, key and value [3·D, …] and return those to copy, by name of our projection."""
     dims, heads = backbone.embed_dims, backbone.layers[0].token_mixer.num_heads
     if len(fused) != 3 * dims:
         raise UserError(

@@ -1,5 +1,3 @@
-"""Turn masks in colours or grey levels into masks of class numbers."""
-
 import argparse
 import os
 import re
@@ -30,10 +28,7 @@ NOTHING = -1  # replaces an ignored colour
 
 @dataclass
 class Source:
-    """A folder of masks: where each is written, links to images, and the pixels of each colour.
-
-    In `numbers`, the value of a palette counts as a grey level instead of its colour.
-    """
+    """A folder of masks: where each is written, links to images, and the pixels of each colour."""
 
     name: str
     targets: dict[Path, Path]
@@ -45,10 +40,7 @@ class Source:
 def colours_of(path: Path, ignored: Sequence[str] = (), by_number: bool = False) -> np.ndarray:
     """Return the colour of each pixel as 0xrrggbb, of 16 or 32 bits the value + WIDE, [H, W].
 
-    Args:
-        path: The mask.
-        ignored: Colours (#rrggbb) and values that are replaced by NOTHING.
-        by_number: Whether the value of a palette counts as a grey level.
+    by_number: Whether the value of a palette counts as a grey level.
     """
     values = None
     with suppress(OSError), Image.open(path, formats=IMAGE_FORMATS) as mask:  # read_rgb refuses it
@@ -79,7 +71,6 @@ def name_of(colour: int) -> str:
 
 
 def find_sources(folders: Sequence[Path], out: Path) -> tuple[list[Source], Path]:
-    """Return the masks of each folder, and the file for the names of the classes."""
     if len(folders) == 1:
         layout = find_masks(folders[0])
         if layout:
@@ -146,7 +137,6 @@ def _counted(path: Path, ignored: Sequence[str], by_number: bool = False) -> Cou
 
 
 def _has_indices(path: Path) -> bool:
-    """Return whether the values of a mask are not its grey levels."""
     with suppress(OSError), Image.open(path, formats=IMAGE_FORMATS) as mask:
         return mask.mode in ('P', '1')
     return False
@@ -159,10 +149,7 @@ def values_of(sources: Sequence[Source]) -> set[int]:
 
 
 def read_classes(path: Path) -> tuple[list[str], list[str]]:
-    """Return the lines of a file of classes, and the colour or value of each, none without colours.
-
-    The file is ``classes.txt`` with lines such as ``#ff0000 cat``, or CVAT's ``labelmap.txt``.
-    """
+    """Return the lines of ``classes.txt`` or CVAT's ``labelmap.txt``, and the colour of each."""
     lines = filled_lines(path)
     if path.name == 'labelmap.txt':
         rows = [line.split(':') for line in lines if line[0] != '#']
@@ -292,7 +279,6 @@ def write(
 def report(
     sources: Sequence[Source], table: Mapping[int, int], lines: Sequence[str], kept: bool
 ) -> None:
-    """Print the share of each class, and the classes that a folder lacks."""
     pixels = []
     for source in sources:
         counted: Counter[int] = Counter()

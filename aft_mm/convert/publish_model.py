@@ -1,5 +1,3 @@
-"""Prepare a training checkpoint for publication: weights, class names and the text of the config."""
-
 import argparse
 import hashlib
 import re
@@ -63,8 +61,7 @@ def publish(
 ) -> dict[str, Any]:
     """Return the published content of a training checkpoint.
 
-    `license` is by default that of :func:`weights_license`, and `command` that of the
-    run, or the training with its config if the checkpoint does not hold it.
+    `license` and `command` are by default those that the checkpoint and its data give.
     """
     weights = choose_weights(checkpoint, path, ema)
     meta = checkpoint.get('meta') or {}

@@ -1,5 +1,3 @@
-"""Sample 15,000 points on the surface of meshes, in the layout of ShapeNetCore.v2.PC15k."""
-
 import argparse
 import csv
 import hashlib
@@ -86,7 +84,6 @@ def split_by_hash(mesh: Mesh, ratio: Sequence[float]) -> str:
 
 
 def find_targets(meshes: Sequence[Mesh], args: argparse.Namespace) -> dict[Path, Mesh]:
-    """Return the output file of each mesh, without those that --splits does not list."""
     official = None if args.splits is None else read_splits(args.splits)
     targets: dict[Path, Mesh] = {}
     for mesh in meshes:

@@ -1,5 +1,3 @@
-"""Split a folder of class folders into a training and a validation set."""
-
 import argparse
 import os
 import shutil
@@ -15,7 +13,6 @@ from .own_data.parts import copies, copy_notes
 
 
 def split(source: Path, share: float, seed: int) -> tuple[dict[str, list[Labelled]], list[str]]:
-    """Return the images of each part, and notes on the others."""
     if not source.is_dir():
         raise UserError(f'the folder {str(source)!r} does not exist')
     images, parts, notes = find_classes(source)

@@ -1,5 +1,3 @@
-"""Train a shared subword vocabulary for a pair of languages (byte-pair encoding, sentencepiece)."""
-
 import argparse
 import io
 from collections.abc import Sequence

@@ -65,11 +65,7 @@ _BASES = 'datasets/image_folder', 'schedules/mini', 'default_runtime'
 
 
 def onnx_tensors(content: bytes, path: str) -> dict[str, Tensor]:
-    """Return the initializers of an ONNX file of torch's exporter by the names of the modules.
-
-    The exporter transposes the weights of linear layers and renames them, and cuts position embeddings
-    into class token and grid; the nodes say which they are.
-    """
+    """Return the initializers of an ONNX file of torch's exporter by the names of the modules."""
     try:
         import onnx
     except ImportError as error:
@@ -147,10 +143,7 @@ def find_naming(tensors: Mapping[str, Tensor], source: str) -> tuple[dict[str, s
 
 
 def our_tensors(tensors: Mapping[str, Tensor], source: str) -> tuple[dict[str, Tensor], list[Row]]:
-    """Return the tensors of a vision transformer by the names of our classifier.
-
-    LayerScale is multiplied into the layer in front of it.
-    """
+    """Return the tensors of a vision transformer by the names of our classifier."""
     naming, prefix = find_naming(tensors, source)
     converted: dict[str, Tensor] = {}
     scales: list[tuple[str, Tensor]] = []
@@ -203,7 +196,6 @@ def _reads_class_token(tensors: Mapping[str, Tensor], name: str) -> bool:
 def backbone_settings(
     converted: Mapping[str, Tensor], source: str, heads: int | None = None
 ) -> dict[str, Any]:
-    """Return the config of the AFTViT that has the converted tensors."""
     patch = converted['backbone.patch_embed.projection.weight']
     for name in ('backbone.pos_embed.weight', 'backbone.layers.0.mlp.0.weight'):
         if name not in converted:
@@ -263,7 +255,6 @@ def convert(
 
 
 def resize_steps(size: int) -> list[dict[str, Any]]:
-    """Return the steps of a pipeline that make images of `size` pixels."""
     edge = dict(edge='short', backend='pillow', interpolation='bicubic')
     return [
         dict(type='ResizeEdge', scale=round(size * 8 / 7), **edge),
@@ -274,7 +265,6 @@ def resize_steps(size: int) -> list[dict[str, Any]]:
 def config_of(
     settings: Mapping[str, Any], classes: int, size: int, checkpoint: str | Path
 ) -> dict[str, Any]:
-    """Return a config of the converted model, for a folder of images of each class."""
     load, pack = dict(type='LoadImageFromFile'), dict(type='PackInputs')
     crop = dict(type='RandomResizedCrop', scale=size, backend='pillow', interpolation='bicubic')
     flip = dict(type='RandomFlip', prob=0.5, direction='horizontal')

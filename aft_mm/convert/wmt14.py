@@ -34,7 +34,6 @@ END_OF_SEGMENT = re.compile(rb'</seg>', re.IGNORECASE)
 
 
 def text_of(content: bytes, name: str) -> bytes:
-    """Return the lines of a member, without .sgm markup and with a final newline."""
     if name.endswith('.sgm'):
         parts = [SEGMENT.split(part, 1) for part in END_OF_SEGMENT.split(content)[:-1]]
         rows = [html.unescape(part[1].decode()) for part in parts if len(part) == 2]
@@ -60,7 +59,6 @@ class Bounded(io.RawIOBase):
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
-    """Open an archive as a stream that expands to a bounded size."""
     with path.open('rb') as file:
         head = file.read(3)
     opened: Callable[..., Any]

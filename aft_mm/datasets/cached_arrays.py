@@ -16,7 +16,6 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray] | None:
 
 
 def write_arrays(path: Path, **arrays: np.ndarray) -> None:
-    """Write arrays to a file that replaces ``path`` once it is complete."""
     part = path.with_name(f'{path.stem}.{os.getpid()}.part.npz')  # one per worker
     np.savez(part, **arrays)  # type: ignore[arg-type]
     part.replace(path)

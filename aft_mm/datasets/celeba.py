@@ -1,5 +1,3 @@
-"""CelebA."""
-
 import os
 from pathlib import Path
 from typing import Any
@@ -60,7 +58,6 @@ class CelebA(FileDataset):
 
 
 def read_partition(path: Path) -> dict[str, list[str]]:
-    """Return the image names of every split; raises ValueError."""
     names: dict[str, list[str]] = {split: [] for split in SPLITS}
     if not path.is_file():
         raise ValueError(f'{path} must be a list of images, but is not a regular file')

@@ -1,5 +1,3 @@
-"""CIFAR-10 from its binary distribution."""
-
 from pathlib import Path
 from typing import Any
 

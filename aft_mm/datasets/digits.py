@@ -1,5 +1,3 @@
-"""The handwritten digits of scikit-learn."""
-
 from typing import Any
 
 import numpy as np

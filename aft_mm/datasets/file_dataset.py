@@ -1,5 +1,3 @@
-"""A dataset of many files, some of which may be damaged."""
-
 from typing import Any
 
 from mmengine.dataset import BaseDataset
@@ -14,7 +12,7 @@ class FileDataset(BaseDataset):
 
     In training, a file that raises :class:`UnusableFile` is replaced by a random other one, and
     ``skipped`` of ``data_samples`` holds the message. With ``test_mode=True`` the error stops the
-    run, as metrics over different files are not comparable.
+    run.
 
     Args:
         **kwargs: See :class:`mmengine.dataset.BaseDataset`; the last step of ``pipeline`` returns

@@ -1,5 +1,3 @@
-"""The Free Spoken Digit Dataset."""
-
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -15,7 +15,6 @@ SPLITS = ('train', 'val', 'test')
 
 
 def check_generated(split: str, num_samples: int, seed: int) -> None:
-    """Check the arguments of generated data."""
     check_choice('split', split, SPLITS)
     check_int('num_samples', num_samples, 1)
     check_int('seed', seed, 0)
@@ -80,8 +79,7 @@ MOST_TRIES = 10_000
 class CopyTask(GeneratedSequences):
     """Random symbols, a separator, and the same symbols again (arXiv 2006.16236, §4.1.1).
 
-    2·n + 1 tokens: n uniform in 1 … (max_length − 1) // 2, symbols in 1 … num_symbols, the
-    separator 0. Only the copy is predicted.
+    2·n + 1 tokens: n uniform in 1 … (max_length − 1) // 2. Only the copy is predicted.
 
     Args:
         max_length: Largest number of tokens, 3 or more.
@@ -112,7 +110,6 @@ class AssociativeRecall(GeneratedSequences):
     """Multi-query associative recall (arXiv 2312.04927, all keys asked, no filler).
 
     ``k₁ v₁ … k_n v_n``, then every key in random order, followed by its value, which is predicted.
-    Keys are 0 … num_keys − 1, values the num_keys tokens after them.
 
     Args:
         num_pairs: Pairs n of a sequence, whose length is 4·n.
@@ -146,8 +143,8 @@ class ListOps(GeneratedSequences):
     """Nested lists of digits with an operation each, and the digit that they evaluate to.
 
     ``[MAX 4 [MED 1 9 2 ] 0 ] = 4`` (arXiv 1804.06028, as in arXiv 2011.04006), also with MIN and
-    SM, the sum modulo 10; medians are rounded down. Only the last digit is predicted. Tokens are
-    the digits, 10 to 13 for MAX, MIN, MED and SM, 14 for ``]`` and 15 for ``=``.
+    SM, the sum modulo 10. Only the last digit is predicted. Tokens are the digits, 10 to 13 for
+    MAX, MIN, MED and SM, 14 for ``]`` and 15 for ``=``.
 
     Args:
         max_length: Largest number of tokens, 6 or more.

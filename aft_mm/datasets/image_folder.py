@@ -1,5 +1,3 @@
-"""A folder of images."""
-
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Batches of sequences of similar length."""
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,10 +12,8 @@ from aft_mm.registry import DATA_SAMPLERS
 class LengthBatchSampler(Sampler):
     """``batch_sampler`` of mmengine's data loaders for batches of sequences of similar length.
 
-    The dataset is split by length into buckets of equal size; every epoch shuffles each bucket,
-    splits it into batches, and shuffles the batches. Every sequence is used once per epoch; the
-    number of batches is constant. A batch exceeds the limits by less than two sequences per process
-    if a process would have none otherwise.
+    Every epoch shuffles each bucket of similar length, splits it into batches, and shuffles these.
+    The number of batches is constant.
 
     Args:
         sampler: mmengine's ``DefaultSampler``; its dataset has ``lengths``, int [N].
@@ -26,8 +22,7 @@ class LengthBatchSampler(Sampler):
         num_buckets: Fewer buckets give more random batches with more padding.
 
     Raises:
-        ValueError: If an argument is out of range, a sequence is too long, or the dataset has no
-            lengths or fewer sequences than processes.
+        ValueError: If an argument is out of range, or a sequence is too long.
     """
 
     def __init__(

@@ -1,5 +1,3 @@
-"""MNIST from its original files."""
-
 import math
 from pathlib import Path
 from typing import Any
@@ -66,10 +64,7 @@ class MNISTIdx(BaseDataset):
 
 
 def read_idx(path: Path, num_axes: int) -> np.ndarray:
-    """Read an idx file of bytes, ``path`` itself or ``<path>.gz``.
-
-    It has the bytes 0, 0, 8, the number of axes, the lengths as big-endian int32, and the values.
-    """
+    """Read an idx file of bytes, ``path`` itself or ``<path>.gz``."""
     packed = path.with_name(f'{path.name}.gz')
     if not path.is_file() and not packed.is_file():
         raise FileNotFoundError(

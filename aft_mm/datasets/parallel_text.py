@@ -26,11 +26,10 @@ CHUNK = 100_000  # lines at once
 class ParallelText(Dataset):
     """Two files with one sentence per line; line n of one translates line n of the other.
 
-    A sample is ``dict(inputs=int32 [T], data_samples=SequenceSample(length=T, source=int32 [S]))``:
-    the subwords of target and source, with the ends of the sentences.
+    A sample is ``dict(inputs=int32 [T], data_samples=SequenceSample(length=T, source=int32 [S]))``.
 
     Training leaves out and logs pairs with an empty side or longer than ``max_length``. A test uses
-    all; a longer pair is an error, and samples keep the target text as ``reference``.
+    all, with the target text as ``reference``.
 
     Args:
         source_file: The sentences, plain or gzip; ``<path>.gz`` is tried too.
@@ -168,7 +167,6 @@ def encode(lines: list[str], subwords: Subwords) -> tuple[np.ndarray, np.ndarray
 def encode_cached(
     lines: list[str], subwords: Subwords, cache_dir: str | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return :func:`encode` of the lines, cached in `cache_dir`."""
     if cache_dir is None:
         return encode(lines, subwords)
     digest = hashlib.sha256(subwords.fingerprint.encode())

@@ -1,5 +1,3 @@
-"""Pathfinder: are two dots connected by a dashed path?"""
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,16 +18,15 @@ MOST_ROUNDS = 50
 class Pathfinder(BaseDataset):
     """Images of two dashed paths with a dot at two of their four ends.
 
-    Class 1 if the dots are on one path, else 0 (after arXiv 1808.08750 and arXiv 2011.04006;
-    results are not comparable). A sample is ``dict(img=uint8 [size, size, 1], gt_label=int)``.
+    Class 1 if the dots are on one path, else 0 (after arXiv 1808.08750). A sample is
+    ``dict(img=uint8 [size, size, 1], gt_label=int)``.
 
     Args:
         split: ``'train'``, ``'val'`` or ``'test'``.
         num_samples: Number of images.
         size: Height and width [px].
         num_steps: Dashes of a path.
-        shortest: Length of the shortest path, in sides of the image.
-        longest: Length of the longest path, in sides of the image.
+        shortest, longest: Lengths of paths, in sides of the image.
         seed: Seed of all splits.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
@@ -88,7 +85,6 @@ class Pathfinder(BaseDataset):
         return dict(img=image[..., None], gt_label=label)
 
     def _pairs(self, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield pairs of paths [num_steps + 1, 2] that keep a distance."""
         margin, candidates = 2, 8192
         length = self.size * rng.uniform(self.shortest, self.longest, (candidates, 1))
         step = length / self.num_steps

@@ -1,5 +1,3 @@
-"""Point clouds in one folder per class."""
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,8 @@ class PointClouds(FileDataset):
 
     Args:
         data_root: Folder that contains the class folders.
-        classes: Names of folders, or of ShapeNetCore v2 classes if folders are synsets; ``'all'``
-            for every folder with the split.
+        classes: Names of folders or of ShapeNetCore v2 classes; ``'all'`` for every folder with the
+            split.
         split: Folder in each class, such as ``'train'``.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True except
             for ``'train'``.

@@ -1,5 +1,3 @@
-"""Reading point clouds."""
-
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -67,7 +65,6 @@ def _read_pcd(path: Path) -> np.ndarray:
 
 
 def _check_pcd_header(path: Path) -> None:
-    """Check the sizes in a header before pypcd4 allocates memory."""
     header: dict[str, list[str]] = {}
     with path.open('rb') as file:
         for _ in range(_PCD_HEADER_LINES):
@@ -100,7 +97,6 @@ def _read_ply(path: Path) -> np.ndarray:
 
 
 def _announced(path: Path) -> int | None:
-    """Return the vertices in a PLY header, which parsers do not check."""
     with path.open('rb') as file:
         for line in islice(file, LONGEST_HEADER):
             words = line.split()

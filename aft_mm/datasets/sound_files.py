@@ -45,8 +45,8 @@ def read_sound(path: str, sample_rate: int) -> tuple[np.ndarray, list[str]]:
         The samples, float32 [N] within ±1, and warnings about changes.
 
     Raises:
-        UnusableFile: If the file is missing, damaged, without sound or longer than
-            :data:`MAX_SAMPLES`, or its rate is out of range or cannot be resampled.
+        UnusableFile: If the file is missing, damaged, silent or longer than :data:`MAX_SAMPLES`, or
+            its rate is out of range.
     """
     read_header(path, sample_rate)
     parts, warnings = [], []
@@ -97,7 +97,6 @@ def _opened(path: str) -> Any:
 
 
 def _blocks(path: str, file: Any) -> Iterator[np.ndarray]:
-    """Decode a file as float32 [N, C], whatever its header says."""
     block = np.empty((max(1, _BLOCK // file.channels), file.channels), np.float32)
     num_samples = 0
     while True:
@@ -136,9 +135,9 @@ def _mel_filters(sample_rate: int, num_points: int, num_mel_bins: int) -> Tensor
 def filter_banks(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 40) -> np.ndarray:
     """Compute Kaldi's log mel filter banks, float32 [T, num_mel_bins], of samples [N] within ±1.
 
-    Frames of 25 ms every 10 ms, ``T = 1 + ⌊(N − frame) / shift⌋``, without their mean,
-    ``x_t − 0.97 x_{t−1}``, times a Hann window to the power 0.85, no dither; shorter sound is one
-    padded frame. Energies are those of triangles from 20 Hz to half the sample rate.
+    Frames of 25 ms every 10 ms, ``T = 1 + ⌊(N − frame) / shift⌋``, without their mean, ``x_t − 0.97
+    x_{t−1}``, times a Hann window to the power 0.85, no dither. Energies are those of triangles
+    from 20 Hz to half the sample rate.
     """
     size, shift = int(WINDOW * sample_rate), int(SHIFT * sample_rate)
     samples = np.pad(samples, (0, max(0, size - len(samples))))
@@ -208,7 +207,6 @@ def read_mfc(path: str) -> np.ndarray:
 
 
 def num_mfc_frames(path: str) -> int:
-    """Return the frames of a Sphinx file, from its header; raises as :func:`read_mfc`."""
     try:
         size = check_regular(path)
         with open(path, 'rb') as file:
@@ -246,7 +244,6 @@ def read_kaldi(address: str) -> np.ndarray:
 
 
 def num_kaldi_frames(address: str) -> int:
-    """Return the rows of a matrix of an archive, from its header; raises as :func:`read_kaldi`."""
     match = _ADDRESS.fullmatch(address)
     if not match:
         raise UnusableFile(f'{quoted(address)} must be FILE.ark:OFFSET, a place in a Kaldi archive')

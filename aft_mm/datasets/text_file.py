@@ -20,19 +20,15 @@ SPLITS = ('train', 'val', 'test')
 class TextFile(Dataset):
     """The bytes of one file: the first part for training, then validation and test.
 
-    The default split is Transformer-XL's for enwik8. A sample is
-    ``dict(inputs=uint8 [T], data_samples=SequenceSample(length=T, num_context))``.
-
-    - ``train``: random crops of ``context_length`` bytes.
-    - ``val``, ``test`` with ``evaluation='blocks'``: consecutive contexts; the last one is shorter.
-    - ``val``, ``test`` with ``evaluation='strided'``: contexts that advance by ``stride`` bytes.
-      After the first, only the last ``stride`` bytes are predicted (``num_context``).
+    The default split is Transformer-XL's for enwik8. A sample is ``dict(inputs=uint8 [T],
+    data_samples=SequenceSample(length=T, num_context))``.
 
     Args:
         data_file: Path of the file; ``<data_file>.gz`` is tried too.
-        split: ``'train'``, ``'val'`` or ``'test'``.
+        split: ``'train'``, random crops, ``'val'`` or ``'test'``.
         context_length: Bytes T of a context.
-        evaluation: ``'blocks'`` or ``'strided'``.
+        evaluation: ``'blocks'``, consecutive contexts, or ``'strided'``, contexts of which, after
+            the first, only the last ``stride`` bytes are predicted (``num_context``).
         stride: Step of a strided evaluation [bytes], 1 to ``context_length``.
         split_ratio: Shares of train, val and test.
         samples_per_epoch: Crops per epoch; by default as many as fit.

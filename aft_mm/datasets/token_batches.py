@@ -1,5 +1,3 @@
-"""Batches with a limit on their tokens."""
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,13 +13,12 @@ class TokenBatchSampler(Sampler):
     """Batches of samples of similar length with at most ``batch_size`` tokens per process.
 
     A sample is as long as its longest side; padding counts. Every epoch shuffles the samples of
-    each length, splits all into batches from short to long, and shuffles the batches. Only a batch
-    with fewer samples than processes is left out; the number of batches is constant.
+    each length and the batches, whose number is constant.
 
     Args:
         sampler: mmengine's DefaultSampler of a dataset with ``lengths`` [N] or [N, sides].
-        batch_size: Largest number of tokens of a batch, times the number of processes, which share it
-            as one process would read it. One may get a sample more than another.
+        batch_size: Largest number of tokens of a batch, times the number of processes, which share
+            it.
 
     Raises:
         ValueError: If the sampler is of another kind, or the longest sample does not fit.
@@ -60,7 +57,6 @@ class TokenBatchSampler(Sampler):
             yield order[start + self.sampler.rank : end : self.sampler.world_size].tolist()
 
     def _cut(self, lengths: np.ndarray, budget: int) -> np.ndarray:
-        """Split ascending lengths into batches: start and stop of each, [N, 2]."""
         start, bounds = 0, []
         while start < len(lengths):
             window = lengths[start : start + budget // max(1, lengths[start])]

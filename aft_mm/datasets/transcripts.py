@@ -22,8 +22,7 @@ class Transcripts(NamedTuple):
 def read_transcripts(path: str) -> Transcripts:
     """Read lines of Kaldi, ``ID TEXT``, or Sphinx, ``TEXT (ID)``; the first line decides.
 
-    Empty lines are skipped, an id alone has no words, invalid UTF-8 becomes U+FFFD; warnings list
-    these lines.
+    Warnings list lines that are empty, an id alone, or invalid UTF-8, which becomes U+FFFD.
 
     Raises:
         FileNotFoundError: If the file does not exist.

@@ -26,14 +26,12 @@ SOUND = ('.wav', '.flac', '.ogg')
 class Utterances(FileDataset):
     """Utterances with transcripts; a subclass finds their files in :meth:`find`.
 
-    Training leaves out and logs files that, by their headers, are missing, damaged, longer than
-    `max_frames` or, after stacking, too short for CTC. With ``test_mode=True`` they stop the run,
-    except short ones.
+    Training leaves out and logs files that are missing, damaged, longer than `max_frames` or too
+    short for CTC. With ``test_mode=True`` they stop the run, except short ones.
 
     Args:
         units: Arguments of :class:`TextUnits`.
         speaker: Regular expression whose first group in the id is the speaker.
-            :class:`NormalizeFeatures` per speaker reads all features at the start.
         max_frames: Largest number of frames per utterance, before stacking.
         **kwargs: See :class:`FileDataset`; the pipeline begins with :class:`LoadUtterance`.
 
@@ -100,7 +98,6 @@ class Utterances(FileDataset):
     def _usable_length(
         self, name: str, path: str, units: tuple[int, ...], notes: dict[str, list]
     ) -> int | None:
-        """Return the frames after stacking, or None with a note."""
         try:
             frames, change = self._load_step().num_frames(path)
         except UnusableFile as error:

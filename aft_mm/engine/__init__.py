@@ -5,12 +5,7 @@ from .hooks.checkpointing import (
     PeriodicCheckpointHook,
     SafeCheckpointHook,
 )
-from .hooks.pictures import (
-    PointCloudHook,
-    SampleHook,
-    SampleVisualizationHook,
-    SuperResolutionHook,
-)
+from .hooks.pictures import PointCloudHook, SampleHook, SampleVisualizationHook, SuperResolutionHook
 from .hooks.resume import ExactResumeHook, ResumeCheckHook, ValidateFirstHook
 from .hooks.sanity import CheckImagesHook, FiniteLossHook, SanityCheckHook, SkippedDataReportHook
 from .hooks.stopping import TimeBudgetHook

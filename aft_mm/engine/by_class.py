@@ -26,7 +26,7 @@ class ByClass(BaseMetric):
         super().__init__(collect_device='gpu')  # on any device
 
     def store(self, values: Sequence[float]) -> None:
-        """Store a value, or NaN for a class without samples, of each class of the data set."""
+        """Store a value, or NaN, of each class of the data set."""
         classes = (self.dataset_meta or {})['classes']
         by_name = {str(name): float(value) for name, value in zip(classes, values, strict=True)}
         hub = MessageHub.get_current_instance()
@@ -34,10 +34,7 @@ class ByClass(BaseMetric):
 
 
 class BoxesByClass(ByClass):
-    """Average precision of each class at IoU 0.5, and the score with the best F1 over all boxes.
-
-    Predicted boxes are matched as by pycocotools. Those over ignored objects do not count.
-    """
+    """Average precision of each class at IoU 0.5, and the score with the best F1 over all boxes."""
 
     measure = 'AP50'
 
@@ -92,7 +89,6 @@ def matches(predicted: Any, truth: Any, ignored: Any) -> tuple[np.ndarray, ...]:
 
 
 def _ious(boxes: Tensor, labels: Tensor, others: Any) -> Tensor:
-    """Return the IoU [N, M] of boxes and objects, 0 for another class."""
     from torchvision.ops import box_iou
 
     if not len(others.get('labels', ())):
@@ -104,7 +100,6 @@ def _ious(boxes: Tensor, labels: Tensor, others: Any) -> Tensor:
 
 
 def average_precision(hits: np.ndarray, num_objects: int) -> float:
-    """Return pycocotools' average precision of boxes by falling score, NaN without objects."""
     if not num_objects:
         return np.nan
     found = hits.cumsum()
@@ -157,7 +152,6 @@ def with_a_box(results: Sequence[tuple[dict, dict]]) -> Sequence[tuple[dict, dic
 
 
 def add_by_class(loop: Any) -> None:
-    """Add the metric of each class to a validation or test of mmdet or mmseg."""
     if loop is None or not hasattr(loop, 'evaluator'):
         return
     metrics, dataset = loop.evaluator.metrics, loop.dataloader.dataset
@@ -177,6 +171,5 @@ def add_by_class(loop: Any) -> None:
 
 
 def _has_boxes(dataset: Any) -> bool:
-    """Return whether the samples of a data set of mmdet hold the objects, which CocoMetric reads itself."""
     steps = getattr(getattr(dataset, 'pipeline', None), 'transforms', ())
     return any(type(step).__name__ == 'LoadAnnotations' for step in steps)

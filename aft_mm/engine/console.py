@@ -46,8 +46,6 @@ def is_for_the_console(record: logging.LogRecord) -> bool:
 
 
 class ConsoleFormatter(MMFormatter):
-    """mmengine's formatter without date, logger and place, and with :func:`readable` lines."""
-
     def __init__(self) -> None:
         super().__init__()
         self.info_format = '%(message)s'

@@ -29,8 +29,7 @@ from .stop_signals import protect_workers, starting_workers
 class StoppableEpochLoop(EpochBasedTrainLoop):
     """mmengine's epoch loop, which also checks ``stop_training`` after every iteration.
 
-    An epoch that is stopped early does not count and is not validated. With ``num_done`` the next
-    epoch resumes after that many of its iterations.
+    With ``num_done`` the next epoch resumes after that many of its iterations.
     """
 
     num_done = 0
@@ -60,8 +59,6 @@ class StoppableEpochLoop(EpochBasedTrainLoop):
 
 
 class EndlessBatches(Iterator):
-    """Iterator of mmengine's iteration loop that loads no batches from before a resume."""
-
     def __init__(self, loop: IterBasedTrainLoop, batches: 'Batches') -> None:
         self.loop = loop
         self.batches = batches
@@ -82,10 +79,7 @@ class EndlessBatches(Iterator):
 
 
 def make_resumable(loop: BaseLoop, seeds: Sequence[int] | None = None) -> None:
-    """Let mmengine's train loop stop and resume at any iteration; `seeds` are those of Batches.
-
-    Its class and iterator are replaced, because configs select mmengine's loops.
-    """
+    """Let mmengine's train loop stop and resume at any iteration; `seeds` are those of Batches."""
     if isinstance(loop.dataloader.dataset, IterableDataset):  # its samples have no numbers
         return
     if type(loop) is EpochBasedTrainLoop:
@@ -200,17 +194,11 @@ class SeededBatches(Dataset):
 
 
 def sampler_of(loader: DataLoader) -> Any:
-    """Return the sampler, also that of a custom batch sampler."""
     return getattr(loader.batch_sampler, 'sampler', loader.sampler)
 
 
 def derived_seed(seed: int, *parts: int) -> int:
-    """Return a 63-bit seed for one of many samples.
-
-    Args:
-        seed: Seed of the run, 0 or larger.
-        *parts: Numbers that identify the sample, such as rank and batch; 0 or larger.
-    """
+    """Return a 63-bit seed of a sample from the run's seed and numbers, 0 or larger."""
     return int(np.random.SeedSequence([seed, *parts]).generate_state(1, np.uint64)[0]) >> 1
 
 
@@ -227,8 +215,7 @@ class GenerationTestLoop(TestLoop):
         num_samples: Sequences per sample.
         temperature, top_k, top_p: See :func:`aft_mm.models.generate`.
         seed: 0 or larger; a batch is seeded from (``seed``, rank, batch number).
-        num_inputs: Sample for the first ``num_inputs`` samples only, over all ranks; 0 measures the
-            likelihood only. The sampler must keep the order of the data set.
+        num_inputs: Sample for the first ``num_inputs`` samples only, over all ranks.
 
     Raises:
         ValueError: An option is out of range.

@@ -27,7 +27,7 @@ class AutocastOptimWrapper(AmpOptimWrapper):
 
     Args:
         dtype: ``'bfloat16'``, without loss scaling, or, on CUDA, ``'float16'``.
-        loss_scale: For float16 only: ``'dynamic'``, a constant float or a dict of arguments for
+        loss_scale: For float16 only: ``'dynamic'``, a float or arguments of
             ``torch.amp.GradScaler``.
         **kwargs: Those of ``mmengine.optim.OptimWrapper``.
 
@@ -66,13 +66,11 @@ class AutocastOptimWrapper(AmpOptimWrapper):
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """mmengine's default constructor with layer-wise decay of the learning rate.
 
-    The rate is ``lr · decay_rate^(n − 1 − i)`` at depth i of n, see ``backbone.get_layer_depth``:
-    ``lr`` in the head, the lowest in the embeddings.
+    The rate is ``lr · decay_rate^(n − 1 − i)`` at depth i of n, see ``backbone.get_layer_depth``.
 
     Args:
         optim_wrapper_cfg: Config of the wrapper, with optimizer.lr.
-        paramwise_cfg: ``decay_rate`` in (0, 1], and options of the default constructor; its
-            ``lr_mult`` is multiplied with the decay.
+        paramwise_cfg: ``decay_rate`` in (0, 1], and options of the default constructor.
 
     Raises:
         ValueError: ``decay_rate`` is out of range.
@@ -115,8 +113,6 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 @PARAM_SCHEDULERS.register_module()
 class InverseSqrtLR(ExponentialLR):
     """Learning rate ``peak · sqrt(begin / t)`` after a warm-up (arXiv 1706.03762, §5.3).
-
-    For the warm-up use mmengine's ``LinearLR`` with ``end`` equal to ``begin``.
 
     Args:
         optimizer: Optimizer or optimizer wrapper.

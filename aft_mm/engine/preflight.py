@@ -1,8 +1,4 @@
-"""Checks of a run before it starts.
-
-They are called in order after the runner is built. Checks of the config alone are in
-`aft_mm/config/reading.py`.
-"""
+"""Checks of a run before it starts, called in order after the runner is built."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -47,8 +43,6 @@ def check_torchvision() -> None:
 
 def choose_checkpoint(cfg: Config) -> str:
     """For ``--resume`` without a path, set ``load_from`` to the newest complete checkpoint.
-
-    ``cfg.resume == 'auto'`` starts a new run from its ``load_from`` if there is none.
 
     Returns:
         A warning if ``last_checkpoint`` names another one, else ''.
@@ -137,7 +131,6 @@ def check_steps(config: Config, runner: Runner) -> None:
 
 
 def build_optimizer(config: Config, runner: Runner) -> None:
-    """Build the optimizer before the data sets, which take longer."""
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
 
 
@@ -202,7 +195,6 @@ def check_same_classes(trained: Any, validated: Any) -> None:
 
 
 def check_overlap(config: Config, runner: Runner) -> None:
-    """Warn if files of the validation set are also in the training set."""
     if runner.val_loop is None:
         return
     validated = sample_paths(runner.val_loop.dataloader.dataset)
@@ -216,7 +208,6 @@ def check_overlap(config: Config, runner: Runner) -> None:
 
 
 def sample_paths(dataset: Any) -> set[str]:
-    """Return the files of a data set, none if its samples are not files or too many."""
     if not isinstance(dataset, BaseDataset) or not 0 < len(dataset) <= MOST_COMPARED:
         return set()
     # Samples that hold an image itself take longer to read.
@@ -237,10 +228,7 @@ def check_batch(config: Config, runner: Runner) -> None:
 
 
 def shortened_warmup(schedules: Any, iterations: int, epochs: int) -> list[dict] | None:
-    """Return a warm-up of a tenth of the iterations, for a run that would end within it.
-
-    None unless the schedules are a warm-up from 0 and one successor after the run.
-    """
+    """Return a warm-up of a tenth of the iterations, if the run would end within it, else None."""
     if not isinstance(schedules, list) or len(schedules) != 2:
         return None
     first, then = schedules

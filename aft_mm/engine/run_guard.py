@@ -46,8 +46,7 @@ _PEER_GONE = re.compile(
 class StopSignalHook(StopHook):
     """Ends the training after the iteration in which SIGTERM, SIGINT or SIGHUP arrived.
 
-    A signal to one process stops all. A validation is stopped after the batch, as the epoch is
-    already saved.
+    A signal to one process stops all. A validation is stopped after the batch.
 
     Args:
         signals: The signal handler.
@@ -106,8 +105,6 @@ class StopSignalHook(StopHook):
 
 
 class Run:
-    """A guarded run: its signals, and its runner once it is built."""
-
     def __init__(self, argv: Sequence[str]) -> None:
         self.signals = StopSignals(lambda signum: _report(self.stop_message(signum)))
         self.argv = argv
@@ -123,7 +120,6 @@ class Run:
         return f'{signal.Signals(signum).name} stopped the run{self.last_checkpoint()}'
 
     def last_checkpoint(self) -> str:
-        """Return ``; the last checkpoint is work_dirs/a/epoch_3.pth; to resume, …``."""
         if self.runner is None or self.hook is None:
             return ''
         last = self.runner.message_hub.get_info('last_ckpt')
@@ -160,8 +156,8 @@ def without_options(argv: Sequence[str], *options: str) -> list[str]:
 def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
     """Exit with a one-line message if the machine or another process ends a run.
 
-    That is a signal, a killed worker, no memory, an unwritable disk, or the death of another
-    process. The exit status after a signal is 128 plus its number.
+    That is a signal (exit status 128 plus its number), a killed worker, no memory, an unwritable
+    disk, or the death of another process.
 
     Args:
         argv: Arguments of the command that resumes the training; by default those of the process.
@@ -192,10 +188,7 @@ def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
 
 
 def _allow_many_open_files() -> None:
-    """Raise the limit on open files, or have workers send tensors by name if it stays low.
-
-    By default torch keeps a file open for each tensor that a worker sends.
-    """
+    """Raise the limit on open files, or have workers send tensors by name if it stays low."""
     if sys.platform == 'win32':  # tensors are sent by name anyway
         return
     import resource
@@ -214,7 +207,6 @@ def _allow_many_open_files() -> None:
 
 @contextmanager
 def _deaths_of_workers() -> Iterator[None]:
-    """Raise the death of a worker, not the error of its connection, which closes first."""
     try:
         yield
     except (OSError, EOFError) as error:
@@ -225,7 +217,6 @@ def _deaths_of_workers() -> Iterator[None]:
 
 @contextmanager
 def _quiet_log() -> Iterator[None]:
-    """Print no traceback for each line of a log that cannot be written."""
     before, logging.raiseExceptions = logging.raiseExceptions, False
     try:
         yield
@@ -261,6 +252,5 @@ def _end(message: str, status: int) -> None:
 
 
 def _report(message: str) -> str:
-    """Return the message, and give it to the launcher."""
     get_error_handler().record_exception(UserError(message.removeprefix('Error: ')))
     return message

@@ -105,7 +105,6 @@ def build_runner(cfg: Config) -> Runner:
 
 
 def task_model(runner: Runner) -> Any:
-    """Return the runner's model without DistributedDataParallel and test-time augmentation."""
     model = runner.model
     while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
         model = model.module
@@ -135,12 +134,10 @@ class ConsoleRunner(Runner):
         return built
 
     def train(self) -> nn.Module:
-        """Log model and device, then train."""
         self._introduce()
         return super().train()
 
     def test(self) -> dict[str, float]:
-        """Log model and device, then test."""
         self._introduce()
         return super().test()
 
@@ -159,7 +156,6 @@ class ConsoleRunner(Runner):
 
 
 def decayed_biases(model: nn.Module, optim_wrapper: OptimWrapper) -> str:
-    """Return a warning about position biases with weight decay, or ''."""
     decays = {
         id(parameter): group['weight_decay']
         for group in optim_wrapper.optimizer.param_groups

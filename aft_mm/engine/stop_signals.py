@@ -43,10 +43,7 @@ if hasattr(os, 'register_at_fork'):  # not on Windows
 
 
 class WorkerInit:
-    """``worker_init_fn`` of a data loader whose workers survive a signal to the process group.
-
-    They continue until the main process has written a checkpoint, and end with it.
-    """
+    """``worker_init_fn`` of a data loader whose workers survive a signal to the process group."""
 
     def __init__(self, init: Callable[[int], None] | None) -> None:
         self.init = init
@@ -63,7 +60,6 @@ class WorkerInit:
 
 
 def _end_with_parent() -> None:
-    """Ignore signals, except SIGTERM of the main process."""
     while True:
         received = signal.sigwaitinfo(WATCHED)
         if received.si_signo == signal.SIGTERM and received.si_pid == os.getppid():
@@ -98,8 +94,7 @@ class StopSignals:
     """Context manager that handles SIGTERM, SIGINT and SIGHUP of this process.
 
     While ``can_wait``, the first signal is stored in ``received``; otherwise, and for a second one,
-    the process ends. With ``patient``, further ones are ignored while ``can_wait``, because a
-    launcher repeats that of the keyboard. Nothing is raised: a library may swallow or replace it.
+    the process ends. With ``patient``, further ones are ignored while ``can_wait``.
 
     Args:
         message: Returns the last line of a process that a signal of this number ends.

@@ -1,5 +1,3 @@
-"""Base classes of the metrics."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +31,6 @@ class GenerationMetric(Metric):
             self.results.append(self._measure(tokens, sample) if is_measured else None)
 
     def _measure(self, tokens: Tensor, sample: dict) -> Any:
-        """Return what is stored of a sequence [T] or [T, C] and its ``generated`` [N, ...]."""
         raise NotImplementedError
 
     def _measured(self, results: list) -> list:

@@ -1,5 +1,3 @@
-"""BLEU of translations."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +13,8 @@ from .base import Metric
 class BLEU(Metric):
     """Corpus BLEU by sacrebleu, of detokenised text with one reference each, 0 to 100.
 
-    ``bleu`` is sacrebleu's default (cased, ``13a``), ``bleu_length_ratio`` the length relative to the
-    references. The log has sacrebleu's signature.
+    ``bleu`` is sacrebleu's default (cased, ``13a``), ``bleu_length_ratio`` the length relative to
+    the references.
 
     Args:
         **kwargs: See :class:`Metric`.

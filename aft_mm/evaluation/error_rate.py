@@ -1,5 +1,3 @@
-"""Error rates of speech recognition."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +15,7 @@ SPACE = '\u2423'  # jiwer would not count a space as a character
 class ErrorRate(Metric):
     """Phoneme, character or word error rate in percent, by jiwer.
 
-    ``100 · (S + D + I) / N``: the fewest substitutions, deletions and insertions over the units N of
-    all transcripts. Unknown symbols count as the unit ``<unk>``.
+    ``100 · (S + D + I) / N``: the fewest substitutions, deletions and insertions over the units N.
 
     Args:
         per: ``'phoneme'``, ``'character'`` (also spaces inside) or ``'word'``.

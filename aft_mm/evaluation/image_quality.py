@@ -1,5 +1,3 @@
-"""Quality of super-resolution."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,20 +20,21 @@ SMALLEST = 6  # pixels; half of SSIM's window is mirrored at the edges
 class ImageQuality(GenerationMetric):
     """Distance of sampled images to the truth and to their low-resolution input.
 
-    For each ``kind``, ``sample``, ``mean`` (of the N samples of an input) and ``bicubic`` (the enlarged
+    For each ``kind``, ``sample``, ``mean`` (of the N samples of an input) and ``bicubic`` (the
+    enlarged
     input):
 
-    - ``{kind}_psnr_db``: ``10 log₁₀ (255² / MSE)`` [dB]; infinite for the truth;
+    - ``{kind}_psnr_db``: ``10 log₁₀ (255² / MSE)`` [dB];
     - ``{kind}_ssim``: structural similarity by torchmetrics, Gaussian window of 11 × 11 pixels with
       σ = 1.5, mirrored edges;
     - ``{kind}_consistency_mse``: mean squared difference between the input and the image shrunk by
-      area, for values from 0 to 1; rounding to 8 bits gives up to 3.8e-6.
+      area, for values from 0 to 1.
 
     Averaged over the samples of an input, then over the inputs with ``generated``.
 
     Args:
         image_shape: ``(H, W, C)`` of the images.
-        source_shape: ``(h, w, C)`` of the inputs, a divisor of ``image_shape``.
+        source_shape: ``(h, w, C)`` of the inputs.
         **kwargs: See :class:`Metric`.
 
     Raises:

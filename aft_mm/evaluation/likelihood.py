@@ -1,5 +1,3 @@
-"""Likelihood and accuracy of a sequence model."""
-
 import math
 from collections.abc import Sequence
 from typing import Any

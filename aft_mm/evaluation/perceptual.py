@@ -1,5 +1,3 @@
-"""FID and LPIPS of sampled images, by torchmetrics."""
-
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -18,13 +16,7 @@ LPIPS_NETS = ('alex', 'vgg', 'squeeze')
 
 
 class _ImageSetMetric(GenerationMetric):
-    """Base class that collects the generated and the true images as bytes.
-
-    Args:
-        image_shape: ``(H, W, C)`` of the images; grey ones get three equal channels.
-        batch_size: Number of images per forward pass of the network.
-        **kwargs: See :class:`Metric`.
-    """
+    """Base class that collects the generated and the true images as bytes."""
 
     def __init__(self, image_shape: Sequence[int], batch_size: int = 32, **kwargs: Any) -> None:
         check_sizes('image_shape (H, W, C)', image_shape, (3,))
@@ -47,13 +39,13 @@ class _ImageSetMetric(GenerationMetric):
 
 @METRICS.register_module()
 class FID(_ImageSetMetric):
-    """Fréchet inception distance between sampled and true images (arXiv 1706.08500), by torchmetrics.
+    """Fréchet inception distance between sampled and true images (arXiv 1706.08500).
 
-    ``fid`` = ``|μ − μ'|² + tr(Σ + Σ' − 2 (Σ Σ')^½)`` over the features of both sets; its bias depends
-    on the number of images.
+    ``fid`` = ``|μ − μ'|² + tr(Σ + Σ' − 2 (Σ Σ')^½)`` over the features of both sets.
 
     Args:
-        feature: 64, 192, 768 or 2048 features of torch-fidelity's Inception (extra ``fid``), downloaded
+        feature: 64, 192, 768 or 2048 features of torch-fidelity's Inception (extra ``fid``),
+            downloaded
             once; or a module from images uint8 [B, 3, H, W] to features [B, F].
         others: ``image_shape``, ``batch_size`` and arguments of :class:`Metric`.
 
@@ -96,10 +88,9 @@ class FID(_ImageSetMetric):
 
 @METRICS.register_module()
 class LPIPS(_ImageSetMetric):
-    """Learned perceptual distance between sampled and true images (arXiv 1801.03924), by torchmetrics.
+    """Learned perceptual distance between sampled and true images (arXiv 1801.03924).
 
-    ``lpips`` is averaged over the samples of an image, then over the images; smaller is better.
-    torchvision downloads the weights once.
+    ``lpips`` is averaged over the samples of an image, then over the images.
 
     Args:
         net_type: ``'alex'``, ``'vgg'`` or ``'squeeze'``.

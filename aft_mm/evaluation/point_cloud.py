@@ -13,7 +13,7 @@ def chamfer_distances(clouds: Tensor, block: int, progress: bool = False) -> Ten
     """Compute the Chamfer distances between all pairs of M clouds, [M, P, 3] -> [M, M].
 
     ``d(a, b) = mean_i min_j |a_i − b_j|² + mean_j min_i |a_i − b_j|²``, in the squared unit of the
-    coordinates. O(M²·P²) time; O(block·P²) memory in addition to the result.
+    coordinates.
 
     Args:
         clouds: [M, P, 3] of a floating type.
@@ -35,8 +35,8 @@ def chamfer_distances(clouds: Tensor, block: int, progress: bool = False) -> Ten
 def earth_mover_distances(clouds: Tensor, progress: bool = False) -> Tensor:
     """Compute the earth mover's distances between all pairs of M clouds, [M, P, 3] -> [M, M].
 
-    ``d(a, b) = min_φ mean_i |a_i − b_φ(i)|`` over the permutations φ, in the unit of the coordinates;
-    exact, by scipy, on the CPU. O(M²·P³) time at worst, O(P²) memory.
+    ``d(a, b) = min_φ mean_i |a_i − b_φ(i)|`` over the permutations φ, in the unit of the
+    coordinates.
 
     Args:
         clouds: [M, P, 3] of a floating type.
@@ -56,7 +56,7 @@ def earth_mover_distances(clouds: Tensor, progress: bool = False) -> Tensor:
 def normalized(clouds: Tensor, references: Tensor) -> Tensor:
     """Normalise clouds [M, P, 3] by mean and standard deviation of all references [R, P, 3].
 
-    The mean is per axis, the deviation over all points and axes, as in PointFlow and PVD.
+    The mean is per axis, the deviation over all points and axes, as in PVD.
 
     Raises:
         ValueError: If all points of the references are equal.

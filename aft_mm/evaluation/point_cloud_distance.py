@@ -1,5 +1,3 @@
-"""Distance of generated point clouds from the test set."""
-
 from typing import Any
 
 import numpy as np
@@ -33,14 +31,12 @@ UNITS = dict(box='edges', set='deviations')
 class PointCloudDistance(GenerationMetric):
     """Chamfer or earth mover's distance between N generated clouds and N of the test set.
 
-    - ``mmd_squared_edges``: mean distance from a test cloud to the nearest generated one; smaller is
-      better;
-    - ``coverage_percent``: share of test clouds that are nearest to a generated one; larger is better;
-    - ``1nna_percent``: how often the nearest neighbour of a cloud is from the same set; 50 is best.
+    - ``mmd_squared_edges``: mean distance from a test cloud to the nearest generated one;
+    - ``coverage_percent``: share of test clouds that are nearest to a generated one;
+    - ``1nna_percent``: how often the nearest neighbour is from the same set; 50 is best.
 
-    The unit of the Chamfer distance is the squared longest edge of the bounding box. ``emd`` adds
-    ``mmd_emd_edges``, ``coverage_emd_percent`` and ``1nna_emd_percent``. The test clouds are those with
-    ``generated``, one sample each.
+    The unit is the squared longest edge of the bounding box. ``emd`` adds ``mmd_emd_edges``,
+    ``coverage_emd_percent`` and ``1nna_emd_percent``.
 
     Args:
         num_bits: Bits per coordinate, as in ``PackPointCloud``.

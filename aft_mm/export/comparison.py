@@ -85,7 +85,6 @@ def build_loader(config: Config, split: str) -> Any:
 
 @torch.no_grad()
 def example_images(config: Config, model: Any) -> list[Tensor]:
-    """Return images of the training data, one per batch."""
     images: list[Tensor] = []
     for batch in build_loader(config, 'train'):
         pixels = model.data_preprocessor(dict(inputs=batch['inputs']), False)['inputs']
@@ -97,8 +96,6 @@ def example_images(config: Config, model: Any) -> list[Tensor]:
 
 @torch.no_grad()
 def compare_metrics(config: Config, loader: Any, model: Any, call: Call, batched: bool) -> str:
-    """Return the metrics of the model and of a file on the test data, as text."""
-
     def scores_of_file(images: Tensor) -> Tensor:
         parts = [images] if batched else images.split(1)
         return torch.cat([call({'image': part.contiguous()})[0] for part in parts])

@@ -33,7 +33,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def export(args: argparse.Namespace) -> str:
-    """Write and check the files of a model; return a line about them."""
     config = check_args(args)
     model = build_model(config).requires_grad_(False)
     exportable = make_exportable(args, config, model)
@@ -89,7 +88,6 @@ def export(args: argparse.Namespace) -> str:
 def describe(
     args: argparse.Namespace, config: Config, model: Any, exportable: Exportable
 ) -> dict[str, Any]:
-    """Return what the files say about themselves."""
     task = 'features' if args.backbone else TASKS[type_of(config)]
     about = dict(version=__version__, task=task)
     if not isinstance(exportable, Image):
@@ -101,7 +99,6 @@ def describe(
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    """Check what needs no model, and return the config."""
     if args.out.suffix not in FORMATS:
         raise UserError(f'OUT must end in .onnx, .xml or .pt2, got {str(args.out)!r}')
     kind = FORMATS[args.out.suffix]

@@ -28,10 +28,7 @@ NOTES = 'aft_mm.json'  # in OUT.pt2
 
 
 class GraphFile(ABC):
-    """A graph in a file of one format.
-
-    With loops, AFT-conv is an operator, in a library next to the file.
-    """
+    """A graph in a file of one format."""
 
     suffix: str
     #: One of ``aft_mm.ops.export_paths.RUNTIMES``, for which the graph is traced.
@@ -54,12 +51,10 @@ class GraphFile(ABC):
 
     @property
     def size(self) -> int:
-        """Bytes of the graph and its weights."""
         return sum(part.stat().st_size for part in self.parts)
 
     @property
     def notes(self) -> Path:
-        """The metadata as JSON, next to the file."""
         return self.path.with_suffix('.json')
 
     def check_notes(self) -> None:
@@ -96,7 +91,6 @@ class GraphFile(ABC):
 
     @classmethod
     def check_loops(cls) -> None:
-        """Raise a UserError if the library of the loops cannot be written."""
         raise UserError(f'{cls.suffix} has no loops')
 
     @abstractmethod
@@ -105,22 +99,17 @@ class GraphFile(ABC):
 
     @abstractmethod
     def metadata(self) -> Mapping[str, str]:
-        """Return the texts that the file has about itself."""
+        pass
 
     @abstractmethod
     def load(self, graph: Graph) -> Call:
-        """Return the graph as a function that the runtime computes."""
+        pass
 
     def quantize(self, images: Sequence[Tensor] = ()) -> None:
-        """Store the weights of matrix products in int8, per output channel, and round their inputs.
-
-        Images are examples, from which a runtime computes the ranges of inputs if it does not do so
-        at run time.
-        """
+        """Store the weights of matrix products in int8, per output channel; images are examples."""
         raise UserError(f'{self.suffix} has no int8')
 
     def round_inputs_of_loops(self) -> None:
-        """Let the loops read and write bfloat16."""
         raise UserError(f'{self.suffix} has no loops in bfloat16')
 
 
@@ -185,7 +174,6 @@ class OnnxFile(GraphFile):
         return call
 
     def session(self, threads: int = 0) -> Any:
-        """Return an ONNX Runtime session on the CPU, by default with a thread per core."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -198,10 +186,7 @@ class OnnxFile(GraphFile):
         return onnxruntime.InferenceSession(str(self.path), options, providers=providers)
 
     def quantize(self, images: Sequence[Tensor] = ()) -> None:
-        """Quantise for ONNX Runtime, which computes the ranges of inputs at run time.
-
-        Weights have 7 bits: processors without VNNI add pairs of products in 16 bits, which 8 overflow.
-        """
+        """Quantise to 7 bits, as processors without VNNI add pairs of products in 16 bits."""
         import onnx
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -277,7 +262,6 @@ class OpenVINOFile(GraphFile):
         return call
 
     def compile(self, settings: Mapping[str, Any]) -> Any:
-        """Return the compiled model, for a CPU, with these properties."""
         return self.core().compile_model(self.path, 'CPU', dict(settings))
 
     def core(self) -> Any:
@@ -326,7 +310,6 @@ FORMATS: Mapping[str, type[GraphFile]] = {
 
 
 def as_texts(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return texts, JSON for what is not a text."""
     return {
         key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
         for key, value in metadata.items()
@@ -334,11 +317,7 @@ def as_texts(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def shrink_constants(program: ExportedProgram) -> None:
-    """Replace constants outside of float32 by its extremes.
-
-    The exporter to ONNX writes them as float32, also in the float64 sums of the safe form, where
-    the lowest number means an empty sum and would become −inf.
-    """
+    """Replace constants outside of float32 by its extremes, as the exporter would write ±inf."""
     limits = torch.finfo(torch.float32)
 
     def shrunk(value: Any) -> Any:

@@ -18,8 +18,7 @@ Call = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
 class Graph(NamedTuple):
     """A function of tensors, and how it is exported.
 
-    `name` is the suffix of the file, such as 'step', `inputs` are examples, `dynamic` the open axes
-    of each input, in order, and `metadata` what the file says about itself.
+    `name` is the suffix of the file, `inputs` are examples, `dynamic` the open axes of each.
     """
 
     name: str
@@ -33,7 +32,7 @@ class Graph(NamedTuple):
 class Exportable(Protocol):
     """The graphs of a model, and inputs on which they are compared with it.
 
-    The constructor refuses a model without such graphs, before its weights are loaded.
+    The constructor refuses a model without such graphs.
     """
 
     #: Inputs and outputs, for the user.
@@ -41,7 +40,7 @@ class Exportable(Protocol):
 
     @property
     def graphs(self) -> list[Graph]:
-        """The graphs, of which the weights must be loaded."""
+        pass
 
     def cases(self, calls: Mapping[str, Call]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield cases, each with a name, an output of the model and that of the files.

@@ -129,11 +129,7 @@ class Detector(Wrapper):
 
     @staticmethod
     def match(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the rows of `ours`, each with the nearest of `theirs` of the same class.
-
-        Boxes with equal scores come in either order, and the last of them may be missing. If all
-        scores are equal, the best ones are compared, 0 without a box.
-        """
+        """Yield the rows of `ours`, each with the nearest of `theirs` of the same class."""
         best = [x[1].amax()[None] if len(x[1]) else x[1].new_zeros(1) for x in (ours, theirs)]
         least = torch.cat([ours[1], theirs[1], *best]).amin()
         sure = ours[1] > least + SCORE_TOLERANCE
@@ -200,7 +196,7 @@ class Image(OneInput):
     Args:
         wrapper: The model, or its backbone.
         backbone: The backbone of the model.
-        size: Height and width of the example, in pixels.
+        size: Height and width of the example [px].
         dynamic: Support any B, and any H and W of at least one patch plus one pixel.
     """
 

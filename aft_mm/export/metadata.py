@@ -27,8 +27,7 @@ def describe_images(config: Config, model: Any, channels: int) -> dict[str, Any]
     """Return how an image file becomes the input of a graph, and the classes.
 
     - ``classes``, ``palette``, ``best_f1_score``: as the checkpoint has them
-    - ``resize``: steps of the test pipeline with all their arguments, without those that load, pack
-      or read annotations
+    - ``resize``: steps of the test pipeline with all their arguments
     - ``mean``, ``std``: [channels], for pixels of 0 to 255, in the order of the input's channels
     - ``channels``: this order, RGB, BGR or grey
     """

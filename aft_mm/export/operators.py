@@ -18,7 +18,6 @@ MACHINES = {'AVX512': ['-march=x86-64-v4'], 'AVX2': ['-march=x86-64-v3']}
 
 
 def onnx_library() -> Path:
-    """Return the library of AFT-conv as an operator of ONNX Runtime on this processor."""
     library = find_operator()
     if isinstance(library, str):
         raise UserError(f'the library of AFT-conv for ONNX Runtime {library}')
@@ -53,7 +52,6 @@ def find_compiler() -> str:
 
 
 def openvino_libraries() -> list[Path]:
-    """Return the libraries of OpenVINO for the linker, which are next to its headers."""
     import openvino
 
     folder = Path(openvino.__file__).parent
@@ -67,10 +65,6 @@ def openvino_libraries() -> list[Path]:
 
 
 def openvino_conversion(library: Path) -> Any:
-    """Return the conversion of the operator from ONNX to OpenVINO.
-
-    It reads query, key and value as one tensor, which is one product instead of three.
-    """
     from openvino import opset13
     from openvino.frontend.onnx import ConversionExtension
     from openvino.utils.node_factory import NodeFactory
@@ -89,7 +83,6 @@ def openvino_conversion(library: Path) -> Any:
 
 
 def join_products(model: Any) -> None:
-    """Replace concatenated products of one tensor with constants by one product."""
     import numpy as np
     from openvino import opset13
 
@@ -127,7 +120,6 @@ def join_products(model: Any) -> None:
 
 
 def round_inputs(model: Any) -> None:
-    """Let the loops of a graph of OpenVINO read and write bfloat16."""
     from openvino import opset13
 
     for node in model.get_ordered_ops():

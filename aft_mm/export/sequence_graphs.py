@@ -119,7 +119,6 @@ class StateLayout:
         return tuple(leaves[name] for name in (*self.names, *self.memory_names))
 
     def build(self, parts: Sequence[Tensor]) -> Any:
-        """Return the state of the tensors of :meth:`flatten`, which a step may overwrite."""
         given = dict(zip([*self.names, *self.memory_names], parts, strict=True))
         position = given.pop('position')
         leaves = {
@@ -132,8 +131,6 @@ class StateLayout:
 
 
 def without_counts(state: Any) -> Any:
-    """Return a state whose caches are full, so that their length is that of their tensors."""
-
     def fill(x: Any) -> Any:
         return x._replace(used=0) if isinstance(x, KeyValueCache) else x
 
@@ -141,8 +138,6 @@ def without_counts(state: Any) -> Any:
 
 
 def with_room(state: Any) -> Any:
-    """Return a state of :func:`without_counts` with caches that have room for one token."""
-
     def grow(x: Any) -> Any:
         if not isinstance(x, KeyValueCache):
             return x
@@ -189,8 +184,6 @@ class Step(nn.Module):
 
 
 class Decoder:
-    """A prompt and a step, to generate sequences."""
-
     def __init__(self, model: Any, config: str) -> None:
         check_decoder(model, config)
         self.model, self.vocabulary = model, model.head.num_values
@@ -256,8 +249,6 @@ class Decoder:
 
 
 class Transcriber:
-    """A CTC model."""
-
     def __init__(self, model: Any, config: str) -> None:
         check_encoder(model.encoder, config)
         self.model, self.longest = model, model.encoder.max_length

@@ -1,21 +1,11 @@
 """Adaptations of the host packages.
 
-mmdet and mmseg import ``mmcv.ops``, which needs the compiled module ``mmcv._ext``. mmcv-lite ships
-without it. :func:`extension_spec` supplies a replacement on torch and torchvision
-(:mod:`aft_mm.hosts.mmcv_ext`); a compiled one that loads is preferred.
-
-mmcv reads images with OpenCV, which ignores transparency, so that the hidden colours of an image are
-trained on. :func:`adapt_image_reading` lets it read them as :mod:`aft_mm.images` does.
-
-mmengine lists folders such as ``.ipynb_checkpoints``, which mmpretrain takes for a class, and the images
-in them. :func:`without_hidden` leaves them out.
-
-mmpretrain imports its multimodal models if Transformers and pycocotools are installed, and fails in
-today's Transformers. :func:`leave_out_multimodal` lets it do without them.
-
-mmengine looks up installed packages with ``pkg_resources``, which setuptools 82 removed, and mmcv its
-extension with ``pkgutil.find_loader``, which Python 3.14 removed. :mod:`aft_mm.registry` supplies both
-where they are missing.
+- :func:`extension_spec` supplies ``mmcv._ext``, which mmdet and mmseg need and mmcv-lite lacks
+  (:mod:`aft_mm.hosts.mmcv_ext`); a compiled one that loads is preferred.
+- :func:`adapt_image_reading` lets mmcv read images as :mod:`aft_mm.images`; OpenCV ignores
+  transparency.
+- :func:`without_hidden` leaves folders such as ``.ipynb_checkpoints`` out of mmengine's lists.
+- :func:`leave_out_multimodal` spares mmpretrain models that fail in today's Transformers.
 """
 
 import functools
@@ -63,8 +53,6 @@ logger = logging.getLogger('aft_mm.hosts')
 
 
 class _ReplacementLoader(Loader):
-    """Load a compiled extension that works, else the replacement."""
-
     def __init__(self, compiled: ModuleSpec | None) -> None:
         self.compiled = compiled
 
@@ -84,7 +72,7 @@ class _ReplacementLoader(Loader):
         return import_module('aft_mm.hosts.mmcv_ext').make_module(MMCV_EXT)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: modules are complete when they are created."""
+        pass
 
 
 def extension_spec(path: Sequence[str] | None) -> ModuleSpec:
@@ -136,7 +124,6 @@ def leave_out_multimodal() -> None:
 
 
 def quiet_pycocotools() -> None:
-    """Leave out the progress that pycocotools prints."""
     if find_spec('pycocotools') is None:
         return
     for name in ('coco', 'cocoeval'):

@@ -12,7 +12,6 @@ from torchvision.ops import deform_conv2d
 def gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor
 ) -> tuple[Tensor, ...]:
-    """Differentiate `function` at `inputs`; an unused input has gradient 0."""
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in inputs]
         output = function(*leaves)
@@ -35,10 +34,7 @@ def _deform_conv2d(
     geometry: Sequence[tuple[int, int]],
     mask: Tensor | None = None,
 ) -> Tensor:
-    """torchvision's deformable convolution; an output whose offset is NaN is NaN, without gradient.
-
-    torchvision itself reads outside of the map there.
-    """
+    """torchvision's deformable convolution; outputs whose offset is NaN are NaN."""
     lost, dtype = offset.isnan(), input.dtype
     offset = offset.masked_fill(lost, 0)
     input, offset, weight = wide(input), wide(offset), wide(weight)
@@ -52,7 +48,6 @@ def _deform_conv2d(
 
 
 def _positions(offset: Tensor, geometry: Sequence[tuple[int, int]]) -> Tensor:
-    """Where offsets [B, groups, kH, kW, H', W', 2] lead to on the map [px]."""
     axes = []
     for axis, (stride, padding, dilation) in enumerate(zip(*geometry, strict=True)):
         taps = torch.arange(offset.shape[2 + axis], device=offset.device) * dilation - padding
@@ -63,11 +58,7 @@ def _positions(offset: Tensor, geometry: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def _without_outer_gradient(places: Tensor, positions: Tensor, size: Sequence[int]) -> Tensor:
-    """Return places [..., 2] that get no gradient where positions [px] are outside of the map.
-
-    In mmcv a position at exactly −1 is outside. In torch the pixel at 0 gives it a slope, so that the
-    first step would differ: offsets of 0, and whole offsets of attention, lead to −1 in the padding.
-    """
+    """Return places [..., 2] that get no gradient where positions [px] are outside of the map."""
     limit = torch.tensor(size, device=places.device)
     inside = ((positions > -1) & (positions < limit)).all(-1, keepdim=True)
     return torch.where(inside, places, places.detach())
@@ -142,8 +133,8 @@ def modulated_deform_conv_forward(
 ) -> None:
     """Deformable convolution v2: samples are multiplied by mask [B, groups · kH · kW, H', W'].
 
-    Of a larger offset or mask, as DyHead has them, the first numbers of each image are read as if it
-    had the size of the output: so mmcv does, and so published weights were trained.
+    Of a larger offset or mask, as DyHead has them, the first numbers of each image are read, as in
+    mmcv.
     """
     places = _modulated_geometry(options)
     offset, mask = (_first_numbers(x, output.shape[2:]) for x in (offset, mask))

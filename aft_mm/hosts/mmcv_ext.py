@@ -1,8 +1,4 @@
-"""The operators of ``mmcv._ext`` that mmdet and mmseg models use.
-
-Functions have the signatures of mmcv 2.1 and write into preallocated tensors where it expects that.
-Operators outside :data:`SUPPORTED` raise when they are called.
-"""
+"""The operators of ``mmcv._ext`` that mmdet and mmseg use, with the signatures of mmcv 2.1."""
 
 import math
 from collections.abc import Callable
@@ -35,10 +31,6 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 def _overlaps(boxes: Tensor, others: Tensor, offset: int, mode: int = 0) -> Tensor:
-    """IoU (mode 0) or intersection over the first area (1) of corners [..., 4] and [N, 4] in px.
-
-    Sides are ``x2 − x1 + offset``. Areas of half precision would overflow at 256 px.
-    """
     boxes, others = wide(boxes), wide(others)
     low = torch.maximum(boxes[..., :2], others[:, :2])
     high = torch.minimum(boxes[..., 2:], others[:, 2:])
@@ -73,15 +65,11 @@ def softnms(
 ) -> Tensor:
     """Soft-NMS: decay the scores of overlapping boxes instead of dropping them.
 
-    Args:
-        boxes: [N, 4].
-        scores: [N].
-        dets: [N, 5], whose first rows receive the boxes with their decayed scores.
-        method: 0 drops boxes above the threshold, 1 multiplies scores by ``1 − IoU``, 2 all by
-            ``exp(−IoU² / sigma)``.
+    method: 0 drops boxes above the threshold, 1 multiplies scores by ``1 − IoU``, 2 all by
+    ``exp(−IoU² / sigma)``.
 
     Returns:
-        Indices of the rows of `dets` in `boxes`.
+        Indices of the rows of `dets` [N, 5], boxes with their scores, in `boxes`.
     """
     left = wide(torch.cat((boxes, scores[:, None]), 1))
     indices = torch.arange(len(boxes))
@@ -183,11 +171,7 @@ def roi_align_forward(
 
 
 def _usable(rois: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    """Move rois [K, 5] at which torchvision reads any memory off the map.
-
-    These have NaN, infinity or the index of no image. Such a region, marked in the mask
-    [K, 1, 1, 1], pools to NaN and has no gradient.
-    """
+    """Move rois [K, 5] with NaN, infinity or no image off the map, and mark them [K, 1, 1, 1]."""
     lost = rois.isfinite().all(1).logical_not() | (rois[:, 0] < 0) | (rois[:, 0] >= batch)
     rois = rois.masked_fill(lost[:, None], -1e4)
     rois[:, 0].masked_fill_(lost, 0)
@@ -233,7 +217,6 @@ def roi_align_backward(
 def _sample_points(
     roi: Tensor, size: tuple[int, int], scale: float, sampling_ratio: int, aligned: bool
 ) -> tuple[Tensor, Tensor]:
-    """Rows [height, n] and columns [width, m] of the samples of a region, in pixels of the map."""
     half = 0.5 if aligned else 0.0
     roi = wide(roi)
     axes = []
@@ -249,7 +232,6 @@ def _sample_points(
 
 
 def _corners(y: Tensor, x: Tensor, height: int, width: int) -> list[tuple[Tensor, Tensor]]:
-    """The four pixels (flat index) around points and their bilinear weights; 0 outside the map."""
     outside = (y < -1) | (y > height) | (x < -1) | (x > width)
     y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
     top, left = y.floor(), x.floor()
@@ -262,7 +244,6 @@ def _corners(y: Tensor, x: Tensor, height: int, width: int) -> list[tuple[Tensor
 
 
 def _bilinear(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """Samples [C, rows, columns] of an image [C, H, W] at y [rows, 1] and x [1, columns]."""
     y, x = torch.broadcast_tensors(y, x)
     flat = image.flatten(1)
     parts = (weight * flat[:, pixel] for pixel, weight in _corners(y, x, *image.shape[1:]))
@@ -330,10 +311,7 @@ def roi_pool_backward(
 def _sigmoid_focal_loss(
     input: Tensor, target: Tensor, weight: Tensor, gamma: float, alpha: float
 ) -> Tensor:
-    """``−α (1 − p)^γ log p`` of the class of a row, ``−(1 − α) p^γ log(1 − p)`` of the others.
-
-    In float32, as 1 − p is 0 from a logit of 9 on in float16.
-    """
+    """``−α (1 − p)^γ log p`` of the class of a row, ``−(1 − α) p^γ log(1 − p)`` of the others."""
     input, weight = wide(input), wide(weight)
     p = input.sigmoid()
     positive = target[:, None] == torch.arange(input.shape[1], device=input.device)
@@ -463,8 +441,6 @@ SUPPORTED: dict[str, Callable] = {
 
 
 def make_module(name: str) -> ModuleType:
-    """Return a module with the supported operators; any other one raises when it is called."""
-
     def missing(operator: str) -> Callable:
         if operator.startswith('__'):
             raise AttributeError(operator)

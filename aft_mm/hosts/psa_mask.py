@@ -10,8 +10,7 @@ def psamask_forward(input: Tensor, output: Tensor, **options: int) -> None:
 
     Args:
         input: [B, h_mask · w_mask, H, W], a mask around each place.
-        output: [B, H · W, H, W]; channels are targets of a place (psa_type 0, collect), or the
-            reverse (1, distribute).
+        output: [B, H · W, H, W]; channels are targets of a place (psa_type 0), or the reverse (1).
     """
     batch, _, height, width = input.shape
     laid = input.new_zeros(batch, height * width + 1, height, width)
@@ -30,7 +29,6 @@ def psamask_backward(grad_output: Tensor, grad_input: Tensor, **options: int) ->
 
 
 def _mask_places(options: dict[str, int], like: Tensor) -> Tensor:
-    """The channel [B, h_mask · w_mask, H, W] of an entry of a mask; H · W outside of the map."""
     height, width = options['h_feature'], options['w_feature']
     rows = torch.arange(options['h_mask'], device=like.device) - options['half_h_mask']
     columns = torch.arange(options['w_mask'], device=like.device) - options['half_w_mask']

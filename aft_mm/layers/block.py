@@ -53,9 +53,8 @@ class DropPath(nn.Module):
 class Block(Resettable):
     """Pre-norm block on [B, T, D].
 
-    ``x = x + drop(mixer(norm(x)))``, then ``x = x + drop(cross_mixer(norm(x), memory))`` if there
-    is a cross mixer, then ``x = x + drop(mlp(norm(x)))``. Linear layers start from truncated N(0,
-    0.02²), biases at 0.
+    ``x = x + drop(f(norm(x)))`` for f the mixer, the cross mixer over a memory if there is one, and
+    the MLP. Linear layers start from truncated N(0, 0.02²), biases at 0.
 
     Args:
         embed_dims: Channels D.
@@ -64,7 +63,7 @@ class Block(Resettable):
         grid, num_prefix_tokens: See :class:`TokenMixer`.
         mlp_ratio: Hidden channels of the MLP over D.
         drop_rate: Dropout probability inside the MLP and after the mixer.
-        drop_path_rate: Probability of skipping a branch of a sample in training.
+        drop_path_rate: See :class:`DropPath`.
         cross_mixer: Config of a non-causal mixer over a memory.
 
     Raises:
@@ -143,8 +142,7 @@ class Block(Resettable):
             grid, key_mask: See :meth:`TokenMixer.forward`.
             memory: Tokens [B, S, D] for the cross mixer.
             memory_mask: bool [B, S], True = keep.
-            **pairs: position_bias, pair_mask and cu_seqlens, see :meth:`TokenMixer.forward`. A packed
-                batch is one sample of drop path.
+            **pairs: position_bias, pair_mask and cu_seqlens, see :meth:`TokenMixer.forward`.
 
         Raises:
             ValueError: A memory without a cross mixer, or the reverse.
@@ -175,11 +173,7 @@ class Block(Resettable):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> tuple[Tensor, BlockState]:
-        """Run prompts [B, L, D] of lengths [B] in one pass, see :meth:`TokenMixer.prefill`.
-
-        Returns:
-            Tokens [B, L, D] and the state for :meth:`step`.
-        """
+        """Return tokens [B, L, D] and the state after prompts, see :meth:`TokenMixer.prefill`."""
         projected = self._project_memory(memory, memory_mask)
         mixed, mixing = self.token_mixer.prefill(self.norm1(x), lengths)
         x = x + self._drop(mixed)

@@ -61,7 +61,6 @@ class PatchEmbedding(Resettable):
         return tokens.contiguous(), grid
 
     def _padded(self, image: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Return the image, padded to whole patches, and the grid."""
         height, width = image.shape[2:]
         grid = self.grid_of(height, width)
         bottom, right = grid[0] * self.patch_size - height, grid[1] * self.patch_size - width
@@ -71,12 +70,7 @@ class PatchEmbedding(Resettable):
         return image, grid
 
     def _product(self, image: Tensor) -> Tensor:
-        """Return the tokens as a matrix product.
-
-        With AMX, oneDNN's convolution of bfloat16 takes 90 ms instead of 1 at 512 px, and 385 MiB at
-        1,024. cuDNN convolves 3 channels without tensor cores: 4.2 ms for 128 images of 512 px on an
-        H100, a tenth of AFT-ViT small.
-        """
+        """Return the tokens as a matrix product."""
         patch = self.patch_size
         patches = image.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))  # [B, C, H', p, W', p]
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
@@ -85,6 +79,7 @@ class PatchEmbedding(Resettable):
 
 def is_convolved_slowly(x: Tensor) -> bool:
     """Return whether x is convolved in half precision."""
+    # With AMX, oneDNN takes 90 ms instead of 1 at 512 px; cuDNN leaves tensor cores idle.
     device = x.device.type
     if device not in ('cpu', 'cuda'):
         return False
@@ -95,8 +90,7 @@ def is_convolved_slowly(x: Tensor) -> bool:
 class ConvPatchEmbedding(PatchEmbedding):
     """Convolutions that replace the projection of :class:`PatchEmbedding` (arXiv 2104.05704).
 
-    log₂(patch) times a 3 × 3 convolution, max pooling by 2, batch norm and ReLU. The channels
-    double from D / 2^(n − 1) to D.
+    log₂(patch) times a 3 × 3 convolution, max pooling by 2, batch norm and ReLU.
 
     Args:
         in_channels: Channels C of the image.
@@ -188,8 +182,7 @@ class TokenEmbedding(Resettable):
     Args:
         embed_dims: Channels D.
         vocab_size: Number of values V; tokens are 0 … V − 1.
-        num_kinds: Alternating kinds of tokens, such as 3 for sub-pixels R, G, B, R, …; each kind
-            adds a learned vector.
+        num_kinds: Alternating kinds of tokens, such as 3 for R, G, B; each adds a learned vector.
         scaled: Initialise with deviation 1/√D and multiply by √D (arXiv 1706.03762, §3.4).
     """
 
@@ -214,11 +207,8 @@ class TokenEmbedding(Resettable):
             nn.init.trunc_normal_(parameter, std=1 / self.scale if scaled else 0.02)
 
     def forward(self, tokens: Tensor, position: Tensor | None = None) -> Tensor:
-        """Embed tokens.
-
-        Args:
-            tokens: [B, T] of any integer type.
-            position: Index [B] of the first token in a step; 0 by default.
+        """Embed tokens [B, T] of any integer type; in a step `position` [B] is the index of the
+        first.
 
         Raises:
             ValueError: Another shape, or a token outside the vocabulary (in steps on a CPU only).
@@ -256,14 +246,11 @@ class PixelEmbedding(Resettable):
         self.projection = nn.Linear(num_channels, embed_dims)
 
     def forward(self, tokens: Tensor, position: Tensor | None = None) -> Tensor:
-        """Embed pixels.
-
-        Args:
-            tokens: [B, T, C] of any integer type.
-            position: Marks a step, whose values are checked on a CPU only.
+        """Embed pixels [B, T, C] of any integer type; `position` marks a step.
 
         Raises:
-            ValueError: Another number of channels, or a value outside 0 … 255.
+            ValueError: Another number of channels, or a value outside 0 … 255 (in steps on a CPU
+                only).
         """
         channels = self.projection.in_features
         if isinstance(tokens, Tensor) and tokens.dim() == 2 and channels == 1:
@@ -305,8 +292,7 @@ class FrameEmbedding(Resettable):
 class ConvFrameEmbedding(FrameEmbedding):
     """Convolutions over time in front of the blocks.
 
-    The projection of :class:`FrameEmbedding`, then per layer ``x + relu(LayerNorm(conv(x)))`` with
-    padding set to 0.
+    The projection of :class:`FrameEmbedding`, then per layer ``x + relu(LayerNorm(conv(x)))``.
 
     Args:
         embed_dims: Channels D.

@@ -70,9 +70,7 @@ def infer_grid(num_tokens: int, like: Grid) -> Grid | None:
 
 
 class GridParameters(Resettable):
-    """Base class of parameters with one row per token, ``[P + prod(grid), C]``.
-
-    Rows are interpolated for other grids of tokens and of checkpoints.
+    """Base class of parameters with one row per token, interpolated for other grids.
 
     Args:
         grid: Sizes of the token grid, 1 to 3 dimensions.

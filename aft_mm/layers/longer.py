@@ -22,7 +22,6 @@ FUNCTIONS = ('linear', 'log')
 def learned_grid(
     grid: Grid, longer: str | None, trained_length: int | None, choices: Sequence[str]
 ) -> Grid:
-    """Return the grid of the learned biases of a mixer on `grid`, and check the arguments."""
     if longer is not None:
         check_choice('longer', longer, choices)
         if len(grid) > 1:
@@ -41,10 +40,7 @@ def learned_grid(
 
 
 def nearest_pairs(bias: Tensor, targets: int, sources: int) -> Tensor:
-    """Return w [T, S] from the learned w [n, n]: that of the nearest pair at the same distance.
-
-    Of distances that were not learned it is w of the largest distance.
-    """
+    """Return w [T, S] from the learned w [n, n]: that of the nearest pair at the same distance."""
     target, source = _nearest(_range(bias, targets)[:, None], _range(bias, sources), len(bias))
     return bias[target, source]
 
@@ -65,13 +61,11 @@ def _range(like: Tensor, end: int) -> Tensor:
 
 
 def _nearest(target: Tensor, source: Tensor, learned: int) -> tuple[Tensor, Tensor]:
-    """Return both indices, moved back by the same number of tokens into 0 … learned − 1."""
     back = (torch.maximum(target, source) - (learned - 1)).clamp_min(0)
     return (target - back).clamp_min(0), (source - back).clamp_min(0)
 
 
 def factor_band(pos_u: Tensor, pos_v: Tensor, reach: int, causal: bool) -> Tensor:
-    """Return the rows [n, K] of :func:`nearest_band` of ``w = u vᵀ``, in O(n·K) memory."""
     block, columns = reach + 1, reach + 1 if causal else 2 * reach + 1
     with no_autocast(pos_u):
         around = neighbours(pos_v, block, 1, 0 if causal else 1)

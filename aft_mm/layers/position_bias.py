@@ -94,7 +94,6 @@ class FreePositionBias(GridParameters):
         nn.init.normal_(self.weight, std=init_std)
 
     def resize(self, loaded: Tensor, source: Grid) -> Tensor:
-        """Return a matrix of the grid `source` for this grid."""
         return super().resize(super().resize(loaded, source).T, source).T
 
     def forward(self, grid: Grid | None = None, source_grid: Grid | None = None) -> Tensor:
@@ -106,8 +105,7 @@ class FreePositionBias(GridParameters):
 class MemoryPositionBias(GridParameters):
     """Free matrix w [T, S] over a memory that covers the same area on another grid.
 
-    Initialised to ``−|p_t − p_s|² / (2 · 0.5²)``, p the cell centres in units of source cells. Rows
-    are interpolated for another grid.
+    Initialised to ``−|p_t − p_s|² / (2 · 0.5²)``, p the cell centres in units of source cells.
 
     Args:
         grid: Sizes of the grid of the T tokens.
@@ -133,7 +131,6 @@ class MemoryPositionBias(GridParameters):
 
 
 def _centres(grid: Grid, unit: Grid | None = None) -> Tensor:
-    """Return the cell centres [T, dims] of `grid`, in cells of `unit`."""
     axes = [
         (torch.arange(size) + 0.5) * cells / size
         for size, cells in zip(grid, unit or grid, strict=True)
@@ -145,7 +142,7 @@ class FreeLocalPositionBias(GridParameters):
     """Free w per token and offset in a 1-d window (arXiv 2105.14103, non-factorised ablation).
 
     The parameter is [T, s] for a causal window s, else [T, 2s − 1]; column ``s − 1 + (t' − t)`` is
-    w[t, t']. Rows are interpolated for another length.
+    w[t, t'].
 
     Args:
         grid: (T,).
@@ -188,15 +185,12 @@ class FreeLocalPositionBias(GridParameters):
 
 
 class _KeptPlan(NamedTuple):
-    """A plan of w, and what w was computed from."""
-
     plan: ops.ConvPlan
     tau: float | None
     autocast: bool
     parameters: Values | None
 
     def fits(self, bias: 'ConvPositionBias') -> bool:
-        """Return whether w is still that of the plan, for a bias on a CPU."""
         if self.parameters is None or bias.training or bias.tau != self.tau or _is_hooked(bias):
             return False
         if torch.is_grad_enabled() or torch.is_autocast_enabled('cpu') != self.autocast:
@@ -205,7 +199,6 @@ class _KeptPlan(NamedTuple):
 
 
 def _is_hooked(bias: 'ConvPositionBias') -> bool:
-    """Return whether w depends on more than the attributes of the bias."""
     if type(bias) is not ConvPositionBias or bias._forward_hooks or bias._forward_pre_hooks:
         return True
     return bool(torch.nn.modules.module._has_any_global_hook())
@@ -213,7 +206,6 @@ def _is_hooked(bias: 'ConvPositionBias') -> bool:
 
 @torch.no_grad()
 def _update_form(bias: 'ConvPositionBias', *args: Any) -> None:
-    """Choose the form of AFT-conv for compiled graphs from the loaded weights."""
     bias._form = None
     if bias._may_plan() and not _is_capturing(bias.weight):
         bias._form = ops.ConvPlan(bias()).fastest_form()
@@ -227,8 +219,8 @@ def _is_capturing(x: Tensor) -> bool:
 class ConvPositionBias(Resettable):
     """Kernel of biases per head, w [h, *kernel] (arXiv 2105.14103, eq. 6, 8 and 10).
 
-    With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with one γ and β per head.
-    Both start at 0, so the model starts as AFT-simple, unless `init_peak` is given.
+    With `reparameterize` the bias is ``γ (w − mean(w)) / std(w) + β`` with γ and β per head, which
+    start at 0, as AFT-simple.
 
     With a temperature `tau` each head uses one position: the bias is ``p ⊙ w``. In evaluation p is
     1 at the largest bias, else 0; in training it is a Gumbel-softmax sample, ``softmax((w + noise)
@@ -239,8 +231,7 @@ class ConvPositionBias(Resettable):
         kernel_size: Odd sizes, one per dimension.
         reparameterize: False uses w itself as the bias.
         tau: τ, positive, or None for the whole kernel.
-        init_std: Standard deviation of w at initialisation. With `reparameterize` it only scales
-            the learning rate of w's direction, and must not be 0.
+        init_std: Standard deviation of w at initialisation, with `reparameterize` not 0.
         init_peak: Initial bias of the i-th nearest position in head i [nats]; others start near 0.
         causal: Choose the positions of `init_peak` among the past ones.
     """
@@ -282,7 +273,6 @@ class ConvPositionBias(Resettable):
 
     @torch.no_grad()
     def _set_peaks(self, peak: float, causal: bool) -> None:
-        """Set the bias of one position per head to about `peak`, others to about 0."""
         num_heads, *kernel = self.weight.shape
         # A model on the meta device has no values to sort.
         ranges = [torch.arange(k, device='cpu') - k // 2 for k in kernel]
@@ -315,9 +305,8 @@ class ConvPositionBias(Resettable):
         """Return w [h, *kernel] as evaluation uses it, with what the op computes from it.
 
         Without a gradient a CPU keeps the plan while `tau` and the values of the parameters are the
-        same; other devices, which would wait for a comparison, only for the capture of a CUDA graph.
-        A graph of torch.compile computes the form that ``eval`` or ``load_state_dict`` read, and
-        checks it. With hooks or a parametrization nothing is kept.
+        same, other devices only for the capture of a CUDA graph. With hooks or a parametrization
+        nothing is kept.
         """
         # A kept plan is read once, as another thread may drop it, and never in a graph, which would
         # be compiled again for another one.
@@ -337,7 +326,6 @@ class ConvPositionBias(Resettable):
         return kept.plan
 
     def _known_form(self) -> str | None:
-        """Return the form to compute if torch.compile traces an evaluation."""
         if self.training or torch.is_grad_enabled() or not compiling_not_exporting():
             return None
         real = all(p is None or type(p) is nn.Parameter for p in self._parameters.values())

@@ -1,5 +1,3 @@
-"""Pooling of a set of tokens by one learned query."""
-
 import torch
 from torch import Tensor, nn
 
@@ -16,13 +14,12 @@ from .resetting import Resettable
 class QueryPooling(Resettable):
     """AFT-simple with one learned query q, ``[B, T, D] -> [B, D]``, for sets and for images.
 
-    ``y = proj(σ(q) ⊙ Σ_t softmax(k)[t] v_t)`` with ``k = key(x)`` and ``v = value(x)``. The order of
-    the tokens does not matter. ``softmax(k)`` [T] of each head is the map of what is pooled.
+    ``y = proj(σ(q) ⊙ Σ_t softmax(k)[t] v_t)`` with ``k = key(x)`` and ``v = value(x)``.
+    ``softmax(k)`` [T] of each head is the map of what is pooled.
 
     Args:
         embed_dims: Channels D.
-        num_heads: Channels h of the keys, a divisor of D. Head i weights the channels i·D/h …
-            (i+1)·D/h − 1 of v.
+        num_heads: Channels h of the keys, a divisor of D.
 
     Raises:
         ValueError: An argument is out of range.

@@ -12,8 +12,6 @@ __all__ = ['Resettable']
 
 
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that keeps its arguments in `_arguments`."""
-
     @functools.wraps(init)
     def recording(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         # Those of the outermost class. Before its constructor nn.Module takes no attribute.
@@ -45,8 +43,7 @@ class Resettable(nn.Module):
     def reset_parameters(self) -> None:
         """Give all parameters and buffers the values of a new module with the same arguments.
 
-        Those of a part of a model are those of the part alone: a :class:`Block` initialises the linear
-        layers of its mixer in another way than the mixer. Call it for the whole model.
+        Call it for the whole model: a :class:`Block` initialises its mixer in another way.
 
         Raises:
             RuntimeError: A parameter has another shape than in a new module.

@@ -1,5 +1,3 @@
-"""Base class of the encoder and the decoder of sequences."""
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -23,18 +21,16 @@ class BlockStack(Resettable, BaseModule):
     Args:
         embed_dims: Channels D.
         num_layers: Number of blocks.
-        embedding: Config of the embedding without embed_dims, such as
-            ``dict(type='aft_mm.TokenEmbedding', vocab_size=256)``. None shares the decoder's.
+        embedding: Config of the embedding without embed_dims; None shares the decoder's.
         token_mixer: Config of the mixer of every block; `causal` is set here.
-        grid: Grid of the position table and the mixers: (T,) of a sequence, or (H, W) of an image
-            in raster order, with 3·W columns for sub-pixels.
-        causal: Whether a token only sees the tokens before it.
+        grid: Grid of the position table and the mixers, see :class:`TokenMixer`; 3·W columns for
+            sub-pixels.
+        causal: See :class:`TokenMixer`.
         mlp_ratio: Hidden channels of the MLP over D.
         drop_rate: Dropout probability after embedding and mixers and in MLPs.
-        tokens_per_position: Consecutive tokens that share a position, such as the 3 coordinates of
-            a point; a divisor of T, for a grid (T,) only.
-        positions: 'learned', 'sinusoidal', which needs a grid (T,), or 'none', for mixers that know
-            the order.
+        tokens_per_position: Consecutive tokens that share a position, a divisor of T; for a grid
+            (T,) only.
+        positions: 'learned', 'sinusoidal' for a grid (T,), or 'none'.
         cross_mixer: Config of a mixer over a memory, see :class:`Block`.
         with_cp: Gradient checkpointing per block.
         init_cfg: See mmengine's BaseModule.
@@ -101,7 +97,7 @@ class BlockStack(Resettable, BaseModule):
 
     @property
     def max_length(self) -> int:
-        """Number of tokens T of the grid, which the position table covers."""
+        """Number of tokens T of the grid."""
         return prod(self.grid)
 
     @property

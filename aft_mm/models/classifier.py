@@ -1,5 +1,3 @@
-"""An image classifier without OpenMMLab's task model."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +15,7 @@ __all__ = ['CLASSIFIERS', 'AFTClassifier']
 class AFTClassifier(Resettable):
     """:class:`AFTViT` with a linear classifier, for plain PyTorch and timm.
 
-    Checkpoints of mmpretrain's ImageClassifier with :class:`AFTViT` fit. The interface is that of
-    timm's vision transformers.
+    Checkpoints of mmpretrain's ImageClassifier with :class:`AFTViT` fit.
 
     Args:
         arch, token_mixer, patch_size, drop_path_rate: See :class:`AFTViT`.
@@ -103,10 +100,7 @@ class AFTClassifier(Resettable):
         return self.backbone.forward_intermediates(x, *args, **kwargs)
 
     def prune_intermediate_layers(
-        self,
-        indices: int | Sequence[int] = 1,
-        prune_norm: bool = False,
-        prune_head: bool = True,
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Remove the layers after those of `indices`, and return these."""
         kept = self.backbone.layers_of(indices)

@@ -1,5 +1,3 @@
-"""Data preprocessor of token sequences."""
-
 from typing import Any
 
 import torch
@@ -28,8 +26,8 @@ class SequencePreprocessor(BaseDataPreprocessor):
             ``dict(inputs, data_samples)``; each sample has its ``length`` in tokens.
 
         Raises:
-            ValueError: A sequence is empty, not of integers or differs in C, a ``num_context``
-                leaves no token, or the numbers of samples and sequences differ.
+            ValueError: A sequence is empty, not of integers or does not fit the others or its
+                sample.
         """
         inputs = list(data['inputs'])
         _check_tokens(inputs)

@@ -1,5 +1,3 @@
-"""Data preprocessor that marks the padding of a batch of images."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +12,8 @@ from aft_mm.registry import MODELS
 class MaskedDataPreprocessor(BaseDataPreprocessor):
     """Append a mask channel to the batch of another preprocessor, 1 inside each image.
 
-    ``[B, C, H, W] -> [B, C + 1, H, W]``, for AFTViT(with_mask_channel=True): detectors and
-    segmentors only pass the batch to their backbone.
-
-    The size of an image is the `img_shape` of its sample, else that of the input; padding of a
-    `Pad` in the pipeline counts as image.
+    ``[B, C, H, W] -> [B, C + 1, H, W]``, for AFTViT(with_mask_channel=True). The size of an image
+    is the `img_shape` of its sample, else that of the input.
 
     Args:
         preprocessor: Config of the inner one, such as ``dict(type='mmdet.DetDataPreprocessor')``.
@@ -44,7 +39,6 @@ class MaskedDataPreprocessor(BaseDataPreprocessor):
 
 
 def _inside(sizes: list[Sequence[int]], inputs: Tensor) -> Tensor:
-    """Return 1 in the first rows and columns of each image and 0 elsewhere, [B, 1, H, W]."""
     ends = torch.tensor([size[:2] for size in sizes], device=inputs.device)
     height, width = (torch.arange(n, device=inputs.device) for n in inputs.shape[2:])
     rows, columns = height < ends[:, :1], width < ends[:, 1:]

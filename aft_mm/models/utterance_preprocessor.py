@@ -1,5 +1,3 @@
-"""Data preprocessor of speech features."""
-
 from typing import Any
 
 from torch import Tensor
@@ -26,8 +24,8 @@ class UtterancePreprocessor(BaseDataPreprocessor):
             ``dict(inputs, data_samples)``; each sample has its ``length`` in frames.
 
         Raises:
-            ValueError: Features have no frame, are not floats or differ in F, or the numbers of
-                samples differ.
+            ValueError: Features have no frame, are not floats or do not fit each other or their
+                samples.
         """
         inputs = list(data['inputs'])
         if not inputs:

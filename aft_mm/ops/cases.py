@@ -53,7 +53,6 @@ class Case:
         return {**defaults, **self.options}
 
     def shapes(self, batch: int) -> list[tuple[int, ...]]:
-        """Shapes of query, key, value and the bias parameters."""
         sources = self.sources or self.tokens
         tokens = (self.tokens, self.channels), (sources, self.heads), (sources, self.channels)
         return [*((batch, *size) for size in tokens), *self.parameters]
@@ -61,7 +60,6 @@ class Case:
     def inputs(
         self, batch: int = 2, dtype: torch.dtype = torch.float64, bias_scale: float = 1.0
     ) -> list[Tensor]:
-        """query, key, value and the bias parameters, all randn."""
         tensors = [torch.randn(shape, dtype=torch.float64) for shape in self.shapes(batch)]
         tensors[3:] = [x * bias_scale for x in tensors[3:]]
         return [x.to(dtype).requires_grad_() for x in tensors]

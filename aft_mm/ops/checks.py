@@ -7,14 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aft_mm.checks import (
-    check_choice,
-    check_flag,
-    check_sizes,
-    is_int,
-    per_dimension,
-    refuse,
-)
+from aft_mm.checks import check_choice, check_flag, check_sizes, is_int, per_dimension, refuse
 
 from .gates import Gate, check_gate, in_kernels
 from .geometry import Window, near_radius, split_joined
@@ -27,7 +20,6 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_tensor(name: str, x: Any, like: Tensor | None = None) -> None:
-    """Check for a dense tensor of floats, on the device of `like`."""
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
         refuse(name, 'a tensor of float64, float32, bfloat16 or float16', x)
     if x.layout != torch.strided or x.is_nested:
@@ -42,7 +34,6 @@ def has_shape(x: Tensor, shape: Sequence[int]) -> bool:
 
 
 def check_decay(decay: Any, value: Tensor) -> None:
-    """Check λ [D] for value [..., D]."""
     check_tensor('decay', decay, value)
     if not has_shape(decay, value.shape[-1:]):
         refuse('decay', f'[{value.shape[-1]}], a number per channel of value', decay)
@@ -60,7 +51,6 @@ def check_key_function(key_function: str, gate: Any) -> None:
 
 
 def check_mask(key_mask: Tensor | None, key: Tensor) -> None:
-    """Check the mask [B, S] of tokens [B, S, channels]."""
     if key_mask is None:
         return
     is_bool = isinstance(key_mask, Tensor) and key_mask.dtype == torch.bool
@@ -147,7 +137,6 @@ def check_joined(qkv: Tensor, weight: Tensor, gate: Gate) -> tuple[Tensor | None
 def check_step(
     query: Tensor | None, key: Tensor, value: Tensor, gate: Gate, keys: Tensor, values: Tensor
 ) -> None:
-    """Check one token [B, channels] against the buffers [B, n, channels] of the state."""
     check_tensor('value', value, values)
     check_tensor('key', key, value)
     _check_query(query, value, gate)
@@ -162,7 +151,6 @@ def check_step(
 def check_prefill(
     key: Tensor, value: Tensor, lengths: Tensor, position: Tensor, keys: Tensor, values: Tensor
 ) -> None:
-    """Check a prompt [B, L, channels], its lengths [B] and a fresh state."""
     check_tensor('key', key, keys)
     check_tensor('value', value, keys)
     is_prompt = key.dim() == 3 and key.shape[:2] == value.shape[:2] and key.shape[1] > 0
@@ -240,7 +228,6 @@ def check_grid(
 
 
 def check_window(window: Window, grid: Sequence[int] | None) -> None:
-    """Check for sizes of 0 or larger, one per grid dimension or one for all."""
     per_dimension('window', window, 1 if grid is None else len(grid), 0)
 
 
@@ -252,7 +239,6 @@ def check_hard_window(window: Window, grid: Sequence[int] | None) -> None:
 
 
 def check_factors(pos_u: Tensor, pos_v: Tensor, targets: int, sources: int) -> None:
-    """Check u [T, d'] and v [S, d']."""
     same_rank = pos_u.dim() == 2 and pos_v.dim() == 2 and pos_u.shape[1] == pos_v.shape[1]
     if not same_rank or len(pos_u) != targets or len(pos_v) != sources:
         raise ValueError(
@@ -285,7 +271,6 @@ def check_position_bias(
     causal: bool,
     num_heads: int | None = None,
 ) -> None:
-    """Check w [T, S] or [B, T, S], with heads [h, T, S] or [B, h, T, S]."""
     batch, sources, channels = key.shape
     head: tuple[int, ...] = ()
     if num_heads is not None:

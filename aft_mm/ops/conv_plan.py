@@ -1,7 +1,4 @@
-"""What AFT-conv computes from w alone: which form is exact for it, and the kernels of the forms.
-
-A :class:`ConvPlan` computes it once for a w that does not change.
-"""
+"""What AFT-conv computes from w alone: which form is exact for it, and the kernels of the forms."""
 
 import os
 from collections.abc import Callable, Hashable, Sequence
@@ -27,9 +24,7 @@ Made = TypeVar('Made')
 def is_range_exact(weight: Tensor, difference: bool) -> Tensor:
     """Return whether float32 sums with one shift per column are exact to tolerance for any keys.
 
-    That needs an op that is not causal and has global connectivity: every row sees the largest key.
-
-    difference: Whether the sums are those of the difference form.
+    Only if every row sees the largest key: not causal, with global connectivity.
     """
     weight = weight.detach()
     # One number: a compiler computes the condition again wherever it is used.
@@ -40,7 +35,6 @@ def is_range_exact(weight: Tensor, difference: bool) -> Tensor:
 
 
 def exponents_of_bias(weight: Tensor) -> Tensor:
-    """Return the range of w and 0."""
     weight = weight.detach()
     return weight.amax().clamp_min(0) - weight.amin().clamp_max(0)
 
@@ -56,8 +50,7 @@ class ConvPlan:
     Args:
         weight: w ``[h, *kernel]``.
         constant: Whether w never changes, so that what is computed from it is kept.
-        form: The form that a compiled graph computes without a choice: 'difference', 'additive' or
-            'exact'. Each call checks it, and computes the result again where it is not exact.
+        form: 'difference', 'additive' or 'exact', for a compiled graph, which cannot choose.
     """
 
     def __init__(self, weight: Tensor, constant: bool = False, form: str | None = None) -> None:
@@ -102,7 +95,6 @@ class ConvPlan:
         return self.once(name, lambda: bool(is_range_exact(cropped, difference)))
 
     def may_repeat(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        """Return whether this call can be repeated by :meth:`repeat`."""
         may = self.is_constant and not torch.is_grad_enabled()
         return may and value.is_cpu and only_computes()
 
@@ -126,11 +118,7 @@ class ConvPlan:
 
 
 class RepeatedCall:
-    """A call without a gradient and a mask, for other values of its tokens.
-
-    Two guards of torch compare what the call depends on, :func:`guard_tensors` and that of the
-    global state, which sees gradients, autocast and the number of threads.
-    """
+    """A call without a gradient and a mask, for other values of its tokens."""
 
     def __init__(
         self,
@@ -147,7 +135,6 @@ class RepeatedCall:
     def __call__(
         self, query: Tensor | None, key: Tensor, value: Tensor, grid: Sequence[int], gate: Gate
     ) -> Tensor | None:
-        """Return the result, or None if the call is another one."""
         if not self._tokens.check(query, key, value) or not self._state.check():
             return None
         if gate != self._gate or grid != self._grid:
@@ -162,8 +149,7 @@ class RepeatedCall:
 def plan_conv(weight: Tensor) -> ConvPlan:
     """Return a plan of w ``[h, *kernel]`` as it is now, to pass to :func:`aft_conv` in its place.
 
-    It computes the form that is exact, its kernel and the arguments of the C++ loops once. Later
-    writes to `weight` do not change it, and no gradient flows to `weight`.
+    Later writes to `weight` do not change it, and no gradient flows to `weight`.
     """
     with torch.inference_mode(False), torch.no_grad():
         return ConvPlan(weight.detach().clone(), constant=True)

@@ -1,8 +1,8 @@
 """Selection of the backend of a call, and the reasons why another one cannot run it.
 
-The first of :data:`DEFAULT_BACKENDS` without such a reason is used, cuda and Triton only where their
-kernels were verified (`verified.py`). ``AFT_MM_BACKEND`` names other backends to try, such as
-``cuda,triton,eager``. A selected backend that fails is not replaced.
+The first of :data:`DEFAULT_BACKENDS` without such a reason is used, cuda and Triton only where
+verified (`verified.py`). ``AFT_MM_BACKEND`` names others to try, such as ``cuda,triton,eager``. A
+selected backend that fails is not replaced.
 """
 
 import logging
@@ -55,7 +55,6 @@ class BackendError(RuntimeError):
 
 
 def requested_backends() -> tuple[str, ...]:
-    """Return the backends that ``AFT_MM_BACKEND`` names, in order."""
     names = os.environ.get(ENVIRONMENT_VARIABLE)
     if not names:
         return ()
@@ -98,7 +97,6 @@ def unsupported_reasons(
 
 
 def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> str:
-    """Return the name of the backend; BackendError if no requested one can run the call."""
     if os.environ.get(ENVIRONMENT_VARIABLE):
         names = requested_backends()
     elif tensors[2].is_cuda or INTERPRETED:
@@ -121,9 +119,7 @@ def choose_backend(op: str, tensors: Sequence[Tensor | None], options: Mapping[s
 
 
 def prefers_channel_major(x: Tensor, is_product: bool) -> bool:
-    """Return whether `aft_conv` reads tokens of the device and dtype of x channel-major.
-
-    Those are [B, T, D] with strides (T, 1, B·T); others would be copied.
+    """Return whether `aft_conv` reads x channel-major, [B, T, D] with strides (T, 1, B·T).
 
     Args:
         x: Tokens.
@@ -145,7 +141,6 @@ def prefers_channel_major(x: Tensor, is_product: bool) -> bool:
 
 
 def backend_module(name: str) -> ModuleType:
-    """Return the module that holds the ops of a backend under their public names."""
     if name == 'eager':
         return eager
     if name == 'reference':
@@ -171,7 +166,6 @@ _logged: set[tuple[str, str, torch.dtype]] = set()
 # torch.compile does not trace an import or a log.
 @constant
 def _prepare(name: str, op: str, dtype: torch.dtype) -> bool:
-    """Load the backend, and log once per op and dtype that it is used."""
     used = name, op, dtype
     if used in _logged:
         return True

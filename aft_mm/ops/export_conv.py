@@ -1,7 +1,4 @@
-"""AFT-conv in an exported graph, as the runtime of the graph computes it fastest.
-
-Dispatch uses it in place of eager while paths are recorded and replayed (`export_paths.py`).
-"""
+"""AFT-conv in an exported graph, as the runtime of the graph computes it fastest."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,7 +29,6 @@ OPERATOR_SOURCES = FOLDER
 
 
 def find_operator() -> Path | str:
-    """Return the library of `aft_mm::AFTConv` for ONNX Runtime, or why there is none."""
     return find_built('operator')
 
 
@@ -95,7 +91,6 @@ def _loops_operator(
     value: Tensor,
     weight: Tensor,
 ) -> Tensor:
-    """Return the gated mean as a node of a graph, the operator of `native/conv_operator.h`."""
     rows = (1,) * (2 - len(grid))  # a line is a grid of one row
     sizes = torch.tensor([*rows, *grid, *rows, *weight.shape[1:]])
     kernel, form = torch.exp(weight), torch.tensor([0])
@@ -113,11 +108,6 @@ def _loops_operator(
 def _tokens_first_mean(
     key: Tensor, value: Tensor, weight: Tensor, *, grid: Sequence[int], join: bool, **options: Any
 ) -> Tensor:
-    """Return :func:`convolved_mean` of tokens [B, T, C], for torch and OpenVINO.
-
-    join: Whether one convolution computes both sums: OpenVINO 2026.4 may overwrite e^k before a
-    second one reads it.
-    """
     heads = key.shape[-1]
     kernel, outside = kernel_and_outside(weight, grid, **options)
     if not join and not torch.is_grad_enabled():
@@ -142,7 +132,6 @@ def _tokens_first_mean(
 def _channels_first_mean(
     key: Tensor, value: Tensor, weight: Tensor, *, grid: Sequence[int], **options: Any
 ) -> Tensor:
-    """Return :func:`convolved_mean` by tokens [B, C, T], for ONNX Runtime."""
     heads = key.shape[-1]
     kernel, outside = kernel_and_outside(weight, grid, dim=2, **options)
     # Views would fix open sizes.
@@ -160,7 +149,6 @@ def _channels_first_mean(
 def _convolve_tokens_first(
     x: Tensor, kernel: Tensor, grid: Sequence[int], outside: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
-    """Return the sums [B, T, C] in the kernel and outside; runtimes transpose 3 axes faster than 4."""
     convolve, kernel, grid, padding = convolution(kernel, grid)
     tokens = x.transpose(1, 2).unflatten(-1, grid)
     convolved = convolve(tokens, kernel.unsqueeze(1), padding=padding, groups=len(kernel))
@@ -171,11 +159,6 @@ def _convolve_tokens_first(
 def _convolve_channels_first(
     x: Tensor, kernel: Tensor, grid: Sequence[int], outside: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
-    """Return the sums [B, C, T] in the kernel and outside.
-
-    ONNX Runtime is slow where a kernel reaches into the padding of columns, so columns are padded
-    before. The axis of 1 keeps it from merging the two.
-    """
     convolve, kernel, grid, padding = convolution(kernel, grid)
     tokens = F.pad(x.unflatten(2, grid).unsqueeze(1), [padding.pop()] * 2).squeeze(1)
     convolved = convolve(tokens, kernel.unsqueeze(1), padding=[*padding, 0], groups=len(kernel))

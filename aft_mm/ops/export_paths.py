@@ -35,10 +35,7 @@ def replaying() -> bool:
 
 
 def export_stage() -> str | None:
-    """Return 'recording', or the runtime of a replay; None outside of both.
-
-    In both, the graph must not depend on the sizes of the example.
-    """
+    """Return 'recording', or the runtime of a replay; None outside of both."""
     if torch.compiler.is_dynamo_compiling():
         return None
     if _replayed.get() is not None:
@@ -101,10 +98,10 @@ def replay_paths(
 
     Args:
         paths: The list that :func:`record_paths` yielded.
-        runtime: 'torch', 'onnxruntime' or 'openvino'. The graph is right in all of them and fast in
-            this one.
-        loops: Whether the fast path of AFT-conv is an operator in C++, for ONNX Runtime or OpenVINO,
-            which needs the library that `aft_mm export --loops` writes.
+        runtime: 'torch', 'onnxruntime' or 'openvino', in which the graph is fast; it is right in
+            all.
+        loops: Whether the fast path of AFT-conv is an operator in C++, for ONNX Runtime or
+            OpenVINO, from the library that `aft_mm export --loops` writes.
 
     Raises:
         RuntimeError: If the runs took another number of paths.

@@ -97,8 +97,7 @@ def aft_full(
 ) -> Tensor:
     """Compute AFT with a dense position bias, ``W = exp(w)`` (arXiv 2105.14103, eq. 2).
 
-    A bias per sample or head and a mask of pairs are exact for any finite keys and biases. Head i
-    covers the channels i·D/h … (i+1)·D/h − 1 of keys and values.
+    Head i covers the channels i·D/h … (i+1)·D/h − 1 of keys and values.
 
     For shared arguments see :mod:`aft_mm.ops`.
 
@@ -299,11 +298,10 @@ def aft_local_hard(
 
     1-d: ``t − s < t' ≤ t`` (not causal: ``|t − t'| < s``).
 
-    2-d, for row r and column c: a left block, rows ``r − s_h/2 < r' ≤ r`` and columns
-    ``c − s_w/2 < c' ≤ c``, and a right block, rows ``r − s_h/2 ≤ r' < r`` and columns
-    ``c < c' ≤ c + s_w/2``. Not causal: rows ``r − s_h/2 < r' ≤ r + s_h/2``, columns
-    ``c − s_w/2 < c' ≤ c + s_w/2``. Every token counts once; the paper's pseudo code counts some
-    twice at the right border.
+    2-d, for row r and column c: a left block, rows ``r − s_h/2 < r' ≤ r`` and columns ``c − s_w/2 <
+    c' ≤ c``, and a right block, rows ``r − s_h/2 ≤ r' < r`` and columns ``c < c' ≤ c + s_w/2``. Not
+    causal: rows ``r − s_h/2 < r' ≤ r + s_h/2``, columns ``c − s_w/2 < c' ≤ c + s_w/2``. Every token
+    counts once, unlike in the paper's pseudo code.
 
     For shared arguments see :mod:`aft_mm.ops`.
 
@@ -337,9 +335,8 @@ def aft_local_learned(
     """Compute AFT with a separate softmax over the local weights (ICLR submission, eq. 8).
 
     ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t' = g(q_t) ⊙ N_t / (Z_t D_t)`` with
-    the w of :func:`aft_local`, 0 outside the window, and ``N = Σ W e^k v``, ``Z = Σ W`` and
-    ``D = Σ e^k`` over the visible tokens. The weights do not sum to one. Arguments are those of
-    :func:`aft_local`.
+    the w of :func:`aft_local`, 0 outside the window, and ``N = Σ W e^k v``, ``Z = Σ W`` and ``D = Σ
+    e^k`` over the visible tokens. Arguments are those of :func:`aft_local`.
     """
     shared: dict[str, Any] = dict(causal=causal, key_mask=key_mask, gate=gate)
     checks.check_tokens(query, key, value, same_length=True, **shared)

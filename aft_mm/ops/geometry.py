@@ -13,7 +13,6 @@ Window = int | Sequence[int]
 
 
 def as_pair(window: Window) -> tuple[int, int]:
-    """Return a window on a 2-d grid as (rows, columns)."""
     return (window, window) if isinstance(window, int) else (window[0], window[1])
 
 
@@ -41,7 +40,6 @@ def near_radius(window: Window, grid: Sequence[int] | None) -> int:
 def hard_mask(
     target: Tensor, source: Tensor, window: Window, grid: Sequence[int] | None, causal: bool
 ) -> Tensor:
-    """Return the mask of the window of :func:`aft_mm.ops.aft_local_hard`."""
     if grid is None or len(grid) == 1:
         size = window if isinstance(window, int) else window[0]
         distance = target - source
@@ -60,9 +58,8 @@ def hard_mask(
 def kernel_index(
     target: Tensor, source: Tensor, kernel: Sequence[int], grid: Sequence[int]
 ) -> Tensor:
-    """Return the flat index of the kernel entry for a source and a target, −1 outside the kernel.
-
-    Per dimension it is ``centre + (t' − t)``, as in torch's cross-correlation.
+    """Return the flat index ``centre + (t' − t)`` of the kernel entry of a pair, −1 outside the
+    kernel.
     """
     index = torch.zeros_like(target - source)
     inside = torch.ones_like(index, dtype=torch.bool)
@@ -105,7 +102,6 @@ def split_joined(qkv: Tensor, heads: int, gate: Any) -> tuple[Tensor | None, Ten
 
 
 def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
-    """Return [T, C] as blocks [n, c, C], the last padded with `fill`."""
     count = -(-x.shape[0] // block)
     missing = count * block - x.shape[0]
     if torch.compiler.is_compiling() or missing:
@@ -114,7 +110,6 @@ def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
 
 
 def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0) -> Tensor:
-    """Return [T, C] as views [n, (before + 1 + after)·c, C] around each block."""
     if before == after == 0 and block == x.shape[0]:
         return x.unsqueeze(0)  # an exported graph leaves sizes open
     tail = -x.shape[0] % block + after * block

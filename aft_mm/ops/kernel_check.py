@@ -1,7 +1,7 @@
 """``aft_mm doctor --kernels``: which kernels are right on a device, and their times.
 
 Outputs and gradients are compared with the float64 oracle, also for masked, very large and dominant
-keys and for large biases. Nothing is stored.
+keys and for large biases.
 """
 
 import importlib
@@ -50,7 +50,6 @@ def using(backend: str) -> Iterator[None]:
 def supported_cases(
     op: str, device: torch.device, dtype: torch.dtype, backend: str = 'triton'
 ) -> list[Case]:
-    """Return the cases of `op` with a kernel, in the interpreter only those of a few tokens."""
     is_step, cases = op.endswith('_step'), []
     tensors = [torch.empty(1, 1, 1, device=device, dtype=dtype)] * 3
     tensors += [torch.empty(1, device=device)] * is_step  # the state is float32
@@ -69,7 +68,6 @@ def supported_cases(
 
 
 def inputs(case: Case, twist: str, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Return query, key, value and biases, which are float32 in long cases, as under autocast."""
     tensors = [x.detach() for x in case.inputs(BATCH)]
     if twist == 'raised':
         tensors[1] += 1e4
@@ -85,7 +83,6 @@ def inputs(case: Case, twist: str, device: torch.device, dtype: torch.dtype) -> 
 
 
 def run_op(case: Case, tensors: Sequence[Tensor], mask: Tensor | None) -> list[Tensor]:
-    """Return the output with and without gradients, and the gradient of every input."""
     leaves = [x.detach().requires_grad_() for x in tensors]
     output = case(*leaves, key_mask=mask)
     cotangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(2))
@@ -126,7 +123,6 @@ def check_case(
     dtype: torch.dtype,
     backend: str = 'triton',
 ) -> tuple[float, str]:
-    """Return the largest relative error and where it is; infinite if two runs differ."""
     tensors, mask, is_step = inputs(case, twist, device, dtype), None, op.endswith('_step')
     if twist == 'masked':  # some keys, and all of the second sequence
         mask = torch.rand(tensors[1].shape[:2], device=device) < 0.6
@@ -161,7 +157,6 @@ def check_case(
 
 
 def both_ways(call: Callable[..., Tensor], tensors: Sequence[Tensor]) -> list[Callable[[], Any]]:
-    """Return the call without gradients, and with the gradient of every tensor."""
     leaves = [x.detach().requires_grad_() for x in tensors]
     cotangent = call(*leaves).detach()
     forward = torch.no_grad()(lambda: call(*leaves))
@@ -171,7 +166,6 @@ def both_ways(call: Callable[..., Tensor], tensors: Sequence[Tensor]) -> list[Ca
 def timed_calls(
     op: str, device: torch.device, dtype: torch.dtype, backend: str
 ) -> dict[str, list[Callable[[], Any]]]:
-    """Return the calls by what is timed, at a size of the configs."""
     case = TIMED_CASES[op.removesuffix('_step')][-1]
     tensors = [torch.randn(shape, device=device) for shape in case.shapes(TIMED_BATCH)]
     query, key, value, *biases = [x.to(dtype) for x in tensors[:3]] + [0.1 * x for x in tensors[3:]]
@@ -196,7 +190,6 @@ def timed_calls(
 def describe_times(
     op: str, device: torch.device, dtype: torch.dtype, backend: str = 'triton'
 ) -> str:
-    """Return µs of the kernels, forward and with backward, and their speed over the others."""
     bench = partial(importlib.import_module('triton.testing').do_bench, return_mode='median')
     with using(backend):
         calls = timed_calls(op, device, dtype, backend)

@@ -33,9 +33,8 @@ def register(
 
     Args:
         forward: (*tensors, *options, save) -> (output, saved), not called for an empty batch.
-            `saved` is what `backward` needs and may be empty unless `save`. Without a `backward`
-            there is no `save`.
-        inputs: Tensors and options as in a schema of torch. Those marked ``(a!)`` are written into.
+            `saved` may be empty unless `save`, which is left out without a `backward`.
+        inputs: Tensors and options as in a schema of torch. Those with ``(a!)`` are written to.
         backward: (gradient, saved, *tensors, *options, wanted: Sequence[bool]) -> the gradients of
             the tensors, of which those not `wanted` may be None. Its own gradient is a
             RuntimeError.
@@ -124,8 +123,6 @@ def _define(
 def _set_gradient(
     op: Any, function: type[torch.autograd.Function], written: Sequence[int] = ()
 ) -> None:
-    """Run `function` where a gradient may be wanted, and mark written tensors as modified."""
-
     def run(*inputs: Any) -> Any:
         if written:
             torch.autograd.graph.increment_version([inputs[i] for i in written])
@@ -138,8 +135,6 @@ def _set_gradient(
 
 
 def _refusing(op: Any, message: str) -> type[torch.autograd.Function]:
-    """Return a function that runs the op and raises RuntimeError in its backward pass."""
-
     class Refusing(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:

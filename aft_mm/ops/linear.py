@@ -36,7 +36,7 @@ def linear_attention(
     """Compute attention whose weights are products of features (arXiv 2006.16236, eq. 5 and 9).
 
     ``y_t = φ(q_t)ᵀ s_t / (φ(q_t)ᵀ z_t + eps)``, ``s_t = Σ φ(k_t') v_t'ᵀ``, ``z_t = Σ φ(k_t')``, in
-    float32 or float64. The backward pass of long causal calls follows algorithm 1.
+    float32 or float64.
 
     Args:
         query: [B, T, h, d].
@@ -105,11 +105,9 @@ def linear_attention_step(
 
     Args:
         state: The previous state, which must not be used again.
-        query: [B, h, d].
-        key: [B, h, d].
+        query, key: [B, h, d].
         value: [B, h, m].
-        feature_map: That of the op.
-        eps: That of the op.
+        feature_map, eps: Those of the op.
 
     Returns:
         y [B, h, m] and the next state.
@@ -179,7 +177,6 @@ def _check(
 
 
 def _check_state(state: LinearState, length: Sequence[int], **tokens: Tensor) -> None:
-    """Check (query,) key and value [B, *length, h, channels] against the state."""
     if not isinstance(state, LinearState):
         raise ValueError(f'state must be a LinearState, got {type(state).__name__}')
     for name, x in tokens.items():

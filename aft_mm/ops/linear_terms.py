@@ -56,7 +56,6 @@ FEATURE_MAPS: dict[str, FeatureMap] = {'elu': elu, 'relu': relu, 'square': squar
 
 
 def resolve(feature_map: Maps) -> tuple[FeatureMap, FeatureMap]:
-    """Return the maps of queries and of keys."""
     if isinstance(feature_map, str):
         check_choice('feature_map', feature_map, tuple(FEATURE_MAPS))
         feature_map = FEATURE_MAPS[feature_map]

@@ -80,19 +80,16 @@ def apply_gate(
 
 
 def relu_terms(key: Tensor, value: Tensor, key_function: str) -> Tensor:
-    """Return ``relu(k) ⊙ v`` [..., D]; for relu2 followed by ``relu(−k) ⊙ v``, [..., 2·D]."""
     if key_function == 'relu2':
         key, value = torch.cat((key, -key), -1), torch.cat((value, value), -1)
     return torch.relu(key) * value
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """Return the shift of an empty sum; −inf would give NaN."""
     return torch.finfo(dtype).min
 
 
 def key_range(key: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """Return the largest of :func:`column_ranges`; while paths are recorded, ∞."""
     if recording():
         return key.new_tensor(torch.inf)
     return column_ranges(key, dim).amax()
@@ -129,8 +126,6 @@ def by_columns(
 ) -> Tensor:
     """Return ``fast(*operands)`` with the columns of ``safe(*operands)`` where `fast` is not exact.
 
-    A large key or NaN of one column then costs the time and memory of `safe` for that one only.
-
     Args:
         is_exact: bool [C], whose values are read.
         fast: A path that treats the columns [..., C] alone.
@@ -148,10 +143,7 @@ def by_columns(
 def mean_by_columns(
     fast: Callable[..., Tensor], safe: Callable[..., Tensor], key: Tensor, value: Tensor
 ) -> Tensor:
-    """Return :func:`by_columns` of key and value [B, ..., D], `fast` for ranges up to FAST_RANGE.
-
-    Where the ranges must not be read it is `safe`.
-    """
+    """Return :func:`by_columns` of key and value [B, ..., D], `safe` if ranges may not be read."""
     if not may_read(key):
         return safe(key, value)
     columns = [x.movedim(0, -2).flatten(-2).unsqueeze(0) for x in (key, value)]
@@ -232,10 +224,7 @@ def shift(x: Summable, steps: int, dim: int) -> Summable:
 
 
 def sliding_sum(x: Summable, before: int, after: int, dim: int) -> Summable:
-    """Return ``y[t] = Σ x[t − before … t + after]``; a negative bound excludes tokens near t.
-
-    The window is doubled until it is complete: O(log) passes without a subtraction.
-    """
+    """Return ``y[t] = Σ x[t − before … t + after]``; a negative bound excludes tokens near t."""
     length = _length(x, dim)
     if not replaying():  # a graph may leave the length open
         before, after = min(before, length - 1), min(after, length - 1)
@@ -284,8 +273,7 @@ def total(x: Summable, dim: int) -> Summable:
 def mean(numerator: Tensor, denominator: Tensor, in_place: bool = False) -> Tensor:
     """Return numerator / denominator, 0 where nothing was visible.
 
-    A division by ∞ passes no gradient there; that of a reciprocal would overflow. With `in_place`
-    the numerator is overwritten if gradients are off.
+    With `in_place` the numerator is overwritten if gradients are off.
     """
     tiny = torch.finfo(denominator.dtype).tiny
     if torch.is_grad_enabled():
@@ -328,7 +316,6 @@ def composed_gradients(
     inputs: Sequence[Tensor | None],
     grad: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Return the wanted gradients of ``function(*inputs)`` by autograd, None for others."""
     create_graph = torch.is_grad_enabled()
     needed = [x for x, need in zip(inputs, wanted, strict=False) if need and x is not None]
     with torch.enable_grad(), no_autocast(grad):
@@ -338,7 +325,6 @@ def composed_gradients(
 
 
 def running_sum(x: Tensor, dim: int) -> Tensor:
-    """Return ``x.cumsum(dim)``, which a compiler can fuse on any device."""
     length, longest = x.shape[dim], LONGEST_COMPILED_SCAN
     if not torch.compiler.is_compiling() or replaying() or length <= longest:
         return scan(x, dim)
@@ -349,7 +335,6 @@ def running_sum(x: Tensor, dim: int) -> Tensor:
 
 
 def is_block_scan_applicable(x: Tensor, dim: int) -> bool:
-    """Return whether a scan in blocks is faster, and need not be traced."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed():
         return False
     if x.device.type != 'cpu' or x.numel() < SMALLEST_SCAN or not torch._C._has_storage(x):
@@ -359,7 +344,7 @@ def is_block_scan_applicable(x: Tensor, dim: int) -> bool:
 
 
 def scan(x: Tensor, dim: int, reverse: bool = False) -> Tensor:
-    """Return ``x.cumsum(dim)``, with `reverse` the sums from the end, in blocks on a CPU.
+    """Return ``x.cumsum(dim)``, with `reverse` the sums from the end.
 
     Nothing is subtracted, so a NaN or a large term reaches no other rows.
     """
@@ -385,10 +370,7 @@ class _Scan(torch.autograd.Function):
 
 
 def scan_in_place(x: Tensor, dim: int, reverse: bool = False) -> Tensor:
-    """Compute :func:`scan` over x itself, a temporary that autograd does not see.
-
-    The totals of the previous blocks are added, then row after row in all blocks at once.
-    """
+    """Compute :func:`scan` over x itself, a temporary that autograd does not see."""
     dim %= x.dim()
     length, rest = x.shape[dim], x.shape[dim] % SCAN_BLOCK
     blocks = x.narrow(dim, rest if reverse else 0, length - rest).unflatten(dim, (-1, SCAN_BLOCK))

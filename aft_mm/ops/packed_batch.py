@@ -1,7 +1,6 @@
 """Packed batches: sequences one after another, [1, total, C], without padding between them.
 
-They are mixed in groups of similar lengths, which are padded as a batch, so that every backend computes
-them in memory of O(total).
+They are mixed in groups of similar lengths, in memory of O(total).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,10 +51,10 @@ def mix_packed(
         query: [1, total, D] or None.
         key: [1, total, C].
         value: [1, total, D].
-        cu_seqlens: int [N + 1], the start of each sequence and the end of the last.
+        cu_seqlens: int [N + 1], see :mod:`aft_mm.ops`.
         key_mask: bool [1, total] or None.
         causal: Whether `mix` is, so that it does not see padding.
-        pads: False only gives `mix` sequences of one length, for weights that depend on it.
+        pads: Whether `mix` may get sequences of several lengths.
 
     Raises:
         ValueError: If the tensors are no packed batch.
@@ -95,13 +94,11 @@ def _check_packed(name: str, x: Any, total: int | None = None) -> None:
 
 
 def _padded(parts: Sequence[Tensor], length: int) -> Tensor:
-    """Return sequences [n, ...] as [N, length, ...]; torch.func.vmap has no `pad_sequence`."""
     before = (0, 0) * (parts[0].dim() - 1)
     return torch.stack([F.pad(x, (*before, 0, length - len(x))) for x in parts])
 
 
 def _groups(lengths: Sequence[int], least_share: float) -> list[list[int]]:
-    """Return indices of sequences with tokens, from long to short, in groups of similar lengths."""
     groups: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if lengths[i] and (not groups or lengths[i] < least_share * lengths[groups[-1][0]]):
@@ -124,8 +121,7 @@ def run_packed(
         op: ``op(query, key, value, *biases, key_mask=key_mask, **options)``.
         tokens: query, key, value and key_mask.
         cu_seqlens: See :func:`mix_packed`.
-        biases: By name, the bias of the longest sequence and its dimensions of tokens, which are
-            cropped for shorter ones.
+        biases: By name, that of the longest sequence, and its dimensions of tokens, to be cropped.
         options: Others, with `causal`.
     """
 

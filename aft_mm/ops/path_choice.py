@@ -1,8 +1,4 @@
-"""The choice between the fast and the safe path of an op.
-
-A fast path is exact to tolerance under a condition on values; :func:`choose` evaluates it. In
-an exported graph it is the path of `export_paths.py`.
-"""
+"""The choice between the fast and the safe path of an op."""
 
 from collections.abc import Callable
 from typing import Any
@@ -59,11 +55,7 @@ def _choose_in_training_graph(
     safe: Callable[..., Tensor],
     operands: tuple[Tensor, ...],
 ) -> Tensor:
-    """Choose in a compiled graph with a gradient.
-
-    The backward pass of torch.cond runs its branches again, so `fast` stays outside, on zeros where
-    the condition fails.
-    """
+    """Choose with a gradient: as torch.cond runs its branches again, `fast` stays outside."""
     result = fast(*(torch.where(condition, x, 0) for x in operands))
     # As lists of ints, and not read from tensors inside, which a branch of torch.cond refuses.
     shapes, count = [[*x.shape] for x in operands], result.numel()
@@ -81,8 +73,6 @@ def _choose_in_training_graph(
 
 
 def _contiguous(path: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a branch of torch.cond, whose results must have the same strides."""
-
     def branch(*operands: Tensor) -> Tensor:
         result = path(*operands)
         # torch.export compares strides as formulas of open sizes, which only a new tensor makes equal.

@@ -37,10 +37,6 @@ def _indices(num_targets: int, num_sources: int, device: torch.device) -> tuple[
 
 
 def _weights(key: Tensor, log_weight: Tensor) -> Tensor:
-    """Return ``exp(w + k)`` [B, T, S, D] divided by its sum over S; 0 for rows that see nothing.
-
-    The largest key that a row sees is subtracted first: next to a key of 1e16 float64 loses w.
-    """
     channels = key.shape[-1]
     heads = log_weight.shape[-3]
     per_channel = log_weight.repeat_interleave(channels // heads, -3).movedim(-3, -1)

@@ -64,7 +64,6 @@ def check_state(state: StepState, tokens: int | None = None) -> None:
 
 
 def check_position(position: Tensor, tokens: int | None = None) -> None:
-    """Check, where values can be read, that the position [B] is below `tokens` and not used up."""
     if position.device.type != 'cpu' or torch.compiler.is_compiling() or not position.numel():
         return
     # Faster than three torch operations.
@@ -78,13 +77,11 @@ def check_position(position: Tensor, tokens: int | None = None) -> None:
 
 
 def use_up(position: Tensor) -> None:
-    """Mark a state whose buffers a step has overwritten."""
     if position.device.type == 'cpu':
         position.fill_(USED_UP)
 
 
 def per_channel(key: Tensor, value: Tensor) -> Tensor:
-    """Return keys per head [..., h] as keys per channel [..., D]."""
     channels = value.shape[-1] // key.shape[-1]
     return key if channels == 1 else key.repeat_interleave(channels, -1)
 
@@ -125,7 +122,6 @@ def buffer_sums(state: StepState, bias: Tensor) -> BufferSums:
 
 
 def add_outside(near: BufferSums, outside: ShiftedSum) -> tuple[Tensor, Tensor]:
-    """Return numerator and denominator of all tokens, over the shift of the buffer."""
     lead = ((outside.shift - near.high).sub_(near.rest)).clamp_max_(MAX_LEAD).exp_()
     return (
         torch.addcmul(near.numerator, outside.numerator, lead),

@@ -7,14 +7,7 @@ import torch
 
 from .checks import ENVIRONMENT_VARIABLE
 from .cuda import availability as cuda_availability
-from .dispatch import (
-    BACKENDS,
-    OPS,
-    STEPS,
-    BackendError,
-    choose_backend,
-    unsupported_reasons,
-)
+from .dispatch import BACKENDS, OPS, STEPS, BackendError, choose_backend, unsupported_reasons
 from .native import availability as native_availability
 from .triton.availability import KERNELS, LIMITS
 

@@ -31,10 +31,7 @@ def _exporting() -> bool:
 
 
 def transformed() -> bool:
-    """Return whether torch.func or forward mode is active, for any tensor.
-
-    Both refuse an autograd function without their rules, also one that sees plain tensors.
-    """
+    """Return whether torch.func or forward mode is active, for any tensor."""
     if torch._C._are_functorch_transforms_active():
         return True
     return not torch.compiler.is_dynamo_compiling() and forward_ad._current_level >= 0
@@ -64,10 +61,7 @@ def may_read(x: Tensor) -> bool:
 
 
 def no_autocast(value: Tensor) -> AbstractContextManager[Any]:
-    """Return a context without autocast, which would round float32 products to bfloat16.
-
-    Entering one takes as long as three small products, so only where needed; meta has no autocast.
-    """
+    """Return a context without autocast, which would round float32 products to bfloat16."""
     device = value.device.type
     if value.is_meta or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device)):
         return nullcontext()

@@ -37,11 +37,7 @@ class Values:
 
 
 def guard_tensors(tensors: Sequence[Tensor]) -> Any:
-    """Return a guard of types, dtypes, shapes and strides.
-
-    By the dispatch keys of the thread it also sees that torch does more than to compute, such as to
-    trace.
-    """
+    """Return a guard of types, dtypes, shapes, strides and of the thread's dispatch keys."""
     guards: Any = torch._C._dynamo.guards
     return guards.TensorGuards(
         *tensors,

@@ -1,6 +1,6 @@
 """The kernels that were right on a device, by its compute capability; they are the default there.
 
-Dtypes for each backend and op, from the logs in docs/results/benchmarks (h100.txt).
+Dtypes for each backend and op, from docs/results/benchmarks/h100.txt.
 """
 
 import functools

@@ -1,5 +1,3 @@
-"""Point clouds as tokens and back."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -52,22 +50,23 @@ def encode_points(
 ) -> np.ndarray:
     """Quantise a cloud to b = ``num_bits`` per coordinate and flatten it to a sequence.
 
-    ``q = min(⌊(p − centre) / side · 2^b + 2^(b−1)⌋, 2^b − 1)`` for each coordinate. Points are sorted
+    ``q = min(⌊(p − centre) / side · 2^b + 2^(b−1)⌋, 2^b − 1)`` for each coordinate. Points are
+    sorted
     by z, then y, then x, and each gives the tokens z, y, x.
 
     Args:
         points: [P, 3], columns x, y, z.
         num_bits: b, 1 to 8.
-        box: ``(centre, side)`` of the cube of 2^b bins per axis; by default the :func:`bounding_cube`.
-        order: ``'raw'`` sorts the coordinates, as in the ICLR submission, so y may decrease for equal
-            tokens z; ``'quantized'`` sorts the tokens, which leaves less to predict.
+        box: ``(centre, side)`` of the cube of 2^b bins per axis; by default the
+            :func:`bounding_cube`.
+        order: ``'raw'`` sorts the coordinates, as in the ICLR submission, ``'quantized'`` the
+            tokens.
 
     Returns:
         uint8 [3·P].
 
     Raises:
-        ValueError: If an argument is not allowed, the points have no bounding cube or are outside of
-            ``box``, or its side is not positive.
+        ValueError: If an argument is not allowed, or the points do not fit ``box``.
     """
     import numpy as np
 
@@ -92,7 +91,7 @@ def encode_points(
 def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None) -> np.ndarray:
     """Return the points of tokens, ``p = ((q + 1/2) / 2^b − 1/2) · side + centre``.
 
-    A point becomes the centre of its bin, ``|p' − p| ≤ side / 2^(b+1)`` along each axis.
+    A point becomes the centre of its bin.
 
     Args:
         tokens: [..., 3·P] of 0 to 2^b − 1, the coordinates of a point as z, y, x.
@@ -132,7 +131,6 @@ def _num_bins(num_bits: int) -> int:
 
 
 def _checked(points: np.ndarray) -> np.ndarray:
-    """Return the points as float64, in which a cloud far from the origin keeps its shape."""
     import numpy as np
 
     points = np.asarray(points, dtype=np.float64)

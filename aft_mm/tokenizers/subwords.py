@@ -1,5 +1,3 @@
-"""Text as subwords and back."""
-
 import hashlib
 import os
 from collections.abc import Sequence

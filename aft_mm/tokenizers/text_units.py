@@ -1,5 +1,3 @@
-"""Transcripts as characters or phonemes."""
-
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -27,8 +25,8 @@ class TextUnits:
         case: ``'upper'`` or ``'lower'`` converts transcripts to the case of the symbols or lexicon.
 
     Raises:
-        ValueError: If symbols are empty, repeated or, without a lexicon, longer than one character; at
-            the first transcript, if the lexicon has an unknown phoneme.
+        ValueError: If symbols are empty, repeated or too long, or the lexicon has an unknown
+            phoneme.
     """
 
     def __init__(
@@ -98,9 +96,6 @@ class TextUnits:
 
 def read_lexicon(path: str) -> dict[str, tuple[str, ...]]:
     """Return the first pronunciation of every word of a dictionary in the format of CMUdict.
-
-    Lines that begin with ``;;;`` or ``#`` are comments, as is text after a ``#`` between spaces.
-    Invalid UTF-8 is read as Latin-1.
 
     Raises:
         FileNotFoundError: If the file does not exist.

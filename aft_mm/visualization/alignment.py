@@ -1,5 +1,3 @@
-"""CTC posteriors over time."""
-
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -21,8 +19,6 @@ def draw_alignment(
 ) -> Figure:
     """Draw CTC posteriors over time with the most likely alignment.
 
-    Each unit that is likely at some time has a row, in order of first appearance, the blank the last.
-
     Args:
         log_probs: Log-probabilities [T, V], the blank first.
         names: The V units.
@@ -30,7 +26,7 @@ def draw_alignment(
         transcript: Reference text, used as title.
 
     Returns:
-        A figure with its own Agg canvas, for ``figure.savefig(path)``.
+        A figure, see :func:`.figures.new_figure`.
 
     Raises:
         ValueError: ``log_probs`` is not [T, V] with V names.

@@ -27,10 +27,7 @@ def printable(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text that matplotlib plots as it is, in a legend, too.
-
-    ``$`` would begin a formula, and an empty label or one that begins with ``_`` is left out.
-    """
+    """Return a text that matplotlib plots as it is, in a legend, too."""
     text = printable(text).replace('$', r'\$')
     return f' {text}' if text.startswith('_') or not text else text
 
@@ -42,10 +39,7 @@ def plain_name(text: str) -> str:
 
 
 def literal_text() -> AbstractContextManager:
-    """Return a context in which matplotlib takes no text for a formula.
-
-    It is for the pictures of mmengine. Figures need formulas for the ticks of logarithmic axes.
-    """
+    """Return a context in which matplotlib takes no text for a formula."""
     return rc_context({'text.parse_math': False})
 
 
@@ -72,8 +66,7 @@ def choose(name: str, choice: Choice, count: int, most: int | None = None) -> li
 
     Args:
         name: Name of the argument, for the message.
-        choice: ``'all'``, ``'first:16'``, ``'even:12'`` (evenly spaced with both ends), ``'0,3,7'`` or
-            a sequence of ints. ``first`` and ``even`` give fewer where there are fewer.
+        choice: ``'all'``, ``'first:16'``, ``'even:12'`` (evenly spaced), ``'0,3,7'`` or ints.
         count: Number to choose from.
         most: Maximum number to choose; None for any number.
 

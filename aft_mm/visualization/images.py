@@ -1,5 +1,3 @@
-"""Sampled images and completions, and grids of them."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,8 +61,7 @@ def complete_images(
         uint8 ``[N, H, W, C]``.
 
     Raises:
-        UserError: The model was built for another image shape, there is no image, or ``num_given_rows``
-            is out of range.
+        UserError: ``images`` do not fit the model, or ``num_given_rows`` is out of range.
     """
     image_shape = images.shape[1:]
     check_image_shape(model, image_shape)

@@ -1,5 +1,3 @@
-"""Sampled point clouds, and pictures of them."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +16,7 @@ AXES = dict(x=(1, 2, 0), y=(2, 0, 1), z=(0, 1, 2))
 
 
 def check_settings(settings: Any) -> None:
-    """Check the entry ``point_cloud`` of a config: num_points, num_bits and up."""
+    """Check ``point_cloud`` of a config: num_points, num_bits and up."""
     missing = [
         name
         for name in ('num_points', 'num_bits', 'up')
@@ -82,9 +80,7 @@ def sample_points(model: Any, num: int, num_bits: int = 8, **options: Any) -> np
 def draw_point_clouds(
     clouds: np.ndarray | Sequence[np.ndarray], up: str = 'z', columns: int | None = None
 ) -> np.ndarray:
-    """Draw each cloud in its own panel, seen from the side and slightly from above.
-
-    The axes of a panel have equal scales. Colour is height, from violet (lowest) to light green.
+    """Draw each cloud in its own panel; colour is height, from violet (lowest) to light green.
 
     Args:
         clouds: Clouds ``[P, 3]`` with columns x, y, z; P may differ.
@@ -95,8 +91,8 @@ def draw_point_clouds(
         uint8 ``[H', W', 3]``, RGB on white.
 
     Raises:
-        ValueError: There is no cloud, a cloud is not ``[P, 3]`` of finite numbers, or ``up`` is not an
-            axis.
+        ValueError: There is no cloud, a cloud is not ``[P, 3]`` of finite numbers, or ``up`` is not
+            an axis.
     """
     check_choice('up', up, AXES)
     if columns is not None:

@@ -38,18 +38,14 @@ def draw_position_bias(
 ) -> Figure:
     """Draw ``exp(w) - 1`` or ``exp(w)``, one row per layer, one column per head or query token.
 
-    For ``exp(w) - 1`` white means W = exp(w) = 1, as without a bias; the scale is symmetric, linear up
-    to 1 and logarithmic beyond. For ``exp(w)`` it goes from the smallest to the largest value,
-    logarithmic if their ratio exceeds 100. The content of a row depends on the shape of w:
+    For ``exp(w) - 1`` white means W = 1, as without a bias. The content of a row depends on w:
 
-    - ``[h, kernel_h, kernel_w]``: the kernel of each head over the offset to the source token; for
-      ``[h, kernel_d, kernel_h, kernel_w]`` its middle plane. More than 24 heads are tiles of one
-      picture.
-    - ``[h, kernel]``: one panel, heads by offsets.
+    - ``[h, *kernel]``: the kernel of each head over the offset to the source token, of 3 dimensions
+      its middle plane; of 1, heads by offsets.
     - ``[1, T, T]`` on a 2-d grid with ``view='queries'``: rows of w, folded onto the grid; a cross
       marks the query.
-    - ``[1, T, T]`` otherwise: one panel, target by source tokens, prefix tokens first; by offset if w
-      is 0 outside a band narrower than T / 4.
+    - ``[1, T, T]`` otherwise: one panel, target by source tokens; by offset if w is 0 outside a
+      narrow band.
 
     Args:
         biases: Layer name to position bias w, as returned by a mixer's ``position_bias()``.
@@ -64,7 +60,7 @@ def draw_position_bias(
         causal: Leave out the offsets of a kernel to later tokens.
 
     Returns:
-        A figure with its own Agg canvas, see :func:`.figures.new_figure`.
+        A figure, see :func:`.figures.new_figure`.
 
     Raises:
         ValueError: ``biases`` is empty, w has another shape, or an argument is out of range.
@@ -92,7 +88,6 @@ def draw_position_bias(
 def _draw_rows(
     rows: Mapping[str, list[dict[str, Any]]], quantity: str, shared: bool, title: str, footer: str
 ) -> Figure:
-    """One row of panels per layer, or several layers per row if each has one panel."""
     single = all(len(panels) == 1 for panels in rows.values())
     columns = min(MOST_IN_A_ROW, len(rows)) if single else max(map(len, rows.values()))
     tiled = single and 'tiles' in next(iter(rows.values()))[0]
@@ -216,7 +211,6 @@ def _lines(values: np.ndarray, causal: bool, heads: list[int]) -> dict[str, Any]
 def _query_panels(
     values: np.ndarray, grid: tuple[int, ...], num_prefix_tokens: int, queries: Choice
 ) -> list[dict[str, Any]]:
-    """The panels for a dense bias ``[T, T]``: rows of some queries, folded onto the grid."""
     sources = values[:, num_prefix_tokens:].reshape(-1, *grid)
     labels = dict(xlabel='column', ylabel='row')
     if isinstance(queries, str) and queries == PREFIX:
@@ -244,7 +238,6 @@ def _query_panels(
 
 
 def _band(w: np.ndarray, values: np.ndarray, num_prefix_tokens: int) -> dict[str, Any]:
-    """The panel for ``[T, T]``, by offset if w is 0 outside a narrow band."""
     target, source = w.nonzero()
     offset = source - target
     if not len(offset) or 4 * (np.ptp(offset) + 1) >= len(values):
@@ -271,7 +264,6 @@ def _band(w: np.ndarray, values: np.ndarray, num_prefix_tokens: int) -> dict[str
 
 
 def _tile(pictures: np.ndarray, columns: int) -> np.ndarray:
-    """Arrange pictures ``[N, h, w]`` in a grid with one line of NaN between neighbours."""
     # The tools check first that torchvision matches torch.
     from torchvision.utils import make_grid
 
@@ -305,10 +297,7 @@ def _draw_panel(axis: Axes, panel: dict[str, Any], norm: Normalize, quantity: st
 
 
 def mixers_with_bias(model: nn.Module) -> dict[str, Any]:
-    """Return the token mixers with a position bias over their own tokens, by layer name.
-
-    Of a model with an encoder, only those of the decoder, whose tokens share one grid.
-    """
+    """Return the token mixers with a position bias over their own tokens, by layer name."""
     return {
         name: module
         for name, module in getattr(model, 'decoder', model).named_modules()

@@ -1,5 +1,3 @@
-"""Sampled enlargements of images, and pictures of them."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,12 +71,10 @@ def draw_super_resolution(
 ) -> np.ndarray:
     """Arrange one row per input: the input, its bicubic upscaling, the samples, the original.
 
-    Pictures are magnified by an integer factor, without smoothing, to at least 96 pixels wide.
-
     Args:
         inputs: uint8 ``[N, h, w, C]``, C = 1 or 3 (RGB).
-        samples: uint8 ``[N, K, H, W, C]``, K samples of each input, H / h = W / w an integer; or a
-            mapping from model names to such arrays, drawn next to each other.
+        samples: uint8 ``[N, K, H, W, C]``, or a mapping from model names to such arrays, drawn next
+            to each other.
         targets: uint8 ``[N, H, W, C]``, the originals; None omits the column.
 
     Returns:

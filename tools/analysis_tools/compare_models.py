@@ -1,7 +1,6 @@
 """Draw samples of several models for the same images next to each other.
 
-The models are either super-resolution models (figures 6 and 7 of the ICLR submission) or image
-models, which complete the lower part. The images are from the test split of the first config.
+The models are either super-resolution models or image models, which complete the lower part.
 
     python tools/analysis_tools/compare_models.py --num 8 --out faces.png \\
         --model local2d CONFIG CHECKPOINT --model transformer CONFIG CHECKPOINT

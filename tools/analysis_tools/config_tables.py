@@ -1,14 +1,11 @@
 """Update the tables in the READMEs of configs/ from the metafile.yml next to each README.
 
-A table is the text of README.md between ``<!-- table: NAME -->`` and ``<!-- end of table -->``. The
-metafile has
+The metafile has
 
 - Tables: the columns of each NAME, as header and name of the entry;
 - Models (configs) and Others (models of papers only). Each of their Results is a row of its Tables,
   Others first. Its entries are its Metrics, the Metadata, and the measured values: the Metrics of
   the model's Results with a Log.
-
-A missing entry is a dash; a column without entries is omitted.
 
     python tools/analysis_tools/config_tables.py [configs/TASK ...]    # after an edit of a metafile
     python tools/analysis_tools/config_tables.py --check               # changes nothing

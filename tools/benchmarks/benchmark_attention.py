@@ -1,14 +1,9 @@
 """Measure the cost of causal mixers by length: figure 1 of the linear-transformer paper.
 
-The cost is time and peak memory of forward and backward of one mixer with its projections, per
-sample, at constant B · T where possible. The slope of log cost over log length is printed: 1 is
-linear, 2 quadratic.
+The cost is time and peak memory of forward and backward of one mixer, per sample. The slope of log
+cost over log length is printed: 1 is linear, 2 quadratic.
 
     python tools/benchmarks/benchmark_attention.py --json out.json --png out.png
-
-If the forward pass of a mixer differs from its steps, the tool stops. Times that would exceed
-`--patience` or the memory are omitted. While other processes run, only memory
-(`--kinds mib`) and CPU time (`--clock cpu`, one thread) are reliable.
 """
 
 import argparse
@@ -63,7 +58,6 @@ def make_call(
 
 
 def cpu_peak(name: str, length: int, dims: int, heads: int, tokens: int, threads: int) -> float:
-    """Return the peak memory of the call in MiB, without layer and batch."""
     torch.set_num_threads(threads)
     make_call(name, 64, dims, heads, 64)()  # loads libraries
     return added_peak(make_call(name, length, dims, heads, tokens))

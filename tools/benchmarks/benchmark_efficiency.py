@@ -1,12 +1,9 @@
 """Measure the cost of causal decoders by sequence length: the efficiency figures of the papers.
 
 Measured are time and peak memory of forward, and of forward and backward, and the time per token of
-decoding. The slope of log cost over log length is printed: 1 is linear, 2 quadratic.
+decoding.
 
     python tools/benchmarks/benchmark_efficiency.py --json out.json --png out.png
-
-If the forward pass of a mixer differs from its steps or from the float64 oracle, the tool stops.
-Measurements that would exceed `--patience` or the memory are null.
 """
 
 import argparse
@@ -19,15 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from arguments import DTYPES, MIXER_NAMES, common_parser, named_in_errors, positive_int
-from decoders import (
-    Run,
-    build,
-    check_mixer,
-    cpu_peak,
-    infer,
-    random_tokens,
-    train_step,
-)
+from decoders import Run, build, check_mixer, cpu_peak, infer, random_tokens, train_step
 from measuring import added_peak, both_clocks, in_fresh_process, seconds, wall_seconds
 from parity import DECODER_TOLERANCE, require_close
 from record import environment, fill_in, set_up_torch, write_json

@@ -3,8 +3,8 @@
     python tools/benchmarks/benchmark_iterations.py CONFIG ... --amp --rounds 30 --json out.json \\
         --cfg-options train_dataloader.batch_size=8
 
-An iteration loads a batch and runs forward, backward and the update, without hooks and logs. Use
-`--clock cpu` while other processes run. tools/analysis_tools/plot_seed_curves.py reads the JSON.
+An iteration loads a batch and runs forward, backward and the update.
+tools/analysis_tools/plot_seed_curves.py reads the JSON.
 """
 
 import argparse

@@ -1,18 +1,12 @@
 """Measure images per second and peak memory of AFT-conv backbones, DeiT and other networks.
 
-The models are interleaved: each processes the same batch once per round. A ratio is the median over
-rounds of time(DeiT) / time(model), with the DeiT of the same size and form (eager or compiled). The
-models have random weights and no classification head. `bound` is AFT-conv without the mixing
-(projections only); the DeiT of timm uses torch's scaled_dot_product_attention, and embeds patches
-as AFT-ViT does.
+The models are interleaved and have random weights and no head. A ratio is the median over rounds of
+time(DeiT) / time(model), with the DeiT of the same size and form (eager or compiled). `bound` is
+AFT-conv without the mixing.
 
     python tools/benchmarks/benchmark_models.py --size 224 384 --dtype float32 --json out.json
 
-On a GPU, kernel times of torch's profiler and wall times are given. With `--train` (eager, float32,
-on a CPU), forward and backward with recomputed blocks are measured.
-
-If an op differs from the float64 oracle, the tool stops. A compiled AFT-conv that differs from the
-eager one, and a network that does not support a size, get a row with the reason.
+With `--train` (eager, float32, on a CPU), forward and backward with recomputed blocks are measured.
 """
 
 import argparse
@@ -81,8 +75,6 @@ Cell = tuple[str, str]
 
 
 class TokensOfPatches(PatchEmbedding):
-    """The patch embedding of AFT-ViT in a network of timm."""
-
     def forward(self, image: Tensor) -> Tensor:
         return super().forward(image)[0]
 
@@ -160,7 +152,6 @@ def training(model: nn.Module) -> Callable[[Tensor], Tensor]:
 def cpu_peak(
     name: str, form: str, size: int, dtype: str, batch: int, threads: int, train: bool
 ) -> float:
-    """Return the peak memory of a call in MiB, without model and images."""
     torch.set_num_threads(threads)
     model, images = build(name, size, dtype), random_images(batch, size, dtype)
     call = training(model) if train else in_form(model, form)

@@ -3,15 +3,11 @@
     python tools/benchmarks/benchmark_ops.py --list
     python tools/benchmarks/benchmark_ops.py --cases 'conv-*' --dtype bfloat16 --json out.json
 
-The backends of a case and other implementations (rivals) are interleaved: forward without gradient,
-then forward and backward. Times are medians over rounds, ratios are medians of the ratios of each
-round. On a GPU, times are kernel times of torch's profiler, in addition to the wall time. "copy"
-and "matrix" are fractions of the rates of a copy and of a matrix product, for the bytes and
-operations of the formula (op_costs.py).
+The backends of a case and other implementations (rivals) are interleaved. Times are medians over
+rounds, ratios are medians of the ratios of each round. "copy" and "matrix" are fractions of the
+rates of a copy and of a matrix product (op_costs.py).
 
-A backend or rival whose output or gradient differs from the float64 oracle is reported as wrong and
-not timed. The exit status is 1 if a backend is wrong, or if none can run any case. Rivals that
-compute another sum are not compared.
+A backend or rival that differs from the float64 oracle is reported as wrong and not timed.
 """
 
 import argparse
@@ -143,7 +139,6 @@ def admit(name: str, dtype: str, args: argparse.Namespace) -> tuple[list[dict], 
 
 
 def cpu_peak(name: str, dtype: str, form_name: str, mode: str, threads: int) -> float:
-    """Return the peak memory of the form in MiB, without its inputs."""
     torch.set_num_threads(threads)
     case = CASES[name]
     # A small call of the same op initialises the libraries.

@@ -6,11 +6,9 @@ over all of them.
 
     OMP_NUM_THREADS=1 python tools/benchmarks/benchmark_runtimes.py --threads 1 --json OUT.json
 
-Load time and peak memory are those of a fresh process that loads the converted file (or compiles)
-and runs it once. A form that cannot run, or is wrong, has a row with the reason.
+Load time and peak memory are those of a fresh process that runs the converted file once.
 
-efficientnet_lite0 has trained weights: its rows have the accuracy of the same file on the pictures of
-Imagenette in AFT_MM_DATA, among the 1,000 classes of ImageNet.
+efficientnet_lite0 has trained weights: its rows have the accuracy of the same file on Imagenette.
 """
 
 import argparse
@@ -214,7 +212,6 @@ def run_case(args: argparse.Namespace, size: int, batch: int, folder: Path) -> l
 
 
 def best_forms(args: argparse.Namespace, size: int, batch: int, times: Times) -> list[dict]:
-    """Return the best form of each model, by data type and of all."""
     sets = [*([dtype] for dtype in args.dtype), args.dtype]
     return [row for dtypes in sets for row in _best(args, size, batch, times, dtypes)]
 

@@ -1,7 +1,6 @@
 """Measure the time to sample images: tables 1, 2, 4 and 5 of the linear-transformer paper.
 
-The models are those of the paper for MNIST (784 pixels) and CIFAR-10 (3,072 sub-pixels) in
-configs/image_ar, with random weights. Forms of a model:
+The models are those of the paper in configs/image_ar, with random weights. Forms of a model:
 
 - `steps`: with a state, one step per token;
 - `compiled`: the same steps with torch.compile (CPU only);
@@ -10,12 +9,9 @@ configs/image_ar, with random weights. Forms of a model:
 
     python tools/benchmarks/benchmark_sampling.py --data mnist --batch 1 --json out.json
 
-The time of a token is measured at several positions. The estimate for an image is the sum of a
-parabola through the medians. If it is below `--patience`, whole images are timed as well;
-otherwise, and always for `stateless`, the row is marked as an estimate. A step at the middle
-position and its matrix products are timed separately.
-
-If the steps of a model differ from its forward pass, the tool stops.
+The time of an image is estimated by a parabola through the medians at several positions. If it is
+below `--patience`, whole images are timed as well; otherwise, and always for `stateless`, the row
+is marked as an estimate.
 """
 
 import argparse

@@ -2,9 +2,8 @@
 
     python tools/benchmarks/benchmark_tiles.py CONFIG CHECKPOINT --columns 6 --json OUT.json
 
-The image is a mosaic of the config's test images, so its labels are known; the reference is each
-test image alone. The table has mIoU and accuracy in percent, the accuracy of pixels at tile borders
-inside a test image, seconds, and MiB in addition to the model and the image.
+The image is a mosaic of the config's test images; the reference is each test image alone. The table
+has mIoU, accuracy, that of pixels at tile borders, seconds, and MiB.
 """
 
 import argparse
@@ -59,7 +58,6 @@ def read_frames(config: Config, model: Any) -> tuple[Tensor, Tensor]:
 
 
 def mosaic(frames: Tensor, columns: int) -> Tensor:
-    """Join as many frames [N, ..., H, W] as fill rows of `columns` to [1, ..., R·H, C·W]."""
     rows = [torch.cat(list(x), -1) for x in frames.split(columns) if len(x) == columns]
     return torch.cat(rows, -2)[None]
 
@@ -72,17 +70,13 @@ def segment_whole(model: Any, image: Tensor) -> Tensor:
 
 @torch.no_grad()
 def segment_tiles(model: Any, image: Tensor, size: int, overlap: int) -> Tensor:
-    """Average overlapping logits, as mmseg's 'slide' mode does."""
     model.test_cfg.update(mode='slide', crop_size=(size, size), stride=(size - overlap,) * 2)
     meta = [dict(ori_shape=image.shape[2:], img_shape=image.shape[2:])]
     return model.slide_inference(image, meta).argmax(1)
 
 
 def seam_mask(shape: Sequence[int], frame: Sequence[int], size: int, width: int) -> Tensor:
-    """Return a bool mask [H, W] of pixels within `width` of a border of tiles without overlap.
-
-    Borders within `width` of the border of a frame are left out.
-    """
+    """Return a bool mask [H, W] of pixels within `width` of a border of tiles, not of frames."""
     masks = []
     for length, period in zip(shape, frame, strict=True):
         near = torch.zeros(length, dtype=torch.bool)
@@ -94,7 +88,6 @@ def seam_mask(shape: Sequence[int], frame: Sequence[int], size: int, width: int)
 
 
 def score(predicted: Tensor, labels: Tensor, classes: int, seam: Tensor | None = None) -> dict:
-    """Return mIoU and accuracy in percent; labels from `classes` on are ignored."""
     known = labels < classes
     pairs = torch.bincount(labels[known] * classes + predicted[known], minlength=classes**2)
     table = pairs.view(classes, classes).double()

@@ -107,7 +107,6 @@ def train_step(model: torch.nn.Module, tokens: Tensor) -> None:
 def cpu_peak(
     run: Run, name: str, tokens: int, batch: int, threads: int, dtype: str, *sizes: int
 ) -> float:
-    """Return the peak memory of `run` in MiB, without model and batch."""
     torch.set_num_threads(threads)
     model = build(name, tokens, *sizes).to(getattr(torch, dtype))
     sequence = random_tokens(batch, tokens)
@@ -118,10 +117,7 @@ def cpu_peak(
 
 @MODELS.register_module()
 class ProjectionsOnly(AFTConv):
-    """AFT-conv without the op: all projections, and a product of their results.
-
-    An exported graph would leave out projections whose results are unused.
-    """
+    """AFT-conv without the op: all projections, and a product of their results."""
 
     def _mix(self, query, key, value, grid, key_mask):
         return query * value * key.sum(-1, keepdim=True)

@@ -2,10 +2,9 @@
 
     python tools/benchmarks/dry_run.py configs/image_ar/*.py --json dry_run.json
 
-Only the batch is small. Configs that differ only outside the model run once; without CONFIG, all
-configs of docs/tables run. A config passes if the losses are finite, the peak memory is at most 1.5
-times the count of docs/tables/memory.json plus 0.3 GB, and a run that resumes from the checkpoint
-of iteration 1 has the same loss in iteration 2. Otherwise the exit status is 1.
+Without CONFIG, all configs of docs/tables run. A config passes if the losses are finite, the peak
+memory is at most 1.5 times the count of docs/tables/memory.json plus 0.3 GB, and a run that resumes
+from the checkpoint of iteration 1 has the same loss in iteration 2.
 """
 
 import argparse
@@ -139,10 +138,6 @@ def shorten(config: Config, batch: int, folder: str) -> None:
 
 
 def build(config: Config, iterations: int, save: bool) -> Runner:
-    """Return a runner that stops after some iterations.
-
-    It saves a checkpoint after each or none, since writing one takes memory that is not counted.
-    """
     config.experiment_name = f'{iterations}-{save}'
     by_epoch = config.train_cfg.get('by_epoch', True)
     hook = dict(type='aft_mm.SafeCheckpointHook', interval=1, by_epoch=by_epoch)

@@ -3,11 +3,8 @@
     python tools/benchmarks/first_gpu_hour.py OUT_DIR
     python tools/benchmarks/first_gpu_hour.py OUT_DIR --dry-run    # lists the parts, needs no GPU
 
-Cheap and important parts run first. A check of an op runs for at most ten minutes, most of which is
-compilation, any other part for three. A failed part does not stop the others. A part has a folder
-in OUT_DIR with log.txt, its measurements as JSON, and part.json with its exit status; summary.json
-and summary.txt are updated after each part. A second call skips parts that succeeded with the same
-command and commit.
+A part has a folder in OUT_DIR; summary.json and summary.txt are updated after each. A second call
+skips parts that succeeded with the same command and commit.
 """
 
 import argparse
@@ -31,8 +28,7 @@ from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('out', type=Path, metavar='OUT_DIR')
     parser.add_argument('--dry-run', action='store_true', help='list the parts and exit')
@@ -50,7 +46,6 @@ LONG = ('errors', 'kernels', 'profile')
 class Part:
     """A command that runs in the root of the checkout for at most `limit` seconds.
 
-    It starts with a Python file, with '-m' and a module, or with the program that it `needs`.
     '{out}' is the folder of the part, '{python}' the interpreter. `backends` are those of
     AFT_MM_BACKEND, if not the default ones.
     """
@@ -199,7 +194,6 @@ def finished(part: Part, folder: Path, now: str | None) -> bool:
 def call(
     words: Sequence[str], log: Path, limit: float, backends: str = ''
 ) -> tuple[str, int | None]:
-    """Run a command for at most `limit` seconds, and kill the processes it leaves."""
     environment = {**os.environ, 'PYTHONUNBUFFERED': '1'}
     if backends:
         environment[ENVIRONMENT_VARIABLE] = backends

@@ -29,7 +29,6 @@ def _flush_buffer(device: str) -> Tensor:
 
 
 def wall_seconds(call: Callable[[], object], device: str = 'cpu', clock: str = 'wall') -> float:
-    """Return the time of a call, including Python and launches."""
     start = CLOCKS[clock]()
     call()
     if torch.device(device).type == 'cuda':
@@ -62,10 +61,7 @@ def profiled(call: Callable[[], object], device: str) -> dict[str, float]:
 
 
 def seconds(call: Callable[[], object], device: str = 'cpu', clock: str = 'wall') -> float:
-    """Return the time of a call: by the clock on a CPU, the sum of its kernels on a CUDA device.
-
-    The time between two CUDA events would include the Python overhead of small kernels.
-    """
+    """Return the time of a call: by the clock on a CPU, the sum of its kernels on a CUDA device."""
     if torch.device(device).type == 'cpu':
         return wall_seconds(call, device, clock)
     return sum(profiled(call, device).values())
@@ -88,7 +84,6 @@ def interleaved(
 def both_clocks(
     calls: Mapping[Any, Callable[[], object]], rounds: int, device: str = 'cpu', clock: str = 'wall'
 ) -> tuple[Times, Times]:
-    """Return the times of :func:`seconds` and the wall times, which are empty with CPU time."""
     times: Times = {name: [] for name in calls}
     on_cpu = torch.device(device).type == 'cpu'
     walls: Times = times if on_cpu else {name: [] for name in calls}
@@ -134,7 +129,6 @@ def proc_status(field: str) -> float:
 
 
 def added_peak(call: Callable[[], object], device: str = 'cpu') -> float:
-    """Return the peak memory of `call` in MiB, in addition to the memory in use."""
     if torch.device(device).type == 'cpu':
         # Otherwise the call would reuse freed memory unnoticed.
         if trim := getattr(ctypes.CDLL(None), 'malloc_trim', None):
@@ -153,7 +147,6 @@ def added_peak(call: Callable[[], object], device: str = 'cpu') -> float:
 def in_fresh_process(
     function: Callable[..., Any], *args: Any, malloc: Callable[[], bool] = keep_freed_memory
 ) -> Any:
-    """Run ``function(*args)`` in a new process, which has called `malloc` first."""
     # Forks of a server need not import again.
     context = get_context('forkserver')
     context.set_forkserver_preload(['aft_mm.models'])

@@ -38,7 +38,6 @@ class BenchmarkCase(Case):
         return self.shapes(self.batch)
 
     def dtypes(self, dtype: torch.dtype) -> list[torch.dtype]:
-        """Return the types of all inputs: parameters have at least float32, as with autocast."""
         wide = torch.promote_types(dtype, torch.float32)
         return [dtype] * 3 + [wide] * len(self.parameters)
 

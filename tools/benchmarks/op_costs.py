@@ -1,9 +1,7 @@
 """Bytes and operations of the AFT ops, counted from their formulas.
 
-Every input is read once and every result written once. Operations are counted as in the paper:
-pairs inside a window one by one, everything outside as one running sum. A multiply-add is two
-operations, an exponential or a sigmoid one. A training step has three times the operations of the
-forward pass.
+Operations are counted as in the paper: pairs inside a window one by one, everything outside as one
+running sum. A multiply-add is two operations, an exponential or a sigmoid one.
 """
 
 import math
@@ -15,21 +13,16 @@ from aft_mm.ops.geometry import as_pair
 
 
 def compulsory_bytes(inputs: Sequence[Tensor], output: Tensor, training: bool) -> int:
-    """Return the bytes of inputs and output.
-
-    Training also reads the inputs and the output's gradient, and writes those of the inputs.
-    """
+    """Return the bytes of inputs and output, in training also of the gradients."""
     read, written = sum(x.nbytes for x in inputs), output.nbytes
     return 3 * read + 2 * written if training else read + written
 
 
 def _reached(length: int, before: int, after: int) -> int:
-    """Count pairs (i, j) on a line with ``i − before ≤ j ≤ i + after``."""
     return sum(min(i + after, length - 1) - max(i - before, 0) + 1 for i in range(length))
 
 
 def near_pairs(grid: Sequence[int], reaches: Sequence[int], causal: bool) -> int:
-    """Count pairs (t, t') that differ by at most the reach in every dimension."""
     pairs = math.prod(_reached(n, r, r) for n, r in zip(grid, reaches, strict=True))
     return (pairs + math.prod(grid)) // 2 if causal else pairs
 

@@ -90,7 +90,6 @@ def fill_in(
 
 
 def set_up_torch(args: argparse.Namespace) -> None:
-    """Set threads, allocator, and float32 without TF32, cuDNN's default."""
     with user_errors():
         args.freed_memory_kept = keep_freed_memory()
     torch.set_num_threads(args.threads)

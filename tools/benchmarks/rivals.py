@@ -24,10 +24,7 @@ def missing(package: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Rival:
-    """Another implementation, which may need a `package`.
-
-    `make(tensors, options)` returns the function of (query, key, value, *parameters) to time.
-    """
+    """Another implementation: `make(tensors, options)` returns the function to time."""
 
     make: Callable[[Sequence[Tensor], dict], Callable[..., Tensor]]
     same_sum: bool = False
@@ -39,7 +36,6 @@ class Rival:
 
 
 def dense_local(query, key, value, pos_u, pos_v, *, window: int, **ignored) -> Tensor:
-    """Compute causal AFT-local as one masked [T, T] product, for moderate keys only."""
     token = torch.arange(key.shape[1], device=key.device)
     distance = token[:, None] - token
     bias = (pos_u @ pos_v.T).masked_fill(distance >= window, 0)
@@ -68,7 +64,6 @@ def _softmax(causal: bool) -> Callable:
 
 
 def _depthwise(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
-    """Return a depthwise convolution of the values by a kernel of the size of AFT-conv's."""
     channels, kernel = tensors[2].shape[2], tensors[3].shape[1:]
     filters = torch.randn(channels, 1, *kernel, device=tensors[2].device)
 
@@ -92,10 +87,7 @@ class _Given(nn.Module):
 
 
 def _aft_pytorch(name: str) -> Callable:
-    """Return a module of aft-pytorch 0.2 without its projections.
-
-    Its AFTFull computes exp(k) without a shift and is not causal.
-    """
+    """Return a module of aft-pytorch 0.2 without its projections; its AFTFull is not causal."""
 
     def make(tensors: Sequence[Tensor], options: dict) -> Callable[..., Tensor]:
         import aft_pytorch

@@ -2,10 +2,8 @@
 
     python tools/benchmarks/speed_history.py --json docs/results/benchmarks/speed.jsonl
 
-The forward, and forward and backward, of each op are interleaved with those of its reference; a ratio
-is the median over rounds. The exit status is 1 if a ratio, twice in a row, is more than 1.1 times the
-median of the last five lines of the same device, threads and torch, and more than all of them.
-`make docs` writes docs/tables/speed.md from the newest lines, which are kept.
+The exit status is 1 if a ratio, twice in a row, is more than 1.1 times the median of the last five
+lines of the same device, threads and torch, and more than all of them.
 """
 
 import argparse
@@ -49,7 +47,6 @@ DEFAULTS = {'cpu': dict(rounds=30), 'cuda': dict(rounds=30)}
 
 
 def measure(ops: Iterable[str], args: argparse.Namespace) -> dict[str, float]:
-    """Return the ratios of the ops by 'OP MODE'."""
     ratios = {}
     for op in ops:
         reference, case = CASES[op]

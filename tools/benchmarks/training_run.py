@@ -2,9 +2,8 @@
 
     python tools/benchmarks/training_run.py CONFIG --iterations 200 --amp --json out.json
 
-The config is trained without validation and checkpoints, and with a rising learning rate. Times are
-medians over the iterations after the first fifth. The data time is the time that an iteration waits
-for its batch. The exit status is 1 if the loss becomes infinite or NaN.
+Times are medians over the iterations after the first fifth. The data time is the time that an
+iteration waits for its batch.
 """
 
 import argparse

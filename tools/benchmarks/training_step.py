@@ -1,12 +1,9 @@
 """Compare time and peak memory of a training step of causal decoders with different mixers.
 
-Forward and backward are interleaved; a ratio is the median over rounds of
-``time(form) / time(AFT-local)``. `bound` has all projections, the gate and the MLPs, but no mixing.
+Forward and backward are interleaved; a ratio is the median over rounds of ``time(form) /
+time(AFT-local)``. `bound` has no mixing.
 
     python tools/benchmarks/training_step.py --json out.json
-
-`--dtype bfloat16` is autocast with float32 parameters. If AFT-local differs from its dense masked
-form, or scaled_dot_product_attention from explicit softmax attention, the tool stops.
 """
 
 import argparse

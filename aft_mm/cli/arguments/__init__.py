@@ -130,7 +130,6 @@ def complete_config(prefix: str, **_: Any) -> list[str]:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that :func:`choose_weights` reads."""
     add_config(parser)
     parser.add_argument(
         'checkpoint',
@@ -142,10 +141,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def choose_weights(args: argparse.Namespace, name: str) -> None:
-    """Without CHECKPOINT, take the weights that come with the model of CONFIG, given as `name`.
-
-    After the name of such a model, a file that is no checkpoint is the first input.
-    """
+    """Without CHECKPOINT, take the weights that come with the model of CONFIG, given as `name`."""
     weights = own_weights(name)
     inputs = next((getattr(args, kind) for kind in ('inputs', 'files') if kind in args), None)
     given = args.checkpoint
@@ -174,7 +170,6 @@ def add_average(parser: argparse.ArgumentParser) -> None:
 
 
 def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--out`` and ``--dpi``, which :func:`check_picture` checks."""
     parser.add_argument('--out', required=True, metavar='PNG', help='path of the picture')
     parser.add_argument('--dpi', type=int, default=150, help='dots per inch (default: %(default)s)')
 
@@ -205,17 +200,13 @@ def add_image_arguments(parser: argparse.ArgumentParser, num: int, noise: bool =
 def add_choice_arguments(
     parser: argparse.ArgumentParser, heads: bool = True, layers: str = LAYERS
 ) -> None:
-    """Add ``--layers`` and ``--heads``, which :func:`aft_mm.visualization.choose` parses."""
     parser.add_argument('--layers', default='all', help=layers)
     if heads:
         parser.add_argument('--heads', default='even:12', help=f'{LAYERS} (default: %(default)s)')
 
 
 def add_network_arguments(parser: argparse.ArgumentParser, num: int, random: bool = False) -> None:
-    """Add a network of any library, its checkpoint, its input, a table and the picture.
-
-    With `random`, random weights and noise are allowed.
-    """
+    """Add a network of any library, its checkpoint, its input, a table and the picture."""
     parser.add_argument(
         'network',
         metavar='NETWORK',

@@ -2,8 +2,7 @@
 
     aft_mm convert average work_dirs/NAME/epoch_*.pth --out averaged.pth
 
-Floating-point tensors are averaged in float64; others, such as counters, and the metadata come from
-the file of the last iteration.
+Other tensors, such as counters, and the metadata are those of the last iteration.
 """
 
 import argparse

@@ -1,7 +1,6 @@
 """Show samples of a dataset after its pipeline and before normalisation.
 
-Supported are images, boxes, masks, segmentation maps, text, point clouds and speech features. Steps
-of the data preprocessor such as Mixup are not applied.
+Images, boxes, masks, text, point clouds or speech features.
 
     aft_mm browse CONFIG --split train --num 9 --out samples.png
 """

@@ -4,12 +4,11 @@
     aft_mm compare collect logs/a_seed0.jsonl logs/a_seed0.json --out runs.jsonl
 
 A RUN is a work dir, a log (vis_data/scalars.json, or a copy of it in NAME.jsonl), the metrics of
-`aft_mm test --out`, or the output of a benchmark (NAME.json). Its name is that of the file or
-folder, and files of the same name are one run. The metrics of a run are those of its test, in the
-work dir `metrics.json` or `test.json`, or otherwise of its last validation. Runs of the same name
-in OUT are replaced, and others stay.
+`aft_mm test --out`, or the output of a benchmark (NAME.json). Its metrics are those of its test
+(`metrics.json` or `test.json`), or else of its last validation. Runs of the same name in OUT are
+replaced.
 
-`OUT:PATTERN` selects runs by their name in `aft_mm compare` and `aft_mm plot curves`.
+`OUT:PATTERN` selects runs in `aft_mm compare` and `aft_mm plot curves`.
 """
 
 import argparse

@@ -4,9 +4,9 @@
     aft_mm compare runs --group AFT aft_seed0 aft_seed1 \\
         --group DeiT deit_seed0 deit_seed1 --metric accuracy/top1 --out table.md table.csv
 
-Metrics are those of the last validation. The iteration time is the median of the log; compare it
-only between runs on the same machine. FLOPs are counted as by `aft_mm complexity`. A LOG may be
-`FILE.jsonl:PATTERN`, the runs of a file of `aft_mm compare collect` that match; their time is the mean, and parameters and FLOPs are omitted.
+Metrics are those of the last validation. The iteration time is the median of the log. A LOG may be
+`FILE.jsonl:PATTERN`, the runs of a file of `aft_mm compare collect` that match, without parameters
+and FLOPs.
 """
 
 import argparse

@@ -3,8 +3,7 @@
     aft_mm compare seeds --metric bits_per_char --out seeds.png \\
         --group AFT-local local_seed*.json --group transformer transformer_seed*.json
 
-A FILE may be `runs.jsonl:PATTERN`, the runs of a file of `aft_mm compare collect` that match,
-such as `runs.jsonl:aft-conv*_seed?`.
+A FILE may be `runs.jsonl:PATTERN`, the runs of a file of `aft_mm compare collect` that match.
 """
 
 import argparse

@@ -1,7 +1,6 @@
 """Copy a config to edit it.
 
-The copy contains all entries of the bases that are used, each once, and the current AFT_MM_DATA
-as the data folder.
+The copy contains all entries of the bases, each once, and the current AFT_MM_DATA.
 """
 
 import argparse

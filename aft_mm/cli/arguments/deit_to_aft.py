@@ -2,8 +2,7 @@
 
 SRC is a checkpoint of timm, of the official DeiT (a dict with 'model') or of mmpretrain. Patch
 embedding, norms, MLPs, value and output projections and the classifier are copied. Queries, keys
-and position biases keep the initial values of the model of --config (seed 0). Position embedding,
-class token and the second classifier of a distilled DeiT are dropped. A config loads the file with
+and position biases keep the initial values of the model of --config. A config loads the file with
 load_from='DST.pth' or, without the head, with
 
     model = dict(backbone=dict(init_cfg=dict(

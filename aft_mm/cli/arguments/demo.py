@@ -2,9 +2,7 @@
 
     aft_mm demo CONFIG CHECKPOINT
 
-A classifier shows the classes of a picture and its keys. Image and text models complete their
-input, translation models translate it, and speech models transcribe it. The page is for this
-machine only; --port chooses its port.
+The page is for this machine only.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Check this environment: versions, imports, devices, data.
 
-The first lines say whether anything is wrong, with the command that fixes it; the exit status is then 1.
+The first lines say what is wrong and how to mend it; the exit status is then 1.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Unpack enwik8 from enwik8.zip (as distributed by Matt Mahoney) or enwik8.gz.
 
-The result is FOLDER/enwik8, which aft_mm.TextFile reads.
+The result is FOLDER/enwik8.
 """
 
 import argparse

@@ -2,10 +2,9 @@
 
 With --mixers, list the token mixers by their type in a config, also those of other packages.
 
-The column "trained" has the name of a model whose weights come with aft_mm; `aft_mm sample NAME`,
-`transcribe NAME` and `predict NAME` need no training.
-A config is "ready" if the libraries of its task are installed; `aft_mm doctor` shows where its
-data are expected.
+The column "trained" names a model whose weights come with aft_mm, for `aft_mm sample NAME`,
+`transcribe NAME` and `predict NAME`. A config is "ready" if the libraries of its task are
+installed.
 """
 
 import argparse

@@ -1,15 +1,13 @@
 """Count parameters, FLOPs and activations of the models of configs, including the AFT operations.
 
-A multiply-add is one FLOP. Other element-wise operations are one FLOP per output element, sums one
-per input element, softmax and layer norm five per element. Comparisons, selections and data
-movement are free. Activations are the output elements of the counted operations.
+A multiply-add is one FLOP, as is an element of an element-wise operation or a sum; softmax and
+layer norm are five per element. Activations are the output elements of the counted operations.
 
-Counts are for one image in evaluation mode, without mask channel, with the form of the AFT op that
-is chosen on the CPU. For an autoregressive model they are for the likelihood of one sequence as
-long as the position table, with a source as long as the encoder's.
+Counts are for one image in evaluation mode on the CPU, or for the likelihood of one sequence of the
+largest length.
 
-Saved is the memory that the backward pass of training needs for one sample in float32, without
-parameters, gradients and the optimizer's state; recomputed is the same with `with_cp=True`.
+Saved is the memory that the backward pass needs for one sample in float32, without parameters and
+gradients; recomputed is the same with `with_cp=True`.
 """
 
 import argparse

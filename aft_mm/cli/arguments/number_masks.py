@@ -4,16 +4,14 @@
     aft_mm number-masks my_masks/colours my_masks/masks
 
 A folder of images and masks, in a layout that `aft_mm new masks` reads, gives a folder for it, with
-links to the images. From other folders only masks are written, of several folders to OUT/NAME.
+links to the images.
 
-Every colour becomes a class, numbered by its share of the pixels of all folders, the largest first.
-Masks that have the numbers 0, 1, … already, and perhaps 255 for ignored pixels, keep them. The colours
-are written to classes.txt in or next to the new folder, one line #rrggbb per class, or the value in
-masks of 16 or 32 bits. Write the name of the class after each.
+Every colour becomes a class, numbered by its share of the pixels, the largest first. Masks that
+have the numbers 0, 1, … already, and perhaps 255 for ignored pixels, keep them. The colours are
+written to classes.txt, one line #rrggbb per class; write the name of the class after each.
 
 If there is a classes.txt already, in that place or of --classes, its numbers are used, and a new
-colour is an error. So masks that are added later get the same numbers. CVAT's labelmap.txt is used
-likewise.
+colour is an error. CVAT's labelmap.txt is used likewise.
 """
 
 import argparse

@@ -1,9 +1,8 @@
 """Plot the mean relative attention of a softmax ViT, figures 1 (left) and 5 of arXiv 2105.14103.
 
 NETWORK must use torch's scaled_dot_product_attention, like the ViT and DeiT of mmpretrain and timm.
-The paper averages over 256 images. --csv writes per layer and head the mean distance, and the share of
-the variance of attention that a function of the offset explains: of the mean over images, and of the
-single images. Controls are random weights (no CHECKPOINT), --noise and --shuffle.
+--csv writes per layer and head the mean distance, and the share of the variance of attention that a
+function of the offset explains. Controls are random weights (no CHECKPOINT), --noise and --shuffle.
 
     aft_mm plot attention NETWORK CHECKPOINT --num 256 --out attention.png
     aft_mm plot attention NETWORK CHECKPOINT --layers 0,2,4 --out a.png

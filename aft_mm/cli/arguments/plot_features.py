@@ -1,7 +1,7 @@
 """Plot the features of a classifier on the test split with t-SNE (scikit-learn).
 
-Features are the inputs of the last linear layer. The title gives the share of images whose nearest
-neighbour in feature space belongs to the same class.
+Features are the inputs of the last linear layer; the title gives the share of images whose nearest
+neighbour is of their class.
 
     aft_mm plot features CONFIG CHECKPOINT --num 300 --out features.png
 """

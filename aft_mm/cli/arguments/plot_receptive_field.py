@@ -1,7 +1,6 @@
 """Plot effective receptive fields: squared gradients of one position with respect to the pixels.
 
-Without a checkpoint the weights are random. The input is noise with --noise, and for networks of
-timm without images.
+Without a checkpoint the weights are random.
 
     aft_mm plot receptive-field NETWORK CHECKPOINT --num 64 --out field.png
     aft_mm plot receptive-field timm:resnet18 --size 224 --out field.png

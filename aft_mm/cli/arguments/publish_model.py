@@ -1,8 +1,7 @@
 """Prepare a training checkpoint for publication: weights, class names and the text of the config.
 
-Metrics, licence and training command are added. Two files with the same content are written,
-OUT-0123abcd.safetensors and OUT-4567cdef.pth, named by the first 8 digits of their sha256, which
-torch.hub and aft_mm verify.
+Metrics, licence and training command are added. OUT-0123abcd.safetensors and OUT-4567cdef.pth have
+the same content; their digits are of the sha256.
 """
 
 import argparse

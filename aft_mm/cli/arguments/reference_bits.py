@@ -1,9 +1,9 @@
 """Compute reference values for a model on the test split of a config, in bits per value.
 
 - order 0: entropy of the histogram of the split, the lower bound for a model without context;
-- xz -9: a general-purpose compressor on the same bytes in the same order;
-- PPMd after the training part (text): an adaptive context model of up to 12 bytes that has read the
-  training part first (`pip install pyppmd`; left out without it);
+- xz -9: a general-purpose compressor on the same bytes;
+- PPMd after the training part (text): an adaptive context model of up to 12 bytes (`pip install
+  pyppmd`);
 - sorted points (point clouds): order 0 with one histogram for each of z, y and x, minus the
   information in the known order of the points.
 

@@ -3,14 +3,11 @@
     aft_mm release work_dirs/quickstart --out release
 
 The last checkpoint of each work dir is published as by `aft_mm publish`, with the averaged weights
-if the run used EMAHook, since those were validated. Its metrics are those of WORK_DIR/metrics.json,
-written by `aft_mm test CONFIG CHECKPOINT --out WORK_DIR/metrics.json` for that checkpoint, or else
-those of the validation. Runs of one config, such as three seeds, share a model card NAME.md: data,
-licence, recipe, metrics with mean and 95 % interval, commands and hashes.
+if the run used EMAHook. Its metrics are those of WORK_DIR/metrics.json (`aft_mm test --out`), or
+else those of the validation. Runs of one config share a model card NAME.md.
 
-The output folder also gets SHA256SUMS, for `sha256sum -c`, and weights.json with the same by file.
-With `--address`, the address and hash of the first run of each config are written to the metafiles
-of configs/.
+The output folder also gets SHA256SUMS and weights.json. With `--address`, address and hash are
+written to the metafiles of configs/.
 """
 
 import argparse

@@ -7,8 +7,7 @@ MESHES has one folder per class, with meshes at any depth below it, such as
 
 OUT gets <synset or class>/{train,val,test}/<model>.npy, float32 [15000, 3] in the unit and
 orientation of the mesh, for aft_mm.PointClouds. A mesh below a folder train, val or test stays in
-that split. Others are split by --splits, or by --ratio with a hash of class and model. The points
-of a model are the same in every run. Existing files are skipped.
+that split; others are split by --splits or --ratio.
 """
 
 import argparse

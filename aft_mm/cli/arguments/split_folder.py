@@ -2,9 +2,9 @@
 
     aft_mm split photos data/my_images --val 0.2
 
-turns photos/cat/1.jpg into data/my_images/train/cat/1.jpg or data/my_images/val/cat/1.jpg, with the
-same share of each class chosen at random for validation. Files are hard links if both folders are
-on the same disk, and copies otherwise.
+turns photos/cat/1.jpg into data/my_images/train/cat/1.jpg or data/my_images/val/cat/1.jpg, with a
+random share of each class for validation. Files are hard links if both folders are on the same
+disk, else copies.
 """
 
 import argparse

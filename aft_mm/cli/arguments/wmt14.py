@@ -5,7 +5,7 @@
         --out data/wmt14_en_de
 
 The result is train.en and train.de (about 4.5 million pairs), val.* (newstest2013) and test.*
-(newstest2014 of test-full.tgz), raw text with one sentence per line.
+(newstest2014), raw text with one sentence per line.
 """
 
 import argparse

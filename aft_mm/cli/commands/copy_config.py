@@ -1,5 +1,3 @@
-"""Copy a config to edit it."""
-
 import argparse
 import ast
 import os

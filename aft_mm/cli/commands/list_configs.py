@@ -1,5 +1,3 @@
-"""List the configs with their measured results and requirements."""
-
 import argparse
 import importlib.util
 import os
@@ -66,7 +64,6 @@ def shell_pattern(args: argparse.Namespace) -> str:
 
 
 def rows(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    """Yield name, task, first result, weights and missing modules of every selected config."""
     metrics = measured()
     trained = {model.config: short for short, model in trained_models().items()}
     pattern = shell_pattern(args)
@@ -87,7 +84,6 @@ def rows(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
 
 
 def mixers(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    """Yield type, package and description of every selected mixer."""
     base = importlib.import_module('aft_mm.layers').TokenMixer  # takes seconds
     registry = importlib.import_module('aft_mm.registry').MODELS
     for prefix, modules in (('', registry.parent.module_dict), ('aft_mm.', registry.module_dict)):

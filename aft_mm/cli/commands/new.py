@@ -1,5 +1,3 @@
-"""Write a config for data of the user."""
-
 import argparse
 import os
 import shlex
@@ -24,8 +22,6 @@ from .list_configs import NEEDS, missing
 
 
 class Kind(NamedTuple):
-    """A kind of data: its inspection, its base config and its training."""
-
     inspect: Callable[..., OwnData]
     base: str
     task: str

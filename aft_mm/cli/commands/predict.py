@@ -1,5 +1,3 @@
-"""Predict classes, boxes or masks of images with a trained model."""
-
 import argparse
 import csv
 import glob
@@ -28,11 +26,7 @@ COLUMNS = ('path', 'class_name', 'label', 'score', 'share', 'x1', 'y1', 'x2', 'y
 
 
 def image_files(inputs: Sequence[str]) -> tuple[list[str], dict[str, str], str]:
-    """Find the images of files, folders and patterns, each once.
-
-    Returns:
-        The readable images, why others are not, and sentences on what is passed over in the folders, or
-        ''.
+    """Return the readable images of files, folders and patterns, each once, and why others are not.
 
     Raises:
         UserError: An input has no image, or none can be read.
@@ -79,7 +73,6 @@ def problem(path: str) -> str:
 def predictions(
     predictor: ImagePredictor, paths: Sequence[str], bad: dict[str, str]
 ) -> list[Prediction]:
-    """Predict images, one by one if a batch fails; add why an image has no result to ``bad``."""
     try:
         return predictor(paths)
     except Exception as error:  # of any step of the pipeline, the model or the picture

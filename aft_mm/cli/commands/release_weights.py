@@ -1,5 +1,3 @@
-"""Write release files of finished runs, with model cards and a list of hashes."""
-
 import argparse
 import json
 import re
@@ -27,7 +25,6 @@ def metrics_at(work_dir: str, iteration: int) -> dict[str, float]:
 
 
 def release(work_dir: str, out: Path, license: str | None) -> tuple[list[dict], str]:
-    """Write the files of a run, and return their entries and the text of its config."""
     path, _ = latest_checkpoint(work_dir)
     if path is None:
         raise UserError(f'{work_dir!r} has no checkpoint of a run')
@@ -56,7 +53,6 @@ def without_seed(command: str) -> str:
 
 
 def model_card(name: str, entries: Sequence[Mapping], config: str) -> str:
-    """Return the Markdown card of the runs of one config, of which `config` is the text."""
     runs = [entry for entry in entries if entry['file'].endswith('.safetensors')]
     data = ', '.join(f'{each.name} ({each.terms})' for each in training_data(config))
     facts = {

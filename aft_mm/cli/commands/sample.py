@@ -1,5 +1,3 @@
-"""Sample images, point clouds or text from a trained model into a file."""
-
 import argparse
 from pathlib import Path
 
@@ -31,7 +29,6 @@ ARGUMENTS = dict(complete='ImageGenerator', prompt='TextGenerator', num_chars='T
 
 
 def check_args(args: argparse.Namespace) -> Config:
-    """Read the config and refuse arguments that do not fit its kind of model."""
     config = read_config(args.config, args.cfg_options)
     check_draws(config)
     task = task_of(config)

@@ -1,5 +1,3 @@
-"""Enlarge an image by sampling from a trained super-resolution model."""
-
 import argparse
 
 import numpy as np
@@ -33,7 +31,6 @@ def check_args(args: argparse.Namespace) -> Config:
 def enlarge(
     args: argparse.Namespace, resolver: SuperResolver, image: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the input of the model, uint8 ``[h, w, C]``, and samples ``[num, H, W, C]``."""
     options = sampling_options(args)
     if args.tile is not None:
         rows, columns = map(len, resolver.tile_starts(image, args.tile))

@@ -1,5 +1,3 @@
-"""Test a checkpoint with the metrics of a config file."""
-
 import argparse
 import os
 from contextlib import ExitStack

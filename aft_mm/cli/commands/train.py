@@ -1,5 +1,3 @@
-"""Train a model from a config file."""
-
 import argparse
 import io
 import logging
@@ -79,7 +77,6 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
 
 
 def train(args: argparse.Namespace, run: Run) -> None:
-    """Build the runner, check it, then train; ``run`` stops it at a signal."""
     with user_errors(*CONFIG_ERRORS):
         requested_backends()
         keep_freed_memory()
@@ -203,7 +200,6 @@ def summary_of(runner: Runner, hook: CheckpointHook | None, metric: str) -> Summ
 
 
 def advice(step: str, runner: Runner, config: str) -> str:
-    """Return what to do about a step of a :class:`Summary`, with its command."""
     train_again = f'aft_mm train {shlex.quote(config)} --work-dir DIR --cfg-options'
     by_epoch = not isinstance(runner.train_loop, IterBasedTrainLoop)
     length = (
@@ -241,7 +237,6 @@ def plot(*words: str, out: str) -> str:
 
 
 def log_backends(runner: Runner) -> None:
-    """Log which backend each op uses: once per op, on the first rank."""
     ops = logging.getLogger('aft_mm.ops')
     ops.setLevel(logging.INFO)
     ops.handlers = list(runner.logger.handlers)

@@ -1,5 +1,3 @@
-"""Transcribe speech files."""
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
@@ -44,7 +42,6 @@ def check_args(args: argparse.Namespace) -> Config:
 def recognise(
     args: argparse.Namespace, recognizer: SpeechRecognizer, files: Sequence[str]
 ) -> Iterator[tuple[str, Recognition | None]]:
-    """Yield every file with its transcription, None if it cannot be used."""
     for start in range(0, len(files), args.batch_size):
         part = files[start : start + args.batch_size]
         samples: dict[int, dict] = {}

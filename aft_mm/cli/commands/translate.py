@@ -1,5 +1,3 @@
-"""Translate sentences from stdin to stdout, one per line."""
-
 import argparse
 import sys
 from collections.abc import Iterator

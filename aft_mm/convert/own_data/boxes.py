@@ -146,7 +146,6 @@ def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
 
 
 def _listed(line: str, path: Path, files: Files) -> str:
-    """Return the xml file of a line of a list, which may end in the suffix of the image."""
     stem, suffix = os.path.splitext(line)
     found = files.ending(f'{line}.xml')
     if not found and suffix.lower() in IMAGE_SUFFIXES:
@@ -157,7 +156,6 @@ def _listed(line: str, path: Path, files: Files) -> str:
 
 
 def _files_of(images: Sequence[Annotated], path: Path, root: Path, part: str) -> Iterable[Path]:
-    """Yield the file of each image of a json."""
     base = root if root.is_dir() else root.parent
     places = [(base, None if root.is_dir() else 2), (base.parent, 2)]
     below: list[Files] = []
@@ -287,7 +285,6 @@ def _own_data(
 
 
 def _not_annotated(files: Sequence[Path]) -> Iterator[str]:
-    """Say which images next to annotated ones are not used."""
     used = set(files)
     others = [
         path
@@ -303,10 +300,7 @@ def _not_annotated(files: Sequence[Path]) -> Iterator[str]:
 
 
 def _fit(images: Sequence[Annotated], stored: Sequence[Stored], scale: bool) -> list[str]:
-    """Move boxes to where their objects are in the image as it is read; return what to say of it.
-
-    The size that a file gives shows whether its boxes are those of the stored or of the turned photo.
-    """
+    """Move boxes to where their objects are in the image as it is read; say what changed."""
     notes, unclear = [], []
     num_scaled, readings = 0, {'stored': 0, 'turned': 0}
     for image, (width, height, orientation) in zip(images, stored, strict=True):
@@ -357,7 +351,6 @@ def _fit(images: Sequence[Annotated], stored: Sequence[Stored], scale: bool) -> 
 
 
 def _turn(image: Annotated, stored: Stored) -> None:
-    """Turn boxes of stored pixels by the EXIF orientation of their photo."""
     width, height, orientation = stored
     for box in image.boxes:
         x, y, w, h = box.place
@@ -371,7 +364,6 @@ def _turn(image: Annotated, stored: Stored) -> None:
 def _drop_unused(
     images: Sequence[Annotated], sizes: Sequence[tuple[int, int]], unused: Unused
 ) -> None:
-    """Keep the boxes that mmdet uses, and those that it ignores in training and evaluation."""
     for image, size in zip(images, sizes, strict=True):
         kept = []
         for box in image.boxes:

@@ -40,14 +40,7 @@ Folders = dict[str, list[str]]
 
 
 class Labelled(NamedTuple):
-    """An image of a class.
-
-    Args:
-        path: Its path below the data.
-        part: ``'train'``, ``'val'``, ``'test'``, or ``'all'`` if the parts are to be sampled.
-        label: Name of its class.
-        name: Its path below the folders of parts and classes.
-    """
+    """An image of a class, in ``'train'``, ``'val'``, ``'test'``, or in ``'all'`` to be sampled."""
 
     path: str
     part: str
@@ -64,12 +57,7 @@ class Layout(NamedTuple):
 
 
 def image_folder(root: Path, share: float, seed: int, start: str | None = None) -> OwnData:
-    """Inspect a folder with a folder of images for each class, or train/ and val/ of such folders.
-
-    Args:
-        root, share, seed: The folder, and the split.
-        start: Name or file of the weights that the training starts from.
-    """
+    """Inspect a folder with a folder of images per class, or train/ and val/ of such folders."""
     images, parts, notes = find_classes(root)
     sizes = image_sizes([root / image.path for image in images])  # all can be read
     first = copies([root / image.path for image in images])
@@ -129,7 +117,6 @@ def image_folder(root: Path, share: float, seed: int, start: str | None = None) 
 
 
 def _expectation(counts: Mapping[str, int], start: str | None) -> Iterator[str]:
-    """Say what a model of few images reached."""
     number = median(counts.values())
     if number < 3 * max(_MEASURED):
         nearest = min(_MEASURED, key=lambda measured: abs(log(measured / number)))
@@ -194,7 +181,6 @@ def _refuse(folder: Path, reason: str) -> NoReturn:
 
 
 def _folders(files: Sequence[str], inside: str, others: Collection[str]) -> Folders:
-    """Return files by the folder below `inside` that holds them, '' for images in `inside` itself."""
     found: Folders = {}
     for file in files:
         name, slash, _ = file[len(inside) :].partition('/')
@@ -204,7 +190,6 @@ def _folders(files: Sequence[str], inside: str, others: Collection[str]) -> Fold
 
 
 def _descend(files: Sequence[str], inside: str, others: Collection[str]) -> tuple[str, Folders]:
-    """Return the first folder with several folders or with one of images, and its folders."""
     while True:
         folders = _folders(files, inside, others)
         names = list(folders)
@@ -214,7 +199,6 @@ def _descend(files: Sequence[str], inside: str, others: Collection[str]) -> tupl
 
 
 def _find_parts(root: Path, inside: str, folders: Folders) -> dict[str, str]:
-    """Return the names of the folders of the parts, none if the folders are those of classes."""
     ranks: dict[str, tuple[int, str]] = {}
     for name, files in folders.items():
         # Training, training_set, seg_train, TrainImages
@@ -317,7 +301,6 @@ def _check_classes(
 def _lists_alike(
     root: Path, images: Sequence[Labelled], parts: Mapping[str, str], classes: Collection[str]
 ) -> bool:
-    """Return whether mmpretrain finds the same images and classes in the folders of the parts."""
     for part in parts.values():
         folders = {path.name for path in (root / part).iterdir() if path.is_dir()}
         if {name for name in folders if not is_hidden(name)} != set(classes):
@@ -332,12 +315,7 @@ def _lists_alike(
 def split_classes(
     images: Sequence[Labelled], share: float, seed: int, first: Sequence[int]
 ) -> dict[str, list[Labelled]]:
-    """Sample ``'train'`` and ``'val'`` from the images of ``'all'``.
-
-    Args:
-        images, share, seed: See :func:`split_by_label`.
-        first: The result of :func:`copies`.
-    """
+    """Sample ``'train'`` and ``'val'`` from the images of ``'all'``, see :func:`split_by_label`."""
     pool = [index for index, image in enumerate(images) if image.part == 'all']
     labels = [images[index].label for index in pool]
     differing = Counter(

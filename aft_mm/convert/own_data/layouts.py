@@ -21,12 +21,7 @@ LAYOUTS = {
 
 
 class Files:
-    """The files below a folder that are not hidden, found by the ends of their paths.
-
-    Args:
-        root: The folder.
-        depth: Folders below it that are searched, None for all.
-    """
+    """The files below a folder that are not hidden, found by the ends of their paths."""
 
     def __init__(self, root: Path, depth: int | None = None) -> None:
         self.root = root
@@ -90,7 +85,6 @@ def nearest(paths: list[str], near: str, part: str = '') -> str:
 
 
 def coco_files(root: Path) -> dict[str, Path]:
-    """Return the json files of the parts, as :func:`parts_of`."""
     if root.is_file():
         return {'all': root}
     files = Files(root)
@@ -120,7 +114,6 @@ def coco_files(root: Path) -> dict[str, Path]:
 
 
 def refuse_other_format(kind: str, files: Files) -> None:
-    """Refuse a folder without boxes of this kind that has boxes in another known format."""
     other, suffix = ('voc', '.xml') if kind == 'coco' else ('coco', '.json')
     rule = f'folder {str(files.root)!r} must hold {LAYOUTS[kind]}, got'
     for path in files.with_suffix(suffix)[:1]:
@@ -132,7 +125,6 @@ def refuse_other_format(kind: str, files: Files) -> None:
 
 
 def _is_yolo(path: Path) -> bool:
-    """Return whether the first line of a file is a class and fractions of an image."""
     words = (filled_lines(path) or [''])[0].split()
     try:
         values = [float(word) for word in words]

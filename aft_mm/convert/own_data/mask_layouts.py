@@ -58,8 +58,6 @@ def some(names: Sequence[str], most: int = 5) -> str:
 def find_masks(root: Path) -> dict[str, Pairs]:
     """Return the pairs of ``'train'`` and ``'val'``, or of ``'all'``, {} if there is no mask.
 
-    Those of ``'test'`` are the last, if there are any.
-
     Raises:
         UserError: If a folder is missing, or images and masks cannot be matched.
     """
@@ -86,7 +84,6 @@ def find_masks(root: Path) -> dict[str, Pairs]:
 
 
 def missing_masks(root: Path) -> UserError:
-    """Return the error of a folder without masks."""
     children = _children(root)
     if any(name in children for name in NAMES['train']):
         missing = 'train_masks/'
@@ -142,7 +139,6 @@ def _folders(root: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def list_masks(folder: Path) -> list[str]:
-    """Return the files below a folder that may be masks, without hidden ones."""
     paths = (path.relative_to(folder) for path in sorted(folder.rglob('*')) if path.is_file())
     return [
         path.as_posix()
@@ -201,7 +197,6 @@ def _pairs(images: Path, masks: Path) -> Pairs:
 
 
 def _listed(root: Path, pairs: Pairs) -> dict[str, Pairs]:
-    """Divide pairs by the lists of VOC, if there are any."""
     paths = sorted((root / LISTS).glob('*.txt'))
     lists = parts_of(paths, f'lists in {root / LISTS}', optional=True)
     parts: dict[str, Pairs] = {}
@@ -227,7 +222,6 @@ def _listed(root: Path, pairs: Pairs) -> dict[str, Pairs]:
 
 
 def class_names(root: Path, parts: Mapping[str, Pairs]) -> tuple[Path, list[str]] | None:
-    """Return the file of the class names, and these by number, or None if there is no such file."""
     places = [root, *dict.fromkeys(p for pairs in parts.values() for p in _near(pairs))]
     found = [(path, _names(path)) for place in places for path in _named(place)]
     for path, names in found:

@@ -149,7 +149,6 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
 def _mask_classes(
     root: Path, parts: Mapping[str, Pairs], pixels: Counter[int], with_ignored: int
 ) -> list[str]:
-    """Return the names of the classes by number, given the pixels of each value."""
     values = sorted(pixels.keys() - {IGNORED})
     hint = '`aft_mm number-masks` writes numbers for grey levels and colours'
     if with_ignored:
@@ -181,7 +180,6 @@ def _mask_classes(
 
 
 def image_scale(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Return the width and height to which most images are scaled, given those that they have."""
     short, long = (statistics.median(edge) for edge in zip(*map(sorted, sizes), strict=True))
     area = short * long
     least = max(1, round(short * (min(max(area, LEAST_AREA), MOST_AREA) / area) ** 0.5))
@@ -193,7 +191,6 @@ def image_scale(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
 def _datasets(
     root: Path, parts: Mapping[str, Pairs], given: bool
 ) -> tuple[list[str], dict[str, str], dict[str, Path]]:
-    """Return the lines of the data sets, and the lists and links for ``split``."""
     endings = Counter(end for pairs in parts.values() for end in pairs.endings())
     lists: Parts = {}
     links: dict[str, Path] = {}

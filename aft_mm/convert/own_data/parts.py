@@ -47,7 +47,7 @@ class OwnData:
         config: Lines of the config.
         files: Contents of the files for ``split``, by name.
         notes: What is not used, and other surprises, one sentence each.
-        given: The parts are those of the user, although there are files for ``split``.
+        given: The parts are those of the user.
         links: Targets of the links for ``split``, by name.
     """
 
@@ -68,13 +68,12 @@ def split_by_label(
     seed: int,
     groups: Sequence[Hashable] | None = None,
 ) -> dict[str, list[Item]]:
-    """Sample the same share of each label for ``'val'``, at least one of two or more; keep the order.
+    """Sample the same share of each label for ``'val'``, at least one of two or more.
 
     Args:
         items, labels: Samples and the label of each.
         share, seed: Share of ``'val'``, and seed of the sampling.
-        groups: Group of each item, such as :func:`copies` returns: those of one group come to one part,
-            by the label of its first item, unless ``'val'`` would be empty.
+        groups: Group of each item; one part gets all items of a group.
     """
     rng = np.random.default_rng(seed)
     members: dict[Hashable, list[int]] = defaultdict(list)
@@ -139,15 +138,7 @@ def copy_notes(
     parts: Sequence[str] | None = None,
     sampled: bool = True,
 ) -> Iterator[str]:
-    """Say which files are copies, also across classes and parts.
-
-    Args:
-        names: Names of the files for the messages.
-        first: The result of :func:`copies`.
-        labels: Label of each file, if it has one.
-        parts: Part of each file, by default the same.
-        sampled: Whether the parts are sampled.
-    """
+    """Say which files are copies, given the result of :func:`copies`."""
     labels = labels or [None] * len(names)
     parts = parts or ['all'] * len(names)
     pairs = [(copy, other) for copy, other in enumerate(first) if copy != other]
@@ -243,7 +234,6 @@ def class_lines(root: Path, names: Sequence[str], comment: str) -> Iterator[str]
 
 
 def image_sizes(paths: Sequence[Path]) -> str:
-    """Read all images, and describe their sizes: ``'64 x 48 to 640 x 480 pixels'``."""
     return described_sizes(stored_sizes(paths))
 
 

@@ -1,5 +1,3 @@
-"""Base class of the pipeline steps."""
-
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any

@@ -29,9 +29,7 @@ class LoadRGBImage(Transform):
 
 @TRANSFORMS.register_module()
 class SuperResolutionPair(Transform):
-    """The central square of an image at two sizes: target ``img`` and input ``source``.
-
-    ``source`` is ``img`` shrunk again, both by area interpolation. Flip before this step.
+    """The central square of an image at two sizes, ``img`` and, shrunk again by area, ``source``.
 
     Args:
         size: Height and width of ``img`` [px].

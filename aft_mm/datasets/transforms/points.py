@@ -27,14 +27,13 @@ class PackPointCloud(Transform):
 
     Returns ``dict(inputs=uint8 [3·num_points], data_samples=SequenceSample(length, num_context=0,
     box))`` with the tokens of :func:`aft_mm.tokenizers.encode_points` in the cloud's bounding cube.
-    Smaller clouds are sampled with replacement and a warning.
 
     Args:
-        num_points: Number of points.
+        num_points: Number of points; smaller clouds are sampled with replacement and a warning.
         num_bits: Bits per coordinate, 1 to 8.
         order: See :func:`aft_mm.tokenizers.encode_points`.
-        seed: An int gives a cloud of a data set the same points in every epoch, by its ``sample_idx``;
-            None uses numpy's global generator.
+        seed: An int gives a cloud the same points in every epoch; None uses numpy's global
+            generator.
     """
 
     def __init__(

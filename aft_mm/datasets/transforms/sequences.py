@@ -36,7 +36,7 @@ class PackSequence(Transform):
     """Flatten an image to a sequence in raster order; the last step of a pipeline.
 
     Returns ``dict(inputs=uint8 [T] or [T, C], data_samples=SequenceSample(length=T))``, with
-    ``source`` and ``warnings`` if ``results`` has them.
+    ``source`` and ``warnings`` if there are any.
 
     Args:
         image_shape: ``(H, W, C)`` of every image, C = 1 or 3 (RGB).

@@ -115,8 +115,8 @@ class NormalizeFeatures(Transform):
 
     Args:
         per: ``'utterance'`` or ``'speaker'``, see :class:`Utterances`.
-        joint_bins: Use one mean and one standard deviation of an utterance for all bins. Those of
-            each bin remove the spectrum that tells a single short word from others.
+        joint_bins: Use one mean and standard deviation for all bins, which keeps the spectrum of a
+            short word.
     """
 
     def __init__(self, per: str = 'utterance', joint_bins: bool = False) -> None:
@@ -158,8 +158,6 @@ class Moments:
 @TRANSFORMS.register_module()
 class SpecAugment(Transform):
     """Set random bands of bins and spans of frames to 0 (arXiv 1904.08779).
-
-    After :class:`NormalizeFeatures`, 0 is the mean.
 
     Args:
         num_bands: Number of bands.

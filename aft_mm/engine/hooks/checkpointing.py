@@ -41,7 +41,6 @@ RUN = 'run'
 
 
 def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
-    """Return the gradients of every process that wait for a step, by parameter."""
     wrapper = runner.optim_wrapper
     if not isinstance(wrapper, OptimWrapper) or wrapper.should_update():
         return []
@@ -57,8 +56,7 @@ def waiting_gradients(runner: Runner) -> list[dict[str, Tensor]]:
 class SafeCheckpointHook(CheckpointHook):
     """mmengine's CheckpointHook, robust against crashes and foreign checkpoints.
 
-    - Files are replaced atomically; an old checkpoint is removed once the new one is on the disk.
-    - A checkpoint holds tensors and plain types, readable with ``weights_only=True``.
+    - Files are replaced atomically, and a checkpoint is readable with ``weights_only=True``.
     - A resumed run removes only files of its own folder with the names of a run, and warns about
       others.
     - ``save_best='auto'`` knows that fewer bits and errors are better.
@@ -83,7 +81,6 @@ class SafeCheckpointHook(CheckpointHook):
             raise UserError(f'the checkpoint hook has no argument {name!r}{hint}')
 
     def before_train(self, runner: Runner) -> None:
-        """Drop entries of a resumed checkpoint for files of another folder."""
         folder = Path(runner.work_dir)
         if self.out_dir not in (None, runner.work_dir):
             folder = Path(self.out_dir, folder.name)
@@ -108,7 +105,6 @@ class SafeCheckpointHook(CheckpointHook):
             super().before_train(runner)
 
     def _foreign(self, key: str, value: Any, folder: Path, runner: Runner) -> str:
-        """Return why an entry does not belong to this run, or ''."""
         if key.startswith('best_score'):
             if isinstance(value, Tensor | np.generic) and math.prod(value.shape) == 1:
                 value = value.item()
@@ -203,8 +199,6 @@ class SafeCheckpointHook(CheckpointHook):
 
 @contextmanager
 def _without_own_deprecations(runner: Runner) -> Iterator[None]:
-    """Hide the deprecation warning of mmengine's CheckpointHook."""
-
     def keep(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith(('"FileClient" will be', '"HardDiskBackend" is'))
 
@@ -273,7 +267,6 @@ class PeriodicCheckpointHook(StopHook):
         self._remove_outdated(runner)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Restart the clock, whichever hook writes the checkpoint."""
         super().before_save_checkpoint(runner, checkpoint)
         if 'optimizer' in checkpoint:
             self.last, self.is_up = monotonic(), False
@@ -295,10 +288,9 @@ class CheckpointCompatibilityHook(Hook):
     """Refuse a checkpoint of another architecture, which mmengine loads with only a warning.
 
     Args:
-        strict: True requires exactly the tensors of the model and the same subwords; False allows
-            what the model's loading allows.
-        resume: Also refuse interpolated position biases, which do not fit the optimizer state, and
-            a checkpoint from inside an epoch without a StopHook, which mmengine would repeat.
+        strict: Require exactly the tensors of the model and the same subwords.
+        resume: Also refuse interpolated position biases, and, without a StopHook, a checkpoint from
+            inside an epoch.
     """
 
     priority = 'VERY_HIGH'
@@ -308,7 +300,6 @@ class CheckpointCompatibilityHook(Hook):
         self.resume = resume
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Load the weights before mmengine does."""
         inside_epoch = checkpoint.get('meta', {}).get(INSIDE_EPOCH, {}).get('num_done')
         if (
             self.resume

@@ -168,8 +168,7 @@ class SuperResolutionHook(SampleVisualizationHook):
     """Show the picture ``super_resolution``: input, bicubic, samples and original side by side.
 
     Args:
-        image_shape: ``(H, W, C)`` of the images.
-        source_shape: ``(h, w, C)`` of the inputs.
+        image_shape, source_shape: ``(H, W, C)`` of the images, ``(h, w, C)`` of the inputs.
         interval, temperature, seed: As for :class:`SampleVisualizationHook`.
         num_images: Number of first validation images.
         num_samples: Samples of each.

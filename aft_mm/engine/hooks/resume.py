@@ -47,8 +47,7 @@ _NEW_SETTINGS = {
 class ExactResumeHook(Hook):
     """Make a run that resumes at any iteration bit-identical to an uninterrupted one.
 
-    - Every epoch is seeded from (seed, iteration, rank). A distributed run, where only the first
-      process writes the checkpoint, seeds every iteration and validation.
+    - Every epoch is seeded from (seed, iteration, rank), in a distributed run every iteration.
     - A checkpoint holds the state of the generators and gradients that wait for a step.
     - Workers of the training data loader seed every batch from (seed, rank, number of the batch).
     - A validation leaves the generators as they were.
@@ -165,7 +164,6 @@ class ExactResumeHook(Hook):
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of all random generators in tensors and plain types."""
     version, numbers, gauss = random.getstate()
     name, key, *others = cast(Sequence[Any], np.random.get_state())
     state = dict(
@@ -201,8 +199,7 @@ def _set_generators(state: dict[str, Any], python: Any, numpy: Any, of_torch: An
 class ResumeCheckHook(Hook):
     """Refuse to resume a run under other conditions than it started with.
 
-    Refused are checkpoints without training state, another optimizer or schedule, averaged weights
-    without EMAHook, and epochs of another length.
+    These are its optimizer, schedule, averaged weights and the length of an epoch.
     """
 
     priority = 'VERY_HIGH'
@@ -339,7 +336,6 @@ def _settings(groups: list[dict]) -> set[str]:
 
 
 def _check_schedules(runner: Runner, checkpoint: dict) -> None:
-    """Refuse other schedules, whose state mmengine would partly ignore."""
     saved, schedules = checkpoint.get('param_schedulers', []), runner.param_schedulers or []
     if not (isinstance(saved, list) and isinstance(schedules, list)):
         return
@@ -365,11 +361,7 @@ def _check_types(owner: str, saved: dict, current: dict) -> None:
 
 @HOOKS.register_module()
 class ValidateFirstHook(Hook):
-    """Run the validation that follows the checkpoint from which a run resumes.
-
-    mmengine saves an epoch before it validates it; a run resumed in between would skip the metrics,
-    the best weights and the step of ``ReduceOnPlateauLR``.
-    """
+    """Run the validation that follows the checkpoint from which a run resumes."""
 
     priority = 'LOWEST'  # after the checks of a resume and StopHook's position
 
@@ -381,7 +373,6 @@ class ValidateFirstHook(Hook):
         self.is_validated = bool(checkpoint.get('meta', {}).get(VALIDATED))
 
     def before_train(self, runner: Runner) -> None:
-        """Validate, if an uninterrupted run would next."""
         loop = runner.train_loop
         if isinstance(loop, EpochBasedTrainLoop):
             done, end = 0 if getattr(loop, 'num_done', 0) else loop.epoch, loop.max_epochs

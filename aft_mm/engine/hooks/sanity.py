@@ -26,8 +26,7 @@ from ..runner import task_model
 class CheckImagesHook(Hook):
     """Find unreadable image files in all data sets of a run before it starts.
 
-    The end of each file is read, too, because OpenCV decodes a truncated JPEG without an error.
-    Each rank checks its share.
+    The end of each file is read, too, as OpenCV decodes a truncated JPEG without an error.
 
     Args:
         num_threads: Files read at the same time.
@@ -102,8 +101,6 @@ class SanityCheckHook(Hook):
 
 @dataclass
 class Notes:
-    """Messages on the samples of one epoch."""
-
     skipped: Counter[str] = field(default_factory=Counter)  # message: how often
     warnings: dict[str, str] = field(default_factory=dict)  # warning: first file
 
@@ -114,11 +111,7 @@ class Notes:
 
 @HOOKS.register_module()
 class SkippedDataReportHook(Hook):
-    """Report the messages that data sets attach to their samples, over all ranks.
-
-    - ``skipped``: every epoch, how many files were replaced, and why.
-    - ``warnings``: each once in a run, with its first file.
-    """
+    """Report the ``skipped`` files and ``warnings`` of samples, over all ranks."""
 
     def __init__(self) -> None:
         # By mode, as an iteration-based loop validates inside an epoch.
@@ -156,7 +149,6 @@ class SkippedDataReportHook(Hook):
 
 
 def _title(runner: Runner, mode: str) -> str:
-    """Name the epoch that ended, as mmengine logs the same warning only once."""
     if mode == 'train':
         return f'train epoch {runner.epoch + 1}'
     if mode == 'val' and runner.iter:
@@ -170,10 +162,9 @@ DIVERGED = 'the loss of iteration'
 
 @HOOKS.register_module()
 class FiniteLossHook(Hook):
-    """Stop the run at a non-finite loss or gradient, before the optimizer step.
+    """Stop the run at a non-finite loss or gradient, before clipping and the optimizer step.
 
-    Gradients are checked before clipping, which would spoil all of them. With float16 only a
-    non-finite loss stops the run, because the loss scaler skips infinite gradients.
+    With float16 only the loss counts, because the loss scaler skips infinite gradients.
     """
 
     def __init__(self) -> None:
@@ -204,12 +195,10 @@ class FiniteLossHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        """Check the loss of an iteration without a step."""
         if self.loss is not None:
             self._check(runner, {})
 
     def _check(self, runner: Runner, gradients: dict[str, Tensor]) -> None:
-        """Raise a :class:`UserError` in all processes if one has a non-finite number."""
         assert self.loss is not None  # of the forward pass before
         values = torch.stack([self.loss.float(), *gradients.values()])
         bad = (~values.isfinite().all()).int()

@@ -27,8 +27,7 @@ TIME_BUDGET = 'time_budget'
 class StopHook(Hook):
     """Ends the training when :meth:`is_time` returns True, with a checkpoint to resume from.
 
-    Training stops after an iteration with an optimizer step and writes ``iter_N.pth``. A run by
-    epochs resumes with the remaining batches of the epoch in the same order.
+    A run by epochs resumes with the remaining batches of the epoch in the same order.
     """
 
     priority = 'LOWEST'  # after the schedulers and CheckpointHook
@@ -44,10 +43,9 @@ class StopHook(Hook):
 
     @abstractmethod
     def announce(self, runner: Runner, iteration: int, checkpoint: str) -> None:
-        """Log where the run stopped and how it resumes."""
+        pass
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Keep the meta for a resume."""
         self.loaded = checkpoint.get('meta', {})
 
     def before_train(self, runner: Runner) -> None:
@@ -129,10 +127,9 @@ def _resume_inside_epoch(
 class TimeBudgetHook(StopHook):
     """End the training after ``days`` + ``hours`` + ``minutes``, with a checkpoint to resume from.
 
-    - The time counts from the first batch on, with validation and checkpoints. Every checkpoint
-      holds the time used; a resumed run without time left is refused.
-    - A run by epochs stops inside the epoch without validation and resumes there, with the same
-      batch size and number of processes; at the end of an epoch it validates first.
+    The time counts from the first batch on, with validation and checkpoints, also of the resumed
+    run. A run by epochs stops inside the epoch without validation and resumes there, with the same
+    batch size and number of processes.
 
     Args:
         days, hours, minutes: Parts of the budget.

@@ -24,15 +24,10 @@ MAX_GRAPHS = 2**20  # in effect no limit
 class CompileHook(Hook):
     """Compile one part of the model before a run, with no graph breaks.
 
-    mmengine's ``cfg.compile`` breaks the graph at every backward and optimizer call. State dict
-    keys do not change.
-
     Args:
         module: Attribute of the model, or None for its backbone and decoder of this package. A
             model with an encoder is not compiled.
-        **kwargs: Those of ``torch.compile``. By default ``fullgraph`` is True, so a graph break is
-            an error, and ``dynamic`` False: torch 2.11 cannot trace ``torch.cond`` with a symbolic
-            size.
+        **kwargs: Those of ``torch.compile``, by default ``fullgraph=True`` and ``dynamic=False``.
     """
 
     def __init__(self, module: str | None = 'backbone', **kwargs: Any) -> None:
@@ -43,7 +38,6 @@ class CompileHook(Hook):
         self.kwargs = {'fullgraph': True, 'dynamic': False, **kwargs}
 
     def before_run(self, runner: Runner) -> None:
-        """Compile before weights are loaded in place."""
         # By default torch gives up after 8 sizes.
         limits = torch._dynamo.config
         limits.cache_size_limit = max(limits.cache_size_limit, MAX_GRAPHS)
@@ -69,7 +63,6 @@ class CompileHook(Hook):
 
 
 def parts_to_compile(model: nn.Module) -> list[str]:
-    """Return the names of backbone and decoder of this package; none next to an encoder."""
     parts = dict(model.named_children())
     if 'encoder' in parts:
         return []
@@ -158,10 +151,7 @@ class DiscriminantHeadHook(Hook):
 
 @HOOKS.register_module()
 class EpochTimeHook(Hook):
-    """Log ``seconds_per_epoch`` of training, without checkpoint and validation.
-
-    An epoch that was resumed in the middle is not counted.
-    """
+    """Log ``seconds_per_epoch`` of training, without checkpoint and validation."""
 
     priority = 'VERY_HIGH'  # before other hooks at the end of an epoch
 
@@ -185,8 +175,8 @@ class EpochTimeHook(Hook):
 class BitsPerDimHook(Hook):
     """Log ``loss_bits_per_X = loss / ln 2`` in addition to the loss in nats.
 
-    X is the unit of the validation metric :class:`aft_mm.evaluation.Likelihood`, without which, or
-    with smoothed labels, nothing is logged.
+    X is the unit of the validation metric :class:`aft_mm.evaluation.Likelihood`, without which
+    nothing is logged.
     """
 
     priority = 'HIGH'  # before LoggerHook reads the scalars
@@ -226,8 +216,7 @@ def penalised_layers(model: nn.Module) -> list[Any]:
 class RegularizationHook(Hook):
     """Add ``weight * sum of layer.regularization_loss()`` to the losses, over layers that have one.
 
-    For ``AFTConv(sparsity='entropy')`` that is the entropy of its position biases in nats (arXiv
-    2105.14103, eq. 9, weight 0.001).
+    Of ``AFTConv(sparsity='entropy')`` see arXiv 2105.14103, eq. 9, weight 0.001.
 
     Args:
         weight: Factor of the sum.

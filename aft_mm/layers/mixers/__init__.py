@@ -1,7 +1,7 @@
 """Token mixers, one file each.
 
-Every file is imported: a class registered in ``MODELS`` becomes an attribute of this package and of
-:mod:`aft_mm.layers`. Another package adds mixers by an entry point of the group ``aft_mm.mixers``.
+A class registered in ``MODELS`` becomes an attribute of this package and of :mod:`aft_mm.layers`.
+Another package adds mixers by an entry point of the group ``aft_mm.mixers``.
 """
 
 import warnings

@@ -1,5 +1,3 @@
-"""AFT-full with a position bias passed to the call."""
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -23,18 +21,16 @@ class AFTBias(AFTMixer):
 
         encoder(tokens, position_bias=-distances, pair_mask=adjacency)
 
-    Without it w = 0, as in AFT-simple. Tokens have no other order. There are no steps.
+    Without it w = 0, as in AFT-simple. There are no steps.
 
     Args:
         embed_dims: Channels D.
         num_heads: h of a bias [h, T, S] or [B, h, T, S]; None for [T, S] or [B, T, S].
-        scales: Initial values of a learned factor per head for a bias [T, S] or [B, T, S]; needs
-            num_heads=None.
+        scales: Initial values of a learned factor per head; needs num_heads=None.
         **kwargs: See :class:`AFTMixer`.
 
     Raises:
-        ValueError: As :class:`AFTMixer` and :func:`aft_mm.ops.aft_full`, or a call with `scales`
-            without a bias.
+        ValueError: As :class:`AFTMixer` and :func:`aft_mm.ops.aft_full`.
     """
 
     takes_memory = True

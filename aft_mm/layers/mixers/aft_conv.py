@@ -1,5 +1,3 @@
-"""AFT-conv."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +28,7 @@ SPARSITIES = ('none', 'entropy', 'gumbel')
 class AFTConv(AFTMixer):
     """AFT with a bias per head that depends on the offset only (arXiv 2105.14103, eq. 6 and 8).
 
-    Accepts any grid of the kernel's number of dimensions. Keys have h channels, one per head.
+    Accepts any grid. Keys have h channels, one per head.
 
     Args:
         embed_dims: Channels D.
@@ -39,13 +37,11 @@ class AFTConv(AFTMixer):
         reparameterize: ``γ (w − mean) / std + β`` (eq. 8), or w itself.
         query: False leaves out query and gate.
         global_connectivity: False sets W = 0 outside the kernel (§5.3).
-        sparsity: 'entropy' adds :meth:`regularization_loss`; 'gumbel' uses one position per head
-            (§8).
+        sparsity: 'entropy' (:meth:`regularization_loss`) or 'gumbel', one position per head (§8).
         tau: Temperature of sparsity='gumbel'; None is the paper's 0.5.
         init_std: Standard deviation of w at initialisation.
         init_peak: Initial bias of one position per head, see :class:`ConvPositionBias`.
-        gate: See :class:`AFTMixer`.
-        qkv_bias: See :class:`TokenMixer`.
+        gate, qkv_bias: See :class:`AFTMixer`.
         **kwargs: See :class:`AFTMixer`. Without a grid, `kernel_size` sets the dimensions, and
             there are no steps.
     """

@@ -1,5 +1,3 @@
-"""AFT-decay."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +15,8 @@ from .base import OpMixer
 class AFTDecay(OpMixer):
     """AFT-simple whose keys lose weight by ``e^−λ`` per token, ``w = −λ |t − t'|``.
 
-    Each channel learns its λ > 0, as its logarithm. It starts at ``2^(−8 i / D)`` for the channels i
-    = 1 … D. Sequences have any length; a step takes O(D). It is no variant of the papers.
+    Each channel learns its λ > 0, which starts at ``2^(−8 i / D)`` for the channels i = 1 … D. It
+    is no variant of the papers.
 
     Args:
         embed_dims: Channels D.

@@ -1,5 +1,3 @@
-"""AFT-full."""
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -28,18 +26,16 @@ from .base import AFTMixer, BiasedState
 class AFTFull(AFTMixer):
     """AFT with a dense position bias, ``w = u vᵀ`` or a free matrix (arXiv 2105.14103, eq. 2, 7).
 
-    For a shorter sequence the bias is cropped, for another grid of an image interpolated. A longer
-    sequence needs `longer`; steps take up to T tokens of the grid.
+    For a shorter sequence the bias is cropped, for another grid of an image interpolated.
 
     Args:
         embed_dims: Channels D.
         rank: d' of u and v; None for the free matrix.
         source_grid: Grid of a memory, for a cross mixer with :class:`MemoryPositionBias`; needs
-            rank=None, causal=False, a gate, and no init_std.
+            rank=None and causal=False.
         init_std: Standard deviation of u and v (default 0.1) or of the free w (default 0.01).
-        longer: w of a sequence that is longer than the learned w: None refuses it; 'nearest' is w
-            of the nearest pair at the same, or else the largest, distance; 'interpolate' stretches
-            the learned w. 'linear' and 'log' learn a function of the distance instead, see
+        longer: w of a longer sequence: None refuses it, 'nearest' takes that of the nearest pair at
+            the same distance, 'interpolate' stretches w; 'linear' and 'log' learn a
             :class:`DistancePositionBias`.
         trained_length: Tokens T₀ of the learned w, if the grid is longer.
         num_heads: h of the slopes of 'linear' and 'log', a divisor of D.
@@ -111,10 +107,7 @@ class AFTFull(AFTMixer):
         self.biased_memory = source_grid is not None
 
     def position_bias(self) -> Tensor:
-        """Return the learned w [1, T, T], 0 for later tokens if causal, or [1, T, S] over a memory.
-
-        With slopes it is w by offset, [h, 2T − 1].
-        """
+        """Return the learned w [1, T, T] or [1, T, S], with slopes by offset, [h, 2T − 1]."""
         if self.num_heads is not None:
             slopes: Tensor = self.pos_bias.kernel(self._required_grid()[0])
             return slopes
@@ -150,7 +143,6 @@ class AFTFull(AFTMixer):
         return ops.aft_full(query, key, value, bias, key_mask=key_mask, gate=self.gate, **options)
 
     def _bias(self, grid: Grid, source_grid: Grid | None = None) -> Tensor:
-        """Return w [T, S] or [h, T, S] for targets on `grid` and sources on `source_grid`."""
         if self.longer == 'nearest':
             targets, sources = grid[0], (source_grid or grid)[0]
             if max(targets, sources) > self.pos_bias.num_tokens:

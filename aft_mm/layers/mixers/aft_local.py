@@ -1,5 +1,3 @@
-"""AFT-local."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +11,7 @@ from aft_mm.registry import MODELS
 
 from ..grid import Grid
 from ..longer import TABLES, factor_band, learned_grid, nearest_band
-from ..position_bias import (
-    FACTOR_STD,
-    FREE_STD,
-    FactorizedPositionBias,
-    FreeLocalPositionBias,
-)
+from ..position_bias import FACTOR_STD, FREE_STD, FactorizedPositionBias, FreeLocalPositionBias
 from .base import BiasedState, OpMixer
 
 
@@ -26,8 +19,7 @@ from .base import BiasedState, OpMixer
 class AFTLocal(OpMixer):
     """AFT with ``w = u vᵀ`` in a window and w = 0 outside it (arXiv 2105.14103, eq. 4 and 7).
 
-    Sequences may be shorter, and images may have another grid; the window keeps its size in tokens.
-    A longer sequence needs `longer`; steps take up to T tokens of the grid.
+    On another grid of an image the window keeps its size in tokens.
 
     Args:
         embed_dims: Channels D.

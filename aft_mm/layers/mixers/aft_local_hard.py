@@ -1,5 +1,3 @@
-"""AFT-local-hard."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +12,7 @@ from .base import OpMixer
 
 @MODELS.register_module()
 class AFTLocalHard(OpMixer):
-    """AFT in a hard window, W = 1 inside and 0 outside (ICLR submission, algorithms 1 and 2).
-
-    The windows are those of :func:`aft_mm.ops.aft_local_hard`.
+    """AFT in a hard window, W = 1 inside and 0 outside, see :func:`aft_mm.ops.aft_local_hard`.
 
     Args:
         embed_dims: Channels D.

@@ -1,5 +1,3 @@
-"""AFT-local-learned."""
-
 from aft_mm.registry import MODELS
 
 from .aft_local import AFTLocal
@@ -9,8 +7,7 @@ from .aft_local import AFTLocal
 class AFTLocalLearned(AFTLocal):
     """AFT-local with a separate softmax over the position weights (ICLR submission, eq. 8).
 
-    ``y_t = g(q_t) ⊙ Σ_t' softmax(w_t)[t'] softmax(k)[t'] ⊙ v_t'`` over all visible tokens, with w =
-    0 outside the window. Arguments are those of :class:`AFTLocal`.
+    See :func:`aft_mm.ops.aft_local_learned`; arguments are those of :class:`AFTLocal`.
     """
 
     normalized = False

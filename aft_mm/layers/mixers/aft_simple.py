@@ -1,5 +1,3 @@
-"""AFT-simple."""
-
 from typing import Any
 
 from torch import Tensor

@@ -1,5 +1,3 @@
-"""Base classes of all token mixers."""
-
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, ClassVar, NamedTuple
@@ -9,13 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aft_mm import ops
-from aft_mm.checks import (
-    check_config,
-    check_flag,
-    check_int,
-    check_probability,
-    refuse,
-)
+from aft_mm.checks import check_config, check_flag, check_int, check_probability, refuse
 from aft_mm.ops.checks import FLOATS, check_lengths, check_mask
 from aft_mm.ops.gates import Gate, check_gate
 from aft_mm.registry import MODELS
@@ -66,8 +58,6 @@ class TokenMixer(Resettable):
 
     A subclass implements :meth:`_mix`; for steps also :meth:`_init_state`, :meth:`_mix_step` and,
     if the state is no :class:`aft_mm.ops.StepState` or :class:`BiasedState`, :meth:`_prefill`.
-
-    docs/mixers.md lists time, memory and state of each mixer.
 
     Args:
         embed_dims: Channels D.
@@ -156,9 +146,8 @@ class TokenMixer(Resettable):
             memory: Tokens [B, S, D] of keys and values (cross-attention), or from
                 :meth:`project_memory`.
             key_mask: bool [B, S], True = keep. Hidden tokens may hold NaN and get a gradient of 0.
-            cu_seqlens: int [N + 1], 0 first and T last: x [1, T, D] holds N sequences one after
-                another, which do not see each other. Only without a grid of 2 or more dimensions,
-                prefix tokens, memory and pairs.
+            cu_seqlens: int [N + 1]: x [1, T, D] holds N sequences, see :mod:`aft_mm.ops`. Only
+                without a grid of 2 or more dimensions, prefix tokens, memory and pairs.
             **pairs: position_bias and pair_mask for a mixer with :attr:`takes_pairs`.
 
         Raises:
@@ -340,10 +329,6 @@ class TokenMixer(Resettable):
         return self._mix(query, key, value, grid, key_mask, **pairs)
 
     def _project_all(self, layers: Sequence[nn.Module | None], x: Tensor) -> Sequence[Tensor]:
-        """Return the outputs of the layers that are not None, for tokens x [B, T, D].
-
-        One product reads x once. With gradients, its backward pass would copy those of the outputs.
-        """
         given = [layer for layer in layers if layer is not None]
         if x.device.type in FUSED_DEVICES and not torch.is_grad_enabled():
             fused = fuse_linear(given)
@@ -353,7 +338,6 @@ class TokenMixer(Resettable):
         return [self._apply_projection(layer, x) for layer in given]
 
     def _apply_projection(self, layer: nn.Module | FusedLinear, x: Tensor) -> Tensor:
-        """Return the query, key or value of tokens x [B, T, D], or all of them side by side."""
         if isinstance(layer, FusedLinear):
             return F.linear(x, layer.weight, layer.bias)
         projected: Tensor = layer(x)
@@ -382,14 +366,7 @@ class TokenMixer(Resettable):
         raise NotImplementedError
 
     def _prefill(self, state: Any, key: Tensor, value: Tensor, lengths: Tensor) -> Any:
-        """Return the state after lengths[b] tokens of each sequence b.
-
-        Args:
-            state: Fresh from :meth:`_init_state`.
-            key: [B, L, D], padding from lengths[b] on.
-            value: [B, L, D].
-            lengths: [B], 0 to L.
-        """
+        """Return `state` after lengths[b] tokens of key, value [B, L, D], which are padded."""
         if isinstance(state, BiasedState):
             return state._replace(mixing=ops.prefill(state.mixing, key, value, lengths))
         return ops.prefill(state, key, value, lengths)
@@ -397,10 +374,7 @@ class TokenMixer(Resettable):
     def _mix_step(
         self, query: Tensor, key: Tensor, value: Tensor, state: Any
     ) -> tuple[Tensor, Any]:
-        """Mix one token [B, D]; return it and the next state.
-
-        Buffers of `state` may be overwritten.
-        """
+        """Mix one token [B, D]; return it and the next state. `state` may be overwritten."""
         raise NotImplementedError
 
     @property
@@ -420,7 +394,6 @@ class TokenMixer(Resettable):
         return self.grid
 
     def _resolve_grid(self, num_tokens: int, grid: Sequence[int] | None = None) -> Grid:
-        """Return the given grid, else the constructor's, for `num_tokens` tokens."""
         length = num_tokens - self.num_prefix_tokens
         if grid is not None:
             ops.checks.check_grid(grid)
@@ -474,11 +447,9 @@ class OpMixer(AFTMixer):
     op: ClassVar[str]
 
     def _op_options(self, grid: Grid | None) -> dict[str, Any]:
-        """Return the options of the op and its steps for tokens on `grid`."""
         raise NotImplementedError
 
     def _op_bias(self, grid: Grid | None = None) -> Sequence[Tensor | None]:
-        """Return the position bias of the op for tokens on `grid`."""
         return ()
 
     def _mix(

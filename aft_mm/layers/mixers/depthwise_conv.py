@@ -23,8 +23,8 @@ _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 class KernelMixer(AFTMixer):
     """Base class of the controls: AFT-conv with weights that do not depend on the tokens.
 
-    ``y_t = proj(g(q_t) ⊙ Σ_t' K[t' − t] ⊙ v_t')``, 0 outside the grid. A causal mixer uses the
-    kernel up to its centre in raster order.
+    ``y_t = proj(g(q_t) ⊙ Σ_t' K[t' − t] ⊙ v_t')``, 0 outside the grid; causal, up to the centre of
+    K in raster order.
 
     Args:
         embed_dims: Channels D.
@@ -112,9 +112,8 @@ class KernelMixer(AFTMixer):
 
 @MODELS.register_module()
 class DepthwiseConv(KernelMixer):
-    """A gated depthwise convolution, a control for AFT-conv with the same kernel.
-
-    K ``[D, *kernel]`` is learned and starts like torch's convolutions.
+    """A gated depthwise convolution, a control for AFT-conv with the same kernel, learned per
+    channel.
 
     Args:
         embed_dims: Channels D.

@@ -1,5 +1,3 @@
-"""A mixer that mixes nothing."""
-
 from typing import Any
 
 from torch import Tensor

@@ -1,5 +1,3 @@
-"""The lambda layer."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +17,8 @@ class LambdaLayer(TokenMixer):
     """Lambda layer with full context (LambdaNetworks, arXiv 2102.08602).
 
     ``y_t = λ_tᵀ q_t`` with ``λ_t = Σ_t' (softmax(k)[t'] + e[t' − t]) v_t'ᵀ``, shared by all h
-    heads. The softmax is over tokens; e is learned per offset. Batch norm of queries and keys over
-    visible tokens makes the layer non-causal.
+    heads. The softmax is over tokens; e is learned per offset. Batch norm of queries and keys makes
+    it non-causal.
 
     Args:
         embed_dims: Channels D.
@@ -84,7 +82,6 @@ class LambdaLayer(TokenMixer):
 
 
 def _normalize(norm: nn.BatchNorm1d, x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Return x [B, T, C] after batch norm, in float32; hidden tokens are 0."""
     if key_mask is None or not norm.training:  # then each token is normalised alone
         normed: Tensor = norm(x.flatten(0, 1)).view(x.shape)
         return normed if key_mask is None else normed.masked_fill(~key_mask.unsqueeze(-1), 0)
@@ -96,7 +93,6 @@ def _normalize(norm: nn.BatchNorm1d, x: Tensor, key_mask: Tensor | None) -> Tens
 
 
 def _softmax_over_tokens(key: Tensor) -> Tensor:
-    """Return the softmax in float32 or wider, 0 if every token is hidden."""
     key = key if key.dtype == torch.float64 else key.float()
     some = (key > -torch.inf).any(1, keepdim=True)
     return key.masked_fill(~some, 0).softmax(1) * some

@@ -1,5 +1,3 @@
-"""Linear attention."""
-
 from typing import Any
 
 from torch import Tensor

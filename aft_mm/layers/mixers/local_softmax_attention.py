@@ -1,5 +1,3 @@
-"""Softmax attention in local blocks, as in the Image Transformer."""
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -21,10 +19,7 @@ Places = tuple[Tensor, Tensor]
 
 
 class Blocks(NamedTuple):
-    """Size of the blocks of a grid (H, W), and of the margins that their queries also see.
-
-    Fields are (rows, columns); a sequence is a grid of one row.
-    """
+    """Size of the blocks of a grid (H, W), and of the margins that their queries also see."""
 
     size: tuple[int, ...]
     before: tuple[int, ...]
@@ -36,7 +31,6 @@ class Blocks(NamedTuple):
         return Blocks(size, tuple(map(min, self.before, last)), tuple(map(min, self.after, last)))
 
     def visible(self, target: Places, source: Places, causal: bool) -> Tensor:
-        """Return whether targets at (rows, columns) see sources at (rows, columns)."""
         (row, column), (source_row, source_column) = target, source
         visible = (source_row < row) | ((source_row == row) & (source_column <= column))
         visible = visible if causal else torch.ones_like(visible)
@@ -46,7 +40,6 @@ class Blocks(NamedTuple):
         return visible
 
     def mask(self, causal: bool, device: torch.device) -> Tensor:
-        """Return what the queries of a block see, bool [queries, sources]."""
         target = [torch.arange(size, device=device) for size in self.size]
         source = [
             torch.arange(-before, size + after, device=device)
@@ -81,8 +74,7 @@ class Blocks(NamedTuple):
 class LocalSoftmaxAttention(TokenMixer):
     """Softmax attention in local blocks (Image Transformer, arXiv 1802.05751, §3.3).
 
-    A query sees its own block and a margin around it, if causal up to itself in raster order (the
-    paper generates block by block).
+    A query sees its own block and a margin around it, if causal up to itself in raster order.
 
     Args:
         embed_dims: Channels D.

@@ -1,5 +1,3 @@
-"""Attention by locality-sensitive hashing, as in the Reformer."""
-
 from math import prod
 from typing import Any, NamedTuple
 
@@ -33,8 +31,6 @@ class LSHState(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """Bucket of each token, the tokens sorted by it, and their places, [B, h, rounds, T] each."""
-
     bucket: Tensor
     token: Tensor
     position: Tensor
@@ -46,9 +42,8 @@ class LSHAttention(TokenMixer):
 
     Query and key share one projection, and keys have length 1. Each round hashes tokens into
     buckets, ``argmax([xR, −xR])``, and sorts them by bucket. A token sees those of its bucket in
-    its chunk of the sorted tokens and the chunk before; if causal, the last chunk_size earlier
-    tokens of its bucket, as the paper's chunks depend on later tokens. One softmax covers the union
-    of the rounds. A token sees itself only if it sees no other. R is sampled once.
+    its chunk and the chunk before; if causal, the last chunk_size earlier tokens of its bucket. One
+    softmax covers the union of the rounds. A token sees itself only if it sees no other.
 
     Args:
         embed_dims: Channels D.
@@ -133,8 +128,6 @@ class LSHAttention(TokenMixer):
     def _count(
         self, order: _Order, r: int, target: Tensor, source: Tensor, key_mask: Tensor | None
     ) -> Tensor:
-        """Return whether round r shows source to target, bool [B, h, rounds, chunks, c, 2c]."""
-
         def at(x: Tensor, token: Tensor) -> Tensor:
             flat = token.clamp_min(0).flatten(2)
             return x[:, :, r].gather(2, flat).view(token.shape)
@@ -201,16 +194,11 @@ class LSHAttention(TokenMixer):
 
 
 def _with_chunk_before(x: Tensor) -> Tensor:
-    """Join chunks [B, h, rounds, n, c, ...] with their predecessors, [..., n, 2c, ...].
-
-    The first chunk is preceded by token −1, or by zeros.
-    """
     empty = torch.full_like(x[:, :, :, :1], 0 if x.is_floating_point() else -1)
     return torch.cat((torch.cat((empty, x[:, :, :, :-1]), 3), x), 4)
 
 
 def _take(x: Tensor, token: Tensor) -> Tensor:
-    """Return rows of x [B, h, T, d] for tokens [B, h, ...], [B, h, ..., d]; any row for −1."""
     index = token.clamp_min(0).flatten(2).unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])
     rows: Tensor = x.gather(2, index).unflatten(2, token.shape[2:])
     return rows

@@ -1,5 +1,3 @@
-"""A long short-term memory."""
-
 from typing import Any, NamedTuple
 
 import torch
@@ -26,15 +24,15 @@ class LSTMState(NamedTuple):
 class LSTM(TokenMixer):
     """One LSTM layer, ``y = proj(LSTM(x))``, the recurrent baseline.
 
-    A causal mixer has D hidden channels. Otherwise two directions have D / 2 each. Tokens on a grid
-    are read in raster order, and hidden tokens are skipped.
+    A causal mixer has D hidden channels, otherwise two directions have D / 2 each. Hidden tokens
+    are skipped.
 
     Args:
         embed_dims: Channels D, even unless causal.
         **kwargs: See :class:`TokenMixer`.
 
     Raises:
-        ValueError: If D is odd and the mixer is not causal.
+        ValueError: D is odd and the mixer not causal.
     """
 
     normalized = False

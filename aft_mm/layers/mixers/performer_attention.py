@@ -1,5 +1,3 @@
-"""Performer attention: linear attention over random features of the softmax kernel."""
-
 import math
 from functools import cache
 from typing import Any
@@ -23,8 +21,7 @@ class PerformerAttention(FeatureAttention):
     """Linear attention over positive orthogonal random features (arXiv 2009.14794, FAVOR+).
 
     ``φ(x) = exp(ω x − |x|² / 2)`` for x = q or k divided by (D/h)^¼, with the mean of ``φ(q)·φ(k)``
-    equal to ``exp(q·k / √(D/h))``. Rows of ω are orthogonal in blocks of D/h. Queries are divided
-    by their largest feature.
+    equal to ``exp(q·k / √(D/h))``. Rows of ω are orthogonal in blocks of D/h.
 
     Args:
         embed_dims: Channels D.
@@ -88,7 +85,6 @@ class PerformerAttention(FeatureAttention):
             self.projection.copy_(sample_projection(number, dims, generator, 'cpu'))
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``ω x`` and x, both for the scaled x."""
         x = x * x.shape[-1] ** -0.25
         return x @ self.projection.to(x.dtype).T, x
 

@@ -1,5 +1,3 @@
-"""Gated average pooling."""
-
 from aft_mm.registry import MODELS
 
 from .depthwise_conv import KernelMixer
@@ -9,8 +7,7 @@ from .depthwise_conv import KernelMixer
 class Pooling(KernelMixer):
     """The gated mean of the visible tokens around each one, a control without learned weights.
 
-    ``y_t = proj(g(q_t) ⊙ mean_t' v_t')`` over the kernel, as in PoolFormer (arXiv 2111.11418), but
-    with projections and a gate.
+    ``y_t = proj(g(q_t) ⊙ mean_t' v_t')`` over the kernel, as in PoolFormer (arXiv 2111.11418).
 
     Args:
         embed_dims: Channels D.

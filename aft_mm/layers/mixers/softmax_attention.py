@@ -1,5 +1,3 @@
-"""Softmax attention."""
-
 from math import prod
 from typing import Any, NamedTuple
 

@@ -1,5 +1,3 @@
-"""Gated token shift."""
-
 from math import prod
 from typing import Any
 
@@ -16,9 +14,8 @@ from .depthwise_conv import KernelMixer
 class TokenShift(KernelMixer):
     """Each group of channels comes from one neighbour, a control without learned weights.
 
-    Groups of equal size come from the token itself, the previous token along each dimension and, if
-    not causal, the next. For a causal sequence this is RWKV's token shift, on an image nearly
-    ShiftViT's (arXiv 2201.10801).
+    Groups come from the token itself, the previous one along each dimension and, if not causal, the
+    next: RWKV's token shift, on an image nearly ShiftViT's (arXiv 2201.10801).
 
     Args:
         embed_dims: Channels D.

@@ -1,5 +1,3 @@
-"""Task models."""
-
 from .autoregressive_model import AutoregressiveModel
 from .ctc_model import CTCModel
 

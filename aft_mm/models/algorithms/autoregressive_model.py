@@ -1,5 +1,3 @@
-"""The task model of all autoregressive tasks."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +24,7 @@ class AutoregressiveModel(Resettable, BaseModel):
         decoder: Config of :class:`SequenceDecoder`.
         head: Config of :class:`CategoricalHead` or :class:`LogisticMixtureHead`.
         encoder: Config of :class:`SequenceEncoder` for the ``source`` of the samples; the decoder
-            then needs a cross mixer. ``embedding=None`` shares the decoder's.
+            then needs a cross mixer.
         data_preprocessor: Config; :class:`SequencePreprocessor` by default.
         init_cfg: See mmengine's BaseModule.
 
@@ -62,10 +60,7 @@ class AutoregressiveModel(Resettable, BaseModel):
         self._check_head()
 
     def forward(
-        self,
-        inputs: Tensor,
-        data_samples: list[SequenceSample] | None = None,
-        mode: str = 'tensor',
+        self, inputs: Tensor, data_samples: list[SequenceSample] | None = None, mode: str = 'tensor'
     ) -> Tensor | dict[str, Tensor] | list[SequenceSample]:
         """Run the model.
 
@@ -80,8 +75,7 @@ class AutoregressiveModel(Resettable, BaseModel):
             ``nats``, ``num_dims`` and, for a categorical head, ``num_correct``.
 
         Raises:
-            ValueError: Another mode or number of samples, a token outside the vocabulary, or a
-                sequence beyond the position table.
+            ValueError: An argument does not fit, or as the decoder's ``forward``.
         """
         check_choice('mode', mode, MODES)
         if not isinstance(inputs, Tensor) or inputs.dim() < 2:
@@ -125,10 +119,8 @@ class AutoregressiveModel(Resettable, BaseModel):
         return beam_search(self, source, end_token, **options)
 
     def encode(self, sources: list[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
-        """Encode the source tokens [S] or [S, C] of each sample.
-
-        Returns:
-            The memory [B, S, D] and its mask [B, S]; None, None without an encoder.
+        """Return the memory [B, S, D] of the samples' sources and its mask [B, S]; None without an
+        encoder.
         """
         given = [torch.as_tensor(source) for source in sources if source is not None]
         if len(given) != (0 if self.encoder is None else len(sources)):
@@ -160,7 +152,6 @@ class AutoregressiveModel(Resettable, BaseModel):
 
 
 def _counted(inputs: Tensor, samples: list[SequenceSample]) -> Tensor:
-    """Return which tokens are predicted, bool [B, T]."""
     spans = [(s.get('num_context', 0), s.get('length', inputs.shape[1])) for s in samples]
     first, end = torch.tensor(spans, device=inputs.device).unsqueeze(-1).unbind(1)
     token = torch.arange(inputs.shape[1], device=inputs.device)

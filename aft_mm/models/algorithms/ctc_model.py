@@ -1,5 +1,3 @@
-"""The task model of speech recognition."""
-
 from typing import Any
 
 import torch
@@ -23,12 +21,11 @@ class CTCModel(Resettable, BaseModel):
     """Model ``p(units | features)`` of an encoder of frames and CTC (Graves et al. 2006).
 
     Args:
-        encoder: Config of an encoder of frames, such as :class:`BiLSTMEncoder`, or
-            :class:`SequenceEncoder` with :class:`FrameEmbedding`.
+        encoder: Config of an encoder of frames, such as :class:`BiLSTMEncoder`.
         head: Config of :class:`CTCHead`.
         beam_size: Prefixes of the beam search; 1 decodes greedily.
-        lexicon: ``dict(units=…, words=[…])`` with the units of the data set; 'predict' then adds
-            ``in_lexicon``, the most likely transcript of these words.
+        lexicon: ``dict(units=…, words=[…])``; 'predict' then adds ``in_lexicon``, the best
+            transcript of these words.
         data_preprocessor: Config; :class:`UtterancePreprocessor` by default.
         init_cfg: See mmengine's BaseModel.
 
@@ -82,8 +79,7 @@ class CTCModel(Resettable, BaseModel):
             all processes. 'predict': the samples with ``recognized`` and ``score``.
 
         Raises:
-            ValueError: Another mode, number of samples or F, too many frames, or as
-                :meth:`CTCHead.nats`.
+            ValueError: An argument does not fit, or as :meth:`CTCHead.nats`.
         """
         check_choice('mode', mode, MODES)
         samples = [UtteranceSample() for _ in inputs] if data_samples is None else data_samples

@@ -1,5 +1,3 @@
-"""Backbones."""
-
 from .aft_vit import AFTViT
 
 __all__ = ['AFTViT']

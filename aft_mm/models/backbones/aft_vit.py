@@ -1,5 +1,3 @@
-"""A plain vision transformer with any token mixer."""
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -38,12 +36,8 @@ OUT_TYPES = ('avg_featmap', 'cls_token', 'featmap', 'query_pooling')
 class AFTViT(Resettable, BaseModule):
     """Vision transformer with any token mixer (arXiv 2105.14103, §5.3).
 
-    DeiT is ``AFTViT(arch, with_cls_token=True, out_type='cls_token',
-    token_mixer=dict(type='aft_mm.SoftmaxAttention', num_heads=3))``. AFT-conv has no class token
-    and no position embedding.
-
-    Images of any size are padded at the bottom and on the right to a multiple of the patch, and
-    learned positions are interpolated, also from a checkpoint.
+    Images are padded at the bottom and on the right to a multiple of the patch, and learned
+    positions are interpolated.
 
     Args:
         arch: 'tiny', 'small', 'base' (D = 192, 384, 768, 12 layers), or a dict with embed_dims,
@@ -55,24 +49,21 @@ class AFTViT(Resettable, BaseModule):
         token_mixer: Config of the mixer of every block; None is AFT-full with rank 128.
         with_cls_token: Prepend a learned class token, if the mixer accepts one.
         position_embedding: Add a learned vector per token.
-        out_indices: Layers whose outputs are returned, negative ones from the end. Later layers are
-            not run. Only the last layer has the final norm.
-        out_type: 'avg_featmap' for the mean over the grid [B, D], 'query_pooling' for that of
-            :class:`QueryPooling`, 'cls_token' for [B, D], 'featmap' for [B, D, H', W'] with ``H' = ⌈H /
-            patch⌉``.
+        out_indices: Layers whose outputs are returned, negative ones from the end. Only the last
+            has the final norm.
+        out_type: 'avg_featmap' (mean over the grid), 'query_pooling' (:class:`QueryPooling`) or
+            'cls_token' for [B, D], 'featmap' for [B, D, H', W'] with ``H' = ⌈H / patch⌉``.
         drop_rate: Dropout probability after embedding and mixers and in MLPs.
         drop_path_rate: Drop path probability of the last layer; it rises linearly from 0.
-        frozen_stages: Freeze the embeddings and the first n layers in evaluation mode, with all
-            layers also the norm; below 1 for none.
+        frozen_stages: Freeze the embeddings and the first n layers in evaluation mode; below 1 for
+            none.
         with_cp: Gradient checkpointing per block.
         final_norm: LayerNorm after the last layer.
         with_mask_channel: The image has the channel of MaskedDataPreprocessor. Tokens with only
             padding are hidden, 0 in 'featmap' and not counted in the others, so an image has the
-            same output in a batch as alone, unless positions or biases are interpolated to the grid
-            of the batch, or StridedAttention counts its stride in that grid. In training, the batch
-            norm of a convolutional stem counts padding.
+            same output in a batch as alone, unless the mixer depends on the grid of the batch.
         bfloat16: Run under bfloat16 autocast and return float32.
-        init_cfg: See mmengine's BaseModule; the default is the paper's initialisation.
+        init_cfg: See mmengine's BaseModule; by default the paper's.
 
     Raises:
         ValueError: An argument is out of range, or a checkpoint has other parameters.
@@ -209,13 +200,13 @@ class AFTViT(Resettable, BaseModule):
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
     ) -> list[Any] | tuple[Tensor, list[Any]]:
-        """Return features of layers, as timm's vision transformers do.
+        """Return features of layers, like timm.
 
         Args:
             x: Images [B, C, H, W].
-            indices: Layers; an int n for the last n, None for all.
+            indices: Layers, or n for the last n; None for all.
             return_prefix_tokens: Return pairs of a feature and the class tokens [B, P, D].
-            norm: Apply the final norm to every feature, instead of to none.
+            norm: Apply the final norm to every feature.
             stop_early: Do not run the layers after the last of `indices`.
             output_fmt: 'NCHW' for [B, D, H', W'], 'NLC' for [B, H'·W', D].
             intermediates_only: Return the features only.
@@ -244,17 +235,13 @@ class AFTViT(Resettable, BaseModule):
         return features if intermediates_only else (final, features)
 
     def train(self, mode: bool = True) -> 'AFTViT':
-        """Set the training mode, except for frozen stages."""
         super().train(mode)
         for module in self._frozen_modules():
             module.eval()
         return self
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        """Return the depth of a parameter and the number of depths, for layer-wise decay.
-
-        The embeddings have depth 0, layer i has i + 1, the final norm the last one.
-        """
+        """Return the depth of a parameter and the number of depths, for layer-wise decay."""
         num_depths = len(self.layers) + 2
         name = param_name.removeprefix(prefix)
         stem, _, rest = name.partition('.')
@@ -297,7 +284,6 @@ class AFTViT(Resettable, BaseModule):
     def _run(
         self, image: Tensor, indices: Sequence[int]
     ) -> tuple[list[Tensor], tuple[int, int], Tensor | None]:
-        """Return tokens [B, T, D] after the layers `indices`, their grid and mask."""
         image, inside, key_mask = self._split_mask(image)
         x, grid = self._embed(image, inside)
         outputs = []

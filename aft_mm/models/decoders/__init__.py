@@ -1,5 +1,3 @@
-"""Decoders."""
-
 from .sequence_decoder import DecoderState, SequenceDecoder
 
 __all__ = ['DecoderState', 'SequenceDecoder']

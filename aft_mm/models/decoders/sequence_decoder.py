@@ -1,5 +1,3 @@
-"""The autoregressive decoder of all sequence tasks."""
-
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +19,7 @@ class DecoderState(NamedTuple):
     position: Tensor
 
     def hold(self, last: int) -> None:
-        """Move sequences past token `last` back to it, in place.
-
-        So a complete sequence stays inside the position table while others take steps.
-        """
+        """Move sequences past token `last` back to it, in place."""
         self.position.clamp_(max=last)
         for block in self.blocks:
             block.position.clamp_(max=last + 1)
@@ -113,7 +108,7 @@ class SequenceDecoder(BlockStack):
             The hidden vector [B, D] that predicts the next token, and the next state.
 
         Raises:
-            ValueError: On a CPU, past the position table or for a token outside the vocabulary.
+            ValueError: On a CPU, as :meth:`forward`.
         """
         position = state.position + 1
         if position.device.type == 'cpu' and not torch.compiler.is_compiling():
@@ -137,7 +132,6 @@ class SequenceDecoder(BlockStack):
         return DecoderState(blocks, state.position[rows])
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """Return the embedded start and tokens, [B, T + 1, D], at most the position table."""
         start = self.start_embedding.expand(len(tokens), 1, -1)
         x = torch.cat([start, self.embedding(tokens)], dim=1)
         return self.add_positions(x[:, : self.max_length])

@@ -75,7 +75,6 @@ class Lexicon:
         return frozenset(p + (unit,) for p in places if unit in self.next_units.get(p, ()))
 
     def is_complete(self, state: frozenset[Prefix]) -> bool:
-        """Return whether a transcript may end here, after a word."""
         return bool(state & self.words)
 
 
@@ -83,9 +82,6 @@ def decode_by_beam(
     log_probs: Tensor, beam_size: int, lexicon: Lexicon | None = None
 ) -> list[Hypothesis]:
     """Return the most likely transcripts, best first, by prefix beam search (Hannun et al. 2014).
-
-    A prefix carries the summed probability of its alignments. Scores are exact if no prefix is
-    dropped. Ties are broken by units.
 
     Args:
         log_probs: Log probabilities [T, V], blank first.
@@ -125,7 +121,6 @@ def decode_by_beam(
 
 
 def _add(a: float, b: float) -> float:
-    """Return ``log(e^a + e^b)``."""
     high, low = (a, b) if a > b else (b, a)
     return high if low == NEVER else high + math.log1p(math.exp(low - high))
 

@@ -37,9 +37,6 @@ def generate(
 ) -> Tensor:
     """Sample sequences that continue the prompts.
 
-    Prompts, also of different lengths, are run in one parallel pass, and further tokens in steps,
-    on a GPU as a CUDA graph. The model runs in evaluation mode.
-
     Args:
         model: An :class:`AutoregressiveModel`.
         length: Tokens T per sequence, including the prompt.
@@ -47,23 +44,20 @@ def generate(
         batch_size: Number of samples B without prompts and source; 1 by default.
         temperature: Divides the logits, above 0.
         top_k: Only sample among the k most probable values.
-        top_p: After `top_k`, only sample among the fewest values with this total probability.
+        top_p: After `top_k`, only among the fewest values with this total probability.
         greedy: Take the most probable value instead of sampling.
         seed: 0 to 2^63 − 1; None takes one from torch's generator.
         use_state: False runs the whole decoder for every token.
         progress: Show a progress bar on stderr.
         source: One source sequence per sample.
         end_token: Ends a sequence and fills its rest.
-        compiled: Compile the steps on a CPU, unless the state grows, as that of softmax attention
-            does. The first call for a number of sequences takes up to minutes. Rounding may change
-            a token.
+        compiled: Compile the steps on a CPU, in up to minutes.
 
     Returns:
         Sequences int64 [B, T] or [B, T, C], prompts included.
 
     Raises:
-        ValueError: An argument or token is out of range, a prompt is empty, as long as `length` or
-            of another shape, or the numbers of samples differ.
+        ValueError: An argument or token is out of range, or a prompt does not fit.
     """
     check_sampling(temperature, top_k, top_p, seed, greedy)
     flags = dict(use_state=use_state, progress=progress, compiled=compiled)
@@ -113,7 +107,6 @@ def _extend(
     end_token: int | None,
     compiled: bool,
 ) -> None:
-    """Fill tokens [B, T] or [B, T, C] in place from lengths [B] on."""
     decoder = model.decoder
     row = torch.arange(len(tokens), device=tokens.device)
     longest, last = int(lengths.max()), tokens.shape[1] - 1
@@ -181,8 +174,7 @@ def beam_search(
 
     ``score = log p(y | x) / ((5 + |y|) / 6)^α`` with α = `length_penalty`, counting the end (arXiv
     1609.08144, eq. 14). At every token the K = `beam_size` most probable continuations are kept;
-    each one that ends reduces K by one. A source is done when K is 0 or no open sequence can reach
-    its best results. At the largest length a sequence must end. Results do not depend on the batch.
+    each one that ends reduces K by one.
 
     Args:
         model: An :class:`AutoregressiveModel` with an encoder and a categorical head.
@@ -191,7 +183,7 @@ def beam_search(
         beam_size: K; 1 always takes the most probable token.
         num_best: Results per source, at most K.
         length_penalty: α, 0 to 10; larger favours longer sequences.
-        max_length: Largest number of tokens with the end, by default :func:`default_length`.
+        max_length: Tokens with the end at most, by default :func:`default_length`.
 
     Returns:
         For each source up to `num_best` results, best first.
@@ -233,7 +225,6 @@ def _search(
     num_best: int,
     alpha: float,
 ) -> list[list[Hypothesis]]:
-    """Return the finished sequences of each source, unsorted."""
     device = memory[0].device
     finished: list[list[Hypothesis]] = [[] for _ in limits]
     going = list(range(len(limits)))  # not done
@@ -277,10 +268,7 @@ def _search(
 def _extended(
     logits: Tensor, log_p: Tensor, must_end: Tensor, end: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log probability, previous beam and token [B, width] of the longer beams.
-
-    `must_end` [B] marks sources whose next token is the end.
-    """
+    """Return log probability, previous beam and token [B, width] of the longer beams."""
     check_logits(logits)
     step = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     step = step.unflatten(0, log_p.shape)
@@ -311,7 +299,6 @@ def _check_end(end_token: int, model: Any) -> None:
 def _start(
     prompts: Tokens | None, batch_size: int, length: int, shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Return tokens [B, length, *shape] that start with the prompts, and their lengths [B]."""
     tokens = torch.zeros(batch_size, length, *shape, dtype=torch.long)
     lengths = torch.zeros(batch_size, dtype=torch.long)
     for i, prompt in enumerate([] if prompts is None else prompts):
@@ -341,7 +328,6 @@ def _batch_size(prompts: Tokens | None, source: Tokens | None, batch_size: int |
 def _check_prompt(
     prompt: Tensor | Sequence[Any], index: int, length: int, shape: tuple[int, ...]
 ) -> Tensor:
-    """Return the prompt as [L, *shape]."""
     name = f'prompts[{index}]'
     wanted = f'integers [{", ".join(["L", *map(str, shape)])}]'
     prompt = _as_tensor(prompt, name, wanted)
@@ -366,7 +352,6 @@ def _as_tensor(given: Any, name: str, wanted: str) -> Tensor:
 
 
 def _sources(source: Tokens) -> list[Tensor]:
-    """Return the sources as tensors of integers [S] or [S, C]."""
     checked = []
     for index, one in enumerate(source):
         name, wanted = f'source[{index}]', 'integers [S] or [S, C], S of 1 or more'

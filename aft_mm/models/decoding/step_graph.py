@@ -1,7 +1,4 @@
-"""Runners for the steps of a decoder: eager, on fixed buffers, as a CUDA graph, or compiled.
-
-A GPU finishes the small kernels of a step faster than Python launches them.
-"""
+"""Runners for the steps of a decoder: eager, on fixed buffers, as a CUDA graph, or compiled."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -159,7 +156,6 @@ def graph_pays(state: Any, count: int) -> bool:
 
 
 def leaves(state: Any) -> Iterator[Any]:
-    """Yield the entries of nested tuples and lists, except None."""
     if isinstance(state, (tuple, list)):
         for part in state:
             yield from leaves(part)

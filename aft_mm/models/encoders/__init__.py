@@ -1,5 +1,3 @@
-"""Encoders."""
-
 from .bi_lstm_encoder import BiLSTMEncoder
 from .convolutional_encoders import ConformerEncoder, TDNNEncoder
 from .sequence_encoder import SequenceEncoder

@@ -1,5 +1,3 @@
-"""The recurrent baseline of speech recognition."""
-
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,9 +50,6 @@ class BiLSTMEncoder(Resettable, BaseModule):
         )
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return hidden vectors [B, T, 2·H] of features [B, T, F].
-
-        mask [B, T] is True for frames, which come first.
-        """
+        """Return hidden vectors [B, T, 2·H] of features [B, T, F] with the mask [B, T]."""
         check_features(features, self.lstm.input_size)
         return run_lstm(self.lstm, features, None if mask is None else mask.sum(1))[0]

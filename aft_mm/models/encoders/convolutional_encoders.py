@@ -1,5 +1,3 @@
-"""Baseline encoders of speech: a TDNN and a Conformer."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +17,7 @@ from .bi_lstm_encoder import check_features
 class TDNNEncoder(Resettable, BaseModule):
     """Time-delay network, ``[B, T, F] -> [B, T, D]``: dilated convolutions with batch norm.
 
-    Padding is 0 before every convolution; batch norm in training includes it.
+    Padding is 0 before every convolution.
 
     Args:
         num_features: Features F of a frame.
@@ -108,8 +106,6 @@ class _Convolution(nn.Module):
 
 
 class _ConformerLayer(nn.Module):
-    """Half a feed-forward step, attention, convolution, half a feed-forward step (section 2.4)."""
-
     def __init__(self, dims: int, num_heads: int, kernel_size: int, drop_rate: float) -> None:
         super().__init__()
         # Checkpoints have these names, and the order decides what a seed initialises.

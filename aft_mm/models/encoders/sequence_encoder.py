@@ -1,5 +1,3 @@
-"""The encoder of source tokens and of speech frames."""
-
 from typing import Any
 
 from torch import Tensor

@@ -1,5 +1,3 @@
-"""The categorical (softmax) head."""
-
 from typing import Any
 
 import torch
@@ -67,12 +65,7 @@ class CategoricalHead(Resettable):
         return F.linear(hidden, weight, self.bias)
 
     def nats(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return ``−log p(target)``, [...], computed in `dtype`.
-
-        Args:
-            hidden: [..., D].
-            targets: Integers [...].
-            dtype: Type of the result.
+        """Return ``−log p(target)`` [...] in `dtype` of hidden [..., D] and integer targets [...].
 
         Raises:
             ValueError: Targets of another shape, or not of integers.

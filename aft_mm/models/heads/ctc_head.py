@@ -1,5 +1,3 @@
-"""The head of connectionist temporal classification (CTC)."""
-
 from collections.abc import Sequence
 
 import torch
@@ -15,9 +13,7 @@ from ..decoding.ctc import BLANK
 
 @MODELS.register_module()
 class CTCHead(Resettable):
-    """CTC head, ``softmax(W h + b)`` per frame over the blank, 0, and V − 1 units.
-
-    The probability of a transcript is the sum over all its alignments (Graves et al. 2006).
+    """CTC (Graves et al. 2006), ``softmax(W h + b)`` per frame over the blank, 0, and V − 1 units.
 
     Args:
         embed_dims: Channels D.

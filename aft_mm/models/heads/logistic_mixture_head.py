@@ -1,5 +1,3 @@
-"""The discretised mixture of logistics head."""
-
 from typing import Any
 
 import torch
@@ -24,8 +22,7 @@ class LogisticMixtureHead(Resettable):
     ``p(x) = Σ_k π_k Π_c [σ((x_c + 1/255 − μ_kc) / s_kc) − σ((x_c − 1/255 − μ_kc) / s_kc)]``
 
     where the bins of 0 and 255 extend to −∞ and ∞. Of three channels, later means are ``μ_G + α
-    x_R`` and ``μ_B + β x_R + γ x_G``, with α, β, γ the tanh of further outputs. Log scales are
-    clamped to ±7.
+    x_R`` and ``μ_B + β x_R + γ x_G``. Log scales are clamped to ±7.
 
     Args:
         embed_dims: Channels D.
@@ -51,7 +48,7 @@ class LogisticMixtureHead(Resettable):
         nn.init.zeros_(self.proj.bias)
 
     def nats(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return ``−log p(target)`` summed over channels, [...], computed in `dtype`.
+        """Return ``−log p(target)`` [...] in `dtype`, summed over channels.
 
         Args:
             hidden: [..., D].
@@ -81,7 +78,7 @@ class LogisticMixtureHead(Resettable):
     def sample(self, hidden: Tensor, **options: Any) -> Tensor:
         """Sample a pixel per row of hidden [B, D], int64 [B, C], or [B] with one channel.
 
-        Channels are sampled in turn. For `options` see :func:`sample_categorical`.
+        For `options` see :func:`sample_categorical`.
         """
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         log_weight, mean, log_scale, coefficient = self._mixture(hidden, dtype)
@@ -97,7 +94,6 @@ class LogisticMixtureHead(Resettable):
         return pixel if self.num_channels > 1 else pixel.squeeze(1)
 
     def _mixture(self, hidden: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Return log π [..., K], means and log scales [..., K, C], coefficients [..., K, C(C−1)/2]."""
         # Rounding would move a mean by a bin.
         with torch.autocast(hidden.device.type, enabled=False):
             weight, bias = self.proj.weight.to(dtype), self.proj.bias.to(dtype)
@@ -113,7 +109,6 @@ def _scaled(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _conditional(mean: Tensor, coefficient: Tensor, x: Tensor) -> Tensor:
-    """Return the means [..., K, C] given the earlier channels of x [..., 1, C]."""
     if mean.shape[-1] == 1:
         return mean
     red, green = x[..., 0], x[..., 1]
@@ -125,10 +120,7 @@ def _conditional(mean: Tensor, coefficient: Tensor, x: Tensor) -> Tensor:
 
 
 def _log_bin(values: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
-    """Return the log mass of a logistic in the bin of each value.
-
-    ``σ(a) − σ(b) = σ(a) σ(−b) (1 − e^(b − a))`` does not cancel, and its logarithm is finite.
-    """
+    """Return log σ(a) σ(−b) (1 − e^(b − a)) of the bin of each value, which does not cancel."""
     inverse = torch.exp(-log_scale)
     centred = _scaled(values, mean.dtype) - mean
     below = F.logsigmoid(inverse * (centred + 1 / 255))

@@ -1,5 +1,3 @@
-"""Pooled features of several layers as one vector."""
-
 from collections.abc import Sequence
 
 import torch
@@ -14,8 +12,6 @@ from aft_mm.registry import MODELS
 @MODELS.register_module()
 class LayerConcat(BaseModule):
     """Join the vectors [B, D] of n layers, each normalised to mean 0 and variance 1, to [B, n·D].
-
-    A linear classifier of a frozen backbone is better on several layers than on the last.
 
     Args:
         in_channels: Channels D of a layer.

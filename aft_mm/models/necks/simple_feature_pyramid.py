@@ -1,5 +1,3 @@
-"""The feature pyramid of a plain backbone."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,9 +24,8 @@ class ChannelNorm(nn.LayerNorm):
 class SimpleFeaturePyramid(Resettable, BaseModule):
     """The feature pyramid of ViTDet: all levels from one map (arXiv 2203.16527, §3).
 
-    Finer levels, n·H × n·W, use transposed convolutions of stride 2, which halve the channels, with
-    norm and GELU between them; coarser ones, ``⌈H / n⌉ × ⌈W / n⌉``, max pooling. Each ends in a 1 ×
-    1 and a 3 × 3 convolution with norms.
+    Finer levels use transposed convolutions of stride 2, which halve the channels, coarser ones,
+    ``⌈H / n⌉ × ⌈W / n⌉``, max pooling. Each ends in a 1 × 1 and a 3 × 3 convolution with norms.
 
     Args:
         in_channels: Channels D of the map.
@@ -36,8 +33,8 @@ class SimpleFeaturePyramid(Resettable, BaseModule):
         in_stride: Stride of the map [px], the patch_size of the backbone.
         strides: Ascending strides of the levels [px], in_stride times powers of 2. A level n times
             finer needs D divisible by n.
-        num_outs: Number of levels; those beyond `strides` subsample the level before, as in FPN.
-            None for one per stride.
+        num_outs: Number of levels, by default one per stride; further ones subsample the level
+            before.
         init_cfg: See mmengine's BaseModule.
 
     Raises:

@@ -18,7 +18,6 @@ LIMITS = {'aft_conv': f'a grid of 1 or 2 sizes; up to {MOST_COLUMNS} columns'}
 # torch.compile must not trace the query.
 @constant
 def machine_reasons(device_type: str, index: int | None) -> tuple[str, ...]:
-    """Return what this machine lacks to run the kernels; empty if nothing."""
     return ask_machine(device_type, index)
 
 
@@ -61,7 +60,6 @@ def unsupported_reasons(
 
 
 def compile_reasons(tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[str]:
-    """Return why the kernels of a supported call do not compile; empty if they do."""
     _, key, value, *others = tensors
     if not others or not value.shape[0]:  # the table of backends has no weight
         return []

@@ -1,8 +1,4 @@
-"""Compile CUDA C++ when a call first needs it, keep the result on the disk, and launch it.
-
-NVRTC and its bindings come with torch's CUDA wheels. A file of the cache is named by a digest of
-sources, macros, compute capability and NVRTC, and begins with a digest of its content.
-"""
+"""Compile CUDA C++ when a call first needs it, keep the result on the disk, and launch it."""
 
 import contextlib
 import ctypes
@@ -35,7 +31,6 @@ class CompileError(RuntimeError):
 
 @functools.cache
 def missing() -> str:
-    """Return what this installation lacks to compile kernels; empty if nothing."""
     try:
         found = importlib.util.find_spec('cuda.bindings.nvrtc')
     except ModuleNotFoundError:
@@ -54,7 +49,6 @@ def _one_line(error: object) -> str:
 
 
 def _call(function: Any, *arguments: Any, what: str) -> Any:
-    """Return the results of a function of the bindings without its status."""
     status, *results = function(*arguments)
     if status.value:
         raise CompileError(f'{what} answers {status.name}')
@@ -80,7 +74,6 @@ def _read(name: str) -> bytes:
 
 
 def compile_source(name: str, macros: Macros, capability: tuple[int, int]) -> bytes:
-    """Return the cubin of ``<name>.cu``."""
     nvrtc = _nvrtc()
     source, headers = _read(f'{name}.cu'), [_read(header) for header in HEADERS]
     names = [header.encode() for header in HEADERS]
@@ -128,7 +121,6 @@ def compiled(name: str, macros: Macros, capability: tuple[int, int]) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write the file as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for other in path.parent.glob('*.partial'):
         with contextlib.suppress(FileNotFoundError):  # another process finishes it
@@ -158,7 +150,6 @@ def _module(name: str, macros: Macros, index: int) -> Any:
 
 @functools.cache
 def failure(name: str, macros: Macros, index: int) -> str:
-    """Return why a source does not compile or load on a device; empty if it does."""
     try:
         _module(name, macros, index)
     except Exception as error:  # also of the bindings, which raise their own kinds

@@ -2,8 +2,7 @@
 
 The numerics policy, which every backend follows:
 
-- Exponentials and sums are float32 for every input dtype (float64 stays float64), that is
-  ``promote_types(dtype, float32)``; outputs have the dtype of value.
+- Exponentials and sums are in ``promote_types(dtype, float32)``; outputs have the dtype of value.
 - Each op has a fast path with one common shift and plain sums, which is exact to tolerance while
   the range of keys and biases is below that of float32 exponents. This is checked; otherwise a safe
   path, in float64 and with sums that carry their own shift, takes any finite key and |w| up to 80.
@@ -12,11 +11,6 @@ The numerics policy, which every backend follows:
 - Operands of a matrix product may be rounded if the error stays within twice that of rounding the
   result. w, an exponent, is never rounded, except by `torch.set_float32_matmul_precision` in the
   product of its factors.
-
-Each op has a file. They share `banded_matmul.py` (products with W in tiles), `onednn_matmul.py` and
-`bf16_matmul.py` (how they are multiplied), `custom_ops.py` (single nodes for torch.compile), and
-with other backends `../online_softmax.py` (shifted sums, masks, gate), `../geometry.py` and
-`../path_choice.py` (fast or safe).
 """
 
 from .conv import aft_conv

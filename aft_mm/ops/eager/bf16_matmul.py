@@ -4,8 +4,7 @@
 - ``'bf16'``: W and the terms are rounded to bfloat16, without a gradient.
 - ``'bf16x2'``: W is rounded, the terms are split into two bfloat16 summands, with a gradient.
 
-Gradients are differences of products with the same W, so its rounding cancels, but not that of the
-terms (docs/ops.md).
+In gradients the rounding of W cancels, but not that of the terms (docs/ops.md).
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +32,6 @@ def split_terms(x: Tensor, precision: str) -> list[Tensor]:
 
 
 def multiply(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
-    """Return W [n, t, s] times the sum of the split terms [n, s, C]."""
     if terms[0].dtype != torch.bfloat16:
         return torch.bmm(weights, terms[0])
     rounded = weights.bfloat16()
@@ -42,17 +40,13 @@ def multiply(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
 
 
 def grad_weights(grads: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor:
-    """Return the gradient of W from that [n, t, C] of W times the terms [n, s, C]; both split.
-
-    The product of the two low summands is below rounding and left out.
-    """
+    """Return the gradient of W from that [n, t, C] of W times the terms [n, s, C]; both split."""
     columns = [term.transpose(1, 2) for term in terms]
     result = multiply(grads[0], columns)
     return add_bmm(result, grads[1], columns[0]) if len(grads) > 1 else result
 
 
 def refuse_second_derivative() -> None:
-    """Raise RuntimeError in a backward pass that autograd records."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             'the gradient of products of bfloat16 tokens on CUDA is differentiable once; float32 '
@@ -66,7 +60,6 @@ def bmm_to_float32(a: Tensor, b: Tensor) -> Tensor:
 
 
 def add_bmm(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return the float32 `total` plus the product of bfloat16 matrices."""
     # torch 2.11 cannot trace baddbmm, and a compiler fuses the sum.
     if torch.compiler.is_compiling() or total.is_meta:
         return total + bmm_to_float32(a, b)
@@ -74,10 +67,7 @@ def add_bmm(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 class RoundedProduct(torch.autograd.Function):
-    """W [n, t, s] times terms [n, s, C] in ``'bf16x2'``, with the same rounded W backward.
-
-    Both summands of the terms are one product, as float32 sums would move more bytes.
-    """
+    """W [n, t, s] times terms [n, s, C] in ``'bf16x2'``, with the same rounded W backward."""
 
     apply: ClassVar[Callable[..., tuple[Tensor, ...]]]
 
@@ -101,13 +91,11 @@ class RoundedProduct(torch.autograd.Function):
 
 
 def _product(weights: Tensor, split: Tensor, terms: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return W times each of the terms, of which `split` is :func:`_stacked`."""
     sums = bmm_to_float32(torch.cat([weights, weights], 2), split)
     parts: tuple[Tensor, ...] = sums.split([term.shape[2] for term in terms], 2)
     return parts
 
 
 def _stacked(terms: Sequence[Tensor]) -> Tensor:
-    """Return the terms next to each other, their low summands below the high ones [n, 2·s, C]."""
     pairs = [split_terms(term, 'bf16x2') for term in terms]
     return torch.cat([torch.cat(part, 2) for part in zip(*pairs, strict=True)], 1)

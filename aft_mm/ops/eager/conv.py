@@ -12,12 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..conv_plan import (
-    DIFFERENCE_LOWEST_BIAS,
-    ConvPlan,
-    exponents_of_bias,
-    is_range_exact,
-)
+from ..conv_plan import DIFFERENCE_LOWEST_BIAS, ConvPlan, exponents_of_bias, is_range_exact
 from ..online_softmax import (
     FAST_RANGE,
     apply_gate,
@@ -58,8 +53,6 @@ def aft_conv(
 ) -> Tensor:
     """Compute :func:`aft_mm.ops.aft_conv` by the fastest form that is exact to tolerance.
 
-    Three fast forms, and two safe ones:
-
     1. *dense* (`conv_dense.py`): one matrix product per head with W as a [T, T] matrix, on CUDA and
        small grids. Its only condition is that one shift per column is exact.
     2. *difference*, the form of the paper: ``conv(e^k v, e^w − 1) + Σ e^k v`` over the same without
@@ -69,14 +62,9 @@ def aft_conv(
     5. *exact* (`conv_exact.py`): entry by entry of the kernel in float64, each row with its own
        shift. By far the slowest, right for any finite key and |w| up to 80.
 
-    What they bring, as medians of interleaved runs on one core of a shared AVX-512 processor, with
-    14 × 14 and 32 × 32 tokens and a kernel of 11 × 11: 3 takes 0.81 to 0.94 of the time of 2; 2
-    takes 0.29 to 0.50 of that of 4 in inference and 0.59 to 0.91 in training; 4 takes 1/17 of that
-    of 5. 1 replaces a convolution that an H100 computes at 0.3e12 operations per second
-    (measured) by a product at its nominal 50e12 or more.
-
-    With ``global_connectivity=False`` 2 subtracts nothing, and 5 takes the place of 4. O(T·K·D)
-    time, O(T²·D) for the dense form. A graph with the form of a :class:`ConvPlan` does not choose.
+    With ``global_connectivity=False`` 2 subtracts nothing, and 5 takes the place of 4. On one
+    AVX-512 core 3 takes 0.81 to 0.94 of the time of 2, 2 0.29 to 0.91 of that of 4, and 4 1/17 of
+    that of 5. A graph with the form of a :class:`ConvPlan` does not choose.
     """
     dtype = value.dtype
     plan = ConvPlan(weight) if plan is None else plan
@@ -272,10 +260,7 @@ def _mean_by_heads(
     value: Tensor,
     weight: Tensor,
 ) -> Tensor:
-    """Return the mean by `exact` for the heads of samples that need it, by `fast` for others.
-
-    One large key would otherwise take hundreds of times the time and memory.
-    """
+    """Return the mean by `exact` for the heads of samples that need it, by `fast` for others."""
     heads = len(weight)
     values = value.unflatten(-1, (heads, -1))
     exponents = column_ranges(key, 1) + exponents_of_bias(weight)
@@ -327,10 +312,7 @@ def _repeat_unless_exact(
     grid: Sequence[int],
     gate: str,
 ) -> None:
-    """Compute the output again where the form of a graph is not exact for w.
-
-    A CUDA graph, which cannot choose, gets NaN.
-    """
+    """Compute the output again where the form of a graph is not exact; a CUDA graph gets NaN."""
     if output.is_cuda and torch.cuda.is_current_stream_capturing():
         output.masked_fill_(~is_exact, torch.nan)
     elif not is_exact:
@@ -352,7 +334,6 @@ def is_inference_applicable(*tensors: Tensor | None) -> bool:
 
 
 def _inference_kernel(plan: ConvPlan, weight: Tensor, value: Tensor) -> Tensor:
-    """Return ``e^w − 1`` of the cropped w per channel of value, then of key, [D + h, *K]."""
     channels, heads = value.shape[2], len(weight)
 
     def make() -> Tensor:
@@ -371,10 +352,7 @@ def _inference_mean(
     gate: str,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the gated mean [B, T, D] with the kernel of :func:`_inference_kernel`.
-
-    A few samples at a time, as new memory pages cost more than most operations.
-    """
+    """Return the gated mean [B, T, D], a few samples at a time, as new memory pages cost more."""
     batch, tokens, _ = value.shape
     at_once = torch.get_num_threads() * TERMS_AT_ONCE
     parts = min(batch, math.ceil(batch * tokens * len(kernel) / at_once))
@@ -393,7 +371,6 @@ def _inference_mean(
 def _convolved_mean_in_place(
     key: Tensor, value: Tensor, kernel: Tensor, grid: Sequence[int]
 ) -> Tensor:
-    """Return the mean [B, T, D] of the difference form over its own temporaries."""
     channels, heads = value.shape[2], key.shape[2]
     exp_key = torch.exp_(key - column_shift(key, 1))
     terms = exp_key.unsqueeze(-1) * value.unflatten(-1, (heads, -1))

@@ -28,7 +28,6 @@ WEIGHT_BYTES, TRAINED_WEIGHT_BYTES = 16, 56
 
 
 def is_applicable(value: Tensor, weight: Tensor, grid: Sequence[int], precision: str) -> bool:
-    """Return whether the dense product is faster than the convolutions, by operations and bytes."""
     tokens, heads = math.prod(grid), weight.shape[0]
     if value.device.type != 'cuda' or 4 * heads * tokens**2 > MOST_WEIGHT_BYTES:
         return False
@@ -78,10 +77,7 @@ def toeplitz(kernel: Tensor, grid: Sequence[int], outside: float) -> Tensor:
 
 
 class _Toeplitz(torch.autograd.Function):
-    """``y[t, t'] = x[t' − t]`` in every dimension of the grid, x [h, 2n − 1, ...].
-
-    The gradient of autograd would add by atomics.
-    """
+    """``y[t, t'] = x[t' − t]`` in every dimension of the grid, with a gradient without atomics."""
 
     apply: ClassVar[Callable[..., Tensor]]
 
@@ -114,10 +110,7 @@ class _Toeplitz(torch.autograd.Function):
 
 
 def _diagonal_sums(x: Tensor) -> Tensor:
-    """Return the sums over the 2n − 1 diagonals of x [..., n, n], the lowest first.
-
-    Read with rows longer by one, each row starts one element further left.
-    """
+    """Return the sums over the 2n − 1 diagonals of x [..., n, n], read with rows longer by one."""
     length = x.shape[-1]
     rows = F.pad(x, (length - 1, 0)).flatten(-2)
     sums: Tensor = F.pad(rows, (0, length)).unflatten(-1, (length, 2 * length)).sum(-2)

@@ -31,10 +31,7 @@ ENTRIES_AT_ONCE = 8
 
 
 def outside_sums(x: Summable, reach: Sequence[int], causal: bool, dim: int = 1) -> Summable:
-    """Return the sums over the grid dimensions from `dim` on, outside the box ``|Δ| ≤ reach``.
-
-    The complement is split into disjoint boxes, one dimension at a time.
-    """
+    """Return the sums over the grid dimensions from `dim` on, outside the box ``|Δ| ≤ reach``."""
     here = reach[0]
     lines = x
     for later in range(dim + 1, dim + len(reach)):
@@ -61,8 +58,7 @@ def exact_conv_mean(
 ) -> Tensor:
     """Return ``Σ W e^k v / Σ W e^k`` [B, T, D]: one pass for the largest key, one for the sums.
 
-    The backward pass recomputes the terms, except inside torch.func, where checkpointing does not
-    work.
+    The backward pass recomputes the terms, except inside torch.func.
     """
     heads, kernel = key.shape[-1], weight.shape[1:]
     key = key.unflatten(1, grid).unsqueeze(-1)
@@ -103,7 +99,6 @@ def _sum_entries(
 
 
 def _at_offset(x: Tensor, offset: Sequence[int], fill: float) -> Tensor:
-    """Return ``y[t] = x[t + offset]`` on the grid dimensions, `fill` outside."""
     amounts = [0, 0] * (x.dim() - 1 - len(offset))
     for dim in range(len(offset), 0, -1):
         step, length = offset[dim - 1], x.shape[dim]

@@ -15,8 +15,6 @@ def as_graph_node(name: str, function: Callable[..., Tensor]) -> Callable[..., T
     """Return ``function(key, value, weight, grid, global_connectivity, causal)`` as one graph node.
 
     `function` returns a tensor like `value`. Its gradient is a second node, which runs it again.
-    The result is contiguous; gradients have the strides of the inputs, as those of the other branch of
-    torch.cond have.
     """
 
     def backward(

@@ -87,10 +87,7 @@ def aft_full_batched(
 def _weighted_mean(
     key: Tensor, value: Tensor, bias: Tensor, key_mask: Tensor | None, differ: bool
 ) -> Tensor:
-    """Return ``Σ W e^k v / Σ W e^k`` [N, M, T, C] for any finite keys and biases.
-
-    bias is −inf where hidden, key_mask [N, S]; differ: whether rows may see different keys.
-    """
+    """Return ``Σ W e^k v / Σ W e^k`` [N, M, T, C]; differ: whether rows may see different keys."""
     in_graph = not all(map(may_read, (key, value, bias)))
     masked = differ or key_mask is not None
     if not in_graph and _is_plain_exact(key, value, bias, masked):
@@ -123,7 +120,6 @@ def _weighted_mean(
 
 
 def _is_plain_exact(key: Tensor, value: Tensor, bias: Tensor, masked: bool) -> bool:
-    """Return whether no exponential needs a shift, and no hidden number spoils a product."""
     if key.shape[-2] == 1:  # gradients are 0, to the last digit only with a shift
         return False
     bounds = [*torch.aminmax(key.detach()), *torch.aminmax(bias.detach())]
@@ -147,11 +143,7 @@ def _is_plain_exact(key: Tensor, value: Tensor, bias: Tensor, masked: bool) -> b
 def _mean(
     key: Tensor, value: Tensor, bias: Tensor, shifted: bool = True, seeing: bool = False
 ) -> Tensor:
-    """Return the mean by products of exponentials of keys and w, −inf where hidden.
-
-    shifted: whether columns of keys and rows of w are shifted by their maximum; seeing: whether
-    every row is known to see a key.
-    """
+    """Return the mean by products; seeing: whether every row is known to see a key."""
     # Compilers and exported graphs need plain operations and open sizes.
     if torch.compiler.is_compiling() or transformed():
         return _composed_mean(key, value, bias)
@@ -179,8 +171,6 @@ def _composed_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 class _Buffers:
-    """Temporaries for a chunk of N, which stay in the cache."""
-
     def __init__(self, value: Tensor, bias: Tensor) -> None:
         count, heads, sources, columns = value.shape
         targets = bias.shape[-2]
@@ -192,14 +182,12 @@ class _Buffers:
         self._sums = value.new_empty(size, heads, targets, 2 * columns)
 
     def weights(self, bias: Tensor, shifted: bool) -> Tensor:
-        """Return W [n, M, T, S], if shifted divided by the largest of each row."""
         weights = self._weights[: len(bias)]
         if shifted:
             return torch.sub(bias, column_shift(bias, -1), out=weights).exp_()
         return torch.exp(bias, out=weights)
 
     def terms(self, key: Tensor, value: Tensor, shifted: bool) -> Tensor:
-        """Return ``e^k v`` and ``e^k`` side by side, [n, M, S, 2·C]."""
         terms, columns = self._terms[: len(key)], key.shape[-1]
         exp_key = terms[..., columns:]
         if shifted:
@@ -219,14 +207,11 @@ def _product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
 
 
 def _without_zeros(denominator: Tensor) -> Tensor:
-    """Return the denominator with ∞ where nothing is visible, in place."""
     tiny = torch.finfo(denominator.dtype).tiny
     return torch.threshold(denominator, tiny, torch.inf, out=denominator)
 
 
 class _Mean(torch.autograd.Function):
-    """:func:`_mean`, which saves the result and the denominator in one tensor."""
-
     apply: ClassVar[Callable[..., Tensor]]
 
     @staticmethod
@@ -297,7 +282,6 @@ def exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 def _softmax_of_pairs(key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``W e^k`` over its sum, and the values, [..., T, S, C], both 0 for hidden pairs."""
     hidden = bias.unsqueeze(-1) == -torch.inf
     key = key.unsqueeze(-3).masked_fill(hidden, -torch.inf)
     exponent = key - column_shift(key, -2) + bias.unsqueeze(-1)
@@ -312,7 +296,6 @@ def _composed_exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 def _exact_parts(key: Tensor, bias: Tensor) -> Iterator[tuple[slice, tuple[slice, ...]]]:
-    """Yield samples, and the places of some of their rows."""
     count = max(1, EXACT_CHUNK // key[0].numel())
     for first in range(0, len(key)):
         sample = slice(first, first + 1)

@@ -1,7 +1,7 @@
 """AFT-full, AFT-local and AFT-local-learned: a dense or banded ``exp(w)`` times the keys.
 
 Products run in blocks of tokens, in O(T·(D + s)) memory; outside the tiles W is 1 (`global_term`)
-or 0. Tokens are the columns of `banded_matmul.py`.
+or 0.
 """
 
 from collections.abc import Sequence
@@ -33,12 +33,7 @@ from ..online_softmax import (
 )
 from ..path_choice import choose
 from ..tracing import may_read
-from .banded_matmul import (
-    TileReach,
-    banded_mean,
-    banded_product,
-    tile_weights,
-)
+from .banded_matmul import TileReach, banded_mean, banded_product, tile_weights
 from .bf16_matmul import matmul_precision
 from .full_batched import WIDE_RANGE, exact_mean
 
@@ -134,7 +129,6 @@ def aft_local_learned(
 
 
 def _columns(x: Tensor) -> Tensor:
-    """Return [B, T, D] as [T, B·D]."""
     return x.transpose(0, 1).flatten(1)
 
 
@@ -243,7 +237,6 @@ def normalized_mean(key: Tensor, value: Tensor, visible: Tensor, band: BlockBand
 
 
 def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor | bool:
-    """Return whether one common shift and float32 are exact to tolerance."""
     bias_range = _bias_range(band)
     if band.causal:
         # NaN also reaches earlier rows by 0 · NaN.
@@ -257,12 +250,10 @@ def _is_one_shift_exact(key: Tensor, value: Tensor, band: BlockBandedBias) -> Te
 
 
 def _may_split(key: Tensor, value: Tensor, band: BlockBandedBias) -> bool:
-    """Return whether :func:`_exact_columns` decides, and may be read."""
     return band.causal and all(map(may_read, (key, value, band.tiles)))
 
 
 def _exact_columns(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
-    """Return the causal :func:`_is_one_shift_exact` of each column, bool [C]."""
     exponents = column_ranges(key, 0) + _bias_range(band)
     return exponents + zero_if_finite(value, 0) <= FAST_RANGE
 
@@ -275,12 +266,10 @@ def _bias_range(band: BlockBandedBias) -> Tensor:
 
 
 def _visible(tiles: Tensor) -> Tensor:
-    """Return the tiles with ∞ instead of −inf."""
     return tiles.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
 
 
 def _row_range(largest: Tensor, smallest: Tensor) -> Tensor:
-    """Return the range of w of the worst row, from the largest of one table to that of another."""
     return (largest.detach().amax(2) - smallest.detach().amin(2)).amax()
 
 
@@ -289,10 +278,7 @@ def _future(tokens: int, device: torch.device) -> Tensor:
 
 
 def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
-    """Return row i of each block [n, c, K] from column first + i on: [n, c, columns], 0 elsewhere.
-
-    Read with rows shorter by one, each row starts one element further right.
-    """
+    """Move row i of each block [n, c, K] to column first + i, by rows shorter by one."""
     count, block, offsets = rows.shape
     width = offsets + block - 1
     skewed = F.pad(rows, (0, block)).flatten(1)[:, : block * width].view(count, block, width)
@@ -300,7 +286,6 @@ def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
 
 
 def _tile_product(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
-    """Return the sums of ``W e^k`` for weights [n, c, s], key and value [n, s, C]."""
     key_shift = column_shift(key, 1)
     exp_key = torch.exp(key - key_shift)
     numerator, denominator = torch.bmm(weights, exp_key * value), torch.bmm(weights, exp_key)
@@ -308,10 +293,6 @@ def _tile_product(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
 
 
 def _diagonal_sums(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
-    """Return the causal sums inside each block: key, value [n, c, C], weights [n, c, c].
-
-    Blocks are halved again and again: in a square below the diagonal all rows see all keys.
-    """
     count, length, columns = key.shape
     levels = 0
     while length > SMALLEST_HALF << levels:
@@ -335,14 +316,12 @@ def _diagonal_sums(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
 
 
 def _diagonal_squares(x: Tensor, size: int) -> Tensor:
-    """Return the squares on the diagonal of x [n, c, c]: [n·c/size, size, size]."""
     count, length = x.shape[0], x.shape[1]
     grid = x.view(count, length // size, size, length // size, size)
     return grid.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).reshape(-1, size, size)
 
 
 def _term_by_term(key: Tensor, value: Tensor, weights: Tensor, size: int) -> ShiftedSum:
-    """Return the causal sums in squares of `size`, each row with its own shift."""
     key, value = (part.reshape(-1, 1, size, part.shape[-1]) for part in (key, value))
     squares = _diagonal_squares(weights, size).unsqueeze(-1)
     # A value that is not finite stays so after a product with 0.
@@ -358,7 +337,6 @@ def _term_by_term(key: Tensor, value: Tensor, weights: Tensor, size: int) -> Shi
 
 
 def _causal_sums(key: Tensor, value: Tensor, band: BlockBandedBias) -> ShiftedSum:
-    """Return the causal sums [T, C] for any keys: each part has a shift that its rows see."""
     weights = tile_weights(band.tiles, band.global_term)
     tokens, block, earlier = len(key), band.block, band.before * band.block
     blocks = split(key, block, -torch.inf), split(value, block)
@@ -374,7 +352,6 @@ def _causal_sums(key: Tensor, value: Tensor, band: BlockBandedBias) -> ShiftedSu
 
 
 def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Tensor:
-    """Return ``N / (Z·D)`` of N and D [T, B·D] and Z [T, B]."""
     batch = normalizer.shape[1]
     divisor = normalizer.unsqueeze(-1) * denominator.unflatten(1, (batch, -1))
     return mean(numerator.unflatten(1, (batch, -1)), divisor).flatten(1)

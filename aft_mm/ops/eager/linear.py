@@ -2,7 +2,7 @@
 
 Causal sums are products inside a chunk, plus the state ``s = Σ φ(k) vᵀ``, ``z = Σ φ(k)`` of the
 chunks before it. As in algorithm 1 of arXiv 2006.16236, the backward pass of long sequences
-computes the states again instead of storing them, span after span.
+computes the states again, span after span.
 
 Tokens are [B, h, T, ·] and in chunks [B, h, n, c, ·], states of chunks [B, h, n, d, ·].
 """
@@ -27,8 +27,6 @@ STORED_ROWS, SPAN_ROWS = 2**16, 2**11
 
 
 class FeatureMaps(NamedTuple):
-    """Feature maps of queries and keys, and the constant added to the denominator."""
-
     query_map: FeatureMap
     key_map: FeatureMap
     eps: float
@@ -49,7 +47,6 @@ class FeatureMaps(NamedTuple):
     def apply(
         self, tokens: Iterable[Tensor], key_mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return φ(q), φ(k) and v."""
         query, key, value = tokens
         return self.query(query), self.key(key, key_mask), value
 
@@ -99,7 +96,6 @@ def linear_attention_step(
 def linear_attention_sums(
     key: Tensor, value: Tensor, key_mask: Tensor, dtype: torch.dtype, *, feature_map: Maps
 ) -> Tensor:
-    """Return ``Σ φ(k) [v, 1]ᵀ`` of the visible tokens, [B, h, d, m + 1]."""
     hidden = ~key_mask[..., None, None]
     key, value = (x.to(dtype).masked_fill(hidden, 0) for x in (key, value))
     mapped = FeatureMaps(*resolve(feature_map), 0.0).key(key, key_mask.unsqueeze(-1))
@@ -117,7 +113,6 @@ def _quotient(sums: Tensor, eps: float) -> Tensor:
 def _causal_mean(
     tokens: Sequence[Tensor], mask: Tensor | None, maps: FeatureMaps, dtype: torch.dtype
 ) -> Tensor:
-    """Return the causal mean [B, h, T, m] of query, key and value [B, h, T, ·]."""
     batch, heads, length, _ = tokens[0].shape
     chunk = min(CHUNK, length)
     # A graph would repeat its nodes for every span.
@@ -132,7 +127,6 @@ def _causal_mean(
 def _mean_of_spans(
     run: Callable[..., Any], span: int, mask: Tensor | None, *tokens: Tensor
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor] | None]]:
-    """Return the mean and the state before each span."""
     parts: list[Tensor] = []
     states: list[tuple[Tensor, Tensor] | None] = [None]
     for rows in _spans(span, tokens[0]):
@@ -151,8 +145,6 @@ def _cut(rows: slice, *tensors: Tensor | None) -> list[Tensor | None]:
 
 
 class _RecomputedMean(torch.autograd.Function):
-    """:func:`_mean_of_spans`, whose backward pass computes the terms of a span again."""
-
     apply: ClassVar[Callable[..., Tensor]]
 
     @staticmethod
@@ -207,9 +199,8 @@ def _span_mean(
     mask: Tensor | None,
     state: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return the causal mean of a span and the state ``s`` [B, h, d, m], ``z`` [B, h, d, 1] after it.
-
-    state: that before the span.
+    """Return the causal mean of a span and the state ``s`` [B, h, d, m], ``z`` [B, h, d, 1] after
+    it.
     """
     length = query.shape[2]
     mapped = maps.apply((x.to(dtype) for x in (query, key, value)), mask)
@@ -225,6 +216,5 @@ def _span_mean(
 
 
 def _states_before(states: Tensor, first: Tensor | None) -> Tensor:
-    """Return the state before each chunk [B, h, n, ·], from the sums of chunks."""
     first = torch.zeros_like(states[:, :, 0]) if first is None else first
     return torch.cat((first.unsqueeze(2), states[:, :, :-1]), 2).cumsum(2)

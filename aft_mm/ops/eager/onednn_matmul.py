@@ -48,7 +48,6 @@ def _multiply(a: Tensor, b: Tensor, row: Tensor | None = None) -> Tensor:
 
 
 def _sources(tile: int, shape: Sequence[int], before: int, tokens: int) -> tuple[slice, slice]:
-    """Return the tokens that a tile sees, and their columns."""
     first = (tile - before) * shape[0]
     start, stop = max(first, 0), min(first + shape[1], tokens)
     return slice(start, stop), slice(start - first, stop - first)
@@ -57,10 +56,7 @@ def _sources(tile: int, shape: Sequence[int], before: int, tokens: int) -> tuple
 def products(
     weights: Tensor, x: Tensor, before: int, outside: Tensor | None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (rows, W times x [S, C] plus the sums outside the tiles [n, C]) per tile.
-
-    The caller works on the rows of a tile while they are in the cache.
-    """
+    """Yield (rows, W times x [S, C] plus the sums outside the tiles [n, C]) per tile."""
     block, tokens = weights.shape[1], len(x) if len(weights) > 1 else weights.shape[1]
     x = x.contiguous()
     for i, tile in enumerate(weights):
@@ -71,7 +67,6 @@ def products(
 
 
 def add_grad_tiles(grad_tiles: Tensor, grad: Tensor, x: Tensor, before: int) -> None:
-    """Add the gradient of the tiles of W, given that of W times x."""
     grad, x = grad.contiguous(), x.contiguous()
     for i, tile in enumerate(grad_tiles):
         source, columns = _sources(i, tile.shape, before, len(x))

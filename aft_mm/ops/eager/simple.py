@@ -70,7 +70,6 @@ def aft_simple(
 
 
 def apply_relu2_gates(query: Tensor | None, mixed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``relu(q) ⊙ a + relu(−q) ⊙ b`` of the sums (a, b) = mixed [..., 2·D]."""
     assert query is not None  # the gate is 'relu'
     query = query.to(mixed.dtype)
     positive, negative = mixed.chunk(2, -1)
@@ -88,7 +87,6 @@ def is_one_scan(key: Tensor) -> bool:
 
 
 def _scan_sums(shift: Tensor, *sums: Tensor, reverse: bool = False) -> list[Tensor]:
-    """Return running maxima of `shift` and sums along the tokens, divided by ``e^shift``."""
     parts = [part.movedim(1, 0) for part in (shift, *sums)]
     if reverse:
         parts = [part.flip(0) for part in parts]
@@ -107,10 +105,7 @@ def _add_sums(
 
 
 class _ScannedMean(torch.autograd.Function):
-    """:func:`running_mean` as online softmax, exact for any key, with one scan in each direction.
-
-    The gradient of autograd would read hundreds of times as many bytes.
-    """
+    """:func:`running_mean` as online softmax, with one scan in each direction."""
 
     apply: ClassVar[Callable[..., tuple[Tensor, ...]]]
 
@@ -145,10 +140,7 @@ def _safe_running_mean(key: Tensor, value: Tensor) -> Tensor:
 
 
 def running_mean(key: Tensor, value: Tensor) -> Tensor:
-    """Return ``Σ e^k v / Σ e^k`` [B, T, D] over the tokens up to each, with one shift per column.
-
-    Hidden keys are −inf; a token that sees none gives 0.
-    """
+    """Return ``Σ e^k v / Σ e^k`` [B, T, D] over the tokens up to each; hidden keys are −inf."""
     if not (is_block_scan_applicable(key, 1) and is_block_scan_applicable(value, 1)):
         return _composed_running_mean(key, value)
     if torch.is_grad_enabled():
@@ -162,7 +154,6 @@ def _composed_running_mean(key: Tensor, value: Tensor) -> Tensor:
 
 
 def _mean_and_denominator(key: Tensor, value: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean and its denominator over ``e^shift``, ∞ where nothing is visible."""
     weight = (key - shift).exp_()
     result = scan_in_place(weight * value, 1)
     denominator = scan_in_place(weight, 1)

@@ -10,14 +10,7 @@ from torch import Tensor
 
 from ..geometry import Window, hard_mask, kernel_index, near_mask, near_radius
 from ..online_softmax import append, apply_gate, mean, relu_terms
-from ..state import (
-    StepState,
-    add_outside,
-    buffer_sums,
-    common_position,
-    push,
-    slot_tokens,
-)
+from ..state import StepState, add_outside, buffer_sums, common_position, push, slot_tokens
 from .simple import apply_relu2_gates
 
 # Biases of the n slots of a buffer at token t [B], [B, n] or [B, n, h].
@@ -33,7 +26,6 @@ def aft_simple_step(
     key_function: str,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """Add the token to the running sums, in O(D)."""
     dtype = state.values.dtype
     wide_key, wide_value = key.to(dtype).unsqueeze(1), value.to(dtype).unsqueeze(1)
     if key_function != 'softmax':
@@ -58,7 +50,6 @@ def aft_full_step(
     *,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """Weight every token by the row of w, in O(T·D)."""
     slot_bias = _slot_bias(lambda t, s: position_bias[t, s])
     return _step(state, query, key, value, slot_bias, gate, global_term=False)
 
@@ -75,7 +66,6 @@ def aft_local_step(
     grid: Sequence[int] | None,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """Weight the buffer by w and add the sums of older tokens, in O(r·D)."""
     slot_bias = _near_slot_bias(pos_u, pos_v, window, grid, state.keys.dtype)
     return _step(state, query, key, value, slot_bias, gate, global_term=True)
 
@@ -91,7 +81,6 @@ def aft_conv_step(
     global_connectivity: bool,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """Weight the buffer by the kernel and, if W = 1 outside, add older tokens, in O(r·D)."""
     outside = 0.0 if global_connectivity else -torch.inf
 
     def kernel_bias(target: Tensor, source: Tensor) -> Tensor:
@@ -112,8 +101,6 @@ def aft_local_hard_step(
     grid: Sequence[int] | None,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """Sum the buffer, which is the window, in O(r·D)."""
-
     def window_bias(target: Tensor, source: Tensor) -> Tensor:
         return torch.where(hard_mask(target, source, window, grid, causal=True), 0.0, -torch.inf)
 
@@ -132,7 +119,6 @@ def aft_local_learned_step(
     grid: Sequence[int] | None,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """Weight the buffer by w and the keys, and add older tokens, in O(r·D)."""
     target, size = state.position[:, None], state.keys.shape[1]
     bias = _near_slot_bias(pos_u, pos_v, window, grid, state.keys.dtype)(state.position, size)
     bias = bias.masked_fill(slot_tokens(state.position, size) < 0, -torch.inf)
@@ -160,7 +146,6 @@ def _step(
     gate: str,
     global_term: bool,
 ) -> tuple[Tensor, StepState]:
-    """Weight the buffer and its new token; older ones have W = 1 with `global_term`, else 0."""
     bias = slot_bias(state.position, state.keys.shape[1])
     state = push(state, key, value, update_sums=global_term)
     near = buffer_sums(state, bias)
@@ -170,8 +155,6 @@ def _step(
 
 
 def _slot_bias(token_bias: Callable[[Tensor, Tensor], Tensor]) -> SlotBias:
-    """Return the bias of slots from ``token_bias(t [B, 1], tokens [B, n])``."""
-
     def slot_bias(position: Tensor, size: int) -> Tensor:
         return token_bias(position[:, None], slot_tokens(position, size).clamp_min(0))
 

@@ -1,6 +1,6 @@
 """AFT-local-hard: W = 1 inside a window and 0 outside.
 
-query, key and value are [B, T, D]; sums slide over the dimensions of [B, *grid, D].
+Sums slide over the dimensions of [B, *grid, D].
 """
 
 from collections.abc import Sequence

@@ -35,7 +35,6 @@ BUILD_COMMAND = 'python setup.py build_ext --inplace'
 
 
 def digest(folder: Path = FOLDER) -> str:
-    """Return a digest of the C++ sources; setup.py computes the same."""
     sources = sorted([*folder.glob('*.cpp'), *folder.glob('*.h')])
     return hashlib.sha256(b''.join(path.read_bytes() for path in sources)).hexdigest()[:12]
 
@@ -46,7 +45,6 @@ def library_path(instructions: str, kind: str = 'loops') -> Path:
 
 
 def find_built(kind: str) -> Path | str:
-    """Return the library of this kind for this processor, or why there is none."""
     capability = torch.backends.cpu.get_cpu_capability()
     path = library_path(INSTRUCTIONS.get(capability, 'any'), kind)
     if path.exists():
@@ -65,7 +63,6 @@ def find_built(kind: str) -> Path | str:
 
 @functools.cache
 def find_library() -> Path | str:
-    """Return the library of the loops for this processor, or why there is none."""
     path = find_built('loops')
     if isinstance(path, str):
         return path
@@ -77,7 +74,6 @@ def find_library() -> Path | str:
 
 
 def _is_intact(path: Path) -> bool:
-    """Return whether the library has the hash that setup.py wrote next to it."""
     try:
         expected = path.with_name(f'{path.name}.sha256').read_bytes().strip()
         return hashlib.sha256(path.read_bytes()).hexdigest().encode() == expected
@@ -136,7 +132,6 @@ def unsupported_reasons(
 def _is_node_applicable(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> bool:
-    """Return whether a loop may be a node of a graph of torch.compile, without gradients."""
     if op not in NODES:
         return False
     if not torch.compiler.is_dynamo_compiling() or not _may_be_in_graphs():

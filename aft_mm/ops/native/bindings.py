@@ -157,7 +157,6 @@ def aft_full_batched(
 
 
 def _exponential(weight: Tensor, difference: bool) -> Tensor:
-    """Return ``e^w − 1`` or ``e^w``, [entries, h]."""
     kernel = (torch.expm1 if difference else torch.exp)(weight.detach())
     return kernel.flatten(1).T.contiguous()
 
@@ -187,13 +186,11 @@ def _run_conv(
 
 
 def _of_one_dtype(*tokens: Tensor | None) -> list[Tensor | None]:
-    """Return query, key and value, in float32 if their dtypes differ."""
     mixed = len({x.dtype for x in tokens if x is not None}) > 1
     return [x if x is None else _dense(x.float() if mixed else x) for x in tokens]
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Return x with contiguous channels and resolved negation."""
     if x.is_neg():
         x = x.resolve_neg()
     return x if x.stride()[-1] == 1 else x.contiguous()
@@ -204,7 +201,6 @@ def _resolved(x: Tensor | None) -> Tensor | None:
 
 
 def _version(x: Tensor) -> int | None:
-    """Return how often x was written to, or None for an inference tensor."""
     return None if x.is_inference() else x._version
 
 
@@ -228,7 +224,6 @@ def _address(x: Tensor | None) -> int:
 
 
 def _call(name: str, fields: Sequence[int], value: Tensor) -> None:
-    """Call a function of the library with the fields of its `SimpleArgs` or `ConvArgs`."""
     args = struct.pack(f'={len(fields)}q', *fields)
     function = getattr(availability.load(availability.find_library()), name)
     status = function(args, ctypes.c_int64(value.dtype == torch.bfloat16))
@@ -401,7 +396,6 @@ class _Conv(NamedTuple):
         grads: Sequence[Tensor | None] = (None,) * 3,
         grad_kernel: Tensor | None = None,
     ) -> list[int]:
-        """Return the fields of `ConvArgs`."""
         rows = (1,) * (2 - len(self.grid))  # a line is a grid of one row
         kernel_size = self.constant_weight.shape[1:]
         fields = [*value.shape, key.shape[2], *rows, *self.grid, *rows, *kernel_size]
@@ -414,8 +408,6 @@ class _Conv(NamedTuple):
 
 
 class _Full(NamedTuple):
-    """AFT-full with a bias per sample, of `targets` rows."""
-
     gate: str
     key_mask: Tensor | None
     pair_mask: Tensor | None
@@ -435,7 +427,6 @@ class _Full(NamedTuple):
         return output, saved
 
     def saved_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the means and reciprocals that the forward pass saves."""
         return shape[0], self.targets, 2, shape[2]
 
     def backward(
@@ -469,7 +460,6 @@ class _Full(NamedTuple):
         saved: Tensor | None,
         grads: Sequence[Tensor | None] = (None,) * 4,
     ) -> list[int]:
-        """Return the fields of `FullArgs`."""
         *grads, grad_bias = grads
         fields = [*value.shape, self.targets, self.num_heads or 1, self.causal]
         fields += GATES.index(self.gate), torch.get_num_threads()
@@ -481,8 +471,6 @@ class _Full(NamedTuple):
 
 
 class _RepeatedConv:
-    """A call of the loop without a gradient for other values of the tokens."""
-
     def __init__(self, op: _Conv, query: Tensor, key: Tensor, value: Tensor) -> None:
         self._op = op  # its kernel is passed by address
         self._fields = op._args(query, key, value, value.new_empty(value.shape))
@@ -503,7 +491,6 @@ class _RepeatedConv:
 
 
 def _sum_over_heads(x: Tensor, heads: int) -> Tensor:
-    """Return the sums [..., h] over the channels of each head."""
     return x if x.shape[-1] == heads else x.unflatten(-1, (heads, -1)).sum(-1)
 
 
@@ -546,7 +533,6 @@ class _Differentiable(torch.autograd.Function):
 
 
 def _check_hooks(x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
-    """Check a saved tensor, which hooks may have replaced."""
     if x.dtype != dtype or x.shape != shape or not x.is_cpu:
         raise RuntimeError(
             f'hooks must return a saved tensor as {dtype} {list(shape)} on cpu, got {x.dtype} '
@@ -555,7 +541,6 @@ def _check_hooks(x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
 
 
 def _needs_torch(grad: Tensor) -> bool:
-    """Return whether the gradient is differentiated itself, or not plain memory."""
     return needs_torch(grad) or grad._is_zerotensor() or torch._C._len_torch_dispatch_stack() > 0
 
 

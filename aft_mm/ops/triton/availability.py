@@ -52,13 +52,11 @@ def interpreted() -> bool:
 # torch.compile must not trace the query.
 @constant
 def machine_reasons(device_type: str, index: int | None) -> tuple[str, ...]:
-    """Return what this machine lacks to run the kernels; empty if nothing."""
     return ask_machine(device_type, index, interpreted())
 
 
 @functools.cache
 def ask_machine(device_type: str, index: int | None, interpreted: bool) -> tuple[str, ...]:
-    """Query the machine once; drivers and disks are slower than a decoding step."""
     needed = 'cpu' if interpreted else 'cuda'
     if device_type != needed:
         where = " in Triton's interpreter" if interpreted else ''
@@ -77,7 +75,6 @@ def ask_machine(device_type: str, index: int | None, interpreted: bool) -> tuple
 
 
 def _missing_for_compilation() -> tuple[str, ...]:
-    """Return what Triton lacks to compile launchers on this machine; empty if nothing."""
     compiler = os.environ.get('CC')
     if not any(map(shutil.which, [compiler] if compiler else ['gcc', 'clang'])):
         return (f'needs a C compiler, got none as {compiler or "gcc or clang"}',)
@@ -101,7 +98,6 @@ def _differentiation_reasons() -> tuple[str, ...]:
 def default_reasons(
     op: str, dtype: torch.dtype, device_type: str, index: int | None
 ) -> tuple[str, ...]:
-    """Return why a kernel is not the default on a device; empty if it is."""
     if device_type != 'cuda':
         return ("not the default in Triton's interpreter",)
     reasons = unverified_reasons('triton', op, dtype, index)

@@ -12,7 +12,7 @@ class MatmulBlock(NamedTuple):
     """Tile sizes and precision of a matrix product.
 
     tile: tokens along a side of a tile of W; width: channels of a program, two numbers each; step:
-    inner size of a product; stages: steps loaded while one is multiplied.
+    inner size of a product; stages: steps loaded ahead.
     """
 
     operand: torch.dtype
@@ -25,10 +25,7 @@ class MatmulBlock(NamedTuple):
 
 
 class ScanBlock(NamedTuple):
-    """A tile has `groups` · `rows` tokens; a thread processes the rows of its group in order.
-
-    A row has `row_bytes` of channels, or half of that if there would be too few programs.
-    """
+    """A tile has `groups` · `rows` tokens; a thread processes the rows of its group in order."""
 
     groups: int
     rows: int
@@ -37,15 +34,11 @@ class ScanBlock(NamedTuple):
 
 
 class SimpleStepBlock(NamedTuple):
-    """Channels per program."""
-
     channels: int
     warps: int
 
 
 class BufferStepBlock(NamedTuple):
-    """Bounds of the rows of a tile, and terms of u · v at once (`rank`)."""
-
     least_rows: int
     most_rows: int
     channels: int
@@ -89,7 +82,6 @@ def cdiv(a: int, b: int) -> int:
 
 @constant
 def capability(device_type: str, index: int | None) -> tuple[int, int]:
-    """Return the compute capability, (0, 0) in the interpreter."""
     if device_type != 'cuda':
         return (0, 0)
     return ask_capability(torch.cuda.current_device() if index is None else index)
@@ -103,7 +95,6 @@ def find_block(kernel: str, device: torch.device) -> Any:
 
 
 def count_processors(device: torch.device) -> int:
-    """Return the number of multiprocessors; 1 in the interpreter."""
     if device.type != 'cuda':
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -2,9 +2,8 @@
 
 A map [H, W] whose rows are P = W + K_w // 2 places apart, with nothing between them, is a line on
 which a kernel [K_h, K_w] covers ``(K_h − 1) P + K_w`` places, with 0 between its rows. So AFT-conv
-is AFT-local on a line, with two differences: the bias depends only on the distance of two tokens,
-so all tiles of a head share one W; and heads take the role of the sequences, the channels of a head
-in all sequences that of the channels. `conv_move_kernel` copies the tokens into that order and back.
+is AFT-local on a line, in which all tiles of a head share one W, and heads take the role of the
+sequences.
 """
 
 from collections.abc import Sequence
@@ -83,7 +82,6 @@ class PaddedMaps(NamedTuple):
 
     @property
     def row(self) -> int:
-        """Places from one row to the next."""
         return max(self.grid[1] + self.kernel[1] // 2, self.kernel[1])
 
     @property
@@ -92,7 +90,6 @@ class PaddedMaps(NamedTuple):
 
     @property
     def radius(self) -> int:
-        """Places that the kernel covers on either side."""
         return self.kernel[0] // 2 * self.row + self.kernel[1] // 2
 
     @property
@@ -134,7 +131,6 @@ class PaddedMaps(NamedTuple):
         )
 
     def tiles(self, value: Tensor, save: bool) -> tuple[TileBand, MatmulBlock]:
-        """Return the tiles of places, and a block no wider than the channels."""
         block = choose_block(value, save)
         tile = min(block.tile, LARGEST_TILE)
         warps = min(block.warps, 4)
@@ -144,12 +140,10 @@ class PaddedMaps(NamedTuple):
         return band, block._replace(tile=tile, width=width, warps=warps)
 
     def table(self, weight: Tensor) -> Tensor:
-        """Return w of each head and distance in places [h, 2 · radius + 1]."""
         rows = F.pad(weight, (0, self.row - self.kernel[1])).flatten(1)
         return rows[:, : 2 * self.radius + 1]
 
     def table_back(self, grad_table: Tensor) -> Tensor:
-        """Return the gradient of weight [h, *K] from that of the table."""
         rows = F.pad(grad_table, (0, self.kernel[0] * self.row - grad_table.shape[1]))
         return rows.view(self.heads, self.kernel[0], -1)[..., : self.kernel[1]].contiguous()
 
@@ -189,7 +183,6 @@ def _moved_call(
     save: bool,
     *gradient: Tensor,
 ) -> tuple[Any, ...]:
-    """Return the maps, the product of the moved tensors, and the moved gradient of the output."""
     places = _padded_maps(value, weight, grid)
     band, block = places.tiles(value, save)
     queries, values, *moved, keys = places.move([query, value, *gradient, key], key_mask)

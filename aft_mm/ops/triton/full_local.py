@@ -37,8 +37,6 @@ PROGRAMS_PER_PROCESSOR = 2
 
 
 class MatmulCall(NamedTuple):
-    """The inputs of a product and its tiles."""
-
     query: Tensor | None
     key: Tensor
     value: Tensor
@@ -68,7 +66,6 @@ class MatmulCall(NamedTuple):
         return MatmulInputs(self.extents(), *tensors, strided(self.query), strided(self.key_mask))
 
     def programs(self, tiles: int) -> tuple[int]:
-        """Return the grid: a program per tile, block of channels and sequence."""
         return (tiles * len(self.value) * self.parts,)
 
     def launch_terms(self, kernel: Any, tiles: int, *arguments: Any, **options: Any) -> None:
@@ -82,14 +79,12 @@ class MatmulCall(NamedTuple):
         kernel[programs](*arguments, FORM=self.form, **options)
 
     def recompute(self, kernel: Any, *arguments: Any) -> None:
-        """Launch as many programs as run at the same time."""
         programs = RECOMPUTE_PROGRAMS * count_processors(self.value.device)
         options = dict(FORM=self.form, GATE=self.gate, maxnreg=RECOMPUTE_REGISTERS)
         kernel[(programs,)](*arguments, num_warps=max(4, self.block.width // 16), **options)
 
 
 def _units(saved: SavedParts, call: MatmulCall, inputs: MatmulInputs) -> Tensor:
-    """Write the units of all tiles and the centre; return the first visible key [B, D]."""
     batch, _, channels = call.value.shape
     shape = batch, call.band.source_tiles, channels
     maxima, firsts = (call.key.new_empty(shape, dtype=x) for x in (torch.float32, torch.int32))
@@ -103,7 +98,6 @@ def _units(saved: SavedParts, call: MatmulCall, inputs: MatmulInputs) -> Tensor:
 
 
 def _tile_units(saved: SavedParts, band: TileBand) -> Strided:
-    """Return the unit of each tile, which is that of the sequence unless the op is causal."""
     batch, tile, channel = saved.units.stride()
     return saved.units, batch, tile if band.causal else 0, channel
 
@@ -111,10 +105,6 @@ def _tile_units(saved: SavedParts, band: TileBand) -> Strided:
 def _new_terms(
     call: MatmulCall, tiles: int, summed: bool, token_major: bool
 ) -> tuple[Strided, Tensor | None]:
-    """Return new terms [B, tokens, N], token-major or channel-major, and sums over tiles.
-
-    tf32 operands load fastest if the dimension that is summed over is contiguous.
-    """
     batch, numbers = len(call.value), call.parts * 2 * call.block.width
     tokens = tiles * call.block.tile
     shape = (tokens, numbers) if token_major else (numbers, tokens)
@@ -126,7 +116,6 @@ def _new_terms(
 def _running(
     sums: Tensor | None, units: Strided, call: MatmulCall, reverse: bool
 ) -> Strided | None:
-    """Return the sums over all tiles up to each tile, or from each tile on."""
     if sums is None:
         return None
     batch, tiles, numbers = sums.shape
@@ -147,7 +136,6 @@ def _operand(
     units: Strided,
     transposed: bool = False,
 ) -> matmul.MatmulOperand:
-    """Compute W, or Wᵀ, and the sums of the tiles outside it; neither if the product does it."""
     (x, sums), band, tile = terms, call.band, call.block.tile
     if band.own:
         return matmul.MatmulOperand(None, x, units, None, None)
@@ -190,7 +178,6 @@ def launch_forward(call: MatmulCall, kept: Tensor) -> Tensor:
 def launch_backward(
     gradient: Tensor, kept: Tensor, call: MatmulCall, biased: bool
 ) -> list[Tensor | None]:
-    """Return the gradients of query, key, value and, if `biased`, of the table."""
     band, value = call.band, call.value
     results = new_wanted((call.query, call.key, value), (call.query is not None, True, True))
     grad_query, *grads = map(strided, results)
@@ -228,7 +215,6 @@ def launch_backward(
 
 
 def share_out(steps: int, pairs: int, device: torch.device) -> tuple[int, int]:
-    """Return the number of programs per tile of w, and the steps of each."""
     wanted = PROGRAMS_PER_PROCESSOR * count_processors(device)
     each = cdiv(steps, cdiv(wanted, pairs))
     return cdiv(steps, each), each
@@ -237,7 +223,6 @@ def share_out(steps: int, pairs: int, device: torch.device) -> tuple[int, int]:
 def _bias_gradient(
     call: MatmulCall, inputs: MatmulInputs, terms: tuple[Strided, Strided | None], units: Strided
 ) -> Tensor:
-    """Return the gradient of w, or if shared of its tile, without the part of flagged tiles."""
     band, block, device = call.band, call.block, call.value.device
     side = min(block.tile, SIDE)
     owners, items, shape = band.tiles, len(call.value), tuple(call.table.shape)
@@ -271,10 +256,7 @@ def aft_full_batched(
     key_mask: Tensor | None,
     gate: str,
 ) -> Tensor:
-    """Compute AFT-full with a w per sample or head, whose W is never in memory.
-
-    The heads of a sample are sequences; those of all samples, if they share the w of a head.
-    """
+    """Compute AFT-full with a w per sample or head, whose W is never in memory."""
     heads, batch = num_heads or 1, len(value)
     bias = position_bias if num_heads else position_bias.unsqueeze(-3)
     shared = bias.dim() == 3 and pair_mask is None and key_mask is None
@@ -376,10 +358,7 @@ def _matmul_call(
 
 
 def product(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """Return AFT-full, or AFT-local with a window, and with `save` what backward needs.
-
-    A table [B, h, T, S] is that of B samples, whose heads are the sequences of the tokens.
-    """
+    """Return AFT-full, or AFT-local with a window, and with `save` what backward needs."""
     call = _matmul_call(*inputs)
     kept = new_saved(call.value, call.band, call.block.width, inputs[-1])
     return launch_forward(call, kept), kept

@@ -9,8 +9,8 @@ All entries of W and E are at most 1, so a term that float32 loses is below e^�
 negligible if d ≥ e^−40. If d is smaller although the row sees a key, or n/d is not finite, the
 program sets a flag and `recompute_flagged.py` recomputes the tile.
 
-If each sequence has its own w, the program computes W from it, one step at a time. The shift of a
-row is then the largest w so far, and its sums are rescaled when it rises.
+If each sequence has its own w, the program computes W step by step, with the largest w of a row so
+far as its shift.
 
 Saved for the gradient: the mean o = m + n/d, and ``λ = log d`` relative to the unit of the tile and
 the shift of w. With α = dy g(q),
@@ -78,7 +78,6 @@ class MatmulOperand(NamedTuple):
 
 @triton.jit
 def multiply(a: 'Floats', b: 'Floats', total: 'Floats', PRECISION: tl.constexpr) -> 'Floats':
-    """``total + a b`` on tensor cores, summed in float32."""
     if INTERPRETED:  # the interpreter multiplies the bits of bfloat16
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, total, input_precision=PRECISION)
@@ -94,7 +93,6 @@ def add_outside(
     numbers: 'Ints',
     weight: 'Floats',
 ) -> 'Floats':
-    """Add the sums of `tile`, if there is such a tile."""
     real = (tile >= 0) & (tile < tiles)
     sum_of_tile = load_entry(sums, batch, tile, numbers, real)  # [NUMBERS]
     return total + weight * sum_of_tile[None, :]
@@ -201,7 +199,6 @@ def weighted_sums(
 
 @triton.jit
 def split_pair(total: 'Floats') -> 'tuple[Floats, Floats]':
-    """Split [tile, 2 · width] into the two terms of each channel."""
     return tl.split(tl.reshape(total, [total.shape[0], total.shape[1] // 2, 2]))
 
 
@@ -258,7 +255,6 @@ def store_rows(
     real: 'Bools',
     GATE: tl.constexpr,
 ) -> None:
-    """Store the output, and what is saved for the gradient unless that is None."""
     store_tile(saved.mean, batch, rows, columns, real, mean)
     store_tile(saved.log, batch, rows, columns, real, log)
     if GATE != 'none':
@@ -300,9 +296,8 @@ def tiles_of_gradient(
 ) -> 'tuple[Ints, Ints, Ints, Ints]':
     """Return the first and last item of a tile of the gradient of w, and :func:`item_at`'s keys.
 
-    A tile belongs to a tile of targets and one of sources, counted from the first in a dense W,
-    else from the first in the window; its items are the sequences, none if the sources are hidden,
-    or only the own one. If shared, it belongs to a sequence and a distance of tiles, and its items
+    The items of a tile of targets and sources are the sequences, none if the sources are hidden, or
+    only the own one. If shared, a tile belongs to a sequence and a distance of tiles, and its items
     are the tiles of targets.
     """
     tiles = tl.cdiv(extents.targets, FORM.tile)
@@ -331,7 +326,6 @@ def tiles_of_gradient(
 def item_at(
     owner: 'Ints', other: 'Ints', item: 'Ints', FORM: tl.constexpr
 ) -> 'tuple[Ints, Ints, Ints]':
-    """Return sequence, tile of targets and tile of sources of an item."""
     if FORM.shared:
         batch, tile, met = owner, item, item + other
     else:

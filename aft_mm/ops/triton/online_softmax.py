@@ -5,8 +5,7 @@ A sum is (high, first, second). For softmax keys, high is the largest key seen, 
 so keys of ±1e4 lose no digits. For relu keys high is 0, and the sum holds ``Σ relu(k) v`` and, for
 relu2, ``Σ relu(−k) v``. The empty sum is (LOWEST, 0, 0).
 
-Loops are `while` loops, because the interpreter of Triton 3.6 does not accept a tensor as the bound
-of a range under numpy 2.4.
+Loops are `while` loops, as Triton's interpreter takes no tensor as the bound of a range.
 """
 
 from collections.abc import Sequence
@@ -58,7 +57,6 @@ def strided(x: Tensor | None) -> Strided | None:
 
 
 def new_wanted(inputs: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Return room for the gradients of the inputs that are wanted."""
     pairs = zip(inputs, wanted, strict=False)
     return [x.new_empty(x.shape) if needed else None for x, needed in pairs]
 
@@ -227,7 +225,6 @@ def entry_pointer(
 def store_row(
     x: 'Strided | None', at: 'Pointers | None', r: tl.constexpr, real: 'Bools', row: 'Floats'
 ) -> None:
-    """Store the row r tokens after `at` in the type of x, unless x is None."""
     if x is not None:
         tl.store(at + r * x[2], row.to(x[0].dtype.element_ty), mask=real)
 
@@ -241,7 +238,6 @@ def load_entry(
     real: 'Bools',
     other: tl.constexpr = 0.0,
 ) -> 'Floats':
-    """Load x[batch, token, channel] in float32, in the shape of the broadcast indices."""
     return tl.load(entry_pointer(x, batch, token, channel), mask=real, other=other).to(tl.float32)
 
 

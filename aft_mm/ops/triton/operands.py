@@ -2,15 +2,13 @@
 
 ``E = e^{k − unit}`` has a unit per tile and channel: the largest key of the sequence, or for causal
 ops of the tile and all tiles before it, all of which are visible to later tiles. The two terms of a
-channel are adjacent: (E (v − m), E) of a source; (a, c) of a target, for the gradient
-(`matmul.py`).
+channel are adjacent: (E (v − m), E) of a source; (a, c) of a target, for the gradient.
 
 The centre m of a sequence and channel is the mean of its first tile of values. Without it
-gradients, which are sums of W E (v − o), would be wrong for values far from 0, as tensor cores cut
-operands to 11 bits or fewer.
+gradients, sums of W E (v − o), would be wrong for values far from 0, as tensor cores cut operands
+to 11 bits.
 
-terms [B, tokens, N] have N = 2 · channels numbers, padded with 0 to whole tiles and blocks. Sums
-over tiles [B, tiles, N] in float32 replace the tokens outside the window.
+terms [B, tokens, N] have N = 2 · channels numbers, padded with 0 to whole tiles and blocks.
 """
 
 import triton
@@ -62,7 +60,6 @@ def locate_program(
 def load_keys(
     inputs: 'MatmulInputs', batch: 'Ints', rows: 'Ints', columns: 'Ints'
 ) -> 'tuple[Floats, Bools]':
-    """Load keys in float32, and which of them are visible."""
     real = (rows < inputs.extents.sources)[:, None] & (columns < inputs.extents.channels)[None, :]
     keys = load_tile(inputs.key, batch, rows, columns, real)  # [rows, columns]
     visible = real & (keys != float('-inf'))
@@ -101,7 +98,6 @@ def terms_at(
     TOKENS: tl.constexpr,
     NUMBERS: tl.constexpr,
 ) -> 'Pointers':
-    """Return pointers into a block of terms; offsets within a block fit into int32."""
     tokens, numbers = tl.arange(0, TOKENS), tl.arange(0, NUMBERS)
     return entry_pointer(x, batch, token, number) + (
         tokens[:, None] * x[2] + numbers[None, :] * x[3]
@@ -119,7 +115,6 @@ def store_terms(
     part: 'Ints',
     NUMBERS: tl.constexpr,
 ) -> None:
-    """Store a tile of terms and, unless `sums` is None, their sum over its tokens times `weight`."""
     at = terms_at(terms, batch, tile * weight.shape[0], part * NUMBERS, weight.shape[0], NUMBERS)
     tl.store(at, pair.to(terms[0].dtype.element_ty))
     if sums is not None:
@@ -178,7 +173,6 @@ def load_gradient(
     real: 'Bools',
     GATE: tl.constexpr,
 ) -> 'Floats':
-    """Return dy g(q) of these tokens."""
     grad_mean = load_tile(saved.gradient, batch, rows, columns, real)  # [TILE, WIDTH]
     if GATE != 'none':
         query = load_tile(inputs.query, batch, rows, columns, real)  # [TILE, WIDTH]

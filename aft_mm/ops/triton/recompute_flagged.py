@@ -1,12 +1,10 @@
 """Recomputation of flagged tiles, term by term: exact for every finite key and bias.
 
-Each row and channel has its own unit, the largest key that the row sees, and the weights
-``exp((k − unit) + (w − shift))`` are summed relative to their largest term. The brackets keep the
-differences small, so keys of ±1e4 lose no digits. The units are computed again for the gradient
-instead of being saved for all rows. Pairs of `group` targets and `group` sources are
-processed at once.
+Each row and channel has its own unit, the largest key that the row sees, and the weights ``exp((k −
+unit) + (w − shift))`` are summed relative to their largest term. The brackets keep the differences
+small, so keys of ±1e4 lose no digits.
 
-The kernels are always launched, because reading the flags on the host would wait for the device.
+The kernels are always launched, as the host would wait for the flags.
 """
 
 import triton
@@ -40,10 +38,7 @@ def is_flagged(flags: 'Strided', batch: 'Ints', tile: 'Ints', part: 'Ints') -> '
 def pieces_to_check(
     pieces: 'Ints', flags: 'Strided', extents: 'Extents', FORM: tl.constexpr
 ) -> 'Ints':
-    """The number of pieces of work, or 0 if no tile is flagged.
-
-    Reading one flag per piece, one after the other, would take as long as the product itself.
-    """
+    """The number of pieces of work, or 0 if no tile is flagged."""
     tiles = tl.cdiv(extents.targets, FORM.tile)
     number = extents.batches * tiles * tl.cdiv(extents.channels, FORM.width)
     flagged = tl.zeros([FLAGS_AT_ONCE], tl.int32)

@@ -2,19 +2,17 @@
 
 A program walks along the channels of one sequence, a tile of `groups` · `rows` tokens at a time.
 One thread holds the rows of a group. It sums the group before its own, a scan over the groups gives
-the sum that each group starts from, and the thread then adds its own rows one by one. Only the
-output is written and, if a gradient is wanted, the sum before each group.
+the sum that each group starts from, and the thread then adds its own rows one by one.
 
 The backward pass goes from the last tile to the first, recomputes each group from the saved sum,
 and sums the gradients of the targets in reverse, relative to ``e^(−m_t)``, which only grows on the
 way.
 
-A tile may share one unit, the largest key up to its end. Then a token costs one exponential, and sums
-are added without others. If in some channel the largest key before the tile is more than 60 nats
-below it, each token has its own.
+A tile may share one unit, the largest key up to its end. Then a token costs one exponential, and
+sums are added without others. If in some channel the largest key before the tile is more than 60
+nats below it, each token has its own.
 
-If batch and channels give too few programs for the device, a sequence is divided into chunks, and a
-first kernel sums each chunk.
+If there are too few programs for the device, a first kernel sums chunks of the sequences.
 """
 
 import os
@@ -72,8 +70,6 @@ class ScanTile(NamedTuple):
 
 
 class ScanSizes(NamedTuple):
-    """Tokens and channels, and tiles per chunk."""
-
     tokens: int
     channels: int
     tiles: int
@@ -83,7 +79,6 @@ class ScanSizes(NamedTuple):
 def locate_program(
     sizes: 'ScanSizes', BLOCK: tl.constexpr
 ) -> 'tuple[Ints, Ints, Ints, Ints, Ints]':
-    """Return sequence, chunk and channels [1, C] of this program, and the tiles of the chunk."""
     blocks = tl.cdiv(sizes.channels, BLOCK.channels)
     batch, chunk = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1).to(tl.int64)
     channel = (tl.program_id(0) % blocks) * BLOCK.channels + tl.arange(0, BLOCK.channels)[None, :]
@@ -96,7 +91,6 @@ def locate_program(
 def find_rows(
     sizes: 'ScanSizes', tile: 'Ints', channel: 'Ints', REVERSE: tl.constexpr, BLOCK: tl.constexpr
 ) -> 'tuple[Ints, Rows]':
-    """Return the first token of each group [GROUPS, 1], and a tuple of masks, one per row."""
     ROWS: tl.constexpr = BLOCK.rows
     group = tl.arange(0, BLOCK.groups)[:, None]
     if REVERSE:
@@ -113,7 +107,6 @@ def find_rows(
 def load_rows(
     x: 'Strided | None', where: 'Place', real: 'Rows', ROWS: tl.constexpr, other: tl.constexpr
 ) -> 'Rows':
-    """Load a tuple of rows of x; placeholders for None."""
     rows = ()
     if x is None:
         rows = real
@@ -129,7 +122,6 @@ def load_rows(
 def load_tokens(
     inputs: 'Tensors', where: 'Place', real: 'Rows', ROWS: tl.constexpr
 ) -> 'tuple[Rows, Rows]':
-    """Load rows of keys and values, −inf and 0 where hidden or past the end."""
     visible = real
     batch, token, channel = where
     if inputs.key_mask is not None:
@@ -145,7 +137,6 @@ def load_tokens(
 
 @triton.jit
 def sum_rows(keys: 'Rows', values: 'Rows', KEY: tl.constexpr, ROWS: tl.constexpr) -> 'Sum':
-    """Return the sum of the rows of each group."""
     if KEY == 'softmax':
         high = keys[0].to(tl.float32)
         for r in tl.static_range(1, ROWS):
@@ -196,7 +187,6 @@ def follow(before: 'Sum', carry: 'Sum', BLOCK: tl.constexpr) -> 'tuple[Sum, Sum]
 
 @triton.jit
 def sum_groups(high: 'Floats', first: 'Floats', second: 'Floats') -> 'Sum':
-    """Merge the sums of all groups into one, [1, CHANNELS]."""
     top = tl.max(high, 0, keep_dims=True)
     scale = exp(high - top)
     first = tl.sum(first * scale, 0, keep_dims=True)
@@ -240,7 +230,6 @@ def merge_pairs(
     obn: 'Floats',
     obd: 'Floats',
 ) -> 'tuple[Floats, ...]':
-    """Merge two neighbours: the inclusive sums, and the sums without the last group."""
     bm, bn, bd = merge(m, n, d, obm, obn, obd)
     m, n, d = merge(m, n, d, om, on, od)
     return m, n, d, bm, bn, bd
@@ -425,7 +414,6 @@ def find_targets(
     GATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> 'tuple[Rows, Rows, Rows]':
-    """Return keys, values and targets of the rows, and store the gradients of the queries."""
     ROWS: tl.constexpr = BLOCK.rows
     batch, token, channel = where
     keys, values = load_tokens(inputs, where, real, ROWS)
@@ -464,7 +452,6 @@ def simple_backward_sums_kernel(
     GATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write the sum of the targets of each chunk into sums [3, B, chunks, D]."""
     batch, chunk, channel, tile, last = locate_program(sizes, BLOCK)
     total = empty_sum(BLOCK.groups, BLOCK.channels)
     while tile < last:
@@ -541,7 +528,6 @@ def plan_chunks(value: Tensor) -> tuple[int, int, int, int]:
 def _launch_settings(
     kernel: str, value: Tensor, units: bool
 ) -> tuple[tuple[int, int], ScanSizes, dict[str, Any]]:
-    """Return the grid, whose second size is the number of chunks, the sizes and the block."""
     chunk, chunks, width, programs = plan_chunks(value)
     block = find_block(kernel, value.device)
     _, tokens, channels = value.shape
@@ -551,7 +537,6 @@ def _launch_settings(
 
 
 def new_results(value: Tensor, save: bool) -> tuple[Tensor, Tensor]:
-    """Return room for the output, and with `save` for the sum before each group."""
     groups = cdiv(value.shape[1], find_block('scan', value.device).rows)
     return value.new_empty(value.shape), new_sums(value, groups if save else 0)
 

@@ -2,9 +2,7 @@
 
 A program owns some key heads of one sequence, with all their channels. It stores the token in its
 slot of the buffer, adds the token that was there to the sums of those that left, and walks along
-the buffer, `rows` tokens at a time. Each row has its own sum; they are merged at the end. Tiles are
-[rows, heads, width] with `width` channels of a head at a time; weights and denominators are those
-of the key, [rows, heads, 1].
+the buffer, `rows` tokens at a time.
 
 A sum is (high, rest, numerator, denominator), the last two divided by ``e^(high + rest)``. high is
 a key and rest a bias, which are never added: next to a key of 1e4 a bias would lose three digits.
@@ -99,7 +97,6 @@ class StepTile(NamedTuple):
 
 @triton.jit
 def find_heads(heads: 'Ints', HEADS: tl.constexpr) -> 'tuple[Ints, Ints, Ints, Bools]':
-    """Return sequence, first head and heads [1, HEADS, 1] of this program, and which exist."""
     blocks = tl.cdiv(heads, HEADS)
     first = (tl.program_id(0) % blocks) * HEADS
     head = first + tl.arange(0, HEADS)[None, :, None]
@@ -108,7 +105,6 @@ def find_heads(heads: 'Ints', HEADS: tl.constexpr) -> 'tuple[Ints, Ints, Ints, B
 
 @triton.jit
 def load_evicted(x: 'StepTensors', batch: 'Ints', channel: 'Ints', real: 'Bools') -> 'Sum':
-    """Load the sums of the tokens that left the buffer."""
     high = load_entry(x.shift, batch, 0, channel, real, LOWEST)
     first = load_entry(x.numerator, batch, 0, channel, real)
     return high, first, load_entry(x.denominator, batch, 0, channel, real)
@@ -133,7 +129,6 @@ def store_step_output(
     denominator: 'Floats',
     GATE: tl.constexpr,
 ) -> None:
-    """Store the gated mean, 0 where nothing is visible."""
     mixed = numerator / tl.where(denominator == 0, 1.0, denominator)
     if GATE != 'none':
         mixed *= gate_value(load_entry(x.query, batch, 0, channel, real), GATE)
@@ -317,7 +312,6 @@ def sum_buffer(
 def buffer_step_kernel(
     x: 'StepTensors', sizes: 'StepSizes', FORM: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:
-    """The ops with a buffer."""
     GATE: tl.constexpr = FORM.gate
     batch, start, head, head_real = find_heads(sizes.heads, BLOCK.heads)
     now = advance(x, batch, start)
@@ -365,7 +359,6 @@ def _tensors(
     results: Sequence[Tensor],
     *others: Tensor | None,
 ) -> StepTensors:
-    """Return the tensors in the form in which kernels take them; a token [B, C] as [B, 1, C]."""
     output, next_position = results
     rows = (None if x is None else (x, x.stride(0), 0, x.stride(1)) for x in (output, *token))
     before, after = map(strided, (*sums, position, next_position)), map(strided, others)
@@ -382,7 +375,6 @@ def simple_step(
     value: Tensor,
     gate: str,
 ) -> tuple[Tensor, Tensor]:
-    """Run a step of AFT-simple; return the output [B, D] and the next position [B]."""
     sums, results = (shift, numerator, denominator), _new_results(value, position)
     tensors = _tensors(sums, position, (query, key, value), results)
     block, (batch, channels) = find_block('simple_step', value.device), value.shape
@@ -405,7 +397,6 @@ def buffer_step(
     pos_v: Tensor | None,
     *form: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Run a step of an op with a buffer; return the output [B, D] and the next position [B]."""
     sums, results = (shift, numerator, denominator), _new_results(value, position)
     kind, places, outside_weight, gate = form
     batch, heads = key.shape
@@ -446,7 +437,6 @@ def aft_simple_step(
     key_function: str,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """O(D): add the token to the running sums."""
     output, position = simple_op(*state.sums, state.position, query, key, value, gate)
     return output, state._replace(position=position)
 
@@ -476,7 +466,6 @@ def aft_full_step(
     *,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """O(T·D): weight every token so far by the row of w."""
     return _step(state, (query, key, value), 'full', (), False, gate, position_bias)
 
 
@@ -492,7 +481,6 @@ def aft_local_step(
     grid: Sequence[int] | None,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """O(r·D): the row of w over the buffer, and the sums of the tokens that left it."""
     kind = 'free' if pos_v is None else 'factors'
     places = _near_places(window, grid)
     return _step(state, (query, key, value), kind, places, True, gate, pos_u, pos_v)
@@ -508,7 +496,6 @@ def aft_local_hard_step(
     grid: Sequence[int] | None,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """O(r·D): the buffer holds the window."""
     width, rows, columns = _near_places(window, grid)
     halves = (rows, columns) if width == ENDLESS else (rows // 2, columns // 2)
     return _step(state, (query, key, value), 'window', (width, *halves), False, gate)
@@ -525,7 +512,6 @@ def aft_conv_step(
     global_connectivity: bool,
     gate: str,
 ) -> tuple[Tensor, StepState]:
-    """O(r·D): the kernel over the buffer, and with W = 1 the sums of the tokens that left it."""
     kernel, ones = weight.shape[1:], (1,) * (3 - len(grid))
     places = (*ones, *grid, *ones, *kernel)
     tokens = query, key, value
@@ -533,7 +519,6 @@ def aft_conv_step(
 
 
 def _near_places(window: Window, grid: Sequence[int] | None) -> tuple[int, int, int]:
-    """Return the width of the grid, and the rows and columns of the window."""
     if grid is None or len(grid) == 1:
         return ENDLESS, 1, window if isinstance(window, int) else window[0]
     return grid[1], *as_pair(window)

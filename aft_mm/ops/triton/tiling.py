@@ -21,9 +21,8 @@ LARGEST_OWN_TILE = 64
 def choose_block(value: Tensor, save: bool, own: bool = False) -> MatmulBlock:
     """Return the block for the type of `value`, and for training if `save`.
 
-    A program that computes its `own` W has more channels and fewer rows, because it computes W for
-    each block of channels. float16 operands are not used: the smallest float16 number, 6e-8, is far above the smallest
-    terms.
+    A program that computes its `own` W has more channels and fewer rows. float16 operands are not
+    used: the smallest, 6e-8, is far above the smallest terms.
     """
     kind = 'tf32x3'
     if value.dtype == torch.bfloat16:
@@ -69,7 +68,6 @@ class TileBand(NamedTuple):
 
     @property
     def before(self) -> int:
-        """Tiles of sources before a tile of targets that meet it."""
         if self.window is None:
             return max(self.tiles, self.source_tiles)
         before = cdiv(max(self.radius, 0), self.tile)
@@ -82,7 +80,6 @@ class TileBand(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """Tiles of sources that a tile of targets meets."""
         return self.source_tiles if self.window is None else self.before + 1 + self.after
 
     @property
@@ -157,11 +154,6 @@ def make_band(
 
 
 class SavedParts(NamedTuple):
-    """Saved for the gradient: mean and λ, units of tiles, centre, shifts of w and flags.
-
-    Views of one tensor, which is what an op may keep.
-    """
-
     mean: Tensor | None
     log: Tensor | None
     units: Tensor
@@ -180,7 +172,6 @@ def saved_shapes(value: Tensor, band: TileBand, width: int) -> list[tuple[int, .
 
 
 def new_saved(value: Tensor, band: TileBand, width: int, save: bool = True) -> Tensor:
-    """Return room for :class:`SavedParts`, none without `save`."""
     shapes = saved_shapes(value, band, width) if save else []
     return value.new_empty(sum(map(math.prod, shapes)), dtype=torch.float32)
 

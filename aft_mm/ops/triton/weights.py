@@ -1,8 +1,8 @@
 """Access to the position bias w[t, t'], the visibility of pairs, and the kernel that computes W.
 
-The table of w is what the caller has: a dense w [T, S] or [B, h, T, S], the free bias [T, 2s − 1]
-of AFT-local, the product of its factors in tiles [n, tile, reach · tile], or the kernels
-[h, 2s − 1] of AFT-conv. All are addressed by :class:`BiasTable`, so w is never copied.
+The table of w is what the caller has: a dense w, the free bias of AFT-local, the product of its
+factors in tiles, or the kernels of AFT-conv. All are addressed by :class:`BiasTable`, so w is never
+copied.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from .online_softmax import LOWEST, Bools, Floats, Ints, Pointers, Strided, load
 
 
 def _interpreted_span(first: Any, last: Any, step: Any = 1) -> range:
-    """``range`` for tensor bounds, which Triton's interpreter does not accept under numpy 2.4."""
     bounds = (first, last, step)
     return range(*(int(x.handle.data.item()) if hasattr(x, 'handle') else x for x in bounds))
 
@@ -120,7 +119,6 @@ def load_tile(
     real: 'Bools',
     other: tl.constexpr = 0.0,
 ) -> 'Floats':
-    """Load x[batch, rows, columns] in float32, [rows, columns]."""
     return load_entry(x, batch, rows[:, None], columns[None, :], real, other)
 
 
@@ -163,7 +161,6 @@ def bias_pointer(
 def visible_pairs(
     extents: 'Extents', targets: 'Ints', sources: 'Ints', FORM: tl.constexpr
 ) -> 'tuple[Bools, Bools]':
-    """Return which pairs exist and are not in the future, and which of those have a w."""
     # The first tile of a window may begin before the sequence.
     visible = (targets >= 0) & (targets < extents.targets)
     visible &= (sources >= 0) & (sources < extents.sources)
@@ -218,8 +215,8 @@ def product_weights_kernel(
     """Compute ``W = exp(w − shift)`` in tiles, and the shift of each target, its largest visible w.
 
     weights [n, tile, width]: targets against the sources that their tile meets; with TRANSPOSED,
-    sources against targets, with `before` and `after` exchanged and the shifts given. If shared,
-    one tile [tile, width] per sequence: the middle one.
+    sources against targets, with the shifts given. If shared, one tile [tile, width] per sequence:
+    the middle one.
     """
     start_of_row = tl.program_id(0) * ROWS
     row, batch = start_of_row, tl.program_id(1)
