@@ -66,6 +66,7 @@ def _nearest(target: Tensor, source: Tensor, learned: int) -> tuple[Tensor, Tens
 
 
 def factor_band(pos_u: Tensor, pos_v: Tensor, reach: int, causal: bool) -> Tensor:
+    """Return the rows [n, K] of :func:`nearest_band` of ``w = u vᵀ``, in O(n·K) memory."""
     block, columns = reach + 1, reach + 1 if causal else 2 * reach + 1
     with no_autocast(pos_u):
         around = neighbours(pos_v, block, 1, 0 if causal else 1)

@@ -131,6 +131,7 @@ class MemoryPositionBias(GridParameters):
 
 
 def _centres(grid: Grid, unit: Grid | None = None) -> Tensor:
+    """Return the cell centres [T, dims] of `grid`, in cells of `unit`."""
     axes = [
         (torch.arange(size) + 0.5) * cells / size
         for size, cells in zip(grid, unit or grid, strict=True)

@@ -39,6 +39,7 @@ class MaskedDataPreprocessor(BaseDataPreprocessor):
 
 
 def _inside(sizes: list[Sequence[int]], inputs: Tensor) -> Tensor:
+    """Return 1 in the first rows and columns of each image and 0 elsewhere, [B, 1, H, W]."""
     ends = torch.tensor([size[:2] for size in sizes], device=inputs.device)
     height, width = (torch.arange(n, device=inputs.device) for n in inputs.shape[2:])
     rows, columns = height < ends[:, :1], width < ends[:, 1:]

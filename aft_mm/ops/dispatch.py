@@ -55,6 +55,7 @@ class BackendError(RuntimeError):
 
 
 def requested_backends() -> tuple[str, ...]:
+    """Return the backends that ``AFT_MM_BACKEND`` names, in order."""
     names = os.environ.get(ENVIRONMENT_VARIABLE)
     if not names:
         return ()

@@ -108,6 +108,7 @@ def _loops_operator(
 def _tokens_first_mean(
     key: Tensor, value: Tensor, weight: Tensor, *, grid: Sequence[int], join: bool, **options: Any
 ) -> Tensor:
+    """Return :func:`convolved_mean` of tokens [B, T, C], for torch and OpenVINO."""
     heads = key.shape[-1]
     kernel, outside = kernel_and_outside(weight, grid, **options)
     if not join and not torch.is_grad_enabled():
@@ -132,6 +133,7 @@ def _tokens_first_mean(
 def _channels_first_mean(
     key: Tensor, value: Tensor, weight: Tensor, *, grid: Sequence[int], **options: Any
 ) -> Tensor:
+    """Return :func:`convolved_mean` by tokens [B, C, T], for ONNX Runtime."""
     heads = key.shape[-1]
     kernel, outside = kernel_and_outside(weight, grid, dim=2, **options)
     # Views would fix open sizes.
@@ -149,6 +151,7 @@ def _channels_first_mean(
 def _convolve_tokens_first(
     x: Tensor, kernel: Tensor, grid: Sequence[int], outside: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
+    """Return the sums [B, T, C] in the kernel and outside; runtimes transpose 3 axes faster than 4."""
     convolve, kernel, grid, padding = convolution(kernel, grid)
     tokens = x.transpose(1, 2).unflatten(-1, grid)
     convolved = convolve(tokens, kernel.unsqueeze(1), padding=padding, groups=len(kernel))
@@ -159,6 +162,7 @@ def _convolve_tokens_first(
 def _convolve_channels_first(
     x: Tensor, kernel: Tensor, grid: Sequence[int], outside: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
+    """Return the sums [B, C, T] in the kernel and outside."""
     convolve, kernel, grid, padding = convolution(kernel, grid)
     tokens = F.pad(x.unflatten(2, grid).unsqueeze(1), [padding.pop()] * 2).squeeze(1)
     convolved = convolve(tokens, kernel.unsqueeze(1), padding=[*padding, 0], groups=len(kernel))

@@ -102,6 +102,7 @@ def split_joined(qkv: Tensor, heads: int, gate: Any) -> tuple[Tensor | None, Ten
 
 
 def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
+    """Return [T, C] as blocks [n, c, C], the last padded with `fill`."""
     count = -(-x.shape[0] // block)
     missing = count * block - x.shape[0]
     if torch.compiler.is_compiling() or missing:
@@ -110,6 +111,7 @@ def split(x: Tensor, block: int, fill: float = 0.0) -> Tensor:
 
 
 def neighbours(x: Tensor, block: int, before: int, after: int, fill: float = 0.0) -> Tensor:
+    """Return [T, C] as views [n, (before + 1 + after)·c, C] around each block."""
     if before == after == 0 and block == x.shape[0]:
         return x.unsqueeze(0)  # an exported graph leaves sizes open
     tail = -x.shape[0] % block + after * block

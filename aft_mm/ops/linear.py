@@ -177,6 +177,7 @@ def _check(
 
 
 def _check_state(state: LinearState, length: Sequence[int], **tokens: Tensor) -> None:
+    """Check (query,) key and value [B, *length, h, channels] against the state."""
     if not isinstance(state, LinearState):
         raise ValueError(f'state must be a LinearState, got {type(state).__name__}')
     for name, x in tokens.items():

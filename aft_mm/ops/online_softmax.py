@@ -80,6 +80,7 @@ def apply_gate(
 
 
 def relu_terms(key: Tensor, value: Tensor, key_function: str) -> Tensor:
+    """Return ``relu(k) ⊙ v`` [..., D]; for relu2 followed by ``relu(−k) ⊙ v``, [..., 2·D]."""
     if key_function == 'relu2':
         key, value = torch.cat((key, -key), -1), torch.cat((value, value), -1)
     return torch.relu(key) * value
@@ -316,6 +317,7 @@ def composed_gradients(
     inputs: Sequence[Tensor | None],
     grad: Tensor,
 ) -> tuple[Tensor | None, ...]:
+    """Return the wanted gradients of ``function(*inputs)`` by autograd, None for others."""
     create_graph = torch.is_grad_enabled()
     needed = [x for x, need in zip(inputs, wanted, strict=False) if need and x is not None]
     with torch.enable_grad(), no_autocast(grad):
@@ -325,6 +327,7 @@ def composed_gradients(
 
 
 def running_sum(x: Tensor, dim: int) -> Tensor:
+    """Return ``x.cumsum(dim)``, which a compiler can fuse on any device."""
     length, longest = x.shape[dim], LONGEST_COMPILED_SCAN
     if not torch.compiler.is_compiling() or replaying() or length <= longest:
         return scan(x, dim)

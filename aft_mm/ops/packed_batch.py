@@ -94,6 +94,7 @@ def _check_packed(name: str, x: Any, total: int | None = None) -> None:
 
 
 def _padded(parts: Sequence[Tensor], length: int) -> Tensor:
+    """Return sequences [n, ...] as [N, length, ...]; torch.func.vmap has no `pad_sequence`."""
     before = (0, 0) * (parts[0].dim() - 1)
     return torch.stack([F.pad(x, (*before, 0, length - len(x))) for x in parts])
 

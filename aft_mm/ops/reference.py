@@ -37,6 +37,7 @@ def _indices(num_targets: int, num_sources: int, device: torch.device) -> tuple[
 
 
 def _weights(key: Tensor, log_weight: Tensor) -> Tensor:
+    """Return ``exp(w + k)`` [B, T, S, D] divided by its sum over S; 0 for rows that see nothing."""
     channels = key.shape[-1]
     heads = log_weight.shape[-3]
     per_channel = log_weight.repeat_interleave(channels // heads, -3).movedim(-3, -1)

@@ -64,6 +64,7 @@ def check_state(state: StepState, tokens: int | None = None) -> None:
 
 
 def check_position(position: Tensor, tokens: int | None = None) -> None:
+    """Check, where values can be read, that the position [B] is below `tokens` and not used up."""
     if position.device.type != 'cpu' or torch.compiler.is_compiling() or not position.numel():
         return
     # Faster than three torch operations.
@@ -82,6 +83,7 @@ def use_up(position: Tensor) -> None:
 
 
 def per_channel(key: Tensor, value: Tensor) -> Tensor:
+    """Return keys per head [..., h] as keys per channel [..., D]."""
     channels = value.shape[-1] // key.shape[-1]
     return key if channels == 1 else key.repeat_interleave(channels, -1)
 

@@ -143,6 +143,7 @@ class AFTFull(AFTMixer):
         return ops.aft_full(query, key, value, bias, key_mask=key_mask, gate=self.gate, **options)
 
     def _bias(self, grid: Grid, source_grid: Grid | None = None) -> Tensor:
+        """Return w [T, S] or [h, T, S] for targets on `grid` and sources on `source_grid`."""
         if self.longer == 'nearest':
             targets, sources = grid[0], (source_grid or grid)[0]
             if max(targets, sources) > self.pos_bias.num_tokens:

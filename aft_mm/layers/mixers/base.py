@@ -329,6 +329,7 @@ class TokenMixer(Resettable):
         return self._mix(query, key, value, grid, key_mask, **pairs)
 
     def _project_all(self, layers: Sequence[nn.Module | None], x: Tensor) -> Sequence[Tensor]:
+        """Return the outputs of the layers that are not None, for tokens x [B, T, D]."""
         given = [layer for layer in layers if layer is not None]
         if x.device.type in FUSED_DEVICES and not torch.is_grad_enabled():
             fused = fuse_linear(given)
@@ -338,6 +339,7 @@ class TokenMixer(Resettable):
         return [self._apply_projection(layer, x) for layer in given]
 
     def _apply_projection(self, layer: nn.Module | FusedLinear, x: Tensor) -> Tensor:
+        """Return the query, key or value of tokens x [B, T, D], or all of them side by side."""
         if isinstance(layer, FusedLinear):
             return F.linear(x, layer.weight, layer.bias)
         projected: Tensor = layer(x)

@@ -40,6 +40,7 @@ class DenseSynthesizer(TokenMixer):
         nn.init.trunc_normal_(self.weight, std=0.02)
 
     def _logits(self, query: Tensor, sources: int) -> Tensor:
+        """Return logits [B, h, T, S] for the query W₁ x, [B, T, D]."""
         hidden = split_heads(query.relu(), self.num_heads)
         bias = self.bias.view(self.num_heads, 1, -1)[..., :sources]
         return hidden @ self.weight[..., :sources].to(hidden) + bias.to(hidden)

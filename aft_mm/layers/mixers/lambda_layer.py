@@ -82,6 +82,7 @@ class LambdaLayer(TokenMixer):
 
 
 def _normalize(norm: nn.BatchNorm1d, x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Return x [B, T, C] after batch norm, in float32; hidden tokens are 0."""
     if key_mask is None or not norm.training:  # then each token is normalised alone
         normed: Tensor = norm(x.flatten(0, 1)).view(x.shape)
         return normed if key_mask is None else normed.masked_fill(~key_mask.unsqueeze(-1), 0)

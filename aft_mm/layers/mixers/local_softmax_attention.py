@@ -40,6 +40,7 @@ class Blocks(NamedTuple):
         return visible
 
     def mask(self, causal: bool, device: torch.device) -> Tensor:
+        """Return what the queries of a block see, bool [queries, sources]."""
         target = [torch.arange(size, device=device) for size in self.size]
         source = [
             torch.arange(-before, size + after, device=device)

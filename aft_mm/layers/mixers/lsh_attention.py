@@ -31,6 +31,8 @@ class LSHState(NamedTuple):
 
 
 class _Order(NamedTuple):
+    """Bucket of each token, the tokens sorted by it, and their places, [B, h, rounds, T] each."""
+
     bucket: Tensor
     token: Tensor
     position: Tensor
@@ -128,6 +130,8 @@ class LSHAttention(TokenMixer):
     def _count(
         self, order: _Order, r: int, target: Tensor, source: Tensor, key_mask: Tensor | None
     ) -> Tensor:
+        """Return whether round r shows source to target, bool [B, h, rounds, chunks, c, 2c]."""
+
         def at(x: Tensor, token: Tensor) -> Tensor:
             flat = token.clamp_min(0).flatten(2)
             return x[:, :, r].gather(2, flat).view(token.shape)
@@ -194,11 +198,13 @@ class LSHAttention(TokenMixer):
 
 
 def _with_chunk_before(x: Tensor) -> Tensor:
+    """Join chunks [B, h, rounds, n, c, ...] with their predecessors, [..., n, 2c, ...]."""
     empty = torch.full_like(x[:, :, :, :1], 0 if x.is_floating_point() else -1)
     return torch.cat((torch.cat((empty, x[:, :, :, :-1]), 3), x), 4)
 
 
 def _take(x: Tensor, token: Tensor) -> Tensor:
+    """Return rows of x [B, h, T, d] for tokens [B, h, ...], [B, h, ..., d]; any row for −1."""
     index = token.clamp_min(0).flatten(2).unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])
     rows: Tensor = x.gather(2, index).unflatten(2, token.shape[2:])
     return rows

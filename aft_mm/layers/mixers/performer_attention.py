@@ -85,6 +85,7 @@ class PerformerAttention(FeatureAttention):
             self.projection.copy_(sample_projection(number, dims, generator, 'cpu'))
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``ω x`` and x, both for the scaled x."""
         x = x * x.shape[-1] ** -0.25
         return x @ self.projection.to(x.dtype).T, x
 

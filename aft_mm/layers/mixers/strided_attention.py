@@ -101,6 +101,7 @@ class StridedAttention(TokenMixer):
         return mixed.flatten(2, 3)[:, :, :tokens].transpose(1, 2).flatten(2)
 
     def _near(self, x: Tensor) -> Tensor:
+        """Return blocks [..., R, l, c] with the neighbours that may be visible, [..., R, n, c]."""
         if self.pattern == 'fixed':
             return x
         after = 0 if self.causal else 1
@@ -109,16 +110,19 @@ class StridedAttention(TokenMixer):
         return torch.cat([padded.narrow(-3, i, rows) for i in range(2 + after)], -2)
 
     def _far(self, x: Tensor) -> Tensor:
+        """Return the far part of blocks [..., R, l, c]: columns, or summaries of all blocks."""
         if self.summary is None:
             return x.transpose(-3, -2)
         return x[..., -self.summary :, :].flatten(-3, -2).unsqueeze(-3)
 
     def _columns(self, x: Tensor) -> Tensor:
+        """Return blocks [..., R, l, c] as columns [..., l, R, c], or the reverse."""
         return x.transpose(-3, -2) if self.pattern == 'strided' else x
 
     def _masks(
         self, tokens: int, pad: int, key_mask: Tensor | None, device: torch.device
     ) -> tuple[Tensor, Tensor]:
+        """Return what is visible of _near and of _far, bool [1 or B, 1, R, l, n] each."""
         target = torch.arange(tokens + pad, device=device).view(-1, self.stride, 1)
         # 0 marks the padding.
         index = 1 + target
@@ -168,6 +172,7 @@ class StridedAttention(TokenMixer):
         return (weights @ values).transpose(1, 2).flatten(1), state
 
     def _sources(self, target: Tensor, tokens: int) -> Tensor:
+        """Return the tokens that targets [B, 1] may see, [B, n]; some are out of range."""
         stride, blocks = self.stride, -(-tokens // self.stride)
         if self.summary is None:
             back = torch.arange(blocks + 1, device=target.device)

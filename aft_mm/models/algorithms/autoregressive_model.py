@@ -152,6 +152,7 @@ class AutoregressiveModel(Resettable, BaseModel):
 
 
 def _counted(inputs: Tensor, samples: list[SequenceSample]) -> Tensor:
+    """Return which tokens are predicted, bool [B, T]."""
     spans = [(s.get('num_context', 0), s.get('length', inputs.shape[1])) for s in samples]
     first, end = torch.tensor(spans, device=inputs.device).unsqueeze(-1).unbind(1)
     token = torch.arange(inputs.shape[1], device=inputs.device)

@@ -284,6 +284,7 @@ class AFTViT(Resettable, BaseModule):
     def _run(
         self, image: Tensor, indices: Sequence[int]
     ) -> tuple[list[Tensor], tuple[int, int], Tensor | None]:
+        """Return tokens [B, T, D] after the layers `indices`, their grid and mask."""
         image, inside, key_mask = self._split_mask(image)
         x, grid = self._embed(image, inside)
         outputs = []

@@ -132,6 +132,7 @@ class SequenceDecoder(BlockStack):
         return DecoderState(blocks, state.position[rows])
 
     def _embed(self, tokens: Tensor) -> Tensor:
+        """Return the embedded start and tokens, [B, T + 1, D], at most the position table."""
         start = self.start_embedding.expand(len(tokens), 1, -1)
         x = torch.cat([start, self.embedding(tokens)], dim=1)
         return self.add_positions(x[:, : self.max_length])

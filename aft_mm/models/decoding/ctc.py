@@ -121,6 +121,7 @@ def decode_by_beam(
 
 
 def _add(a: float, b: float) -> float:
+    """Return ``log(e^a + e^b)``."""
     high, low = (a, b) if a > b else (b, a)
     return high if low == NEVER else high + math.log1p(math.exp(low - high))
 

@@ -107,6 +107,7 @@ def _extend(
     end_token: int | None,
     compiled: bool,
 ) -> None:
+    """Fill tokens [B, T] or [B, T, C] in place from lengths [B] on."""
     decoder = model.decoder
     row = torch.arange(len(tokens), device=tokens.device)
     longest, last = int(lengths.max()), tokens.shape[1] - 1
@@ -299,6 +300,7 @@ def _check_end(end_token: int, model: Any) -> None:
 def _start(
     prompts: Tokens | None, batch_size: int, length: int, shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
+    """Return tokens [B, length, *shape] that start with the prompts, and their lengths [B]."""
     tokens = torch.zeros(batch_size, length, *shape, dtype=torch.long)
     lengths = torch.zeros(batch_size, dtype=torch.long)
     for i, prompt in enumerate([] if prompts is None else prompts):
@@ -328,6 +330,7 @@ def _batch_size(prompts: Tokens | None, source: Tokens | None, batch_size: int |
 def _check_prompt(
     prompt: Tensor | Sequence[Any], index: int, length: int, shape: tuple[int, ...]
 ) -> Tensor:
+    """Return the prompt as [L, *shape]."""
     name = f'prompts[{index}]'
     wanted = f'integers [{", ".join(["L", *map(str, shape)])}]'
     prompt = _as_tensor(prompt, name, wanted)
@@ -352,6 +355,7 @@ def _as_tensor(given: Any, name: str, wanted: str) -> Tensor:
 
 
 def _sources(source: Tokens) -> list[Tensor]:
+    """Return the sources as tensors of integers [S] or [S, C]."""
     checked = []
     for index, one in enumerate(source):
         name, wanted = f'source[{index}]', 'integers [S] or [S, C], S of 1 or more'

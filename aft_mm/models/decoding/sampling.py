@@ -69,6 +69,7 @@ def sample_categorical(
 
 
 def _most_probable(p: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """Return which values `top_k` and then `top_p` allow, bool [B, V]."""
     p, values = p.sort(stable=True, dim=-1, descending=True)
     allowed = torch.ones_like(p, dtype=torch.bool)
     if top_k is not None:

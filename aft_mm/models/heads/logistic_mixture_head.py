@@ -94,6 +94,7 @@ class LogisticMixtureHead(Resettable):
         return pixel if self.num_channels > 1 else pixel.squeeze(1)
 
     def _mixture(self, hidden: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Return log π [..., K], means and log scales [..., K, C], coefficients [..., K, C(C−1)/2]."""
         # Rounding would move a mean by a bin.
         with torch.autocast(hidden.device.type, enabled=False):
             weight, bias = self.proj.weight.to(dtype), self.proj.bias.to(dtype)
@@ -109,6 +110,7 @@ def _scaled(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _conditional(mean: Tensor, coefficient: Tensor, x: Tensor) -> Tensor:
+    """Return the means [..., K, C] given the earlier channels of x [..., 1, C]."""
     if mean.shape[-1] == 1:
         return mean
     red, green = x[..., 0], x[..., 1]

@@ -81,6 +81,7 @@ def banded_product(x: Tensor, weights: Tensor, reach: TileReach) -> Tensor:
 
 
 def _terms(key: Tensor, value: Tensor) -> Tensor:
+    """Return ``e^k v`` and ``e^k`` side by side, [S, 2·C], without autograd."""
     columns = key.shape[1]
     terms = key.new_empty(len(key), 2 * columns)
     exp_key = torch.sub(key, column_shift(key, 0), out=terms[:, columns:]).exp_()
@@ -89,6 +90,7 @@ def _terms(key: Tensor, value: Tensor) -> Tensor:
 
 
 def _column_chunks(*tensors: Any) -> Iterable[Sequence[Any]]:
+    """Yield the tensors [T, C], or None, a chunk of columns at a time."""
     tokens, columns = tensors[0].shape
     count = -(-tokens * columns // (CUDA_CHUNK if tensors[0].is_cuda else CHUNK))
     width = max(SMALLEST_WIDTH, -(-columns // max(count, 1)))
@@ -101,6 +103,7 @@ def _column_chunks(*tensors: Any) -> Iterable[Sequence[Any]]:
 def _mean_and_denominator(
     key: Tensor, value: Tensor, weights: Tensor, reach: TileReach, save: bool = False
 ) -> tuple[Tensor, Tensor | None]:
+    """Return the mean, and with `save` the denominator [T, C], ∞ where nothing is visible."""
     tokens = len(key) if len(weights) > 1 else weights.shape[1]
     result = value.new_empty(tokens, value.shape[1])
     saved = torch.empty_like(result) if save else None
@@ -132,6 +135,7 @@ def _products(x: Tensor, weights: Tensor, reach: TileReach) -> Iterable[tuple[sl
 
 
 def _outside_sums(x: Tensor, block: int, reach: TileReach) -> Tensor | None:
+    """Return the sums [n, C] of x [S, C] before and after the tiles of each block."""
     totals = split(x, block).sum(1)
     earlier = shift(prefix_sum(totals, 0), reach.before + 1, 0) if reach.past else None
     if not reach.future:
@@ -141,6 +145,7 @@ def _outside_sums(x: Tensor, block: int, reach: TileReach) -> Tensor | None:
 
 
 def _near_product(weights: Tensor, x: Tensor, before: int, after: int, precision: str) -> Tensor:
+    """Return the product [n, c, C] of the tiles with x [S, C]."""
     # Split before the blocks overlap.
     block = weights.shape[2] // (before + 1 + after)
     terms = [neighbours(term, block, before, after) for term in split_terms(x, precision)]
@@ -167,6 +172,7 @@ def _transposed(weights: Tensor, before: int, after: int) -> Tensor:
 def _grad_tiles(
     grad: Tensor, x: Tensor, weights: Tensor, before: int, after: int, precision: str
 ) -> Tensor:
+    """Return the gradient of the tiles of W from that [T, C] of W times x [S, C]."""
     rows, block = weights.shape[1], weights.shape[2] // (before + 1 + after)
     grads = [split(term, rows) for term in split_terms(grad, precision)]
     terms = [neighbours(term, block, before, after) for term in split_terms(x, precision)]

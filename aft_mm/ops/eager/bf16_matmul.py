@@ -32,6 +32,7 @@ def split_terms(x: Tensor, precision: str) -> list[Tensor]:
 
 
 def multiply(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
+    """Return W [n, t, s] times the sum of the split terms [n, s, C]."""
     if terms[0].dtype != torch.bfloat16:
         return torch.bmm(weights, terms[0])
     rounded = weights.bfloat16()
@@ -97,5 +98,6 @@ def _product(weights: Tensor, split: Tensor, terms: Sequence[Tensor]) -> tuple[T
 
 
 def _stacked(terms: Sequence[Tensor]) -> Tensor:
+    """Return the terms next to each other, their low summands below the high ones [n, 2·s, C]."""
     pairs = [split_terms(term, 'bf16x2') for term in terms]
     return torch.cat([torch.cat(part, 2) for part in zip(*pairs, strict=True)], 1)

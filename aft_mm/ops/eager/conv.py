@@ -334,6 +334,7 @@ def is_inference_applicable(*tensors: Tensor | None) -> bool:
 
 
 def _inference_kernel(plan: ConvPlan, weight: Tensor, value: Tensor) -> Tensor:
+    """Return ``e^w − 1`` of the cropped w per channel of value, then of key, [D + h, *K]."""
     channels, heads = value.shape[2], len(weight)
 
     def make() -> Tensor:
@@ -371,6 +372,7 @@ def _inference_mean(
 def _convolved_mean_in_place(
     key: Tensor, value: Tensor, kernel: Tensor, grid: Sequence[int]
 ) -> Tensor:
+    """Return the mean [B, T, D] of the difference form over its own temporaries."""
     channels, heads = value.shape[2], key.shape[2]
     exp_key = torch.exp_(key - column_shift(key, 1))
     terms = exp_key.unsqueeze(-1) * value.unflatten(-1, (heads, -1))

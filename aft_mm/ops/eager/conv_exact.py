@@ -99,6 +99,7 @@ def _sum_entries(
 
 
 def _at_offset(x: Tensor, offset: Sequence[int], fill: float) -> Tensor:
+    """Return ``y[t] = x[t + offset]`` on the grid dimensions, `fill` outside."""
     amounts = [0, 0] * (x.dim() - 1 - len(offset))
     for dim in range(len(offset), 0, -1):
         step, length = offset[dim - 1], x.shape[dim]

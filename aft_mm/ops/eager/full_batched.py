@@ -182,12 +182,14 @@ class _Buffers:
         self._sums = value.new_empty(size, heads, targets, 2 * columns)
 
     def weights(self, bias: Tensor, shifted: bool) -> Tensor:
+        """Return W [n, M, T, S], if shifted divided by the largest of each row."""
         weights = self._weights[: len(bias)]
         if shifted:
             return torch.sub(bias, column_shift(bias, -1), out=weights).exp_()
         return torch.exp(bias, out=weights)
 
     def terms(self, key: Tensor, value: Tensor, shifted: bool) -> Tensor:
+        """Return ``e^k v`` and ``e^k`` side by side, [n, M, S, 2·C]."""
         terms, columns = self._terms[: len(key)], key.shape[-1]
         exp_key = terms[..., columns:]
         if shifted:
@@ -282,6 +284,7 @@ def exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 def _softmax_of_pairs(key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``W e^k`` over its sum, and the values, [..., T, S, C], both 0 for hidden pairs."""
     hidden = bias.unsqueeze(-1) == -torch.inf
     key = key.unsqueeze(-3).masked_fill(hidden, -torch.inf)
     exponent = key - column_shift(key, -2) + bias.unsqueeze(-1)

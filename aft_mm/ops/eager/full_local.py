@@ -129,6 +129,7 @@ def aft_local_learned(
 
 
 def _columns(x: Tensor) -> Tensor:
+    """Return [B, T, D] as [T, B·D]."""
     return x.transpose(0, 1).flatten(1)
 
 
@@ -254,6 +255,7 @@ def _may_split(key: Tensor, value: Tensor, band: BlockBandedBias) -> bool:
 
 
 def _exact_columns(key: Tensor, value: Tensor, band: BlockBandedBias) -> Tensor:
+    """Return the causal :func:`_is_one_shift_exact` of each column, bool [C]."""
     exponents = column_ranges(key, 0) + _bias_range(band)
     return exponents + zero_if_finite(value, 0) <= FAST_RANGE
 
@@ -286,6 +288,7 @@ def _skew(rows: Tensor, first: int, columns: int) -> Tensor:
 
 
 def _tile_product(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
+    """Return the sums of ``W e^k`` for weights [n, c, s], key and value [n, s, C]."""
     key_shift = column_shift(key, 1)
     exp_key = torch.exp(key - key_shift)
     numerator, denominator = torch.bmm(weights, exp_key * value), torch.bmm(weights, exp_key)
@@ -293,6 +296,7 @@ def _tile_product(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
 
 
 def _diagonal_sums(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
+    """Return the causal sums inside each block: key, value [n, c, C], weights [n, c, c]."""
     count, length, columns = key.shape
     levels = 0
     while length > SMALLEST_HALF << levels:
@@ -316,6 +320,7 @@ def _diagonal_sums(key: Tensor, value: Tensor, weights: Tensor) -> ShiftedSum:
 
 
 def _diagonal_squares(x: Tensor, size: int) -> Tensor:
+    """Return the squares on the diagonal of x [n, c, c]: [n·c/size, size, size]."""
     count, length = x.shape[0], x.shape[1]
     grid = x.view(count, length // size, size, length // size, size)
     return grid.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).reshape(-1, size, size)
@@ -337,6 +342,7 @@ def _term_by_term(key: Tensor, value: Tensor, weights: Tensor, size: int) -> Shi
 
 
 def _causal_sums(key: Tensor, value: Tensor, band: BlockBandedBias) -> ShiftedSum:
+    """Return the causal sums [T, C] for any keys: each part has a shift that its rows see."""
     weights = tile_weights(band.tiles, band.global_term)
     tokens, block, earlier = len(key), band.block, band.before * band.block
     blocks = split(key, block, -torch.inf), split(value, block)
@@ -352,6 +358,7 @@ def _causal_sums(key: Tensor, value: Tensor, band: BlockBandedBias) -> ShiftedSu
 
 
 def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Tensor:
+    """Return ``N / (Z·D)`` of N and D [T, B·D] and Z [T, B]."""
     batch = normalizer.shape[1]
     divisor = normalizer.unsqueeze(-1) * denominator.unflatten(1, (batch, -1))
     return mean(numerator.unflatten(1, (batch, -1)), divisor).flatten(1)

@@ -96,6 +96,7 @@ def linear_attention_step(
 def linear_attention_sums(
     key: Tensor, value: Tensor, key_mask: Tensor, dtype: torch.dtype, *, feature_map: Maps
 ) -> Tensor:
+    """Return ``Σ φ(k) [v, 1]ᵀ`` of the visible tokens, [B, h, d, m + 1]."""
     hidden = ~key_mask[..., None, None]
     key, value = (x.to(dtype).masked_fill(hidden, 0) for x in (key, value))
     mapped = FeatureMaps(*resolve(feature_map), 0.0).key(key, key_mask.unsqueeze(-1))
@@ -113,6 +114,7 @@ def _quotient(sums: Tensor, eps: float) -> Tensor:
 def _causal_mean(
     tokens: Sequence[Tensor], mask: Tensor | None, maps: FeatureMaps, dtype: torch.dtype
 ) -> Tensor:
+    """Return the causal mean [B, h, T, m] of query, key and value [B, h, T, ·]."""
     batch, heads, length, _ = tokens[0].shape
     chunk = min(CHUNK, length)
     # A graph would repeat its nodes for every span.
@@ -216,5 +218,6 @@ def _span_mean(
 
 
 def _states_before(states: Tensor, first: Tensor | None) -> Tensor:
+    """Return the state before each chunk [B, h, n, ·], from the sums of chunks."""
     first = torch.zeros_like(states[:, :, 0]) if first is None else first
     return torch.cat((first.unsqueeze(2), states[:, :, :-1]), 2).cumsum(2)

@@ -70,6 +70,7 @@ def aft_simple(
 
 
 def apply_relu2_gates(query: Tensor | None, mixed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``relu(q) ⊙ a + relu(−q) ⊙ b`` of the sums (a, b) = mixed [..., 2·D]."""
     assert query is not None  # the gate is 'relu'
     query = query.to(mixed.dtype)
     positive, negative = mixed.chunk(2, -1)
@@ -87,6 +88,7 @@ def is_one_scan(key: Tensor) -> bool:
 
 
 def _scan_sums(shift: Tensor, *sums: Tensor, reverse: bool = False) -> list[Tensor]:
+    """Return running maxima of `shift` and sums along the tokens, divided by ``e^shift``."""
     parts = [part.movedim(1, 0) for part in (shift, *sums)]
     if reverse:
         parts = [part.flip(0) for part in parts]
@@ -154,6 +156,7 @@ def _composed_running_mean(key: Tensor, value: Tensor) -> Tensor:
 
 
 def _mean_and_denominator(key: Tensor, value: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean and its denominator over ``e^shift``, ∞ where nothing is visible."""
     weight = (key - shift).exp_()
     result = scan_in_place(weight * value, 1)
     denominator = scan_in_place(weight, 1)

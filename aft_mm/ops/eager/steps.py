@@ -155,6 +155,8 @@ def _step(
 
 
 def _slot_bias(token_bias: Callable[[Tensor, Tensor], Tensor]) -> SlotBias:
+    """Return the bias of slots from ``token_bias(t [B, 1], tokens [B, n])``."""
+
     def slot_bias(position: Tensor, size: int) -> Tensor:
         return token_bias(position[:, None], slot_tokens(position, size).clamp_min(0))
 

@@ -157,6 +157,7 @@ def aft_full_batched(
 
 
 def _exponential(weight: Tensor, difference: bool) -> Tensor:
+    """Return ``e^w − 1`` or ``e^w``, [entries, h]."""
     kernel = (torch.expm1 if difference else torch.exp)(weight.detach())
     return kernel.flatten(1).T.contiguous()
 
@@ -491,6 +492,7 @@ class _RepeatedConv:
 
 
 def _sum_over_heads(x: Tensor, heads: int) -> Tensor:
+    """Return the sums [..., h] over the channels of each head."""
     return x if x.shape[-1] == heads else x.unflatten(-1, (heads, -1)).sum(-1)
 
 

@@ -140,10 +140,12 @@ class PaddedMaps(NamedTuple):
         return band, block._replace(tile=tile, width=width, warps=warps)
 
     def table(self, weight: Tensor) -> Tensor:
+        """Return w of each head and distance in places [h, 2 · radius + 1]."""
         rows = F.pad(weight, (0, self.row - self.kernel[1])).flatten(1)
         return rows[:, : 2 * self.radius + 1]
 
     def table_back(self, grad_table: Tensor) -> Tensor:
+        """Return the gradient of weight [h, *K] from that of the table."""
         rows = F.pad(grad_table, (0, self.kernel[0] * self.row - grad_table.shape[1]))
         return rows.view(self.heads, self.kernel[0], -1)[..., : self.kernel[1]].contiguous()
 

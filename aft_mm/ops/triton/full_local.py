@@ -85,6 +85,7 @@ class MatmulCall(NamedTuple):
 
 
 def _units(saved: SavedParts, call: MatmulCall, inputs: MatmulInputs) -> Tensor:
+    """Write the units of all tiles and the centre; return the first visible key [B, D]."""
     batch, _, channels = call.value.shape
     shape = batch, call.band.source_tiles, channels
     maxima, firsts = (call.key.new_empty(shape, dtype=x) for x in (torch.float32, torch.int32))
@@ -105,6 +106,7 @@ def _tile_units(saved: SavedParts, band: TileBand) -> Strided:
 def _new_terms(
     call: MatmulCall, tiles: int, summed: bool, token_major: bool
 ) -> tuple[Strided, Tensor | None]:
+    """Return new terms [B, tokens, N], token-major or channel-major, and sums over tiles."""
     batch, numbers = len(call.value), call.parts * 2 * call.block.width
     tokens = tiles * call.block.tile
     shape = (tokens, numbers) if token_major else (numbers, tokens)

@@ -78,6 +78,7 @@ class MatmulOperand(NamedTuple):
 
 @triton.jit
 def multiply(a: 'Floats', b: 'Floats', total: 'Floats', PRECISION: tl.constexpr) -> 'Floats':
+    """``total + a b`` on tensor cores, summed in float32."""
     if INTERPRETED:  # the interpreter multiplies the bits of bfloat16
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, total, input_precision=PRECISION)
@@ -199,6 +200,7 @@ def weighted_sums(
 
 @triton.jit
 def split_pair(total: 'Floats') -> 'tuple[Floats, Floats]':
+    """Split [tile, 2 · width] into the two terms of each channel."""
     return tl.split(tl.reshape(total, [total.shape[0], total.shape[1] // 2, 2]))
 
 

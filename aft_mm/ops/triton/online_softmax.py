@@ -238,6 +238,7 @@ def load_entry(
     real: 'Bools',
     other: tl.constexpr = 0.0,
 ) -> 'Floats':
+    """Load x[batch, token, channel] in float32, in the shape of the broadcast indices."""
     return tl.load(entry_pointer(x, batch, token, channel), mask=real, other=other).to(tl.float32)
 
 

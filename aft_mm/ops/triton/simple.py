@@ -79,6 +79,7 @@ class ScanSizes(NamedTuple):
 def locate_program(
     sizes: 'ScanSizes', BLOCK: tl.constexpr
 ) -> 'tuple[Ints, Ints, Ints, Ints, Ints]':
+    """Return sequence, chunk and channels [1, C] of this program, and the tiles of the chunk."""
     blocks = tl.cdiv(sizes.channels, BLOCK.channels)
     batch, chunk = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1).to(tl.int64)
     channel = (tl.program_id(0) % blocks) * BLOCK.channels + tl.arange(0, BLOCK.channels)[None, :]
@@ -91,6 +92,7 @@ def locate_program(
 def find_rows(
     sizes: 'ScanSizes', tile: 'Ints', channel: 'Ints', REVERSE: tl.constexpr, BLOCK: tl.constexpr
 ) -> 'tuple[Ints, Rows]':
+    """Return the first token of each group [GROUPS, 1], and a tuple of masks, one per row."""
     ROWS: tl.constexpr = BLOCK.rows
     group = tl.arange(0, BLOCK.groups)[:, None]
     if REVERSE:
@@ -187,6 +189,7 @@ def follow(before: 'Sum', carry: 'Sum', BLOCK: tl.constexpr) -> 'tuple[Sum, Sum]
 
 @triton.jit
 def sum_groups(high: 'Floats', first: 'Floats', second: 'Floats') -> 'Sum':
+    """Merge the sums of all groups into one, [1, CHANNELS]."""
     top = tl.max(high, 0, keep_dims=True)
     scale = exp(high - top)
     first = tl.sum(first * scale, 0, keep_dims=True)
@@ -452,6 +455,7 @@ def simple_backward_sums_kernel(
     GATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
+    """Write the sum of the targets of each chunk into sums [3, B, chunks, D]."""
     batch, chunk, channel, tile, last = locate_program(sizes, BLOCK)
     total = empty_sum(BLOCK.groups, BLOCK.channels)
     while tile < last:

@@ -97,6 +97,7 @@ class StepTile(NamedTuple):
 
 @triton.jit
 def find_heads(heads: 'Ints', HEADS: tl.constexpr) -> 'tuple[Ints, Ints, Ints, Bools]':
+    """Return sequence, first head and heads [1, HEADS, 1] of this program, and which exist."""
     blocks = tl.cdiv(heads, HEADS)
     first = (tl.program_id(0) % blocks) * HEADS
     head = first + tl.arange(0, HEADS)[None, :, None]
@@ -359,6 +360,7 @@ def _tensors(
     results: Sequence[Tensor],
     *others: Tensor | None,
 ) -> StepTensors:
+    """Return the tensors in the form in which kernels take them; a token [B, C] as [B, 1, C]."""
     output, next_position = results
     rows = (None if x is None else (x, x.stride(0), 0, x.stride(1)) for x in (output, *token))
     before, after = map(strided, (*sums, position, next_position)), map(strided, others)
@@ -375,6 +377,7 @@ def simple_step(
     value: Tensor,
     gate: str,
 ) -> tuple[Tensor, Tensor]:
+    """Run a step of AFT-simple; return the output [B, D] and the next position [B]."""
     sums, results = (shift, numerator, denominator), _new_results(value, position)
     tensors = _tensors(sums, position, (query, key, value), results)
     block, (batch, channels) = find_block('simple_step', value.device), value.shape
@@ -397,6 +400,7 @@ def buffer_step(
     pos_v: Tensor | None,
     *form: Any,
 ) -> tuple[Tensor, Tensor]:
+    """Run a step of an op with a buffer; return the output [B, D] and the next position [B]."""
     sums, results = (shift, numerator, denominator), _new_results(value, position)
     kind, places, outside_weight, gate = form
     batch, heads = key.shape

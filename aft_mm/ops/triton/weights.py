@@ -15,6 +15,7 @@ from .online_softmax import LOWEST, Bools, Floats, Ints, Pointers, Strided, load
 
 
 def _interpreted_span(first: Any, last: Any, step: Any = 1) -> range:
+    """``range`` for tensor bounds, which Triton's interpreter does not accept under numpy 2.4."""
     bounds = (first, last, step)
     return range(*(int(x.handle.data.item()) if hasattr(x, 'handle') else x for x in bounds))
 
@@ -119,6 +120,7 @@ def load_tile(
     real: 'Bools',
     other: tl.constexpr = 0.0,
 ) -> 'Floats':
+    """Load x[batch, rows, columns] in float32, [rows, columns]."""
     return load_entry(x, batch, rows[:, None], columns[None, :], real, other)
 
 
