@@ -40,7 +40,10 @@ def learned_grid(
 
 
 def nearest_pairs(bias: Tensor, targets: int, sources: int) -> Tensor:
-    """Return w [T, S] from the learned w [n, n]: that of the nearest pair at the same distance."""
+    """Return w [T, S] from the learned w [n, n]: that of the nearest pair at the same distance.
+
+    Of distances that were not learned it is w of the largest distance.
+    """
     target, source = _nearest(_range(bias, targets)[:, None], _range(bias, sources), len(bias))
     return bias[target, source]
 

@@ -19,7 +19,8 @@ class QueryPooling(Resettable):
 
     Args:
         embed_dims: Channels D.
-        num_heads: Channels h of the keys, a divisor of D.
+        num_heads: Channels h of the keys, a divisor of D. Head i weights the channels i·D/h …
+            (i+1)·D/h − 1 of v.
 
     Raises:
         ValueError: An argument is out of range.

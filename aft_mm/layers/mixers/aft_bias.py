@@ -26,7 +26,8 @@ class AFTBias(AFTMixer):
     Args:
         embed_dims: Channels D.
         num_heads: h of a bias [h, T, S] or [B, h, T, S]; None for [T, S] or [B, T, S].
-        scales: Initial values of a learned factor per head; needs num_heads=None.
+        scales: Initial values of a learned factor per head for a bias [T, S] or [B, T, S]; needs
+            num_heads=None.
         **kwargs: See :class:`AFTMixer`.
 
     Raises:

@@ -28,7 +28,7 @@ SPARSITIES = ('none', 'entropy', 'gumbel')
 class AFTConv(AFTMixer):
     """AFT with a bias per head that depends on the offset only (arXiv 2105.14103, eq. 6 and 8).
 
-    Accepts any grid. Keys have h channels, one per head.
+    Accepts any grid of the kernel's number of dimensions. Keys have h channels, one per head.
 
     Args:
         embed_dims: Channels D.

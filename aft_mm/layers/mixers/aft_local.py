@@ -19,7 +19,8 @@ from .base import BiasedState, OpMixer
 class AFTLocal(OpMixer):
     """AFT with ``w = u vᵀ`` in a window and w = 0 outside it (arXiv 2105.14103, eq. 4 and 7).
 
-    On another grid of an image the window keeps its size in tokens.
+    On another grid of an image the window keeps its size in tokens. A longer sequence needs
+    `longer`.
 
     Args:
         embed_dims: Channels D.

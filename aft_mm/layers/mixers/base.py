@@ -368,7 +368,14 @@ class TokenMixer(Resettable):
         raise NotImplementedError
 
     def _prefill(self, state: Any, key: Tensor, value: Tensor, lengths: Tensor) -> Any:
-        """Return `state` after lengths[b] tokens of key, value [B, L, D], which are padded."""
+        """Return the state after lengths[b] tokens of each sequence b.
+
+        Args:
+            state: Fresh from :meth:`_init_state`.
+            key: [B, L, D], padding from lengths[b] on.
+            value: [B, L, D].
+            lengths: [B], 0 to L.
+        """
         if isinstance(state, BiasedState):
             return state._replace(mixing=ops.prefill(state.mixing, key, value, lengths))
         return ops.prefill(state, key, value, lengths)
@@ -396,6 +403,7 @@ class TokenMixer(Resettable):
         return self.grid
 
     def _resolve_grid(self, num_tokens: int, grid: Sequence[int] | None = None) -> Grid:
+        """Return the given grid, else the constructor's, for `num_tokens` tokens."""
         length = num_tokens - self.num_prefix_tokens
         if grid is not None:
             ops.checks.check_grid(grid)
@@ -449,9 +457,11 @@ class OpMixer(AFTMixer):
     op: ClassVar[str]
 
     def _op_options(self, grid: Grid | None) -> dict[str, Any]:
+        """Return the options of the op and its steps for tokens on `grid`."""
         raise NotImplementedError
 
     def _op_bias(self, grid: Grid | None = None) -> Sequence[Tensor | None]:
+        """Return the position bias of the op for tokens on `grid`."""
         return ()
 
     def _mix(

@@ -36,7 +36,7 @@ OUT_TYPES = ('avg_featmap', 'cls_token', 'featmap', 'query_pooling')
 class AFTViT(Resettable, BaseModule):
     """Vision transformer with any token mixer (arXiv 2105.14103, §5.3).
 
-    Images are padded at the bottom and on the right to a multiple of the patch, and learned
+    Images of any size are padded at the bottom and on the right to a multiple of the patch, and learned
     positions are interpolated.
 
     Args:
@@ -55,8 +55,8 @@ class AFTViT(Resettable, BaseModule):
             'cls_token' for [B, D], 'featmap' for [B, D, H', W'] with ``H' = ⌈H / patch⌉``.
         drop_rate: Dropout probability after embedding and mixers and in MLPs.
         drop_path_rate: Drop path probability of the last layer; it rises linearly from 0.
-        frozen_stages: Freeze the embeddings and the first n layers in evaluation mode; below 1 for
-            none.
+        frozen_stages: Freeze the embeddings and the first n layers in evaluation mode, with all
+            layers also the norm; below 1 for none.
         with_cp: Gradient checkpointing per block.
         final_norm: LayerNorm after the last layer.
         with_mask_channel: The image has the channel of MaskedDataPreprocessor. Tokens with only
@@ -206,7 +206,7 @@ class AFTViT(Resettable, BaseModule):
             x: Images [B, C, H, W].
             indices: Layers, or n for the last n; None for all.
             return_prefix_tokens: Return pairs of a feature and the class tokens [B, P, D].
-            norm: Apply the final norm to every feature.
+            norm: Apply the final norm to every feature, instead of to none.
             stop_early: Do not run the layers after the last of `indices`.
             output_fmt: 'NCHW' for [B, D, H', W'], 'NLC' for [B, H'·W', D].
             intermediates_only: Return the features only.
@@ -241,7 +241,10 @@ class AFTViT(Resettable, BaseModule):
         return self
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        """Return the depth of a parameter and the number of depths, for layer-wise decay."""
+        """Return the depth of a parameter and the number of depths, for layer-wise decay.
+
+        The embeddings have depth 0, layer i has i + 1, the final norm the last one.
+        """
         num_depths = len(self.layers) + 2
         name = param_name.removeprefix(prefix)
         stem, _, rest = name.partition('.')

@@ -51,7 +51,8 @@ def generate(
         progress: Show a progress bar on stderr.
         source: One source sequence per sample.
         end_token: Ends a sequence and fills its rest.
-        compiled: Compile the steps on a CPU, in up to minutes.
+        compiled: Compile the steps on a CPU, in up to minutes, unless the state grows, as that of
+            softmax attention does. Rounding may change a token.
 
     Returns:
         Sequences int64 [B, T] or [B, T, C], prompts included.

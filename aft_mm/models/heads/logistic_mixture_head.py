@@ -22,7 +22,8 @@ class LogisticMixtureHead(Resettable):
     ``p(x) = Σ_k π_k Π_c [σ((x_c + 1/255 − μ_kc) / s_kc) − σ((x_c − 1/255 − μ_kc) / s_kc)]``
 
     where the bins of 0 and 255 extend to −∞ and ∞. Of three channels, later means are ``μ_G + α
-    x_R`` and ``μ_B + β x_R + γ x_G``. Log scales are clamped to ±7.
+    x_R`` and ``μ_B + β x_R + γ x_G``, with α, β, γ the tanh of further outputs. Log scales are
+    clamped to ±7.
 
     Args:
         embed_dims: Channels D.
