@@ -48,6 +48,8 @@ def numbered(path: str, num: int) -> list[str]:
 def write_whole(path: str | Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces ``path`` once it is complete and on the disk.
 
+    Until then it has no name, where the file system can, so that a killed process leaves nothing.
+
     Raises:
         OSError: ``path`` cannot be written; the temporary file is removed.
     """

@@ -43,6 +43,7 @@ class OwnPage:
 
 
 def picture(gradio: Any, label: str) -> Any:
+    """Return an input that passes the path of its file, which gradio would decode unchecked."""
     given = gradio.Image(type='filepath', label=label)
     given.preprocess = lambda payload: payload and payload.path
     return given

@@ -18,7 +18,11 @@ class SavedMemory(NamedTuple):
 
 
 def saved_memory(model: nn.Module, run: Callable[[], Tensor]) -> SavedMemory:
-    """Count the storages that the backward pass of one sample needs, without the parameters."""
+    """Count the distinct storages that the backward pass of `run` needs, without the parameters.
+
+    `run` is the forward pass of one sample. Blocks of a :class:`BlockStack` are alike, so the first
+    one runs and counts for all. A GPU may save more or less.
+    """
     model.train()
     module: Any
     for module in model.modules():

@@ -112,6 +112,8 @@ def refuse(source: str, number: Any, reason: str) -> NoReturn:
 def check_boxes(key: str, root: str, dataset: 'ConfigDict') -> str:
     """Refuse damaged annotations of an mmdet data set, and classes that differ from theirs.
 
+    mmdet numbers COCO's classes by the order in the json file, and skips VOC boxes of other classes.
+
     Returns:
         Which boxes are not used, or ''.
     """

@@ -149,7 +149,10 @@ def _quotable_data_folder() -> Iterator[None]:
 
 
 def check_keys(cfg: Config, options: Iterable[str] = ()) -> None:
-    """Refuse misspelt entries, and `options` that are missing or used already."""
+    """Refuse misspelt entries, and `options` that are missing or already used, as ``train_pipeline``.
+
+    They would otherwise be ignored silently.
+    """
     known, read = READ | SHARED, {name: cfg[name] for name in READ & cfg.keys()}
     for key in cfg:
         meant = get_close_matches(key, READ, n=1, cutoff=SIMILARITY)
@@ -226,6 +229,7 @@ def check_settings(cfg: Config) -> None:
 
 
 def import_scope(cfg: Config) -> None:
+    """Import mmpretrain for its configs; mmengine would only call its types unknown."""
     if cfg.get('default_scope') == 'mmpretrain':
         try:
             importlib.import_module('mmpretrain')

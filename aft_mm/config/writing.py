@@ -10,7 +10,10 @@ if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
 
 
 class Literal(str):
-    """A text whose ``repr`` is a Python literal without braces."""
+    """A text whose ``repr`` is a Python literal without braces, and whose format the inside of one.
+
+    mmengine writes the key of a dict between single quotes as it is formatted.
+    """
 
     def __repr__(self) -> str:
         return super().__repr__().replace('{', r'\x7b').replace('}', r'\x7d')

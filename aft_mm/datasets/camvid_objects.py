@@ -34,7 +34,9 @@ UNLABELLED = len(LABELS)
 class CamVidObjects(BaseDataset):
     """CamVid in SegNet's layout as boxes and masks, in the sample format of mmdet.
 
-    An object is an 8-connected region of one class. Boxes are ``x1, y1, x2, y2`` [px], the far ones
+    An object is an 8-connected region of one class, so cars that touch are one. A sample is
+    ``dict(img_path, img_id, height, width, instances)``, an instance
+    ``dict(bbox, bbox_label, ignore_flag, mask)``. Boxes are ``x1, y1, x2, y2`` [px], the far ones
     exclusive; masks are run-length encoded.
 
     Args:

@@ -12,8 +12,10 @@ from aft_mm.registry import DATA_SAMPLERS
 class LengthBatchSampler(Sampler):
     """``batch_sampler`` of mmengine's data loaders for batches of sequences of similar length.
 
-    Every epoch shuffles each bucket of similar length, splits it into batches, and shuffles these.
-    The number of batches is constant.
+    The dataset is split by length into buckets of equal size; every epoch shuffles each bucket,
+    splits it into batches, and shuffles the batches. Every sequence is used once per epoch; the
+    number of batches is constant. A batch exceeds the limits by less than two sequences per process
+    if a process would have none otherwise.
 
     Args:
         sampler: mmengine's ``DefaultSampler``; its dataset has ``lengths``, int [N].
@@ -22,7 +24,8 @@ class LengthBatchSampler(Sampler):
         num_buckets: Fewer buckets give more random batches with more padding.
 
     Raises:
-        ValueError: If an argument is out of range, or a sequence is too long.
+        ValueError: If an argument is out of range, a sequence is too long, or the dataset has no
+            lengths or fewer sequences than processes.
     """
 
     def __init__(

@@ -13,12 +13,13 @@ class TokenBatchSampler(Sampler):
     """Batches of samples of similar length with at most ``batch_size`` tokens per process.
 
     A sample is as long as its longest side; padding counts. Every epoch shuffles the samples of
-    each length and the batches, whose number is constant.
+    each length, splits all into batches from short to long, and shuffles the batches. Only a batch
+    with fewer samples than processes is left out; the number of batches is constant.
 
     Args:
         sampler: mmengine's DefaultSampler of a dataset with ``lengths`` [N] or [N, sides].
-        batch_size: Largest number of tokens of a batch, times the number of processes, which share
-            it.
+        batch_size: Largest number of tokens of a batch, times the number of processes, which share it
+            as one process would read it. One may get a sample more than another.
 
     Raises:
         ValueError: If the sampler is of another kind, or the longest sample does not fit.

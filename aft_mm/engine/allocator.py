@@ -1,6 +1,7 @@
 """Keep freed memory in the process, or return it to the system.
 
-The tools read ``AFT_MM_MALLOC``, ``keep`` (default) or ``system``.
+glibc unmaps every tensor of more than 32 MiB, and zeroed pages then take much time. The tools read
+``AFT_MM_MALLOC``, ``keep`` (default) or ``system``.
 """
 
 import ctypes
@@ -33,7 +34,10 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> bool:
-    """Make glibc return every freed tensor at once; return whether it does."""
+    """Make glibc return every freed tensor at once; return whether it does.
+
+    Holes in glibc's heap would otherwise be part of a measured peak.
+    """
     if not _is_glibc():
         return False
     process = ctypes.CDLL(None)

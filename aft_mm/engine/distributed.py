@@ -51,6 +51,10 @@ def start_distributed(cfg: Config) -> None:
 def fix_sum_order(model: nn.Module) -> bool:
     """Make every iteration add up the gradients of several processes in the same order.
 
+    DistributedDataParallel changes its buckets, on which the order depends, after the first
+    backward pass: a resumed run would round its first step differently. A backward pass without
+    data makes it choose the final ones.
+
     Returns:
         False if the model is not a DistributedDataParallel with the usual buckets.
     """

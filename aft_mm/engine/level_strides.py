@@ -32,7 +32,11 @@ def declared_strides(part: nn.Module) -> list[tuple[float, float]]:
 
 
 def check_strides(config: Config, runner: Runner) -> None:
-    """Let the first pass refuse maps whose size times the declared stride is not the image's."""
+    """Let the first pass refuse maps whose size times the declared stride is not the image's.
+
+    mmdet's FPN makes levels of equal size from the maps of a plain backbone. A detector trains on
+    them without an error, with its boxes in the wrong places.
+    """
     model = task_model(runner)
     feeder = 'backbone' if getattr(model, 'neck', None) is None else 'neck'
     feeder = f'model.{feeder} {type(getattr(model, feeder, None)).__name__}'

@@ -79,7 +79,10 @@ class EndlessBatches(Iterator):
 
 
 def make_resumable(loop: BaseLoop, seeds: Sequence[int] | None = None) -> None:
-    """Let mmengine's train loop stop and resume at any iteration; `seeds` are those of Batches."""
+    """Let mmengine's train loop stop and resume at any iteration; `seeds` are those of Batches.
+
+    Its class and iterator are replaced, because configs select mmengine's loops.
+    """
     if isinstance(loop.dataloader.dataset, IterableDataset):  # its samples have no numbers
         return
     if type(loop) is EpochBasedTrainLoop:

@@ -188,7 +188,10 @@ def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
 
 
 def _allow_many_open_files() -> None:
-    """Raise the limit on open files, or have workers send tensors by name if it stays low."""
+    """Raise the limit on open files, or have workers send tensors by name if it stays low.
+
+    By default torch keeps a file open for each tensor that a worker sends.
+    """
     if sys.platform == 'win32':  # tensors are sent by name anyway
         return
     import resource

@@ -317,7 +317,11 @@ def as_texts(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def shrink_constants(program: ExportedProgram) -> None:
-    """Replace constants outside of float32 by its extremes, as the exporter would write ±inf."""
+    """Replace constants outside of float32 by its extremes.
+
+    The exporter to ONNX writes them as float32, also in the float64 sums of the safe form, where
+    the lowest number means an empty sum and would become −inf.
+    """
     limits = torch.finfo(torch.float32)
 
     def shrunk(value: Any) -> Any:

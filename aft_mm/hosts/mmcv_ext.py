@@ -31,6 +31,10 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 def _overlaps(boxes: Tensor, others: Tensor, offset: int, mode: int = 0) -> Tensor:
+    """IoU (mode 0) or intersection over the first area (1) of corners [..., 4] and [N, 4] in px.
+
+    Sides are ``x2 − x1 + offset``. Areas of half precision would overflow at 256 px.
+    """
     boxes, others = wide(boxes), wide(others)
     low = torch.maximum(boxes[..., :2], others[:, :2])
     high = torch.minimum(boxes[..., 2:], others[:, 2:])

@@ -306,8 +306,9 @@ class ConvPositionBias(Resettable):
         """Return w [h, *kernel] as evaluation uses it, with what the op computes from it.
 
         Without a gradient a CPU keeps the plan while `tau` and the values of the parameters are the
-        same, other devices only for the capture of a CUDA graph. With hooks or a parametrization
-        nothing is kept.
+        same; other devices, which would wait for a comparison, only for the capture of a CUDA graph.
+        A graph of torch.compile computes the form that ``eval`` or ``load_state_dict`` read, and
+        checks it. With hooks or a parametrization nothing is kept.
         """
         # A kept plan is read once, as another thread may drop it, and never in a graph, which would
         # be compiled again for another one.

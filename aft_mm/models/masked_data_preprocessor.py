@@ -12,8 +12,11 @@ from aft_mm.registry import MODELS
 class MaskedDataPreprocessor(BaseDataPreprocessor):
     """Append a mask channel to the batch of another preprocessor, 1 inside each image.
 
-    ``[B, C, H, W] -> [B, C + 1, H, W]``, for AFTViT(with_mask_channel=True). The size of an image
-    is the `img_shape` of its sample, else that of the input.
+    ``[B, C, H, W] -> [B, C + 1, H, W]``, for AFTViT(with_mask_channel=True): detectors and
+    segmentors only pass the batch to their backbone.
+
+    The size of an image is the `img_shape` of its sample, else that of the input; padding of a
+    `Pad` in the pipeline counts as image.
 
     Args:
         preprocessor: Config of the inner one, such as ``dict(type='mmdet.DetDataPreprocessor')``.

@@ -118,7 +118,11 @@ class ConvPlan:
 
 
 class RepeatedCall:
-    """A call without a gradient and a mask, for other values of its tokens."""
+    """A call without a gradient and a mask, for other values of its tokens.
+
+    Two guards of torch compare what the call depends on, :func:`guard_tensors` and that of the
+    global state, which sees gradients, autocast and the number of threads.
+    """
 
     def __init__(
         self,

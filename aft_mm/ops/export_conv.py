@@ -108,7 +108,11 @@ def _loops_operator(
 def _tokens_first_mean(
     key: Tensor, value: Tensor, weight: Tensor, *, grid: Sequence[int], join: bool, **options: Any
 ) -> Tensor:
-    """Return :func:`convolved_mean` of tokens [B, T, C], for torch and OpenVINO."""
+    """Return :func:`convolved_mean` of tokens [B, T, C], for torch and OpenVINO.
+
+    join: Whether one convolution computes both sums: OpenVINO 2026.4 may overwrite e^k before a
+    second one reads it.
+    """
     heads = key.shape[-1]
     kernel, outside = kernel_and_outside(weight, grid, **options)
     if not join and not torch.is_grad_enabled():
@@ -162,7 +166,11 @@ def _convolve_tokens_first(
 def _convolve_channels_first(
     x: Tensor, kernel: Tensor, grid: Sequence[int], outside: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
-    """Return the sums [B, C, T] in the kernel and outside."""
+    """Return the sums [B, C, T] in the kernel and outside.
+
+    ONNX Runtime is slow where a kernel reaches into the padding of columns, so columns are padded
+    before. The axis of 1 keeps it from merging the two.
+    """
     convolve, kernel, grid, padding = convolution(kernel, grid)
     tokens = F.pad(x.unflatten(2, grid).unsqueeze(1), [padding.pop()] * 2).squeeze(1)
     convolved = convolve(tokens, kernel.unsqueeze(1), padding=[*padding, 0], groups=len(kernel))

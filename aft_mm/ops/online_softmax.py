@@ -87,6 +87,7 @@ def relu_terms(key: Tensor, value: Tensor, key_function: str) -> Tensor:
 
 
 def lowest(dtype: torch.dtype) -> float:
+    """Return the shift of an empty sum; −inf would give NaN."""
     return torch.finfo(dtype).min
 
 
@@ -274,7 +275,8 @@ def total(x: Summable, dim: int) -> Summable:
 def mean(numerator: Tensor, denominator: Tensor, in_place: bool = False) -> Tensor:
     """Return numerator / denominator, 0 where nothing was visible.
 
-    With `in_place` the numerator is overwritten if gradients are off.
+    A division by ∞ passes no gradient there; that of a reciprocal would overflow. With `in_place`
+    the numerator is overwritten if gradients are off.
     """
     tiny = torch.finfo(denominator.dtype).tiny
     if torch.is_grad_enabled():

@@ -1,6 +1,7 @@
 """Packed batches: sequences one after another, [1, total, C], without padding between them.
 
-They are mixed in groups of similar lengths, in memory of O(total).
+They are mixed in groups of similar lengths, which are padded as a batch, so that every backend computes
+them in memory of O(total).
 """
 
 from collections.abc import Callable, Mapping, Sequence

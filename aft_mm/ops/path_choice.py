@@ -55,7 +55,11 @@ def _choose_in_training_graph(
     safe: Callable[..., Tensor],
     operands: tuple[Tensor, ...],
 ) -> Tensor:
-    """Choose with a gradient: as torch.cond runs its branches again, `fast` stays outside."""
+    """Choose in a compiled graph with a gradient.
+
+    The backward pass of torch.cond runs its branches again, so `fast` stays outside, on zeros where
+    the condition fails.
+    """
     result = fast(*(torch.where(condition, x, 0) for x in operands))
     # As lists of ints, and not read from tensors inside, which a branch of torch.cond refuses.
     shapes, count = [[*x.shape] for x in operands], result.numel()

@@ -61,7 +61,10 @@ def may_read(x: Tensor) -> bool:
 
 
 def no_autocast(value: Tensor) -> AbstractContextManager[Any]:
-    """Return a context without autocast, which would round float32 products to bfloat16."""
+    """Return a context without autocast, which would round float32 products to bfloat16.
+
+    Entering one takes as long as three small products, so only where needed; meta has no autocast.
+    """
     device = value.device.type
     if value.is_meta or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device)):
         return nullcontext()

@@ -37,7 +37,11 @@ class Values:
 
 
 def guard_tensors(tensors: Sequence[Tensor]) -> Any:
-    """Return a guard of types, dtypes, shapes, strides and of the thread's dispatch keys."""
+    """Return a guard of types, dtypes, shapes and strides.
+
+    By the dispatch keys of the thread it also sees that torch does more than to compute, such as to
+    trace.
+    """
     guards: Any = torch._C._dynamo.guards
     return guards.TensorGuards(
         *tensors,

@@ -27,7 +27,10 @@ def printable(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text that matplotlib plots as it is, in a legend, too."""
+    """Return a text that matplotlib plots as it is, in a legend, too.
+
+    ``$`` would begin a formula, and an empty label or one that begins with ``_`` is left out.
+    """
     text = printable(text).replace('$', r'\$')
     return f' {text}' if text.startswith('_') or not text else text
 

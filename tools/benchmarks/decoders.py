@@ -117,7 +117,10 @@ def cpu_peak(
 
 @MODELS.register_module()
 class ProjectionsOnly(AFTConv):
-    """AFT-conv without the op: all projections, and a product of their results."""
+    """AFT-conv without the op: all projections, and a product of their results.
+
+    An exported graph would leave out projections whose results are unused.
+    """
 
     def _mix(self, query, key, value, grid, key_mask):
         return query * value * key.sum(-1, keepdim=True)

@@ -138,6 +138,10 @@ def shorten(config: Config, batch: int, folder: str) -> None:
 
 
 def build(config: Config, iterations: int, save: bool) -> Runner:
+    """Return a runner that stops after some iterations.
+
+    It saves a checkpoint after each or none, since writing one takes memory that is not counted.
+    """
     config.experiment_name = f'{iterations}-{save}'
     by_epoch = config.train_cfg.get('by_epoch', True)
     hook = dict(type='aft_mm.SafeCheckpointHook', interval=1, by_epoch=by_epoch)

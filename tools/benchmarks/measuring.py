@@ -61,7 +61,10 @@ def profiled(call: Callable[[], object], device: str) -> dict[str, float]:
 
 
 def seconds(call: Callable[[], object], device: str = 'cpu', clock: str = 'wall') -> float:
-    """Return the time of a call: by the clock on a CPU, the sum of its kernels on a CUDA device."""
+    """Return the time of a call: by the clock on a CPU, the sum of its kernels on a CUDA device.
+
+    The time between two CUDA events would include the Python overhead of small kernels.
+    """
     if torch.device(device).type == 'cpu':
         return wall_seconds(call, device, clock)
     return sum(profiled(call, device).values())

@@ -288,9 +288,10 @@ class CheckpointCompatibilityHook(Hook):
     """Refuse a checkpoint of another architecture, which mmengine loads with only a warning.
 
     Args:
-        strict: Require exactly the tensors of the model and the same subwords.
-        resume: Also refuse interpolated position biases, and, without a StopHook, a checkpoint from
-            inside an epoch.
+        strict: True requires exactly the tensors of the model and the same subwords; False allows
+            what the model's loading allows.
+        resume: Also refuse interpolated position biases, which do not fit the optimizer state, and
+            a checkpoint from inside an epoch without a StopHook, which mmengine would repeat.
     """
 
     priority = 'VERY_HIGH'

@@ -336,6 +336,7 @@ def _settings(groups: list[dict]) -> set[str]:
 
 
 def _check_schedules(runner: Runner, checkpoint: dict) -> None:
+    """Refuse other schedules, whose state mmengine would partly ignore."""
     saved, schedules = checkpoint.get('param_schedulers', []), runner.param_schedulers or []
     if not (isinstance(saved, list) and isinstance(schedules, list)):
         return
@@ -361,7 +362,11 @@ def _check_types(owner: str, saved: dict, current: dict) -> None:
 
 @HOOKS.register_module()
 class ValidateFirstHook(Hook):
-    """Run the validation that follows the checkpoint from which a run resumes."""
+    """Run the validation that follows the checkpoint from which a run resumes.
+
+    mmengine saves an epoch before it validates it; a run resumed in between would skip the metrics,
+    the best weights and the step of ``ReduceOnPlateauLR``.
+    """
 
     priority = 'LOWEST'  # after the checks of a resume and StopHook's position
 

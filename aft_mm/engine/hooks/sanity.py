@@ -26,7 +26,8 @@ from ..runner import task_model
 class CheckImagesHook(Hook):
     """Find unreadable image files in all data sets of a run before it starts.
 
-    The end of each file is read, too, as OpenCV decodes a truncated JPEG without an error.
+    The end of each file is read, too, because OpenCV decodes a truncated JPEG without an error.
+    Each rank checks its share.
 
     Args:
         num_threads: Files read at the same time.
@@ -149,6 +150,7 @@ class SkippedDataReportHook(Hook):
 
 
 def _title(runner: Runner, mode: str) -> str:
+    """Name the epoch that ended, as mmengine logs the same warning only once."""
     if mode == 'train':
         return f'train epoch {runner.epoch + 1}'
     if mode == 'val' and runner.iter:
@@ -162,9 +164,10 @@ DIVERGED = 'the loss of iteration'
 
 @HOOKS.register_module()
 class FiniteLossHook(Hook):
-    """Stop the run at a non-finite loss or gradient, before clipping and the optimizer step.
+    """Stop the run at a non-finite loss or gradient, before the optimizer step.
 
-    With float16 only the loss counts, because the loss scaler skips infinite gradients.
+    Gradients are checked before clipping, which would spoil all of them. With float16 only a
+    non-finite loss stops the run, because the loss scaler skips infinite gradients.
     """
 
     def __init__(self) -> None:

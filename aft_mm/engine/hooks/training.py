@@ -24,10 +24,15 @@ MAX_GRAPHS = 2**20  # in effect no limit
 class CompileHook(Hook):
     """Compile one part of the model before a run, with no graph breaks.
 
+    mmengine's ``cfg.compile`` breaks the graph at every backward and optimizer call. State dict
+    keys do not change.
+
     Args:
         module: Attribute of the model, or None for its backbone and decoder of this package. A
             model with an encoder is not compiled.
-        **kwargs: Those of ``torch.compile``, by default ``fullgraph=True`` and ``dynamic=False``.
+        **kwargs: Those of ``torch.compile``. By default ``fullgraph`` is True, so a graph break is
+            an error, and ``dynamic`` False: torch 2.11 cannot trace ``torch.cond`` with a symbolic
+            size.
     """
 
     def __init__(self, module: str | None = 'backbone', **kwargs: Any) -> None:
@@ -151,7 +156,10 @@ class DiscriminantHeadHook(Hook):
 
 @HOOKS.register_module()
 class EpochTimeHook(Hook):
-    """Log ``seconds_per_epoch`` of training, without checkpoint and validation."""
+    """Log ``seconds_per_epoch`` of training, without checkpoint and validation.
+
+    An epoch that was resumed in the middle is not counted.
+    """
 
     priority = 'VERY_HIGH'  # before other hooks at the end of an epoch
 

@@ -329,7 +329,10 @@ class TokenMixer(Resettable):
         return self._mix(query, key, value, grid, key_mask, **pairs)
 
     def _project_all(self, layers: Sequence[nn.Module | None], x: Tensor) -> Sequence[Tensor]:
-        """Return the outputs of the layers that are not None, for tokens x [B, T, D]."""
+        """Return the outputs of the layers that are not None, for tokens x [B, T, D].
+
+        One product reads x once. With gradients, its backward pass would copy those of the outputs.
+        """
         given = [layer for layer in layers if layer is not None]
         if x.device.type in FUSED_DEVICES and not torch.is_grad_enabled():
             fused = fuse_linear(given)

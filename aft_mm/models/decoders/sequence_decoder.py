@@ -19,7 +19,10 @@ class DecoderState(NamedTuple):
     position: Tensor
 
     def hold(self, last: int) -> None:
-        """Move sequences past token `last` back to it, in place."""
+        """Move sequences past token `last` back to it, in place.
+
+        So a complete sequence stays inside the position table while others take steps.
+        """
         self.position.clamp_(max=last)
         for block in self.blocks:
             block.position.clamp_(max=last + 1)

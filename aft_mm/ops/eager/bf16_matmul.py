@@ -68,7 +68,10 @@ def add_bmm(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 class RoundedProduct(torch.autograd.Function):
-    """W [n, t, s] times terms [n, s, C] in ``'bf16x2'``, with the same rounded W backward."""
+    """W [n, t, s] times terms [n, s, C] in ``'bf16x2'``, with the same rounded W backward.
+
+    Both summands of the terms are one product, as float32 sums would move more bytes.
+    """
 
     apply: ClassVar[Callable[..., tuple[Tensor, ...]]]
 

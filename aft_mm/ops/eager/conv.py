@@ -260,7 +260,10 @@ def _mean_by_heads(
     value: Tensor,
     weight: Tensor,
 ) -> Tensor:
-    """Return the mean by `exact` for the heads of samples that need it, by `fast` for others."""
+    """Return the mean by `exact` for the heads of samples that need it, by `fast` for others.
+
+    One large key would otherwise take hundreds of times the time and memory.
+    """
     heads = len(weight)
     values = value.unflatten(-1, (heads, -1))
     exponents = column_ranges(key, 1) + exponents_of_bias(weight)
@@ -312,7 +315,10 @@ def _repeat_unless_exact(
     grid: Sequence[int],
     gate: str,
 ) -> None:
-    """Compute the output again where the form of a graph is not exact; a CUDA graph gets NaN."""
+    """Compute the output again where the form of a graph is not exact for w.
+
+    A CUDA graph, which cannot choose, gets NaN.
+    """
     if output.is_cuda and torch.cuda.is_current_stream_capturing():
         output.masked_fill_(~is_exact, torch.nan)
     elif not is_exact:

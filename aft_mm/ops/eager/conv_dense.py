@@ -77,7 +77,10 @@ def toeplitz(kernel: Tensor, grid: Sequence[int], outside: float) -> Tensor:
 
 
 class _Toeplitz(torch.autograd.Function):
-    """``y[t, t'] = x[t' − t]`` in every dimension of the grid, with a gradient without atomics."""
+    """``y[t, t'] = x[t' − t]`` in every dimension of the grid, x [h, 2n − 1, ...].
+
+    The gradient of autograd would add by atomics.
+    """
 
     apply: ClassVar[Callable[..., Tensor]]
 
