@@ -82,6 +82,12 @@ def test_levels_are_contiguous():
     assert all(level.is_contiguous() for level in levels)
 
 
+@pytest.mark.parametrize('shape', [(2, 16), (2, 35, 16), (2, 12, 7, 5)])
+def test_a_vector_and_another_width_are_refused(shape):
+    with pytest.raises(ValueError, match=r"must be a map \[B, 16, H, W\].*out_type='featmap'"):
+        SimpleFeaturePyramid(16)((torch.randn(shape),))
+
+
 def test_every_parameter_gets_a_gradient_and_upsampling_has_norm_and_gelu():
     neck = SimpleFeaturePyramid(8, out_channels=4)
     assert [type(layer).__name__ for layer in neck.levels[0][:4]] == [

@@ -65,11 +65,17 @@ class SimpleFeaturePyramid(Resettable, BaseModule):
         )
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return one map per level for the only map [B, D, H, W]."""
+        """Return one map per level for the only map [B, D, H, W]; ValueError for another."""
         if len(inputs) != 1:
             raise ValueError(
                 'inputs of SimpleFeaturePyramid must be 1 map, of one layer in out_indices of the '
                 f'backbone, got {len(inputs)}'
+            )
+        if inputs[0].dim() != 4 or inputs[0].shape[1] != self.in_channels:
+            raise ValueError(
+                f'inputs of SimpleFeaturePyramid must be a map [B, {self.in_channels}, H, W], got '
+                f"{list(inputs[0].shape)}; AFTViT returns its map with out_type='featmap', and "
+                'in_channels must be its embed_dims'
             )
         # mmcv's RoIAlign ignores strides.
         outputs = [level(inputs[0]).contiguous() for level in self.levels]
