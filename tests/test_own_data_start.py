@@ -50,7 +50,8 @@ def start(here):
 
 def test_a_project_from_a_checkpoint_works_to_the_end(photos, start, capsys, monkeypatch):
     main(['new', 'image-folder', 'photos', '--start', 'start.pth', '--val', '0.2'])
-    assert 'random weights' not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert 'random weights' not in shown and 'poor model' not in shown
     images = []
     run = AFTViT._run
 
@@ -61,7 +62,8 @@ def test_a_project_from_a_checkpoint_works_to_the_end(photos, start, capsys, mon
     monkeypatch.setattr(AFTViT, '_run', counted)
     main(['train', 'photos.py', '--work-dir', 'work'])
     assert sum(images) == 2 * 24 + 6  # mirror images of those for training, not for validation
-    shown = capsys.readouterr().out
+    shown, log = capsys.readouterr()
+    assert 'requires_grad' not in shown + log  # a line for each frozen tensor
     assert 'best       accuracy/top1' in shown and 'next       aft_mm predict photos.py' in shown
     (best,) = Path('work').glob('best_*.pth')
     state = torch.load(best, weights_only=True)['state_dict']
@@ -71,6 +73,7 @@ def test_a_project_from_a_checkpoint_works_to_the_end(photos, start, capsys, mon
 
     Path('start.pth').unlink()  # the result is a complete model
     main(['test', 'photos.py', str(best), '--out', 'metrics.json'])
+    assert '\ndata       those of the validation' in capsys.readouterr().out
     assert json.loads(Path('metrics.json').read_text())['accuracy/top1'] >= 80
     main(['predict', 'photos.py', str(best), 'photos/red', '--out', 'out'])
     predictions = json.loads(Path('out/predictions.json').read_text())

@@ -28,6 +28,8 @@ DETAILS = (
 _PROGRESS = re.compile(
     r'(?:Epoch|Iter)\((train|val|test)\) ( *)(?:\[(\d+)\])?\[( *\d+/\d+)\]\s*(.*)', re.DOTALL
 )
+#: Ends of such messages.
+DETAILS_AT_THE_END = ('is skipped since its requires_grad=False',)  # one of each frozen tensor
 _SEPARATOR = re.compile(r' {2,}| (?=\w*lr: )')  # of learning rates one space
 _WORDS = {'val': 'validation', 'test': 'test'}
 # What comes first in training; after a validation or test it is the mean of a batch.
@@ -42,7 +44,9 @@ _LEFT_OUT = ('data_time', 'base_lr')
 
 
 def is_for_the_console(record: logging.LogRecord) -> bool:
-    return not (getattr(record, 'file_only', False) or record.getMessage().startswith(DETAILS))
+    message = record.getMessage()
+    is_detail = message.startswith(DETAILS) or message.endswith(DETAILS_AT_THE_END)
+    return not (is_detail or getattr(record, 'file_only', False))
 
 
 class ConsoleFormatter(MMFormatter):

@@ -52,11 +52,11 @@ FAULTS = {
     'causal': (lambda q, k, v, w: (q, k, v, causal(w)), 'the future leaks'),
     'causal, large keys': (
         lambda q, k, v, w: (q, 100 * k, v, causal(w)),
-        'the largest key of all tokens is subtracted, so weights of earlier rows underflow',
+        'weights overflow, or underflow if the largest key of all tokens is subtracted',
     ),
     'large keys and biases': (
         lambda q, k, v, w: (q, 100 * k, v, 100 * w),
-        'the largest key and bias are subtracted apart, so all weights of a row underflow',
+        'weights overflow, or underflow if the largest key and bias are subtracted apart',
     ),
 }
 

@@ -48,8 +48,8 @@ FROM_START = {
 }
 #: Classes that are listed, and thin ones.
 MOST_LISTED, MOST_THIN = 20, 5
-#: Images of a class below which results are poor (docs/tasks/own_data.md).
-FEW = 20
+#: Images of a class below which results are poor, and from a start (docs/tasks/own_data.md).
+FEW, FEW_FROM_START = 20, 10
 
 
 def epochs(kind: Kind, samples: int) -> int:
@@ -138,13 +138,14 @@ def run(args: argparse.Namespace) -> None:
         print(f'  {printable(name)}: {counted(number, kind.unit)}')
     if len(data.counts) > MOST_LISTED:
         print(f'  and {len(data.counts) - MOST_LISTED:,} more')
-    few = [printable(name) for name, number in data.counts.items() if number < FEW]
+    least = FEW_FROM_START if args.start and args.kind == 'image-folder' else FEW
+    few = [printable(name) for name, number in data.counts.items() if number < least]
     if len(few) > MOST_THIN:
-        least = counted(FEW, kind.unit)
-        thin = f'{len(few):,} of {len(data.counts):,} classes have fewer than {least}'
+        number = counted(least, kind.unit)
+        thin = f'{len(few):,} of {len(data.counts):,} classes have fewer than {number}'
         print(f'{thin}: expect a poor model of these')
     elif few:
-        print(f'fewer than {FEW} of {", ".join(few)}: expect a poor model of these')
+        print(f'fewer than {least} of {", ".join(few)}: expect a poor model of these')
     for note in data.notes:
         print(printable(note))
     copied = ''

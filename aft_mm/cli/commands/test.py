@@ -140,6 +140,8 @@ def test(args: argparse.Namespace) -> None:
         cfg = load_run_config(args)
         if args.work_dir is None:  # a test dumps its config, too
             cfg.work_dir = os.path.join(cfg.work_dir, 'test')
+        # Compared before options change the pipeline of the test.
+        by_validation = cfg.get('test_dataloader') == cfg.get('val_dataloader')
         apply_args(cfg, args)
         check_data(cfg, 'test')
         if cfg.get('default_scope') == 'mmdet':
@@ -164,6 +166,8 @@ def test(args: argparse.Namespace) -> None:
             mmengine.dump(metrics, args.out)
         for name, line in class_lines(runner.message_hub.runtime_info).items():
             print(f'{name:11}{line}')
+        if by_validation:
+            print(f'{"data":11}those of the validation, by which a best checkpoint was chosen')
         if args.show_dir:
             pictures = sum(path.is_file() for path in Path(args.show_dir).rglob('*'))
             samples = len(runner.test_dataloader.dataset)
