@@ -213,6 +213,7 @@ void add_tokens_after(const SimpleArgs& args, int64_t sample, int64_t channel, i
                 Difference faded = subtract(before.faded, after[i].faded);
                 Vector lead = (shift.rounded + faded.rounded) +
                               (shift.rest + faded.rest + before.rest - after[i].rest);
+                lead = lead > -LOWEST ? all(-LOWEST) : lead;  // keys of 3e38 and -3e38
                 Vector most = larger(lead, Vector{});
                 Vector before_scale = exponential(-most), after_scale = exponential(lead - most);
                 Vector part = before.denominator.sum * before_scale;
