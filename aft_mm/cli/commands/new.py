@@ -141,9 +141,8 @@ def run(args: argparse.Namespace) -> None:
     least = FEW_FROM_START if args.start and args.kind == 'image-folder' else FEW
     few = [printable(name) for name, number in data.counts.items() if number < least]
     if len(few) > MOST_THIN:
-        number = counted(least, kind.unit)
-        thin = f'{len(few):,} of {len(data.counts):,} classes have fewer than {number}'
-        print(f'{thin}: expect a poor model of these')
+        thin = f'{len(few):,} of {len(data.counts):,} classes have fewer than'
+        print(f'{thin} {counted(least, kind.unit)}: expect a poor model of these')
     elif few:
         print(f'fewer than {least} of {", ".join(few)}: expect a poor model of these')
     for note in data.notes:
