@@ -323,7 +323,7 @@ class TestParameters:
             (names('image_classification', pattern='^(?!synth).*pathfinder'), 12, 1.002),
             (names('image_classification', pattern='^(deit|synth).*pathfinder'), 2, 1.002),
             (names('speech_recognition', pattern='an4-phonemes'), 7, 1.25),
-            (names('speech_recognition', pattern='fsdd'), 8, 1.03),
+            (names('speech_recognition', pattern='fsdd'), 10, 1.03),
             (names('machine_translation', pattern='mini'), 4, 1.005),
             (names('machine_translation', pattern='base'), 3, 1.005),
             (names('language_modeling', pattern=NARROW), 21, 1.001),
@@ -401,7 +401,7 @@ class TestExperiments:
             (names('super_resolution', pattern='aft-local2d-mini.*celeba'), 2, READERS),
             (names('speech_recognition', pattern='wsj'), 8, ['model', 'optim_wrapper.optimizer']),
             (names('speech_recognition', pattern='an4-phonemes'), 7, ['model']),
-            (names('speech_recognition', pattern='fsdd'), 8, ['model']),
+            (names('speech_recognition', pattern='fsdd'), 10, ['model']),
             (names('speech_recognition', pattern='an4-characters'), 5, ['model']),
             (names('machine_translation', pattern='base'), 3, [MIXER]),
             (
