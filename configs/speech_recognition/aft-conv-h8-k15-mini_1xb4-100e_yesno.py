@@ -1,4 +1,4 @@
-# "Yes" and "no", eight words per recording, spelled: at most two errors in 32 words after a minute.
+# "Yes" and "no", eight words per recording, spelled: 0 to 3 errors in 32 words after a minute.
 #     aft_mm train aft-conv-h8-k15-mini_1xb4-100e_yesno
 _base_ = [
     '../_base_/models/ctc_encoder.py',
