@@ -1,5 +1,7 @@
 """Verdicts on models without AFT's keys, and on ten seeds, are those of the runs."""
 
+import statistics
+
 from ..documents import text_of
 from .shown import SPEECH, WORDS, Claim, values
 
@@ -32,3 +34,15 @@ def test_errors_of_ten_seeds_in_yes_and_no():
     assert [errors.count(number) for number in range(4)] == [7, 0, 2, 1] and len(errors) == 10
     sentence = 'Of ten seeds, seven make no error in the 32 words of the test, two make two, one makes'
     assert f'{sentence} three' in ' '.join(text_of(SPEECH).split())
+
+
+def test_the_convolution_has_a_third_of_the_lead_in_translation():
+    local, softmax, convolution = (
+        values('multi30k', group, 'bits_per_subword')
+        for group in ('aft-local*', 'transformer*', 'depthwise*')
+    )
+    ahead = statistics.mean(softmax) - statistics.mean(convolution)
+    assert f'{ahead:.3f}' == '0.031' and round(
+        (statistics.mean(softmax) - statistics.mean(local)) / ahead
+    ) == 3
+    assert max(local) < min(convolution) < min(softmax) and len(convolution) == 1
