@@ -165,7 +165,7 @@ GLANCE = {
     'MNIST, 1.7 to 2.4 hours': (('mnist', 'bits_per_dim'), 'aft-conv*', None, None),
     'Multi30k': (('multi30k', 'bleu'), 'aft-local*', 'transformer*', 'depthwise*'),
     'spoken digits': (('fsdd', WORDS), 'aft-simple*', 'transformer*', 'conformer*'),
-    'AN4': (AN4_WORDS, 'aft-conv*', 'transformer*', 'bi-lstm*'),
+    'AN4': (AN4_WORDS, 'aft-conv*', 'transformer*', 'depthwise*'),
     'blood cells': ((CELLS, 'coco/bbox_mAP_50'), '*aft-conv*', None, '*resnet18*'),
     'CamVid': (STREETS, 'upernet-aft*2400i*', None, '*resnet*'),
     'copies': (

@@ -307,6 +307,7 @@ TABLES = [
             'softmax attention': 'transformer*',
             'Bi-LSTM': 'bi-lstm*',
             'AFT-simple': 'aft-simple*',
+            'depthwise convolution': 'depthwise*',
         },
         {
             1: each('metrics', 'character_error_rate'),
