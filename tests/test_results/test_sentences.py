@@ -13,6 +13,7 @@ from ..documents import text_of
 from .shown import (
     AN4,
     AN4_WORDS,
+    BITS,
     CIFAR10,
     CLAIMS,
     CLAIMS_IMAGES,
@@ -203,6 +204,14 @@ SENTENCES = [
         [
             (STREETS, '*pool*', 'upernet-aft*2400i*'),
             (STREETS, '*resnet*', 'upernet-aft*2400i*'),
+        ],
+    ),
+    (
+        MIXERS,
+        'give AFT-full {0.mean:.3f} ± {0.half:.3f} bits, no significant difference (p = {1.p:.2f};',
+        [
+            (('synthetic_tasks/mqar_layers', BITS), 'aft-full-*'),
+            (RECALL, 'synthetic_tasks/mqar_layers:aft-full-*', 'aft-full-*_seed?'),
         ],
     ),
     (
