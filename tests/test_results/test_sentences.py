@@ -216,6 +216,11 @@ SENTENCES = [
     ),
     (
         MIXERS,
+        'softmax attention with one layer has {0.mean:.3f} ± {0.half:.3f}.',
+        [(('synthetic_tasks/mqar_layers', BITS), 'transformer-*')],
+    ),
+    (
+        MIXERS,
         'LSH attention is {0.mean:.2f} ± {0.half:.2f} bits behind softmax attention '
         '(p = {0.p:.2f})',
         [(RECALL, 'reformer-*_seed?', SOFTMAX)],
