@@ -40,6 +40,8 @@ from .test_configs import (
     sequence_length,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def add_group(optimizer, group):
     """Add a group like torch, without its checks, whose time is quadratic in the groups."""

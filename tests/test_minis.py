@@ -25,6 +25,8 @@ from aft_mm.errors import UserError
 from .errors import refuses_input, stops
 from .helpers import ROOT, command, load_script, picture
 
+pytestmark = pytest.mark.slow
+
 make = load_script('minis/make')
 ENTRIES = {entry['name']: entry for entry in json.loads(make.INDEX.read_text())}
 NAMES = sorted(ENTRIES)

@@ -81,7 +81,11 @@ def call(run, pack, tmp_path):
     return call_tool
 
 
-@pytest.mark.parametrize('case', CASES, ids=lambda case: case.config)
+@pytest.mark.parametrize(
+    'case',
+    [pytest.param(CASES[0], marks=pytest.mark.nightly), CASES[1]],
+    ids=lambda case: case.config,
+)
 def test_train_kill_resume_test_and_plot(call, tmp_path, case):
     words = ('train.py', case, '--work-dir', 'work')
     assert call(*words, env={'KILL_AFTER': case.killed}).returncode == -signal.SIGKILL
@@ -101,6 +105,7 @@ def test_train_kill_resume_test_and_plot(call, tmp_path, case):
     assert len(list(tmp_path.glob(f'test/*/{case.pictures}'))) == 3
 
 
+@pytest.mark.nightly
 def test_two_processes_on_a_cpu(call, tmp_path):
     case = CASES[0]._replace(
         config='retinanet-aft-conv-mini_1xb4-24e_bccd-voc',

@@ -256,8 +256,14 @@ def moments(name, number):
             return list(zip(points, ways, strict=True))
 
 
+OTHERS = 'instances', 'detection', 'segmentation', 'translation'
 CASES = [
-    pytest.param(name, number, id=f'{name}-{number}')
+    pytest.param(
+        name,
+        number,
+        id=f'{name}-{number}',
+        marks=[pytest.mark.nightly] * (name in OTHERS and number == 0),
+    )
     for number in range(-(-NUM_MOMENTS // 4))
     for name in TASKS
 ]

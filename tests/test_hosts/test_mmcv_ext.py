@@ -16,6 +16,8 @@ import torch.nn.functional as F
 
 from aft_mm.hosts import mmcv_ext
 
+pytestmark = pytest.mark.slow
+
 OURS = mmcv_ext.make_module('ours')
 KINDS = ['random', 'none', 'one', 'equal', 'identical scores', 'negative sides', 'far away']
 

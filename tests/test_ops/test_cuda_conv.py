@@ -14,13 +14,13 @@ from aft_mm.ops.cases import LONG_CASES, TOLERANCE
 from aft_mm.ops.cases import conv as case_of
 from aft_mm.ops.cuda.conv import empty_like, is_channel_major
 
-from ..helpers import OperatorLog
+from ..helpers import OperatorLog, nightly
 from ..inductor_offline import source_of
 from .cases import CASES, run_with_gradients
 from .cuda_emulation import emulated, emulation_folder  # noqa: F401 - fixtures
 from .test_backends import assert_close, oracle
 
-pytestmark = pytest.mark.usefixtures('emulated')
+pytestmark = [pytest.mark.usefixtures('emulated'), pytest.mark.slow]
 BF16, HALF = torch.bfloat16, torch.float16
 # One key takes all the weight: see test_numerics.py.
 TERMS = 1.0
@@ -90,7 +90,12 @@ def compare(case, tensors, monkeypatch, floor=1e-3, **extra):
     return got
 
 
-@pytest.mark.parametrize('case', SHAPES, ids=lambda case: case.name)
+def is_breadth(case):
+    others = (7,), (9,), (1, 9), (3, 14), (5, 7), (17, 3)
+    return case.options['grid'] in others or case.name.startswith('conv-(5, 4)-k=(3, 3)-h=1')
+
+
+@pytest.mark.parametrize('case', nightly(SHAPES, is_breadth), ids=lambda case: case.name)
 def test_matches_oracle(case, monkeypatch):
     tensors = inputs(case, 9 if case.tokens < 20 else 2)
     tensors[2] += 3  # the gradient of the key is a difference
@@ -100,9 +105,9 @@ def test_matches_oracle(case, monkeypatch):
 @pytest.mark.parametrize(
     'case',
     [
-        SHAPES[2],
+        pytest.param(SHAPES[2], marks=pytest.mark.nightly),
         conv((5, 41), (3, 27)),
-        conv((40,), (7,), causal=True),
+        pytest.param(conv((40,), (7,), causal=True), marks=pytest.mark.nightly),
         conv((9, 41), (3, 5), causal=True),
     ],
 )
@@ -110,9 +115,21 @@ def test_float16_is_multiplied_in_tf32(case, monkeypatch):
     compare(case, inputs(case, 2, HALF), monkeypatch)
 
 
-@pytest.mark.parametrize('dtype', [BF16, HALF, torch.float32], ids=str)
+MASKED = conv((5, 7), (3, 5)), conv((3, 24), (3, 5)), conv((5, 40), (3, 5), causal=True)
+
+
 @pytest.mark.parametrize(
-    'case', [conv((5, 7), (3, 5)), conv((3, 24), (3, 5)), conv((5, 40), (3, 5), causal=True)]
+    'case, dtype',
+    [
+        pytest.param(
+            case,
+            dtype,
+            id=f'case{index}-{dtype}',
+            marks=[pytest.mark.nightly] * ((index, dtype) in ((0, HALF), (1, BF16))),
+        )
+        for index, case in enumerate(MASKED)
+        for dtype in (BF16, HALF, torch.float32)
+    ],
 )
 def test_masked_tokens_may_be_nan(case, dtype, monkeypatch):
     query, key, value, weight = inputs(case, 9, dtype)
@@ -132,10 +149,10 @@ def test_masked_tokens_may_be_nan(case, dtype, monkeypatch):
     [
         SHAPES[2],
         conv((14, 14), (11, 11)),
-        conv((5, 41), (3, 27)),
+        pytest.param(conv((5, 41), (3, 27)), marks=pytest.mark.nightly),
         conv((40,), (7,), causal=True),
-        conv((9, 41), (3, 5), causal=True),
-        conv((20, 17), (5, 3), global_connectivity=False),
+        pytest.param(conv((9, 41), (3, 5), causal=True), marks=pytest.mark.nightly),
+        pytest.param(conv((20, 17), (5, 3), global_connectivity=False), marks=pytest.mark.nightly),
         conv((3, 40), (1, 7), gate='none'),
     ],
 )

@@ -21,7 +21,7 @@ PLACES = [*range(34), 62]
 DTYPES = each('dtype', [torch.float32, torch.bfloat16])
 
 
-pytestmark = pytest.mark.usefixtures('eager')
+pytestmark = [pytest.mark.usefixtures('eager'), pytest.mark.slow]
 
 
 # One key has all the weight: gradients of keys are differences of O(1) terms that cancel, so their
