@@ -49,15 +49,15 @@ def each(names: str, values: Iterable) -> Callable:
     return decorate
 
 
-def nightly(values: Iterable, chosen: Collection | Callable[..., bool]) -> list:
-    """Return values of a parameter, of which `make test` leaves out the chosen ones."""
+def nightly(values: Iterable, chosen: Collection | Callable[..., bool] | None = None) -> list:
+    """Return values of a parameter, of which `make test` leaves out all or the chosen ones."""
 
     def tuples(values):
         return [value if isinstance(value, tuple) else (value,) for value in values]
 
     cases, is_chosen = tuples(values), chosen
     if not callable(chosen):
-        names = tuples(chosen)
+        names = cases if chosen is None else tuples(chosen)
         assert all(name in cases for name in names), (names, cases)
         is_chosen = lambda *case: case in names  # noqa: E731
     marks = [pytest.mark.nightly]

@@ -51,7 +51,7 @@ def write_start(patch=14, side=3):
     return torch.load('start.pth', weights_only=True)
 
 
-@pytest.mark.parametrize('kind', nightly(FEW, ['voc']))
+@pytest.mark.parametrize('kind', nightly(FEW, ['voc', 'masks']))
 def test_the_weights_arrive_and_the_rest_learns(kind, here):
     pytest.importorskip('mmseg' if kind == 'masks' else 'mmdet')
     write_data(kind, here)

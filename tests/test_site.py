@@ -17,6 +17,7 @@ from aft_mm.ops.native.availability import FOLDER, digest
 
 from .documents import PAGES, ROOT, WRITTEN, blocks, text_of
 from .errors import stops
+from .helpers import each
 
 TUTORIAL = 'docs/tutorials/own_mixer.md'
 NOTEBOOK = ROOT / 'docs/tutorials/first_model.ipynb'
@@ -205,7 +206,7 @@ def anchors(page):
     return {re.sub(r'[^\w\- ]', '', name.lower()).replace(' ', '-') for name in names}
 
 
-@pytest.mark.parametrize('page', PAGES)
+@each('page', PAGES)
 def test_links_work_on_github(page):
     """Sphinx checks links too, but accepts further anchors of its own."""
     text = re.sub(r'^```.*?^```', '', text_of(page), flags=re.M | re.S)

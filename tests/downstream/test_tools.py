@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from ..all_configs import ROOT, configs_of
-from ..helpers import only_error
+from ..helpers import nightly, only_error
 
 CONFIGS = configs_of('detection', 'segmentation')
 
@@ -81,11 +81,8 @@ def call(run, pack, tmp_path):
     return call_tool
 
 
-@pytest.mark.parametrize(
-    'case',
-    [pytest.param(CASES[0], marks=pytest.mark.nightly), CASES[1]],
-    ids=lambda case: case.config,
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize('case', CASES, ids=lambda case: case.config)
 def test_train_kill_resume_test_and_plot(call, tmp_path, case):
     words = ('train.py', case, '--work-dir', 'work')
     assert call(*words, env={'KILL_AFTER': case.killed}).returncode == -signal.SIGKILL
@@ -126,8 +123,12 @@ def test_two_processes_on_a_cpu(call, tmp_path):
     [
         (CASES[0], 'neck.in_channels=192', 'neck.in_channels must be 96, the width of the backb'),
         (CASES[1], 'decode_head.in_channels=48', 'decode_head.in_channels must be 96, the width'),
-        (CASES[1], 'backbone.out_indices=[1,5]', 'out_indices must be one or more ints, '),
-        (CASES[1], 'decode_head.in_index=2', 'decode_head.in_index must be below 2, the number'),
+        *nightly(
+            [
+                (CASES[1], 'backbone.out_indices=[1,5]', 'out_indices must be one or more ints, '),
+                (CASES[1], 'decode_head.in_index=2', 'decode_head.in_index must be below 2, the n'),
+            ]
+        ),
     ],
 )
 def test_mismatched_parts_give_a_one_line_message(run, pack, tmp_path, case, option, message):
@@ -153,8 +154,12 @@ def test_detectors_and_segmentors_are_counted(run, tmp_path):
     ('config', 'place'),
     [
         ('retinanet-aft-conv-tiny_8xb2-1x_coco', 'nowhere/coco/'),
-        ('retinanet-aft-conv-tiny_8xb2-1x_voc0712', 'nowhere/VOCdevkit/'),
-        ('fcn-aft-conv-tiny_8xb2-160k_ade20k-512px', 'nowhere/ade/ADEChallengeData2016'),
+        *nightly(
+            [
+                ('retinanet-aft-conv-tiny_8xb2-1x_voc0712', 'nowhere/VOCdevkit/'),
+                ('fcn-aft-conv-tiny_8xb2-160k_ade20k-512px', 'nowhere/ade/ADEChallengeData2016'),
+            ]
+        ),
     ],
 )
 def test_missing_data_gives_a_one_line_message(tool, tmp_path, config, place, monkeypatch):

@@ -256,7 +256,7 @@ def moments(name, number):
             return list(zip(points, ways, strict=True))
 
 
-OTHERS = 'instances', 'detection', 'segmentation', 'translation'
+OTHERS = 'instances', 'detection', 'segmentation', 'speech', 'translation'
 CASES = [
     pytest.param(
         name,
@@ -302,6 +302,7 @@ def assert_stopped(result, moment, way):
         assert 'Traceback' not in result.stderr
 
 
+@pytest.mark.nightly
 def test_three_processes_resume_to_the_same_bits(run, root, config, tmp_path):
     """Only the first one writes checkpoints; that of the first epoch waits for a step."""
 

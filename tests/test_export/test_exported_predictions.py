@@ -202,7 +202,7 @@ def test_the_input_of_the_example_is_that_of_the_model(classifier, pictures):
         prepare(path, *how)
 
 
-@pytest.mark.parametrize('task', ['boxes', 'masks'])
+@pytest.mark.parametrize('task', nightly(['boxes', 'masks'], ['masks']))
 def test_each_host_is_described(task, models, exported, tmp_path):
     """mmdet and mmseg read BGR, which their preprocessors turn and whose padding they mark."""
     config, checkpoint = models(task)

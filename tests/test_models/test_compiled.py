@@ -9,8 +9,6 @@ from torch import nn
 from aft_mm.layers import AFTConv, AFTFull
 from aft_mm.models import AFTClassifier
 
-from ..helpers import nightly
-
 pytestmark = pytest.mark.slow
 
 MIXERS = {
@@ -54,10 +52,8 @@ def check(model, compiled, inputs, autocast, tolerance):
 
 
 # A backward pass of open sizes is traced in 20 s.
-@pytest.mark.parametrize(
-    'mixer, backend',
-    nightly(product(MIXERS, ['eager', 'aot_eager']), lambda *case: case != ('conv', 'eager')),
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize('mixer, backend', product(MIXERS, ['eager', 'aot_eager']))
 def test_training_takes_images_of_any_size(mixer, backend):
     model = classifier(MIXERS[mixer]).train()
     compiled = torch.compile(model, dynamic=True, fullgraph=True, backend=backend)
