@@ -57,7 +57,8 @@ SHORT = {'train_cfg.max_epochs': 1, 'param_scheduler': None, 'visualizer.vis_bac
 
 
 def test_a_mixer_outside_the_package_trains_and_generates(decay, tool):
-    part = {'train_dataloader.dataset.indices': 128, 'train_cfg.val_interval': 1}
+    part = {f'{part}_dataloader.dataset.indices': 64 for part in ('train', 'val')}
+    part['train_cfg.val_interval'] = 1
     digits = own_config(decay.parent, 2, **SHORT, **part)
     tool('train').main([str(digits), '--work-dir', 'digits'])
     (log,) = decay.parent.glob('digits/*/*.log')

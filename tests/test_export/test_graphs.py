@@ -160,6 +160,7 @@ def test_a_graph_equals_the_model(case, files, tmp_path, capsys):
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
 
+@pytest.mark.nightly
 def test_torch_export_equals_the_model_at_any_size(files, tmp_path):
     config, checkpoint, model = files(WINDOW)
     out = tmp_path / 'model.pt2'
