@@ -86,7 +86,6 @@ STEPPING = [
         TOKENS.to(torch.complex64),
         TOKENS.to(torch.float8_e4m3fn),
     ],
-    ids=lambda x: type(x).__name__ + str(getattr(x, 'dtype', '')),
 )
 @each('mixer', STEPPING[:2])
 def test_input_tokens_of_a_mixer(mixer, tokens):
