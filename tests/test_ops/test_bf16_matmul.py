@@ -10,7 +10,6 @@ from aft_mm import ops
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.eager import bf16_matmul, conv, conv_dense, full_local
 
-from ..helpers import each
 from .cases import CASES, run_with_gradients
 from .test_backends import TOLERANCE, assert_close, oracle
 
@@ -45,7 +44,7 @@ def precisions(monkeypatch):
     return chosen
 
 
-@each('case', [*BANDED, *CONV])
+@pytest.mark.parametrize('case', [*BANDED, *CONV], ids=lambda case: case.name)
 def test_bfloat16_matches_the_oracle(case, monkeypatch, precisions):
     tensors = case.inputs(dtype=torch.bfloat16)
     expected = oracle(case, tensors, monkeypatch)
