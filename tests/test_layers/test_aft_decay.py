@@ -36,7 +36,7 @@ def explicit(query, key, value, decay, keep=None):
 
 @each('decay', [0.0, 1e-4, 0.02, 0.4, 3.0, 40.0])
 @each('scale', [1.0, 30.0, 1e4])
-@each('tokens', [1, 33, 700])
+@each('tokens', [1, 33, 300])
 def test_sums_are_exact_for_any_decay_and_key(tokens, scale, decay):
     query, key, value = torch.randn(3, 2, tokens, 5)
     key[:, tokens // 3, 2] += 3 * scale  # a token that outlives many
