@@ -1,5 +1,6 @@
 """The C++ loops, for every set of instructions of this processor, against the oracle."""
 
+import inspect
 import operator
 import os
 import shutil
@@ -118,14 +119,14 @@ def test_matches_oracle(case, dtype, monkeypatch):
 @each('what', ['huge_keys', 'late_spike', 'staircase'])
 @each('case', EDGES)
 def test_any_finite_key(case, what, dtype, monkeypatch):
-    getattr(test_numerics, f'test_{what}').__wrapped__(case, dtype, monkeypatch)
+    inspect.unwrap(getattr(test_numerics, f'test_{what}'))(case, dtype, monkeypatch)
 
 
 @each('size', [-2.9, -3.1, 25, 31, -80])
 @each('case', [c for c in EDGES if c.parameters])
 def test_biases_around_the_limit_of_the_loop(case, size, monkeypatch):
     test = test_numerics.test_both_sides_of_the_limit_of_the_bias
-    test.__wrapped__(case, 50, size, monkeypatch)
+    inspect.unwrap(test)(case, 50, size, monkeypatch)
 
 
 @each('heads', [[2], [0, 1, 3]])
