@@ -66,14 +66,7 @@ TWO = ['train_cfg.max_iters=2', 'train_cfg.val_interval=2']
     ('kind', 'name', 'write', 'length', 'metric'),
     [
         ('coco', 'my_boxes', boxes_as_json, LOW, 'coco/bbox_mAP'),
-        pytest.param(
-            'voc',
-            'my_boxes',
-            boxes_as_xml,
-            EPOCH,
-            'pascal_voc/mAP',
-            marks=pytest.mark.nightly,  # test_hostile_data.py trains on one, too
-        ),
+        ('voc', 'my_boxes', boxes_as_xml, EPOCH, 'pascal_voc/mAP'),
         ('masks', 'my_masks', masks, TWO, 'mIoU'),
     ],
 )

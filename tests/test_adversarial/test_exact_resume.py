@@ -256,13 +256,12 @@ def moments(name, number):
             return list(zip(points, ways, strict=True))
 
 
-OTHERS = 'instances', 'detection', 'segmentation', 'speech', 'translation'
 CASES = [
     pytest.param(
         name,
         number,
         id=f'{name}-{number}',
-        marks=[pytest.mark.nightly] * (name in OTHERS and number == 0),
+        marks=[pytest.mark.nightly] * (name != 'classification' and number == 0),
     )
     for number in range(-(-NUM_MOMENTS // 4))
     for name in TASKS
