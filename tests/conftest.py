@@ -9,7 +9,6 @@ import logging
 import multiprocessing
 import os
 import random
-import re
 import runpy
 import signal
 import subprocess
@@ -57,109 +56,6 @@ RUN_IMPORTS += [
 ]
 RUN_IMPORTS += [f'aft_mm.{name}' for name in ('apis', 'datasets', 'engine', 'evaluation', 'models')]
 RUN_IMPORTS += ['mmengine._strategy', 'torch.utils.tensorboard']
-# Files that take more than 15 s, the longest first; CONFIG_FILES are one of them.
-LONGEST = (
-    'test_export/test_graphs.py',
-    'test_adversarial/test_exact_resume.py',
-    'test_ops/test_triton_interpreter.py',
-    'test_export/test_exported_predictions.py',
-    'test_config_models.py',
-    'test_ops/test_cuda_conv.py',
-    'test_models/test_compiled.py',
-    'test_ops/test_inductor_offline.py',
-    'test_integration.py',
-    'test_ops/test_triton_product_compile.py',
-    'test_wheel.py',
-    'test_ops/test_cuda_nvrtc.py',
-    'test_ops/test_compiled_training.py',
-    'test_adversarial/test_compile_and_decide.py',
-    'test_adversarial/test_resume.py',
-    'downstream/test_configs.py',
-    'downstream/test_tools.py',
-    'downstream/test_hostile_data.py',
-    'test_hosts/test_mmcv_ext.py',
-    'test_minis.py',
-    'test_tools.py',
-    'test_ops/test_numerics.py',
-    'test_ops/test_triton_simple_compile.py',
-    'test_ops/test_triton_step_compile.py',
-    'test_layers/test_stale_plan.py',
-    'test_layers/test_compiled_conv.py',
-    'test_engine/test_distributed.py',
-)
-# What repeats in breadth what another test shows: `make test` leaves it out, `make test-nightly` runs
-# it. Each is a part of the names of tests; `{a|b}` is one of both.
-NIGHTLY = (
-    'test_a_file_predicts_what_the_checkpoint_does[{boxes-.xml|boxes-.pt2|masks-|classes-.onnx}',
-    'test_a_graph_equals_the_model[{conv|conv-loops|conv-maps-any-size|full-any-size}]',
-    'test_a_graph_equals_the_model[openvino-conv-maps-any-size]',
-    'test_metadata_stay_in_every_format',
-    'test_float64_sums_are_finite_in_onnx',
-    'test_int8_of_openvino_knows_the_ranges_of_images',
-    'test_an_open_graph_takes_grey_pictures_of_any_size',
-    'test_a_ctc_graph_equals_the_model_at_any_length[xml]',
-    'test_a_loop_without_torch_continues_prompts_like_the_model[softmax]',
-    'test_int8_shrinks_the_file_and_rounds_the_outputs[alone]',
-    'test_loops_of_openvino_in_bfloat16_round_their_inputs',
-    'test_graphs_of_all_runtimes_equal_the_oracle[{line-|column-openvino|volume-}',
-    'test_a_layer_is_exported_with_and_without_gradients[{conv-|full-|local-causal|decay]}',
-    # Compiled: AdamW and writes through numpy, which stay, are of every other kind.
-    'test_a_write_acts[{by_data|by_data_twice|by_storage|by_address|by_scatter|by_gather}-compiled',
-    'test_a_write_acts[{in_place|by_swap|by_assigning|by_replacing|by_views|by_averages}-compiled',
-    'test_a_write_acts[{by_loading|fused SGD|fused Adagrad}-compiled',
-    'test_a_write_acts[{by_numpy-compiled eager|fused AdamW-compiled}]',
-    'test_a_change_of_the_module_acts[{set_tau|parametrize}-compiled eager',
-    'test_a_change_of_the_module_acts[{hook|parametrize_and_write}-compiled]',
-    'test_functional_call_uses_its_parameters[compiled]',
-    'test_training_takes_images_of_any_size[{conv-aot_eager|local}',
-    'test_inductor_compiles_a_classifier_for_any_size',
-    'test_inductor_trains[two layers on two batches]',
-    'test_inductor_takes_a_causal_convolution_on_a_picture',
-    'test_inductor_writes_forward_and_backward_for_cuda[{local-safe-safe|full-safe|local-2d-fast|conv-fast}',
-    'test_inductor_multiplies_bfloat16_with_float32_sums[{normalized|local-training}',
-    'test_evaluation_of_conv_has_no_choice[{convolved-difference|dense-additive}]',
-    'test_compiles_without_graph_break[aft_local{_learned-1-True|-2-True|_hard-0-False|-1-True}]',
-    'test_compiles_without_graph_break[aft_full-1-False]',
-    'test_sizes_that_change[{aft_local_learned|aft_full|aft_local|aft_local_hard}-True-None]',
-    'test_one_compiled_graph_is_used_for_all_positions_and_weights[{LinearAttention|LSHAttention|AFTLocalHard}]',
-    'test_cuda_conv.py::test_matches_oracle[conv-({7,)|9,)|1, 9)|3, 14)|5, 7)|17, 3)}',
-    'test_cuda_conv.py::test_matches_oracle[conv-(5, 4)-k=(3, 3)-h=1',
-    'test_cuda_conv.py::test_masked_tokens_may_be_nan[{case0-torch.float16|case1-torch.bfloat16}]',
-    'test_cuda_conv.py::test_float16_is_multiplied_in_tf32[case{0|2}]',
-    'test_cuda_conv.py::test_float32_is_multiplied_in_three_parts[case{2|4|5}]',
-    'test_the_check_in_the_interpreter',
-    'test_instructions_for_32_x_32',
-    'test_every_chip_compiles[{sm_80|sm_89}]',
-    # In the interpreter of Triton.
-    'test_kernels_match_the_oracle_in_the_interpreter[nightly]',
-    'test_triton_{conv|product}.py::test_types[torch.float{32|16}',
-    'test_triton_simple.py::{test_types[relu|test_units_of_tiles[8-True]}',
-    'test_triton_contract.py::{test_opcheck[full]|test_layouts[local|test_gates[conv|test_gates[full}',
-    'test_triton_contract.py::test_padding_may_be_nan_or_inf[{simple relu|local}',
-    'test_triton_contract.py::test_compiles_without_graph_break[local 2-d]',
-    'test_triton_contract.py::test_unsupported_gradients_give_a_reason[full causal]',
-    'test_triton_step.py::test_opcheck[{simple|full|local}',
-    'test_triton_step.py::test_{layouts|keys_of_any_size|hidden_keys_have_no_influence}[{local|conv|window}',
-    'test_triton_product.py::{test_matches_oracle[full|test_biases_of_any_size[local}',
-    # Runs of tasks that differ in the host only.
-    'test_a_run_that_stops_resumes_to_the_same_bits[{instances|detection|segmentation|translation}-0]',
-    'test_train_kill_resume_test_and_plot[mask-rcnn',
-    'test_resume_after_a_kill_is_bit_identical',
-    'test_tools.py::test_two_processes_on_a_cpu',
-    'test_names_are_no_code[{coco|masks}]',
-    'test_the_configs_of_the_guide_train[1-',
-    'test_small_models_train_two_iterations_and_are_tested[{upernet|retinanet}-{resnet18|pooling}',
-    'test_small_models_train_two_iterations_and_are_tested[mask-rcnn-aft-conv-mini_1xb4-48e-car',
-    'test_small_models_train_two_iterations_and_are_tested[retinanet-aft-conv-mini_1xb4-24e{-conv-|_bccd-voc}',
-    'test_small_models_train_two_iterations_and_are_tested[upernet-aft-conv-mini_1xb4-2400i-conv-',
-    'test_benchmarks.py::{test_runtimes|test_compiled_runtimes}',
-    'test_wheel.py::{test_the_notebook_runs_from_the_wheel|test_guides_need_no_clone}',
-    'test_another_table_row_trains_and_samples',
-    'test_the_weights_arrive_and_the_rest_learns[voc]',
-    # Trained weights on hundreds of photos.
-    'test_accuracy_with_its_own_mean_and_with_the_usual_one',
-    'test_forty_photos_are_enough_with_vit_small_14',
-)
 # Files that build the models of all configs, which are then loaded and built once.
 CONFIG_FILES = 'test_configs', 'test_config_models', 'test_recipes', 'test_runtimes'
 MISSING = [name for name in ('mmdet', 'mmseg') if not importlib.util.find_spec(name)]
@@ -173,21 +69,9 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_collection_modifyitems(items):
-    """Put the longest files first, so that the workers of `make test` end at the same time.
-
-    `make test-fast` leaves them out, and both leave out NIGHTLY.
-    """
-    order = {ROOT / 'tests' / name: place for place, name in enumerate(LONGEST)}
-    nightly = re.escape('\n'.join(NIGHTLY))
-    for sign, choice in (r'\{', '(?:'), (r'\|', '|'), (r'\}', ')'), ('\\\n', '|'):
-        nightly = nightly.replace(sign, choice)
-    nightly = re.compile(nightly)
-    for item in items:
-        if item.path in order:
-            item.add_marker(pytest.mark.slow)
-        if nightly.search(item.nodeid):
-            item.add_marker(pytest.mark.nightly)
-    items.sort(key=lambda item: order.get(item.path, len(order)))
+    """Begin with the files of slow tests, so that the workers of `make test` end at the same time."""
+    slow = {item.path for item in items if item.get_closest_marker('slow')}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.hookimpl(optionalhook=True)

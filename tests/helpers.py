@@ -6,11 +6,12 @@ import inspect
 import json
 import socket
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,6 +47,21 @@ def each(names: str, values: Iterable) -> Callable:
         return run
 
     return decorate
+
+
+def nightly(values: Iterable, chosen: Collection | Callable[..., bool] | None = None) -> list:
+    """Return values of a parameter, of which `make test` leaves out all or the chosen ones."""
+
+    def tuples(values):
+        return [value if isinstance(value, tuple) else (value,) for value in values]
+
+    cases, is_chosen = tuples(values), chosen
+    if not callable(chosen):
+        names = cases if chosen is None else tuples(chosen)
+        assert all(name in cases for name in names), (names, cases)
+        is_chosen = lambda *case: case in names  # noqa: E731
+    marks = [pytest.mark.nightly]
+    return [pytest.param(*case, marks=marks * bool(is_chosen(*case))) for case in cases]
 
 
 class OperatorLog(TorchDispatchMode):

@@ -172,6 +172,7 @@ def test_long_sequences_are_compared_with_eager_in_float64(monkeypatch):
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.nightly
 def test_runtimes(tmp_path, monkeypatch):
     assert benchmark_runtimes.error_reason('bfloat16', 1e-6).startswith('ran in float32')
     assert benchmark_runtimes.error_reason('int8', 1e-6).startswith('has no int8 product')
@@ -204,6 +205,7 @@ def test_a_runtime_that_crashes_gets_a_reason(tmp_path, monkeypatch):
     assert row['reason'].startswith('BrokenProcessPool')
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_compiled_runtimes(tmp_path, monkeypatch):
     path = tmp_path / 'out.json'

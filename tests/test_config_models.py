@@ -40,10 +40,20 @@ from .test_configs import (
     sequence_length,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def add_group(optimizer, group):
     """Add a group like torch, without its checks, whose time is quadratic in the groups."""
     optimizer.param_groups.append({**optimizer.defaults, **group})
+
+
+TRAINED = [
+    name
+    for name in PATHS
+    if (name in MINI or name in COPY or name in SPEECH or 'quickstart' in name)
+    and 'imagefolder' not in name
+]
 
 
 class TestTraining:
@@ -134,51 +144,14 @@ class TestTraining:
                 up = 'z' if 'modelnet' in name else 'y'
                 assert picture.up == config.point_cloud.up == up
 
-    @pytest.mark.parametrize(
-        'name',
-        [
-            name
-            for name in PATHS
-            if (name in MINI or name in COPY or name in SPEECH or 'quickstart' in name)
-            and 'imagefolder' not in name
-        ],
-    )
+    @each('name', [name for name in TRAINED if name in MINI or 'quickstart' in name])
     def test_small_models_train(self, name):
-        torch.manual_seed(0)
-        config = load(name)
-        model = MODELS.build(model_settings(config))
-        batch = model.data_preprocessor(training_batch(name, config, model), training=True)
-        if name in PAIRS:
-            for sample in batch['data_samples']:
-                sample.source = torch.randint(0, 256, (64, 3))
-        loss = model(**batch, mode='loss')['loss']
-        loss.backward()
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-        if name in SPEECH:
-            # All units are about equally likely in each frame.
-            targets = [sample.units for sample in batch['data_samples']]
-            lengths = [sample.length for sample in batch['data_samples']]
-            even = torch.zeros(len(lengths), batch['inputs'].shape[1], model.head.num_classes)
-            nats = model.head.nats(even.log_softmax(-1), lengths, targets).sum()
-            expected = nats.item() / sum(map(len, targets))
-            assert loss.item() == pytest.approx(expected, rel=0.15)
-            assert math.isfinite(model(**batch, mode='predict')[0].score)
-        elif name in TRANSLATION:
-            assert math.log(3000) < loss.item() < math.log(3000) + 2
-        else:
-            chance, gap = (256, 1.5)
-            if name in (*CLASSIFIERS, *COPY):
-                chance, gap = (config.model.head.num_classes, 0.7)
-            assert loss.item() == pytest.approx(math.log(chance), abs=gap)
-        if name in COPY:
-            metrics = {}
-            samples = [sample.to_dict() for sample in model(**batch, mode='predict')]
-            for evaluator in config.test_evaluator:
-                metric = METRICS.build(evaluator)
-                metric.process(None, samples)
-                metrics |= metric.compute_metrics(metric.results)
-            assert metrics['bits_per_token'] == pytest.approx(loss.item() / math.log(2), rel=1e-4)
-            assert 0 <= metrics['percent_correct_tokens'] < 60
+        train_once(name)
+
+    @pytest.mark.nightly
+    @each('name', [name for name in TRAINED if name not in MINI and 'quickstart' not in name])
+    def test_models_of_papers_train(self, name):
+        train_once(name)
 
     @pytest.mark.parametrize(
         ('name', 'numbers'),
@@ -219,6 +192,44 @@ class TestTraining:
         assert metrics.keys() == set(numbers.split())
         assert metrics['bits_per_dim'] == pytest.approx(8, abs=1.5)
         assert all(map(math.isfinite, metrics.values()))
+
+
+def train_once(name):
+    torch.manual_seed(0)
+    config = load(name)
+    model = MODELS.build(model_settings(config))
+    batch = model.data_preprocessor(training_batch(name, config, model), training=True)
+    if name in PAIRS:
+        for sample in batch['data_samples']:
+            sample.source = torch.randint(0, 256, (64, 3))
+    loss = model(**batch, mode='loss')['loss']
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    if name in SPEECH:
+        # All units are about equally likely in each frame.
+        targets = [sample.units for sample in batch['data_samples']]
+        lengths = [sample.length for sample in batch['data_samples']]
+        even = torch.zeros(len(lengths), batch['inputs'].shape[1], model.head.num_classes)
+        nats = model.head.nats(even.log_softmax(-1), lengths, targets).sum()
+        expected = nats.item() / sum(map(len, targets))
+        assert loss.item() == pytest.approx(expected, rel=0.15)
+        assert math.isfinite(model(**batch, mode='predict')[0].score)
+    elif name in TRANSLATION:
+        assert math.log(3000) < loss.item() < math.log(3000) + 2
+    else:
+        chance, gap = (256, 1.5)
+        if name in (*CLASSIFIERS, *COPY):
+            chance, gap = (config.model.head.num_classes, 0.7)
+        assert loss.item() == pytest.approx(math.log(chance), abs=gap)
+    if name in COPY:
+        metrics = {}
+        samples = [sample.to_dict() for sample in model(**batch, mode='predict')]
+        for evaluator in config.test_evaluator:
+            metric = METRICS.build(evaluator)
+            metric.process(None, samples)
+            metrics |= metric.compute_metrics(metric.results)
+        assert metrics['bits_per_token'] == pytest.approx(loss.item() / math.log(2), rel=1e-4)
+        assert 0 <= metrics['percent_correct_tokens'] < 60
 
 
 def training_batch(name, config, model):

@@ -481,7 +481,7 @@ class TestData:
             assert [z for z, _, _ in triples] == sorted(z for z, _, _ in triples)
             assert (triples == sorted(triples)) == ('modelnet' in name)
 
-    @pytest.mark.parametrize('name', SPEECH)
+    @each('name', SPEECH)
     def test_utterances(self, name):
         config = load(name)
         for split, dataset in zip(SPLITS, datasets(name), strict=True):

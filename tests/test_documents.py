@@ -19,6 +19,7 @@ from PIL import Image
 from aft_mm.models import AFTViT
 
 from .documents import PAGES, ROOT, blocks, commands
+from .helpers import each
 from .parallel_data import MISSING, REASON, write_pairs
 
 # Blocks that other tests cover, or that cannot run here.
@@ -118,7 +119,7 @@ def check(command, parse):
         assert program in OTHERS or program == 'pytest', f'what is {program}?'
 
 
-@pytest.mark.parametrize('page', PAGES)
+@each('page', PAGES)
 def test_commands_use_existing_files_and_options(page, parse, capsys):
     for command in commands(page):
         try:

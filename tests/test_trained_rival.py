@@ -16,6 +16,7 @@ def present():
         pytest.skip(reason)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_accuracy_with_its_own_mean_and_with_the_usual_one(monkeypatch):
     present()

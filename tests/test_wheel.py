@@ -28,6 +28,8 @@ from .helpers import load_script
 from .test_guides import GUIDES, python_blocks
 from .test_packaging import files_below, licenses
 
+pytestmark = pytest.mark.slow
+
 CARRIED = '*.py', '*.html', '*.js', '*.cpp', '*.cu', '*.h', 'py.typed'
 # Runs code in forks of one process, which saves the time to import torch and OpenMMLab. The
 # commands that quickstart starts are forks, too.
@@ -316,7 +318,6 @@ def fork(elsewhere):
             yield run
 
 
-@pytest.mark.slow
 def test_the_quickstart_from_a_wheel(elsewhere, fork, root):
     """Trains, tests and plots without a checkout."""
     folder, _ = elsewhere
@@ -341,6 +342,7 @@ def test_the_configs_of_a_wheel_are_listed(call, root):
     assert call('aft_mm', 'train', wrong)[2] == message
 
 
+@pytest.mark.nightly
 def test_guides_need_no_clone(elsewhere, fork, root):
     folder, _ = elsewhere
     words = [
@@ -369,7 +371,7 @@ def test_guides_need_no_clone(elsewhere, fork, root):
     assert place.endswith('aft_mm/.mim') and not place.startswith(str(root))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_notebook_runs_from_the_wheel(elsewhere, fork, root):
     folder, _ = elsewhere
     cells = json.loads((root / 'docs/tutorials/own_images.ipynb').read_text())['cells']

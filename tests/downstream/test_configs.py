@@ -17,6 +17,9 @@ from mmengine.registry import DATASETS, RUNNERS
 from PIL import Image
 
 from ..all_configs import ROOT, build_model, configs_of, fields, load_config
+from ..helpers import nightly
+
+pytestmark = pytest.mark.slow
 
 TASKS = ('detection', 'segmentation')
 CONFIGS = configs_of(*TASKS)
@@ -239,8 +242,16 @@ METRICS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', MINI)
+# One of each task, head and data set.
+FIRST = (
+    'mask-rcnn-aft-conv-mini_1xb4-160e-person_coco-mini',
+    'retinanet-aft-conv-mini_1xb4-24e_bccd',
+    'fcn-aft-conv-mini_1xb4-1200i_camvid',
+    'upernet-aft-conv-mini_1xb4-1200i_camvid',
+)
+
+
+@pytest.mark.parametrize('name', nightly(MINI, lambda name: name not in FIRST))
 def test_small_models_train_two_iterations_and_are_tested(name, shared_data, tmp_path, monkeypatch):
     data = fields(name)['data']
     monkeypatch.setenv('AFT_MM_DATA', str(shared_data))

@@ -16,6 +16,7 @@ from aft_mm.apis.loading import build_model
 from aft_mm.cli.main import main
 
 from ..errors import stops
+from ..helpers import nightly
 
 RNG = np.random.default_rng(0)
 SIZE = (96, 64)
@@ -116,7 +117,7 @@ def test_averaged_boxes_of_a_mirrored_image_are_mirrored(run):
         torch.testing.assert_close(one['bboxes'][:5], turned, rtol=1e-3, atol=0.05)
 
 
-@pytest.mark.parametrize('kind', ['coco', 'masks'])
+@pytest.mark.parametrize('kind', nightly(['coco', 'masks'], ['coco']))
 def test_a_picture_of_each_image_is_written(kind, run, capsys):
     run(kind, '--show-dir', 'pictures')
     assert 'pictures   3 of 3 images in pictures\n' in capsys.readouterr().out

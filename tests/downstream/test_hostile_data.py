@@ -7,7 +7,10 @@ from mmengine.config import Config
 from aft_mm.checkpoint import load_from_local
 from aft_mm.config.reading import read_config
 
+from ..helpers import nightly
 from ..hostile_data import FOLDER, NAMES, write
+
+pytestmark = pytest.mark.slow
 
 EPOCH = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler=None']
 SHORT = {
@@ -35,7 +38,7 @@ def names_of_the_run(checkpoint):
     return list(meta['dataset_meta'].get('classes') or ()), Config.fromstring(meta['cfg'], '.py')
 
 
-@pytest.mark.parametrize('kind', SHORT)
+@pytest.mark.parametrize('kind', nightly(SHORT, ['coco', 'voc', 'masks']))
 def test_names_are_no_code(kind, tool, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv('AFT_MM_DATA', raising=False)
     here = tmp_path / FOLDER

@@ -91,7 +91,11 @@ def test_the_new_config_trains(kind, name, write, length, metric, tool, tmp_path
 @pytest.mark.parametrize(
     ('number', 'options'),
     [
-        (1, [*LOW, 'train_dataloader.dataset.pipeline.2.scale=(96,64)']),
+        pytest.param(
+            1,
+            [*LOW, 'train_dataloader.dataset.pipeline.2.scale=(96,64)'],
+            marks=pytest.mark.nightly,
+        ),
         (2, [*TWO, 'train_dataloader.batch_size=1', 'param_scheduler=None']),
     ],
 )

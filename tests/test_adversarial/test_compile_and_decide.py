@@ -13,7 +13,9 @@ from aft_mm import ops
 from aft_mm.engine import CompileHook
 from aft_mm.ops.export_paths import record_paths, replay_paths
 
-pytestmark = pytest.mark.adversarial
+from ..helpers import nightly
+
+pytestmark = [pytest.mark.adversarial, pytest.mark.slow]
 
 
 def parameters(op, grid):
@@ -32,7 +34,13 @@ SIZES = [(op, True, None) for op in OPS] + [('aft_simple', True, False), ('aft_c
 SIZES += [('aft_conv', False, None), ('aft_local_hard', False, None)]
 
 
-@pytest.mark.parametrize('op, causal, dynamic', SIZES)
+FIRST = 'aft_simple', 'aft_conv'
+
+
+@pytest.mark.parametrize(
+    'op, causal, dynamic',
+    nightly(SIZES, lambda op, causal, dynamic: causal and op not in FIRST),
+)
 def test_sizes_that_change(op, causal, dynamic):
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -53,6 +61,7 @@ def test_sizes_that_change(op, causal, dynamic):
             assert all(slope is None or slope.isfinite().all() for slope in slopes)
 
 
+@pytest.mark.nightly
 def test_inductor_takes_a_causal_convolution_on_a_picture(monkeypatch):
     """The C++ code is written but not compiled, which takes half a minute; the output is empty."""
     monkeypatch.setenv('AFT_MM_BACKEND', 'eager')  # the loops are one node

@@ -257,7 +257,12 @@ def moments(name, number):
 
 
 CASES = [
-    pytest.param(name, number, id=f'{name}-{number}')
+    pytest.param(
+        name,
+        number,
+        id=f'{name}-{number}',
+        marks=[pytest.mark.nightly] * (name != 'classification' and number == 0),
+    )
     for number in range(-(-NUM_MOMENTS // 4))
     for name in TASKS
 ]
@@ -296,6 +301,7 @@ def assert_stopped(result, moment, way):
         assert 'Traceback' not in result.stderr
 
 
+@pytest.mark.nightly
 def test_three_processes_resume_to_the_same_bits(run, root, config, tmp_path):
     """Only the first one writes checkpoints; that of the first epoch waits for a step."""
 

@@ -6,6 +6,7 @@ import torch
 from mmengine.registry import MODELS
 
 from ..generation_models import stack
+from ..helpers import each
 from .names import short
 
 pytestmark = pytest.mark.adversarial
@@ -55,7 +56,7 @@ WRONG = {
 MIXERS = [(kind, *pair) for kind, arguments in WRONG.items() for pair in pairs(arguments)]
 
 
-@pytest.mark.parametrize('kind, name, value', MIXERS, ids=short)
+@each('kind, name, value', MIXERS)
 def test_arguments_of_a_mixer(kind, name, value):
     needed = dict(AFTConv=CONV, LocalSoftmaxAttention=LOCAL).get(kind, {})
     config = dict(type=f'aft_mm.{kind}', embed_dims=D, grid=(6,)) | needed | {name: value}
@@ -71,7 +72,7 @@ STEPPING = [
 ]
 
 
-@pytest.mark.parametrize(
+@each(
     'tokens',
     [
         None,
@@ -85,9 +86,8 @@ STEPPING = [
         TOKENS.to(torch.complex64),
         TOKENS.to(torch.float8_e4m3fn),
     ],
-    ids=lambda x: type(x).__name__ + str(getattr(x, 'dtype', '')),
 )
-@pytest.mark.parametrize('mixer', STEPPING[:2], ids=lambda config: config['type'])
+@each('mixer', STEPPING[:2])
 def test_input_tokens_of_a_mixer(mixer, tokens):
     mixer = MODELS.build(dict(mixer, embed_dims=D, grid=(6,), causal=True))
     assert_error(lambda: mixer(tokens), 'x')
@@ -128,7 +128,7 @@ VIT = dict(
 )
 
 
-@pytest.mark.parametrize('name, value', pairs(VIT), ids=short)
+@each('name, value', pairs(VIT))
 def test_arguments_of_the_backbone(name, value):
     assert_error(lambda: MODELS.build(BACKBONE | {name: value}), name)
 

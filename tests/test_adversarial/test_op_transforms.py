@@ -79,7 +79,7 @@ def test_torch_func(case, scale):
 
 @each('number', [torch.nan, torch.inf, -torch.inf])
 @each('which', [1, 2])
-@pytest.mark.parametrize('case', CAUSAL_CASES, ids=names)
+@each('case', CAUSAL_CASES)
 def test_what_is_no_number_leaves_the_rows_before_it_alone(case, which, number):
     tensors = [x.detach() for x in case.inputs(dtype=torch.float32)]
     before = case(*tensors)
@@ -93,7 +93,7 @@ def test_what_is_no_number_leaves_the_rows_before_it_alone(case, which, number):
         torch.testing.assert_close(got[0, :, reach:], before[0, :, reach:], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize('case', CASES, ids=names)
+@each('case', CASES)
 def test_keys_as_large_as_float32_holds(case):
     tensors = [x.detach() for x in case.inputs(dtype=torch.float32)]
     if 'key_function' in case.options:
@@ -103,7 +103,7 @@ def test_keys_as_large_as_float32_holds(case):
 
 
 @each('size', [1e8, 1e12, 1e16, 1e30])
-@pytest.mark.parametrize('case', CASES, ids=names)
+@each('case', CASES)
 def test_biases_count_next_to_any_finite_key(case, size, monkeypatch):
     """At keys of 1e16 the float32 sum key + w loses w.
 
@@ -123,7 +123,7 @@ def test_biases_count_next_to_any_finite_key(case, size, monkeypatch):
 
 
 @each('size', [87.0, 88.0, 120.0, 600.0])
-@pytest.mark.parametrize('case', [case for case in CASES if case.parameters], ids=names)
+@each('case', [case for case in CASES if case.parameters])
 def test_batch_in_which_every_key_is_hidden(case, size):
     """From w = 88 on, e^w is infinite in float32, and 0 · e^w NaN."""
     tensors = [x.detach() for x in case.inputs(dtype=torch.float32)]

@@ -24,7 +24,7 @@ from aft_mm.outputs import write_whole
 
 from ..errors import stops
 
-pytestmark = pytest.mark.adversarial
+pytestmark = [pytest.mark.adversarial, pytest.mark.slow]
 
 
 @pytest.fixture

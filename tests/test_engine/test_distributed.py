@@ -47,7 +47,10 @@ if rank == 0:
                           wrapper=cfg.model_wrapper_cfg.to_dict())))
 """
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason='mmengine starts NCCL itself')
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason='mmengine starts NCCL itself'),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture

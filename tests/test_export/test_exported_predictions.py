@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,16 +18,13 @@ from aft_mm.apis.loading import build_model
 from aft_mm.export.files import FORMATS
 
 from ..errors import stops
-from ..helpers import ROOT, command, load_script, picture
+from ..helpers import ROOT, command, load_script, nightly, picture
+
+pytestmark = pytest.mark.slow
 
 onnx = pytest.importorskip('onnxscript', reason='onnxscript writes the graphs')
 pytest.importorskip('onnxruntime', reason='onnxruntime runs the graphs')
 export, predict = command('export'), command('predict')
-SUFFIXES = [
-    '.pt2',
-    '.onnx',
-    pytest.param('.xml', marks=pytest.mark.slow),
-]
 CLASSES = {
     'classes': 'tench,English springer,cassette player,chain saw,church,Φ,truck,pump,"ball",<&>',
     'boxes': 'RBC,WBC,Platelets',
@@ -97,8 +95,12 @@ def read(folder):
     return json.loads((folder / 'predictions.json').read_text(encoding='utf-8'))
 
 
-@pytest.mark.parametrize('suffix', SUFFIXES)
-@pytest.mark.parametrize('task', PICTURES)
+FIRST = ('classes', '.pt2'), ('classes', '.xml'), ('boxes', '.onnx')
+
+
+@pytest.mark.parametrize(
+    'task, suffix', nightly(product(PICTURES, FORMATS), lambda *case: case not in FIRST)
+)
 def test_a_file_predicts_what_the_checkpoint_does(
     task, suffix, models, exported, pictures, tmp_path
 ):
@@ -164,7 +166,7 @@ def test_the_metadata_are_those_of_the_config(classifier):
         assert (texts[key] if isinstance(value, str) else json.loads(texts[key])) == value
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_metadata_stay_in_every_format(models, exported, tmp_path):
     pytest.importorskip('openvino', reason='openvino reads its file')
     texts = [FORMATS[suffix](exported('classes', suffix)).metadata() for suffix in FORMATS]
@@ -200,7 +202,7 @@ def test_the_input_of_the_example_is_that_of_the_model(classifier, pictures):
         prepare(path, *how)
 
 
-@pytest.mark.parametrize('task', ['boxes', 'masks'])
+@pytest.mark.parametrize('task', nightly(['boxes', 'masks'], ['masks']))
 def test_each_host_is_described(task, models, exported, tmp_path):
     """mmdet and mmseg read BGR, which their preprocessors turn and whose padding they mark."""
     config, checkpoint = models(task)
@@ -250,6 +252,7 @@ def test_the_example_averages_over_areas_like_opencv(tmp_path, models):
         [*example.classify(out, [tmp_path / 'small.png'])]
 
 
+@pytest.mark.nightly
 def test_an_open_graph_takes_grey_pictures_of_any_size(models, tmp_path):
     config, checkpoint = models('grey')
     out, paths = tmp_path / 'model.onnx', []

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import runpy
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from aft_mm.ops import reference
 from aft_mm.ops.native import availability
 
 from ..errors import stops
-from ..helpers import ROOT, command, load_script
+from ..helpers import ROOT, command, load_script, nightly
 from ..test_documents import pack
+
+pytestmark = pytest.mark.slow
 
 MISSING = [
     name for name in ('onnx', 'onnxscript', 'onnxruntime') if not importlib.util.find_spec(name)
@@ -114,8 +117,19 @@ CASES = {
 
 
 @needs_onnx
-@pytest.mark.slow
-@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize(
+    'case',
+    nightly(
+        CASES,
+        [
+            'conv',
+            'conv-loops',
+            'conv-maps-any-size',
+            'openvino-conv-maps-any-size',
+            'full-any-size',
+        ],
+    ),
+)
 def test_a_graph_equals_the_model(case, files, tmp_path, capsys):
     mixer, options, words = CASES[case]
     suffix, about, library = '.onnx', 'ONNX opset 20', tmp_path / 'model.loops.so'
@@ -146,7 +160,7 @@ def test_a_graph_equals_the_model(case, files, tmp_path, capsys):
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torch_export_equals_the_model_at_any_size(files, tmp_path):
     config, checkpoint, model = files(WINDOW)
     out = tmp_path / 'model.pt2'
@@ -200,7 +214,9 @@ def save(folder, text):
     'mixer, layers',
     [
         ("dict(type='aft_mm.AFTLocal', window=4, rank=3)", 1),
-        ("dict(type='aft_mm.SoftmaxAttention', num_heads=3)", 2),
+        pytest.param(
+            "dict(type='aft_mm.SoftmaxAttention', num_heads=3)", 2, marks=pytest.mark.nightly
+        ),
     ],
     ids=['local', 'softmax'],
 )
@@ -228,7 +244,9 @@ def test_a_loop_without_torch_continues_prompts_like_the_model(
     assert 'length must be 3 to 20, got 21' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('suffix', ['pt2', pytest.param('xml', marks=needs_onnx)])
+@pytest.mark.parametrize(
+    'suffix', ['pt2', pytest.param('xml', marks=[needs_onnx, pytest.mark.nightly])]
+)
 def test_a_ctc_graph_equals_the_model_at_any_length(suffix, tmp_path):
     config, checkpoint, model = save(tmp_path, CTC.format(mixer="dict(type='aft_mm.AFTSimple')"))
     path = tmp_path / f'model.{suffix}'
@@ -246,8 +264,13 @@ def test_a_ctc_graph_equals_the_model_at_any_length(suffix, tmp_path):
 
 
 @needs_onnx
-@pytest.mark.slow
-@pytest.mark.parametrize('words', [[], ['--loops']], ids=['alone', 'loops'])
+@pytest.mark.parametrize(
+    'words',
+    [
+        pytest.param([], marks=pytest.mark.nightly, id='alone'),
+        pytest.param(['--loops'], id='loops'),
+    ],
+)
 def test_int8_shrinks_the_file_and_rounds_the_outputs(words, tmp_path, capsys):
     # A padded graph, whose weights are larger than its operators.
     text = CTC.format(mixer="dict(type='aft_mm.AFTConv', num_heads=3, kernel_size=5)")
@@ -263,8 +286,8 @@ def test_int8_shrinks_the_file_and_rounds_the_outputs(words, tmp_path, capsys):
     assert 1e-4 < change < 0.1
 
 
+@pytest.mark.nightly
 @needs_onnx
-@pytest.mark.slow
 def test_loops_of_openvino_in_bfloat16_round_their_inputs(files, tmp_path, capsys):
     pytest.importorskip('openvino', reason='OpenVINO runs OUT.xml')
     config, checkpoint, _ = files(CONV)
@@ -279,8 +302,8 @@ def test_loops_of_openvino_in_bfloat16_round_their_inputs(files, tmp_path, capsy
     assert 'bfloat16: outputs change by 0.' in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 @needs_onnx
-@pytest.mark.slow
 def test_int8_of_openvino_knows_the_ranges_of_images(tmp_path, capsys):
     pytest.importorskip('nncf', reason='NNCF quantises for OpenVINO')
     text = "_base_ = 'aft_mm::image_classification/aft-conv-quickstart_1xb64-50e_digits.py'"
@@ -409,8 +432,16 @@ RUNTIME_CASES = {
 }
 
 
-@pytest.mark.parametrize('runtime', ['torch', 'openvino', 'onnxruntime'])
-@pytest.mark.parametrize('case', RUNTIME_CASES)
+FEW = ('additive', 'onnxruntime'), ('causal', 'openvino'), ('column', 'torch')
+
+
+@pytest.mark.parametrize(
+    'case, runtime',
+    nightly(
+        product(RUNTIME_CASES, ['torch', 'openvino', 'onnxruntime']),
+        lambda case, runtime: case != 'image' and (case, runtime) not in FEW,
+    ),
+)
 def test_graphs_of_all_runtimes_equal_the_oracle(case, runtime, tmp_path):
     grid, kernel, scale, options = RUNTIME_CASES[case]
     tokens = torch.Size(grid).numel()
@@ -596,8 +627,8 @@ def test_a_text_model_gives_the_probability_of_every_byte(tmp_path):
         export([*words, '--dynamic'])
 
 
+@pytest.mark.nightly
 @needs_onnx
-@pytest.mark.slow
 def test_float64_sums_are_finite_in_onnx(tmp_path):
     """The exporter writes constants as float32, in which the lowest float64 is −inf."""
     pack(tmp_path, 'tiny_text')

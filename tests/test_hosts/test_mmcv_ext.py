@@ -16,6 +16,8 @@ import torch.nn.functional as F
 
 from aft_mm.hosts import mmcv_ext
 
+pytestmark = pytest.mark.slow
+
 OURS = mmcv_ext.make_module('ours')
 KINDS = ['random', 'none', 'one', 'equal', 'identical scores', 'negative sides', 'far away']
 
@@ -333,7 +335,9 @@ def test_deformable_convolutions_gradcheck(deformable):
     inputs = deformable_inputs()
     # Not at whole pixels, where bilinear interpolation has a kink.
     inputs[1] = (inputs[1].detach().frac() * 0.4 + 0.3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda *t: deformable(OURS, *t), inputs, nondet_tol=1e-9)
+    assert torch.autograd.gradcheck(
+        lambda *t: deformable(OURS, *t), inputs, nondet_tol=1e-9, fast_mode=True
+    )
 
 
 @pytest.mark.parametrize('kind', ['random', 'zero', 'whole'])

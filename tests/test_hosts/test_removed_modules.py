@@ -31,25 +31,22 @@ try:
 except Exception as error:
     print(type(error).__name__)
 """
-
-
-def printed(code):
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-    return done.stdout
+ASKED_BY_PYTEST = """
+import pkg_resources, pytest
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend('/')
+print(pkg_resources.__file__)
+"""
 
 
 def test_packages_and_extensions_are_found_without_the_removed_modules():
     with contextlib.redirect_stdout(io.StringIO()) as with_both:
         exec(LOOKED_UP, {})
-    lines = printed(WITHOUT_BOTH + LOOKED_UP).splitlines()
+    command = [sys.executable, '-c', WITHOUT_BOTH + LOOKED_UP + ASKED_BY_PYTEST]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *lines, replacement = done.stdout.splitlines()
     assert lines[0] == 'True True False' and lines[2] == 'True True'
     # The exception has another name.
     assert lines[:-1] == with_both.getvalue().splitlines()[:-1]
     assert lines[-1] == 'PackageNotFoundError'
-
-
-def test_pytest_finds_what_it_asks_of_the_replacement():
-    code = WITHOUT_BOTH + 'import aft_mm.registry, pkg_resources, pytest\n'
-    code += "with pytest.MonkeyPatch.context() as patch: patch.syspath_prepend('/')\n"
-    code += 'print(pkg_resources.__file__)'
-    assert printed(code).strip().endswith('hosts/pkg_resources.py')
+    assert replacement.endswith('hosts/pkg_resources.py')

@@ -19,6 +19,7 @@ from aft_mm.layers import (
     SoftmaxAttention,
 )
 
+from ..helpers import nightly
 from .dense_attention import HEADS, D, heads, joined, randomize
 from .mixer_cases import build
 
@@ -188,7 +189,9 @@ EXPORTED = ['LinearAttention', 'PerformerAttention', 'DenseSynthesizer', 'Lambda
 EXPORTED += ['StridedAttention', 'StridedAttention-fixed', 'LSHAttention']
 
 
-@pytest.mark.parametrize('name', EXPORTED)
+@pytest.mark.parametrize(
+    'name', nightly(EXPORTED, lambda name: name not in ('LinearAttention', 'LSHAttention'))
+)
 def test_comparators_export_and_compile_as_one_graph(name):
     mixer, x = build(name, (15,), causal=name != 'LambdaLayer').eval(), torch.randn(2, 15, D)
     with torch.no_grad():

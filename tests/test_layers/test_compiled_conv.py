@@ -14,6 +14,8 @@ from aft_mm.ops import reference
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.eager import conv
 
+pytestmark = pytest.mark.slow
+
 GRID = (5, 7)
 CHANNELS = 8
 # The bias of one entry of each head, and the form that is exact for it.

@@ -7,6 +7,7 @@ import torch
 
 from aft_mm.layers import LocalSoftmaxAttention
 
+from ..helpers import each
 from .dense_attention import HEADS, D, assert_is_dense_attention, randomize, saved_bytes
 from .mixer_cases import check_steps
 
@@ -53,7 +54,7 @@ def build(grid, window, margin, causal=True, **kwargs):
     return randomize(LocalSoftmaxAttention(D, HEADS, **{**options, **kwargs}))
 
 
-@pytest.mark.parametrize('masked', [False, True], ids=['all tokens', 'masked'])
+@each('masked', [False, True])
 @both_ways
 @every_layout
 def test_equals_dense_attention_under_its_mask(grid, window, margin, causal, masked):

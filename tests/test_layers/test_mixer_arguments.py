@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ..errors import refuses
+from ..helpers import each
 from .mixer_cases import MIXERS, D, build, tokens
 
 # The mixer, arguments other than its `example`, and the error.
@@ -81,12 +82,12 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize('name, wrong, message', BAD, ids=str)
+@each('name, wrong, message', BAD)
 def test_bad_arguments_raise_a_one_line_error(name, wrong, message):
     refuses(message, build, name, **{'grid': (3, 4), **wrong})
 
 
-@pytest.mark.parametrize('name', MIXERS)
+@each('name', MIXERS)
 def test_an_unknown_argument_is_named(name):
     with pytest.raises(TypeError, match=r"has no argument 'widnow', only embed_dims, .*grid"):
         build(name, widnow=3)

@@ -18,6 +18,7 @@ from aft_mm.layers.position_bias import (
 from aft_mm.models import AFTClassifier, AFTViT, AutoregressiveModel, SimpleFeaturePyramid
 from aft_mm.registry import MODELS
 
+from ..helpers import each
 from .mixer_cases import MIXERS, ONE_DIMENSIONAL, D, mixer_class
 
 CONV = dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3, init_peak=2.0)
@@ -81,7 +82,7 @@ def without_values(build):
     return module
 
 
-@pytest.mark.parametrize('case', CASES)
+@each('case', CASES)
 def test_reset_parameters_gives_a_new_module(case):
     build = CASES[case]
     torch.manual_seed(1)

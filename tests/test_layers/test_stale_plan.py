@@ -8,6 +8,7 @@ import ctypes
 import io
 import pickle
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,10 @@ from torch.nn.utils import parametrize as parametrizing
 from aft_mm import ops
 from aft_mm.layers import AFTConv
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
+
+from ..helpers import nightly
+
+pytestmark = pytest.mark.slow
 
 GRID = (4, 5)
 X = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0))
@@ -174,8 +179,18 @@ def one_process(tmp_path):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize('evaluation', EVALUATIONS)
-@pytest.mark.parametrize('writer', WRITERS)
+# Compiled, AdamW and writes through numpy are of every other kind.
+COMPILED = [('fused AdamW', 'compiled eager'), ('by_numpy', 'compiled')]
+COMPILED += [('hook', 'compiled eager'), ('parametrize', 'compiled')]
+
+
+@pytest.mark.parametrize(
+    'writer, evaluation',
+    nightly(
+        product(WRITERS, EVALUATIONS),
+        lambda *case: case[1].startswith('compiled') and case not in COMPILED,
+    ),
+)
 def test_a_write_acts(writer, evaluation, one_process, monkeypatch):
     make, backend = EVALUATIONS[evaluation]
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, backend or '')
@@ -289,11 +304,16 @@ def parametrize_and_write(bias) -> None:
     bias.parametrizations.gamma.original.data.neg_()
 
 
-CHANGES = [set_tau, hook, parametrize, parametrize_and_write]
+CHANGES = {f.__name__: f for f in (set_tau, hook, parametrize, parametrize_and_write)}
 
 
-@pytest.mark.parametrize('evaluation', EVALUATIONS)
-@pytest.mark.parametrize('change', CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize(
+    'change, evaluation',
+    nightly(
+        product(CHANGES, EVALUATIONS),
+        lambda *case: case[1].startswith('compiled') and case not in COMPILED,
+    ),
+)
 def test_a_change_of_the_module_acts(change, evaluation, monkeypatch):
     make, backend = EVALUATIONS[evaluation]
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, backend or '')
@@ -303,7 +323,7 @@ def test_a_change_of_the_module_acts(change, evaluation, monkeypatch):
         evaluate = make(mixer)
         assert_right(evaluate, mixer)
         before = rebuilt(mixer)
-        change(mixer.pos_bias)
+        CHANGES[change](mixer.pos_bias)
         assert not torch.allclose(rebuilt(mixer), before, atol=1e-3)
         for _ in range(2):
             assert_right(evaluate, mixer)
@@ -321,7 +341,7 @@ def test_a_hook_runs_in_every_call():
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize('evaluation', EVALUATIONS)
+@pytest.mark.parametrize('evaluation', nightly(EVALUATIONS, ['compiled']))
 @torch.no_grad()
 def test_functional_call_uses_its_parameters(evaluation, monkeypatch):
     make, backend = EVALUATIONS[evaluation]

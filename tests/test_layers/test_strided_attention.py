@@ -5,6 +5,7 @@ import torch
 
 from aft_mm.layers import StridedAttention
 
+from ..helpers import each
 from .dense_attention import HEADS, D, assert_is_dense_attention, randomize, saved_bytes
 from .mixer_cases import check_steps
 
@@ -40,7 +41,7 @@ def dense_mask(tokens, causal, stride, pattern='strided', summary=None, qk_dims=
     return mask
 
 
-@pytest.mark.parametrize('masked', [False, True], ids=['all tokens', 'masked'])
+@each('masked', [False, True])
 @both_ways
 @every_layout
 def test_equals_dense_attention_under_its_mask(tokens, options, causal, masked):
@@ -48,7 +49,7 @@ def test_equals_dense_attention_under_its_mask(tokens, options, causal, masked):
     assert_is_dense_attention(build(tokens, causal, **options), mask, masked)
 
 
-@pytest.mark.parametrize('lengths', [None, (0, 5), (20, 11)], ids=str)
+@each('lengths', [None, (0, 5), (20, 11)])
 @every_layout
 def test_steps_equal_the_forward(tokens, options, lengths):
     x = torch.randn(2, tokens, D, dtype=torch.float64)

@@ -264,7 +264,9 @@ def test_inside_an_image_classifier(head, scope):
     assert model.get_layer_depth('backbone.layers.1.norm1.weight') == (2, 5)
 
 
-@pytest.mark.parametrize('mixer', [CONV, FULL], ids=lambda mixer: mixer['type'])
+@pytest.mark.parametrize(
+    'mixer', [CONV, pytest.param(FULL, marks=pytest.mark.nightly)], ids=lambda mixer: mixer['type']
+)
 def test_the_backbone_compiles_without_graph_breaks(mixer):
     model = tiny(arch={**ARCH, 'num_layers': 1}, token_mixer=mixer, drop_path_rate=0.1)
     model.eval()

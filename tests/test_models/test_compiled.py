@@ -1,5 +1,7 @@
 """Models compiled for images of any size and for several batches."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -7,8 +9,12 @@ from torch import nn
 from aft_mm.layers import AFTConv, AFTFull
 from aft_mm.models import AFTClassifier
 
-CONV = dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=5)
-LOCAL = dict(type='aft_mm.AFTLocal', window=3, rank=4)
+pytestmark = pytest.mark.slow
+
+MIXERS = {
+    'conv': dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=5),
+    'local': dict(type='aft_mm.AFTLocal', window=3, rank=4),
+}
 # The size of the learned positions, others, and one that is padded to whole patches.
 SHAPES = [(4, 3, 32, 32), (2, 3, 48, 32), (3, 3, 40, 64)]
 
@@ -46,27 +52,30 @@ def check(model, compiled, inputs, autocast, tolerance):
 
 
 # A backward pass of open sizes is traced in 20 s.
-@pytest.mark.parametrize('backend', ['eager', 'aot_eager'])
-@pytest.mark.parametrize('mixer', [CONV, LOCAL], ids=['conv', 'local'])
+@pytest.mark.nightly
+@pytest.mark.parametrize('mixer, backend', product(MIXERS, ['eager', 'aot_eager']))
 def test_training_takes_images_of_any_size(mixer, backend):
-    model = classifier(mixer).train()
+    model = classifier(MIXERS[mixer]).train()
     compiled = torch.compile(model, dynamic=True, fullgraph=True, backend=backend)
     for shape in SHAPES:
         check(model, compiled, torch.randn(shape), False, 1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_inductor_compiles_a_classifier_for_any_size():
-    model = classifier(CONV).eval()
+    model = classifier(MIXERS['conv']).eval()
     compiled = torch.compile(model, dynamic=True, fullgraph=True)
     for shape in SHAPES:
         check(model, compiled, torch.randn(shape), True, 0.1)
 
 
 # The compiler of C++ takes a second for each of 17 kernels of one layer, and of 69 for two batches.
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    'layers, batches', [(1, [4]), (2, [4, 2])], ids=['one layer', 'two layers on two batches']
+    'layers, batches',
+    [
+        pytest.param(1, [4], id='one layer'),
+        pytest.param(2, [4, 2], id='two layers on two batches', marks=pytest.mark.nightly),
+    ],
 )
 def test_inductor_trains(layers, batches):
     model = nn.Sequential(AFTConv(16, 4, 3, grid=(4, 4)), AFTFull(16, 4, grid=(16,))).train()

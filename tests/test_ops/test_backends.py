@@ -9,7 +9,7 @@ from aft_mm.ops.kernel_check import GRADIENTS
 
 from ..helpers import each
 from . import cases
-from .cases import CASES, IDS, Case, run_with_gradients
+from .cases import CASES, Case, run_with_gradients
 
 pytestmark = pytest.mark.usefixtures('eager')
 
@@ -38,7 +38,7 @@ def assert_close(got, expected, relative, floor=1e-3, names=RESULTS):
 TOLERANCE = {k: v for k, v in cases.TOLERANCE.items() if k != torch.float16}
 
 
-@pytest.mark.parametrize('case', CASES, ids=IDS)
+@each('case', CASES)
 @each('dtype', TOLERANCE)
 def test_matches_oracle(case, dtype, monkeypatch):
     tensors = case.inputs(dtype=dtype)
@@ -50,7 +50,7 @@ def test_matches_oracle(case, dtype, monkeypatch):
 BANDED = [case for case in CASES if case.op in ('aft_full', 'aft_local')]
 
 
-@pytest.mark.parametrize('case', BANDED, ids=lambda case: case.name)
+@each('case', BANDED)
 def test_chunks_of_columns_match_oracle(case, monkeypatch):
     tensors = case.inputs(dtype=torch.float32)
     expected = oracle(case, tensors, monkeypatch)
@@ -59,7 +59,7 @@ def test_chunks_of_columns_match_oracle(case, monkeypatch):
     assert_close(run_with_gradients(case, tensors), expected, TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize('case', CASES, ids=IDS)
+@each('case', CASES)
 def test_inference_is_equal_and_does_not_write_to_inputs(case):
     tensors = [part.detach() for part in case.inputs(dtype=torch.float32)]
     before = [part.clone() for part in tensors]

@@ -1,5 +1,6 @@
 """The dense form of AFT-conv, which is used on CUDA only, forced on the CPU."""
 
+import inspect
 from functools import partial
 
 import pytest
@@ -74,13 +75,13 @@ def test_biases_around_the_limit_of_the_fast_form(case, bias, spike, monkeypatch
 )
 @CONV
 def test_numerics_of_keys(case, check, monkeypatch):
-    check.__wrapped__(case, torch.float32, monkeypatch)
+    inspect.unwrap(check)(case, torch.float32, monkeypatch)
 
 
 @CONV
 def test_padding_and_large_biases(case, monkeypatch):
-    test_numerics.test_padding_may_be_nan_or_inf.__wrapped__(case, 1000, monkeypatch)
-    test_numerics.test_large_bias(case, monkeypatch)
+    inspect.unwrap(test_numerics.test_padding_may_be_nan_or_inf)(case, 1000, monkeypatch)
+    inspect.unwrap(test_numerics.test_large_bias)(case, monkeypatch)
 
 
 def test_only_a_large_bias_leaves_the_dense_form(calls):

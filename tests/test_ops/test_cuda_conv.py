@@ -20,7 +20,7 @@ from .cases import CASES, run_with_gradients
 from .cuda_emulation import emulated, emulation_folder  # noqa: F401 - fixtures
 from .test_backends import assert_close, oracle
 
-pytestmark = pytest.mark.usefixtures('emulated')
+pytestmark = [pytest.mark.usefixtures('emulated'), pytest.mark.slow]
 BF16, HALF = torch.bfloat16, torch.float16
 # One key takes all the weight: see test_numerics.py.
 TERMS = 1.0
@@ -36,31 +36,41 @@ def conv(grid, kernel, heads=2, channels=4, **options):
     return case_of(grid, kernel, heads, channels=channels, **options)
 
 
+def is_breadth(case):
+    others = (7,), (9,), (1, 9), (3, 14), (5, 7)
+    return case.options['grid'] in others or case.name.startswith('conv-(5, 4)-k=(3, 3)-h=1')
+
+
+SERVED = [*filter(serves, CASES)]
 SHAPES = [
-    *filter(serves, CASES),
+    *(case for case in SERVED if not is_breadth(case)),
     conv((14, 14), (11, 11)),
-    conv((16, 16), (31, 5), heads=4),  # the largest of conv_small
     conv((7, 28), (5, 9), heads=4),  # a warp per map
-    conv((17, 3), (3, 3)),
     conv((5, 41), (7, 27)),  # strips with two blocks on either side, an odd width
     conv((20, 17), (5, 3), global_connectivity=False),
     conv((100,), (31,)),
     conv((150,), (63,), heads=4, causal=True),
-    conv((70,), (9,), causal=True, global_connectivity=False),
     conv((3, 40), (1, 7), gate='none'),
     conv((4, 12), (3, 3), gate='relu'),
-    conv((4, 12), (3, 3), gate='silu'),
     conv((3, 24), (27, 47)),  # larger than the map
-    # Causal: registers and loops of rows, strips, far blocks on both sides, rows above and below.
-    conv((7, 12), (5, 7), causal=True),
+    # Causal: registers and loops of rows, strips, rows above and below.
     conv((14, 14), (11, 11), heads=4, causal=True),
     conv((9, 41), (3, 5), causal=True),
-    conv((4, 70), (3, 27), heads=4, causal=True),
     conv((20, 17), (17, 3), causal=True),
     conv((6, 33), (3, 5), causal=True, global_connectivity=False),
+]
+MORE_SHAPES = [
+    *filter(is_breadth, SERVED),
+    conv((16, 16), (31, 5), heads=4),  # the largest of conv_small
+    conv((17, 3), (3, 3)),
+    conv((70,), (9,), causal=True, global_connectivity=False),
+    conv((4, 12), (3, 3), gate='silu'),
+    conv((7, 12), (5, 7), causal=True),
+    conv((4, 70), (3, 27), heads=4, causal=True),  # far blocks on both sides
     conv((12, 3), (5, 5), heads=1, causal=True, gate='relu'),
     conv((3, 24), (27, 47), causal=True),
 ]
+nightly = pytest.mark.nightly
 
 
 def inputs(case, batch=3, dtype=BF16, order=lambda x: x):
@@ -90,7 +100,11 @@ def compare(case, tensors, monkeypatch, floor=1e-3, **extra):
     return got
 
 
-@pytest.mark.parametrize('case', SHAPES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    'case',
+    [*SHAPES, *(pytest.param(case, marks=nightly) for case in MORE_SHAPES)],
+    ids=lambda case: case.name,
+)
 def test_matches_oracle(case, monkeypatch):
     tensors = inputs(case, 9 if case.tokens < 20 else 2)
     tensors[2] += 3  # the gradient of the key is a difference
@@ -100,9 +114,9 @@ def test_matches_oracle(case, monkeypatch):
 @pytest.mark.parametrize(
     'case',
     [
-        SHAPES[2],
-        conv((5, 41), (3, 27)),
-        conv((40,), (7,), causal=True),
+        pytest.param(SERVED[2], marks=nightly),
+        pytest.param(conv((5, 41), (3, 27)), marks=nightly),
+        pytest.param(conv((40,), (7,), causal=True), marks=nightly),
         conv((9, 41), (3, 5), causal=True),
     ],
 )
@@ -110,9 +124,16 @@ def test_float16_is_multiplied_in_tf32(case, monkeypatch):
     compare(case, inputs(case, 2, HALF), monkeypatch)
 
 
-@pytest.mark.parametrize('dtype', [BF16, HALF, torch.float32], ids=str)
+MASKED = conv((5, 7), (3, 5)), conv((3, 24), (3, 5)), conv((5, 40), (3, 5), causal=True)
+
+
 @pytest.mark.parametrize(
-    'case', [conv((5, 7), (3, 5)), conv((3, 24), (3, 5)), conv((5, 40), (3, 5), causal=True)]
+    'case, dtype',
+    [
+        pytest.param(case, dtype, id=f'case{index}-{dtype}', marks=[nightly] * (number != index))
+        for index, case in enumerate(MASKED)
+        for number, dtype in enumerate((BF16, HALF, torch.float32))
+    ],
 )
 def test_masked_tokens_may_be_nan(case, dtype, monkeypatch):
     query, key, value, weight = inputs(case, 9, dtype)
@@ -130,13 +151,13 @@ def test_masked_tokens_may_be_nan(case, dtype, monkeypatch):
 @pytest.mark.parametrize(
     'case',
     [
-        SHAPES[2],
-        conv((14, 14), (11, 11)),
-        conv((5, 41), (3, 27)),
+        SERVED[2],
+        pytest.param(conv((14, 14), (11, 11)), marks=nightly),
+        pytest.param(conv((5, 41), (3, 27)), marks=nightly),
         conv((40,), (7,), causal=True),
-        conv((9, 41), (3, 5), causal=True),
-        conv((20, 17), (5, 3), global_connectivity=False),
-        conv((3, 40), (1, 7), gate='none'),
+        pytest.param(conv((9, 41), (3, 5), causal=True), marks=nightly),
+        pytest.param(conv((20, 17), (5, 3), global_connectivity=False), marks=nightly),
+        pytest.param(conv((3, 40), (1, 7), gate='none'), marks=nightly),
     ],
 )
 def test_float32_is_multiplied_in_three_parts(case, monkeypatch):
@@ -173,7 +194,14 @@ def test_keys_and_biases_of_any_size(case, name, monkeypatch):
     compare(case, [query, key * spread, value, weight + shift], monkeypatch, TERMS)
 
 
-@pytest.mark.parametrize('grid, kernel', [((60,), (9,)), ((4, 15), (3, 5)), ((2, 30), (3, 3))])
+@pytest.mark.parametrize(
+    'grid, kernel',
+    [
+        pytest.param((60,), (9,), marks=nightly),
+        ((4, 15), (3, 5)),
+        pytest.param((2, 30), (3, 3), marks=nightly),
+    ],
+)
 def test_a_late_key_leaves_the_rows_before_it(grid, kernel, monkeypatch):
     case = conv(grid, kernel, heads=4, causal=True)
     tensors = inputs(case, 2)

@@ -16,6 +16,8 @@ from aft_mm.ops import aft_conv, dispatch, kernel_check
 from aft_mm.ops.cuda import availability, nvrtc
 from aft_mm.ops.cuda.forms import form_of
 
+pytestmark = pytest.mark.slow
+
 BF16, HALF = torch.bfloat16, torch.float16
 LACKS = nvrtc.missing()
 needs_nvrtc = pytest.mark.skipif(bool(LACKS), reason=f'the cuda backend {LACKS}')
@@ -39,7 +41,17 @@ SMALL_FORMS = [
 
 
 @needs_nvrtc
-@pytest.mark.parametrize('capability', CAPABILITIES, ids=lambda x: 'sm_{}{}'.format(*x))
+@pytest.mark.parametrize(
+    'capability',
+    [
+        pytest.param(
+            chip,
+            id='sm_{}{}'.format(*chip),
+            marks=[pytest.mark.nightly] * (chip != (9, 0)),
+        )
+        for chip in CAPABILITIES
+    ],
+)
 def test_every_chip_compiles(capability):
     for each in SMALL_FORMS if capability == (8, 0) else SMALL_FORMS[::5]:
         assert nvrtc.compile_source(each.name, each.macros, capability)[:4] == b'\x7fELF'
@@ -83,8 +95,8 @@ def test_instructions_for_14_x_14(tmp_path):
     assert backward['REG'] <= 255 and backward['STACK'] <= 200 and backward['all'] <= 6400
 
 
+@pytest.mark.nightly
 @needs_nvrtc
-@pytest.mark.slow
 def test_instructions_for_32_x_32(tmp_path):
     found = counts(form((32, 32), (11, 11)), tmp_path)
     for name in ('forward', 'targets', 'sources'):

@@ -6,6 +6,7 @@ import torch
 from aft_mm import ops
 from aft_mm.ops.eager import full_batched
 
+from ..helpers import each
 from .cases import CASES, PAIR_CASES, TOLERANCE, randn, run_with_gradients
 from .test_backends import assert_close, oracle
 
@@ -26,10 +27,8 @@ def test_each_sample_and_head_is_a_call_of_its_own():
             torch.testing.assert_close(got[sample : sample + 1, :, channels], expected)
 
 
-@pytest.mark.parametrize('key_scale, bias_scale', [(1, 1e4), (1e4, 1), (1e4, 1e4), (30, 30)])
-@pytest.mark.parametrize(
-    'case', [c for c in CASES if c.op in ('aft_full', 'aft_full_batched')], ids=lambda c: c.name
-)
+@each('key_scale, bias_scale', [(1, 1e4), (1e4, 1), (1e4, 1e4), (30, 30)])
+@each('case', [c for c in CASES if c.op in ('aft_full', 'aft_full_batched')])
 def test_biases_and_keys_of_ten_thousand(case, key_scale, bias_scale, monkeypatch):
     tensors = [x.detach() for x in case.inputs(dtype=torch.float32, bias_scale=bias_scale)]
     tensors[1] *= key_scale

@@ -4,6 +4,7 @@ Inductor lowers scans of few columns differently for CUDA than for CPUs.
 """
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from aft_mm.ops.eager import banded_matmul, bf16_matmul, conv, conv_dense, full_
 
 pytest.importorskip('triton', reason='Inductor writes Triton source for a GPU')
 
+from ..helpers import nightly  # noqa: E402
 from ..inductor_offline import pretended_device, source_of  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 T3072 = (2, 3072, 256)
 RASTER = dict(grid=(32, 96), window=(16, 16))
@@ -47,7 +51,10 @@ PATHS = [(case, 'fast') for case in CASES if case not in ('full', 'local', 'norm
 PATHS += [(case, 'safe') for case in SHORT]
 
 
-@pytest.mark.parametrize('case, path', PATHS)
+@pytest.mark.parametrize(
+    'case, path',
+    nightly(PATHS, lambda case, path: case not in ('simple', 'relu', 'conv-causal')),
+)
 def test_inductor_writes_forward_and_backward_for_cuda(case, path, monkeypatch):
     op, options, tokens, biases = (CASES | SHORT)[case]
 
@@ -100,10 +107,16 @@ def precision():
     return 'bf16x2' if torch.is_grad_enabled() else 'bf16'
 
 
-@pytest.mark.parametrize('training', [False, True], ids=['inference', 'training'])
-@pytest.mark.parametrize('case', PRODUCTS)
-def test_inductor_multiplies_bfloat16_with_float32_sums(case, training, monkeypatch):
+@pytest.mark.parametrize(
+    'case, mode',
+    nightly(
+        product(PRODUCTS, ['inference', 'training']),
+        lambda case, mode: case != 'conv' and (case, mode) != ('full', 'inference'),
+    ),
+)
+def test_inductor_multiplies_bfloat16_with_float32_sums(case, mode, monkeypatch):
     op, options, tokens, biases = CASES[case]
+    training = mode == 'training'
     monkeypatch.setattr(torch, 'cond', lambda condition, fast, safe, operands: fast(*operands))
     # Gradients are traced on the CPU, with the choices of the device.
     for module in (conv, full_local):
@@ -173,10 +186,16 @@ def test_an_evaluation_on_a_device_is_one_graph(case, dtype, monkeypatch):
 
 # Launches and products of an evaluation with a known form: bfloat16 products on small grids,
 # convolutions on large ones.
-@pytest.mark.parametrize('form', ['difference', 'additive', 'exact'])
-@pytest.mark.parametrize('is_dense', [False, True], ids=['convolved', 'dense'])
-def test_evaluation_of_conv_has_no_choice(is_dense, form, monkeypatch):
+@pytest.mark.parametrize(
+    'products, form',
+    nightly(
+        product(['convolved', 'dense'], ['difference', 'additive', 'exact']),
+        [('convolved', 'difference'), ('dense', 'additive'), ('dense', 'exact')],
+    ),
+)
+def test_evaluation_of_conv_has_no_choice(products, form, monkeypatch):
     op, options, tokens, biases = CASES['conv']
+    is_dense = products == 'dense'
     monkeypatch.setattr(torch, 'cond', None)
     monkeypatch.setattr(conv, 'matmul_precision', lambda value: 'bf16')
     monkeypatch.setattr(conv, 'DENSE_DEVICES', ('cpu', 'cuda'))

@@ -6,10 +6,11 @@ import torch
 from aft_mm import ops
 from aft_mm.ops.geometry import kernel_index, near_mask
 
+from ..helpers import each, nightly
 from .cases import CASES, ONE_OF_EACH, indices, randn
 
 
-@pytest.mark.parametrize('case', [c for c in CASES if c.weights_sum_to_one], ids=lambda c: c.name)
+@each('case', [c for c in CASES if c.weights_sum_to_one])
 def test_constant_value_passes_through(case):
     query, key, value, *bias = case.inputs()
     value = value[:, :1].expand_as(value)
@@ -20,7 +21,7 @@ def test_constant_value_passes_through(case):
 NORMALISED = [case for case in CASES if 'key_function' not in case.options]
 
 
-@pytest.mark.parametrize('case', NORMALISED, ids=lambda case: case.name)
+@each('case', NORMALISED)
 def test_key_shift_per_channel_changes_nothing(case):
     query, key, value, *bias = case.inputs()
     shifted = key + 50 * randn(key.shape[-1])
@@ -54,10 +55,8 @@ def test_zero_bias_collapses_to_simple(causal):
         torch.testing.assert_close(ops.aft_local_hard(query, key, value, window=24), expected)
 
 
-@pytest.mark.parametrize('causal', [False, True])
-@pytest.mark.parametrize(
-    'tokens, window, grid', [(63, 5, None), (70, 100, None), (110, (2, 4), (11, 10))]
-)
+@each('causal', [False, True])
+@each('tokens, window, grid', [(63, 5, None), (70, 100, None), (110, (2, 4), (11, 10))])
 def test_local_is_full_with_the_banded_bias(tokens, window, grid, causal):
     query, key, value = randn(2, tokens, 4), randn(2, tokens, 4), randn(2, tokens, 4)
     pos_u, pos_v = randn(tokens, 3), randn(tokens, 3)
@@ -87,9 +86,9 @@ def test_conv_is_full_with_the_toeplitz_bias_per_head(grid, kernel, causal):
     torch.testing.assert_close(got, torch.cat(expected, -1))
 
 
-@pytest.mark.parametrize('causal', [False, True])
-@pytest.mark.parametrize('tokens, window', [(7, 1), (63, 5), (131, 40), (9, 30)])
-@pytest.mark.parametrize('op', [ops.aft_local, ops.aft_local_learned])
+@each('causal', [False, True])
+@each('tokens, window', [(7, 1), (63, 5), (131, 40), (9, 30)])
+@each('op', [ops.aft_local, ops.aft_local_learned])
 def test_free_bias_can_represent_a_factorised_one(op, tokens, window, causal):
     query, key, value = randn(2, tokens, 4), randn(2, tokens, 4), randn(2, tokens, 4)
     pos_u, pos_v = randn(tokens, 3), randn(tokens, 3)
@@ -145,8 +144,8 @@ def test_distant_tokens_count_in_local_and_conv_but_not_in_local_hard():
     assert moved(ops.aft_local_learned, *pos, window=3, **options)
 
 
-@pytest.mark.parametrize('causal', [False, True])
-@pytest.mark.parametrize('window', [0, 1, 4, 30])
+@each('causal', [False, True])
+@each('window', [0, 1, 4, 30])
 def test_local_learned_is_the_product_of_two_softmax(window, causal):
     """Eq. 8 of the ICLR submission: a softmax of the bias, 0 outside the window, and one of k."""
     tokens = 13
@@ -207,7 +206,11 @@ SHORT = [case for case in CASES if case.tokens <= 30]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('case', SHORT, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    'case',
+    nightly(SHORT, lambda case: case.tokens > 12 and case not in ONE_OF_EACH.values()),
+    ids=lambda case: case.name,
+)
 def test_gradcheck(case):
     inputs = case.inputs(batch=1)
     batched = case in ONE_OF_EACH.values()

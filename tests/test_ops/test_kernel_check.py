@@ -130,6 +130,7 @@ def test_nothing_to_check_is_a_one_line_error(words, message):
         main(['doctor', '--kernels', *words])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec('triton') is None, reason='Triton is not installed')
 def test_the_check_in_the_interpreter():

@@ -10,6 +10,7 @@ from aft_mm.ops import dispatch
 from aft_mm.ops.eager import linear
 
 from ..errors import refuses
+from ..helpers import each
 from .test_backends import TOLERANCE, assert_close
 
 HEADS, DIMS, CHANNELS = 3, 5, 4
@@ -43,9 +44,9 @@ KINDS = [(name, dtype) for name in ('elu', 'pair') for dtype in TOLERANCE]
 KINDS += [(name, torch.float64) for name in MAPS if name not in ('elu', 'pair')]
 
 
-@pytest.mark.parametrize('masked', [False, True], ids=['all', 'masked'])
-@pytest.mark.parametrize('feature_map, dtype', KINDS, ids=str)
-@pytest.mark.parametrize('tokens, causal', [(7, False), (1, True), (63, True), (700, True)])
+@each('masked', [False, True])
+@each('feature_map, dtype', KINDS)
+@each('tokens, causal', [(7, False), (1, True), (63, True), (700, True)])
 def test_matches_oracle(tokens, causal, feature_map, dtype, masked, monkeypatch):
     """700 tokens of 2 sequences and 3 heads are two spans; the last chunk is incomplete."""
     monkeypatch.setattr(linear, 'STORED_ROWS', 2500)
@@ -82,9 +83,9 @@ def test_eps_is_added_to_the_denominator(monkeypatch):
     assert (got[0] - plain[0]).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize('causal', [False, True])
-@pytest.mark.parametrize('scale', [1e-15, 1e-6, 1e4, 1e8])
-@pytest.mark.parametrize('feature_map', ['elu', 'relu', 'square'])
+@each('causal', [False, True])
+@each('scale', [1e-15, 1e-6, 1e4, 1e8])
+@each('feature_map', ['elu', 'relu', 'square'])
 def test_features_of_any_size(feature_map, scale, causal, monkeypatch):
     tensors = inputs(70, torch.float32)
     tensors[0] *= scale
@@ -153,8 +154,8 @@ def test_causal_gradient_saves_inputs_and_outputs_only():
     assert in_fresh_process(peak_of_gradients, malloc=return_freed_memory) <= 1.1
 
 
-@pytest.mark.parametrize('lengths', [None, (0, 5), (60, 31)], ids=str)
-@pytest.mark.parametrize('feature_map', MAPS)
+@each('lengths', [None, (0, 5), (60, 31)])
+@each('feature_map', MAPS)
 def test_steps_equal_the_parallel_form(feature_map, lengths):
     options = dict(feature_map=MAPS[feature_map])
     query, key, value = inputs(70)

@@ -13,7 +13,7 @@ from aft_mm.ops.eager import conv as eager_conv
 from aft_mm.ops.eager.conv_exact import exact_conv_mean
 
 from ..helpers import each
-from .cases import CASES, CAUSAL_CASES, IDS, ONE_OF_EACH, STEP_CASES, run_with_gradients
+from .cases import CASES, CAUSAL_CASES, ONE_OF_EACH, STEP_CASES, run_with_gradients
 from .test_backends import RESULTS, TOLERANCE, assert_close, oracle
 
 # Every offset inside a block of the smallest size, its ends and the last token.
@@ -21,7 +21,7 @@ PLACES = [*range(34), 62]
 DTYPES = each('dtype', [torch.float32, torch.bfloat16])
 
 
-pytestmark = pytest.mark.usefixtures('eager')
+pytestmark = [pytest.mark.usefixtures('eager'), pytest.mark.slow]
 
 
 # One key has all the weight: gradients of keys are differences of O(1) terms that cancel, so their
@@ -40,7 +40,7 @@ def with_key(tensors, key):
 
 
 @DTYPES
-@pytest.mark.parametrize('case', CASES, ids=IDS)
+@each('case', CASES)
 def test_huge_keys(case, dtype, monkeypatch):
     tensors = case.inputs(dtype=dtype)
     signs = torch.randn(tensors[1].shape).sign()
@@ -48,7 +48,7 @@ def test_huge_keys(case, dtype, monkeypatch):
 
 
 @DTYPES
-@pytest.mark.parametrize('case', CASES, ids=IDS)
+@each('case', CASES)
 def test_late_spike(case, dtype, monkeypatch):
     tensors = case.inputs(dtype=dtype)
     key = tensors[1].detach().clone()
@@ -60,9 +60,7 @@ BY_COLUMNS = ('aft_simple', 'aft_full', 'aft_local', 'aft_local_hard', 'aft_loca
 
 
 @each('place', [0, -1])
-@pytest.mark.parametrize(
-    'case', [c for c in STEP_CASES if c.op in BY_COLUMNS and c.tokens > 1], ids=lambda c: c.name
-)
+@each('case', [c for c in STEP_CASES if c.op in BY_COLUMNS and c.tokens > 1])
 def test_outliers_leave_other_columns_on_the_fast_path(case, place, monkeypatch):
     tensors = case.inputs(dtype=torch.float32)
     expected = case(*tensors)
@@ -83,7 +81,7 @@ def test_outliers_leave_other_columns_on_the_fast_path(case, place, monkeypatch)
     assert case(*tensors).isfinite().all()
 
 
-@pytest.mark.parametrize(
+@each(
     'case',
     [
         case
@@ -91,7 +89,6 @@ def test_outliers_leave_other_columns_on_the_fast_path(case, place, monkeypatch)
         if case.op == 'aft_conv'
         and (case.options.get('causal') or not case.options.get('global_connectivity', True))
     ],
-    ids=lambda case: case.name,
 )
 def test_outliers_of_a_head_leave_others_on_the_fast_path(case, monkeypatch):
     tensors, shapes = case.inputs(dtype=torch.float32), []
@@ -115,7 +112,7 @@ def test_outliers_of_a_head_leave_others_on_the_fast_path(case, monkeypatch):
 
 
 @DTYPES
-@pytest.mark.parametrize('case', CAUSAL_CASES, ids=lambda case: case.name)
+@each('case', CAUSAL_CASES)
 def test_step_at_every_offset_of_a_block(case, dtype, monkeypatch):
     places = [place for place in PLACES if place < case.tokens]
     places = places if dtype == torch.float32 else places[::4]
@@ -132,7 +129,7 @@ def test_step_at_every_offset_of_a_block(case, dtype, monkeypatch):
 
 
 @each('step', [55, 66, 69, 71, -62, -69, -71])
-@pytest.mark.parametrize('case', CASES, ids=IDS)
+@each('case', CASES)
 def test_both_sides_of_the_limit_of_the_fast_path(case, step, monkeypatch):
     """Denominators may be e^-70, and their gradients must not overflow."""
     tensors = case.inputs(dtype=torch.float32)
@@ -145,9 +142,7 @@ def test_both_sides_of_the_limit_of_the_fast_path(case, step, monkeypatch):
     'size, spike',
     [(-2.9, 0), (-2.9, 50), (-3.1, 0), (-3.1, 50), (25, 50), (-25, 0), (29, 0), (29, 50), (31, 50)],
 )
-@pytest.mark.parametrize(
-    'case', [c for c in CASES if len(c.parameters) == 1], ids=lambda case: case.name
-)
+@each('case', [c for c in CASES if len(c.parameters) == 1])
 def test_both_sides_of_the_limit_of_the_bias(case, spike, size, monkeypatch):
     tensors = case.inputs(dtype=torch.float32)
     bias = tensors[3].detach()
@@ -158,7 +153,7 @@ def test_both_sides_of_the_limit_of_the_bias(case, spike, size, monkeypatch):
 
 
 @DTYPES
-@pytest.mark.parametrize('case', CASES, ids=IDS)
+@each('case', CASES)
 def test_staircase(case, dtype, monkeypatch):
     tensors = case.inputs(dtype=dtype)
     steps = 120.0 * torch.arange(tensors[1].shape[1]).view(1, -1, 1)
@@ -166,7 +161,7 @@ def test_staircase(case, dtype, monkeypatch):
     compare(case, with_key(tensors, tensors[1].detach() - steps), monkeypatch, dtype)
 
 
-@pytest.mark.parametrize('case', [c for c in CASES if c.parameters], ids=lambda case: case.name)
+@each('case', [c for c in CASES if c.parameters])
 def test_large_bias(case, monkeypatch):
     """|w| up to 80, also with keys that compensate it."""
     tensors = case.inputs(dtype=torch.float32)
@@ -217,7 +212,7 @@ def test_the_default_dtype_changes_nothing():
 
 
 @DTYPES
-@pytest.mark.parametrize('case', [c for c in CASES if c.parameters], ids=lambda case: case.name)
+@each('case', [c for c in CASES if c.parameters])
 def test_suppressed_spike(case, dtype, monkeypatch):
     """w = −20 at the token itself under a key of +20: the difference of sums is 0/0 in float32."""
     tensors = case.inputs(dtype=dtype, bias_scale=0.0)
@@ -232,7 +227,7 @@ def test_suppressed_spike(case, dtype, monkeypatch):
 
 
 @each('key_scale', [1, 1000])
-@pytest.mark.parametrize('case', CASES, ids=IDS)
+@each('case', CASES)
 def test_padding_may_be_nan_or_inf(case, key_scale, monkeypatch):
     """Hidden NaN and inf change nothing and get a gradient of 0; if all is hidden, y is 0."""
     tensors = case.inputs(batch=3, dtype=torch.float32)

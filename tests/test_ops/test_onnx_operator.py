@@ -8,7 +8,7 @@ from aft_mm.ops import reference
 from aft_mm.ops.gates import GATES
 from aft_mm.ops.native import availability
 
-from ..helpers import each
+from ..helpers import each, nightly
 from .test_native import HERE, INSTRUCTIONS, built  # noqa: F401, a fixture of this file too
 
 onnxruntime = pytest.importorskip('onnxruntime', reason='onnxruntime runs the operator')
@@ -76,7 +76,10 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize('instructions', INSTRUCTIONS[: INSTRUCTIONS.index(HERE) + 1])
+@pytest.mark.parametrize(
+    'instructions',
+    nightly(INSTRUCTIONS[: INSTRUCTIONS.index(HERE) + 1], lambda name: name not in ('any', HERE)),
+)
 @each('gate', GATES)
 def test_the_operator_equals_the_oracle(gate, instructions):
     sessions = [open_session(gate, instructions, threads) for threads in (1, 3)]

@@ -51,7 +51,7 @@ PROMPTS = [(1, None), (1000, None), (1, (0, 0)), (1, (1, 1)), (1, (0, 5)), (1, (
 
 
 @each('key_scale, lengths', PROMPTS)
-@pytest.mark.parametrize('case', STEP_CASES, ids=lambda case: case.name)
+@each('case', STEP_CASES)
 def test_steps_equal_the_parallel_form(case, key_scale, lengths):
     tensors = [part.detach() for part in case.inputs()]
     tensors[1] *= key_scale
@@ -67,7 +67,7 @@ NORMALISED = [case for case in STEP_CASES if 'relu' not in case.name]
 
 
 @each('offset', [0, 1e4, -1e4])
-@pytest.mark.parametrize('case', NORMALISED, ids=lambda case: case.name)
+@each('case', NORMALISED)
 def test_float32_steps_are_exact_for_shifted_keys(case, offset):
     query, key, value, *bias = (part.detach() for part in case.inputs(bias_scale=3.0))
     # Both are compared on the shifted keys as float32 rounds them.

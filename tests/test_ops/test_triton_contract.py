@@ -8,6 +8,7 @@ from aft_mm import ops
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.triton import availability as triton_availability
 
+from ..helpers import nightly
 from .cases import run_with_gradients
 from .test_backends import assert_close, oracle
 from .triton_parity import DEVICE, INTERPRETED, MARKS, TERMS, TOLERANCE, compare, inputs, layouts
@@ -26,9 +27,9 @@ CASES = {
     'local free': local(9, 3, rank=0, causal=True),
     'local 2-d': local(9, (2, 2), grid=(3, 3), causal=True),
 }
-each = pytest.mark.parametrize('name', CASES)
 # relu hides no key.
-each_exact = pytest.mark.parametrize('name', [name for name in CASES if 'relu' not in name])
+EXACT = [name for name in CASES if 'relu' not in name]
+each_exact = pytest.mark.parametrize('name', EXACT)
 ONE_PER_OP = ['simple', 'conv', 'full causal']
 each_op = pytest.mark.parametrize('name', ONE_PER_OP)
 same_bits = dict(rtol=0, atol=0)
@@ -39,7 +40,10 @@ def cotangent_of(output):
     return x.transpose(0, 2).contiguous().transpose(0, 2)
 
 
-@each
+@pytest.mark.parametrize(
+    'name',
+    nightly(CASES, lambda name: name == 'simple relu' or name.startswith('local')),
+)
 def test_padding_may_be_nan_or_inf(name, monkeypatch):
     case = CASES[name]
     query, key, value, *bias = inputs(case, batch=4)
@@ -85,7 +89,7 @@ def test_nan_is_not_hidden_and_does_not_spread(name, monkeypatch):
         assert torch.equal(case(*tensors).isnan(), depends) and depends.any()
 
 
-@each_exact
+@pytest.mark.parametrize('name', nightly(EXACT, lambda name: name.startswith('local')))
 def test_layouts(name):
     case = CASES[name]
     tensors = inputs(case)
@@ -144,7 +148,7 @@ def test_inputs_may_have_different_dtypes(name, monkeypatch):
 
 
 @pytest.mark.parametrize('gate', ['relu', 'none', 'silu'])
-@each_op
+@pytest.mark.parametrize('name', nightly(ONE_PER_OP, ['conv', 'full causal']))
 def test_gates(name, gate, monkeypatch):
     case = CASES[name]
     query, *others = inputs(case)
@@ -191,7 +195,7 @@ def test_only_requested_gradients_are_returned(name):
         assert sum(x.grad is not None for x in leaves) == 1
 
 
-@pytest.mark.parametrize('name', ['simple', 'full'])
+@pytest.mark.parametrize('name', nightly(['simple', 'full'], ['full']))
 def test_opcheck(name):
     """Schema, fake kernel, autograd registration, compiled with dynamic shapes."""
     case = CASES[name]
@@ -215,7 +219,7 @@ def test_opcheck(name):
     torch.library.opcheck(backward, (*more[:-1], wanted))
 
 
-@each_op
+@pytest.mark.parametrize('name', nightly(ONE_PER_OP, ['full causal']))
 def test_unsupported_gradients_give_a_reason(name):
     case = CASES[name]
     leaves = [x.requires_grad_() for x in inputs(case)]
@@ -268,7 +272,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize('name', COMPILED)
+@pytest.mark.parametrize('name', nightly(COMPILED, ['local 2-d']))
 def test_compiles_without_graph_break(name):
     torch._dynamo.reset()
     *cases, scale = COMPILED[name]

@@ -15,13 +15,17 @@ import pytest
 
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 
+from ..helpers import nightly
+
+pytestmark = pytest.mark.slow
+
 NAMES = ['contract', 'conv', 'pairs', 'product', 'simple', 'step']
 # Tests that must pass.
 FEWEST = {'not nightly': 180, 'nightly': 50}
 
 
 @pytest.mark.skipif(importlib.util.find_spec('triton') is None, reason='Triton is not installed')
-@pytest.mark.parametrize('marks', FEWEST)
+@pytest.mark.parametrize('marks', nightly(FEWEST, ['nightly']))
 def test_kernels_match_the_oracle_in_the_interpreter(marks, root):
     environment = dict(os.environ, TRITON_INTERPRET='1', OMP_NUM_THREADS='1')
     environment[ENVIRONMENT_VARIABLE] = 'triton'

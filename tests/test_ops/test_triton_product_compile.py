@@ -8,6 +8,8 @@ from aft_mm.ops.triton import block_sizes, conv, full_local, tiling  # noqa: E40
 
 from .triton_offline import assert_no_spills, compiled_for, widest_load  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def product_kernels(*passes):
     return {f'product_{name}_kernel' for name in passes}

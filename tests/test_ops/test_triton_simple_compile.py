@@ -8,6 +8,8 @@ from aft_mm.ops.triton import simple  # noqa: E402
 
 from .triton_offline import assert_no_spills, compiled_for, narrowest_load  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 KERNELS = {
     'simple_forward_sums_kernel',
     'simple_forward_kernel',

@@ -12,6 +12,7 @@ from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE
 from aft_mm.ops.state import USED_UP
 from aft_mm.ops.triton import availability as triton_availability
 
+from ..helpers import nightly
 from .cases import CHANNELS, STEP_CASES
 from .test_steps import feed, start
 from .triton_parity import DEVICE, MARKS, TOLERANCE, inputs
@@ -43,7 +44,8 @@ KINDS = {
     'window 2-d': cases.hard(12, (4, 4), (3, 4)),
 }
 some_kinds = pytest.mark.parametrize('case', list(KINDS.values())[::3], ids=list(KINDS)[::3])
-every_kind = pytest.mark.parametrize('case', KINDS.values(), ids=KINDS)
+FIRST = 'simple', 'full'
+every_kind = pytest.mark.parametrize('name', nightly(KINDS, lambda name: name not in FIRST))
 
 
 def check(case, tensors, monkeypatch, lengths=(0, 3, 1), count=4):
@@ -94,12 +96,15 @@ def test_types(name, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    'case, kind',
-    [(case, ('raised', 'spread', 'spike')[n % 3]) for n, case in enumerate(KINDS.values())]
-    + [(KINDS['simple'], 'spike'), (KINDS['full'], 'spread')],
-    ids=[*KINDS, 'simple spike', 'full spread'],
+    'name, kind',
+    nightly(
+        [(name, ('raised', 'spread', 'spike')[n % 3]) for n, name in enumerate(KINDS)]
+        + [('simple', 'spike')],
+        lambda name, kind: name not in FIRST,
+    ),
 )
-def test_keys_of_any_size(case, kind, monkeypatch):
+def test_keys_of_any_size(name, kind, monkeypatch):
+    case = KINDS[name]
     # Next to a key of 1e4 small biases may be lost; elsewhere they are of up to ±80.
     large = 4.0 if len(case.parameters) == 2 else 25.0
     scale = 1.0 if kind == 'raised' else large
@@ -152,7 +157,8 @@ def strange(x):
 
 
 @every_kind
-def test_layouts(case):
+def test_layouts(name):
+    case = KINDS[name]
     tensors = inputs(case, 2)
     expected, _ = feed(case, tensors, (0, 6), 2)
     other = [strange(x) for x in tensors]
@@ -198,7 +204,8 @@ def test_empty_slots_may_hold_anything(case):
 
 
 @every_kind
-def test_hidden_keys_have_no_influence(case, monkeypatch):
+def test_hidden_keys_have_no_influence(name, monkeypatch):
+    case = KINDS[name]
     query, key, value, *bias = inputs(case, 2)
     key[:, :2] = -torch.inf
     rows, _ = check(case, [query, key, value, *bias], monkeypatch, (0, 0), 3)
@@ -221,16 +228,16 @@ def test_a_token_past_the_table_reads_nothing_beyond_it():
     assert (row == 0).all() and state.position == 10
 
 
-@pytest.mark.parametrize(
-    'name, gate',
-    [
-        ('simple', 'sigmoid'),
-        ('simple', 'none'),
-        ('full', 'sigmoid'),
-        ('local 2-d', 'none'),
-        ('conv 2-d', 'sigmoid'),
-    ],
-)
+GATES = [
+    ('simple', 'sigmoid'),
+    ('simple', 'none'),
+    ('full', 'sigmoid'),
+    ('local 2-d', 'none'),
+    ('conv 2-d', 'sigmoid'),
+]
+
+
+@pytest.mark.parametrize('name, gate', nightly(GATES, lambda name, gate: name != 'conv 2-d'))
 def test_opcheck(name, gate, monkeypatch):
     """Schema with what is written, fake kernel, compiled with dynamic shapes."""
     called = []

@@ -10,6 +10,8 @@ from aft_mm.ops.triton import steps  # noqa: E402
 
 from .triton_offline import assert_no_spills, compiled_for, load_widths  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 CHANNELS, TOKENS = 64, 48
 GRID, KERNEL = (6, 8), (3, 5)
 CALLS = {

@@ -9,6 +9,7 @@ import torch
 
 from aft_mm.ops.triton import availability as triton_availability
 
+from ..helpers import nightly
 from .cases import TOLERANCE, run_with_gradients
 from .test_backends import assert_close, oracle
 
@@ -26,6 +27,9 @@ if LACKS:
     pytest.skip(f'needs a CUDA device or TRITON_INTERPRET=1: {LACKS[0]}', allow_module_level=True)
 
 DTYPES = pytest.mark.parametrize('dtype', triton_availability.DTYPES, ids=str)
+BFLOAT16 = pytest.mark.parametrize(
+    'dtype', nightly(triton_availability.DTYPES, lambda dtype: dtype != torch.bfloat16), ids=str
+)
 # One key takes all the weight: see test_numerics.py.
 TERMS = 1.0
 

@@ -10,6 +10,7 @@ from aft_mm.analysis.plot_curves import draw_curves
 from aft_mm.analysis.run_files import read_lines, records_of, selected
 from aft_mm.analysis.run_logs import trained, validations
 
+from ..helpers import each
 from .shown import (
     BITS,
     FILES,
@@ -28,7 +29,7 @@ MEASURED = [
 ]
 
 
-@pytest.mark.parametrize(('name', 'result'), MEASURED)
+@each('name, result', MEASURED)
 def test_a_log_of_a_metafile_is_one_run_with_its_numbers(name, result):
     (run,) = selected(f'{ROOT}/{result["Log"]}').values()
     assert name.removesuffix('-voc') == run['config']
