@@ -64,7 +64,7 @@ def linear_attention(
         zero = sum(x.sum() for x in tensors)  # a gradient of 0 for every tensor
         return value.new_empty(0, query.shape[1], *value.shape[2:]) + zero
     with no_autocast(value):
-        run = implementation('linear_attention', tensors, options)
+        _, run = implementation('linear_attention', tensors, options)
         result: Tensor = run(*tensors, **options)
         return result
 
@@ -121,7 +121,7 @@ def linear_attention_step(
     options = dict(feature_map=feature_map, eps=eps)
     tensors = (query, key, value)
     with no_autocast(value):
-        run = implementation('linear_attention_step', tensors, options)
+        _, run = implementation('linear_attention_step', tensors, options)
         mixed, following = run(state, *tensors, **options)
     use_up(state.position)
     return mixed, following
