@@ -14,14 +14,6 @@ from .linear_terms import LinearState, Maps, resolve
 from .state import check_position, use_up
 from .tracing import no_autocast
 
-__all__ = [
-    'LinearState',
-    'linear_attention',
-    'linear_attention_init_state',
-    'linear_attention_prefill',
-    'linear_attention_step',
-]
-
 
 def linear_attention(
     query: Tensor,

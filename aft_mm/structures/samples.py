@@ -2,8 +2,6 @@
 
 from aft_mm.openmmlab import BaseDataElement
 
-__all__ = ['SequenceSample', 'UtteranceSample']
-
 
 class SequenceSample(BaseDataElement):
     """Facts about one sequence of tokens, and its predictions.
