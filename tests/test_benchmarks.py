@@ -22,7 +22,6 @@ import pytest
 import torch
 import training_step
 from op_cases import CASES, sized
-from op_costs import compulsory_bytes, operations
 from rivals import RIVALS, Rival
 from torch import nn
 from torch.autograd import DeviceType
@@ -84,7 +83,7 @@ def test_ops(tmp_path, monkeypatch, capsys):
     assert benchmark_ops.main(['--cases', 'small-[fs]*', '--dtype', 'bfloat16', *options]) == 0
     rows = {(row['case'], row['form'], row['mode']): row for row in rows_of(path)}
     row = rows['small-full', 'eager', 'forward+backward']
-    assert row['status'] == 'ok' and row['milliseconds'] > 0 and row['bytes'] > 0
+    assert row['status'] == 'ok' and row['milliseconds'] > 0
     assert max(row['errors'].values()) < 2e-2
     assert 'cuda tensors' in rows['small-full', 'triton', 'forward']['reason']
     assert rows['small-full', 'softmax', 'forward']['compared'] is False
@@ -109,18 +108,6 @@ def test_every_case_of_ops_matches_its_op():
             patch.setattr('aft_mm.ops.functional._run', lambda op, value, *tensors, **options: op)
             assert case(*tensors) == case.op
         assert set(case.rivals) <= set(benchmark_ops.RIVALS)
-
-
-def test_operations_and_bytes_match_a_count_by_hand():
-    # 9 exponentials of w; 9 pairs in 2 sequences and 4 channels of numerator and denominator.
-    shapes = [(2, 3, 4)] * 3 + [(3, 3)]
-    assert operations('aft_full', shapes, {}) == 24 * 5 + 9 + 2 * 9 * 2 * 4 * 2
-    # 00 10 11 21 22 are near; u·v of rank 5 and exp for each, and a running sum for the rest.
-    shapes, options = [(2, 3, 4)] * 3 + [(3, 5)] * 2, dict(window=2, causal=True)
-    near = 5 * (10 + 1) + 2 * 5 * 2 * 8
-    assert operations('aft_local', shapes, options) == 24 * 5 + near + 2 * 3 * 2 * 8
-    inputs = [torch.empty(2, 3, 4, dtype=torch.bfloat16)] * 3 + [torch.empty(5, 7)]
-    assert compulsory_bytes(inputs, inputs[0], training=False) == 3 * 48 + 140 + 48
 
 
 def test_the_time_on_a_device_is_that_of_its_kernels():
