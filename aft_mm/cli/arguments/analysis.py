@@ -57,6 +57,13 @@ def plot_curves(parser: argparse.ArgumentParser) -> None:
         metavar='LABEL=VALUE',
         help='horizontal lines at values of the (last) metric',
     )
+    add_number(parser, '--smooth', 1, 'logged training values in the mean that is plotted')
+    parser.add_argument(
+        '--top',
+        type=float,
+        metavar='VALUE',
+        help='upper end of the first axis; first losses are high',
+    )
 
 
 def plot_position_bias(parser: argparse.ArgumentParser) -> None:
