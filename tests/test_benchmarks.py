@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 import benchmark_attention
-import benchmark_efficiency
 import benchmark_iterations
 import benchmark_models
 import benchmark_ops
@@ -36,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / 'tools' / 'benchmarks'
 COMMON = ['--device', 'cpu', '--threads', '1', '--rounds', '1']
 PROGRAMS = [
-    *('benchmark_attention', 'benchmark_efficiency', 'benchmark_iterations', 'benchmark_models'),
+    *('benchmark_attention', 'benchmark_iterations', 'benchmark_models'),
     *(
         'benchmark_ops',
         'benchmark_runtimes',
@@ -52,7 +51,7 @@ PROGRAMS = [
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch):
     monkeypatch.setenv('AFT_MM_BACKEND', 'eager')
-    for tool in (benchmark_attention, benchmark_efficiency, benchmark_models, benchmark_ops):
+    for tool in (benchmark_attention, benchmark_models, benchmark_ops):
         monkeypatch.setattr(tool, 'in_fresh_process', lambda call, *args: 1.0)
     monkeypatch.setattr(training_step, 'in_fresh_process', lambda call, *args: 1.0)
 
@@ -214,24 +213,12 @@ def test_compiled_runtimes(tmp_path, monkeypatch):
         assert row['images_per_second'] > 0
 
 
-def test_efficiency(tmp_path, monkeypatch):
-    path, png = tmp_path / 'out.json', tmp_path / 'out.png'
-    arguments = ['--mixers', 'aft-local-hard-3', '--dims', '16', '--lengths', '32', '64']
-    arguments += ['--positions', '8', '16', '--steps', '2', *COMMON]
-    benchmark_efficiency.main([*arguments, '--json', str(path), '--png', str(png)])
-    rows = {row['length']: row for row in rows_of(path)}
-    assert rows[64]['training_ms'] > 0 and rows[16]['decoding_ms'] > 0
-    assert matplotlib.image.imread(png).std() > 0.05
-    monkeypatch.setattr(eager, 'aft_local_hard', scaled(eager.aft_local_hard))
-    with pytest.raises(SystemExit, match='aft-local-hard-3.* is wrong by .*: not timed'):
-        benchmark_efficiency.main(arguments)
-
-
 def test_attention(tmp_path, monkeypatch):
-    path = tmp_path / 'out.json'
+    path, png = tmp_path / 'out.json', tmp_path / 'out.png'
     arguments = ['--mixers', 'linear', '--dims', '16', '--heads', '2', '--lengths', '64', '128']
     arguments += ['--tokens', '128', *COMMON]
-    benchmark_attention.main([*arguments, '--json', str(path)])
+    benchmark_attention.main([*arguments, '--json', str(path), '--png', str(png)])
+    assert matplotlib.image.imread(png).std() > 0.05
     assert [(row['length'], row['ms'] > 0) for row in rows_of(path)] == [(64, True), (128, True)]
     monkeypatch.setattr(eager, 'linear_attention', scaled(eager.linear_attention))
     with pytest.raises(SystemExit, match='linear step by step'):
