@@ -13,7 +13,7 @@ from aft_mm.checks import check_int
 from aft_mm.errors import UserError, user_errors
 from aft_mm.visualization.figures import new_figure, plain
 
-from .run_files import Run, read_runs, time_of
+from .run_files import Run, read_runs
 from .run_logs import (
     epoch_length,
     is_training,
@@ -292,9 +292,13 @@ def replace_times(groups: Mapping[str, Sequence[Run]], args: argparse.Namespace)
         raise UserError(f'--over must be time with --times, got {args.over}')
     milliseconds = read_times(args.times)
     for runs in groups.values():
-        seconds = time_of(runs, milliseconds) / 1000
+        config = runs[0].config
+        if config not in milliseconds:
+            raise UserError(
+                f'--times must have the config {config!r} of {runs[0].source!r}, but does not'
+            )
         for record in (r for run in runs for r in run.records if is_training(r)):
-            record['time'] = seconds
+            record['time'] = milliseconds[config] / 1000
 
 
 def run(args: argparse.Namespace) -> None:

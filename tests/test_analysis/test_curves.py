@@ -228,6 +228,9 @@ def test_times_of_a_benchmark_replace_those_of_the_logs(tmp_path, monkeypatch):
     assert axis.get_lines()[0].get_xdata().tolist() == [5.0, 10.0]
     assert axis.get_xlabel().startswith('training time [s]')
     stops('--over must be time with --times, got epoch', command('plot curves'), [*words, 'epoch'])
+    for text, message in (('{"rows": []}', "have the config 'x-mini'"), ('{}', 'be a JSON file')):
+        Path('times.json').write_text(text)
+        stops(f'--times must {message}', command('plot curves'), [*words, 'time'])
 
 
 class TestPlotCurves:
