@@ -7,9 +7,11 @@ from rich.progress import Progress
 Item = TypeVar('Item')
 
 
-def progress(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
+def progress(
+    items: Iterable[Item], description: str, total: int | None = None, shown: bool = True
+) -> Iterator[Item]:
     """Iterate over ``items`` with a bar on stderr, which an error removes."""
-    with Progress(console=Console(stderr=True)) as bar:
+    with Progress(console=Console(stderr=True), disable=not shown) as bar:
         try:
             yield from bar.track(items, total, description=description)
         except BaseException:

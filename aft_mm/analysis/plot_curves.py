@@ -2,16 +2,18 @@ import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.lib.stride_tricks import sliding_window_view
 
+from aft_mm.checks import check_int
 from aft_mm.errors import UserError, user_errors
 from aft_mm.visualization.figures import new_figure, plain
 
-from .run_files import Run, read_runs, time_of
+from .run_files import Run, read_runs
 from .run_logs import (
     epoch_length,
     is_training,
@@ -24,6 +26,8 @@ from .run_logs import (
 )
 
 LEGEND_INSIDE = 4  # more would hide the curves
+COLOURS = 10
+LINES = ('-', '--', ':')  # of each ten runs
 BITS = 'bits_per_'
 # Units of the metrics of mmengine, mmpretrain and mmseg; the names of ours contain them.
 UNITS = {
@@ -50,6 +54,8 @@ def draw_curves(
     metric: str | Sequence[str] | None = None,
     references: Mapping[str, float] | None = None,
     over: str = 'iteration',
+    smooth: int = 1,
+    top: float | None = None,
 ) -> Figure:
     """Plot metrics of runs, each on its own axes: thin lines for training, dots for validation.
 
@@ -62,7 +68,10 @@ def draw_curves(
         metric: By default the first in bits, or else the loss and the first validation metric.
         references: Label to a value of the (last) metric, plotted as a horizontal line.
         over: 'iteration', 'epoch', or 'time' (see :func:`seconds_at`).
+        smooth: Logged training values in the mean that is plotted at the last of them.
+        top: Upper end of the first axis, for losses that are high at first.
     """
+    check_int('smooth', smooth, 1)
     groups = {label: _seeds(label, records) for label, records in runs.items()}
     metrics = [metric] if isinstance(metric, str) else list(metric or _default_metrics(groups))
     _check_metrics(groups, metrics)
@@ -71,11 +80,17 @@ def draw_curves(
     unit, divisor = _unit(groups, over)
     for axis, name in zip(axes, metrics, strict=True):
         for number, (label, seeds) in enumerate(groups.items()):
-            _draw_group(axis, f'C{number}', label, seeds, name, over, divisor)
+            line = dict(color=f'C{number}', linestyle=LINES[number // COLOURS % len(LINES)])
+            _draw_group(axis, line, label, seeds, name, over, divisor, smooth)
         axis.set_ylabel(plain(metric_label(name)))
         axis.grid(alpha=0.3)
         if len(groups) <= LEGEND_INSIDE:
             axis.legend(fontsize=8)
+    if top is not None:
+        least = min(np.min(line.get_ydata()) for line in axes[0].get_lines())
+        if top <= least:
+            raise UserError(f'top must be above the lowest value, {least:.4g}, got {top}')
+        axes[0].set_ylim(least - 0.05 * (top - least), top)
     for label, value in (references or {}).items():
         axes[-1].axhline(value, color='grey', linestyle='--', linewidth=1)
         style = dict(ha='right', va='bottom', fontsize=8, color='dimgrey')
@@ -184,12 +199,13 @@ def _places(label: str, records: Records, over: str) -> Callable[[Sequence[int]]
 
 def _draw_group(
     axis: Axes,
-    colour: str,
+    line: dict[str, Any],
     label: str,
     seeds: Sequence[Records],
     metric: str,
     over: str,
     divisor: float,
+    smooth: int,
 ) -> None:
     lines = [_lines(records, metric) for records in seeds]
     clocks = [_places(label, records, over) for records in seeds]
@@ -204,24 +220,31 @@ def _draw_group(
                 f'the runs of {label!r} have no iteration in common at which they all '
                 f'have {metric} in {kind}'
             )
+        values = np.array([[run[step] for step in steps] for run in runs])
+        if not part:
+            if smooth > len(steps):
+                raise UserError(
+                    f'smooth must be at most {len(steps)}, the training values of {label!r}, got '
+                    f'{smooth}'
+                )
+            values = sliding_window_view(values, smooth, axis=1).mean(-1)
+            steps = steps[smooth - 1 :]
         x = np.mean([clock(steps) for clock in clocks], axis=0) / divisor
-        mean, error = zip(
-            *(mean_and_error([run[step] for run in runs]) for step in steps), strict=True
-        )
+        mean, error = zip(*map(mean_and_error, values.T.tolist()), strict=True)
         if part:
             last = f'{mean[-1]:.3f}' + ('' if error[-1] is None else f' ± {error[-1]:.3f}')
             entry = plain(f'{label}: {last} at the end') + (
                 f', {len(runs)} runs' if len(runs) > 1 else ''
             )
-            axis.plot(x, mean, 'o-', color=colour, markersize=3, label=entry)
+            axis.plot(x, mean, marker='o', markersize=3, label=entry, **line)
         else:
             # A leading underscore hides a line from the legend if its validation has an entry.
             entry = '_' * validated + plain(f'{label}, training')
             alpha = 0.5 if validated else 1
-            axis.plot(x, mean, color=colour, alpha=alpha, linewidth=1, label=entry)
+            axis.plot(x, mean, alpha=alpha, linewidth=1, label=entry, **line)
         if len(runs) > 1:
             low, high = np.subtract(mean, error), np.add(mean, error)
-            axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+            axis.fill_between(x, low, high, color=line['color'], alpha=0.2, linewidth=0)
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -269,9 +292,13 @@ def replace_times(groups: Mapping[str, Sequence[Run]], args: argparse.Namespace)
         raise UserError(f'--over must be time with --times, got {args.over}')
     milliseconds = read_times(args.times)
     for runs in groups.values():
-        seconds = time_of(runs, milliseconds) / 1000
+        config = runs[0].config
+        if config not in milliseconds:
+            raise UserError(
+                f'--times must have the config {config!r} of {runs[0].source!r}, but does not'
+            )
         for record in (r for run in runs for r in run.records if is_training(r)):
-            record['time'] = seconds
+            record['time'] = milliseconds[config] / 1000
 
 
 def run(args: argparse.Namespace) -> None:
@@ -282,7 +309,7 @@ def run(args: argparse.Namespace) -> None:
             replace_times(groups, args)
         values = {label: number(label, text) for label, text in references.items()}
         logs = {label: [run.records for run in runs] for label, runs in groups.items()}
-        figure = draw_curves(logs, args.metric, values, args.over)
+        figure = draw_curves(logs, args.metric, values, args.over, args.smooth, args.top)
         figure.savefig(args.out, dpi=args.dpi)
     count = sum(map(len, groups.values()))
     print(f'plotted {count} run{"s" if count > 1 else ""} to {args.out}')

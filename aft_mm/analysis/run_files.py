@@ -96,15 +96,6 @@ def read_runs(arguments: Iterable[str]) -> list[Run]:
     return runs
 
 
-def time_of(runs: Sequence[Run], times: Mapping[str, float]) -> float:
-    config = runs[0].config
-    if config not in times:
-        raise UserError(
-            f'--times must have the config {config!r} of {runs[0].source!r}, but does not'
-        )
-    return times[config]
-
-
 def config_name(name: str) -> str:
     return _ENDING.split(name)[0]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aft_mm.checks import counted
-from aft_mm.structures.info import BEST_SCORE, BY_CLASS
+from aft_mm.structures import BEST_SCORE, BY_CLASS
 
 from .run_logs import trained, validations
 from .verdicts import LEVEL

@@ -13,14 +13,13 @@ from mmengine.registry import TRANSFORMS, VISUALIZERS, DefaultScope
 from mmengine.structures import BaseDataElement
 from mmengine.utils import mkdir_or_exist
 from PIL import Image
-from rich.console import Console
-from rich.progress import track
 from torch import nn
 
 from aft_mm.checks import check_int
 from aft_mm.errors import UnusableFile, UserError
 from aft_mm.images import IMAGE_SUFFIXES, find_images, image_size, not_read, read_image
 from aft_mm.openmmlab import warn
+from aft_mm.progress import progress as with_bar
 from aft_mm.visualization.figures import literal_text, printable
 
 from .loading import ConfigSource, Device, FilePath, as_list, load_model
@@ -99,9 +98,7 @@ class ImageClassifier:
         inputs = self._as_list(images)
         results: list[dict[str, Any]] = []
         batches = range(0, len(inputs), batch_size)
-        for start in track(
-            batches, 'classifying', console=Console(stderr=True), disable=not progress
-        ):
+        for start in with_bar(batches, 'classifying', shown=progress):
             part = inputs[start : start + batch_size]
             samples = [self.preprocess(image) for image in part]
             for sentence in filter(None, map(self.unlike_training, samples)):

@@ -19,7 +19,7 @@ from aft_mm.config.colours import class_colours
 from aft_mm.config.reading import read_config
 from aft_mm.errors import UserError
 from aft_mm.images import read_rgb
-from aft_mm.structures.info import BEST_SCORE
+from aft_mm.structures import BEST_SCORE
 from aft_mm.visualization.figures import literal_text, printable
 
 from .image_classifier import ImageClassifier, magnification, magnified, predict_by_size

@@ -1,6 +1,6 @@
 """The command ``aft_mm``: its commands, how one is parsed and run.
 
-The module of a command in `arguments/` describes and declares it without slow imports. The module
+A function in `arguments/` describes a command and declares it without slow imports. The module
 that COMMANDS names is imported once the arguments are parsed and checked; its ``run`` does the work.
 Another package adds a command by an entry point ``aft_mm.commands``, one module with both.
 """
@@ -8,11 +8,12 @@ Another package adds a command by an entry point ``aft_mm.commands``, one module
 import argparse
 import functools
 import importlib
+import inspect
 import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, NoReturn, cast
@@ -30,7 +31,7 @@ GROUPS = {
     'compare': 'Compare runs, or groups of runs with several seeds.',
     'convert': 'Convert data sets, vocabularies and checkpoints.',
 }
-#: The module of aft_mm that runs a command; that of the same name in `arguments/` declares it.
+#: The module of aft_mm that runs a command; a function of its name in `arguments/` declares it.
 COMMANDS = {
     'quickstart': 'cli.commands.quickstart',
     'list': 'cli.commands.list_configs',
@@ -76,6 +77,7 @@ COMMANDS = {
 }
 #: Commands that `mim` and tools/launch.py start as scripts of tools/; the other scripts are old names.
 SCRIPTS = ('train', 'test')
+RAW = argparse.RawDescriptionHelpFormatter
 # The dynamic linker's messages without memory.
 NO_MEMORY = re.compile('failed to map segment|[Cc]annot allocate memory')
 
@@ -114,9 +116,9 @@ def end_at_interrupt() -> None:
 
 
 def parse_args(command: str, argv: Sequence[str], prog: str | None = None) -> argparse.Namespace:
-    module = declaration(command)
-    parser = argparse.ArgumentParser(prog, **options_of(module))
-    module.arguments(parser)
+    about, add_arguments = declaration(command)
+    parser = argparse.ArgumentParser(prog, description=about, formatter_class=RAW)
+    add_arguments(parser)
     args = parser.parse_intermixed_args(argv)
     args.argv = list(argv)
     return args
@@ -135,22 +137,25 @@ def commands_of_others() -> dict[str, EntryPoint]:
     return points
 
 
-def declaration(command: str) -> ModuleType:
-    """Return the module that declares a command; its docstring describes it."""
+def module_of_others(command: str) -> ModuleType:
+    point = commands_of_others()[command]
+    try:
+        return cast(ModuleType, point.load())
+    except Exception as error:
+        raise SystemExit(
+            f'Error: the command {command} ({point.value}) cannot be imported: '
+            f'{type(error).__name__}: {error}'
+        ) from error
+
+
+def declaration(command: str) -> tuple[str, Callable[[argparse.ArgumentParser], None]]:
+    """Return the help of a command, and the function that adds its arguments to a parser."""
     if command not in COMMANDS:
-        point = commands_of_others()[command]
-        try:
-            return cast(ModuleType, point.load())
-        except Exception as error:
-            raise SystemExit(
-                f'Error: the command {command} ({point.value}) cannot be imported: '
-                f'{type(error).__name__}: {error}'
-            ) from error
-    return importlib.import_module(f'aft_mm.cli.arguments.{COMMANDS[command].rpartition(".")[2]}')
-
-
-def options_of(module: ModuleType) -> dict[str, Any]:
-    return dict(description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        module = module_of_others(command)
+        return module.__doc__ or '', module.arguments
+    room, name = COMMANDS[command].split('.')[-2:]
+    add_arguments = getattr(importlib.import_module(f'aft_mm.cli.arguments.{room}'), name)
+    return inspect.getdoc(add_arguments) or '', add_arguments
 
 
 def all_commands() -> argparse.ArgumentParser:
@@ -167,9 +172,10 @@ def all_commands() -> argparse.ArgumentParser:
         if group not in subparsers:
             kinds = subparsers[''].add_parser(group, help=GROUPS[group], description=GROUPS[group])
             subparsers[group] = kinds.add_subparsers(metavar='KIND', required=True)
-        module = declaration(command)
-        about = (module.__doc__ or '').partition('\n')[0].replace('%', '%%')
-        module.arguments(subparsers[group].add_parser(name, help=about, **options_of(module)))
+        about, add_arguments = declaration(command)
+        first = about.partition('\n')[0].replace('%', '%%')
+        options: dict[str, Any] = dict(description=about, formatter_class=RAW)
+        add_arguments(subparsers[group].add_parser(name, help=first, **options))
     return parser
 
 
@@ -185,7 +191,7 @@ def run(command: str, args: argparse.Namespace) -> None:
         check_args(args)
     if command not in COMMANDS:
         with user_errors():
-            declaration(command).run(args)
+            module_of_others(command).run(args)
         return
     try:
         module = importlib.import_module(f'aft_mm.{COMMANDS[command]}')

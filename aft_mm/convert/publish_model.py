@@ -15,7 +15,7 @@ from aft_mm.config.lists import read_table
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import check_writable
 from aft_mm.registry import register_safe_loading
-from aft_mm.structures.info import DATASET_META
+from aft_mm.structures import DATASET_META
 
 from .data_licenses import weights_license
 

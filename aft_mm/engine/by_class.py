@@ -10,7 +10,7 @@ from mmengine.evaluator import BaseMetric
 from mmengine.logging import MessageHub
 from torch import Tensor
 
-from aft_mm.structures.info import BEST_SCORE, BY_CLASS
+from aft_mm.structures import BEST_SCORE, BY_CLASS
 
 LEAST_IOU = 0.5
 RECALLS = np.linspace(0, 1, 101)  # of pycocotools

@@ -1,12 +1,10 @@
 """Distances between point clouds, and between sets of point clouds."""
 
-from typing import Any
-
 import torch
-from rich.console import Console
-from rich.progress import track
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+
+from aft_mm.progress import progress as with_bar
 
 
 def chamfer_distances(clouds: Tensor, block: int, progress: bool = False) -> Tensor:
@@ -22,8 +20,7 @@ def chamfer_distances(clouds: Tensor, block: int, progress: bool = False) -> Ten
     """
     squares = clouds.square().sum(-1)
     distances = clouds.new_zeros(len(clouds), len(clouds))
-    bar: dict[str, Any] = dict(console=Console(stderr=True), disable=not progress)
-    for i in track(range(len(clouds)), 'Chamfer distances', **bar):
+    for i in with_bar(range(len(clouds)), 'Chamfer distances', shown=progress):
         for first in range(i + 1, len(clouds), block):
             others = slice(first, first + block)
             # Its error is 1e-7 in float32 for coordinates of about 1, and 0 at 8 bits.
@@ -43,8 +40,7 @@ def earth_mover_distances(clouds: Tensor, progress: bool = False) -> Tensor:
         progress: Show a progress bar on stderr.
     """
     distances = clouds.new_zeros(len(clouds), len(clouds), device='cpu')
-    bar: dict[str, Any] = dict(console=Console(stderr=True), disable=not progress)
-    for i in track(range(len(clouds)), "Earth mover's distances", **bar):
+    for i in with_bar(range(len(clouds)), "Earth mover's distances", shown=progress):
         for j in range(i + 1, len(clouds)):
             # |a|² + |b|² − 2ab would cancel for near points, which matter here.
             gaps = torch.cdist(clouds[i], clouds[j], compute_mode='donot_use_mm_for_euclid_dist')

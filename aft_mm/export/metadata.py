@@ -7,7 +7,7 @@ from mmengine.config import Config
 from mmengine.registry import TRANSFORMS, DefaultScope
 
 from aft_mm.apis.image_classifier import takes_bgr
-from aft_mm.structures.info import DATASET_META
+from aft_mm.structures import DATASET_META
 
 #: Tasks by type of the model.
 TASKS = {

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aft_mm.apis.loading import build_model
 from aft_mm.errors import UserError
-from aft_mm.structures.info import DATASET_META
+from aft_mm.structures import DATASET_META
 
 from .files import FORMATS
 from .graphs import Graph

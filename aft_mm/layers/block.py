@@ -17,8 +17,6 @@ from .mixers import ProjectedMemory, TokenMixer
 from .projections import dropout
 from .resetting import Resettable
 
-__all__ = ['Block', 'BlockState', 'DropPath']
-
 
 class BlockState(NamedTuple):
     """State of the mixer between steps, and the projected memory."""

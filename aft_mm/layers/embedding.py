@@ -13,16 +13,6 @@ from .grid import Grid, GridParameters, check_kernel
 from .projections import has_hooks
 from .resetting import Resettable
 
-__all__ = [
-    'ConvPatchEmbedding',
-    'FrameEmbedding',
-    'PatchEmbedding',
-    'PixelEmbedding',
-    'PositionEmbedding',
-    'SinusoidalPositions',
-    'TokenEmbedding',
-]
-
 
 class PatchEmbedding(Resettable):
     """Linear projection of image patches, ``[B, C, H, W] -> [B, H'·W', D]``.

@@ -12,8 +12,6 @@ from aft_mm.checks import check_int, check_sizes, per_dimension, refuse
 
 from .resetting import Resettable
 
-__all__ = ['GridParameters', 'check_grid', 'interpolate']
-
 Grid = tuple[int, ...]
 _MODES = {1: 'linear', 2: 'bicubic', 3: 'trilinear'}
 

@@ -12,8 +12,6 @@ from aft_mm.ops.tracing import no_autocast
 from .grid import Grid
 from .resetting import Resettable
 
-__all__ = ['DistancePositionBias', 'decreasing_slopes', 'factor_band', 'nearest_band']
-
 # Choices of `longer` that keep a learned table, and those that replace it by a function.
 TABLES = ('nearest', 'interpolate')
 FUNCTIONS = ('linear', 'log')

@@ -19,15 +19,6 @@ from aft_mm.ops.values import Values
 from .grid import Grid, GridParameters, check_grid, check_kernel
 from .resetting import Resettable
 
-__all__ = [
-    'ConvPositionBias',
-    'FactorizedPositionBias',
-    'FreeLocalPositionBias',
-    'FreePositionBias',
-    'MemoryPositionBias',
-]
-
-
 # The papers' N(0, 1e-2), read as a variance for u and v, and as a standard deviation for a free w
 # (docs/configs.md).
 FACTOR_STD = 0.1

@@ -8,20 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = [
-    'FUSED_DEVICES',
-    'FusedLinear',
-    'ProjectedMemory',
-    'apply_fused',
-    'argument_names',
-    'dropout',
-    'fuse_linear',
-    'has_hooks',
-    'is_plain_linear',
-    'project_channel_major',
-    'project_tokens',
-]
-
 # Devices on which one product for several layers is faster, even if their weights are copied first.
 FUSED_DEVICES = ('cuda',)
 

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ['Resettable']
-
 
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)

@@ -3,14 +3,13 @@
 from .algorithms import AutoregressiveModel, CTCModel
 from .backbones import AFTViT
 from .classifier import CLASSIFIERS, AFTClassifier
-from .data_preprocessor import SequencePreprocessor
+from .data_preprocessor import SequencePreprocessor, UtterancePreprocessor
 from .decoders import SequenceDecoder
 from .decoding import Hypothesis, beam_search, default_length, generate
 from .encoders import BiLSTMEncoder, SequenceEncoder
 from .heads import CategoricalHead, CTCHead, LogisticMixtureHead
 from .masked_data_preprocessor import MaskedDataPreprocessor
 from .necks import LayerConcat, SimpleFeaturePyramid
-from .utterance_preprocessor import UtterancePreprocessor
 
 __all__ = [
     'AFTClassifier',

@@ -9,8 +9,6 @@ from aft_mm.layers import Resettable
 
 from .backbones import AFTViT
 
-__all__ = ['CLASSIFIERS', 'AFTClassifier']
-
 
 class AFTClassifier(Resettable):
     """:class:`AFTViT` with a linear classifier, for plain PyTorch and timm.

@@ -39,12 +39,12 @@ from .functional import (
     aft_simple,
 )
 from .linear import (
-    LinearState,
     linear_attention,
     linear_attention_init_state,
     linear_attention_prefill,
     linear_attention_step,
 )
+from .linear_terms import LinearState
 from .online_softmax import apply_gate
 from .packed_batch import mix_packed
 from .state import StepState, prefill, select

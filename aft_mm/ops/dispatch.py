@@ -182,12 +182,14 @@ def implementation(
     tensors: Sequence[Tensor | None],
     options: Mapping[str, Any],
     plan: ConvPlan | None = None,
-) -> Callable[..., Any]:
-    """Return the op of the backend of a call, with the plan of AFT-conv if the backend uses it."""
+) -> tuple[str, Callable[..., Any]]:
+    """Return the backend of a call, and its op with the plan of AFT-conv if the backend uses it."""
     name = choose_backend(op, tensors, options)
     if torch.compiler.is_compiling() or (name, op, tensors[2].dtype) not in _logged:
         _prepare(name, op, tensors[2].dtype)
     if name == 'eager' and op == 'aft_conv' and export_stage():
-        return export_conv.aft_conv
+        return name, export_conv.aft_conv
     function = getattr(_modules[name], op)
-    return function if plan is None or name not in PLANNED else partial(function, plan=plan)
+    if plan is not None and name in PLANNED:
+        function = partial(function, plan=plan)
+    return name, function

@@ -10,7 +10,7 @@ from aft_mm.checks import refuse
 
 from . import checks
 from .conv_plan import ConvPlan
-from .dispatch import choose_backend, implementation
+from .dispatch import implementation
 from .gates import Gate, in_kernels
 from .geometry import Window
 from .online_softmax import apply_gate
@@ -243,7 +243,7 @@ def aft_conv_joined(
     Args:
         qkv: [B, T, 2D + h], or with ``gate='none'`` key and value [B, T, h + D].
     """
-    bias = weight.weight if isinstance(weight, ConvPlan) else weight
+    plan, bias = (weight, weight.weight) if isinstance(weight, ConvPlan) else (None, weight)
     query, key, value = checks.check_joined(qkv, bias, gate)
     options: dict[str, Any] = dict(
         grid=grid,
@@ -252,15 +252,14 @@ def aft_conv_joined(
         key_mask=key_mask,
         gate=gate,
     )
-    if len(qkv) and in_kernels(gate):
-        options['grid'] = _check_conv(query, key, value, bias, **options)
-        tensors = query, key, value, bias
-        if choose_backend('aft_conv', tensors, options) == 'cuda':
-            with no_autocast(qkv):
-                run = implementation('aft_conv', tensors, options)
-                result: Tensor = run(None, qkv, None, bias, **options)
-                return result
-    return aft_conv(query, key, value, weight, **options)
+    if len(qkv) == 0 or not in_kernels(gate):
+        return aft_conv(query, key, value, weight, **options)
+    options['grid'] = _check_conv(query, key, value, bias, **options)
+    with no_autocast(qkv):
+        name, run = implementation('aft_conv', (query, key, value, bias), options, plan)
+        tokens = (None, qkv, None) if name == 'cuda' else (query, key, value)
+        result: Tensor = run(*tokens, bias, **options)
+        return result
 
 
 def _check_conv(
@@ -396,5 +395,6 @@ def _run(
             wide = mixed.to(torch.promote_types(value.dtype, torch.float32))
             return apply_gate(query, wide, gate, value.dtype)
     with no_autocast(value):
-        result: Tensor = implementation(op, tensors, options, plan)(*tensors, **options)
+        _, run = implementation(op, tensors, options, plan)
+        result: Tensor = run(*tensors, **options)
         return result

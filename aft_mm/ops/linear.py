@@ -14,14 +14,6 @@ from .linear_terms import LinearState, Maps, resolve
 from .state import check_position, use_up
 from .tracing import no_autocast
 
-__all__ = [
-    'LinearState',
-    'linear_attention',
-    'linear_attention_init_state',
-    'linear_attention_prefill',
-    'linear_attention_step',
-]
-
 
 def linear_attention(
     query: Tensor,
@@ -64,7 +56,7 @@ def linear_attention(
         zero = sum(x.sum() for x in tensors)  # a gradient of 0 for every tensor
         return value.new_empty(0, query.shape[1], *value.shape[2:]) + zero
     with no_autocast(value):
-        run = implementation('linear_attention', tensors, options)
+        _, run = implementation('linear_attention', tensors, options)
         result: Tensor = run(*tensors, **options)
         return result
 
@@ -121,7 +113,7 @@ def linear_attention_step(
     options = dict(feature_map=feature_map, eps=eps)
     tensors = (query, key, value)
     with no_autocast(value):
-        run = implementation('linear_attention_step', tensors, options)
+        _, run = implementation('linear_attention_step', tensors, options)
         mixed, following = run(state, *tensors, **options)
     use_up(state.position)
     return mixed, following

@@ -54,7 +54,7 @@ def _run(
         wide = mixed.to(torch.promote_types(value.dtype, torch.float32))
         return apply_gate(query, wide, gate, value.dtype), state
     tensors = (query, key, value, *others)
-    run = implementation(op, (*tensors, *state.sums, state.values, state.keys), options)
+    _, run = implementation(op, (*tensors, *state.sums, state.values, state.keys), options)
     result: tuple[Tensor, StepState] = run(state, *tensors, **options)
     use_up(state.position)
     return result

@@ -140,6 +140,25 @@ def test_seeds_are_their_mean_and_its_standard_error():
     )
 
 
+def test_smoothed_losses_are_means_and_the_axis_ends_at_the_top():
+    losses = [9.0, 4.0, 2.0, 6.0]
+    runs = {'a': [dict(loss=loss, iter=5 * i, step=5 * i) for i, loss in enumerate(losses, 1)]}
+    (axis,) = draw_curves(runs, smooth=2, top=5.0).axes
+    (line,) = axis.get_lines()
+    assert line.get_xydata().tolist() == [[10, 6.5], [15, 3.0], [20, 4.0]]
+    bottom, top = axis.get_ylim()
+    assert top == 5 and 2.5 < bottom < 3  # the lowest loss stands just above it
+    refuses('top must be above the lowest value, 2, got 1.5', draw_curves, runs, top=1.5)
+    refuses("smooth must be at most 4, .* of 'a', got 5", draw_curves, runs, smooth=5)
+    refuses('smooth must be an int', draw_curves, runs, smooth=0)
+
+
+def test_the_lines_of_the_eleventh_run_differ_from_those_of_the_first():
+    axis = draw_curves({str(number): log(2) for number in range(11)}).axes[0]
+    styles = [(line.get_color(), line.get_linestyle()) for line in axis.get_lines()]
+    assert len(set(styles)) == 11
+
+
 @pytest.mark.parametrize(
     ('metric', 'over', 'message'),
     [
@@ -209,6 +228,9 @@ def test_times_of_a_benchmark_replace_those_of_the_logs(tmp_path, monkeypatch):
     assert axis.get_lines()[0].get_xdata().tolist() == [5.0, 10.0]
     assert axis.get_xlabel().startswith('training time [s]')
     stops('--over must be time with --times, got epoch', command('plot curves'), [*words, 'epoch'])
+    for text, message in (('{"rows": []}', "have the config 'x-mini'"), ('{}', 'be a JSON file')):
+        Path('times.json').write_text(text)
+        stops(f'--times must {message}', command('plot curves'), [*words, 'time'])
 
 
 class TestPlotCurves:

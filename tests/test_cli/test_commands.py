@@ -20,7 +20,7 @@ from aft_mm.errors import UserError
 from ..errors import refuses_input, stops
 
 HEAVY = {'torch', 'mmengine', 'numpy', 'matplotlib'}
-OF_THE_REPOSITORY = {'compare_models', 'plot_seed_curves', 'print_config', 'train_grid'}
+OF_THE_REPOSITORY = {'compare_models', 'print_config', 'train_grid'}
 OF_THE_REPOSITORY |= {'softmax_to_aft'}
 QUICKSTART = 'aft-conv-quickstart_1xb64-50e_digits'
 FITTING = """torch 2.11.0 torchvision 0.26.0 mmengine 0.10.7 mmcv-lite 2.1.0 mmcv 2.1.0

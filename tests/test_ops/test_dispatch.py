@@ -29,11 +29,11 @@ def call_on(device: str, op='aft_simple', dtype=torch.float32, **options):
 
 
 def test_environment_variable_chooses_the_backend(monkeypatch):
-    assert dispatch.implementation(*call_on('cpu', causal=False)) is eager.aft_simple
+    assert dispatch.implementation(*call_on('cpu', causal=False))[1] is eager.aft_simple
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'eager')
-    assert dispatch.implementation(*call_on('cpu')) is eager.aft_simple
+    assert dispatch.implementation(*call_on('cpu'))[1] is eager.aft_simple
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'reference')
-    assert dispatch.implementation(*call_on('cpu')) is reference.aft_simple
+    assert dispatch.implementation(*call_on('cpu'))[1] is reference.aft_simple
     monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'fast')
     with pytest.raises(ValueError, match="names of cuda, triton, .* reference .*, got 'fast'"):
         dispatch.implementation(*call_on('cpu'))

@@ -7,6 +7,7 @@ cost over log length is printed: 1 is linear, 2 quadratic.
 """
 
 import argparse
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from arguments import MIXER_NAMES, add_clock, common_parser, named_in_errors, positive_int
-from benchmark_efficiency import curve, sweep
 from decoders import check_mixer, mixer
-from measuring import added_peak, in_fresh_process
+from measuring import added_peak, in_fresh_process, interleaved, seconds
 from parity import require_close
 from record import environment, fill_in, set_up_torch, write_json
 
@@ -74,12 +74,33 @@ def check(name: str, args: argparse.Namespace) -> None:
         require_close(f'{name} step by step', torch.stack(rows, 1), layer(x), 1e-3)
 
 
+def sweep(
+    make: Callable[[str, int], Callable[[], object]], args: argparse.Namespace
+) -> dict[tuple[str, int], float]:
+    """Return seconds by mixer and length, where one call is expected to take at most `patience`."""
+    calls, last = {}, {}
+    for length in args.lengths:
+        for name in args.mixers:
+            before = last.get(name, (length, 0.0))
+            if before[1] * (length / before[0]) ** 2 > args.patience:
+                continue
+            call = make(name, length)
+            try:
+                call()
+                last[name] = (length, seconds(call, args.device, args.clock))
+                calls[name, length] = call
+            except torch.OutOfMemoryError:
+                last[name] = (length, float('inf'))
+    times = interleaved(calls, args.rounds, args.device, args.clock)
+    return {cell: statistics.median(values) for cell, values in times.items()}
+
+
 def measure(args: argparse.Namespace) -> list[dict]:
     sizes = (args.dims, args.heads, args.tokens)
     cells = [(name, length) for name in args.mixers for length in args.lengths]
     rows = {cell: {} for cell in cells}
     if 'ms' in args.kinds:
-        times, _ = sweep(lambda *cell: make_call(*cell, *sizes, args.device), args, args.clock)
+        times = sweep(lambda *cell: make_call(*cell, *sizes, args.device), args)
         rows = {cell: dict(ms=1e3 * value, rounds=args.rounds) for cell, value in times.items()}
     if 'mib' in args.kinds:
         for cell, row in rows.items():
@@ -90,6 +111,12 @@ def measure(args: argparse.Namespace) -> list[dict]:
     for (_, length), row in rows.items():
         row.update({kind: row[kind] / max(1, args.tokens // length) for kind in args.kinds})
     return [dict(mixer=name, length=length, **rows[name, length]) for name, length in sorted(rows)]
+
+
+def curve(rows: list[dict], mixer: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    chosen = [row for row in rows if row['mixer'] == mixer and row.get(kind) is not None]
+    points = [(row['length'], row[kind]) for row in chosen]
+    return tuple(np.array(points).T) if points else (np.array([]), np.array([]))
 
 
 def summary(rows: list[dict]) -> list[str]:

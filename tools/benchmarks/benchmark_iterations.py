@@ -4,7 +4,7 @@
         --cfg-options train_dataloader.batch_size=8
 
 An iteration loads a batch and runs forward, backward and the update.
-tools/analysis_tools/plot_seed_curves.py reads the JSON.
+`aft_mm plot curves --over time --times` reads the JSON.
 """
 
 import argparse

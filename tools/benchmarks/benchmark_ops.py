@@ -1,11 +1,10 @@
-"""Measure time, memory and hardware use of the AFT ops for each backend.
+"""Measure time and memory of the AFT ops for each backend.
 
     python tools/benchmarks/benchmark_ops.py --list
     python tools/benchmarks/benchmark_ops.py --cases 'conv-*' --dtype bfloat16 --json out.json
 
 The backends of a case and other implementations (rivals) are interleaved. Times are medians over
-rounds, ratios are medians of the ratios of each round. "copy" and "matrix" are fractions of the
-rates of a copy and of a matrix product (op_costs.py).
+rounds, ratios are medians of the ratios of each round.
 
 A backend or rival that differs from the float64 oracle is reported as wrong and not timed.
 """
@@ -19,9 +18,8 @@ from functools import partial
 
 import torch
 from arguments import DTYPES, common_parser
-from measuring import added_peak, both_clocks, device_rates, in_fresh_process, profiled, ratio
+from measuring import added_peak, both_clocks, in_fresh_process, profiled, ratio
 from op_cases import CASES, BenchmarkCase
-from op_costs import compulsory_bytes, operations
 from parity import Oracle
 from record import fill_in, set_up_torch, write_json
 from rivals import RIVALS
@@ -155,24 +153,12 @@ def peak_memory(row: dict, form: Form, mode: str, args: argparse.Namespace) -> f
     return in_fresh_process(cpu_peak, row['case'], row['dtype'], form.name, mode, args.threads)
 
 
-def hardware_use(form: Form, mode: str, seconds: float, rates: dict[str, float]) -> dict:
-    training = mode != 'forward'
-    count = operations(form.case.op, form.case.input_shapes, form.case.options, training)
-    moved = compulsory_bytes(form.tensors, form.tensors[2], training)
-    return dict(
-        bytes=moved,
-        operations=count,
-        copy_fraction=moved / seconds / rates['copy_bytes_per_second'],
-        matrix_fraction=count / seconds / rates['matrix_operations_per_second'],
-    )
-
-
 def microseconds(kernels: dict[str, float]) -> dict[str, float]:
     longest_first = sorted(kernels, key=kernels.get, reverse=True)
     return {name: round(kernels[name] * 1e6, 2) for name in longest_first}
 
 
-def run_group(names: list[str], dtype: str, args: argparse.Namespace, rates: dict) -> list[dict]:
+def run_group(names: list[str], dtype: str, args: argparse.Namespace) -> list[dict]:
     admitted = {name: admit(name, dtype, args) for name in names}
     rows = []
     for mode in MODES:
@@ -185,8 +171,8 @@ def run_group(names: list[str], dtype: str, args: argparse.Namespace, rates: dic
             cell = (row['case'], row['form'])
             if cell not in times:
                 continue
-            seconds, form = statistics.median(times[cell]), forms[cell]
-            row['milliseconds'] = seconds * 1e3
+            form = forms[cell]
+            row['milliseconds'] = statistics.median(times[cell]) * 1e3
             row['wall_milliseconds'] = statistics.median(walls[cell]) * 1e3
             if torch.device(args.device).type == 'cuda':
                 row['kernels'] = microseconds(profiled(calls[cell], args.device))
@@ -196,8 +182,6 @@ def run_group(names: list[str], dtype: str, args: argparse.Namespace, rates: dic
                 for case, other in times
                 if case == row['case'] and other != row['form']
             }
-            if form.same_sum:
-                row.update(hardware_use(form, mode, seconds, rates))
             unit = (form.case.baseline, form.name)
             if unit in times:
                 row['time_over_baseline'] = ratio(times, cell, unit)
@@ -211,10 +195,8 @@ def line(row: dict) -> str:
     if 'milliseconds' not in row:
         return f'{start}{"equals the oracle" if row["compared"] else "runs, result not compared"}'
     text = f'{start}{row["milliseconds"]:10.3f} ms{row["peak_mib"]:9.1f} MiB'
-    if 'copy_fraction' in row:
-        text += f'   copy {row["copy_fraction"]:6.1%} matrix {row["matrix_fraction"]:6.1%}'
-    else:
-        text += '   (result not compared)      '
+    if not row['compared']:
+        text += '   (result not compared)'
     if row['speed_over']:
         text += '   speed over ' + ', '.join(f'{k} {v:.2f}' for k, v in row['speed_over'].items())
     if 'time_over_baseline' in row:
@@ -260,21 +242,18 @@ def main(arguments: list[str] | None = None) -> int:
     groups: dict[str, list[str]] = {}
     for name in args.names:
         groups.setdefault(CASES[name].baseline or name, []).append(name)
-    rows, rates = [], {}
+    rows = []
     for dtype in args.dtype:
         if args.check:
             added = [row for name in args.names for row in admit(name, dtype, args)[0]]
             print('\n'.join(map(line, added)), flush=True)
             rows += added
             continue
-        rates[dtype] = device_rates(args.device, getattr(torch, dtype))
-        copied, multiplied = rates[dtype].values()
-        print(f'{dtype}: copy {copied / 1e9:.1f} GB/s, matrix {multiplied / 1e12:.2f} T/s')
         for names in groups.values():
-            added = run_group(names, dtype, args, rates[dtype])
+            added = run_group(names, dtype, args)
             print('\n'.join(map(line, added)), flush=True)
             rows += added
-    write_json(args.json, rows, args, rates=rates)
+    write_json(args.json, rows, args)
     return int(any(row['status'] == 'wrong' and row['form'] in dispatch.BACKENDS for row in rows))
 
 

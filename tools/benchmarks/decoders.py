@@ -99,11 +99,6 @@ def infer(model: torch.nn.Module, tokens: Tensor) -> Tensor:
         return model(tokens)
 
 
-def train_step(model: torch.nn.Module, tokens: Tensor) -> None:
-    model(tokens).square().mean().backward()
-    model.zero_grad(set_to_none=True)
-
-
 def cpu_peak(
     run: Run, name: str, tokens: int, batch: int, threads: int, dtype: str, *sizes: int
 ) -> float:

@@ -20,7 +20,6 @@ from aft_mm.engine.allocator import keep_freed_memory
 
 # Larger than the L2 cache of any GPU.
 CACHE_BYTES = 256 * 2**20
-RATE_ROUNDS = 20
 
 
 @lru_cache
@@ -105,24 +104,6 @@ def both_clocks(
 def ratio(times: Times, slow: Any, fast: Any) -> float:
     pairs = zip(times[slow], times[fast], strict=True)
     return statistics.median(a / b for a, b in pairs)
-
-
-def device_rates(device: str, dtype: torch.dtype) -> dict[str, float]:
-    """Measure bytes per second of a copy and operations per second of a matrix product.
-
-    A copy of n bytes moves 2n bytes, a product of n×n matrices has 2n³ operations.
-    """
-    cpu = torch.device(device).type == 'cpu'
-    source = torch.empty(2 ** (25 if cpu else 29), dtype=dtype, device=device).normal_()
-    target = torch.empty_like(source)
-    side = 768 if cpu else 8192
-    left, right = torch.randn(2, side, side, device=device).to(dtype).unbind()
-    calls = {'copy': lambda: target.copy_(source), 'product': lambda: left @ right}
-    fastest = {name: min(times) for name, times in interleaved(calls, RATE_ROUNDS, device).items()}
-    return dict(
-        copy_bytes_per_second=2 * source.nbytes / fastest['copy'],
-        matrix_operations_per_second=2 * side**3 / fastest['product'],
-    )
 
 
 def proc_status(field: str) -> float:

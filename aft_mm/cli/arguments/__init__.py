@@ -1,4 +1,4 @@
-"""The arguments of every command, a module each, and here what several have; no slow imports."""
+"""The arguments of every command, a function each, and here what several have; no slow imports."""
 
 import argparse
 import glob
@@ -48,6 +48,12 @@ class Options(argparse.Action):
             take(parser, namespace, values, option_string)
         except (AssertionError, RecursionError):
             parser.error(f'{option_string} needs balanced brackets, got {" ".join(values)!r}')
+
+
+def add_number(parser: argparse.ArgumentParser, name: str, default: float, about: str) -> None:
+    """Add a number; its type is that of the default."""
+    kind = float if isinstance(default, float) else int
+    parser.add_argument(name, type=kind, default=default, help=f'{about} (default: %(default)s)')
 
 
 def add_config_options(parser: argparse.ArgumentParser, example: str) -> None:
@@ -158,6 +164,17 @@ def choose_weights(args: argparse.Namespace, name: str) -> None:
         args.checkpoint = weights
 
 
+def add_trained(parser: argparse.ArgumentParser, about: str) -> None:
+    """Add ``network``, a config or what else `about` says, and its checkpoint."""
+    parser.add_argument('network', metavar='CONFIG', help=about)
+    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of the checkpoint')
+
+
+def add_split(parser: argparse.ArgumentParser, default: str) -> None:
+    about, splits = 'part of the data (default: %(default)s)', ('train', 'val', 'test')
+    parser.add_argument('--split', choices=splits, default=default, help=about)
+
+
 def add_average(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--average',
@@ -171,7 +188,7 @@ def add_average(parser: argparse.ArgumentParser) -> None:
 
 def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--out', required=True, metavar='PNG', help='path of the picture')
-    parser.add_argument('--dpi', type=int, default=150, help='dots per inch (default: %(default)s)')
+    add_number(parser, '--dpi', 150, 'dots per inch')
 
 
 def check_picture(args: argparse.Namespace) -> None:
@@ -192,9 +209,7 @@ def add_image_arguments(parser: argparse.ArgumentParser, num: int, noise: bool =
     )
     if noise:
         parser.add_argument('--noise', action='store_true', help='N(0, 1) instead of images')
-    parser.add_argument(
-        '--num', type=int, default=AtMost(num), help='number of images (default: %(default)s)'
-    )
+    add_number(parser, '--num', AtMost(num), 'number of images')
 
 
 def add_choice_arguments(

@@ -19,7 +19,7 @@ from aft_mm.errors import CONFIG_ERRORS, UnusableFile, UserError, user_errors
 from aft_mm.export.prediction import is_exported, load_exported
 from aft_mm.images import check_image, check_name, find_images, not_read
 from aft_mm.progress import progress
-from aft_mm.structures.info import BEST_SCORE
+from aft_mm.structures import BEST_SCORE
 
 MOST_NAMED = 5  # images without result in the message
 COLUMNS = ('path', 'class_name', 'label', 'score', 'share', 'x1', 'y1', 'x2', 'y2')

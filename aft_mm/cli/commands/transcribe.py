@@ -4,8 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 
 from mmengine.config import Config
-from rich.console import Console
-from rich.progress import track
 
 from aft_mm.apis import Recognition, SpeechRecognizer
 from aft_mm.apis.loading import task_of
@@ -14,6 +12,7 @@ from aft_mm.config.reading import read_config
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.outputs import PICTURES, check_output
+from aft_mm.progress import progress
 from aft_mm.visualization import draw_alignment
 
 
@@ -78,9 +77,9 @@ def run(args: argparse.Namespace) -> None:
                 raise UserError('FILE must be given, as arguments or as lines of stdin')
             recognizer = SpeechRecognizer(config, args.checkpoint, args.device)
         lost, picture = 0, args.picture
-        bar = dict(console=Console(stderr=True), disable=len(files) <= args.batch_size)
+        several = len(files) > args.batch_size
         results = recognise(args, recognizer, files)
-        for path, recognition in track(results, 'Transcribing', len(files), **bar):
+        for path, recognition in progress(results, 'Transcribing', len(files), several):
             for line in lines(path, recognition, args.num_best):
                 print(line, flush=True)
             lost += recognition is None

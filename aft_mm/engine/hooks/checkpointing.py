@@ -31,7 +31,7 @@ from aft_mm.checkpoint import (
 from aft_mm.checks import check_int, check_number
 from aft_mm.errors import UserError
 from aft_mm.registry import HOOKS
-from aft_mm.structures.info import BEST_SCORE
+from aft_mm.structures import BEST_SCORE
 
 from ..runner import task_model
 from .stopping import INSIDE_EPOCH, StopHook, agreed

@@ -24,8 +24,6 @@ from ..projections import (
 )
 from ..resetting import Resettable
 
-__all__ = ['AFTMixer', 'BiasedState', 'OpMixer', 'TokenMixer']
-
 
 class BiasedState(NamedTuple):
     """State of an op between steps, and the position biases of its steps, computed once."""

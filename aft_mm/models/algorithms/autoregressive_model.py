@@ -9,7 +9,7 @@ from aft_mm.checks import check_choice, check_config, refuse
 from aft_mm.layers import Resettable
 from aft_mm.openmmlab import BaseModel, all_reduce, get_world_size
 from aft_mm.registry import MODELS
-from aft_mm.structures import SequenceSample
+from aft_mm.structures import SequenceSample, samples_of
 
 from ..decoding import Hypothesis, beam_search, generate
 
@@ -80,11 +80,7 @@ class AutoregressiveModel(Resettable, BaseModel):
         check_choice('mode', mode, MODES)
         if not isinstance(inputs, Tensor) or inputs.dim() < 2:
             refuse('inputs', 'a tensor of ints [B, T] or [B, T, C]', inputs)
-        samples = [SequenceSample() for _ in inputs] if data_samples is None else data_samples
-        if len(samples) != len(inputs):
-            raise ValueError(
-                f'data_samples must be one per sequence, got {len(samples)} for {len(inputs)}'
-            )
+        samples = samples_of(inputs, data_samples, SequenceSample)
         sources = [sample.get('source') for sample in samples]
         hidden: Tensor = self.decoder(inputs, *self.encode(sources))
         if mode == 'tensor':

@@ -7,7 +7,7 @@ from aft_mm.checks import check_choice, check_config, check_int, refuse
 from aft_mm.layers import Resettable
 from aft_mm.openmmlab import BaseModel, all_reduce, get_world_size
 from aft_mm.registry import MODELS
-from aft_mm.structures import UtteranceSample
+from aft_mm.structures import UtteranceSample, samples_of
 from aft_mm.tokenizers import TextUnits
 
 from ..decoding.ctc import Hypothesis, Lexicon, decode_by_beam, decode_greedily
@@ -82,11 +82,7 @@ class CTCModel(Resettable, BaseModel):
             ValueError: An argument does not fit, or as :meth:`CTCHead.nats`.
         """
         check_choice('mode', mode, MODES)
-        samples = [UtteranceSample() for _ in inputs] if data_samples is None else data_samples
-        if len(samples) != len(inputs):
-            raise ValueError(
-                f'data_samples must be one per utterance, got {len(samples)} for {len(inputs)}'
-            )
+        samples = samples_of(inputs, data_samples, UtteranceSample)
         lengths = [sample.get('length', inputs.shape[1]) for sample in samples]
         frame = torch.arange(inputs.shape[1], device=inputs.device)
         mask = frame < torch.tensor(lengths, device=inputs.device)[:, None]

@@ -13,8 +13,6 @@ from aft_mm.openmmlab import print_log
 from .sampling import check_logits, check_sampling
 from .step_graph import CompiledSteps, make_steps, step_layout
 
-__all__ = ['Hypothesis', 'beam_search', 'default_length', 'generate']
-
 Tokens = Tensor | Sequence[Tensor] | Sequence[Sequence[Any]]
 
 

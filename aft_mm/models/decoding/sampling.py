@@ -5,8 +5,6 @@ from torch import Tensor
 
 from aft_mm.checks import check_flag, check_int, check_number
 
-__all__ = ['check_logits', 'check_sampling', 'sample_categorical']
-
 
 def check_sampling(
     temperature: float = 1.0,

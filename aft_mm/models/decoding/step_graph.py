@@ -14,16 +14,6 @@ from torch import Tensor, nn
 
 from aft_mm.layers.mixers import TokenMixer
 
-__all__ = [
-    'CapturedSteps',
-    'CompiledSteps',
-    'PlainSteps',
-    'StaticSteps',
-    'graph_pays',
-    'make_steps',
-    'step_layout',
-]
-
 # (token, state) -> (hidden, state), see SequenceDecoder.step.
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 

@@ -6,18 +6,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-INPUTS = (
-    'Tensor key, Tensor value, Tensor weight, SymInt[] grid, bool global_connectivity, bool causal'
-)
+TENSORS = 'Tensor key, Tensor value, Tensor weight'
+CONV_OPTIONS = ', SymInt[] grid, bool global_connectivity, bool causal'
 
 
-def as_graph_node(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return ``function(key, value, weight, grid, global_connectivity, causal)`` as one graph node.
+def as_graph_node(
+    name: str,
+    function: Callable[..., Tensor],
+    options: str = CONV_OPTIONS,
+    like: Callable[..., Tensor] = lambda key, value, weight: value,
+    gradients: Callable[..., tuple[Tensor, ...]] | None = None,
+) -> Callable[..., Tensor]:
+    """Return ``function(key, value, weight, *options)`` as one graph node.
 
-    `function` returns a tensor like `value`. Its gradient is a second node, which runs it again.
+    Its gradients are a second node, ``gradients(grad, key, value, weight, *options)``, by default
+    one that runs `function` again. The result is of the shape of ``like(key, value, weight)``.
     """
 
-    def backward(
+    def run_again(
         grad: Tensor, key: Tensor, value: Tensor, weight: Tensor, *options: Any
     ) -> tuple[Tensor, ...]:
         def of_tensors(key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
@@ -30,14 +36,15 @@ def as_graph_node(name: str, function: Callable[..., Tensor]) -> Callable[..., T
     def forward(*inputs: Any) -> Tensor:
         return function(*inputs).contiguous()
 
-    custom_op, schema = torch.library.custom_op, f'({INPUTS}) -> Tensor'
+    custom_op, schema = torch.library.custom_op, f'({TENSORS}{options}) -> Tensor'
     node = custom_op(name, forward, mutates_args=(), schema=schema)
-    schema = f'(Tensor grad, {INPUTS}) -> (Tensor, Tensor, Tensor)'
+    schema = f'(Tensor grad, {TENSORS}{options}) -> (Tensor, Tensor, Tensor)'
+    backward = gradients or run_again
     backward_node = custom_op(f'{name}_backward', backward, mutates_args=(), schema=schema)
 
     @node.register_fake
     def _(key: Tensor, value: Tensor, weight: Tensor, *options: Any) -> Tensor:
-        return value.new_empty(value.shape)
+        return value.new_empty(like(key, value, weight).shape)
 
     @backward_node.register_fake
     def _(
@@ -50,7 +57,8 @@ def as_graph_node(name: str, function: Callable[..., Tensor]) -> Callable[..., T
         ctx.options = inputs[3:]
 
     def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *backward_node(grad, *ctx.saved_tensors, *ctx.options), None, None, None
+        grads = backward_node(grad, *ctx.saved_tensors, *ctx.options)
+        return *grads, *(None for _ in ctx.options)
 
     node.register_autograd(differentiate, setup_context=setup_context)
     return node

@@ -23,6 +23,7 @@ from ..online_softmax import (
 )
 from ..path_choice import choose
 from ..tracing import may_read, no_autocast, transformed
+from .custom_ops import as_graph_node
 
 # Numbers in a chunk.
 CHUNK = 2**19
@@ -274,8 +275,7 @@ class _Mean(torch.autograd.Function):
 def exact_mean(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     """Return the mean term by term, each row with its own shift."""
     if torch.compiler.is_compiling() and not replaying():
-        mean: Tensor = _exact_mean_node(key, value, bias)
-        return mean
+        return _exact_mean_node(key, value, bias)
     if transformed() or replaying():
         return _composed_exact_mean(key, value, bias)
     if torch.is_grad_enabled():
@@ -347,37 +347,10 @@ class _ExactMean(torch.autograd.Function):
 
 
 # torch.compile must not trace the loops.
-_exact_mean_node = torch.library.custom_op(
+_exact_mean_node = as_graph_node(
     'aft_mm::exact_pair_mean',
     _exact_forward,
-    mutates_args=(),
-    schema='(Tensor key, Tensor value, Tensor bias) -> Tensor',
+    options='',
+    like=lambda key, value, bias: bias @ value,
+    gradients=_exact_backward,
 )
-_exact_backward_node = torch.library.custom_op(
-    'aft_mm::exact_pair_mean_backward',
-    _exact_backward,
-    mutates_args=(),
-    schema='(Tensor grad, Tensor key, Tensor value, Tensor bias) -> (Tensor, Tensor, Tensor)',
-)
-
-
-@_exact_mean_node.register_fake
-def _(key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    return value.new_empty(*value.shape[:2], bias.shape[-2], value.shape[-1])
-
-
-@_exact_backward_node.register_fake
-def _(grad: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(key), torch.empty_like(value), torch.empty_like(bias)
-
-
-def _save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    grads: tuple[Tensor, Tensor, Tensor] = _exact_backward_node(grad, *ctx.saved_tensors)
-    return grads
-
-
-_exact_mean_node.register_autograd(_differentiate, setup_context=_save_inputs)

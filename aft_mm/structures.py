@@ -1,8 +1,19 @@
-"""The data samples that travel between dataset, model and metric."""
+"""The data samples that travel between dataset, model and metric, and entries of the MessageHub."""
+
+from collections.abc import Sized
+from typing import TypeVar
 
 from aft_mm.openmmlab import BaseDataElement
 
 __all__ = ['SequenceSample', 'UtteranceSample']
+
+# Entries of mmengine's MessageHub that a metric writes, a checkpoint holds and a command reads.
+#: ``dict(measure='IoU', values={class: value})`` of the last validation or test.
+BY_CLASS = 'by_class'
+#: Minimum score of a box with the best F1; a checkpoint has it in its ``dataset_meta``, too.
+BEST_SCORE = 'best_f1_score'
+#: What a published checkpoint and an exported file keep of a checkpoint's ``dataset_meta``.
+DATASET_META = ('classes', 'palette', BEST_SCORE)
 
 
 class SequenceSample(BaseDataElement):
@@ -46,3 +57,18 @@ class UtteranceSample(BaseDataElement):
     ``score``             data      their log probability in nats, of the beam or the best path
     ====================  ========  ===========================================================
     """
+
+
+Sample = TypeVar('Sample', SequenceSample, UtteranceSample)
+
+
+def samples_of(inputs: Sized, samples: list[Sample] | None, kind: type[Sample]) -> list[Sample]:
+    """Return one sample per input, of the given `kind` if there are none."""
+    if samples is None:
+        return [kind() for _ in range(len(inputs))]
+    if len(samples) != len(inputs):
+        what = kind.__name__.removesuffix('Sample').lower()
+        raise ValueError(
+            f'data_samples must be one per {what}, got {len(samples)} for {len(inputs)}'
+        )
+    return samples

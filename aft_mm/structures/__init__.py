@@ -1,5 +1,0 @@
-"""Data samples."""
-
-from .samples import SequenceSample, UtteranceSample
-
-__all__ = ['SequenceSample', 'UtteranceSample']
