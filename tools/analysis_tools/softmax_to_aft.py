@@ -371,12 +371,16 @@ class Study:
             for (name, span), found in seconds.items():
                 rates = [1 / second for second in found[1:]]  # the first plans
                 row = dict(
-                    mixer=name, layers=span, size=size, images_per_cpu_second=np.median(rates)
+                    mixer=name,
+                    layers=span,
+                    size=size,
+                    rounds=len(rates),
+                    images_per_cpu_second=np.median(rates),
                 )
                 ratios = np.array(seconds[SOFTMAX, ''][1:]) / found[1:]
                 row |= dict(speedup=np.median(ratios), least=ratios.min(), most=ratios.max())
                 row = {
-                    k: v if isinstance(v, int | str) else round(float(v), 2) for k, v in row.items()
+                    k: v if isinstance(v, int | str) else round(float(v), 3) for k, v in row.items()
                 }
                 with self.out.open('a') as file:
                     file.write(json.dumps(row) + '\n')
