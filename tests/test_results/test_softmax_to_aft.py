@@ -65,6 +65,14 @@ def test_the_table_of_probes():
     shown = {line for line in text_of(PAGE).splitlines() if line.startswith(('| no |', '| yes |'))}
     assert len(shown) > 20
     assert shown <= set(lines)
+    after = {
+        row['mixer']: softmax_to_aft.right_answers(row)
+        for row in rows
+        if 'right' in row and (row['layers'], row['seed'], row['lr']) == ('1-8', 0, 1e-5)
+    }
+    gain = 100.0 * after['attention'] - 100.0 * after['zero']
+    half = 1.96 * gain.std(ddof=1) / len(gain) ** 0.5
+    assert f'worth {gain.mean():.0f} ± {half:.0f} points over w = 0' in text_of(PAGE)
 
 
 def test_the_speed_of_converted_networks():

@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> None:
                 size = sizes['size'] = SIZE_OF_MANY if mean >= MANY else default
                 image_seconds *= (size / default) ** 2
                 data.notes.append(
-                    f'images of {size} px: {mean:.0f} of each class for training on average, '
+                    f'images of {size} px: {int(mean)} of each class for training on average, '
                     f'{SIZE_OF_MANY} px from {MANY} on'
                 )
             lines.append(start(**sizes))
