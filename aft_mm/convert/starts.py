@@ -2,6 +2,8 @@
 
 import ast
 import os
+from collections.abc import Callable
+from functools import partial
 from math import isqrt
 from pathlib import Path
 from pprint import pformat
@@ -21,12 +23,13 @@ LAYERS = 4  # at the end of the backbone, which the head of an image-folder read
 # The whole image, but for the ends of its longer side.
 PHOTOS = """
 # Only the head is trained, on the features of {start}.
+size = {size}
 model['backbone'] = {backbone}
+model['backbone']['img_size'] = {img_size}
 model['neck'] = dict(in_channels={dims})
 model['head']['in_channels'] = {read}
 data_preprocessor |= {pixels}
 
-size = {size}
 pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='ResizeEdge', scale=size, edge='short', backend='pillow', interpolation='bicubic'),
@@ -85,10 +88,10 @@ def entry(config: str, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def start_lines(start: str, out: Path, kind: str) -> list[str]:
-    """Return the lines of a config `out` whose backbone is that of a start, frozen.
+def start_text(start: str, out: Path, kind: str) -> Callable[..., str]:
+    """Return a function that writes the part of a config `out` whose backbone is that of a start, frozen.
 
-    The weights of a package are written next to the config.
+    It takes another image `size` for classes. The weights of a package are written next to the config.
 
     Args:
         start: A name of STARTS, or a checkpoint of aft_mm.
@@ -141,11 +144,14 @@ def start_lines(start: str, out: Path, kind: str) -> list[str]:
     if kind != 'image-folder' and network.pos_embed and network.pos_embed.num_tokens != rows:
         # Positions are interpolated once, to the grid of an image, and saved as they are.
         backbone['img_size'] = isqrt(rows) * network.patch_embed.patch_size
+    size = backbone.get('img_size', 224)
+    if kind == 'image-folder':
+        backbone.pop('img_size', None)
     pretrained = dict(
         type='Pretrained', checkpoint=Literal(os.path.abspath(path)), prefix='backbone'
     )
     settings = dict(_delete_=True, type='aft_mm.AFTViT', **backbone, init_cfg=pretrained)
-    size, patch = backbone.get('img_size', 224), network.patch_embed.patch_size
+    patch = network.patch_embed.patch_size
     finest = finest_stride(patch)
     given = model.get('data_preprocessor') or entry(text, 'data_preprocessor')
     given = given.get('preprocessor', given)  # of a MaskedDataPreprocessor
@@ -154,17 +160,18 @@ def start_lines(start: str, out: Path, kind: str) -> list[str]:
     pixels['to_rgb' if kind == 'image-folder' else 'bgr_to_rgb'] = is_rgb
     if kind in ('coco', 'voc'):
         pixels['pad_size_divisor'] = 4 * finest
-    lines = LINES[kind].format(
+    return partial(
+        LINES[kind].format,
         start=repr(Literal(start)),
         backbone=pformat(settings, width=96, sort_dicts=False),
         dims=dims,
         read=dims * len(layers),
         pixels=pixels,
         size=size if isinstance(size, int) else min(size),
+        img_size='size' if isinstance(size, int) else size,
         patch=patch,
         strides=[finest << level for level in range(4)],
     )
-    return lines.splitlines()
 
 
 def finest_stride(patch: int) -> int:

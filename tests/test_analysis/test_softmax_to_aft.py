@@ -112,6 +112,39 @@ def test_a_study_measures_each_model_once(study, token, capsys):
     ]
 
 
+def test_differences_are_of_the_same_pictures_seeds_and_sizes():
+    answers = np.array(
+        [[1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
+    )
+
+    def row(mixer, seed, size, right):
+        return dict(
+            class_token=True,
+            data='photos',
+            size=size,
+            epochs=1,
+            lr=1e-5,
+            layers='' if mixer == 'softmax' else '1-2',
+            mixer=mixer,
+            seed=seed,
+            top1=100 * float(right.mean()),
+            pictures=8,
+            right=np.packbits(right).tobytes().hex(),
+        )
+
+    rows = [row('softmax', seed, 112, answers[seed]) for seed in (0, 1)]
+    rows += [row('zero', 1, 112, answers[2]), row('zero', 0, 224, answers[2])]
+    softmax, small, large = softmax_to_aft.table(rows)
+    assert '| 75.0 (50.0–100.0) |  |' in softmax
+    half = 1.96 * 100 * (answers[2] - answers[1]).std(ddof=1) / 8**0.5
+    assert small.endswith(f'| −25.0 ± {half:.1f} |') and 'photos, 112 px' in small
+    assert large.endswith('|  |') and 'photos, 224 px' in large
+    (both,) = softmax_to_aft.table(
+        rows[:2] + [row('zero', seed, 112, answers[2]) for seed in (0, 1)]
+    )[1:]
+    assert '| −50.0 ± ' in both
+
+
 def test_speed_and_wrong_input(study):
     rows = study('--speed', '28', '--layers', '1-3', '--mixers', 'attention')
     assert [(row['mixer'], row['layers'], row['size']) for row in rows] == [

@@ -298,6 +298,7 @@ class Study:
             layers=span,
             seed=seed,
             class_token=args.class_token,
+            data=Path(args.data).name,
             size=args.size,
             epochs=args.epochs,
             lr=args.lr if args.epochs else None,
@@ -370,12 +371,16 @@ class Study:
             for (name, span), found in seconds.items():
                 rates = [1 / second for second in found[1:]]  # the first plans
                 row = dict(
-                    mixer=name, layers=span, size=size, images_per_cpu_second=np.median(rates)
+                    mixer=name,
+                    layers=span,
+                    size=size,
+                    rounds=len(rates),
+                    images_per_cpu_second=np.median(rates),
                 )
                 ratios = np.array(seconds[SOFTMAX, ''][1:]) / found[1:]
                 row |= dict(speedup=np.median(ratios), least=ratios.min(), most=ratios.max())
                 row = {
-                    k: v if isinstance(v, int | str) else round(float(v), 2) for k, v in row.items()
+                    k: v if isinstance(v, int | str) else round(float(v), 3) for k, v in row.items()
                 }
                 with self.out.open('a') as file:
                     file.write(json.dumps(row) + '\n')
@@ -387,26 +392,28 @@ def right_answers(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a row of Markdown per model: top-1 and its difference to softmax attention.
+    """Return a row of Markdown per model: top-1 and its difference to softmax attention of the same seeds.
 
-    Intervals are of 95 % over pictures.
+    Intervals are of 95 % over pictures; of the top-1 of several seeds, the range.
     """
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for row in rows:
         if 'right' in row:
-            names = 'class_token', 'epochs', 'lr', 'layers', 'mixer'
+            names = 'class_token', 'data', 'size', 'epochs', 'lr', 'layers', 'mixer'
             groups.setdefault(tuple(row[name] or '' for name in names), []).append(row)
     lines = []
-    for (token, epochs, rate, span, mixer), runs in sorted(groups.items(), key=str):
+    for setting, runs in sorted(groups.items(), key=str):
+        token, data, size, epochs, rate, span, mixer = setting
         top1 = [run['top1'] for run in runs]
         bounds = min(top1), max(top1)
         if len(runs) == 1:
             bounds = wilson_interval(top1[0], runs[0]['pictures'])
         trained = f'{epochs} at {rate:g}' if epochs else '0'
-        cells = ['yes' if token else 'no', trained, span or 'none', mixer]
+        cells = ['yes' if token else 'no', f'{data}, {size} px', trained, span or 'none', mixer]
         cells.append(f'{np.mean(top1):.1f} ({bounds[0]:.1f}–{bounds[1]:.1f})')
-        base = groups.get((token, epochs, rate, '', SOFTMAX))
-        if base and mixer != SOFTMAX:
+        seeds = {run['seed'] for run in runs} if epochs else {0}
+        base = [run for run in groups.get((*setting[:-2], '', SOFTMAX), ()) if run['seed'] in seeds]
+        if len(base) == len(seeds) and mixer != SOFTMAX:
             right = np.mean([right_answers(run) for run in runs], 0)
             gain = 100 * (right - np.mean([right_answers(run) for run in base], 0))
             half = 1.96 * gain.std(ddof=1) / len(gain) ** 0.5

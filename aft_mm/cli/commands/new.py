@@ -14,6 +14,7 @@ from aft_mm.config.finding import install_command
 from aft_mm.config.writing import literal
 from aft_mm.convert import own_data
 from aft_mm.convert.own_data import OwnData
+from aft_mm.convert.packages import MANY, SIZE_OF_MANY, STARTS
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import check_suffix
 from aft_mm.progress import progress
@@ -95,12 +96,12 @@ def run(args: argparse.Namespace) -> None:
         check_suffix('--out', out, ('.py',))
         kind = KINDS[args.kind]
         inspect = kind.inspect
-        start: list[str] = []
+        start: Callable[..., str] | None = None
         if args.kind == 'text':
             refuse_given(args, ['start'], 'is for images')
         elif args.start is not None:
             # It imports torch, which takes seconds.
-            start = import_module('aft_mm.convert.starts').start_lines(args.start, out, args.kind)
+            start = import_module('aft_mm.convert.starts').start_text(args.start, out, args.kind)
             kind = FROM_START[args.kind]
             if args.kind == 'image-folder':
                 inspect = partial(inspect, start=args.start)
@@ -118,17 +119,30 @@ def run(args: argparse.Namespace) -> None:
             refuse_given(args, ('val', 'seed'), reason)
         by_epoch = args.kind in ('image-folder', 'coco', 'voc')
         length = epochs(kind, data.parts['train']) if by_epoch else kind.iterations
-        length = 1 if kind.image_seconds else length
+        image_seconds = kind.image_seconds
+        length = 1 if image_seconds else length
         iterations = length * -(-data.parts['train'] // kind.batch_size) if by_epoch else length
         lines = [f'# {data.about[0]}.', f"_base_ = 'aft_mm::own_data/{kind.base}'", '']
         if data.files or data.links:
             lines.append(f'split = {literal(folder.absolute())}  # files of each part')
-        lines += [*data.config, *start]
+        lines += data.config
+        if start:
+            sizes = {}
+            if args.kind == 'image-folder' and args.start in STARTS:
+                mean = data.parts['train'] / len(data.counts)
+                default = STARTS[args.start][1]
+                size = sizes['size'] = SIZE_OF_MANY if mean >= MANY else default
+                image_seconds *= (size / default) ** 2
+                data.notes.append(
+                    f'images of {size} px: {int(mean)} of each class for training on average, '
+                    f'{SIZE_OF_MANY} px from {MANY} on'
+                )
+            lines.append(start(**sizes))
         if by_epoch:
             lines.append(f'train_cfg = dict(max_epochs={length})')
         seconds = iterations * kind.seconds
         # Each image and its mirror image; images for validation are not mirrored.
-        seconds += (2 * data.parts['train'] + data.parts['val']) * kind.image_seconds
+        seconds += (2 * data.parts['train'] + data.parts['val']) * image_seconds
         for name, content in data.files.items():
             write(folder / name, content)
         write_links(folder, data.links)
