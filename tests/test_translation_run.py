@@ -121,7 +121,7 @@ def test_the_test_loop_and_translator_agree(trained, translator, pairs, monkeypa
     tested = []
     monkeypatch.setattr(BLEU, 'compute_metrics', lambda _, found: tested.extend(found) or {})
     assert trained.test()['perplexity_per_subword'] > before
-    texts = translator(lines_of(pairs / 'val.de'), batch_size=4, beam_size=3)
+    texts = translator(lines_of(pairs / 'val.de'), batch_size=4)  # by the options of test_cfg
     assert tested == list(zip(texts, lines_of(pairs / 'val.en'), strict=True))
     assert len(set(texts)) > 9
 
@@ -233,7 +233,7 @@ def test_the_tool_translates_lines_in_their_order(translate, translator, files, 
     ('words', 'message'),
     [
         (['--beam-size', 0], '--beam-size must be an int, 1 or larger, got 0'),
-        (['--n-best', 5], '--n-best must be an int, 1 to 4, got 5'),
+        (['--n-best', 5], '--n-best must be an int, 1 to 3, got 5'),
         *(
             ([option, 2, '--sample'], f'{option} and --sample cannot be combined')
             for option in ('--n-best', '--beam-size', '--length-penalty')

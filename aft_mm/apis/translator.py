@@ -3,6 +3,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import torch
+from mmengine.config import Config
 
 from aft_mm.checks import check_int
 from aft_mm.engine import derived_seed
@@ -20,6 +21,12 @@ class Translation(NamedTuple):
 
     text: str
     score: float
+
+
+def beam_options(config: Config) -> dict[str, float]:
+    """Return the options of the beam search with which a config tests."""
+    test = config.get('test_cfg') or {}
+    return {name: test[name] for name in ('beam_size', 'length_penalty') if name in test}
 
 
 class Translator:
@@ -41,6 +48,7 @@ class Translator:
     def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'Translator')
         self.subwords = Subwords(self.config.subwords)
+        self.beam = beam_options(self.config)
         #: Number of the first text of a call, in warnings.
         self.first_number = 1
         values = self.model.head.num_values
@@ -61,7 +69,8 @@ class Translator:
             text: A sentence, or a list. One that is longer than the position table is truncated
                 with a warning.
             batch_size: Sentences per batch.
-            **options: Those of :func:`aft_mm.models.beam_search`.
+            **options: Those of :func:`aft_mm.models.beam_search`; the defaults of ``beam_size`` and
+                ``length_penalty`` are those of the config's ``test_cfg``.
 
         Returns:
             The translation; a list for a list of sentences.
@@ -83,7 +92,9 @@ class Translator:
         """
 
         def search(sources: list[torch.Tensor]) -> list[list[Translation]]:
-            beams = self.model.beam_search(sources, self.subwords.end, num_best=num_best, **options)
+            beams = self.model.beam_search(
+                sources, self.subwords.end, num_best=num_best, **{**self.beam, **options}
+            )
             return [
                 [
                     Translation(self.subwords.decode(one.tokens.tolist()), one.score)

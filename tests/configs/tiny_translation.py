@@ -64,7 +64,7 @@ test_evaluator = [dict(type='aft_mm.Likelihood', per='subword'), dict(type='aft_
 
 train_cfg = dict(by_epoch=True, max_epochs=3, val_interval=3)
 val_cfg = dict()
-test_cfg = dict(type='aft_mm.TranslationTestLoop', beam_size=3, length_penalty=0.6)
+test_cfg = dict(type='aft_mm.TranslationTestLoop', beam_size=3, length_penalty=2.0)
 optim_wrapper = dict(optimizer=dict(type='Adam', lr=3e-3), clip_grad=dict(max_norm=1.0))
 param_scheduler = [dict(type='CosineAnnealingLR', T_max=3, convert_to_iter_based=True)]
 

@@ -279,11 +279,13 @@ def translate(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_average(parser)
     add_number(parser, '--batch-size', 32, 'sentences per batch')
-    parser.add_argument('--beam-size', type=int, help='hypotheses per beam (default: 4)')
+    parser.add_argument(
+        '--beam-size', type=int, help='hypotheses per beam (default: of the config)'
+    )
     parser.add_argument(
         '--length-penalty',
         type=float,
-        help='larger values prefer longer translations (default: 0.6)',
+        help='larger values prefer longer translations (default: of the config)',
     )
     parser.add_argument(
         '--n-best', type=int, metavar='N', help='write the N best translations of each line'
