@@ -7,6 +7,9 @@ The metafile has
   Others first. Its entries are its Metrics, the Metadata, and the measured values: the Metrics of
   the model's Results with a Log.
 
+The READMEs leave out what the pages of docs/tables show. Of three or more rows they leave out a
+column of one value, which their text states, and move the common parts of the labels to the header.
+
     python tools/analysis_tools/config_tables.py [configs/TASK ...]    # after an edit of a metafile
     python tools/analysis_tools/config_tables.py --check               # changes nothing
 """
@@ -22,6 +25,10 @@ from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
 
 ROOT = Path(__file__).parents[2]
+# What a paper prints in addition to the result of the test, for docs/tables.
+ON_PAGES = re.compile(
+    r'Paper |(Train|Parameters per|Iterations|Images|Seconds|Memory|Thousand).*[(]paper[)]'
+)
 # In C, which takes a tenth of the time.
 LOADER = getattr(yaml, 'CBaseLoader', yaml.BaseLoader)
 REGION = re.compile(r'(<!-- table: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of table -->)', re.S)
@@ -55,17 +62,27 @@ def cell(entries: dict[str, str], name: str) -> str:
     return f'{int(text) / 1e6:.2f}' if name == 'Parameters' and name in entries else text
 
 
+def differs(values: list[str | None]) -> bool:
+    return len({*values}) > 1 if len(values) > 2 else any(values)
+
+
 def render(metafile: dict[str, Any], table: str) -> str:
     listed = list(rows(metafile, table))
     columns = {
         header: name
         for header, name in metafile['Tables'][table].items()
-        if any(name in entries for _, entries in listed)
+        if not ON_PAGES.match(name) and differs([entries.get(name) for _, entries in listed])
     }
-    lines = [['config', *columns], ['---'] * (1 + len(columns))]
-    lines += [
-        [first, *(cell(entries, name) for name in columns.values())] for first, entries in listed
-    ]
+    labels = [re.sub(r'\[(.+)\]\(.+\)', r'\1', first).split(', ') for first, _ in listed]
+    common = [part for part in labels[0] if all(part in parts for parts in labels[1:])]
+    if len(listed) < 3 or any(set(parts) <= set(common) for parts in labels):
+        common = []
+    header = f'config ({", ".join(common)})' if common else 'config'
+    lines = [[header, *columns], ['---'] * (1 + len(columns))]
+    for (first, entries), parts in zip(listed, labels, strict=True):
+        short = ', '.join(part for part in parts if part not in common)
+        cells = (cell(entries, name) for name in columns.values())
+        lines.append([first.replace(', '.join(parts), short), *cells])
     return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 

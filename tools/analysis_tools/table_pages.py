@@ -65,17 +65,16 @@ def table(page: dict[str, Any], metafile: dict[str, Any], memory: dict[str, Any]
     columns = {
         header: name
         for header, name in metafile['Tables'][page['table']].items()
-        if name.endswith('(paper)') and any(name in entries for _, entries in listed)
+        if name.endswith(('(paper)', 'Paper Parameters'))
+        and any(name in entries for _, entries in listed)
     }
     counted = ['GB per GPU (count)', *(['hours'] if 'hours' in page else [])]
     lines = [['config', *counted, *(f"paper's {h}" for h in columns)]]
     lines.append(['---'] * len(lines[0]))
     for first, entries in listed:
         link = re.search(r'\]\((.+)\.py\)', first)
-        if link is None:
-            continue  # only a paper has it
-        name = link[1]
-        first = first.replace(f']({name}', f'](../../configs/{page["task"]}/{name}')
+        name = link[1] if link else ''  # only a paper has it
+        first = first.replace('](', f'](../../configs/{page["task"]}/')
         cells = [first, memory_gb(name, memory, page.get('batch'))]
         if 'hours' in page:
             with_cp = memory.get(name, {}).get('with_cp', False)
