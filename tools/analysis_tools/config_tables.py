@@ -62,8 +62,8 @@ def cell(entries: dict[str, str], name: str) -> str:
     return f'{int(text) / 1e6:.2f}' if name == 'Parameters' and name in entries else text
 
 
-def differs(values: list[str | None]) -> bool:
-    return len({*values}) > 1 if len(values) > 2 else any(values)
+def differ(cells: list[str]) -> bool:
+    return {*cells} != {'–'} and (len(cells) < 3 or len({*cells}) > 1)
 
 
 def render(metafile: dict[str, Any], table: str) -> str:
@@ -71,18 +71,21 @@ def render(metafile: dict[str, Any], table: str) -> str:
     columns = {
         header: name
         for header, name in metafile['Tables'][table].items()
-        if not ON_PAGES.match(name) and differs([entries.get(name) for _, entries in listed])
+        if not ON_PAGES.match(name) and differ([cell(entries, name) for _, entries in listed])
     }
     labels = [re.sub(r'\[(.+)\]\(.+\)', r'\1', first).split(', ') for first, _ in listed]
     common = [part for part in labels[0] if all(part in parts for parts in labels[1:])]
     if len(listed) < 3 or any(set(parts) <= set(common) for parts in labels):
         common = []
-    header = f'config ({", ".join(common)})' if common else 'config'
-    lines = [[header, *columns], ['---'] * (1 + len(columns))]
+    header, lines = ', '.join(common), []
     for (first, entries), parts in zip(listed, labels, strict=True):
         short = ', '.join(part for part in parts if part not in common)
         cells = (cell(entries, name) for name in columns.values())
         lines.append([first.replace(', '.join(parts), short), *cells])
+    if not columns:
+        return (f'{header}: ' if header else '') + ',\n'.join(line for (line,) in lines) + '\n'
+    title = f'config ({header})' if header else 'config'
+    lines = [[title, *columns], ['---'] * (1 + len(columns)), *lines]
     return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 
