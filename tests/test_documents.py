@@ -40,8 +40,6 @@ HELD = {
     ('docs/tutorials/own_mixer.md', 1): 'test_layers/test_mixers_of_others',
     ('docs/tutorials/plain_pytorch.md', 3): 'test_examples',
     **{('docs/tutorials/plain_pytorch.md', index): 'test_transformers' for index in (5, 6)},
-    ('docs/analysis.md', 0): 'needs checkpoints of a classifier, a detector and a segmentor, which '
-    'test_apis/test_hosts.py has one by one',
 }
 # Programs outside the repository.
 OTHERS = (
