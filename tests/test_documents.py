@@ -38,8 +38,7 @@ HELD = {
     ('docs/tasks/super_resolution.md', 1): 'test_guides',
     **{('docs/tutorials/own_mixer.md', index): 'test_site' for index in (0, 2, 3)},
     ('docs/tutorials/own_mixer.md', 1): 'test_layers/test_mixers_of_others',
-    ('docs/tutorials/plain_pytorch.md', 3): 'test_examples',
-    **{('docs/tutorials/plain_pytorch.md', index): 'test_transformers' for index in (5, 6)},
+    **{('docs/tutorials/plain_pytorch.md', index): 'test_transformers' for index in (4, 5)},
 }
 # Programs outside the repository.
 OTHERS = (

@@ -84,7 +84,9 @@ def measured_at(label):
 
 
 def test_each_model_in_its_fastest_runtime_without_matrix_units():
-    for label, speeds, fastest, _, *others in rows_of(PAGE, '| over DeiT in float32, bfloat16, int8'):
+    for label, speeds, fastest, _, *others in rows_of(
+        PAGE, '| over DeiT in float32, bfloat16, int8'
+    ):
         kind, found, aft = measured_at(label)
         ratio = f'speed_vs_deit-{kind}'
         check(fastest, only(found, best_of=aft, of='/'.join(TYPES))[ratio])

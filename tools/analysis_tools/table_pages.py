@@ -212,12 +212,12 @@ bars are from the smallest (▁) to the largest ratio (█) of a row.
 
 
 def licences() -> str:
-    return f'''# Licences of the data
+    return f"""# Licences of the data
 
 *Samples*: whether samples may be published. *Weights*: the licence that `aft_mm publish` writes; without one it requires
 `--license`.
 
-{data_licenses.table()}'''
+{data_licenses.table()}"""
 
 
 def pages() -> Iterator[tuple[Path, str]]:
