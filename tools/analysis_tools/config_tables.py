@@ -7,8 +7,9 @@ The metafile has
   Others first. Its entries are its Metrics, the Metadata, and the measured values: the Metrics of
   the model's Results with a Log.
 
-The READMEs leave out what the pages of docs/tables show. Of three or more rows they leave out a
-column of one value, which their text states, and move the common parts of the labels to the header.
+A table of a README may be the union of several, `A table 7 + A table 8`. It leaves out what the
+pages of docs/tables show. Of three or more rows it leaves out a column of one value, which the text
+states, and moves the common parts of the labels to the header.
 
     python tools/analysis_tools/config_tables.py [configs/TASK ...]    # after an edit of a metafile
     python tools/analysis_tools/config_tables.py --check               # changes nothing
@@ -44,13 +45,13 @@ def read_metafile(task: Path) -> dict[str, Any]:
         raise UserError(f'{task / "metafile.yml"} is not YAML: {problem}') from None
 
 
-def rows(metafile: dict[str, Any], table: str) -> Iterator[tuple[str, dict[str, str]]]:
+def rows(metafile: dict[str, Any], *tables: str) -> Iterator[tuple[str, dict[str, str]]]:
     for model in metafile['Others'] + metafile['Models']:
         metadata, measured = model.get('Metadata', {}), {}
         for result in model['Results']:
             measured |= result['Metrics'] if 'Log' in result else {}
         for result in model['Results']:
-            if table in result.get('Tables', []):
+            if {*tables} & {*result.get('Tables', [])}:
                 label = result.get('Row') or metadata.get('Label') or model['Name']
                 link = f'[{label}]({Path(model["Config"]).name})' if 'Config' in model else ''
                 entries = metadata | measured | result.get('Metrics', {})
@@ -66,10 +67,11 @@ def differ(cells: list[str]) -> bool:
     return {*cells} != {'–'} and (len(cells) < 3 or len({*cells}) > 1)
 
 
-def render(metafile: dict[str, Any], table: str) -> str:
-    listed = list(rows(metafile, table))
+def render(metafile: dict[str, Any], *tables: str) -> str:
+    listed = list(rows(metafile, *tables))
     columns = {
         header: name
+        for table in tables
         for header, name in metafile['Tables'][table].items()
         if not ON_PAGES.match(name) and differ([cell(entries, name) for _, entries in listed])
     }
@@ -90,7 +92,7 @@ def render(metafile: dict[str, Any], table: str) -> str:
 
 
 def check_names(task: Path, metafile: dict[str, Any], readme: str) -> None:
-    regions = [name for _, name, _, _ in REGION.findall(readme)]
+    regions = [name for _, names, _, _ in REGION.findall(readme) for name in names.split(' + ')]
     listed = [
         name
         for model in metafile['Others'] + metafile['Models']
@@ -114,7 +116,7 @@ def updated(task: Path) -> str:
     metafile = read_metafile(task)
     readme = (task / 'README.md').read_text(encoding='utf-8')
     check_names(task, metafile, readme)
-    return REGION.sub(lambda match: match[1] + render(metafile, match[2]) + match[4], readme)
+    return REGION.sub(lambda match: match[1] + render(metafile, *match[2].split(' + ')) + match[4], readme)
 
 
 def main() -> None:
