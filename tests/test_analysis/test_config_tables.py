@@ -194,7 +194,7 @@ def test_a_readme_leaves_common_labels_and_constants_to_header_and_text():
         '| [AFT-0](0.py) | 0 |\n| [AFT-1](1.py) | 1 |\n| [AFT-2](2.py) | 2 |\n'
     )
     metafile['Tables']['a'] = dict(parameters='Parameters')
-    links = 'L 24: [AFT-0](0.py),\n[AFT-1](1.py),\n[AFT-2](2.py)\n'
+    links = 'Configs (L 24): [AFT-0](0.py),\n[AFT-1](1.py),\n[AFT-2](2.py)\n'
     assert config_tables.render(metafile, 'a') == links
     models[0]['Metadata']['Parameters'] = '8000000'
     assert '| [AFT-0](0.py) | 8.00 |\n' in config_tables.render(metafile, 'a')

@@ -115,7 +115,9 @@ def test_the_table_of_faces():
 def test_boxes_and_masks():
     text = ' '.join(text_of(f'{REPRODUCTION}/dense_prediction.md').split())
     (cars,), (persons,) = runs('masks', '*car*'), runs('masks', '*person*')
-    shown = 'AP 0.325 of boxes (at IoU 0.5 and 0.75: 0.720 and 0.277), 0.313 of masks (0.684 and 0.172)'
+    shown = (
+        'AP 0.325 of boxes (at IoU 0.5 and 0.75: 0.720 and 0.277), 0.313 of masks (0.684 and 0.172)'
+    )
     boxes, masks = (
         [cars['metrics'][f'coco/{kind}_mAP{ending}'] for ending in ('', '_50', '_75')]
         for kind in ('bbox', 'segm')

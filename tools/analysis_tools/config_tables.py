@@ -79,15 +79,14 @@ def render(metafile: dict[str, Any], *tables: str) -> str:
     common = [part for part in labels[0] if all(part in parts for parts in labels[1:])]
     if len(listed) < 3 or any(set(parts) <= set(common) for parts in labels):
         common = []
-    header, lines = ', '.join(common), []
+    title, lines = f' ({", ".join(common)})' if common else '', []
     for (first, entries), parts in zip(listed, labels, strict=True):
         short = ', '.join(part for part in parts if part not in common)
         cells = (cell(entries, name) for name in columns.values())
         lines.append([first.replace(', '.join(parts), short), *cells])
     if not columns:
-        return (f'{header}: ' if header else '') + ',\n'.join(line for (line,) in lines) + '\n'
-    title = f'config ({header})' if header else 'config'
-    lines = [[title, *columns], ['---'] * (1 + len(columns)), *lines]
+        return f'Configs{title}: ' + ',\n'.join(line for (line,) in lines) + '\n'
+    lines = [[f'config{title}', *columns], ['---'] * (1 + len(columns)), *lines]
     return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 
@@ -116,7 +115,9 @@ def updated(task: Path) -> str:
     metafile = read_metafile(task)
     readme = (task / 'README.md').read_text(encoding='utf-8')
     check_names(task, metafile, readme)
-    return REGION.sub(lambda match: match[1] + render(metafile, *match[2].split(' + ')) + match[4], readme)
+    return REGION.sub(
+        lambda match: match[1] + render(metafile, *match[2].split(' + ')) + match[4], readme
+    )
 
 
 def main() -> None:
