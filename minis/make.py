@@ -192,8 +192,7 @@ def card(entry: Mapping[str, Any]) -> str:
         'training': f'`{entry["command"]}`, {entry["iterations"]:,} iterations, one seed '
         f'({entry["seed"]}), commit {entry["commit"]}',
         about.label: f'{entry["value"]:.4g}{unit} on {entry["num"]:,} {about.items} of the test set, '
-        f'95 % interval {low:.4g} to {high:.4g} over these {about.items}; it leaves out other seeds '
-        'and other data',
+        f'95 % interval {low:.4g} to {high:.4g} over these {about.items}',
         'sha256': entry['sha256'],
     }
     lines = [f'# {entry["name"]}', '', f'{about.title}.', '', f'    {about.use}', '']

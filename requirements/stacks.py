@@ -155,17 +155,19 @@ def key(row: dict[str, Any]) -> tuple[bool, Version, Version]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the Markdown table of the results."""
-    head = ['torch', 'torchvision', 'Triton', 'Python', 'OpenMMLab', *CHECKS]
-    lines = [head, ['---'] * 5 + ['---:'] * len(CHECKS)]
+    lines = [['torch', 'Triton', 'Python', 'OpenMMLab', 'passed', 'failed']]
+    lines.append(['---'] * 4 + ['---:', '---'])
     for row in rows:
-        packages = row['packages']
-        cells = [packages['torch'], packages['torchvision'], packages.get('triton', '–')]
-        cells += [row['python'], dict(openmmlab='official', onedl='OneDL')[row['family']]]
-        for label in CHECKS:
-            result = row['checks'][label]
-            number = len(result['failed'])
-            cells.append(str(result['passed']) + (f', **{number} failed**' if number else ''))
-        lines.append(cells)
+        packages, checks = row['packages'], row['checks']
+        family = dict(openmmlab='official', onedl='OneDL')[row['family']]
+        failed = [
+            f'{len(checks[label]["failed"])} of {label}'
+            for label in CHECKS
+            if checks[label]['failed']
+        ]
+        passed = sum(checks[label]['passed'] for label in CHECKS)
+        lines.append([packages['torch'], packages.get('triton', '–'), row['python'], family])
+        lines[-1] += [f'{passed:,}', '; '.join(failed) or '–']
     return ''.join(f'| {" | ".join(cells)} |\n' for cells in lines)
 
 

@@ -23,14 +23,9 @@ TUTORIAL = 'docs/tutorials/own_mixer.md'
 NOTEBOOK = ROOT / 'docs/tutorials/first_model.ipynb'
 # Text of errors that other libraries raise.
 FOREIGN = (
-    "No module named 'mmengine'",
-    "No module named 'mmcv._ext'",
     "attribute 'find_loader'",
     'is not in the mmpretrain::model registry',
-    'mmengine does not support to load',
     'The number of subfolders',
-    'Python integer -51 out of bounds',
-    'SyncBatchNorm expected',
     'expected scalar type Float',
     'Weights only load failed',
 )
@@ -120,7 +115,7 @@ def templates():
 
 def test_errors_in_the_faq_are_those_of_the_code():
     messages = re.findall('^### `(.+)`$', (ROOT / 'docs/faq.md').read_text(), re.M)
-    assert len(messages) > 20
+    assert len(messages) > 15
     known = [text.replace('`', "'") for text in templates() if len(text.replace('…', '')) > 20]
     for message in messages:
         if not any(foreign in message for foreign in FOREIGN):

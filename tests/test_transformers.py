@@ -337,8 +337,10 @@ def test_messages():
 
 
 def test_the_documented_example_runs():
-    *_, example, conversion = blocks('docs/tutorials/plain_pytorch.md', 'python')
+    first, language_model, *_, example, conversion = blocks(
+        'docs/tutorials/plain_pytorch.md', 'python'
+    )
     names: dict = {}
-    exec(example, names)
-    exec(conversion, names)
+    for code in (first, language_model, example, conversion):
+        exec(code, names)
     assert names['text'].shape[0] == 2 and names['text'].shape[1] > 16

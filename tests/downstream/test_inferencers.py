@@ -73,6 +73,8 @@ def test_mmdet_inferencer(checkpoint, tool, tmp_path, monkeypatch):
         shape = (times * size[0], times * size[1], 3)
         assert np.array(Image.open(f'out/{one["picture"]}')).shape == shape
     assert len(json.loads(open('out/predictions.json').read())[0]['found']) == 8
+    header = open('out/predictions.csv').readline()
+    assert header == 'path,class_name,label,score,x1,y1,x2,y2\n'
 
 
 def test_mmseg_inference(checkpoint, tool, tmp_path, monkeypatch):
@@ -101,5 +103,6 @@ def test_mmseg_inference(checkpoint, tool, tmp_path, monkeypatch):
     theirs = inference_model(host, image[..., ::-1].copy()).pred_sem_seg.data[0].numpy()
     assert (written == theirs).mean() > 0.999
     assert sum(one['share'] for one in first['found']) == pytest.approx(1)
+    assert open('out/predictions.csv').readline() == 'path,class_name,label,share\n'
     assert {one['class_name'] for one in first['found']} == {classes[i] for i in np.unique(written)}
     assert np.array(Image.open(f'out/{second["picture"]}')).shape == (6 * 40, 6 * 84, 3)

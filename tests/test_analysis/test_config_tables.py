@@ -10,7 +10,9 @@ import pytest
 import yaml
 from modelindex.load_model_index import load
 
+from ..documents import WRITTEN
 from ..errors import stops
+from .test_table_pages import FACTS
 
 ROOT = Path(__file__).parents[2]
 TASKS = 'copy_task synthetic_tasks image_ar image_classification language_modeling'.split()
@@ -31,17 +33,18 @@ def copy(tmp_path):
     return Path(shutil.copytree(ROOT / 'configs/point_cloud', tmp_path / 'point_cloud'))
 
 
-def read_tables(task):
-    tables = {}
-    for _, name, table, _ in config_tables.REGION.findall((task / 'README.md').read_text()):
-        (_, *headers), _, *lines = [
-            [cell.strip() for cell in line.strip('|\n').split('|')] for line in table.splitlines()
-        ]
-        tables[name] = {
-            re.sub(r'\[(.+)\]\(.+\)', r'\1', first): dict(zip(headers, cells, strict=True))
-            for first, *cells in lines
-        }
-    return tables
+def read_page(text):
+    """Return the rows of the table of a page of docs/tables, by label."""
+    lines = [
+        [cell.strip() for cell in line.strip('|').split('|')]
+        for line in text.splitlines()
+        if line.startswith('|')
+    ]
+    (_, *headers), _, *rows = lines
+    return {
+        re.sub(r'\[(.+)\]\(.+\)', r'\1', first): dict(zip(headers, cells, strict=True))
+        for first, *cells in rows
+    }
 
 
 def shown(metafile, model, result):
@@ -63,9 +66,9 @@ def test_every_readme_is_up_to_date(monkeypatch, capsys):
     [
         ('metafile.yml', 'Bits/Dim (paper): 3.99', 'Bits/Dim (paper): 3.89'),
         ('metafile.yml', 'Bits/Dim: 4.271', 'Bits/Dim: 4.27'),
-        ('metafile.yml', 'Parameters: 38485760', 'Parameters: 38495760'),
-        ('README.md', '| 38.49 | 144.6 | 3.64 | 3.99 |', '| 38.49 | 144.6 | 3.64 | 3.9 |'),
-        ('README.md', '| 117.3 |\n<!-- end', '| 117.3 |\n| another | 1 | 2 |\n<!-- end'),
+        ('metafile.yml', 'Parameters: 1777152', 'Parameters: 1887152'),
+        ('README.md', '| 3.99 |\n', '| 3.9 |\n'),
+        ('README.md', '| 3.99 |\n<!-- end', '| 3.99 |\n| another | 1 |\n<!-- end'),
     ],
 )
 def test_an_outdated_table_is_reported_and_updated(copy, monkeypatch, file, there, edited):
@@ -142,33 +145,56 @@ def test_the_model_index_reads_the_metafiles():
 
 PAPERS = """
 A table 2 | Transformer, L 24, d 256, 2 heads | train 2.90 | test 2.86 | iterations/s 1.36 | GB 30.4
-A table 3 | AFT-local-256, L 24, d 256, bias not factorised | in the paper, per layer 9.6 | train 2.82 | test 2.84
-I table 2 | AFT-simple, L 24, d 256 | in the papers 20 | train 2.82 | test 2.89 | iterations/s 2.15 | GB 9.5
-I table 2 | AFT-local-learned, L 24, d 256, d' 64 | in the papers 29 | train 2.75 | test 2.74 | iterations/s 1.67 | GB 12.8
+A table 3 | AFT-local-256, L 24, d 256, bias not factorised | million parameters per layer 9.6 | train 2.82 | test 2.84
+I table 2 | AFT-simple, L 24, d 256 | million parameters 20 | train 2.82 | test 2.89 | iterations/s 2.15 | GB 9.5
+I table 2 | AFT-local-learned, L 24, d 256, d' 64 | million parameters 29 | train 2.75 | test 2.74 | iterations/s 1.67 | GB 12.8
 L table 1 | linear attention | bits/dim 0.644 | images/s 142.8
 L table 2 | softmax attention, stateful | bits/dim 3.47 | images/s 0.32
-A table 7 | ResNet50, not in this package | in the paper 25.6 | top-1, % 76.9 | images/s 1257 | GB 6.5
-A table 8 | DeiT base, 384 px, pretrained, not in this package | in the paper 86.9 | top-1, % 82.9 | images/s 89.6 | GB 13.6
+A table 7 | ResNet50, not in this package | million parameters 25.6 | top-1, % 76.9 | images/s 1257 | GB 6.5
+A table 8 | DeiT base, 384 px, pretrained, not in this package | million parameters 86.9 | top-1, % 82.9 | images/s 89.6 | GB 13.6
 A table 9 | AFT-full small, w not factorised | train loss 3.17 | top-1, % 78.2
 A table 10 | AFT-conv small, 384 heads, 7×7 | train loss 2.94 | top-1, % 80.8
 A table 11 | AFT-conv small, 384 heads, 25×25 | train loss 2.93 | top-1, % 80.7
 A table 12 | AFT-conv small, 384 heads, 15×15, without query | top-1, % 79.5
-A table 4 | Performer, L 12, d 512, 8 heads | in the papers – | train 1.002 | test 1.199 | iterations/s 1.44 | GB 10.1
+A table 4 | Performer, L 12, d 512, 8 heads | million parameters – | train 1.002 | test 1.199 | iterations/s 1.44 | GB 10.1
 A table 5 | AFT-local-8, L 24, d 256 | train 0.983 | test 1.162
 A table 6 | AFT-local-32, L 24, d 256, T 4096 | train 0.945 | test 1.134
-I table 3 | AFT-local-learned-32, L 24, d 256, T 2048 | in the papers 45 | train 0.942 | test 1.139 | iterations/s 0.97 | GB 21.9
+I table 3 | AFT-local-learned-32, L 24, d 256, T 2048 | million parameters 45 | train 0.942 | test 1.139 | iterations/s 0.97 | GB 21.9
 I table 4 | AFT-simple (window 0), L 24, d 256 | train 1.046 | test 1.209
 I table 7 | AFT-local-256, chair | train 3.67 | test 3.96
 L section 4.3 | LSH-4, L 9, 6 heads | phoneme errors, % 9.33 | seconds per epoch 2250
-I table 6 | AFT-local2d, 16 × 16, L 32, d 256 | in the paper 25 | train 2.39 | dev 2.59 | iterations/s 1.43 | GB 10.4
+I table 6 | AFT-local2d, 16 × 16, L 32, d 256 | million parameters 25 | train 2.39 | dev 2.59 | iterations/s 1.43 | GB 10.4
 """
 
 
-def test_tables_print_what_the_papers_print():
-    tables = [item for task in TASKS for item in read_tables(task).items() if item[0] != 'small']
+def test_pages_print_what_the_papers_print():
+    pages = {page['table']: page['page'] for page in FACTS['pages']}
     for line in PAPERS.strip().splitlines():
         name, row, *cells = line.split(' | ')
-        (table,) = [table for other, table in tables if other == name]
+        table = read_page(WRITTEN[f'docs/tables/{pages[name]}.md'])
         for cell in cells:
             column, _, value = cell.rpartition(' ')
-            assert table[row][column] == value, line
+            assert table[row][f"paper's {column}"] == value, line
+
+
+def test_a_readme_leaves_common_labels_and_constants_to_header_and_text():
+    def model(label, parameters, test):
+        return dict(
+            Name=label,
+            Config=f'configs/x/{test}.py',
+            Metadata=dict(Label=label, Parameters=parameters),
+            Results=[dict(Tables=['a'], Metrics={'Test (paper)': test, 'Train (paper)': '1'})],
+        )
+
+    columns = dict(parameters='Parameters', test='Test (paper)', train='Train (paper)')
+    models = [model(f'AFT-{i}, L 24', '7000001', f'{i}') for i in range(3)]
+    metafile = dict(Tables=dict(a=columns), Others=[], Models=models)
+    assert config_tables.render(metafile, 'a') == (
+        '| config (L 24) | test |\n| --- | --- |\n'
+        '| [AFT-0](0.py) | 0 |\n| [AFT-1](1.py) | 1 |\n| [AFT-2](2.py) | 2 |\n'
+    )
+    metafile['Tables']['a'] = dict(parameters='Parameters')
+    links = 'Configs (L 24): [AFT-0](0.py),\n[AFT-1](1.py),\n[AFT-2](2.py)\n'
+    assert config_tables.render(metafile, 'a') == links
+    models[0]['Metadata']['Parameters'] = '8000000'
+    assert '| [AFT-0](0.py) | 8.00 |\n' in config_tables.render(metafile, 'a')

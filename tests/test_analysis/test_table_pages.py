@@ -20,7 +20,7 @@ def test_the_pages_are_written_from_their_sources(tmp_path, monkeypatch):
     monkeypatch.setattr(table_pages, 'FOLDER', tmp_path)
     monkeypatch.setattr(sys, 'argv', ['table_pages.py'])
     table_pages.main()
-    names = {'index', 'speed', *(page['page'] for page in FACTS['pages'])}
+    names = {'index', 'licences', 'speed', *(page['page'] for page in FACTS['pages'])}
     assert {path.stem for path in tmp_path.glob('*.md')} == names
     page = tmp_path / 'arxiv-table-2.md'
     before = page.read_text(encoding='utf-8')

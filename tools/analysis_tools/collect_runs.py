@@ -1,5 +1,3 @@
-"""The command ``aft_mm compare collect`` as a script."""
-
 from aft_mm.cli.main import script
 
 if __name__ == '__main__':

@@ -7,6 +7,10 @@ The metafile has
   Others first. Its entries are its Metrics, the Metadata, and the measured values: the Metrics of
   the model's Results with a Log.
 
+A table of a README may be the union of several, `A table 7 + A table 8`. It leaves out what the
+pages of docs/tables show. Of three or more rows it leaves out a column of one value, which the text
+states, and moves the common parts of the labels to the header.
+
     python tools/analysis_tools/config_tables.py [configs/TASK ...]    # after an edit of a metafile
     python tools/analysis_tools/config_tables.py --check               # changes nothing
 """
@@ -22,6 +26,10 @@ from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
 
 ROOT = Path(__file__).parents[2]
+# What a paper prints in addition to the result of the test, for docs/tables.
+ON_PAGES = re.compile(
+    r'Paper |(Train|Parameters per|Iterations|Images|Seconds|Memory|Thousand).*[(]paper[)]'
+)
 # In C, which takes a tenth of the time.
 LOADER = getattr(yaml, 'CBaseLoader', yaml.BaseLoader)
 REGION = re.compile(r'(<!-- table: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of table -->)', re.S)
@@ -37,13 +45,13 @@ def read_metafile(task: Path) -> dict[str, Any]:
         raise UserError(f'{task / "metafile.yml"} is not YAML: {problem}') from None
 
 
-def rows(metafile: dict[str, Any], table: str) -> Iterator[tuple[str, dict[str, str]]]:
+def rows(metafile: dict[str, Any], *tables: str) -> Iterator[tuple[str, dict[str, str]]]:
     for model in metafile['Others'] + metafile['Models']:
         metadata, measured = model.get('Metadata', {}), {}
         for result in model['Results']:
             measured |= result['Metrics'] if 'Log' in result else {}
         for result in model['Results']:
-            if table in result.get('Tables', []):
+            if {*tables} & {*result.get('Tables', [])}:
                 label = result.get('Row') or metadata.get('Label') or model['Name']
                 link = f'[{label}]({Path(model["Config"]).name})' if 'Config' in model else ''
                 entries = metadata | measured | result.get('Metrics', {})
@@ -55,22 +63,35 @@ def cell(entries: dict[str, str], name: str) -> str:
     return f'{int(text) / 1e6:.2f}' if name == 'Parameters' and name in entries else text
 
 
-def render(metafile: dict[str, Any], table: str) -> str:
-    listed = list(rows(metafile, table))
+def differ(cells: list[str]) -> bool:
+    return {*cells} != {'–'} and (len(cells) < 3 or len({*cells}) > 1)
+
+
+def render(metafile: dict[str, Any], *tables: str) -> str:
+    listed = list(rows(metafile, *tables))
     columns = {
         header: name
+        for table in tables
         for header, name in metafile['Tables'][table].items()
-        if any(name in entries for _, entries in listed)
+        if not ON_PAGES.match(name) and differ([cell(entries, name) for _, entries in listed])
     }
-    lines = [['config', *columns], ['---'] * (1 + len(columns))]
-    lines += [
-        [first, *(cell(entries, name) for name in columns.values())] for first, entries in listed
-    ]
+    labels = [re.sub(r'\[(.+)\]\(.+\)', r'\1', first).split(', ') for first, _ in listed]
+    common = [part for part in labels[0] if all(part in parts for parts in labels[1:])]
+    if len(listed) < 3 or any(set(parts) <= set(common) for parts in labels):
+        common = []
+    title, lines = f' ({", ".join(common)})' if common else '', []
+    for (first, entries), parts in zip(listed, labels, strict=True):
+        short = ', '.join(part for part in parts if part not in common)
+        cells = (cell(entries, name) for name in columns.values())
+        lines.append([first.replace(', '.join(parts), short), *cells])
+    if not columns:
+        return f'Configs{title}: ' + ',\n'.join(line for (line,) in lines) + '\n'
+    lines = [[f'config{title}', *columns], ['---'] * (1 + len(columns)), *lines]
     return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 
 def check_names(task: Path, metafile: dict[str, Any], readme: str) -> None:
-    regions = [name for _, name, _, _ in REGION.findall(readme)]
+    regions = [name for _, names, _, _ in REGION.findall(readme) for name in names.split(' + ')]
     listed = [
         name
         for model in metafile['Others'] + metafile['Models']
@@ -94,7 +115,9 @@ def updated(task: Path) -> str:
     metafile = read_metafile(task)
     readme = (task / 'README.md').read_text(encoding='utf-8')
     check_names(task, metafile, readme)
-    return REGION.sub(lambda match: match[1] + render(metafile, match[2]) + match[4], readme)
+    return REGION.sub(
+        lambda match: match[1] + render(metafile, *match[2].split(' + ')) + match[4], readme
+    )
 
 
 def main() -> None:

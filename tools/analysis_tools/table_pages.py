@@ -1,4 +1,4 @@
-"""Write docs/tables/: a page per table of the papers with what a run of it needs.
+"""Write docs/tables/: a page per table of the papers, of licences and of speeds.
 
 Sources are the metafiles of configs/, docs/tables/tables.yml, docs/tables/memory.json (bytes saved
 for the backward pass, counted by --count) and docs/results/benchmarks/speed.jsonl.
@@ -18,6 +18,7 @@ import yaml
 from config_tables import ROOT, read_metafile, rows
 
 from aft_mm.cli.arguments import tool_parser
+from aft_mm.convert import data_licenses
 from aft_mm.errors import user_errors
 
 FOLDER = ROOT / 'docs/tables'
@@ -65,17 +66,16 @@ def table(page: dict[str, Any], metafile: dict[str, Any], memory: dict[str, Any]
     columns = {
         header: name
         for header, name in metafile['Tables'][page['table']].items()
-        if name.endswith('(paper)') and any(name in entries for _, entries in listed)
+        if name.endswith(('(paper)', 'Paper Parameters'))
+        and any(name in entries for _, entries in listed)
     }
     counted = ['GB per GPU (count)', *(['hours'] if 'hours' in page else [])]
     lines = [['config', *counted, *(f"paper's {h}" for h in columns)]]
     lines.append(['---'] * len(lines[0]))
     for first, entries in listed:
         link = re.search(r'\]\((.+)\.py\)', first)
-        if link is None:
-            continue  # only a paper has it
-        name = link[1]
-        first = first.replace(f']({name}', f'](../../configs/{page["task"]}/{name}')
+        name = link[1] if link else ''  # only a paper has it
+        first = first.replace('](', f'](../../configs/{page["task"]}/')
         cells = [first, memory_gb(name, memory, page.get('batch'))]
         if 'hours' in page:
             with_cp = memory.get(name, {}).get('with_cp', False)
@@ -211,12 +211,22 @@ bars are from the smallest (▁) to the largest ratio (█) of a row.
     return text
 
 
+def licences() -> str:
+    return f"""# Licences of the data
+
+*Samples*: whether samples may be published. *Weights*: the licence that `aft_mm publish` writes; without one it requires
+`--license`.
+
+{data_licenses.table()}"""
+
+
 def pages() -> Iterator[tuple[Path, str]]:
     facts = yaml.safe_load((FOLDER / 'tables.yml').read_text(encoding='utf-8'))
     memory = json.loads(MEMORY.read_text(encoding='utf-8')) if MEMORY.exists() else {}
     yield FOLDER / 'index.md', index(facts['pages'])
     for page in facts['pages']:
         yield FOLDER / f'{page["page"]}.md', render(page, facts['data'], memory)
+    yield FOLDER / 'licences.md', licences()
     lines = SPEED.read_text(encoding='utf-8').splitlines()
     yield FOLDER / 'speed.md', speed(list(map(json.loads, lines)))
 

@@ -1,5 +1,3 @@
-"""The command ``aft_mm convert wmt14`` as a script."""
-
 from aft_mm.cli.main import script
 
 if __name__ == '__main__':

@@ -22,7 +22,9 @@ from aft_mm.progress import progress
 from aft_mm.structures import BEST_SCORE
 
 MOST_NAMED = 5  # images without result in the message
-COLUMNS = ('path', 'class_name', 'label', 'score', 'share', 'x1', 'y1', 'x2', 'y2')
+CORNERS = 'x1', 'y1', 'x2', 'y2'
+# By the scope of the model.
+COLUMNS = {'mmdet': ('score', *CORNERS), 'mmseg': ('share',)}
 
 
 def image_files(inputs: Sequence[str]) -> tuple[list[str], dict[str, str], str]:
@@ -89,7 +91,7 @@ def rows(prediction: Prediction) -> list[dict]:
         {
             'path': prediction.path,
             **{key: value for key, value in one.items() if key != 'box'},
-            **dict(zip(COLUMNS[-4:], one.get('box', ()), strict=False)),
+            **dict(zip(CORNERS, one.get('box', ()), strict=False)),
         }
         for one in prediction.found
     ]
@@ -118,7 +120,8 @@ def run(args: argparse.Namespace) -> None:
         written: list[dict[str, Any]] = []
         digits = len(str(len(paths)))
         with open(out / 'predictions.csv', 'w', newline='', encoding='utf-8') as file:
-            table = csv.DictWriter(file, COLUMNS)
+            columns = COLUMNS.get(predictor.scope, ('score',))
+            table = csv.DictWriter(file, ('path', 'class_name', 'label', *columns))
             table.writeheader()
             starts = range(0, len(paths), args.batch_size)
             batches = (paths[first : first + args.batch_size] for first in starts)
