@@ -1,3 +1,3 @@
 """Attention Free Transformer for mmengine and mmpretrain."""
 
-__version__ = '0.2.0.dev0'
+__version__ = '0.2.0'
