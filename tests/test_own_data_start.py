@@ -130,7 +130,7 @@ def test_starts_that_cannot_be_used(photos, start, monkeypatch, here):
     def begin(start):
         main(['new', 'image-folder', 'photos', '--start', start])
 
-    stops("checkpoint 'nothing' does not exist", begin, 'nothing')
+    stops("--start must be vit-small-14, or a checkpoint, got 'nothing'", begin, 'nothing')
     torch.save(dict(state_dict=start), 'bare.pth')
     message = (
         "with the config of a model whose backbone is aft_mm.AFTViT for 3 channels, got 'bare.pth'"

@@ -107,6 +107,8 @@ def start_text(start: str, out: Path, kind: str) -> Callable[..., str]:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             save_converted(*STARTS[start], path)
+    elif not path.is_file():
+        raise UserError(f'--start must be {" or ".join(STARTS)}, or a checkpoint, got {start!r}')
     check_checkpoint(str(path))
     checkpoint = load_from_local(str(path), map_location='cpu')
     text = str((checkpoint.get('meta') or {}).get('cfg', ''))
