@@ -27,7 +27,8 @@ def each(names: str, values: Iterable) -> Callable:
     Like ``pytest.mark.parametrize``, without the time that pytest takes for each case. Each call
     starts with seed 0.
     """
-    keys = names.split(', ')
+    keys, values = names.split(', '), list(values)
+    assert values
 
     def decorate(test: Callable) -> Callable:
         @functools.wraps(test)
@@ -60,8 +61,9 @@ def nightly(values: Iterable, chosen: Collection | Callable[..., bool] | None = 
         names = cases if chosen is None else tuples(chosen)
         assert all(name in cases for name in names), (names, cases)
         is_chosen = lambda *case: case in names  # noqa: E731
-    marks = [pytest.mark.nightly]
-    return [pytest.param(*case, marks=marks * bool(is_chosen(*case))) for case in cases]
+    marks = [[pytest.mark.nightly] * bool(is_chosen(*case)) for case in cases]
+    assert chosen is None or [] in marks and any(marks), (cases, chosen)
+    return [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
 
 
 class OperatorLog(TorchDispatchMode):

@@ -5,6 +5,7 @@ import itertools
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from mmdet.structures import DetDataSample
 from mmdet.structures.mask import BitmapMasks
@@ -17,7 +18,7 @@ from aft_mm.engine.preflight import TRAIN_CHECKS
 
 from ..all_configs import configs_of, load_config
 from ..errors import refuses_input
-from ..helpers import each
+from ..helpers import each, nightly
 
 RETINANET = 'retinanet-aft-conv-mini_1xb4-24e_bccd'
 MASK_RCNN = 'mask-rcnn-aft-conv-mini_1xb4-160e-person_coco-mini'
@@ -66,10 +67,10 @@ def test_a_simple_feature_pyramid_passes(name, size):
 
 
 FOREIGN = ['solo/solo_r50_fpn_1x_coco', 'yolox/yolox_tiny_8xb8-300e_coco', 'ssd/ssd300_coco']
-FOREIGN += ['guided_anchoring/ga-retinanet_r50_fpn_1x_coco']
+FOREIGN += ['guided_anchoring/ga-retinanet_r50_fpn_1x_coco', 'yolof/yolof_r50-c5_8xb8-1x_coco']
 
 
-@each('name', FOREIGN)
+@pytest.mark.parametrize('name', nightly(FOREIGN, FOREIGN[-1:]))
 def test_models_of_mmdet_pass(name):
     """Heads with other maps, strides that are no powers of 2, and other names of the strides."""
     model = get_config(f'mmdet::{name}.py').model

@@ -1,4 +1,4 @@
-"""Detectors and segmentors with the tools: two processes, wrong parts, counts, missing data."""
+"""Detectors and segmentors with the tools: pictures, two processes, wrong parts, counts, missing data."""
 
 import json
 
@@ -15,22 +15,67 @@ DATA = {MASK_RCNN: 'coco_mini', FCN: 'camvid'}
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture
+def call(run, pack, tmp_path):
+    def call_tool(tool, name, data, *words, options=(), ranks=None):
+        (tmp_path / 'config.py').write_text(
+            f"_base_ = '{CONFIGS[name]}'\n"
+            "custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'],\n"
+            '                      allow_failed_imports=False)\n'
+            "custom_hooks = [dict(type='RecordLossHook')]\n"
+        )
+        options = [*options, 'param_scheduler=None', 'train_dataloader.batch_size=2']
+        for split, number in dict(train=4, val=3, test=3).items():
+            options += [f'{split}_dataloader.num_workers=0']
+            options += [f'{split}_dataloader.dataset.indices={number}']
+        command = ROOT / 'tools' / tool, 'config.py', *words, '--cfg-options', *options
+        env = {'AFT_MM_DATA': str(pack(data).parent)}
+        result = run(*command, cwd=tmp_path, env=env, ranks=ranks)
+        assert result.returncode == 0, result.stderr
+        return result
+
+    return call_tool
+
+
 @pytest.mark.nightly
-def test_two_processes_on_a_cpu(run, pack, tmp_path):
-    (tmp_path / 'config.py').write_text(
-        f"_base_ = '{CONFIGS['retinanet-aft-conv-mini_1xb4-24e_bccd-voc']}'\n"
-        "custom_imports = dict(imports=['aft_mm.registry', 'recording_hooks'],\n"
-        '                      allow_failed_imports=False)\n'
-        "custom_hooks = [dict(type='RecordLossHook')]\n"
-    )
-    options = ['train_cfg.max_epochs=1', 'param_scheduler=None', 'train_dataloader.batch_size=2']
-    for split, number in dict(train=4, val=3, test=3).items():
-        options += [f'{split}_dataloader.num_workers=0']
-        options += [f'{split}_dataloader.dataset.indices={number}']
-    words = '--work-dir', 'work', '--launcher', 'pytorch', '--cfg-options', *options
-    env = {'AFT_MM_DATA': str(pack('bccd').parent)}
-    result = run(ROOT / 'tools/train.py', 'config.py', *words, cwd=tmp_path, env=env, ranks=2)
-    assert result.returncode == 0, result.stderr
+@pytest.mark.parametrize(
+    'name, length, metrics, draw, pictures',
+    [
+        (
+            MASK_RCNN,
+            'train_cfg.max_epochs=1',
+            {
+                f'coco/{kind}_mAP{level}'
+                for kind in ('bbox', 'segm')
+                for level in ('', '_50', '_75')
+            },
+            'test_out_dir=pictures',
+            'pictures/*.jpg',
+        ),
+        (
+            FCN,
+            'train_cfg.max_iters=2',
+            {'mIoU', 'mAcc', 'aAcc'},
+            'interval=1',
+            'vis_data/vis_image/*.png',
+        ),
+    ],
+)
+def test_the_tools_train_test_and_draw(call, tmp_path, name, length, metrics, draw, pictures):
+    call('train.py', name, DATA[name], '--work-dir', 'work', options=[length])
+    checkpoint = (tmp_path / 'work/last_checkpoint').read_text()
+    words = checkpoint, '--work-dir', 'test', '--out', 'metrics.json'
+    options = [f'default_hooks.visualization.{option}' for option in ('draw=True', draw)]
+    call('test.py', name, DATA[name], *words, options=options)
+    assert metrics <= json.loads((tmp_path / 'metrics.json').read_text()).keys()
+    assert len(list(tmp_path.glob(f'test/*/{pictures}'))) == 3
+
+
+@pytest.mark.nightly
+def test_two_processes_on_a_cpu(call, tmp_path):
+    name = 'retinanet-aft-conv-mini_1xb4-24e_bccd-voc'
+    words = '--work-dir', 'work', '--launcher', 'pytorch'
+    result = call('train.py', name, 'bccd', *words, options=['train_cfg.max_epochs=1'], ranks=2)
     assert (tmp_path / 'work/epoch_1.pth').exists()
     assert 'pascal_voc/mAP' in result.stdout + result.stderr
     # Four images: each process saw its own two.

@@ -6,7 +6,7 @@ from torch import Tensor
 from aft_mm.ops import cases
 from aft_mm.ops.cases import CHANNELS, PAIR_CASES, TOLERANCE, Case, PairCase
 
-__all__ = ['CASES', 'CAUSAL_CASES', 'CHANNELS', 'IDS', 'ONE_OF_EACH', 'PAIR_CASES', 'STEP_CASES']
+__all__ = ['CASES', 'CAUSAL_CASES', 'CHANNELS', 'ONE_OF_EACH', 'PAIR_CASES', 'STEP_CASES']
 __all__ += ['TOLERANCE', 'Case', 'indices', 'randn', 'run_with_gradients']
 
 
@@ -19,7 +19,6 @@ def indices(tokens: int) -> tuple[Tensor, Tensor]:
 
 
 CASES = [*cases.CASES, *PAIR_CASES]
-IDS = [case.name for case in CASES]
 ONE_OF_EACH = {
     f'{case.op}-{len(case.parameters)}-{case.options.get("causal", False)}': case
     for case in CASES

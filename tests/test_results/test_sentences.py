@@ -287,7 +287,8 @@ SENTENCES = [
         'In free spelling, AFT-conv is ahead of AFT-simple (p = {0.p:.2f}); its order relative to '
         "softmax attention (p = {1.p:.2f}, 0.10 with Holm's correction), the convolution "
         '(p = {2.p:.2f}) and the Bi-LSTM (p = {3.p:.2f}) is inconclusive. The convolution is ahead '
-        'of AFT-simple and softmax attention (p = {4.p:.3f} and {5.p:.3f}), so this needs no keys. '
+        'of AFT-simple and softmax attention (p = {4.p:.3f} and {5.p:.3f}, not corrected), so '
+        "AFT-conv's lead needs no keys. "
         'With the lexicon, AFT-conv, the convolution, softmax attention and AFT-simple are ahead of '
         'the Bi-LSTM (p = {6.p:.3f}, {7.p:.2f}, {8.p:.2f}, {9.p:.2f})',
         [

@@ -336,7 +336,7 @@ def transcribe(parser: argparse.ArgumentParser) -> None:
 def doctor(parser: argparse.ArgumentParser) -> None:
     """Check this environment: versions, imports, devices, data.
 
-    The first lines say what is wrong and how to mend it; the exit status is then 1.
+    The first lines say what is wrong and how to fix it; the exit status is then 1.
     """
     parser.add_argument(
         '--backends',
