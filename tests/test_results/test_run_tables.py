@@ -196,7 +196,7 @@ TABLES = [
             'AFT-simple': 'aft-simple*',
             'softmax, 4 heads': 'transformer*',
             'AFT-local-16': 'aft-local*',
-            'depthwise convolution over 16 tokens, one seed': 'depthwise*',
+            'depthwise convolution over 16 tokens': 'depthwise*',
         },
         {
             1: mean('perplexity_per_subword'),
