@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import pickle
 import re
 import sys
@@ -98,12 +99,14 @@ def test_resume_and_load_from(tool, config, words, resume, load_from):
 
 @pytest.mark.parametrize('launcher', ['none', 'pytorch', 'slurm', 'mpi'])
 def test_launcher_needs_its_environment(tool, config, monkeypatch, launcher):
-    for name in ('RANK', 'SLURM_PROCID', 'OMPI_COMM_WORLD_RANK'):
-        monkeypatch.delenv(name, raising=False)
+    for name in ('RANK', 'LOCAL_RANK', 'SLURM_PROCID', 'OMPI_COMM_WORLD_RANK'):
+        monkeypatch.setenv(name, '0')  # what the test leaves is then removed
+        monkeypatch.delenv(name)
     train = tool('train')
     args = train.parse_args([config('tiny'), '--launcher', launcher])
     if launcher == 'none':
         assert train.load_run_config(args).launcher == 'none'
+        assert 'LOCAL_RANK' not in os.environ
     else:
         with pytest.raises(ValueError, match=f"launcher='{launcher}' needs .*_?RANK|PROCID"):
             train.load_run_config(args)

@@ -32,7 +32,8 @@ def load_run_config(args: argparse.Namespace) -> Config:
         UserError: The config cannot be read, or the launcher's environment is incomplete.
         ValueError: A number of the config is out of range.
     """
-    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    if args.launcher != 'none':  # a rank without a group stops other libraries of the process
+        os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     shorten_console(MMLogger.get_current_instance())  # for messages before that of the run is built
     cfg = read_config(args.config, args.cfg_options)
     check_settings(cfg)
