@@ -100,7 +100,8 @@ MODELS = {
         'yesno, 16 recordings of one speaker, in Hebrew, as in a Kaldi tutorial, Apache-2.0',
         'One speaker and one microphone; the interval treats the 32 words as independent. Of seeds 0, '
         '1 and 2, trained on one machine, this one has the lowest training loss; seed 0 made two '
-        'errors, seed 1 none. On another, seven of ten seeds made none, three two or three (docs/results/yesno).',
+        'errors, seed 1 none. On another machine, seven of ten seeds made no error, the others two or '
+        'three (docs/results/yesno).',
     ),
     'enwik8': About(
         'Text of Wikipedia, byte by byte',
@@ -192,7 +193,8 @@ def card(entry: Mapping[str, Any]) -> str:
         'training': f'`{entry["command"]}`, {entry["iterations"]:,} iterations, one seed '
         f'({entry["seed"]}), commit {entry["commit"]}',
         about.label: f'{entry["value"]:.4g}{unit} on {entry["num"]:,} {about.items} of the test set, '
-        f'95 % interval {low:.4g} to {high:.4g} over these {about.items}',
+        f'95 % interval {low:.4g} to {high:.4g} over these {about.items}; it leaves out other seeds '
+        'and other data',
         'sha256': entry['sha256'],
     }
     lines = [f'# {entry["name"]}', '', f'{about.title}.', '', f'    {about.use}', '']
