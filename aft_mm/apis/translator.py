@@ -15,6 +15,9 @@ from aft_mm.tokenizers import Subwords
 
 from .loading import ConfigSource, Device, FilePath, as_list, check_options, load_model
 
+#: Defaults of a beam search where `test_cfg` has no value.
+BEAM = dict(beam_size=4, length_penalty=0.6)
+
 
 class Translation(NamedTuple):
     """A translation and its score, see :func:`aft_mm.models.beam_search`."""
@@ -24,9 +27,9 @@ class Translation(NamedTuple):
 
 
 def beam_options(config: Config) -> dict[str, float]:
-    """Return the options of the beam search with which a config tests."""
+    """Return the beam size and the length penalty with which a config tests."""
     test = config.get('test_cfg') or {}
-    return {name: test[name] for name in ('beam_size', 'length_penalty') if name in test}
+    return {name: test.get(name, default) for name, default in BEAM.items()}
 
 
 class Translator:

@@ -11,7 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from aft_mm.apis import Translator
 from aft_mm.apis.loading import check_task
-from aft_mm.apis.translator import beam_options
+from aft_mm.apis.translator import BEAM, beam_options
 from aft_mm.checkpoint import averaged
 from aft_mm.checks import check_int, check_number
 from aft_mm.cli.arguments import refuse_given, sampling_options
@@ -22,7 +22,6 @@ from aft_mm.errors import DATA_ERRORS, user_errors
 from aft_mm.tokenizers import split_lines
 
 BATCHES = 16  # whose lines are sorted by length together
-BEAM = dict(beam_size=4, length_penalty=0.6)
 SAMPLING = ('temperature', 'top_k', 'top_p', 'greedy', 'seed', 'compile')
 
 
@@ -33,7 +32,7 @@ def check_args(args: argparse.Namespace) -> Config:
         refuse_given(args, (*BEAM, 'n_best'), 'and --sample cannot be combined')
     else:
         refuse_given(args, SAMPLING, 'has no effect without --sample')
-    for name, value in {**BEAM, **beam_options(config)}.items():
+    for name, value in beam_options(config).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
     for name in ('batch_size', 'beam_size'):

@@ -29,12 +29,10 @@ _ANNOTATIONS = {'annotation', 'annotations', 'label', 'labels', 'mask', 'masks'}
 _ARCHIVES = ('.7z', '.gz', '.rar', '.tar', '.tgz', '.tm', '.zip')
 _TABLES = ('.csv', '.json', '.jsonl', '.parquet', '.tsv', '.xlsx')
 
-# Accuracy from random weights of the photos of 10 classes, by photos of each: of the validation set, and of
-# other photos [%] (docs/results/photos_per_class.json).
-_MEASURED = {10: (32, 27), 30: (41, 36), 90: (48, 51)}
-#: A start, and the accuracy of other photos from it (docs/results/photos_from_start.json).
+# Accuracy of 10 classes in percent, by photos of each: from random weights of the validation set and of other
+# photos (docs/results/photos_per_class.json), and from START of other photos (photos_from_start.json).
+_MEASURED = {10: (32, 27, 79), 30: (41, 36, 86), 90: (48, 51, 92)}
 START = 'vit-small-14'
-_FROM_START = {10: 79, 30: 86, 90: 92}
 
 Folders = dict[str, list[str]]
 
@@ -120,8 +118,7 @@ def _expectation(counts: Mapping[str, int], start: str | None) -> Iterator[str]:
     number = median(counts.values())
     if number < 3 * max(_MEASURED):
         nearest = min(_MEASURED, key=lambda measured: abs(log(measured / number)))
-        validated, others = _MEASURED[nearest]
-        reached = _FROM_START[nearest]
+        validated, others, reached = _MEASURED[nearest]
         if start is None:
             yield (
                 f'expect little from random weights: 10 classes of {nearest} photos each reached '
