@@ -141,7 +141,6 @@ def find_images(
     """Return :func:`list_images`, and the kinds of the pictures that are not read, by their paths.
 
     Args:
-        root: The folder.
         unread: Gets why folders are passed over, by their paths. Without it such a folder is an error.
     """
     images: list[str] = []

@@ -42,7 +42,6 @@ class Prediction:
     """The prediction for an image.
 
     Args:
-        path: Path of the image.
         found: A dict per class, the five best, per box or per class of a mask: ``class_name``,
             ``label``, ``score`` or, of pixels, ``share``, and ``box``, x1, y1, x2, y2 [px].
         picture: The image with the prediction, RGB uint8 [H, W, 3]; a small image is magnified.

@@ -38,7 +38,6 @@ class PointCloudGenerator:
         """Sample clouds.
 
         Args:
-            num: Number of clouds.
             **options: Those of :func:`aft_mm.models.generate`.
 
         Returns:

@@ -83,7 +83,6 @@ class SpeechRecognizer:
         Args:
             paths: A path, or a list of paths.
             beam_size: Prefixes in the beam; 1 is greedy, None the value of the config.
-            batch_size: Files per forward pass.
 
         Returns:
             A result for a path, a list of results for a list.

@@ -50,7 +50,6 @@ class SuperResolver:
 
         Args:
             image: uint8 ``[h, w, C]`` of exactly ``source_shape``, RGB if C = 3.
-            num: Number of samples.
             **options: Those of :func:`aft_mm.models.generate`.
 
         Returns:
@@ -110,7 +109,6 @@ class SuperResolver:
 
         Args:
             image: uint8 ``[H', W', C]``.
-            num: Number of samples.
             overlap: Minimum overlap of tiles [px of ``image``], less than a tile.
             **options: Those of :func:`aft_mm.models.generate`.
 

@@ -71,7 +71,6 @@ class Translator:
         Args:
             text: A sentence, or a list. One that is longer than the position table is truncated
                 with a warning.
-            batch_size: Sentences per batch.
             **options: Those of :func:`aft_mm.models.beam_search`; the defaults of ``beam_size`` and
                 ``length_penalty`` are those of the config's ``test_cfg``.
 
@@ -112,7 +111,6 @@ class Translator:
         """Sample a translation of each sentence.
 
         Args:
-            texts: Sentences.
             batch_size: Sentences per batch; samples depend on it.
             **options: Those of :func:`aft_mm.models.generate`.
         """

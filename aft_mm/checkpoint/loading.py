@@ -95,7 +95,6 @@ def load_from_local(filename: str, map_location: Any = None) -> dict:
     run, checksums are verified, and memory is limited by the file size.
 
     Args:
-        filename: Path of the file.
         map_location: Device of the tensors, by default the CPU.
 
     Returns:
@@ -372,7 +371,6 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     differs, or have NaN or inf.
 
     Args:
-        model: Model to load into.
         checkpoint: A checkpoint or state dict, as a loader returns it.
         name: Name of the model for the error message.
         strict: Require matching names and shapes.

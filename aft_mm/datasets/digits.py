@@ -15,7 +15,6 @@ class Digits(BaseDataset):
 
     Args:
         split: ``'train'``, or ``'test'``, a fifth of every class.
-        **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
         ImportError: If scikit-learn is not installed.

@@ -22,7 +22,6 @@ class MNISTIdx(BaseDataset):
     Args:
         data_root: Folder of ``train-images-idx3-ubyte.gz`` and the others.
         split: ``'train'`` or ``'test'``.
-        **kwargs: See :class:`mmengine.dataset.BaseDataset`.
 
     Raises:
         FileNotFoundError: If a file is missing.

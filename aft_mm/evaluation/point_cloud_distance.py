@@ -43,7 +43,6 @@ class PointCloudDistance(GenerationMetric):
         emd: Also compute the exact earth mover's distance.
         normalization: ``'box'``, or ``'set'`` to normalise by the test clouds, see
             :func:`.point_cloud.normalized`; the unit is then ``deviations``.
-        **kwargs: See :class:`Metric`.
 
     Raises:
         ValueError: If an argument is not allowed, or a cloud has several samples.

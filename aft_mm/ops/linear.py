@@ -99,7 +99,6 @@ def linear_attention_step(
         state: The previous state, which must not be used again.
         query, key: [B, h, d].
         value: [B, h, m].
-        feature_map, eps: Those of the op.
 
     Returns:
         y [B, h, m] and the next state.
@@ -130,7 +129,6 @@ def linear_attention_prefill(
         key: [B, L, h, d].
         value: [B, L, h, m].
         lengths: Tokens of each prompt [B], ints of 0 to L; the rest is padding.
-        feature_map: That of the op.
 
     Raises:
         ValueError: If the state is used or of other sizes, or a length is outside 0 to L.

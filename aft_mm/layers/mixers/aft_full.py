@@ -30,7 +30,6 @@ class AFTFull(AFTMixer):
     A longer sequence needs `longer`.
 
     Args:
-        embed_dims: Channels D.
         rank: d' of u and v; None for the free matrix.
         source_grid: Grid of a memory, for a cross mixer with :class:`MemoryPositionBias`; needs
             rank=None, causal=False, a gate, and no init_std.

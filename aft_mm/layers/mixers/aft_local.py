@@ -23,7 +23,6 @@ class AFTLocal(OpMixer):
     `longer`.
 
     Args:
-        embed_dims: Channels D.
         window: s of ``|t − t'| < s``, 0 for AFT-simple; on a 2-d grid an int or (s_r, s_c).
         rank: d' of u and v; None for a free w in a 1-d window.
         init_std: Standard deviation of u and v (default 0.1) or of the free w (default 0.01).

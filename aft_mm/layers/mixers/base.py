@@ -432,10 +432,8 @@ class AFTMixer(TokenMixer):
     """Base class of mixers with a gate, ``y = proj(g(query(x)) ⊙ mix(key(x), value(x)))``.
 
     Args:
-        embed_dims: Channels D.
         gate: g, a name, module or function (:mod:`aft_mm.ops`), or the config of a module, such as
             ``dict(type='torch.nn.PReLU')``. 'none' also leaves out the query projection.
-        **kwargs: See :class:`TokenMixer`.
     """
 
     def __init__(

@@ -22,12 +22,10 @@ class CTCModel(Resettable, BaseModel):
 
     Args:
         encoder: Config of an encoder of frames, such as :class:`BiLSTMEncoder`.
-        head: Config of :class:`CTCHead`.
         beam_size: Prefixes of the beam search; 1 decodes greedily.
         lexicon: ``dict(units=…, words=[…])``; 'predict' then adds ``in_lexicon``, the best
             transcript of these words.
         data_preprocessor: Config; :class:`UtterancePreprocessor` by default.
-        init_cfg: See mmengine's BaseModel.
 
     Raises:
         ValueError: Encoder and head differ in channels.
@@ -71,7 +69,6 @@ class CTCModel(Resettable, BaseModel):
         Args:
             inputs: Features [B, T, F], padded by :class:`UtterancePreprocessor`.
             data_samples: With ``length`` and, for the loss, ``units``.
-            mode: 'tensor', 'loss' or 'predict'.
 
         Returns:
             'tensor': log probabilities [B, T, V] of the blank and the units, arbitrary at padding.
