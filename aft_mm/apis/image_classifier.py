@@ -34,12 +34,6 @@ LONG_EDGE = 4096  # but not beyond this one
 class ImageClassifier:
     """Classify images: a file, a folder, an array, or a list of these.
 
-    ::
-
-        classify = ImageClassifier('config.py', 'epoch_100.pth')
-        classify('photos/')[0]  # {'path': 'photos/a.jpg', 'label': 3, 'class_name': 'cat', ...}
-        classify.visualize('photos/', 'pictures/')
-
     Args:
         config, checkpoint, device: See :func:`load_model`.
         classes: Names of the classes; by default those stored in the checkpoint, if any.

@@ -11,12 +11,6 @@ from .loading import ConfigSource, Device, FilePath, check_options, load_model
 class ImageGenerator:
     """Sample and complete images, pixel by pixel.
 
-    ::
-
-        generator = ImageGenerator('config.py', 'epoch_100.pth')
-        samples = generator.sample(16, seed=0)
-        completed = generator.complete(images, keep=0.5)
-
     Both methods take the options of :func:`aft_mm.models.generate`.
 
     Args:

@@ -57,11 +57,6 @@ class Prediction:
 class ImagePredictor:
     """Predict classes, boxes or masks of images, depending on the model.
 
-    ::
-
-        predict = ImagePredictor('config.py', 'epoch_24.pth')
-        predict(['a.jpg', 'b.jpg'])[0].found  # [{'class_name': 'cat', 'score': 0.9, 'box': ...}]
-
     Args:
         config: Config of a classifier, detector or segmentor, or its path.
         checkpoint, device: See :func:`load_model`.

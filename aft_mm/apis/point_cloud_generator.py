@@ -12,12 +12,6 @@ from .loading import ConfigSource, Device, FilePath, check_options, load_model
 class PointCloudGenerator:
     """Sample point clouds, coordinate by coordinate.
 
-    ::
-
-        generator = PointCloudGenerator('config.py', 'epoch_200.pth')
-        clouds = generator.sample(4, seed=0)
-        write_ply('chair.ply', clouds[0])
-
     Args:
         config: Config with ``point_cloud = dict(num_points=..., num_bits=..., up=...)``, or its
             path.

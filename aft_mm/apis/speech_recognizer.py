@@ -29,11 +29,6 @@ class Recognition(NamedTuple):
 class SpeechRecognizer:
     """Recognise speech in sound files, Sphinx cepstra or entries of Kaldi archives.
 
-    ::
-
-        recognizer = SpeechRecognizer('config.py', 'epoch_60.pth')
-        print(recognizer('a.wav').text)
-
     Each file counts as a speaker of its own.
 
     Args:

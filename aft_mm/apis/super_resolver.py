@@ -21,13 +21,6 @@ TILES_AT_ONCE = 64
 class SuperResolver:
     """Sample enlargements of small images.
 
-    ::
-
-        resolver = SuperResolver('config.py', 'epoch_200.pth')
-        samples = resolver(image, num=4, seed=0)        # an image of exactly 8 x 8 pixels
-        samples = resolver(resolver.fit(photo), num=4)  # the centre of a larger image
-        samples = resolver.tile(photo)                  # a larger image, tile by tile
-
     ``temperature`` is 0.8 by default.
 
     Args:

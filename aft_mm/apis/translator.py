@@ -35,11 +35,6 @@ def beam_options(config: Config) -> dict[str, float]:
 class Translator:
     """Translate sentences.
 
-    ::
-
-        translator = Translator('config.py', 'epoch_12.pth')
-        print(translator('Ein Hund rennt.'))
-
     Args:
         config: Config of a translation model with the entry ``subwords``, or its path.
         checkpoint, device: See :func:`load_model`.

@@ -33,9 +33,8 @@ def list_configs(parser: argparse.ArgumentParser) -> None:
 
     With --mixers, list the token mixers by their type in a config, also those of other packages.
 
-    The column "trained" names a model whose weights come with aft_mm, for `aft_mm sample NAME`,
-    `transcribe NAME` and `predict NAME`. A config is "ready" if the libraries of its task are
-    installed.
+    The column "trained" names a model whose weights come with aft_mm. A config is "ready" if the
+    libraries of its task are installed.
     """
     parser.add_argument(
         'pattern',
@@ -357,11 +356,9 @@ def release_weights(parser: argparse.ArgumentParser) -> None:
 
         aft_mm release work_dirs/quickstart --out release
 
-    The last checkpoint of each work dir is published as by `aft_mm publish`, with the averaged weights
-    if the run used EMAHook. Its metrics are those of WORK_DIR/metrics.json (`aft_mm test --out`), or
-    else those of the validation. Runs of one config share a model card NAME.md.
-
-    The output folder also gets SHA256SUMS and weights.json. With `--address`, address and hash are
+    The last checkpoint of each work dir is published as by `aft_mm publish`, with the averaged
+    weights if the run used EMAHook, and the metrics of WORK_DIR/metrics.json or else the
+    validation. Runs of one config share a model card. With `--address`, address and hash are
     written to the metafiles of configs/.
     """
     parser.add_argument(
