@@ -114,7 +114,7 @@ def load_from_http(filename: str, map_location: Any = None) -> dict:
     """Download a checkpoint into torch's hub folder and load it with :func:`load_from_local`.
 
     Its length must match the server's, and its sha256 ``ADDRESS#sha256=...`` or the digits in the
-    file name, if given. At most 20 GB (AFT_MM_DOWNLOAD_BYTES) in an hour (AFT_MM_DOWNLOAD_SECONDS).
+    file name, if given. SECURITY.md has the bounds.
 
     Raises:
         UserError: The download failed, or ``#`` is not followed by a sha256.

@@ -128,7 +128,7 @@ def linear_attention_prefill(
         state: A fresh state.
         key: [B, L, h, d].
         value: [B, L, h, m].
-        lengths: Tokens of each prompt [B], ints of 0 to L; the rest is padding.
+        lengths: As for :func:`aft_mm.ops.prefill`.
 
     Raises:
         ValueError: If the state is used or of other sizes, or a length is outside 0 to L.
