@@ -388,7 +388,6 @@ def enlarge_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Enlarge uint8 [h, w, C], C = 1 or 3, to uint8 [H, W, C] by Pillow's bicubic interpolation.
 
     Args:
-        image: uint8 [h, w, C], C = 1 or 3.
         size: Height and width of the result [px].
     """
     height, width = size

@@ -483,7 +483,6 @@ class AFTForCausalLM(_Model, GenerationMixin):
                 `labels`.
 
         Raises:
-            TypeError: an argument is unknown.
             ValueError: a sequence is too long, a token outside the vocabulary, or an argument does
                 not go with a filled cache.
         """

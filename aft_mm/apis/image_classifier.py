@@ -151,7 +151,6 @@ class ImageClassifier:
         """Draw the predicted class name and score onto each image.
 
         Args:
-            images, batch_size, progress: As in :meth:`__call__`.
             folder: Folder to write the pictures to, such as ``0000_cat.png`` for a/cat.jpg.
 
         Returns:

@@ -16,9 +16,6 @@ class ImageGenerator:
     Args:
         config: Config with ``image_shape = (H, W, C)``, or its path.
         checkpoint, device: See :func:`load_model`.
-
-    Raises:
-        UserError: As for :func:`load_model`.
     """
 
     def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
@@ -27,11 +24,7 @@ class ImageGenerator:
         check_image_shape(self.model, self.image_shape)
 
     def sample(self, num: int = 1, **options: Any) -> np.ndarray:
-        """Sample images, uint8 ``[num, H, W, C]``.
-
-        Raises:
-            ValueError: An argument is out of range.
-        """
+        """Sample images, uint8 ``[num, H, W, C]``."""
         check_options(options)
         return sample_images(self.model, self.image_shape, num, **{'progress': True, **options})
 

@@ -62,9 +62,6 @@ class ImagePredictor:
         checkpoint, device: See :func:`load_model`.
         score: Minimum score of a box; by default the checkpoint's, with the best F1 in its
             validation, or 0.3.
-
-    Raises:
-        UserError: As for :func:`load_model`.
     """
 
     def __init__(

@@ -36,9 +36,6 @@ class PointCloudGenerator:
 
         Returns:
             float32 ``[num, P, 3]``, x, y, z in the cube of side 1 around 0.
-
-        Raises:
-            ValueError: An argument is out of range.
         """
         check_options(options)
         return sample_points(self.model, num, self.num_bits, **{'progress': True, **options})

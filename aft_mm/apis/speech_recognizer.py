@@ -35,9 +35,6 @@ class SpeechRecognizer:
         config: Config of speech recognition with the entry ``units``, or its path.
         checkpoint, device: See :func:`load_model`.
         words: The only words of the transcripts. ``score`` is then the log-probability of the text.
-
-    Raises:
-        UserError: As for :func:`load_model`.
     """
 
     def __init__(
@@ -76,7 +73,6 @@ class SpeechRecognizer:
         """Recognise one file or a list of files.
 
         Args:
-            paths: A path, or a list of paths.
             beam_size: Prefixes in the beam; 1 is greedy, None the value of the config.
 
         Returns:

@@ -27,9 +27,6 @@ class SuperResolver:
         config: Config with ``image_shape = (H, W, C)`` and ``source_shape = (h, w, C)``, or its
             path.
         checkpoint, device: See :func:`load_model`.
-
-    Raises:
-        UserError: As for :func:`load_model`.
     """
 
     def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
@@ -50,7 +47,6 @@ class SuperResolver:
 
         Raises:
             UserError: ``image`` has another shape or type.
-            ValueError: An argument is out of range.
         """
         image = self._checked(image)
         if image.shape != self.source_shape:
@@ -110,7 +106,6 @@ class SuperResolver:
 
         Raises:
             UserError: ``image`` does not fit, or ``overlap`` or ``num`` is out of range.
-            ValueError: An option is out of range.
         """
         rows, columns = self.tile_starts(image, overlap)
         height, width, _ = self.source_shape

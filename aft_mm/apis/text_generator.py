@@ -15,9 +15,6 @@ class TextGenerator:
 
     Args:
         config, checkpoint, device: See :func:`load_model`.
-
-    Raises:
-        UserError: As for :func:`load_model`.
     """
 
     def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:

@@ -118,7 +118,6 @@ def load_from_http(filename: str, map_location: Any = None) -> dict:
 
     Raises:
         UserError: The download failed, or ``#`` is not followed by a sha256.
-        pickle.UnpicklingError: As for :func:`load_from_local`.
     """
     path = _first_on_machine(cached, filename)
     try:
@@ -146,7 +145,6 @@ def load_from_hub(filename: str, map_location: Any = None) -> dict:
 
     Raises:
         UserError: huggingface_hub is missing, the address is malformed, or the download failed.
-        pickle.UnpicklingError: As for :func:`load_from_local`.
     """
     return _load(str(_first_on_machine(_from_hub, filename)), map_location)
 
@@ -180,7 +178,6 @@ def load_from_minis(filename: str, map_location: Any = None) -> dict:
 
     Raises:
         UserError: The package or the file is missing, or the file has another hash.
-        pickle.UnpicklingError: As for :func:`load_from_local`.
     """
     address, wanted = _split_hash(filename)
     name = address.removeprefix(_MINI)

@@ -30,9 +30,6 @@ class GeneratedSequences(Dataset):
         split: ``'train'``, ``'val'`` or ``'test'``.
         num_samples: Sequences per epoch.
         seed: Seed of ``val`` and ``test``.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     #: Number of different tokens.

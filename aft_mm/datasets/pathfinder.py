@@ -26,9 +26,6 @@ class Pathfinder(BaseDataset):
         size: Height and width [px].
         num_steps: Dashes of a path.
         shortest, longest: Lengths of paths, in sides of the image.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     METAINFO = dict(classes=('apart', 'connected'))

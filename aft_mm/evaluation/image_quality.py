@@ -35,9 +35,6 @@ class ImageQuality(GenerationMetric):
     Args:
         image_shape: ``(H, W, C)`` of the images.
         source_shape: ``(h, w, C)`` of the inputs.
-
-    Raises:
-        ValueError: If the shapes do not match.
     """
 
     def __init__(

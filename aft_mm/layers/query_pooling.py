@@ -21,9 +21,6 @@ class QueryPooling(Resettable):
         embed_dims: Channels D.
         num_heads: Channels h of the keys, a divisor of D. Head i weights the channels i·D/h …
             (i+1)·D/h − 1 of v.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
 
     def __init__(self, embed_dims: int, num_heads: int = 1) -> None:

@@ -24,9 +24,6 @@ class AFTClassifier(Resettable):
         drop_rate: Dropout probability before the classifier.
         proj_drop_rate: Dropout probability after embedding and mixers and in MLPs.
         device, dtype: Of the parameters.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
 
     def __init__(

@@ -50,8 +50,7 @@ def new_figure(width: float, height: float, title: str = '', footer: str = '') -
     """Create an empty figure with its own Agg canvas, which needs no display and no ``pyplot``.
 
     Args:
-        width: Inches, at least :data:`NARROWEST`.
-        height: Inches.
+        width, height: Inches; the width is at least :data:`NARROWEST`.
         title: Text above the figure.
         footer: Small print below the figure.
     """
@@ -70,7 +69,6 @@ def choose(name: str, choice: Choice, count: int, most: int | None = None) -> li
     Args:
         name: Name of the argument, for the message.
         choice: ``'all'``, ``'first:16'``, ``'even:12'`` (evenly spaced), ``'0,3,7'`` or ints.
-        count: Number to choose from.
         most: Maximum number to choose; None for any number.
 
     Raises:

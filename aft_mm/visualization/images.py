@@ -37,7 +37,6 @@ def sample_images(model: Any, image_shape: Sequence[int], num: int, **options: A
 
     Raises:
         UserError: The model was built for another ``image_shape``.
-        ValueError: ``num`` or an option is out of range.
     """
     check_image_shape(model, image_shape)
     check_int('num', num, 1)

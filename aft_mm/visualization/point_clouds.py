@@ -59,7 +59,6 @@ def sample_points(model: Any, num: int, num_bits: int = 8, **options: Any) -> np
 
     Args:
         model: An autoregressive model without an encoder; its position table holds P points.
-        num_bits: Bits per coordinate.
         **options: Passed to ``model.generate``.
 
     Returns:
@@ -68,7 +67,6 @@ def sample_points(model: Any, num: int, num_bits: int = 8, **options: Any) -> np
 
     Raises:
         UserError: The model was built for other tokens.
-        ValueError: ``num`` or an option is out of range.
     """
     check_points(model, num_bits)
     check_int('num', num, 1)

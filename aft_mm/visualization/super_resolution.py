@@ -42,7 +42,6 @@ def super_resolve(
         model: An autoregressive model with an encoder.
         images: uint8 ``[N, h, w, C]``.
         image_shape: ``(H, W, C)`` of the enlargements.
-        num: Samples per image.
         **options: Passed to ``model.generate``.
 
     Returns:
@@ -50,7 +49,6 @@ def super_resolve(
 
     Raises:
         UserError: The model was built for other shapes, or there is no image.
-        ValueError: ``num`` or an option is out of range.
     """
     check_super_resolution(model, image_shape, images.shape[1:])
     if not len(images):

@@ -27,9 +27,6 @@ class AFTBias(AFTMixer):
         num_heads: h of a bias [h, T, S] or [B, h, T, S]; None for [T, S] or [B, T, S].
         scales: Initial values of a learned factor per head for a bias [T, S] or [B, T, S]; needs
             num_heads=None.
-
-    Raises:
-        ValueError: As :class:`AFTMixer` and :func:`aft_mm.ops.aft_full`.
     """
 
     takes_memory = True

@@ -64,10 +64,6 @@ class TokenMixer(Resettable):
         causal: Token t only sees tokens t' ≤ t, in raster order.
         qkv_bias: Whether the query, key and value projections have a bias.
         proj_drop: Dropout probability of the output.
-
-    Raises:
-        TypeError: An argument is unknown.
-        ValueError: An argument is out of range.
     """
 
     __call__: Callable[..., Tensor]
@@ -247,9 +243,6 @@ class TokenMixer(Resettable):
 
         Returns:
             Mixed tokens [B, L, D], arbitrary at padding, and the state after the prompts.
-
-        Raises:
-            ValueError: As :meth:`init_state` and :meth:`forward`.
         """
         check_tokens('x', x, 'B', 'T', self.embed_dims)
         length, state = x.shape[1], self.init_state(len(x))
@@ -372,7 +365,6 @@ class TokenMixer(Resettable):
         """Return the state after lengths[b] tokens of each sequence b.
 
         Args:
-            state: Fresh from :meth:`_init_state`.
             key: [B, L, D], padding from lengths[b] on.
             value: [B, L, D].
             lengths: [B], 0 to L.

@@ -29,9 +29,6 @@ class LSTM(TokenMixer):
 
     Args:
         embed_dims: Channels D, even unless causal.
-
-    Raises:
-        ValueError: D is odd and the mixer not causal.
     """
 
     normalized = False

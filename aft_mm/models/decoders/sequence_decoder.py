@@ -81,9 +81,6 @@ class SequenceDecoder(BlockStack):
 
         Returns:
             The hidden vector [B, D] that predicts token lengths[b], and the state for :meth:`step`.
-
-        Raises:
-            ValueError: As :meth:`forward`.
         """
         self.check_length(tokens.shape[1] + 1)
         x = self._embed(tokens)
