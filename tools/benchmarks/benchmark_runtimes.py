@@ -5,8 +5,7 @@ median over rounds of ``time(best form of DeiT) / time(best form of the model)``
 over all of them.
 
 Load time and peak memory are those of a fresh process that runs the converted file once.
-
-efficientnet_lite0 has trained weights: its rows have the accuracy of the same file on Imagenette.
+efficientnet_lite0 has trained weights, and its rows their accuracy on Imagenette.
 """
 
 import argparse
