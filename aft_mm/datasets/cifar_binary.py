@@ -23,10 +23,6 @@ class CIFAR10Binary(BaseDataset):
         data_root: Folder of ``cifar-10-batches-bin`` or of the files.
         split: ``'train'`` or ``'test'``.
         num_batches: Number of training files, 1 to 5.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If the split is unknown or a file damaged.
     """
 
     METAINFO = dict(

@@ -15,10 +15,6 @@ class Digits(BaseDataset):
 
     Args:
         split: ``'train'``, or ``'test'``, a fifth of every class.
-
-    Raises:
-        ImportError: If scikit-learn is not installed.
-        ValueError: If ``split`` is unknown.
     """
 
     METAINFO = dict(classes=tuple('0123456789'))

@@ -25,9 +25,6 @@ class FSDD(Utterances):
         data_root: Folder that contains ``recordings``.
         split: ``'test'``, indices 0 to 4, or ``'train'``, all others.
         speakers: Names such as ``['jackson']``, or None for all.
-
-    Raises:
-        ValueError: If an argument is out of range or a speaker has no recording.
     """
 
     def __init__(

@@ -22,10 +22,6 @@ class MNISTIdx(BaseDataset):
     Args:
         data_root: Folder of ``train-images-idx3-ubyte.gz`` and the others.
         split: ``'train'`` or ``'test'``.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If the split is unknown or a file damaged.
     """
 
     METAINFO = dict(classes=tuple('0123456789'))

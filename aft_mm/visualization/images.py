@@ -107,9 +107,6 @@ def draw_samples(
 
     Returns:
         uint8 ``[H', W', 3]``.
-
-    Raises:
-        ValueError: ``images`` has another shape or type, or is empty.
     """
     # The tools check first that torchvision matches torch.
     from torchvision.utils import make_grid
@@ -142,9 +139,6 @@ def draw_completions(
 
     Returns:
         uint8 ``[H', W', 3]``, K + 2 pictures per row.
-
-    Raises:
-        ValueError: The shapes do not match, or as for :func:`draw_samples`.
     """
     images, completions = np.asarray(images), np.asarray(completions)
     expected = (*images.shape[:1], *completions.shape[1:2], *images.shape[1:])

@@ -86,10 +86,6 @@ def draw_point_clouds(
 
     Returns:
         uint8 ``[H', W', 3]``, RGB on white.
-
-    Raises:
-        ValueError: There is no cloud, a cloud is not ``[P, 3]`` of finite numbers, or ``up`` is not
-            an axis.
     """
     check_choice('up', up, AXES)
     if columns is not None:

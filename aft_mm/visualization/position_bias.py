@@ -60,9 +60,6 @@ def draw_position_bias(
 
     Returns:
         A figure, see :func:`.figures.new_figure`.
-
-    Raises:
-        ValueError: ``biases`` is empty, w has another shape, or an argument is out of range.
     """
     check_choice('view', view, VIEWS)
     check_choice('quantity', quantity, QUANTITIES)

@@ -77,9 +77,6 @@ def draw_super_resolution(
 
     Returns:
         uint8 ``[H', W', 3]``.
-
-    Raises:
-        ValueError: The shapes do not match, or as for :func:`draw_samples`.
     """
     inputs = np.asarray(inputs)
     models = samples if isinstance(samples, Mapping) else {'sample': samples}
