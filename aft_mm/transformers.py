@@ -381,9 +381,6 @@ class AFTForCausalLM(_Model, GenerationMixin):
     """Language model whose ``generate`` carries a state of constant size.
 
     Its loss counts every label, also the first.
-
-    Raises:
-        ValueError: decoder and head of the config do not fit together.
     """
 
     config_class = AFTTextConfig

@@ -37,9 +37,6 @@ class ImageGenerator:
 
         Returns:
             uint8 ``[N, H, W, C]``.
-
-        Raises:
-            ValueError: ``images`` has another shape or type, or an argument is out of range.
         """
         images = np.asarray(images)
         if images.shape[1:] != self.image_shape or images.dtype != np.uint8:

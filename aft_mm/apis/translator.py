@@ -71,9 +71,6 @@ class Translator:
 
         Returns:
             The translation; a list for a list of sentences.
-
-        Raises:
-            ValueError: ``text`` is not a str or a list of str, or an option is out of range.
         """
         check_options(options, 'num_best')
         best = self.n_best(as_list(text, str), 1, batch_size, **options)

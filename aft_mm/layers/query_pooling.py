@@ -39,9 +39,6 @@ class QueryPooling(Resettable):
             x: Tokens [B, T, D].
             key_mask: bool [B, T], True = keep. Hidden tokens may hold NaN and get a gradient of 0;
                 without a visible token the result is that of v = 0.
-
-        Raises:
-            ValueError: An argument has another shape or type.
         """
         check_tokens('x', x, 'B', 'T', len(self.query))
         if key_mask is not None:

@@ -23,10 +23,6 @@ class SequencePreprocessor(BaseDataPreprocessor):
 
         Returns:
             ``dict(inputs, data_samples)``; each sample has its ``length`` in tokens.
-
-        Raises:
-            ValueError: A sequence is empty, not of integers or does not fit the others or its
-                sample.
         """
         inputs = list(data['inputs'])
         _check_tokens(inputs)
@@ -56,10 +52,6 @@ class UtterancePreprocessor(BaseDataPreprocessor):
 
         Returns:
             ``dict(inputs, data_samples)``; each sample has its ``length`` in frames.
-
-        Raises:
-            ValueError: Features have no frame, are not floats or do not fit each other or their
-                samples.
         """
         inputs = list(data['inputs'])
         if not inputs:

@@ -34,9 +34,6 @@ def sample_images(model: Any, image_shape: Sequence[int], num: int, **options: A
 
     Returns:
         uint8 ``[num, H, W, C]``.
-
-    Raises:
-        UserError: The model was built for another ``image_shape``.
     """
     check_image_shape(model, image_shape)
     check_int('num', num, 1)
@@ -57,9 +54,6 @@ def complete_images(
 
     Returns:
         uint8 ``[N, H, W, C]``.
-
-    Raises:
-        UserError: ``images`` do not fit the model, or ``num_given_rows`` is out of range.
     """
     image_shape = images.shape[1:]
     check_image_shape(model, image_shape)

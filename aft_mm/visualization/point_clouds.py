@@ -64,9 +64,6 @@ def sample_points(model: Any, num: int, num_bits: int = 8, **options: Any) -> np
     Returns:
         float32 ``[num, P, 3]``, columns x, y, z, in the cube of side 1 around 0, the bounding cube of
         a cloud.
-
-    Raises:
-        UserError: The model was built for other tokens.
     """
     check_points(model, num_bits)
     check_int('num', num, 1)

@@ -46,9 +46,6 @@ def super_resolve(
 
     Returns:
         uint8 ``[N, num, H, W, C]``.
-
-    Raises:
-        UserError: The model was built for other shapes, or there is no image.
     """
     check_super_resolution(model, image_shape, images.shape[1:])
     if not len(images):

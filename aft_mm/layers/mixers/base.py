@@ -143,9 +143,6 @@ class TokenMixer(Resettable):
             cu_seqlens: int [N + 1]: x [1, T, D] holds N sequences, see :mod:`aft_mm.ops`. Only
                 without a grid of 2 or more dimensions, prefix tokens, memory and pairs.
             **pairs: position_bias and pair_mask for a mixer with :attr:`takes_pairs`.
-
-        Raises:
-            ValueError: An argument has another shape or type, or the mixer does not take it.
         """
         check_tokens('x', x, 'B', 'T', self.embed_dims)
         for name in pairs if not self.takes_pairs else ():

@@ -25,9 +25,6 @@ class AutoregressiveModel(Resettable, BaseModel):
         encoder: Config of :class:`SequenceEncoder` for the ``source`` of the samples; the decoder
             then needs a cross mixer.
         data_preprocessor: Config; :class:`SequencePreprocessor` by default.
-
-    Raises:
-        ValueError: Decoder, head and encoder do not fit together.
     """
 
     def __init__(
@@ -70,9 +67,6 @@ class AutoregressiveModel(Resettable, BaseModel):
             'tensor': hidden vectors [B, T, D]. 'loss': ``dict(loss=…)``, the mean nats per
             dimension over the predicted tokens of all processes. 'predict': the samples with
             ``nats``, ``num_dims`` and, for a categorical head, ``num_correct``.
-
-        Raises:
-            ValueError: An argument does not fit, or as the decoder's ``forward``.
         """
         check_choice('mode', mode, MODES)
         if not isinstance(inputs, Tensor) or inputs.dim() < 2:
