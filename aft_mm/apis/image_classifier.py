@@ -35,7 +35,6 @@ class ImageClassifier:
     """Classify images: a file, a folder, an array, or a list of these.
 
     Args:
-        config, checkpoint, device: See :func:`load_model`.
         classes: Names of the classes; by default those stored in the checkpoint, if any.
 
     Raises:

@@ -15,7 +15,6 @@ class ImageGenerator:
 
     Args:
         config: Config with ``image_shape = (H, W, C)``, or its path.
-        checkpoint, device: See :func:`load_model`.
     """
 
     def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:

@@ -59,7 +59,6 @@ class ImagePredictor:
 
     Args:
         config: Config of a classifier, detector or segmentor, or its path.
-        checkpoint, device: See :func:`load_model`.
         score: Minimum score of a box; by default the checkpoint's, with the best F1 in its
             validation, or 0.3.
     """

@@ -15,7 +15,6 @@ class PointCloudGenerator:
     Args:
         config: Config with ``point_cloud = dict(num_points=..., num_bits=..., up=...)``, or its
             path.
-        checkpoint, device: See :func:`load_model`.
 
     Raises:
         UserError: As for :func:`load_model`, or ``point_cloud`` does not match the model.

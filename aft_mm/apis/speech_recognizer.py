@@ -33,7 +33,6 @@ class SpeechRecognizer:
 
     Args:
         config: Config of speech recognition with the entry ``units``, or its path.
-        checkpoint, device: See :func:`load_model`.
         words: The only words of the transcripts. ``score`` is then the log-probability of the text.
     """
 

@@ -26,7 +26,6 @@ class SuperResolver:
     Args:
         config: Config with ``image_shape = (H, W, C)`` and ``source_shape = (h, w, C)``, or its
             path.
-        checkpoint, device: See :func:`load_model`.
     """
 
     def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:

@@ -11,11 +11,7 @@ from .loading import ConfigSource, Device, FilePath, as_list, check_options, loa
 
 
 class TextGenerator:
-    """Continue text and score it, byte by byte.
-
-    Args:
-        config, checkpoint, device: See :func:`load_model`.
-    """
+    """Continue text and score it, byte by byte."""
 
     def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'TextGenerator')

