@@ -5,8 +5,7 @@ The metafile has
 - Tables: the columns of each NAME, as header and name of the entry;
 - Pages: further entries of a NAME, which the pages of docs/tables show or the text states;
 - Models (configs) and Others (models of papers only). Each of their Results is a row of its Tables,
-  Others first. Its entries are its Metrics, the Metadata, and the measured values: the Metrics of
-  the model's Results with a Log.
+  Others first, with its Metrics, the Metadata, and the Metrics of the model's Results with a Log.
 
 A table of a README may be the union of several, `A table 7 + A table 8`; one without columns is a
 list of links.
