@@ -62,7 +62,7 @@ def plot_curves(parser: argparse.ArgumentParser) -> None:
         '--top',
         type=float,
         metavar='VALUE',
-        help='upper end of the first axis; first losses are high',
+        help='upper end of the first axis, for losses that are high at first',
     )
 
 
@@ -190,7 +190,12 @@ def plot_cam(parser: argparse.ArgumentParser) -> None:
         help="submodule of the backbone; default as in mmpretrain's vis_cam.py: the last norm, or "
         'with a class token the norm before the last token mixer',
     )
-    parser.add_argument('--method', choices=METHODS, default='GradCAM', help='default %(default)s')
+    parser.add_argument(
+        '--method',
+        choices=METHODS,
+        default='GradCAM',
+        help='method of grad-cam (default: %(default)s)',
+    )
     add_picture_arguments(parser)
 
 
@@ -416,4 +421,4 @@ def demo(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument('config', metavar='CONFIG', help='path or name of the config')
     parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of a checkpoint')
-    parser.add_argument('--port', type=int, default=7860, help='port, default %(default)s')
+    parser.add_argument('--port', type=int, default=7860, help='port (default: %(default)s)')

@@ -72,7 +72,7 @@ def new(parser: argparse.ArgumentParser) -> None:
     moved or changed.
     """
     parser.add_argument('kind', choices=('image-folder', 'coco', 'voc', 'masks', 'text'))
-    parser.add_argument('path', metavar='PATH', help='the data')
+    parser.add_argument('path', metavar='PATH', help='folder or file of the data')
     parser.add_argument(
         '--out', metavar='NAME.py', help='the config (default: PATH.py in this folder)'
     )

@@ -164,7 +164,9 @@ def average_checkpoints(parser: argparse.ArgumentParser) -> None:
 
     Other tensors, such as counters, and the metadata are those of the last iteration.
     """
-    parser.add_argument('checkpoints', nargs='+', metavar='CHECKPOINT', help='two or more')
+    parser.add_argument(
+        'checkpoints', nargs='+', metavar='CHECKPOINT', help='two or more checkpoints of a run'
+    )
     parser.add_argument('--out', required=True, metavar='PTH', help='the averaged checkpoint')
 
 
