@@ -57,7 +57,7 @@ def plot_curves(parser: argparse.ArgumentParser) -> None:
         metavar='LABEL=VALUE',
         help='horizontal lines at values of the (last) metric',
     )
-    add_number(parser, '--smooth', 1, 'logged training values in the mean that is plotted')
+    add_number(parser, '--smooth', 1, 'plot the mean of this many logged training values')
     parser.add_argument(
         '--top',
         type=float,
