@@ -381,6 +381,12 @@ class AFTForCausalLM(_Model, GenerationMixin):
     """Language model whose ``generate`` carries a state of constant size.
 
     Its loss counts every label, also the first.
+
+    Args:
+        config: see :class:`AFTTextConfig`.
+
+    Raises:
+        ValueError: decoder and head of the config do not fit together.
     """
 
     config_class = AFTTextConfig
@@ -478,8 +484,10 @@ class AFTForCausalLM(_Model, GenerationMixin):
             past_key_values: the name of `cache` before Transformers 5.24.
             shift_labels: [B, L], the labels of the tokens after those of `input_ids`, in place of
                 `labels`.
+            **absent: see :data:`ABSENT`.
 
         Raises:
+            TypeError: an argument is unknown.
             ValueError: a sequence is too long, a token outside the vocabulary, or an argument does
                 not go with a filled cache.
         """

@@ -23,6 +23,11 @@ class CIFAR10Binary(BaseDataset):
         data_root: Folder of ``cifar-10-batches-bin`` or of the files.
         split: ``'train'`` or ``'test'``.
         num_batches: Number of training files, 1 to 5.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If the split is unknown or a file damaged.
     """
 
     METAINFO = dict(

@@ -15,6 +15,11 @@ class Digits(BaseDataset):
 
     Args:
         split: ``'train'``, or ``'test'``, a fifth of every class.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`.
+
+    Raises:
+        ImportError: If scikit-learn is not installed.
+        ValueError: If ``split`` is unknown.
     """
 
     METAINFO = dict(classes=tuple('0123456789'))

@@ -25,6 +25,10 @@ class FSDD(Utterances):
         data_root: Folder that contains ``recordings``.
         split: ``'test'``, indices 0 to 4, or ``'train'``, all others.
         speakers: Names such as ``['jackson']``, or None for all.
+        **kwargs: See :class:`Utterances`.
+
+    Raises:
+        ValueError: If an argument is out of range or a speaker has no recording.
     """
 
     def __init__(

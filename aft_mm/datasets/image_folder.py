@@ -16,6 +16,10 @@ class ImageFolder(FileDataset):
     Args:
         data_root: The folder; subfolders are searched too.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`; for validation ``test_mode=True``.
+
+    Raises:
+        FileNotFoundError: If ``data_root`` does not exist.
+        ValueError: If it contains no image file.
     """
 
     def __init__(self, data_root: str, **kwargs: Any) -> None:

@@ -22,6 +22,11 @@ class MNISTIdx(BaseDataset):
     Args:
         data_root: Folder of ``train-images-idx3-ubyte.gz`` and the others.
         split: ``'train'`` or ``'test'``.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If the split is unknown or a file damaged.
     """
 
     METAINFO = dict(classes=tuple('0123456789'))

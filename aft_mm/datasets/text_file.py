@@ -32,6 +32,10 @@ class TextFile(Dataset):
         stride: Step of a strided evaluation [bytes], 1 to ``context_length``.
         split_ratio: Shares of train, val and test.
         samples_per_epoch: Crops per epoch; by default as many as fit.
+
+    Raises:
+        FileNotFoundError: If the file does not exist.
+        ValueError: If an argument is out of range, or the split is shorter than one context.
     """
 
     def __init__(

@@ -15,6 +15,12 @@ class BLEU(Metric):
 
     ``bleu`` is sacrebleu's default (cased, ``13a``), ``bleu_length_ratio`` the length relative to
     the references.
+
+    Args:
+        **kwargs: See :class:`Metric`.
+
+    Raises:
+        ValueError: If samples have no ``translation`` or ``reference``, or sacrebleu is missing.
     """
 
     def __init__(self, **kwargs: Any) -> None:

@@ -20,6 +20,10 @@ class ErrorRate(Metric):
     Args:
         per: ``'phoneme'``, ``'character'`` (also spaces inside) or ``'word'``.
         lexicon: Whether to measure the transcripts of the lexicon; `prefix` is then ``'lexicon'``.
+        **kwargs: See :class:`Metric`.
+
+    Raises:
+        ValueError: If ``per`` is unknown, the dataset has no units, or its transcripts are empty.
     """
 
     def __init__(self, per: str, lexicon: bool = False, **kwargs: Any) -> None:

@@ -35,6 +35,10 @@ class ImageQuality(GenerationMetric):
     Args:
         image_shape: ``(H, W, C)`` of the images.
         source_shape: ``(h, w, C)`` of the inputs.
+        **kwargs: See :class:`Metric`.
+
+    Raises:
+        ValueError: If the shapes do not match.
     """
 
     def __init__(

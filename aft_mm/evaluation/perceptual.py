@@ -48,6 +48,9 @@ class FID(_ImageSetMetric):
             downloaded
             once; or a module from images uint8 [B, 3, H, W] to features [B, F].
         others: ``image_shape``, ``batch_size`` and arguments of :class:`Metric`.
+
+    Raises:
+        ValueError: If torch-fidelity or its weights are missing, or there is only one image.
     """
 
     def __init__(
@@ -92,6 +95,9 @@ class LPIPS(_ImageSetMetric):
     Args:
         net_type: ``'alex'``, ``'vgg'`` or ``'squeeze'``.
         others: See :class:`FID`.
+
+    Raises:
+        ValueError: If ``net_type`` is unknown, or its weights are missing.
     """
 
     def __init__(

@@ -51,6 +51,9 @@ def normalized(clouds: Tensor, references: Tensor) -> Tensor:
     """Normalise clouds [M, P, 3] by mean and standard deviation of all references [R, P, 3].
 
     The mean is per axis, the deviation over all points and axes, as in PVD.
+
+    Raises:
+        ValueError: If all points of the references are equal.
     """
     first = references[0, 0]
     # Rounding may give equal numbers a deviation.

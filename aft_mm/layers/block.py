@@ -141,6 +141,9 @@ class Block(Resettable):
             memory: Tokens [B, S, D] for the cross mixer.
             memory_mask: bool [B, S], True = keep.
             **pairs: position_bias, pair_mask and cu_seqlens, see :meth:`TokenMixer.forward`.
+
+        Raises:
+            ValueError: A memory without a cross mixer, or the reverse.
         """
         projected = self._project_memory(memory, memory_mask)
         mixed = self.token_mixer(self.norm1(x), grid=grid, key_mask=key_mask, **pairs)

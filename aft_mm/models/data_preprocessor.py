@@ -23,6 +23,10 @@ class SequencePreprocessor(BaseDataPreprocessor):
 
         Returns:
             ``dict(inputs, data_samples)``; each sample has its ``length`` in tokens.
+
+        Raises:
+            ValueError: A sequence is empty, not of integers or does not fit the others or its
+                sample.
         """
         inputs = list(data['inputs'])
         _check_tokens(inputs)
@@ -52,6 +56,10 @@ class UtterancePreprocessor(BaseDataPreprocessor):
 
         Returns:
             ``dict(inputs, data_samples)``; each sample has its ``length`` in frames.
+
+        Raises:
+            ValueError: Features have no frame, are not floats or do not fit each other or their
+                samples.
         """
         inputs = list(data['inputs'])
         if not inputs:

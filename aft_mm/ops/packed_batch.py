@@ -56,6 +56,9 @@ def mix_packed(
         key_mask: bool [1, total] or None.
         causal: Whether `mix` is, so that it does not see padding.
         pads: Whether `mix` may get sequences of several lengths.
+
+    Raises:
+        ValueError: If the tensors are no packed batch.
     """
     _check_packed('key', key)
     total = key.shape[1]

@@ -69,7 +69,11 @@ def choose(name: str, choice: Choice, count: int, most: int | None = None) -> li
     Args:
         name: Name of the argument, for the message.
         choice: ``'all'``, ``'first:16'``, ``'even:12'`` (evenly spaced), ``'0,3,7'`` or ints.
+        count: Number to choose from.
         most: Maximum number to choose; None for any number.
+
+    Raises:
+        ValueError: ``choice`` has another form, an index is out of range, or there are too many.
     """
     chosen = _parse(choice, count) if isinstance(choice, str) else list(choice)
     if not chosen or not all(is_int(index) and 0 <= index < count for index in chosen):

@@ -64,6 +64,10 @@ def sample_points(model: Any, num: int, num_bits: int = 8, **options: Any) -> np
     Returns:
         float32 ``[num, P, 3]``, columns x, y, z, in the cube of side 1 around 0, the bounding cube of
         a cloud.
+
+    Raises:
+        UserError: The model was built for other tokens.
+        ValueError: ``num`` or an option is out of range.
     """
     check_points(model, num_bits)
     check_int('num', num, 1)
@@ -83,6 +87,10 @@ def draw_point_clouds(
 
     Returns:
         uint8 ``[H', W', 3]``, RGB on white.
+
+    Raises:
+        ValueError: There is no cloud, a cloud is not ``[P, 3]`` of finite numbers, or ``up`` is not
+            an axis.
     """
     check_choice('up', up, AXES)
     if columns is not None:

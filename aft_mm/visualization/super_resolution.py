@@ -46,6 +46,10 @@ def super_resolve(
 
     Returns:
         uint8 ``[N, num, H, W, C]``.
+
+    Raises:
+        UserError: The model was built for other shapes, or there is no image.
+        ValueError: ``num`` or an option is out of range.
     """
     check_super_resolution(model, image_shape, images.shape[1:])
     if not len(images):
@@ -74,6 +78,9 @@ def draw_super_resolution(
 
     Returns:
         uint8 ``[H', W', 3]``.
+
+    Raises:
+        ValueError: The shapes do not match, or as for :func:`draw_samples`.
     """
     inputs = np.asarray(inputs)
     models = samples if isinstance(samples, Mapping) else {'sample': samples}

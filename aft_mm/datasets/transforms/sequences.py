@@ -42,6 +42,9 @@ class PackSequence(Transform):
         image_shape: ``(H, W, C)`` of every image, C = 1 or 3 (RGB).
         tokens: ``'subpixels'``: T = H·W·C values, R, G, B of a pixel in turn; ``'pixels'``: T = H·W
             vectors of C values.
+
+    Raises:
+        ValueError: If an image has another shape or is not uint8.
     """
 
     def __init__(self, image_shape: Sequence[int], tokens: str = 'subpixels') -> None:

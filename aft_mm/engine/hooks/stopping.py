@@ -135,6 +135,9 @@ class TimeBudgetHook(StopHook):
         days, hours, minutes: Parts of the budget.
         interval: Iterations between two checks of the clock, by which the run may exceed the
             budget.
+
+    Raises:
+        ValueError: The budget is not positive and finite, or ``interval`` is below 1.
     """
 
     def __init__(

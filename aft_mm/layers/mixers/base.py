@@ -64,6 +64,10 @@ class TokenMixer(Resettable):
         causal: Token t only sees tokens t' ≤ t, in raster order.
         qkv_bias: Whether the query, key and value projections have a bias.
         proj_drop: Dropout probability of the output.
+
+    Raises:
+        TypeError: An argument is unknown.
+        ValueError: An argument is out of range.
     """
 
     __call__: Callable[..., Tensor]
@@ -143,6 +147,9 @@ class TokenMixer(Resettable):
             cu_seqlens: int [N + 1]: x [1, T, D] holds N sequences, see :mod:`aft_mm.ops`. Only
                 without a grid of 2 or more dimensions, prefix tokens, memory and pairs.
             **pairs: position_bias and pair_mask for a mixer with :attr:`takes_pairs`.
+
+        Raises:
+            ValueError: An argument has another shape or type, or the mixer does not take it.
         """
         check_tokens('x', x, 'B', 'T', self.embed_dims)
         for name in pairs if not self.takes_pairs else ():

@@ -25,6 +25,10 @@ class AutoregressiveModel(Resettable, BaseModel):
         encoder: Config of :class:`SequenceEncoder` for the ``source`` of the samples; the decoder
             then needs a cross mixer.
         data_preprocessor: Config; :class:`SequencePreprocessor` by default.
+        init_cfg: See mmengine's BaseModule.
+
+    Raises:
+        ValueError: Decoder, head and encoder do not fit together.
     """
 
     def __init__(
@@ -67,6 +71,9 @@ class AutoregressiveModel(Resettable, BaseModel):
             'tensor': hidden vectors [B, T, D]. 'loss': ``dict(loss=…)``, the mean nats per
             dimension over the predicted tokens of all processes. 'predict': the samples with
             ``nats``, ``num_dims`` and, for a categorical head, ``num_correct``.
+
+        Raises:
+            ValueError: An argument does not fit, or as the decoder's ``forward``.
         """
         check_choice('mode', mode, MODES)
         if not isinstance(inputs, Tensor) or inputs.dim() < 2:

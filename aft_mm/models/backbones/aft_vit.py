@@ -160,6 +160,9 @@ class AFTViT(Resettable, BaseModule):
 
         Args:
             image: [B, C, H, W] with the mask channel.
+
+        Raises:
+            ValueError: Another number of channels.
         """
         with self._autocast(image):
             tokens, grid, key_mask = self._run(image, self.out_indices)

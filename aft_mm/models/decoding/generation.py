@@ -53,6 +53,9 @@ def generate(
 
     Returns:
         Sequences int64 [B, T] or [B, T, C], prompts included.
+
+    Raises:
+        ValueError: An argument or token is out of range, or a prompt does not fit.
     """
     check_sampling(temperature, top_k, top_p, seed, greedy)
     flags = dict(use_state=use_state, progress=progress, compiled=compiled)

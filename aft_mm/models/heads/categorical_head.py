@@ -64,7 +64,11 @@ class CategoricalHead(Resettable):
         return F.linear(hidden, weight, self.bias)
 
     def nats(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return ``−log p(target)`` [...] in `dtype` of hidden [..., D] and integer targets [...]."""
+        """Return ``−log p(target)`` [...] in `dtype` of hidden [..., D] and integer targets [...].
+
+        Raises:
+            ValueError: Targets of another shape, or not of integers.
+        """
         return self._cross_entropy(hidden, targets, dtype, 0.0)
 
     def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -54,6 +54,9 @@ class LogisticMixtureHead(Resettable):
             hidden: [..., D].
             targets: Integers 0 … 255 [..., C], or [...] with one channel.
             dtype: Type of the result.
+
+        Raises:
+            ValueError: Targets of another shape, or not of integers.
         """
         shape = (*hidden.shape[:-1], self.num_channels)
         if self.num_channels == 1 and targets.shape == shape[:-1]:
