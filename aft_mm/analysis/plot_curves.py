@@ -67,9 +67,9 @@ def draw_curves(
             seeds.
         metric: By default the first in bits, or else the loss and the first validation metric.
         references: Label to a value of the (last) metric, plotted as a horizontal line.
-        over: 'iteration', 'epoch', or 'time' (see :func:`seconds_at`).
-        smooth: Logged training values in the mean that is plotted at the last of them.
-        top: Upper end of the first axis, for losses that are high at first.
+        over: 'iteration', 'epoch' or 'time'.
+        smooth: Plot the mean of this many logged training values.
+        top: Upper end of the first axis.
     """
     check_int('smooth', smooth, 1)
     groups = {label: _seeds(label, records) for label, records in runs.items()}

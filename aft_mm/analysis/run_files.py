@@ -1,8 +1,6 @@
 """Files of runs: a line of JSON per run of a comparison, with its metrics and a thinned curve.
 
-A line has the name of the run, its config, seed and learning rate, how and where it ran, the number
-of iterations and the seconds of training, the final metrics, and curves: `train` by iteration,
-`val` by step (epochs in a run by epoch). `FILE.jsonl:PATTERN` names the runs that match.
+Curves are `train` by iteration and `val` by step (epochs in a run by epoch).
 """
 
 import json

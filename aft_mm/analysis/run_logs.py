@@ -79,8 +79,7 @@ def validated_metrics(records: Sequence[dict]) -> list[str]:
 def epoch_length(records: Sequence[dict]) -> int | None:
     """Return the number of iterations per epoch, None for a run that does not count epochs.
 
-    mmengine logs every k-th iteration of each epoch, so the first records of two epochs are whole
-    epochs apart for any k. A single epoch ends with the last logged iteration.
+    A single epoch ends with the last logged iteration.
     """
     first: dict[int, int] = {}
     for record in records:

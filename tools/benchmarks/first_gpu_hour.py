@@ -1,8 +1,5 @@
 """Run all checks and measurements for a new GPU, part by part, and collect them in one folder.
 
-    python tools/benchmarks/first_gpu_hour.py OUT_DIR
-    python tools/benchmarks/first_gpu_hour.py OUT_DIR --dry-run    # lists the parts, needs no GPU
-
 A part has a folder in OUT_DIR; summary.json and summary.txt are updated after each. A second call
 skips parts that succeeded with the same command and commit.
 """
