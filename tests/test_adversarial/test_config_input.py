@@ -192,8 +192,6 @@ def test_outputs_of_a_picture(tool, tmp_path, bias_checkpoint, words, message):
     fails(lambda: tool('plot bias', *bias_checkpoint, *words), message)
     if '--top' not in words:
         fails(lambda: tool('plot curves', 'no.json', *words), message)
-        group = ['--group', 'a', 'no.json', '--metric', 'm']
-        fails(lambda: tool('compare seeds', *group, *words), message)
 
 
 @pytest.mark.parametrize(

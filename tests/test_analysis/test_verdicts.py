@@ -1,4 +1,4 @@
-"""tools/analysis_tools/verdicts.py against scipy.stats, and its words."""
+"""Verdicts on groups of runs against scipy.stats, and their table."""
 
 import pytest
 from scipy import stats
@@ -50,9 +50,27 @@ def test_runs_that_are_all_equal_have_no_interval():
 
 
 def test_a_verdict_never_speaks_of_the_paper():
-    table = verdict_table({'a': A, 'b|c': B, 'd': NOISY}, 'bits', {'b|c': '+'})
+    table = verdict_table({'a|a': A, 'b|c': B, 'd': NOISY}, 'bits', {'b|c': '+'})
     half = stats.t.ppf(0.975, 2) * stats.sem(A)
-    assert table.splitlines()[2] == f'| a | 3 | 3.1000 ± {half:.4f} | – | – | – |'
+    assert r'| difference from a\|a |' in table
+    assert table.splitlines()[2] == f'| a\\|a | 3 | 3.1000 ± {half:.4f} | – | – | – |'
     assert '| b\\|c | 4 |' in table and f'| {SAME} |' in table
     assert table.splitlines()[-1].endswith('| – |')
     assert 'confirm' not in table and 'contradict' not in table
+
+
+@pytest.mark.parametrize(
+    ('groups', 'means'),
+    [
+        ({'a': [81.2, 79.9], 'b': [70.5, 74.5]}, ['80.55', '72.50']),  # errors 0.65 and 2
+        ({'a': [0.00213, 0.00215], 'b': [1.0, 1.0]}, ['0.002140', '1.000000']),  # 1e-5 and 0
+        ({'a': [12345.0, 23456.0]}, ['17900']),
+        ({'a': [81.234567]}, ['81.23']),
+        ({'a': [0.0, 0.0]}, ['0.000']),
+        ({'a': [1.0, 1 + 1e-15]}, ['1.00000000']),
+    ],
+)
+def test_numbers_end_at_the_second_digit_of_the_smallest_error(groups, means):
+    rows = verdict_table(groups, 'x').splitlines()[2:]
+    found = [row.split(' | ')[2].split(' ± ')[0] for row in rows]
+    assert found == means
