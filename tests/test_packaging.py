@@ -12,6 +12,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from .helpers import load_script
 
@@ -227,3 +228,36 @@ def test_licenses_of_all_dependencies(root, capsys):
     assert len(lines) > 90 and 'BSD' in lines['torch'] and 'Apache' in lines['mmengine']
     unstated = {name for name, line in lines.items() if 'not stated' in line}
     assert unstated <= {'cuda-toolkit'}  # only dependencies
+
+
+def test_every_file_is_attested_before_it_is_published(root):
+    text = (root / '.github/workflows/release.yml').read_text()
+    job = yaml.safe_load(text)['jobs']['publish']
+    assert job['permissions'] == dict.fromkeys(('attestations', 'contents', 'id-token'), 'write')
+    steps = [step.get('uses', step.get('run')) for step in job['steps']]
+    names = [text.split('@')[0].split()[0] for text in steps]
+    assert names == [
+        'actions/download-artifact',
+        'actions/attest-build-provenance',
+        'mv',
+        'pypa/gh-action-pypi-publish',
+        'gh',
+    ]
+    assert job['steps'][1]['with'] == {'subject-path': 'dist/*'}
+    assert 'attestations' not in job['steps'][3]['with']  # on by default
+
+
+def test_the_oldest_pins_are_the_lower_bounds(root):
+    ranges = load_script('requirements/ranges')
+    project = tomllib.loads((root / 'pyproject.toml').read_text())['project']
+    pins = {pin.name: pin for pin in map(Requirement, ranges.oldest(project))}
+    assert {'torch', 'transformers', 'mmdet', 'mmpretrain', 'mmcv-lite', 'pillow'} <= set(pins)
+    declared = [*project['dependencies'], *sum(project['optional-dependencies'].values(), [])]
+    for requirement in map(Requirement, declared):
+        if requirement.name in pins:
+            (pin,) = pins[requirement.name].specifier
+            assert requirement.specifier.contains(pin.version)
+            older = f'{Version(pin.version).major - 1}.99'
+            assert not requirement.specifier.contains(older)
+    for test in ranges.TESTS:
+        assert (root / 'tests' / test.partition('::')[0]).exists()
