@@ -237,7 +237,7 @@ def test_any_name_can_be_plotted(tmp_path):
         draw_features(RNG.normal(size=(count, 2)), np.arange(count), names, '$\\', '$\\'),
         draw_titled_images([image] * count, names, '$\\'),
         draw_cams([image] * count, RNG.random((count, 9, 8)), names),
-        draw_curves(pairs, 'm$^', {'$\\^': 1.0}),
+        draw_curves(pairs, 'm$^'),
         draw_alignment(np.log(RNG.dirichlet(np.ones(count), 9)), names, 0.1, '$\\^'),
     ]
     for number, figure in enumerate(figures):

@@ -42,21 +42,6 @@ def plot_curves(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--over', choices=('iteration', 'epoch', 'time'), default='iteration', help='x axis'
     )
-    parser.add_argument(
-        '--times',
-        type=Path,
-        metavar='JSON',
-        help='with --over time: use the times per iteration in this output of '
-        'tools/benchmarks/benchmark_iterations.py instead of those of the logs; other logs than '
-        'FILE.jsonl:PATTERN must be named CONFIG_seedN.jsonl',
-    )
-    parser.add_argument(
-        '--reference',
-        nargs='*',
-        default=[],
-        metavar='LABEL=VALUE',
-        help='horizontal lines at values of the (last) metric',
-    )
     add_number(parser, '--smooth', 1, 'logged training values in the mean that is plotted')
     parser.add_argument(
         '--top',
