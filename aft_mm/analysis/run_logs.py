@@ -120,17 +120,6 @@ def seconds_at(records: Sequence[dict], iterations: Sequence[int]) -> np.ndarray
     return np.interp(wanted, [0, *iteration], [0, *clock]) + beyond
 
 
-def read_times(path: Path) -> dict[str, float]:
-    try:
-        rows = json.loads(path.read_text(encoding='utf-8'))['rows']
-        return {row['config']: float(row['milliseconds']) for row in rows}
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            '--times must be a JSON file of tools/benchmarks/benchmark_iterations.py with a time '
-            f'for each config, got {str(path)!r}'
-        ) from error
-
-
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return statistics.mean(values), error

@@ -42,21 +42,6 @@ def plot_curves(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--over', choices=('iteration', 'epoch', 'time'), default='iteration', help='x axis'
     )
-    parser.add_argument(
-        '--times',
-        type=Path,
-        metavar='JSON',
-        help='with --over time: use the times per iteration in this output of '
-        'tools/benchmarks/benchmark_iterations.py instead of those of the logs; other logs than '
-        'FILE.jsonl:PATTERN must be named CONFIG_seedN.jsonl',
-    )
-    parser.add_argument(
-        '--reference',
-        nargs='*',
-        default=[],
-        metavar='LABEL=VALUE',
-        help='horizontal lines at values of the (last) metric',
-    )
     add_number(parser, '--smooth', 1, 'plot the mean of this many logged training values')
     parser.add_argument(
         '--top',
@@ -290,7 +275,7 @@ def compare_runs(parser: argparse.ArgumentParser) -> None:
 def compare_seeds(parser: argparse.ArgumentParser) -> None:
     """Compare groups of runs that differ by their seed: means and differences with 95 % intervals.
 
-        aft_mm compare seeds --metric bits_per_char --out seeds.png \\
+        aft_mm compare seeds --metric bits_per_char \\
             --group AFT-local local_seed*.json --group transformer transformer_seed*.json
 
     A FILE may be `runs.jsonl:PATTERN`, runs of a file of `aft_mm compare collect`.
@@ -305,14 +290,7 @@ def compare_seeds(parser: argparse.ArgumentParser) -> None:
         'runs.jsonl:PATTERN for several; the other groups are compared with the first',
     )
     parser.add_argument('--metric', required=True, help='name of the metric in the files')
-    parser.add_argument('--label', help='axis label with the unit, such as bits/char')
-    parser.add_argument('--out', metavar='PNG', help='write a picture to this file')
-    parser.add_argument('--table', metavar='MD', help='write the table to this file')
-    parser.add_argument(
-        '--numbers',
-        metavar='TITLE',
-        help='the group labels are numbers: use a logarithmic axis with this title',
-    )
+    parser.add_argument('--label', help='title of the means with the unit, such as bits/char')
     parser.add_argument(
         '--expect',
         nargs='+',
@@ -321,7 +299,6 @@ def compare_seeds(parser: argparse.ArgumentParser) -> None:
         help='expected sign of the difference of a group to the first one, + or -; adds a '
         'column with "same sign here", "opposite sign here" or "inconclusive"',
     )
-    add_number(parser, '--dpi', 150, 'dots per inch')
 
 
 def collect_runs(parser: argparse.ArgumentParser) -> None:
