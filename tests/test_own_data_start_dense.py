@@ -153,7 +153,7 @@ def test_the_minutes_are_those_of_the_backbone(kind, shape, patch, here, monkeyp
     words = r'(\d+) iterations?, about (\d+) min on one CPU thread'
     iterations, minutes = map(int, re.search(words, capsys.readouterr().out).groups())
     images = 2 * 27 + 3 if kind == 'image-folder' else 4 * iterations
-    mixer = dict(type='SoftmaxAttention', num_heads=3)
+    mixer = dict(type='aft_mm.SoftmaxAttention', num_heads=3)
     arch = dict(embed_dims=192, num_layers=2)
     network = AFTViT(arch, img_size=shape, patch_size=patch, token_mixer=mixer, with_cls_token=True)
     counted = analyse(network, (3, *shape))['flops']

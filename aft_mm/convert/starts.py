@@ -99,9 +99,9 @@ class Start(NamedTuple):
     def seconds(self, pixels: int) -> float:
         """Return about how long the backbone needs for an image on one CPU thread."""
         tokens = pixels / self.network.patch_embed.patch_size**2
-        linear = [part.weight for part in self.network.modules() if isinstance(part, nn.Linear)]
+        linear = [x for x in self.network.modules() if isinstance(x, nn.Linear | nn.Conv2d)]
         pairs = 2 * self.network.embed_dims * len(self.network.layers)  # of softmax attention
-        return tokens * (sum(weight.numel() for weight in linear) + pairs * tokens) / SPEED
+        return tokens * (sum(x.weight.numel() for x in linear) + pairs * tokens) / SPEED
 
 
 def read_start(start: str, out: Path, kind: str) -> Start:

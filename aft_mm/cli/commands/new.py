@@ -45,7 +45,7 @@ FROM_START = {
     'image-folder': KINDS['image-folder']._replace(base='frozen', seconds=0.1),
     'coco': KINDS['coco']._replace(seconds=1.3, iterations=420, pixels=384 * 288),
     'voc': KINDS['voc']._replace(seconds=1.3, iterations=420, pixels=384 * 288),
-    'masks': KINDS['masks']._replace(seconds=1.1, iterations=600, pixels=256**2),
+    'masks': KINDS['masks']._replace(seconds=0.35, iterations=600, pixels=256**2),
 }
 #: Classes that are listed, and thin ones.
 MOST_LISTED, MOST_THIN = 20, 5
