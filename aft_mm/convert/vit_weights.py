@@ -170,10 +170,8 @@ def our_tensors(tensors: Mapping[str, Tensor], source: str) -> tuple[dict[str, T
         elif is_ours:
             target = f'{ours}.{kind}' if ours else 'backbone.cls_token'
             if name in _POSITIONS:
-                target, tensor = (
-                    'backbone.pos_embed.weight',
-                    torch.atleast_2d(tensor).flatten(0, -2),
-                )
+                target = 'backbone.pos_embed.weight'
+                tensor = torch.atleast_2d(tensor).flatten(0, -2)
             converted[target] = tensor
             rows.append(Row(full_name, target))
         elif name in _OMITTED or not full_name.startswith(prefix):
@@ -188,10 +186,8 @@ def our_tensors(tensors: Mapping[str, Tensor], source: str) -> tuple[dict[str, T
             if name in converted:
                 tensor = converted[name]
                 if factor.numel() not in (1, len(tensor)):
-                    raise UserError(
-                        f'the factors of {name} of {source!r} must be {len(tensor)}, got '
-                        f'{factor.numel()}'
-                    )
+                    given = f'{len(tensor)}, got {factor.numel()}'
+                    raise UserError(f'the factors of {name} of {source!r} must be {given}')
                 converted[name] = tensor * factor.view(-1, *[1] * (tensor.dim() - 1))
     return converted, rows
 
@@ -213,9 +209,8 @@ def backbone_settings(
         if name not in converted:
             raise UserError(f'{source!r} lacks {name}: get the complete file')
     if patch.dim() != 4:
-        raise UserError(
-            f'{source!r} must have patches of shape [D, C, P, P], got {list(patch.shape)}'
-        )
+        given = list(patch.shape)
+        raise UserError(f'{source!r} must have patches of shape [D, C, P, P], got {given}')
     dims, in_channels, size, width = patch.shape
     if size != width:
         raise UserError(f'{source!r} must have square patches, got {size} x {width} pixels')
