@@ -185,7 +185,7 @@ def read_start(start: str, out: Path, kind: str) -> Start:
     if kind in ('coco', 'voc'):
         pixels['pad_size_divisor'] = 4 * finest
     side = size if isinstance(size, int) else min(size)
-    text = partial(
+    lines = partial(
         LINES[kind].format,
         start=repr(Literal(start)),
         backbone=pformat(settings, width=96, sort_dicts=False),
@@ -197,7 +197,7 @@ def read_start(start: str, out: Path, kind: str) -> Start:
         patch=patch,
         strides=[finest << level for level in range(4)],
     )
-    return Start(text, side, network)
+    return Start(lines, side, network)
 
 
 def finest_stride(patch: int) -> int:

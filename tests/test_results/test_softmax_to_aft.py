@@ -72,7 +72,7 @@ def difference(first, second):
     gain = 100 * np.mean([1.0 * first[seed] - second[seed] for seed in seeds], 0)
     half = 1.96 * gain.std(ddof=1) / len(gain) ** 0.5
     count = f' ({len(seeds)})' if len(seeds) > 1 else ''
-    return f'{gain.mean():+.1f} ± {half:.1f}{count}'.replace('-', '−')
+    return f'{gain.mean():+.1f} ± {half:.1f}{count}'
 
 
 def test_the_table_of_probes():
@@ -102,14 +102,17 @@ def test_the_differences_between_mixers():
         assert cells[3:] == [difference(runs[0], run) for run in runs[1:]], (layers, epochs)
         for kept, found in ((losses, cells[:3]), (between, cells[3:])):
             values = [re.findall(r'[\d.]+', cell)[:2] for cell in found]
-            signs = [-1 if cell.startswith('−') else 1 for cell in found]
+            signs = [-1 if cell.startswith('-') else 1 for cell in found]
             kept[layers, epochs] = [
                 (sign * float(value[0]), float(value[1])) if value else None
                 for sign, value in zip(signs, values, strict=True)
             ]
     text = ' '.join(text_of(PAGE).split())
-    after = [-x[0] for key, cells in losses.items() if key[1] == '1' for x in cells if x]
-    assert f'every set loses at least {min(after):.1f} points' in text
+    after = [(-x[0], key[0]) for key, cells in losses.items() if key[1] == '1' for x in cells if x]
+    loss, layers = min(after)
+    assert (
+        f'every set loses at least {loss:.1f} points, {layers} the least'.replace('-', '–') in text
+    )
     gain = 100 * np.mean([np.mean(x) for x in right['', 1, 'softmax'].values()])
     gain -= 100 * right['', 0, 'softmax'][0].mean()
     assert f'worth {gain:.0f} points to softmax attention, every set' in text
@@ -126,7 +129,7 @@ def test_the_differences_between_mixers():
     behind = [round(float(x)) for x in difference(*runs).split(' ± ')]
     assert 'which is {} ± {} points behind in 1–8 (seed 0)'.format(*behind) in text
     low, high = difference(right['1-8', 1, 'shuffled'], right['1-8', 1, 'zero']).split(' ± ')
-    assert abs(float(low.replace('−', '-'))) < float(high.partition(' ')[0])
+    assert abs(float(low)) < float(high.partition(' ')[0])
 
 
 def test_the_speed_of_converted_networks():
