@@ -139,7 +139,13 @@ def test_starts_that_cannot_be_used(photos, start, monkeypatch, here):
     checkpoint = torch.load('start.pth', weights_only=True)
     name = 'backbone.layers.1.mlp.0.weight'
     torch.save(checkpoint | dict(state_dict={k: v for k, v in start.items() if k != name}), 'a.pth')
-    stops(r'lacks layers\.1\.mlp\.0\.weight', begin, 'a.pth')
+    stops(r"--start 'a.pth': .* lacks layers\.1\.mlp\.0\.weight", begin, 'a.pth')
+    bad = start | {'backbone.norm.bias': torch.full((192,), torch.nan)}
+    torch.save(checkpoint | dict(state_dict=bad), 'nan.pth')
+    stops(r"'nan.pth' must have finite weights, got NaN or inf in norm\.bias", begin, 'nan.pth')
+    positions = {'backbone.pos_embed.weight': torch.ones(7, 192)}
+    torch.save(checkpoint | dict(state_dict=start | positions), 'grid.pth')
+    stops(r"--start 'grid.pth': pos_embed\.weight .* got \[7, 192\]", begin, 'grid.pth')
     Path('cut.pth').write_bytes(Path('start.pth').read_bytes()[:-1000])
     stops("'cut.pth' is damaged", begin, 'cut.pth')
     checkpoint['meta']['cfg'] = checkpoint['meta']['cfg'].replace('aft_mm.AFTViT', 'ResNet')

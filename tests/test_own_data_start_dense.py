@@ -1,16 +1,19 @@
 """`aft_mm new coco|voc|masks --start`: a detector or segmentor on a trained backbone."""
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 
+from aft_mm.analysis.model_complexity import analyse
 from aft_mm.cli.main import main
 from aft_mm.config.reading import read_config
+from aft_mm.convert import starts
 from aft_mm.convert.starts import finest_stride
-from aft_mm.models import SimpleFeaturePyramid
+from aft_mm.models import AFTViT, SimpleFeaturePyramid
 
 from .errors import stops
 from .helpers import nightly
@@ -40,14 +43,14 @@ def write_data(kind, here):
         path.write_text(XML.format(name=name, label=('cat', 'dog')[number % 2]))
 
 
-def write_start(patch=14, side=3):
+def write_start(patch=14, side=3, size=64):
     """Convert a transformer of two layers with `side` x `side` patches; return its state dict."""
     torch.manual_seed(0)
     model = timm.create_model(
         'deit_tiny_patch16_224', depth=2, img_size=side * patch, patch_size=patch, num_classes=0
     )
     torch.save(model.state_dict(), 'theirs.pth')
-    main(['convert', 'vit', 'theirs.pth', 'start.pth', '--size', '64'])
+    main(['convert', 'vit', 'theirs.pth', 'start.pth', '--size', str(size)])
     return torch.load('start.pth', weights_only=True)
 
 
@@ -125,3 +128,33 @@ def test_channels_are_in_the_order_of_the_start(here):
         main(['new', 'coco', 'data', '--out', f'b_{start[:3]}.py', '--start', start])
         text = Path(f'b_{start[:3]}.py').read_text()
         assert f"'bgr_to_rgb': {is_rgb}" in text
+
+
+@pytest.mark.parametrize('patch', [8, 16])
+@pytest.mark.parametrize(
+    'kind, shape',
+    [
+        ('image-folder', (96, 96)),
+        ('image-folder', (192, 192)),
+        ('coco', (288, 384)),
+        ('masks', (256, 256)),
+    ],
+)
+def test_the_minutes_are_those_of_the_backbone(kind, shape, patch, here, monkeypatch, capsys):
+    """Multiply-adds that the printed minutes mean, and those that the analysis counts."""
+    if kind == 'image-folder':
+        for label, number in itertools.product('abc', range(10)):
+            save(here / f'data/{label}/{number}.jpg')
+    else:
+        write_data(kind, here)
+    write_start(patch, size=shape[0])
+    monkeypatch.setattr(starts, 'SPEED', 1e6)
+    main(['new', kind, 'data', '--start', 'start.pth'])
+    words = r'(\d+) iterations?, about (\d+) min on one CPU thread'
+    iterations, minutes = map(int, re.search(words, capsys.readouterr().out).groups())
+    images = 2 * 27 + 3 if kind == 'image-folder' else 4 * iterations
+    mixer = dict(type='aft_mm.SoftmaxAttention', num_heads=3)
+    arch = dict(embed_dims=192, num_layers=2)
+    network = AFTViT(arch, img_size=shape, patch_size=patch, token_mixer=mixer, with_cls_token=True)
+    counted = analyse(network, (3, *shape))['flops']
+    assert 60e6 * minutes / images == pytest.approx(counted, rel=0.15)

@@ -7,7 +7,9 @@ from functools import partial
 from math import isqrt
 from pathlib import Path
 from pprint import pformat
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import nn
 
 from aft_mm.checkpoint import load_from_local
 from aft_mm.config.finding import check_checkpoint
@@ -64,6 +66,7 @@ param_scheduler = [
     dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=False, begin=50, end=600),
 ]
 """
+SPEED = 40e9  # multiply-adds of a backbone in a second of one CPU thread
 LINES = {'image-folder': PHOTOS, 'coco': BOXES, 'voc': BOXES, 'masks': MASKS}
 
 
@@ -88,10 +91,23 @@ def entry(config: str, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def start_text(start: str, out: Path, kind: str) -> Callable[..., str]:
-    """Return a function that writes the part of a config `out` whose backbone is that of a start, frozen.
+class Start(NamedTuple):
+    text: Callable[..., str]  #: Part of the config; that of classes takes another `size` of images.
+    size: int
+    network: AFTViT
 
-    It takes another image `size` for classes. The weights of a package are written next to the config.
+    def seconds(self, pixels: int) -> float:
+        """Return about how long the backbone needs for an image on one CPU thread."""
+        tokens = pixels / self.network.patch_embed.patch_size**2
+        linear = [x for x in self.network.modules() if isinstance(x, nn.Linear | nn.Conv2d)]
+        pairs = 2 * self.network.embed_dims * len(self.network.layers)  # of softmax attention
+        return tokens * (sum(x.weight.numel() for x in linear) + pairs * tokens) / SPEED
+
+
+def read_start(start: str, out: Path, kind: str) -> Start:
+    """Return the part of a config `out` whose backbone is that of a start, frozen.
+
+    The weights of a package are written next to the config.
 
     Args:
         start: A name of STARTS, or a checkpoint of aft_mm.
@@ -140,7 +156,13 @@ def start_text(start: str, out: Path, kind: str) -> Callable[..., str]:
         if name.startswith('backbone.')
     }
     network = AFTViT(**backbone)
-    network.load_state_dict(weights)  # raises unless they fit
+    try:
+        network.load_state_dict(weights)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f'--start {start!r}: {error}') from error
+    for name, tensor in network.state_dict().items():
+        if not tensor.isfinite().all():
+            raise UserError(f'--start {start!r} must have finite weights, got NaN or inf in {name}')
     rows = len(weights.get('pos_embed.weight', ()))
     if kind != 'image-folder' and network.pos_embed and network.pos_embed.num_tokens != rows:
         # Positions are interpolated once, to the grid of an image, and saved as they are.
@@ -161,18 +183,20 @@ def start_text(start: str, out: Path, kind: str) -> Callable[..., str]:
     pixels['to_rgb' if kind == 'image-folder' else 'bgr_to_rgb'] = is_rgb
     if kind in ('coco', 'voc'):
         pixels['pad_size_divisor'] = 4 * finest
-    return partial(
+    side = size if isinstance(size, int) else min(size)
+    lines = partial(
         LINES[kind].format,
         start=repr(Literal(start)),
         backbone=pformat(settings, width=96, sort_dicts=False),
         dims=dims,
         read=dims * len(layers),
         pixels=pixels,
-        size=size if isinstance(size, int) else min(size),
+        size=side,
         img_size='size' if isinstance(size, int) else size,
         patch=patch,
         strides=[finest << level for level in range(4)],
     )
+    return Start(lines, side, network)
 
 
 def finest_stride(patch: int) -> int:

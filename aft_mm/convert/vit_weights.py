@@ -153,6 +153,10 @@ def our_tensors(tensors: Mapping[str, Tensor], source: str) -> tuple[dict[str, T
         star, number = starred(name), re.search(r'\.(\d+)\.', name)
         module, _, kind = star.rpartition('.')
         ours = naming.get(module, _SCALES.get(star, '')).replace('*', number[1] if number else '*')
+        is_ours = bool(ours) or name in _CLASS_TOKENS + _POSITIONS
+        if is_ours and not (tensor.dim() and tensor.isfinite().all()):
+            given = 'NaN or inf' if tensor.dim() else 'a single number'
+            raise UserError(f'{full_name} of {source!r} must be finite weights, got {given}')
         if star in _SCALES:
             scales.append((ours, tensor))
             rows.append(Row(full_name, f'{ours}.weight', 'as its factor'))
@@ -163,10 +167,11 @@ def our_tensors(tensors: Mapping[str, Tensor], source: str) -> tuple[dict[str, T
                 target = f'{ours.removesuffix("qkv")}{part}.{kind}'
                 converted[target] = rows_of_part
                 rows.append(Row(f'{full_name} ({part})', target))
-        elif ours or name in _CLASS_TOKENS + _POSITIONS:
+        elif is_ours:
             target = f'{ours}.{kind}' if ours else 'backbone.cls_token'
             if name in _POSITIONS:
-                target, tensor = 'backbone.pos_embed.weight', tensor.flatten(0, -2)
+                target = 'backbone.pos_embed.weight'
+                tensor = torch.atleast_2d(tensor).flatten(0, -2)
             converted[target] = tensor
             rows.append(Row(full_name, target))
         elif name in _OMITTED or not full_name.startswith(prefix):
@@ -180,6 +185,9 @@ def our_tensors(tensors: Mapping[str, Tensor], source: str) -> tuple[dict[str, T
         for name in (f'{layer}.weight', f'{layer}.bias'):
             if name in converted:
                 tensor = converted[name]
+                if factor.numel() not in (1, len(tensor)):
+                    given = f'{len(tensor)}, got {factor.numel()}'
+                    raise UserError(f'the factors of {name} of {source!r} must be {given}')
                 converted[name] = tensor * factor.view(-1, *[1] * (tensor.dim() - 1))
     return converted, rows
 
@@ -200,6 +208,9 @@ def backbone_settings(
     for name in ('backbone.pos_embed.weight', 'backbone.layers.0.mlp.0.weight'):
         if name not in converted:
             raise UserError(f'{source!r} lacks {name}: get the complete file')
+    if patch.dim() != 4:
+        given = list(patch.shape)
+        raise UserError(f'{source!r} must have patches of shape [D, C, P, P], got {given}')
     dims, in_channels, size, width = patch.shape
     if size != width:
         raise UserError(f'{source!r} must have square patches, got {size} x {width} pixels')

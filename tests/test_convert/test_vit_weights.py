@@ -218,6 +218,17 @@ REFUSED = [
         r'must have backbone\.layers\.1\.norm1\.weight of shape \[192\], got \[193\]',
     ),
     ({'blocks.3.norm1.weight': torch.ones(192)}, r'lacks backbone\.layers\.2\.'),
+    ({'pos_embed': torch.ones(192)}, 'one class token and a square grid, got 1'),
+    ({'pos_embed': torch.tensor(1.0)}, "pos_embed of 'theirs.pth' must be finite .* single number"),
+    ({'patch_embed.proj.weight': torch.ones(192, 768)}, r'\[D, C, P, P\], got \[192, 768\]'),
+    (
+        {'norm.bias': torch.full((192,), torch.nan)},
+        "norm.bias of 'theirs.pth' must be finite .* NaN",
+    ),
+    (
+        {'blocks.0.ls1.gamma': torch.ones(7)},
+        r'layers\.0\.token_mixer\.proj\.weight .* be 192, got 7',
+    ),
 ]
 
 

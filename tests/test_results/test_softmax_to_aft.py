@@ -5,6 +5,7 @@ import json
 import re
 import statistics
 
+import numpy as np
 import softmax_to_aft
 
 from ..documents import text_of
@@ -59,25 +60,80 @@ def test_the_shares_of_the_offset():
     assert f'40 pictures would give {counts[0]} of 30 and {counts[1]} of 12' in text
 
 
-def test_the_table_of_probes():
-    rows = [json.loads(line) for line in (FOLDER / 'probes.jsonl').read_text().splitlines()]
-    lines = softmax_to_aft.table(rows)
-    shown = {line for line in text_of(PAGE).splitlines() if line.startswith(('| no |', '| yes |'))}
-    assert len(shown) > 20
-    assert shown <= set(lines)
-    after = {
-        row['mixer']: softmax_to_aft.right_answers(row)
-        for row in rows
-        if 'right' in row and (row['layers'], row['seed'], row['lr']) == ('1-8', 0, 1e-5)
-    }
-    gain = 100.0 * after['attention'] - 100.0 * after['zero']
+def probes():
+    return [json.loads(line) for line in (FOLDER / 'probes.jsonl').read_text().splitlines()]
+
+
+def difference(first, second):
+    """Return the difference of runs by seed, as the page writes it, or '' if no seed has both."""
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        return ''
+    gain = 100 * np.mean([1.0 * first[seed] - second[seed] for seed in seeds], 0)
     half = 1.96 * gain.std(ddof=1) / len(gain) ** 0.5
-    assert f'worth {gain.mean():.0f} ± {half:.0f} points over w = 0' in text_of(PAGE)
+    count = f' ({len(seeds)})' if len(seeds) > 1 else ''
+    return f'{gain.mean():+.1f} ± {half:.1f}{count}'
+
+
+def test_the_table_of_probes():
+    lines = softmax_to_aft.table(probes())
+    shown = {line for line in text_of(PAGE).splitlines() if line.startswith(('| no |', '| yes |'))}
+    assert len(shown) > 12
+    assert shown <= set(lines)
+
+
+def test_the_differences_between_mixers():
+    right = {}
+    for row in probes():
+        if row.get('class_token') and (row['data'], row['size'], row['lr']) in (
+            ('imagenette', 112, None),
+            ('imagenette', 112, 1e-5),
+        ):
+            runs = right.setdefault((row['layers'], row['epochs'], row['mixer']), {})
+            runs[row['seed']] = softmax_to_aft.right_answers(row)
+    rows = rows_of(PAGE, '| layers | epochs')
+    assert len(rows) >= 13
+    names = 'attention', 'convolution', 'shuffled'
+    losses, between = {}, {}
+    for layers, epochs, *cells in rows:
+        runs = [right.get((layers, int(epochs), name), {}) for name in names]
+        base = right['', int(epochs), 'softmax']
+        assert cells[:3] == [difference(run, base) for run in runs], (layers, epochs)
+        assert cells[3:] == [difference(runs[0], run) for run in runs[1:]], (layers, epochs)
+        for kept, found in ((losses, cells[:3]), (between, cells[3:])):
+            values = [re.findall(r'[\d.]+', cell)[:2] for cell in found]
+            signs = [-1 if cell.startswith('-') else 1 for cell in found]
+            kept[layers, epochs] = [
+                (sign * float(value[0]), float(value[1])) if value else None
+                for sign, value in zip(signs, values, strict=True)
+            ]
+    text = ' '.join(text_of(PAGE).split())
+    after = [(-x[0], key[0]) for key, cells in losses.items() if key[1] == '1' for x in cells if x]
+    loss, layers = min(after)
+    assert (
+        f'every set loses at least {loss:.1f} points, {layers} the least'.replace('-', '–') in text
+    )
+    gain = 100 * np.mean([np.mean(x) for x in right['', 1, 'softmax'].values()])
+    gain -= 100 * right['', 0, 'softmax'][0].mean()
+    assert f'worth {gain:.0f} points to softmax attention, every set' in text
+    # "lose none" and "3, with intervals that include 0".
+    assert {key[0]: round(x[0][0]) for key, x in losses.items() if abs(x[0][0]) < x[0][1]} == {
+        '9-12': 0,
+        '2-4': -3,
+        '2-8': -3,
+    }
+    assert all(abs(x[0][0]) <= x[0][1] for key, x in between.items() if key[1] == '1' and x[0])
+    matters = {key[0] for key, x in between.items() if x[1] and x[1][0] > x[1][1]}
+    assert {'1-8', '1-12'} <= matters and '9-12' not in matters
+    runs = [{0: right['1-8', 1, name][0]} for name in ('attention', 'zero')]
+    behind = [round(float(x)) for x in difference(*runs).split(' ± ')]
+    assert 'which is {} ± {} points behind in 1–8 (seed 0)'.format(*behind) in text
+    low, high = difference(right['1-8', 1, 'shuffled'], right['1-8', 1, 'zero']).split(' ± ')
+    assert abs(float(low)) < float(high.partition(' ')[0])
 
 
 def test_the_speed_of_converted_networks():
-    rows = [json.loads(line) for line in (FOLDER / 'probes.jsonl').read_text().splitlines()]
-    found = {(r['mixer'], r['size'], r['layers']): r for r in rows if 'speedup' in r}
+    found = {(r['mixer'], r['size'], r['layers']): r for r in probes() if 'speedup' in r}
     shown = rows_of(PAGE, '| px | images/s')
     assert [row[0] for row in shown] == ['112', '224', '512', '1,024']
     for pixels, rate, *cells in shown:

@@ -388,7 +388,7 @@ def right_answers(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a row of Markdown per model: top-1 and its difference to softmax attention of the same seeds.
+    """Return a row of Markdown per model: seeds, top-1 and its difference to softmax attention of these.
 
     Intervals are of 95 % over pictures; of the top-1 of several seeds, the range.
     """
@@ -406,6 +406,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             bounds = wilson_interval(top1[0], runs[0]['pictures'])
         trained = f'{epochs} at {rate:g}' if epochs else '0'
         cells = ['yes' if token else 'no', f'{data}, {size} px', trained, span or 'none', mixer]
+        cells.append(str(len(runs)))
         cells.append(f'{np.mean(top1):.1f} ({bounds[0]:.1f}–{bounds[1]:.1f})')
         seeds = {run['seed'] for run in runs} if epochs else {0}
         base = [run for run in groups.get((*setting[:-2], '', SOFTMAX), ()) if run['seed'] in seeds]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aft_mm.checks import check_int, check_number, counted
 from aft_mm.cli.arguments import refuse_given
@@ -30,7 +30,7 @@ class Kind(NamedTuple):
     seconds: float  # of an iteration, one CPU thread
     iterations: int  # of a training of few images
     unit: str = ''  # of the counts of the classes
-    image_seconds: float = 0.0  # of a variant of an image that is computed once
+    pixels: int = 0  # of an image for a frozen backbone, whose time comes on top
 
 
 KINDS = {
@@ -42,10 +42,10 @@ KINDS = {
 }
 #: Training from a start.
 FROM_START = {
-    'image-folder': KINDS['image-folder']._replace(base='frozen', seconds=0.1, image_seconds=0.2),
-    'coco': KINDS['coco']._replace(seconds=3.0, iterations=420),
-    'voc': KINDS['voc']._replace(seconds=3.0, iterations=420),
-    'masks': KINDS['masks']._replace(seconds=2.0, iterations=600),
+    'image-folder': KINDS['image-folder']._replace(base='frozen', seconds=0.1),
+    'coco': KINDS['coco']._replace(seconds=1.3, iterations=420, pixels=384 * 288),
+    'voc': KINDS['voc']._replace(seconds=1.3, iterations=420, pixels=384 * 288),
+    'masks': KINDS['masks']._replace(seconds=0.35, iterations=600, pixels=256**2),
 }
 #: Classes that are listed, and thin ones.
 MOST_LISTED, MOST_THIN = 20, 5
@@ -96,12 +96,12 @@ def run(args: argparse.Namespace) -> None:
         check_suffix('--out', out, ('.py',))
         kind = KINDS[args.kind]
         inspect = kind.inspect
-        start: Callable[..., str] | None = None
+        start: Any = None
         if args.kind == 'text':
             refuse_given(args, ['start'], 'is for images')
         elif args.start is not None:
             # It imports torch, which takes seconds.
-            start = import_module('aft_mm.convert.starts').start_text(args.start, out, args.kind)
+            start = import_module('aft_mm.convert.starts').read_start(args.start, out, args.kind)
             kind = FROM_START[args.kind]
             if args.kind == 'image-folder':
                 inspect = partial(inspect, start=args.start)
@@ -119,30 +119,30 @@ def run(args: argparse.Namespace) -> None:
             refuse_given(args, ('val', 'seed'), reason)
         by_epoch = args.kind in ('image-folder', 'coco', 'voc')
         length = epochs(kind, data.parts['train']) if by_epoch else kind.iterations
-        image_seconds = kind.image_seconds
-        length = 1 if image_seconds else length
+        is_frozen = kind.base == 'frozen'
+        length = 1 if is_frozen else length
         iterations = length * -(-data.parts['train'] // kind.batch_size) if by_epoch else length
         lines = [f'# {data.about[0]}.', f"_base_ = 'aft_mm::own_data/{kind.base}'", '']
         if data.files or data.links:
             lines.append(f'split = {literal(folder.absolute())}  # files of each part')
         lines += data.config
+        seconds = iterations * kind.seconds
         if start:
-            sizes = {}
-            if args.kind == 'image-folder' and args.start in STARTS:
+            size = start.size
+            if is_frozen and args.start in STARTS:
                 mean = data.parts['train'] / len(data.counts)
-                default = STARTS[args.start][1]
-                size = sizes['size'] = SIZE_OF_MANY if mean >= MANY else default
-                image_seconds *= (size / default) ** 2
+                size = SIZE_OF_MANY if mean >= MANY else STARTS[args.start][1]
                 data.notes.append(
                     f'images of {size} px: {int(mean)} of each class for training on average, '
                     f'{SIZE_OF_MANY} px from {MANY} on'
                 )
-            lines.append(start(**sizes))
+            lines.append(start.text(size=size))
+            # The features of each image, its mirror image if it is for training, are computed once.
+            once = 2 * data.parts['train'] + data.parts['val']
+            images = once if is_frozen else iterations * kind.batch_size
+            seconds += images * start.seconds(kind.pixels or size**2)
         if by_epoch:
             lines.append(f'train_cfg = dict(max_epochs={length})')
-        seconds = iterations * kind.seconds
-        # Each image and its mirror image; images for validation are not mirrored.
-        seconds += (2 * data.parts['train'] + data.parts['val']) * image_seconds
         for name, content in data.files.items():
             write(folder / name, content)
         write_links(folder, data.links)
