@@ -1,4 +1,4 @@
-_base_ = './transformer-mini_1xb64-2e_listops-t128.py'
+_base_ = './transformer-mini_1xb32-1e_listops-t128.py'
 
 # 50 channels and an MLP of 104, for equal parameters: an LSTM has twice those of attention.
 model = dict(

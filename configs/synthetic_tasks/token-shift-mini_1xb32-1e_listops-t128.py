@@ -1,4 +1,4 @@
-_base_ = './transformer-mini_1xb64-2e_listops-t128.py'
+_base_ = './transformer-mini_1xb32-1e_listops-t128.py'
 
 # An MLP of 160 channels, for equal parameters.
 model = dict(
