@@ -1,12 +1,7 @@
 """AFT under names and signatures that other code uses, right for any finite key and bias.
 
-Replace an import, keep the calls and the checkpoints:
-
-- :func:`adaptation_attention_free_module` of solvers of routing problems (ICAM and its successors),
-- :class:`AFTFull`, :class:`AFTSimple` and :class:`AFTLocal` of aft-pytorch,
-- :class:`AFT_FULL` of External-Attention-pytorch.
-
-docs/is_your_aft_right.md has what the originals compute.
+Replace an import, keep the calls and the checkpoints. docs/is_your_aft_right.md has the originals:
+ICAM, aft-pytorch and External-Attention-pytorch (:class:`AFT_FULL`).
 """
 
 import torch

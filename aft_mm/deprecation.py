@@ -7,8 +7,6 @@ def warn_old_name(old: str, new: str, goes: str, stacklevel: int = 3) -> None:
     """Warn that `old` is replaced by `new`, by a FutureWarning, which Python shows everywhere.
 
     Args:
-        old: The name, as the user writes it.
-        new: What to write instead.
         goes: The version without the old name, such as '0.3.0'.
         stacklevel: Which caller the warning names; 3 is the caller of the function that warns.
     """

@@ -1,14 +1,7 @@
 """Image files: what lists, checks, reads and enlarges them obeys the same rules.
 
-- Formats: BMP, GIF, JPEG, PNG, PPM, TIFF and WebP, known by their content; AVIF if this Pillow
-  reads it, HEIC with pillow-heif. Of several frames or pages the first is read.
-- Lists: files with one of :data:`IMAGE_SUFFIXES` or the first bytes of a format that is read. Other
-  pictures are named, hidden files and folders are not.
-- Bounds: 2^26 pixels, or 64 per byte of the file up to the 179 million of Pillow.
-- Values: 8 bits, of 16 the upper 8; 32 bits have no fixed range and are refused.
-- Colours: palettes, CMYK and grey become RGB; profiles are ignored.
-- Orientation: the image is turned as its EXIF says.
-- Transparency: the image is laid on white.
+docs/tasks/own_data.md has the formats, bounds and conversions. A format is known by the content, a
+listed file also by its suffix; of 16 bits the upper 8 are used; colour profiles are ignored.
 """
 
 import os
@@ -141,7 +134,6 @@ def find_images(
     """Return :func:`list_images`, and the kinds of the pictures that are not read, by their paths.
 
     Args:
-        root: The folder.
         unread: Gets why folders are passed over, by their paths. Without it such a folder is an error.
     """
     images: list[str] = []
@@ -396,7 +388,6 @@ def enlarge_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Enlarge uint8 [h, w, C], C = 1 or 3, to uint8 [H, W, C] by Pillow's bicubic interpolation.
 
     Args:
-        image: uint8 [h, w, C], C = 1 or 3.
         size: Height and width of the result [px].
     """
     height, width = size

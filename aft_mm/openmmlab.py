@@ -34,7 +34,6 @@ class PlainRegistry:
     """Classes by name; a child shares the table of its parent. `scope` is not used.
 
     Args:
-        name: Of the kind of classes.
         parent: Registry whose table is shared.
         locations: Packages that register classes, imported before a lookup.
     """

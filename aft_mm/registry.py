@@ -1,9 +1,8 @@
 """Registries of the package, children of mmengine's root: types are written ``aft_mm.X``.
 
 mmengine imports this module when it first meets the prefix ``aft_mm.``, and hides an ImportError
-raised here, so it imports nothing that can fail. It also applies the adaptations of
-:mod:`aft_mm.hosts`, and makes mmengine read checkpoints with :mod:`aft_mm.checkpoint` and write
-configs with :mod:`aft_mm.config.writing`.
+raised here, so it imports nothing that can fail. It also applies :mod:`aft_mm.hosts`, and makes
+mmengine read and write by :mod:`aft_mm.checkpoint` and :mod:`aft_mm.config.writing`.
 """
 
 import functools

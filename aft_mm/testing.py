@@ -1,13 +1,7 @@
 """The contract of token mixers, as tests for pytest.
 
-A test file of a package with mixers of its own, which names them with the entry points
-``aft_mm.mixers``, holds one class for each::
-
-    from aft_mm.testing import MixerContract
-    from my_package.decay import Decay
-
-    class TestDecay(MixerContract):
-        mixer = Decay
+A package with mixers of its own has a subclass of :class:`MixerContract` for each
+(docs/tutorials/own_mixer.md).
 """
 
 import functools

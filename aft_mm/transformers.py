@@ -251,8 +251,6 @@ class AFTModel(_ImageModel):
             pixel_values: images [B, C, H, W].
             output_hidden_states: also return the tokens [B, T, D] that enter the first layer and leave each
                 layer.
-            return_dict: False for a tuple.
-            **absent: see :data:`ABSENT`.
         """
         self._check_absent(absent)
         tokens, hidden = self._tokens(pixel_values, output_hidden_states)
@@ -282,10 +280,8 @@ class AFTForImageClassification(_ImageModel):
         """Return logits [B, num_labels], and the loss if labels are given.
 
         Args:
-            pixel_values, output_hidden_states, return_dict: see :class:`AFTModel`.
             labels: class of each image [B], or floats [B, num_labels], as problem_type of the
                 config says.
-            **absent: see :data:`ABSENT`.
         """
         self._check_absent(absent)
         tokens, hidden = self._tokens(pixel_values, output_hidden_states)
@@ -318,8 +314,6 @@ class AFTBackbone(BackboneMixin, _ImageModel):
         Args:
             pixel_values: images [B, C, H, W].
             output_hidden_states: also return the maps of all stages, not normalised.
-            return_dict: False for a tuple.
-            **absent: see :data:`ABSENT`.
         """
         self._check_absent(absent)
         wanted = sorted(i % len(self.stage_names) for i in self.out_indices)
@@ -487,7 +481,6 @@ class AFTForCausalLM(_Model, GenerationMixin):
             logits_to_keep: number of last rows to return, 0 for all.
             output_hidden_states: also return the vectors [B, L, D] before and after each block. Not
                 with a filled cache.
-            return_dict: False for a tuple.
             past_key_values: the name of `cache` before Transformers 5.24.
             shift_labels: [B, L], the labels of the tokens after those of `input_ids`, in place of
                 `labels`.

@@ -29,11 +29,11 @@ myst_heading_anchors = 4
 nb_execution_mode = 'off'
 
 autodoc_member_order = 'bysource'
-autodoc_typehints = 'description'
+autodoc_typehints = 'both'
 autodoc_typehints_description_target = 'documented'
 autodoc_preserve_defaults = True
 autodoc_class_signature = 'mixed'
-autodoc_default_options = {'members': True, 'imported-members': True}
+autodoc_default_options = {'members': True, 'imported-members': True, 'show-inheritance': True}
 napoleon_use_rtype = False
 
 html_theme = 'furo'

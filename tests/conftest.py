@@ -21,6 +21,8 @@ from types import ModuleType
 
 # A fork cannot use the threads of its parent process.
 os.environ['OMP_NUM_THREADS'] = '1'
+# Garbage collection takes 7 % of the time with the usual thresholds; each file begins with one.
+gc.set_threshold(5_000, 10, 30)
 
 import cv2  # noqa: E402
 import numpy as np  # noqa: E402
@@ -56,8 +58,11 @@ RUN_IMPORTS += [
 ]
 RUN_IMPORTS += [f'aft_mm.{name}' for name in ('apis', 'datasets', 'engine', 'evaluation', 'models')]
 RUN_IMPORTS += ['mmengine._strategy', 'torch.utils.tensorboard']
-# Files that build the models of all configs, which are then loaded and built once.
-CONFIG_FILES = 'test_configs', 'test_config_models', 'test_recipes', 'test_runtimes'
+# Files of one worker, which then loads and builds all configs once, and imports the exporters.
+TOGETHER = {
+    'configs': ('test_configs', 'test_config_models', 'test_recipes', 'test_runtimes'),
+    'exports': ('test_graphs', 'test_exported_predictions', 'test_op_graphs', 'test_torch_export'),
+}
 MISSING = [name for name in ('mmdet', 'mmseg') if not importlib.util.find_spec(name)]
 collect_ignore = ['downstream'] if MISSING else []
 
@@ -76,7 +81,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Run CONFIG_FILES in one worker of `--dist loadfile`, as if they were one file."""
+    """Run each group of TOGETHER in one worker of `--dist loadfile`, as if it were one file."""
     if config.getvalue('dist') != 'loadfile':
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -84,7 +89,8 @@ def pytest_xdist_make_scheduler(config, log):
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
-            return 'configs' if file.removesuffix('.py').endswith(CONFIG_FILES) else file
+            stem = Path(file).stem
+            return next((group for group, names in TOGETHER.items() if stem in names), file)
 
     return Scheduling(config, log)
 

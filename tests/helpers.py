@@ -112,3 +112,14 @@ def losses(work_dir: str | Path, rank: int = 0) -> dict[int, float]:
     """Return {iteration: loss}, the last value of repeated iterations."""
     lines = Path(work_dir, f'loss_{rank}.jsonl').read_text().splitlines()
     return dict(map(json.loads, lines))
+
+
+def short(value) -> str:
+    """Return the name of a test case that is equal in every process, as xdist requires."""
+    if isinstance(value, torch.Tensor):
+        return f'{value.dtype} {list(value.shape)}'
+    if isinstance(value, dict):
+        return ', '.join(f'{name}={short(item)}' for name, item in value.items())[:50]
+    if callable(value):
+        return value.__name__
+    return str(value)[:50]

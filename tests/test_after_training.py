@@ -14,7 +14,6 @@ from mmengine.visualization import Visualizer
 from PIL import Image
 
 from aft_mm.analysis.browse_dataset import draw_titled_images
-from aft_mm.analysis.compare_seeds import draw_seeds
 from aft_mm.analysis.confusion_matrix import draw_confusion
 from aft_mm.analysis.plot_cam import draw_cams
 from aft_mm.analysis.plot_curves import draw_curves
@@ -238,8 +237,7 @@ def test_any_name_can_be_plotted(tmp_path):
         draw_features(RNG.normal(size=(count, 2)), np.arange(count), names, '$\\', '$\\'),
         draw_titled_images([image] * count, names, '$\\'),
         draw_cams([image] * count, RNG.random((count, 9, 8)), names),
-        draw_curves(pairs, 'm$^', {'$\\^': 1.0}),
-        draw_seeds({name: [1.0, 2.0] for name in NAMES}, '$\\^'),
+        draw_curves(pairs, 'm$^'),
         draw_alignment(np.log(RNG.dirichlet(np.ones(count), 9)), names, 0.1, '$\\^'),
     ]
     for number, figure in enumerate(figures):

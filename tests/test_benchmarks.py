@@ -5,6 +5,8 @@ import importlib.util
 import json
 import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import benchmark_attention
@@ -26,8 +28,10 @@ from torch import nn
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
+from aft_mm.cli.main import parse_args
 from aft_mm.ops import eager, reference
 from aft_mm.ops.cases import conv
+from aft_mm.ops.triton.availability import KERNELS
 
 from .generation_models import stack
 
@@ -42,7 +46,6 @@ PROGRAMS = [
         'benchmark_sampling',
         'benchmark_tiles',
         'dry_run',
-        'first_gpu_hour',
     ),
     *('training_run', 'training_step'),
 ]
@@ -286,6 +289,39 @@ def test_a_wrong_argument_is_a_one_line_error(monkeypatch, capsys):
             benchmark_ops.main(arguments)
         last = capsys.readouterr().err.splitlines()[-1]
         assert re.search(message, last), last
+
+
+def test_the_commands_for_a_gpu_are_accepted_and_a_failing_one_is_repeated(tmp_path):
+    for name in ('python', 'compute-sanitizer'):
+        (tmp_path / name).write_text(
+            '#!/bin/bash\n(IFS=$\'\\t\'; echo "$*" >>calls)\n[[ $* != *"$FAILS"* ]]'
+        )
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / 'tools/benchmarks').mkdir(parents=True)
+    script = shutil.copy(TOOLS / 'gpu.sh', tmp_path / 'tools/benchmarks')
+    environment = dict(os.environ, PATH=f'{tmp_path}:{os.environ["PATH"]}')
+
+    def run(fails):
+        done = subprocess.run(
+            [script, tmp_path / 'out'], env=environment | {'FAILS': fails}, capture_output=True
+        )
+        calls = (tmp_path / 'calls').read_text().splitlines()
+        (tmp_path / 'calls').write_text('')
+        return done.returncode, [call.split('\t') for call in calls]
+
+    status, first = run('small-conv')
+    assert status == 1 and run('none') == (0, [call for call in first if 'small-conv' in call])
+    checked = [op for call in first if '--kernels' in call for op in call[4:]]
+    assert sorted(checked) == sorted(KERNELS)
+    for words in first:
+        tools = [i for i, word in enumerate(words) if '/benchmarks/' in word]
+        if tools:
+            module = importlib.import_module(Path(words[tools[0]]).stem)
+            args = module.parse_args([*words[tools[0] + 1 :], '--device', 'cpu'])
+            assert args.json.parent == tmp_path / 'out'
+        elif 'tools/train.py' in words:
+            parse_args('train', words[words.index('tools/train.py') + 1 :])
+    assert len(first) > 30
 
 
 def test_training_run(run, tmp_path):

@@ -99,7 +99,7 @@ def test_a_model_by_its_short_name_or_its_config(name):
 
 
 def test_images_and_text_are_sampled_without_training(tmp_path):
-    sample(['mnist', '--out', tmp_path / 'a.png', '--device', 'cpu'])
+    sample(['mnist', '--out', tmp_path / 'a.png', '--device', 'cpu', '--num', 4])
     # Mostly paper, with strokes of ink.
     assert 0.02 < (picture(tmp_path / 'a.png') > 128).mean() < 0.4
     sample(['enwik8', '--out', tmp_path / 'a.txt', '--prompt', 'The ', '--num-chars', 40])

@@ -1,21 +1,25 @@
 """Dependencies, lock files, and the checks of a release; the wheel is in test_wheel.py."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from .helpers import load_script
 
 licenses = load_script('requirements/licenses')
+stacks = load_script('requirements/stacks')
 
 
 def files_below(folder, *patterns):
@@ -227,3 +231,90 @@ def test_licenses_of_all_dependencies(root, capsys):
     assert len(lines) > 90 and 'BSD' in lines['torch'] and 'Apache' in lines['mmengine']
     unstated = {name for name, line in lines.items() if 'not stated' in line}
     assert unstated <= {'cuda-toolkit'}  # only dependencies
+
+
+def test_every_file_is_attested_before_it_is_published(root):
+    text = (root / '.github/workflows/release.yml').read_text()
+    job = yaml.safe_load(text)['jobs']['publish']
+    assert job['permissions'] == dict.fromkeys(('attestations', 'contents', 'id-token'), 'write')
+    steps = [step.get('uses', step.get('run')) for step in job['steps']]
+    names = [text.split('@')[0].split()[0] for text in steps]
+    assert names == [
+        'actions/download-artifact',
+        'actions/attest-build-provenance',
+        'mv',
+        'pypa/gh-action-pypi-publish',
+        'gh',
+    ]
+    assert job['steps'][1]['with'] == {'subject-path': 'dist/*'}
+    assert 'attestations' not in job['steps'][3]['with']  # on by default
+
+
+def test_the_oldest_pins_are_the_lower_bounds(root):
+    ranges = load_script('requirements/ranges')
+    project = tomllib.loads((root / 'pyproject.toml').read_text())['project']
+    pins = {pin.name: pin for pin in map(Requirement, ranges.oldest(project))}
+    assert {'torch', 'transformers', 'mmdet', 'mmpretrain', 'mmcv-lite', 'pillow'} <= set(pins)
+    declared = [*project['dependencies'], *sum(project['optional-dependencies'].values(), [])]
+    for requirement in map(Requirement, declared):
+        if requirement.name in pins:
+            (pin,) = pins[requirement.name].specifier
+            assert requirement.specifier.contains(pin.version)
+            older = f'{Version(pin.version).major - 1}.99'
+            assert not requirement.specifier.contains(older)
+    for test in ranges.TESTS:
+        assert (root / 'tests' / test.partition('::')[0]).exists()
+
+
+@pytest.fixture(scope='module')
+def stack_rows():
+    return json.loads(stacks.RESULTS.read_text())
+
+
+def test_the_table_is_that_of_the_results(stack_rows):
+    content = stacks.PAGE.read_text()
+    (table,) = [found.group() for found in stacks.REGION.finditer(content)]
+    assert table == f'<!-- stacks -->\n{stacks.table(stack_rows)}<!-- end of stacks -->'
+
+
+def test_the_metadata_allows_the_oldest_to_the_newest_torch_that_was_run(stack_rows, root):
+    project = tomllib.loads((root / 'pyproject.toml').read_text())['project']
+    required = {one.name: one.specifier for one in map(Requirement, project['dependencies'])}
+    (locked,) = re.findall(r'^torch==(\S+)', (root / 'requirements/lock.txt').read_text(), re.M)
+    run = {Version(row['packages']['torch']).minor for row in stack_rows} | {Version(locked).minor}
+    allowed = [minor for minor in range(100) if required['torch'].contains(f'2.{minor}.99')]
+    assert allowed == list(range(min(run), max(run) + 1))
+
+
+def test_the_locks_without_torch_pin_everything_once():
+    names = [pin.partition('==')[0] for pin in dict.fromkeys(stacks.pins('openmmlab'))]
+    assert {'mmengine', 'mmdet', 'pytest', 'torchmetrics'} < set(names)
+    assert not {'torch', 'torchvision', 'triton', 'cuda-toolkit'} & set(names)
+    fork = [pin.partition('==')[0] for pin in stacks.pins('onedl')]
+    theirs = 'mmengine mmcv-lite mmpretrain mmdet mmsegmentation'
+    assert set(names) - set(fork) == set(theirs.split())
+
+
+def test_tests_are_counted_by_column_and_failures_named(tmp_path, monkeypatch):
+    (tmp_path / 'tests/test_ops').mkdir(parents=True)
+    (tmp_path / 'tests/test_ops/test_some.py').write_text(
+        'import pytest\n'
+        'class TestA:\n'
+        '    def test_a(self): pass\n'
+        'def test_b(): assert 0, "two\\nlines"\n'
+        'def test_c(): pytest.skip("none")\n'
+    )
+    (tmp_path / 'tests/test_other.py').write_text(
+        'def test_d(): pass\n'
+        'def test_e(): assert 0  # is not selected\n'
+    )  # fmt: skip
+    groups = {'ops': ('test_ops/test_some.py',), 'other': ('test_other.py::test_d',)}
+    monkeypatch.setattr(stacks, 'ROOT', tmp_path)
+    monkeypatch.setattr(stacks, 'CHECKS', groups)
+    found = stacks.check(Path(sys.executable), tmp_path)
+    (failure,) = found['ops'].pop('failed')
+    assert failure.startswith('test_b: AssertionError: two lines')
+    assert found == {
+        'ops': dict(passed=1, skipped=1),
+        'other': dict(passed=1, skipped=0, failed=[]),
+    }

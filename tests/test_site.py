@@ -125,6 +125,7 @@ def test_errors_in_the_faq_are_those_of_the_code():
             ), f'no code raises {message!r}'
 
 
+@pytest.mark.nightly
 def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     pytest.importorskip('IPython', reason='`make docs` installs IPython')
     cells = json.loads(NOTEBOOK.read_text())['cells']

@@ -166,9 +166,8 @@ def row(
     paths = [config_of(folder) for folder in work_dirs if not is_selection(folder)]
     config = same_but_for_the_seed(label, paths) if len(paths) == len(work_dirs) else Config()
     runs = read_runs(work_dirs)
-    logs = [run.records for run in runs]
     columns: dict[str, list[float]] = {}
-    for folder, log in zip((run.source for run in runs), logs, strict=True):
+    for folder, log in runs:
         for name in metrics or validated_metrics(log):
             points = validations(log, name)
             if not points and metrics:
@@ -181,7 +180,7 @@ def row(
         columns |= costs(label, paths[0], config)
     times = [
         statistics.median(time for _, time in trained(log, 'time'))
-        for log in logs
+        for _, log in runs
         if trained(log, 'time')
     ]
     loader = config.get('train_dataloader') or {}

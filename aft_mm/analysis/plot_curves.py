@@ -1,5 +1,6 @@
 import argparse
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -13,12 +14,10 @@ from aft_mm.checks import check_int
 from aft_mm.errors import UserError, user_errors
 from aft_mm.visualization.figures import new_figure, plain
 
-from .run_files import Run, read_runs
+from .run_files import read_runs
 from .run_logs import (
     epoch_length,
-    is_training,
     mean_and_error,
-    read_times,
     seconds_at,
     trained,
     validated_metrics,
@@ -52,7 +51,6 @@ def metric_label(metric: str) -> str:
 def draw_curves(
     runs: Mapping[str, Records | Sequence[Records]],
     metric: str | Sequence[str] | None = None,
-    references: Mapping[str, float] | None = None,
     over: str = 'iteration',
     smooth: int = 1,
     top: float | None = None,
@@ -66,10 +64,9 @@ def draw_curves(
         runs: Label to the records of :func:`read_scalars`, or to a list of records for several
             seeds.
         metric: By default the first in bits, or else the loss and the first validation metric.
-        references: Label to a value of the (last) metric, plotted as a horizontal line.
-        over: 'iteration', 'epoch', or 'time' (see :func:`seconds_at`).
-        smooth: Logged training values in the mean that is plotted at the last of them.
-        top: Upper end of the first axis, for losses that are high at first.
+        over: 'iteration', 'epoch' or 'time'.
+        smooth: Plot the mean of this many logged training values.
+        top: Upper end of the first axis.
     """
     check_int('smooth', smooth, 1)
     groups = {label: _seeds(label, records) for label, records in runs.items()}
@@ -91,11 +88,6 @@ def draw_curves(
         if top <= least:
             raise UserError(f'top must be above the lowest value, {least:.4g}, got {top}')
         axes[0].set_ylim(least - 0.05 * (top - least), top)
-    for label, value in (references or {}).items():
-        axes[-1].axhline(value, color='grey', linestyle='--', linewidth=1)
-        style = dict(ha='right', va='bottom', fontsize=8, color='dimgrey')
-        right = dict(xy=(1, value), xycoords=('axes fraction', 'data'))
-        axes[-1].annotate(plain(f'{label}: {value:g}'), **right, **style)
     axes[-1].set_xlabel(unit)
     several = any(len(seeds) > 1 for seeds in groups.values())
     axes[0].set_title(
@@ -255,24 +247,6 @@ def pair(text: str) -> tuple[str, str]:
     return label or value, value
 
 
-def by_label(argument: str, pairs: Sequence[tuple]) -> dict:
-    labels = [label for label, _ in pairs]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise UserError(f'{argument} must have unique labels, got {label!r} twice')
-    return dict(pairs)
-
-
-def number(label: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise UserError(f'--reference must be LABEL=VALUE with a finite number, got {label}={text}')
-    return value
-
-
 def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
     pairs = [(label, [path]) for label, path in map(pair, args.logs)]
     for label, *paths in args.group:
@@ -284,32 +258,17 @@ def runs_of(args: argparse.Namespace) -> dict[str, list[str]]:
         pairs.append((label, paths))
     if not pairs:
         raise UserError('[LABEL=]LOG or --group must give at least one log, got none')
-    return by_label('[LABEL=]LOG', pairs)
-
-
-def replace_times(groups: Mapping[str, Sequence[Run]], args: argparse.Namespace) -> None:
-    if args.over != 'time':
-        raise UserError(f'--over must be time with --times, got {args.over}')
-    milliseconds = read_times(args.times)
-    for runs in groups.values():
-        config = runs[0].config
-        if config not in milliseconds:
-            raise UserError(
-                f'--times must have the config {config!r} of {runs[0].source!r}, but does not'
-            )
-        for record in (r for run in runs for r in run.records if is_training(r)):
-            record['time'] = milliseconds[config] / 1000
+    for label, number in Counter(label for label, _ in pairs).items():
+        if number > 1:
+            raise UserError(f'[LABEL=]LOG must have unique labels, got {label!r} twice')
+    return dict(pairs)
 
 
 def run(args: argparse.Namespace) -> None:
     with user_errors(ValueError, OSError):
-        references = by_label('--reference', [pair(text) for text in args.reference])
         groups = {label: read_runs(logs) for label, logs in runs_of(args).items()}
-        if args.times:
-            replace_times(groups, args)
-        values = {label: number(label, text) for label, text in references.items()}
-        logs = {label: [run.records for run in runs] for label, runs in groups.items()}
-        figure = draw_curves(logs, args.metric, values, args.over, args.smooth, args.top)
+        logs = {label: [log for _, log in runs] for label, runs in groups.items()}
+        figure = draw_curves(logs, args.metric, args.over, args.smooth, args.top)
         figure.savefig(args.out, dpi=args.dpi)
     count = sum(map(len, groups.values()))
     print(f'plotted {count} run{"s" if count > 1 else ""} to {args.out}')

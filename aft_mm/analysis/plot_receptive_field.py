@@ -42,8 +42,6 @@ def receptive_field(
             images.
         images: Normalised images [B, C, H, W].
         place: Row and column in the map; by default the centre ``(H' // 2, W' // 2)``.
-        probes: Number of projections per image.
-        generator: Random generator of the projections.
     """
     check_int('probes', probes, 1)
     with torch.enable_grad():

@@ -1,8 +1,6 @@
 """Files of runs: a line of JSON per run of a comparison, with its metrics and a thinned curve.
 
-A line has the name of the run, its config, seed and learning rate, how and where it ran, the number
-of iterations and the seconds of training, the final metrics, and curves: `train` by iteration,
-`val` by step (epochs in a run by epoch). `FILE.jsonl:PATTERN` names the runs that match.
+Curves are `train` by iteration and `val` by step (epochs in a run by epoch).
 """
 
 import json
@@ -11,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from aft_mm.errors import UserError
 from aft_mm.outputs import write_whole
@@ -32,14 +30,6 @@ _SELECTION = re.compile(r'(.+\.jsonl):(.+)')
 # The ending of the name of a run: its seed, or the rate of a short run that chooses one.
 _ENDING = re.compile(r'_(?:seed(\d+)|lr[\d.e-]+)(?=_|$)')
 _UNUSED = (*CLOCKS, 'seconds_per_epoch')
-
-
-class Run(NamedTuple):
-    """A run as an argument names it: the name in messages, the config and the records of the log."""
-
-    source: str
-    config: str
-    records: list[dict]
 
 
 def is_selection(argument: str) -> bool:
@@ -82,17 +72,14 @@ def selected(argument: str) -> dict[str, dict]:
     return chosen
 
 
-def read_runs(arguments: Iterable[str]) -> list[Run]:
+def read_runs(arguments: Iterable[str]) -> list[tuple[str, list[dict]]]:
+    """Return the name in messages and the records of the log of each run that arguments name."""
     runs = []
     for argument in arguments:
         if is_selection(argument):
-            runs += [
-                Run(source, run['config'], records_of(run))
-                for source, run in selected(argument).items()
-            ]
+            runs += [(source, records_of(run)) for source, run in selected(argument).items()]
         else:
-            config = config_name(Path(argument).stem)
-            runs.append(Run(argument, config, read_scalars(argument)))
+            runs.append((argument, read_scalars(argument)))
     return runs
 
 

@@ -79,8 +79,7 @@ def validated_metrics(records: Sequence[dict]) -> list[str]:
 def epoch_length(records: Sequence[dict]) -> int | None:
     """Return the number of iterations per epoch, None for a run that does not count epochs.
 
-    mmengine logs every k-th iteration of each epoch, so the first records of two epochs are whole
-    epochs apart for any k. A single epoch ends with the last logged iteration.
+    A single epoch ends with the last logged iteration.
     """
     first: dict[int, int] = {}
     for record in records:
@@ -119,17 +118,6 @@ def seconds_at(records: Sequence[dict], iterations: Sequence[int]) -> np.ndarray
     # Iterations after the last record are assumed to take as long.
     beyond = np.maximum(wanted - iteration[-1], 0) * mean[-1]
     return np.interp(wanted, [0, *iteration], [0, *clock]) + beyond
-
-
-def read_times(path: Path) -> dict[str, float]:
-    try:
-        rows = json.loads(path.read_text(encoding='utf-8'))['rows']
-        return {row['config']: float(row['milliseconds']) for row in rows}
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            '--times must be a JSON file of tools/benchmarks/benchmark_iterations.py with a time '
-            f'for each config, got {str(path)!r}'
-        ) from error
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:

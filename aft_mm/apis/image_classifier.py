@@ -34,14 +34,7 @@ LONG_EDGE = 4096  # but not beyond this one
 class ImageClassifier:
     """Classify images: a file, a folder, an array, or a list of these.
 
-    ::
-
-        classify = ImageClassifier('config.py', 'epoch_100.pth')
-        classify('photos/')[0]  # {'path': 'photos/a.jpg', 'label': 3, 'class_name': 'cat', ...}
-        classify.visualize('photos/', 'pictures/')
-
     Args:
-        config, checkpoint, device: See :func:`load_model`.
         classes: Names of the classes; by default those stored in the checkpoint, if any.
 
     Raises:
@@ -157,7 +150,6 @@ class ImageClassifier:
         """Draw the predicted class name and score onto each image.
 
         Args:
-            images, batch_size, progress: As in :meth:`__call__`.
             folder: Folder to write the pictures to, such as ``0000_cat.png`` for a/cat.jpg.
 
         Returns:

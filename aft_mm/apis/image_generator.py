@@ -11,20 +11,10 @@ from .loading import ConfigSource, Device, FilePath, check_options, load_model
 class ImageGenerator:
     """Sample and complete images, pixel by pixel.
 
-    ::
-
-        generator = ImageGenerator('config.py', 'epoch_100.pth')
-        samples = generator.sample(16, seed=0)
-        completed = generator.complete(images, keep=0.5)
-
     Both methods take the options of :func:`aft_mm.models.generate`.
 
     Args:
         config: Config with ``image_shape = (H, W, C)``, or its path.
-        checkpoint, device: See :func:`load_model`.
-
-    Raises:
-        UserError: As for :func:`load_model`.
     """
 
     def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
@@ -33,11 +23,7 @@ class ImageGenerator:
         check_image_shape(self.model, self.image_shape)
 
     def sample(self, num: int = 1, **options: Any) -> np.ndarray:
-        """Sample images, uint8 ``[num, H, W, C]``.
-
-        Raises:
-            ValueError: An argument is out of range.
-        """
+        """Sample images, uint8 ``[num, H, W, C]``."""
         check_options(options)
         return sample_images(self.model, self.image_shape, num, **{'progress': True, **options})
 
@@ -50,9 +36,6 @@ class ImageGenerator:
 
         Returns:
             uint8 ``[N, H, W, C]``.
-
-        Raises:
-            ValueError: ``images`` has another shape or type, or an argument is out of range.
         """
         images = np.asarray(images)
         if images.shape[1:] != self.image_shape or images.dtype != np.uint8:

@@ -42,7 +42,6 @@ class Prediction:
     """The prediction for an image.
 
     Args:
-        path: Path of the image.
         found: A dict per class, the five best, per box or per class of a mask: ``class_name``,
             ``label``, ``score`` or, of pixels, ``share``, and ``box``, x1, y1, x2, y2 [px].
         picture: The image with the prediction, RGB uint8 [H, W, 3]; a small image is magnified.
@@ -58,19 +57,10 @@ class Prediction:
 class ImagePredictor:
     """Predict classes, boxes or masks of images, depending on the model.
 
-    ::
-
-        predict = ImagePredictor('config.py', 'epoch_24.pth')
-        predict(['a.jpg', 'b.jpg'])[0].found  # [{'class_name': 'cat', 'score': 0.9, 'box': ...}]
-
     Args:
         config: Config of a classifier, detector or segmentor, or its path.
-        checkpoint, device: See :func:`load_model`.
         score: Minimum score of a box; by default the checkpoint's, with the best F1 in its
             validation, or 0.3.
-
-    Raises:
-        UserError: As for :func:`load_model`.
     """
 
     def __init__(

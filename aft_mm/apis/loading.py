@@ -110,7 +110,6 @@ def load_model(
     """Build the model of a config and load a checkpoint into it, safely and strictly.
 
     Args:
-        config: The config, or its path.
         checkpoint: Path or http address; None for random weights with seed 0; a loaded model is
             returned as it is.
         device: By default an accelerator if there is one.

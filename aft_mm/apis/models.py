@@ -78,7 +78,6 @@ def get_model(
         name: One of :func:`list_models`, or a part of it that no other name has.
         pretrained: Path or http address of a checkpoint, True for the released weights, else
             initial ones.
-        device: See :func:`load_model`.
 
     Raises:
         UserError: As for :func:`load_model`, the name is unknown, or there are no released weights.

@@ -12,16 +12,9 @@ from .loading import ConfigSource, Device, FilePath, check_options, load_model
 class PointCloudGenerator:
     """Sample point clouds, coordinate by coordinate.
 
-    ::
-
-        generator = PointCloudGenerator('config.py', 'epoch_200.pth')
-        clouds = generator.sample(4, seed=0)
-        write_ply('chair.ply', clouds[0])
-
     Args:
         config: Config with ``point_cloud = dict(num_points=..., num_bits=..., up=...)``, or its
             path.
-        checkpoint, device: See :func:`load_model`.
 
     Raises:
         UserError: As for :func:`load_model`, or ``point_cloud`` does not match the model.
@@ -38,14 +31,10 @@ class PointCloudGenerator:
         """Sample clouds.
 
         Args:
-            num: Number of clouds.
             **options: Those of :func:`aft_mm.models.generate`.
 
         Returns:
             float32 ``[num, P, 3]``, x, y, z in the cube of side 1 around 0.
-
-        Raises:
-            ValueError: An argument is out of range.
         """
         check_options(options)
         return sample_points(self.model, num, self.num_bits, **{'progress': True, **options})

@@ -29,20 +29,11 @@ class Recognition(NamedTuple):
 class SpeechRecognizer:
     """Recognise speech in sound files, Sphinx cepstra or entries of Kaldi archives.
 
-    ::
-
-        recognizer = SpeechRecognizer('config.py', 'epoch_60.pth')
-        print(recognizer('a.wav').text)
-
     Each file counts as a speaker of its own.
 
     Args:
         config: Config of speech recognition with the entry ``units``, or its path.
-        checkpoint, device: See :func:`load_model`.
         words: The only words of the transcripts. ``score`` is then the log-probability of the text.
-
-    Raises:
-        UserError: As for :func:`load_model`.
     """
 
     def __init__(
@@ -81,9 +72,7 @@ class SpeechRecognizer:
         """Recognise one file or a list of files.
 
         Args:
-            paths: A path, or a list of paths.
             beam_size: Prefixes in the beam; 1 is greedy, None the value of the config.
-            batch_size: Files per forward pass.
 
         Returns:
             A result for a path, a list of results for a list.

@@ -21,22 +21,11 @@ TILES_AT_ONCE = 64
 class SuperResolver:
     """Sample enlargements of small images.
 
-    ::
-
-        resolver = SuperResolver('config.py', 'epoch_200.pth')
-        samples = resolver(image, num=4, seed=0)        # an image of exactly 8 x 8 pixels
-        samples = resolver(resolver.fit(photo), num=4)  # the centre of a larger image
-        samples = resolver.tile(photo)                  # a larger image, tile by tile
-
     ``temperature`` is 0.8 by default.
 
     Args:
         config: Config with ``image_shape = (H, W, C)`` and ``source_shape = (h, w, C)``, or its
             path.
-        checkpoint, device: See :func:`load_model`.
-
-    Raises:
-        UserError: As for :func:`load_model`.
     """
 
     def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
@@ -50,7 +39,6 @@ class SuperResolver:
 
         Args:
             image: uint8 ``[h, w, C]`` of exactly ``source_shape``, RGB if C = 3.
-            num: Number of samples.
             **options: Those of :func:`aft_mm.models.generate`.
 
         Returns:
@@ -58,7 +46,6 @@ class SuperResolver:
 
         Raises:
             UserError: ``image`` has another shape or type.
-            ValueError: An argument is out of range.
         """
         image = self._checked(image)
         if image.shape != self.source_shape:
@@ -110,7 +97,6 @@ class SuperResolver:
 
         Args:
             image: uint8 ``[H', W', C]``.
-            num: Number of samples.
             overlap: Minimum overlap of tiles [px of ``image``], less than a tile.
             **options: Those of :func:`aft_mm.models.generate`.
 
@@ -119,7 +105,6 @@ class SuperResolver:
 
         Raises:
             UserError: ``image`` does not fit, or ``overlap`` or ``num`` is out of range.
-            ValueError: An option is out of range.
         """
         rows, columns = self.tile_starts(image, overlap)
         height, width, _ = self.source_shape

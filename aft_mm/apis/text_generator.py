@@ -11,20 +11,7 @@ from .loading import ConfigSource, Device, FilePath, as_list, check_options, loa
 
 
 class TextGenerator:
-    """Continue text and score it, byte by byte.
-
-    ::
-
-        generator = TextGenerator('config.py', 'epoch_100.pth')
-        print(generator('In 1989 ', num_chars=200, temperature=0.8))
-        generator.score('In 1989 ').sum()  # log p, in nats
-
-    Args:
-        config, checkpoint, device: See :func:`load_model`.
-
-    Raises:
-        UserError: As for :func:`load_model`.
-    """
+    """Continue text and score it, byte by byte."""
 
     def __init__(self, config: ConfigSource, checkpoint: FilePath, device: Device = None) -> None:
         self.config, self.model = load_model(config, checkpoint, device, 'TextGenerator')

@@ -35,14 +35,8 @@ def beam_options(config: Config) -> dict[str, float]:
 class Translator:
     """Translate sentences.
 
-    ::
-
-        translator = Translator('config.py', 'epoch_12.pth')
-        print(translator('Ein Hund rennt.'))
-
     Args:
         config: Config of a translation model with the entry ``subwords``, or its path.
-        checkpoint, device: See :func:`load_model`.
 
     Raises:
         UserError: As for :func:`load_model`, or the model was trained with another vocabulary.
@@ -71,15 +65,11 @@ class Translator:
         Args:
             text: A sentence, or a list. One that is longer than the position table is truncated
                 with a warning.
-            batch_size: Sentences per batch.
             **options: Those of :func:`aft_mm.models.beam_search`; the defaults of ``beam_size`` and
                 ``length_penalty`` are those of the config's ``test_cfg``.
 
         Returns:
             The translation; a list for a list of sentences.
-
-        Raises:
-            ValueError: ``text`` is not a str or a list of str, or an option is out of range.
         """
         check_options(options, 'num_best')
         best = self.n_best(as_list(text, str), 1, batch_size, **options)
@@ -112,7 +102,6 @@ class Translator:
         """Sample a translation of each sentence.
 
         Args:
-            texts: Sentences.
             batch_size: Sentences per batch; samples depend on it.
             **options: Those of :func:`aft_mm.models.generate`.
         """

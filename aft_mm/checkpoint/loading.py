@@ -95,7 +95,6 @@ def load_from_local(filename: str, map_location: Any = None) -> dict:
     run, checksums are verified, and memory is limited by the file size.
 
     Args:
-        filename: Path of the file.
         map_location: Device of the tensors, by default the CPU.
 
     Returns:
@@ -115,11 +114,10 @@ def load_from_http(filename: str, map_location: Any = None) -> dict:
     """Download a checkpoint into torch's hub folder and load it with :func:`load_from_local`.
 
     Its length must match the server's, and its sha256 ``ADDRESS#sha256=...`` or the digits in the
-    file name, if given. At most 20 GB (AFT_MM_DOWNLOAD_BYTES) in an hour (AFT_MM_DOWNLOAD_SECONDS).
+    file name, if given. SECURITY.md has the bounds.
 
     Raises:
         UserError: The download failed, or ``#`` is not followed by a sha256.
-        pickle.UnpicklingError: As for :func:`load_from_local`.
     """
     path = _first_on_machine(cached, filename)
     try:
@@ -147,7 +145,6 @@ def load_from_hub(filename: str, map_location: Any = None) -> dict:
 
     Raises:
         UserError: huggingface_hub is missing, the address is malformed, or the download failed.
-        pickle.UnpicklingError: As for :func:`load_from_local`.
     """
     return _load(str(_first_on_machine(_from_hub, filename)), map_location)
 
@@ -181,7 +178,6 @@ def load_from_minis(filename: str, map_location: Any = None) -> dict:
 
     Raises:
         UserError: The package or the file is missing, or the file has another hash.
-        pickle.UnpicklingError: As for :func:`load_from_local`.
     """
     address, wanted = _split_hash(filename)
     name = address.removeprefix(_MINI)
@@ -372,7 +368,6 @@ def load_weights(model: nn.Module, checkpoint: dict, name: str, strict: bool = T
     differs, or have NaN or inf.
 
     Args:
-        model: Model to load into.
         checkpoint: A checkpoint or state dict, as a loader returns it.
         name: Name of the model for the error message.
         strict: Require matching names and shapes.

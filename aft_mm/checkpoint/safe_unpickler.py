@@ -5,10 +5,9 @@ Stock OpenMMLab checkpoints hold numpy values, log histories and scheduler metho
 names and calls, from which :class:`ObjectBuilder` builds tensors, arrays and plain values;
 everything else is refused.
 
-``weights_only=True`` inside of ``safe_globals`` (torch 2.11) would lose promises of SECURITY.md. It
-executes calls while it reads, which cannot be bounded: a file of 1 kB calls ``bytearray(10**10)``.
-A key of tuples in tuples overflows the stack of C when it is hashed: the process dies. Checksums
-are not verified, so a flipped bit of a weight is loaded.
+``weights_only=True`` inside of ``safe_globals`` (torch 2.11) would lose promises of SECURITY.md:
+its calls cannot be bounded (``bytearray(10**10)``), a key of nested tuples ends the process, and
+checksums are not verified.
 """
 
 import io

@@ -1,8 +1,7 @@
 """The command ``aft_mm``: its commands, how one is parsed and run.
 
-A function in `arguments/` describes a command and declares it without slow imports. The module
-that COMMANDS names is imported once the arguments are parsed and checked; its ``run`` does the work.
-Another package adds a command by an entry point ``aft_mm.commands``, one module with both.
+COMMANDS names the module of a command, which is imported once the arguments are parsed
+(docs/architecture.md). Another package adds one by an entry point ``aft_mm.commands``.
 """
 
 import argparse

@@ -95,7 +95,6 @@ def start_text(start: str, out: Path, kind: str) -> Callable[..., str]:
 
     Args:
         start: A name of STARTS, or a checkpoint of aft_mm.
-        out: Path of the config.
         kind: Of the data, a key of LINES.
 
     Raises:

@@ -30,9 +30,6 @@ class GeneratedSequences(Dataset):
         split: ``'train'``, ``'val'`` or ``'test'``.
         num_samples: Sequences per epoch.
         seed: Seed of ``val`` and ``test``.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     #: Number of different tokens.
@@ -84,8 +81,6 @@ class CopyTask(GeneratedSequences):
     Args:
         max_length: Largest number of tokens, 3 or more.
         num_symbols: Number of symbols without the separator, 1 to 255.
-        split: See :class:`GeneratedSequences`.
-        **kwargs: See :class:`GeneratedSequences`.
     """
 
     def __init__(
@@ -114,8 +109,6 @@ class AssociativeRecall(GeneratedSequences):
     Args:
         num_pairs: Pairs n of a sequence, whose length is 4·n.
         num_keys: Number of different keys, and of values, num_pairs to 128.
-        split: See :class:`GeneratedSequences`.
-        **kwargs: See :class:`GeneratedSequences`.
     """
 
     def __init__(
@@ -151,8 +144,6 @@ class ListOps(GeneratedSequences):
         min_length: Smallest number of tokens.
         max_depth: Largest number of nested lists.
         max_args: Largest number of elements of a list, 2 or more.
-        split: See :class:`GeneratedSequences`.
-        **kwargs: See :class:`GeneratedSequences`.
     """
 
     OPERATIONS = (max, min, lambda values: int(median(values)), lambda values: sum(values) % 10)

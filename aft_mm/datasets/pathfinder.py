@@ -23,15 +23,9 @@ class Pathfinder(BaseDataset):
 
     Args:
         split: ``'train'``, ``'val'`` or ``'test'``.
-        num_samples: Number of images.
         size: Height and width [px].
         num_steps: Dashes of a path.
         shortest, longest: Lengths of paths, in sides of the image.
-        seed: Seed of all splits.
-        **kwargs: See :class:`mmengine.dataset.BaseDataset`.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     METAINFO = dict(classes=('apart', 'connected'))

@@ -206,9 +206,7 @@ class SpeechFolder(Utterances):
     An id is the name of the file, or its path in the folder, without suffix.
 
     Args:
-        data_root: The folder.
         transcripts: File in the folder, see :func:`read_transcripts`.
-        **kwargs: See :class:`Utterances`.
     """
 
     def __init__(self, data_root: str, transcripts: str = 'text', **kwargs: Any) -> None:
@@ -241,9 +239,7 @@ class KaldiFeatures(Utterances):
     ``feats.scp`` has lines ``ID FILE.ark:OFFSET``; pipes are not run.
 
     Args:
-        data_root: The folder.
         archive_root: Folder of relative archives; by default `data_root`.
-        **kwargs: See :class:`Utterances`.
     """
 
     def __init__(self, data_root: str, archive_root: str | None = None, **kwargs: Any) -> None:
@@ -274,11 +270,8 @@ class SphinxFeatures(Utterances):
     """Features of Sphinx, ``feat/<file id>.mfc``, with their list and transcripts.
 
     Args:
-        data_root: The folder.
         fileids: File with one path below `features` per line, without suffix.
         transcription: File of transcripts; their ids are the last parts of these paths.
-        features: Folder of the features.
-        **kwargs: See :class:`Utterances`.
     """
 
     def __init__(

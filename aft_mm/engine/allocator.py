@@ -1,7 +1,6 @@
 """Keep freed memory in the process, or return it to the system.
 
-glibc unmaps every tensor of more than 32 MiB, and zeroed pages then take much time. The tools read
-``AFT_MM_MALLOC``, ``keep`` (default) or ``system``.
+glibc unmaps every tensor of more than 32 MiB, and zeroed pages then take much time.
 """
 
 import ctypes

@@ -14,7 +14,10 @@ DETAILS = (
     'paramwise_options -- ',
     'Exp name: ',
     'Checkpoints will be saved to ',  # the summary names one
+    'Saving checkpoint at ',
+    'The best checkpoint with ',
     'The previous best checkpoint ',
+    'Loads checkpoint by ',
     '`save_param_scheduler` is True but ',
     'Evaluating ',
     'Using env variable `AFT_MM_DATA`',

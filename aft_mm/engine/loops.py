@@ -219,9 +219,6 @@ class GenerationTestLoop(TestLoop):
         temperature, top_k, top_p: See :func:`aft_mm.models.generate`.
         seed: 0 or larger; a batch is seeded from (``seed``, rank, batch number).
         num_inputs: Sample for the first ``num_inputs`` samples only, over all ranks.
-
-    Raises:
-        ValueError: An option is out of range.
     """
 
     def __init__(
@@ -298,7 +295,6 @@ class TranslationTestLoop(TestLoop):
         length_penalty: Exponent, 0 to 10, of the length by which scores are divided.
 
     Raises:
-        ValueError: An option is out of range.
         UserError: The data set has no ``subwords``.
     """
 

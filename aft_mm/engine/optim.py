@@ -115,7 +115,6 @@ class InverseSqrtLR(ExponentialLR):
     """Learning rate ``peak · sqrt(begin / t)`` after a warm-up (arXiv 1706.03762, §5.3).
 
     Args:
-        optimizer: Optimizer or optimizer wrapper.
         begin: First t of the decay, 1 or larger.
         by_epoch: Whether t counts epochs, not iterations.
         **kwargs: ``end``, ``last_step`` and ``verbose`` of mmengine's schedulers.

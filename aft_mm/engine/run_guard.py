@@ -49,7 +49,6 @@ class StopSignalHook(StopHook):
     A signal to one process stops all. A validation is stopped after the batch.
 
     Args:
-        signals: The signal handler.
         command: The command that resumes the run, for the message.
     """
 

@@ -95,7 +95,7 @@ class StopSignals:
 
     While ``can_wait``, the first signal is stored in ``received``; otherwise, and for a second one,
     the process ends. With ``patient``, further ones are ignored while ``can_wait``, because a
-    launcher repeats that of the keyboard. Nothing is raised: a library may swallow or replace it.
+    launcher repeats that of the keyboard.
 
     Args:
         message: Returns the last line of a process that a signal of this number ends.

@@ -13,7 +13,6 @@ class Metric(BaseMetric):
     Args:
         collect_device: ``'gpu'`` gathers through the process group, on any device; ``'cpu'`` through
             files in a folder that all ranks share.
-        **kwargs: See :class:`mmengine.evaluator.BaseMetric`.
     """
 
     default_prefix = ''  # without one mmengine warns in every run

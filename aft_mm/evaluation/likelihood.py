@@ -19,7 +19,6 @@ class Likelihood(Metric):
 
     Args:
         per: Name of one prediction: ``'dim'`` (a sub-pixel), ``'char'``, ``'token'`` or ``'subword'``.
-        **kwargs: See :class:`Metric`.
 
     Raises:
         ValueError: If ``per`` is unknown, or there is no prediction.
@@ -57,9 +56,6 @@ class TokenAccuracy(Metric):
     """Percentage of tokens that the model ranks first, given the true previous tokens.
 
     Also the percentage of sequences in which all tokens are ranked first.
-
-    Args:
-        **kwargs: See :class:`Metric`.
 
     Raises:
         ValueError: If the model's head is not categorical, or there is no prediction.

@@ -16,7 +16,6 @@ def chamfer_distances(clouds: Tensor, block: int, progress: bool = False) -> Ten
     Args:
         clouds: [M, P, 3] of a floating type.
         block: Number of pairs that are compared at once.
-        progress: Show a progress bar on stderr.
     """
     squares = clouds.square().sum(-1)
     distances = clouds.new_zeros(len(clouds), len(clouds))
@@ -37,7 +36,6 @@ def earth_mover_distances(clouds: Tensor, progress: bool = False) -> Tensor:
 
     Args:
         clouds: [M, P, 3] of a floating type.
-        progress: Show a progress bar on stderr.
     """
     distances = clouds.new_zeros(len(clouds), len(clouds), device='cpu')
     for i in with_bar(range(len(clouds)), "Earth mover's distances", shown=progress):
@@ -82,7 +80,6 @@ def nearest_neighbor_accuracy(distances: Tensor, num_generated: int) -> float:
 
     Args:
         distances: [M, M] between all clouds, the generated ones first.
-        num_generated: Number of generated clouds.
     """
     itself = torch.eye(len(distances), dtype=torch.bool, device=distances.device)
     nearest = distances.masked_fill(itself, torch.inf).argmin(1)

@@ -31,11 +31,8 @@ UNITS = dict(box='edges', set='deviations')
 class PointCloudDistance(GenerationMetric):
     """Chamfer or earth mover's distance between N generated clouds and N of the test set.
 
-    - ``mmd_squared_edges``: mean distance from a test cloud to the nearest generated one;
-    - ``coverage_percent``: share of test clouds that are nearest to a generated one;
-    - ``1nna_percent``: how often the nearest neighbour is from the same set; 50 is best.
-
-    The unit is the squared longest edge of the bounding box. ``emd`` adds ``mmd_emd_edges``,
+    ``mmd_squared_edges``, ``coverage_percent`` and ``1nna_percent`` (docs/tasks/point_cloud.md), in
+    squared longest edges of the bounding box. ``emd`` adds ``mmd_emd_edges``,
     ``coverage_emd_percent`` and ``1nna_emd_percent``.
 
     Args:
@@ -43,7 +40,6 @@ class PointCloudDistance(GenerationMetric):
         emd: Also compute the exact earth mover's distance.
         normalization: ``'box'``, or ``'set'`` to normalise by the test clouds, see
             :func:`.point_cloud.normalized`; the unit is then ``deviations``.
-        **kwargs: See :class:`Metric`.
 
     Raises:
         ValueError: If an argument is not allowed, or a cloud has several samples.

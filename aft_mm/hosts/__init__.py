@@ -1,11 +1,6 @@
 """Adaptations of the host packages.
 
-- :func:`extension_spec` supplies ``mmcv._ext``, which mmdet and mmseg need and mmcv-lite lacks
-  (:mod:`aft_mm.hosts.mmcv_ext`); a compiled one that loads is preferred.
-- :func:`adapt_image_reading` lets mmcv read images as :mod:`aft_mm.images`; OpenCV ignores
-  transparency.
-- :func:`without_hidden` leaves folders such as ``.ipynb_checkpoints`` out of mmengine's lists.
-- :func:`leave_out_multimodal` spares mmpretrain models that fail in today's Transformers.
+docs/hosts.md says what they change and why.
 """
 
 import functools

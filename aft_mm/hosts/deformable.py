@@ -60,8 +60,8 @@ def _positions(offset: Tensor, geometry: Sequence[tuple[int, int]]) -> Tensor:
 def _without_outer_gradient(places: Tensor, positions: Tensor, size: Sequence[int]) -> Tensor:
     """Return places [..., 2] that get no gradient where positions [px] are outside of the map.
 
-    In mmcv a position at exactly −1 is outside. In torch the pixel at 0 gives it a slope, so that the
-    first step would differ: offsets of 0, and whole offsets of attention, lead to −1 in the padding.
+    In mmcv a position at exactly −1, where offsets of 0 lead, is outside; in torch the pixel at 0
+    gives it a slope.
     """
     limit = torch.tensor(size, device=places.device)
     inside = ((positions > -1) & (positions < limit)).all(-1, keepdim=True)
@@ -137,8 +137,8 @@ def modulated_deform_conv_forward(
 ) -> None:
     """Deformable convolution v2: samples are multiplied by mask [B, groups · kH · kW, H', W'].
 
-    Of a larger offset or mask, as DyHead has them, the first numbers of each image are read as if it
-    had the size of the output: so mmcv does, and so published weights were trained.
+    Of a larger offset or mask, as in DyHead, the first numbers of each image are read as if it had
+    the size of the output, as in mmcv.
     """
     places = _modulated_geometry(options)
     offset, mask = (_first_numbers(x, output.shape[2:]) for x in (offset, mask))

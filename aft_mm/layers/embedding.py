@@ -121,12 +121,7 @@ class ConvPatchEmbedding(PatchEmbedding):
 
 
 class PositionEmbedding(GridParameters):
-    """One learned vector per token, [T, D], initialised from truncated N(0, 0.02²).
-
-    Args:
-        grid, num_prefix_tokens: See :class:`GridParameters`.
-        embed_dims: Channels D.
-    """
+    """One learned vector per token, [T, D], initialised from truncated N(0, 0.02²)."""
 
     def __init__(self, grid: Sequence[int], embed_dims: int, num_prefix_tokens: int = 0) -> None:
         super().__init__(grid, num_prefix_tokens)
@@ -170,7 +165,6 @@ class TokenEmbedding(Resettable):
     """One learned vector per token value, ``[B, T] -> [B, T, D]``, from truncated N(0, 0.02²).
 
     Args:
-        embed_dims: Channels D.
         vocab_size: Number of values V; tokens are 0 … V − 1.
         num_kinds: Alternating kinds of tokens, such as 3 for R, G, B; each adds a learned vector.
         scaled: Initialise with deviation 1/√D and multiply by √D (arXiv 1706.03762, §3.4).
@@ -222,7 +216,6 @@ class PixelEmbedding(Resettable):
     """Linear projection of whole pixels scaled to [−1, 1], ``W (x / 127.5 − 1) + b``.
 
     Args:
-        embed_dims: Channels D.
         num_channels: Colours C of a pixel; with 1, tokens may be [B, T].
     """
 
@@ -255,12 +248,7 @@ class PixelEmbedding(Resettable):
 
 @MODELS.register_module()
 class FrameEmbedding(Resettable):
-    """Linear projection of frames, such as filter banks.
-
-    Args:
-        embed_dims: Channels D.
-        num_features: Features F of a frame.
-    """
+    """Linear projection of frames, such as filter banks."""
 
     def __init__(self, embed_dims: int, num_features: int) -> None:
         super().__init__()
@@ -285,9 +273,6 @@ class ConvFrameEmbedding(FrameEmbedding):
     The projection of :class:`FrameEmbedding`, then per layer ``x + relu(LayerNorm(conv(x)))``.
 
     Args:
-        embed_dims: Channels D.
-        num_features: Features F of a frame.
-        num_layers: Number of convolutions.
         kernel_size: Frames of a kernel, odd.
     """
 

@@ -221,7 +221,6 @@ class ConvPositionBias(Resettable):
     Args:
         num_heads: h.
         kernel_size: Odd sizes, one per dimension.
-        reparameterize: False uses w itself as the bias.
         tau: τ, positive, or None for the whole kernel.
         init_std: Standard deviation of w at initialisation, with `reparameterize` not 0.
         init_peak: Initial bias of the i-th nearest position in head i [nats]; others start near 0.

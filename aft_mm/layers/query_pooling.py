@@ -21,9 +21,6 @@ class QueryPooling(Resettable):
         embed_dims: Channels D.
         num_heads: Channels h of the keys, a divisor of D. Head i weights the channels i·D/h …
             (i+1)·D/h − 1 of v.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
 
     def __init__(self, embed_dims: int, num_heads: int = 1) -> None:
@@ -42,9 +39,6 @@ class QueryPooling(Resettable):
             x: Tokens [B, T, D].
             key_mask: bool [B, T], True = keep. Hidden tokens may hold NaN and get a gradient of 0;
                 without a visible token the result is that of v = 0.
-
-        Raises:
-            ValueError: An argument has another shape or type.
         """
         check_tokens('x', x, 'B', 'T', len(self.query))
         if key_mask is not None:

@@ -33,7 +33,6 @@ class BlockStack(Resettable, BaseModule):
         positions: 'learned', 'sinusoidal' for a grid (T,), or 'none'.
         cross_mixer: Config of a mixer over a memory, see :class:`Block`.
         with_cp: Gradient checkpointing per block.
-        init_cfg: See mmengine's BaseModule.
     """
 
     def __init__(

@@ -19,15 +19,11 @@ class AFTClassifier(Resettable):
         arch, token_mixer, patch_size, drop_path_rate: See :class:`AFTViT`.
         class_token: Prepend a learned class token and add learned positions.
         img_size: Size (H, W) or int [px] of learned positions and biases; images may have others.
-        in_chans: Channels of the image.
         num_classes: Number of classes, 0 for none.
         global_pool: 'avg' for the mean of the tokens, 'token' for the class token, '' for none.
         drop_rate: Dropout probability before the classifier.
         proj_drop_rate: Dropout probability after embedding and mixers and in MLPs.
         device, dtype: Of the parameters.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
 
     def __init__(

@@ -20,7 +20,6 @@ class SequencePreprocessor(BaseDataPreprocessor):
         Args:
             data: ``dict(inputs=[[T] or [T, C], …], data_samples=[SequenceSample, …])``, samples
                 optional.
-            training: Not used.
 
         Returns:
             ``dict(inputs, data_samples)``; each sample has its ``length`` in tokens.
@@ -54,7 +53,6 @@ class UtterancePreprocessor(BaseDataPreprocessor):
 
         Args:
             data: ``dict(inputs=[[T, F], …], data_samples=[UtteranceSample, …])``, samples optional.
-            training: Not used.
 
         Returns:
             ``dict(inputs, data_samples)``; each sample has its ``length`` in frames.

@@ -13,17 +13,15 @@ arguments:
 - causal: Whether sums run over t' ≤ t, in raster order on a grid.
 - key_mask: bool [B, S], True for keys to keep. Hidden keys and values may hold NaN or inf and get a
   gradient of 0; a row that sees no key gives 0.
-- gate: g. 'sigmoid', 'relu' or 'none' are computed by the kernels; torch computes another activation
-  of torch by name, such as 'tanh', 'silu', 'gelu' or 'identity', and a module or function that keeps
-  the shape. :func:`apply_gate` applies it in a mixer of your own.
-- cu_seqlens: int32 or int64 [N + 1], 0 first and T last, of aft_simple, aft_decay, aft_full,
-  aft_local and 1-d aft_conv: the batch is one row, [1, T, D], of N sequences, which do not see each
-  other. The bias is that of the longest sequence. Values are read, so keep it on the CPU.
+- gate: g, 'none', an activation of torch by name, such as 'sigmoid', 'tanh', 'silu' or 'identity',
+  or a module or function that keeps the shape. :func:`apply_gate` applies it in a mixer of your
+  own.
+- cu_seqlens: int32 or int64 [N + 1], 0 first and T last: the batch is one row, [1, T, D], of N
+  sequences. The bias is that of the longest one.
 
 Arguments that do not fit together raise ValueError. Results are exact to rounding for any finite
-keys, position biases up to ±80 and values up to ±1e8; only sums of relu keys may overflow. In a
-causal AFT op a NaN or infinite key or value does not reach earlier rows, other samples or other
-channels (of aft_conv: channels of other heads).
+keys, position biases up to ±80 and values up to ±1e8; only sums of relu keys may overflow
+(docs/ops.md).
 """
 
 from .conv_plan import ConvPlan, plan_conv

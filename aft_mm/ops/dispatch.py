@@ -1,8 +1,6 @@
 """Selection of the backend of a call, and the reasons why another one cannot run it.
 
-The first of :data:`DEFAULT_BACKENDS` without such a reason is used, cuda and Triton only where
-verified (`verified.py`). ``AFT_MM_BACKEND`` names others to try, such as ``cuda,triton,eager``. A
-selected backend that fails is not replaced.
+docs/ops.md has the order. A selected backend that fails is not replaced.
 """
 
 import logging

@@ -1,11 +1,6 @@
 """The paths of a run on real tensors, which an exported graph replays.
 
-Such a graph cannot read values::
-
-    with record_paths() as paths:
-        model(example)
-    with replay_paths(paths):
-        program = torch.export.export(model, (example,))
+Such a graph cannot read values (docs/export.md has an example).
 """
 
 from collections.abc import Iterator, Sequence

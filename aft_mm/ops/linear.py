@@ -99,7 +99,6 @@ def linear_attention_step(
         state: The previous state, which must not be used again.
         query, key: [B, h, d].
         value: [B, h, m].
-        feature_map, eps: Those of the op.
 
     Returns:
         y [B, h, m] and the next state.
@@ -129,8 +128,7 @@ def linear_attention_prefill(
         state: A fresh state.
         key: [B, L, h, d].
         value: [B, L, h, m].
-        lengths: Tokens of each prompt [B], ints of 0 to L; the rest is padding.
-        feature_map: That of the op.
+        lengths: As for :func:`aft_mm.ops.prefill`.
 
     Raises:
         ValueError: If the state is used or of other sizes, or a length is outside 0 to L.

@@ -120,11 +120,8 @@ def run_packed(
     """Return :func:`mix_packed` of an op.
 
     Args:
-        op: ``op(query, key, value, *biases, key_mask=key_mask, **options)``.
         tokens: query, key, value and key_mask.
-        cu_seqlens: See :func:`mix_packed`.
         biases: By name, that of the longest sequence, and its dimensions of tokens, to be cropped.
-        options: Others, with `causal`.
     """
 
     def mix(query: Tensor | None, key: Tensor, value: Tensor, key_mask: Tensor | None) -> Tensor:

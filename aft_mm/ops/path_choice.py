@@ -21,9 +21,7 @@ def choose(
     A graph chooses by torch.cond when it runs, unless the condition is a bool.
 
     Args:
-        condition: Whether `fast` is exact to tolerance.
-        fast: The fast path.
-        safe: The path that is exact for any finite input.
+        condition: Whether `fast` is exact to tolerance; `safe` is for any finite input.
         operands: Tensors that torch.cond can trace.
     """
     path = replay()

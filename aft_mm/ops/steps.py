@@ -2,19 +2,8 @@
 
 Steps return the rows of the parallel causal op. query, key, value are [B, D] (key [B, h] for
 aft_conv, query None with ``gate='none'``), outputs [B, D]. :func:`aft_mm.ops.prefill` takes whole
-prompts. The state, and the cost of a step:
-
-=================  ==============================================================  =============
-op                 state per sequence                                              time per step
-=================  ==============================================================  =============
-aft_simple         running sums, O(D), two of them for relu2                       O(D)
-aft_decay          running sums, O(D)                                              O(D)
-aft_local          the last r + 1 tokens and the sums of older ones, O(r·D)        O(r·D)
-aft_conv           the same with the reach r of the kernel in raster order         O(r·D)
-aft_local_hard     the last r + 1 tokens, O(r·D)                                   O(r·D)
-aft_local_learned  as aft_local                                                    O(r·D)
-aft_full           every token, O(T·D)                                             O(T·D)
-=================  ==============================================================  =============
+prompts. docs/mixers.md has the cost of a step and the state: running sums and, with a window or
+kernel, the last r + 1 tokens for its reach r in raster order; of aft_full every token.
 
 States are float32 (or `dtype`) and updated in place: the previous one must not be used again. Steps
 have no gradient and never synchronise, so a CUDA graph can capture them. A token past the last

@@ -22,8 +22,6 @@ def draw_alignment(
     Args:
         log_probs: Log-probabilities [T, V], the blank first.
         names: The V units.
-        seconds_per_frame: Duration of a frame.
-        transcript: Reference text, used as title.
 
     Returns:
         A figure, see :func:`.figures.new_figure`.

@@ -50,8 +50,7 @@ def new_figure(width: float, height: float, title: str = '', footer: str = '') -
     """Create an empty figure with its own Agg canvas, which needs no display and no ``pyplot``.
 
     Args:
-        width: Inches, at least :data:`NARROWEST`.
-        height: Inches.
+        width, height: Inches; the width is at least :data:`NARROWEST`.
         title: Text above the figure.
         footer: Small print below the figure.
     """

@@ -30,7 +30,6 @@ def sample_images(model: Any, image_shape: Sequence[int], num: int, **options: A
     Args:
         model: An autoregressive model without an encoder.
         image_shape: (H, W, C).
-        num: Number of images.
         **options: Passed to ``model.generate``.
 
     Returns:

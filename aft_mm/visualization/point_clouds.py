@@ -59,8 +59,6 @@ def sample_points(model: Any, num: int, num_bits: int = 8, **options: Any) -> np
 
     Args:
         model: An autoregressive model without an encoder; its position table holds P points.
-        num: Number of clouds.
-        num_bits: Bits per coordinate.
         **options: Passed to ``model.generate``.
 
     Returns:

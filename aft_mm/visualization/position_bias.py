@@ -49,9 +49,8 @@ def draw_position_bias(
 
     Args:
         biases: Layer name to position bias w, as returned by a mixer's ``position_bias()``.
-        grid: The grid of the tokens, needed for ``[1, T, T]`` only.
+        grid: Grid of the tokens, for ``[1, T, T]`` only.
         num_prefix_tokens: Class tokens before those of the grid.
-        heads: Heads to plot, see :func:`choose`.
         queries: Query tokens of the grid, in raster order; ``'prefix'`` for the prefix tokens.
         view: ``'queries'`` or ``'matrix'``, for ``[1, T, T]`` on a 2-d grid.
         quantity: ``'exp-1'`` or ``'exp'``.
@@ -61,9 +60,6 @@ def draw_position_bias(
 
     Returns:
         A figure, see :func:`.figures.new_figure`.
-
-    Raises:
-        ValueError: ``biases`` is empty, w has another shape, or an argument is out of range.
     """
     check_choice('view', view, VIEWS)
     check_choice('quantity', quantity, QUANTITIES)

@@ -42,7 +42,6 @@ def super_resolve(
         model: An autoregressive model with an encoder.
         images: uint8 ``[N, h, w, C]``.
         image_shape: ``(H, W, C)`` of the enlargements.
-        num: Samples per image.
         **options: Passed to ``model.generate``.
 
     Returns:

@@ -6,8 +6,7 @@ import torch
 from mmengine.registry import MODELS
 
 from ..generation_models import stack
-from ..helpers import each
-from .names import short
+from ..helpers import each, short
 
 pytestmark = pytest.mark.adversarial
 

@@ -6,9 +6,8 @@ import torch
 
 from aft_mm import ops
 
-from ..helpers import each
+from ..helpers import each, short
 from ..test_ops.cases import CASES
-from .names import short
 
 pytestmark = pytest.mark.adversarial
 

@@ -149,10 +149,7 @@ def test_seeds_are_compared_by_a_pattern_as_by_their_files(capsys):
 def test_runs_are_plotted_and_listed_by_a_pattern(capsys):
     collect(*everything())
     groups = ['--group', 'a', 'runs.jsonl:a-*', '--group', 'b', 'b-mini_seed0.jsonl']
-    Path('times.json').write_text(
-        json.dumps({'rows': [{'config': f'{x}-mini', 'milliseconds': 8} for x in 'ab']})
-    )
-    options = ['--over', 'time', '--times', 'times.json', '--metric', 'accuracy/top1']
+    options = ['--over', 'time', '--metric', 'accuracy/top1']
     command('plot curves')([*groups, *options, '--out', 'curves.png'])
     assert 'plotted 3 runs to curves.png' in capsys.readouterr().out
     command('compare runs')(['--group', 'a', 'runs.jsonl:a-*', '--metric', 'accuracy/top1'])

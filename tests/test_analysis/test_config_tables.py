@@ -53,7 +53,12 @@ def shown(metafile, model, result):
         for other in (model['Results'] if 'Log' in result else [result])
         for name in other.get('Tables', [])
     ]
-    return {entry for table in tables for entry in metafile['Tables'][table].values()}
+    return {
+        entry
+        for table in tables
+        for columns in (metafile['Tables'][table], metafile['Pages'].get(table, {}))
+        for entry in columns.values()
+    }
 
 
 def test_every_readme_is_up_to_date(monkeypatch, capsys):
@@ -177,7 +182,7 @@ def test_pages_print_what_the_papers_print():
             assert table[row][f"paper's {column}"] == value, line
 
 
-def test_a_readme_leaves_common_labels_and_constants_to_header_and_text():
+def test_a_table_has_the_columns_of_the_metafile_or_is_a_list():
     def model(label, parameters, test):
         return dict(
             Name=label,
@@ -186,15 +191,14 @@ def test_a_readme_leaves_common_labels_and_constants_to_header_and_text():
             Results=[dict(Tables=['a'], Metrics={'Test (paper)': test, 'Train (paper)': '1'})],
         )
 
-    columns = dict(parameters='Parameters', test='Test (paper)', train='Train (paper)')
-    models = [model(f'AFT-{i}, L 24', '7000001', f'{i}') for i in range(3)]
-    metafile = dict(Tables=dict(a=columns), Others=[], Models=models)
-    assert config_tables.render(metafile, 'a') == (
-        '| config (L 24) | test |\n| --- | --- |\n'
-        '| [AFT-0](0.py) | 0 |\n| [AFT-1](1.py) | 1 |\n| [AFT-2](2.py) | 2 |\n'
+    columns = dict(parameters='Parameters', test='Test (paper)')
+    models = [model('AFT-0', '7000001', '0'), model('AFT-1', '8000000', '1')]
+    metafile = dict(
+        Tables=dict(a=columns), Pages=dict(a=dict(train='Train (paper)')), Others=[], Models=models
     )
-    metafile['Tables']['a'] = dict(parameters='Parameters')
-    links = 'Configs (L 24): [AFT-0](0.py),\n[AFT-1](1.py),\n[AFT-2](2.py)\n'
-    assert config_tables.render(metafile, 'a') == links
-    models[0]['Metadata']['Parameters'] = '8000000'
-    assert '| [AFT-0](0.py) | 8.00 |\n' in config_tables.render(metafile, 'a')
+    assert config_tables.render(metafile, 'a') == (
+        '| config | parameters | test |\n| --- | --- | --- |\n'
+        '| [AFT-0](0.py) | 7.00 | 0 |\n| [AFT-1](1.py) | 8.00 | 1 |\n'
+    )
+    metafile['Tables']['a'] = {}
+    assert config_tables.render(metafile, 'a') == 'Configs: [AFT-0](0.py),\n[AFT-1](1.py)\n'

@@ -2,12 +2,10 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from aft_mm.analysis import plot_curves
 from aft_mm.analysis.plot_curves import draw_curves
 from aft_mm.analysis.run_logs import read_scalars
 
@@ -48,14 +46,11 @@ def test_validations_that_are_numbered_by_iteration():
     assert lines(draw_curves({'a': records}))['a'].tolist() == [[16, 3], [18, 2]]
 
 
-def test_several_runs_and_references():
-    figure = draw_curves({'a': log(2), 'b': log(3, offset=1.0)}, references={'xz -9': 2.28})
+def test_several_runs():
+    figure = draw_curves({'a': log(2), 'b': log(3, offset=1.0)})
     curves = lines(figure)
     assert list(curves) == ['a, training', 'a', 'b, training', 'b']
     assert curves['b'][-1].tolist() == [18, 6]
-    horizontal = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == '--']
-    assert [line.get_ydata() for line in horizontal] == [[2.28, 2.28]]
-    assert [text.get_text() for text in figure.axes[0].texts] == ['xz -9: 2.28']
     assert figure.axes[0].get_ylabel() == 'bits/char'
 
 
@@ -101,14 +96,13 @@ def classifier(seed=0, length=120, interval=50, epochs=3):
 
 def test_a_classifier_has_loss_and_accuracy_axes():
     """The validation is at the end of its epoch even if that is not logged: 120, not 110."""
-    figure = draw_curves({'a': classifier()}, references={'chance': 10})
+    figure = draw_curves({'a': classifier()})
     loss, accuracy = figure.axes
     assert (loss.get_ylabel(), accuracy.get_ylabel()) == ('loss', 'accuracy/top1 [%]')
     (line,) = loss.get_lines()
     np.testing.assert_allclose(line.get_ydata(), 2 - line.get_xdata() / 1000)
-    dots, chance = accuracy.get_lines()
+    (dots,) = accuracy.get_lines()
     assert dots.get_xydata().tolist() == [[120, 10], [240, 20], [360, 30]]
-    assert chance.get_ydata() == [10, 10]
 
 
 def test_any_metric_over_epochs_or_time():
@@ -213,26 +207,6 @@ def test_bad_logs_are_named(tmp_path):
     refuses("the log 'a' has no loss; it has no metric", draw_curves, {'a': [dict(step=1)]})
 
 
-def test_times_of_a_benchmark_replace_those_of_the_logs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    log = [dict(iter=i, step=i, epoch=1, loss=2.0, time=9.0) for i in (10, 20)]
-    write(tmp_path / 'x-mini_seed0.jsonl', log)
-    Path('times.json').write_text(json.dumps(dict(rows=[dict(config='x-mini', milliseconds=500)])))
-    drawn, draw = [], plot_curves.draw_curves
-    monkeypatch.setattr(
-        plot_curves, 'draw_curves', lambda *a, **k: drawn.append(draw(*a, **k)) or drawn[0]
-    )
-    words = ['x=x-mini_seed0.jsonl', '--out', 'a.png', '--times', 'times.json', '--over']
-    command('plot curves')([*words, 'time'])
-    (axis,) = drawn[0].axes
-    assert axis.get_lines()[0].get_xdata().tolist() == [5.0, 10.0]
-    assert axis.get_xlabel().startswith('training time [s]')
-    stops('--over must be time with --times, got epoch', command('plot curves'), [*words, 'epoch'])
-    for text, message in (('{"rows": []}', "have the config 'x-mini'"), ('{}', 'be a JSON file')):
-        Path('times.json').write_text(text)
-        stops(f'--times must {message}', command('plot curves'), [*words, 'time'])
-
-
 class TestPlotCurves:
     @pytest.fixture
     def plot(self, tmp_path, monkeypatch):
@@ -244,7 +218,7 @@ class TestPlotCurves:
 
     def test_a_picture_of_two_runs(self, plot, tmp_path, capsys):
         words = 'log.jsonl again=log.jsonl --out new/a.png --dpi 50 --metric bits_per_char'
-        plot(*words.split(), '--reference', 'xz -9=2.28', '3')
+        plot(*words.split())
         assert capsys.readouterr().out == 'plotted 2 runs to new/a.png\n'
         assert picture(tmp_path / 'new/a.png').std() > 1
 
@@ -259,10 +233,8 @@ class TestPlotCurves:
         [
             ('log.jsonl log.jsonl', "LOG must have unique labels, got 'log.jsonl' twice"),
             ('a=log.jsonl a=log.jsonl', "LOG must have unique labels, got 'a' twice"),
-            ('log.jsonl --reference a=1 a=2', "--reference must have unique .* 'a' twice"),
             ('log.jsonl --metric bits_per_dim', 'metric must be one of the logs'),
             ('no.jsonl', "'no.jsonl' is neither a log"),
-            ('log.jsonl --reference xz=much', '--reference must be LABEL=VALUE .* got xz=much'),
             ('log.jsonl --group b a a', '--group must be LABEL LOG .* got b a a'),
             ('', r'\[LABEL=\]LOG or --group must give at least one log, got none'),
         ],

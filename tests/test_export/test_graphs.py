@@ -475,6 +475,7 @@ def test_a_segmentor_gives_the_scores_of_every_pixel(tmp_path):
     torch.testing.assert_close(scores[0], sample.seg_logits.data, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.nightly
 def test_a_detector_gives_the_boxes_of_mmdet(tmp_path):
     mmdet = pytest.importorskip('mmdet.structures', reason='mmdet has the detector')
     pack(tmp_path, 'tiny_detection', lambda config: config.model.test_cfg.update(max_per_img=30))

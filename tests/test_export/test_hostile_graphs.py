@@ -34,6 +34,14 @@ for wrong in [
         (5, 7, -3, -3, 1, 1),
         (5, 7, 3, 3, far, 1),
         (5, 7, 3, 3, 1, -far)]),
+    dict(sizes=np.array((5, 8, 3, 3, 1, 1))),
+    dict(sizes=np.array((5, 7, 3, 2, 1, 1))),
+    dict(kernel=np.ones((9, 2), np.float32)),
+    dict(key=tokens[:, :34, :3]),
+    dict(key=tokens[..., :0], kernel=np.ones((9, 0), np.float32)),
+    dict(query=tokens[:1]),
+    dict(value=tokens[..., :5]),
+    dict(value=tokens[0]),
     dict(query=tokens[0]),
     dict(kernel=np.ones((9, 3, 1), np.float32)),
     dict(key=np.ones((2, 35, 3, 1), np.float32)),
@@ -61,11 +69,11 @@ good = dict(
     kind=np.float32, shape=[2, 35, 15], given=np.ones((2, 35, 15)), channels=6,
     kernel=np.ones((9, 3), np.float32), sizes=np.array([5, 7, 3, 3, 1, 1]))
 
-def run(kind, shape, given, channels, kernel, sizes):
+def run(kind, shape, given, channels, kernel, sizes, threads=2):
     parameter = opset13.parameter(shape, kind)
     inputs = [parameter, *(opset13.constant(x) for x in (kernel, sizes) if x is not None)]
     node = factory.create('AFTConv', inputs, {'channels': channels})
-    settings = {'INFERENCE_PRECISION_HINT': 'f32', 'INFERENCE_NUM_THREADS': 2}
+    settings = {'INFERENCE_PRECISION_HINT': 'f32', 'INFERENCE_NUM_THREADS': threads}
     compiled = core.compile_model(openvino.Model([node], [parameter]), 'CPU', settings)
     return compiled(given.astype(kind))[0]
 
@@ -73,6 +81,8 @@ right = run(**good)
 assert np.isfinite(right).all()
 for same in (dict(shape=[-1, -1, -1]), dict(kernel=np.ones((9, 3), np.float16))):
     assert (run(**good | same) == right).all()
+# With one thread, OpenVINO ignores errors.
+assert np.isnan(run(**good | dict(sizes=np.array([7, 6, 3, 3, 1, 1])), threads=1)).all()
 MISFIT, TYPE = 'do not fit together', 'must get tokens of float32 or bfloat16'
 for message, wrong in [
     (TYPE, dict(kind=np.float16)),
@@ -88,6 +98,14 @@ for message, wrong in [
     (MISFIT, dict(channels=-3, shape=[2, 35, 0], given=np.ones((2, 35, 0)))),
     (MISFIT, dict(channels=2**63 - 1)),
     (MISFIT, dict(channels=0)),
+    (MISFIT, dict(channels=5)),
+    (MISFIT, dict(shape=[2, 34, 15], given=np.ones((2, 34, 15)))),
+    (MISFIT, dict(shape=[2, 35, 14], given=np.ones((2, 35, 14)))),
+    (MISFIT, dict(kernel=np.ones((9, 2), np.float32))),
+    (MISFIT, dict(sizes=np.array([5, 8, 3, 3, 1, 1]))),
+    (MISFIT, dict(sizes=np.array([5, 7, 3, 2, 1, 1]))),
+    *((MISFIT, dict(shape=[2, 35, n], given=np.ones((2, 35, n)), sizes=np.array([5, 7, 3, 3, 1, gate])))
+      for n, gate in [(2, 0), (9, 2)]),
     (MISFIT, dict(kernel=np.ones(9, np.float32))),
     (MISFIT, dict(sizes=np.zeros((6, 0), int))),
     (MISFIT, dict(sizes=good['sizes'].reshape(6, 1))),

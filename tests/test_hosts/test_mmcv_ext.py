@@ -331,6 +331,7 @@ def test_a_nan_offset_gives_nan_at_its_place_only(deformable):
     torch.testing.assert_close(one, other)
 
 
+@pytest.mark.nightly
 def test_deformable_convolutions_gradcheck(deformable):
     inputs = deformable_inputs()
     # Not at whole pixels, where bilinear interpolation has a kink.

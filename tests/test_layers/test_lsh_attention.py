@@ -86,6 +86,7 @@ def test_equals_exact_attention_over_the_union_of_its_rounds(options, causal, ma
     assert_same_gradients(got, expected, [x, *mixer.parameters()], real)
 
 
+@pytest.mark.nightly
 def test_more_rounds_recall_more_of_exact_attention():
     x, recall = torch.randn(1, 150, D, dtype=torch.float64), {}
     for rounds in (1, 4, 8):

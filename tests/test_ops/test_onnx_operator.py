@@ -98,24 +98,3 @@ def test_the_operator_equals_the_oracle(gate, instructions):
             given = query, key, value, weight, grid, gate, global_connectivity
             expected = oracle(*given, key_mask=~hidden[..., 0])
             torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
-
-
-def test_inputs_that_do_not_fit_are_an_error_not_a_crash():
-    session = open_session()
-    query, value = torch.randn(2, 2, 35, 6)
-    key, weight = torch.randn(2, 35, 3), torch.randn(3, 3, 3)
-    for wrong in (
-        dict(grid=(5, 8)),
-        dict(weight=weight[:2]),
-        dict(key=key[:, :34]),
-        dict(key=key[..., :0], weight=weight[:0]),
-        dict(query=query[:1]),
-        dict(value=value[..., :5]),
-        dict(value=value[0]),
-        dict(grid=(-5, -7)),
-        dict(weight=weight[:, :2]),
-    ):
-        given = dict(query=query, key=key, value=value, weight=weight, grid=(5, 7)) | wrong
-        with pytest.raises(Exception, match='inputs of aft_mm.AFTConv do not fit together'):
-            run(session, **given)
-    run(session, query, key, value, weight, (5, 7))

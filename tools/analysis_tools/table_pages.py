@@ -63,9 +63,10 @@ def hours(name: str, entries: dict[str, str], facts: dict[str, Any], with_cp: bo
 
 def table(page: dict[str, Any], metafile: dict[str, Any], memory: dict[str, Any]) -> str:
     listed = list(rows(metafile, page['table']))
+    shown = metafile['Tables'][page['table']] | metafile['Pages'].get(page['table'], {})
     columns = {
         header: name
-        for header, name in metafile['Tables'][page['table']].items()
+        for header, name in shown.items()
         if name.endswith(('(paper)', 'Paper Parameters'))
         and any(name in entries for _, entries in listed)
     }

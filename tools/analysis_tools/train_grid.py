@@ -1,9 +1,5 @@
 """Train several configs for a comparison: choose learning rates by short runs, then run seeds.
 
-    python tools/analysis_tools/train_grid.py CONFIG ... --out FOLDER --rates 1e-4 3e-4 1e-3 \\
-        --short train_dataloader.dataset.samples_per_epoch=800 --seeds 0 1 2 --amp \\
-        --cfg-options train_cfg.max_epochs=1 train_dataloader.dataset.samples_per_epoch=2000
-
 Each run is a line of FOLDER/runs.jsonl (`aft_mm compare collect`). The short runs use the first
 seed and are named NAME_lrX. All seeds use the rate with the best validation, and are named
 NAME_seedN; their metrics are those of tools/test.py.

@@ -2,8 +2,6 @@
 
 The cost is time and peak memory of forward and backward of one mixer, per sample. The slope of log
 cost over log length is printed: 1 is linear, 2 quadratic.
-
-    python tools/benchmarks/benchmark_attention.py --json out.json --png out.png
 """
 
 import argparse

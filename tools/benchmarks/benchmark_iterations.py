@@ -4,7 +4,6 @@
         --cfg-options train_dataloader.batch_size=8
 
 An iteration loads a batch and runs forward, backward and the update.
-`aft_mm plot curves --over time --times` reads the JSON.
 """
 
 import argparse

@@ -4,8 +4,6 @@ The models are interleaved and have random weights and no head. A ratio is the m
 time(DeiT) / time(model), with the DeiT of the same size and form (eager or compiled). `bound` is
 AFT-conv without the mixing.
 
-    python tools/benchmarks/benchmark_models.py --size 224 384 --dtype float32 --json out.json
-
 With `--train` (eager, float32, on a CPU), forward and backward with recomputed blocks are measured.
 """
 

@@ -4,11 +4,8 @@ The features of each converted model are compared with those of torch in float32
 median over rounds of ``time(best form of DeiT) / time(best form of the model)``, by data type and
 over all of them.
 
-    OMP_NUM_THREADS=1 python tools/benchmarks/benchmark_runtimes.py --threads 1 --json OUT.json
-
 Load time and peak memory are those of a fresh process that runs the converted file once.
-
-efficientnet_lite0 has trained weights: its rows have the accuracy of the same file on Imagenette.
+efficientnet_lite0 has trained weights, and its rows their accuracy on Imagenette.
 """
 
 import argparse

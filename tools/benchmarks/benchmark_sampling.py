@@ -7,8 +7,6 @@ The models are those of the paper in configs/image_ar, with random weights. Form
 - `stateless`: a forward pass over all previous tokens for each token, as for softmax and lsh in the
   paper.
 
-    python tools/benchmarks/benchmark_sampling.py --data mnist --batch 1 --json out.json
-
 The time of an image is estimated by a parabola through the medians at several positions. If it is
 below `--patience`, whole images are timed as well; otherwise, and always for `stateless`, the row
 is marked as an estimate.

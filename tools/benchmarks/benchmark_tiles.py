@@ -1,7 +1,5 @@
 """Compare a segmentor on a whole large image with the same segmentor on tiles of it.
 
-    python tools/benchmarks/benchmark_tiles.py CONFIG CHECKPOINT --columns 6 --json OUT.json
-
 The image is a mosaic of the config's test images; the reference is each test image alone. The table
 has mIoU, accuracy, that of pixels at tile borders, seconds, and MiB.
 """

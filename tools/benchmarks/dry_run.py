@@ -1,7 +1,5 @@
 """Train two iterations of configs at full size on random data, and resume after the first.
 
-    python tools/benchmarks/dry_run.py configs/image_ar/*.py --json dry_run.json
-
 Without CONFIG, all configs of docs/tables run. A config passes if the losses are finite, the peak
 memory is at most 1.5 times the count of docs/tables/memory.json plus 0.3 GB, and a run that resumes
 from the checkpoint of iteration 1 has the same loss in iteration 2.

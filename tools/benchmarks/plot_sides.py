@@ -40,7 +40,7 @@ def main() -> None:
     }
     sides = sorted({side for _, _, side in times})
 
-    figure = new_figure(5.2, 3.6)
+    figure = new_figure(5.2, 2.7)
     axes = figure.add_subplot()
     for model, (_, colour) in MODELS.items():
         for dtype, style in TYPES.items():

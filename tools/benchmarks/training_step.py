@@ -2,8 +2,6 @@
 
 Forward and backward are interleaved; a ratio is the median over rounds of ``time(form) /
 time(AFT-local)``. `bound` has no mixing.
-
-    python tools/benchmarks/training_step.py --json out.json
 """
 
 import argparse

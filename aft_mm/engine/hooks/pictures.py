@@ -73,7 +73,6 @@ class SampleHook(SampleVisualizationHook):
 
     Args:
         image_shape: ``(H, W, C)`` of the images.
-        interval, temperature, seed: As for :class:`SampleVisualizationHook`.
         num_samples: Unconditional samples; 0 omits the picture.
         num_images: First validation images to complete; 0 omits the picture.
         num_completions: Completions of each.
@@ -127,8 +126,6 @@ class PointCloudHook(SampleVisualizationHook):
     Args:
         num_bits: Bits of a coordinate, as in the data.
         up: Vertical axis, ``'x'``, ``'y'`` or ``'z'``.
-        interval, temperature, seed: As for :class:`SampleVisualizationHook`.
-        num_samples: Number of clouds.
     """
 
     def __init__(
@@ -169,7 +166,6 @@ class SuperResolutionHook(SampleVisualizationHook):
 
     Args:
         image_shape, source_shape: ``(H, W, C)`` of the images, ``(h, w, C)`` of the inputs.
-        interval, temperature, seed: As for :class:`SampleVisualizationHook`.
         num_images: Number of first validation images.
         num_samples: Samples of each.
     """

@@ -127,9 +127,9 @@ def _resume_inside_epoch(
 class TimeBudgetHook(StopHook):
     """End the training after ``days`` + ``hours`` + ``minutes``, with a checkpoint to resume from.
 
-    The time counts from the first batch on, with validation and checkpoints, also of the resumed
-    run. A run by epochs stops inside the epoch without validation and resumes there, with the same
-    batch size and number of processes.
+    The time counts from the first batch on, with validation and checkpoints, over all resumed runs.
+    A run by epochs stops inside the epoch without validation and resumes there, with the same batch
+    size and number of processes.
 
     Args:
         days, hours, minutes: Parts of the budget.

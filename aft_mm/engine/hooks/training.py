@@ -79,9 +79,9 @@ def parts_to_compile(model: nn.Module) -> list[str]:
 class DiscriminantHeadHook(Hook):
     """Set a linear head to a ridge regression of the classes on frozen features, after each epoch.
 
-    ``W = k (T + p tr(T) / N)⁻¹ (μ − m) / C`` and ``b = −W m`` for the means μ of C classes, their mean m, and
-    the covariance T of the features of N images, their mirror images among them. All classes count the
-    same. One epoch is enough, and no optimizer is needed.
+    ``W = k (T + p tr(T) / N)⁻¹ (μ − m) / C`` and ``b = −W m`` for the means μ of C classes, their
+    mean m, and the covariance T of the features of N images, their mirror images among them. All
+    classes count the same.
 
     Args:
         penalty: p, above 0.

@@ -24,14 +24,9 @@ class AFTBias(AFTMixer):
     Without it w = 0, as in AFT-simple. There are no steps.
 
     Args:
-        embed_dims: Channels D.
         num_heads: h of a bias [h, T, S] or [B, h, T, S]; None for [T, S] or [B, T, S].
         scales: Initial values of a learned factor per head for a bias [T, S] or [B, T, S]; needs
             num_heads=None.
-        **kwargs: See :class:`AFTMixer`.
-
-    Raises:
-        ValueError: As :class:`AFTMixer` and :func:`aft_mm.ops.aft_full`.
     """
 
     takes_memory = True

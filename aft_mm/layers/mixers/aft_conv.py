@@ -31,7 +31,6 @@ class AFTConv(AFTMixer):
     Accepts any grid of the kernel's number of dimensions. Keys have h channels, one per head.
 
     Args:
-        embed_dims: Channels D.
         num_heads: h, a divisor of D.
         kernel_size: Odd sizes, one or one per dimension; may exceed the grid.
         reparameterize: ``γ (w − mean) / std + β`` (eq. 8), or w itself.
@@ -41,7 +40,6 @@ class AFTConv(AFTMixer):
         tau: Temperature of sparsity='gumbel'; None is the paper's 0.5.
         init_std: Standard deviation of w at initialisation.
         init_peak: Initial bias of one position per head, see :class:`ConvPositionBias`.
-        gate, qkv_bias: See :class:`AFTMixer`.
         **kwargs: See :class:`AFTMixer`. Without a grid, `kernel_size` sets the dimensions, and
             there are no steps.
     """

@@ -17,10 +17,6 @@ class AFTDecay(OpMixer):
 
     Each channel learns its λ > 0, which starts at ``2^(−8 i / D)`` for the channels i = 1 … D. It
     is no variant of the papers.
-
-    Args:
-        embed_dims: Channels D.
-        **kwargs: See :class:`AFTMixer`.
     """
 
     op = 'aft_decay'

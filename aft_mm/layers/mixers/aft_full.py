@@ -30,14 +30,12 @@ class AFTFull(AFTMixer):
     A longer sequence needs `longer`.
 
     Args:
-        embed_dims: Channels D.
         rank: d' of u and v; None for the free matrix.
         source_grid: Grid of a memory, for a cross mixer with :class:`MemoryPositionBias`; needs
             rank=None, causal=False, a gate, and no init_std.
         init_std: Standard deviation of u and v (default 0.1) or of the free w (default 0.01).
-        longer: w of a longer sequence: None refuses it, 'nearest' takes that of the nearest pair at
-            the same, or else the largest, distance, 'interpolate' stretches w; 'linear' and 'log'
-            learn a :class:`DistancePositionBias`.
+        longer: w of a longer sequence (docs/mixers.md): None refuses it, 'nearest' or
+            'interpolate', or 'linear' or 'log' for a :class:`DistancePositionBias`.
         trained_length: Tokens T₀ of the learned w, if the grid is longer.
         num_heads: h of the slopes of 'linear' and 'log', a divisor of D.
         **kwargs: See :class:`AFTMixer`; grid is required.

@@ -23,10 +23,9 @@ class AFTLocal(OpMixer):
     `longer`.
 
     Args:
-        embed_dims: Channels D.
         window: s of ``|t − t'| < s``, 0 for AFT-simple; on a 2-d grid an int or (s_r, s_c).
         rank: d' of u and v; None for a free w in a 1-d window.
-        init_std: Standard deviation of u and v (default 0.1) or of the free w (default 0.01).
+        init_std: See :class:`AFTFull`.
         longer, trained_length: 'nearest' or 'interpolate', see :class:`AFTFull`.
         **kwargs: See :class:`AFTMixer`; grid, of 1 or 2 dimensions, is required.
     """

@@ -15,10 +15,8 @@ class AFTLocalHard(OpMixer):
     """AFT in a hard window, W = 1 inside and 0 outside, see :func:`aft_mm.ops.aft_local_hard`.
 
     Args:
-        embed_dims: Channels D.
         window: s, 1 or larger; on a 2-d grid an even int or pair (s_h, s_w).
         causal: See :class:`TokenMixer`; True by default, as in the paper.
-        **kwargs: See :class:`AFTMixer`.
     """
 
     example = dict(window=4)

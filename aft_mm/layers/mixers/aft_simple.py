@@ -16,11 +16,9 @@ class AFTSimple(OpMixer):
     """AFT without position bias, W = 1 (arXiv 2105.14103, eq. 5).
 
     Args:
-        embed_dims: Channels D.
         key_function: 'softmax', or 'relu' or 'relu2' without normalisation, see
             :func:`aft_mm.ops.aft_simple`.
         gate: See :class:`AFTMixer`; by default 'sigmoid', with 'relu2' always 'relu'.
-        **kwargs: See :class:`AFTMixer`.
     """
 
     op = 'aft_simple'

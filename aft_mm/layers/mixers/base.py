@@ -247,9 +247,6 @@ class TokenMixer(Resettable):
 
         Returns:
             Mixed tokens [B, L, D], arbitrary at padding, and the state after the prompts.
-
-        Raises:
-            ValueError: As :meth:`init_state` and :meth:`forward`.
         """
         check_tokens('x', x, 'B', 'T', self.embed_dims)
         length, state = x.shape[1], self.init_state(len(x))
@@ -372,7 +369,6 @@ class TokenMixer(Resettable):
         """Return the state after lengths[b] tokens of each sequence b.
 
         Args:
-            state: Fresh from :meth:`_init_state`.
             key: [B, L, D], padding from lengths[b] on.
             value: [B, L, D].
             lengths: [B], 0 to L.
@@ -432,10 +428,8 @@ class AFTMixer(TokenMixer):
     """Base class of mixers with a gate, ``y = proj(g(query(x)) ⊙ mix(key(x), value(x)))``.
 
     Args:
-        embed_dims: Channels D.
         gate: g, a name, module or function (:mod:`aft_mm.ops`), or the config of a module, such as
             ``dict(type='torch.nn.PReLU')``. 'none' also leaves out the query projection.
-        **kwargs: See :class:`TokenMixer`.
     """
 
     def __init__(

@@ -20,7 +20,6 @@ class DenseSynthesizer(TokenMixer):
     ``softmax(W₂ relu(W₁ x)) v`` per head, with W₁ [D, D], W₂ [T, D/h] and the largest length T.
 
     Args:
-        embed_dims: Channels D.
         num_heads: h, a divisor of D.
         **kwargs: See :class:`TokenMixer`; grid is required.
     """

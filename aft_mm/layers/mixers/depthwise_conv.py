@@ -27,7 +27,6 @@ class KernelMixer(AFTMixer):
     K in raster order.
 
     Args:
-        embed_dims: Channels D.
         kernel_size: Odd sizes, an int for all dimensions or one per dimension.
         **kwargs: See :class:`AFTMixer`. Without a grid, `kernel_size` sets the dimensions.
     """
@@ -114,11 +113,6 @@ class KernelMixer(AFTMixer):
 class DepthwiseConv(KernelMixer):
     """A gated depthwise convolution, a control for AFT-conv with the same kernel, learned per
     channel.
-
-    Args:
-        embed_dims: Channels D.
-        kernel_size: See :class:`KernelMixer`.
-        **kwargs: See :class:`KernelMixer`.
     """
 
     example = dict(kernel_size=3)

@@ -11,12 +11,7 @@ from .depthwise_conv import KernelMixer
 
 @MODELS.register_module()
 class Identity(KernelMixer):
-    """No mixing, ``y = proj(g(query(x)) ⊙ value(x))``, the lower bound of comparisons.
-
-    Args:
-        embed_dims: Channels D.
-        **kwargs: See :class:`AFTMixer`.
-    """
+    """No mixing, ``y = proj(g(query(x)) ⊙ value(x))``, the lower bound of comparisons."""
 
     normalized = True
 

@@ -21,7 +21,6 @@ class LambdaLayer(TokenMixer):
     it non-causal.
 
     Args:
-        embed_dims: Channels D.
         num_heads: h, a divisor of D.
         key_dims: ``|k|``.
         **kwargs: See :class:`TokenMixer`; grid is required.

@@ -70,10 +70,8 @@ class LinearAttention(FeatureAttention):
     """Linear attention, ``φ(q) Σ φ(k) vᵀ / φ(q) Σ φ(k)`` per head (arXiv 2006.16236, eq. 5).
 
     Args:
-        embed_dims: Channels D.
         num_heads: h, a divisor of D.
         feature_map: φ, 'elu' for ``elu(x) + 1`` as in the paper, 'relu' or 'square'.
-        **kwargs: See :class:`TokenMixer`.
     """
 
     def __init__(

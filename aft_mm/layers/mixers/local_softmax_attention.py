@@ -78,7 +78,6 @@ class LocalSoftmaxAttention(TokenMixer):
     A query sees its own block and a margin around it, if causal up to itself in raster order.
 
     Args:
-        embed_dims: Channels D.
         num_heads: h, a divisor of D.
         window: Tokens of a block; on a 2-d grid an int or (rows, columns).
         margin: Size of the margin, by default `window`.

@@ -48,7 +48,6 @@ class LSHAttention(TokenMixer):
     softmax covers the union of the rounds. A token sees itself only if it sees no other.
 
     Args:
-        embed_dims: Channels D.
         num_heads: h, a divisor of D.
         num_rounds: Hashes per token.
         num_buckets: An even number, or 1 for no hashing.

@@ -24,11 +24,9 @@ class PerformerAttention(FeatureAttention):
     equal to ``exp(q·k / √(D/h))``. Rows of ω are orthogonal in blocks of D/h.
 
     Args:
-        embed_dims: Channels D.
         num_heads: h, a divisor of D.
         num_features: m per head; None for the paper's D/h · ln(D/h), rounded up.
         redraw: Training iterations after which ω is sampled again; None for never.
-        **kwargs: See :class:`TokenMixer`.
     """
 
     example = dict(num_heads=3, num_features=10)

@@ -8,11 +8,6 @@ class Pooling(KernelMixer):
     """The gated mean of the visible tokens around each one, a control without learned weights.
 
     ``y_t = proj(g(q_t) ⊙ mean_t' v_t')`` over the kernel, as in PoolFormer (arXiv 2111.11418).
-
-    Args:
-        embed_dims: Channels D.
-        kernel_size: See :class:`KernelMixer`.
-        **kwargs: See :class:`KernelMixer`.
     """
 
     example = dict(kernel_size=3)

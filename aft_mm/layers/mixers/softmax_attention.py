@@ -84,11 +84,9 @@ class SoftmaxAttention(TokenMixer):
     A query that sees no key gets 0.
 
     Args:
-        embed_dims: Channels D.
         num_heads: h, a divisor of D.
         stateful: False recomputes all tokens in each step, as the papers measure; steps then need a
             grid.
-        **kwargs: See :class:`TokenMixer`.
     """
 
     example = dict(num_heads=3)

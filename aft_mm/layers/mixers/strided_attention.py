@@ -25,7 +25,6 @@ class StridedAttention(TokenMixer):
     its own block of l tokens and the last `summary` tokens of every block.
 
     Args:
-        embed_dims: Channels D.
         num_heads: h, a divisor of D and of qk_dims.
         stride: l, near √T.
         pattern: 'strided' for images, 'fixed' for text.

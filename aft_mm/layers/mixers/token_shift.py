@@ -18,7 +18,6 @@ class TokenShift(KernelMixer):
     next: RWKV's token shift, on an image nearly ShiftViT's (arXiv 2201.10801).
 
     Args:
-        embed_dims: Channels D.
         **kwargs: See :class:`AFTMixer`. Without a grid, tokens are a sequence.
     """
 

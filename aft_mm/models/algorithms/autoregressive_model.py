@@ -21,7 +21,6 @@ class AutoregressiveModel(Resettable, BaseModel):
     """Autoregressive model, ``p(x) = Π_t p(x_t | x_<t)``, or ``p(x | source)`` with an encoder.
 
     Args:
-        decoder: Config of :class:`SequenceDecoder`.
         head: Config of :class:`CategoricalHead` or :class:`LogisticMixtureHead`.
         encoder: Config of :class:`SequenceEncoder` for the ``source`` of the samples; the decoder
             then needs a cross mixer.
@@ -67,7 +66,6 @@ class AutoregressiveModel(Resettable, BaseModel):
         Args:
             inputs: Tokens int64 [B, T] or [B, T, C], padded by :class:`SequencePreprocessor`.
             data_samples: With ``length``, ``num_context`` and ``source``.
-            mode: 'tensor', 'loss' or 'predict'.
 
         Returns:
             'tensor': hidden vectors [B, T, D]. 'loss': ``dict(loss=…)``, the mean nats per

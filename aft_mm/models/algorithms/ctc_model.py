@@ -22,7 +22,6 @@ class CTCModel(Resettable, BaseModel):
 
     Args:
         encoder: Config of an encoder of frames, such as :class:`BiLSTMEncoder`.
-        head: Config of :class:`CTCHead`.
         beam_size: Prefixes of the beam search; 1 decodes greedily.
         lexicon: ``dict(units=…, words=[…])``; 'predict' then adds ``in_lexicon``, the best
             transcript of these words.
@@ -71,7 +70,6 @@ class CTCModel(Resettable, BaseModel):
         Args:
             inputs: Features [B, T, F], padded by :class:`UtterancePreprocessor`.
             data_samples: With ``length`` and, for the loss, ``units``.
-            mode: 'tensor', 'loss' or 'predict'.
 
         Returns:
             'tensor': log probabilities [B, T, V] of the blank and the units, arbitrary at padding.

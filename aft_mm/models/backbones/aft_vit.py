@@ -45,7 +45,6 @@ class AFTViT(Resettable, BaseModule):
         img_size: Size (H, W) or int [px], for the learned positions.
         patch_size: Side of a patch [px].
         conv_stem: Embed patches with :class:`ConvPatchEmbedding`.
-        in_channels: Channels of the image.
         token_mixer: Config of the mixer of every block; None is AFT-full with rank 128.
         with_cls_token: Prepend a learned class token, if the mixer accepts one.
         position_embedding: Add a learned vector per token.

@@ -33,11 +33,7 @@ class SequenceDecoder(BlockStack):
     """Autoregressive decoder: the output at t depends on the tokens before t only.
 
     ``hidden_t = norm(blocks(x))_t`` predicts token t, with ``x_0 = start + p_0`` and
-    ``x_t = embedding(token_{t−1}) + p_t``.
-
-    Args:
-        *args: See :class:`BlockStack`.
-        **kwargs: See :class:`BlockStack`; `causal` is set here.
+    ``x_t = embedding(token_{t−1}) + p_t``. Arguments are those of :class:`BlockStack` but `causal`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -85,9 +81,6 @@ class SequenceDecoder(BlockStack):
 
         Returns:
             The hidden vector [B, D] that predicts token lengths[b], and the state for :meth:`step`.
-
-        Raises:
-            ValueError: As :meth:`forward`.
         """
         self.check_length(tokens.shape[1] + 1)
         x = self._embed(tokens)

@@ -36,7 +36,6 @@ def generate(
     """Sample sequences that continue the prompts.
 
     Args:
-        model: An :class:`AutoregressiveModel`.
         length: Tokens T per sequence, including the prompt.
         prompts: Sequences [L] or [L, C], a batch [B, L] or [B, L, C], or None.
         batch_size: Number of samples B without prompts and source; 1 by default.

@@ -19,11 +19,8 @@ class BiLSTMEncoder(Resettable, BaseModule):
     """Bidirectional LSTM, ``[B, T, F] -> [B, T, 2·H]`` (arXiv 2006.16236, §4.3). Skips padding.
 
     Args:
-        num_features: Features F of a frame.
         hidden_dims: Channels H of each direction.
-        num_layers: Number of layers.
         drop_rate: Dropout probability between layers.
-        init_cfg: See mmengine's BaseModule.
     """
 
     def __init__(

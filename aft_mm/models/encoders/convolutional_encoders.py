@@ -20,12 +20,9 @@ class TDNNEncoder(Resettable, BaseModule):
     Padding is 0 before every convolution.
 
     Args:
-        num_features: Features F of a frame.
-        embed_dims: Channels D.
         kernel_size: Frames of every kernel, odd.
         dilations: Frames between the entries of a kernel, one per layer.
         drop_rate: Dropout probability after every layer.
-        init_cfg: See mmengine's BaseModule.
     """
 
     def __init__(
@@ -135,13 +132,7 @@ class ConformerEncoder(Resettable, BaseModule):
     Its convolutions read padding, so results depend slightly on the batch.
 
     Args:
-        num_features: Features F of a frame.
-        embed_dims: Channels D.
-        num_layers: Number of blocks.
-        num_heads: Attention heads, a divisor of D.
         kernel_size: Frames of the depthwise convolution, odd.
-        drop_rate: Dropout probability.
-        init_cfg: See mmengine's BaseModule.
     """
 
     def __init__(

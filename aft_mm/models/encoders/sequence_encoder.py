@@ -12,9 +12,7 @@ from ..block_stack import BlockStack
 class SequenceEncoder(BlockStack):
     """Encoder of tokens or frames, ``[B, S] -> [B, S, D]``; every token sees all others.
 
-    Args:
-        *args: See :class:`BlockStack`.
-        **kwargs: See :class:`BlockStack`; `causal` is set here.
+    Arguments are those of :class:`BlockStack` but `causal`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

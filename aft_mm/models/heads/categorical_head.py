@@ -16,7 +16,6 @@ class CategoricalHead(Resettable):
     """Categorical distribution over V values, ``softmax(W h + b)``.
 
     Args:
-        embed_dims: Channels D.
         num_classes: V.
         tied: Use the table of the decoder's embedding as W, see :meth:`tie`.
         label_smoothing: ε of the loss ``(1 − ε) (−log p(target)) + ε mean_v(−log p(v))`` (arXiv

@@ -16,7 +16,6 @@ class CTCHead(Resettable):
     """CTC (Graves et al. 2006), ``softmax(W h + b)`` per frame over the blank, 0, and V − 1 units.
 
     Args:
-        embed_dims: Channels D.
         num_classes: V, the blank included.
     """
 

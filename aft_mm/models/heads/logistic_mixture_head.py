@@ -26,7 +26,6 @@ class LogisticMixtureHead(Resettable):
     clamped to ±7.
 
     Args:
-        embed_dims: Channels D.
         num_channels: Colours C of a pixel, 1 or 3.
         num_components: K.
     """

@@ -35,10 +35,6 @@ class SimpleFeaturePyramid(Resettable, BaseModule):
             finer needs D divisible by n.
         num_outs: Number of levels, by default one per stride; further ones subsample the level
             before.
-        init_cfg: See mmengine's BaseModule.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
 
     def __init__(

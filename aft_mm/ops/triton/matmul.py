@@ -2,12 +2,12 @@
 
 A program multiplies the W of a tile of targets, step by step, with the terms of the sources for a
 block of channels (`operands.py`): (n, d) = W (E (v − m), E), one product per step. In causal ops
-the unit differs between tiles, so the sums are rescaled at tile borders, per channel, as in flash
-attention. The unit rises along the sequence; products with Wᵀ walk backwards.
+the unit rises from tile to tile, so the sums are rescaled at tile borders, per channel, as in flash
+attention; products with Wᵀ walk backwards.
 
-All entries of W and E are at most 1, so a term that float32 loses is below e^−87, which is
-negligible if d ≥ e^−40. If d is smaller although the row sees a key, or n/d is not finite, the
-program sets a flag and `recompute_flagged.py` recomputes the tile.
+All entries of W and E are at most 1, so terms below e^−87 are lost, which is negligible if d ≥
+e^−40. If d is smaller although the row sees a key, or n/d is not finite, the program sets a flag
+and `recompute_flagged.py` recomputes the tile.
 
 If each sequence has its own w, the program computes W step by step, with the largest w of a row so
 far as its shift.
@@ -20,9 +20,8 @@ the shift of w. With α = dy g(q),
 
 where Σ runs over sequences and channels. Without atomic additions results are deterministic.
 
-Operands are bfloat16 for bfloat16 values without a gradient. With one they are float32 multiplied
-as tf32: gradients are differences (v − o for the keys), for which 8 bits do not suffice if v has a
-mean of 10. float32 and float16 values use tf32x3.
+Operands are bfloat16 for bfloat16 values without a gradient, and with one float32 multiplied as
+tf32, since gradients are differences (v − o for the keys). float32 and float16 values use tf32x3.
 """
 
 from typing import NamedTuple

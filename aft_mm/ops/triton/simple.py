@@ -1,16 +1,15 @@
 """Causal AFT-simple, ``y_t = g(q_t) n_t / d_t`` with running sums n, d of e^k v and e^k.
 
-A program walks along the channels of one sequence, a tile of `groups` · `rows` tokens at a time.
-One thread holds the rows of a group. It sums the group before its own, a scan over the groups gives
-the sum that each group starts from, and the thread then adds its own rows one by one.
+A program walks along the channels of one sequence, a tile of `groups` · `rows` tokens at a time. A
+thread sums the group before its own, a scan over the groups gives the sum that each group starts
+from, and the thread then adds its own rows one by one.
 
 The backward pass goes from the last tile to the first, recomputes each group from the saved sum,
 and sums the gradients of the targets in reverse, relative to ``e^(−m_t)``, which only grows on the
 way.
 
-A tile may share one unit, the largest key up to its end. Then a token costs one exponential, and
-sums are added without others. If in some channel the largest key before the tile is more than 60
-nats below it, each token has its own.
+A tile may share one unit, the largest key up to its end: a token then costs one exponential. If in
+some channel the largest key before the tile is more than 60 nats below it, each token has its own.
 
 If there are too few programs for the device, a first kernel sums chunks of the sequences.
 """

@@ -8,8 +8,8 @@ A sum is (high, rest, numerator, denominator), the last two divided by ``e^(high
 a key and rest a bias, which are never added: next to a key of 1e4 a bias would lose three digits.
 The empty sum is (LOWEST, LOWEST, 0, 0).
 
-No program reads what another one writes: the next positions are a new tensor, the slot of a key
-belongs to one program, and the new token is read from the input. Positions fit into 32 bits.
+No program reads what another one writes: the next positions are a new tensor, and the new token is
+read from the input. Positions fit into 32 bits.
 """
 
 from collections.abc import Sequence
