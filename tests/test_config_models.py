@@ -329,7 +329,7 @@ class TestParameters:
             (names('image_classification', pattern='-mini.*8e_cifar10'), 3, 1.04),
             (names('image_classification', pattern='-mini.*7e.*cifar10full'), 7, 1.002),
             (names('synthetic_tasks', pattern='mqar'), 16, 1.002),
-            (names('synthetic_tasks', pattern='listops'), 16, 1.002),
+            (names('synthetic_tasks', pattern='listops'), 24, 1.002),
             (names('image_classification', pattern='-mini.*40e_imagenette'), 7, 1.04),
             (names('image_classification', pattern='^(?!synth).*pathfinder'), 12, 1.002),
             (names('image_classification', pattern='^(deit|synth).*pathfinder'), 2, 1.002),
@@ -394,8 +394,13 @@ class TestExperiments:
                 [MIXER, 'model.decoder.mlp_ratio'],
             ),
             (
-                names('synthetic_tasks', pattern='mini.*listops'),
+                names('synthetic_tasks', pattern='mini.*listops-t32'),
                 15,
+                [MIXER, 'model.decoder.mlp_ratio'],
+            ),
+            (
+                names('synthetic_tasks', pattern='mini.*listops-t128'),
+                7,
                 [MIXER, 'model.decoder.mlp_ratio'],
             ),
             (

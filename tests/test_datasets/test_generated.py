@@ -54,12 +54,13 @@ def median_two(values):
     return (low + high) // 2
 
 
-def test_list_ops_end_with_their_value():
-    data = ListOps('val', num_samples=300, max_length=64, min_length=10)
+@pytest.mark.parametrize(('low', 'high'), [(10, 64), (33, 128)])
+def test_list_ops_end_with_their_value(low, high):
+    data = ListOps('val', num_samples=300, max_length=high, min_length=low)
     depths, values = set(), []
     for i in range(len(data)):
         tokens, sample = data[i]['inputs'].tolist(), data[i]['data_samples']
-        assert 10 <= len(tokens) <= 64 and tokens[-2] == ListOps.EQUALS
+        assert low <= len(tokens) <= high and tokens[-2] == ListOps.EQUALS
         assert tokens[-1] == evaluate(tokens[:-2])
         assert sample.num_context == len(tokens) - 1
         nesting = np.cumsum([(10 <= t < 14) - (t == ListOps.CLOSE) for t in tokens])

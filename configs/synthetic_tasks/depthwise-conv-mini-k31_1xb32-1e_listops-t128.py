@@ -1,0 +1,9 @@
+_base_ = './transformer-mini_1xb32-1e_listops-t128.py'
+
+# An MLP of 145 channels, for equal parameters.
+model = dict(
+    decoder=dict(
+        mlp_ratio=145 / 64,
+        token_mixer=dict(_delete_=True, type='aft_mm.DepthwiseConv', kernel_size=31),
+    )
+)
