@@ -229,6 +229,19 @@ def _without_statistics(norms: Sequence[Any]) -> Iterator[None]:
             norm.momentum, norm.num_batches_tracked = values
 
 
+def mixer_of_each(token_mixer: Any, num_layers: int) -> list[dict[str, Any]]:
+    """Return the configs of the mixers of `num_layers` blocks: one for all, or a list of them."""
+    if not isinstance(token_mixer, (list, tuple)):
+        check_config('token_mixer', token_mixer)
+        return [token_mixer] * num_layers
+    if len(token_mixer) != num_layers:
+        allowed = f'a dict for all blocks or a list with one for each of the {num_layers}'
+        raise ValueError(f'token_mixer must be {allowed}, got a list of {len(token_mixer)}')
+    for i, config in enumerate(token_mixer):
+        check_config(f'token_mixer[{i}]', config)
+    return list(token_mixer)
+
+
 def _build_cross_mixer(config: dict[str, Any]) -> TokenMixer:
     mixer: TokenMixer = MODELS.build(config)
     biased = mixer.position_bias() is not None and not mixer.biased_memory
