@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from aft_mm.errors import UserError
+from aft_mm.layers.block import kinds_of
 from aft_mm.layers.mixers import TokenMixer
 from aft_mm.layers.mixers.aft_conv import AFTConv
 from aft_mm.layers.mixers.aft_full import AFTFull
@@ -281,13 +282,19 @@ def check_decoder(model: Any, config: str) -> None:
         raise UserError(
             f'the head of {config} must be aft_mm.CategoricalHead, got {type(model.head).__name__}'
         )
-    for mixer in mixers_of(model.decoder):
+    mixers = mixers_of(model.decoder)
+    for mixer in mixers:
         if not isinstance(mixer, STEPPED) or not getattr(mixer, 'stateful', True):
             allowed = ', '.join(kind.__name__ for kind in STEPPED)
             raise UserError(
                 f'the mixer of {config} must be one of {allowed}, with a state, '
                 f'got {type(mixer).__name__}'
             )
+    # The graph of softmax attention has a cache that grows, those of others pad the prompt.
+    if len({isinstance(mixer, SoftmaxAttention) for mixer in mixers}) > 1:
+        raise UserError(
+            f'SoftmaxAttention of {config} must be in all blocks or none, got {kinds_of(mixers)}'
+        )
     check_encoder(model.encoder, config)
 
 

@@ -1,6 +1,6 @@
 """The pre-norm block around a token mixer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -240,6 +240,11 @@ def mixer_of_each(token_mixer: Any, num_layers: int) -> list[dict[str, Any]]:
     for i, config in enumerate(token_mixer):
         check_config(f'token_mixer[{i}]', config)
     return list(token_mixer)
+
+
+def kinds_of(mixers: Iterable[nn.Module]) -> str:
+    """Return the classes of mixers, each once."""
+    return ' and '.join(dict.fromkeys(type(mixer).__name__ for mixer in mixers))
 
 
 def _build_cross_mixer(config: dict[str, Any]) -> TokenMixer:

@@ -25,7 +25,7 @@ from aft_mm.layers import (
     QueryPooling,
     Resettable,
 )
-from aft_mm.layers.block import mixer_of_each
+from aft_mm.layers.block import kinds_of, mixer_of_each
 from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
@@ -378,10 +378,9 @@ class AFTViT(Resettable, BaseModule):
         }
         for complaint, names in complaints.items():
             if names:
-                kinds = dict.fromkeys(type(layer.token_mixer).__name__ for layer in self.layers)
+                kinds = kinds_of(layer.token_mixer for layer in self.layers)
                 raise ValueError(
-                    f'the checkpoint does not fit AFTViT with {len(self.layers)} layers of '
-                    f'{" and ".join(kinds)} '
+                    f'the checkpoint does not fit AFTViT with {len(self.layers)} layers of {kinds} '
                     f'and D={self.embed_dims}: it {complaint} {prefix}{names[0]}'
                     f'{f" and {len(names) - 1} more" if len(names) > 1 else ""}'
                 )
