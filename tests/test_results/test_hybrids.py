@@ -1,0 +1,34 @@
+"""Verdicts on hybrids are those of the runs, with Holm's correction over each family."""
+
+from ..documents import text_of
+from .shown import MIXERS, RECALL, SOFTMAX, Claim, values
+
+
+def ahead_and_behind(place, comparisons):
+    """Return the comparisons with a significantly lower, and with a higher mean."""
+    claims = {pair: Claim(place, *pair) for pair in comparisons}
+    found: tuple[set, set] = set(), set()
+    for number, pair in enumerate(sorted(claims, key=lambda pair: claims[pair].p)):
+        if claims[pair].p * (len(claims) - number) >= 0.05:
+            break
+        found[claims[pair].mean > 0].add(pair)
+    return found
+
+
+def test_one_layer_of_softmax_attention_recalls_if_it_is_the_last():
+    alone = {name: f'{name}-mini*_seed?' for name in ('aft-simple', 'aft-full')}
+    last = {name: f'hybrid-{name}-transformer-*_seed?' for name in alone}
+    first = {name: f'hybrid-transformer-{name}-*_seed?' for name in alone}
+    family = [
+        (hybrids[name], other)
+        for hybrids in (last, first)
+        for name in alone
+        for other in (SOFTMAX, alone[name])
+    ]
+    assert len(family) == 8
+    ahead, behind = ahead_and_behind(RECALL, family)
+    assert ahead == {(last[name], alone[name]) for name in alone}
+    assert behind == {(first[name], SOFTMAX) for name in alone}
+    shown = sorted(values(RECALL[0], last['aft-full'], RECALL[1]))
+    assert f'one of three seeds has {shown[2]:.3f} bits' in ' '.join(text_of(MIXERS).split())
+    assert shown[1] < 0.001
