@@ -73,6 +73,8 @@ HYBRIDS = {
     'hybrid-aft-full-transformer': ['aft-full', 'transformer'],
     'hybrid-transformer-aft-simple': ['transformer', 'aft-simple'],
     'hybrid-transformer-aft-full': ['transformer', 'aft-full'],
+    'hybrid-token-shift-transformer': ['token-shift', 'transformer'],
+    'hybrid-identity-transformer': ['identity', 'transformer'],
     **{
         f'hybrid-depthwise-conv-{last}': ['depthwise-conv', 'depthwise-conv', last]
         for last in ('aft-conv', 'aft-simple', 'deit')

@@ -1,7 +1,7 @@
 """Verdicts on hybrids are those of the runs, with Holm's correction over each family."""
 
 from ..documents import text_of
-from .shown import MIXERS, RECALL, SOFTMAX, Claim, values
+from .shown import CIFAR10, MIXERS, RECALL, REPRODUCTION, SOFTMAX, Claim, runs, values
 
 
 def ahead_and_behind(place, comparisons):
@@ -32,3 +32,15 @@ def test_one_layer_of_softmax_attention_recalls_if_it_is_the_last():
     shown = sorted(values(RECALL[0], last['aft-full'], RECALL[1]))
     assert f'one of three seeds has {shown[2]:.3f} bits' in ' '.join(text_of(MIXERS).split())
     assert shown[1] < 0.001
+    shifted, unmixed = (
+        values(RECALL[0], f'hybrid-{name}-*', RECALL[1]) for name in ('token-shift', 'identity')
+    )
+    assert max(shifted) < 0.001 and min(unmixed) > 1.8
+
+
+def test_the_only_hybrid_on_images():
+    ((run,), (other, *_)) = (runs(CIFAR10[0], name) for name in ('hybrid*', 'depthwise*'))
+    assert run['seed'] == other['seed'] == 0
+    shown = [f'{found["metrics"][CIFAR10[1]]:.1f}' for found in (run, other)]
+    text = ' '.join(text_of(REPRODUCTION).split())
+    assert '{} %, the convolutions with that seed {} %,'.format(*shown) in text

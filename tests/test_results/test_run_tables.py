@@ -107,6 +107,8 @@ HYBRIDS = {
     'AFT-full, then softmax attention': 'hybrid-aft-full-*',
     'softmax attention, then AFT-simple': 'hybrid-transformer-aft-simple-*',
     'softmax attention, then AFT-full': 'hybrid-transformer-aft-full-*',
+    'token shift, then softmax attention': 'hybrid-token-shift-*',
+    'no mixing, then softmax attention': 'hybrid-identity-*',
 }
 ON_ENWIK8 = {
     'LSTM': 'lstm-*',
