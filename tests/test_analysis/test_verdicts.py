@@ -46,8 +46,7 @@ def test_verdicts(values, sign, expected):
 
 
 def test_runs_that_are_all_equal_have_no_interval():
-    assert difference([2.0, 2.0], [1.0, 1.0]).p is None and mean_interval([2.0, 2.0]) is None
-    assert '| a | 2 | 2.000 |' in verdict_table({'a': [2.0, 2.0]}, 'bits')
+    assert difference([2.0, 2.0], [1.0, 1.0]).p is None
 
 
 def test_a_verdict_never_speaks_of_the_paper():

@@ -1,5 +1,7 @@
 """Verdicts on hybrids are those of the runs, with Holm's correction over each family."""
 
+from aft_mm.analysis.verdicts import verdict_table
+
 from ..documents import text_of
 from .shown import CIFAR10, MIXERS, RECALL, REPRODUCTION, SOFTMAX, Claim, runs, values
 
@@ -44,3 +46,7 @@ def test_the_only_hybrid_on_images():
     shown = [f'{found["metrics"][CIFAR10[1]]:.1f}' for found in (run, other)]
     text = ' '.join(text_of(REPRODUCTION).split())
     assert '{} %, the convolutions with that seed {} %,'.format(*shown) in text
+
+
+def test_equal_runs_have_no_interval():
+    assert '| a | 2 | 2.000 |' in verdict_table({'a': [2.0, 2.0]}, 'bits')
