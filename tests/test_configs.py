@@ -67,6 +67,19 @@ FAMILIES = {
     'aft-local1d-hard': dict(type='AFTLocalHard', window=256),
     'aft-local2d-hard': dict(type='AFTLocalHard', window=(16, 16)),
 }
+# The mixers of the blocks.
+HYBRIDS = {
+    'hybrid-aft-simple-transformer': ['aft-simple', 'transformer'],
+    'hybrid-aft-full-transformer': ['aft-full', 'transformer'],
+    'hybrid-transformer-aft-simple': ['transformer', 'aft-simple'],
+    'hybrid-transformer-aft-full': ['transformer', 'aft-full'],
+    'hybrid-token-shift-transformer': ['token-shift', 'transformer'],
+    'hybrid-identity-transformer': ['identity', 'transformer'],
+    **{
+        f'hybrid-depthwise-conv-{last}': ['depthwise-conv', 'depthwise-conv', last]
+        for last in ('aft-conv', 'aft-simple', 'deit')
+    },
+}
 CONTROLS = ('depthwise-conv', 'pooling', 'token-shift', 'identity')
 # Other options of short sequences.
 SMALL = {
@@ -242,6 +255,15 @@ class TestNames:
         if name.startswith(('bi-lstm', 'tdnn', 'conformer')):
             return
         field, task = fields(name), TASK[name]
+        if field['family'] in HYBRIDS:
+            expected = [FAMILIES[family]['type'] for family in HYBRIDS[field['family']]]
+            mixers = [layer.token_mixer for layer in main_part(build(name)).layers]
+            assert [type(mixer).__name__ for mixer in mixers] == expected
+            if field['kernel'] is None:
+                return
+            same = [mixer for mixer in mixers if hasattr(mixer, 'kernel_size')]
+            assert {mixer.kernel_size[0] for mixer in same} == {field['kernel']}
+            return
         mixer = dict(main_part(load(name).model).token_mixer)
         heads, rank = mixer.pop('num_heads', None), mixer.pop('rank', 'no bias')
         expected = dict(name in MINI and SMALL.get(field['family']) or FAMILIES[field['family']])

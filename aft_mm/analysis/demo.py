@@ -13,10 +13,11 @@ from aft_mm.config.finding import install_command
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.images import enlarge_bicubic, image_size, read_image
+from aft_mm.visualization import choose
 
 from .networks import load_network, network_inputs, shown_image
 from .plot_keys import draw_key_maps, keys_of
-from .recording import mixers_with_keys
+from .recording import by_layer, mixers_with_keys
 
 # More maps cannot be read at the width of a column of the page.
 MOST_LAYERS, HEADS = 3, 'even:4'
@@ -60,9 +61,9 @@ def read_picture(path: str, channels: int) -> np.ndarray:
 
 def classify(gradio: Any, config: str, checkpoint: str) -> dict[str, Any]:
     classifier, network = ImageClassifier(config, checkpoint), load_network(config, checkpoint)
-    mixers = list(mixers_with_keys(network.model).values())
-    chosen = np.linspace(0, len(mixers) - 1, min(MOST_LAYERS, len(mixers))).astype(int)
-    layers = {f'layer {i}': mixers[i] for i in dict.fromkeys(chosen.tolist())}
+    mixers = by_layer(mixers_with_keys(network.model))
+    chosen = choose('layers', f'even:{MOST_LAYERS}', list(mixers)) if mixers else []
+    layers = {f'layer {i}': mixers[i] for i in chosen}
     height, width = network.image_size
     blanks = [
         np.zeros((n * height, m * width, network.in_channels), np.uint8)

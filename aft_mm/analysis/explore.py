@@ -17,6 +17,7 @@ from torch import Tensor
 from aft_mm.apis import ImageClassifier, load_model
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
+from aft_mm.layers.block import kinds_of
 from aft_mm.outputs import check_output
 from aft_mm.visualization import mixers_with_bias
 
@@ -214,7 +215,8 @@ def run(args: argparse.Namespace) -> None:
         images = [keys_of(classifier, path, mixers) for path in args.images]
         mixer = next(iter(mixers.values()))
         about = (
-            f'{type(mixer).__name__}, {len(layers)} layers · {footer(args.config, args.checkpoint)}'
+            f'{kinds_of(mixers.values())}, {len(layers)} layers · '
+            f'{footer(args.config, args.checkpoint)}'
         )
         layout = mixer.grid, mixer.num_prefix_tokens
         page = explorer_page(layers, *layout, images, Path(args.config).stem, about)

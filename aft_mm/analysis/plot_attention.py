@@ -10,13 +10,14 @@ from torch import Tensor
 
 from aft_mm.checks import check_int, refuse
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
+from aft_mm.layers import SoftmaxAttention
 from aft_mm.progress import progress
 from aft_mm.visualization import choose
 from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 
 from .networks import batches_for, load_network, noise_images
 from .pictures import footer, write_csv
-from .recording import RecordAttention, grid_of
+from .recording import RecordAttention, by_layer, grid_of
 
 
 def mean_relative_attention(
@@ -91,9 +92,15 @@ def offset_share(relative: Tensor, squares: Tensor) -> Tensor:
 
 
 class MeanAttention:
-    """Mean attention of each layer over batches; ``take`` is called for each layer in order."""
+    """Mean attention of each layer over batches; ``take`` is called for each layer in order.
 
-    def __init__(self, image_size: Sequence[int], num_prefix_tokens: int) -> None:
+    `blocks` are the numbers of these layers, if some blocks have no attention.
+    """
+
+    def __init__(
+        self, image_size: Sequence[int], num_prefix_tokens: int, blocks: Sequence[int] = ()
+    ) -> None:
+        self.blocks = blocks
         self.image_size, self.num_prefix_tokens = tuple(image_size), num_prefix_tokens
         self.sums: list[Tensor] = []  # [h, T, T] per layer
         self.squares: list[Tensor] = []  # [h] per layer
@@ -122,10 +129,14 @@ class MeanAttention:
         self.images += size
         self.layer = 0
 
+    def numbers(self) -> list[int]:
+        every = list(range(len(self.sums)))
+        return list(self.blocks) if len(self.blocks) == len(every) else every
+
     def means(self) -> dict[str, Tensor]:
         return {
             f'layer {i}': mean_relative_attention(total[None] / self.images, self.grid).cpu()
-            for i, total in enumerate(self.sums)
+            for i, total in zip(self.numbers(), self.sums, strict=True)
         }
 
     def offset_shares(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -184,17 +195,25 @@ def run(args: argparse.Namespace) -> None:
         if args.shuffle is not None:
             batches = [shuffle_patches(batch, args.shuffle, i) for i, batch in enumerate(batches)]
             inputs += f' with shuffled squares of {args.shuffle} px'
-        mean = MeanAttention(batches[0].shape[2:], network.num_prefix_tokens)
+        attending = {
+            name: module
+            for name, module in network.model.named_modules()
+            if isinstance(module, SoftmaxAttention)
+        }
+        mean = MeanAttention(
+            batches[0].shape[2:], network.num_prefix_tokens, list(by_layer(attending))
+        )
         with torch.no_grad(), RecordAttention(mean.take):
             for batch in progress(batches, 'attention'):
                 mean.next_batch(len(batch))
                 network.run(batch)
-        layers = list(mean.means().items())
+        layers = mean.means()
         if not layers:
             raise UserError(
                 f"{args.network} has no layer that calls torch's scaled_dot_product_attention"
             )
-        chosen = dict(layers[i] for i in choose('--layers', args.layers, len(layers)))
+        wanted = choose('--layers', args.layers, mean.numbers())
+        chosen = {name: layers[name] for name in (f'layer {i}' for i in wanted)}
         small = f'{footer(args.network, args.checkpoint)} · {mean.images} {inputs}'
         figure = draw_relative_attention(chosen, args.heads, small)
         figure.savefig(args.out, dpi=args.dpi)

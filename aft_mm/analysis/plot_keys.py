@@ -15,7 +15,7 @@ from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 
 from .networks import Network, load_network, network_inputs, samples_for, shown_image
 from .pictures import footer
-from .recording import grid_of, mixers_with_keys, record_outputs
+from .recording import by_layer, grid_of, mixers_with_keys, record_outputs
 
 
 def key_maps(key: Tensor, grid: tuple[int, int], num_prefix_tokens: int = 0) -> Tensor:
@@ -62,10 +62,10 @@ def draw_key_maps(
 def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
         network = load_network(args.network, args.checkpoint)
-        every = list(mixers_with_keys(network.model).values())
+        every = by_layer(mixers_with_keys(network.model))
         if not every:
             raise UserError(f'the model of {args.network} has no token mixer with keys')
-        mixers = {f'layer {i}': every[i] for i in choose('--layers', args.layers, len(every))}
+        mixers = {f'layer {i}': every[i] for i in choose('--layers', args.layers, list(every))}
         for module in network.model.modules():
             if isinstance(module, QueryPooling):
                 mixers['pooling'] = module

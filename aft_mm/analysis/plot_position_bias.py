@@ -10,6 +10,7 @@ from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.visualization import choose, draw_position_bias, mixers_with_bias
 
 from .pictures import footer, write_csv
+from .recording import by_layer
 
 AXES = {1: ('offset',), 2: ('row', 'column'), 3: ('depth', 'row', 'column')}
 
@@ -81,14 +82,15 @@ def run(args: argparse.Namespace) -> None:
     with user_errors(*CONFIG_ERRORS):
         check_int('--top', args.top, 1)
         _, model = load_model(args.config, args.checkpoint, device='cpu')
-        mixers = list(mixers_with_bias(model).values())
+        mixers = by_layer(mixers_with_bias(model))
         if not mixers:
             raise UserError(f'the model of {args.config} has no token mixer with a position bias')
         biases = {
             f'layer {i}': mixers[i].position_bias()
-            for i in choose('--layers', args.layers, len(mixers))
+            for i in choose('--layers', args.layers, list(mixers))
         }
-        layout = {key: getattr(mixers[0], key) for key in ('grid', 'num_prefix_tokens', 'causal')}
+        mixer = next(iter(mixers.values()))
+        layout = {key: getattr(mixer, key) for key in ('grid', 'num_prefix_tokens', 'causal')}
         w = next(iter(biases.values()))
         heads = len(choose('--heads', args.heads, len(w)))
         names = ('heads', 'queries', 'view', 'quantity', 'scale')

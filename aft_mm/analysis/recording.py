@@ -1,7 +1,8 @@
 """Record what the layers of a model compute: outputs, keys, attention."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +20,15 @@ def mixers_with_keys(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if hasattr(module, 'position_bias') and isinstance(getattr(module, 'key', None), nn.Linear)
     }
+
+
+def by_layer(mixers: Mapping[str, Any]) -> dict[int, Any]:
+    """Return mixers by the number of their block, or in another model by their order."""
+    found = [re.search(r'\.(\d+)\.token_mixer$', name) for name in mixers]
+    numbers = [int(match[1]) for match in found if match]
+    if sorted(set(numbers)) != numbers or len(numbers) != len(mixers):
+        numbers = list(range(len(mixers)))
+    return dict(zip(numbers, mixers.values(), strict=True))
 
 
 @contextmanager

@@ -20,8 +20,8 @@ class SavedMemory(NamedTuple):
 def saved_memory(model: nn.Module, run: Callable[[], Tensor]) -> SavedMemory:
     """Count the distinct storages that the backward pass of `run` needs, without the parameters.
 
-    `run` is the forward pass of one sample. Blocks of a :class:`BlockStack` are alike, so the first
-    one runs and counts for all. A GPU may save more or less.
+    `run` is the forward pass of one sample. Of blocks of a :class:`BlockStack` with one config, the
+    first runs and counts for all. A GPU may save more or less.
     """
     model.train()
     module: Any
@@ -55,8 +55,10 @@ def saved_memory(model: nn.Module, run: Callable[[], Tensor]) -> SavedMemory:
     stacks = [module for module in model.modules() if isinstance(module, BlockStack)]
     layers = [stack.layers for stack in stacks]
     for stack in stacks:
-        repeats[stack.layers[0]] = len(stack.layers)
-        stack.layers = stack.layers[:1]
+        mixers = stack.mixer_configs
+        firsts = [i for i, mixer in enumerate(mixers) if mixers.index(mixer) == i]
+        repeats.update((stack.layers[i], mixers.count(mixers[i])) for i in firsts)
+        stack.layers = nn.ModuleList(stack.layers[i] for i in firsts)
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     hooks = [block.register_forward_pre_hook(enter) for block in blocks]
     hooks += [block.register_forward_hook(leave) for block in blocks]

@@ -25,7 +25,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     from scipy.stats import t
 
     mean, error = mean_and_error(values)
-    return None if error is None else t.interval(LEVEL, len(values) - 1, mean, error)
+    return t.interval(LEVEL, len(values) - 1, mean, error) if error else None
 
 
 def difference(values: Sequence[float], reference: Sequence[float]) -> Difference:

@@ -3,7 +3,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.config import Config
@@ -201,13 +201,16 @@ def build_backbone(config: Config, query: bool) -> AFTViT:
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
         backbone = MODELS.build(settings)
-    mixer: nn.Module = backbone.layers[0].token_mixer
-    if not isinstance(mixer, AFTConv):
-        raise UserError(
-            f'the token mixer of --config must be aft_mm.AFTConv, got {type(mixer).__name__}'
-        )
-    if query and mixer.query is None:
-        raise UserError('--query needs a --config whose mixer has a query')
+    mixers: list[Any] = [layer.token_mixer for layer in backbone.layers]
+    for mixer in mixers:
+        if not isinstance(mixer, AFTConv):
+            raise UserError(
+                f'the token mixer of --config must be aft_mm.AFTConv, got {type(mixer).__name__}'
+            )
+        if query and mixer.query is None:
+            raise UserError('--query needs a --config whose mixer has a query')
+    if len(heads := {mixer.num_heads for mixer in mixers}) > 1:
+        raise UserError(f'the mixers of --config must have as many heads each, got {sorted(heads)}')
     return backbone
 
 

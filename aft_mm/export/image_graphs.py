@@ -227,9 +227,10 @@ class Image(OneInput):
 
 
 def check_any_size(backbone: Any) -> None:
-    mixer = backbone.layers[0].token_mixer
-    if not isinstance(mixer, ANY_SIZE):
-        allowed = ', '.join(kind.__name__ for kind in ANY_SIZE)
-        raise UserError(f'--dynamic needs one of the mixers {allowed}, got {type(mixer).__name__}')
+    for mixer in (layer.token_mixer for layer in backbone.layers):
+        if not isinstance(mixer, ANY_SIZE):
+            allowed = ', '.join(kind.__name__ for kind in ANY_SIZE)
+            kind = type(mixer).__name__
+            raise UserError(f'--dynamic needs one of the mixers {allowed}, got {kind}')
     if isinstance(backbone.patch_embed, ConvPatchEmbedding):
         raise UserError('--dynamic needs the patch embedding of conv_stem=False, got True')

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from aft_mm.errors import UserError
+from aft_mm.layers.block import kinds_of
 from aft_mm.layers.mixers import TokenMixer
 from aft_mm.layers.mixers.aft_conv import AFTConv
 from aft_mm.layers.mixers.aft_full import AFTFull
@@ -40,8 +41,12 @@ ANY_LENGTH = (AFTSimple, SoftmaxAttention)
 CHECKED_STEPS = 4
 
 
-def mixer_of(stack: BlockStack) -> TokenMixer:
-    return stack.layers[0].token_mixer
+def mixers_of(stack: BlockStack) -> list[TokenMixer]:
+    return [layer.token_mixer for layer in stack.layers]
+
+
+def all_of(stack: BlockStack, kinds: type | tuple[type, ...]) -> bool:
+    return all(isinstance(mixer, kinds) for mixer in mixers_of(stack))
 
 
 def pad_tokens(x: Tensor, length: int) -> Tensor:
@@ -54,7 +59,7 @@ class Encoder(nn.Module):
     def __init__(self, encoder: BlockStack) -> None:
         super().__init__()
         self.encoder = encoder
-        self.pad = not isinstance(mixer_of(encoder), ANY_LENGTH)
+        self.pad = not all_of(encoder, ANY_LENGTH)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         if self.pad:
@@ -154,7 +159,7 @@ class Prompt(nn.Module):
         super().__init__()
         self.model = model
         self.encoder = None if model.encoder is None else Encoder(model.encoder)
-        self.pad = not isinstance(mixer_of(model.decoder), SoftmaxAttention)
+        self.pad = not all_of(model.decoder, SoftmaxAttention)
         self.layout: StateLayout | None = None
 
     def forward(self, tokens: Tensor, *source: Tensor) -> tuple[Tensor, ...]:
@@ -277,12 +282,18 @@ def check_decoder(model: Any, config: str) -> None:
         raise UserError(
             f'the head of {config} must be aft_mm.CategoricalHead, got {type(model.head).__name__}'
         )
-    mixer = mixer_of(model.decoder)
-    if not isinstance(mixer, STEPPED) or not getattr(mixer, 'stateful', True):
-        allowed = ', '.join(kind.__name__ for kind in STEPPED)
+    mixers = mixers_of(model.decoder)
+    for mixer in mixers:
+        if not isinstance(mixer, STEPPED) or not getattr(mixer, 'stateful', True):
+            allowed = ', '.join(kind.__name__ for kind in STEPPED)
+            raise UserError(
+                f'the mixer of {config} must be one of {allowed}, with a state, '
+                f'got {type(mixer).__name__}'
+            )
+    # The graph of softmax attention has a cache that grows, those of others pad the prompt.
+    if len({isinstance(mixer, SoftmaxAttention) for mixer in mixers}) > 1:
         raise UserError(
-            f'the mixer of {config} must be one of {allowed}, with a state, '
-            f'got {type(mixer).__name__}'
+            f'SoftmaxAttention of {config} must be in all blocks or none, got {kinds_of(mixers)}'
         )
     check_encoder(model.encoder, config)
 
@@ -294,8 +305,9 @@ def check_encoder(encoder: Any, config: str) -> None:
         raise UserError(
             f'the encoder of {config} must be aft_mm.SequenceEncoder, got {type(encoder).__name__}'
         )
-    if isinstance(mixer := mixer_of(encoder), OF_ONE_LENGTH):
-        raise UserError(
-            f'the mixer of the encoder of {config} must be one whose graph reads inputs of any length, '
-            f'got {type(mixer).__name__}'
-        )
+    for mixer in mixers_of(encoder):
+        if isinstance(mixer, OF_ONE_LENGTH):
+            raise UserError(
+                f'the mixer of the encoder of {config} must be one whose graph reads inputs of any '
+                f'length, got {type(mixer).__name__}'
+            )

@@ -1,6 +1,6 @@
 """The pre-norm block around a token mixer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -227,6 +227,24 @@ def _without_statistics(norms: Sequence[Any]) -> Iterator[None]:
     finally:
         for norm, values in zip(norms, before, strict=True):
             norm.momentum, norm.num_batches_tracked = values
+
+
+def mixer_of_each(token_mixer: Any, num_layers: int) -> list[dict[str, Any]]:
+    """Return the configs of the mixers of `num_layers` blocks: one for all, or a list of them."""
+    if not isinstance(token_mixer, (list, tuple)):
+        check_config('token_mixer', token_mixer)
+        return [token_mixer] * num_layers
+    if len(token_mixer) != num_layers:
+        allowed = f'a dict for all blocks or a list with one for each of the {num_layers}'
+        raise ValueError(f'token_mixer must be {allowed}, got a list of {len(token_mixer)}')
+    for i, config in enumerate(token_mixer):
+        check_config(f'token_mixer[{i}]', config)
+    return list(token_mixer)
+
+
+def kinds_of(mixers: Iterable[nn.Module]) -> str:
+    """Return the classes of mixers, each once."""
+    return ' and '.join(dict.fromkeys(type(mixer).__name__ for mixer in mixers))
 
 
 def _build_cross_mixer(config: dict[str, Any]) -> TokenMixer:

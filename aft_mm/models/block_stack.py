@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from aft_mm.checks import check_choice, check_config, check_flag, check_int, check_probability
 from aft_mm.layers import Block, PositionEmbedding, Resettable, SinusoidalPositions
+from aft_mm.layers.block import mixer_of_each
 from aft_mm.layers.grid import check_grid
 from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
@@ -22,7 +23,7 @@ class BlockStack(Resettable, BaseModule):
         embed_dims: Channels D.
         num_layers: Number of blocks.
         embedding: Config of the embedding without embed_dims; None shares the decoder's.
-        token_mixer: Config of the mixer of every block; `causal` is set here.
+        token_mixer: Config of the mixer of every block, or a list of one each; `causal` is set here.
         grid: Grid of the position table and the mixers, see :class:`TokenMixer`; 3·W columns for
             sub-pixels.
         causal: See :class:`TokenMixer`.
@@ -40,7 +41,7 @@ class BlockStack(Resettable, BaseModule):
         embed_dims: int,
         num_layers: int,
         embedding: dict[str, Any] | None,
-        token_mixer: dict[str, Any],
+        token_mixer: dict[str, Any] | list[dict[str, Any]],
         grid: Sequence[int],
         *,
         causal: bool,
@@ -61,7 +62,7 @@ class BlockStack(Resettable, BaseModule):
         check_choice('positions', positions, POSITIONS)
         if embedding is not None:
             check_config('embedding', embedding)
-        check_config('token_mixer', token_mixer)
+        self.mixer_configs = mixer_of_each(token_mixer, num_layers)
         self.embed_dims = embed_dims
         self.with_cp = with_cp
         self.embedding: Any = None
@@ -79,13 +80,13 @@ class BlockStack(Resettable, BaseModule):
         self.layers: Any = nn.ModuleList(
             Block(
                 embed_dims,
-                {**token_mixer, 'causal': causal},
+                {**mixer, 'causal': causal},
                 grid=self.grid,
                 mlp_ratio=mlp_ratio,
                 drop_rate=drop_rate,
                 cross_mixer=cross_mixer,
             )
-            for _ in range(num_layers)
+            for mixer in self.mixer_configs
         )
         self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
 

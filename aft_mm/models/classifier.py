@@ -29,7 +29,7 @@ class AFTClassifier(Resettable):
     def __init__(
         self,
         arch: str | dict[str, Any],
-        token_mixer: dict[str, Any],
+        token_mixer: dict[str, Any] | list[dict[str, Any]],
         class_token: bool = False,
         img_size: int | Sequence[int] = 224,
         patch_size: int = 16,

@@ -63,23 +63,27 @@ def new_figure(width: float, height: float, title: str = '', footer: str = '') -
     return figure
 
 
-def choose(name: str, choice: Choice, count: int, most: int | None = None) -> list[int]:
+def choose(
+    name: str, choice: Choice, among: int | Sequence[int], most: int | None = None
+) -> list[int]:
     """Return the indices of the heads, layers or tokens to plot.
 
     Args:
         name: Name of the argument, for the message.
         choice: ``'all'``, ``'first:16'``, ``'even:12'`` (evenly spaced), ``'0,3,7'`` or ints.
-        count: Number to choose from.
+        among: Number to choose from, or the ascending indices.
         most: Maximum number to choose; None for any number.
 
     Raises:
         ValueError: ``choice`` has another form, an index is out of range, or there are too many.
     """
-    chosen = _parse(choice, count) if isinstance(choice, str) else list(choice)
-    if not chosen or not all(is_int(index) and 0 <= index < count for index in chosen):
-        refuse(
-            name, f"'all', 'first:N', 'even:N' or some of 0 to {count - 1} as in '0,3,7'", choice
-        )
+    indices = range(among) if isinstance(among, int) else among
+    chosen = _parse(choice, indices) if isinstance(choice, str) else list(choice)
+    if not chosen or not all(is_int(index) and index in indices for index in chosen):
+        some = f'0 to {len(indices) - 1}'
+        if list(indices) != list(range(len(indices))):
+            some = ', '.join(map(str, indices))
+        refuse(name, f"'all', 'first:N', 'even:N' or some of {some} as in '0,3,7'", choice)
     if most is not None and len(chosen) > most:
         raise ValueError(
             f'{name} must choose at most {most} panels for a row, such as '
@@ -88,13 +92,13 @@ def choose(name: str, choice: Choice, count: int, most: int | None = None) -> li
     return chosen
 
 
-def _parse(choice: str, count: int) -> list[int]:
+def _parse(choice: str, indices: Sequence[int]) -> list[int]:
     word, _, number = choice.partition(':')
     if choice == 'all':
-        return list(range(count))
+        return list(indices)
     if word in ('first', 'even') and number.isdecimal():
-        limit = min(count, int(number))
-        even = np.linspace(0, count - 1, limit).round().astype(int).tolist()
-        return list(range(limit)) if word == 'first' else sorted(set(even))
+        limit = min(len(indices), int(number))
+        even = np.linspace(0, len(indices) - 1, limit).round().astype(int).tolist()
+        return list(indices[:limit]) if word == 'first' else [indices[i] for i in sorted(set(even))]
     numbers = choice.split(',')
     return [int(number) for number in numbers] if all(map(str.isdecimal, numbers)) else []

@@ -103,6 +103,14 @@ ON_TOKENS = WITHOUT_KEYS | {
     'Performer': 'performer-*',
     'dense Synthesizer': 'synthesizer-*',
 }
+HYBRIDS = {
+    'AFT-simple, then softmax attention': 'hybrid-aft-simple-*',
+    'AFT-full, then softmax attention': 'hybrid-aft-full-*',
+    'softmax attention, then AFT-simple': 'hybrid-transformer-aft-simple-*',
+    'softmax attention, then AFT-full': 'hybrid-transformer-aft-full-*',
+    'token shift, then softmax attention': 'hybrid-token-shift-*',
+    'no mixing, then softmax attention': 'hybrid-identity-*',
+}
 ON_ENWIK8 = {
     'LSTM': 'lstm-*',
     'AFT-conv, `init_peak=6`': '../enwik8_peak:aft-conv-*',
@@ -276,7 +284,7 @@ TABLES = [
             MIXERS,
             '| mixer | bits per answer',
             f'synthetic_tasks/{task}',
-            each_seed(ON_TOKENS),
+            each_seed(ON_TOKENS | (HYBRIDS if task == 'mqar' else {})),
             {1: mean(BITS), 2: mean('percent_correct_tokens')},
         )
         for task in ('mqar', 'listops')

@@ -76,8 +76,7 @@ def model_card(name: str, entries: Sequence[Mapping], config: str) -> str:
         lines += ['', f'Mean of {len(runs)} seeds, ± half a 95 % interval:', '']
         for metric in runs[0]['metrics']:
             values = [run['metrics'][metric] for run in runs]
-            # Student's interval of equal values is not defined.
-            interval = mean_interval(values) if len({*values}) > 1 else None
+            interval = mean_interval(values)
             low, high = interval or values[:2]
             lines.append(f'- {metric}: {(low + high) / 2:.4g} ± {(high - low) / 2:.2g}')
     lines += ['', 'sha256:', '', *(f'    {entry["sha256"]}  {entry["file"]}' for entry in entries)]

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from aft_mm.checks import (
     check_choice,
-    check_config,
     check_flag,
     check_int,
     check_number,
@@ -26,6 +25,7 @@ from aft_mm.layers import (
     QueryPooling,
     Resettable,
 )
+from aft_mm.layers.block import kinds_of, mixer_of_each
 from aft_mm.openmmlab import BaseModule
 from aft_mm.registry import MODELS
 
@@ -45,7 +45,8 @@ class AFTViT(Resettable, BaseModule):
         img_size: Size (H, W) or int [px], for the learned positions.
         patch_size: Side of a patch [px].
         conv_stem: Embed patches with :class:`ConvPatchEmbedding`.
-        token_mixer: Config of the mixer of every block; None is AFT-full with rank 128.
+        token_mixer: Config of the mixer of every block, or a list of one each; None is AFT-full with
+            rank 128.
         with_cls_token: Prepend a learned class token, if the mixer accepts one.
         position_embedding: Add a learned vector per token.
         out_indices: Layers whose outputs are returned, negative ones from the end. Only the last
@@ -80,7 +81,7 @@ class AFTViT(Resettable, BaseModule):
         img_size: int | Sequence[int] = 224,
         patch_size: int = 16,
         in_channels: int = 3,
-        token_mixer: dict[str, Any] | None = None,
+        token_mixer: dict[str, Any] | list[dict[str, Any]] | None = None,
         with_cls_token: bool = False,
         position_embedding: bool = True,
         out_indices: int | Sequence[int] = -1,
@@ -113,8 +114,9 @@ class AFTViT(Resettable, BaseModule):
         for name, flag in flags.items():
             check_flag(name, flag)
         _check_out_type(out_type, with_cls_token)
-        if token_mixer is not None:
-            check_config('token_mixer', token_mixer)
+        if token_mixer is None:
+            token_mixer = dict(type='aft_mm.AFTFull', rank=128)
+        mixers = mixer_of_each(token_mixer, num_layers)
         self.embed_dims = embed_dims
         self.out_type = out_type
         self.out_indices = _absolute('out_indices', out_indices, num_layers)
@@ -139,14 +141,14 @@ class AFTViT(Resettable, BaseModule):
         self.layers: Any = nn.ModuleList(
             Block(
                 embed_dims,
-                token_mixer or dict(type='aft_mm.AFTFull', rank=128),
+                mixer,
                 grid=self.grid,
                 num_prefix_tokens=self.num_prefix_tokens,
                 mlp_ratio=mlp_ratio,
                 drop_rate=drop_rate,
                 drop_path_rate=drop_path_rate * i / max(num_layers - 1, 1),
             )
-            for i in range(num_layers)
+            for i, mixer in enumerate(mixers)
         )
         self.norm = nn.LayerNorm(embed_dims, eps=1e-6) if final_norm else nn.Identity()
         self.pooling = QueryPooling(embed_dims) if out_type == 'query_pooling' else None
@@ -375,9 +377,9 @@ class AFTViT(Resettable, BaseModule):
         }
         for complaint, names in complaints.items():
             if names:
-                mixer = type(self.layers[0].token_mixer).__name__
+                kinds = kinds_of(layer.token_mixer for layer in self.layers)
                 raise ValueError(
-                    f'the checkpoint does not fit AFTViT with {len(self.layers)} layers of {mixer} '
+                    f'the checkpoint does not fit AFTViT with {len(self.layers)} layers of {kinds} '
                     f'and D={self.embed_dims}: it {complaint} {prefix}{names[0]}'
                     f'{f" and {len(names) - 1} more" if len(names) > 1 else ""}'
                 )

@@ -1,0 +1,12 @@
+_base_ = './transformer-mini_1xb64-2e_mqar-t16.py'
+
+# An MLP of 144 channels, for equal parameters.
+model = dict(
+    decoder=dict(
+        mlp_ratio=144 / 64,
+        token_mixer=[
+            dict(type='aft_mm.TokenShift'),
+            dict(type='aft_mm.SoftmaxAttention', num_heads=1),
+        ],
+    )
+)
