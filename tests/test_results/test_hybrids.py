@@ -32,7 +32,9 @@ def test_one_layer_of_softmax_attention_recalls_if_it_is_the_last():
     assert ahead == {(last[name], alone[name]) for name in alone}
     assert behind == {(first[name], SOFTMAX) for name in alone}
     shown = sorted(values(RECALL[0], last['aft-full'], RECALL[1]))
-    assert f'in two of three seeds (the third has {shown[2]:.3f} bits)' in ' '.join(text_of(MIXERS).split())
+    assert f'in two of three seeds (the third has {shown[2]:.3f} bits)' in ' '.join(
+        text_of(MIXERS).split()
+    )
     assert shown[1] < 0.001
     shifted, unmixed = (
         values(RECALL[0], f'hybrid-{name}-*', RECALL[1]) for name in ('token-shift', 'identity')

@@ -124,9 +124,7 @@ def test_the_differences_between_mixers():
         '2-8': -3,
     }
     assert all(abs(x[0][0]) <= x[0][1] for key, x in between.items() if key[1] == '1' and x[0])
-    matters = {
-        key[0] for key, x in between.items() if key[1] == '1' and x[1] and x[1][0] > x[1][1]
-    }
+    matters = {key[0] for key, x in between.items() if key[1] == '1' and x[1] and x[1][0] > x[1][1]}
     assert matters == {'1-4', '1-8', '1-12'}
     runs = [{0: right['1-8', 1, name][0]} for name in ('attention', 'zero')]
     behind = [round(float(x)) for x in difference(*runs).split(' ± ')]
