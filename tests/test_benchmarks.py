@@ -292,25 +292,52 @@ def test_a_wrong_argument_is_a_one_line_error(monkeypatch, capsys):
 
 
 def test_the_commands_for_a_gpu_are_accepted_and_a_failing_one_is_repeated(tmp_path):
+    tools = tmp_path / 'bin'
+    tools.mkdir()
+    for name in ('bash', 'dirname', 'env', 'mkdir', 'realpath', 'rm', 'tail', 'timeout', 'touch'):
+        (tools / name).symlink_to(shutil.which(name))
     for name in ('python', 'compute-sanitizer'):
-        (tmp_path / name).write_text(
-            '#!/bin/bash\n(IFS=$\'\\t\'; echo "$*" >>calls)\n[[ $* != *"$FAILS"* ]]'
+        (tools / name).write_text(
+            '#!/bin/bash\n(IFS=$\'\\t\'; echo "$AFT_MM_BACKEND$IFS$*" >>calls)\n[[ $* != *"$FAILS"* ]]'
         )
-        (tmp_path / name).chmod(0o755)
+        (tools / name).chmod(0o755)
     (tmp_path / 'tools/benchmarks').mkdir(parents=True)
     script = shutil.copy(TOOLS / 'gpu.sh', tmp_path / 'tools/benchmarks')
-    environment = dict(os.environ, PATH=f'{tmp_path}:{os.environ["PATH"]}')
+    out = tmp_path / 'out'
 
-    def run(fails):
-        done = subprocess.run(
-            [script, tmp_path / 'out'], env=environment | {'FAILS': fails}, capture_output=True
-        )
+    def run(fails, out=out):
+        environment = dict(PATH=str(tools), FAILS=fails)
+        done = subprocess.run([script, out], env=environment, capture_output=True, text=True)
         calls = (tmp_path / 'calls').read_text().splitlines()
-        (tmp_path / 'calls').write_text('')
-        return done.returncode, [call.split('\t') for call in calls]
+        (tmp_path / 'calls').unlink()
+        found, *calls = [call.split('\t') for call in calls]
+        assert 'torch.cuda.is_available' in found[-1]
+        return done, calls
 
-    status, first = run('small-conv')
-    assert status == 1 and run('none') == (0, [call for call in first if 'small-conv' in call])
+    (out / 'training').mkdir(parents=True)
+    (out / 'step-3072.json').touch()
+    done, first = run('small-conv')
+    assert done.returncode == 1 and not list(out.glob('*.json')) and not (out / 'training').exists()
+    (out / 'step-3072.json').touch()
+    done, second = run('none')
+    assert (done.returncode, second) == (0, [call for call in first if 'small-conv' in call])
+    assert (out / 'step-3072.json').exists()
+    done, calls = run('cuda.is_available', tmp_path / 'other')
+    assert (done.returncode, calls) == (1, [])
+    assert done.stderr == 'Error: torch finds no CUDA device to measure\n'
+    (tools / 'compute-sanitizer').unlink()
+    done, calls = run('none', tmp_path / 'other')
+    assert done.returncode == 0 and 'cuda-memcheck: skipped without' in done.stdout
+    assert len(calls) == len([call for call in first if 'memcheck' not in call])
+    backends = {}
+    for backend, *words in first:
+        for option in {'--json', '--work-dir'} & set(words):
+            backends[Path(words[words.index(option) + 1]).stem] = backend
+    with_cuda = {name for name in backends if re.fullmatch('(models-.*|training)-cuda', name)}
+    assert len(with_cuda) == 5
+    assert {name for name, backend in backends.items() if backend} == with_cuda
+    assert {backends[name] for name in with_cuda} == {'cuda,triton,eager'}
+    first = [words for _, *words in first]
     checked = [op for call in first if '--kernels' in call for op in call[4:]]
     assert sorted(checked) == sorted(KERNELS)
     for words in first:

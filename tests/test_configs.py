@@ -259,6 +259,8 @@ class TestNames:
             expected = [FAMILIES[family]['type'] for family in HYBRIDS[field['family']]]
             mixers = [layer.token_mixer for layer in main_part(build(name)).layers]
             assert [type(mixer).__name__ for mixer in mixers] == expected
+            heads = {mixer.num_heads for mixer in mixers if hasattr(mixer, 'num_heads')}
+            assert field['heads'] is None or heads == {field['heads']}
             if field['kernel'] is None:
                 return
             same = [mixer for mixer in mixers if hasattr(mixer, 'kernel_size')]

@@ -94,7 +94,7 @@ def offset_share(relative: Tensor, squares: Tensor) -> Tensor:
 class MeanAttention:
     """Mean attention of each layer over batches; ``take`` is called for each layer in order.
 
-    `blocks` are the numbers of these layers, if some blocks have no attention.
+    `blocks` are the numbers of these layers, by default from 0.
     """
 
     def __init__(
@@ -130,8 +130,7 @@ class MeanAttention:
         self.layer = 0
 
     def numbers(self) -> list[int]:
-        every = list(range(len(self.sums)))
-        return list(self.blocks) if len(self.blocks) == len(every) else every
+        return list(self.blocks or range(len(self.sums)))
 
     def means(self) -> dict[str, Tensor]:
         return {
@@ -203,7 +202,7 @@ def run(args: argparse.Namespace) -> None:
         mean = MeanAttention(
             batches[0].shape[2:], network.num_prefix_tokens, list(by_layer(attending))
         )
-        with torch.no_grad(), RecordAttention(mean.take):
+        with torch.no_grad(), RecordAttention(mean.take, attending.values()):
             for batch in progress(batches, 'attention'):
                 mean.next_batch(len(batch))
                 network.run(batch)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,10 +23,11 @@ def mixers_with_keys(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def by_layer(mixers: Mapping[str, Any]) -> dict[int, Any]:
-    """Return mixers by the number of their block, or in another model by their order."""
-    found = [re.search(r'\.(\d+)\.token_mixer$', name) for name in mixers]
-    numbers = [int(match[1]) for match in found if match]
-    if sorted(set(numbers)) != numbers or len(numbers) != len(mixers):
+    """Return mixers by the number of their block, or by their order if they are not in one stack."""
+    found = [re.search(r'^(.*)\.(\d+)\.token_mixer$', name) for name in mixers]
+    numbers = [int(match[2]) for match in found if match]
+    stacks = {match[1] for match in found if match}
+    if sorted(set(numbers)) != numbers or len(numbers) != len(mixers) or len(stacks) > 1:
         numbers = list(range(len(mixers)))
     return dict(zip(numbers, mixers.values(), strict=True))
 
@@ -49,16 +50,33 @@ def record_outputs(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]
 class RecordAttention(TorchFunctionMode):
     """Pass the probabilities ``[B, h, T, S]`` of each attention inside the block to ``take``.
 
-    It sees torch's ``scaled_dot_product_attention`` only.
+    It sees torch's ``scaled_dot_product_attention`` only, and of given modules no other.
     """
 
-    def __init__(self, take: Callable[[Tensor], Any]) -> None:
+    def __init__(self, take: Callable[[Tensor], Any], modules: Iterable[nn.Module] = ()) -> None:
         super().__init__()
         self.take = take
+        self.modules = list(modules)
+
+    def __enter__(self) -> 'RecordAttention':
+        self.inside = not self.modules
+        self.handles: list[Any] = []
+        for module in self.modules:
+            self.handles.append(module.register_forward_pre_hook(self._set_inside(True)))
+            self.handles.append(module.register_forward_hook(self._set_inside(False)))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for handle in self.handles:
+            handle.remove()
+
+    def _set_inside(self, inside: bool) -> Callable[..., None]:
+        return lambda *call: setattr(self, 'inside', inside)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
+        if self.inside and func is F.scaled_dot_product_attention:
             self.take(attention_probabilities(*args, **kwargs))
         return func(*args, **kwargs)
 

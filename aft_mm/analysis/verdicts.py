@@ -22,9 +22,11 @@ class Difference(NamedTuple):
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return Student's interval of the mean; None for a single value or equal ones."""
     from scipy.stats import t
 
     mean, error = mean_and_error(values)
+    # Student's interval of equal values is not defined.
     return t.interval(LEVEL, len(values) - 1, mean, error) if error else None
 
 

@@ -154,9 +154,10 @@ def our_tensors(tensors: Mapping[str, Tensor], source: str) -> tuple[dict[str, T
         module, _, kind = star.rpartition('.')
         ours = naming.get(module, _SCALES.get(star, '')).replace('*', number[1] if number else '*')
         is_ours = bool(ours) or name in _CLASS_TOKENS + _POSITIONS
-        if is_ours and not (tensor.dim() and tensor.isfinite().all()):
-            given = 'NaN or inf' if tensor.dim() else 'a single number'
-            raise UserError(f'{full_name} of {source!r} must be finite weights, got {given}')
+        is_shaped = tensor.dim() > 0 or star in _SCALES
+        if is_ours and not (is_shaped and tensor.isfinite().all()):
+            given = 'NaN or inf' if is_shaped else 'a single number'
+            raise UserError(f'{full_name} of {source!r} must have finite weights, got {given}')
         if star in _SCALES:
             scales.append((ours, tensor))
             rows.append(Row(full_name, f'{ours}.weight', 'as its factor'))
@@ -186,8 +187,10 @@ def our_tensors(tensors: Mapping[str, Tensor], source: str) -> tuple[dict[str, T
             if name in converted:
                 tensor = converted[name]
                 if factor.numel() not in (1, len(tensor)):
-                    given = f'{len(tensor)}, got {factor.numel()}'
-                    raise UserError(f'the factors of {name} of {source!r} must be {given}')
+                    raise UserError(
+                        f'{source!r} must have 1 or {len(tensor)} factors of {name}, got '
+                        f'{factor.numel()}'
+                    )
                 converted[name] = tensor * factor.view(-1, *[1] * (tensor.dim() - 1))
     return converted, rows
 

@@ -47,6 +47,7 @@ class GraphFile(ABC):
 
     @property
     def library(self) -> Path | None:
+        """Absolute, as the system searches a name without a slash elsewhere."""
         return None
 
     @property
@@ -136,7 +137,7 @@ class OnnxFile(GraphFile):
 
     @property
     def library(self) -> Path:
-        return self.path.with_suffix('.loops.so')
+        return self.path.with_suffix('.loops.so').absolute()
 
     @classmethod
     def check_loops(cls) -> None:
@@ -222,7 +223,7 @@ class OpenVINOFile(GraphFile):
 
     @property
     def library(self) -> Path:
-        return self.path.with_suffix('.openvino.so')
+        return self.path.with_suffix('.openvino.so').absolute()
 
     @classmethod
     def check_loops(cls) -> None:

@@ -16,8 +16,9 @@ arguments:
 - gate: g, 'none', an activation of torch by name, such as 'sigmoid', 'tanh', 'silu' or 'identity',
   or a module or function that keeps the shape. :func:`apply_gate` applies it in a mixer of your
   own.
-- cu_seqlens: int32 or int64 [N + 1], 0 first and T last: the batch is one row, [1, T, D], of N
-  sequences. The bias is that of the longest one.
+- cu_seqlens, of aft_simple, aft_decay, aft_full, and aft_local and aft_conv on a 1-d grid: int32 or
+  int64 [N + 1], 0 first and T last: the batch is one row, [1, T, D], of N sequences. The bias is
+  that of the longest one. Its values are read: keep it on the CPU.
 
 Arguments that do not fit together raise ValueError. Results are exact to rounding for any finite
 keys, position biases up to ±80 and values up to ±1e8; only sums of relu keys may overflow

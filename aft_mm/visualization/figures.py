@@ -83,7 +83,8 @@ def choose(
         some = f'0 to {len(indices) - 1}'
         if list(indices) != list(range(len(indices))):
             some = ', '.join(map(str, indices))
-        refuse(name, f"'all', 'first:N', 'even:N' or some of {some} as in '0,3,7'", choice)
+        example = ','.join(map(str, indices[:3]))
+        refuse(name, f"'all', 'first:N', 'even:N' or some of {some} as in '{example}'", choice)
     if most is not None and len(chosen) > most:
         raise ValueError(
             f'{name} must choose at most {most} panels for a row, such as '

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from aft_mm.analysis.plot_attention import (
@@ -13,6 +14,7 @@ from aft_mm.analysis.plot_attention import (
     mean_relative_attention,
 )
 from aft_mm.analysis.recording import RecordAttention, attention_probabilities
+from aft_mm.cli.main import main
 
 
 def test_mean_over_the_queries_that_have_a_token_at_an_offset():
@@ -97,6 +99,46 @@ def test_attention_of_three_libraries_is_recorded():
             model(image)
         assert [tuple(attention.shape) for attention in seen] == 2 * [(1, 4, 17, 17)], name
         torch.testing.assert_close(seen[0], first(model, image), msg=name)
+
+
+@torch.no_grad()
+def test_blocks_with_other_attention_are_left_out_and_keep_their_numbers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = 'SoftmaxAttention', 'AFTSimple', 'LocalSoftmaxAttention', 'SoftmaxAttention'
+    heads = dict(SoftmaxAttention=dict(num_heads=4))
+    heads['LocalSoftmaxAttention'] = dict(num_heads=4, window=(2, 2))
+    mixers = [dict(type=f'aft_mm.{name}', **heads.get(name, {})) for name in names]
+    backbone = dict(
+        type='aft_mm.AFTViT',
+        arch=dict(embed_dims=16, num_layers=4),
+        img_size=16,
+        patch_size=4,
+        token_mixer=mixers,
+    )
+    model = dict(
+        type='ImageClassifier',
+        backbone=backbone,
+        head=dict(type='LinearClsHead', num_classes=2, in_channels=16),
+    )
+    imports = dict(imports=['aft_mm.registry'], allow_failed_imports=False)
+    config = Config(dict(default_scope='mmpretrain', custom_imports=imports, model=model))
+    config.dump('a.py')
+    init_default_scope('mmpretrain')
+    torch.manual_seed(0)
+    built = MODELS.build(model)
+    torch.save(dict(meta={}, state_dict=built.state_dict()), 'a.pth')
+    words = '--noise --num 3 --out a.png --csv a.csv'.split()
+    main(['plot', 'attention', 'a.py', 'a.pth', *words])
+    layers = [line.split(',')[0] for line in (tmp_path / 'a.csv').read_text().splitlines()[1:]]
+    assert layers == 4 * ['layer 0'] + 4 * ['layer 3']
+    seen, image = [], torch.randn(2, 3, 16, 16)
+    last = built.eval().backbone.layers[3].token_mixer
+    with RecordAttention(seen.append, [last]):
+        tokens = built.backbone.forward_intermediates(image, [2], output_fmt='NLC')[1][0]
+    q, k = last.query, last.key
+    tokens = built.backbone.layers[3].norm1(tokens)
+    q, k = (layer(tokens).unflatten(-1, (4, -1)).transpose(1, 2) for layer in (q, k))
+    torch.testing.assert_close(seen, [(q @ k.mT / 2).softmax(-1)])
 
 
 def test_the_mean_over_batches_is_that_of_all_images():

@@ -96,7 +96,7 @@ RUNS, OTHERS, NOISY = [3.10, 3.11, 3.09], [3.20, 3.24, 3.22, 3.21], [3.0, 3.3, 3
 def test_the_interval_of_a_mean_is_students():
     expected = stats.t.interval(0.95, 2, loc=3.10, scale=stats.sem(RUNS))
     assert mean_interval(RUNS) == pytest.approx(expected)
-    assert mean_interval(RUNS[:1]) is None
+    assert mean_interval(RUNS[:1]) is mean_interval([2.0, 2.0]) is None
 
 
 def test_differences_are_welchs():

@@ -219,15 +219,18 @@ REFUSED = [
     ),
     ({'blocks.3.norm1.weight': torch.ones(192)}, r'lacks backbone\.layers\.2\.'),
     ({'pos_embed': torch.ones(192)}, 'one class token and a square grid, got 1'),
-    ({'pos_embed': torch.tensor(1.0)}, "pos_embed of 'theirs.pth' must be finite .* single number"),
+    (
+        {'pos_embed': torch.tensor(1.0)},
+        "pos_embed of 'theirs.pth' must have finite weights, got a single",
+    ),
     ({'patch_embed.proj.weight': torch.ones(192, 768)}, r'\[D, C, P, P\], got \[192, 768\]'),
     (
         {'norm.bias': torch.full((192,), torch.nan)},
-        "norm.bias of 'theirs.pth' must be finite .* NaN",
+        "norm.bias of 'theirs.pth' must have finite weights, got NaN or inf",
     ),
     (
         {'blocks.0.ls1.gamma': torch.ones(7)},
-        r'layers\.0\.token_mixer\.proj\.weight .* be 192, got 7',
+        r"^Error: 'theirs.pth' must have 1 or 192 factors of .*\.0\.token_mixer\.proj\.weight, got 7",
     ),
 ]
 
@@ -238,6 +241,17 @@ def test_other_files_give_one_line_and_no_output(change, message, here):
     torch.save(state, 'theirs.pth')
     stops(message, main, ['convert', 'vit', 'theirs.pth', 'out.pth'])
     assert not list(here.glob('out.*'))
+
+
+@pytest.mark.parametrize('shape', [(), (1,)])
+def test_one_factor_of_a_branch_scales_all_its_channels(shape, here):
+    given = torch.full(shape, 0.5)
+    torch.save(deit().state_dict() | {'blocks.1.ls2.gamma': given}, 'theirs.pth')
+    main(['convert', 'vit', 'theirs.pth', 'ours.pth'])
+    _, model = load_model('ours.py', 'ours.pth')
+    theirs, ours = deit().blocks[1].mlp.fc2, model.backbone.layers[1].mlp[3]
+    torch.testing.assert_close(ours.weight, 0.5 * theirs.weight)
+    torch.testing.assert_close(ours.bias, 0.5 * theirs.bias)
 
 
 def test_output_files_are_not_overwritten(here):

@@ -137,6 +137,17 @@ def test_a_graph_equals_the_model(case, files, tmp_path, capsys):
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
 
+@needs_onnx
+@pytest.mark.parametrize('name', nightly(['m.onnx', 'm.xml'], ['m.xml']))
+def test_loops_are_found_in_the_current_folder(name, files, tmp_path, monkeypatch):
+    if name == 'm.xml':
+        pytest.importorskip('openvino', reason='openvino runs the exported graph')
+    config, checkpoint, _ = files(CONV)
+    monkeypatch.chdir(tmp_path)
+    export([config, checkpoint, name, '--loops'])  # compares the graph with the model
+    assert len(list(tmp_path.glob('m.*.so'))) == 1
+
+
 @pytest.mark.nightly
 def test_torch_export_equals_the_model_at_any_size(files, tmp_path):
     config, checkpoint, model = files(WINDOW)

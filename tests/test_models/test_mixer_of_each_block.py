@@ -113,7 +113,20 @@ def test_other_lists_are_refused(token_mixer, message):
     refuses(message, AFTViT, arch, 8, 4, token_mixer=token_mixer)
 
 
-def test_configs_inherit_and_change_lists():
+def test_configs_inherit_lists_and_replace_them(tmp_path):
+    one, several = dict(SIMPLE, key_function='relu'), [SIMPLE, SOFTMAX]
+    for base, child, delete in ((one, several, {}), (several, one, dict(_delete_=True))):
+        Config(dict(token_mixer=base)).dump(tmp_path / 'base.py')
+        given = {**child, **delete} if delete else child
+        text = f"_base_ = 'base.py'\ntoken_mixer = {given}\n"
+        (tmp_path / 'child.py').write_text(text)
+        assert Config.fromfile(tmp_path / 'child.py').token_mixer == child
+    (tmp_path / 'child.py').write_text(f"_base_ = 'base.py'\ntoken_mixer = {one}\n")
+    with pytest.raises(TypeError, match='_delete_=True'):
+        Config.fromfile(tmp_path / 'child.py')
+
+
+def test_one_mixer_of_a_list_is_changed_by_its_index():
     config = Config(dict(model=decoder_config(num_layers=2, token_mixer=[SIMPLE, SOFTMAX])))
     given = deepcopy(config)
     config.merge_from_dict({'model.token_mixer.0.key_function': 'relu'})
@@ -139,16 +152,16 @@ def test_pictures_number_the_blocks():
     biased = by_layer(mixers_with_bias(net))
     assert list(biased) == [1, 3] and biased[3] is net.layers[3].token_mixer
     assert list(by_layer(mixers_with_keys(net))) == [0, 1, 2, 3]
-    assert list(by_layer({'a.0.token_mixer': net, 'b.0.token_mixer': net})) == [0, 1]
+    for names in (('a.0', 'b.0'), ('encoder.layers.1', 'decoder.layers.3')):
+        assert list(by_layer({f'{name}.token_mixer': net for name in names})) == [0, 1]
     assert [choose('layers', choice, [1, 3]) for choice in ('all', 'first:1', '3', 'even:9')] == [
         [1, 3],
         [1],
         [3],
         [1, 3],
     ]
-    refuses(
-        "layers must be .* or some of 1, 3 as in '0,3,7', got '2'", choose, 'layers', '2', [1, 3]
-    )
+    refuses("layers must be .* or some of 1, 3 as in '1,3', got '2'", choose, 'layers', '2', [1, 3])
+    refuses("or some of 0 to 1 as in '0,1', got '2'", choose, 'layers', '2', 2)
 
 
 def test_graphs_refuse_by_every_block():
