@@ -64,10 +64,10 @@ class RecordAttention(TorchFunctionMode):
         for module in self.modules:
             self.handles.append(module.register_forward_pre_hook(self._set_inside(True)))
             self.handles.append(module.register_forward_hook(self._set_inside(False)))
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         for handle in self.handles:
             handle.remove()
 
