@@ -244,11 +244,11 @@ def check_name(path: str) -> None:
 
 
 def check_image(path: str, name: str = 'training') -> None:
-    """Raise an :class:`UnusableFile` if :func:`read_rgb` cannot read an image of the set ``name``.
+    """Raise an :class:`UnusableFile` if :func:`read_rgb` cannot read an image, of the set ``name`` if any.
 
     A JPEG or PNG that is whole at both ends is not decoded.
     """
-    what = f'image {quoted(path)} of the {name} set'
+    what = f'image {quoted(path)}' + (f' of the {name} set' if name else '')
     with _opened(path, what, 'is truncated, not an image or damaged') as image:
         if not _has_end(path):
             image.load()

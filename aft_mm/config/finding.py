@@ -90,7 +90,7 @@ def our_config(name: str) -> Path:
     parts.sort(key=lambda other: (not other.startswith(bare), other))
     if len(parts) == 1:
         return matching[parts[0]]
-    close = parts or similar_names(bare, known)
+    close = parts or _files_like(name) or similar_names(bare, known)
     shown = f'{", ".join(close[:3])}{" …" if len(close) > 3 else ""}'
     if os.path.lexists(name):
         problem = 'must be a Python file, got a folder' if os.path.isdir(name) else 'is not a file'
@@ -100,6 +100,16 @@ def our_config(name: str) -> Path:
     raise UserError(
         f'config {name!r} does not exist' + (f'; did you mean {shown}?' if close else '')
     )
+
+
+def _files_like(name: str) -> list[str]:
+    """Return the Python files next to a missing one, or in the folder of a name, that it may mean."""
+    folder, file = os.path.split(name)
+    if not folder and not name.endswith('.py'):
+        return []
+    others = [path.name for path in sorted(Path(folder).glob('*.py'))]
+    close = get_close_matches(f'{file.removesuffix(".py")}.py', others, n=3)
+    return [os.path.join(folder, other) for other in close]
 
 
 def check_checkpoint(path: str | None) -> None:

@@ -95,6 +95,7 @@ class Start(NamedTuple):
     text: Callable[..., str]  #: Part of the config; that of classes takes another `size` of images.
     size: int
     network: AFTViT
+    weights: Path
 
     def seconds(self, pixels: int) -> float:
         """Return about how long the backbone needs for an image on one CPU thread."""
@@ -122,8 +123,6 @@ def read_start(start: str, out: Path, kind: str) -> Start:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             save_converted(*STARTS[start], path)
-    elif not path.is_file():
-        raise UserError(f'--start must be {" or ".join(STARTS)}, or a checkpoint, got {start!r}')
     check_checkpoint(str(path))
     checkpoint = load_from_local(str(path), map_location='cpu')
     text = str((checkpoint.get('meta') or {}).get('cfg', ''))
@@ -196,7 +195,7 @@ def read_start(start: str, out: Path, kind: str) -> Start:
         patch=patch,
         strides=[finest << level for level in range(4)],
     )
-    return Start(lines, side, network)
+    return Start(lines, side, network, path)
 
 
 def finest_stride(patch: int) -> int:

@@ -199,10 +199,16 @@ class TestNames:
             (f'configs/detection/{QUICKSTART}.py', f'; did you mean {QUICKSTART}'),
             (QUICKSTART.replace('50e', '5e'), f'; did you mean {QUICKSTART}'),
             ('xyz.py', ''),
+            ('fotos.py', r'; did you mean photos\.py\?'),
+            ('own/foto', r'; did you mean own/photos\.py\?'),
+            ('fotos', '; did you mean (?!photos.py)'),
         ],
     )
     def test_close_names_are_suggested(self, name, hint, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
+        (tmp_path / 'own').mkdir()
+        for path in ('photos.py', 'own/photos.py'):
+            (tmp_path / path).write_text('')
         with pytest.raises(UserError) as error:
             find_config(name)
         assert re.match(f'config {name!r} does not exist{hint}', str(error.value))

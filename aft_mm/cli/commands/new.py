@@ -100,8 +100,9 @@ def run(args: argparse.Namespace) -> None:
         if args.kind == 'text':
             refuse_given(args, ['start'], 'is for images')
         elif args.start is not None:
-            # It imports torch, which takes seconds.
-            start = import_module('aft_mm.convert.starts').read_start(args.start, out, args.kind)
+            if args.start not in STARTS and not os.path.isfile(args.start):
+                names = ' or '.join(STARTS)
+                raise UserError(f'--start must be {names}, or a checkpoint, got {args.start!r}')
             kind = FROM_START[args.kind]
             if args.kind == 'image-folder':
                 inspect = partial(inspect, start=args.start)
@@ -117,6 +118,9 @@ def run(args: argparse.Namespace) -> None:
         if not is_sampled:
             reason = f'has no effect: no validation images are sampled from {args.path!r}'
             refuse_given(args, ('val', 'seed'), reason)
+        if args.start is not None:
+            # After all checks of the data: it imports torch, which takes seconds, and writes weights.
+            start = import_module('aft_mm.convert.starts').read_start(args.start, out, args.kind)
         by_epoch = args.kind in ('image-folder', 'coco', 'voc')
         length = epochs(kind, data.parts['train']) if by_epoch else kind.iterations
         is_frozen = kind.base == 'frozen'
@@ -132,10 +136,10 @@ def run(args: argparse.Namespace) -> None:
             if is_frozen and args.start in STARTS:
                 mean = data.parts['train'] / len(data.counts)
                 size = SIZE_OF_MANY if mean >= MANY else STARTS[args.start][1]
-                data.notes.append(
-                    f'images of {size} px: {int(mean)} of each class for training on average, '
-                    f'{SIZE_OF_MANY} px from {MANY} on'
-                )
+                fewer = f'{STARTS[args.start][1]} with fewer than {MANY} training photos per class'
+                more = f'{SIZE_OF_MANY} from {MANY} training photos per class on'
+                other = fewer if mean >= MANY else more
+                data.notes.append(f'images are scaled to {size} px ({other})')
             lines.append(start.text(size=size))
             # The features of each image, its mirror image if it is for training, are computed once.
             once = 2 * data.parts['train'] + data.parts['val']
@@ -170,6 +174,8 @@ def run(args: argparse.Namespace) -> None:
         + (f', sampled with seed {seed} into {folder}/' if is_sampled else '')
         + copied
     )
+    if start:
+        print(f'weights of the start: {start.weights}')
     print(
         f'{out}: {counted(iterations, "iteration")}, about {max(1, round(seconds / 60))} '
         'min on one CPU thread'

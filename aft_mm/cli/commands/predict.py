@@ -66,7 +66,7 @@ def image_files(inputs: Sequence[str]) -> tuple[list[str], dict[str, str], str]:
 
 def problem(path: str) -> str:
     try:
-        check_image(path, name='data')
+        check_image(path, name='')
     except UnusableFile as error:
         return str(error)
     return ''

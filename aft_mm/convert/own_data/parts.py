@@ -16,7 +16,7 @@ import numpy as np
 from aft_mm.checks import counted
 from aft_mm.config.lists import read_lines
 from aft_mm.config.writing import Literal
-from aft_mm.errors import UserError
+from aft_mm.errors import UnusableFile, UserError, quoted
 from aft_mm.images import check_image, stored_size
 from aft_mm.progress import progress
 
@@ -31,6 +31,8 @@ FOLDERS = {name: part for part, names in NAMES.items() for name in names}
 
 # Bytes by which files of one size are compared at first.
 _BEGINNING = 2**14
+# Images that a message names.
+_MOST_NAMED = 3
 
 Item = TypeVar('Item')
 Parts = dict[str, list[str]]
@@ -145,7 +147,7 @@ def copy_notes(
     for what, where, chosen in (
         (
             'files of another class',
-            'one of the labels is wrong',
+            'one of the labels is wrong; both are used',
             [pair for pair in pairs if labels[pair[0]] != labels[pair[1]]],
         ),
         (
@@ -239,13 +241,31 @@ def image_sizes(paths: Sequence[Path]) -> str:
 
 def stored_sizes(paths: Sequence[Path]) -> list[tuple[int, int, int]]:
     """Read all images; return width and height of the stored pixels, and EXIF orientation."""
+    bad: dict[Path, UnusableFile] = {}
 
     def size(path: Path) -> tuple[int, int, int]:
-        check_image(str(path), 'data')
-        return stored_size(path)
+        try:
+            check_image(str(path), 'data')
+            return stored_size(path)
+        except UnusableFile as error:
+            bad[path] = error
+            return 0, 0, 0
 
     with ThreadPoolExecutor(16) as pool:
-        return list(progress(pool.map(size, paths), 'reading images', len(paths)))
+        sizes = list(progress(pool.map(size, paths), 'reading images', len(paths)))
+    if not bad:
+        return sizes
+    first, *more = sorted(bad)
+    if not more:
+        raise UnusableFile(
+            f'{bad[first]}; move or delete it, or replace it by one that can be read'
+        )
+    names = ', '.join(quoted(str(path)) for path in [first, *more][:_MOST_NAMED])
+    rest = f' and {len(bad) - _MOST_NAMED:,} more' if len(bad) > _MOST_NAMED else ''
+    raise UnusableFile(
+        f'{len(bad):,} images cannot be read: {names}{rest}; the first: {bad[first]}; '
+        'move or delete them, or replace them by some that can be read'
+    )
 
 
 def described_sizes(stored: Sequence[tuple[int, int, int]]) -> str:
