@@ -17,7 +17,7 @@ from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 
 from .networks import batches_for, load_network, noise_images
 from .pictures import footer, write_csv
-from .recording import RecordAttention, by_layer, grid_of
+from .recording import by_layer, grid_of, record_attention
 
 
 def mean_relative_attention(
@@ -202,7 +202,7 @@ def run(args: argparse.Namespace) -> None:
         mean = MeanAttention(
             batches[0].shape[2:], network.num_prefix_tokens, list(by_layer(attending))
         )
-        with torch.no_grad(), RecordAttention(mean.take, attending.values()):
+        with torch.no_grad(), record_attention(mean.take, attending.values()):
             for batch in progress(batches, 'attention'):
                 mean.next_batch(len(batch))
                 network.run(batch)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,31 +47,12 @@ def record_outputs(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]
             handle.remove()
 
 
-class RecordAttention(TorchFunctionMode):
-    """Pass the probabilities ``[B, h, T, S]`` of each attention inside the block to ``take``.
-
-    It sees torch's ``scaled_dot_product_attention`` only, and of given modules no other.
-    """
-
-    def __init__(self, take: Callable[[Tensor], Any], modules: Iterable[nn.Module] = ()) -> None:
+class _AttentionMode(TorchFunctionMode):
+    def __init__(self, take: Callable[[Tensor], Any], inside: bool) -> None:
         super().__init__()
-        self.take = take
-        self.modules = list(modules)
+        self.take, self.inside = take, inside
 
-    def __enter__(self) -> 'RecordAttention':
-        self.inside = not self.modules
-        self.handles: list[Any] = []
-        for module in self.modules:
-            self.handles.append(module.register_forward_pre_hook(self._set_inside(True)))
-            self.handles.append(module.register_forward_hook(self._set_inside(False)))
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        for handle in self.handles:
-            handle.remove()
-
-    def _set_inside(self, inside: bool) -> Callable[..., None]:
+    def set_inside(self, inside: bool) -> Callable[..., None]:
         return lambda *call: setattr(self, 'inside', inside)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,6 +60,25 @@ class RecordAttention(TorchFunctionMode):
         if self.inside and func is F.scaled_dot_product_attention:
             self.take(attention_probabilities(*args, **kwargs))
         return func(*args, **kwargs)
+
+
+@contextmanager
+def record_attention(
+    take: Callable[[Tensor], Any], modules: Collection[nn.Module] = ()
+) -> Iterator[None]:
+    """Pass the probabilities ``[B, h, T, S]`` of each attention inside the block to ``take``.
+
+    It sees torch's ``scaled_dot_product_attention`` only, and of given modules no other.
+    """
+    mode = _AttentionMode(take, inside=not modules)
+    handles = [module.register_forward_pre_hook(mode.set_inside(True)) for module in modules]
+    handles += [module.register_forward_hook(mode.set_inside(False)) for module in modules]
+    try:
+        with mode:
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def attention_probabilities(

@@ -13,7 +13,7 @@ from aft_mm.analysis.plot_attention import (
     mean_attention_distance,
     mean_relative_attention,
 )
-from aft_mm.analysis.recording import RecordAttention, attention_probabilities
+from aft_mm.analysis.recording import attention_probabilities, record_attention
 from aft_mm.cli.main import main
 
 
@@ -95,7 +95,7 @@ def test_attention_of_three_libraries_is_recorded():
     for name, (model, first) in models.items():
         seen = []
         model.eval()  # which mmpretrain does not return
-        with RecordAttention(seen.append):
+        with record_attention(seen.append):
             model(image)
         assert [tuple(attention.shape) for attention in seen] == 2 * [(1, 4, 17, 17)], name
         torch.testing.assert_close(seen[0], first(model, image), msg=name)
@@ -133,7 +133,7 @@ def test_blocks_with_other_attention_are_left_out_and_keep_their_numbers(tmp_pat
     assert layers == 4 * ['layer 0'] + 4 * ['layer 3']
     seen, image = [], torch.randn(2, 3, 16, 16)
     last = built.eval().backbone.layers[3].token_mixer
-    with RecordAttention(seen.append, [last]):
+    with record_attention(seen.append, [last]):
         tokens = built.backbone.forward_intermediates(image, [2], output_fmt='NLC')[1][0]
     q, k = last.query, last.key
     tokens = built.backbone.layers[3].norm1(tokens)

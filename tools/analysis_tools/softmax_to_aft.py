@@ -25,7 +25,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from aft_mm.analysis.plot_attention import MeanAttention, query_counts
-from aft_mm.analysis.recording import RecordAttention
+from aft_mm.analysis.recording import record_attention
 from aft_mm.analysis.training_summary import wilson_interval
 from aft_mm.cli.arguments import tool_parser
 from aft_mm.convert.vit_weights import config_of, convert
@@ -213,7 +213,7 @@ class Study:
     @torch.no_grad()
     def mean_attention(self) -> list[Tensor]:
         mean = MeanAttention((self.args.size,) * 2, self.softmax.num_prefix_tokens)
-        with RecordAttention(mean.take):
+        with record_attention(mean.take):
             for batch in self.batches(0, self.train, 'attention'):
                 images = self.images(batch)
                 mean.next_batch(len(images))
