@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,16 @@ from torch import nn
 
 
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
+    _, *parameters = inspect.signature(init).parameters.values()
+    names = [p.name for p in parameters]
+    is_open = any(p.kind is p.VAR_KEYWORD for p in parameters)
+
     @functools.wraps(init)
     def recording(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        unknown = [name for name in kwargs if name not in names]
+        if unknown and not is_open:
+            allowed = ', '.join(names)
+            raise TypeError(f'{type(self).__name__} has no argument {unknown[0]!r}, only {allowed}')
         # Those of the outermost class. Before its constructor nn.Module takes no attribute.
         if '_arguments' not in self.__dict__:
             self.__dict__['_arguments'] = copy.deepcopy((args, kwargs))

@@ -83,6 +83,10 @@ def test_listed_errors_name_their_place_unless_raised_by_aft_mm():
 
     assert sentence(build(kernel_size=4), ValueError) == ('kernel_size must be odd, got (4,)')
     assert "AFTConv has no argument 'kernel'" in sentence(build(kernel_size=3, kernel=3), TypeError)
+    backbone = dict(type='aft_mm.AFTViT', arch='tiny', position_embeding=False)
+    assert sentence(lambda: MODELS.build(backbone), TypeError).startswith(
+        "AFTViT has no argument 'position_embeding', only arch, img_size"
+    )
     assert re.fullmatch(
         r'invalid literal .* \(ValueError at .*test_errors.py:\d+\)',
         sentence(lambda: int('x'), ValueError),
