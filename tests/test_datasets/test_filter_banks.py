@@ -19,8 +19,11 @@ def test_filter_banks_equal_the_stored_ones(rate):
     t = np.arange(int(0.07 * int(rate))) / int(rate)
     sound = 0.3 * np.sin(2 * np.pi * (200 + 9000 * t) * t) + 0.05 * np.sin(2 * np.pi * 1234 * t)
     sound += 0.01 * np.cos(7e4 * t * t)
-    found = filter_banks(sound.astype('f4'), int(rate))
-    np.testing.assert_allclose(found, STORED[rate], rtol=0, atol=2e-4)
+    found, stored = filter_banks(sound.astype('f4'), int(rate)), np.array(STORED[rate])
+    # A float32 FFT rounds to the peak of the frame, in another way on each kind of CPU.
+    amplitudes, right = np.exp(found / 2), np.exp(stored / 2)
+    rounding = np.finfo('f4').eps * right.max(1, keepdims=True)
+    assert (np.abs(amplitudes - right) <= 1e-4 * right + rounding).all()
 
 
 @pytest.mark.parametrize('rate', [8000, 44_100, 47_999])
