@@ -262,7 +262,7 @@ def test_segments_without_an_end_take_linear_time():
 
 
 def test_mnist_that_expands_beyond_its_size(tmp_path, monkeypatch):
-    module = importlib.import_module('aft_mm.datasets.mnist_idx')
+    module = importlib.import_module('aft_mm.datasets.small_images')
     monkeypatch.setattr(module, 'SMALL', 2**20)
     header = bytes([0, 0, 8, 1]) + struct.pack('>i', 2**24)
     (tmp_path / 'a.gz').write_bytes(gzip.compress(header + bytes(2**24)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from mmengine.registry import TRANSFORMS
 
-from aft_mm.datasets import FSDD, KaldiFeatures, SpeechFolder, SphinxFeatures, fsdd, utterances
+from aft_mm.datasets import FSDD, KaldiFeatures, SpeechFolder, SphinxFeatures, utterances
 from aft_mm.datasets.file_dataset import UnusableFile
 from aft_mm.datasets.sound_files import filter_banks, read_header, read_mfc, read_sound
 from aft_mm.datasets.transforms import speech
@@ -326,7 +326,7 @@ def test_cepstra_of_sphinx(tmp_path, pack):
 
 def test_recordings_of_digits_are_split_by_their_number(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(fsdd, 'warn', said.append)
+    monkeypatch.setattr(utterances, 'warn', said.append)
     for digit, speaker, number in itertools.product((3, 7), ('ann', 'bob'), (0, 4, 5, 8)):
         path = tmp_path / f'recordings/{digit}_{speaker}_{number}.wav'
         path.parent.mkdir(exist_ok=True)
@@ -357,7 +357,7 @@ def test_recordings_of_digits_are_split_by_their_number(tmp_path, monkeypatch):
 def test_digits(pack, monkeypatch):
     root, settings = str(pack('fsdd')), dict(units=UNITS, pipeline=[LOAD, PACK])
     train = FSDD(root, 'train', **settings)
-    monkeypatch.setattr(fsdd, 'warn', pytest.fail)  # the test part is complete
+    monkeypatch.setattr(utterances, 'warn', pytest.fail)  # the test part is complete
     test = FSDD(root, 'test', **settings)
     assert (len(train), len(test)) == (200, 250)
     infos = [test.get_data_info(i) for i in range(250)]
