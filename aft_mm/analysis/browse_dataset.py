@@ -14,12 +14,11 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from aft_mm.checks import check_int
-from aft_mm.config.colours import class_colours
 from aft_mm.config.reading import read_config
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.tokenizers import decode_points
 from aft_mm.visualization import draw_header, draw_point_clouds
-from aft_mm.visualization.figures import new_figure, plain
+from aft_mm.visualization.figures import class_colours, new_figure, plain
 
 from .networks import build_dataset, shown_image, spread_samples
 
