@@ -7,7 +7,6 @@ import torch
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 
-from aft_mm.checks import check_number
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.visualization.figures import new_figure, plain_name
 
@@ -69,12 +68,7 @@ def run(args: argparse.Namespace) -> None:
         head = network.model.head
         dataset = build_dataset(network.config)
         samples = spread_samples(dataset, args.num)
-        perplexity = min(30, len(samples) / 3) if args.perplexity is None else args.perplexity
-        check_number('--perplexity', perplexity, above=0)
-        if perplexity >= len(samples):
-            raise UserError(
-                f'--perplexity must be below {len(samples)}, the number of images, got {perplexity}'
-            )
+        perplexity = min(30, len(samples) / 3)
         labels = np.array([int(sample['data_samples'].gt_label) for sample in samples])
         with torch.no_grad():
             extract = network.model.extract_feat

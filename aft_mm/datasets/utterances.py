@@ -236,17 +236,11 @@ class SpeechFolder(Utterances):
 class KaldiFeatures(Utterances):
     """A data folder of Kaldi: ``feats.scp``, ``text`` and, for speakers, ``utt2spk``.
 
-    ``feats.scp`` has lines ``ID FILE.ark:OFFSET``; pipes are not run.
-
-    Args:
-        archive_root: Folder of relative archives; by default `data_root`.
+    ``feats.scp`` has lines ``ID FILE.ark:OFFSET``, relative to the folder; pipes are not run.
     """
 
-    def __init__(self, data_root: str, archive_root: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, data_root: str, **kwargs: Any) -> None:
         check_path('data_root', data_root)
-        if archive_root is not None:
-            check_path('archive_root', archive_root)
-        self.archive_root = archive_root or data_root
         self.speakers: dict[str, str] = {}
         super().__init__(data_root=data_root, **kwargs)
 
@@ -259,7 +253,7 @@ class KaldiFeatures(Utterances):
         _check_both(self.place, 'matrices', set(places), set(texts))
         for name, text in texts.items():
             address = places.get(name, f'{name}.ark:0')
-            yield name, str(Path(self.archive_root, address)), text
+            yield name, str(Path(self.data_root, address)), text
 
     def _speaker_of(self, name: str) -> str | None:
         return self.speakers.get(name) or super()._speaker_of(name)

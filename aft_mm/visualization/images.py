@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -228,15 +228,14 @@ def super_resolve(
 
 def draw_super_resolution(
     inputs: np.ndarray,
-    samples: np.ndarray | Mapping[str, np.ndarray],
+    samples: np.ndarray,
     targets: np.ndarray | None = None,
 ) -> np.ndarray:
     """Arrange one row per input: the input, its bicubic upscaling, the samples, the original.
 
     Args:
         inputs: uint8 ``[N, h, w, C]``, C = 1 or 3 (RGB).
-        samples: uint8 ``[N, K, H, W, C]``, or a mapping from model names to such arrays, drawn next
-            to each other.
+        samples: uint8 ``[N, K, H, W, C]``.
         targets: uint8 ``[N, H, W, C]``, the originals; None omits the column.
 
     Returns:
@@ -245,19 +244,8 @@ def draw_super_resolution(
     Raises:
         ValueError: The shapes do not match, or as for :func:`draw_samples`.
     """
-    inputs = np.asarray(inputs)
-    models = samples if isinstance(samples, Mapping) else {'sample': samples}
-    if not models:
-        raise ValueError('samples must hold at least one model, got none')
-    arrays = {name: np.asarray(array) for name, array in models.items()}
-    factors = {_factor(inputs, array) for array in arrays.values()}
-    if len(factors) > 1:
-        raise ValueError(
-            'samples of several models must have one size, got those of '
-            f'{sorted(factors)} times the input'
-        )
-    factor = factors.pop()
-    samples = np.concatenate(list(arrays.values()), axis=1)
+    inputs, samples = np.asarray(inputs), np.asarray(samples)
+    factor = _factor(inputs, samples)
     image_shape = samples.shape[2:]
     targets = (
         np.empty((len(inputs), 0, *image_shape), np.uint8)
@@ -276,11 +264,7 @@ def draw_super_resolution(
     names = [
         f'input {inputs.shape[1]}x{inputs.shape[2]}',
         'bicubic',
-        *(
-            f'{name} {i + 1}' if array.shape[1] > 1 else name
-            for name, array in arrays.items()
-            for i in range(array.shape[1])
-        ),
+        *(f'sample {i + 1}' if samples.shape[1] > 1 else 'sample' for i in range(samples.shape[1])),
         *['original'] * targets.shape[1],
     ]
     return np.concatenate([draw_header(names, grid.shape[1]), grid])
