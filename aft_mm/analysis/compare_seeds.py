@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from aft_mm.config.lists import read_table
+from aft_mm.config.texts import read_table
 from aft_mm.errors import UserError, user_errors
 
 from .run_files import is_selection, selected

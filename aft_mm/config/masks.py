@@ -11,7 +11,7 @@ from PIL import Image
 from aft_mm.errors import UserError
 from aft_mm.images import IMAGE_FORMATS, image_size
 
-from .lists import read_lines
+from .texts import read_lines
 
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import ConfigDict

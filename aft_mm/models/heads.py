@@ -12,7 +12,7 @@ from aft_mm.layers import Resettable, TokenEmbedding
 from aft_mm.registry import MODELS
 
 from .decoding.ctc import BLANK
-from .decoding.sampling import sample_categorical
+from .decoding.generation import sample_categorical
 
 
 @MODELS.register_module()

@@ -6,7 +6,7 @@ import pytest
 from mmengine.logging import HistoryBuffer, MessageHub, MMLogger
 from mmengine.runner import LogProcessor
 
-from aft_mm.engine.console import readable, shorten_console
+from aft_mm.engine.runner import readable, shorten_console
 
 
 def lines_of(by_epoch, name, **values):

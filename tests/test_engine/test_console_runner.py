@@ -13,8 +13,7 @@ from mmengine.logging import MessageHub
 from torch import nn
 
 from aft_mm.engine import BitsPerDimHook, ConsoleRunner, build_runner
-from aft_mm.engine.console import DETAILS
-from aft_mm.engine.runner import decayed_biases
+from aft_mm.engine.runner import DETAILS, decayed_biases
 from aft_mm.errors import UserError
 from aft_mm.evaluation import Likelihood
 

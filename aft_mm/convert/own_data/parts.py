@@ -14,8 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from aft_mm.checks import counted
-from aft_mm.config.lists import read_lines
-from aft_mm.config.writing import Literal
+from aft_mm.config.texts import Literal, read_lines
 from aft_mm.errors import UnusableFile, UserError, quoted
 from aft_mm.images import check_image, stored_size
 from aft_mm.progress import progress
