@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +26,10 @@ MOST_NAMED = 5  # lines or utterances per message
 MARKERS = ('<s>', '</s>', '<sil>')
 
 
-class Transcripts(NamedTuple):
-    texts: dict[str, str]
-    warnings: list[str]
+def read_transcripts(path: str) -> tuple[dict[str, str], list[str]]:
+    """Read lines of Kaldi, ``ID TEXT``, or Sphinx, ``TEXT (ID)``; return texts by id, and warnings.
 
-
-def read_transcripts(path: str) -> Transcripts:
-    """Read lines of Kaldi, ``ID TEXT``, or Sphinx, ``TEXT (ID)``; the first line decides.
+    The first line decides.
 
     Warnings list lines that are empty, an id alone, or invalid UTF-8, which becomes U+FFFD.
 
@@ -87,8 +84,7 @@ def read_transcripts(path: str) -> Transcripts:
         ('line(s) are not valid UTF-8, invalid bytes are unknown', damaged),
         ('utterance(s) have a transcript without words', silent),
     ]
-    warnings = [warning_text(path, what, items) for what, items in problems if items]
-    return Transcripts(texts, warnings)
+    return texts, [warning_text(path, what, items) for what, items in problems if items]
 
 
 def _sphinx_parts(line: str) -> tuple[str, str] | None:
@@ -266,10 +262,10 @@ class Utterances(FileDataset):
         return match[1]
 
     def _texts(self, path: Path) -> dict[str, str]:
-        transcripts: Transcripts = read_transcripts(str(path))
-        for line in transcripts.warnings:
+        texts, warnings = read_transcripts(str(path))
+        for line in warnings:
             warn(line)
-        return transcripts.texts
+        return texts
 
 
 def frames_needed(units: tuple[int, ...]) -> int:
@@ -334,11 +330,11 @@ class KaldiFeatures(Utterances):
         super().__init__(data_root=data_root, **kwargs)
 
     def find(self) -> Iterator[tuple[str, str, str]]:
-        places = read_transcripts(str(Path(self.data_root, 'feats.scp'))).texts
+        places = read_transcripts(str(Path(self.data_root, 'feats.scp')))[0]
         texts = self._texts(Path(self.data_root, 'text'))
         speakers = Path(self.data_root, 'utt2spk')
         if os.path.isfile(speakers):
-            self.speakers = read_transcripts(str(speakers)).texts
+            self.speakers = read_transcripts(str(speakers))[0]
         _check_both(self.place, 'matrices', set(places), set(texts))
         for name, text in texts.items():
             address = places.get(name, f'{name}.ark:0')

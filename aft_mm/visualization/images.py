@@ -148,13 +148,6 @@ def draw_completions(
     Raises:
         ValueError: The shapes do not match, or as for :func:`draw_samples`.
     """
-    images, completions = np.asarray(images), np.asarray(completions)
-    expected = (*images.shape[:1], *completions.shape[1:2], *images.shape[1:])
-    if completions.shape != expected:
-        raise ValueError(
-            f'completions must be [N, K, H, W, C] for images {list(images.shape)}, got '
-            f'{list(completions.shape)}'
-        )
     given = images.copy()
     given[:, num_given_rows:] = GREY
     rows = np.concatenate([given[:, None], completions, images[:, None]], axis=1)
@@ -252,11 +245,6 @@ def draw_super_resolution(
         if targets is None
         else np.asarray(targets)[:, None]
     )
-    if targets.shape != (len(inputs), targets.shape[1], *image_shape):
-        raise ValueError(
-            f'targets must be [N, H, W, C] of samples {list(samples.shape)}, got '
-            f'{[len(targets), *targets.shape[2:]]}'
-        )
     large = inputs.repeat(factor, axis=1).repeat(factor, axis=2)
     smooth = np.stack([enlarge_bicubic(image, image_shape[:2]) for image in inputs])
     rows = np.concatenate([large[:, None], smooth[:, None], samples, targets], axis=1)

@@ -177,7 +177,7 @@ def test_brackets_of_sphinx(line, parts, tmp_path):
     if parts is None:
         refuses('line 2 of transcripts', read_transcripts, str(tmp_path / 'text'))
     else:
-        assert read_transcripts(str(tmp_path / 'text')).texts == {'1': 'first', parts[0]: parts[1]}
+        assert read_transcripts(str(tmp_path / 'text'))[0] == {'1': 'first', parts[0]: parts[1]}
 
 
 @pytest.mark.parametrize('name', ['a\0b', 100_000 * 'a'])
