@@ -10,6 +10,7 @@ from sklearn.manifold import TSNE
 from aft_mm.errors import DATA_ERRORS, user_errors
 from aft_mm.visualization.figures import new_figure, plain_name
 
+from . import footer
 from .networks import (
     batches_of,
     build_dataset,
@@ -18,7 +19,6 @@ from .networks import (
     load_network,
     spread_samples,
 )
-from .pictures import footer
 
 MOST_LEGEND = 20  # names of more classes would overlap
 COLOURS = ('#000000', '#e69f00', '#56b4e9', '#009e73', '#cc79a7', '#0072b2', '#d55e00', '#999999')

@@ -17,8 +17,8 @@ from aft_mm.progress import progress
 from aft_mm.visualization import choose
 from aft_mm.visualization.figures import new_figure, plain
 
+from . import footer, write_csv
 from .networks import Network, batches_for, layers_of, load_network, modules_named, noise_images
-from .pictures import footer, write_csv
 from .recording import as_map, record_outputs
 
 FAINTEST = 1e-6  # lower end of the colour scale, relative to the largest pixel
