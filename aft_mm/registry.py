@@ -2,7 +2,7 @@
 
 mmengine imports this module when it first meets the prefix ``aft_mm.``, and hides an ImportError
 raised here, so it imports nothing that can fail. It also applies :mod:`aft_mm.hosts`, and makes
-mmengine read and write by :mod:`aft_mm.checkpoint` and :mod:`aft_mm.config.writing`.
+mmengine read and write by :mod:`aft_mm.checkpoint` and :mod:`aft_mm.config.texts`.
 """
 
 import functools
@@ -146,7 +146,7 @@ def _register_writing() -> None:
     write = Config.pretty_text.fget
 
     def pretty_text(config: Config) -> str:
-        return import_module('aft_mm.config.writing').config_text(config, write)
+        return import_module('aft_mm.config.texts').config_text(config, write)
 
     Config.pretty_text = property(pretty_text)
 

@@ -9,8 +9,7 @@ from mmengine.optim import AmpOptimWrapper, LinearLR
 
 from aft_mm.cli.main import main
 from aft_mm.config.finding import find_config
-from aft_mm.config.keys import check_parts, parameters
-from aft_mm.config.reading import check_keys, check_settings, read_config
+from aft_mm.config.reading import check_keys, check_parts, check_settings, parameters, read_config
 from aft_mm.engine.hooks.training import CompileHook
 
 from .errors import refuses, refuses_input, stops

@@ -10,7 +10,7 @@ from mmengine.config import Config
 
 from aft_mm.cli.main import main
 from aft_mm.config.reading import read_config
-from aft_mm.config.writing import Literal, config_text, literal, quotable
+from aft_mm.config.texts import Literal, config_text, literal, quotable
 
 from .errors import stops
 from .hostile_data import CODE, FOLDER, NAMES, NUMBER, save, write

@@ -13,11 +13,10 @@ from aft_mm.analysis.compare_runs import costs
 from aft_mm.analysis.model_complexity import analyse_config
 from aft_mm.apis.image_predictor import palette_of
 from aft_mm.cli.main import main
-from aft_mm.config.colours import class_colours
-from aft_mm.config.masks import check_masks
+from aft_mm.config.masks import check_masks, input_size
 from aft_mm.config.reading import check_data, read_config
-from aft_mm.config.sizes import input_size
 from aft_mm.convert import own_data
+from aft_mm.visualization.figures import class_colours
 
 from .errors import stops
 from .helpers import command, nightly

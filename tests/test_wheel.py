@@ -20,8 +20,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import aft_mm
+from aft_mm.cli.commands.doctor import PYTHON
 from aft_mm.cli.commands.quickstart import NAME as QUICKSTART
-from aft_mm.cli.environment import PYTHON
 
 from .documents import commands
 from .helpers import load_script

@@ -14,12 +14,11 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from aft_mm.checks import check_int
-from aft_mm.config.colours import class_colours
 from aft_mm.config.reading import read_config
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.tokenizers import decode_points
 from aft_mm.visualization import draw_header, draw_point_clouds
-from aft_mm.visualization.figures import new_figure, plain
+from aft_mm.visualization.figures import class_colours, new_figure, plain
 
 from .networks import build_dataset, shown_image, spread_samples
 
@@ -69,11 +68,6 @@ def draw_segments(image: np.ndarray, labels: np.ndarray, names: Sequence[str] = 
 
     Pixels labelled 255 belong to no class and keep their colour.
     """
-    if labels.shape != image.shape[:2]:
-        raise UserError(
-            f'labels must have the size of the image {list(image.shape[:2])}, got '
-            f'{list(labels.shape)}'
-        )
     colours = _class_colours(labels)
     laid = (0.4 * image + 0.6 * colours).astype(np.uint8)
     laid = np.where((labels == IGNORED)[..., None], image, laid)

@@ -11,8 +11,8 @@ from typing import Any
 from aft_mm.checkpoint import latest_checkpoint, load_from_local
 from aft_mm.checks import check_int
 from aft_mm.config.finding import PACKAGE
-from aft_mm.config.lists import read_table
 from aft_mm.config.reading import read_config
+from aft_mm.config.texts import read_table
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_output
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from aft_mm.config.lists import read_table
+from aft_mm.config.texts import read_table
 from aft_mm.errors import UserError, user_errors
 
 from .run_files import is_selection, selected
@@ -62,6 +62,5 @@ def read_signs(arguments: Sequence[str]) -> dict[str, str]:
 def run(args: argparse.Namespace) -> None:
     with user_errors(ValueError, OSError):
         groups = read_groups(args.group, args.metric)
-        label = args.label or args.metric.replace('_per_', '/')
-        table = verdict_table(groups, label, read_signs(args.expect))
+        table = verdict_table(groups, args.metric.replace('_per_', '/'), read_signs(args.expect))
     print(table, end='')

@@ -15,6 +15,7 @@ from aft_mm.outputs import PICTURES, check_output
 from aft_mm.progress import progress
 from aft_mm.visualization.figures import new_figure, plain_name
 
+from . import footer, write_csv
 from .browse_dataset import draw_titled_images
 from .networks import (
     Network,
@@ -25,7 +26,6 @@ from .networks import (
     network_inputs,
     shown_image,
 )
-from .pictures import footer, write_csv
 
 MOST_NAMES = 40  # with more classes, the axes show numbers
 MOST_COUNTS = 20

@@ -21,7 +21,7 @@ from aft_mm.layers.block import kinds_of
 from aft_mm.outputs import check_output
 from aft_mm.visualization import mixers_with_bias
 
-from .pictures import footer
+from . import footer
 from .recording import mixers_with_keys, record_outputs
 
 MOST_NUMBERS = 2**25  # 134 MB, which a browser opens in seconds

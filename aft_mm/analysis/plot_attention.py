@@ -15,8 +15,8 @@ from aft_mm.progress import progress
 from aft_mm.visualization import choose
 from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 
+from . import footer, write_csv
 from .networks import batches_for, load_network, noise_images
-from .pictures import footer, write_csv
 from .recording import by_layer, grid_of, record_attention
 
 

@@ -10,6 +10,7 @@ from aft_mm.config.finding import install_command
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.visualization.figures import new_figure, plain
 
+from . import footer
 from .networks import (
     Network,
     build_dataset,
@@ -21,7 +22,6 @@ from .networks import (
     shown_image,
     spread_samples,
 )
-from .pictures import footer
 from .recording import as_map
 
 

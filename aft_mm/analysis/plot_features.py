@@ -7,10 +7,10 @@ import torch
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 
-from aft_mm.checks import check_number
-from aft_mm.errors import DATA_ERRORS, UserError, user_errors
+from aft_mm.errors import DATA_ERRORS, user_errors
 from aft_mm.visualization.figures import new_figure, plain_name
 
+from . import footer
 from .networks import (
     batches_of,
     build_dataset,
@@ -19,7 +19,6 @@ from .networks import (
     load_network,
     spread_samples,
 )
-from .pictures import footer
 
 MOST_LEGEND = 20  # names of more classes would overlap
 COLOURS = ('#000000', '#e69f00', '#56b4e9', '#009e73', '#cc79a7', '#0072b2', '#d55e00', '#999999')
@@ -33,11 +32,6 @@ def draw_features(
     title: str = 'Features',
     footer: str = '',
 ) -> Figure:
-    if labels.min() < 0 or labels.max() >= len(names):
-        raise UserError(
-            f'labels must be 0 to {len(names) - 1}, the classes with names, got '
-            f'{labels.min()} to {labels.max()}'
-        )
     figure = new_figure(7, 4.6, title, footer)
     axis = figure.subplots()
     axis.set_aspect('equal', adjustable='datalim')
@@ -69,12 +63,7 @@ def run(args: argparse.Namespace) -> None:
         head = network.model.head
         dataset = build_dataset(network.config)
         samples = spread_samples(dataset, args.num)
-        perplexity = min(30, len(samples) / 3) if args.perplexity is None else args.perplexity
-        check_number('--perplexity', perplexity, above=0)
-        if perplexity >= len(samples):
-            raise UserError(
-                f'--perplexity must be below {len(samples)}, the number of images, got {perplexity}'
-            )
+        perplexity = min(30, len(samples) / 3)
         labels = np.array([int(sample['data_samples'].gt_label) for sample in samples])
         with torch.no_grad():
             extract = network.model.extract_feat

@@ -13,8 +13,8 @@ from aft_mm.outputs import check_writable, numbered
 from aft_mm.visualization import choose
 from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 
+from . import footer
 from .networks import Network, load_network, network_inputs, samples_for, shown_image
-from .pictures import footer
 from .recording import by_layer, grid_of, mixers_with_keys, record_outputs
 
 

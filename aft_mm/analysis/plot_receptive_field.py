@@ -17,8 +17,8 @@ from aft_mm.progress import progress
 from aft_mm.visualization import choose
 from aft_mm.visualization.figures import new_figure, plain
 
+from . import footer, write_csv
 from .networks import Network, batches_for, layers_of, load_network, modules_named, noise_images
-from .pictures import footer, write_csv
 from .recording import as_map, record_outputs
 
 FAINTEST = 1e-6  # lower end of the colour scale, relative to the largest pixel
@@ -28,14 +28,13 @@ def receptive_field(
     features: Callable[[Tensor], Tensor],
     images: Tensor,
     place: Sequence[int] | None = None,
-    probes: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Compute the energy [H, W] of the input gradients of one position of a feature map.
 
     ``E[y, x] = mean over images of Σ_c Σ_i (∂ f_c[place] / ∂ image_i[y, x])²`` over the channels c
-    of the map and i of the image, scaled to a sum of one. It is estimated by random projections v ~
-    N(0, 1) of the channels, ``E (vᵀ J)²``.
+    of the map and i of the image, scaled to a sum of one. It is estimated by a random projection v ~
+    N(0, 1) of the channels of each image, ``E (vᵀ J)²``.
 
     Args:
         features: Function from images [B, C, H, W] to a map [B, D, H', W'] that does not mix
@@ -43,7 +42,6 @@ def receptive_field(
         images: Normalised images [B, C, H, W].
         place: Row and column in the map; by default the centre ``(H' // 2, W' // 2)``.
     """
-    check_int('probes', probes, 1)
     with torch.enable_grad():
         images = images.detach().requires_grad_()
         maps = features(images)
@@ -54,13 +52,9 @@ def receptive_field(
         if not (0 <= row < height and 0 <= column < width):
             refuse('place', f'a row of 0 to {height - 1} and a column of 0 to {width - 1}', place)
         vector = maps[:, :, row, column]
-        energy = torch.zeros(images.shape[2:], dtype=torch.float64, device=images.device)
-        for probe in range(probes):
-            projection = torch.randn(vector.shape, generator=generator).to(vector)
-            (gradient,) = torch.autograd.grad(
-                (vector * projection).sum(), images, retain_graph=probe + 1 < probes
-            )
-            energy += gradient.double().square().sum((0, 1))
+        projection = torch.randn(vector.shape, generator=generator).to(vector)
+        (gradient,) = torch.autograd.grad((vector * projection).sum(), images)
+    energy = gradient.double().square().sum((0, 1))
     total = energy.sum()
     if not total > 0 or not total.isfinite():
         raise UserError('features must depend on the images, but the gradient is 0 or not finite')

@@ -8,7 +8,7 @@ from mmengine.registry import DATASETS, init_default_scope
 from scipy.special import gammaln
 
 from aft_mm.config.reading import check_data
-from aft_mm.datasets.text_file import TextFile
+from aft_mm.datasets.texts import TextFile
 from aft_mm.engine import load_run_config
 from aft_mm.errors import CONFIG_ERRORS, DATA_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_output

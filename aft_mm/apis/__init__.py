@@ -1,14 +1,12 @@
 """Inferencers for each task, and models by name."""
 
+from .generators import ImageGenerator, PointCloudGenerator, TextGenerator, write_ply
 from .image_classifier import ImageClassifier
-from .image_generator import ImageGenerator
 from .image_predictor import ImagePredictor, Prediction
 from .loading import load_model
 from .models import get_model, list_models, register_models
-from .point_cloud_generator import PointCloudGenerator, write_ply
 from .speech_recognizer import Recognition, SpeechRecognizer
 from .super_resolver import SuperResolver
-from .text_generator import TextGenerator
 from .translator import Translation, Translator
 
 __all__ = [

@@ -15,12 +15,11 @@ from mmengine.structures import PixelData
 from torch import nn
 
 from aft_mm.checks import check_path, check_probability
-from aft_mm.config.colours import class_colours
 from aft_mm.config.reading import read_config
 from aft_mm.errors import UserError
 from aft_mm.images import read_rgb
 from aft_mm.structures import BEST_SCORE
-from aft_mm.visualization.figures import literal_text, printable
+from aft_mm.visualization.figures import class_colours, literal_text, printable
 
 from .image_classifier import ImageClassifier, magnification, magnified, predict_by_size
 from .loading import CLASSIFIERS, ConfigSource, Device, FilePath, as_list, load_model, task_of

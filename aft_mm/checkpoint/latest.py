@@ -1,14 +1,30 @@
-"""The checkpoints in a work dir, and the newest complete one."""
+"""The checkpoints in a work dir, written whole, and the newest complete one."""
 
 import re
 from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 
+from mmengine.fileio import LocalBackend, register_backend
+
 from aft_mm.errors import UserError
 from aft_mm.outputs import write_whole
 
 from .loading import load_from_local
+
+#: `backend_args` of mmengine for :func:`aft_mm.outputs.write_whole`.
+ATOMIC_BACKEND = dict(backend='aft_mm.AtomicFileBackend')
+
+
+class AtomicFileBackend(LocalBackend):
+    def put(self, obj: bytes, filepath: str | Path) -> None:
+        Path(filepath).parent.mkdir(parents=True, exist_ok=True)
+        with write_whole(filepath) as file:
+            file.write(obj)
+
+
+register_backend(ATOMIC_BACKEND['backend'], AtomicFileBackend, force=True)
+
 
 POINTER = 'last_checkpoint'
 # The best weights are saved without optimizer.

@@ -13,7 +13,7 @@ from aft_mm.checks import described, is_int
 from aft_mm.errors import UnusableFile, UserError
 from aft_mm.images import image_size
 
-from .lists import read_json, read_lines
+from .texts import read_json, read_lines
 
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import ConfigDict

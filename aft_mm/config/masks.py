@@ -1,4 +1,4 @@
-"""Masks of class numbers, checked before a run."""
+"""Masks of class numbers, checked before a run, and the size of the images of a test."""
 
 import os
 from collections import Counter
@@ -11,10 +11,15 @@ from PIL import Image
 from aft_mm.errors import UserError
 from aft_mm.images import IMAGE_FORMATS, image_size
 
-from .lists import read_lines
+from .texts import read_lines
 
 if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import ConfigDict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
+    from mmengine.config import Config, ConfigDict
+
 
 #: Pillow's modes with one number per pixel that mmseg reads without a change.
 ONE_NUMBER = ('L', 'P', '1')
@@ -100,3 +105,31 @@ def read_mask(path: Path, image: Path) -> tuple[Counter[int], tuple[int, int]]:
     if mode == '1':  # which Pillow counts as 0 and 255
         pixels[1], pixels[255] = pixels[255], 0
     return Counter({value: number for value, number in enumerate(pixels) if number}), size
+
+
+def input_size(config: 'Config') -> tuple[int, int] | None:
+    """Return the height and width of the images of a test, None if the config does not tell.
+
+    For a classifier these are the ``img_size`` of the backbone, for others the scale to which the
+    test resizes, or the size of the first image of a segmentor or of a batch in training.
+    """
+    size = config.model.backbone.get('img_size')
+    if not config.model.type.endswith('ImageClassifier'):
+        dataset = (config.get('test_dataloader') or {}).get('dataset') or {}
+        steps = dataset.get('pipeline') or ()
+        scales = [step.get('scale') for step in steps if step['type'].endswith('Resize')]
+        scales = [scale for scale in scales if isinstance(scale, list | tuple)]
+        prepares = (config.model.get('data_preprocessor') or {}).get('preprocessor') or {}
+        size = scales[0][::-1] if scales else _first_size(dataset) or prepares.get('size') or size
+    return (size, size) if isinstance(size, int) else size and tuple(size)
+
+
+def _first_size(dataset: 'ConfigDict') -> tuple[int, int] | None:
+    if not dataset.get('type', '').endswith('BaseSegDataset'):
+        return None
+    try:
+        images, _, names = mask_files(dataset.get('data_root') or '', dataset)
+        first = f'{names[0]}{dataset.get("img_suffix", ".jpg")}' if names else ''
+        return image_size(images / first)[::-1] if first else None
+    except (OSError, UserError):  # data of another machine
+        return None

@@ -16,7 +16,7 @@ from aft_mm.errors import UserError, user_errors
 from aft_mm.images import IMAGE_FORMATS, read_rgb
 from aft_mm.progress import progress
 
-from .own_data.mask_layouts import Pairs, find_masks, jpeg_mask, some, split_colour
+from .own_data.masks import Pairs, find_masks, jpeg_mask, some, split_colour
 from .own_data.parts import filled_lines
 
 IGNORED = 255  # label of ignored pixels

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aft_mm.checkpoint import load_from_local, write_safetensors
-from aft_mm.config.lists import read_table
+from aft_mm.config.texts import read_table
 from aft_mm.errors import UserError, user_errors
 from aft_mm.outputs import check_writable
 from aft_mm.registry import register_safe_loading

@@ -13,7 +13,7 @@ from torch import nn
 
 from aft_mm.checkpoint import load_from_local
 from aft_mm.config.finding import check_checkpoint
-from aft_mm.config.writing import Literal
+from aft_mm.config.texts import Literal
 from aft_mm.errors import UserError
 from aft_mm.models import AFTViT
 

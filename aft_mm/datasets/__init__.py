@@ -8,12 +8,11 @@ from aft_mm.images import read_rgb
 from aft_mm.registry import DATA_SAMPLERS, DATASETS, TRANSFORMS
 
 from .file_dataset import FileDataset
-from .parallel_text import read_lines
 from .point_files import read_points
 from .sound_files import filter_banks, read_sound
-from .transcripts import read_transcripts
-from .transforms.speech import StackFrames
-from .utterances import Utterances
+from .texts import read_lines
+from .transforms import StackFrames
+from .utterances import Utterances, read_transcripts
 
 for _file in pkgutil.iter_modules(__path__):
     importlib.import_module(f'{__name__}.{_file.name}')

@@ -1,24 +1,109 @@
-"""Datasets of utterances: sound, and features of Kaldi and Sphinx."""
+"""Datasets of utterances with their transcripts: sound, and features of Kaldi and Sphinx."""
 
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from aft_mm.checks import check_int, check_path, refuse
+from aft_mm.checks import check_choice, check_int, check_path, described, refuse
 from aft_mm.errors import UnusableFile
 from aft_mm.openmmlab import warn
 from aft_mm.registry import DATASETS
 from aft_mm.tokenizers import TextUnits
 
 from .file_dataset import FileDataset
-from .transcripts import Transcripts, read_transcripts, warning_text
-from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
+from .transforms import LoadUtterance, Moments, NormalizeFeatures, StackFrames
+
+LONGEST_LINE = 2**20  # bytes
+LONGEST_ID = 1000  # characters
+MOST_NAMED = 5  # lines or utterances per message
+#: Words of Sphinx that are not spoken.
+MARKERS = ('<s>', '</s>', '<sil>')
+
+
+def read_transcripts(path: str) -> tuple[dict[str, str], list[str]]:
+    """Read lines of Kaldi, ``ID TEXT``, or Sphinx, ``TEXT (ID)``; return texts by id, and warnings.
+
+    The first line decides.
+
+    Warnings list lines that are empty, an id alone, or invalid UTF-8, which becomes U+FFFD.
+
+    Raises:
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it has no utterance, one twice, or a line of the other format or over a MB.
+    """
+    check_path('transcripts', path)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f'transcripts {path!r} does not exist')
+    empty, damaged, silent = [], [], []
+    texts: dict[str, str] = {}
+    sphinx = None
+    for number, raw in enumerate(Path(path).read_bytes().removesuffix(b'\n').split(b'\n'), 1):
+        if len(raw) > LONGEST_LINE:
+            raise ValueError(
+                f'line {number} of transcripts {path!r} must have at most {LONGEST_LINE:,} bytes, '
+                f'got {len(raw):,}'
+            )
+        line = raw.decode('utf-8-sig', errors='replace').strip()
+        if not line:
+            empty.append(number)
+            continue
+        if '\ufffd' in line:
+            damaged.append(number)
+        parts = _sphinx_parts(line) if sphinx is None or sphinx else None
+        sphinx = parts is not None if sphinx is None else sphinx
+        if sphinx and parts is None:
+            raise ValueError(
+                f'line {number} of transcripts {path!r} must end with an id in brackets, as the '
+                'first line does'
+            )
+        name, text = parts if parts else line.partition(' ')[::2]
+        if '\t' in name:
+            name, _, text = line.partition('\t')
+        if len(name) > LONGEST_ID or '\0' in name:
+            raise ValueError(
+                f'line {number} of transcripts {path!r} must have an id of at most {LONGEST_ID} '
+                f'characters without a zero byte, got {described(name)}'
+            )
+        if name in texts:
+            raise ValueError(
+                f'line {number} of transcripts {path!r} repeats the utterance {name!r}'
+            )
+        texts[name] = ' '.join(w for w in text.split() if not sphinx or w not in MARKERS)
+        if not texts[name]:
+            silent.append(name)
+    if not texts:
+        raise ValueError(f'transcripts {path!r} has no utterance')
+    problems: list[tuple[str, list]] = [
+        ('line(s) are empty and skipped', empty),
+        ('line(s) are not valid UTF-8, invalid bytes are unknown', damaged),
+        ('utterance(s) have a transcript without words', silent),
+    ]
+    return texts, [warning_text(path, what, items) for what, items in problems if items]
+
+
+def _sphinx_parts(line: str) -> tuple[str, str] | None:
+    """Return id and text of ``TEXT (ID)``; a regular expression takes quadratic time."""
+    start = line.rfind('(', 0, len(line) - 2)
+    name = line[start + 1 : -1]
+    if start < 0 or not line.endswith(')') or name.split() != [name]:
+        return None
+    return name, line[:start]
+
+
+def warning_text(path: str, what: str, items: list) -> str:
+    """Return a message such as ``'text': 2 line(s) are empty: 3, 9``."""
+    return f'{str(path)!r}: {len(items)} {what}: {first_of(items)}'
+
+
+def first_of(items: Sequence) -> str:
+    return ', '.join(map(str, items[:MOST_NAMED])) + (', …' if len(items) > MOST_NAMED else '')
+
 
 SOUND = ('.wav', '.flac', '.ogg')
 
@@ -177,10 +262,10 @@ class Utterances(FileDataset):
         return match[1]
 
     def _texts(self, path: Path) -> dict[str, str]:
-        transcripts: Transcripts = read_transcripts(str(path))
-        for line in transcripts.warnings:
+        texts, warnings = read_transcripts(str(path))
+        for line in warnings:
             warn(line)
-        return transcripts.texts
+        return texts
 
 
 def frames_needed(units: tuple[int, ...]) -> int:
@@ -236,30 +321,24 @@ class SpeechFolder(Utterances):
 class KaldiFeatures(Utterances):
     """A data folder of Kaldi: ``feats.scp``, ``text`` and, for speakers, ``utt2spk``.
 
-    ``feats.scp`` has lines ``ID FILE.ark:OFFSET``; pipes are not run.
-
-    Args:
-        archive_root: Folder of relative archives; by default `data_root`.
+    ``feats.scp`` has lines ``ID FILE.ark:OFFSET``, relative to the folder; pipes are not run.
     """
 
-    def __init__(self, data_root: str, archive_root: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, data_root: str, **kwargs: Any) -> None:
         check_path('data_root', data_root)
-        if archive_root is not None:
-            check_path('archive_root', archive_root)
-        self.archive_root = archive_root or data_root
         self.speakers: dict[str, str] = {}
         super().__init__(data_root=data_root, **kwargs)
 
     def find(self) -> Iterator[tuple[str, str, str]]:
-        places = read_transcripts(str(Path(self.data_root, 'feats.scp'))).texts
+        places = read_transcripts(str(Path(self.data_root, 'feats.scp')))[0]
         texts = self._texts(Path(self.data_root, 'text'))
         speakers = Path(self.data_root, 'utt2spk')
         if os.path.isfile(speakers):
-            self.speakers = read_transcripts(str(speakers)).texts
+            self.speakers = read_transcripts(str(speakers))[0]
         _check_both(self.place, 'matrices', set(places), set(texts))
         for name, text in texts.items():
             address = places.get(name, f'{name}.ark:0')
-            yield name, str(Path(self.archive_root, address)), text
+            yield name, str(Path(self.data_root, address)), text
 
     def _speaker_of(self, name: str) -> str | None:
         return self.speakers.get(name) or super()._speaker_of(name)
@@ -312,3 +391,70 @@ class SphinxFeatures(Utterances):
         for name, text in texts.items():
             fileid = files.get(name, name)
             yield name, str(Path(self.data_prefix['features'], f'{fileid}.mfc')), text
+
+
+WORDS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
+FIRST_TRAINING = 5  # smaller ones are the official test set
+RECORDINGS = dict(train=45, test=5)  # of each digit by each speaker
+_NAME = re.compile(r'(\d)_(\w+)_(\d+)')
+
+
+@DATASETS.register_module()
+class FSDD(Utterances):
+    """Spoken digits, ``recordings/{digit}_{speaker}_{index}.wav`` at 8 kHz, with their words.
+
+    Missing recordings of a speaker are logged.
+
+    Args:
+        data_root: Folder that contains ``recordings``.
+        split: ``'test'``, indices 0 to 4, or ``'train'``, all others.
+        speakers: Names such as ``['jackson']``, or None for all.
+        **kwargs: See :class:`Utterances`.
+
+    Raises:
+        ValueError: If an argument is out of range or a speaker has no recording.
+    """
+
+    def __init__(
+        self,
+        data_root: str,
+        split: str = 'train',
+        speakers: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_path('data_root', data_root)
+        check_choice('split', split, ('train', 'test'))
+        if speakers is not None and (
+            isinstance(speakers, str)
+            or not speakers
+            or not all(isinstance(s, str) for s in speakers)
+        ):
+            refuse('speakers', 'a list of names', speakers)
+        self.split = split
+        self.speakers = speakers
+        super().__init__(data_root=data_root, **kwargs)
+
+    def find(self) -> Iterator[tuple[str, str, str]]:
+        recordings = []
+        for path in sorted(Path(self.data_root, 'recordings').glob('*.wav')):
+            match = _NAME.fullmatch(path.stem)
+            if match and (int(match[3]) >= FIRST_TRAINING) == (self.split == 'train'):
+                recordings.append((match[2], path, WORDS[int(match[1])]))
+        if not recordings:
+            raise ValueError(
+                f'{self.data_root!r} must have recordings/DIGIT_SPEAKER_NUMBER.wav of the '
+                f'{self.split} split, got none'
+            )
+        names = {name for name, _, _ in recordings}
+        chosen = names if self.speakers is None else set(self.speakers)
+        if not chosen <= names:
+            refuse('speakers', f'of {", ".join(sorted(names))}', self.speakers)
+        recordings = [item for item in recordings if item[0] in chosen]
+        whole = RECORDINGS[self.split] * len(WORDS) * len(chosen)
+        if len(recordings) < whole:
+            warn(
+                f'{self.data_root!r} is incomplete: its {self.split} split has {len(recordings)} of '
+                f'{whole} recordings of {", ".join(sorted(chosen))}'
+            )
+        for _, path, word in recordings:
+            yield path.stem, str(path), word

@@ -1,12 +1,10 @@
 """Metrics; the name of every number contains its unit."""
 
 from .base import GenerationMetric, Metric
-from .bleu import BLEU
-from .error_rate import ErrorRate
-from .image_quality import ImageQuality
+from .image_quality import FID, LPIPS, ImageQuality
 from .likelihood import Likelihood, TokenAccuracy
-from .perceptual import FID, LPIPS
 from .point_cloud_distance import PointCloudDistance
+from .text_metrics import BLEU, ErrorRate
 
 __all__ = [
     'BLEU',

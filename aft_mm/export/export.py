@@ -8,8 +8,8 @@ from mmengine.config import Config
 from torch import nn
 
 from aft_mm.apis.loading import build_model, load_trained, task_of
+from aft_mm.config.masks import input_size
 from aft_mm.config.reading import check_data, read_config
-from aft_mm.config.sizes import input_size
 from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.outputs import check_writable
 

@@ -21,16 +21,6 @@ from PIL import Image
 
 from aft_mm.images import is_hidden, read_unlike_opencv
 
-__all__ = [
-    'MMCV_EXT',
-    'adapt_image_reading',
-    'extension_spec',
-    'leave_out_multimodal',
-    'quiet_pycocotools',
-    'selected_operators',
-    'without_hidden',
-]
-
 MMCV_EXT = 'mmcv._ext'
 # Beginnings of the progress that pycocotools prints.
 _PROGRESS = (

@@ -13,27 +13,27 @@ from .embedding import (
 )
 from .grid import GridParameters
 from .mixers import MIXERS, AFTMixer, TokenMixer, load_mixers_of_others
-from .mixers.aft_bias import AFTBias
-from .mixers.aft_conv import AFTConv
-from .mixers.aft_decay import AFTDecay
-from .mixers.aft_full import AFTFull
-from .mixers.aft_local import AFTLocal
-from .mixers.aft_local_hard import AFTLocalHard
-from .mixers.aft_local_learned import AFTLocalLearned
-from .mixers.aft_simple import AFTSimple
-from .mixers.dense_synthesizer import DenseSynthesizer
-from .mixers.depthwise_conv import DepthwiseConv
-from .mixers.identity import Identity
-from .mixers.lambda_layer import LambdaLayer
-from .mixers.linear_attention import LinearAttention
-from .mixers.local_softmax_attention import LocalSoftmaxAttention
-from .mixers.lsh_attention import LSHAttention
-from .mixers.lstm import LSTM
-from .mixers.performer_attention import PerformerAttention
-from .mixers.pooling import Pooling
-from .mixers.softmax_attention import SoftmaxAttention
-from .mixers.strided_attention import StridedAttention
-from .mixers.token_shift import TokenShift
+from .mixers.aft_bias import AFTBias as AFTBias
+from .mixers.aft_conv import AFTConv as AFTConv
+from .mixers.aft_decay import AFTDecay as AFTDecay
+from .mixers.aft_full import AFTFull as AFTFull
+from .mixers.aft_local import AFTLocal as AFTLocal
+from .mixers.aft_local_hard import AFTLocalHard as AFTLocalHard
+from .mixers.aft_local_learned import AFTLocalLearned as AFTLocalLearned
+from .mixers.aft_simple import AFTSimple as AFTSimple
+from .mixers.dense_synthesizer import DenseSynthesizer as DenseSynthesizer
+from .mixers.depthwise_conv import DepthwiseConv as DepthwiseConv
+from .mixers.identity import Identity as Identity
+from .mixers.lambda_layer import LambdaLayer as LambdaLayer
+from .mixers.linear_attention import LinearAttention as LinearAttention
+from .mixers.local_softmax_attention import LocalSoftmaxAttention as LocalSoftmaxAttention
+from .mixers.lsh_attention import LSHAttention as LSHAttention
+from .mixers.lstm import LSTM as LSTM
+from .mixers.performer_attention import PerformerAttention as PerformerAttention
+from .mixers.pooling import Pooling as Pooling
+from .mixers.softmax_attention import SoftmaxAttention as SoftmaxAttention
+from .mixers.strided_attention import StridedAttention as StridedAttention
+from .mixers.token_shift import TokenShift as TokenShift
 from .query_pooling import QueryPooling
 from .resetting import Resettable
 
@@ -41,43 +41,22 @@ from .resetting import Resettable
 globals().update(MIXERS)
 
 __all__ = [
-    'AFTBias',
-    'AFTConv',
-    'AFTDecay',
-    'AFTFull',
-    'AFTLocal',
-    'AFTLocalHard',
-    'AFTLocalLearned',
     'AFTMixer',
-    'AFTSimple',
     'Block',
     'ConvFrameEmbedding',
-    'DenseSynthesizer',
-    'DepthwiseConv',
     'FrameEmbedding',
     'GridParameters',
-    'Identity',
-    'LSHAttention',
-    'LSTM',
-    'LambdaLayer',
-    'LinearAttention',
-    'LocalSoftmaxAttention',
     'ConvPatchEmbedding',
     'PatchEmbedding',
-    'PerformerAttention',
     'PixelEmbedding',
-    'Pooling',
     'PositionEmbedding',
     'QueryPooling',
     'Resettable',
     'SinusoidalPositions',
-    'SoftmaxAttention',
-    'StridedAttention',
     'TokenEmbedding',
     'TokenMixer',
-    'TokenShift',
 ]
-__all__ += [name for name in MIXERS if name not in __all__]
+__all__ += list(MIXERS)
 
 # They import names of this module.
 load_mixers_of_others()

@@ -1,8 +1,7 @@
 """Tokenizers: point clouds, subwords, and the units of transcripts."""
 
 from .points import bounding_cube, check_num_bits, check_order, decode_points, encode_points
-from .subwords import Subwords, split_lines
-from .text_units import TextUnits, read_lexicon
+from .text import Subwords, TextUnits, read_lexicon, split_lines
 
 __all__ = [
     'Subwords',

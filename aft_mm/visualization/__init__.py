@@ -4,16 +4,18 @@ from .alignment import draw_alignment
 from .figures import choose
 from .images import (
     check_image_shape,
+    check_super_resolution,
     complete_images,
     draw_completions,
     draw_header,
     draw_samples,
+    draw_super_resolution,
     given_rows,
     sample_images,
+    super_resolve,
 )
 from .point_clouds import check_points, check_settings, check_up, draw_point_clouds, sample_points
 from .position_bias import draw_position_bias, mixers_with_bias
-from .super_resolution import check_super_resolution, draw_super_resolution, super_resolve
 
 __all__ = [
     'check_image_shape',

@@ -13,8 +13,7 @@ from mmengine.hub import get_config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
 
-from aft_mm.engine.level_strides import check_strides, declared_strides
-from aft_mm.engine.preflight import TRAIN_CHECKS
+from aft_mm.engine.preflight import TRAIN_CHECKS, check_strides, declared_strides
 
 from ..all_configs import configs_of, load_config
 from ..errors import refuses_input

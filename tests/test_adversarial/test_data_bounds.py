@@ -177,7 +177,7 @@ def test_brackets_of_sphinx(line, parts, tmp_path):
     if parts is None:
         refuses('line 2 of transcripts', read_transcripts, str(tmp_path / 'text'))
     else:
-        assert read_transcripts(str(tmp_path / 'text')).texts == {'1': 'first', parts[0]: parts[1]}
+        assert read_transcripts(str(tmp_path / 'text'))[0] == {'1': 'first', parts[0]: parts[1]}
 
 
 @pytest.mark.parametrize('name', ['a\0b', 100_000 * 'a'])
@@ -262,7 +262,7 @@ def test_segments_without_an_end_take_linear_time():
 
 
 def test_mnist_that_expands_beyond_its_size(tmp_path, monkeypatch):
-    module = importlib.import_module('aft_mm.datasets.mnist_idx')
+    module = importlib.import_module('aft_mm.datasets.small_images')
     monkeypatch.setattr(module, 'SMALL', 2**20)
     header = bytes([0, 0, 8, 1]) + struct.pack('>i', 2**24)
     (tmp_path / 'a.gz').write_bytes(gzip.compress(header + bytes(2**24)))

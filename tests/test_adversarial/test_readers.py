@@ -43,7 +43,7 @@ from aft_mm.datasets import (
     read_rgb,
     read_transcripts,
 )
-from aft_mm.datasets.celeba import read_partition
+from aft_mm.datasets.image_files import read_partition
 from aft_mm.datasets.sound_files import filter_banks, read_kaldi, read_mfc, read_sound
 from aft_mm.tokenizers import Subwords, read_lexicon
 

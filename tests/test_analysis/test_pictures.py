@@ -174,7 +174,7 @@ def test_confusions_accuracy_and_mistakes(analysis, digits_classifier, tmp_path,
 
 
 def test_features_and_their_neighbours(analysis, digits_classifier, tmp_path):
-    words = f'--out {tmp_path}/f.png --num 40 --perplexity 5 --dpi 40'.split()
+    words = f'--out {tmp_path}/f.png --num 40 --dpi 40'.split()
     module = analysis('plot features', *digits_classifier, *words)
     assert colourful(tmp_path / 'f.png')
     features = torch.tensor([[0.0, 0], [1, 0], [1.5, 0], [9, 9], [9, 8]])
@@ -270,14 +270,8 @@ def test_files_go_through_the_pipeline_of_the_config(tmp_path):
         ('plot receptive-field', 'timm:no', "timm has no model 'no'"),
         ('plot receptive-field', '{} --noise --size 0', '--size must be an int, 1 or larger'),
         ('plot cam', '{} --layer patch_embed', '--layer must return one tensor, got tuple'),
-        ('plot features', '{} --perplexity 0', '--perplexity must be a finite number above 0'),
         ('plot receptive-field', '{} --layers norm9', "AFTViT has no layer 'norm9'"),
         ('plot cam', '{} --category 10', '--category must be 0 to 9, got 10'),
-        (
-            'plot features',
-            '{} --num 20 --perplexity 20',
-            '--perplexity must be below 20, the number',
-        ),
         ('plot confusion', '{} --mistakes a.txt', '--mistakes must end in'),
     ],
 )

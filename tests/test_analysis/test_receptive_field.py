@@ -39,7 +39,8 @@ def test_several_channels_are_the_squared_jacobian():
     jacobian = torch.autograd.functional.jacobian(lambda x: network(x)[0, :, 2, 2], images)
     jacobian = jacobian.double().square().sum((0, 1, 2))
     noise = torch.Generator().manual_seed(1)
-    energy = receptive_field(network, images, place=(2, 2), probes=4000, generator=noise)
+    many = images.repeat(4000, 1, 1, 1)  # each with its own projection
+    energy = receptive_field(network, many, place=(2, 2), generator=noise)
     torch.testing.assert_close(energy, jacobian / jacobian.sum(), atol=2e-3, rtol=0.1)
 
 

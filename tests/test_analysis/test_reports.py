@@ -12,9 +12,8 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
-from aft_mm.analysis.model_complexity import Likelihood, analyse, analyse_config
+from aft_mm.analysis.model_complexity import Likelihood, analyse, analyse_config, saved_memory
 from aft_mm.analysis.reference_bits import ppmd_bits, sorted_points_bits
-from aft_mm.analysis.saved_memory import saved_memory
 
 from ..errors import refuses_input, stops
 from ..helpers import only_error

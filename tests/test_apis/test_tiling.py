@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aft_mm.apis.tiling import cross_fade_weights, cut_tiles, join_tiles, tile_starts
+from aft_mm.apis.super_resolver import cross_fade_weights, cut_tiles, join_tiles, tile_starts
 
 LENGTHS = [(length, 8, 2) for length in (8, 9, 14, 15, 63)]
 LENGTHS += [(20, 8, 7), (17, 8, 0), (7, 1, 0), (20, 4, 1)]

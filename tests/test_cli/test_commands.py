@@ -10,8 +10,7 @@ from mmengine.config import Config
 from packaging.requirements import Requirement
 
 from aft_mm.cli.commands import copy_config
-from aft_mm.cli.commands.doctor import broken_imports
-from aft_mm.cli.environment import problems
+from aft_mm.cli.commands.doctor import broken_imports, problems
 from aft_mm.cli.main import COMMANDS, GROUPS, main, parse_args
 from aft_mm.config.finding import configs_by_name, find_config, install_root
 from aft_mm.config.reading import READ

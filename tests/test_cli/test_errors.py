@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from aft_mm import ops
 from aft_mm.datasets import PackSequence
-from aft_mm.datasets.text_file import take_split
+from aft_mm.datasets.texts import take_split
 from aft_mm.errors import UserError, user_errors
 from aft_mm.layers import TokenEmbedding
 

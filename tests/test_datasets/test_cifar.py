@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mmengine.registry import DATASETS, init_default_scope
 
-from aft_mm.datasets import CIFAR10Binary, cifar_binary
+from aft_mm.datasets import CIFAR10Binary, small_images
 
 RECORDS = 7
 NAMES = [*(f'data_batch_{i}' for i in range(1, 6)), 'test_batch']
@@ -60,7 +60,7 @@ def build_pickle(root, split):
 @pytest.mark.parametrize('split, files', [('train', NAMES[:5]), ('test', NAMES[5:])])
 def test_records_keep_order_planes_and_labels(binary_root, batches, split, files, monkeypatch):
     said = []
-    monkeypatch.setattr(cifar_binary, 'warn', said.append)
+    monkeypatch.setattr(small_images, 'warn', said.append)
     dataset = CIFAR10Binary(str(binary_root), split)
     assert [line.rpartition('/')[2] for line in said] == [
         f'{name}.bin has {RECORDS} images, not the 10,000 of CIFAR-10' for name in files

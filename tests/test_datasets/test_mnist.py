@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mmengine.registry import DATASETS, init_default_scope
 
-from aft_mm.datasets import MNISTIdx, mnist_idx
+from aft_mm.datasets import MNISTIdx, small_images
 
 
 def idx(array, code=8):
@@ -37,7 +37,7 @@ def test_images_and_labels_are_those_of_the_files(
     tmp_path, digits, folder, split, prefix, monkeypatch
 ):
     said = []
-    monkeypatch.setattr(mnist_idx, 'warn', said.append)
+    monkeypatch.setattr(small_images, 'warn', said.append)
     dataset = MNISTIdx(str(tmp_path / folder), split)
     images, labels = digits[prefix]
     official = dict(train='60,000', test='10,000')[split]

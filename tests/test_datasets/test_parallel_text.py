@@ -11,7 +11,7 @@ from mmengine.logging import MMLogger
 from mmengine.registry import DATASETS
 
 from aft_mm.datasets import ParallelText
-from aft_mm.datasets.parallel_text import encode_cached
+from aft_mm.datasets.texts import encode_cached
 from aft_mm.tokenizers import Subwords, split_lines
 
 from ..errors import refuses, stops
@@ -172,7 +172,7 @@ def test_encoded_text_is_cached_for_the_text_and_the_vocabulary(build, tmp_path,
     def refuse(*args):
         raise AssertionError('the text is encoded again')
 
-    monkeypatch.setattr('aft_mm.datasets.parallel_text.encode', refuse)
+    monkeypatch.setattr('aft_mm.datasets.texts.encode', refuse)
     second = build(b'ein Hund\nzwei\n', b'one dog\ntwo\n', **options)
     for index in range(2):
         assert torch.equal(first[index]['inputs'], second[index]['inputs'])

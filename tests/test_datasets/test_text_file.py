@@ -8,7 +8,7 @@ import torch
 from mmengine.registry import DATASETS
 
 from aft_mm.datasets import TextFile
-from aft_mm.datasets.text_file import SPLITS, PlainFile, take_split
+from aft_mm.datasets.texts import SPLITS, PlainFile, take_split
 
 SIZE = 1009
 

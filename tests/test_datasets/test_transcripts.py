@@ -50,7 +50,7 @@ def test_characters():
 def test_formats(tmp_path, content, texts):
     path = tmp_path / 'text'
     path.write_bytes(content)
-    assert read_transcripts(str(path)).texts == texts
+    assert read_transcripts(str(path))[0] == texts
 
 
 @pytest.mark.parametrize(

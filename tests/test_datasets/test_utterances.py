@@ -9,10 +9,16 @@ import pytest
 import torch
 from mmengine.registry import TRANSFORMS
 
-from aft_mm.datasets import FSDD, KaldiFeatures, SpeechFolder, SphinxFeatures, fsdd, utterances
+from aft_mm.datasets import (
+    FSDD,
+    KaldiFeatures,
+    SpeechFolder,
+    SphinxFeatures,
+    transforms,
+    utterances,
+)
 from aft_mm.datasets.file_dataset import UnusableFile
 from aft_mm.datasets.sound_files import filter_banks, read_header, read_mfc, read_sound
-from aft_mm.datasets.transforms import speech
 
 from ..errors import refuses
 
@@ -157,7 +163,7 @@ def test_kept_features_are_read_again_as_long_as_the_file_is_the_same(folder, mo
         raise AssertionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(speech, 'filter_banks', refuse)
+        patch.setattr(transforms, 'filter_banks', refuse)
         again = load.transform(dict(path=path))
         assert (again['features'] == first['features']).all()
         assert again['warnings'] == first['warnings'] != {}
@@ -208,7 +214,7 @@ def test_features_are_normalised_per_speaker_or_utterance(tmp_path):
     assert features.mean().abs() < 1e-5 and (features.std(correction=0) - 1).abs() < 1e-5
     assert features.mean(0).abs().max() > 0.1
     message = "per must be 'utterance' for joint_bins=True, got 'speaker'"
-    refuses(message, speech.NormalizeFeatures, 'speaker', joint_bins=True)
+    refuses(message, transforms.NormalizeFeatures, 'speaker', joint_bins=True)
     with pytest.raises(ValueError, match='speaker must be known of every utterance'):
         build(tmp_path, dict(type='aft_mm.NormalizeFeatures', per='speaker'))
     for wrong, message in (('(', 'expression'), ('.*', 'expression with a group'), (5, 'expre')):
@@ -218,25 +224,25 @@ def test_features_are_normalised_per_speaker_or_utterance(tmp_path):
 
 def test_frames_are_stacked_and_masked():
     features = np.arange(1, 22, dtype=np.float32).reshape(7, 3)
-    stacked = speech.StackFrames(3).transform(dict(features=features))['features']
+    stacked = transforms.StackFrames(3).transform(dict(features=features))['features']
     assert stacked.shape == (3, 9) and (stacked[:2] == features[:6].reshape(2, 9)).all()
     assert (stacked[2] == np.tile(features[6], 3)).all()
 
     torch.manual_seed(0)
     ones = np.ones((50, 20), np.float32)
-    step = speech.SpecAugment(num_bands=1, band=5, num_spans=1, span=30, most=0.2)
+    step = transforms.SpecAugment(num_bands=1, band=5, num_spans=1, span=30, most=0.2)
     for _ in range(20):
         kept = step.transform(dict(features=ones))['features'] == 1
         rows, columns = kept.any(1), kept.any(0)
         assert (kept == rows[:, None] * columns).all()  # whole bands and spans
         assert (~rows).sum() <= 10 and (~columns).sum() < 5
     assert (ones == 1).all()
-    pair = speech.SpecAugment(num_bands=2, band=5, num_spans=0)
+    pair = transforms.SpecAugment(num_bands=2, band=5, num_spans=0)
     hidden = [pair.transform(dict(features=ones))['features'][0] == 0 for _ in range(99)]
     # Two separate bands, each of at most four bins.
     assert max(np.diff(row.astype(int), prepend=0).clip(0).sum() for row in hidden) == 2
     assert 4 < max(row.sum() for row in hidden) <= 8
-    none = speech.SpecAugment(0, 5, 0, 30).transform(dict(features=ones))['features']
+    none = transforms.SpecAugment(0, 5, 0, 30).transform(dict(features=ones))['features']
     assert (none == 1).all() and not kept.all()
 
 
@@ -326,7 +332,7 @@ def test_cepstra_of_sphinx(tmp_path, pack):
 
 def test_recordings_of_digits_are_split_by_their_number(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(fsdd, 'warn', said.append)
+    monkeypatch.setattr(utterances, 'warn', said.append)
     for digit, speaker, number in itertools.product((3, 7), ('ann', 'bob'), (0, 4, 5, 8)):
         path = tmp_path / f'recordings/{digit}_{speaker}_{number}.wav'
         path.parent.mkdir(exist_ok=True)
@@ -357,7 +363,7 @@ def test_recordings_of_digits_are_split_by_their_number(tmp_path, monkeypatch):
 def test_digits(pack, monkeypatch):
     root, settings = str(pack('fsdd')), dict(units=UNITS, pipeline=[LOAD, PACK])
     train = FSDD(root, 'train', **settings)
-    monkeypatch.setattr(fsdd, 'warn', pytest.fail)  # the test part is complete
+    monkeypatch.setattr(utterances, 'warn', pytest.fail)  # the test part is complete
     test = FSDD(root, 'test', **settings)
     assert (len(train), len(test)) == (200, 250)
     infos = [test.get_data_info(i) for i in range(250)]

@@ -12,7 +12,7 @@ from sklearn.model_selection import LeaveOneOut, cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
 
 from aft_mm.evaluation import PointCloudDistance
-from aft_mm.evaluation.point_cloud import (
+from aft_mm.evaluation.point_cloud_distance import (
     chamfer_distances,
     coverage,
     earth_mover_distances,

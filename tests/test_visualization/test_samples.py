@@ -69,5 +69,5 @@ def test_other_arrays_are_named(images):
             draw_samples(wrong)
     with pytest.raises(ValueError, match='at least one image'):
         draw_samples(images[:0])
-    with pytest.raises(ValueError, match=r'completions must be \[N, K, H, W, C\] for images \[7'):
+    with pytest.raises(ValueError, match='must have same number of dimensions'):
         draw_completions(images, images, 2)

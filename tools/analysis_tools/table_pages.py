@@ -236,8 +236,7 @@ def count(path: Path) -> dict[str, Any]:
     import torch
     from mmengine.registry import MODELS, init_default_scope
 
-    from aft_mm.analysis.model_complexity import Likelihood
-    from aft_mm.analysis.saved_memory import saved_memory
+    from aft_mm.analysis.model_complexity import Likelihood, saved_memory
     from aft_mm.config.reading import read_config
 
     config = read_config(str(path))

@@ -193,11 +193,6 @@ def plot_features(parser: argparse.ArgumentParser) -> None:
     """
     add_trained(parser, 'path or name of the config of a classifier')
     add_number(parser, '--num', AtMost(300), 'number of images')
-    parser.add_argument(
-        '--perplexity',
-        type=float,
-        help='perplexity of t-SNE (default: 30, or a third of the images if there are fewer than 90)',
-    )
     add_number(parser, '--seed', 0, 'seed of t-SNE')
     add_picture_arguments(parser)
 
@@ -290,7 +285,6 @@ def compare_seeds(parser: argparse.ArgumentParser) -> None:
         'runs.jsonl:PATTERN for several; the other groups are compared with the first',
     )
     parser.add_argument('--metric', required=True, help='name of the metric in the files')
-    parser.add_argument('--label', help='title of the means with the unit, such as bits/char')
     parser.add_argument(
         '--expect',
         nargs='+',

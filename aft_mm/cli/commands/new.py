@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from aft_mm.checks import check_int, check_number, counted
 from aft_mm.cli.arguments import refuse_given
 from aft_mm.config.finding import install_command
-from aft_mm.config.writing import literal
+from aft_mm.config.texts import literal
 from aft_mm.convert import own_data
 from aft_mm.convert.own_data import OwnData
 from aft_mm.convert.packages import MANY, SIZE_OF_MANY, STARTS

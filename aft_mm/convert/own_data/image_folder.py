@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple, NoReturn
 
-from aft_mm.config.writing import literal
+from aft_mm.config.texts import literal
 from aft_mm.errors import UserError
 from aft_mm.images import IMAGE_SUFFIXES, find_images, is_hidden, not_read
 
-from .mask_layouts import IMAGES, MASKS
+from .masks import IMAGES, MASKS
 from .parts import FOLDERS, PARTS, OwnData, copies, copy_notes, image_sizes, split_by_label
 
 # Words in the names of folders that hold a part, in lower case.

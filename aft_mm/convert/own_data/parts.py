@@ -6,7 +6,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b, file_digest
-from itertools import repeat
 from pathlib import Path
 from pprint import pformat
 from typing import TypeVar
@@ -14,8 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from aft_mm.checks import counted
-from aft_mm.config.lists import read_lines
-from aft_mm.config.writing import Literal
+from aft_mm.config.texts import Literal, read_lines
 from aft_mm.errors import UnusableFile, UserError, quoted
 from aft_mm.images import check_image, stored_size
 from aft_mm.progress import progress
@@ -29,8 +27,6 @@ NAMES = {
 PARTS = tuple(NAMES)
 FOLDERS = {name: part for part, names in NAMES.items() for name in names}
 
-# Bytes by which files of one size are compared at first.
-_BEGINNING = 2**14
 # Images that a message names.
 _MOST_NAMED = 3
 
@@ -107,29 +103,19 @@ def split_by_label(
 
 def copies(paths: Sequence[Path]) -> list[int]:
     """Return for each file the index of the first one with the same bytes."""
-    keys: list[tuple] = [(path.stat().st_size,) for path in paths]
-    for length in (_BEGINNING, -1):  # long files that differ early are not read to their ends
-        number = Counter(keys)
-        same = [
-            index
-            for index, key in enumerate(keys)
-            if number[key] > 1 and (length > 0 or key[0] > _BEGINNING)
-        ]
-        if not same:
-            break
-        with ThreadPoolExecutor(16) as pool:
-            hashes = pool.map(_hash, [paths[index] for index in same], repeat(length))
-            found = progress(hashes, 'comparing images', len(same))
-            for index, value in zip(same, found, strict=True):
-                keys[index] += (value,)
-    first: dict[tuple, int] = {}
-    return [first.setdefault(key, index) for index, key in enumerate(keys)]
+    sizes = [path.stat().st_size for path in paths]
+    number = Counter(sizes)
+    same = [index for index, size in enumerate(sizes) if number[size] > 1]
+    keys: dict[int, int | bytes] = dict(enumerate(sizes))
+    with ThreadPoolExecutor(16) as pool:
+        hashes = pool.map(_hash, [paths[index] for index in same])
+        keys.update(zip(same, progress(hashes, 'comparing images', len(same)), strict=True))
+    first: dict[int | bytes, int] = {}
+    return [first.setdefault(key, index) for index, key in keys.items()]
 
 
-def _hash(path: Path, length: int) -> bytes:
+def _hash(path: Path) -> bytes:
     with path.open('rb', buffering=0) as file:
-        if length > 0:
-            return blake2b(file.read(length), digest_size=16).digest()
         return file_digest(file, blake2b).digest()
 
 

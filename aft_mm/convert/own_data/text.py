@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from aft_mm.config.writing import literal
+from aft_mm.config.texts import literal
 from aft_mm.errors import UserError
 from aft_mm.packed import MAX_RATIO, read_packed
 

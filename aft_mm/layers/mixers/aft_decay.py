@@ -7,7 +7,7 @@ from aft_mm import ops
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
-from ..longer import decreasing_slopes
+from ..position_bias import decreasing_slopes
 from .base import OpMixer
 
 

@@ -10,13 +10,17 @@ from aft_mm.ops.checks import check_num_heads
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
-from ..longer import FUNCTIONS, TABLES, DistancePositionBias, learned_grid, nearest_pairs
 from ..position_bias import (
     FACTOR_STD,
     FREE_STD,
+    FUNCTIONS,
+    TABLES,
+    DistancePositionBias,
     FactorizedPositionBias,
     FreePositionBias,
     MemoryPositionBias,
+    learned_grid,
+    nearest_pairs,
 )
 from ..projections import ProjectedMemory
 from .base import AFTMixer, BiasedState

@@ -10,8 +10,16 @@ from aft_mm.ops.geometry import near_mask, near_radius
 from aft_mm.registry import MODELS
 
 from ..grid import Grid
-from ..longer import TABLES, factor_band, learned_grid, nearest_band
-from ..position_bias import FACTOR_STD, FREE_STD, FactorizedPositionBias, FreeLocalPositionBias
+from ..position_bias import (
+    FACTOR_STD,
+    FREE_STD,
+    TABLES,
+    FactorizedPositionBias,
+    FreeLocalPositionBias,
+    factor_band,
+    learned_grid,
+    nearest_band,
+)
 from .base import BiasedState, OpMixer
 
 

@@ -1,8 +1,15 @@
 """Decoding: sampling token by token, beam search and CTC decoding."""
 
 from .ctc import Lexicon
-from .generation import Hypothesis, beam_search, default_length, generate
-from .sampling import check_logits, check_sampling, sample_categorical
+from .generation import (
+    Hypothesis,
+    beam_search,
+    check_logits,
+    check_sampling,
+    default_length,
+    generate,
+    sample_categorical,
+)
 
 __all__ = [
     'Hypothesis',

@@ -1,3 +1,0 @@
-from .aft_vit import AFTViT
-
-__all__ = ['AFTViT']

@@ -1,3 +1,0 @@
-from .sequence_decoder import DecoderState, SequenceDecoder
-
-__all__ = ['DecoderState', 'SequenceDecoder']
