@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.registry import HOOKS, LOOPS, OPTIM_WRAPPERS, OPTIMIZERS, PARAM_SCHEDULERS, Registry
 from torch.utils.data import DataLoader
 
-from aft_mm.errors import UserError
+from aft_mm.errors import INHERITED, UserError
 
 #: Loops that a Runner builds without a type, by entry.
 DEFAULT_LOOPS = {
@@ -85,6 +85,7 @@ def _check(place: str, part: Any, kind: Any, more: Iterable[str]) -> None:
             f'{place} has no {key!r}; '
             + (f'did you mean {close[0]}? ' if close else '')
             + f'it may have {", ".join(known)}'
+            + ('' if close else f'; {INHERITED}')
         )
 
 
