@@ -87,6 +87,7 @@ def check_widths(config: Config, runner: Runner) -> None:
             "classifier without a neck, got 'featmap'"
         )
     heads = [name for name, _ in model.named_children() if name.endswith('head')]
+    outputs = len(backbone.out_indices)
     for name in ['neck'] if neck else heads:
         given = getattr(getattr(model, name), 'in_channels', backbone.embed_dims)
         if set(given if isinstance(given, Sequence) else [given]) != {backbone.embed_dims}:
@@ -94,12 +95,18 @@ def check_widths(config: Config, runner: Runner) -> None:
                 f'{name}.in_channels must be {backbone.embed_dims}, the width of the '
                 f'backbone, got {given}'
             )
-        index = getattr(getattr(model, name), 'in_index', 0)  # of mmseg's heads
-        outputs = len(backbone.out_indices)
-        if neck is None and not -outputs <= np.max(index) < outputs:
+        if neck and isinstance(given, Sequence) and len(given) != outputs:
             raise UserError(
-                f'model.{name}.in_index must be below {outputs}, the number of out_indices of the '
-                f'backbone, got {index}'
+                f'neck.in_channels must have one entry for each of the {outputs} out_indices of the '
+                f'backbone, got {given}'
+            )
+    maps = getattr(neck, 'num_outs', np.inf) if neck else outputs
+    for name in heads:
+        index = getattr(getattr(model, name), 'in_index', 0)  # of mmseg's heads
+        if not -maps <= np.max(index) < maps:
+            raise UserError(
+                f'model.{name}.in_index must be below {maps}, the number of maps of the '
+                f'{"neck" if neck else "backbone"}, got {index}'
             )
 
 
