@@ -7,6 +7,7 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ DAMAGED = 'it is damaged or of another kind than its name says'
 LONGEST_NAME = 300  # characters of a path in a message
 # Packages that receive user input; ops count as layers.
 TAKES_INPUT = ('checks', 'datasets', 'images', 'layers', 'models')
+#: End of a message about an unknown argument.
+INHERITED = 'one that a base gave goes with _delete_=True in the dict'
+# Of mmengine, which continues with an address, and of Python.
+_UNKNOWN_TYPE = re.compile(r'(\S+) is not in the \S+::.+? registry')
+_UNKNOWN_ARGUMENT = re.compile(r'has no argument|got an unexpected keyword argument')
 #: Errors of a config with a mistake.
 CONFIG_ERRORS = (
     *(TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError),
@@ -96,7 +102,22 @@ def user_errors(*errors: type[Exception]) -> Iterator[None]:
             raise
         message = ' '.join(message.split())  # some span several lines
         location = '' if part else f' ({type(error).__name__} at {file}:{line})'
+        if unknown := _UNKNOWN_TYPE.search(message):
+            message, location = f'type {unknown[0]}{_meant(unknown[1])}', ''
+        elif isinstance(error, TypeError) and _UNKNOWN_ARGUMENT.search(message):
+            message = f'{message}; {INHERITED}'
         raise SystemExit(f'Error: {message}{location}') from None
+
+
+def _meant(name: str) -> str:
+    """Return a hint at the types of aft_mm that are called like an unknown one."""
+    ours: set[str] = set()
+    for registry in vars(import_module('aft_mm.registry')).values():
+        if hasattr(registry, 'import_from_location'):
+            registry.import_from_location()
+            ours |= registry.module_dict.keys()
+    close = get_close_matches(name.rpartition('.')[2], ours, n=1, cutoff=0.8)
+    return f"; did you mean 'aft_mm.{close[0]}'?" if close else ''
 
 
 def origin(error: Exception) -> tuple[str, str, int]:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import benchmark_attention
 import benchmark_iterations
@@ -228,6 +229,32 @@ def test_attention(tmp_path, monkeypatch):
     monkeypatch.setattr(eager, 'linear_attention', scaled(eager.linear_attention))
     with pytest.raises(SystemExit, match='linear step by step'):
         benchmark_attention.main(arguments)
+
+
+def test_lengths_that_are_left_out_are_named(monkeypatch, capsys):
+    def make(name, length):
+        def call():
+            if name == 'large' and length > 64:
+                raise torch.OutOfMemoryError
+
+        call.seconds = 1.0 if name == 'slow' else 0.0
+        return call
+
+    monkeypatch.setattr(benchmark_attention, 'seconds', lambda call, *rest: call.seconds)
+    monkeypatch.setattr(
+        benchmark_attention, 'interleaved', lambda calls, *rest: dict.fromkeys(calls, [1.0])
+    )
+    about = dict(lengths=[64, 128, 256], mixers=['slow', 'large'], patience=2.0)
+    args = SimpleNamespace(**about, rounds=1, device='cpu', clock='wall')
+    assert benchmark_attention.sweep(make, args) == {('slow', 64): 1.0, ('large', 64): 1.0}
+    assert capsys.readouterr().err.splitlines() == [
+        'slow of 128 tokens is left out: it would take 4 s, --patience is 2',
+        'large of 128 tokens is left out: out of memory',
+        'slow of 256 tokens is left out: it would take 16 s, --patience is 2',
+        'large of 256 tokens is left out: a shorter one was',
+    ]
+    (line,) = benchmark_attention.summary([dict(mixer='slow', length=64, ms=1.0)])
+    assert line.startswith('slow ') and line.endswith('no slope: one length')
 
 
 def test_sampling(tmp_path, monkeypatch):

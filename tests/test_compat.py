@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from aft_mm import compat
+from aft_mm.ops import aft_full
 
 CHECK = Path(__file__).parents[1] / 'examples/check_aft/test_my_aft.py'
 
@@ -117,6 +118,17 @@ def found_by(check, aft):
 @pytest.mark.parametrize('aft', FAULTS, ids=lambda aft: aft.__name__)
 def test_the_file_finds_the_usual_faults(check, aft):
     assert found_by(check, aft) == FAULTS[aft]
+
+
+def test_a_function_that_is_always_causal_is_compared_with_causal_sums(check, monkeypatch):
+    def causal(q, k, v, w):
+        return aft_full(q, k, v, check.causal(w).expand(len(k), -1, -1))
+
+    assert {'plain', 'hidden pairs', 'distances'} <= found_by(check, causal)
+    monkeypatch.setattr(check, 'CAUSAL', True)
+    assert found_by(check, causal) == set()
+    found = found_by(check, lambda q, k, v, w: bare_exp(q, k, v, check.causal(w)))
+    assert found == FAULTS[bare_exp] | {'distances'}  # a single one in the first row
 
 
 def test_ours_has_none_of_them():

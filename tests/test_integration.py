@@ -145,7 +145,6 @@ def two_processes(run, root, config, tmp_path_factory):
     launch = root / 'tools/launch.py', 'train', name, 2  # what dist_train.sh calls
     result = run(*launch, *words, cwd=folder, env={**KILL, 'KILL_RANK': '1'})
     assert result.returncode == 1 and (folder / 'epoch_2.pth').exists(), result.stderr
-    assert 'FAILED' in result.stderr
     last = result.stderr.splitlines()[-1]
     assert re.fullmatch(r'Error: process 1 \(pid \d+\): it was killed by SIGKILL', last)
     assert not (folder / 'epoch_3.pth').exists()

@@ -81,7 +81,7 @@ def test_a_folder_without_parts_is_split_trained_on_and_tuned_further(
     short = (
         'train_cfg.max_epochs=1 train_cfg.val_interval=1 train_dataloader.batch_size=6 '
         'train_dataloader.num_workers=0 val_dataloader.num_workers=0 '
-        'val_dataloader.persistent_workers=False'
+        'val_dataloader.persistent_workers=False default_hooks.logger.interval=1'
     ).split()
     train('image-folder', *short)
     shown = capfd.readouterr().out

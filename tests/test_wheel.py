@@ -385,7 +385,7 @@ def test_the_notebook_runs_from_the_wheel(elsewhere, fork, root):
     assert 'digits: 250 images of 5 classes, 64 x 64 pixels' in fork(text)
     lines = (folder / 'predictions/predictions.csv').read_text().splitlines()
     names = [line.split(',')[0] for line in lines[1:]]
-    assert names[:10:5] == ['new_digits/0-50.png', 'new_digits/0-51.png'] and len(names) == 50
+    assert names[:2] == ['new_digits/0-50.png', 'new_digits/0-51.png'] and len(names) == 10
 
 
 @pytest.mark.parametrize(

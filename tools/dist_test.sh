@@ -4,4 +4,9 @@
 # the CPU. PYTHON is the interpreter.
 set -euo pipefail
 
+if (($# < 3)); then
+    sed -n 's/^# Usage: //p' "$0" | sed 's/^/Error: needs its arguments: /' >&2
+    exit 2
+fi
+
 exec "${PYTHON:-python}" "$(dirname "$0")/launch.py" test "$@"

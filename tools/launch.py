@@ -6,6 +6,7 @@ for the others (default 600).
 
 import argparse
 import errno
+import logging
 import os
 import re
 import signal
@@ -40,6 +41,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.run import parse_args as parse_torchrun
 from torch.distributed.run import run
 
+# Which would name the first process that ended, and as its reason the others.
+logging.getLogger('torch.distributed.elastic.multiprocessing.api').setLevel(logging.CRITICAL)
 # Default and minimum.
 VARIABLES = dict(NNODES=(1, 1), NODE_RANK=(0, 0), PORT=(29500, 1), RDZV_TIMEOUT=(600, 1))
 
@@ -116,7 +119,7 @@ def root_cause(failures: dict[int, ProcessFailure]) -> str:
         message = (
             f'it was killed by {failure.signal_name()}'
             if failure.exitcode < 0
-            else f'it ended with status {failure.exitcode} and its traceback is above'
+            else f'it ended with status {failure.exitcode} and says why above'
         )
     return f'process {order[0]} (pid {failure.pid}): {message}'
 
@@ -136,7 +139,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(parse_torchrun(words))
     except ChildFailedError as error:
-        print(error, file=sys.stderr)
         raise SystemExit(f'Error: {root_cause(error.failures)}') from None
     except SignalException as error:
         print(f'{error.sigval.name} stopped the launcher and its processes', file=sys.stderr)

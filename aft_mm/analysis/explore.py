@@ -22,7 +22,7 @@ from aft_mm.outputs import check_output
 from aft_mm.visualization import mixers_with_bias
 
 from . import footer
-from .recording import mixers_with_keys, record_outputs
+from .recording import by_layer, mixers_with_keys, record_outputs
 
 MOST_NUMBERS = 2**25  # 134 MB, which a browser opens in seconds
 
@@ -31,13 +31,14 @@ class ExplorerLayer(NamedTuple):
     """The position bias w of a token mixer, [h, kernel_h, kernel_w] by offset or [h, T, T].
 
     The sum excludes later sources if ``causal``, and sources outside the kernel unless
-    ``connected``.
+    ``connected``. ``number`` is that of the block, by default the place in the page.
     """
 
     name: str
     bias: Tensor
     causal: bool = False
     connected: bool = True
+    number: int | None = None
 
 
 class ExplorerImage(NamedTuple):
@@ -103,6 +104,7 @@ def _layers(
         entries.append(
             dict(
                 name=layer.name,
+                number=i if layer.number is None else layer.number,
                 heads=len(w),
                 start=start,
                 kernel=None if dense else w.shape[1:],
@@ -168,9 +170,13 @@ def layers_of(mixers: dict[str, Any], config: Config) -> list[ExplorerLayer]:
         )
     return [
         ExplorerLayer(
-            name, mixer.position_bias(), mixer.causal, getattr(mixer, 'global_connectivity', True)
+            name,
+            mixer.position_bias(),
+            mixer.causal,
+            getattr(mixer, 'global_connectivity', True),
+            number,
         )
-        for name, mixer in mixers.items()
+        for number, (name, mixer) in zip(by_layer(mixers), mixers.items(), strict=True)
     ]
 
 

@@ -115,11 +115,11 @@ function drawOverview() {
   context.font = '12px system-ui, sans-serif';
   for (let row = 0; row < rowsShown(); row++) {
     const y = cell.top + row * (step + cell.below);
-    if (!oneHead) context.fillText(`layer ${row}`, 4, y + cell.size / 2 + 4);
+    if (!oneHead) context.fillText(`layer ${layerOf(row).number}`, 4, y + cell.size / 2 + 4);
     for (let column = 0; column < columnsShown(); column++) {
       const item = itemAt(row, column), x = cell.left + column * step;
       if (!item) continue;
-      if (oneHead) context.fillText(`layer ${item.layer}`, x, y - 5);
+      if (oneHead) context.fillText(`layer ${layerOf(item.layer).number}`, x, y - 5);
       else if (!row) context.fillText(`${item.head}`, x + cell.size / 2 - 6, cell.top - 7);
       drawMap(context, item, x, y, cell.size, cell.size);
       const chosen = item.layer === state.layer && item.head === state.head;
@@ -236,7 +236,7 @@ const number = x => (x === null ? 'not summed over' : Number(x.toPrecision(7)).t
 const say = text => { $('readout').textContent = text; };
 const percent = x => `${(100 * x).toPrecision(4)} %`;
 const sign = x => (x > 0 ? `+${x}` : `${x}`);
-const chosenHead = () => `layer ${state.layer}, head ${state.head}`;
+const chosenHead = () => `layer ${layerOf(state.layer).number}, head ${state.head}`;
 function saySource() {
   const [r, c] = state.source ?? [state.row, state.column];
   const w = biasAt(layerOf(state.layer), state.head, state.row, state.column, r, c);
@@ -386,7 +386,7 @@ async function start() {
   setTheme(matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
   document.title = $('title').textContent = meta.title;
   $('about').textContent = meta.about;
-  meta.layers.forEach((layer, i) => $('layer').append(new Option(`${i}: ${layer.name}`, i)));
+  meta.layers.forEach((layer, i) => $('layer').append(new Option(`${layer.number}: ${layer.name}`, i)));
   [biases, keys] = [new Float32Array(await unpack('biases')), new Uint16Array(await unpack('keys'))];
   for (const [i, image] of meta.images.entries()) {
     const section = document.createElement('section');

@@ -16,8 +16,9 @@ from .verdicts import LEVEL
 SHARES = re.compile(r'(^|/)accuracy/top\d+$')
 #: Change of another metric, relative to its best value, that counts.
 NOTABLE = 0.02
-#: Validations from which on a curve has a direction.
+#: Validations and iterations from which on a curve has a direction.
 FEWEST = 4
+FEWEST_ITERATIONS = 50
 #: Names in a sentence.
 MOST_NAMES = 5
 
@@ -70,7 +71,11 @@ def summarize(
         sentences['validated'] += (
             f'; the best of {len(looks)} validations, so expect worse on other data'
         )
-    direction, next_step = _direction(looks, best_at, sign, noise, trained(records, 'loss'))
+    losses = trained(records, 'loss')
+    if losses and looks[-1][0] < FEWEST_ITERATIONS:
+        sentences['trend'] = f'fewer than {FEWEST_ITERATIONS} iterations are too few to judge'
+        return Summary(sentences, '')
+    direction, next_step = _direction(looks, best_at, sign, noise, losses)
     if direction:
         sentences['trend'] = direction.format(at=f'{best_at:,}')
     return Summary(sentences, step or next_step)

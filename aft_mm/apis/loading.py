@@ -95,7 +95,7 @@ def build_model(config: Config) -> Any:
 
 def load_trained(model: Any, config: Config, checkpoint: FilePath) -> None:
     """Load the weights and ``dataset_meta`` of a checkpoint into the model of a config."""
-    weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), map_location='cpu')
+    weights = CheckpointLoader.load_checkpoint(os.fspath(checkpoint), 'cpu', 'silent')
     load_weights(model, weights, name=str(config.filename))
     model.dataset_meta = (weights.get('meta') or {}).get('dataset_meta') or {}
 

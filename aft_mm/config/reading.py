@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import aft_mm.registry  # noqa: F401, finds bases such as aft_mm::own_data/image-folder
 from aft_mm.checks import check_flag, check_int, check_number
-from aft_mm.errors import UserError
+from aft_mm.errors import INHERITED, UserError
 from aft_mm.images import find_images, not_read
 from aft_mm.openmmlab import warn
 
@@ -102,6 +102,7 @@ def _check(place: str, part: Any, kind: Any, more: Iterable[str]) -> None:
             f'{place} has no {key!r}; '
             + (f'did you mean {close[0]}? ' if close else '')
             + f'it may have {", ".join(known)}'
+            + ('' if close else f'; {INHERITED}')
         )
 
 

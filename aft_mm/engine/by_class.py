@@ -49,7 +49,7 @@ class BoxesByClass(ByClass):
             )
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """Return ``best_f1`` and its ``best_f1_score``; nothing without predictions or objects."""
+        """Return ``best_f1`` and its ``best_f1_score``; nothing without a hit."""
         hub = MessageHub.get_current_instance()
         hub.runtime_info.pop(BEST_SCORE, None)  # of the last validation
         scores, labels, hits, objects = map(np.concatenate, zip(*results, strict=True))
@@ -57,7 +57,7 @@ class BoxesByClass(ByClass):
         scores, labels, hits = scores[order], labels[order], hits[order]
         numbers = range(len((self.dataset_meta or {})['classes']))
         self.store([average_precision(hits[labels == i], (objects == i).sum()) for i in numbers])
-        if not len(scores) or not len(objects):
+        if not hits.any():
             return {}
         f1 = 2 * hits.cumsum() / (np.arange(1, len(hits) + 1) + len(objects))
         f1[:-1][scores[:-1] == scores[1:]] = 0  # a score keeps all boxes that have it

@@ -41,7 +41,7 @@ def declared_strides(part: nn.Module) -> list[tuple[float, float]]:
 
 
 def check_strides(config: Config, runner: Runner) -> None:
-    """Let the first pass refuse maps whose size times the declared stride is not the image's.
+    """Let the first pass refuse maps whose number, or size times the declared stride, is wrong.
 
     mmdet's FPN makes levels of equal size from the maps of a plain backbone. A detector trains on
     them without an error, with its boxes in the wrong places.
@@ -49,6 +49,9 @@ def check_strides(config: Config, runner: Runner) -> None:
     model = task_model(runner)
     feeder = 'backbone' if getattr(model, 'neck', None) is None else 'neck'
     feeder = f'model.{feeder} {type(getattr(model, feeder, None)).__name__}'
+    hint = 'after a backbone of one scale use the neck aft_mm.SimpleFeaturePyramid'
+    if feeder.endswith('SimpleFeaturePyramid'):
+        hint = 'set strides and num_outs of the neck'
     image: list[int] = []
     checked: set[str] = set()
 
@@ -63,18 +66,17 @@ def check_strides(config: Config, runner: Runner) -> None:
         checked.add(name)
         maps = getattr(part, 'resize_feats', list)(inputs[0])  # SOLO resizes its maps
         sizes = [level.shape[-2:] for level in maps]
-        wrong = any(
+        wrong = len(sizes) != len(strides) or any(
             abs(size - side / stride) >= MOST_CELLS
-            for level, pair in zip(sizes, strides, strict=False)
-            for size, side, stride in zip(level, image, pair, strict=False)
+            for level, pair in zip(sizes, strides, strict=True)
+            for size, side, stride in zip(level, image, pair, strict=True)
         )
         if wrong:
             found = ', '.join(f'{image[0] / height:.3g}' for height, _ in sizes)
             declared = ', '.join(f'{stride:.3g}' for stride, _ in strides)
             raise UserError(
                 f'{feeder} gives {name} maps of strides {found} px, which must be the strides that '
-                f'it declares, {declared}; after a backbone of one scale use the neck '
-                'aft_mm.SimpleFeaturePyramid'
+                f'it declares, {declared}; {hint}'
             )
 
     for name, part in model.named_modules():
@@ -151,6 +153,7 @@ def check_widths(config: Config, runner: Runner) -> None:
             "classifier without a neck, got 'featmap'"
         )
     heads = [name for name, _ in model.named_children() if name.endswith('head')]
+    outputs = len(backbone.out_indices)
     for name in ['neck'] if neck else heads:
         given = getattr(getattr(model, name), 'in_channels', backbone.embed_dims)
         if set(given if isinstance(given, Sequence) else [given]) != {backbone.embed_dims}:
@@ -158,12 +161,18 @@ def check_widths(config: Config, runner: Runner) -> None:
                 f'{name}.in_channels must be {backbone.embed_dims}, the width of the '
                 f'backbone, got {given}'
             )
-        index = getattr(getattr(model, name), 'in_index', 0)  # of mmseg's heads
-        outputs = len(backbone.out_indices)
-        if neck is None and not -outputs <= np.max(index) < outputs:
+        if neck and isinstance(given, Sequence) and len(given) != outputs:
             raise UserError(
-                f'model.{name}.in_index must be below {outputs}, the number of out_indices of the '
-                f'backbone, got {index}'
+                f'neck.in_channels must have one entry for each of the {outputs} out_indices of the '
+                f'backbone, got {given}'
+            )
+    maps = getattr(neck, 'num_outs', np.inf) if neck else outputs
+    for name in heads:
+        index = getattr(getattr(model, name), 'in_index', 0)  # of mmseg's heads
+        if not -maps <= np.max(index) < maps:
+            raise UserError(
+                f'model.{name}.in_index must be below {maps}, the number of maps of the '
+                f'{"neck" if neck else "backbone"}, got {index}'
             )
 
 

@@ -63,7 +63,6 @@ _FIRST = {
     'eta': '{} left',
     'memory': '{} MB',
 }
-_LEFT_OUT = ('data_time', 'base_lr')
 
 
 def is_for_the_console(record: logging.LogRecord) -> bool:
@@ -105,10 +104,12 @@ def readable(message: str) -> str:
         values[name] = value
     head = f'epoch {space}{epoch}, ' if epoch else 'iteration ' * (mode == 'train')
     head += _WORDS.get(mode, '')
+    if 'base_lr' in values:  # lr is that of the first parameter, which may decay or be frozen
+        values['lr'] = values.pop('base_lr')
     for name in {'lr', 'time'} & values.keys():
         values[name] = f'{float(values[name]):.3g}'
     first = [form.format(values.pop(name)) for name, form in _FIRST.items() if name in values]
-    rest = [f'{name} {value}' for name, value in values.items() if name not in _LEFT_OUT]
+    rest = [f'{name} {value}' for name, value in values.items() if name != 'data_time']
     if mode == 'train' or not rest:
         rest = [*first, *rest]
         head = f'{head} {place}' if mode != 'train' else head + place

@@ -13,7 +13,7 @@ from mmengine.hub import get_config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
 
-from aft_mm.engine.preflight import TRAIN_CHECKS, check_strides, declared_strides
+from aft_mm.engine.preflight import TRAIN_CHECKS, check_strides, check_widths, declared_strides
 
 from ..all_configs import configs_of, load_config
 from ..errors import refuses_input
@@ -88,6 +88,38 @@ def test_levels_of_one_size_are_refused():
     )
     refuses_input(message, train, checked(with_fpn(RETINANET)))
     refuses_input('FPN gives rpn_head maps of strides', train, checked(with_fpn(MASK_RCNN)))
+
+
+@each(
+    'settings, found',
+    [
+        (dict(strides=[4, 8, 16]), '4, 8, 16, 32'),
+        (dict(num_outs=3), '8, 16, 32'),
+        (dict(num_outs=5), '8, 16, 32, 64, 128'),
+    ],
+)
+def test_levels_of_our_neck_that_the_head_does_not_declare(settings, found):
+    model = config_of(RETINANET)
+    model.neck.update(settings)
+    message = f'maps of strides {found} px, .* declares, 8, 16, 32, 64; set strides and num_outs of'
+    refuses_input(message, train, checked(model), (128, 256))
+
+
+@each(
+    'part, settings, message',
+    [
+        ('neck', dict(in_channels=[96]), 'entry for each of the 4 out_indices of the backbone'),
+        ('decode_head', dict(in_index=[0, 1, 2, 4]), 'below 4, the number of maps of the neck'),
+        ('auxiliary_head', dict(in_index=-5), 'below 4, the number of maps of the neck, got -5'),
+    ],
+)
+def test_parts_of_a_segmentor_with_other_numbers_of_maps(part, settings, message):
+    config = load_config(configs_of('segmentation')['upernet-aft-conv-mini_1xb4-1200i_camvid'])
+    init_default_scope(config.default_scope)
+    model = copy.deepcopy(config.model)
+    check_widths(None, SimpleNamespace(model=MODELS.build(copy.deepcopy(model))))
+    model[part].update(settings)
+    refuses_input(message, check_widths, None, SimpleNamespace(model=MODELS.build(model)))
 
 
 @each('head', ['FCOSHead', 'ATSSHead', 'RepPointsHead', 'YOLOXHead'])

@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import re
 import resource
 import shlex
 import signal
@@ -293,6 +294,14 @@ class TestLauncher:
         )
         assert sentence.startswith('Error: the machines did not meet (')
         assert f'machine {rank} of 2 waits up to 1 s for the others' in capfd.readouterr().err
+
+    def test_an_error_of_the_processes_ends_in_one_line(self, run, root, config, tmp_path):
+        words = '2 --work-dir work --cfg-options train_cfg.max_epochs=0'.split()
+        result = run(root / 'tools/launch.py', 'train', config('tiny'), *words, cwd=tmp_path)
+        *others, last = result.stderr.splitlines()
+        reason = 'train_cfg.max_epochs must be an int, 1 or larger, got 0'
+        assert re.fullmatch(rf'Error: process \d \(pid \d+\): {reason}', last)
+        assert all(line == f'Error: {reason}' or line.startswith('SIGTERM ') for line in others)
 
     def test_the_arguments_of_a_test(self, tool, monkeypatch):
         monkeypatch.setenv('PORT', str(free_port()))

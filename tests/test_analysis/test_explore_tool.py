@@ -111,7 +111,7 @@ def test_dense_and_causal_biases_with_a_class_token_in_both_themes(tmp_path, ope
     dense, kernel = torch.randn(1, 7, 7), torch.randn(1, 3, 3)
     layers = [
         ExplorerLayer('dense', dense),
-        ExplorerLayer('causal', kernel, causal=True),
+        ExplorerLayer('causal', kernel, causal=True, number=4),
         ExplorerLayer('cut', kernel, connected=False),
     ]
     (tmp_path / 'page.html').write_text(explorer_page(layers, (2, 3), 1), encoding='utf-8')
@@ -127,6 +127,8 @@ def test_dense_and_causal_biases_with_a_class_token_in_both_themes(tmp_path, ope
     page.mouse('query', 1.5 * tile, 0.5 * tile)  # query (0, 1)
     page.mouse('query', 2.5 * tile, 1.5 * tile, click=False)  # source (1, 2)
     assert readout(page)[1][0] == pytest.approx(float(dense[0, 1 + 1, 1 + 5]), rel=1e-6)
+    names = "[...document.getElementById('layer').options].map(one => one.text).join()"
+    assert page.run(names) == '0: dense,4: causal,2: cut'
     dark = page.run('getComputedStyle(document.body).backgroundColor'), pixel()
     page.run("document.getElementById('theme').click()")
     light = page.run('getComputedStyle(document.body).backgroundColor'), pixel()
@@ -136,7 +138,7 @@ def test_dense_and_causal_biases_with_a_class_token_in_both_themes(tmp_path, ope
     page.key('overview', 'ArrowRight')  # the later token is excluded from the sum
     page.mouse('query', 2.5 * tile, 1.5 * tile, click=False)
     assert readout(page)[0].endswith(
-        'layer 1, head 0, query (0, 1), source (1, 2): not summed over'
+        'layer 4, head 0, query (0, 1), source (1, 2): not summed over'
     )
     page.key('overview', 'ArrowRight')
     page.mouse('query', 2.5 * tile, 1.5 * tile, click=False)

@@ -17,6 +17,7 @@ from aft_mm.config.reading import READ
 from aft_mm.errors import UserError
 
 from ..errors import refuses_input, stops
+from ..helpers import ROOT
 
 HEAVY = {'torch', 'mmengine', 'numpy', 'matplotlib'}
 OF_THE_REPOSITORY = {'compare_models', 'print_config', 'train_grid'}
@@ -54,6 +55,8 @@ def test_help_imports_nothing_heavy():
         assert f'usage: aft_mm {name} [-h]' in '\n'.join(shown)
     assert sum(line.startswith('usage: aft_mm') for line in shown) == len(words) > 25
     assert not [line for line in shown if 'python tools/' in line]
+    paths = re.findall(r'[\w.-]+/[\w./-]*\w', '\n'.join(shown))
+    assert not [path for path in paths if (ROOT / path).exists()], 'a wheel lacks these'
     assert not {*HEAVY, 'yaml'} & imported
 
 
@@ -356,6 +359,11 @@ def test_list_filters(tool, capsys, monkeypatch):
     assert set(names('--task', 'image_ar')) == {
         name for name, path in configs_by_name().items() if path.parent.name == 'image_ar'
     }
+    tool('list').main([names('--task', 'detection')[0]])
+    header, row = capsys.readouterr().out.splitlines()
+    assert re.search('  libraries$', header) and re.search('  mmdet missing: .*', row)
+    tool('list').main([QUICKSTART])
+    assert capsys.readouterr().out.endswith('  installed\n')
     measured = names('--measured')
     assert QUICKSTART in measured and 'retinanet-aft-conv-tiny_8xb2-1x_voc0712' not in measured
     stops('--task must be one of copy_task, .*, got .detecton', names, '--task', 'detecton')

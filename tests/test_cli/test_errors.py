@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from mmengine.dataset import BaseDataset
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, DefaultScope
+from torch import nn
 from torch.utils.data import DataLoader
 
 from aft_mm import ops
@@ -82,7 +83,9 @@ def test_listed_errors_name_their_place_unless_raised_by_aft_mm():
         )
 
     assert sentence(build(kernel_size=4), ValueError) == ('kernel_size must be odd, got (4,)')
-    assert "AFTConv has no argument 'kernel'" in sentence(build(kernel_size=3, kernel=3), TypeError)
+    message = sentence(build(kernel_size=3, kernel=3), TypeError)
+    assert message.startswith("AFTConv has no argument 'kernel'")
+    assert '; one that a base gave goes with _delete_=True in the dict' in message
     backbone = dict(type='aft_mm.AFTViT', arch='tiny', position_embeding=False)
     assert sentence(lambda: MODELS.build(backbone), TypeError).startswith(
         "AFTViT has no argument 'position_embeding', only arch, img_size"
@@ -94,6 +97,27 @@ def test_listed_errors_name_their_place_unless_raised_by_aft_mm():
     assert re.fullmatch(
         r'0 \(KeyError at .*test_errors.py:\d+\)', sentence(lambda: {}[0], KeyError)
     )
+
+
+@pytest.mark.parametrize(
+    ('scope', 'kind', 'meant'),
+    [
+        ('mmpretrain', 'AFTViT', 'AFTViT'),
+        ('mmengine', 'aft_mm.AFTVit', 'AFTViT'),
+        ('mmpretrain', 'SimpleFeaturePyramids', 'SimpleFeaturePyramid'),
+        ('mmpretrain', 'mmpretrain.NoSuchNet', None),
+    ],
+)
+def test_an_unknown_type_is_named_with_the_one_of_ours_that_is_meant(scope, kind, meant):
+    with DefaultScope.overwrite_default_scope(scope):
+        message = sentence(lambda: MODELS.build(dict(type=kind)), KeyError)
+    hint = f"; did you mean 'aft_mm.{meant}'?" if meant else ''
+    assert message == f'type {kind} is not in the {scope}::model registry{hint}'
+
+
+def test_an_unknown_argument_of_another_package_may_be_inherited():
+    message = sentence(lambda: nn.Linear(2, 3, heads=4), TypeError)
+    assert re.search("unexpected keyword argument 'heads'; one that a base gave goes with", message)
 
 
 def test_a_user_error_is_its_message():

@@ -39,8 +39,7 @@ def test_classes_are_those_of_the_classifier(images, tiny_classifier, capsys):
     assert '100%' in captured.err and captured.out.startswith('5 images: out/predictions.csv')
     written, lines = read(images / 'out')
     paths = ['in/a/1, é.jpg', 'in/a/two.png', 'in/b/2.png', 'in/c.png', 'other/d.png']
-    assert [one['path'] for one in written] == paths and len(lines) == 25
-    lines = lines[::5]  # the best class of each
+    assert [one['path'] for one in written] == paths
     assert [line['path'] for line in lines] == paths
     results = ImageClassifier(*tiny_classifier, 'cpu')(paths, progress=False)
     for one, line, expected in zip(written, lines, results, strict=True):

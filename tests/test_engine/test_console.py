@@ -52,7 +52,7 @@ def lines_of(by_epoch, name, **values):
 
 
 VALUES = {
-    'train__lr': 1e-3,
+    'train__lr': 1e-5,  # of the first layer
     'train__base_lr': 1e-3,
     'train__time': 0.25,
     'train__data_time': 0.125,

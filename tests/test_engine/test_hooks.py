@@ -319,7 +319,7 @@ class TestCheckImagesHook:
     def test_a_whole_image_passes_also_with_bytes_after_its_end(self, image, caplog):
         with caplog.at_level(logging.INFO):
             self.check(image)
-        assert 'checks 1 image files' in caplog.text
+        assert 'checking 1 image files' in caplog.text
         image.write_bytes(image.read_bytes() + bytes(5000))
         self.check(image)
 

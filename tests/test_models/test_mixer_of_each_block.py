@@ -8,6 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 from torch import nn
 
+from aft_mm.analysis.explore import layers_of
 from aft_mm.analysis.model_complexity import saved_memory
 from aft_mm.analysis.recording import by_layer, mixers_with_keys
 from aft_mm.export.image_graphs import check_any_size
@@ -152,6 +153,11 @@ def test_pictures_number_the_blocks():
     biased = by_layer(mixers_with_bias(net))
     assert list(biased) == [1, 3] and biased[3] is net.layers[3].token_mixer
     assert list(by_layer(mixers_with_keys(net))) == [0, 1, 2, 3]
+    layers = layers_of(mixers_with_bias(net), Config())
+    assert [(layer.name, layer.number) for layer in layers] == [
+        ('layers.1.token_mixer', 1),
+        ('layers.3.token_mixer', 3),
+    ]
     for names in (('a.0', 'b.0'), ('encoder.layers.1', 'decoder.layers.3')):
         assert list(by_layer({f'{name}.token_mixer': net for name in names})) == [0, 1]
     assert [choose('layers', choice, [1, 3]) for choice in ('all', 'first:1', '3', 'even:9')] == [

@@ -5,6 +5,7 @@ cost over log length is printed: 1 is linear, 2 quadratic.
 """
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Callable
@@ -72,6 +73,10 @@ def check(name: str, args: argparse.Namespace) -> None:
         require_close(f'{name} step by step', torch.stack(rows, 1), layer(x), 1e-3)
 
 
+def leave_out(name: str, length: int, reason: str) -> None:
+    print(f'{name} of {length} tokens is left out: {reason}', file=sys.stderr)
+
+
 def sweep(
     make: Callable[[str, int], Callable[[], object]], args: argparse.Namespace
 ) -> dict[tuple[str, int], float]:
@@ -80,7 +85,10 @@ def sweep(
     for length in args.lengths:
         for name in args.mixers:
             before = last.get(name, (length, 0.0))
-            if before[1] * (length / before[0]) ** 2 > args.patience:
+            expected = before[1] * (length / before[0]) ** 2
+            if expected > args.patience:
+                reason = f'it would take {expected:.0f} s, --patience is {args.patience:g}'
+                leave_out(name, length, reason if expected < math.inf else 'a shorter one was')
                 continue
             call = make(name, length)
             try:
@@ -88,7 +96,8 @@ def sweep(
                 last[name] = (length, seconds(call, args.device, args.clock))
                 calls[name, length] = call
             except torch.OutOfMemoryError:
-                last[name] = (length, float('inf'))
+                last[name] = (length, math.inf)
+                leave_out(name, length, 'out of memory')
     times = interleaved(calls, args.rounds, args.device, args.clock)
     return {cell: statistics.median(values) for cell, values in times.items()}
 
@@ -123,6 +132,7 @@ def summary(rows: list[dict]) -> list[str]:
         for kind, label in KINDS.items():
             lengths, costs = np.log(curve(rows, name, kind))
             if len(lengths) < 2:
+                lines += [f'{name:<16}{label:<36}no slope: one length'] * len(lengths)
                 continue
             half = len(lengths) // 2 if len(lengths) > 3 else 0
             slopes = [np.polyfit(lengths[i:], costs[i:], 1)[0] for i in (0, half)]

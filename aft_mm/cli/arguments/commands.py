@@ -33,8 +33,8 @@ def list_configs(parser: argparse.ArgumentParser) -> None:
 
     With --mixers, list the token mixers by their type in a config, also those of other packages.
 
-    The column "trained" names a model whose weights come with aft_mm. A config is "ready" if the
-    libraries of its task are installed.
+    The column "trained" names a model whose weights come with aft_mm, "libraries" those of the task
+    that are missing, with the command that installs them.
     """
     parser.add_argument(
         'pattern',
@@ -169,8 +169,8 @@ def predict(parser: argparse.ArgumentParser) -> None:
 
     CHECKPOINT may also be a file of `aft_mm export`: OUT.onnx, OUT.xml or OUT.pt2, of the same config.
 
-    The folder DIR gets pictures/, masks/ (grey level = class), predictions.json and
-    predictions.csv with one line per class, box or class of a mask.
+    The folder DIR gets pictures/, masks/ (grey level = class), predictions.json with the five best
+    classes of each image, and predictions.csv with one line per image, box or class of a mask.
     """
     add_model(parser)
     parser.add_argument(

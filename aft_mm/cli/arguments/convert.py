@@ -187,8 +187,8 @@ def publish_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--license',
         metavar='SPDX',
-        help='licence of the weights; default: by the training data, as in docs/data.md, if that '
-        'settles it',
+        help='licence of the weights (default: that of `aft_mm licenses` for the training data, if '
+        'there is one)',
     )
     parser.add_argument(
         '--command', help='training command (default: that of the run, without its work dir)'

@@ -7,12 +7,15 @@ from pathlib import Path
 def export(parser: argparse.ArgumentParser) -> None:
     """Export a trained model: OUT.onnx for ONNX (opset 20), OUT.xml for OpenVINO, OUT.pt2 for torch.
 
-    docs/export.md lists inputs and outputs by kind of model; OUT.json says how an image becomes the
-    input. The file is compared with the model on other inputs. `aft_mm predict CONFIG OUT` runs it.
+    Of image [B, C, H, W] the outputs are scores, of detectors boxes, scores and labels, with --backbone
+    maps; of text tokens [1, T] scores, of speech frames [B, T, F] and mask [B, T] log_probs.
 
-    With --steps, an autoregressive model gives two files, OUT-prompt and OUT-step, see
-    examples/generate_onnx.py. With --loops, AFT-conv is an operator in C++, in a library for
-    processors like this one and, of OpenVINO, for the installed release.
+    OUT.json says how an image becomes the input. The file is compared with the model on other inputs.
+    `aft_mm predict CONFIG OUT` runs it.
+
+    With --steps, an autoregressive model gives two files, OUT-prompt and OUT-step, each of which
+    returns the state that the next step takes. With --loops, AFT-conv is an operator in C++, in a
+    library for processors like this one and, of OpenVINO, for the installed release.
     """
     parser.add_argument('config', metavar='CONFIG', help='path or name of the config')
     parser.add_argument(

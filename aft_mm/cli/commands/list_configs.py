@@ -25,7 +25,7 @@ NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     'super_resolution': (('torchmetrics',), 'quality'),
     'speech_recognition': (('soundfile', 'kaldi_native_io', 'jiwer'), 'speech'),
 }
-CONFIG_HEADER: tuple[str, ...] = ('config', 'task', 'measured', 'trained', 'needs')
+CONFIG_HEADER: tuple[str, ...] = ('config', 'task', 'measured', 'trained', 'libraries')
 MIXER_HEADER: tuple[str, ...] = ('mixer', 'package', 'description')
 
 
@@ -79,8 +79,10 @@ def rows(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
         if (args.measured and not values) or (args.ready and lacks):
             continue
         first = next((f'{key} {value}' for key, value in values.items()), '')
-        needs = f'{", ".join(lacks)}: {install_command(NEEDS[task][1])}' if lacks else 'ready'
-        yield name, task, first, short, needs
+        state = 'installed'
+        if lacks:
+            state = f'{", ".join(lacks)} missing: {install_command(NEEDS[task][1])}'
+        yield name, task, first, short, state
 
 
 def mixers(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:

@@ -86,14 +86,15 @@ def predictions(
         return []
 
 
-def rows(prediction: Prediction) -> list[dict]:
+def rows(prediction: Prediction, scope: str) -> list[dict]:
     return [
         {
             'path': prediction.path,
             **{key: value for key, value in one.items() if key != 'box'},
             **dict(zip(CORNERS, one.get('box', ()), strict=False)),
         }
-        for one in prediction.found
+        # Of a class only the best; predictions.json has the others.
+        for one in prediction.found[: None if scope in COLUMNS else 1]
     ]
 
 
@@ -128,7 +129,7 @@ def run(args: argparse.Namespace) -> None:
             results = (predictions(predictor, batch, bad) for batch in batches)
             for predicted in progress(results, 'predicting', len(starts)):
                 for prediction in predicted:
-                    table.writerows(rows(prediction))
+                    table.writerows(rows(prediction, predictor.scope))
                     name = re.sub(r'[^\w.-]+', '_', Path(prediction.path).stem)[:80]
                     name = f'{len(written):0{digits}}_{name}.png'
                     written.append(dict(path=prediction.path, found=prediction.found))

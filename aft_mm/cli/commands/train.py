@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from mmengine.hooks import CheckpointHook
 from mmengine.runner import IterBasedTrainLoop, Runner
 
 from aft_mm.analysis.collect_runs import origin
-from aft_mm.analysis.run_logs import read_scalars, validated_metrics
+from aft_mm.analysis.run_logs import read_scalars, trained, validated_metrics
 from aft_mm.analysis.training_summary import SHARES, Summary, class_lines, summarize
 from aft_mm.checkpoint import load_from_local
 from aft_mm.cli.arguments import LATEST
 from aft_mm.cli.main import main
-from aft_mm.config.finding import check_checkpoint, install_root
+from aft_mm.config.finding import check_checkpoint, configs_by_name
 from aft_mm.config.reading import DOWNSTREAM, check_data
 from aft_mm.engine import (
     CheckpointCompatibilityHook,
@@ -49,6 +50,8 @@ USES = {
     'point_cloud': ('sample', '--out sample.ply'),
     'image_shape': ('sample', '--out sample.png'),
 }
+#: Words for the units in the names of checkpoints.
+UNITS = dict(epoch='epoch', iter='iteration')
 #: Options that do not change the result.
 OF_ONE_RUN = ('--resume', '--work-dir', '--launcher', '--local-rank', '--local_rank')
 #: Size of a validation set up to which its confusion matrix is plotted.
@@ -134,21 +137,26 @@ def report(runner: Runner, config: str, stopped: bool = False) -> None:
     if not checkpoint or runner.rank:
         return
     lines, metric = {}, ''
+    try:
+        records = read_scalars(runner.work_dir)
+    except UserError:  # no visual backend writes one
+        records = []
+    losses = trained(records, 'loss')
     curves = ['--group', '/'.join(Path(runner.work_dir).parts[-2:]), runner.work_dir]
     if hook is not None and best:
         # Not with any filename_tmpl; a name has _ instead of /.
         named = re.search(r'best_(.+)_(epoch|iter)_(\d+)\.pth$', str(best))
-        when = f' at {named[2]} {named[3]}' if named else ''
+        when = f' at {UNITS[named[2]]} {named[3]}' if named else ''
         score = float(runner.message_hub.get_info('best_score'))
         metric = hook.key_indicators[0]
         if metric != 'auto':  # which a resumed run without a validation has not replaced
-            curves += ['--metric', metric]
-            curves += ['--metric', 'loss'] * (not metric.startswith('bits_per_'))
+            shown = [metric] if metric.startswith('bits_per_') or not losses else [metric, 'loss']
+            curves += [word for name in shown for word in ('--metric', name)]
         elif named:
             metric = named[1]
         lines['best'] = f'{metric} {score:.4g}{when}'
     lines['checkpoint'] = os.path.relpath(checkpoint)
-    summary = summary_of(runner, hook, metric)
+    summary = summary_of(runner, records, hook, metric)
     lines |= summary.sentences
     scope = runner.cfg.get('default_scope')
     if scope in DOWNSTREAM:
@@ -156,7 +164,8 @@ def report(runner: Runner, config: str, stopped: bool = False) -> None:
         hub = load_from_local(best).get('message_hub') or {} if best else {}
         lines |= class_lines(hub.get('runtime_info') or runner.message_hub.runtime_info)
     if not stopped:
-        lines['curves'] = plot('curves', *curves, out=f'{runner.work_dir}/curves.png')
+        if len(losses) > 1 or sum('iter' not in record for record in records) > 1:  # else a dot
+            lines['curves'] = plot('curves', *curves, out=f'{runner.work_dir}/curves.png')
         if scope == 'mmpretrain' and runner.val_loop is not None:
             if len(runner.val_loop.dataloader.dataset) <= MOST_CLASSIFIED:
                 whole = os.path.join(runner.work_dir, os.path.basename(runner.cfg.filename))
@@ -164,7 +173,7 @@ def report(runner: Runner, config: str, stopped: bool = False) -> None:
                     *('confusion', whole, checkpoint, '--split', 'val'),
                     out=f'{runner.work_dir}/confusion.png',
                 )
-        ours = install_root() in Path(config).parents
+        ours = configs_by_name().get(Path(config).stem) == Path(config)
         words = [Path(config).stem if ours else config, lines['checkpoint']]
         if summary.step:
             lines['advice'] = advice(summary.step, runner, words[0])
@@ -177,12 +186,10 @@ def report(runner: Runner, config: str, stopped: bool = False) -> None:
     print('─' * 80)
 
 
-def summary_of(runner: Runner, hook: CheckpointHook | None, metric: str) -> Summary:
+def summary_of(
+    runner: Runner, records: Sequence[dict], hook: CheckpointHook | None, metric: str
+) -> Summary:
     """Judge the log of a run by a metric, by default the first of its validations."""
-    try:
-        records = read_scalars(runner.work_dir)
-    except UserError:  # no visual backend writes one
-        return Summary({}, '')
     # The file of the best checkpoint has _ instead of /.
     names = [name for name in validated_metrics(records) if metric in ('', name.replace('/', '_'))]
     if runner.val_loop is None or not (metric or names):

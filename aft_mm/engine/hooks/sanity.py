@@ -54,9 +54,7 @@ class CheckImagesHook(Hook):
         paths = list(dict.fromkeys(info['img_path'] for info in infos if 'img_path' in info))
         if not paths:
             return
-        runner.logger.info(
-            f'CheckImagesHook: this rank checks {len(paths)} image files of the {name} set'
-        )
+        runner.logger.info(f'checking {len(paths)} image files of the {name} set')
         with ThreadPoolExecutor(self.num_threads) as pool:
             list(pool.map(partial(check_image, name=name), paths))  # raises what they raise
 

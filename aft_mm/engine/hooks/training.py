@@ -136,6 +136,9 @@ class DiscriminantHeadHook(Hook):
             total.index_add_(0, labels, x)
             products += x.T @ x
         self.features.clear()
+        # The loss is that of a head which is not set yet, and the optimizer changes nothing.
+        for name in ('loss', 'lr', 'base_lr'):
+            runner.message_hub.log_scalars.pop(f'train/{name}', None)
 
     @torch.no_grad()
     def after_train_epoch(self, runner: Runner) -> None:
