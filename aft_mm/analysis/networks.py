@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from aft_mm.apis import load_model
 from aft_mm.apis.image_classifier import takes_bgr
-from aft_mm.apis.models import find_model_config
+from aft_mm.apis.loading import find_model_config
 from aft_mm.checks import check_int
 from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data

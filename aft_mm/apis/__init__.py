@@ -3,8 +3,7 @@
 from .generators import ImageGenerator, PointCloudGenerator, TextGenerator, write_ply
 from .image_classifier import ImageClassifier
 from .image_predictor import ImagePredictor, Prediction
-from .loading import load_model
-from .models import get_model, list_models, register_models
+from .loading import get_model, list_models, load_model, register_models
 from .speech_recognizer import Recognition, SpeechRecognizer
 from .super_resolver import SuperResolver
 from .translator import Translation, Translator

@@ -1,7 +1,14 @@
 """Checkpoints: read without running code from the file, written whole or not at all."""
 
-from .averaging import average, averaged
-from .latest import ATOMIC_BACKEND, checkpoints_in, latest_checkpoint, remove_parts, write_pointer
+from .latest import (
+    ATOMIC_BACKEND,
+    average,
+    averaged,
+    checkpoints_in,
+    latest_checkpoint,
+    remove_parts,
+    write_pointer,
+)
 from .loading import load_from_http, load_from_hub, load_from_local, load_weights
 from .plain_types import HUB_KEYS, plain_hub, plain_value
 from .safetensors import read_safetensors, write_safetensors

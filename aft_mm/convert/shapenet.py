@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mmengine.utils import track_progress_rich
 
-from aft_mm.datasets.point_clouds import class_folder
-from aft_mm.datasets.point_files import MESH_SUFFIXES
+from aft_mm.datasets.point_clouds import MESH_SUFFIXES, class_folder
 from aft_mm.errors import UserError, import_from_extra, user_errors
 from aft_mm.outputs import check_writable, write_whole
 

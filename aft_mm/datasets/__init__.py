@@ -8,7 +8,7 @@ from aft_mm.images import read_rgb
 from aft_mm.registry import DATA_SAMPLERS, DATASETS, TRANSFORMS
 
 from .file_dataset import FileDataset
-from .point_files import read_points
+from .point_clouds import read_points
 from .sound_files import filter_banks, read_sound
 from .texts import read_lines
 from .transforms import StackFrames

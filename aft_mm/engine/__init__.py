@@ -4,11 +4,11 @@ from .hooks.checkpointing import (
     CheckpointCompatibilityHook,
     PeriodicCheckpointHook,
     SafeCheckpointHook,
+    TimeBudgetHook,
 )
 from .hooks.pictures import PointCloudHook, SampleHook, SampleVisualizationHook, SuperResolutionHook
 from .hooks.resume import ExactResumeHook, ResumeCheckHook, ValidateFirstHook
 from .hooks.sanity import CheckImagesHook, FiniteLossHook, SanityCheckHook, SkippedDataReportHook
-from .hooks.stopping import TimeBudgetHook
 from .hooks.training import (
     BitsPerDimHook,
     CompileHook,

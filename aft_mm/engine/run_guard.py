@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from aft_mm.errors import PEER_DIED, UserError
 
-from .hooks.stopping import StopHook
+from .hooks.checkpointing import StopHook
 from .stop_signals import Stopped, StopSignals, protect_workers
 
 #: ``extra`` of a message for the log file only.

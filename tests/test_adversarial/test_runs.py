@@ -230,7 +230,7 @@ def alive(pid):
 WORKER = """
 import os, sys, time
 from mmengine.config import Config
-from aft_mm.engine.distributed import start_distributed
+from aft_mm.engine.runner import start_distributed
 os.environ.update(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_PORT=sys.argv[1])
 start_distributed(Config(dict(launcher='pytorch')))
 print('ready', os.getpid(), flush=True)

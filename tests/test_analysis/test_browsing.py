@@ -11,7 +11,7 @@ from aft_mm.analysis.browse_dataset import draw_instances, draw_segments, draw_t
 from aft_mm.analysis.networks import build_dataset
 from aft_mm.structures import SequenceSample
 from aft_mm.tokenizers import encode_points
-from aft_mm.visualization import draw_completions, draw_header, draw_super_resolution
+from aft_mm.visualization import draw_completions, draw_header
 
 from ..errors import stops
 
@@ -157,17 +157,6 @@ def test_a_dataset_is_browsed(browse, digits_classifier, tmp_path, capsys):
     picture, title = browse.picture_of(config, dataset, dataset[3])
     assert title == str(int(dataset[3]['data_samples'].gt_label))
     np.testing.assert_array_equal(picture[::20, ::20, 0], dataset[3]['inputs'][0])
-
-
-def test_models_are_plotted_next_to_each_other():
-    rng = np.random.default_rng(0)
-    inputs = rng.integers(0, 256, (2, 4, 4, 3), dtype=np.uint8)
-    first, second = rng.integers(0, 256, (2, 2, 1, 8, 8, 3), dtype=np.uint8)
-    alone = draw_super_resolution(inputs, np.concatenate([first, second], axis=1))
-    both = draw_super_resolution(inputs, {'one': first, 'another model': second})
-    np.testing.assert_array_equal(both[20:], alone[20:])
-    with pytest.raises(ValueError, match='must have one size, got those of'):
-        draw_super_resolution(inputs, {'one': first, 'two': second.repeat(2, 2).repeat(2, 3)})
 
 
 def test_a_header_stays_in_its_columns():

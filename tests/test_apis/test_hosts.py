@@ -48,7 +48,7 @@ class TestNames:
         calls = []
         monkeypatch.setattr(ModelHub, 'register_model_index', lambda *a, **b: calls.append(a))
         spec = importlib.util.spec_from_file_location(
-            'aft_mm.apis.models_again', root / 'aft_mm/apis/models.py'
+            'aft_mm.apis.models_again', root / 'aft_mm/apis/loading.py'
         )
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

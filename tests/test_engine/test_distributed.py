@@ -10,14 +10,14 @@ import torch.distributed as dist
 from mmengine.config import Config
 from torch import nn
 
-from aft_mm.engine.distributed import fix_sum_order, start_distributed
+from aft_mm.engine.runner import fix_sum_order, start_distributed
 
 SCRIPT = """
 import json, os, sys
 import torch
 import torch.distributed as dist
 from mmengine.config import Config
-from aft_mm.engine.distributed import start_distributed
+from aft_mm.engine.runner import start_distributed
 
 # Groups of two processes, which end as any other does.
 processes = []

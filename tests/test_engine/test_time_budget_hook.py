@@ -18,8 +18,8 @@ from mmengine.model import BaseModel
 from mmengine.registry import RUNNERS
 
 from aft_mm.engine import CheckpointCompatibilityHook, TimeBudgetHook
-from aft_mm.engine.distributed import start_distributed
-from aft_mm.engine.hooks import checkpointing, stopping
+from aft_mm.engine.hooks import checkpointing
+from aft_mm.engine.runner import start_distributed
 from aft_mm.errors import UserError
 from aft_mm.registry import DATASETS, METRICS, MODELS
 
@@ -138,7 +138,6 @@ class Clock(Hook):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(stopping, 'monotonic', clock)
     monkeypatch.setattr(checkpointing, 'monotonic', clock)
     return clock
 
@@ -343,7 +342,7 @@ def train_rank(rank, port, folder):
     os.environ['MASTER_PORT'] = str(port)
     clock = Clock()
     ticks = itertools.count()
-    stopping.monotonic = (lambda: next(ticks)) if rank == 0 else (lambda: 0)
+    checkpointing.monotonic = (lambda: next(ticks)) if rank == 0 else (lambda: 0)
     config = Config(dict(launcher='pytorch'))
     start_distributed(config)
     changes = dict(config, **{'train_dataloader.batch_size': 8})

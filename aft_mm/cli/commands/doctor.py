@@ -16,10 +16,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from aft_mm import __version__
 from aft_mm.config.finding import install_command, install_root
 from aft_mm.errors import UserError, user_errors
 
+from ... import __version__
 from .list_configs import NEEDS, is_installed, missing
 
 PYTHON = SpecifierSet('>=3.11,<3.14')

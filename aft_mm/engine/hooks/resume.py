@@ -18,11 +18,9 @@ from aft_mm.errors import UserError
 from aft_mm.openmmlab import warn
 from aft_mm.registry import HOOKS
 
-from ..distributed import fix_sum_order
 from ..loops import make_resumable
-from ..runner import task_model
-from .checkpointing import RUN, run_properties, waiting_gradients
-from .stopping import INSIDE_EPOCH, TIME_BUDGET
+from ..runner import fix_sum_order, task_model
+from .checkpointing import INSIDE_EPOCH, RUN, TIME_BUDGET, run_properties, waiting_gradients
 
 #: Entry of a checkpoint's meta: whether it was written after its validation.
 VALIDATED = 'validated'
