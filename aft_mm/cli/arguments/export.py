@@ -7,8 +7,8 @@ from pathlib import Path
 def export(parser: argparse.ArgumentParser) -> None:
     """Export a trained model: OUT.onnx for ONNX (opset 20), OUT.xml for OpenVINO, OUT.pt2 for torch.
 
-    Of image [B, C, H, W] the outputs are scores, of detectors boxes, scores and labels, with --backbone
-    maps; of text tokens [1, T] scores, of speech frames [B, T, F] and mask [B, T] log_probs.
+    Inputs: image [B, C, H, W], of text tokens [1, T], of speech frames [B, T, F] and mask [B, T].
+    Outputs: scores, of detectors also boxes and labels, of speech log_probs, with --backbone maps.
 
     OUT.json says how an image becomes the input. The file is compared with the model on other inputs.
     `aft_mm predict CONFIG OUT` runs it.
