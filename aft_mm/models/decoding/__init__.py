@@ -1,5 +1,3 @@
-"""Decoding: sampling token by token, beam search and CTC decoding."""
-
 from .ctc import Lexicon
 from .generation import Hypothesis, beam_search, default_length, generate
 from .sampling import check_logits, check_sampling, sample_categorical
