@@ -66,7 +66,6 @@ class UnusableFile(UserError):  # noqa: N818 - not always an error
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a file cannot be read."""
     if isinstance(error, FileNotFoundError):
         is_link = error.filename is not None and os.path.islink(error.filename)
         return 'it is a link to a missing file' if is_link else 'it does not exist'

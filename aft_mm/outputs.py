@@ -1,5 +1,3 @@
-"""Output files: their suffix, whether they can be written, their names; files that appear whole."""
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

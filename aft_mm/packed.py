@@ -1,5 +1,3 @@
-"""Compressed files, read up to a bound."""
-
 import gzip
 import lzma
 import zlib

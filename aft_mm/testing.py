@@ -27,7 +27,6 @@ close = torch.testing.assert_close
 
 
 def tokens(grid: Sequence[int]) -> Tensor:
-    """Return random tokens of a grid."""
     return torch.randn(BATCH, prod(grid), CHANNELS)
 
 

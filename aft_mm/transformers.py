@@ -384,9 +384,6 @@ class AFTForCausalLM(_Model, GenerationMixin):
 
     Args:
         config: see :class:`AFTTextConfig`.
-
-    Raises:
-        ValueError: decoder and head of the config do not fit together.
     """
 
     config_class = AFTTextConfig

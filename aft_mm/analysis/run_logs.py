@@ -98,7 +98,6 @@ def trained(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
 
 
 def validations(records: Sequence[dict], metric: str) -> list[tuple[int, float]]:
-    """Return ``(iteration, value)`` of each validation with a metric."""
     values = [(r['step'], r[metric]) for r in records if not is_training(r) and metric in r]
     last_epoch = max((r.get('epoch', 0) for r in records if is_training(r)), default=0)
     length = epoch_length(records)

@@ -146,9 +146,6 @@ class TextGenerator:
 
         Returns:
             The prompt followed by the sampled bytes; a list for a list of prompts.
-
-        Raises:
-            ValueError: A prompt is empty or too long, or an option is out of range.
         """
         if num_chars is not None:
             check_int('num_chars', num_chars, 1)

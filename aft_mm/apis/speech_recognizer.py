@@ -79,7 +79,6 @@ class SpeechRecognizer:
 
         Raises:
             UserError: A file cannot be read, or is longer than the position table.
-            ValueError: A number is out of range.
         """
         files = as_list(paths, str, os.PathLike)
         results = list(self.stream([self.read(path) for path in files], beam_size, batch_size))

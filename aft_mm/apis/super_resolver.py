@@ -100,9 +100,6 @@ class SuperResolver:
 
         Returns:
             uint8 ``[num, H, W, C]``.
-
-        Raises:
-            UserError: ``image`` has another shape or type.
         """
         image = self._checked(image)
         if image.shape != self.source_shape:
@@ -159,9 +156,6 @@ class SuperResolver:
 
         Returns:
             uint8 ``[num, H'·f, W'·f, C]`` with f = H / h.
-
-        Raises:
-            UserError: ``image`` does not fit, or ``overlap`` or ``num`` is out of range.
         """
         rows, columns = self.tile_starts(image, overlap)
         height, width, _ = self.source_shape

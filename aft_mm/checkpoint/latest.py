@@ -45,7 +45,6 @@ def remove_parts(folder: str | Path) -> None:
 
 
 def write_pointer(folder: str | Path, checkpoint: str) -> None:
-    """Write the name of a checkpoint to ``last_checkpoint``, atomically."""
     with write_whole(Path(folder, POINTER)) as file:
         file.write(checkpoint.encode())
 

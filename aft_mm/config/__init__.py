@@ -1,1 +1,0 @@
-"""Configs: `finding.py` finds one by its name, `reading.py` reads and checks it."""

@@ -1,5 +1,3 @@
-"""Read a config, and check it before anything is built from it."""
-
 import importlib
 import inspect
 import os

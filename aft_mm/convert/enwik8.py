@@ -1,5 +1,3 @@
-"""Unpack enwik8 from enwik8.zip (as distributed by Matt Mahoney) or enwik8.gz."""
-
 import argparse
 import gzip
 import struct

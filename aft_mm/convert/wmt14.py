@@ -1,5 +1,3 @@
-"""Extract WMT14 English-German from the archives of statmt.org for aft_mm.ParallelText."""
-
 import argparse
 import bz2
 import gzip

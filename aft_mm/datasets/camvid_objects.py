@@ -45,10 +45,6 @@ class CamVidObjects(BaseDataset):
         min_area: Smaller regions [px] get ``ignore_flag=1``.
         metainfo: ``classes``, by default car, pedestrian and bicyclist, and ``palette``.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.
-
-    Raises:
-        FileNotFoundError: If a folder or label file is missing.
-        ValueError: If a class is unknown, the split empty, or a label file damaged.
     """
 
     def __init__(

@@ -25,10 +25,6 @@ class CelebA(FileDataset):
         split: ``'train'``, ``'val'`` or ``'test'``.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True except
             for ``'train'``.
-
-    Raises:
-        FileNotFoundError: If the list or a listed image is missing.
-        ValueError: If the split is unknown or empty, or the list damaged.
     """
 
     def __init__(self, data_root: str, split: str = 'train', **kwargs: Any) -> None:

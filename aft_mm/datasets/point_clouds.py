@@ -209,10 +209,6 @@ class PointClouds(FileDataset):
         split: Folder in each class, such as ``'train'``.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True except
             for ``'train'``.
-
-    Raises:
-        FileNotFoundError: If a folder is missing.
-        ValueError: If a class has no point cloud in the split.
     """
 
     def __init__(

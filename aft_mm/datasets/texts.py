@@ -189,7 +189,6 @@ class ParallelText(Dataset):
         subwords: The vocabulary.
 
     Raises:
-        FileNotFoundError: If a file does not exist.
         ValueError: If the numbers of lines differ, no pair is left, or a test has a longer one.
     """
 

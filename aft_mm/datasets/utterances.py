@@ -119,10 +119,6 @@ class Utterances(FileDataset):
         speaker: Regular expression whose first group in the id is the speaker.
         max_frames: Largest number of frames per utterance, before stacking.
         **kwargs: See :class:`FileDataset`; the pipeline begins with :class:`LoadUtterance`.
-
-    Raises:
-        FileNotFoundError: If the transcripts do not exist.
-        ValueError: If an argument is out of range, or no utterance is left.
     """
 
     def __init__(

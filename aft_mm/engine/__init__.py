@@ -1,5 +1,3 @@
-"""The Runner and its parts."""
-
 from .hooks.checkpointing import (
     CheckpointCompatibilityHook,
     PeriodicCheckpointHook,

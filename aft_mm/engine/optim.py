@@ -1,5 +1,3 @@
-"""Optimizer wrapper, layer-wise learning rates and a schedule."""
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,9 +28,6 @@ class AutocastOptimWrapper(AmpOptimWrapper):
         loss_scale: For float16 only: ``'dynamic'``, a float or arguments of
             ``torch.amp.GradScaler``.
         **kwargs: Those of ``mmengine.optim.OptimWrapper``.
-
-    Raises:
-        ValueError: ``dtype`` is not available on this device.
     """
 
     def __init__(
@@ -73,7 +68,6 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         paramwise_cfg: ``decay_rate`` in (0, 1], and options of the default constructor.
 
     Raises:
-        ValueError: ``decay_rate`` is out of range.
         UserError: The optimizer has no lr, or the backbone no get_layer_depth.
     """
 

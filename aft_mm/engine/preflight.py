@@ -96,7 +96,6 @@ Check = Callable[[Config, Runner], None]
 
 
 def check_torchvision() -> None:
-    """Import torchvision, which fails if it was built for another version of torch."""
     try:
         importlib.import_module('torchvision')
     except (ImportError, RuntimeError) as error:

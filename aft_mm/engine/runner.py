@@ -217,7 +217,6 @@ def load_run_config(args: argparse.Namespace) -> Config:
 
     Raises:
         UserError: The config cannot be read, or the launcher's environment is incomplete.
-        ValueError: A number of the config is out of range.
     """
     if args.launcher != 'none':  # a rank without a group stops other libraries of the process
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
@@ -276,11 +275,7 @@ def can_compile(cfg: Config) -> bool:
 
 
 def build_runner(cfg: Config) -> Runner:
-    """Build the runner of ``cfg``, by default a ConsoleRunner.
-
-    Raises:
-        UserError: ``work_dir`` is not writable.
-    """
+    """Build the runner of ``cfg``, by default a ConsoleRunner."""
     try:
         os.makedirs(cfg.work_dir, exist_ok=True)
         with tempfile.TemporaryFile(dir=cfg.work_dir):
@@ -300,10 +295,7 @@ def task_model(runner: Runner) -> Any:
 
 
 class ConsoleRunner(Runner):
-    """mmengine's Runner with a short console log; the log file gets everything.
-
-    With ``log_level='DEBUG'`` the console gets everything, too.
-    """
+    """mmengine's Runner with a short console log, unless ``log_level='DEBUG'``."""
 
     def build_logger(
         self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any

@@ -39,9 +39,6 @@ class ImageQuality(GenerationMetric):
         image_shape: ``(H, W, C)`` of the images.
         source_shape: ``(h, w, C)`` of the inputs.
         **kwargs: See :class:`Metric`.
-
-    Raises:
-        ValueError: If the shapes do not match.
     """
 
     def __init__(

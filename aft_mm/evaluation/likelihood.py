@@ -19,9 +19,6 @@ class Likelihood(Metric):
 
     Args:
         per: Name of one prediction: ``'dim'`` (a sub-pixel), ``'char'``, ``'token'`` or ``'subword'``.
-
-    Raises:
-        ValueError: If ``per`` is unknown, or there is no prediction.
     """
 
     def __init__(self, per: str = 'dim', **kwargs: Any) -> None:

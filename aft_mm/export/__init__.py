@@ -1,1 +1,0 @@
-"""Export of trained models: graphs, operators of the runtimes, and files."""

@@ -1,5 +1,3 @@
-"""Predictions of exported files, by the pipeline and the post-processing of their config."""
-
 import json
 import os
 import warnings

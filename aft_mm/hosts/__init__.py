@@ -61,7 +61,6 @@ class _ReplacementLoader(Loader):
 
 
 def extension_spec(path: Sequence[str] | None) -> ModuleSpec:
-    """Return the import spec of ``mmcv._ext``, given ``mmcv.__path__``."""
     compiled = PathFinder.find_spec(MMCV_EXT, path)
     return ModuleSpec(MMCV_EXT, _ReplacementLoader(compiled), origin='aft_mm.hosts.mmcv_ext')
 

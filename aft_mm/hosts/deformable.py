@@ -1,5 +1,3 @@
-"""Deformable convolutions and attention, operators of ``mmcv._ext``."""
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,5 +1,3 @@
-"""The pre-norm block around a token mixer."""
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -26,7 +24,6 @@ class BlockState(NamedTuple):
 
     @property
     def position(self) -> Tensor:
-        """Index of the next token of each sequence, [B]."""
         position: Tensor = self.mixing.position
         return position
 
@@ -55,7 +52,6 @@ class Block(Resettable):
     the MLP. Linear layers start from truncated N(0, 0.02²), biases at 0.
 
     Args:
-        embed_dims: Channels D.
         token_mixer: Config of the mixer, such as ``dict(type='aft_mm.AFTFull', rank=128)``;
             embed_dims, grid, num_prefix_tokens and proj_drop are added.
         grid, num_prefix_tokens: See :class:`TokenMixer`.
@@ -141,9 +137,6 @@ class Block(Resettable):
             memory: Tokens [B, S, D] for the cross mixer.
             memory_mask: bool [B, S], True = keep.
             **pairs: position_bias, pair_mask and cu_seqlens, see :meth:`TokenMixer.forward`.
-
-        Raises:
-            ValueError: A memory without a cross mixer, or the reverse.
         """
         projected = self._project_memory(memory, memory_mask)
         mixed = self.token_mixer(self.norm1(x), grid=grid, key_mask=key_mask, **pairs)
@@ -243,7 +236,6 @@ def mixer_of_each(token_mixer: Any, num_layers: int) -> list[dict[str, Any]]:
 
 
 def kinds_of(mixers: Iterable[nn.Module]) -> str:
-    """Return the classes of mixers, each once."""
     return ' and '.join(dict.fromkeys(type(mixer).__name__ for mixer in mixers))
 
 

@@ -1,5 +1,3 @@
-"""Embeddings of patches, tokens, pixels, frames and positions."""
-
 from collections.abc import Sequence
 
 import torch
@@ -60,7 +58,6 @@ class PatchEmbedding(Resettable):
         return image, grid
 
     def _product(self, image: Tensor) -> Tensor:
-        """Return the tokens as a matrix product."""
         patch = self.patch_size
         patches = image.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))  # [B, C, H', p, W', p]
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)

@@ -1,5 +1,3 @@
-"""Token grids: checks, and interpolation of learned parameters to another grid."""
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any

@@ -1,5 +1,3 @@
-"""Helpers of the token mixers."""
-
 import inspect
 from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
@@ -86,7 +84,6 @@ def has_hooks(layer: nn.Module) -> bool:
 
 
 def argument_names(layer: nn.Module, base: type[nn.Module]) -> str:
-    """Return the arguments of the constructors up to `base`."""
     classes = (cls for cls in type(layer).__mro__ if issubclass(cls, base))
     parameters = (p for cls in classes for p in inspect.signature(cls.__init__).parameters.values())
     names = dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)

@@ -18,7 +18,6 @@ class QueryPooling(Resettable):
     ``softmax(k)`` [T] of each head is the map of what is pooled.
 
     Args:
-        embed_dims: Channels D.
         num_heads: Channels h of the keys, a divisor of D. Head i weights the channels i·D/h …
             (i+1)·D/h − 1 of v.
     """
@@ -33,10 +32,9 @@ class QueryPooling(Resettable):
         self.proj = nn.Linear(embed_dims, embed_dims)
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Return the pooled tokens [B, D].
+        """Return the pooled tokens [B, D] of x [B, T, D].
 
         Args:
-            x: Tokens [B, T, D].
             key_mask: bool [B, T], True = keep. Hidden tokens may hold NaN and get a gradient of 0;
                 without a visible token the result is that of v = 0.
         """

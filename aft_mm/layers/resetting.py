@@ -1,5 +1,3 @@
-"""Values of a new module for one that was made without memory."""
-
 import copy
 import functools
 import inspect
@@ -30,14 +28,7 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
 
 
 class Resettable(nn.Module):
-    """Base class of modules that can be initialised again.
-
-    ::
-
-        with torch.device('meta'):
-            model = AFTViT('tiny')
-        model.to_empty(device='cuda').reset_parameters()
-    """
+    """Base class of modules that can be initialised again, also after the meta device."""
 
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 

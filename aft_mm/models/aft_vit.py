@@ -64,9 +64,6 @@ class AFTViT(Resettable, BaseModule):
             same output in a batch as alone, unless the mixer depends on the grid of the batch.
         bfloat16: Run under bfloat16 autocast and return float32.
         init_cfg: See mmengine's BaseModule; by default the paper's.
-
-    Raises:
-        ValueError: An argument is out of range, or a checkpoint has other parameters.
     """
 
     architectures = {
@@ -162,9 +159,6 @@ class AFTViT(Resettable, BaseModule):
 
         Args:
             image: [B, C, H, W] with the mask channel.
-
-        Raises:
-            ValueError: Another number of channels.
         """
         with self._autocast(image):
             tokens, grid, key_mask = self._run(image, self.out_indices)
@@ -214,9 +208,6 @@ class AFTViT(Resettable, BaseModule):
 
         Returns:
             The features; unless `intermediates_only`, the final tokens [B, T, D] and the features.
-
-        Raises:
-            ValueError: `indices` or `output_fmt` is out of range, or as :meth:`forward`.
         """
         check_choice('output_fmt', output_fmt, ('NCHW', 'NLC'))
         wanted = self.layers_of(indices)

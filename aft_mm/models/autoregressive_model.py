@@ -26,9 +26,6 @@ class AutoregressiveModel(Resettable, BaseModel):
             then needs a cross mixer.
         data_preprocessor: Config; :class:`SequencePreprocessor` by default.
         init_cfg: See mmengine's BaseModule.
-
-    Raises:
-        ValueError: Decoder, head and encoder do not fit together.
     """
 
     def __init__(
@@ -71,9 +68,6 @@ class AutoregressiveModel(Resettable, BaseModel):
             'tensor': hidden vectors [B, T, D]. 'loss': ``dict(loss=…)``, the mean nats per
             dimension over the predicted tokens of all processes. 'predict': the samples with
             ``nats``, ``num_dims`` and, for a categorical head, ``num_correct``.
-
-        Raises:
-            ValueError: An argument does not fit, or as the decoder's ``forward``.
         """
         check_choice('mode', mode, MODES)
         if not isinstance(inputs, Tensor) or inputs.dim() < 2:

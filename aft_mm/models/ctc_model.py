@@ -27,9 +27,6 @@ class CTCModel(Resettable, BaseModel):
             transcript of these words.
         data_preprocessor: Config; :class:`UtterancePreprocessor` by default.
         init_cfg: See mmengine's BaseModel.
-
-    Raises:
-        ValueError: Encoder and head differ in channels.
     """
 
     def __init__(
@@ -75,9 +72,6 @@ class CTCModel(Resettable, BaseModel):
             'tensor': log probabilities [B, T, V] of the blank and the units, arbitrary at padding.
             'loss': ``dict(loss=…)``, ``Σ −log p(units) / Σ units`` in nats over the utterances of
             all processes. 'predict': the samples with ``recognized`` and ``score``.
-
-        Raises:
-            ValueError: An argument does not fit, or as :meth:`CTCHead.nats`.
         """
         check_choice('mode', mode, MODES)
         samples = samples_of(inputs, data_samples, UtteranceSample)

@@ -102,9 +102,6 @@ class SequenceDecoder(BlockStack):
 
         Returns:
             The hidden vector [B, D] that predicts the next token, and the next state.
-
-        Raises:
-            ValueError: On a CPU, as :meth:`forward`.
         """
         position = state.position + 1
         if position.device.type == 'cpu' and not torch.compiler.is_compiling():

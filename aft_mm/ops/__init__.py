@@ -20,7 +20,7 @@ arguments:
   int64 [N + 1], 0 first and T last: the batch is one row, [1, T, D], of N sequences. The bias is
   that of the longest one. Its values are read: keep it on the CPU.
 
-Arguments that do not fit together raise ValueError. Results are exact to rounding for any finite
+Results are exact to rounding for any finite
 keys, position biases up to ±80 and values up to ±1e8; only sums of relu keys may overflow
 (docs/ops.md).
 """

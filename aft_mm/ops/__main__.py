@@ -1,5 +1,3 @@
-"""``python -m aft_mm.ops`` prints the table of ops and backends."""
-
 import argparse
 from collections.abc import Sequence
 

@@ -1,5 +1,3 @@
-"""Cases of the ops for tests, the check of the kernels and benchmarks."""
-
 import functools
 import inspect
 import math

@@ -34,7 +34,6 @@ def has_shape(x: Tensor, shape: Sequence[int]) -> bool:
 
 
 def check_decay(decay: Any, value: Tensor) -> None:
-    """Check λ [D] for value [..., D]."""
     check_tensor('decay', decay, value)
     if not has_shape(decay, value.shape[-1:]):
         refuse('decay', f'[{value.shape[-1]}], a number per channel of value', decay)
@@ -52,7 +51,6 @@ def check_key_function(key_function: str, gate: Any) -> None:
 
 
 def check_mask(key_mask: Tensor | None, key: Tensor) -> None:
-    """Check the mask [B, S] of tokens [B, S, channels]."""
     if key_mask is None:
         return
     is_bool = isinstance(key_mask, Tensor) and key_mask.dtype == torch.bool
@@ -139,7 +137,6 @@ def check_joined(qkv: Tensor, weight: Tensor, gate: Gate) -> tuple[Tensor | None
 def check_step(
     query: Tensor | None, key: Tensor, value: Tensor, gate: Gate, keys: Tensor, values: Tensor
 ) -> None:
-    """Check one token [B, channels] against the buffers [B, n, channels] of the state."""
     check_tensor('value', value, values)
     check_tensor('key', key, value)
     _check_query(query, value, gate)
@@ -154,7 +151,6 @@ def check_step(
 def check_prefill(
     key: Tensor, value: Tensor, lengths: Tensor, position: Tensor, keys: Tensor, values: Tensor
 ) -> None:
-    """Check a prompt [B, L, channels], its lengths [B] and a fresh state."""
     check_tensor('key', key, keys)
     check_tensor('value', value, keys)
     is_prompt = key.dim() == 3 and key.shape[:2] == value.shape[:2] and key.shape[1] > 0
@@ -243,7 +239,6 @@ def check_hard_window(window: Window, grid: Sequence[int] | None) -> None:
 
 
 def check_factors(pos_u: Tensor, pos_v: Tensor, targets: int, sources: int) -> None:
-    """Check u [T, d'] and v [S, d']."""
     same_rank = pos_u.dim() == 2 and pos_v.dim() == 2 and pos_u.shape[1] == pos_v.shape[1]
     if not same_rank or len(pos_u) != targets or len(pos_v) != sources:
         raise ValueError(

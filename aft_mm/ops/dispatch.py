@@ -53,7 +53,6 @@ class BackendError(RuntimeError):
 
 
 def requested_backends() -> tuple[str, ...]:
-    """Return the backends that ``AFT_MM_BACKEND`` names, in order."""
     names = os.environ.get(ENVIRONMENT_VARIABLE)
     if not names:
         return ()

@@ -1,5 +1,3 @@
-"""AFT-conv in an exported graph, as the runtime of the graph computes it fastest."""
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path

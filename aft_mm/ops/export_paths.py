@@ -25,7 +25,6 @@ def recording() -> bool:
 
 
 def replaying() -> bool:
-    """Return whether recorded paths are replayed."""
     return not torch.compiler.is_dynamo_compiling() and _replayed.get() is not None
 
 
@@ -100,7 +99,6 @@ def replay_paths(
 
     Raises:
         RuntimeError: If the runs took another number of paths.
-        ValueError: If `runtime` is another word, or 'torch' with `loops`.
     """
     check_choice('runtime', runtime, RUNTIMES)
     check_flag('loops', loops)

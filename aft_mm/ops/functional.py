@@ -1,5 +1,3 @@
-"""The public AFT ops: they check the arguments, choose a backend and call it."""
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""The gates g of the AFT ops. Kernels compute some; torch applies the others to the result of a kernel."""
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Masks, indices and blocks of grids, windows and kernels."""
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""The public op of linear attention and its steps."""
-
 from collections.abc import Sequence
 
 import torch
@@ -102,9 +100,6 @@ def linear_attention_step(
 
     Returns:
         y [B, h, m] and the next state.
-
-    Raises:
-        ValueError: If the token has another batch, heads or channels than the state.
     """
     _check_state(state, (), query=query, key=key, value=value)
     check_position(state.position)

@@ -1,5 +1,3 @@
-"""Feature maps of linear attention, and its state between steps."""
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 

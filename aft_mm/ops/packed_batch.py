@@ -1,7 +1,6 @@
 """Packed batches: sequences one after another, [1, total, C], without padding between them.
 
-They are mixed in groups of similar lengths, which are padded as a batch, so that every backend computes
-them in memory of O(total).
+They are mixed in groups of similar lengths, which are padded as a batch, in memory of O(total).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +19,7 @@ LEAST_SHARE = 0.75
 
 
 def sequence_lengths(cu_seqlens: Any, total: int) -> list[int]:
-    """Return the length of each sequence, by reading values.
-
-    Raises:
-        ValueError: If `cu_seqlens` is no int tensor [N + 1] that rises from 0 to `total`.
-    """
+    """Return the length of each sequence, by reading values."""
     is_ints = isinstance(cu_seqlens, Tensor) and cu_seqlens.dtype in (torch.int32, torch.int64)
     if not is_ints or cu_seqlens.dim() != 1 or not len(cu_seqlens):
         refuse('cu_seqlens', 'a tensor [N + 1] of int32 or int64', cu_seqlens)
@@ -56,9 +51,6 @@ def mix_packed(
         key_mask: bool [1, total] or None.
         causal: Whether `mix` is, so that it does not see padding.
         pads: Whether `mix` may get sequences of several lengths.
-
-    Raises:
-        ValueError: If the tensors are no packed batch.
     """
     _check_packed('key', key)
     total = key.shape[1]

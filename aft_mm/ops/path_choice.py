@@ -1,5 +1,3 @@
-"""The choice between the fast and the safe path of an op."""
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""The state of a causal op between steps, and the operations of a step on it."""
-
 from typing import Any, NamedTuple
 
 import torch

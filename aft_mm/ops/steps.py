@@ -2,8 +2,7 @@
 
 Steps return the rows of the parallel causal op. query, key, value are [B, D] (key [B, h] for
 aft_conv, query None with ``gate='none'``), outputs [B, D]. :func:`aft_mm.ops.prefill` takes whole
-prompts. docs/mixers.md has the cost of a step and the state: running sums and, with a window or
-kernel, the last r + 1 tokens for its reach r in raster order; of aft_full every token.
+prompts. docs/mixers.md has the cost of a step and the size of the state.
 
 States are float32 (or `dtype`) and updated in place: the previous one must not be used again. Steps
 have no gradient and never synchronise, so a CUDA graph can capture them. A token past the last

@@ -1,5 +1,3 @@
-"""The table of ops and backends, and why each backend is or is not available."""
-
 from collections.abc import Mapping
 from typing import Any
 

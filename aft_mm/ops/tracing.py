@@ -1,5 +1,3 @@
-"""What a call may do while torch traces it, transforms it or exports it."""
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar

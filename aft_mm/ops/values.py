@@ -1,5 +1,3 @@
-"""Whether the values of tensors changed."""
-
 import ctypes
 import os
 from collections.abc import Callable, Sequence

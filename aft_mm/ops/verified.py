@@ -25,7 +25,6 @@ OLDEST_CAPABILITY = (8, 0)
 
 
 def missing_device(index: int | None) -> tuple[str, ...]:
-    """Return why no kernel can run on a CUDA device; empty if one can."""
     if torch.version.hip is not None:
         return ('runs on NVIDIA devices only',)
     if not torch.cuda.is_available():

@@ -1,5 +1,3 @@
-"""Tokenizers: point clouds, subwords, and the units of transcripts."""
-
 from .points import bounding_cube, check_num_bits, check_order, decode_points, encode_points
 from .text import Subwords, TextUnits, read_lexicon, split_lines
 

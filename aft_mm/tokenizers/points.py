@@ -41,7 +41,6 @@ def bounding_cube(points: np.ndarray) -> Box:
 
 
 def check_order(order: str) -> None:
-    """Raise a ValueError unless ``order`` is allowed."""
     check_choice('order', order, ORDERS)
 
 
@@ -64,9 +63,6 @@ def encode_points(
 
     Returns:
         uint8 [3·P].
-
-    Raises:
-        ValueError: If an argument is not allowed, or the points do not fit ``box``.
     """
     import numpy as np
 
@@ -100,9 +96,6 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
 
     Returns:
         float64 [..., P, 3], columns x, y, z, in the unit of the box.
-
-    Raises:
-        ValueError: If ``num_bits`` or a token is out of range, or the last point is incomplete.
     """
     import numpy as np
 
@@ -121,7 +114,6 @@ def decode_points(tokens: np.ndarray, num_bits: int = 8, box: Box | None = None)
 
 
 def check_num_bits(num_bits: int) -> None:
-    """Raise a ValueError unless ``num_bits`` is 1 to 8."""
     check_int('num_bits', num_bits, 1, 8)
 
 

@@ -25,9 +25,6 @@ def draw_alignment(
 
     Returns:
         A figure, see :func:`.figures.new_figure`.
-
-    Raises:
-        ValueError: ``log_probs`` is not [T, V] with V names.
     """
     if np.ndim(log_probs) != 2 or not len(log_probs) or log_probs.shape[1] != len(names):
         raise ValueError(

@@ -74,9 +74,6 @@ def choose(
         choice: ``'all'``, ``'first:16'``, ``'even:12'`` (evenly spaced), ``'0,3,7'`` or ints.
         among: Number to choose from, or the ascending indices.
         most: Maximum number to choose; None for any number.
-
-    Raises:
-        ValueError: ``choice`` has another form, an index is out of range, or there are too many.
     """
     indices = range(among) if isinstance(among, int) else among
     chosen = _parse(choice, indices) if isinstance(choice, str) else list(choice)

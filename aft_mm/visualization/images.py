@@ -38,7 +38,6 @@ def sample_images(model: Any, image_shape: Sequence[int], num: int, **options: A
 
     Raises:
         UserError: The model was built for another ``image_shape``.
-        ValueError: ``num`` or an option is out of range.
     """
     check_image_shape(model, image_shape)
     check_int('num', num, 1)
@@ -59,9 +58,6 @@ def complete_images(
 
     Returns:
         uint8 ``[N, H, W, C]``.
-
-    Raises:
-        UserError: ``images`` do not fit the model, or ``num_given_rows`` is out of range.
     """
     image_shape = images.shape[1:]
     check_image_shape(model, image_shape)
@@ -109,9 +105,6 @@ def draw_samples(
 
     Returns:
         uint8 ``[H', W', 3]``.
-
-    Raises:
-        ValueError: ``images`` has another shape or type, or is empty.
     """
     # The tools check first that torchvision matches torch.
     from torchvision.utils import make_grid
@@ -144,9 +137,6 @@ def draw_completions(
 
     Returns:
         uint8 ``[H', W', 3]``, K + 2 pictures per row.
-
-    Raises:
-        ValueError: The shapes do not match, or as for :func:`draw_samples`.
     """
     given = images.copy()
     given[:, num_given_rows:] = GREY

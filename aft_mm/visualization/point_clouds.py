@@ -33,7 +33,6 @@ def check_settings(settings: Any) -> None:
 
 
 def check_up(up: str) -> None:
-    """Check the name of the up axis."""
     check_choice('up of a point cloud', up, AXES)
 
 
@@ -67,7 +66,6 @@ def sample_points(model: Any, num: int, num_bits: int = 8, **options: Any) -> np
 
     Raises:
         UserError: The model was built for other tokens.
-        ValueError: ``num`` or an option is out of range.
     """
     check_points(model, num_bits)
     check_int('num', num, 1)
@@ -87,10 +85,6 @@ def draw_point_clouds(
 
     Returns:
         uint8 ``[H', W', 3]``, RGB on white.
-
-    Raises:
-        ValueError: There is no cloud, a cloud is not ``[P, 3]`` of finite numbers, or ``up`` is not
-            an axis.
     """
     check_choice('up', up, AXES)
     if columns is not None:

@@ -3,8 +3,7 @@
     python tools/benchmarks/benchmark_ops.py --list
     python tools/benchmarks/benchmark_ops.py --cases 'conv-*' --dtype bfloat16 --json out.json
 
-The backends of a case and other implementations (rivals) are interleaved. Times are medians over
-rounds, ratios are medians of the ratios of each round.
+Backends and other implementations (rivals) run in turn; times and ratios are medians over rounds.
 
 A backend or rival that differs from the float64 oracle is reported as wrong and not timed.
 """

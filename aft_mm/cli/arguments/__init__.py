@@ -57,7 +57,6 @@ def add_number(parser: argparse.ArgumentParser, name: str, default: float, about
 
 
 def add_config_options(parser: argparse.ArgumentParser, example: str) -> None:
-    """Add ``--cfg-options``, which :func:`aft_mm.config.reading.read_config` merges."""
     parser.add_argument(
         '--cfg-options',
         nargs='+',
@@ -239,7 +238,6 @@ def add_network_arguments(parser: argparse.ArgumentParser, num: int, random: boo
 
 
 def add_runs(parser: argparse.ArgumentParser, kind: str) -> None:
-    """Add ``logs`` and ``--group``, which :func:`aft_mm.analysis.plot_curves.runs_of` reads."""
     parser.add_argument('logs', nargs='*', metavar='[LABEL=]LOG', help=f'{kind} of a run')
     parser.add_argument(
         '--group',

@@ -1,5 +1,3 @@
-"""The arguments of the command in `export/`; the docstring is the help."""
-
 import argparse
 from pathlib import Path
 

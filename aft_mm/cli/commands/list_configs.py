@@ -30,7 +30,6 @@ MIXER_HEADER: tuple[str, ...] = ('mixer', 'package', 'description')
 
 
 def missing(task: str) -> list[str]:
-    """Return the missing modules of a task, without importing any."""
     modules = NEEDS.get(task, ((), ''))[0]
     return [name for name in modules if not is_installed(name)]
 

@@ -1,5 +1,3 @@
-"""Train, test and plot a small model with three commands."""
-
 import argparse
 import json
 import os

@@ -76,7 +76,6 @@ def apply_args(cfg: Config, args: argparse.Namespace) -> None:
 
 
 def show_pictures(cfg: Config, args: argparse.Namespace) -> None:
-    """Let the host's hook draw every prediction of the test."""
     host = host_of(cfg, f'--show{"-dir" * bool(args.show_dir)}', args.config)
     if args.tta and cfg.default_scope == 'mmpretrain':  # its hook draws one copy of an image
         raise UserError('--tta and pictures cannot be combined for a classifier')

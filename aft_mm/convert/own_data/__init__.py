@@ -1,5 +1,3 @@
-"""Inspect user data: sets, classes, and the config to train on them."""
-
 from .boxes import coco, voc
 from .image_folder import image_folder
 from .masks import masks

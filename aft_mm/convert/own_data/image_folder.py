@@ -1,5 +1,3 @@
-"""Inspect a folder of images for each class."""
-
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -126,7 +126,6 @@ def copy_notes(
     parts: Sequence[str] | None = None,
     sampled: bool = True,
 ) -> Iterator[str]:
-    """Say which files are copies, given the result of :func:`copies`."""
     labels = labels or [None] * len(names)
     parts = parts or ['all'] * len(names)
     pairs = [(copy, other) for copy, other in enumerate(first) if copy != other]

@@ -1,5 +1,3 @@
-"""Inspect a text."""
-
 from collections import Counter
 from pathlib import Path
 

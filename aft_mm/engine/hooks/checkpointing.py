@@ -411,9 +411,6 @@ class PeriodicCheckpointHook(StopHook):
     Args:
         minutes: Time between two checkpoints.
         interval: Iterations between two checks of the clock.
-
-    Raises:
-        ValueError: ``minutes`` is not positive, or ``interval`` is below 1.
     """
 
     def __init__(self, minutes: float = 5, interval: int = 10) -> None:

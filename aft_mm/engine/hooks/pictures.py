@@ -1,5 +1,3 @@
-"""Pictures sampled from a model during training."""
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Hooks that change or measure training."""
-
 import math
 from collections.abc import Iterable
 from time import perf_counter

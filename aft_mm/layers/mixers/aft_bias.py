@@ -17,7 +17,7 @@ from .base import AFTMixer
 class AFTBias(AFTMixer):
     """AFT-full whose w is an argument of the call (arXiv 2105.14103, eq. 2).
 
-    w may be negative distances of points, weights of a graph, or any relation of tokens::
+    w may be negative distances of points, or any relation of tokens::
 
         encoder(tokens, position_bias=-distances, pair_mask=adjacency)
 

@@ -64,10 +64,6 @@ class TokenMixer(Resettable):
         causal: Token t only sees tokens t' ≤ t, in raster order.
         qkv_bias: Whether the query, key and value projections have a bias.
         proj_drop: Dropout probability of the output.
-
-    Raises:
-        TypeError: An argument is unknown.
-        ValueError: An argument is out of range.
     """
 
     __call__: Callable[..., Tensor]
@@ -139,7 +135,6 @@ class TokenMixer(Resettable):
         """Mix the tokens x [B, T, D].
 
         Args:
-            x: Tokens [B, T, D].
             grid: Grid of these tokens, if it is not the constructor's.
             memory: Tokens [B, S, D] of keys and values (cross-attention), or from
                 :meth:`project_memory`.
@@ -147,9 +142,6 @@ class TokenMixer(Resettable):
             cu_seqlens: int [N + 1]: x [1, T, D] holds N sequences, see :mod:`aft_mm.ops`. Only
                 without a grid of 2 or more dimensions, prefix tokens, memory and pairs.
             **pairs: position_bias and pair_mask for a mixer with :attr:`takes_pairs`.
-
-        Raises:
-            ValueError: An argument has another shape or type, or the mixer does not take it.
         """
         check_tokens('x', x, 'B', 'T', self.embed_dims)
         for name in pairs if not self.takes_pairs else ():
@@ -275,9 +267,6 @@ class TokenMixer(Resettable):
 
         Returns:
             Mixed token [B, D] and the next state.
-
-        Raises:
-            ValueError: The state is of another mixer or batch.
         """
         self._check_step(x_t, state)
         fused = self._fused  # once, as another thread may split it
@@ -400,7 +389,6 @@ class TokenMixer(Resettable):
         return self.grid
 
     def _resolve_grid(self, num_tokens: int, grid: Sequence[int] | None = None) -> Grid:
-        """Return the given grid, else the constructor's, for `num_tokens` tokens."""
         length = num_tokens - self.num_prefix_tokens
         if grid is not None:
             ops.checks.check_grid(grid)

@@ -1,5 +1,3 @@
-"""A gated depthwise convolution, and the base class of mixers with fixed weights."""
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any, ClassVar

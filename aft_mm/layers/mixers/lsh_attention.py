@@ -26,7 +26,6 @@ class LSHState(NamedTuple):
 
     @property
     def position(self) -> Tensor:
-        """Index of the next token of each sequence, [B]."""
         return self.table.position
 
 

@@ -30,9 +30,6 @@ class LSTM(TokenMixer):
     Args:
         embed_dims: Channels D, even unless causal.
         **kwargs: See :class:`TokenMixer`.
-
-    Raises:
-        ValueError: D is odd and the mixer not causal.
     """
 
     normalized = False

@@ -73,7 +73,6 @@ class TokenHistory(NamedTuple):
 
     @property
     def position(self) -> Tensor:
-        """Index of the next token of each sequence, [B]."""
         return self.table.position
 
 

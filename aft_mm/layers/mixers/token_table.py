@@ -1,5 +1,3 @@
-"""A state that holds every token, for mixers without a shorter one."""
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,5 +1,3 @@
-"""Decoding: sampling token by token, beam search and CTC decoding."""
-
 from .ctc import Lexicon
 from .generation import (
     Hypothesis,

@@ -1,5 +1,3 @@
-"""Decoding of the posteriors of CTC."""
-
 import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -121,7 +119,6 @@ def decode_by_beam(
 
 
 def _add(a: float, b: float) -> float:
-    """Return ``log(e^a + e^b)``."""
     high, low = (a, b) if a > b else (b, a)
     return high if low == NEVER else high + math.log1p(math.exp(low - high))
 

@@ -1,5 +1,3 @@
-"""Sampling from an autoregressive model and beam search, one step per token."""
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -126,9 +124,6 @@ def generate(
 
     Returns:
         Sequences int64 [B, T] or [B, T, C], prompts included.
-
-    Raises:
-        ValueError: An argument or token is out of range, or a prompt does not fit.
     """
     check_sampling(temperature, top_k, top_p, seed, greedy)
     flags = dict(use_state=use_state, progress=progress, compiled=compiled)
@@ -401,7 +396,6 @@ def _batch_size(prompts: Tokens | None, source: Tokens | None, batch_size: int |
 def _check_prompt(
     prompt: Tensor | Sequence[Any], index: int, length: int, shape: tuple[int, ...]
 ) -> Tensor:
-    """Return the prompt as [L, *shape]."""
     name = f'prompts[{index}]'
     wanted = f'integers [{", ".join(["L", *map(str, shape)])}]'
     prompt = _as_tensor(prompt, name, wanted)

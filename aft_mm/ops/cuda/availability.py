@@ -1,5 +1,3 @@
-"""The calls that the CUDA C++ kernels support, and the reasons why others are not."""
-
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -30,8 +30,6 @@ class Tokens(ctypes.Structure):
 
 
 class Arguments(ctypes.Structure):
-    """The argument of every kernel, see conv.h."""
-
     _fields_ = [
         *((name, Tokens) for name in 'query key value grad out grad_key grad_value'.split()),
         ('mask', ctypes.c_void_p),
@@ -64,7 +62,6 @@ def _tokens(x: Tensor | None) -> Tokens:
 
 
 def _is_even(x: Tensor | None) -> bool:
-    """Return whether pairs of tokens are aligned."""
     return x is None or not (x.data_ptr() % (2 * x.itemsize) or x.stride(0) % 2 or x.stride(2) % 2)
 
 

@@ -1,5 +1,3 @@
-"""Which source runs a call of AFT-conv, and its macros."""
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -74,7 +74,6 @@ def _read(name: str) -> bytes:
 
 
 def compile_source(name: str, macros: Macros, capability: tuple[int, int]) -> bytes:
-    """Return the cubin of ``<name>.cu``."""
     nvrtc = _nvrtc()
     source, headers = _read(f'{name}.cu'), [_read(header) for header in HEADERS]
     names = [header.encode() for header in HEADERS]

@@ -24,7 +24,6 @@ def matmul_precision(value: Tensor) -> str:
 
 
 def split_terms(x: Tensor, precision: str) -> list[Tensor]:
-    """Return x, or its bfloat16 summands."""
     if precision == 'fp32':
         return [x]
     high = x.bfloat16()

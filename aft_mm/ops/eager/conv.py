@@ -62,9 +62,8 @@ def aft_conv(
     5. *exact* (`conv_exact.py`): entry by entry of the kernel in float64, each row with its own
        shift. By far the slowest, right for any finite key and |w| up to 80.
 
-    With ``global_connectivity=False`` 2 subtracts nothing, and 5 takes the place of 4. On one
-    AVX-512 core 3 takes 0.81 to 0.94 of the time of 2, 2 0.29 to 0.91 of that of 4, and 4 1/17 of
-    that of 5. A graph with the form of a :class:`ConvPlan` does not choose.
+    With ``global_connectivity=False`` 2 subtracts nothing, and 5 takes the place of 4. A graph with
+    the form of a :class:`ConvPlan` does not choose.
     """
     dtype = value.dtype
     plan = ConvPlan(weight) if plan is None else plan

@@ -1,7 +1,4 @@
-"""AFT-conv as a dense product per head: W [h, T, T] is the kernel laid out along diagonals.
-
-Matrix units multiply many times faster than a depthwise convolution.
-"""
+"""AFT-conv as a dense product per head: W [h, T, T] is the kernel laid out along diagonals."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -148,7 +148,6 @@ def _faded_keys(key: Tensor, decay: Tensor) -> Tensor:
 
 
 def _blocks(x: Tensor, fill: float) -> Tensor:
-    """Return [B, T, D] as [B, n, BLOCK, D], padded with `fill`."""
     padded = F.pad(x, (0, 0, 0, -x.shape[1] % BLOCK), value=fill)
     blocks: Tensor = padded.unflatten(1, (-1, BLOCK))
     return blocks

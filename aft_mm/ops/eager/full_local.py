@@ -129,7 +129,6 @@ def aft_local_learned(
 
 
 def _columns(x: Tensor) -> Tensor:
-    """Return [B, T, D] as [T, B·D]."""
     return x.transpose(0, 1).flatten(1)
 
 
@@ -358,7 +357,6 @@ def _causal_sums(key: Tensor, value: Tensor, band: BlockBandedBias) -> ShiftedSu
 
 
 def _quotient(numerator: Tensor, normalizer: Tensor, denominator: Tensor) -> Tensor:
-    """Return ``N / (Z·D)`` of N and D [T, B·D] and Z [T, B]."""
     batch = normalizer.shape[1]
     divisor = normalizer.unsqueeze(-1) * denominator.unflatten(1, (batch, -1))
     return mean(numerator.unflatten(1, (batch, -1)), divisor).flatten(1)

@@ -83,14 +83,12 @@ def _is_intact(path: Path) -> bool:
 
 @functools.cache
 def load(path: Path) -> ctypes.CDLL:
-    """Load the library, with the threads of torch's OpenMP."""
     return ctypes.CDLL(str(path))
 
 
 def unsupported_reasons(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> list[str]:
-    """Return why the loops cannot run a call; empty if they can."""
     if op not in KERNELS:
         return ['has no loop']
     if torch.compiler.is_compiling() or torch.jit.is_tracing():

@@ -157,7 +157,6 @@ def aft_full_batched(
 
 
 def _exponential(weight: Tensor, difference: bool) -> Tensor:
-    """Return ``e^w − 1`` or ``e^w``, [entries, h]."""
     kernel = (torch.expm1 if difference else torch.exp)(weight.detach())
     return kernel.flatten(1).T.contiguous()
 
@@ -266,7 +265,6 @@ class _Simple(NamedTuple):
         return [states] if self.causal else [states, states, tokens, tokens]
 
     def saved_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of what the forward pass saves."""
         batch, tokens, channels = shape
         return batch, sum(self._sizes(tokens)), channels
 
@@ -313,7 +311,6 @@ class _Simple(NamedTuple):
         parts: Sequence[Tensor | None],
         grads: Sequence[Tensor | None] = (None,) * 4,
     ) -> list[int]:
-        """Return the fields of `SimpleArgs`."""
         fields = [*value.shape, GATES.index(self.gate), torch.get_num_threads(), side]
         saved, after, *rows = [*parts, None, None, None, None][:4]
         *grads, grad_decay = grads
@@ -492,7 +489,6 @@ class _RepeatedConv:
 
 
 def _sum_over_heads(x: Tensor, heads: int) -> Tensor:
-    """Return the sums [..., h] over the channels of each head."""
     return x if x.shape[-1] == heads else x.unflatten(-1, (heads, -1)).sum(-1)
 
 

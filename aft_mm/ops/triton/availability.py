@@ -119,7 +119,6 @@ def reasons_on_request_only(op: str, tensors: Sequence[Tensor | None]) -> list[s
 def unsupported_reasons(
     op: str, tensors: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> list[str]:
-    """Return the reasons why no kernel can run the call; empty if one can."""
     device = tensors[2].device
     reasons = [*machine_reasons(device.type, device.index), *_differentiation_reasons()]
     if op not in KERNELS:

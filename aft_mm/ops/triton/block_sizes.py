@@ -1,5 +1,3 @@
-"""Block sizes of all kernels by compute capability."""
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,5 +1,3 @@
-"""AFT-full and AFT-local: the launches of their products, and the torch operator."""
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

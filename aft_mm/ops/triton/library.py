@@ -1,5 +1,3 @@
-"""The ops and steps that have a kernel."""
-
 from .conv import aft_conv as aft_conv
 from .full_local import aft_full as aft_full
 from .full_local import aft_full_batched as aft_full_batched
