@@ -90,10 +90,8 @@ def _lazy_loader(kind: str) -> Callable[..., dict]:
 
 
 def register_safe_loading() -> None:
-    from mmengine.runner import CheckpointLoader, checkpoint
+    from mmengine.runner import CheckpointLoader
 
-    # Which names the loader; the caller names the file.
-    checkpoint._load_checkpoint.__defaults__ = None, 'silent'
     for kind, prefixes in _CHECKPOINT_PREFIXES.items():
         CheckpointLoader.register_scheme(prefixes, _lazy_loader(kind), force=True)
 
