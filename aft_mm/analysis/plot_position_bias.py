@@ -10,7 +10,7 @@ from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.visualization import choose, draw_position_bias, mixers_with_bias
 
 from . import footer, write_csv
-from .recording import by_layer
+from .networks import by_layer
 
 AXES = {1: ('offset',), 2: ('row', 'column'), 3: ('depth', 'row', 'column')}
 
