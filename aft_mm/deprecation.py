@@ -3,13 +3,12 @@
 import warnings
 
 
-def warn_old_name(old: str, new: str, goes: str, stacklevel: int = 3) -> None:
+def warn_old_name(old: str, new: str, goes: str) -> None:
     """Warn that `old` is replaced by `new`, by a FutureWarning, which Python shows everywhere.
 
     Args:
         goes: The version without the old name, such as '0.3.0'.
-        stacklevel: Which caller the warning names; 3 is the caller of the function that warns.
     """
     warnings.warn(
-        f'{old} is now {new}; the old name goes in aft_mm {goes}', FutureWarning, stacklevel
+        f'{old} is now {new}; the old name goes in aft_mm {goes}', FutureWarning, stacklevel=3
     )

@@ -20,7 +20,7 @@ from aft_mm.analysis.plot_curves import draw_curves
 from aft_mm.analysis.plot_features import draw_features
 from aft_mm.analysis.training_summary import listed, summarize, weakest, wilson_interval
 from aft_mm.apis import ImageClassifier, ImagePredictor
-from aft_mm.apis.image_predictor import draw_inside
+from aft_mm.apis.images import draw_inside
 from aft_mm.cli.main import main
 from aft_mm.datasets import Digits
 from aft_mm.engine.by_class import BoxesByClass, PixelsByClass, matches
@@ -306,7 +306,7 @@ def test_the_quickstart_reads_digits_of_any_size():
 
 def test_another_size_than_that_of_training_is_announced_once(digits_classifier, monkeypatch):
     said = []
-    monkeypatch.setattr('aft_mm.apis.image_classifier.warn', said.append)
+    monkeypatch.setattr('aft_mm.apis.images.warn', said.append)
     classify = ImageClassifier(*digits_classifier, 'cpu')
     classify(DIGITS[:3], progress=False)
     assert not said

@@ -11,7 +11,7 @@ from PIL import Image
 from aft_mm.analysis.browse_dataset import draw_segments
 from aft_mm.analysis.compare_runs import costs
 from aft_mm.analysis.model_complexity import analyse_config
-from aft_mm.apis.image_predictor import palette_of
+from aft_mm.apis.images import palette_of
 from aft_mm.cli.main import main
 from aft_mm.config.masks import check_masks, input_size
 from aft_mm.config.reading import check_data, read_config

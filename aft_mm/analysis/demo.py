@@ -15,9 +15,8 @@ from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.images import enlarge_bicubic, image_size, read_image
 from aft_mm.visualization import choose
 
-from .networks import load_network, network_inputs, shown_image
+from .networks import by_layer, load_network, mixers_with_keys, network_inputs, shown_image
 from .plot_keys import draw_key_maps, keys_of
-from .recording import by_layer, mixers_with_keys
 
 # More maps cannot be read at the width of a column of the page.
 MOST_LAYERS, HEADS = 3, 'even:4'

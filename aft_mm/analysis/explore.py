@@ -22,7 +22,7 @@ from aft_mm.outputs import check_output
 from aft_mm.visualization import mixers_with_bias
 
 from . import footer
-from .recording import by_layer, mixers_with_keys, record_outputs
+from .networks import by_layer, mixers_with_keys, record_outputs
 
 MOST_NUMBERS = 2**25  # 134 MB, which a browser opens in seconds
 

@@ -16,8 +16,7 @@ from aft_mm.visualization import choose
 from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 
 from . import footer, write_csv
-from .networks import batches_for, load_network, noise_images
-from .recording import by_layer, grid_of, record_attention
+from .networks import batches_for, by_layer, grid_of, load_network, noise_images, record_attention
 
 
 def mean_relative_attention(

@@ -13,6 +13,7 @@ from aft_mm.visualization.figures import new_figure, plain
 from . import footer
 from .networks import (
     Network,
+    as_map,
     build_dataset,
     class_names,
     load_classifier,
@@ -22,7 +23,6 @@ from .networks import (
     shown_image,
     spread_samples,
 )
-from .recording import as_map
 
 
 def draw_cams(

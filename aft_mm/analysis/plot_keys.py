@@ -14,8 +14,17 @@ from aft_mm.visualization import choose
 from aft_mm.visualization.figures import MOST_PANELS, Choice, new_figure
 
 from . import footer
-from .networks import Network, load_network, network_inputs, samples_for, shown_image
-from .recording import by_layer, grid_of, mixers_with_keys, record_outputs
+from .networks import (
+    Network,
+    by_layer,
+    grid_of,
+    load_network,
+    mixers_with_keys,
+    network_inputs,
+    record_outputs,
+    samples_for,
+    shown_image,
+)
 
 
 def key_maps(key: Tensor, grid: tuple[int, int], num_prefix_tokens: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ from aft_mm.errors import CONFIG_ERRORS, UserError, user_errors
 from aft_mm.visualization import choose, draw_position_bias, mixers_with_bias
 
 from . import footer, write_csv
-from .recording import by_layer
+from .networks import by_layer
 
 AXES = {1: ('offset',), 2: ('row', 'column'), 3: ('depth', 'row', 'column')}
 
@@ -36,7 +36,7 @@ def position_bias_table(
     table = []
     for name, w in biases.items():
         w = w.detach().double().cpu()
-        weight, offset = _distribution(name, w, grid, num_prefix_tokens, causal)
+        weight, offset = _distribution(w, grid, num_prefix_tokens, causal)
         centre = torch.einsum('hts,tsd->htd', weight, offset)
         square = torch.einsum('hts,tsd->ht', weight, offset.square()) - centre.square().sum(-1)
         largest = weight.topk(min(top, weight.shape[-1]), dim=-1).values.sum(-1)
@@ -56,7 +56,7 @@ def position_bias_table(
 
 
 def _distribution(
-    name: str, w: Tensor, grid: Sequence[int] | None, num_prefix_tokens: int, causal: bool
+    w: Tensor, grid: Sequence[int] | None, num_prefix_tokens: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
     tokens = None if grid is None else num_prefix_tokens + int(torch.Size(grid).numel())
     if grid is not None and w.shape == (1, tokens, tokens):
@@ -65,11 +65,6 @@ def _distribution(
         later = torch.ones(w.shape[1:], dtype=torch.bool).triu(1)
         w = w.masked_fill(later, -torch.inf) if causal else w
         return w.softmax(-1), (position - position[:, None]).double()
-    if not 2 <= w.dim() <= 4:
-        raise UserError(
-            f'the position bias of {name} must be [h, *kernel] with 1 to 3 kernel '
-            f'dimensions or [1, T, T] of the grid {grid}, got {list(w.shape)}'
-        )
     axes = (torch.arange(size) - size // 2 for size in w.shape[1:])
     offset = torch.cartesian_prod(*axes).view(1, -1, w.dim() - 1)
     w = w.flatten(1)

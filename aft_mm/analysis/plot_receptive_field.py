@@ -18,8 +18,16 @@ from aft_mm.visualization import choose
 from aft_mm.visualization.figures import new_figure, plain
 
 from . import footer, write_csv
-from .networks import Network, batches_for, layers_of, load_network, modules_named, noise_images
-from .recording import as_map, record_outputs
+from .networks import (
+    Network,
+    as_map,
+    batches_for,
+    layers_of,
+    load_network,
+    modules_named,
+    noise_images,
+    record_outputs,
+)
 
 FAINTEST = 1e-6  # lower end of the colour scale, relative to the largest pixel
 

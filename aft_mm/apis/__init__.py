@@ -1,8 +1,7 @@
 """Inferencers for each task, and models by name."""
 
 from .generators import ImageGenerator, PointCloudGenerator, TextGenerator, write_ply
-from .image_classifier import ImageClassifier
-from .image_predictor import ImagePredictor, Prediction
+from .images import ImageClassifier, ImagePredictor, Prediction
 from .loading import get_model, list_models, load_model, register_models
 from .speech_recognizer import Recognition, SpeechRecognizer
 from .super_resolver import SuperResolver

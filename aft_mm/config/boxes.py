@@ -367,7 +367,8 @@ def coco_images(
             continue
         area = box.get('area')
         is_area = type(area) in (int, float) and abs(area) <= MAX_COORDINATE**2
-        mark = next((key for key in ('iscrowd', 'ignore') if _is_true(box.get(key))), '')
+        values = {key: str(box.get(key)).strip().lower() for key in ('iscrowd', 'ignore')}
+        mark = next((key for key in values if values[key] in ('1', '1.0', 'true')), '')
         image.boxes.append(
             Box(
                 box.get('id'),
@@ -378,10 +379,6 @@ def coco_images(
             )
         )
     return images
-
-
-def _is_true(value: Any) -> bool:
-    return str(value).strip().lower() in ('1', '1.0', 'true')
 
 
 def _size(width: Any, height: Any) -> tuple[int, int] | None:

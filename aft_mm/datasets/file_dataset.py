@@ -1,8 +1,14 @@
+"""What data sets of files share."""
+
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mmengine.dataset import BaseDataset
 
 from aft_mm.errors import UnusableFile
+from aft_mm.outputs import write_whole
 
 MAX_UNUSABLE = 20  # in a row
 
@@ -39,3 +45,16 @@ class FileDataset(BaseDataset):
         raise ValueError(
             f'{MAX_UNUSABLE} files in a row cannot be used, the last one: {skipped[-1]}'
         )
+
+
+def read_arrays(path: Path, *names: str) -> list[np.ndarray] | None:
+    """Return arrays of a file of :func:`write_arrays`, None if it is missing or damaged."""
+    # numpy and zipfile raise anything for changed bytes.
+    with suppress(Exception), path.open('rb') as file, np.load(file) as content:
+        return [content[name] for name in names]
+    return None
+
+
+def write_arrays(path: Path, **arrays: np.ndarray) -> None:
+    with write_whole(path) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]

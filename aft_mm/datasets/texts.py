@@ -17,7 +17,7 @@ from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 from aft_mm.tokenizers import Subwords, split_lines
 
-from .cached_arrays import read_arrays, write_arrays
+from .file_dataset import read_arrays, write_arrays
 from .utterances import first_of
 
 SPLITS = ('train', 'val', 'test')

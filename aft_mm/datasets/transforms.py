@@ -28,7 +28,7 @@ from aft_mm.registry import TRANSFORMS
 from aft_mm.structures import SequenceSample, UtteranceSample
 from aft_mm.tokenizers import bounding_cube, check_num_bits, check_order, encode_points
 
-from .cached_arrays import read_arrays, write_arrays
+from .file_dataset import read_arrays, write_arrays
 from .point_clouds import read_points
 from .sound_files import (
     filter_banks,

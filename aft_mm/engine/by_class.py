@@ -161,15 +161,12 @@ def add_by_class(loop: Any) -> None:
         compute = metric.compute_metrics
         metric.compute_metrics = lambda results: compute(with_a_box(results))
     added: ByClass | None = None
-    if kinds.keys() & {'CocoMetric', 'VOCMetric'} and _has_boxes(dataset):
+    steps = getattr(getattr(dataset, 'pipeline', None), 'transforms', ())
+    has_boxes = any(type(step).__name__ == 'LoadAnnotations' for step in steps)
+    if kinds.keys() & {'CocoMetric', 'VOCMetric'} and has_boxes:
         added = BoxesByClass()
     elif 'IoUMetric' in kinds and not kinds['IoUMetric'].format_only:
         added = PixelsByClass(kinds['IoUMetric'])
     if added is not None and dataset.metainfo.get('classes'):
         added.dataset_meta = dataset.metainfo
         metrics.append(added)
-
-
-def _has_boxes(dataset: Any) -> bool:
-    steps = getattr(getattr(dataset, 'pipeline', None), 'transforms', ())
-    return any(type(step).__name__ == 'LoadAnnotations' for step in steps)

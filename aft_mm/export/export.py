@@ -16,9 +16,8 @@ from aft_mm.outputs import check_writable
 from .. import __version__
 from .comparison import build_loader, check, check_rounded, compare_metrics, example_images
 from .files import FORMATS, GraphFile, OpenVINOFile, TorchFile
-from .graphs import Exportable, trace
+from .graphs import TASKS, Exportable, describe_images, trace, type_of
 from .image_graphs import IMAGE_MODELS, Backbone, Image, Text
-from .metadata import TASKS, describe_images, type_of
 from .sequence_graphs import Decoder, Transcriber
 
 CHECKED = 50  # images

@@ -14,9 +14,8 @@ from aft_mm.errors import UserError
 from aft_mm.structures import DATASET_META
 
 from .files import FORMATS
-from .graphs import Graph
+from .graphs import TASKS, Graph, type_of
 from .image_graphs import IMAGE_MODELS
-from .metadata import TASKS, type_of
 
 # torch warns about its own reading of files.
 quiet = partial(warnings.catch_warnings, action='ignore')

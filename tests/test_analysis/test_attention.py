@@ -7,13 +7,13 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
+from aft_mm.analysis.networks import attention_probabilities, record_attention
 from aft_mm.analysis.plot_attention import (
     MeanAttention,
     draw_relative_attention,
     mean_attention_distance,
     mean_relative_attention,
 )
-from aft_mm.analysis.recording import attention_probabilities, record_attention
 from aft_mm.cli.main import main
 
 

@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
+from aft_mm.analysis.networks import as_map, grid_of
 from aft_mm.analysis.plot_receptive_field import (
     draw_receptive_field,
     energy_within,
     radius_of_share,
     receptive_field,
 )
-from aft_mm.analysis.recording import as_map, grid_of
 
 from ..errors import refuses
 

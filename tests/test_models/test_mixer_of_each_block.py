@@ -10,7 +10,7 @@ from torch import nn
 
 from aft_mm.analysis.explore import layers_of
 from aft_mm.analysis.model_complexity import saved_memory
-from aft_mm.analysis.recording import by_layer, mixers_with_keys
+from aft_mm.analysis.networks import by_layer, mixers_with_keys
 from aft_mm.export.image_graphs import check_any_size
 from aft_mm.export.sequence_graphs import Transcriber, check_decoder
 from aft_mm.models import AFTViT

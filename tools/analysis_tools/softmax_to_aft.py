@@ -24,8 +24,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
+from aft_mm.analysis.networks import record_attention
 from aft_mm.analysis.plot_attention import MeanAttention, query_counts
-from aft_mm.analysis.recording import record_attention
 from aft_mm.analysis.training_summary import wilson_interval
 from aft_mm.cli.arguments import tool_parser
 from aft_mm.convert.vit_weights import config_of, convert

@@ -6,8 +6,6 @@ from itertools import islice
 from typing import BinaryIO
 
 from mmengine.config import Config
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from aft_mm.apis import Translator
 from aft_mm.apis.loading import check_task
@@ -19,6 +17,7 @@ from aft_mm.config.reading import read_config
 from aft_mm.engine import derived_seed
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, user_errors
+from aft_mm.progress import progress
 from aft_mm.tokenizers import split_lines
 
 BATCHES = 16  # whose lines are sorted by length together
@@ -59,16 +58,13 @@ def read_chunks(file: BinaryIO, size: int) -> Iterator[list[str]]:
 
 def translate(args: argparse.Namespace, translator: Translator, out: BinaryIO) -> None:
     done = 0
-    columns = SpinnerColumn(), TextColumn('{task.completed} lines'), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task('', total=None)
-        for lines in read_chunks(sys.stdin.buffer, BATCHES * args.batch_size):
-            translator.first_number = done + 1
-            for text in output_lines(args, translator, lines, done):
-                out.write(f'{text}\n'.encode())
-            out.flush()
-            done += len(lines)
-            progress.update(bar, completed=done)
+    size = BATCHES * args.batch_size
+    for lines in progress(read_chunks(sys.stdin.buffer, size), f'translating, {size} lines each'):
+        translator.first_number = done + 1
+        for text in output_lines(args, translator, lines, done):
+            out.write(f'{text}\n'.encode())
+        out.flush()
+        done += len(lines)
 
 
 def output_lines(

@@ -242,21 +242,17 @@ def _listed(root: Path, pairs: Pairs) -> dict[str, Pairs]:
 
 
 def class_names(root: Path, parts: Mapping[str, Pairs]) -> tuple[Path, list[str]] | None:
-    places = [root, *dict.fromkeys(p for pairs in parts.values() for p in _near(pairs))]
-    found = [(path, _names(path)) for place in places for path in _named(place)]
+    near = (place for pairs in parts.values() for place in (pairs.images.parent, pairs.images))
+    paths = (
+        place / name
+        for place in dict.fromkeys([root, *near])
+        for name in ('classes.txt', '_classes.csv')
+    )
+    found = [(path, _names(path)) for path in paths if path.is_file()]
     for path, names in found:
         if names != found[0][1]:
             raise UserError(f'{str(found[0][0])!r} and {str(path)!r} must have the same classes')
     return found[0] if found else None
-
-
-def _near(pairs: Pairs) -> list[Path]:
-    return [pairs.images.parent, pairs.images]
-
-
-def _named(folder: Path) -> list[Path]:
-    paths = (folder / name for name in ('classes.txt', '_classes.csv'))
-    return [path for path in paths if path.is_file()]
 
 
 def _names(path: Path) -> list[str]:

@@ -6,7 +6,7 @@ from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
 
-from aft_mm.checks import check_int, check_number, check_sizes
+from aft_mm.checks import check_int, check_number
 from aft_mm.errors import UserError
 from aft_mm.openmmlab import warn
 from aft_mm.registry import HOOKS
@@ -87,7 +87,6 @@ class SampleHook(SampleVisualizationHook):
         seed: int = 0,
     ) -> None:
         super().__init__(interval, temperature, seed)
-        check_sizes('image_shape (H, W, C)', image_shape, (3,))
         check_int('num_samples', num_samples, 0)
         check_int('num_images', num_images, 0)
         check_int('num_completions', num_completions, 1)
@@ -179,8 +178,6 @@ class SuperResolutionHook(SampleVisualizationHook):
         seed: int = 0,
     ) -> None:
         super().__init__(interval, temperature, seed)
-        check_sizes('image_shape (H, W, C)', image_shape, (3,))
-        check_sizes('source_shape (h, w, C)', source_shape, (3,))
         check_int('num_images', num_images, 1)
         check_int('num_samples', num_samples, 1)
         self.image_shape = tuple(image_shape)
