@@ -1,11 +1,8 @@
-"""Whole runs through the tools: resuming after a kill, one and two processes, testing."""
+"""Whole runs through the tools: one and two processes, testing, no use of the network."""
 
-import functools
 import json
 import re
-import signal
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +12,6 @@ from .helpers import losses
 
 # In the middle of the third epoch: the tiny configs train 3 epochs of 6 iterations.
 KILL = {'KILL_AFTER': '15'}
-# Config, time of the kill, and the checkpoint from which the run resumes. More tasks and moments:
-# test_adversarial/test_exact_resume.py.
-KILLED = [
-    pytest.param('tiny_text', {'KILL_SAVING': '3'}, 'epoch_2.pth', marks=pytest.mark.adversarial),
-    ('tiny_clouds', KILL, 'epoch_2.pth'),
-]
 # Imports all of aft_mm, runs scripts with their arguments, and prints what used the network, without
 # and with a request.
 WATCHED = """
@@ -81,53 +72,6 @@ def write_data(folder):
 
 
 @pytest.fixture(scope='module')
-def train(run, root, config, tmp_path_factory):
-    def call(name, *words, folder=None, **options):
-        folder = folder or tmp_path_factory.mktemp(name)
-        write_data(folder)
-        words = root / 'tools/train.py', config(name), '--amp', '--work-dir', '.', *words
-        return folder, run(*words, cwd=folder, **options)
-
-    return call
-
-
-@pytest.fixture(scope='module')
-def unkilled(train):
-    @functools.cache
-    def call(name):
-        folder, result = train(name)
-        assert result.returncode == 0, result.stderr
-        return folder
-
-    return call
-
-
-@pytest.fixture
-def resume(train, run, root, config):
-    def call(name, folder):
-        if name != 'tiny_text':
-            result = train(name, '--resume', folder=folder)[1]
-            assert result.returncode == 0, result.stderr
-            return
-        # A new process, with other hash values than the run that it is compared with. It also trains
-        # a classifier, and nothing uses the network.
-        (folder / 'script.py').write_text(WATCHED)
-        script = str(root / 'tools/train.py')
-        digits = '--work-dir work --cfg-options train_cfg.max_epochs=1 param_scheduler=None'.split()
-        words = [
-            [script, config(name), '--amp', '--work-dir', '.', '--resume'],
-            [script, config('tiny_without_chance'), *digits, 'train_dataloader.num_workers=0'],
-        ]
-        result = run(sys.executable, 'script.py', json.dumps(words), cwd=folder)
-        assert result.returncode == 0, result.stderr
-        assert (folder / 'work/epoch_1.pth').exists()
-        before, after = map(json.loads, result.stdout.splitlines()[-2:])
-        assert before == [] and 'socket.connect' in after  # which shows that it would be seen
-
-    return call
-
-
-@pytest.fixture(scope='module')
 def one_process(run, root, config, tmp_path_factory):
     folder = tmp_path_factory.mktemp('one')
     result = run(
@@ -155,20 +99,24 @@ def two_processes(run, root, config, tmp_path_factory):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(('name', 'kill', 'checkpoint'), KILLED)
-def test_resume_after_a_kill_is_bit_identical(train, unkilled, resume, name, kill, checkpoint):
-    one, (other, result) = unkilled(name), train(name, env=kill)
-    assert result.returncode == -signal.SIGKILL
-    assert Path((other / 'last_checkpoint').read_text()).name == checkpoint
-    resume(name, other)
-    assert len(losses(one)) == 18 and losses(one) == losses(other)
-    one, other = load(one / 'epoch_3.pth'), load(other / 'epoch_3.pth')
-    for part in ('state_dict', 'ema_state_dict', 'optimizer', 'param_schedulers'):
-        assert_same(one[part], other[part], part)
+def test_nothing_uses_the_network(run, root, config, tmp_path):
+    write_data(tmp_path)
+    (tmp_path / 'script.py').write_text(WATCHED)
+    script = str(root / 'tools/train.py')
+    digits = '--work-dir work --cfg-options train_cfg.max_epochs=1 param_scheduler=None'.split()
+    words = [
+        [script, config('tiny_text'), '--amp', '--work-dir', '.'],
+        [script, config('tiny_without_chance'), *digits, 'train_dataloader.num_workers=0'],
+    ]
+    result = run(sys.executable, 'script.py', json.dumps(words), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / 'work/epoch_1.pth').exists()
+    before, after = map(json.loads, result.stdout.splitlines()[-2:])
+    assert before == [] and 'socket.connect' in after  # which shows that it would be seen
 
 
-def test_training_moves_the_weights_and_the_average_follows(unkilled):
-    first, last = (load(unkilled('tiny_text') / f'epoch_{epoch}.pth') for epoch in (1, 3))
+def test_training_moves_the_weights_and_the_average_follows(one_process):
+    first, last = (load(one_process / f'epoch_{epoch}.pth') for epoch in (1, 3))
     for key, value in last['state_dict'].items():
         assert not torch.equal(value, first['state_dict'][key]), key
         assert not torch.equal(value, last['ema_state_dict'][f'module.{key}']), key

@@ -88,14 +88,12 @@ def test_the_new_config_trains(kind, name, write, length, metric, tool, tmp_path
     assert any(record.get('loss', 0) > 0 for record in records)
 
 
+# The config that they inherit is built in test_configs.py.
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ('number', 'options'),
     [
-        pytest.param(
-            1,
-            [*LOW, 'train_dataloader.dataset.pipeline.2.scale=(96,64)'],
-            marks=pytest.mark.nightly,
-        ),
+        (1, [*LOW, 'train_dataloader.dataset.pipeline.2.scale=(96,64)']),
         (2, [*TWO, 'train_dataloader.batch_size=1', 'param_scheduler=None']),
     ],
 )

@@ -230,7 +230,7 @@ def test_a_classifier_draws_nothing(tool, bias_checkpoint):
         ('slurm_train', ['partition', 'job']),
         ('slurm_test', ['partition', 'job', 'a.py']),
         ('dist_train', ['a.py', 'two']),
-        ('dist_test', ['a.py', 'a.pth', '0']),
+        pytest.param('dist_test', ['a.py', 'a.pth', '0'], marks=pytest.mark.nightly),
     ],
 )
 def test_launch_scripts_without_their_arguments(script, words):

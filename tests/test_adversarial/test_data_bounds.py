@@ -90,14 +90,6 @@ def test_a_rate_without_a_common_divisor_takes_no_memory(rate, message, tmp_path
             read(path, 16000)
 
 
-@pytest.mark.parametrize('rate', [8000, 11_025, 22_050, 37_800, 44_056, 44_100, 48_000, 96_000])
-def test_usual_rates_are_resampled(rate, tmp_path):
-    path = sound(tmp_path / 'a.wav', rate)
-    samples = read_sound(path, 16000)[0]
-    assert len(samples) == -(-4000 * 16000 // rate)
-    assert len(filter_banks(samples, 16000)) == read_header(path, 16000)[0]
-
-
 def test_a_flac_file_is_as_long_as_its_samples(tmp_path):
     whole = read_sound(flac(tmp_path / 'whole.flac', 20_000), 16000)[0]
     streamed = flac(tmp_path / 'streamed.flac', 0)

@@ -6,11 +6,10 @@ import time
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from aft_mm.config.reading import read_config
-from aft_mm.datasets import TextFile, read_points
+from aft_mm.datasets import TextFile
 
 pytestmark = pytest.mark.adversarial
 MEGABYTES = 50
@@ -57,33 +56,6 @@ def test_the_archive_of_enwik8_is_unpacked_to_its_length_at_most(tool, tmp_path,
             converter.main([name, 'out', '--size', '1000'])
         assert not list(Path('out').iterdir())
     assert written == [1001, 1001]
-
-
-PCD = (
-    'VERSION .7\nFIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nCOUNT {count}\nWIDTH {points}\n'
-    'HEIGHT 1\nPOINTS {points}\nDATA {kind}\n'
-)
-
-
-@pytest.mark.parametrize('kind', ['ascii', 'binary', 'binary_compressed'])
-@pytest.mark.parametrize(
-    ('count', 'points'),
-    [('1000000000 1 1', 1), ('1 1 1', 10**9), ('-1 1 1', 1), ('1', 1), ('a b c', 1)],
-)
-def test_a_point_cloud_has_no_more_values_than_its_file(kind, count, points, tmp_path):
-    path = tmp_path / 'a.pcd'
-    path.write_bytes(PCD.format(count=count, points=points, kind=kind).encode() + 99 * b'1')
-    with pytest.raises(ValueError, match=r"a\.pcd' cannot be read: "):
-        read_points(path)
-
-
-def test_arrays_are_as_large_as_their_file(tmp_path):
-    with open(tmp_path / 'a.npy', 'wb') as file:
-        np.lib.format.write_array_header_1_0(
-            file, dict(descr='<f8', fortran_order=False, shape=(10**12, 3))
-        )
-    with pytest.raises(ValueError, match=r"a\.npy' cannot be read: "):
-        read_points(tmp_path / 'a.npy')
 
 
 @pytest.mark.parametrize(

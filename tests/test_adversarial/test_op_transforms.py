@@ -75,6 +75,11 @@ def test_torch_func(case, scale):
         inputs = [x.clone().requires_grad_() for x in (*sample[:3], *shared)]
         for ours, theirs in zip(got, torch.autograd.grad(loss(*inputs), inputs), strict=True):
             torch.testing.assert_close(ours[i], theirs)
+    # Gradients of several cotangents at once.
+    output, cotangents = case(*inputs), torch.stack([cotangent, cotangent.flip(1)])
+    ours = torch.autograd.grad(output, inputs, cotangents, True, is_grads_batched=True)
+    rows = [torch.autograd.grad(output, inputs, row, True) for row in cotangents]
+    torch.testing.assert_close(list(ours), [torch.stack(row) for row in zip(*rows, strict=True)])
 
 
 @each('number', [torch.nan, torch.inf, -torch.inf])
@@ -102,7 +107,7 @@ def test_keys_as_large_as_float32_holds(case):
     assert all(part.isfinite().all() for part in run_with_gradients(case, tensors))
 
 
-@each('size', [1e8, 1e12, 1e16, 1e30])
+@each('size', [1e8, 1e16, 1e30])
 @each('case', CASES)
 def test_biases_count_next_to_any_finite_key(case, size, monkeypatch):
     """At keys of 1e16 the float32 sum key + w loses w.
@@ -122,7 +127,7 @@ def test_biases_count_next_to_any_finite_key(case, size, monkeypatch):
         assert_close(got, expected, 1e-5, floor=1.0)
 
 
-@each('size', [87.0, 88.0, 120.0, 600.0])
+@each('size', [87.0, 88.0, 600.0])
 @each('case', [case for case in CASES if case.parameters])
 def test_batch_in_which_every_key_is_hidden(case, size):
     """From w = 88 on, e^w is infinite in float32, and 0 · e^w NaN."""

@@ -5,7 +5,6 @@ import json
 import os
 from pathlib import Path
 
-import matplotlib.image
 import numpy as np
 import pytest
 import torch
@@ -16,7 +15,7 @@ from aft_mm.analysis.model_complexity import Likelihood, analyse, analyse_config
 from aft_mm.analysis.reference_bits import ppmd_bits, sorted_points_bits
 
 from ..errors import refuses_input, stops
-from ..helpers import only_error
+from ..helpers import command, only_error
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / 'tools' / 'analysis_tools'
@@ -230,11 +229,10 @@ def test_missing_libraries_give_a_one_line_message(run, words, missing_downstrea
     assert ': make downstream' in only_error(run(f'../{tool}', *rest))
 
 
-def test_model_complexity_writes_its_table(run, tmp_path):
-    done = run('model_complexity.py', QUICKSTART, '--json', tmp_path / 'counts.json')
-
-    assert done.returncode == 0, done.stderr
-    assert QUICKSTART.stem in done.stdout and 'Not counted' not in done.stdout
+def test_model_complexity_writes_its_table(tmp_path, capsys):
+    command('complexity')([QUICKSTART, '--json', tmp_path / 'counts.json'])
+    shown = capsys.readouterr().out
+    assert QUICKSTART.stem in shown and 'Not counted' not in shown
     (counts,) = json.loads((tmp_path / 'counts.json').read_text())
     assert sum(counts['flops_by_operator'].values()) == counts['flops']
     assert counts['flops_by_module'][''] == counts['flops']
@@ -252,37 +250,14 @@ def test_print_config_prints_the_config_alone_with_what_is_inherited_and_overrid
     assert printed.default_scope == 'mmpretrain' and '_base_' not in printed
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    config = Config.fromfile(QUICKSTART)
-    init_default_scope(config.default_scope)
-    torch.manual_seed(0)
-    model = MODELS.build(config.model)
-    for layer in model.backbone.layers:
-        torch.nn.init.constant_(layer.token_mixer.pos_bias.gamma, 1.0)
-    torch.save(dict(meta={}, state_dict=model.state_dict()), tmp_path / 'model.pth')
-    return tmp_path / 'model.pth'
-
-
-def test_plot_position_bias_draws_every_layer(run, checkpoint, tmp_path):
-    words = ['--out', tmp_path / 'new/bias.png', '--heads', 'first:6', '--dpi', '40']
-    done = run('plot_position_bias.py', QUICKSTART, checkpoint, *words)
-    assert done.returncode == 0, done.stderr
-    assert 'plotted 4 of 4 layers' in done.stdout
-    image = matplotlib.image.imread(tmp_path / 'new/bias.png')[..., :3]
-    red, blue = image[..., 0] - image[..., 2] > 0.3, image[..., 2] - image[..., 0] > 0.3
-    assert red.mean() > 0.01 and blue.mean() > 0.01
-
-
-def test_plot_position_bias_refuses_a_model_without_one(run, tmp_path):
+def test_plot_position_bias_refuses_a_model_without_one(tmp_path):
     config = Config.fromfile(QUICKSTART)
     config.model.backbone.token_mixer = dict(type='aft_mm.AFTSimple')
     config.dump(tmp_path / 'simple.py')
     init_default_scope(config.default_scope)
     torch.save(dict(state_dict=MODELS.build(config.model).state_dict()), tmp_path / 'simple.pth')
     words = [tmp_path / 'simple.py', tmp_path / 'simple.pth', '--out', tmp_path / 'bias.png']
-    done = run('plot_position_bias.py', *words)
-    assert 'no token mixer with a position bias' in only_error(done)
+    stops('no token mixer with a position bias', command('plot bias'), words)
     assert not (tmp_path / 'bias.png').exists()
 
 

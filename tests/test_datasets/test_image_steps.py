@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 from mmengine.dataset import Compose
-from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope, init_default_scope
+from mmengine.registry import TRANSFORMS, DefaultScope, init_default_scope
 from PIL import Image
 
 from aft_mm.datasets import (
-    Digits,
     PackSequence,
     RandomValueShift,
     SuperResolutionPair,
@@ -177,14 +176,3 @@ def test_pipeline_of_a_config_with_the_flip_of_mmcv(image, scope):
     np.testing.assert_array_equal(tokens.view(5, 7, 3), image[:, ::-1])
     assert DefaultScope.get_current_instance().scope_name == scope
     assert TRANSFORMS.get('aft_mm.PackSequence') is PackSequence
-
-
-def test_data_set_with_a_pipeline():
-    dataset = DATASETS.build(
-        dict(
-            type='aft_mm.Digits',
-            split='test',
-            pipeline=[dict(type='aft_mm.PackSequence', image_shape=(8, 8, 1), tokens='subpixels')],
-        )
-    )
-    np.testing.assert_array_equal(dataset[3]['inputs'], Digits('test')[3]['img'].ravel())

@@ -15,47 +15,33 @@ def idx(array, code=8):
 
 
 @pytest.fixture
-def digits(tmp_path):
+def written(tmp_path):
     rng = np.random.default_rng(0)
-    digits = {}
     for folder in ('plain', 'packed'):
         (tmp_path / folder).mkdir()
     for prefix, count in dict(train=7, t10k=5).items():
         images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         labels = rng.integers(0, 10, count, dtype=np.uint8)
-        digits[prefix] = images, labels
         for name, array in {'images-idx3': images, 'labels-idx1': labels}.items():
             name = f'{prefix}-{name}-ubyte'
             (tmp_path / 'plain' / name).write_bytes(idx(array))
             (tmp_path / 'packed' / f'{name}.gz').write_bytes(gzip.compress(idx(array)))
-    return digits
 
 
 @pytest.mark.parametrize('folder', ['plain', 'packed'])
-@pytest.mark.parametrize(('split', 'prefix'), [('train', 'train'), ('test', 't10k')])
-def test_images_and_labels_are_those_of_the_files(
-    tmp_path, digits, folder, split, prefix, monkeypatch
+@pytest.mark.parametrize('split, count, official', [('train', 7, '60,000'), ('test', 5, '10,000')])
+def test_samples_are_those_of_mmpretrain(
+    tmp_path, written, folder, split, count, official, monkeypatch
 ):
-    said = []
-    monkeypatch.setattr(small_images, 'warn', said.append)
-    dataset = MNISTIdx(str(tmp_path / folder), split)
-    images, labels = digits[prefix]
-    official = dict(train='60,000', test='10,000')[split]
-    assert said == [
-        f'{tmp_path / folder} has {len(images)} images in its {split} split, not the {official} of '
-        'MNIST'
-    ]
-    np.testing.assert_array_equal([sample['img'] for sample in dataset], images)
-    assert [sample['gt_label'] for sample in dataset] == labels.tolist()
-
-
-@pytest.mark.parametrize('split', ['train', 'test'])
-def test_samples_are_those_of_mmpretrain(tmp_path, digits, split):
     init_default_scope('mmpretrain')
     settings = dict(split=split, test_mode=split == 'test', download=False)
     other = DATASETS.build(dict(settings, type='MNIST', data_root=str(tmp_path / 'plain')))
-    own = MNISTIdx(str(tmp_path / 'packed'), split)
-    assert len(own) == len(other)
+    said = []
+    monkeypatch.setattr(small_images, 'warn', said.append)
+    own = MNISTIdx(str(tmp_path / folder), split)
+    place = f'{tmp_path / folder} has {count} images in its {split} split'
+    assert said == [f'{place}, not the {official} of MNIST']
+    assert len(own) == len(other) == count
     for one, two in zip(own, other, strict=True):
         np.testing.assert_array_equal(one['img'], two['img'])
         assert one['gt_label'] == two['gt_label']
@@ -72,7 +58,7 @@ def test_samples_are_those_of_mmpretrain(tmp_path, digits, split):
     ],
 )
 @pytest.mark.parametrize('folder', ['plain', 'packed'])
-def test_damaged_files_are_named(tmp_path, digits, folder, name, change, message):
+def test_damaged_files_are_named(tmp_path, written, folder, name, change, message):
     path = tmp_path / folder / f'train-{name}-ubyte{".gz" * (folder == "packed")}'
     if folder == 'plain':
         path.write_bytes(change(path.read_bytes()))

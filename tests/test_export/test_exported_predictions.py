@@ -95,7 +95,7 @@ def read(folder):
     return json.loads((folder / 'predictions.json').read_text(encoding='utf-8'))
 
 
-FIRST = ('classes', '.pt2'), ('classes', '.xml'), ('boxes', '.onnx')
+FIRST = ('classes', '.pt2'), ('boxes', '.onnx')
 
 
 @pytest.mark.parametrize(

@@ -201,12 +201,12 @@ def save(folder, text):
 @pytest.mark.parametrize(
     'mixer, layers',
     [
-        ("dict(type='aft_mm.AFTLocal', window=4, rank=3)", 1),
+        ("[dict(type='aft_mm.AFTLocal', window=4, rank=3), dict(type='aft_mm.AFTSimple')]", 2),
         pytest.param(
             "dict(type='aft_mm.SoftmaxAttention', num_heads=3)", 2, marks=pytest.mark.nightly
         ),
     ],
-    ids=['local', 'softmax'],
+    ids=['local and simple', 'softmax'],
 )
 def test_a_loop_without_torch_continues_prompts_like_the_model(
     mixer, layers, tmp_path, monkeypatch, capsys
@@ -321,13 +321,16 @@ def test_metrics_of_the_file_are_those_of_the_config(tmp_path, capsys):
     text = (
         "_base_ = 'aft_mm::image_classification/aft-conv-quickstart_1xb64-50e_digits.py'\n"
         'test_dataloader = dict(batch_size=7, dataset=dict(indices=50))\n'
+        'model = dict(backbone=dict(arch=dict(num_layers=1)))\n'
     )
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         config, checkpoint, model = save(tmp_path, text)
     export([config, checkpoint, str(tmp_path / 'model.pt2'), '--test'])
-    right = 0
-    for item in Runner.build_dataloader(Config.fromfile(config).test_dataloader).dataset:
-        image = model.data_preprocessor(dict(inputs=item['inputs'][None]), False)['inputs']
+    right, loaded = 0, Config.fromfile(config)
+    settings = dict(loaded.data_preprocessor, type='mmpretrain.ClsDataPreprocessor')
+    preprocess = MODELS.build(settings)
+    for item in Runner.build_dataloader(loaded.test_dataloader).dataset:
+        image = preprocess(dict(inputs=item['inputs'][None]), False)['inputs']
         right += int(model(image).argmax() == item['data_samples'].gt_label)
     expected = f'50 test images: accuracy/top1 {2 * right:.2f} -> {2 * right:.2f}'
     assert expected in capsys.readouterr().out

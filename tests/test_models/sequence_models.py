@@ -24,6 +24,12 @@ def mixer(name: str) -> dict:
     return dict(type='aft_mm.' + name.partition('-')[0], **MIXERS[name])
 
 
+def all_mixers(*without: str) -> dict:
+    """Return the options of a decoder with a block of each mixer."""
+    mixers = [mixer(name) for name in MIXERS if name not in without]
+    return dict(token_mixer=mixers, num_layers=len(mixers))
+
+
 def randomize(module: nn.Module, std: float = 0.4) -> nn.Module:
     """Set random parameters, so that no error is hidden by a zero, and evaluation mode."""
     for parameter in module.parameters():

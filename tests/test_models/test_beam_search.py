@@ -12,7 +12,7 @@ from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample
 
 from ..errors import refuses
-from .sequence_models import MIXERS, D, decoder_config, mixer, model, randomize, tokens
+from .sequence_models import MIXERS, D, all_mixers, decoder_config, mixer, model, randomize, tokens
 
 END, VALUES = 2, 4
 SIZES = (3, 6, 1)
@@ -28,7 +28,6 @@ ENCODER = dict(
 )
 TWO_WAY = {name: mixer(name) for name in MIXERS}
 TWO_WAY['LambdaLayer'] = dict(type='aft_mm.LambdaLayer', num_heads=3)
-every_mixer = pytest.mark.parametrize('name', MIXERS)
 
 
 @pytest.fixture(autouse=True)
@@ -36,14 +35,14 @@ def seed():
     torch.manual_seed(1)
 
 
-def translation_model(mixing=SOFTMAX, encoder_mixing=SOFTMAX, length=8, **options):
+def translation_model(token_mixer=SOFTMAX, encoder_mixing=SOFTMAX, length=8, **options):
     return model(
         HEAD,
         dict(ENCODER, token_mixer=encoder_mixing),
         grid=(length,),
         vocab_size=VALUES,
         num_kinds=1,
-        token_mixer=mixing,
+        token_mixer=token_mixer,
         cross_mixer=SOFTMAX,
         **options,
     )
@@ -65,9 +64,8 @@ def ranking(net, source, longest, alpha):
     return sorted(found, reverse=True)
 
 
-@every_mixer
-def test_a_wide_beam_equals_exhaustive_search(name):
-    net, given = translation_model(mixer(name)), sources()
+def test_a_wide_beam_equals_exhaustive_search():
+    net, given = translation_model(**all_mixers()), sources()
     # Two tokens and any third, which may end the sequence: 9 · 4 continuations.
     found = net.beam_search(given, END, beam_size=36, num_best=5, length_penalty=0.7, max_length=4)
     for source, hypotheses in zip(given, found, strict=True):
@@ -116,9 +114,8 @@ def test_beams_of_bfloat16_logits_are_those_in_float32(monkeypatch):
         ]
 
 
-@every_mixer
-def test_a_beam_of_one_is_greedy(name):
-    net, given = translation_model(mixer(name)), sources()
+def test_a_beam_of_one_is_greedy():
+    net, given = translation_model(**all_mixers()), sources()
     greedy = net.generate(8, source=given, greedy=True, end_token=END)
     for row, (best,) in zip(
         greedy.tolist(), net.beam_search(given, END, beam_size=1, max_length=8), strict=True

@@ -9,7 +9,7 @@ from torch import nn
 from aft_mm.layers import AFTConv, AFTFull
 from aft_mm.models import AFTClassifier
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 MIXERS = {
     'conv': dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=5),
@@ -52,7 +52,6 @@ def check(model, compiled, inputs, autocast, tolerance):
 
 
 # A backward pass of open sizes is traced in 20 s.
-@pytest.mark.nightly
 @pytest.mark.parametrize('mixer, backend', product(MIXERS, ['eager', 'aot_eager']))
 def test_training_takes_images_of_any_size(mixer, backend):
     model = classifier(MIXERS[mixer]).train()
@@ -61,7 +60,6 @@ def test_training_takes_images_of_any_size(mixer, backend):
         check(model, compiled, torch.randn(shape), False, 1e-4)
 
 
-@pytest.mark.nightly
 def test_inductor_compiles_a_classifier_for_any_size():
     model = classifier(MIXERS['conv']).eval()
     compiled = torch.compile(model, dynamic=True, fullgraph=True)
@@ -69,17 +67,9 @@ def test_inductor_compiles_a_classifier_for_any_size():
         check(model, compiled, torch.randn(shape), True, 0.1)
 
 
-# The compiler of C++ takes a second for each of 17 kernels of one layer, and of 69 for two batches.
-@pytest.mark.parametrize(
-    'layers, batches',
-    [
-        pytest.param(1, [4], id='one layer'),
-        pytest.param(2, [4, 2], id='two layers on two batches', marks=pytest.mark.nightly),
-    ],
-)
-def test_inductor_trains(layers, batches):
+# The compiler of C++ takes a second for each of 69 kernels.
+def test_inductor_trains():
     model = nn.Sequential(AFTConv(16, 4, 3, grid=(4, 4)), AFTFull(16, 4, grid=(16,))).train()
-    model = model[:layers]
     compiled = torch.compile(model)
-    for batch in batches:
+    for batch in (4, 2):
         check(model, compiled, torch.randn(batch, 16, 16), True, 0.1)

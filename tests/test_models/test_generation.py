@@ -6,11 +6,8 @@ import torch
 from aft_mm.models import generate
 
 from ..errors import refuses
-from ..helpers import each
-from .sequence_models import MIXERS, D, decoder, mixer, model, tokens
+from .sequence_models import D, decoder, mixer, model, tokens
 
-every_mixer = pytest.mark.parametrize('name', MIXERS)
-every_grid = each('grid', [(12,), (2, 6)])
 LENGTHS = (5, 1, 9)
 PIXELS = dict(embedding=dict(type='aft_mm.PixelEmbedding', num_channels=3))
 MIXTURE = dict(type='aft_mm.LogisticMixtureHead', embed_dims=D, num_channels=3)
@@ -20,29 +17,8 @@ def prompts(lengths=LENGTHS) -> list[torch.Tensor]:
     return [tokens(length) for length in lengths]
 
 
-@each('lengths', [(0, 0, 0), LENGTHS])
-@every_grid
-@every_mixer
-def test_prefill_and_steps_equal_the_parallel_forward(name, grid, lengths):
-    body, x = decoder(token_mixer=mixer(name), grid=grid), tokens(3, 12)
-    expected, row, position = body(x), torch.arange(3), torch.tensor(lengths)
-    prompt = x[:, : max(lengths)].clone()
-    for padding, length in zip(prompt, lengths, strict=True):
-        padding[length:] = 6
-    hidden, state = body.prefill(prompt, position)
-    while True:
-        assert (state.position == position).all()
-        torch.testing.assert_close(hidden, expected[row, position], atol=1e-5, rtol=1e-4)
-        if position.max() == 11:
-            break
-        hidden, state = body.step(x[row, position], state)
-        position = position + 1
-    message = 'longer than the position table of 12 tokens, got 13'
-    refuses(message, body.step, x[:, 11], state)
-
-
 @pytest.mark.parametrize('head, grid', [('categorical', (2, 6)), ('mixture', (12,))])
-@every_mixer
+@pytest.mark.parametrize('name', ['AFTLocal', 'AFTConv', 'LSHAttention', 'SoftmaxAttention'])
 def test_samples_with_and_without_the_state_are_equal(name, grid, head):
     mixing = mixer(name)
     net = model(token_mixer=mixing, grid=grid)
@@ -63,11 +39,11 @@ def test_samples_with_and_without_the_state_are_equal(name, grid, head):
 def test_long_samples_with_and_without_the_state_are_equal():
     """Sums differ by rounding, which sometimes swaps the ranks of two of the 256 values."""
     head = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=256)
-    net = model(head, grid=(300,), vocab_size=256, token_mixer=mixer('SoftmaxAttention'))
-    start = [tokens(length, high=256) for length in (60, 1, 7, 33, 2, 5, 80, 19)]
+    net = model(head, grid=(150,), vocab_size=256, token_mixer=mixer('SoftmaxAttention'))
+    start = [tokens(length, high=256) for length in (60, 1, 7, 33, 2, 5, 80, 19) * 2]
     options = dict(seed=0, top_k=50, top_p=0.9)
-    stepped = net.generate(300, start, **options)
-    assert torch.equal(stepped, net.generate(300, start, use_state=False, **options))
+    stepped = net.generate(150, start, **options)
+    assert torch.equal(stepped, net.generate(150, start, use_state=False, **options))
 
 
 def test_sequences_do_not_depend_on_the_batch():

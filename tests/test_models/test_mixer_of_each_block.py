@@ -17,8 +17,7 @@ from aft_mm.models import AFTViT
 from aft_mm.visualization import choose, mixers_with_bias
 
 from ..errors import refuses, refuses_input
-from ..helpers import command
-from .sequence_models import MIXERS, D, decoder, decoder_config, mixer, model, randomize, tokens
+from .sequence_models import D, all_mixers, decoder, decoder_config, mixer, model, randomize, tokens
 
 SIMPLE, SOFTMAX, FULL = (mixer(name) for name in ('AFTSimple', 'SoftmaxAttention', 'AFTFull'))
 CONV = mixer('AFTConv')
@@ -74,24 +73,21 @@ def test_a_backbone_is_the_composition_of_blocks_of_uniform_ones():
 
 @pytest.mark.parametrize('grid', [(12,), (3, 4)])
 def test_steps_of_all_mixers_in_one_decoder_equal_the_parallel_forward(grid):
-    configs = [mixer(name) for name in MIXERS]
-    body = decoder(grid=grid, num_layers=len(configs), token_mixer=configs).double()
+    body = decoder(grid=grid, **all_mixers()).double()
     x, rows, lengths = tokens(3, 12), torch.tensor([2, 0, 2]), torch.tensor([5, 0, 3])
-    hidden, state = body.prefill(x[:, :5], lengths)
+    # A prompt is padded with any token.
+    prompt = x[:, :5].where(torch.arange(5) < lengths[:, None], 6)
+    hidden, state = body.prefill(prompt, lengths)
     torch.testing.assert_close(hidden, body(x)[range(3), lengths])
     x, position = x[rows], lengths[rows]
     expected, state = body(x), body.select_state(state, rows)
+    torch.testing.assert_close(body(x[:, :5]), expected[:, :5])
     while position.max() < 11:
         hidden, state = body.step(x[range(3), position], state)
         position = position + 1
+        assert (state.position == position).all()
         torch.testing.assert_close(hidden, expected[range(3), position])
-
-
-def test_samples_with_and_without_the_state_are_equal():
-    net = model(grid=(12,), num_layers=3, token_mixer=[SIMPLE, SOFTMAX, FULL])
-    start = [tokens(length) for length in (3, 1, 7)]
-    stepped = net.generate(12, start, seed=1)
-    assert torch.equal(stepped, net.generate(12, start, seed=1, use_state=False))
+    refuses('position table of 12 tokens, got 13', body.step, x[:, 11], state)
 
 
 @pytest.mark.parametrize(
@@ -184,20 +180,3 @@ def test_graphs_refuse_by_every_block():
     arch = dict(embed_dims=D, num_layers=2)
     net = AFTViT(arch, 12, 4, token_mixer=[SIMPLE, mixer('AFTLocal')])
     refuses_input('--dynamic needs one of the mixers .* got AFTLocal', check_any_size, net)
-
-
-@pytest.mark.slow
-def test_the_command_exports_a_decoder_of_two_mixers(tmp_path):
-    pytest.importorskip('onnxruntime', reason='onnxruntime runs the exported graph')
-    config = dict(default_scope='aft_mm', model=dict(type='aft_mm.AutoregressiveModel'))
-    config['model']['decoder'] = decoder_config(num_kinds=1, token_mixer=[FULL, SIMPLE])
-    config['model']['head'] = dict(type='aft_mm.CategoricalHead', embed_dims=D, num_classes=7)
-    Config(config).dump(tmp_path / 'config.py')
-    state = randomize(MODELS.build(config['model'])).state_dict()
-    torch.save(dict(meta={}, state_dict=state), tmp_path / 'model.pth')
-    names = [str(tmp_path / name) for name in ('config.py', 'model.pth', 'model.onnx')]
-    command('export')([*names, '--steps'])  # compares the graphs with the model
-    assert sorted(path.name for path in tmp_path.glob('*.onnx')) == [
-        'model-prompt.onnx',
-        'model-step.onnx',
-    ]

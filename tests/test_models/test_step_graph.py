@@ -20,7 +20,7 @@ from aft_mm.models.sequence_decoder import DecoderState
 from aft_mm.registry import MODELS
 
 from ..helpers import nightly
-from .sequence_models import MIXERS, D, decoder, decoder_config, mixer, model, tokens
+from .sequence_models import MIXERS, D, all_mixers, decoder, decoder_config, mixer, model, tokens
 
 GUMBEL = dict(type='aft_mm.AFTConv', num_heads=4, kernel_size=3, sparsity='gumbel')
 FREE = dict(type='aft_mm.AFTLocal', window=3, rank=None)
@@ -43,7 +43,7 @@ KINDS = (
 )
 # Mixers whose steps depend on rows and columns.
 ON_GRIDS = ('aft_mm.AFTConv', 'aft_mm.AFTLocalHard')
-every_fixed = pytest.mark.parametrize('mixing', FIXED.values(), ids=FIXED)
+ALL_FIXED = all_mixers('SoftmaxAttention')
 every_grid = pytest.mark.parametrize('grid', [(12,), (2, 6)], ids=str)
 
 
@@ -59,9 +59,8 @@ def steps_of(monkeypatch, kind) -> list:
 
 
 @every_grid
-@every_fixed
-def test_fixed_buffers_give_the_same_tokens(mixing, grid, monkeypatch):
-    net = model(token_mixer=mixing, grid=grid)
+def test_fixed_buffers_give_the_same_tokens(grid, monkeypatch):
+    net = model(**ALL_FIXED, grid=grid)
     start = [tokens(length) for length in (5, 1, 9)]
     expected = net.generate(12, start, seed=1)
     made = steps_of(monkeypatch, StaticSteps)
@@ -69,9 +68,8 @@ def test_fixed_buffers_give_the_same_tokens(mixing, grid, monkeypatch):
     assert len(made) == 1
 
 
-@every_fixed
-def test_fixed_buffers_keep_their_storage(mixing):
-    body, x = decoder(token_mixer=mixing, grid=(12,)), tokens(3, 12)
+def test_fixed_buffers_keep_their_storage():
+    body, x = decoder(**ALL_FIXED, grid=(12,)), tokens(3, 12)
     lengths = torch.tensor([4, 0, 7])
     hidden, state = body.prefill(x[:, :7], lengths)
     steps = StaticSteps(body.step, x[:, 0], hidden, state)
@@ -82,11 +80,12 @@ def test_fixed_buffers_keep_their_storage(mixing):
 
     before = places()
     assert len(set(before)) == len(before)
-    values = [part.clone() for part in leaves(steps.state)]
+    values = [[part.clone() for part in leaves(block)] for block in steps.state.blocks]
     first = steps(x[:, 1]).clone()
     assert not torch.equal(steps(x[:, 2]), first) and places() == before
     assert torch.equal(steps.state.position, lengths + 2)
-    assert any(not torch.equal(a, b) for a, b in zip(values, leaves(steps.state), strict=True))
+    for before, block in zip(values, steps.state.blocks, strict=True):
+        assert any(not torch.equal(a, b) for a, b in zip(before, leaves(block), strict=True))
 
 
 @pytest.mark.parametrize('cross', CROSS.values(), ids=CROSS)
@@ -157,9 +156,8 @@ def test_compiled_steps_give_the_same_hidden_vectors(monkeypatch):
 
 
 @pytest.mark.parametrize('columns', [False, True])
-@pytest.mark.parametrize('mixing', MIXINGS.values(), ids=MIXINGS)
-def test_the_step_layout_changes_no_result(mixing, columns):
-    body, x = decoder(token_mixer=mixing, grid=(12,)), tokens(3, 12)
+def test_the_step_layout_changes_no_result(columns):
+    body, x = decoder(**all_mixers(), grid=(12,)).double(), tokens(3, 12)
     lengths = torch.tensor([4, 0, 7])
 
     def rows():

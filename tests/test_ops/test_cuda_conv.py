@@ -1,21 +1,13 @@
 """AFT-conv by the CUDA C++ kernels, emulated on a CPU, against the float64 oracle."""
 
-import re
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from aft_mm import ops
-from aft_mm.layers.mixers import AFTConv
-from aft_mm.layers.projections import project_channel_major, project_tokens
 from aft_mm.ops import dispatch
 from aft_mm.ops.cases import LONG_CASES, TOLERANCE
 from aft_mm.ops.cases import conv as case_of
 from aft_mm.ops.cuda.conv import empty_like, is_channel_major
 
-from ..helpers import OperatorLog
-from ..inductor_offline import source_of
 from .cases import CASES, run_with_gradients
 from .cuda_emulation import emulated, emulation_folder  # noqa: F401 - fixtures
 from .test_backends import assert_close, oracle
@@ -249,9 +241,6 @@ def test_layouts_and_runs_give_the_same_bits(case):
         assert output.is_contiguous() and is_channel_major(gradients[1])
 
 
-COPIES = {'aten::copy_', 'aten::clone', 'aten::stack', 'aten::cat', 'aten::_to_copy'}
-
-
 def test_an_empty_batch():
     case = conv((3, 4), (3, 3))
     leaves = [x.requires_grad_() for x in inputs(case, 0)]
@@ -324,53 +313,3 @@ def test_the_cases_of_configs(monkeypatch):
 def test_gradients_keep_the_order_of_their_tensors():
     x = torch.empty(2, 3, 4)
     assert empty_like(x).is_contiguous() and empty_like(channel_major(x)).stride() == (3, 1, 6)
-
-
-@pytest.mark.parametrize('autocast', [False, True])
-def test_the_mixer_writes_and_reads_channel_major_tokens(autocast, monkeypatch):
-    monkeypatch.setattr(dispatch, 'CHANNEL_MAJOR_DEVICES', ('cpu',))
-    mixer = AFTConv(4, num_heads=4, kernel_size=3, grid=(4, 6))
-    x = torch.randn(3, 24, 4, requires_grad=True)
-    if not autocast:
-        mixer, x = mixer.bfloat16(), x.detach().bfloat16().requires_grad_()
-    leaves = [x, *mixer.parameters()]
-    with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-        with OperatorLog() as log:
-            output = mixer(x)
-        with OperatorLog() as backward_log:
-            gradients = torch.autograd.grad(output.float().sum(), leaves, materialize_grads=True)
-    allowed = {'aten::_to_copy'}  # of parameters and x, by autocast
-    # Only weights and biases are joined, for one product; see test_one_product.py for sizes.
-    assert log.called.count('aten::cat') == 2 and 'aten::cat' not in backward_log.called
-    for each in (log, backward_log):
-        assert not set(each.called) & (COPIES - {'aten::cat'} - allowed), each.called
-    assert output.is_contiguous()
-    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, 'eager')
-    with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-        expected = mixer(x)
-        wanted = torch.autograd.grad(expected.float().sum(), leaves, materialize_grads=True)
-    for got, want in zip((output, *gradients), (expected, *wanted), strict=True):
-        torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
-
-
-def test_inductor_keeps_the_order_of_projected_tokens(monkeypatch):
-    """Code for CUDA of projections, op and output projection, with all gradients."""
-    pytest.importorskip('triton', reason='Inductor writes Triton source for a GPU')
-    monkeypatch.setattr(torch.compiler, 'is_compiling', lambda: True)
-    tokens = (4, 196, 64)
-    shapes = [tokens, tokens, *((64, 64),) * 4, (64, 11, 11)]
-
-    def step(cotangent, x, *weights):
-        leaves = [y.detach().requires_grad_() for y in (x, *weights)]
-        layers = [SimpleNamespace(weight=weight, bias=None) for weight in leaves[1:5]]
-        projected = [project_channel_major(layer, leaves[0]) for layer in layers[:3]]
-        mixed = ops.aft_conv(*projected, leaves[5], grid=(14, 14))
-        output = project_tokens(layers[3], mixed)
-        return output, *torch.autograd.grad(output, leaves, cotangent)
-
-    source = source_of(step, *shapes, dtype=BF16)
-    assert source.count('aft_mm.cuda_conv.default(') == 1
-    assert source.count('aft_mm.cuda_conv_backward.default(') == 1
-    # All products take tensors as they are; the three gradients of x are added.
-    pointwise = re.findall(r'triton_\w+\.run\((.*?), stream', source)
-    assert [call for call in pointwise if call.endswith(str(4 * 196 * 64))] == pointwise[-1:]

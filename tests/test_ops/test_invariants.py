@@ -6,8 +6,8 @@ import torch
 from aft_mm import ops
 from aft_mm.ops.geometry import kernel_index, near_mask
 
-from ..helpers import each, nightly
-from .cases import CASES, ONE_OF_EACH, indices, randn
+from ..helpers import each
+from .cases import CASES, indices, randn
 
 
 @each('case', [c for c in CASES if c.weights_sum_to_one])
@@ -199,19 +199,3 @@ def test_simple_is_linear_attention_with_exponential_features_and_one_channel():
         torch.ones_like(key), key, value, is_causal=True, scale=1.0
     )
     torch.testing.assert_close(ops.aft_simple(None, key, value, causal=True, gate='none'), expected)
-
-
-# Finite differences of the longer cases would take minutes.
-SHORT = [case for case in CASES if case.tokens <= 30]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    'case',
-    nightly(SHORT, lambda case: case.tokens > 12 and case not in ONE_OF_EACH.values()),
-    ids=lambda case: case.name,
-)
-def test_gradcheck(case):
-    inputs = case.inputs(batch=1)
-    batched = case in ONE_OF_EACH.values()
-    assert torch.autograd.gradcheck(case, inputs, atol=1e-6, check_batched_grad=batched)

@@ -16,7 +16,7 @@ from aft_mm.ops.cases import conv, decay, pairs, simple
 from aft_mm.ops.dispatch import ENVIRONMENT_VARIABLE, choose_backend
 from aft_mm.ops.native import availability, bindings
 
-from ..helpers import each
+from ..helpers import each, nightly
 from . import test_numerics
 from .cases import CASES, run_with_gradients
 from .test_backends import RESULTS, TOLERANCE, assert_close, oracle
@@ -40,7 +40,12 @@ def built():
         pytest.fail(f'the loops are not built for the sources here: run {command}', pytrace=False)
 
 
-@pytest.fixture(autouse=True, params=INSTRUCTIONS[: INSTRUCTIONS.index(HERE) + 1])
+# One source is compiled for each; those in between are tested at night.
+BETWEEN = INSTRUCTIONS[1 : INSTRUCTIONS.index(HERE)]
+KINDS = [*dict.fromkeys(('any', HERE)), *nightly(BETWEEN)]
+
+
+@pytest.fixture(autouse=True, params=KINDS)
 def loops(request, monkeypatch):
     monkeypatch.setattr(
         availability, 'find_library', lambda: availability.library_path(request.param)

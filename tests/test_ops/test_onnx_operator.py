@@ -8,8 +8,8 @@ from aft_mm.ops import reference
 from aft_mm.ops.gates import GATES
 from aft_mm.ops.native import availability
 
-from ..helpers import each, nightly
-from .test_native import HERE, INSTRUCTIONS, built  # noqa: F401, a fixture of this file too
+from ..helpers import each
+from .test_native import HERE, KINDS, built  # noqa: F401, a fixture of this file too
 
 onnxruntime = pytest.importorskip('onnxruntime', reason='onnxruntime runs the operator')
 onnx = pytest.importorskip('onnx', reason='onnx builds the graphs of these tests')
@@ -76,10 +76,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(
-    'instructions',
-    nightly(INSTRUCTIONS[: INSTRUCTIONS.index(HERE) + 1], lambda name: name not in ('any', HERE)),
-)
+@pytest.mark.parametrize('instructions', KINDS)
 @each('gate', GATES)
 def test_the_operator_equals_the_oracle(gate, instructions):
     sessions = [open_session(gate, instructions, threads) for threads in (1, 3)]
