@@ -7,10 +7,10 @@ import sys
 # Calls the doctor where no metadata of opencv-python are found: alone, then with each folder.
 PROGRAM = """
 import sys
-from aft_mm.cli import environment
+from aft_mm.cli.commands import doctor
 from aft_mm.cli.main import main
-find = environment.distributions
-environment.distributions = lambda: (one for one in find() if one.name != 'opencv-python')
+find = doctor.distributions
+doctor.distributions = lambda: (one for one in find() if one.name != 'opencv-python')
 paths = [*sys.path]
 for folder in ([], *([folder] for folder in sys.argv[1:])):
     sys.path[:] = [*paths, *folder]

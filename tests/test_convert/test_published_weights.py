@@ -14,6 +14,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+import yaml
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from mmengine.config import Config
 from mmengine.hooks import EMAHook
@@ -183,6 +184,10 @@ def test_runs_are_released_with_hashes_and_their_own_metrics(tmp_path):
         assert torch.equal(loaded['state_dict']['weight'], model.weight)
     assert release_weights.metrics_at(str(run), 3) == {}  # a checkpoint that was not validated
     assert 'metrics of | metrics |' in (tmp_path / 'out/a.md').read_text()
+    words = ['--license', 'MIT', '--address', 'hf://org/name']
+    stops("no metafile of configs/ has an entry 'a'", release, [str(run), *out, *words])
+    words = [str(run), '--out', str(tmp_path / 'c'), '--address', 'org']
+    stops("--address must begin with hf:// or https://, got 'org'", release, words)
     stops(
         '--out must be a new or empty folder',
         release,
@@ -230,6 +235,34 @@ def test_seeds_share_a_model_card_with_their_test_metrics(tmp_path):
     torch.save(state, run / 'epoch_2.pth')
     release([*runs, '--out', str(tmp_path / 'other')])
     assert 'Mean of' not in (tmp_path / 'other/a.md').read_text()
+
+
+def test_a_release_is_listed_in_the_metafile(tmp_path, monkeypatch):
+    original = (ROOT / 'configs/image_classification/metafile.yml').read_text()
+    copy = tmp_path / 'configs/image_classification/metafile.yml'
+    copy.parent.mkdir(parents=True)
+    copy.write_text(original)
+    monkeypatch.setattr(release_weights, 'install_root', lambda: tmp_path)
+    name = 'aft-conv-quickstart_1xb64-50e_digits'
+    state = dict(
+        state_dict=nn.Linear(3, 2).state_dict(),
+        optimizer={},
+        meta=dict(iter=4, epoch=2, experiment_name=f'{name}_20261122_080606', cfg=DIGITS),
+    )
+    torch.save(state, tmp_path / 'epoch_2.pth')
+    (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'epoch_2.pth'))
+    for address in ('hf://org/old', 'https://host/release/'):  # a later address replaces the first
+        out = tmp_path / address[:2]
+        release([str(tmp_path), '--out', str(out), '--address', address])
+    (path,) = out.glob('*.safetensors')
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    expected = yaml.safe_load(original)
+    (model,) = (model for model in expected['Models'] if model['Name'] == name)
+    model['Weights'] = f'https://host/release/{path.name}#sha256={digest}'
+    assert yaml.safe_load(copy.read_text()) == expected
+    # Comments and other entries do not change.
+    rest = [line for line in copy.read_text().splitlines() if 'Weights: ' not in line]
+    assert rest == [line for line in original.splitlines() if 'Weights: ' not in line]
 
 
 @pytest.fixture

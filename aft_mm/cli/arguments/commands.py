@@ -358,12 +358,18 @@ def release_weights(parser: argparse.ArgumentParser) -> None:
 
     The last checkpoint of each work dir is published as by `aft_mm publish`, with the averaged
     weights if the run used EMAHook, and the metrics of WORK_DIR/metrics.json or else the
-    validation. Runs of one config share a model card.
+    validation. Runs of one config share a model card. With `--address`, address and hash are
+    written to the metafiles of configs/.
     """
     parser.add_argument(
         'work_dirs', nargs='+', metavar='WORK_DIR', help='work dirs of finished runs'
     )
     parser.add_argument('--out', required=True, type=Path, help='a new or empty folder')
+    parser.add_argument(
+        '--address',
+        metavar='hf://ORG/NAME',
+        help='future address of the files (or https://...), to add to the metafiles of configs/',
+    )
     parser.add_argument(
         '--license',
         metavar='SPDX',

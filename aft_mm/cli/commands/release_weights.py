@@ -7,6 +7,7 @@ from pathlib import Path
 from aft_mm.analysis.run_logs import read_scalars, validated_metrics, validations
 from aft_mm.analysis.verdicts import mean_interval
 from aft_mm.checkpoint import latest_checkpoint, load_from_local
+from aft_mm.config.finding import install_root
 from aft_mm.convert.data_licenses import setting, training_data
 from aft_mm.convert.publish_model import publish, read_metrics, run_name, save
 from aft_mm.errors import UserError, user_errors
@@ -82,8 +83,22 @@ def model_card(name: str, entries: Sequence[Mapping], config: str) -> str:
     return '\n'.join([*lines, '', f'Use: `aft_mm test {name} {runs[0]["file"]}`', ''])
 
 
+def list_weights(name: str, address: str) -> None:
+    for path in install_root().glob('configs/*/metafile.yml'):
+        text = path.read_text(encoding='utf-8')
+        if match := re.search(rf'^  - Name: {re.escape(name)}\n(?:    .*\n)+', text, re.M):
+            entry = re.sub('^    Weights: .*\n', '', match[0], flags=re.M)
+            first, rest = entry.split('\n', 1)
+            entry = f'{first}\n    Weights: {address}\n{rest}'
+            path.write_text(text.replace(match[0], entry), encoding='utf-8')
+            return
+    raise UserError(f'no metafile of configs/ has an entry {name!r} for the weights of its run')
+
+
 def run(args: argparse.Namespace) -> None:
     with user_errors(ValueError):
+        if args.address and not args.address.startswith(('hf://', 'https://')):
+            raise UserError(f'--address must begin with hf:// or https://, got {args.address!r}')
         if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
             raise UserError(f'--out must be a new or empty folder, got {str(args.out)!r}')
         args.out.mkdir(parents=True, exist_ok=True)
@@ -101,4 +116,8 @@ def run(args: argparse.Namespace) -> None:
         for name, config in configs.items():
             runs = [entry for entry in entries if entry['name'] == name]
             (args.out / f'{name}.md').write_text(model_card(name, runs, config))
+            if args.address:
+                first = next(run for run in runs if run['file'].endswith('.safetensors'))
+                address = f'{args.address.rstrip("/")}/{first["file"]}#sha256={first["sha256"]}'
+                list_weights(name, address)
     print(f'wrote {len(entries)} files of {len(args.work_dirs)} runs to {args.out}')
