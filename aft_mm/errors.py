@@ -22,8 +22,8 @@ TAKES_INPUT = ('checks', 'datasets', 'images', 'layers', 'models')
 #: End of a message about an unknown argument.
 INHERITED = 'one that a base gave goes with _delete_=True in the dict'
 # Of mmengine, which continues with an address, and of Python.
-_UNKNOWN_TYPE = re.compile(r'(\S+) is not in the \S+::.+? registry')
-_UNKNOWN_ARGUMENT = re.compile(r'has no argument|got an unexpected keyword argument')
+_UNKNOWN_TYPE = re.compile(r'(\S+) is not in the \S+::(.+?) registry')
+_UNKNOWN_ARGUMENT = re.compile(r'has no argument|__init__\(\) got an unexpected keyword argument')
 #: Errors of a config with a mistake.
 CONFIG_ERRORS = (
     *(TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError),
@@ -102,21 +102,21 @@ def user_errors(*errors: type[Exception]) -> Iterator[None]:
         message = ' '.join(message.split())  # some span several lines
         location = '' if part else f' ({type(error).__name__} at {file}:{line})'
         if unknown := _UNKNOWN_TYPE.search(message):
-            message, location = f'type {unknown[0]}{_meant(unknown[1])}', ''
+            message, location = f'type {unknown[0]}; {_meant(*unknown.groups())}', ''
         elif isinstance(error, TypeError) and _UNKNOWN_ARGUMENT.search(message):
             message = f'{message}; {INHERITED}'
         raise SystemExit(f'Error: {message}{location}') from None
 
 
-def _meant(name: str) -> str:
-    """Return a hint at the types of aft_mm that are called like an unknown one."""
+def _meant(name: str, kind: str) -> str:
+    """Return a hint at the type of aft_mm that is called like an unknown one of a registry."""
     ours: set[str] = set()
     for registry in vars(import_module('aft_mm.registry')).values():
-        if hasattr(registry, 'import_from_location'):
+        if getattr(registry, 'name', None) == kind:
             registry.import_from_location()
             ours |= registry.module_dict.keys()
     close = get_close_matches(name.rpartition('.')[2], ours, n=1, cutoff=0.8)
-    return f"; did you mean 'aft_mm.{close[0]}'?" if close else ''
+    return f"did you mean 'aft_mm.{close[0]}'?" if close else 'check its name, or list its module in custom_imports'
 
 
 def origin(error: Exception) -> tuple[str, str, int]:

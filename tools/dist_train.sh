@@ -4,8 +4,8 @@
 # the CPU. PYTHON is the interpreter.
 set -euo pipefail
 
-if (($# < 2)); then
-    sed -n 's/^# Usage: //p' "$0" | sed 's/^/Error: needs its arguments: /' >&2
+if (($# < 2)) && [[ ${1:-} != -h && ${1:-} != --help ]]; then
+    sed -n 's/^# Usage: /Error: needs its arguments: /p' "$0" >&2
     exit 2
 fi
 

@@ -68,6 +68,11 @@ def draw_segments(image: np.ndarray, labels: np.ndarray, names: Sequence[str] = 
 
     Pixels labelled 255 belong to no class and keep their colour.
     """
+    if labels.shape != image.shape[:2]:
+        raise UserError(
+            f'labels must have the size of the image {list(image.shape[:2])}, got '
+            f'{list(labels.shape)}'
+        )
     colours = _class_colours(labels)
     laid = (0.4 * image + 0.6 * colours).astype(np.uint8)
     laid = np.where((labels == IGNORED)[..., None], image, laid)

@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 
-from aft_mm.errors import DATA_ERRORS, user_errors
+from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.visualization.figures import new_figure, plain_name
 
 from . import footer
@@ -32,6 +32,11 @@ def draw_features(
     title: str = 'Features',
     footer: str = '',
 ) -> Figure:
+    if labels.min() < 0 or labels.max() >= len(names):
+        raise UserError(
+            f'labels must be 0 to {len(names) - 1}, the classes with names, got '
+            f'{labels.min()} to {labels.max()}'
+        )
     figure = new_figure(7, 4.6, title, footer)
     axis = figure.subplots()
     axis.set_aspect('equal', adjustable='datalim')

@@ -74,7 +74,7 @@ def summarize(
     losses = trained(records, 'loss')
     if losses and looks[-1][0] < FEWEST_ITERATIONS:
         sentences['trend'] = f'fewer than {FEWEST_ITERATIONS} iterations are too few to judge'
-        return Summary(sentences, '')
+        return Summary(sentences, step)
     direction, next_step = _direction(looks, best_at, sign, noise, losses)
     if direction:
         sentences['trend'] = direction.format(at=f'{best_at:,}')

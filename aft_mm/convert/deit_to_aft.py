@@ -30,18 +30,15 @@ NO_PLACE = {
 OPTIONS = {'query': '--query', 'key': '--average-keys'}
 
 
-def reason_against(name: str, head: bool) -> str:
-    parts = name.split('.')
-    if parts[0] == 'head' and not head:
-        return '--no-head omits it'
-    return next((DISTILLED[part] for part in parts if part in DISTILLED), '')
+def reason_against(name: str) -> str:
+    return next((DISTILLED[part] for part in name.split('.') if part in DISTILLED), '')
 
 
 def convert(
     path: str, backbone: AFTViT, head: nn.Module | None, query: bool, average_keys: bool
 ) -> tuple[dict[str, Tensor], list[Row]]:
     tensors = read_tensors(path)
-    reasons = {name: reason_against(name, head is not None) for name in tensors}
+    reasons = {name: reason_against(name) for name in tensors}
     rows = [Row(name, None, reason) for name, reason in reasons.items() if reason]
     known = {name: tensor for name, tensor in tensors.items() if not reasons[name]}
     converted, found = our_tensors(known, path)
@@ -58,6 +55,8 @@ def convert(
         reason = NO_PLACE.get(target, '')
         if not taken.get(part, True):
             reason = f'it has another meaning in AFT; {OPTIONS[part]} copies it'
+        if head is None and target.startswith('head.'):
+            reason = '--no-head omits it'
         if reason:
             del converted[target]
             row = Row(row.source, None, reason)

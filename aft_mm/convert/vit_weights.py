@@ -197,6 +197,12 @@ def our_tensors(tensors: Mapping[str, Tensor], source: str) -> tuple[dict[str, T
         elif ours == 'head.fc' and not _reads_class_token(tensors, full_name):
             rows.append(Row(full_name, None, 'its input is more than the class token'))
         elif ours.endswith('.qkv'):
+            dims = tensor.shape[-1] if kind == 'weight' else len(tensor) // 3
+            if len(tensor) != 3 * dims:
+                raise UserError(
+                    f'{full_name} of {source!r} must hold query, key and value of as many channels as '
+                    f'it reads, got {list(tensor.shape)}'
+                )
             for part, rows_of_part in zip(('query', 'key', 'value'), tensor.chunk(3), strict=True):
                 target = f'{ours.removesuffix("qkv")}{part}.{kind}'
                 converted[target] = rows_of_part
@@ -234,11 +240,8 @@ def starred(name: str) -> str:
 
 def _reads_class_token(tensors: Mapping[str, Tensor], name: str) -> bool:
     weight = tensors.get(f'{name.rpartition(".")[0]}.weight')
-    return weight is not None and any(
-        weight.shape[-1] == token.shape[-1]
-        for other, token in tensors.items()
-        if other.endswith(_CLASS_TOKENS)
-    )
+    tokens = [tensor for other, tensor in tensors.items() if other.endswith(_CLASS_TOKENS)]
+    return weight is not None and all(weight.shape[-1] == token.shape[-1] for token in tokens)
 
 
 def backbone_settings(

@@ -1,5 +1,6 @@
 """What data sets of files share."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,6 @@ import numpy as np
 from mmengine.dataset import BaseDataset
 
 from aft_mm.errors import UnusableFile
-from aft_mm.outputs import write_whole
 
 MAX_UNUSABLE = 20  # in a row
 
@@ -56,5 +56,6 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray] | None:
 
 
 def write_arrays(path: Path, **arrays: np.ndarray) -> None:
-    with write_whole(path) as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+    part = path.with_name(f'{path.stem}.{os.getpid()}.part.npz')  # one per worker
+    np.savez(part, **arrays)  # type: ignore[arg-type]
+    part.replace(path)

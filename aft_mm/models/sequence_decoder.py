@@ -102,6 +102,9 @@ class SequenceDecoder(BlockStack):
 
         Returns:
             The hidden vector [B, D] that predicts the next token, and the next state.
+
+        Raises:
+            ValueError: On a CPU, a sequence is too long; on a GPU the caller counts.
         """
         position = state.position + 1
         if position.device.type == 'cpu' and not torch.compiler.is_compiling():

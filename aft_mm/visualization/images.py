@@ -138,6 +138,7 @@ def draw_completions(
     Returns:
         uint8 ``[H', W', 3]``, K + 2 pictures per row.
     """
+    images, completions = np.asarray(images), np.asarray(completions)
     given = images.copy()
     given[:, num_given_rows:] = GREY
     rows = np.concatenate([given[:, None], completions, images[:, None]], axis=1)

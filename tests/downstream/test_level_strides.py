@@ -67,6 +67,7 @@ def test_a_simple_feature_pyramid_passes(name, size):
 
 FOREIGN = ['solo/solo_r50_fpn_1x_coco', 'yolox/yolox_tiny_8xb8-300e_coco', 'ssd/ssd300_coco']
 FOREIGN += ['guided_anchoring/ga-retinanet_r50_fpn_1x_coco', 'yolof/yolof_r50-c5_8xb8-1x_coco']
+FOREIGN += ['condinst/condinst_r50_fpn_ms-poly-90k_coco_instance']  # a stride for five maps
 
 
 @pytest.mark.parametrize('name', nightly(FOREIGN, FOREIGN[-1:]))

@@ -106,13 +106,15 @@ def test_listed_errors_name_their_place_unless_raised_by_aft_mm():
         ('mmengine', 'aft_mm.AFTVit', 'AFTViT'),
         ('mmpretrain', 'SimpleFeaturePyramids', 'SimpleFeaturePyramid'),
         ('mmpretrain', 'mmpretrain.NoSuchNet', None),
+        ('mmengine', 'aft_mm.CopyTask', None),  # a data set
     ],
 )
 def test_an_unknown_type_is_named_with_the_one_of_ours_that_is_meant(scope, kind, meant):
     with DefaultScope.overwrite_default_scope(scope):
         message = sentence(lambda: MODELS.build(dict(type=kind)), KeyError)
-    hint = f"; did you mean 'aft_mm.{meant}'?" if meant else ''
-    assert message == f'type {kind} is not in the {scope}::model registry{hint}'
+    hint = 'check its name, or list its module in custom_imports'
+    hint = f"did you mean 'aft_mm.{meant}'?" if meant else hint
+    assert message == f'type {kind} is not in the {scope}::model registry; {hint}'
 
 
 def test_an_unknown_argument_of_another_package_may_be_inherited():

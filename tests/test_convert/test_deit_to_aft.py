@@ -148,6 +148,14 @@ def test_the_first_classifier_of_a_distilled_deit_is_copied(naming, config, conv
     assert f'│ {second}.weight │ 1 │ not copied: its input is the distillation token │' in printed
 
 
+def test_a_classifier_of_mean_tokens_is_copied(deit, config, convert):
+    state = {name: x for name, x in deit.state_dict().items() if name != 'cls_token'}
+    convert(state)
+    model, cfg = build(config)
+    load_checkpoint(model, cfg.load_from)
+    assert torch.equal(model.head.fc.weight, deit.head.weight)
+
+
 def test_no_head_keeps_the_initial_classifier(deit, config, convert, tmp_path):
     config.write_text(config.read_text().replace('num_classes=7', 'num_classes=5'))
     printed = re.sub(r'[^\S\n]+', ' ', convert(deit.state_dict(), '--no-head'))
@@ -222,8 +230,9 @@ REFUSED = [
     ),
     (
         {'blocks.0.attn.qkv.weight': torch.ones(3 * 192 - 64, 192)},
-        r'token_mixer\.value\.weight is \[170, 192\], but \[192, 192\] there',
+        r'blocks\.0\.attn\.qkv\.weight of .* must hold query, key and value .* got \[512, 192\]',
     ),
+    ({'blocks.0.attn.qkv.bias': torch.ones(2)}, r'attn\.qkv\.bias of .* got \[2\]'),
     ({'blocks.1.mlp.fc1.bias': None}, r'also needs backbone\.layers\.1\.mlp\.0\.bias'),
     (
         {

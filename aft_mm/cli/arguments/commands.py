@@ -169,8 +169,8 @@ def predict(parser: argparse.ArgumentParser) -> None:
 
     CHECKPOINT may also be a file of `aft_mm export`: OUT.onnx, OUT.xml or OUT.pt2, of the same config.
 
-    The folder DIR gets pictures/, masks/ (grey level = class), predictions.json with the five best
-    classes of each image, and predictions.csv with one line per image, box or class of a mask.
+    The folder DIR gets pictures/, masks/ (grey level = class), predictions.csv with one line per
+    image, box or class of a mask, and predictions.json, of a classifier with the five best classes.
     """
     add_model(parser)
     parser.add_argument(
