@@ -116,7 +116,11 @@ def _meant(name: str, kind: str) -> str:
             registry.import_from_location()
             ours |= registry.module_dict.keys()
     close = get_close_matches(name.rpartition('.')[2], ours, n=1, cutoff=0.8)
-    return f"did you mean 'aft_mm.{close[0]}'?" if close else 'check its name, or list its module in custom_imports'
+    return (
+        f"did you mean 'aft_mm.{close[0]}'?"
+        if close
+        else 'check its name, or list its module in custom_imports'
+    )
 
 
 def origin(error: Exception) -> tuple[str, str, int]:
