@@ -11,6 +11,8 @@ import torch
 from aft_mm import compat
 from aft_mm.ops import aft_full
 
+from .documents import blocks
+
 CHECK = Path(__file__).parents[1] / 'examples/check_aft/test_my_aft.py'
 
 
@@ -96,7 +98,7 @@ def check():
 
 
 def found_by(check, aft):
-    """Return the tests of the file that an AFT fails."""
+    """Return the tests of the file that an AFT fails, with their messages."""
     check.aft = aft
     tests = {name: (check.test_outputs_and_gradients, name) for name in check.FAULTS}
     tests |= {
@@ -106,29 +108,41 @@ def found_by(check, aft):
         'keys': (check.test_the_keys_matter,),
         'half': (check.test_half_precision, torch.float16),
     }
-    failed = set()
+    failed = {}
     for name, (test, *arguments) in tests.items():
         try:
             test(*arguments)
-        except AssertionError:
-            failed.add(name)
+        except AssertionError as error:
+            failed[name] = str(error)
     return failed
 
 
 @pytest.mark.parametrize('aft', FAULTS, ids=lambda aft: aft.__name__)
 def test_the_file_finds_the_usual_faults(check, aft):
-    assert found_by(check, aft) == FAULTS[aft]
+    found = found_by(check, aft)
+    assert found.keys() == FAULTS[aft]
+    assert 'CAUSAL' not in str(found)
 
 
 def test_a_function_that_is_always_causal_is_compared_with_causal_sums(check, monkeypatch):
     def causal(q, k, v, w):
         return aft_full(q, k, v, check.causal(w).expand(len(k), -1, -1))
 
-    assert {'plain', 'hidden pairs', 'distances'} <= found_by(check, causal)
+    found = found_by(check, causal)
+    assert {'plain', 'hidden pairs', 'distances', 'half'} <= found.keys()
+    for name in found.keys() - {'half'}:
+        assert found[name].startswith('matches the causal function: set CAUSAL = True'), name
     monkeypatch.setattr(check, 'CAUSAL', True)
-    assert found_by(check, causal) == set()
+    assert not found_by(check, causal)
     found = found_by(check, lambda q, k, v, w: bare_exp(q, k, v, check.causal(w)))
-    assert found == FAULTS[bare_exp] | {'distances'}  # a single one in the first row
+    assert found.keys() == FAULTS[bare_exp] | {'distances'}  # a single one in the first row
+
+
+def test_a_module_is_tested_between_its_projections(check):
+    block, _ = blocks('docs/is_your_aft_right.md', 'python')
+    names = {}
+    exec(block, names)
+    assert not found_by(check, names['aft'])
 
 
 def test_ours_has_none_of_them():
