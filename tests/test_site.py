@@ -25,6 +25,7 @@ NOTEBOOK = ROOT / 'docs/tutorials/first_model.ipynb'
 FOREIGN = (
     "attribute 'find_loader'",
     'is not in the mmpretrain::model registry',
+    'Input dimension should be at least 3',
     'The number of subfolders',
     'expected scalar type Float',
     'Weights only load failed',
