@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import check_config, check_flag, check_int, check_probability, refuse
+from aft_mm.errors import unknown_argument
 from aft_mm.ops.checks import FLOATS, check_lengths, check_mask
 from aft_mm.ops.gates import Gate, check_gate
 from aft_mm.registry import MODELS
@@ -100,8 +101,7 @@ class TokenMixer(Resettable):
     ) -> None:
         name = type(self).__name__
         if unknown:
-            allowed = argument_names(self, TokenMixer)
-            raise TypeError(f'{name} has no argument {next(iter(unknown))!r}, only {allowed}')
+            raise unknown_argument(name, next(iter(unknown)), argument_names(self, TokenMixer))
         check_int('embed_dims', embed_dims, 1)
         check_int('num_prefix_tokens', num_prefix_tokens, 0)
         if num_prefix_tokens and not self.takes_prefix_tokens:
