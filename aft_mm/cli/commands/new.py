@@ -90,9 +90,11 @@ def run(args: argparse.Namespace) -> None:
         share, seed = default if args.val is None else args.val, args.seed or 0
         check_number('--val', share, above=0, most=0.9)
         check_int('--seed', seed, 0)
-        for path in (out, folder):
-            if path.exists():
-                raise UserError(f'{str(path)!r} exists already; name another file with --out')
+        if existing := [repr(str(path)) for path in (out, folder) if path.exists()]:
+            raise UserError(
+                f'{" and ".join(existing)} exist{"s" * (len(existing) == 1)} already; delete '
+                'to make anew, or name another file with --out'
+            )
         check_suffix('--out', out, ('.py',))
         kind = KINDS[args.kind]
         inspect = kind.inspect
