@@ -68,6 +68,7 @@ def test_a_folder_without_parts_is_split_by_class(photos, capsys):
     assert (
         shown.endswith('next: aft_mm train photos.py\n') and 'fewer than 20 of cat, dog é' in shown
     )
+    assert '\na validation of fewer than 20 images says almost nothing: add images\n' in shown
     assert len(open('photos.py').read().splitlines()) < 16
 
     config = read_config('photos.py', {})

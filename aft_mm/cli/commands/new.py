@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aft_mm.checks import check_int, check_number, counted
+from aft_mm.checks import FEWEST_VALIDATED, check_int, check_number, counted
 from aft_mm.cli.arguments import refuse_given
 from aft_mm.config.finding import install_command
 from aft_mm.config.texts import literal
@@ -176,6 +176,10 @@ def run(args: argparse.Namespace) -> None:
         + (f', sampled with seed {seed} into {folder}/' if is_sampled else '')
         + copied
     )
+    if args.kind == 'image-folder' and data.parts['val'] < FEWEST_VALIDATED:
+        print(
+            f'a validation of fewer than {FEWEST_VALIDATED} images says almost nothing: add images'
+        )
     if start:
         print(f'weights of the start: {start.weights}')
     print(
