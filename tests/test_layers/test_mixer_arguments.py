@@ -104,6 +104,12 @@ def test_bad_inputs_raise_a_one_line_error(name):
     refuses('causal must be True for steps of AFT', mixer.init_state, 1)
 
 
+def test_an_image_for_tokens_names_the_way_to_these():
+    mixer, image = build('AFTSimple'), torch.randn(2, D, 1, 7)
+    refuses(r'x must be .* of an image x.flatten\(2\).mT, got .*1, 7\]', mixer, image)
+    assert mixer(image.flatten(2).mT).shape == (2, 7, D)
+
+
 def test_memory_grid_and_lengths_are_checked():
     x = tokens((7,))
     message = 'memory must be None for AFTSimple'
