@@ -10,6 +10,8 @@ from numbers import Real
 from typing import Any, NoReturn, TypeGuard
 
 LONGEST_VALUE = 80
+#: Validated samples below which an accuracy says almost nothing.
+FEWEST_VALIDATED = 20
 
 
 def is_int(value: Any) -> TypeGuard[int]:

@@ -5,7 +5,7 @@ import os
 import pickle
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
@@ -23,7 +23,9 @@ TAKES_INPUT = ('checks', 'datasets', 'images', 'layers', 'models')
 INHERITED = 'one that a base gave goes with _delete_=True in the dict'
 # Of mmengine, which continues with an address, and of Python.
 _UNKNOWN_TYPE = re.compile(r'(\S+) is not in the \S+::(.+?) registry')
-_UNKNOWN_ARGUMENT = re.compile(r'has no argument|__init__\(\) got an unexpected keyword argument')
+_UNKNOWN_ARGUMENT = '__init__() got an unexpected keyword argument'
+#: Cutoff of get_close_matches: two of ten letters differ.
+SIMILARITY = 0.8
 #: Errors of a config with a mistake.
 CONFIG_ERRORS = (
     *(TypeError, ValueError, KeyError, AssertionError, OSError, SyntaxError),
@@ -103,9 +105,15 @@ def user_errors(*errors: type[Exception]) -> Iterator[None]:
         location = '' if part else f' ({type(error).__name__} at {file}:{line})'
         if unknown := _UNKNOWN_TYPE.search(message):
             message, location = f'type {unknown[0]}; {_meant(*unknown.groups())}', ''
-        elif isinstance(error, TypeError) and _UNKNOWN_ARGUMENT.search(message):
+        elif isinstance(error, TypeError) and _UNKNOWN_ARGUMENT in message:
             message = f'{message}; {INHERITED}'
         raise SystemExit(f'Error: {message}{location}') from None
+
+
+def unknown_argument(owner: str, name: str, known: Sequence[str]) -> TypeError:
+    close = get_close_matches(name, known, n=1, cutoff=SIMILARITY)
+    hint = f'did you mean {close[0]!r}?' if close else INHERITED
+    return TypeError(f'{owner} has no argument {name!r}, only {", ".join(known)}; {hint}')
 
 
 def _meant(name: str, kind: str) -> str:
@@ -115,7 +123,7 @@ def _meant(name: str, kind: str) -> str:
         if getattr(registry, 'name', None) == kind:
             registry.import_from_location()
             ours |= registry.module_dict.keys()
-    close = get_close_matches(name.rpartition('.')[2], ours, n=1, cutoff=0.8)
+    close = get_close_matches(name.rpartition('.')[2], ours, n=1, cutoff=SIMILARITY)
     return (
         f"did you mean 'aft_mm.{close[0]}'?"
         if close

@@ -74,7 +74,7 @@ def test_the_interval_is_wilsons(percent, number):
             'data',
         ),
         (UP_AND_DOWN, FALLING[::-1], 1000, 'and the training loss did not fall', 'rate'),
-        (UP_AND_DOWN, FALLING, 10, 'flat', ''),  # the interval of 10 samples is wider than the fall
+        (UP_AND_DOWN, FALLING, 20, 'flat', ''),  # the interval of 20 samples is wider than the fall
         (UP_AND_DOWN[::-1][:5] + [80.0, 85.0, 90.0], FALLING, 1000, 'still improving', 'longer'),
         ([10.0, 60.0, 80.0, 80.5, 80.0, 80.2, 80.4, 80.1], FALLING, 1000, 'flat', ''),
         ([50.0, 40.0], [1.0, 0.5], 1000, 'fewer than 50 iterations', ''),
@@ -111,6 +111,15 @@ def test_an_accuracy_of_the_commonest_class_is_no_result():
         found = summarize(records, ACCURACY, 50, commonest=28.0)
         assert found.step == step and found.sentences['chance'].endswith('gives 28.0 %')
     assert 'chance' not in summarize(log([30.0, 63.0]), ACCURACY, 50, commonest=28.0).sentences
+
+
+@pytest.mark.parametrize('number', [1, 3, 19])
+def test_few_validated_samples_give_no_advice(number):
+    for values in ([0.0] * 8, UP_AND_DOWN, UP_AND_DOWN[::-1]):
+        found = summarize(log(values, FALLING), ACCURACY, number, commonest=50.0)
+        assert found.step == '' and list(found.sentences) == ['validated']
+        assert found.sentences['validated'].endswith(' %; so few say almost nothing')
+    assert summarize(log([0.0] * 6), ACCURACY, 20, commonest=50.0).step == 'look'
 
 
 def test_the_weakest_classes_are_named():

@@ -67,6 +67,7 @@ def test_a_project_from_a_checkpoint_works_to_the_end(photos, start, capsys, mon
     main(['train', 'photos.py', '--work-dir', 'work'])
     assert sum(images) == 2 * 24 + 6  # mirror images of those for training, not for validation
     shown, log = capsys.readouterr()
+    assert ' trained 1 iteration ─' in shown
     assert 'requires_grad' not in shown + log  # a line for each frozen tensor
     assert re.search(r'^epoch 1, 1/1   [\d.]+ s per step   0:00:00 left$', shown, re.M)
     assert '\ncurves ' not in shown  # of one validation

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aft_mm.checks import counted
+from aft_mm.checks import FEWEST_VALIDATED, counted
 from aft_mm.structures import BEST_SCORE, BY_CLASS
 
 from .run_logs import trained, validations
@@ -64,6 +64,9 @@ def summarize(
         low, high = wilson_interval(best, number)
         noise = (high - low) / 2
         sentences['validated'] += f': 95 % interval {low:.1f} to {high:.1f} %'
+        if number < FEWEST_VALIDATED:
+            sentences['validated'] += '; so few say almost nothing'
+            return Summary(sentences, '')
         if metric.endswith('top1') and low <= commonest:
             sentences['chance'] = f'the commonest class alone gives {commonest:.1f} %'
             step = 'look'
@@ -74,7 +77,7 @@ def summarize(
     losses = trained(records, 'loss')
     if losses and looks[-1][0] < FEWEST_ITERATIONS:
         sentences['trend'] = f'fewer than {FEWEST_ITERATIONS} iterations are too few to judge'
-        return Summary(sentences, step)
+        return Summary(sentences, '')
     direction, next_step = _direction(looks, best_at, sign, noise, losses)
     if direction:
         sentences['trend'] = direction.format(at=f'{best_at:,}')

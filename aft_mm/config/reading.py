@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import aft_mm.registry  # noqa: F401, finds bases such as aft_mm::own_data/image-folder
 from aft_mm.checks import check_flag, check_int, check_number
-from aft_mm.errors import INHERITED, UserError
+from aft_mm.errors import INHERITED, SIMILARITY, UserError
 from aft_mm.images import find_images, not_read
 from aft_mm.openmmlab import warn
 
@@ -156,7 +156,6 @@ SHARED = frozenset(
 )
 #: Ends of the types of data sets whose pipeline packs the samples, but may be left out.
 IMAGE_DATA_SETS = ('CustomDataset', 'ImageNet', 'BaseSegDataset', 'CocoDataset', 'VOCDataset')
-SIMILARITY = 0.8  # cutoff of get_close_matches: two of ten letters differ
 #: Library warnings that no user can act on.
 KNOWN_WARNINGS = (
     'pkg_resources is deprecated as an API',  # mmengine imports it to find mmdet and mmseg

@@ -149,6 +149,10 @@ def check_start(cfg: Config) -> None:
         )
 
 
+def takes_maps(neck: nn.Module) -> bool:
+    return any(type(part).__name__.endswith(('2d', 'Pooling')) for part in neck.modules())
+
+
 def check_widths(config: Config, runner: Runner) -> None:
     """Refuse a neck, or else a head, that does not fit the outputs of an AFTViT backbone."""
     model = task_model(runner)
@@ -160,6 +164,11 @@ def check_widths(config: Config, runner: Runner) -> None:
         raise UserError(
             "model.backbone.out_type must be 'avg_featmap' or 'cls_token' for a "
             "classifier without a neck, got 'featmap'"
+        )
+    if backbone.out_type != 'featmap' and neck is not None and takes_maps(neck):
+        raise UserError(
+            f'model.neck must be None for model.backbone.out_type={backbone.out_type!r}, which '
+            f"gives no maps as 'featmap' does, got {type(neck).__name__}"
         )
     heads = [name for name, _ in model.named_children() if name.endswith('head')]
     outputs = len(backbone.out_indices)

@@ -95,7 +95,11 @@ class GridParameters(Resettable):
         if grid is None or is_same(grid, self.grid):
             return rows
         if len(grid) != len(self.grid) or (len(grid) == 1 and grid > self.grid):
-            raise ValueError(f'grid must fit positions learned on grid {self.grid}, got {grid}')
+            hint = "; give the layer a longer grid, or AFTFull or AFTLocal longer='interpolate'"
+            hint *= len(grid) == len(self.grid)
+            raise ValueError(
+                f'grid must fit positions learned on grid {self.grid}, got {grid}{hint}'
+            )
         if len(grid) == 1:
             return rows[: self.num_prefix_tokens + grid[0]]
         return interpolate(rows, self.grid, grid, self.num_prefix_tokens)

@@ -83,8 +83,8 @@ def has_hooks(layer: nn.Module) -> bool:
     return bool(forward or layer._backward_hooks or layer._backward_pre_hooks)
 
 
-def argument_names(layer: nn.Module, base: type[nn.Module]) -> str:
+def argument_names(layer: nn.Module, base: type[nn.Module]) -> list[str]:
     classes = (cls for cls in type(layer).__mro__ if issubclass(cls, base))
     parameters = (p for cls in classes for p in inspect.signature(cls.__init__).parameters.values())
     names = dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
-    return ', '.join(name for name in names if name != 'self')
+    return [name for name in names if name != 'self']

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from aft_mm.errors import unknown_argument
+
 
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
     _, *parameters = inspect.signature(init).parameters.values()
@@ -17,8 +19,7 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
     def recording(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         unknown = [name for name in kwargs if name not in names]
         if unknown and not is_open:
-            allowed = ', '.join(names)
-            raise TypeError(f'{type(self).__name__} has no argument {unknown[0]!r}, only {allowed}')
+            raise unknown_argument(type(self).__name__, unknown[0], names)
         # Those of the outermost class. Before its constructor nn.Module takes no attribute.
         if '_arguments' not in self.__dict__:
             self.__dict__['_arguments'] = copy.deepcopy((args, kwargs))

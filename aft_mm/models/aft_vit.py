@@ -295,12 +295,9 @@ class AFTViT(Resettable, BaseModule):
         channels = self.in_channels + self.with_mask_channel
         floats = isinstance(image, Tensor) and image.is_floating_point() and image.dim() == 4
         if not floats or image.shape[1] != channels or 0 in image.shape[2:]:
-            refuse(
-                'image',
-                f'floats [B, {channels}, H, W] for in_channels={self.in_channels} and '
-                f'with_mask_channel={self.with_mask_channel}, which MaskedDataPreprocessor adds',
-                image,
-            )
+            mask = ' and the mask that MaskedDataPreprocessor adds' * self.with_mask_channel
+            allowed = f'floats [B, {channels}, H, W] for in_channels={self.in_channels}{mask}'
+            refuse('image', allowed, image)
         if not self.with_mask_channel:
             return image, None, None
         image, inside = image.split([self.in_channels, 1], dim=1)

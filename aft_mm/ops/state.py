@@ -72,7 +72,10 @@ def check_position(position: Tensor, tokens: int | None = None) -> None:
             'state must be the result of the last step, got one that a later step has overwritten'
         )
     if tokens is not None and max(positions) >= tokens:
-        raise ValueError(f'state must hold at most {tokens} tokens, got one more')
+        raise ValueError(
+            f'state must hold at most {tokens} tokens, got one more; a layer takes steps up to the '
+            'end of its grid, so build it with a longer one'
+        )
 
 
 def use_up(position: Tensor) -> None:

@@ -62,6 +62,10 @@ SETTINGS = [
     ('model.head.num_classes.a=1', '--cfg-options do not fit'),
     ('model.backbone.arch.embed_dims=-3', 'arch.embed_dims must be an int, 1 or larger, got -3'),
     ('model.backbone.out_type=featmap', "out_type must be 'avg_featmap' or 'cls_token'"),
+    (
+        'model.neck.type=GlobalAveragePooling',
+        "neck must be None for model.backbone.out_type='avg_featmap', .* got GlobalAveragePoo",
+    ),
     ('model.head.in_channels=33', 'head.in_channels must be 16, the width of the backbone'),
     ('model.head.num_classes=3', 'head.num_classes must be at least 10, .* got 3'),
     ('model.backbone.drop_rate=2', 'drop_rate must be a finite number, 0 to 1, got 2'),

@@ -83,13 +83,6 @@ def test_listed_errors_name_their_place_unless_raised_by_aft_mm():
         )
 
     assert sentence(build(kernel_size=4), ValueError) == ('kernel_size must be odd, got (4,)')
-    message = sentence(build(kernel_size=3, kernel=3), TypeError)
-    assert message.startswith("AFTConv has no argument 'kernel'")
-    assert '; one that a base gave goes with _delete_=True in the dict' in message
-    backbone = dict(type='aft_mm.AFTViT', arch='tiny', position_embeding=False)
-    assert sentence(lambda: MODELS.build(backbone), TypeError).startswith(
-        "AFTViT has no argument 'position_embeding', only arch, img_size"
-    )
     assert re.fullmatch(
         r'invalid literal .* \(ValueError at .*test_errors.py:\d+\)',
         sentence(lambda: int('x'), ValueError),
@@ -97,6 +90,25 @@ def test_listed_errors_name_their_place_unless_raised_by_aft_mm():
     assert re.fullmatch(
         r'0 \(KeyError at .*test_errors.py:\d+\)', sentence(lambda: {}[0], KeyError)
     )
+
+
+@pytest.mark.parametrize(
+    ('kind', 'name', 'meant'),
+    [
+        ('AFTViT', 'position_embeding', 'position_embedding'),
+        ('AFTViT', 'depth', None),
+        ('AFTConv', 'qkv_bais', 'qkv_bias'),
+        ('AFTConv', 'depth', None),
+        ('TokenEmbedding', 'depth', None),
+    ],
+)
+def test_an_unknown_argument_is_named_with_the_one_meant_or_may_be_inherited(kind, name, meant):
+    given = {'type': f'aft_mm.{kind}', name: 3}
+    given |= dict(embed_dims=8, num_heads=2, kernel_size=3) if kind == 'AFTConv' else {}
+    message = sentence(lambda: MODELS.build(given), TypeError)
+    hint = 'one that a base gave goes with _delete_=True in the dict'
+    hint = f'did you mean {meant!r}?' if meant else hint
+    assert re.fullmatch(f"{kind} has no argument '{name}', only .*, .*; {re.escape(hint)}", message)
 
 
 @pytest.mark.parametrize(

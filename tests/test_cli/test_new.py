@@ -68,6 +68,7 @@ def test_a_folder_without_parts_is_split_by_class(photos, capsys):
     assert (
         shown.endswith('next: aft_mm train photos.py\n') and 'fewer than 20 of cat, dog é' in shown
     )
+    assert '\na validation of fewer than 20 images says almost nothing: add images\n' in shown
     assert len(open('photos.py').read().splitlines()) < 16
 
     config = read_config('photos.py', {})
@@ -371,13 +372,17 @@ def test_the_config_hides_no_module(photos, here):
 def test_files_are_not_overwritten(photos, here):
     (here / 'photos.py').write_text('mine')
     for words, message in (
-        ([], "'photos.py' exists already; name another file"),
+        ([], "'photos.py' exists already; delete to make anew, or name another file with --out"),
         (['--out', 'a.txt'], "--out must end in .py, got 'a.txt'"),
         (['--out', 'a.py', '--val', '1'], '--val must be .* at most 0.9'),
         (['--out', 'a.py', '--seed', '-1'], '--seed must be an int, 0 or larger, got -1'),
     ):
         stops(message, main, ['new', 'image-folder', 'photos', *words])
     assert (here / 'photos.py').read_text() == 'mine' and not (here / 'photos_split').exists()
+    (here / 'photos_split').mkdir()
+    stops(
+        "'photos.py' and 'photos_split' exist already; del", main, ['new', 'image-folder', 'photos']
+    )
 
 
 def test_bases_of_the_package_are_found_by_mmengine(here):

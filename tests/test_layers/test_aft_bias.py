@@ -73,8 +73,12 @@ def test_a_config_feeds_it_through_the_encoder(with_cp):
 def test_bad_calls_name_the_argument():
     x, bias = torch.randn(B, T, D), torch.randn(T, T)
     simple, scaled = Block(D, dict(type='aft_mm.AFTSimple')), build('AFTBias', scales=[1.0, 2.0])
-    message = r'position_bias must be left out for AFTSimple, got .*5\]'
-    refuses(message, simple, x, position_bias=bias)
+    message = r'must be left out for AFTSimple, which takes .*, key_mask, cu_seqlens, got .*5\]'
+    refuses(f'position_bias {message}', simple, x, position_bias=bias)
+    refuses(f'mask {message}', simple.token_mixer, x, mask=bias)
+    refuses(
+        'mask must be left out for AFTBias, which takes .*, pair_mask, got', scaled, x, mask=bias
+    )
     refuses('position_bias must be given for AFTBias with scales', scaled, x)
     message = r'position_bias must be \[T, S\] or \[B, T, S\] with sca'
     refuses(message, scaled, x, position_bias=bias[None, None])

@@ -104,13 +104,24 @@ def test_bad_inputs_raise_a_one_line_error(name):
     refuses('causal must be True for steps of AFT', mixer.init_state, 1)
 
 
+def test_an_image_for_tokens_names_the_way_to_these():
+    mixer, image = build('AFTSimple'), torch.randn(2, D, 1, 7)
+    refuses(r'x must be .* of an image x.flatten\(2\).mT, got .*1, 7\]', mixer, image)
+    assert mixer(image.flatten(2).mT).shape == (2, 7, D)
+
+
 def test_memory_grid_and_lengths_are_checked():
     x = tokens((7,))
     message = 'memory must be None for AFTSimple'
     refuses(f'{message} with causal=True', build('AFTSimple', causal=True), x, memory=x)
     refuses(message, build('AFTSimple', gate='none'), x, memory=x)
-    message = r'grid must fit positions learned on grid \(7,\), got \(8,\)'
+    message = (
+        r"grid must fit positions learned on grid \(7,\), got \(8,\); .* longer='interpolate'$"
+    )
     refuses(message, build('AFTFull'), torch.randn(1, 8, D))
+    refuses(message, build('AFTLocal'), torch.randn(1, 8, D))
+    message = r'grid must fit positions learned on grid \(7,\), got \(2, 4\)$'
+    refuses(message, build('AFTFull'), torch.randn(1, 8, D), grid=(2, 4))
     mixer = build('AFTConv', grid=None, causal=True)
     refuses('grid must be given for AFTConv to take steps, got None', mixer.init_state, 1)
     for name in ('AFTSimple', 'SoftmaxAttention', 'LSTM', 'DenseSynthesizer'):
@@ -125,6 +136,14 @@ def test_memory_grid_and_lengths_are_checked():
     mixer = build('AFTLocalHard', None, causal=True, window=2)
     message = r'grid must be given to the .* got \(3, 5\) for these'
     refuses(message, mixer, tokens((3, 5)), grid=(3, 5))
+
+
+@pytest.mark.parametrize('name', ['AFTConv', 'AFTFull', 'AFTLocal', 'DenseSynthesizer'])
+def test_steps_beyond_the_grid_name_a_longer_one(name):
+    mixer, x = build(name, causal=True), torch.randn(2, 8, D)
+    _, state = mixer.prefill(x[:, :7], torch.tensor([7, 3]))
+    message = 'state must hold at most 7 tokens, got one more; .* build it with a longer one'
+    refuses(message, mixer.step, x[:, 7], state)
 
 
 WITH_TABLE = ['DenseSynthesizer', 'LSHAttention', 'StridedAttention', 'SoftmaxAttention-stateless']

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aft_mm.checks import check_int, check_number, counted
+from aft_mm.checks import FEWEST_VALIDATED, check_int, check_number, counted
 from aft_mm.cli.arguments import refuse_given
 from aft_mm.config.finding import install_command
 from aft_mm.config.texts import literal
@@ -90,9 +90,11 @@ def run(args: argparse.Namespace) -> None:
         share, seed = default if args.val is None else args.val, args.seed or 0
         check_number('--val', share, above=0, most=0.9)
         check_int('--seed', seed, 0)
-        for path in (out, folder):
-            if path.exists():
-                raise UserError(f'{str(path)!r} exists already; name another file with --out')
+        if existing := [repr(str(path)) for path in (out, folder) if path.exists()]:
+            raise UserError(
+                f'{" and ".join(existing)} exist{"s" * (len(existing) == 1)} already; delete '
+                'to make anew, or name another file with --out'
+            )
         check_suffix('--out', out, ('.py',))
         kind = KINDS[args.kind]
         inspect = kind.inspect
@@ -174,6 +176,10 @@ def run(args: argparse.Namespace) -> None:
         + (f', sampled with seed {seed} into {folder}/' if is_sampled else '')
         + copied
     )
+    if args.kind == 'image-folder' and data.parts['val'] < FEWEST_VALIDATED:
+        print(
+            f'a validation of fewer than {FEWEST_VALIDATED} images says almost nothing: add images'
+        )
     if start:
         print(f'weights of the start: {start.weights}')
     print(

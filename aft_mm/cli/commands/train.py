@@ -19,6 +19,7 @@ from aft_mm.analysis.collect_runs import origin
 from aft_mm.analysis.run_logs import read_scalars, trained, validated_metrics
 from aft_mm.analysis.training_summary import SHARES, Summary, class_lines, summarize
 from aft_mm.checkpoint import load_from_local
+from aft_mm.checks import counted
 from aft_mm.cli.arguments import LATEST
 from aft_mm.cli.main import main
 from aft_mm.config.finding import check_checkpoint, configs_by_name
@@ -179,7 +180,8 @@ def report(runner: Runner, config: str, stopped: bool = False) -> None:
             lines['advice'] = advice(summary.step, runner, words[0])
         use, more = next_command(runner.cfg)
         lines['next'] = f'{shlex.join(["aft_mm", use, *words])} {more}'.rstrip()
-    title = f' trained {runner.iter:,} iterations {"in all " * bool(runner.cfg.get("resume"))}'
+    in_all = 'in all ' * bool(runner.cfg.get('resume'))
+    title = f' trained {counted(runner.iter, "iteration")} {in_all}'
     print(f'{title:─^80}')
     for name, line in lines.items():
         print(f'{name:11}{line}')

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from aft_mm import ops
 from aft_mm.checks import check_config, check_flag, check_int, check_probability, refuse
+from aft_mm.errors import unknown_argument
 from aft_mm.ops.checks import FLOATS, check_lengths, check_mask
 from aft_mm.ops.gates import Gate, check_gate
 from aft_mm.registry import MODELS
@@ -38,11 +39,17 @@ class BiasedState(NamedTuple):
         return position
 
 
+#: Arguments of each mixer next to x, and those of a mixer with `takes_pairs`.
+TAKEN, PAIRS = ('grid', 'memory', 'key_mask', 'cu_seqlens'), ('position_bias', 'pair_mask')
+
+
 def check_tokens(name: str, x: Tensor, *shape: str | int) -> None:
     """Check for a float tensor of this shape, such as ('B', 'T', 192)."""
     floats = isinstance(x, Tensor) and x.dtype in FLOATS
     if not floats or x.dim() != len(shape) or x.shape[-1] != shape[-1]:
-        refuse(name, f'a tensor of floats [{", ".join(map(str, shape))}]', x)
+        is_image = floats and len(shape) == 3 and x.dim() == 4
+        hint = f', of an image {name}.flatten(2).mT' * is_image
+        refuse(name, f'a tensor of floats [{", ".join(map(str, shape))}]{hint}', x)
 
 
 def hide_tokens(x: Tensor, key_mask: Tensor) -> Tensor:
@@ -100,8 +107,7 @@ class TokenMixer(Resettable):
     ) -> None:
         name = type(self).__name__
         if unknown:
-            allowed = argument_names(self, TokenMixer)
-            raise TypeError(f'{name} has no argument {next(iter(unknown))!r}, only {allowed}')
+            raise unknown_argument(name, next(iter(unknown)), argument_names(self, TokenMixer))
         check_int('embed_dims', embed_dims, 1)
         check_int('num_prefix_tokens', num_prefix_tokens, 0)
         if num_prefix_tokens and not self.takes_prefix_tokens:
@@ -144,8 +150,11 @@ class TokenMixer(Resettable):
             **pairs: position_bias and pair_mask for a mixer with :attr:`takes_pairs`.
         """
         check_tokens('x', x, 'B', 'T', self.embed_dims)
-        for name in pairs if not self.takes_pairs else ():
-            refuse(name, f'left out for {type(self).__name__}', pairs[name])
+        taken = (*TAKEN, *PAIRS) if self.takes_pairs else TAKEN
+        for name in pairs:
+            if name not in taken:
+                allowed = f'left out for {type(self).__name__}, which takes {", ".join(taken)}'
+                refuse(name, allowed, pairs[name])
         if cu_seqlens is not None:
             return self._mix_packed(x, grid, memory, key_mask, cu_seqlens, pairs)
         grid = self._resolve_grid(x.shape[1], grid)
