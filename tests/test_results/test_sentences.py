@@ -349,8 +349,25 @@ def test_single_runs_in_sentences():
     )
     assert f'AFT-conv has {conv:.1f} %, AFT-full {full:.1f} and DeiT {deit:.1f}' in text
     assert f'0, 3 and 6 give {conv:.1f}, {three:.1f} and {six:.1f} % top-1' in text
-    (longest,) = values('cifar10_full_64_epochs', '*', TOP1)
+    single = 'cifar10_full_single_runs'
+    (longest,) = values(single, '*-28e-*', TOP1)
     assert f'AFT-conv has {longest:.1f} % ([run](' in text
+    faster, *short = (
+        values(single, f'{name}_seed0', TOP1)[0]
+        for name in (
+            'aft-conv_w-rate-5',
+            'aft-conv_2-epochs_w-rate-5',
+            'aft-conv_2-epochs',
+            'depthwise-conv_2-epochs',
+        )
+    )
+    usual, convolution = (
+        values('cifar10_full', f'{name}-*_seed0', TOP1)[0] for name in ('aft-conv', 'depthwise')
+    )
+    assert f'has {faster:.1f} % instead of {usual:.1f}, less than half of the way' in text
+    assert f"to the convolution's {convolution:.1f}." in text
+    assert 'two epochs have {:.1f}, {:.1f} and {:.1f} % ([runs]('.format(*short) in text
+    assert faster < (usual + convolution) / 2
     peaks = [
         values('enwik8_peak', f'{name}*_seed0', 'bits_per_char')[0]
         for name in ('peak3_', 'aft-', 'peak9_')
