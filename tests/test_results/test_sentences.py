@@ -364,9 +364,12 @@ def test_single_runs_in_sentences():
     usual, convolution = (
         values('cifar10_full', f'{name}-*_seed0', TOP1)[0] for name in ('aft-conv', 'depthwise')
     )
-    assert f'has {faster:.1f} % instead of {usual:.1f}, less than half of the way' in text
+    assert (
+        f'has {faster:.1f} % instead of {usual:.1f} without both, less than half of the way' in text
+    )
     assert f"to the convolution's {convolution:.1f}." in text
-    assert 'two epochs have {:.1f}, {:.1f} and {:.1f} % ([runs]('.format(*short) in text
+    shown = 'two epochs have {:.1f} %, {:.1f} at the usual rate and {:.1f} with the convolution ([runs]('
+    assert shown.format(*short) in text
     assert faster < (usual + convolution) / 2
     peaks = [
         values('enwik8_peak', f'{name}*_seed0', 'bits_per_char')[0]
