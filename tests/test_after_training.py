@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 from mmengine.config import Config
 from mmengine.registry import TRANSFORMS, DefaultScope
 from mmengine.visualization import Visualizer
@@ -354,6 +355,22 @@ def test_any_class_name_can_be_predicted(pictures, tiny_classifier):
         for label in range(5):
             result = dict(label=label, scores=np.eye(5, dtype=np.float32)[label])
             assert classifier.draw('in/a.png', result).shape[2] == 3
+
+
+@pytest.mark.parametrize(('name', 'text'), [('church', 'church 0.75'), (None, 'class 1 0.75')])
+def test_a_picture_names_the_class_first(name, text, pictures, tiny_classifier, monkeypatch):
+    classifier, texts = ImageClassifier(*tiny_classifier, 'cpu'), []
+    classifier.classes = name and ('ant', name)
+    write = Axes.text
+    monkeypatch.setattr(
+        Axes, 'text', lambda *args, **style: texts.append(args[3]) or write(*args, **style)
+    )
+    result = dict(label=1, scores=np.float32([0.25, 0.75]))
+    drawn = classifier.draw('in/a.png', result)
+    assert texts == [text]
+    texts.clear()
+    result['scores'] = np.float32([0.75, 0.25])
+    assert (classifier.draw('in/a.png', result) != drawn).any()
 
 
 def test_a_bad_picture_costs_no_other_its_result(pictures, tiny_classifier, monkeypatch, capsys):

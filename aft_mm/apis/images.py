@@ -14,7 +14,7 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import TRANSFORMS, VISUALIZERS, DefaultScope
-from mmengine.structures import BaseDataElement, PixelData
+from mmengine.structures import PixelData
 from mmengine.utils import mkdir_or_exist
 from PIL import Image
 from torch import nn
@@ -182,15 +182,16 @@ class ImageClassifier:
         """
         pixels = self._pixels(image)
         pixels = np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
-        label, scores = torch.tensor([result['label']]), torch.from_numpy(result['scores'])
+        pixels = magnified(pixels, magnification(pixels))
+        label, unit = result['label'], float(np.clip(min(pixels.shape[:2]) / 224, 0.3, 3))
+        name = printable(self.classes[label]) if self.classes else f'class {label}'
         visualizer = VISUALIZERS.get('mmpretrain.UniversalVisualizer')()
+        visualizer.set_image(pixels)
+        style = dict(visualizer.DEFAULT_TEXT_CFG, size=int(7 * unit))
         with literal_text():
-            drawn: np.ndarray = visualizer.visualize_cls(
-                magnified(pixels, magnification(pixels)),
-                BaseDataElement(pred_label=label, pred_score=scores),
-                self.classes and [printable(name) for name in self.classes],
-                draw_gt=False,
-            )
+            text = f'{name} {result["scores"][label]:.2f}'
+            visualizer.ax_save.text(5 * unit, 5 * unit, text, **style)
+            drawn: np.ndarray = visualizer.get_image()
         return drawn
 
     def _as_list(self, images: Source | Sequence[Source]) -> list[Source]:

@@ -80,7 +80,8 @@ def export(args: argparse.Namespace) -> str:
     safe = f', {choices.count(False)} sums in the safe form' if not all(choices) else ''
     return (
         f'{", ".join(str(file.path) for file in begun)}: {kind.about}, {exportable.about}{safe}; '
-        f'differs from the model by at most {difference:.1e}{notes}'
+        f'differs from the model by at most {difference:.1e}{notes}; '
+        f'metadata in {", ".join(str(file.notes) for file in begun)}'
     )
 
 

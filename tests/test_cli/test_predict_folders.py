@@ -120,7 +120,7 @@ def test_the_five_best_classes_are_written_by_name(photos, tiny_classifier):
     assert line['class_name'] == one['found'][0]['class_name'] and int(line['label']) == order[0]
     names = 'ant bee cat dog elk'.split()
     assert [found['class_name'] for found in one['found']] == [names[label] for label in order]
-    assert float(line['score']) == one['found'][0]['score']
+    assert line['score'] == f'{one["found"][0]["score"]:.6g}'
     for found in one['found']:
         assert found['score'] == pytest.approx(result['scores'][found['label']], rel=1e-4)
 

@@ -118,7 +118,10 @@ def test_a_graph_equals_the_model(case, files, tmp_path, capsys):
     out = tmp_path / f'model{suffix}'
     library.touch()  # of an earlier export
     export([config, checkpoint, str(out), *words])
-    assert f'{out}: {about}' in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f'{out}: {about}' in shown and shown.endswith(
+        f'; metadata in {out.with_suffix(".json")}\n'
+    )
     assert library.exists() == ('--loops' in words)
     if case.startswith('conv-loops'):
         import onnx

@@ -87,15 +87,18 @@ def predictions(
 
 
 def rows(prediction: Prediction, scope: str) -> list[dict]:
+    # Of a class only the best; predictions.json has the others, with all digits.
+    found = prediction.found[: None if scope in COLUMNS else 1]
+    lines = [one | dict(zip(CORNERS, one.get('box', ()), strict=False)) for one in found]
     return [
-        {
-            'path': prediction.path,
-            **{key: value for key, value in one.items() if key != 'box'},
-            **dict(zip(CORNERS, one.get('box', ()), strict=False)),
-        }
-        # Of a class only the best; predictions.json has the others.
-        for one in prediction.found[: None if scope in COLUMNS else 1]
+        {'path': prediction.path}
+        | {key: number(value) for key, value in line.items() if key != 'box'}
+        for line in lines
     ]
+
+
+def number(value: Any) -> Any:
+    return f'{value:.6g}' if isinstance(value, float) else value
 
 
 def run(args: argparse.Namespace) -> None:
