@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from aft_mm.checks import check_int
-from aft_mm.datasets.transforms import central_square, shrink
+from aft_mm.datasets.transforms.images import central_square, shrink
 from aft_mm.engine import derived_seed
 from aft_mm.errors import UserError
 from aft_mm.models.decoding import check_sampling

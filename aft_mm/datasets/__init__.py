@@ -11,7 +11,7 @@ from .file_dataset import FileDataset
 from .point_clouds import read_points
 from .sound_files import filter_banks, read_sound
 from .texts import read_lines
-from .transforms import StackFrames
+from .transforms.speech import StackFrames
 from .utterances import Utterances, read_transcripts
 
 for _file in pkgutil.iter_modules(__path__):

@@ -17,7 +17,7 @@ from aft_mm.registry import DATASETS
 from aft_mm.tokenizers import TextUnits
 
 from .file_dataset import FileDataset
-from .transforms import LoadUtterance, Moments, NormalizeFeatures, StackFrames
+from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
 
 LONGEST_LINE = 2**20  # bytes
 LONGEST_ID = 1000  # characters

@@ -1,15 +1,15 @@
 """Backbones, encoders, decoders, heads, necks, and the task models made of them."""
 
-from .aft_vit import AFTViT
-from .autoregressive_model import AutoregressiveModel
+from .algorithms import AutoregressiveModel, CTCModel
+from .backbones import AFTViT
 from .classifier import CLASSIFIERS, AFTClassifier
-from .ctc_model import CTCModel
-from .data_preprocessor import MaskedDataPreprocessor, SequencePreprocessor, UtterancePreprocessor
+from .data_preprocessor import SequencePreprocessor, UtterancePreprocessor
+from .decoders import SequenceDecoder
 from .decoding import Hypothesis, beam_search, default_length, generate
 from .encoders import BiLSTMEncoder, SequenceEncoder
 from .heads import CategoricalHead, CTCHead, LogisticMixtureHead
+from .masked_data_preprocessor import MaskedDataPreprocessor
 from .necks import LayerConcat, SimpleFeaturePyramid
-from .sequence_decoder import SequenceDecoder
 
 __all__ = [
     'AFTClassifier',

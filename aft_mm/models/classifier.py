@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from aft_mm.checks import check_choice, check_int, check_probability
 from aft_mm.layers import Resettable
 
-from .aft_vit import AFTViT
+from .backbones import AFTViT
 
 
 class AFTClassifier(Resettable):

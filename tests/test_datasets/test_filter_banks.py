@@ -9,7 +9,7 @@ import torch
 from mmengine.registry import MODELS, init_default_scope
 
 from aft_mm.datasets.sound_files import filter_banks, read_sound
-from aft_mm.datasets.transforms import SpecAugment
+from aft_mm.datasets.transforms.speech import SpecAugment
 
 STORED = json.loads(Path(__file__).with_name('filter_banks.json').read_text())
 

@@ -14,11 +14,11 @@ from aft_mm.datasets import (
     KaldiFeatures,
     SpeechFolder,
     SphinxFeatures,
-    transforms,
     utterances,
 )
 from aft_mm.datasets.file_dataset import UnusableFile
 from aft_mm.datasets.sound_files import filter_banks, read_header, read_mfc, read_sound
+from aft_mm.datasets.transforms import speech
 
 from ..errors import refuses
 
@@ -164,7 +164,7 @@ def test_kept_features_are_read_again_as_long_as_the_file_is_the_same(folder, mo
         raise AssertionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(transforms, 'filter_banks', refuse)
+        patch.setattr(speech, 'filter_banks', refuse)
         again = load.transform(dict(path=path))
         assert (again['features'] == first['features']).all()
         assert again['warnings'] == first['warnings'] != {}
@@ -217,7 +217,7 @@ def test_features_are_normalised_per_speaker_or_utterance(tmp_path):
     assert features.mean().abs() < 1e-5 and (features.std(correction=0) - 1).abs() < 1e-5
     assert features.mean(0).abs().max() > 0.1
     message = "per must be 'utterance' for joint_bins=True, got 'speaker'"
-    refuses(message, transforms.NormalizeFeatures, 'speaker', joint_bins=True)
+    refuses(message, speech.NormalizeFeatures, 'speaker', joint_bins=True)
     with pytest.raises(ValueError, match='speaker must be known of every utterance'):
         build(tmp_path, dict(type='aft_mm.NormalizeFeatures', per='speaker'))
     for wrong, message in (('(', 'expression'), ('.*', 'expression with a group'), (5, 'expre')):
@@ -227,25 +227,25 @@ def test_features_are_normalised_per_speaker_or_utterance(tmp_path):
 
 def test_frames_are_stacked_and_masked():
     features = np.arange(1, 22, dtype=np.float32).reshape(7, 3)
-    stacked = transforms.StackFrames(3).transform(dict(features=features))['features']
+    stacked = speech.StackFrames(3).transform(dict(features=features))['features']
     assert stacked.shape == (3, 9) and (stacked[:2] == features[:6].reshape(2, 9)).all()
     assert (stacked[2] == np.tile(features[6], 3)).all()
 
     torch.manual_seed(0)
     ones = np.ones((50, 20), np.float32)
-    step = transforms.SpecAugment(num_bands=1, band=5, num_spans=1, span=30, most=0.2)
+    step = speech.SpecAugment(num_bands=1, band=5, num_spans=1, span=30, most=0.2)
     for _ in range(20):
         kept = step.transform(dict(features=ones))['features'] == 1
         rows, columns = kept.any(1), kept.any(0)
         assert (kept == rows[:, None] * columns).all()  # whole bands and spans
         assert (~rows).sum() <= 10 and (~columns).sum() < 5
     assert (ones == 1).all()
-    pair = transforms.SpecAugment(num_bands=2, band=5, num_spans=0)
+    pair = speech.SpecAugment(num_bands=2, band=5, num_spans=0)
     hidden = [pair.transform(dict(features=ones))['features'][0] == 0 for _ in range(99)]
     # Two separate bands, each of at most four bins.
     assert max(np.diff(row.astype(int), prepend=0).clip(0).sum() for row in hidden) == 2
     assert 4 < max(row.sum() for row in hidden) <= 8
-    none = transforms.SpecAugment(0, 5, 0, 30).transform(dict(features=ones))['features']
+    none = speech.SpecAugment(0, 5, 0, 30).transform(dict(features=ones))['features']
     assert (none == 1).all() and not kept.all()
 
 

@@ -7,6 +7,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from aft_mm.layers.block import BlockState
+from aft_mm.models.decoders import DecoderState
 from aft_mm.models.decoding import step_graph
 from aft_mm.models.decoding.step_graph import (
     CapturedSteps,
@@ -16,7 +17,6 @@ from aft_mm.models.decoding.step_graph import (
     leaves,
     make_steps,
 )
-from aft_mm.models.sequence_decoder import DecoderState
 from aft_mm.registry import MODELS
 
 from ..helpers import nightly

@@ -11,7 +11,7 @@ from aft_mm.openmmlab import BaseModel, all_reduce, get_world_size
 from aft_mm.registry import MODELS
 from aft_mm.structures import SequenceSample, samples_of
 
-from .decoding import Hypothesis, beam_search, generate
+from ..decoding import Hypothesis, beam_search, generate
 
 MODES = ('tensor', 'loss', 'predict')
 

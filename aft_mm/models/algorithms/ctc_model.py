@@ -10,7 +10,7 @@ from aft_mm.registry import MODELS
 from aft_mm.structures import UtteranceSample, samples_of
 from aft_mm.tokenizers import TextUnits
 
-from .decoding.ctc import Hypothesis, Lexicon, decode_by_beam, decode_greedily
+from ..decoding.ctc import Hypothesis, Lexicon, decode_by_beam, decode_greedily
 
 LEXICON_BEAM = 16
 MODES = ('tensor', 'loss', 'predict')

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from aft_mm.registry import MODELS
 
-from .block_stack import BlockStack
+from ..block_stack import BlockStack
 
 
 class DecoderState(NamedTuple):

@@ -1,0 +1,3 @@
+from .aft_vit import AFTViT
+
+__all__ = ['AFTViT']

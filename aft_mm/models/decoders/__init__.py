@@ -1,0 +1,3 @@
+from .sequence_decoder import DecoderState, SequenceDecoder
+
+__all__ = ['DecoderState', 'SequenceDecoder']
