@@ -52,7 +52,7 @@ def check(model, compiled, inputs, autocast, tolerance):
 
 
 # A backward pass of open sizes is traced in 20 s.
-@pytest.mark.parametrize('mixer, backend', product(MIXERS, ['eager', 'aot_eager']))
+@pytest.mark.parametrize('mixer, backend', list(product(MIXERS, ['eager', 'aot_eager'])))
 def test_training_takes_images_of_any_size(mixer, backend):
     model = classifier(MIXERS[mixer]).train()
     compiled = torch.compile(model, dynamic=True, fullgraph=True, backend=backend)
