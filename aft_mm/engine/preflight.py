@@ -71,17 +71,13 @@ def check_strides(config: Config, runner: Runner) -> None:
         maps = getattr(part, 'resize_feats', list)(inputs[0])  # SOLO resizes its maps
         sizes = [level.shape[-2:] for level in maps]
         # The mask head of CondInst declares one stride and reads more maps.
-        few = (
-            len(sizes) < len(strides)
-            if 'BaseMaskHead' in bases_of(part)
-            else len(sizes) != len(strides)
-        )
-        wrong = few or any(
+        more = len(sizes) > len(strides) and 'BaseMaskHead' not in bases_of(part)
+        differ = any(
             abs(size - side / stride) >= MOST_CELLS
             for level, pair in zip(sizes, strides, strict=False)
             for size, side, stride in zip(level, image, pair, strict=True)
         )
-        if wrong:
+        if more or differ or len(sizes) < len(strides):
             found = ', '.join(f'{image[0] / height:.3g}' for height, _ in sizes)
             declared = ', '.join(f'{stride:.3g}' for stride, _ in strides)
             raise UserError(
