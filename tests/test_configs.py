@@ -60,6 +60,7 @@ FAMILIES = {
     'aft-relu-softmax': dict(type='AFTSimple', gate='relu'),
     'aft-full': dict(type='AFTFull'),
     'aft-conv': dict(type='AFTConv', kernel_size=7),
+    'aft-conv-signed': dict(type='AFTConvSigned', kernel_size=7),
     'aft-local': dict(type='AFTLocal'),
     'aft-local2d': dict(type='AFTLocal', window=(8, 8)),
     'aft-local-learned': dict(type='AFTLocalLearned', window=256),
@@ -290,7 +291,7 @@ class TestNames:
         # AFT, the controls and the LSTM have no heads, except AFT-conv.
         assert (heads is None) == (
             mixer['type'].startswith('aft_mm.AFT')
-            and field['family'] != 'aft-conv'
+            and 'aft-conv' not in field['family']
             or field['family'] in (*CONTROLS, 'lstm')
         )
         assert field['heads'] in (None, heads)

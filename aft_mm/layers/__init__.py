@@ -15,6 +15,7 @@ from .grid import GridParameters
 from .mixers import MIXERS, AFTMixer, TokenMixer, load_mixers_of_others
 from .mixers.aft_bias import AFTBias as AFTBias
 from .mixers.aft_conv import AFTConv as AFTConv
+from .mixers.aft_conv_signed import AFTConvSigned as AFTConvSigned
 from .mixers.aft_decay import AFTDecay as AFTDecay
 from .mixers.aft_full import AFTFull as AFTFull
 from .mixers.aft_local import AFTLocal as AFTLocal

@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -45,6 +45,7 @@ class AFTConv(AFTMixer):
     """
 
     example = dict(num_heads=4, kernel_size=3)
+    kernels_per_head: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -81,7 +82,13 @@ class AFTConv(AFTMixer):
         self.sparsity = sparsity
         self.key = nn.Linear(embed_dims, num_heads, bias=qkv_bias)
         self.pos_bias = ConvPositionBias(
-            num_heads, kernel, reparameterize, tau, init_std, init_peak, self.causal
+            self.kernels_per_head * num_heads,
+            kernel,
+            reparameterize,
+            tau,
+            init_std,
+            init_peak,
+            self.causal,
         )
 
     def position_bias(self) -> Tensor:
@@ -132,8 +139,8 @@ class AFTConv(AFTMixer):
     def _init_state(self, batch_size: int) -> Any:
         return ops.aft_conv_init_state(
             batch_size,
-            self.embed_dims,
-            num_heads=self.num_heads,
+            self.kernels_per_head * self.embed_dims,
+            num_heads=self.kernels_per_head * self.num_heads,
             kernel_size=self.pos_bias.weight.shape[1:],
             grid=self._required_grid(' to take steps'),
             **self._state_options,
@@ -150,5 +157,5 @@ class AFTConv(AFTMixer):
             self.pos_bias.plan().weight,
             grid=self._required_grid(' to take steps'),
             global_connectivity=self.global_connectivity,
-            gate=self.gate,
+            gate=self.gate if query is not None else 'none',
         )
