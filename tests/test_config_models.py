@@ -418,7 +418,7 @@ class TestExperiments:
             (names('speech_recognition', pattern='wsj'), 8, ['model', 'optim_wrapper.optimizer']),
             (names('speech_recognition', pattern='an4-phonemes'), 7, ['model']),
             (names('speech_recognition', pattern='fsdd'), 10, ['model']),
-            (names('speech_recognition', pattern='an4-characters'), 5, ['model']),
+            (names('speech_recognition', pattern='an4-characters'), 8, ['model']),
             (names('machine_translation', pattern='base'), 3, [MIXER]),
             (
                 names('machine_translation', pattern='mini'),
