@@ -1,9 +1,11 @@
 """The table and sentences on ListOps of 33 to 128 tokens are those of the runs."""
 
 import json
+import re
 import statistics
 from collections import Counter
 
+import pytest
 import torch
 from mmengine.config import Config
 
@@ -75,13 +77,25 @@ def test_the_table_of_long_lists():
             assert reprinted(cell, expected) == cell, (label, cell)
 
 
-def test_what_the_first_operation_tells():
-    data = ListOps('test', num_samples=2048, max_length=128, min_length=33)
+@pytest.mark.parametrize(
+    'options', [dict(max_length=128, min_length=33), dict(max_length=512, min_length=256)]
+)
+def test_what_the_first_operation_tells(options):
+    if options['max_length'] == 512:
+        options = dict(options, max_depth=8, max_args=5)
+    data = ListOps('test', num_samples=2048, **options)
     samples = (data[index]['inputs'] for index in range(len(data)))
     pairs = Counter((int(tokens[0]), int(tokens[-1])) for tokens in samples)
     best = [max(n for (first, _), n in pairs.items() if first == 10 + i) for i in range(4)]
     sentence = f'first operation gives {sum(best) / len(data):.1%}'.replace('%', ' %')
     assert sentence in ' '.join(text_of(MIXERS).split())
+
+
+def test_longer_lists_were_only_tried():
+    (run,) = runs('synthetic_tasks/trials', 'listops_256-to-512-tokens_aft-simple')
+    words = f'{run["epoch_length"]:,} updates with batches of 16'
+    words += f'.* has {run["metrics"][ACCURACY]:.1f} %'
+    assert re.search(words, ' '.join(text_of(MIXERS).split()))
 
 
 def test_sentences_on_long_lists():

@@ -64,8 +64,8 @@ def test_commits_of_results_are_in_the_history():
 def test_leads_with_the_sampling_of_the_test_set():
     shown = []
     for place, aft, softmax, samples in (
-        (CIFAR10, 'aft-conv*', 'deit*', 5000),
-        (LONGER, 'aft-conv*', 'deit*', 5000),
+        (CIFAR10, 'aft-conv-mini*', 'deit*', 5000),
+        (LONGER, 'aft-conv-mini*', 'deit*', 5000),
         (LISTOPS_HITS, 'aft-simple-*', 'transformer-*', 2048),
         (PATHS, CONV, SOFTMAX.replace('transformer', 'deit'), 4000),
         (IMAGENETTE, 'aft-conv*', 'deit*', 300),

@@ -162,8 +162,8 @@ def test_the_table_of_new_speakers():
 
 
 GLANCE = {
-    'CIFAR-10, 40,000 images, 7 epochs': (CIFAR10, 'aft-conv*', 'deit*', 'depthwise*'),
-    'CIFAR-10, 28 epochs': (LONGER, 'aft-conv*', 'deit*', 'depthwise*'),
+    'CIFAR-10, 40,000 images, 7 epochs': (CIFAR10, 'aft-conv-mini*', 'deit*', 'depthwise*'),
+    'CIFAR-10, 28 epochs': (LONGER, 'aft-conv-mini*', 'deit*', 'depthwise*'),
     'Imagenette, 900 images': (IMAGENETTE, 'aft-conv*', 'deit*', 'token-shift*'),
     'MNIST, six minutes': (MNIST, CONV, SOFTMAX, 'depthwise-*_seed?'),
     'MNIST, 1.7 to 2.4 hours': (('mnist', 'bits_per_dim'), 'aft-conv*', None, None),
