@@ -116,7 +116,7 @@ def build_backbone(config: Config, query: bool) -> AFTViT:
         backbone = MODELS.build(settings)
     mixers: list[Any] = [layer.token_mixer for layer in backbone.layers]
     for mixer in mixers:
-        if not isinstance(mixer, AFTConv):
+        if type(mixer) is not AFTConv:
             raise UserError(
                 f'the token mixer of --config must be aft_mm.AFTConv, got {type(mixer).__name__}'
             )

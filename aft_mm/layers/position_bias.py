@@ -330,6 +330,7 @@ class ConvPositionBias(Resettable):
         init_std: Standard deviation of w at initialisation, with `reparameterize` not 0.
         init_peak: Initial bias of the i-th nearest position in head i [nats]; others start near 0.
         causal: Choose the positions of `init_peak` among the past ones.
+        num_peaks: Number of heads, the first ones, with `init_peak`; None is all.
     """
 
     _form: str | None = None
@@ -344,6 +345,7 @@ class ConvPositionBias(Resettable):
         init_std: float = 0.02,
         init_peak: float = 0.0,
         causal: bool = False,
+        num_peaks: int | None = None,
     ) -> None:
         super().__init__()
         kernel_size = check_kernel(kernel_size, None)
@@ -364,12 +366,12 @@ class ConvPositionBias(Resettable):
             self.beta = nn.Parameter(torch.zeros(num_heads))
         check_number('init_peak', init_peak, 0)
         if init_peak:
-            self._set_peaks(init_peak, causal)
+            self._set_peaks(init_peak, causal, num_heads if num_peaks is None else num_peaks)
         self.register_load_state_dict_post_hook(_update_form)
 
     @torch.no_grad()
-    def _set_peaks(self, peak: float, causal: bool) -> None:
-        num_heads, *kernel = self.weight.shape
+    def _set_peaks(self, peak: float, causal: bool, num_peaks: int) -> None:
+        kernel = self.weight.shape[1:]
         # A model on the meta device has no values to sort.
         ranges = [torch.arange(k, device='cpu') - k // 2 for k in kernel]
         offsets = torch.cartesian_prod(*ranges)
@@ -377,15 +379,15 @@ class ConvPositionBias(Resettable):
         nearest = (offsets.view(number, -1) ** 2).sum(1).sort(stable=True).indices
         if causal:  # the first half of the kernel is the past
             nearest = nearest[nearest <= number // 2]
-        heads = torch.arange(num_heads, device='cpu')
+        heads = torch.arange(num_peaks, device='cpu')
         chosen = (heads, nearest[heads % len(nearest)])
         if self.gamma is None or self.beta is None:
             self.weight.flatten(1)[chosen] += peak
         else:
             # Normalised, the peak is sqrt(n - 1).
             self.weight.flatten(1)[chosen] += number * (self.weight.std() if number > 1 else 1)
-            self.gamma.fill_(peak * (number - 1) ** 0.5 / number)
-            self.beta.fill_(peak / number)
+            self.gamma[:num_peaks] = peak * (number - 1) ** 0.5 / number
+            self.beta[:num_peaks] = peak / number
 
     def train(self, mode: bool = True) -> 'ConvPositionBias':
         """Set the training mode, and drop the plan of :meth:`plan`."""

@@ -289,6 +289,12 @@ LINEAR = 'linear layer such as LinearClsHead, got {}.*; --no-head'
         ),
         (
             MIXER,
+            f"{MIXER}, type='aft_mm.AFTConvSigned'",
+            [],
+            'must be aft_mm.AFTConv, got AFTConvSigned',
+        ),
+        (
+            MIXER,
             f'{MIXER}, query=False',
             ['--query'],
             '--query needs a --config whose mixer has a query',

@@ -89,9 +89,10 @@ class AFTConv(AFTMixer):
             init_std,
             init_peak,
             self.causal,
+            num_heads,
         )
 
-    def position_bias(self) -> Tensor:
+    def position_bias(self) -> Tensor | None:
         weight: Tensor = self.pos_bias()
         return weight
 
