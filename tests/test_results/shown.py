@@ -86,6 +86,14 @@ class Claim:
         self.size = abs(self.mean)
 
 
+def holm(p):
+    """Return the p values of a family, by name, after Holm's correction."""
+    corrected, largest = {}, 0.0
+    for place, name in enumerate(sorted(p, key=p.get)):
+        largest = corrected[name] = max(largest, min(1.0, (len(p) - place) * p[name]))
+    return corrected
+
+
 def split(folder, pattern):
     other, _, name = pattern.rpartition(':')
     return other or folder, name

@@ -12,6 +12,7 @@ from .shown import (
     REPRODUCTION,
     SOFTMAX,
     Claim,
+    holm,
     mean_and_half,
     reprinted,
     rows_of,
@@ -23,10 +24,9 @@ def ahead_and_behind(place, comparisons):
     """Return the comparisons with a significantly lower, and with a higher mean."""
     claims = {pair: Claim(place, *pair) for pair in comparisons}
     found: tuple[set, set] = set(), set()
-    for number, pair in enumerate(sorted(claims, key=lambda pair: claims[pair].p)):
-        if claims[pair].p * (len(claims) - number) >= 0.05:
-            break
-        found[claims[pair].mean > 0].add(pair)
+    for pair, p in holm({pair: claim.p for pair, claim in claims.items()}).items():
+        if p < 0.05:
+            found[claims[pair].mean > 0].add(pair)
     return found
 
 
@@ -61,12 +61,10 @@ def test_a_layer_after_two_convolutions():
     rows = {label: cells for label, *cells in rows_of(REPRODUCTION, '| last layer | accuracy')}
     assert rows.keys() == hybrids.keys()
     leads = {x: Claim(CIFAR10, y, 'depthwise-conv-*_seed?') for x, y in hybrids.items()}
-    largest = 0.0
-    for place, label in enumerate(sorted(leads, key=lambda label: leads[label].p)):
+    for label, p in holm({label: lead.p for label, lead in leads.items()}).items():
         lead, found = leads[label], values(CIFAR10[0], hybrids[label], CIFAR10[1])
-        largest = max(largest, (3 - place) * lead.p)
-        assert len(found) == 3 and largest < 0.05
-        numbers = [mean_and_half(found), [lead.mean, lead.half], [largest]]
+        assert len(found) == 3 and p < 0.05
+        numbers = [mean_and_half(found), [lead.mean, lead.half], [p]]
         for cell, expected in zip(rows[label], numbers, strict=True):
             assert reprinted(cell, expected) == cell, (label, cell)
     pairs = [Claim(CIFAR10, *pair) for pair in combinations(hybrids.values(), 2)]

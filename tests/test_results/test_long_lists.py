@@ -13,7 +13,18 @@ from aft_mm.datasets import ListOps
 from aft_mm.registry import MODELS as BUILDERS
 
 from ..documents import ROOT, text_of
-from .shown import BITS, MIXERS, RESULTS, Claim, mean_and_half, reprinted, rows_of, runs, values
+from .shown import (
+    BITS,
+    MIXERS,
+    RESULTS,
+    Claim,
+    holm,
+    mean_and_half,
+    reprinted,
+    rows_of,
+    runs,
+    values,
+)
 
 FOLDER, ACCURACY = 'synthetic_tasks/listops_128', 'percent_correct_tokens'
 SECONDS = 55
@@ -34,11 +45,7 @@ def corrected(seeds='?'):
     """Return the p values of AFT-simple against the others, after Holm."""
     first, *others = (name.replace('?', seeds) for name in (FIRST, *OTHERS))
     p = (Claim((FOLDER, ACCURACY), first, other).p for other in others)
-    found = dict(zip(OTHERS, p, strict=True))
-    largest = 0.0
-    for place, other in enumerate(sorted(found, key=found.get)):
-        largest = found[other] = max(largest, min(1.0, (len(OTHERS) - place) * found[other]))
-    return found
+    return holm(dict(zip(OTHERS, p, strict=True)))
 
 
 def chosen_rate(pattern):
