@@ -73,5 +73,21 @@ def test_a_layer_after_two_convolutions():
     assert f'({apart[0]:.1f} to {apart[-1]:.1f} points apart)' in text_of(REPRODUCTION)
 
 
+def test_signed_kernels_on_images():
+    others = 'aft-conv-mini*', 'depthwise-conv-*_seed?'
+    leads = {other: Claim(CIFAR10, 'aft-conv-signed*', other) for other in others}
+    p = holm({other: lead.p for other, lead in leads.items()})
+    numbers = [x for other, lead in leads.items() for x in (lead.mean, lead.half, p[other])]
+    sentence = '{:.1f} ± {:.1f} points ahead of AFT-conv (p = {:.3f}) and {:.1f} ± {:.1f} ahead '
+    sentence += 'of the convolution (p = {:.3f})'
+    assert sentence.format(*numbers) in ' '.join(text_of(REPRODUCTION).split())
+    ahead = leads[others[1]]
+    ahead = f'{ahead.mean:.1f} ± {ahead.half:.1f} points'
+    for page, words in (('README.md', 'is {} ahead of it'), ('docs/benchmarks.md', 'by {}, and')):
+        assert words.format(ahead) in ' '.join(text_of(page).split())
+    (first,) = values('cifar10_full_single_runs', 'aft-conv-signed_2-epochs_seed0', CIFAR10[1])
+    assert f'seed 0 came first: {first:.1f} % ([run](' in ' '.join(text_of(REPRODUCTION).split())
+
+
 def test_equal_runs_have_no_interval():
     assert '| a | 2 | 2.000 |' in verdict_table({'a': [2.0, 2.0]}, 'bits')

@@ -192,7 +192,7 @@ TABLES = [
         REPRODUCTION,
         '| mixer | accuracy, %, mean of three seeds | minus AFT-conv |',
         'cifar10_full',
-        CONTROLS,
+        CONTROLS | {'AFT-conv, signed (ours)': 'aft-conv-signed*'},
         {1: mean(TOP1), 2: minus('aft-conv-mini*', TOP1)},
     ),
     Table(
