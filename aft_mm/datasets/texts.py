@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from aft_mm.checks import check_choice, check_flag, check_int, check_number, check_path, refuse
 from aft_mm.openmmlab import warn
-from aft_mm.packed import MAX_RATIO, read_packed
+from aft_mm.packed import MAX_RATIO, packed_as, read_packed
 from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 from aft_mm.tokenizers import Subwords, split_lines
@@ -31,7 +31,7 @@ class TextFile(Dataset):
     data_samples=SequenceSample(length=T, num_context))``.
 
     Args:
-        data_file: Path of the file; ``<data_file>.gz`` is tried too.
+        data_file: Path of the file, plain, gzip or xz; ``<data_file>.gz`` is tried too.
         split: ``'train'``, random crops, ``'val'`` or ``'test'``.
         context_length: Bytes T of a context.
         evaluation: ``'blocks'``, consecutive contexts, or ``'strided'``, contexts of which, after
@@ -42,7 +42,8 @@ class TextFile(Dataset):
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If an argument is out of range, or the split is shorter than one context.
+        ValueError: If an argument is out of range, the file is packed otherwise or UTF-16, or the
+            split is shorter than one context.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ def take_split(
 
 
 def open_text(data_file: str) -> np.ndarray | PlainFile:
-    """Return the bytes of a plain file, unread, or of a ``.gz`` file, uint8 [N]."""
+    """Return the bytes of a plain file, unread, or of a gzip or xz file, uint8 [N]."""
     path = Path(data_file)
     if not path.is_file():
         path = path.with_name(f'{path.name}.gz')
@@ -156,7 +157,7 @@ def open_text(data_file: str) -> np.ndarray | PlainFile:
         raise FileNotFoundError(
             f'data_file {data_file!r} does not exist, and neither does {path.name}'
         )
-    if path.suffix != '.gz':
+    if packed_as(path, 'data_file') is None:
         if path.stat().st_size == 0:
             raise ValueError(f'data_file {data_file!r} is empty')
         return PlainFile(path)
