@@ -249,6 +249,27 @@ def test_frames_are_stacked_and_masked():
     assert (none == 1).all() and not kept.all()
 
 
+@pytest.mark.parametrize(
+    ('shape', 'options'),
+    [
+        ((50, 13), dict(band=27, num_spans=0)),
+        ((50, 4), dict(band=8, num_spans=0)),
+        ((50, 3), dict(num_bands=5, band=9, num_spans=0)),
+        ((50, 1), dict(num_bands=1, band=3, num_spans=0)),
+        ((7, 40), dict(num_bands=0, span=100, most=1.0)),
+        ((20, 40), dict(num_bands=0, num_spans=10, span=40, most=0.9)),
+    ],
+)
+def test_masks_wider_than_an_utterance_leave_some_of_it(shape, options):
+    torch.manual_seed(0)
+    ones = np.ones(shape, np.float32)
+    step = speech.SpecAugment(**options)
+    kept = [step.transform(dict(features=ones))['features'] for _ in range(300)]
+    assert min(one.sum() for one in kept) > 0
+    # Wide enough to mask at all.
+    assert min(shape) < 4 or len({float(one.sum()) for one in kept}) > 1
+
+
 def test_archives_of_kaldi(tmp_path, monkeypatch):
     kaldi = pytest.importorskip('kaldi_native_io', reason='it writes and reads the archives')
     rng = np.random.default_rng(0)
