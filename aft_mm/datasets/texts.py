@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -166,6 +167,12 @@ def open_text(data_file: str) -> np.ndarray | PlainFile:
 
 
 CHUNK = 100_000  # lines at once
+# With attributes or an address: a sentence may begin with a placeholder such as <url>.
+_MARKUP = re.compile(
+    rb'(?:\xef\xbb\xbf)?\s*'
+    rb'(?:(<(?:\?xml|!doctype|(?:src|ref|tst)set|tmx|doc|seg))\s|(<url>)\s*http)',
+    re.IGNORECASE,
+)
 
 
 @DATASETS.register_module()
@@ -178,7 +185,7 @@ class ParallelText(Dataset):
     all, with the target text as ``reference``.
 
     Args:
-        source_file: The sentences, plain or gzip; ``<path>.gz`` is tried too.
+        source_file: The sentences, plain, gzip or xz; ``<path>.gz`` is tried too.
         target_file: Their translations.
         subwords: Path of the :class:`Subwords` of both languages.
         max_length: Largest number of subwords per side.
@@ -287,8 +294,18 @@ def named_lines(numbers: Sequence[int]) -> str:
 
 
 def read_lines(path: str) -> list[str]:
-    """Return the lines of a plain or gzip file; invalid UTF-8 is a warning."""
-    lines, invalid = split_lines(open_text(path)[:].tobytes())
+    """Return the lines of a plain, gzip or xz file; invalid UTF-8 is a warning.
+
+    Raises:
+        ValueError: If it has zero bytes, as UTF-16 has, or begins with a tag of SGML or XML.
+    """
+    content = open_text(path)[:].tobytes()
+    found = 'zero bytes, as in UTF-16' if b'\0' in content else ''
+    if tag := _MARKUP.match(content):
+        found = f'markup, {(tag[1] or tag[2]).decode()} …'
+    if found:
+        raise ValueError(f'{path!r} must be sentences in UTF-8, one per line, got {found}')
+    lines, invalid = split_lines(content)
     if invalid:
         warn(
             f'{path!r} is not valid UTF-8 in {named_lines(invalid)}, {len(invalid):,} in '

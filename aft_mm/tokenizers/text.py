@@ -72,7 +72,8 @@ class Subwords:
 def split_lines(content: bytes) -> tuple[list[str], list[int]]:
     r"""Return the lines of a UTF-8 text, and the numbers (from 1) of those with invalid UTF-8.
 
-    Lines end with \n or \r\n only, unlike those of ``splitlines``, which would misalign pairs.
+    Lines end with \n or \r\n only, unlike those of ``splitlines``, which would misalign pairs. They
+    have no byte order mark in front; joined files have several.
     """
     rows = content.split(b'\n')
     if not rows[-1]:
@@ -81,9 +82,9 @@ def split_lines(content: bytes) -> tuple[list[str], list[int]]:
     for number, row in enumerate(rows, 1):
         row = row.removesuffix(b'\r')
         try:
-            lines.append(row.decode())
+            lines.append(row.decode('utf-8-sig'))
         except UnicodeDecodeError:
-            lines.append(row.decode(errors='replace'))
+            lines.append(row.decode('utf-8-sig', errors='replace'))
             invalid.append(number)
     return lines, invalid
 
