@@ -228,6 +228,8 @@ class ParallelText(Dataset):
             *(encode_cached(text, self.subwords, cache_dir) for text in texts), strict=True
         )
         self.starts = [np.cumsum(length) - length for length in lengths]
+        for side in zip(self.files, texts, self.tokens, self.starts, strict=True):
+            report_unknown(self.subwords, *side)
         lengths = np.stack(lengths, axis=1)
         self.rows = self._usable(texts, lengths)
         self.lengths = lengths[self.rows]
@@ -312,6 +314,20 @@ def read_lines(path: str) -> list[str]:
             'all; invalid bytes became U+FFFD'
         )
     return lines
+
+
+def report_unknown(
+    subwords: Subwords, path: str, lines: list[str], tokens: np.ndarray, starts: np.ndarray
+) -> None:
+    """Warn of characters without a subword; those of the first such lines are named."""
+    places = np.flatnonzero(tokens == subwords.unknown_token)
+    rows = np.unique(np.searchsorted(starts, places, side='right') - 1)
+    if len(rows):
+        unknown = ''.join(dict.fromkeys(''.join(subwords.unknown(lines[i]) for i in rows[:100])))
+        warn(
+            f'{path!r} has characters without a subword, {unknown[:40]!r}, in '
+            f'{named_lines((rows + 1).tolist())}, {len(rows):,} in all; they become <unk>'
+        )
 
 
 def encode(lines: list[str], subwords: Subwords) -> tuple[np.ndarray, np.ndarray]:

@@ -20,6 +20,7 @@ class Subwords:
     Attributes:
         vocab_size: Number of subwords V; tokens are 0 … V − 1.
         end: The token that ends a sentence.
+        unknown_token: The token of characters without a subword.
         fingerprint: First digits of the file's SHA-256.
 
     Raises:
@@ -44,6 +45,7 @@ class Subwords:
         self.fingerprint = hashlib.sha256(content).hexdigest()[:16]
         self.vocab_size: int = self._processor.vocab_size()
         self.end: int = self._processor.eos_id()
+        self.unknown_token: int = self._processor.unk_id()
         if self.end < 0:
             raise ValueError(
                 f'subwords {self.path!r} has no piece that ends a sentence; train it '
@@ -56,9 +58,9 @@ class Subwords:
 
     def unknown(self, line: str) -> str:
         """Return the characters of a line without a subword."""
-        tokens, unknown = self._processor.encode(line), self._processor.unk_id()
+        tokens = self._processor.encode(line)
         pieces = zip(tokens, self._processor.encode(line, out_type=str), strict=True)
-        characters = ''.join(piece for token, piece in pieces if token == unknown)
+        characters = ''.join(piece for token, piece in pieces if token == self.unknown_token)
         return ''.join(dict.fromkeys(characters.replace('\u2581', '')))
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -146,6 +146,20 @@ def test_sentences_with_angle_brackets_are_read(build):
     assert data.references == ['<doc>', '<2de> one']
 
 
+@pytest.mark.parametrize('cached', [False, True])
+def test_characters_without_a_subword_are_named(build, warnings, tmp_path, cached):
+    options = dict(cache_dir=str(tmp_path / 'cache')) if cached else {}
+    source = 'ein\n€ rot Ž €\n' + 'Žebra\n' * 7
+    for again in range(1 + cached):
+        build(source.encode(), b'one\nred\n' + b'dog 7\n' + b'dog\n' * 6, **options)
+        first, second = warnings[2 * again :]
+        assert first.endswith(
+            "/a' has characters without a subword, '€Ž', in lines 2, 3, 4, 5, 6, …, 8 in all; "
+            'they become <unk>'
+        )
+        assert "/b' has characters without a subword, '7', in line 3, 1 in all" in second
+
+
 def test_only_newlines_end_a_line():
     text = 'a\u2028b\x85c\x0bd\r\n\ne\rf'
     assert split_lines(text.encode()) == (['a\u2028b\x85c\x0bd', '', 'e\rf'], [])
