@@ -1,10 +1,10 @@
 """Datasets of utterances with their transcripts: sound, and features of Kaldi and Sphinx."""
 
+import math
 import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ from aft_mm.registry import DATASETS
 from aft_mm.tokenizers import TextUnits, split_lines
 
 from .file_dataset import FileDataset
+from .sound_files import CEPSTRA, num_mfc_frames
 from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
 
 LONGEST_LINE = 2**20  # characters
 LONGEST_ID = 1000  # characters
 MOST_NAMED = 5  # lines or utterances per message
+MANY_LENGTHS = 20  # by chance all are even once in a million times
 #: Words of Sphinx that are not spoken.
 MARKERS = ('<s>', '</s>', '<sil>')
 
@@ -198,7 +200,7 @@ class Utterances(FileDataset):
                 name
             )
             return None
-        length = -(-frames // prod(step.num_frames for step in self._steps(StackFrames)))
+        length = -(-frames // math.prod(step.num_frames for step in self._steps(StackFrames)))
         if length >= frames_needed(units):
             return length
         kept = 'kept, with errors' if self.test_mode else 'left out'
@@ -344,6 +346,9 @@ class KaldiFeatures(Utterances):
 class SphinxFeatures(Utterances):
     """Features of Sphinx, ``feat/<file id>.mfc``, with their list and transcripts.
 
+    Frames have 13 values, which the files do not say. Many files that could all have a multiple of
+    it are a warning.
+
     Args:
         fileids: File with one path below `features` per line, without suffix.
         transcription: File of transcripts; their ids are the last parts of these paths.
@@ -387,6 +392,17 @@ class SphinxFeatures(Utterances):
         for name, text in texts.items():
             fileid = files.get(name, name)
             yield name, str(Path(self.data_prefix['features'], f'{fileid}.mfc')), text
+
+    def load_data_list(self) -> list[dict]:
+        utterances = super().load_data_list()
+        frames = {num_mfc_frames(info['path']) for info in utterances}
+        times = math.gcd(*frames)
+        if times > 1 and len(frames) >= MANY_LENGTHS:
+            warn(
+                f'{self.place!r} may have {CEPSTRA * times} values per frame, as the lengths of all '
+                f'{len(utterances)} files are multiples of it; they are read as {CEPSTRA} per frame'
+            )
+        return utterances
 
 
 WORDS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')

@@ -349,6 +349,30 @@ def test_cepstra_of_sphinx(tmp_path, pack):
     )
 
 
+@pytest.mark.parametrize(
+    ('width', 'lengths', 'said'),
+    [
+        (39, range(20, 40), 'may have 39 values per frame, as the lengths of all 20 files are'),
+        (26, range(20, 50), 'may have 26 values per frame'),
+        (52, range(21, 61), 'may have 52 values per frame'),
+        (13, range(20, 60), None),
+        (39, range(20, 39), None),  # few
+        (39, [20] * 40, None),  # of one length, as cut recordings are
+    ],
+)
+def test_wide_frames_of_sphinx_are_said(tmp_path, log, width, lengths, said):
+    (tmp_path / 'feat').mkdir()
+    for index, length in enumerate(lengths):
+        data = struct.pack('>i', width * length) + bytes(4 * width * length)
+        (tmp_path / f'feat/u{index}.mfc').write_bytes(data)
+    names = [f'u{index}' for index in range(len(lengths))]
+    (tmp_path / 'ids').write_text('\n'.join(names))
+    (tmp_path / 'texts').write_text(''.join(f'NO ({name})\n' for name in names))
+    units = dict(symbols='NO')
+    SphinxFeatures(str(tmp_path), 'ids', 'texts', units=units, pipeline=[LOAD, PACK]).full_init()
+    assert [said in line for line in log] == [True] if said else not log
+
+
 def test_recordings_of_digits_are_split_by_their_number(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(utterances, 'warn', said.append)
