@@ -192,8 +192,18 @@ CLASS_NAMES = {synset: name for name, synset in SYNSETS.items()}
 
 
 def class_folder(name: str, there: Collection[str]) -> str | None:
-    """Return the existing folder of a class, its name or its synset, or None."""
-    return next((folder for folder in (name, SYNSETS.get(name)) if folder in there), None)
+    """Return the existing folder of a class, its name or its synset, or None.
+
+    Raises:
+        UserError: Both exist, of which one would be left out.
+    """
+    folders = [folder for folder in (name, SYNSETS.get(name)) if folder in there]
+    if len(folders) > 1:
+        raise UserError(
+            f'class {name!r} must have one folder, got {folders[0]!r} and {folders[1]!r}: '
+            'put the files of both into one'
+        )
+    return folders[0] if folders else None
 
 
 @DATASETS.register_module()
@@ -206,7 +216,7 @@ class PointClouds(FileDataset):
         data_root: Folder that contains the class folders.
         classes: Names of folders or of ShapeNetCore v2 classes; ``'all'`` for every folder with the
             split.
-        split: Folder in each class, such as ``'train'``.
+        split: Folder in each class, such as ``'train'``; a cloud is one file in it.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True except
             for ``'train'``.
     """
@@ -239,26 +249,31 @@ class PointClouds(FileDataset):
         if not root.is_dir():
             raise FileNotFoundError(f'data_root {str(root)!r} is not a folder')
         there = sorted(path.name for path in root.iterdir() if path.is_dir())
-        if self.classes == 'all':
-            classes: Sequence[str] = [name for name in there if (root / name / self.split).is_dir()]
-        else:
-            classes = self.classes
+        with_split = [name for name in there if (root / name / self.split).is_dir()]
+        classes: Sequence[str] = with_split if self.classes == 'all' else self.classes
         if not classes:
             raise ValueError(f'data_root {str(root)!r} has no folder <class>/{self.split}')
+        folders: dict[str, str] = {}
+        for name in classes:
+            folder = class_folder(name, with_split) or class_folder(name, there)
+            if folder is None:
+                raise FileNotFoundError(
+                    f'class {name!r} has no folder in data_root {str(root)!r}, '
+                    f'which has {", ".join(there) or "none"}'
+                )
+            if folder in folders:
+                raise ValueError(
+                    f'classes must have folders that differ, got {folders[folder]!r} and {name!r}, '
+                    f'both of {folder!r}'
+                )
+            folders[folder] = name
         return [
             dict(points_path=str(path), class_name=CLASS_NAMES.get(name, name))
-            for name in classes
-            for path in self._files(root, name, there)
+            for folder, name in folders.items()
+            for path in self._files(root / folder / self.split, name)
         ]
 
-    def _files(self, root: Path, name: str, there: list[str]) -> list[Path]:
-        folder = class_folder(name, there)
-        if folder is None:
-            raise FileNotFoundError(
-                f'class {name!r} has no folder in data_root {str(root)!r}, '
-                f'which has {", ".join(there) or "none"}'
-            )
-        directory = root / folder / self.split
+    def _files(self, directory: Path, name: str) -> list[Path]:
         files = sorted(directory.glob('*'))
         clouds = [path for path in files if path.suffix.lower() in POINT_SUFFIXES]
         if not clouds:
@@ -268,4 +283,12 @@ class PointClouds(FileDataset):
                 f'class {name!r} has no point cloud ({", ".join(POINT_SUFFIXES)}) in '
                 f'{str(directory)!r}{hint}'
             )
+        stems: dict[str, Path] = {}
+        for path in clouds:
+            other = stems.setdefault(path.stem, path)
+            if other is not path:
+                raise ValueError(
+                    f'cloud {path.stem!r} of class {name!r} must be one file, got {str(other)!r} and '
+                    f'{path.name}'
+                )
         return clouds

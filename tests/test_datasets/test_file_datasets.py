@@ -8,6 +8,8 @@ from PIL import Image
 from aft_mm.datasets import CelebA, FileDataset, ImageFolder, PointClouds, UnusableFile
 from aft_mm.structures import SequenceSample
 
+from ..errors import refuses
+
 LINES = ['a.jpg 0', 'b.jpg 2', 'c.jpg 0', 'd.jpg 1', 'e.jpg 0']
 
 
@@ -156,6 +158,39 @@ class TestPointClouds:
         with pytest.raises((FileNotFoundError, ValueError), match=message) as error:
             PointClouds(str(root), classes, split)
         assert '\n' not in str(error.value)
+
+    @pytest.mark.parametrize(
+        ('more', 'classes', 'split', 'message'),
+        [
+            (
+                '',
+                ['car', 'car'],
+                'train',
+                "folders that differ, got 'car' and 'car', both of 'car'",
+            ),
+            ('', ['chair', '03001627'], 'val', "got 'chair' and '03001627', both of '03001627'$"),
+            ('', (12, 'teapot', 12), 'train', "got '12' and '12', both of '12'"),
+            (
+                'car/train/d.npy',
+                'car',
+                'train',
+                "'d' of class 'car' must be one file, got '.*d.npy'",
+            ),
+            ('03001627/val/c.XYZ', 'all', 'val', "'c' of class '03001627' must be one file, got '"),
+            ('chair/train/x.npy', 'chair', 'train', "one folder, got 'chair' and '03001627': put"),
+            ('chair/train/x.npy', 'all', 'train', "one folder, got 'chair' and '03001627': put"),
+        ],
+    )
+    def test_a_cloud_is_loaded_once(self, root, more, classes, split, message):
+        if more:
+            touch(root, more)
+        refuses(message, PointClouds, str(root), classes, split)
+
+    def test_clouds_of_another_name_or_split_are_others(self, root):
+        touch(root, 'chair/test/x.npy', 'car/train/e.pcd', 'car/train/d.off')
+        assert len(PointClouds(str(root), 'chair', 'test')) == 1
+        assert len(PointClouds(str(root), 'chair', 'val')) == 1
+        assert len(PointClouds(str(root), ['car', 'teapot'])) == 3
 
     def test_meshes_are_for_the_converter(self, tmp_path):
         touch(tmp_path, 'desk/train/a.off')
