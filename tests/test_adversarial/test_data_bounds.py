@@ -149,9 +149,7 @@ def test_a_line_of_brackets_takes_linear_time(tmp_path):
     path.write_text('(' + 'a' * 500_000 + ')')
     refuses("line 1 .* an id of at most 1000 characters .* got '", read_transcripts, str(path))
     path.write_text('a ' * 2**20)
-    refuses(
-        'line 1 .* must have at most 1,048,576 characters, got 2,097', read_transcripts, str(path)
-    )
+    refuses('line 1 .* at most 1,048,576 characters, got 2,097,', read_transcripts, str(path))
 
 
 @pytest.mark.parametrize(
@@ -171,9 +169,8 @@ def test_brackets_of_sphinx(line, parts, tmp_path):
     if parts is None:
         refuses('line 2 of transcripts', read_transcripts, str(tmp_path / 'text'))
     else:
-        assert read_transcripts(str(tmp_path / 'text'))[0] == dict(
-            [('1', 'first'), parts, ('3', 'last')]
-        )
+        found = read_transcripts(str(tmp_path / 'text'))[0]
+        assert [*found.items()] == [('1', 'first'), parts, ('3', 'last')]
 
 
 @pytest.mark.parametrize('name', ['a\0b', 100_000 * 'a'])
