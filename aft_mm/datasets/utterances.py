@@ -346,8 +346,7 @@ class KaldiFeatures(Utterances):
 class SphinxFeatures(Utterances):
     """Features of Sphinx, ``feat/<file id>.mfc``, with their list and transcripts.
 
-    Frames have 13 values, which the files do not say. Many files that could all have a multiple of
-    it are a warning.
+    Frames have 13 values, which no file says; many files that all could have more are a warning.
 
     Args:
         fileids: File with one path below `features` per line, without suffix.

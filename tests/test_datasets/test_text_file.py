@@ -116,9 +116,10 @@ def test_what_is_packed_is_seen_by_its_first_bytes(path, tmp_path, content, pack
     ],
 )
 def test_what_is_packed_otherwise_is_refused(tmp_path, data, kind):
-    (tmp_path / 'a').write_bytes(data)
-    message = f"^data_file '.*/a' must be plain bytes .* gzip or xz, got {kind}$"
-    refuses_input(message, TextFile, str(tmp_path / 'a'), context_length=9)
+    for content, found in ((data, kind), (gzip.compress(data), f'{kind} in gzip')):
+        (tmp_path / 'a').write_bytes(content)
+        message = f"^data_file '.*/a' must be plain bytes .* gzip or xz, got {found}$"
+        refuses_input(message, TextFile, str(tmp_path / 'a'), context_length=9)
 
 
 @pytest.mark.parametrize('first', [b'\xff\xfe', b'\xfe\xff', b'PK', b'BZh9', b'\x1f\x8b', b'7z'])
