@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mmengine.utils import track_progress_rich
 
-from aft_mm.datasets.point_clouds import MESH_SUFFIXES, class_folder
+from aft_mm.datasets.point_clouds import MESH_SUFFIXES, SHAPE_ERROR, class_folder
 from aft_mm.errors import UserError, import_from_extra, user_errors
 from aft_mm.outputs import check_writable, write_whole
 
@@ -113,7 +113,7 @@ def sample(mesh: Mesh, target: Path) -> str | None:
         seed = int.from_bytes(mesh.digest[8:16], 'big')
         points, _ = trimesh.sample.sample_surface(surface, NUM_POINTS, seed=seed)
         single = points.astype(np.float32)
-        if np.abs(single - points).max() > 1e-4 * np.ptp(points, axis=0).max():
+        if np.abs(single - points).max() > SHAPE_ERROR * np.ptp(points, axis=0).max():
             raise ValueError('it is too far from the origin to keep its shape in float32')
     except Exception as error:  # parsers raise anything on damaged files
         return ' '.join(f'{str(mesh.path)!r}: {type(error).__name__}: {error}'.split())

@@ -1,7 +1,9 @@
 """Point clouds: their files, and data sets by class, with the 55 classes of ShapeNetCore v2."""
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,17 +18,19 @@ from aft_mm.tokenizers import bounding_cube
 from .file_dataset import FileDataset
 
 LONGEST_HEADER = 1000  # lines
+#: Largest error of a coordinate in float32 [longest edges].
+SHAPE_ERROR = 1e-4
 
 
 def read_points(path: str | Path) -> np.ndarray:
     """Read the points of a ``.npy``, ``.pcd``, ``.ply`` or text file (``.pts``, ``.xyz``).
 
     Returns:
-        float64 [N, 3], x, y, z in the unit of the file; float32 loses shapes far from the origin.
+        float64 [N, 3], x, y, z in the unit of the file.
 
     Raises:
         UnusableFile: If the file is missing, damaged, a mesh or of another kind, or the points are
-            not finite or have no extent.
+            not finite, have no extent, or have lost their shape in float32 far from the origin.
         UserError: If the package that reads the file is missing.
     """
     path = Path(path)
@@ -46,11 +50,17 @@ def read_points(path: str | Path) -> np.ndarray:
             f'point cloud {quoted(path)} must contain numbers [N, 3], got '
             f'{points.dtype} {list(points.shape)}'
         )
+    single = points.dtype == np.float32
     points = points.astype(np.float64)
     try:
-        bounding_cube(points)
+        _, side = bounding_cube(points)
     except ValueError as error:
         raise UnusableFile(f'point cloud {quoted(path)} cannot be used: {error}') from error
+    if single and np.spacing(np.float32(np.abs(points).max())) / 2 > SHAPE_ERROR * side:
+        raise UnusableFile(
+            f'point cloud {quoted(path)} must be near the origin to keep its shape in float32, got '
+            f'coordinates up to {np.abs(points).max():.7g} with a longest edge of {side:.4g}'
+        )
     return points
 
 
@@ -59,8 +69,15 @@ def _unreadable(path: Path, reason: str) -> UnusableFile:
 
 
 def _read_pcd(path: Path) -> np.ndarray:
-    _check_pcd_header(path)
-    cloud = import_from_extra('pypcd4', 'clouds', '.pcd files need').PointCloud.from_path(path)
+    header = _check_pcd_header(path)
+    pypcd4 = import_from_extra('pypcd4', 'clouds', '.pcd files need')
+    content = path.read_bytes()
+    if header.get('DATA') == ['ascii']:
+        # Text has more digits than the float32 in which its size would be read.
+        kinds = zip(header.get('SIZE', []), header.get('TYPE', []), strict=True)
+        sizes = ' '.join('8' if kind == 'F' else size for size, kind in kinds)
+        content = re.sub(rb'(?mi)^[ \t]*SIZE[ \t].*$', f'SIZE {sizes}'.encode(), content, count=1)
+    cloud = pypcd4.PointCloud.from_fileobj(BytesIO(content))
     if not {*'xyz'} <= {*cloud.fields}:
         raise _unreadable(path, f'it has no x, y and z, but {", ".join(cloud.fields)}')
     if len(cloud.pc_data) != cloud.metadata.points:
@@ -70,7 +87,7 @@ def _read_pcd(path: Path) -> np.ndarray:
     return cloud.numpy(('x', 'y', 'z'))
 
 
-def _check_pcd_header(path: Path) -> None:
+def _check_pcd_header(path: Path) -> dict[str, list[str]]:
     header: dict[str, list[str]] = {}
     with path.open('rb') as file:
         for _ in range(_PCD_HEADER_LINES):
@@ -89,17 +106,23 @@ def _check_pcd_header(path: Path) -> None:
         or (num_bytes > _PCD_RATIO * path.stat().st_size)
     ):
         raise _unreadable(path, f'{points} points of {sum(counts)} values do not fit into it')
+    return header
 
 
 def _read_ply(path: Path) -> np.ndarray:
     trimesh = import_from_extra('trimesh', 'clouds', '.ply files need')
-    cloud = trimesh.load(path)
+    content = path.read_bytes()
+    header, end, body = content.partition(b'end_header')
+    if re.search(rb'(?m)^format[ \t]+ascii\b', header):
+        header = _SINGLE.sub(rb'\1double\2', header)  # as for .pcd
+    cloud = trimesh.load(BytesIO(header + end + body), file_type='ply')
     if not isinstance(cloud, trimesh.PointCloud):
         raise _unreadable(path, 'it is a mesh, which `aft_mm convert shapenet` samples')
     announced = _announced(path)
     if announced not in (None, len(cloud.vertices)):
         raise _unreadable(path, f'{announced} points announced, {len(cloud.vertices)} found')
-    return cloud.vertices
+    # trimesh makes float64 of them.
+    return cloud.vertices.astype(np.float32) if _SINGLE.search(header) else cloud.vertices
 
 
 def _announced(path: Path) -> int | None:
@@ -113,6 +136,7 @@ def _announced(path: Path) -> int | None:
     return None
 
 
+_SINGLE = re.compile(rb'(?m)^(property[ \t]+)float(?:32)?([ \t]+[xyz]\b)')
 _PCD_HEADER_LINES = 64
 _PCD_LINE_BYTES = 2**16
 _PCD_VALUES = 4096  # per point
@@ -192,8 +216,18 @@ CLASS_NAMES = {synset: name for name, synset in SYNSETS.items()}
 
 
 def class_folder(name: str, there: Collection[str]) -> str | None:
-    """Return the existing folder of a class, its name or its synset, or None."""
-    return next((folder for folder in (name, SYNSETS.get(name)) if folder in there), None)
+    """Return the existing folder of a class, its name or its synset, or None.
+
+    Raises:
+        UserError: Both exist, of which one would be left out.
+    """
+    folders = [folder for folder in (name, SYNSETS.get(name)) if folder in there]
+    if len(folders) > 1:
+        raise UserError(
+            f'class {name!r} must have one folder, got {folders[0]!r} and {folders[1]!r}: '
+            'put the files of both into one'
+        )
+    return folders[0] if folders else None
 
 
 @DATASETS.register_module()
@@ -206,7 +240,7 @@ class PointClouds(FileDataset):
         data_root: Folder that contains the class folders.
         classes: Names of folders or of ShapeNetCore v2 classes; ``'all'`` for every folder with the
             split.
-        split: Folder in each class, such as ``'train'``.
+        split: Folder in each class, such as ``'train'``; a cloud is one file in it.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`; ``test_mode`` defaults to True except
             for ``'train'``.
     """
@@ -239,26 +273,31 @@ class PointClouds(FileDataset):
         if not root.is_dir():
             raise FileNotFoundError(f'data_root {str(root)!r} is not a folder')
         there = sorted(path.name for path in root.iterdir() if path.is_dir())
-        if self.classes == 'all':
-            classes: Sequence[str] = [name for name in there if (root / name / self.split).is_dir()]
-        else:
-            classes = self.classes
+        with_split = [name for name in there if (root / name / self.split).is_dir()]
+        classes: Sequence[str] = with_split if self.classes == 'all' else self.classes
         if not classes:
             raise ValueError(f'data_root {str(root)!r} has no folder <class>/{self.split}')
+        folders: dict[str, str] = {}
+        for name in classes:
+            folder = class_folder(name, with_split) or class_folder(name, there)
+            if folder is None:
+                raise FileNotFoundError(
+                    f'class {name!r} has no folder in data_root {str(root)!r}, '
+                    f'which has {", ".join(there) or "none"}'
+                )
+            if folder in folders:
+                raise ValueError(
+                    f'classes must have folders that differ, got {folders[folder]!r} and {name!r}, '
+                    f'both of {folder!r}'
+                )
+            folders[folder] = name
         return [
             dict(points_path=str(path), class_name=CLASS_NAMES.get(name, name))
-            for name in classes
-            for path in self._files(root, name, there)
+            for folder, name in folders.items()
+            for path in self._files(root / folder / self.split, name)
         ]
 
-    def _files(self, root: Path, name: str, there: list[str]) -> list[Path]:
-        folder = class_folder(name, there)
-        if folder is None:
-            raise FileNotFoundError(
-                f'class {name!r} has no folder in data_root {str(root)!r}, '
-                f'which has {", ".join(there) or "none"}'
-            )
-        directory = root / folder / self.split
+    def _files(self, directory: Path, name: str) -> list[Path]:
         files = sorted(directory.glob('*'))
         clouds = [path for path in files if path.suffix.lower() in POINT_SUFFIXES]
         if not clouds:
@@ -268,4 +307,12 @@ class PointClouds(FileDataset):
                 f'class {name!r} has no point cloud ({", ".join(POINT_SUFFIXES)}) in '
                 f'{str(directory)!r}{hint}'
             )
+        stems: dict[str, Path] = {}
+        for path in clouds:
+            other = stems.setdefault(path.stem, path)
+            if other is not path:
+                raise ValueError(
+                    f'cloud {path.stem!r} of class {name!r} must be one file, got {str(other)!r} and '
+                    f'{path.name}'
+                )
         return clouds

@@ -193,6 +193,8 @@ def read_header(path: str, sample_rate: int) -> tuple[int, int]:
 def read_mfc(path: str) -> np.ndarray:
     """Read features of Sphinx, float32 [T, 13], of either byte order.
 
+    The file does not say how many values a frame has: 39 would become three frames of 13.
+
     Raises:
         UnusableFile: If the file is missing, damaged or not finite.
     """

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch.utils.data import Dataset
 
 from aft_mm.checks import check_choice, check_flag, check_int, check_number, check_path, refuse
 from aft_mm.openmmlab import warn
-from aft_mm.packed import MAX_RATIO, read_packed
+from aft_mm.packed import MAX_RATIO, packed_as, read_packed
 from aft_mm.registry import DATASETS
 from aft_mm.structures import SequenceSample
 from aft_mm.tokenizers import Subwords, split_lines
@@ -31,7 +32,7 @@ class TextFile(Dataset):
     data_samples=SequenceSample(length=T, num_context))``.
 
     Args:
-        data_file: Path of the file; ``<data_file>.gz`` is tried too.
+        data_file: Path of the file, plain, gzip or xz; ``<data_file>.gz`` is tried too.
         split: ``'train'``, random crops, ``'val'`` or ``'test'``.
         context_length: Bytes T of a context.
         evaluation: ``'blocks'``, consecutive contexts, or ``'strided'``, contexts of which, after
@@ -42,7 +43,8 @@ class TextFile(Dataset):
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If an argument is out of range, or the split is shorter than one context.
+        ValueError: If an argument is out of range, the file is packed otherwise or UTF-16, or the
+            split is shorter than one context.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ def take_split(
 
 
 def open_text(data_file: str) -> np.ndarray | PlainFile:
-    """Return the bytes of a plain file, unread, or of a ``.gz`` file, uint8 [N]."""
+    """Return the bytes of a plain file, unread, or of a gzip or xz file, uint8 [N]."""
     path = Path(data_file)
     if not path.is_file():
         path = path.with_name(f'{path.name}.gz')
@@ -156,7 +158,7 @@ def open_text(data_file: str) -> np.ndarray | PlainFile:
         raise FileNotFoundError(
             f'data_file {data_file!r} does not exist, and neither does {path.name}'
         )
-    if path.suffix != '.gz':
+    if packed_as(path, 'data_file') is None:
         if path.stat().st_size == 0:
             raise ValueError(f'data_file {data_file!r} is empty')
         return PlainFile(path)
@@ -165,6 +167,12 @@ def open_text(data_file: str) -> np.ndarray | PlainFile:
 
 
 CHUNK = 100_000  # lines at once
+# With attributes or an address: a sentence may begin with a placeholder such as <url>.
+_MARKUP = re.compile(
+    rb'(?:\xef\xbb\xbf)?\s*'
+    rb'(?:(<(?:\?xml|!doctype|(?:src|ref|tst)set|tmx|doc|seg))\s|(<url>)\s*http)',
+    re.IGNORECASE,
+)
 
 
 @DATASETS.register_module()
@@ -177,7 +185,7 @@ class ParallelText(Dataset):
     all, with the target text as ``reference``.
 
     Args:
-        source_file: The sentences, plain or gzip; ``<path>.gz`` is tried too.
+        source_file: The sentences, plain, gzip or xz; ``<path>.gz`` is tried too.
         target_file: Their translations.
         subwords: Path of the :class:`Subwords` of both languages.
         max_length: Largest number of subwords per side.
@@ -220,6 +228,8 @@ class ParallelText(Dataset):
             *(encode_cached(text, self.subwords, cache_dir) for text in texts), strict=True
         )
         self.starts = [np.cumsum(length) - length for length in lengths]
+        for side in zip(self.files, texts, self.tokens, self.starts, strict=True):
+            report_unknown(self.subwords, *side)
         lengths = np.stack(lengths, axis=1)
         self.rows = self._usable(texts, lengths)
         self.lengths = lengths[self.rows]
@@ -286,14 +296,38 @@ def named_lines(numbers: Sequence[int]) -> str:
 
 
 def read_lines(path: str) -> list[str]:
-    """Return the lines of a plain or gzip file; invalid UTF-8 is a warning."""
-    lines, invalid = split_lines(open_text(path)[:].tobytes())
+    """Return the lines of a plain, gzip or xz file; invalid UTF-8 is a warning.
+
+    Raises:
+        ValueError: If it has zero bytes, as UTF-16 has, or begins with a tag of SGML or XML.
+    """
+    content = open_text(path)[:].tobytes()
+    found = 'zero bytes, as in UTF-16' if b'\0' in content else ''
+    if tag := _MARKUP.match(content):
+        found = f'markup, {(tag[1] or tag[2]).decode()} …'
+    if found:
+        raise ValueError(f'{path!r} must be sentences in UTF-8, one per line, got {found}')
+    lines, invalid = split_lines(content)
     if invalid:
         warn(
             f'{path!r} is not valid UTF-8 in {named_lines(invalid)}, {len(invalid):,} in '
             'all; invalid bytes became U+FFFD'
         )
     return lines
+
+
+def report_unknown(
+    subwords: Subwords, path: str, lines: list[str], tokens: np.ndarray, starts: np.ndarray
+) -> None:
+    """Warn of characters without a subword; those of the first such lines are named."""
+    places = np.flatnonzero(tokens == subwords.unknown_token)
+    rows = np.unique(np.searchsorted(starts, places, side='right') - 1)
+    if len(rows):
+        unknown = ''.join(dict.fromkeys(''.join(subwords.unknown(lines[i]) for i in rows[:100])))
+        warn(
+            f'{path!r} has characters without a subword, {unknown[:40]!r}, in '
+            f'{named_lines((rows + 1).tolist())}, {len(rows):,} in all; they become <unk>'
+        )
 
 
 def encode(lines: list[str], subwords: Subwords) -> tuple[np.ndarray, np.ndarray]:

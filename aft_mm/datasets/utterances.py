@@ -1,10 +1,10 @@
 """Datasets of utterances with their transcripts: sound, and features of Kaldi and Sphinx."""
 
+import math
 import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,25 @@ from aft_mm.checks import check_choice, check_int, check_path, described, refuse
 from aft_mm.errors import UnusableFile
 from aft_mm.openmmlab import warn
 from aft_mm.registry import DATASETS
-from aft_mm.tokenizers import TextUnits
+from aft_mm.tokenizers import TextUnits, split_lines
 
 from .file_dataset import FileDataset
+from .sound_files import CEPSTRA, num_mfc_frames
 from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
 
-LONGEST_LINE = 2**20  # bytes
+LONGEST_LINE = 2**20  # characters
 LONGEST_ID = 1000  # characters
 MOST_NAMED = 5  # lines or utterances per message
+MANY_LENGTHS = 20  # by chance all are even once in a million times
 #: Words of Sphinx that are not spoken.
 MARKERS = ('<s>', '</s>', '<sil>')
 
 
-def read_transcripts(path: str) -> tuple[dict[str, str], list[str]]:
+def read_transcripts(path: str, kaldi: bool = False) -> tuple[dict[str, str], list[str]]:
     """Read lines of Kaldi, ``ID TEXT``, or Sphinx, ``TEXT (ID)``; return texts by id, and warnings.
 
-    The first line decides.
+    Without `kaldi`, they are of Sphinx if more than half of them end with an id of their own in
+    brackets: a text of Kaldi may end in ``(laughter)``.
 
     Warnings list lines that are empty, an id alone, or invalid UTF-8, which becomes U+FFFD.
 
@@ -40,27 +43,26 @@ def read_transcripts(path: str) -> tuple[dict[str, str], list[str]]:
     check_path('transcripts', path)
     if not os.path.isfile(path):
         raise FileNotFoundError(f'transcripts {path!r} does not exist')
-    empty, damaged, silent = [], [], []
+    empty, silent = [], []
     texts: dict[str, str] = {}
-    sphinx = None
-    for number, raw in enumerate(Path(path).read_bytes().removesuffix(b'\n').split(b'\n'), 1):
-        if len(raw) > LONGEST_LINE:
+    lines, damaged = split_lines(Path(path).read_bytes())
+    lines = [line.strip() for line in lines]
+    ids = {parts[0] for parts in map(_sphinx_parts, lines) if parts}
+    sphinx = not kaldi and 2 * len(ids) > sum(map(bool, lines))
+    for number, line in enumerate(lines, 1):
+        if len(line) > LONGEST_LINE:
             raise ValueError(
-                f'line {number} of transcripts {path!r} must have at most {LONGEST_LINE:,} bytes, '
-                f'got {len(raw):,}'
+                f'line {number} of transcripts {path!r} must have at most {LONGEST_LINE:,} '
+                f'characters, got {len(line):,}'
             )
-        line = raw.decode('utf-8-sig', errors='replace').strip()
         if not line:
             empty.append(number)
             continue
-        if '\ufffd' in line:
-            damaged.append(number)
-        parts = _sphinx_parts(line) if sphinx is None or sphinx else None
-        sphinx = parts is not None if sphinx is None else sphinx
+        parts = _sphinx_parts(line) if sphinx else None
         if sphinx and parts is None:
             raise ValueError(
-                f'line {number} of transcripts {path!r} must end with an id in brackets, as the '
-                'first line does'
+                f'line {number} of transcripts {path!r} must end with an id in brackets, as most '
+                'lines do'
             )
         name, text = parts if parts else line.partition(' ')[::2]
         if '\t' in name:
@@ -198,7 +200,7 @@ class Utterances(FileDataset):
                 name
             )
             return None
-        length = -(-frames // prod(step.num_frames for step in self._steps(StackFrames)))
+        length = -(-frames // math.prod(step.num_frames for step in self._steps(StackFrames)))
         if length >= frames_needed(units):
             return length
         kept = 'kept, with errors' if self.test_mode else 'left out'
@@ -257,8 +259,8 @@ class Utterances(FileDataset):
             )
         return match[1]
 
-    def _texts(self, path: Path) -> dict[str, str]:
-        texts, warnings = read_transcripts(str(path))
+    def _texts(self, path: Path, kaldi: bool = False) -> dict[str, str]:
+        texts, warnings = read_transcripts(str(path), kaldi)
         for line in warnings:
             warn(line)
         return texts
@@ -326,11 +328,11 @@ class KaldiFeatures(Utterances):
         super().__init__(data_root=data_root, **kwargs)
 
     def find(self) -> Iterator[tuple[str, str, str]]:
-        places = read_transcripts(str(Path(self.data_root, 'feats.scp')))[0]
-        texts = self._texts(Path(self.data_root, 'text'))
+        places = read_transcripts(str(Path(self.data_root, 'feats.scp')), kaldi=True)[0]
+        texts = self._texts(Path(self.data_root, 'text'), kaldi=True)
         speakers = Path(self.data_root, 'utt2spk')
         if os.path.isfile(speakers):
-            self.speakers = read_transcripts(str(speakers))[0]
+            self.speakers = read_transcripts(str(speakers), kaldi=True)[0]
         _check_both(self.place, 'matrices', set(places), set(texts))
         for name, text in texts.items():
             address = places.get(name, f'{name}.ark:0')
@@ -343,6 +345,8 @@ class KaldiFeatures(Utterances):
 @DATASETS.register_module()
 class SphinxFeatures(Utterances):
     """Features of Sphinx, ``feat/<file id>.mfc``, with their list and transcripts.
+
+    Frames have 13 values, which no file says; many files that all could have more are a warning.
 
     Args:
         fileids: File with one path below `features` per line, without suffix.
@@ -387,6 +391,17 @@ class SphinxFeatures(Utterances):
         for name, text in texts.items():
             fileid = files.get(name, name)
             yield name, str(Path(self.data_prefix['features'], f'{fileid}.mfc')), text
+
+    def load_data_list(self) -> list[dict]:
+        utterances = super().load_data_list()
+        frames = {num_mfc_frames(info['path']) for info in utterances}
+        times = math.gcd(*frames)
+        if times > 1 and len(frames) >= MANY_LENGTHS:
+            warn(
+                f'{self.place!r} may have {CEPSTRA * times} values per frame, as the lengths of all '
+                f'{len(utterances)} files are multiples of it; they are read as {CEPSTRA} per frame'
+            )
+        return utterances
 
 
 WORDS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')

@@ -20,6 +20,7 @@ class Subwords:
     Attributes:
         vocab_size: Number of subwords V; tokens are 0 … V − 1.
         end: The token that ends a sentence.
+        unknown_token: The token of characters without a subword.
         fingerprint: First digits of the file's SHA-256.
 
     Raises:
@@ -44,6 +45,7 @@ class Subwords:
         self.fingerprint = hashlib.sha256(content).hexdigest()[:16]
         self.vocab_size: int = self._processor.vocab_size()
         self.end: int = self._processor.eos_id()
+        self.unknown_token: int = self._processor.unk_id()
         if self.end < 0:
             raise ValueError(
                 f'subwords {self.path!r} has no piece that ends a sentence; train it '
@@ -56,9 +58,9 @@ class Subwords:
 
     def unknown(self, line: str) -> str:
         """Return the characters of a line without a subword."""
-        tokens, unknown = self._processor.encode(line), self._processor.unk_id()
+        tokens = self._processor.encode(line)
         pieces = zip(tokens, self._processor.encode(line, out_type=str), strict=True)
-        characters = ''.join(piece for token, piece in pieces if token == unknown)
+        characters = ''.join(piece for token, piece in pieces if token == self.unknown_token)
         return ''.join(dict.fromkeys(characters.replace('\u2581', '')))
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -72,7 +74,8 @@ class Subwords:
 def split_lines(content: bytes) -> tuple[list[str], list[int]]:
     r"""Return the lines of a UTF-8 text, and the numbers (from 1) of those with invalid UTF-8.
 
-    Lines end with \n or \r\n only, unlike those of ``splitlines``, which would misalign pairs.
+    Lines end with \n or \r\n only, unlike those of ``splitlines``, which would misalign pairs. They
+    have no byte order mark in front; joined files have several.
     """
     rows = content.split(b'\n')
     if not rows[-1]:
@@ -81,9 +84,9 @@ def split_lines(content: bytes) -> tuple[list[str], list[int]]:
     for number, row in enumerate(rows, 1):
         row = row.removesuffix(b'\r')
         try:
-            lines.append(row.decode())
+            lines.append(row.decode('utf-8-sig'))
         except UnicodeDecodeError:
-            lines.append(row.decode(errors='replace'))
+            lines.append(row.decode('utf-8-sig', errors='replace'))
             invalid.append(number)
     return lines, invalid
 

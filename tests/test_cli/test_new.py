@@ -326,6 +326,7 @@ def bytes_of(data):
         ('text', ONE_CLASS, "text '.*' must be one file"),
         ('text', bytes_of(b'a' * 9000 + b'\xff'), 'must be UTF-8, which byte 9000 is not'),
         ('text', bytes_of(b'a\0' * 9000), 'must be a text, got a zero byte'),
+        ('text', bytes_of(b'PK\3\4' * 9000), 'or packed as gzip or xz, got zip'),
         ('text', bytes_of(b'abc'), 'must have at least 5,120 bytes, got 3'),
     ],
 )

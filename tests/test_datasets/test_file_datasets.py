@@ -8,6 +8,8 @@ from PIL import Image
 from aft_mm.datasets import CelebA, FileDataset, ImageFolder, PointClouds, UnusableFile
 from aft_mm.structures import SequenceSample
 
+from ..errors import refuses
+
 LINES = ['a.jpg 0', 'b.jpg 2', 'c.jpg 0', 'd.jpg 1', 'e.jpg 0']
 
 
@@ -148,6 +150,9 @@ class TestPointClouds:
                 "'boat' has no folder in data_root '.*', which has 03001627, 12, car",
             ),
             ('airplane', 'train', "class 'airplane' has no folder in data_root"),
+            (('car', 'car'), 'train', "folders that differ, got 'car' and 'car', both of 'car'"),
+            (['chair', '03001627'], 'val', "'chair' and '03001627', both of '03001627'$"),
+            ((12, 'teapot', 12), 'train', "got '12' and '12', both of '12'"),
             ('all', 'test', r"data_root '.*' has no folder <class>/test"),
             ('car', 'val', r"'car' has no point cloud \(.npy, .* .xyz\) in '.*/car/val'"),
         ],
@@ -156,6 +161,21 @@ class TestPointClouds:
         with pytest.raises((FileNotFoundError, ValueError), match=message) as error:
             PointClouds(str(root), classes, split)
         assert '\n' not in str(error.value)
+
+    @pytest.mark.parametrize(
+        ('more', 'message'),
+        [
+            ('car/train/d.npy', "'d' of class 'car' must be one file, got '.*d.npy' and d.pcd"),
+            ('12/train/f.NPY', "'f' of class '12' must be one file, got '"),
+            ('chair/train/x.npy', "one folder, got 'chair' and '03001627': put"),
+        ],
+    )
+    def test_a_cloud_is_loaded_once(self, root, more, message):
+        touch(root, more)
+        for classes in ('all', ['car', 'chair', 12]):
+            refuses(message, PointClouds, str(root), classes)
+        # Another folder has the split of only one of them.
+        assert len(PointClouds(str(root), 'chair', 'val')) == 1
 
     def test_meshes_are_for_the_converter(self, tmp_path):
         touch(tmp_path, 'desk/train/a.off')

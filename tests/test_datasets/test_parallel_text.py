@@ -83,7 +83,7 @@ def test_gzip_files_are_the_same_data(pairs, tmp_path):
 def test_pairs_that_cannot_be_used_are_left_out_counted_and_named(build, warnings):
     long = b'Hund ' * 9
     data = build(
-        b'ein\n\nzwei\n \nrot\n' + long + b'\nMann', b'one\nx\n\ny\nred\ndogs\nman\n', max_length=8
+        b'ein\n\nzwei\n \nrot\n' + long + b'\nMann', b'one\no\n\nn\nred\ndogs\nman\n', max_length=8
     )
     assert [data.subwords.decode(one['inputs']) for one in data] == ['one', 'red', 'man']
     assert len(data) == len(data.lengths) == 3
@@ -110,6 +110,46 @@ def test_bytes_that_are_no_text_are_replaced_and_said(build, warnings):
     data = build(b'Stra\xdfe\nein\n', b'street\none\n')
     assert len(data) == 2
     assert 'not valid UTF-8 in line 1, 1 in all' in warnings[0]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_sentence(build, warnings):
+    one, two = '\ufeffein Hund\r\nrot\n\ufeffzwei\n', '\ufeffone dog\nred\ntwo\n'
+    data = build(one.encode(), two.encode(), test_mode=True)
+    assert data.references == ['one dog', 'red', 'two'] and not warnings
+    sources = [data.subwords.decode(pair['data_samples'].source) for pair in data]
+    assert sources == ['ein Hund', 'rot', 'zwei']
+    assert split_lines(b'\xef\xbb\xbfa \xff') == (['a \ufffd'], [1])
+
+
+@pytest.mark.parametrize(
+    ('text', 'found'),
+    [
+        ('ein\nzwei\n'.encode('utf-16-le'), 'zero bytes, as in UTF-16'),
+        ('犬\n赤\n'.encode('utf-16-le'), 'zero bytes, as in UTF-16'),
+        (b'<srcset setid="a" srclang="any">\n<seg id="1">ein</seg>\n', 'markup, <srcset …'),
+        (b'\xef\xbb\xbf<?xml version="1.0"?>\n<tmx/>\n', r'markup, <\?xml …'),
+        (b'\n <DOC sysid="ref">\nein\n', 'markup, <DOC …'),
+        (b'<seg id="1"> ein </seg>\nzwei\n', 'markup, <seg …'),
+        (b'<url>http://a.b</url>\nein\n', 'markup, <url> …'),
+    ],
+)
+def test_files_that_are_no_sentences_are_refused(build, text, found):
+    refuses(f"/b' must be sentences in UTF-8, one per line, got {found}$", build, b'ein\n', text)
+    data = build(b'<url> ein\n<seg>\n', b'<doc>\n<2de> one\n', test_mode=True)
+    assert data.references == ['<doc>', '<2de> one']  # placeholders
+
+
+def test_characters_without_a_subword_are_named(build, warnings, tmp_path):
+    source = 'ein\n€ rot Ž €\n' + 'Žebra\n' * 7
+    for again in range(2):
+        target = b'one\nred\ndog 7\n' + b'dog\n' * 6
+        build(source.encode(), target, cache_dir=str(tmp_path / 'cache'))
+        first, second = warnings[2 * again :]
+        assert first.endswith(
+            "/a' has characters without a subword, '€Ž', in lines 2, 3, 4, 5, 6, …, 8 in all; "
+            'they become <unk>'
+        )
+        assert "/b' has characters without a subword, '7', in line 3, 1 in all" in second
 
 
 def test_only_newlines_end_a_line():

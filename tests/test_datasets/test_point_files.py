@@ -9,6 +9,8 @@ from scipy.spatial import cKDTree
 from aft_mm.datasets import UnusableFile, read_points
 from aft_mm.tokenizers import bounding_cube, decode_points, encode_points
 
+from ..errors import refuses_input
+
 
 def write(path, points):
     name = path.name.lower()
@@ -64,14 +66,19 @@ def test_a_pcd_file_of_other_fields_is_refused(tmp_path, points):
         read_points(tmp_path / 'a.pcd')
 
 
-@pytest.mark.parametrize('name', ['a.npy', 'a.pcd', 'a.ply', 'a.xyz'])
+@pytest.mark.parametrize('name', ['a.npy', 'a.pcd', 'text.pcd', 'a.ply', 'single.ply', 'a.xyz'])
 def test_a_cloud_far_from_the_origin_keeps_its_shape(tmp_path, points, name):
     points = points.astype(np.float64)
     far = points + 1e9
-    if name == 'a.pcd':
-        PointCloud.from_points(far, (*'xyz',), (np.float64,) * 3).save(tmp_path / name)
-    elif name == 'a.ply':
-        axes = ''.join(f'property double {axis}\n' for axis in 'xyz')
+    if name.endswith('.pcd'):
+        cloud = PointCloud.from_points(far, (*'xyz',), (np.float64,) * 3)
+        cloud.save(tmp_path / name, Encoding.ASCII if name == 'text.pcd' else Encoding.BINARY)
+        if name == 'text.pcd':  # digits that its float32 would lose
+            text = (tmp_path / name).read_text().replace('SIZE 8 8 8', 'SIZE 4 4 4')
+            (tmp_path / name).write_text(text)
+    elif name.endswith('.ply'):
+        kind = 'float' if name == 'single.ply' else 'double'
+        axes = ''.join(f'property {kind} {axis}\n' for axis in 'xyz')
         rows = '\n'.join(' '.join(map(repr, row)) for row in far.tolist())
         header = f'ply\nformat ascii 1.0\nelement vertex 63\n{axes}end_header\n'
         (tmp_path / name).write_text(header + rows)
@@ -80,6 +87,15 @@ def test_a_cloud_far_from_the_origin_keeps_its_shape(tmp_path, points, name):
     back = read_points(tmp_path / name)
     np.testing.assert_allclose(back - 1e9, points, atol=1e-6)
     np.testing.assert_array_equal(encode_points(back), encode_points(points))
+
+
+@pytest.mark.parametrize('name', ['a.npy', 'binary.pcd', 'binary_compressed.pcd', 'a.ply'])
+def test_a_shape_that_is_lost_in_float32_is_refused(tmp_path, points, name):
+    write(tmp_path / name, points + np.float32(1000))
+    read_points(tmp_path / name)
+    write(tmp_path / name, points + np.float32(4.6e6))
+    message = 'must be near the origin to keep its shape in float32, got coordinates up to 46000'
+    refuses_input(message, read_points, tmp_path / name)
 
 
 def test_a_pcd_file_that_ends_between_two_points_is_refused(tmp_path, points):

@@ -1,6 +1,8 @@
 """Files as sequences of bytes."""
 
+import bz2
 import gzip
+import lzma
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from mmengine.registry import DATASETS
 
 from aft_mm.datasets import TextFile
 from aft_mm.datasets.texts import SPLITS, PlainFile, take_split
+
+from ..errors import refuses_input
 
 SIZE = 1009
 
@@ -91,6 +95,38 @@ def test_gzip_holds_the_same_and_serves_where_the_file_is_missing(path, tmp_path
         packed = TextFile(str(tmp_path / name), 'val', 9)
         np.testing.assert_array_equal(packed.data, plain.data[:])
     assert isinstance(plain.data, PlainFile) and isinstance(packed.data, np.ndarray)
+
+
+@pytest.mark.parametrize('pack', [gzip.compress, lzma.compress])
+@pytest.mark.parametrize('name', ['a', 'a.txt', 'a.gz', 'a.xz'])
+def test_what_is_packed_is_seen_by_its_first_bytes(path, tmp_path, content, pack, name):
+    (tmp_path / name).write_bytes(pack(content.tobytes()))
+    packed = TextFile(str(tmp_path / name), 'val', 9)
+    np.testing.assert_array_equal(packed.data, TextFile(path, 'val', 9).data[:])
+
+
+@pytest.mark.parametrize(
+    ('data', 'kind'),
+    [
+        (b'PK\3\4' + bytes(900), 'zip'),
+        (bz2.compress(b'text', 1), 'bzip2'),
+        (b"7z\xbc\xaf'\x1c" + bytes(900), '7z'),
+        (('𝄞 ' * 500).encode('utf-16'), 'UTF-16'),
+        (b'\xfe\xff' + 'Größe'.encode('utf-16-be'), 'UTF-16'),
+    ],
+)
+def test_what_is_packed_otherwise_is_refused(tmp_path, data, kind):
+    for content, found in ((data, kind), (gzip.compress(data), f'{kind} in gzip')):
+        (tmp_path / 'a').write_bytes(content)
+        message = f"^data_file '.*/a' must be plain bytes .* gzip or xz, got {found}$"
+        refuses_input(message, TextFile, str(tmp_path / 'a'), context_length=9)
+
+
+@pytest.mark.parametrize('first', [b'\xff\xfe', b'\xfe\xff', b'PK', b'BZh9', b'\x1f\x8b', b'7z'])
+def test_any_other_bytes_are_read_as_they_are(tmp_path, content, first):
+    (tmp_path / 'a').write_bytes(first + content.tobytes())
+    data = TextFile(str(tmp_path / 'a'), context_length=9, split_ratio=(1, 0, 0)).data
+    assert data[:].tobytes() == first + content.tobytes()
 
 
 def test_a_sample_is_a_tensor_of_its_own(path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aft_mm.datasets import read_transcripts
+from aft_mm.datasets import KaldiFeatures, read_transcripts
 from aft_mm.tokenizers import TextUnits, read_lexicon
 
 
@@ -45,6 +45,9 @@ def test_characters():
         (b'<s> YES NO </s> (a-1)\n(b)\n', {'a-1': 'YES NO', 'b': ''}),
         (b'\xef\xbb\xbfa yes\r\nb no\r\n', {'a': 'yes', 'b': 'no'}),
         (b'a \xff yes\n', {'a': '\ufffd yes'}),
+        (b'u1 hello (laughter)\nu2 bye\n', {'u1': 'hello (laughter)', 'u2': 'bye'}),
+        (b'u1 (a)\nu2 (b)\nu3 c\nu4 d\n', {'u1': '(a)', 'u2': '(b)', 'u3': 'c', 'u4': 'd'}),
+        (b'u1 (noise)\nu2 (noise)\n', {'u1': '(noise)', 'u2': '(noise)'}),
     ],
 )
 def test_formats(tmp_path, content, texts):
@@ -59,7 +62,9 @@ def test_formats(tmp_path, content, texts):
         (b'', 'has no utterance'),
         (b'\n\n', 'has no utterance'),
         (b'a yes\nb no\na no\n', "line 3 of .* repeats the utterance 'a'"),
-        (b'YES (a)\nNO\n', 'line 2 of .* must end with an id in brackets'),
+        (b'YES (a)\nNO\nNO (b)\n', 'line 2 of .* must end with an id in brackets, as most'),
+        (b'YES\nNO (a)\nNO (b)\n', 'line 1 of .* must end with an id in brackets'),
+        (b'YES (a)\nNO (b)\nYES (a)\n', "line 3 of .* repeats the utterance 'a'"),
     ],
 )
 def test_files_without_use_are_refused(tmp_path, content, sentence):
@@ -67,3 +72,10 @@ def test_files_without_use_are_refused(tmp_path, content, sentence):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=sentence):
         read_transcripts(str(path))
+
+
+def test_a_text_of_kaldi_may_end_in_brackets_in_every_line(tmp_path):
+    (tmp_path / 'text').write_text('u1 yes (a)\nu2 no (b)\n')
+    (tmp_path / 'feats.scp').write_text('u1 x.ark:0\nu2 x.ark:0\n')
+    data = KaldiFeatures(str(tmp_path), units=dict(symbols='abc'), lazy_init=True, pipeline=[])
+    assert [found[::2] for found in data.find()] == [('u1', 'yes (a)'), ('u2', 'no (b)')]

@@ -249,6 +249,24 @@ def test_frames_are_stacked_and_masked():
     assert (none == 1).all() and not kept.all()
 
 
+@pytest.mark.parametrize(
+    ('shape', 'options'),
+    [
+        ((50, 13), dict(band=27, num_spans=0)),
+        ((50, 4), dict(band=8, num_spans=0)),
+        ((50, 3), dict(num_bands=5, band=9, num_spans=0)),
+        ((7, 40), dict(num_bands=0, span=100, most=1.0)),
+        ((20, 40), dict(num_bands=0, num_spans=10, span=40, most=0.9)),
+    ],
+)
+def test_masks_wider_than_an_utterance_leave_some_of_it(shape, options):
+    torch.manual_seed(0)
+    ones = np.ones(shape, np.float32)
+    step = speech.SpecAugment(**options)
+    kept = [step.transform(dict(features=ones))['features'] for _ in range(300)]
+    assert min(one.sum() for one in kept) > 0
+
+
 def test_archives_of_kaldi(tmp_path, monkeypatch):
     kaldi = pytest.importorskip('kaldi_native_io', reason='it writes and reads the archives')
     rng = np.random.default_rng(0)
@@ -326,6 +344,27 @@ def test_cepstra_of_sphinx(tmp_path, pack):
     assert all(
         1 not in data.get_data_info(i)['units'] for data in (train, test) for i in range(len(data))
     )
+
+
+@pytest.mark.parametrize(
+    ('width', 'lengths', 'said'),
+    [
+        (39, range(20, 40), 'may have 39 values per frame, as the lengths of all 20 files are'),
+        (26, range(20, 50), 'may have 26 values per frame'),
+        (13, range(20, 60), None),
+        (39, [*range(20, 39), 20, 20], None),  # few lengths, as cut recordings have
+    ],
+)
+def test_wide_frames_of_sphinx_are_said(tmp_path, log, width, lengths, said):
+    names = [f'u{index}' for index in range(len(lengths))]
+    for name, length in zip(names, lengths, strict=True):
+        data = struct.pack('>i', width * length) + bytes(4 * width * length)
+        (tmp_path / f'{name}.mfc').write_bytes(data)
+    (tmp_path / 'ids').write_text('\n'.join(names))
+    (tmp_path / 'texts').write_text(''.join(f'no ({name})\n' for name in names))
+    settings = dict(features='.', units=UNITS, pipeline=[LOAD, PACK])
+    SphinxFeatures(str(tmp_path), 'ids', 'texts', **settings).full_init()
+    assert [said in line for line in log] == [True] if said else not log
 
 
 def test_recordings_of_digits_are_split_by_their_number(tmp_path, monkeypatch):

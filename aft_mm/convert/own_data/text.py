@@ -3,7 +3,7 @@ from pathlib import Path
 
 from aft_mm.config.texts import literal
 from aft_mm.errors import UserError
-from aft_mm.packed import MAX_RATIO, read_packed
+from aft_mm.packed import MAX_RATIO, packed_as, read_packed
 
 from .parts import OwnData
 
@@ -15,7 +15,7 @@ def text(path: Path, share: float, seed: int) -> OwnData:
     if not path.is_file():
         raise UserError(f'text {str(path)!r} must be one file; join several with `cat`')
     try:
-        if path.suffix == '.gz':
+        if packed_as(path, 'text') is not None:
             data = read_packed(path, MAX_RATIO * path.stat().st_size, 'text')
         else:
             data = path.read_bytes()

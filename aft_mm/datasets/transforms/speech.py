@@ -159,6 +159,8 @@ class Moments:
 class SpecAugment(Transform):
     """Set random bands of bins and spans of frames to 0 (arXiv 1904.08779).
 
+    All bands together leave some bins, and all spans some frames: of n, none is wider than 1 / n.
+
     Args:
         num_bands: Number of bands.
         band: Largest width of a band [bins], F in the paper.
@@ -181,13 +183,14 @@ class SpecAugment(Transform):
             check_int(f'{name} of SpecAugment', value, 0)
         check_probability('most of SpecAugment', most)
         # axes of [T, F]
-        self.masks = [(1, band, 1.0)] * num_bands + [(0, span, most)] * num_spans
+        bands = [(1, band, 1 / max(num_bands, 1))] * num_bands
+        self.masks = bands + [(0, span, min(most, 1 / max(num_spans, 1)))] * num_spans
 
     def transform(self, results: dict) -> dict:
         features = results['features'].copy()
         for axis, width, share in self.masks:
             size = features.shape[axis]
-            width = width if share == 1 else min(width, int(size * share))
+            width = min(width, int(size * share))
             if width >= 1:
                 length = torch.rand(1) * width
                 start = int(torch.rand(1) * (size - length))
