@@ -78,6 +78,13 @@ def test_kinds_of_a_command():
         main(['plot', 'keys', 'quickstart', 'no.pth', 'a.png', '--out', 'a.txt'])
 
 
+def test_a_picture_does_not_replace_an_image_that_it_shows(here):
+    (here / 'a.png').write_bytes(b'mine')
+    words = ['plot', 'keys', 'quickstart', 'no.pth', './a.png', '--out', 'a.png']
+    stops("^Error: --out must not replace data, got 'a.png', a file that the", main, words)
+    assert (here / 'a.png').read_bytes() == b'mine'
+
+
 @pytest.mark.parametrize('words', [['tran'], ['--no'], ['--', 'train', 'quickstart'], []])
 def test_what_is_no_command_is_refused(words, capsys):
     with pytest.raises(SystemExit) as end:

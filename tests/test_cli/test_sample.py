@@ -155,3 +155,21 @@ def test_an_unwritable_out_is_rejected_before_sampling(
     with pytest.raises(SystemExit, match=f"^Error: --out '{wrong}' cannot be written: (Is|Not) a"):
         sample(*untrained[kind], '--out', out, *words)
     assert len(list(tmp_path.iterdir())) <= 2
+
+
+@pytest.mark.parametrize(
+    ('kind', 'options', 'out', 'source'),
+    [
+        ('text', [], 'text.txt', 'text.txt'),
+        ('text', [], 'link.txt', 'text.txt'),
+        ('pixels', ['train_dataloader.dataset.data_root=own'], 'own/cat/1.png', 'own/cat/1.png'),
+    ],
+)
+def test_data_of_the_config_is_kept(sample, untrained, tmp_path, kind, options, out, source):
+    (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / source).write_bytes(b'mine')
+    (tmp_path / 'link.txt').symlink_to('text.txt')
+    words = '--cfg-options', *options
+    message = f"^Error: --out must not replace data, got '{out}', .* that the command reads$"
+    stops(message, sample, *untrained[f'tiny_{kind}'], '--out', out, *(words if options else ()))
+    assert (tmp_path / source).read_bytes() == b'mine'

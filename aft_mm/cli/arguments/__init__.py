@@ -192,7 +192,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_picture(args: argparse.Namespace) -> None:
     if args.out:
-        check_output('--out', args.out, PICTURES)
+        check_output('--out', args.out, PICTURES, getattr(args, 'images', ()))
     check_int('--dpi', args.dpi, 1, MAX_DPI)
     if getattr(args, 'csv', None):
         check_output('--csv', args.csv, ('.csv',))
