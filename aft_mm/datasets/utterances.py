@@ -49,7 +49,8 @@ def read_transcripts(path: str) -> tuple[dict[str, str], list[str]]:
                 f'line {number} of transcripts {path!r} must have at most {LONGEST_LINE:,} bytes, '
                 f'got {len(raw):,}'
             )
-        line = raw.decode('utf-8-sig', errors='replace').strip()
+        whole = raw.decode('utf-8-sig', errors='replace').lstrip()
+        line = whole.rstrip()
         if not line:
             empty.append(number)
             continue
@@ -62,9 +63,9 @@ def read_transcripts(path: str) -> tuple[dict[str, str], list[str]]:
                 f'line {number} of transcripts {path!r} must end with an id in brackets, as the '
                 'first line does'
             )
-        name, text = parts if parts else line.partition(' ')[::2]
-        if '\t' in name:
-            name, _, text = line.partition('\t')
+        # An id before a tab may have spaces.
+        name, text = parts or line.partition('\t' if '\t' in whole else ' ')[::2]
+        name = name.rstrip()
         if len(name) > LONGEST_ID or '\0' in name:
             raise ValueError(
                 f'line {number} of transcripts {path!r} must have an id of at most {LONGEST_ID} '
@@ -105,7 +106,7 @@ def first_of(items: Sequence) -> str:
     return ', '.join(map(str, items[:MOST_NAMED])) + (', …' if len(items) > MOST_NAMED else '')
 
 
-SOUND = ('.wav', '.flac', '.ogg')
+SOUND = ('.wav', '.flac', '.ogg', '.mp3', '.opus', '.aif', '.aiff', '.au', '.w64')
 
 
 class Utterances(FileDataset):
@@ -282,7 +283,7 @@ def _check_both(path: str, what: str, files: set[str], texts: set[str]) -> None:
 
 @DATASETS.register_module()
 class SpeechFolder(Utterances):
-    """A folder of WAV, FLAC or OGG files, with subfolders, and one file of transcripts.
+    """A folder of sound files (:data:`SOUND`), with subfolders, and one file of transcripts.
 
     An id is the name of the file, or its path in the folder, without suffix.
 
