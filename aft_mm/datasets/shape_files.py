@@ -6,7 +6,7 @@ from pathlib import Path
 _PLY_HEADER = re.compile(rb'ply\s.*?\nend_header\r?\n', re.S)
 _PLY_ELEMENT = re.compile(rb'^element\s+\S+\s+(\d{1,18})\s*$', re.M)
 _OFF = re.compile(r'\s*\w*OFF\s*(\d{1,18})[ \t]+(\d{1,18})[^\n]*')
-_OBJ_ZERO = re.compile(rb'^[ \t]*f(?:[ \t]+\S+)*?[ \t]+0(?:[/\s]|\Z)', re.M)
+_OBJ_ZERO = re.compile(rb'^[ \t]*f[^\n#]*[ \t]0(?:[/\s]|\Z)', re.M)
 _OBJ_COMMA = re.compile(rb'^[ \t]*v[ \t][^\n#]*[,;]', re.M)
 _OBJ_SHORT = re.compile(rb'^[ \t]*f(?:[ \t]+\S+){0,2}[ \t\r]*$', re.M)
 
@@ -68,13 +68,15 @@ def _obj(data: bytes) -> str:
 
 
 def _stl(data: bytes) -> str:
+    announced = int.from_bytes(data[80:84], 'little')
+    found = max(0, len(data) - 84) / 50
+    if found == announced:
+        return ''
     if data.lstrip()[:5].lower() == b'solid' and b'\0' not in data[:512]:
         lines = data.rsplit(b'\n', 3)
         is_whole = any(line.strip().lower().startswith(b'endsolid') for line in lines[-3:])
         return '' if is_whole else 'it does not end with endsolid'
-    announced = int.from_bytes(data[80:84], 'little')
-    found = max(0, len(data) - 84) / 50
-    return '' if found == announced else f'{announced} triangles announced, {found:.6g} found'
+    return f'{announced} triangles announced, {found:.6g} found'
 
 
 _CHECKS = {'.ply': _ply, '.off': _off, '.obj': _obj, '.stl': _stl}
