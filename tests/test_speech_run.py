@@ -169,6 +169,7 @@ class TestUse:
         for more, message in (
             (['--num-best', '9'], '--num-best must be at most the beam size 3, got 9'),
             (['--transcript', 'a'], '--transcript needs --picture'),
+            (['--picture', 'a.png', '--transcript', '\udce4'], '--transcript must be valid UTF-8'),
             (['--batch-size', '0'], '--batch-size must be an int, 1 or larger'),
         ):
             with pytest.raises(SystemExit, match=message):

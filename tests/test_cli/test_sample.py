@@ -121,6 +121,7 @@ class TestClouds:
             ('text', f'a.txt --greedy {words}', f'{words[:-2]} and --greedy cannot be combined')
             for words in ('--temperature 1', '--top-k 1', '--top-p 1', '--seed 0')
         ),
+        ('text', "a.txt --prompt '\udce4bc'", r"prompt must be valid UTF-8, got '\\udce4bc'$"),
         ('text', 'a.txt --prompt ""', 'prompt must be a str of at least one'),
     ],
 )

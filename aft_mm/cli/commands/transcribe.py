@@ -8,7 +8,7 @@ from mmengine.config import Config
 
 from aft_mm.apis import Recognition, SpeechRecognizer
 from aft_mm.apis.loading import task_of
-from aft_mm.checks import check_int
+from aft_mm.checks import check_encodable, check_int
 from aft_mm.config.reading import read_config
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
@@ -34,6 +34,7 @@ def check_args(args: argparse.Namespace) -> Config:
         )
     if args.transcript is not None and not args.picture:
         raise UserError('--transcript needs --picture, for whose title it is used')
+    check_encodable('--transcript', args.transcript or '')
     if args.picture:
         check_output('--picture', args.picture, PICTURES)
     return config
