@@ -3,16 +3,18 @@
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
 from mmengine.config import Config
 from packaging.requirements import Requirement
 
+from aft_mm.cli.arguments import choose_weights
 from aft_mm.cli.commands import copy_config
 from aft_mm.cli.commands.doctor import broken_imports, problems
 from aft_mm.cli.main import COMMANDS, GROUPS, main, parse_args
-from aft_mm.config.finding import configs_by_name, find_config, install_root
+from aft_mm.config.finding import configs_by_name, find_config, install_root, trained_models
 from aft_mm.config.reading import READ
 from aft_mm.errors import UserError
 
@@ -210,6 +212,7 @@ class TestNames:
             ('fotos.py', r'; did you mean photos\.py\?'),
             ('own/foto', r'; did you mean own/photos\.py\?'),
             ('fotos', '; did you mean (?!photos.py)'),
+            *((name, rf'; did you mean {name}\.py\?') for name in ('photos', 'own/photos')),
         ],
     )
     def test_close_names_are_suggested(self, name, hint, tmp_path, monkeypatch):
@@ -221,6 +224,13 @@ class TestNames:
             find_config(name)
         assert re.match(f'config {name!r} does not exist{hint}', str(error.value))
         stops('^Error: config', main, ['test', name, 'a.pth'])
+
+
+@pytest.mark.parametrize('given', ['a.pth', 'run/last_checkpoint'])
+def test_a_checkpoint_is_no_input(given):
+    args = Namespace(checkpoint=given, files=['a.wav'])
+    choose_weights(args, next(iter(trained_models())))
+    assert (args.checkpoint, args.files) == (given, ['a.wav'])
 
 
 def test_a_shell_completes_configs(monkeypatch, tmp_path):

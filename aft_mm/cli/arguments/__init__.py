@@ -13,8 +13,8 @@ from aft_mm.outputs import MAX_DPI, PICTURES, check_output
 
 #: Value of ``--resume`` without a path; no file can have this name.
 LATEST = '\0latest'
-#: Ends of the names of checkpoints and exported files.
-WEIGHTS = ('.pth', '.pt', '.safetensors', '.onnx', '.xml', '.pt2')
+#: Ends of the names of checkpoints, of the file that names one, and of exported files.
+WEIGHTS = ('.pth', '.pt', '.safetensors', 'last_checkpoint', '.onnx', '.xml', '.pt2')
 #: Help text of the selection of layers or heads.
 LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
 
