@@ -23,7 +23,8 @@ def read_packed(path: Path, most: int, name: str) -> bytes:
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise UserError(f'{name} {quoted(path)} is not a whole {kind} file: {error}') from error
     if len(data) > most:
+        reason = f', {MAX_RATIO} times its size' if most == MAX_RATIO * path.stat().st_size else ''
         raise UserError(
-            f'{name} {quoted(path)} must have at most {most:,} bytes when decompressed, got more'
+            f'{name} {quoted(path)} must have at most {most:,} bytes when decompressed{reason}, got more'
         )
     return data
