@@ -109,6 +109,14 @@ def check_text(name: str, value: Any) -> None:
         refuse(name, 'a string that is not empty', value)
 
 
+def check_encodable(name: str, value: str) -> None:
+    """Check for a text without lone surrogates, which Python makes of other bytes on a command line."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        refuse(name, 'valid UTF-8', value)
+
+
 def check_path(name: str, value: Any) -> None:
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         refuse(name, 'the path of a file or folder', value)

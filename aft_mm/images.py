@@ -182,14 +182,19 @@ def _contains(link: str, folder: str) -> bool:
     )
 
 
-def not_read(others: Mapping[str, str]) -> str:
-    """Return a sentence on the pictures that :func:`find_images` found and nobody reads, '' without."""
+def not_read(others: Mapping[str, str], advice: str = '') -> str:
+    """Return a sentence on the files that were found and nobody reads, '' without.
+
+    Args:
+        others: Their kinds by their paths, such as those of :func:`find_images`.
+        advice: What to do; by default for pictures.
+    """
     if not others:
         return ''
     kinds = Counter(others.values())
     files = counted(len(others), 'file') + (' was' if len(others) == 1 else ' were')
     which = ', '.join(f'{kind} ({number:,})' for kind, number in kinds.most_common())
-    return f'{files} not read: {which}, first {next(iter(others))!r}; {_advice(kinds)}'
+    return f'{files} not read: {which}, first {next(iter(others))!r}; {advice or _advice(kinds)}'
 
 
 def _advice(kinds: Collection[str]) -> str:

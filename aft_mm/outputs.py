@@ -1,5 +1,5 @@
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -12,8 +12,21 @@ MAX_DPI = 2400
 _DESCRIPTORS = '/proc/self/fd'
 
 
-def check_writable(name: str, paths: Sequence[str]) -> None:
-    """Check that files can be written; create their folders, and raise a UserError with `name`."""
+def check_kept(name: str, paths: Iterable[str | Path], reads: Iterable[str | Path]) -> None:
+    """Raise a UserError if an output file is one of the files, or in a folder, that a command reads."""
+    sources = list(map(Path, filter(os.path.exists, reads)))
+    for path in map(Path, filter(os.path.isfile, paths)):
+        for source in sources:
+            if path.samefile(source) or source.resolve() in path.resolve().parents:
+                where = f'in the folder {str(source)!r}' if source.is_dir() else 'a file'
+                raise UserError(
+                    f'{name} must not replace data, got {str(path)!r}, {where} that the command reads'
+                )
+
+
+def check_writable(name: str, paths: Sequence[str], reads: Iterable[str | Path] = ()) -> None:
+    """Check that files can be written, and :func:`check_kept`; create folders, raise a UserError."""
+    check_kept(name, paths, reads)
     for path in map(Path, paths):
         try:
             existed = path.exists()
@@ -30,10 +43,12 @@ def check_suffix(name: str, path: str | os.PathLike, suffixes: Sequence[str]) ->
         raise UserError(f'{name} must end in {" or ".join(suffixes)}, got {os.fspath(path)!r}')
 
 
-def check_output(name: str, path: str | os.PathLike, suffixes: Sequence[str]) -> None:
+def check_output(
+    name: str, path: str | os.PathLike, suffixes: Sequence[str], reads: Iterable[str | Path] = ()
+) -> None:
     """Raise a UserError unless an output file has one of the suffixes and can be written."""
     check_suffix(name, path, suffixes)
-    check_writable(name, [os.fspath(path)])
+    check_writable(name, [os.fspath(path)], reads)
 
 
 def numbered(path: str, num: int) -> list[str]:

@@ -66,8 +66,9 @@ def read_packed(path: Path, most: int, name: str) -> bytes:
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise UserError(f'{name} {quoted(path)} is not a whole {kind} file: {error}') from error
     if len(data) > most:
+        reason = f', {MAX_RATIO} times its size' if most == MAX_RATIO * path.stat().st_size else ''
         raise UserError(
-            f'{name} {quoted(path)} must have at most {most:,} bytes when decompressed, got more'
+            f'{name} {quoted(path)} must have at most {most:,} bytes when decompressed{reason}, got more'
         )
     if inner := _kind_of(data[:_HEAD]):
         raise _another_kind(path, name, f'{inner} in {kind}')

@@ -4,6 +4,7 @@ import pickle
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,6 +131,19 @@ def test_a_failed_download_keeps_no_process_waiting(local_rank, monkeypatch, tmp
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=re.escape(f"'{tmp_path}/no.pth' does not exist")):
         load_from_local(f'{tmp_path}/no.pth')
+
+
+def test_the_file_that_names_the_last_checkpoint_is_followed(here):
+    torch.save(dict(state_dict={}, meta=dict(iter=3)), 'iter_3.pth')
+    Path('run').mkdir()
+    for named in ('iter_3.pth', 'run/iter_3.pth', f'{here}/moved/iter_3.pth'):
+        Path('run/last_checkpoint').write_text(f'{named}\n')
+        assert load_from_local('run/last_checkpoint')['meta']['iter'] == 3
+        torch.save(dict(state_dict={}, meta=dict(iter=3)), 'run/iter_3.pth')
+    Path('run/last_checkpoint').write_text('iter_9.pth')
+    message = "checkpoint 'iter_9.pth', named by 'run/last_checkpoint', does not exist"
+    with pytest.raises(FileNotFoundError, match=message):
+        load_from_local('run/last_checkpoint')
 
 
 def test_importing_the_package_does_nothing():

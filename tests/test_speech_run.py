@@ -1,6 +1,7 @@
 """Speech recognition: training, one and two processes, recognition."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ class TestUse:
         plain.dump(trained / 'plain.py')
         return SpeechRecognizer(str(trained / 'plain.py'), trained / 'epoch_3.pth', device='cpu')
 
-    def test_a_list_is_recognised_like_single_files(self, recognizer, files):
+    def test_a_list_is_recognised_like_single_files(self, recognizer, files, monkeypatch):
         together = recognizer(files, beam_size=4, batch_size=3)
         for path, found in zip(files, together, strict=True):
             alone = recognizer(path, beam_size=4)
@@ -110,6 +111,8 @@ class TestUse:
             scores = [score for _, score in found.alternatives]
             assert scores == sorted(scores, reverse=True) and len(scores) == 4
         assert recognizer.seconds_per_frame == pytest.approx(0.02)
+        monkeypatch.setattr(recognizer.units, 'decode', lambda units: 'a b ')
+        assert recognizer(files[0]).text == 'a b'
 
     def test_bad_files_are_named(self, recognizer, files, tmp_path):
         import soundfile
@@ -144,6 +147,17 @@ class TestUse:
         expected = [[path, recognizer(path).text] for path in files]
         expected.insert(1, [words[3], ''])
         assert lines == expected and picture.stat().st_size > 5000
+        assert f'written to {picture}\n' in err
+
+        picture.unlink()
+        tabbed = folder / 'a\tb.wav'
+        shutil.copy(files[0], tabbed)
+        with pytest.raises(SystemExit):
+            tool('transcribe').main([*words[:2], words[3], str(tabbed), '--picture', str(picture)])
+        out, err = capsys.readouterr()
+        assert f'{picture} is not written, because the first file cannot be read' in err
+        assert not picture.exists()  # it would show another file
+        assert out.splitlines()[1] == f'{str(tabbed)!r}\t{recognizer(files[0]).text}'
 
         tool('transcribe').main([*words[:3], '--num-best', '3', '--beam-size', '4'])
         lines = [line.split('\t') for line in capsys.readouterr().out.splitlines()]
@@ -155,6 +169,7 @@ class TestUse:
         for more, message in (
             (['--num-best', '9'], '--num-best must be at most the beam size 3, got 9'),
             (['--transcript', 'a'], '--transcript needs --picture'),
+            (['--picture', 'a.png', '--transcript', '\udce4'], '--transcript must be valid UTF-8'),
             (['--batch-size', '0'], '--batch-size must be an int, 1 or larger'),
         ):
             with pytest.raises(SystemExit, match=message):

@@ -14,8 +14,9 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from aft_mm.checks import check_int
-from aft_mm.config.reading import read_config
+from aft_mm.config.reading import data_sources, read_config
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
+from aft_mm.outputs import check_kept
 from aft_mm.tokenizers import decode_points
 from aft_mm.visualization import draw_header, draw_point_clouds
 from aft_mm.visualization.figures import class_colours, new_figure, plain
@@ -242,6 +243,7 @@ def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
         check_int('--seed', args.seed, 0)
         config = read_config(args.config)
+        check_kept('--out', [args.out], data_sources(config))
         load_annotations_first(config, args.split)
         dataset = build_dataset(config, args.split)
         set_random_seed(args.seed)

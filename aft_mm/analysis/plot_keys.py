@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
                 mixers['pooling'] = module
         samples = samples_for(network.config, args.images, args.num)
         paths = numbered(args.out, len(samples))
-        check_writable('--out', paths)
+        check_writable('--out', paths, args.images)
         for path, sample in zip(paths, samples, strict=True):
             maps = keys_of(network, mixers, network_inputs(network.model, [sample]))
             image, small = (

@@ -7,7 +7,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from aft_mm.checks import check_int
+from aft_mm.checks import check_encodable, check_int
 from aft_mm.errors import UserError
 from aft_mm.visualization import (
     check_image_shape,
@@ -197,6 +197,8 @@ class TextGenerator:
                 f'{name} must be a str of at least one character, or a list of such, '
                 f'got {text!r}{hint}'
             )
+        for part in texts:
+            check_encodable(name, part)
         return texts
 
     def _length(self, longest: int, num_chars: int | None) -> int:

@@ -119,7 +119,7 @@ class SpeechRecognizer:
             for rows, sample in zip(log_probs, part, strict=True):
                 rows = rows[: len(sample['inputs'])]
                 candidates = [
-                    (self.units.decode(one.units), one.score)
+                    (self.units.decode(one.units).strip(), one.score)
                     for one in self.model.decode(rows, beam_size, self.lexicon)
                 ]
                 yield Recognition(*candidates[0], tuple(candidates), rows.numpy())

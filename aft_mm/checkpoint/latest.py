@@ -16,7 +16,7 @@ from aft_mm.checks import check_int
 from aft_mm.errors import UserError
 from aft_mm.outputs import write_whole
 
-from .loading import load_from_local
+from .loading import POINTER, load_from_local
 
 #: `backend_args` of mmengine for :func:`aft_mm.outputs.write_whole`.
 ATOMIC_BACKEND = dict(backend='aft_mm.AtomicFileBackend')
@@ -32,7 +32,6 @@ class AtomicFileBackend(LocalBackend):
 register_backend(ATOMIC_BACKEND['backend'], AtomicFileBackend, force=True)
 
 
-POINTER = 'last_checkpoint'
 # The best weights are saved without optimizer.
 _NAME = re.compile(r'(?!best_)(\w*_)(\d+)\.pth')
 

@@ -30,6 +30,8 @@ from .plain_types import restored_hub
 from .safe_unpickler import Refused, read_archive
 from .safetensors import SUFFIX, read_safetensors
 
+#: Text file in a work dir, which names the newest checkpoint.
+POINTER = 'last_checkpoint'
 # torch.hub's file names: NAME-<first digits of the sha256>.pth
 _HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+$')
 # pip's addresses: ADDRESS#sha256=<all digits>
@@ -43,6 +45,7 @@ _TIMEOUT = 60  # seconds without a byte
 MAX_SECONDS = 'AFT_MM_DOWNLOAD_SECONDS', 3600
 MAX_BYTES = 'AFT_MM_DOWNLOAD_BYTES', 20 * 10**9
 _BLOCK = 2**20  # bytes
+_LONGEST_PATH = 4096
 
 
 def _load(filename: str, map_location: Any) -> dict:
@@ -91,8 +94,9 @@ def _unexpected(checkpoint: Any) -> str:
 def load_from_local(filename: str, map_location: Any = None) -> dict:
     """Load weights and mmengine's training state from a checkpoint file.
 
-    ``.safetensors`` is read as such, other files as those of torch.save. No code of the file is
-    run, checksums are verified, and memory is limited by the file size.
+    ``.safetensors`` is read as such, other files as those of torch.save, and of ``last_checkpoint``
+    the file that it names. No code of the file is run, checksums are verified, and memory is
+    limited by the file size.
 
     Args:
         map_location: Device of the tensors, by default the CPU.
@@ -105,8 +109,14 @@ def load_from_local(filename: str, map_location: Any = None) -> dict:
         pickle.UnpicklingError: The file asks for other objects, is damaged, or holds no dict.
     """
     filename = os.path.expanduser(filename)
+    origin = ''
+    if os.path.basename(filename) == POINTER and os.path.isfile(filename):
+        origin = f', named by {filename!r},'
+        named = Path(filename).read_text(errors='replace')[:_LONGEST_PATH].strip()
+        moved = os.path.join(os.path.dirname(filename), os.path.basename(named))
+        filename = moved if os.path.isfile(moved) else named  # with its folder
     if not os.path.isfile(filename):
-        raise FileNotFoundError(f'checkpoint {filename!r} does not exist')
+        raise FileNotFoundError(f'checkpoint {filename!r}{origin} does not exist')
     return _load(filename, map_location)
 
 

@@ -85,12 +85,13 @@ def our_config(name: str) -> Path:
     matching = {other: path for other, path in known.items() if path.parent.name.startswith(folder)}
     if bare in matching:
         return matching[bare]
-    # A name that ends in .py may be a missing file.
-    parts = [] if name.endswith('.py') else [other for other in matching if bare in other]
+    # A name that ends in .py may be a missing file; of one that lacks it, the file is meant.
+    own = [f'{name}.py'] if os.path.isfile(f'{name}.py') else []
+    parts = [] if own or name.endswith('.py') else [other for other in matching if bare in other]
     parts.sort(key=lambda other: (not other.startswith(bare), other))
     if len(parts) == 1:
         return matching[parts[0]]
-    close = parts or _files_like(name) or similar_names(bare, known)
+    close = own or parts or _files_like(name) or similar_names(bare, known)
     shown = f'{", ".join(close[:3])}{" …" if len(close) > 3 else ""}'
     if os.path.lexists(name):
         problem = 'must be a Python file, got a folder' if os.path.isdir(name) else 'is not a file'

@@ -361,25 +361,8 @@ def _check_files(dataset: ConfigDict, key: str) -> None:
         _check_files(part, f'{key}.datasets.{index}')
     if dataset.get('download'):
         return
-    root = dataset.get('data_root') or ''
-    prefix = dataset.get('data_prefix') or ''
-    if not prefix and dataset.type.endswith('ImageNet'):
-        prefix = dataset.get('split') or ''
-    prefixes = prefix.values() if isinstance(prefix, dict) else [prefix]
-    files = [dataset.get(name) or '' for name in ('data_file', 'source_file', 'target_file')]
-    # A compressed text is also found.
-    files = [
-        f'{path}.gz' if path and not os.path.exists(path) and os.path.exists(f'{path}.gz') else path
-        for path in files
-    ]
-    for source in [
-        root,
-        *(os.path.join(root, path) for path in prefixes),
-        os.path.join(root, dataset.get('ann_file') or ''),
-        *files,
-    ]:
-        if not source or '://' in source:
-            continue
+    root, prefix, sources = _sources(dataset)
+    for source in sources:
         missing = not os.path.exists(source)
         if missing or (os.path.isdir(source) and not os.listdir(source)):
             folder = os.environ.get('AFT_MM_DATA', 'data')
@@ -402,6 +385,39 @@ def _check_files(dataset: ConfigDict, key: str) -> None:
         warning = check_masks(key, root, dataset)
         if warning:
             warn(f'{key}: {warning}')
+
+
+def data_sources(cfg: Config) -> list[str]:
+    """Return the files and folders that the data sets of a config read."""
+    loaders = [cfg.get(f'{split}_dataloader') or {} for split in ('train', 'val', 'test')]
+    datasets = [loader['dataset'] for loader in loaders if 'dataset' in loader]
+    found: list[str] = []
+    for dataset in datasets:  # grows by those in wrappers
+        datasets += [dataset['dataset']] if 'dataset' in dataset else dataset.get('datasets', ())
+        found += _sources(dataset)[2]
+    return found
+
+
+def _sources(dataset: ConfigDict) -> tuple[str, Any, list[str]]:
+    """Return the root, the prefixes and all files and folders of a data set."""
+    root = dataset.get('data_root') or ''
+    prefix = dataset.get('data_prefix') or ''
+    if not prefix and str(dataset.get('type')).endswith('ImageNet'):
+        prefix = dataset.get('split') or ''
+    prefixes = prefix.values() if isinstance(prefix, dict) else [prefix]
+    files = [dataset.get(name) or '' for name in ('data_file', 'source_file', 'target_file')]
+    # A compressed text is also found.
+    files = [
+        f'{path}.gz' if path and not os.path.exists(path) and os.path.exists(f'{path}.gz') else path
+        for path in files
+    ]
+    sources = [
+        root,
+        *(os.path.join(root, path) for path in prefixes),
+        os.path.join(root, dataset.get('ann_file') or ''),
+        *files,
+    ]
+    return root, prefix, [source for source in sources if source and '://' not in source]
 
 
 def _check_images(key: str, folder: str, dataset: ConfigDict) -> None:

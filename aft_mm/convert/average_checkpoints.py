@@ -15,7 +15,7 @@ def run(args: argparse.Namespace) -> None:
             raise UserError('CHECKPOINT must be two files or more, got one')
         for path in args.checkpoints:
             check_checkpoint(path)
-        check_output('--out', args.out, ('.pth',))
+        check_output('--out', args.out, ('.pth',), args.checkpoints)
         register_safe_loading()
         torch.save(average(args.checkpoints), args.out)
     print(f'{args.out} has the mean of {len(args.checkpoints)} checkpoints')

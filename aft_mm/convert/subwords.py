@@ -43,7 +43,7 @@ def train(files: Sequence[str], vocab_size: int, byte_fallback: bool) -> bytes:
 def run(args: argparse.Namespace) -> None:
     with user_errors(OSError):
         check_int('--vocab-size', args.vocab_size, 1)
-        check_output('--out', args.out, ('.model',))
+        check_output('--out', args.out, ('.model',), args.files)
         with write_whole(args.out) as file:
             file.write(train(args.files, args.vocab_size, args.byte_fallback))
         print(f'wrote {args.vocab_size} subwords to {args.out}')

@@ -1,23 +1,24 @@
 """Point clouds: their files, and data sets by class, with the 55 classes of ShapeNetCore v2."""
 
 import re
+import warnings
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from aft_mm.checks import check_path, check_regular, check_text, is_int
+from aft_mm.checks import check_path, check_regular, check_text, described, is_int
 from aft_mm.errors import UnusableFile, UserError, import_from_extra, quoted, reason_of
+from aft_mm.images import is_hidden, not_read
+from aft_mm.openmmlab import warn
 from aft_mm.registry import DATASETS
 from aft_mm.tokenizers import bounding_cube
 
 from .file_dataset import FileDataset
+from .shape_files import are_numbers, problem_of
 
-LONGEST_HEADER = 1000  # lines
 #: Largest error of a coordinate in float32 [longest edges].
 SHAPE_ERROR = 1e-4
 
@@ -118,22 +119,41 @@ def _read_ply(path: Path) -> np.ndarray:
     cloud = trimesh.load(BytesIO(header + end + body), file_type='ply')
     if not isinstance(cloud, trimesh.PointCloud):
         raise _unreadable(path, 'it is a mesh, which `aft_mm convert shapenet` samples')
-    announced = _announced(path)
-    if announced not in (None, len(cloud.vertices)):
-        raise _unreadable(path, f'{announced} points announced, {len(cloud.vertices)} found')
+    if problem := problem_of(path):
+        raise _unreadable(path, problem)
     # trimesh makes float64 of them.
     return cloud.vertices.astype(np.float32) if _SINGLE.search(header) else cloud.vertices
 
 
-def _announced(path: Path) -> int | None:
+def _read_npy(path: Path) -> np.ndarray:
     with path.open('rb') as file:
-        for line in islice(file, LONGEST_HEADER):
-            words = line.split()
-            if words[:2] == [b'element', b'vertex']:
-                return int(words[2])
-            if words == [b'end_header']:
-                break
-    return None
+        array = np.load(file, allow_pickle=False)
+        if file.read(1):
+            raise _unreadable(path, 'it has more bytes than its header announces')
+    return array
+
+
+def _read_text(path: Path) -> np.ndarray:
+    try:
+        with warnings.catch_warnings(action='ignore'):  # numpy's, about an empty file
+            points = np.loadtxt(path, ndmin=2, encoding='utf-8-sig')
+    except ValueError as error:
+        if problem := _line_problem(path):
+            raise _unreadable(path, problem) from error
+        raise
+    if not points.size:
+        raise _unreadable(path, 'it has no points')
+    return points
+
+
+def _line_problem(path: Path) -> str:
+    with path.open(encoding='utf-8-sig') as file:
+        for number, line in enumerate(file, 1):
+            words = line.partition('#')[0].split()
+            if words and not (len(words) == 3 and are_numbers(words)):
+                row = described(line.strip())
+                return f'line {number} must be three numbers with spaces between, got {row}'
+    return ''
 
 
 _SINGLE = re.compile(rb'(?m)^(property[ \t]+)float(?:32)?([ \t]+[xyz]\b)')
@@ -142,11 +162,11 @@ _PCD_LINE_BYTES = 2**16
 _PCD_VALUES = 4096  # per point
 _PCD_RATIO = 300  # the highest compression of LZF
 _READERS: dict[str, Callable[[Path], np.ndarray]] = {
-    '.npy': partial(np.load, allow_pickle=False),
+    '.npy': _read_npy,
     '.pcd': _read_pcd,
     '.ply': _read_ply,
-    '.pts': partial(np.loadtxt, ndmin=2),
-    '.xyz': partial(np.loadtxt, ndmin=2),
+    '.pts': _read_text,
+    '.xyz': _read_text,
 }
 POINT_SUFFIXES = tuple(_READERS)
 #: Meshes, which `aft_mm convert shapenet` samples.
@@ -277,6 +297,7 @@ class PointClouds(FileDataset):
         classes: Sequence[str] = with_split if self.classes == 'all' else self.classes
         if not classes:
             raise ValueError(f'data_root {str(root)!r} has no folder <class>/{self.split}')
+        others: dict[str, str] = {}
         folders: dict[str, str] = {}
         for name in classes:
             folder = class_folder(name, with_split) or class_folder(name, there)
@@ -291,13 +312,17 @@ class PointClouds(FileDataset):
                     f'both of {folder!r}'
                 )
             folders[folder] = name
-        return [
+        clouds = [
             dict(points_path=str(path), class_name=CLASS_NAMES.get(name, name))
             for folder, name in folders.items()
-            for path in self._files(root / folder / self.split, name)
+            for path in self._files(root / folder / self.split, name, others)
         ]
+        if others:
+            kinds = f'convert to {", ".join(POINT_SUFFIXES[:-1])} or {POINT_SUFFIXES[-1]}'
+            warn(f'data_root {str(root)!r}: {not_read(others, kinds)}')
+        return clouds
 
-    def _files(self, directory: Path, name: str) -> list[Path]:
+    def _files(self, directory: Path, name: str, others: dict[str, str]) -> list[Path]:
         files = sorted(directory.glob('*'))
         clouds = [path for path in files if path.suffix.lower() in POINT_SUFFIXES]
         if not clouds:
@@ -315,4 +340,11 @@ class PointClouds(FileDataset):
                     f'cloud {path.stem!r} of class {name!r} must be one file, got {str(other)!r} and '
                     f'{path.name}'
                 )
+        others |= {
+            str(path.relative_to(self.data_root)): path.suffix.lower() or 'without an ending'
+            for path in files
+            if path.suffix.lower() not in POINT_SUFFIXES
+            and not is_hidden(path.name)
+            and path.is_file()
+        }
         return clouds

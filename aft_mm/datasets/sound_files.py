@@ -25,6 +25,13 @@ MAX_SAMPLES = 2**26  # per channel: 70 minutes at 16 kHz
 MAX_SAMPLE = 2.0**15  # of 16-bit integers that are stored as floats
 MAX_FACTOR = 2**16  # of a resampler, whose filter has 20 times as many taps
 UNKNOWN_LENGTH = 2**63 - 1  # libsndfile's for streamed FLAC
+# libsndfile shortens a cut file silently, but logs the sizes, as `data : 6914 (should be 3435)`. A wrong
+# size of the whole RIFF file loses no sound.
+_SIZES = re.compile(
+    r'^ *(?:data|riff|Riff size|SSND|BODY|Data Size) *: (\d+) \(should be (\d+)\)$', re.M
+)
+_NIST_COUNT = re.compile(rb'\nsample_count -i (\d{1,18})\n')
+LEAST_STREAM = 2**31 - 2**16  # sizes in headers of streams, written before their length is known
 _BLOCK = 2**20  # samples decoded at once
 _FRAMES = 2**14  # frames computed at once
 _ADDRESS = re.compile(r'([^|]+\.ark):([0-9]{1,18})')
@@ -91,9 +98,21 @@ def _opened(path: str) -> Any:
 
     try:
         check_regular(path)
-        return Stream(path)
+        file = Stream(path)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise _unusable(path, f'cannot be read: {reason_of(error)}') from error
+    sizes = [(int(announced), int(found)) for announced, found in _SIZES.findall(file.extra_info)]
+    unit = 'bytes'
+    if file.format == 'NIST':
+        unit = 'samples'
+        with open(path, 'rb') as content:
+            counts = _NIST_COUNT.findall(content.read(1024))
+        sizes = [(int(count), file.frames) for count in counts]
+    for announced, found in sizes:
+        if found + 1 < announced < LEAST_STREAM:  # one byte may be for padding
+            file.close()
+            raise _unusable(path, f'is damaged: {announced} {unit} announced, {found} found')
+    return file
 
 
 def _blocks(path: str, file: Any) -> Iterator[np.ndarray]:

@@ -46,10 +46,11 @@ def read_transcripts(path: str, kaldi: bool = False) -> tuple[dict[str, str], li
     empty, silent = [], []
     texts: dict[str, str] = {}
     lines, damaged = split_lines(Path(path).read_bytes())
-    lines = [line.strip() for line in lines]
+    wholes = [line.lstrip() for line in lines]
+    lines = [line.rstrip() for line in wholes]
     ids = {parts[0] for parts in map(_sphinx_parts, lines) if parts}
     sphinx = not kaldi and 2 * len(ids) > sum(map(bool, lines))
-    for number, line in enumerate(lines, 1):
+    for number, (whole, line) in enumerate(zip(wholes, lines, strict=True), 1):
         if len(line) > LONGEST_LINE:
             raise ValueError(
                 f'line {number} of transcripts {path!r} must have at most {LONGEST_LINE:,} '
@@ -64,9 +65,9 @@ def read_transcripts(path: str, kaldi: bool = False) -> tuple[dict[str, str], li
                 f'line {number} of transcripts {path!r} must end with an id in brackets, as most '
                 'lines do'
             )
-        name, text = parts if parts else line.partition(' ')[::2]
-        if '\t' in name:
-            name, _, text = line.partition('\t')
+        # An id before a tab may have spaces.
+        name, text = parts or line.partition('\t' if '\t' in whole else ' ')[::2]
+        name = name.rstrip()
         if len(name) > LONGEST_ID or '\0' in name:
             raise ValueError(
                 f'line {number} of transcripts {path!r} must have an id of at most {LONGEST_ID} '
@@ -107,7 +108,7 @@ def first_of(items: Sequence) -> str:
     return ', '.join(map(str, items[:MOST_NAMED])) + (', …' if len(items) > MOST_NAMED else '')
 
 
-SOUND = ('.wav', '.flac', '.ogg')
+SOUND = ('.wav', '.flac', '.ogg', '.mp3', '.opus', '.aif', '.aiff', '.au', '.w64')
 
 
 class Utterances(FileDataset):
@@ -284,7 +285,7 @@ def _check_both(path: str, what: str, files: set[str], texts: set[str]) -> None:
 
 @DATASETS.register_module()
 class SpeechFolder(Utterances):
-    """A folder of WAV, FLAC or OGG files, with subfolders, and one file of transcripts.
+    """A folder of sound files (:data:`SOUND`), with subfolders, and one file of transcripts.
 
     An id is the name of the file, or its path in the folder, without suffix.
 

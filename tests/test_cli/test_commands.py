@@ -3,16 +3,18 @@
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
 from mmengine.config import Config
 from packaging.requirements import Requirement
 
+from aft_mm.cli.arguments import choose_weights
 from aft_mm.cli.commands import copy_config
 from aft_mm.cli.commands.doctor import broken_imports, problems
 from aft_mm.cli.main import COMMANDS, GROUPS, main, parse_args
-from aft_mm.config.finding import configs_by_name, find_config, install_root
+from aft_mm.config.finding import configs_by_name, find_config, install_root, trained_models
 from aft_mm.config.reading import READ
 from aft_mm.errors import UserError
 
@@ -76,6 +78,13 @@ def test_kinds_of_a_command():
     stops('KIND must be one of curves, .*; did you mean bias', main, ['plot', 'bia'])
     with pytest.raises(SystemExit, match="--out must end in .png or .*, got 'a.txt'"):
         main(['plot', 'keys', 'quickstart', 'no.pth', 'a.png', '--out', 'a.txt'])
+
+
+def test_a_picture_does_not_replace_an_image_that_it_shows(here):
+    (here / 'a.png').write_bytes(b'mine')
+    words = ['plot', 'keys', 'quickstart', 'no.pth', './a.png', '--out', 'a.png']
+    stops("^Error: --out must not replace data, got 'a.png', a file that the", main, words)
+    assert (here / 'a.png').read_bytes() == b'mine'
 
 
 @pytest.mark.parametrize('words', [['tran'], ['--no'], ['--', 'train', 'quickstart'], []])
@@ -203,6 +212,7 @@ class TestNames:
             ('fotos.py', r'; did you mean photos\.py\?'),
             ('own/foto', r'; did you mean own/photos\.py\?'),
             ('fotos', '; did you mean (?!photos.py)'),
+            *((name, rf'; did you mean {name}\.py\?') for name in ('photos', 'own/photos')),
         ],
     )
     def test_close_names_are_suggested(self, name, hint, tmp_path, monkeypatch):
@@ -214,6 +224,13 @@ class TestNames:
             find_config(name)
         assert re.match(f'config {name!r} does not exist{hint}', str(error.value))
         stops('^Error: config', main, ['test', name, 'a.pth'])
+
+
+@pytest.mark.parametrize('given', ['a.pth', 'run/last_checkpoint'])
+def test_a_checkpoint_is_no_input(given):
+    args = Namespace(checkpoint=given, files=['a.wav'])
+    choose_weights(args, next(iter(trained_models())))
+    assert (args.checkpoint, args.files) == (given, ['a.wav'])
 
 
 def test_a_shell_completes_configs(monkeypatch, tmp_path):

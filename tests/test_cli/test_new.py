@@ -1,5 +1,6 @@
 """`aft_mm new`: the config for own data, and the data that it refuses."""
 
+import gzip
 import json
 import os
 from collections import Counter
@@ -111,6 +112,56 @@ def test_a_text(here, capsys):
     config = read_config('a b.py', {})
     for part in ('train', 'val', 'test'):
         assert config[f'{part}_dataloader'].dataset.data_file == str(here / 'a b.txt')
+
+
+@pytest.mark.parametrize(
+    ('content', 'note'),
+    [
+        (b'\xef\xbb\xbf' + b'words ' * 1000, ', begins with a byte order mark, which the model'),
+        (b'words\r' * 1000, ', lines end in CR alone, without LF'),
+        (b'a' * 6000, ", 'a' alone, of which nothing can be learned"),
+    ],
+)
+def test_unusual_texts_are_described(here, capsys, content, note):
+    (here / 'a.txt').write_bytes(content)
+    main(['new', 'text', 'a.txt'])
+    assert f'characters{note}' in capsys.readouterr().out
+
+
+def test_the_config_has_the_whole_name_of_the_text(here):
+    for name in ('Kap.1.txt', 'Kap.2.txt', 'Kap.2.txt.gz', '.txt'):
+        (here / name).write_text('some words ' * 1000)
+    for name, config in {
+        'Kap.1.txt': 'Kap_1.py',
+        'Kap.2.txt': 'Kap_2.py',
+        '.txt': 'txt.py',
+    }.items():
+        main(['new', 'text', name])
+        assert read_config(config, {}).data_file == str(here / name)
+    stops("'Kap_2.py' exists already", main, ['new', 'text', 'Kap.2.txt.gz'])
+
+
+def test_the_limit_of_a_packed_text_is_explained(here):
+    with gzip.open(here / 'a.txt.gz', 'wb') as file:
+        file.write(bytes(10**6))
+    stops(
+        'bytes when decompressed, 100 times its size, got more', main, ['new', 'text', 'a.txt.gz']
+    )
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['a.txt', '--out', 'a.txt'], "--out must end in .py, got 'a.txt'"),
+        (['a.py'], "--out must not replace data, got 'a.py', a file that the command reads"),
+        (['a.py', '--out', './a.py'], "--out must not replace data, got 'a.py'"),
+    ],
+)
+def test_the_data_are_not_called_a_config_to_delete(here, words, message):
+    for name in ('a.txt', 'a.py'):
+        (here / name).write_text('some words ' * 1000)
+    stops(f'^Error: {message}', main, ['new', 'text', *words])
+    assert (here / 'a.txt').read_text() == (here / 'a.py').read_text() == 'some words ' * 1000
 
 
 def test_the_same_share_of_every_label_is_sampled():

@@ -121,6 +121,7 @@ class TestClouds:
             ('text', f'a.txt --greedy {words}', f'{words[:-2]} and --greedy cannot be combined')
             for words in ('--temperature 1', '--top-k 1', '--top-p 1', '--seed 0')
         ),
+        ('text', "a.txt --prompt '\udce4bc'", r"prompt must be valid UTF-8, got '\\udce4bc'$"),
         ('text', 'a.txt --prompt ""', 'prompt must be a str of at least one'),
     ],
 )
@@ -155,3 +156,21 @@ def test_an_unwritable_out_is_rejected_before_sampling(
     with pytest.raises(SystemExit, match=f"^Error: --out '{wrong}' cannot be written: (Is|Not) a"):
         sample(*untrained[kind], '--out', out, *words)
     assert len(list(tmp_path.iterdir())) <= 2
+
+
+@pytest.mark.parametrize(
+    ('kind', 'options', 'out', 'source'),
+    [
+        ('text', [], 'text.txt', 'text.txt'),
+        ('text', [], 'link.txt', 'text.txt'),
+        ('pixels', ['train_dataloader.dataset.data_root=own'], 'own/cat/1.png', 'own/cat/1.png'),
+    ],
+)
+def test_data_of_the_config_is_kept(sample, untrained, tmp_path, kind, options, out, source):
+    (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / source).write_bytes(b'mine')
+    (tmp_path / 'link.txt').symlink_to('text.txt')
+    words = '--cfg-options', *options
+    message = f"^Error: --out must not replace data, got '{out}', .* that the command reads$"
+    stops(message, sample, *untrained[f'tiny_{kind}'], '--out', out, *(words if options else ()))
+    assert (tmp_path / source).read_bytes() == b'mine'

@@ -79,6 +79,7 @@ def test_the_option_averages_the_checkpoints_up_to_the_given_one(tmp_path):
         (['a.pth', 'wide.pth'], "'wide.pth' must have the weights of 'a.pth'"),
         (['a.pth', 'empty.pth'], "'empty.pth' must have a state_dict"),
         (['a.pth', 'none.pth'], 'none.pth'),
+        (['a.pth', 'mean.pth'], "--out must not replace data, got 'mean.pth', a file that the"),
     ],
 )
 def test_what_cannot_be_averaged_is_refused(files, message, tmp_path, monkeypatch):
@@ -86,5 +87,7 @@ def test_what_cannot_be_averaged_is_refused(files, message, tmp_path, monkeypatc
     save('a.pth', 1)
     save('wide.pth', 1, width=4)
     torch.save(dict(meta={}), 'empty.pth')
+    if 'mean.pth' in files:
+        save('mean.pth', 2)
     stops(f'^Error: .*{message}', average_files, [*files, '--out', 'mean.pth'])
-    assert not Path('mean.pth').exists()
+    assert Path('mean.pth').exists() == ('mean.pth' in files)

@@ -1,5 +1,6 @@
 """Meshes sampled to point clouds by ``aft_mm convert shapenet``."""
 
+import re
 import subprocess
 import sys
 
@@ -116,7 +117,7 @@ def test_a_second_run_resumes(convert, tmp_path):
     assert convert(tmp_path / 'meshes', out) == f'{out}: 0 written, 3 there already\n'
 
 
-def test_damaged_meshes_are_named_and_counted(convert, tmp_path):
+def test_damaged_meshes_are_named_and_counted(tmp_path, capsys):
     folder = tmp_path / 'meshes/crate/train'
     box(folder / 'good.off')
     for name, text in dict(
@@ -129,13 +130,57 @@ def test_damaged_meshes_are_named_and_counted(convert, tmp_path):
         index='OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 7\n',
     ).items():
         (folder / f'{name}.off').write_text(text)
-    report = convert(tmp_path / 'meshes', tmp_path / 'out').splitlines()[-9:]
-    assert report[:2] == [f'{tmp_path}/out: 1 written', '7 damaged:']
-    for name, line in zip(
-        ('empty', 'far', 'flat', 'half', 'index', 'nan', 'points'), report[2:], strict=True
-    ):
-        assert line.startswith(f"  '{folder}/{name}.off': ")
+    (folder / 'other.dae').touch()
+    with pytest.raises(SystemExit) as end:
+        command('convert shapenet')([tmp_path / 'meshes', tmp_path / 'out'])
+    report = capsys.readouterr().out.splitlines()[-10:]
+    assert end.value.code == 1 and report[0] == f'{tmp_path}/out: 1 written'
+    assert report[1].startswith("1 file was not read: .dae (1), first 'crate/train/other.dae'; ")
+    assert report[2] == '7 damaged:'
+    reasons = dict(
+        empty='it must begin with OFF and the numbers of vertices and faces',
+        far='it is too far from the origin to keep its shape in float32',
+        flat='it has no surface',
+        half='3 vertices and 1 faces announced, 2 rows found',
+        index='indices of faces must be 0 to 2, got 3 0 1 7',
+        nan='it has no surface',
+        points='it has no faces',
+    )
+    lines = [f"  '{folder}/{name}.off': {reason}" for name, reason in reasons.items()]
+    assert report[3:] == lines
     assert written(tmp_path / 'out') == ['crate/train/good.npy']
+
+
+@pytest.mark.parametrize(
+    ('suffix', 'edit', 'reason'),
+    [
+        ('.off', lambda data: data[:-20], '8 vertices and 12 faces announced, '),
+        ('.off', lambda data: data.replace(b'8 12 0', b'8 6 0'), '8 .* and 6 .*, 20 rows'),
+        ('.off', lambda data: data.replace(b'8 12 0', b'8 24 0'), '8 .* and 24 .*, 20 rows'),
+        ('.off', lambda data: data.replace(b'8 12 0', b'9 11 0'), 'a vertex must be three numbers'),
+        ('.off', lambda data: data.replace(b'8 12 0', b'7 13 0'), 'a face must be a number of'),
+        ('.off', lambda data: data.replace(b'.', b','), 'a vertex must be three .*,'),
+        ('.obj', lambda data: re.sub(rb'^f .*$', b'f 0 1 2', data, flags=re.M), 'begin with 1'),
+        ('.obj', lambda data: data.rstrip()[:-3], 'a face of fewer than three corners'),
+        ('.obj', lambda data: data.replace(b'.', b','), 'got a comma or semicolon'),
+        ('.ply', lambda data: data.rstrip()[:-9], '20 rows announced, 19 found'),
+        ('.ply', lambda data: data + b'3 0 1 2\n', '20 rows announced, 21 found'),
+        ('.stl', lambda data: data[:400], '12 triangles announced, 6.32 found'),
+        ('.stl', lambda data: data + data[-50:], '12 triangles announced, 13 found'),
+        ('.STL', lambda data: data[:-30], 'it does not end with endsolid'),
+        ('.glb', lambda data: data[:-4], 'it is damaged'),
+    ],
+)
+def test_meshes_that_are_not_whole_are_refused(tmp_path, suffix, edit, reason):
+    kinds = {'.STL': 'stl_ascii', '.ply': 'ply'}
+    mesh, path = trimesh.creation.box((4.5, 2, 1)), tmp_path / f'a{suffix}'
+    options = dict(encoding='ascii') if suffix == '.ply' else {}
+    mesh.export(path, file_type=kinds.get(suffix, suffix[1:]), **options)
+    sample = Mesh(path, 'crate', 'a', None)
+    assert shapenet_module.sample(sample, tmp_path / 'a.npy') is None
+    path.write_bytes(edit(path.read_bytes()))
+    assert re.match(f"'{path}': .*{reason}", shapenet_module.sample(sample, tmp_path / 'b.npy'))
+    assert not (tmp_path / 'b.npy').exists()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,14 @@ import pytest
 from mmengine.registry import DATASETS
 from PIL import Image
 
-from aft_mm.datasets import CelebA, FileDataset, ImageFolder, PointClouds, UnusableFile
+from aft_mm.datasets import (
+    CelebA,
+    FileDataset,
+    ImageFolder,
+    PointClouds,
+    UnusableFile,
+    point_clouds,
+)
 from aft_mm.structures import SequenceSample
 
 from ..errors import refuses
@@ -161,6 +168,18 @@ class TestPointClouds:
         with pytest.raises((FileNotFoundError, ValueError), match=message) as error:
             PointClouds(str(root), classes, split)
         assert '\n' not in str(error.value)
+
+    def test_other_files_are_counted_and_named(self, root, monkeypatch):
+        said = []
+        monkeypatch.setattr(point_clouds, 'warn', said.append)
+        PointClouds(str(root), 'chair')
+        assert not said
+        touch(root, 'car/train/a.las', 'car/train/b.LAS', 'teapot/train/.hidden')
+        PointClouds(str(root))
+        assert said == [
+            f"data_root '{root}': 3 files were not read: .las (2), .txt (1), first "
+            "'car/train/a.las'; convert to .npy, .pcd, .ply, .pts or .xyz"
+        ]
 
     @pytest.mark.parametrize(
         ('more', 'message'),

@@ -48,7 +48,7 @@ def test_integers_and_doubles_are_points_too(tmp_path, points):
         np.testing.assert_array_equal(read_points(tmp_path / 'a.npy'), array)
 
 
-@pytest.mark.parametrize('name', ['a.npy', 'a.pcd', 'a.ply', 'a.pts'])
+@pytest.mark.parametrize('name', ['a.npy', 'a.pcd', 'a.ply'])
 def test_a_text_under_the_name_of_another_format_gets_a_short_reason(tmp_path, name):
     (tmp_path / name).write_text('hello\nworld\n')
     with pytest.raises(UnusableFile) as error:
@@ -57,6 +57,48 @@ def test_a_text_under_the_name_of_another_format_gets_a_short_reason(tmp_path, n
         f"point cloud '{tmp_path / name}' cannot be read: it is damaged or "
         'of another kind than its name says'
     )
+
+
+@pytest.mark.parametrize(
+    ('content', 'reason'),
+    [
+        ('0,1,2\n3,4,5\n', "line 1 .*, got '0,1,2'"),
+        ('0;1;2\n3;4;5\n', 'line 1 .*, got'),
+        ('0,5 1,5 2,5\n', 'line 1 .*, got'),
+        ('x y z\n0 1 2\n', "line 1 .*, got 'x y z'"),
+        ('2\n0 1 2\n3 4 5\n', "line 1 .*, got '2'"),
+        ('# x y z\n\n0 1 2\n1.0D+00 4 5\n', "line 4 .*, got '1.0D"),
+        ('0 1 2\n3 4\n', "line 2 .*, got '3 4'"),
+        ('', 'it has no points'),
+        ('# nothing\n', 'it has no points'),
+    ],
+)
+@pytest.mark.filterwarnings('error')
+def test_a_text_of_other_rows_is_refused_with_its_line(tmp_path, content, reason):
+    for name in ('a.xyz', 'a.pts'):
+        (tmp_path / name).write_text(content)
+        reason = reason.replace(' .*,', ' must be three numbers with spaces between,')
+        with pytest.raises(UnusableFile, match=f"{name}' cannot be read: {reason}"):
+            read_points(tmp_path / name)
+
+
+def test_a_byte_order_mark_is_no_number(tmp_path, points):
+    np.savetxt(tmp_path / 'a.xyz', points, encoding='utf-8-sig')
+    np.testing.assert_allclose(read_points(tmp_path / 'a.xyz'), points, rtol=1e-6)
+
+
+def test_more_than_the_header_announces_is_refused(tmp_path, points):
+    np.save(tmp_path / 'a.npy', points)
+    trimesh.PointCloud(points).export(tmp_path / 'a.ply', encoding='ascii')
+    for name, more, reason in (
+        ('a.npy', bytes(12), 'it has more bytes than its header announces'),
+        ('a.ply', b'1 2 3\n', '63 rows announced, 64 found'),
+    ):
+        with (tmp_path / name).open('ab') as file:
+            read_points(tmp_path / name)
+            file.write(more)
+        with pytest.raises(UnusableFile, match=f'cannot be read: {reason}$'):
+            read_points(tmp_path / name)
 
 
 def test_a_pcd_file_of_other_fields_is_refused(tmp_path, points):

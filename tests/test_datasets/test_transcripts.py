@@ -42,6 +42,7 @@ def test_characters():
     ('content', 'texts'),
     [
         (b'a1 yes  no\nb\tother\nc\n', {'a1': 'yes no', 'b': 'other', 'c': ''}),
+        (b'take 1\tyes no\ntake 2\t\nb c\n', {'take 1': 'yes no', 'take 2': '', 'b': 'c'}),
         (b'<s> YES NO </s> (a-1)\n(b)\n', {'a-1': 'YES NO', 'b': ''}),
         (b'\xef\xbb\xbfa yes\r\nb no\r\n', {'a': 'yes', 'b': 'no'}),
         (b'a \xff yes\n', {'a': '\ufffd yes'}),

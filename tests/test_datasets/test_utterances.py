@@ -92,6 +92,36 @@ def test_what_cannot_be_trained_on_is_left_out_and_said(folder, log):
     assert data.units.decode(data.get_data_info(2)['units']) == '<unk>ero <unk>'
 
 
+@pytest.mark.parametrize('kind', ['WAV', 'WAVEX', 'RF64', 'W64', 'AIFF', 'AU', 'SVX', 'NIST'])
+def test_a_cut_sound_file_is_refused(tmp_path, kind):
+    path = tmp_path / 'a'
+    soundfile.write(path, noise(0.7), RATE, format=kind)
+    whole = path.read_bytes()
+    count = len(read_sound(str(path), RATE)[0])
+    path.write_bytes(whole + bytes(6))  # such as a comment at the end
+    assert len(read_sound(str(path), RATE)[0]) - count in range(7)
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    with pytest.raises(UnusableFile, match='is damaged: .* announced, .* found'):
+        read_sound(str(path), RATE)
+
+
+@pytest.mark.parametrize('size', [0x7FFFF000, 0xFFFFFFF0, 0xFFFFFFFF])
+def test_a_stream_of_unknown_length_is_read(tmp_path, size):
+    path = tmp_path / 'a.wav'
+    soundfile.write(path, noise(0.7), RATE)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:40] + size.to_bytes(4, 'little') + whole[44:])
+    assert len(read_sound(str(path), RATE)[0]) == int(0.7 * RATE)
+
+
+def test_other_formats_are_found(tmp_path, log):
+    for suffix in ('mp3', 'aiff', 'au', 'w64'):
+        soundfile.write(tmp_path / f'one {suffix}.{suffix}', noise(0.7), RATE)
+    lines = [f'one {suffix}\tno\n' for suffix in ('mp3', 'aiff', 'au', 'w64')]
+    (tmp_path / 'text').write_text(''.join(lines))
+    assert len(build(tmp_path, test_mode=True)) == 4
+
+
 def test_nothing_is_left_out_of_a_test(folder, log):
     with pytest.raises(UnusableFile, match="broken.wav' cannot be read: it is damaged"):
         build(folder, test_mode=True)

@@ -13,8 +13,8 @@ from aft_mm.outputs import MAX_DPI, PICTURES, check_output
 
 #: Value of ``--resume`` without a path; no file can have this name.
 LATEST = '\0latest'
-#: Ends of the names of checkpoints and exported files.
-WEIGHTS = ('.pth', '.pt', '.safetensors', '.onnx', '.xml', '.pt2')
+#: Ends of the names of checkpoints, of the file that names one, and of exported files.
+WEIGHTS = ('.pth', '.pt', '.safetensors', 'last_checkpoint', '.onnx', '.xml', '.pt2')
 #: Help text of the selection of layers or heads.
 LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
 
@@ -192,7 +192,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_picture(args: argparse.Namespace) -> None:
     if args.out:
-        check_output('--out', args.out, PICTURES)
+        check_output('--out', args.out, PICTURES, getattr(args, 'images', ()))
     check_int('--dpi', args.dpi, 1, MAX_DPI)
     if getattr(args, 'csv', None):
         check_output('--csv', args.csv, ('.csv',))

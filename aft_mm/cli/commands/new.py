@@ -16,7 +16,7 @@ from aft_mm.convert import own_data
 from aft_mm.convert.own_data import OwnData
 from aft_mm.convert.packages import MANY, SIZE_OF_MANY, STARTS
 from aft_mm.errors import UserError, user_errors
-from aft_mm.outputs import check_suffix
+from aft_mm.outputs import check_kept, check_suffix
 from aft_mm.progress import progress
 
 from .list_configs import NEEDS, missing
@@ -64,7 +64,10 @@ def printable(name: str) -> str:
 
 def default_name(root: Path) -> str:
     """Return a name for the config that shadows no module of Python."""
-    name = root.resolve().name.partition('.')[0] or 'data'
+    whole = root.resolve().name
+    # Without the ending of a file; another dot would end the name of a module.
+    stem = Path(whole.removesuffix('.gz').removesuffix('.xz')).stem if root.is_file() else whole
+    name = stem.strip('.').replace('.', '_') or 'data'
     return f'{name}_config.py' if name in sys.stdlib_module_names else f'{name}.py'
 
 
@@ -90,12 +93,13 @@ def run(args: argparse.Namespace) -> None:
         share, seed = default if args.val is None else args.val, args.seed or 0
         check_number('--val', share, above=0, most=0.9)
         check_int('--seed', seed, 0)
+        check_suffix('--out', out, ('.py',))
+        check_kept('--out', [out], [root] if root.is_file() else [])
         if existing := [repr(str(path)) for path in (out, folder) if path.exists()]:
             raise UserError(
                 f'{" and ".join(existing)} exist{"s" * (len(existing) == 1)} already; delete '
                 'to make anew, or name another file with --out'
             )
-        check_suffix('--out', out, ('.py',))
         kind = KINDS[args.kind]
         inspect = kind.inspect
         start: Any = None

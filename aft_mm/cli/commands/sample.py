@@ -10,7 +10,7 @@ from aft_mm.apis import ImageGenerator, PointCloudGenerator, TextGenerator, writ
 from aft_mm.apis.loading import check_draws, task_of
 from aft_mm.checks import check_int
 from aft_mm.cli.arguments import sampling_options
-from aft_mm.config.reading import check_data, read_config
+from aft_mm.config.reading import check_data, data_sources, read_config
 from aft_mm.engine import derived_seed
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
@@ -109,6 +109,6 @@ def run(args: argparse.Namespace) -> None:
     with user_errors(*DATA_ERRORS):
         keep_freed_memory()
         config = check_args(args)
-        check_writable('--out', files_of(args))
+        check_writable('--out', files_of(args), data_sources(config))
         SAMPLE[task_of(config)](args, config)
     print('written to ' + ', '.join(files_of(args)))

@@ -8,7 +8,7 @@ from aft_mm.apis import SuperResolver
 from aft_mm.apis.loading import task_of
 from aft_mm.checks import check_int
 from aft_mm.cli.arguments import sampling_options
-from aft_mm.config.reading import read_config
+from aft_mm.config.reading import data_sources, read_config
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
 from aft_mm.images import read_image
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
         for warning in warnings:
             print(f'{args.input}: {warning}')
         paths = numbered(args.out, 1 if args.picture else args.num)
-        check_writable('OUT', paths)
+        check_writable('OUT', paths, [args.input, *data_sources(config)])
         resolver = SuperResolver(config, args.checkpoint, args.device)
         try:
             image, samples = enlarge(args, resolver, image)

@@ -13,7 +13,7 @@ from aft_mm.analysis.training_summary import class_lines
 from aft_mm.checkpoint import averaged
 from aft_mm.checks import check_number, counted
 from aft_mm.cli.arguments import refuse_given
-from aft_mm.config.reading import check_data
+from aft_mm.config.reading import check_data, data_sources
 from aft_mm.engine import CheckpointCompatibilityHook, build_runner, load_run_config, run_guard
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.engine.by_class import add_by_class
@@ -55,10 +55,11 @@ WITHOUT_WINDOWS = ('agg', 'cairo', 'pdf', 'pgf', 'ps', 'svg', 'template')
 def apply_args(cfg: Config, args: argparse.Namespace) -> None:
     cfg.load_from = args.checkpoint
     cfg.resume = False
+    sources = list(filter(os.path.isfile, data_sources(cfg)))  # such as the annotations
     for option, suffix in (('out', '.json'), ('dump', '.pkl')):
         path = getattr(args, option)
         if path:
-            check_output(f'--{option}', path, (suffix,))
+            check_output(f'--{option}', path, (suffix,), sources)
     if cfg.get('test_cfg') is None:
         raise UserError(f'testing needs test_cfg, which may be empty, in {args.config}')
     if args.amp:

@@ -1,4 +1,5 @@
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
@@ -7,7 +8,7 @@ from mmengine.config import Config
 
 from aft_mm.apis import Recognition, SpeechRecognizer
 from aft_mm.apis.loading import task_of
-from aft_mm.checks import check_int
+from aft_mm.checks import check_encodable, check_int
 from aft_mm.config.reading import read_config
 from aft_mm.engine.allocator import keep_freed_memory
 from aft_mm.errors import DATA_ERRORS, UserError, user_errors
@@ -33,6 +34,7 @@ def check_args(args: argparse.Namespace) -> Config:
         )
     if args.transcript is not None and not args.picture:
         raise UserError('--transcript needs --picture, for whose title it is used')
+    check_encodable('--transcript', args.transcript or '')
     if args.picture:
         check_output('--picture', args.picture, PICTURES)
     return config
@@ -58,6 +60,8 @@ def recognise(
 
 
 def lines(path: str, recognition: Recognition | None, num_best: int) -> Iterator[str]:
+    # A tab or a line break in a name would add a column or a line; lone surrogates cannot be printed.
+    path = repr(path) if re.search('[\0-\x1f\x7f\ud800-\udfff]', path) else path
     if num_best == 1:
         yield f'{path}\t{recognition.text if recognition else ""}'
     elif recognition is None:
@@ -76,17 +80,21 @@ def run(args: argparse.Namespace) -> None:
             if not files:
                 raise UserError('FILE must be given, as arguments or as lines of stdin')
             recognizer = SpeechRecognizer(config, args.checkpoint, args.device)
-        lost, picture = 0, args.picture
+        lost = 0
         several = len(files) > args.batch_size
         results = recognise(args, recognizer, files)
-        for path, recognition in progress(results, 'Transcribing', len(files), several):
+        shown = progress(results, 'Transcribing', len(files), several)
+        for index, (path, recognition) in enumerate(shown):
             for line in lines(path, recognition, args.num_best):
                 print(line, flush=True)
             lost += recognition is None
-            if picture and recognition is not None:
-                names, seconds = recognizer.units.names, recognizer.seconds_per_frame
-                figure = draw_alignment(recognition.log_probs, names, seconds, args.transcript)
-                figure.savefig(picture, dpi=110)
-                picture = None
+            if args.picture and index == 0:
+                report = f'{args.picture} is not written, because the first file cannot be read'
+                if recognition is not None:
+                    names, seconds = recognizer.units.names, recognizer.seconds_per_frame
+                    figure = draw_alignment(recognition.log_probs, names, seconds, args.transcript)
+                    figure.savefig(args.picture, dpi=110)
+                    report = f'written to {args.picture}'
+                print(report, file=sys.stderr)
     if lost:
         raise SystemExit(1)

@@ -35,6 +35,12 @@ def text(path: Path, share: float, seed: int) -> OwnData:
     about = [f'{len(data):,} bytes, {len(content):,} characters']
     if '\r\n' in content:
         about.append('lines end in CRLF, which the model learns as two bytes')
+    elif '\r' in content and '\n' not in content:
+        about.append('lines end in CR alone, without LF')
+    if content.startswith('\ufeff'):
+        about.append('begins with a byte order mark, which the model learns as three bytes')
+    if len(set(data)) == 1:
+        about.append(f'{content[0]!r} alone, of which nothing can be learned')
     loader = 'dict(dataset=dict(data_file=data_file))'
     return OwnData(
         about=about,
