@@ -383,6 +383,12 @@ def test_single_runs_in_sentences():
     shown = 'two epochs have {:.1f} %, {:.1f} at the usual rate and {:.1f} with the convolution ([runs]('
     assert shown.format(*short) in text
     assert faster < (usual + convolution) / 2
+    forms = [
+        values(single, f'aft-conv_2-epochs_{x}_seed0', TOP1)[0] for x in ('peak-6', 'no-global')
+    ]
+    assert (
+        '`init_peak=6` has {:.1f} % and `global_connectivity=False` {:.1f}.'.format(*forms) in text
+    )
     peaks = [
         values('enwik8_peak', f'{name}*_seed0', 'bits_per_char')[0]
         for name in ('peak3_', 'aft-', 'peak9_')
