@@ -185,7 +185,7 @@ TABLES = [
         REPRODUCTION,
         '| mixer | accuracy of 300 images',
         'imagenette',
-        CONTROLS,
+        CONTROLS | {'AFT-conv, signed (ours)': 'signed_*'},
         {1: mean(TOP1), 2: minus('aft-conv-mini*', TOP1)},
     ),
     Table(
