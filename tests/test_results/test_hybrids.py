@@ -1,5 +1,6 @@
 """Verdicts on hybrids are those of the runs, with Holm's correction over each family."""
 
+import json
 from itertools import combinations
 
 from aft_mm.analysis.verdicts import verdict_table
@@ -10,6 +11,7 @@ from .shown import (
     MIXERS,
     RECALL,
     REPRODUCTION,
+    RESULTS,
     SOFTMAX,
     Claim,
     holm,
@@ -18,6 +20,8 @@ from .shown import (
     rows_of,
     values,
 )
+
+CONTROL = 'depthwise-conv-mini-k7'
 
 
 def ahead_and_behind(place, comparisons):
@@ -81,6 +85,13 @@ def test_signed_kernels_on_images():
     sentence = '{:.1f} ± {:.1f} points ahead of AFT-conv (p = {:.3f}) and {:.1f} ± {:.1f} ahead '
     sentence += 'of the convolution (p = {:.3f})'
     assert sentence.format(*numbers) in ' '.join(text_of(REPRODUCTION).split())
+    rows = json.loads((RESULTS / 'cifar10_full/iterations.json').read_text())['rows']
+    ms = {row['config'].partition('_')[0]: row['milliseconds'] for row in rows}
+    times = [ms['aft-conv-signed-mini-h96-k7'] / ms[x] for x in ('aft-conv-mini-h96-k7', CONTROL)]
+    shown = 'for {:.2f} and {:.2f} times their time per iteration'.format(*times)
+    shown_range = f'[{min(ms.values()):.0f} to {max(ms.values()):.0f} ms]'
+    assert shown in ' '.join(text_of(REPRODUCTION).split())
+    assert shown_range in text_of(REPRODUCTION)
     ahead = leads[others[1]]
     ahead = f'{ahead.mean:.1f} ± {ahead.half:.1f} points'
     for page, words in (('README.md', 'is {} ahead of it'), ('docs/benchmarks.md', 'by {}, and')):
