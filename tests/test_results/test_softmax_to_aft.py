@@ -130,6 +130,14 @@ def test_the_differences_between_mixers():
     runs = [{0: right['1-8', 1, name][0]} for name in ('attention', 'zero')]
     behind = [round(float(x)) for x in difference(*runs).split(' ± ')]
     assert 'which is {} ± {} points behind in 1–8 (seed 0)'.format(*behind) in text
+    small = {}
+    for row in probes():
+        if row.get('data') == 'cifar10' and row['epochs']:
+            runs = small.setdefault((row['layers'], row['mixer']), {})
+            runs[row['seed']] = softmax_to_aft.right_answers(row)
+    lost = [difference(small['', 'softmax'], small[x, 'attention']) for x in ('9-12', '1-8')]
+    last, most = (round(float(x.split()[0])) for x in lost)
+    assert f'9–12 lose {last} points and 1–8 lose {most} (three seeds)' in text
     low, high = difference(right['1-8', 1, 'shuffled'], right['1-8', 1, 'zero']).split(' ± ')
     assert abs(float(low)) < float(high.partition(' ')[0])
     lost, half = difference(right['', 1, 'softmax'], right['1-8', 1, 'random']).split(' ± ')
