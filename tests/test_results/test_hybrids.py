@@ -96,6 +96,16 @@ def test_signed_kernels_on_images():
     ahead = f'{ahead.mean:.1f} ± {ahead.half:.1f} points'
     for page, words in (('README.md', 'is {} ahead of it'), ('docs/benchmarks.md', 'by {}, and')):
         assert words.format(ahead) in ' '.join(text_of(page).split())
+    shown, numbers = 'it has {:.1f} ± {:.1f} %, with', []
+    shown += ' `model.backbone.token_mixer.global_connectivity=False`, so that a layer sees 7 × 7 '
+    shown += 'tokens as the convolution does, {:.1f} ± {:.1f}. Neither differs significantly from '
+    shown += '{:.1f} (p = {:.2f} and {:.2f}).'
+    controls = 'signed_fixed-keys_*', 'signed_no-global_*'
+    for name in controls:
+        numbers += mean_and_half(values(CIFAR10[0], name, CIFAR10[1]))
+    numbers.append(mean_and_half(values(CIFAR10[0], 'aft-conv-signed*', CIFAR10[1]))[0])
+    p = [Claim(CIFAR10, name, 'aft-conv-signed*').p for name in controls]
+    assert shown.format(*numbers, *p) in ' '.join(text_of(REPRODUCTION).split()) and min(p) > 0.05
     (first,) = values('cifar10_full_single_runs', 'aft-conv-signed_2-epochs_seed0', CIFAR10[1])
     assert f'seed 0 came first: {first:.1f} % ([run](' in ' '.join(text_of(REPRODUCTION).split())
 
