@@ -183,7 +183,7 @@ def _contains(link: str, folder: str) -> bool:
 
 
 def not_read(others: Mapping[str, str], advice: str = '') -> str:
-    """Return a sentence on the files that were found and nobody reads, '' without.
+    """Return a message on the files that were found and are not read, '' without.
 
     Args:
         others: Their kinds by their paths, such as those of :func:`find_images`.

@@ -9,6 +9,8 @@ from aft_mm.errors import UserError
 #: File formats of matplotlib, and the highest resolution.
 PICTURES = ('.png', '.pdf', '.svg', '.jpg')
 MAX_DPI = 2400
+#: Text file in a work dir, which names the newest checkpoint.
+POINTER = 'last_checkpoint'
 _DESCRIPTORS = '/proc/self/fd'
 
 

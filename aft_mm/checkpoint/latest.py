@@ -14,9 +14,9 @@ from torch import Tensor
 
 from aft_mm.checks import check_int
 from aft_mm.errors import UserError
-from aft_mm.outputs import write_whole
+from aft_mm.outputs import POINTER, write_whole
 
-from .loading import POINTER, load_from_local
+from .loading import load_from_local
 
 #: `backend_args` of mmengine for :func:`aft_mm.outputs.write_whole`.
 ATOMIC_BACKEND = dict(backend='aft_mm.AtomicFileBackend')

@@ -24,14 +24,12 @@ from torch import Tensor, nn
 
 from aft_mm.errors import UserError
 from aft_mm.openmmlab import warn
-from aft_mm.outputs import write_whole
+from aft_mm.outputs import POINTER, write_whole
 
 from .plain_types import restored_hub
 from .safe_unpickler import Refused, read_archive
 from .safetensors import SUFFIX, read_safetensors
 
-#: Text file in a work dir, which names the newest checkpoint.
-POINTER = 'last_checkpoint'
 # torch.hub's file names: NAME-<first digits of the sha256>.pth
 _HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+$')
 # pip's addresses: ADDRESS#sha256=<all digits>

@@ -36,7 +36,7 @@ class Mesh(NamedTuple):
 
 
 def find_meshes(root: Path, classes: Sequence[str] | None) -> tuple[list[Mesh], str]:
-    """Return the meshes, and a sentence on others that are not read, '' without."""
+    """Return the meshes, and a message on others that are not read, '' without."""
     if not root.is_dir():
         raise UserError(f'the folder of meshes {str(root)!r} does not exist')
     names = sorted(path.name for path in root.iterdir() if path.is_dir())

@@ -17,7 +17,7 @@ from aft_mm.registry import DATASETS
 from aft_mm.tokenizers import bounding_cube
 
 from .file_dataset import FileDataset
-from .shape_files import are_numbers, problem_of
+from .shape_files import are_numbers, ply_problem
 
 #: Largest error of a coordinate in float32 [longest edges].
 SHAPE_ERROR = 1e-4
@@ -119,7 +119,7 @@ def _read_ply(path: Path) -> np.ndarray:
     cloud = trimesh.load(BytesIO(header + end + body), file_type='ply')
     if not isinstance(cloud, trimesh.PointCloud):
         raise _unreadable(path, 'it is a mesh, which `aft_mm convert shapenet` samples')
-    if problem := problem_of(path):
+    if problem := ply_problem(content):
         raise _unreadable(path, problem)
     # trimesh makes float64 of them.
     return cloud.vertices.astype(np.float32) if _SINGLE.search(header) else cloud.vertices

@@ -1,4 +1,4 @@
-"""Checks of shape files that trimesh leaves out: what they announce against what they have."""
+"""Checks of shape files that trimesh lacks: the counts in a header against the content."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,8 @@ def are_numbers(words: list[str]) -> bool:
         return False
 
 
-def _ply(data: bytes) -> str:
+def ply_problem(data: bytes) -> str:
+    """Return :func:`problem_of` for the content of a ``.ply`` file."""
     header = _PLY_HEADER.match(data)
     if not header or not re.search(rb'^format\s+ascii', header[0], re.M):
         return ''  # trimesh compares the sizes of a binary one
@@ -79,4 +80,4 @@ def _stl(data: bytes) -> str:
     return f'{announced} triangles announced, {found:.6g} found'
 
 
-_CHECKS = {'.ply': _ply, '.off': _off, '.obj': _obj, '.stl': _stl}
+_CHECKS = {'.ply': ply_problem, '.off': _off, '.obj': _obj, '.stl': _stl}

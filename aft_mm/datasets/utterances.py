@@ -17,7 +17,7 @@ from aft_mm.registry import DATASETS
 from aft_mm.tokenizers import TextUnits, split_lines
 
 from .file_dataset import FileDataset
-from .sound_files import CEPSTRA, num_mfc_frames
+from .sound_files import CEPSTRA
 from .transforms.speech import LoadUtterance, Moments, NormalizeFeatures, StackFrames
 
 LONGEST_LINE = 2**20  # characters
@@ -48,9 +48,9 @@ def read_transcripts(path: str, kaldi: bool = False) -> tuple[dict[str, str], li
     lines, damaged = split_lines(Path(path).read_bytes())
     wholes = [line.lstrip() for line in lines]
     lines = [line.rstrip() for line in wholes]
-    ids = {parts[0] for parts in map(_sphinx_parts, lines) if parts}
-    sphinx = not kaldi and 2 * len(ids) > sum(map(bool, lines))
-    for number, (whole, line) in enumerate(zip(wholes, lines, strict=True), 1):
+    split = [None if kaldi else _sphinx_parts(line) for line in lines]
+    sphinx = 2 * len({parts[0] for parts in split if parts}) > sum(map(bool, lines))
+    for number, (whole, line, parts) in enumerate(zip(wholes, lines, split, strict=True), 1):
         if len(line) > LONGEST_LINE:
             raise ValueError(
                 f'line {number} of transcripts {path!r} must have at most {LONGEST_LINE:,} '
@@ -59,15 +59,17 @@ def read_transcripts(path: str, kaldi: bool = False) -> tuple[dict[str, str], li
         if not line:
             empty.append(number)
             continue
-        parts = _sphinx_parts(line) if sphinx else None
-        if sphinx and parts is None:
+        if not sphinx:
+            # An id before a tab may have spaces.
+            name, _, text = line.partition('\t' if '\t' in whole else ' ')
+            name = name.rstrip()
+        elif parts:
+            name, text = parts
+        else:
             raise ValueError(
                 f'line {number} of transcripts {path!r} must end with an id in brackets, as most '
                 'lines do'
             )
-        # An id before a tab may have spaces.
-        name, text = parts or line.partition('\t' if '\t' in whole else ' ')[::2]
-        name = name.rstrip()
         if len(name) > LONGEST_ID or '\0' in name:
             raise ValueError(
                 f'line {number} of transcripts {path!r} must have an id of at most {LONGEST_ID} '
@@ -160,13 +162,16 @@ class Utterances(FileDataset):
     def load_data_list(self) -> list[dict]:
         notes: dict[str, list[str]] = defaultdict(list)
         unknown: dict[str, list[str]] = defaultdict(list)
-        utterances = []
+        utterances, lengths = [], set()
+        stacked = math.prod(step.num_frames for step in self._steps(StackFrames))
         for name, path, text in self.find():
             units, missing = self.units.encode(text)
             for part in missing:
                 unknown[part].append(name)
-            length = self._usable_length(name, path, units, notes)
-            if length is not None:
+            frames = self._usable_frames(name, path, units, stacked, notes)
+            if frames is not None:
+                lengths.add(frames)
+                length = -(-frames // stacked)
                 info = dict(name=name, path=path, text=text, units=units, num_frames=length)
                 utterances.append({**info, 'speaker': self._speaker_of(name)})
         if unknown:
@@ -177,11 +182,16 @@ class Utterances(FileDataset):
             warn(warning_text(self.place, what, items))
         if not utterances:
             raise ValueError(f'{self.place!r} has no utterance that can be used')
+        self._check_lengths(lengths, len(utterances))
         return utterances
 
-    def _usable_length(
-        self, name: str, path: str, units: tuple[int, ...], notes: dict[str, list]
+    def _check_lengths(self, lengths: set[int], num_utterances: int) -> None:
+        """Warn of files whose numbers of frames, `lengths`, are unlikely."""
+
+    def _usable_frames(
+        self, name: str, path: str, units: tuple[int, ...], stacked: int, notes: dict[str, list]
     ) -> int | None:
+        """Return the number of frames in a file before stacking, None if it is left out."""
         try:
             frames, change = self._load_step().num_frames(path)
         except UnusableFile as error:
@@ -201,14 +211,13 @@ class Utterances(FileDataset):
                 name
             )
             return None
-        length = -(-frames // math.prod(step.num_frames for step in self._steps(StackFrames)))
-        if length >= frames_needed(units):
-            return length
+        if -(-frames // stacked) >= frames_needed(units):
+            return frames
         kept = 'kept, with errors' if self.test_mode else 'left out'
         notes[f'utterance(s) have fewer frames than their transcript needs and are {kept}'].append(
             name
         )
-        return length if self.test_mode else None
+        return frames if self.test_mode else None
 
     def full_init(self) -> None:
         if self._fully_initialized:
@@ -393,16 +402,13 @@ class SphinxFeatures(Utterances):
             fileid = files.get(name, name)
             yield name, str(Path(self.data_prefix['features'], f'{fileid}.mfc')), text
 
-    def load_data_list(self) -> list[dict]:
-        utterances = super().load_data_list()
-        frames = {num_mfc_frames(info['path']) for info in utterances}
-        times = math.gcd(*frames)
-        if times > 1 and len(frames) >= MANY_LENGTHS:
+    def _check_lengths(self, lengths: set[int], num_utterances: int) -> None:
+        times = math.gcd(*lengths)
+        if times > 1 and len(lengths) >= MANY_LENGTHS:
             warn(
                 f'{self.place!r} may have {CEPSTRA * times} values per frame, as the lengths of all '
-                f'{len(utterances)} files are multiples of it; they are read as {CEPSTRA} per frame'
+                f'{num_utterances} files are multiples of it; they are read as {CEPSTRA} per frame'
             )
-        return utterances
 
 
 WORDS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')

@@ -78,20 +78,20 @@ def test_a_layer_after_two_convolutions():
 
 
 def test_signed_kernels_on_images():
+    text = ' '.join(text_of(REPRODUCTION).split())
     others = 'aft-conv-mini*', 'depthwise-conv-*_seed?'
     leads = {other: Claim(CIFAR10, 'aft-conv-signed*', other) for other in others}
     p = holm({other: lead.p for other, lead in leads.items()})
     numbers = [x for other, lead in leads.items() for x in (lead.mean, lead.half, p[other])]
     sentence = '{:.1f} ± {:.1f} points ahead of AFT-conv (p = {:.3f}) and {:.1f} ± {:.1f} ahead '
     sentence += 'of the convolution (p = {:.3f})'
-    assert sentence.format(*numbers) in ' '.join(text_of(REPRODUCTION).split())
+    assert sentence.format(*numbers) in text
     rows = json.loads((RESULTS / 'cifar10_full/iterations.json').read_text())['rows']
     ms = {row['config'].partition('_')[0]: row['milliseconds'] for row in rows}
     times = [ms['aft-conv-signed-mini-h96-k7'] / ms[x] for x in ('aft-conv-mini-h96-k7', CONTROL)]
     shown = 'for {:.2f} and {:.2f} times their time per iteration'.format(*times)
     shown_range = f'[{min(ms.values()):.0f} to {max(ms.values()):.0f} ms]'
-    assert shown in ' '.join(text_of(REPRODUCTION).split())
-    assert shown_range in text_of(REPRODUCTION)
+    assert shown in text and shown_range in text
     ahead = leads[others[1]]
     ahead = f'{ahead.mean:.1f} ± {ahead.half:.1f} points'
     for page, words in (('README.md', 'is {} ahead of it'), ('docs/benchmarks.md', 'by {}, and')):
@@ -105,9 +105,9 @@ def test_signed_kernels_on_images():
         numbers += mean_and_half(values(CIFAR10[0], name, CIFAR10[1]))
     numbers.append(mean_and_half(values(CIFAR10[0], 'aft-conv-signed*', CIFAR10[1]))[0])
     p = [Claim(CIFAR10, name, 'aft-conv-signed*').p for name in controls]
-    assert shown.format(*numbers, *p) in ' '.join(text_of(REPRODUCTION).split()) and min(p) > 0.05
+    assert shown.format(*numbers, *p) in text and min(p) > 0.05
     (first,) = values('cifar10_full_single_runs', 'aft-conv-signed_2-epochs_seed0', CIFAR10[1])
-    assert f'seed 0 came first: {first:.1f} % ([run](' in ' '.join(text_of(REPRODUCTION).split())
+    assert f'seed 0 came first: {first:.1f} % ([run](' in text
 
 
 def test_equal_runs_have_no_interval():

@@ -85,11 +85,13 @@ def test_the_table_of_long_lists():
 
 
 @pytest.mark.parametrize(
-    'options', [dict(max_length=128, min_length=33), dict(max_length=512, min_length=256)]
+    'options',
+    [
+        dict(max_length=128, min_length=33),
+        dict(max_length=512, min_length=256, max_depth=8, max_args=5),
+    ],
 )
 def test_what_the_first_operation_tells(options):
-    if options['max_length'] == 512:
-        options = dict(options, max_depth=8, max_args=5)
     data = ListOps('test', num_samples=2048, **options)
     samples = (data[index]['inputs'] for index in range(len(data)))
     pairs = Counter((int(tokens[0]), int(tokens[-1])) for tokens in samples)

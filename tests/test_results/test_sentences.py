@@ -74,7 +74,7 @@ SENTENCES = [
         REPRODUCTION,
         'AFT-conv is {0.mean:.1f} points ahead of DeiT (p = {0.p:.2f}) and {1.size:.1f} behind the '
         'depthwise convolution (p = {1.p:.2f})',
-        [(LONGER, 'aft-conv-mini*', 'deit*'), (LONGER, 'aft-conv*', 'depthwise*')],
+        [(LONGER, 'aft-conv-mini*', 'deit*'), (LONGER, 'aft-conv-mini*', 'depthwise*')],
     ),
     (
         REPRODUCTION,

@@ -9,12 +9,12 @@ from aft_mm.analysis import AtMost
 from aft_mm.checks import check_int
 from aft_mm.config.finding import configs_by_name, own_weights, trained_models
 from aft_mm.errors import UserError
-from aft_mm.outputs import MAX_DPI, PICTURES, check_output
+from aft_mm.outputs import MAX_DPI, PICTURES, POINTER, check_output
 
 #: Value of ``--resume`` without a path; no file can have this name.
 LATEST = '\0latest'
 #: Ends of the names of checkpoints, of the file that names one, and of exported files.
-WEIGHTS = ('.pth', '.pt', '.safetensors', 'last_checkpoint', '.onnx', '.xml', '.pt2')
+WEIGHTS = ('.pth', '.pt', '.safetensors', POINTER, '.onnx', '.xml', '.pt2')
 #: Help text of the selection of layers or heads.
 LAYERS = "'all', 'first:4', 'even:6' or numbers as in '0,5,11'"
 
