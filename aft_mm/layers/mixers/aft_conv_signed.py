@@ -23,7 +23,8 @@ class AFTConvSigned(AFTConv):
 
     Args:
         init_peak: That of w⁺; w⁻ starts at 0.
-        embed_dims, num_heads, kernel_size, **kwargs: See :class:`AFTConv`.
+        embed_dims, num_heads, kernel_size: See :class:`AFTConv`.
+        **kwargs: See :class:`AFTConv`.
     """
 
     normalized = False
