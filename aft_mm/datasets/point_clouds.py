@@ -97,6 +97,7 @@ def _check_pcd_header(path: Path) -> dict[str, list[str]]:
                 header[words[0].upper()] = words[1:]
             if 'DATA' in header:
                 break
+        rest = path.stat().st_size - file.tell()
     sizes = [int(word) for word in header.get('SIZE', [])]
     counts = [int(word) for word in header.get('COUNT', ['1'] * len(sizes))]
     points = max(int(header.get(key, ['0'])[0]) for key in ('POINTS', 'WIDTH', 'HEIGHT'))
@@ -107,6 +108,8 @@ def _check_pcd_header(path: Path) -> dict[str, list[str]]:
         or (num_bytes > _PCD_RATIO * path.stat().st_size)
     ):
         raise _unreadable(path, f'{points} points of {sum(counts)} values do not fit into it')
+    if header.get('DATA') == ['binary'] and rest > num_bytes:
+        raise _unreadable(path, 'it has more bytes than its header announces')
     return header
 
 

@@ -80,11 +80,23 @@ def test_kinds_of_a_command():
         main(['plot', 'keys', 'quickstart', 'no.pth', 'a.png', '--out', 'a.txt'])
 
 
-def test_a_picture_does_not_replace_an_image_that_it_shows(here):
-    (here / 'a.png').write_bytes(b'mine')
-    words = ['plot', 'keys', 'quickstart', 'no.pth', './a.png', '--out', 'a.png']
-    stops("^Error: --out must not replace data, got 'a.png', a file that the", main, words)
-    assert (here / 'a.png').read_bytes() == b'mine'
+@pytest.mark.parametrize(
+    'words',
+    [
+        'plot keys quickstart no.pth ./mine.png --out mine.png',
+        'convert subwords mine.model --vocab-size 9 --out mine.model',
+        'test my.py my.pth --out mine.json',
+        'browse my.py --split test --out mine.png',
+    ],
+)
+def test_an_output_does_not_replace_what_a_command_reads(here, words):
+    mine = words.split()[-1]
+    (here / mine).write_bytes(b'mine')
+    (here / 'my.pth').touch()
+    data = f"test_dataloader = dict(dataset=dict(ann_file='{mine}'))"
+    (here / 'my.py').write_text(f"_base_ = 'aft_mm::{QUICKSTART}'\n{data}\n")
+    stops(f"Error: --out must not replace data, got '{mine}', a file that the", main, words.split())
+    assert (here / mine).read_bytes() == b'mine'
 
 
 @pytest.mark.parametrize('words', [['tran'], ['--no'], ['--', 'train', 'quickstart'], []])

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -58,6 +59,14 @@ def test_classes_are_those_of_the_classifier(images, tiny_classifier, capsys):
     assert not (images / 'numbers/pictures').exists()
     assert read(images / 'numbers')[1][0]['label'] == lines[0]['label']
     stops("--out 'out' holds predictions already", main, ['predict', *words, '--out', 'out'])
+
+
+def test_an_input_is_not_replaced_by_its_picture(images, tiny_classifier):
+    (images / 'in').rename(images / 'pictures')
+    shutil.copy(images / 'pictures/c.png', images / 'pictures/0_c.png')
+    words = ['predict', *tiny_classifier, 'pictures/c.png', '--out']
+    stops("'.' must have no input in its folders pictures and masks, got 'pi", main, [*words, '.'])
+    main([*words, 'pictures'])
 
 
 def test_narrow_images_have_pictures_of_a_bounded_size(images, tiny_classifier):

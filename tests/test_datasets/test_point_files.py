@@ -90,8 +90,10 @@ def test_a_byte_order_mark_is_no_number(tmp_path, points):
 def test_more_than_the_header_announces_is_refused(tmp_path, points):
     np.save(tmp_path / 'a.npy', points)
     trimesh.PointCloud(points).export(tmp_path / 'a.ply', encoding='ascii')
+    write(tmp_path / 'binary.pcd', points)
     for name, more, reason in (
         ('a.npy', bytes(12), 'it has more bytes than its header announces'),
+        ('binary.pcd', bytes(12), 'it has more bytes than its header announces'),
         ('a.ply', b'1 2 3\n', '63 rows announced, 64 found'),
     ):
         with (tmp_path / name).open('ab') as file:

@@ -21,6 +21,7 @@ from aft_mm.images import check_image, check_name, find_images, not_read
 from aft_mm.progress import progress
 from aft_mm.structures import BEST_SCORE
 
+FOLDERS = 'pictures', 'masks'
 MOST_NAMED = 5  # images without result in the message
 CORNERS = 'x1', 'y1', 'x2', 'y2'
 # By the scope of the model.
@@ -111,6 +112,12 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f'--out {args.out!r} holds predictions already; name another folder')
         paths, bad, passed_over = image_files(args.inputs)
         total = len(paths) + len(bad)
+        folders = [(out / folder).resolve() for folder in FOLDERS]
+        if inside := [path for path in paths if Path(path).resolve().parent in folders]:
+            raise UserError(
+                f'--out {args.out!r} must have no input in its folders {" and ".join(FOLDERS)}, got '
+                f'{inside[0]!r}'
+            )
         config = read_config(args.config, args.cfg_options)
         if config.get('default_scope') != 'mmdet':
             reason = f'has no effect on the model of {args.config}, without boxes'
@@ -153,7 +160,7 @@ def run(args: argparse.Namespace) -> None:
         origin = 'of the best F1 in the validation' if stored else '--score'
         print(f'{counted(boxes, "box")} with a score of at least {predictor.score:.4g} ({origin})')
     names = [f'{out}/predictions.csv', 'predictions.json']
-    names += [f'{folder}/' for folder in ('pictures', 'masks') if (out / folder).is_dir()]
+    names += [f'{folder}/' for folder in FOLDERS if (out / folder).is_dir()]
     print(f'{counted(len(written), "image")}: {", ".join(names[:-1])} and {names[-1]}')
     if passed_over:
         print(passed_over)
