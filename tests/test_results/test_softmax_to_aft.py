@@ -138,6 +138,10 @@ def test_the_differences_between_mixers():
     lost = [difference(small['', 'softmax'], small[x, 'attention']) for x in ('9-12', '1-8')]
     last, most = (round(float(x.split()[0])) for x in lost)
     assert f'9–12 lose {last} points and 1–8 lose {most} (three seeds)' in text
+    for layers in ('9-12', '1-8'):
+        pair = [small[layers, name] for name in ('attention', 'convolution')]
+        gain, half = map(float, difference(*pair).removesuffix(' (3)').split(' ± '))
+        assert abs(gain) < half
     low, high = difference(right['1-8', 1, 'shuffled'], right['1-8', 1, 'zero']).split(' ± ')
     assert abs(float(low)) < float(high.partition(' ')[0])
     lost, half = difference(right['', 1, 'softmax'], right['1-8', 1, 'random']).split(' ± ')
