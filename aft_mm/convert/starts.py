@@ -127,19 +127,8 @@ def read_start(start: str, out: Path, kind: str) -> Start:
     checkpoint = load_from_local(str(path), map_location='cpu')
     text = str((checkpoint.get('meta') or {}).get('cfg', ''))
     model = entry(text, 'model')
-    backbone = model.get('backbone') or {}
-    if (
-        backbone.get('type') not in ('AFTViT', 'aft_mm.AFTViT')
-        or backbone.get('in_channels', 3) != 3
-    ):
-        raise UserError(
-            f'--start must be {" or ".join(STARTS)}, or a checkpoint with the config of a model whose '
-            f'backbone is aft_mm.AFTViT for 3 channels, got {start!r}; `aft_mm convert vit` converts '
-            'others'
-        )
+    backbone = _backbone(model, start)
     dims, depth, _ = AFTViT.parse_arch(backbone.get('arch', 'tiny'))
-    for name in ('type', 'out_indices', 'init_cfg', 'with_mask_channel', 'drop_path_rate'):
-        backbone.pop(name, None)
     layers = range(max(0, depth - LAYERS), depth)
     backbone['frozen_stages'] = depth
     if kind == 'image-folder':
@@ -154,33 +143,20 @@ def read_start(start: str, out: Path, kind: str) -> Start:
         for name, tensor in checkpoint.get('state_dict', {}).items()
         if name.startswith('backbone.')
     }
-    network = AFTViT(**backbone)
-    try:
-        network.load_state_dict(weights)
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f'--start {start!r}: {error}') from error
-    for name, tensor in network.state_dict().items():
-        # The conversion has checked those of a package.
-        if start not in STARTS and not tensor.isfinite().all():
-            raise UserError(f'--start {start!r} must have finite weights, got NaN or inf in {name}')
-    rows = len(weights.get('pos_embed.weight', ()))
-    if kind != 'image-folder' and network.pos_embed and network.pos_embed.num_tokens != rows:
-        # Positions are interpolated once, to the grid of an image, and saved as they are.
-        backbone['img_size'] = isqrt(rows) * network.patch_embed.patch_size
+    network = _network(backbone, weights, start)
+    patch = network.patch_embed.patch_size
     size = backbone.get('img_size', 224)
     if kind == 'image-folder':
         backbone.pop('img_size', None)
+    elif network.pos_embed and len(weights['pos_embed.weight']) != network.pos_embed.num_tokens:
+        # Positions are interpolated once, to the grid of an image, and saved as they are.
+        size = backbone['img_size'] = isqrt(len(weights['pos_embed.weight'])) * patch
     pretrained = dict(
         type='Pretrained', checkpoint=Literal(os.path.abspath(path)), prefix='backbone'
     )
     settings = dict(_delete_=True, type='aft_mm.AFTViT', **backbone, init_cfg=pretrained)
-    patch = network.patch_embed.patch_size
     finest = finest_stride(patch)
-    given = model.get('data_preprocessor') or entry(text, 'data_preprocessor')
-    given = given.get('preprocessor', given)  # of a MaskedDataPreprocessor
-    pixels = {name: given[name] for name in ('mean', 'std') if name in given}
-    is_rgb = given.get('to_rgb') or given.get('bgr_to_rgb') or False
-    pixels['to_rgb' if kind == 'image-folder' else 'bgr_to_rgb'] = is_rgb
+    pixels = _pixels(model.get('data_preprocessor') or entry(text, 'data_preprocessor'), kind)
     if kind in ('coco', 'voc'):
         pixels['pad_size_divisor'] = 4 * finest
     side = size if isinstance(size, int) else min(size)
@@ -197,6 +173,42 @@ def read_start(start: str, out: Path, kind: str) -> Start:
         strides=[finest << level for level in range(4)],
     )
     return Start(lines, side, network, path)
+
+
+def _backbone(model: dict[str, Any], start: str) -> dict[str, Any]:
+    """Return the settings of the backbone that a frozen one needs."""
+    backbone = model.get('backbone') or {}
+    if (
+        backbone.get('type') not in ('AFTViT', 'aft_mm.AFTViT')
+        or backbone.get('in_channels', 3) != 3
+    ):
+        raise UserError(
+            f'--start must be {" or ".join(STARTS)}, or a checkpoint with the config of a model whose '
+            f'backbone is aft_mm.AFTViT for 3 channels, got {start!r}; `aft_mm convert vit` converts '
+            'others'
+        )
+    unused = 'type', 'out_indices', 'init_cfg', 'with_mask_channel', 'drop_path_rate'
+    return {name: value for name, value in backbone.items() if name not in unused}
+
+
+def _network(settings: dict[str, Any], weights: dict[str, Any], start: str) -> AFTViT:
+    network = AFTViT(**settings)
+    try:
+        network.load_state_dict(weights)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f'--start {start!r}: {error}') from error
+    for name, tensor in network.state_dict().items():
+        # The conversion has checked those of a package.
+        if start not in STARTS and not tensor.isfinite().all():
+            raise UserError(f'--start {start!r} must have finite weights, got NaN or inf in {name}')
+    return network
+
+
+def _pixels(preprocessor: dict[str, Any], kind: str) -> dict[str, Any]:
+    given = preprocessor.get('preprocessor', preprocessor)  # of a MaskedDataPreprocessor
+    pixels = {name: given[name] for name in ('mean', 'std') if name in given}
+    is_rgb = given.get('to_rgb') or given.get('bgr_to_rgb') or False
+    return pixels | {'to_rgb' if kind == 'image-folder' else 'bgr_to_rgb': is_rgb}
 
 
 def finest_stride(patch: int) -> int:

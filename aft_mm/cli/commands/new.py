@@ -3,7 +3,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +32,14 @@ class Kind(NamedTuple):
     pixels: int = 0  # of an image for a frozen backbone, whose time comes on top
 
 
+class Plan(NamedTuple):
+    """A config and what its training needs."""
+
+    config: str
+    iterations: int
+    seconds: float  # on one CPU thread
+
+
 KINDS = {
     'image-folder': Kind(own_data.image_folder, 'image-folder', '', 50, 0.5, 800, 'image'),
     'coco': Kind(own_data.coco, 'coco-json', 'detection', 4, 1.5, 840, 'box'),
@@ -47,14 +54,12 @@ FROM_START = {
     'voc': KINDS['voc']._replace(seconds=1.3, iterations=420, pixels=384 * 288),
     'masks': KINDS['masks']._replace(seconds=0.35, iterations=600, pixels=256**2),
 }
+BOXES = 'coco', 'voc'
+BY_EPOCH = 'image-folder', *BOXES
 #: Classes that are listed, and thin ones.
 MOST_LISTED, MOST_THIN = 20, 5
 #: Images of a class below which results are poor, and from a start (docs/tasks/own_data.md).
 FEW, FEW_FROM_START = 20, 10
-
-
-def epochs(kind: Kind, samples: int) -> int:
-    return min(100, max(12, -(-kind.iterations // -(-samples // kind.batch_size))))
 
 
 def printable(name: str) -> str:
@@ -88,108 +93,131 @@ def run(args: argparse.Namespace) -> None:
         root = Path(args.path)
         out = Path(args.out or default_name(root))
         folder = out.with_name(f'{out.stem}_split')
-        # The head of a start is no choice among epochs.
-        default = 0.1 if args.start and args.kind == 'image-folder' else 0.2
-        share, seed = default if args.val is None else args.val, args.seed or 0
-        check_number('--val', share, above=0, most=0.9)
-        check_int('--seed', seed, 0)
-        check_suffix('--out', out, ('.py',))
-        check_kept('--out', [out], [root] if root.is_file() else [])
-        if existing := [repr(str(path)) for path in (out, folder) if path.exists()]:
-            raise UserError(
-                f'{" and ".join(existing)} exist{"s" * (len(existing) == 1)} already; delete '
-                'to make anew, or name another file with --out'
-            )
-        kind = KINDS[args.kind]
-        inspect = kind.inspect
-        start: Any = None
-        if args.kind == 'text':
-            refuse_given(args, ['start'], 'is for images')
-        elif args.start is not None:
-            if args.start not in STARTS and not os.path.isfile(args.start):
-                names = ' or '.join(STARTS)
-                raise UserError(f'--start must be {names}, or a checkpoint, got {args.start!r}')
-            kind = FROM_START[args.kind]
-            if args.kind == 'image-folder':
-                inspect = partial(inspect, start=args.start)
-        if args.kind in ('coco', 'voc'):
-            inspect = partial(inspect, scale=args.scale_boxes)
-        else:
-            refuse_given(args, ['scale_boxes'], 'is for boxes, coco or voc')
-        data = inspect(root.absolute(), share, seed)
-        for part in ('train', 'val'):
-            if not data.parts[part]:
-                raise UserError(f'{args.path!r} must hold samples for {part}, got none')
-        is_sampled = bool(data.files or data.links) and not data.given
-        if not is_sampled:
-            reason = f'has no effect: no validation images are sampled from {args.path!r}'
-            refuse_given(args, ('val', 'seed'), reason)
+        check_args(args, root, out, folder)
+        data = inspect(args, root)
+        start = None
         if args.start is not None:
             # After all checks of the data: it imports torch, which takes seconds, and writes weights.
             start = import_module('aft_mm.convert.starts').read_start(args.start, out, args.kind)
-        by_epoch = args.kind in ('image-folder', 'coco', 'voc')
-        length = epochs(kind, data.parts['train']) if by_epoch else kind.iterations
-        is_frozen = kind.base == 'frozen'
-        length = 1 if is_frozen else length
-        iterations = length * -(-data.parts['train'] // kind.batch_size) if by_epoch else length
-        lines = [f'# {data.about[0]}.', f"_base_ = 'aft_mm::own_data/{kind.base}'", '']
-        if data.files or data.links:
-            lines.append(f'split = {literal(folder.absolute())}  # files of each part')
-        lines += data.config
-        seconds = iterations * kind.seconds
-        if start:
-            size = start.size
-            if is_frozen and args.start in STARTS:
-                mean = data.parts['train'] / len(data.counts)
-                size = SIZE_OF_MANY if mean >= MANY else STARTS[args.start][1]
-                fewer = f'{STARTS[args.start][1]} with fewer than {MANY} training photos per class'
-                more = f'{SIZE_OF_MANY} from {MANY} training photos per class on'
-                other = fewer if mean >= MANY else more
-                data.notes.append(f'images are scaled to {size} px ({other})')
-            lines.append(start.text(size=size))
-            # The features of each image, its mirror image if it is for training, are computed once.
-            once = 2 * data.parts['train'] + data.parts['val']
-            images = once if is_frozen else iterations * kind.batch_size
-            seconds += images * start.seconds(kind.pixels or size**2)
-        if by_epoch:
-            lines.append(f'train_cfg = dict(max_epochs={length})')
+        plan = plan_training(args, data, start, folder)
         for name, content in data.files.items():
             write(folder / name, content)
         write_links(folder, data.links)
-        write(out, '\n'.join([*lines, '']))
+        write(out, plan.config)
+    print_data(args, data, folder)
+    if start:
+        print(f'weights of the start: {start.weights}')
+    print(
+        f'{out}: {counted(plan.iterations, "iteration")}, about {max(1, round(plan.seconds / 60))} '
+        'min on one CPU thread'
+    )
+    task = KINDS[args.kind].task
+    if missing(task):
+        print(f'first: {install_command(NEEDS[task][1])}')
+    print(f'next: aft_mm train {shlex.quote(os.fspath(out))}')
+
+
+def check_args(args: argparse.Namespace, root: Path, out: Path, folder: Path) -> None:
+    if args.val is not None:
+        check_number('--val', args.val, above=0, most=0.9)
+    check_int('--seed', args.seed or 0, 0)
+    check_suffix('--out', out, ('.py',))
+    check_kept('--out', [out], [root] if root.is_file() else [])
+    if existing := [repr(str(path)) for path in (out, folder) if path.exists()]:
+        raise UserError(
+            f'{" and ".join(existing)} exist{"s" * (len(existing) == 1)} already; delete '
+            'to make anew, or name another file with --out'
+        )
+    if args.kind == 'text':
+        refuse_given(args, ['start'], 'is for images')
+    elif args.start is not None and args.start not in STARTS and not os.path.isfile(args.start):
+        names = ' or '.join(STARTS)
+        raise UserError(f'--start must be {names}, or a checkpoint, got {args.start!r}')
+    if args.kind not in BOXES:
+        refuse_given(args, ['scale_boxes'], 'is for boxes, coco or voc')
+
+
+def inspect(args: argparse.Namespace, root: Path) -> OwnData:
+    options: dict[str, Any] = {}
+    if args.kind in BOXES:
+        options['scale'] = args.scale_boxes
+    from_features = args.kind == 'image-folder' and args.start is not None
+    if from_features:
+        options['start'] = args.start
+    # The head on features is no choice among epochs.
+    default = 0.1 if from_features else 0.2
+    share = default if args.val is None else args.val
+    data = KINDS[args.kind].inspect(root.absolute(), share, args.seed or 0, **options)
+    for part in ('train', 'val'):
+        if not data.parts[part]:
+            raise UserError(f'{args.path!r} must hold samples for {part}, got none')
+    if not data.is_sampled:
+        reason = f'has no effect: no validation images are sampled from {args.path!r}'
+        refuse_given(args, ('val', 'seed'), reason)
+    return data
+
+
+def plan_training(args: argparse.Namespace, data: OwnData, start: Any, folder: Path) -> Plan:
+    kind = FROM_START[args.kind] if start else KINDS[args.kind]
+    lines = [f'# {data.about[0]}.', f"_base_ = 'aft_mm::own_data/{kind.base}'", '']
+    if data.files or data.links:
+        lines.append(f'split = {literal(folder.absolute())}  # files of each part')
+    lines += data.config
+    iterations, by_epoch = kind.iterations, []
+    if args.kind in BY_EPOCH:
+        length = -(-data.parts['train'] // kind.batch_size)
+        epochs = 1 if kind.base == 'frozen' else min(100, max(12, -(-iterations // length)))
+        iterations, by_epoch = epochs * length, [f'train_cfg = dict(max_epochs={epochs})']
+    seconds = iterations * kind.seconds
+    if start:
+        size = start.size
+        if kind.base == 'frozen' and args.start in STARTS:
+            size, note = size_of_photos(data, size)
+            data.notes.append(note)
+        lines.append(start.text(size=size))
+        # The features of each photo, its mirror image if it is for training, are computed once.
+        once = 2 * data.parts['train'] + data.parts['val']
+        images = once if kind.base == 'frozen' else iterations * kind.batch_size
+        seconds += images * start.seconds(kind.pixels or size**2)
+    return Plan('\n'.join([*lines, *by_epoch, '']), iterations, seconds)
+
+
+def size_of_photos(data: OwnData, size: int) -> tuple[int, str]:
+    """Return the size [px] of photos for a frozen backbone, and a note with the other one."""
+    limit = f'{MANY} training photos per class'
+    if data.parts['train'] / len(data.counts) >= MANY:
+        return (
+            SIZE_OF_MANY,
+            f'images are scaled to {SIZE_OF_MANY} px ({size} with fewer than {limit})',
+        )
+    return size, f'images are scaled to {size} px ({SIZE_OF_MANY} from {limit} on)'
+
+
+def print_data(args: argparse.Namespace, data: OwnData, folder: Path) -> None:
+    unit = KINDS[args.kind].unit
     print(f'{args.path}: {", ".join(data.about)}')
     for name, number in list(data.counts.items())[:MOST_LISTED]:
-        print(f'  {printable(name)}: {counted(number, kind.unit)}')
+        print(f'  {printable(name)}: {counted(number, unit)}')
     if len(data.counts) > MOST_LISTED:
         print(f'  and {len(data.counts) - MOST_LISTED:,} more')
-    least = FEW_FROM_START if args.start and args.kind == 'image-folder' else FEW
+    photos = args.kind == 'image-folder'
+    least = FEW_FROM_START if args.start and photos else FEW
     few = [printable(name) for name, number in data.counts.items() if number < least]
     if len(few) > MOST_THIN:
         thin = f'{len(few):,} of {len(data.counts):,} classes have fewer than'
-        print(f'{thin} {counted(least, kind.unit)}: expect a poor model of these')
+        print(f'{thin} {counted(least, unit)}: expect a poor model of these')
     elif few:
         print(f'fewer than {least} of {", ".join(few)}: expect a poor model of these')
     for note in data.notes:
         print(printable(note))
-    copied = ''
-    if data.given and (data.files or data.links):
-        copied = f', {"boxes copied" if kind.unit == "box" else "lists written"} into {folder}/'
-    unit = 'byte' if args.kind == 'text' else 'image'
-    print(
-        f'training {counted(data.parts["train"], unit)}, validation {data.parts["val"]:,}'
-        + (f', sampled with seed {seed} into {folder}/' if is_sampled else '')
-        + copied
-    )
-    if args.kind == 'image-folder' and data.parts['val'] < FEWEST_VALIDATED:
+    written = ''
+    if data.is_sampled:
+        written = f', sampled with seed {args.seed or 0} into {folder}/'
+    elif data.files or data.links:
+        written = f', {"boxes copied" if args.kind in BOXES else "lists written"} into {folder}/'
+    samples = counted(data.parts['train'], 'byte' if args.kind == 'text' else 'image')
+    print(f'training {samples}, validation {data.parts["val"]:,}{written}')
+    if photos and data.parts['val'] < FEWEST_VALIDATED:
         print(
             f'a validation of fewer than {FEWEST_VALIDATED} images says almost nothing: add images'
         )
-    if start:
-        print(f'weights of the start: {start.weights}')
-    print(
-        f'{out}: {counted(iterations, "iteration")}, about {max(1, round(seconds / 60))} '
-        'min on one CPU thread'
-    )
-    if missing(kind.task):
-        print(f'first: {install_command(NEEDS[kind.task][1])}')
-    print(f'next: aft_mm train {shlex.quote(os.fspath(out))}')
