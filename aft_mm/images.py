@@ -37,10 +37,12 @@ __all__ = [
     'is_hidden',
     'list_images',
     'not_read',
+    'orientation_of',
     'read_image',
     'read_rgb',
     'read_unlike_opencv',
     'stored_size',
+    'turned',
 ]
 
 #: Endings of the image files that are listed whatever they hold.
@@ -277,12 +279,27 @@ def stored_size(path: str | os.PathLike) -> tuple[int, int, int]:
     """Return the width and height of the stored pixels of an image, and its EXIF orientation, 1 to 8."""
     with _opened(path, f'image {quoted(path)}') as image:
         width, height = image.size
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        if orientation not in range(1, 9):
-            orientation = 1
+        orientation = orientation_of(image)
         if orientation > 4 and image.format == 'TIFF':  # Pillow gives the size of a turned TIFF
             width, height = height, width
         return width, height, orientation
+
+
+def orientation_of(image: Image.Image) -> int:
+    """Return the EXIF orientation of an open image, 1 to 8."""
+    if image.format == 'PNG' and 'exif' not in image.info:
+        image.load()  # it may follow the pixels
+    # Pillow would read it from XMP as well, where OpenCV and most viewers do not.
+    for name in ('xmp', 'XML:com.adobe.xmp', 'Raw profile type xmp'):
+        image.info.pop(name, None)
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return orientation if orientation in range(1, 9) else 1
+
+
+def turned(image: Image.Image) -> Image.Image:
+    """Return an open image as its EXIF orientation says."""
+    orientation_of(image)
+    return ImageOps.exif_transpose(image)
 
 
 def read_rgb(path: str | os.PathLike) -> tuple[np.ndarray, list[str]]:
@@ -375,7 +392,7 @@ def _has_16_bits(image: Image.Image) -> bool:
 
 def _rgb(image: Image.Image) -> tuple[np.ndarray, list[str]]:
     has_16_bits = _has_16_bits(image)
-    image = ImageOps.exif_transpose(image)
+    image = turned(image)
     if has_16_bits:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     warnings = []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from mmcv.transforms import LoadImageFromFile
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from aft_mm.datasets import LoadRGBImage
 from aft_mm.errors import UnusableFile, UserError
@@ -121,6 +122,14 @@ def kinds():
             turned(on_white(RGB, NOISE[..., 3])),
             [ALPHA],
         )
+    # As OpenCV, which does not turn by XMP.
+    packet = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    text = PngInfo()
+    text.add_itxt('XML:com.adobe.xmp', packet.decode())
+    kinds['xmp.png'] = RGB, dict(pnginfo=text), RGB, []
+    kinds['xmp.webp'] = RGB, dict(lossless, xmp=packet), RGB, []
+    kinds['xmp.jpg'] = BLOCKS, dict(quality=100, subsampling=0, xmp=packet), BLOCKS, []
+    kinds['xmp.tif'] = RGB, dict(tiffinfo={700: packet}), RGB, []
     frames = [Image.fromarray(np.full((8, 8, 3), value, np.uint8)) for value in (30, 200)]
     for kind in ('png', 'webp', 'tif', 'gif'):
         options = dict(save_all=True, append_images=frames[1:])

@@ -186,6 +186,12 @@ def again(content):
         (lambda c: c['categories'][1].update(id=0), 'category 0 of .* must have an id of its own'),
         (lambda c: c['categories'][1].update(name=' '), 'category 1 of .* has no name'),
         (lambda c: c['images'][2].update(width=960), "'2.jpg' of .* has 96 x 80 .*, not 960 x 80;"),
+        (lambda c: c['images'][2].update(width=80, height=96), '; swap its width and height'),
+        (lambda c: c['images'][2].update(id=2.0), 'image 2.0 of .* an integer or a text as id'),
+        (
+            lambda c: c['images'].append(dict(SIZE, id=99, file_name='2.jpg', width=192)),
+            "'2.jpg', which '.*' lists again, must have the same width and height, got .96, 80. and",
+        ),
         (
             lambda c: [box.update(image_id=99) for box in c['annotations']],
             '8 of 8 boxes are not used: of images that the file does not list',
@@ -272,6 +278,52 @@ def test_an_image_in_two_folders_is_refused(here):
             save(here / f'data/{folder}/{i}.jpg')
     message = "image of 'ann.json' must be one file, got 'a/1.jpg' and 'b/1.jpg'"
     refuses_input(message, own_data.coco, here / 'data', 0.5, 0)
+
+
+@pytest.mark.parametrize('kind', ['coco', 'voc'])
+def test_a_missing_image_is_not_that_of_another_part(kind, here):
+    for part in ('train', 'valid'):
+        for name in ('1.jpg', '2.jpg'):
+            save(here / f'data/{part}/{name}')
+        if kind == 'coco':
+            coco(here / f'data/{part}/_annotations.coco.json', ['1.jpg', '2.jpg'])
+        for name in ('1', '2') if kind == 'voc' else ():
+            xml = XML.format(name=f'{name}.jpg', label='cat')
+            (here / f'data/{part}/{name}.xml').write_text(xml)
+    read = getattr(own_data, kind)
+    assert read(here / 'data', 0.5, 0).parts == dict(train=2, val=2)
+    (here / 'data/train/2.jpg').unlink()
+    refuses_input('image .*2.* does not exist', read, here / 'data', 0.5, 0)
+
+
+def test_an_image_of_two_parts_is_said(here):
+    for name in ('1.jpg', '2.jpg', '3.jpg'):
+        save(here / f'data/images/{name}')
+    coco(here / 'data/train.json', ['1.jpg', '2.jpg'])
+    coco(here / 'data/val.json', ['2.jpg', '3.jpg'])
+    notes = '\n'.join(own_data.coco(here / 'data', 0.5, 0).notes)
+    assert re.search("1 file is a copy of files of another part, first '.*/2.jpg'; the metr", notes)
+    for part, names in (('train', '1 2'), ('val', '2 3')):
+        path = here / f'data/ImageSets/Main/my_{part}.txt'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(names.replace(' ', '\n'))
+        path.with_name(f'cat_{part}_1.txt').write_text('1 -1\n2 1\n')  # of a class, as VOC has
+        for name in names.split():
+            (here / f'data/{name}.xml').write_text(XML.format(name='', label='cat'))
+    found = own_data.voc(here / 'data', 0.5, 0)
+    assert found.given and found.parts == dict(train=2, val=2)
+    assert '1 file is a copy of files of another part' in '\n'.join(found.notes)
+
+
+def test_what_xml_files_leave_open_is_said(here):
+    for number in range(3):
+        save(here / f'data/{number}.jpg')
+        xml = XML.format(name=f'{(number + 1) % 3}.jpg', label='cat')
+        (here / f'data/{number}.xml').write_text(xml.replace('<xmin>11', '<xmin>0'))
+    notes = '\n'.join(own_data.voc(here / 'data', 0.5, 0).notes)
+    message = r"filename of 3 xml files names .*: '0.xml' has '1.jpg', .* as those of '0.jpg'"
+    assert re.search(message, notes)
+    assert '3 boxes with xmin or ymin 0: coordinates of VOC count from 1' in notes
 
 
 def test_images_without_boxes_and_unknown_classes_are_said(here):

@@ -16,6 +16,7 @@ from aft_mm.cli.main import main
 from aft_mm.config.masks import check_masks, input_size
 from aft_mm.config.reading import check_data, read_config
 from aft_mm.convert import own_data
+from aft_mm.images import read_rgb
 from aft_mm.visualization.figures import class_colours
 
 from .errors import stops
@@ -279,11 +280,12 @@ def test_masks_of_several_folders_get_the_same_numbers(capsys):
 @pytest.mark.parametrize('mode', ['L', 'P', 'RGB'])
 def test_numbers_from_0_are_kept(mode, capsys):
     save('a/{}.jpg', 'grey/{}.png', (0, 1, 1, 1, 2, 255))
+    colours = RNG.integers(0, 256, 768, np.uint8).tobytes()
     for path in Path('grey').iterdir():
         if mode == 'P':
             Image.open(path).convert('P').save(path)  # a palette of greys
             palette = Image.fromarray(numbers(path))
-            palette.putpalette(RNG.integers(0, 256, 768, np.uint8).tobytes())
+            palette.putpalette(colours)
             palette.save(path)
         else:
             Image.open(path).convert(mode).save(path)
@@ -300,6 +302,87 @@ def test_numbers_from_0_are_kept(mode, capsys):
         r"colour #ffffff \(value 255\), which 'named/classes.txt' does not list; add a line such"
     )
     stops(message, number_masks, ['white', 'named/masks'])
+
+
+def test_masks_with_a_palette_each_go_by_colour(capsys):
+    save('data/images/{}.jpg', 'data/masks/{}.png', (BLACK, RED, GREEN))
+    for path in Path('data/masks').iterdir():
+        order = np.roll([BLACK, RED, GREEN], int(path.stem), axis=0)
+        index = (numbers(path)[:, :, None] == order).all(-1).argmax(-1).astype(np.uint8)
+        mask = Image.fromarray(index, 'P')
+        mask.putpalette(order.flatten().tolist())
+        mask.save(path)
+    before = {
+        path.name: np.asarray(Image.open(path).convert('RGB'))
+        for path in Path('data/masks').iterdir()
+    }
+    message = (
+        "masks must have one palette, got two colours of the value 0 in '.*0.png' and '.*.png'"
+    )
+    stops(message, main, ['new', 'masks', 'data'])
+    number_masks(['data', 'numbers'])
+    assert 'have class numbers already' not in capsys.readouterr().out
+    colours = Path('numbers/classes.txt').read_text().split()
+    assert len(colours) == 3
+    for name, pixels in before.items():
+        found = np.array([list(bytes.fromhex(colour[1:])) for colour in colours])
+        np.testing.assert_array_equal(found[numbers(f'numbers/masks/{name}')], pixels)
+    Path('data/classes.txt').write_text('a\nb\nc\n')
+    stops('classes.txt. must begin every line with a colour', number_masks, ['data', 'again'])
+
+
+@pytest.mark.parametrize('turn', [1, 3, 6])
+def test_masks_that_exif_turns_are_turned(turn, capsys):
+    save('data/images/{}.png', 'data/masks/{}.png', (0, 1, 2))
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    for path in Path('data').glob('*/*.png'):
+        pixels = np.random.default_rng(0).integers(0, 3, (96, 64), np.uint8)
+        if path.parent.name == 'images':
+            pixels = np.dstack([100 * pixels] * 3)
+        Image.fromarray(pixels).save(path, exif=exif)
+    if turn > 1:
+        message = f'must not be turned by EXIF, got orientation {turn}; `aft_mm number-masks'
+        stops(message, main, ['new', 'masks', 'data'])
+    number_masks(['data', 'numbers'])
+    main(['new', 'masks', 'numbers', '--out', 'data.py'])
+    shown = capsys.readouterr().out
+    assert ('6 photos turned by EXIF, such as' in shown) == (turn == 3)
+    dataset = data_set(read(), 'train')
+    for index in range(len(dataset)):
+        info = dataset.get_data_info(index)
+        image, mask = read_rgb(info['img_path'])[0], numbers(info['seg_map_path'])
+        np.testing.assert_array_equal(image[..., 0], 100 * mask)
+
+
+def test_transparent_masks_are_laid_on_white_if_nothing_else_is_white(capsys):
+    save('a/{}.jpg', 'clear/{}.png', ((0, 0, 0, 0), (*RED, 255)), number=2)
+    number_masks(['clear', 'out/masks'])
+    assert sorted(Path('out/classes.txt').read_text().split()) == ['#ff0000', '#ffffff']
+    message = "mask '.*/0.png' must be opaque, or opaque but for a background and without white"
+    for name, colour in (('white', (*WHITE, 255)), ('faint', (*RED, 99))):
+        save('a/{}.jpg', f'{name}/{{}}.png', ((0, 0, 0, 0), colour), number=1)
+        stops(message, number_masks, [name, f'other/{name}'])
+
+
+def test_doubtful_pairs_of_images_and_masks_are_said(here, capsys):
+    save('data/images/{}.jpg', 'data/masks/{}.png', (0, 1))
+    Path('data/masks/2.png').rename('data/masks/2_east.png')
+    Path('data/classes.txt').write_text('cat\ncat\n')
+    notes = '\n'.join(own_data.masks(here / 'data', 0.2, 0).notes)
+    message = "1 of 6 masks have another ending than most, first '2_east.png', which is taken for"
+    assert message in notes
+    assert 'each line of the names is a class, also of those that come again: cat' in notes
+    Path('data/masks/2_east.png').rename('data/masks/2.png')
+    lists = Path('data/ImageSets/Segmentation')
+    lists.mkdir(parents=True)
+    for part, names in dict(train='0 1 2 3', val='3 4 5').items():
+        (lists / f'{part}.txt').write_text('\n'.join(names.split()))
+    found = own_data.masks(here / 'data', 0.2, 0)
+    assert found.parts == dict(train=4, val=3)
+    assert "1 file is a copy of files of another part, first '" in '\n'.join(found.notes)
+    Image.open('data/masks/1.png').save('data/masks/1.png', format='JPEG')
+    stops("mask '.*/1.png' must not be a JPEG, which", main, ['new', 'masks', 'data'])
 
 
 def test_a_value_or_a_colour_is_ignored(capsys):

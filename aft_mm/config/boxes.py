@@ -75,10 +75,9 @@ class Unused:
         if not self.reasons:
             return ''
         reasons = ', '.join(f'{reason} ({n:,})' for reason, n in self.reasons.most_common())
-        return (
-            f'{self.reasons.total():,} of {self.total:,} boxes are not used: {reasons}, '
-            f'{self.first}'
-        )
+        number = self.reasons.total()
+        is_or_are = 'is' if number == 1 and self.total > 1 else 'are'
+        return f'{number:,} of {self.total:,} boxes {is_or_are} not used: {reasons}, {self.first}'
 
     def check(self) -> None:
         if self.total and self.reasons.total() == self.total:
@@ -301,7 +300,8 @@ def read_coco(path: str) -> dict:
         seen = set()
         for entry in entries:
             if not isinstance(entry.get('id'), int | str):
-                refuse_entry(kind, entry, 'has no id')
+                reason = f'must have an integer or a text as id, got {described(entry.get("id"))}'
+                refuse_entry(kind, entry, reason)
             if entry['id'] in seen:
                 refuse_entry(kind, entry, f'must have an id of its own, which another {kind} has')
             seen.add(entry['id'])

@@ -2,14 +2,15 @@
 
 import os
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import Image
 
 from aft_mm.errors import UserError
-from aft_mm.images import IMAGE_FORMATS, image_size
+from aft_mm.images import IMAGE_FORMATS, image_size, orientation_of
 
 from .texts import read_lines
 
@@ -53,7 +54,7 @@ def check_masks(key: str, root: str, dataset: 'ConfigDict') -> str:
 
     def check(name: str) -> Counter[int]:
         path = masks / f'{name}{mask_suffix}'
-        pixels, _ = read_mask(path, images / f'{name}{suffix}')
+        pixels = read_mask(path, images / f'{name}{suffix}').pixels
         wrong = [value for value in pixels if value >= len(classes) + more and value != ignored]
         if classes and wrong:
             raise UserError(
@@ -77,25 +78,43 @@ def check_masks(key: str, root: str, dataset: 'ConfigDict') -> str:
     )
 
 
-def read_mask(path: Path, image: Path) -> tuple[Counter[int], tuple[int, int]]:
-    """Return the pixels of each value of a mask, in increasing order, and its width and height.
+class Mask(NamedTuple):
+    """The pixels of each value in increasing order, width and height, and the colours of a palette."""
+
+    pixels: Counter[int]
+    size: tuple[int, int]
+    palette: dict[int, tuple[int, ...]]
+
+
+def read_mask(path: Path, image: Path) -> Mask:
+    """Read a mask of class numbers.
 
     Raises:
-        UserError: If it cannot be read, has several channels or not the size of its image.
+        UserError: If it cannot be read, is a JPEG, turned by EXIF, has several channels or not the
+            size of its image.
     """
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as mask:
             mode, size = mask.mode, mask.size
             pixels = mask.histogram() if mode in ONE_NUMBER else []
+            palette = used_palette(mask)
+            kind, orientation = mask.format, orientation_of(mask)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
         source = getattr(error, 'filename', None) or path
         raise UserError(f'mask {str(source)!r} cannot be read: {reason:.200}') from error
     expected = image_size(image)
+    if kind == 'JPEG':
+        raise UserError(f'mask {str(path)!r} must not be a JPEG, which changes values')
     if mode not in ONE_NUMBER:
         raise UserError(
             f'mask {str(path)!r} must have one class number of 8 bits per pixel, got mode {mode!r}; '
             '`aft_mm number-masks FOLDER OUT` writes numbers for colours'
+        )
+    if orientation > 1:
+        raise UserError(
+            f'mask {str(path)!r} must not be turned by EXIF, got orientation {orientation}; '
+            '`aft_mm number-masks FOLDER OUT` turns its pixels'
         )
     if size != expected:
         raise UserError(
@@ -104,7 +123,28 @@ def read_mask(path: Path, image: Path) -> tuple[Counter[int], tuple[int, int]]:
         )
     if mode == '1':  # which Pillow counts as 0 and 255
         pixels[1], pixels[255] = pixels[255], 0
-    return Counter({value: number for value, number in enumerate(pixels) if number}), size
+    counts = Counter({value: number for value, number in enumerate(pixels) if number})
+    return Mask(counts, size, palette)
+
+
+def used_palette(mask: Image.Image) -> dict[int, tuple[int, ...]]:
+    """Return the colours of the values of a mask with a palette, {} without one."""
+    colours = mask.getpalette() if mask.mode == 'P' else None
+    values = [value for value, number in enumerate(mask.histogram()) if number] if colours else []
+    return {value: tuple(colours[3 * value : 3 * value + 3]) for value in values}
+
+
+def differing_palettes(
+    masks: Sequence[Path], palettes: Iterable[Mapping[int, tuple[int, ...]]]
+) -> str:
+    """Return which two masks have different colours of one value, or ''."""
+    first: dict[int, tuple[tuple[int, ...], Path]] = {}
+    for path, palette in zip(masks, palettes, strict=True):
+        for value, colour in palette.items():
+            other, there = first.setdefault(value, (colour, path))
+            if colour != other:
+                return f'{value} in {str(there)!r} and {str(path)!r}'
+    return ''
 
 
 def input_size(config: 'Config') -> tuple[int, int] | None:

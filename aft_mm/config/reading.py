@@ -162,6 +162,7 @@ KNOWN_WARNINGS = (
     '``build_loss`` would be deprecated soon',  # mmseg calls its own function
     'Default ``avg_non_ignore`` is False',  # the value of mmseg's own configs
     'The draw is False, it means that the hook',  # from mmseg's default runtime
+    'Warning: The bbox is out of bounds',  # of a label in a picture
 )
 
 

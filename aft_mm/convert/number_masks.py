@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from aft_mm.config.masks import ONE_NUMBER
+from aft_mm.config.masks import ONE_NUMBER, differing_palettes, used_palette
 from aft_mm.errors import UserError, user_errors
-from aft_mm.images import IMAGE_FORMATS, read_rgb
+from aft_mm.images import ALPHA, IMAGE_FORMATS, read_rgb, turned
 from aft_mm.progress import progress
 
 from .own_data.masks import Pairs, find_masks, jpeg_mask, some, split_colour
@@ -23,6 +23,7 @@ IGNORED = 255  # label of ignored pixels
 MOST = IGNORED  # classes
 WIDE = 1 << 24  # added to values of more than 8 bits, which are no colours
 GREY = 0x010101  # colour of the grey level 1
+WHITE = 0xFFFFFF
 NOTHING = -1  # replaces an ignored colour
 
 
@@ -35,6 +36,7 @@ class Source:
     links: dict[Path, Path] = field(default_factory=dict)
     colours: Counter[int] = field(default_factory=Counter)
     numbers: Counter[int] = field(default_factory=Counter)
+    palettes: dict[Path, dict[int, tuple[int, ...]]] = field(default_factory=dict)
 
 
 def colours_of(path: Path, ignored: Sequence[str] = (), by_number: bool = False) -> np.ndarray:
@@ -45,21 +47,35 @@ def colours_of(path: Path, ignored: Sequence[str] = (), by_number: bool = False)
     values = None
     with suppress(OSError), Image.open(path, formats=IMAGE_FORMATS) as mask:  # read_rgb refuses it
         if mask.mode.startswith('I'):
-            values = WIDE + np.asarray(mask).astype(np.int64)
+            values = WIDE + np.asarray(turned(mask)).astype(np.int64)
         elif mask.mode in ONE_NUMBER:
-            values = GREY * np.asarray(mask).astype(np.int64)
+            values = GREY * np.asarray(turned(mask)).astype(np.int64)
             by_number |= mask.mode == 'L'
     if values is not None and (by_number or values.max(initial=0) >= WIDE):
         colours = values
     else:
-        red, green, blue = np.moveaxis(read_rgb(path)[0].astype(np.int64), -1, 0)
+        pixels, warnings = read_rgb(path)
+        red, green, blue = np.moveaxis(pixels.astype(np.int64), -1, 0)
         colours = red << 16 | green << 8 | blue
+        if ALPHA in warnings:
+            _check_alpha(path, colours)
     if ignored:
         shown = [int(text[1:], 16) for text in ignored if text[0] == '#']
         stored = [kind for text in ignored if text[0] != '#' for kind in _kinds(int(text))]
         there = np.isin(colours if values is None else values, stored)
         colours = np.where(there | np.isin(colours, shown), NOTHING, colours)
     return colours
+
+
+def _check_alpha(path: Path, colours: np.ndarray) -> None:
+    """Refuse a mask that cannot be laid on white, the colour of what is transparent."""
+    with Image.open(path, formats=IMAGE_FORMATS) as mask:
+        alpha = np.asarray(turned(mask).convert('RGBA').getchannel('A'))
+    if ((alpha > 0) & (alpha < 255)).any() or ((alpha == 255) & (colours == WHITE)).any():
+        raise UserError(
+            f'mask {str(path)!r} must be opaque, or opaque but for a background and without white '
+            'objects, as what is transparent is laid on white'
+        )
 
 
 def _kinds(value: int) -> tuple[int, int]:
@@ -120,7 +136,7 @@ def count_colours(sources: Sequence[Source], ignored: Sequence[str]) -> None:
     paths = [(source, path) for source in sources for path in source.targets]
     for source, path in progress(paths, 'counting colours'):
         found = [_counted(path, ignored)]
-        if _has_indices(path):
+        if _has_indices(path, source.palettes):
             found.append(_counted(path, ignored, by_number=True))
         source.colours += found[0]
         source.numbers += found[-1]
@@ -136,8 +152,9 @@ def _counted(path: Path, ignored: Sequence[str], by_number: bool = False) -> Cou
     return Counter(dict(zip(colours.tolist(), pixels.tolist(), strict=True)))
 
 
-def _has_indices(path: Path) -> bool:
+def _has_indices(path: Path, palettes: dict[Path, dict[int, tuple[int, ...]]]) -> bool:
     with suppress(OSError), Image.open(path, formats=IMAGE_FORMATS) as mask:
+        palettes[path] = used_palette(mask)
         return mask.mode in ('P', '1')
     return False
 
@@ -226,6 +243,14 @@ def number(
     """Return the number of each colour, the lines of classes.txt, and whether numbers are kept."""
     values = values_of(sources)
     has_numbers = len(values) > 1 and values == {GREY * index for index in range(len(values))}
+    palettes = {path: colours for source in sources for path, colours in source.palettes.items()}
+    differ = differing_palettes([*palettes], palettes.values())
+    if differ and lines and not shown:
+        raise UserError(
+            f'{str(given)!r} must begin every line with a colour, such as "#ff0000 cat", as palettes '
+            f'have two colours of the value {differ}'
+        )
+    has_numbers &= not differ
     if lines and not shown or not lines and has_numbers:
         lines = lines or [f'class_{index}' for index in range(len(values))]
         table = {GREY * index: index for index in range(len(lines))}

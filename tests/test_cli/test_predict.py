@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import shutil
 
 import numpy as np
 import pytest
@@ -61,12 +60,12 @@ def test_classes_are_those_of_the_classifier(images, tiny_classifier, capsys):
     stops("--out 'out' holds predictions already", main, ['predict', *words, '--out', 'out'])
 
 
-def test_an_input_is_not_replaced_by_its_picture(images, tiny_classifier):
-    (images / 'in').rename(images / 'pictures')
-    shutil.copy(images / 'pictures/c.png', images / 'pictures/0_c.png')
-    words = ['predict', *tiny_classifier, 'pictures/c.png', '--out']
-    stops("'.' must have no input in its folders pictures and masks, got 'pi", main, [*words, '.'])
-    main([*words, 'pictures'])
+@pytest.mark.parametrize('folder', ['pictures', 'masks'])
+def test_pictures_and_masks_of_the_user_are_kept(images, tiny_classifier, folder):
+    (images / 'in').rename(images / folder)
+    words = ['predict', *tiny_classifier, f'{folder}/c.png', '--out']
+    stops(f"--out '.' must have no files in {folder}/; name another", main, [*words, '.'])
+    main([*words, folder])
 
 
 def test_narrow_images_have_pictures_of_a_bounded_size(images, tiny_classifier):

@@ -4,8 +4,9 @@ import glob
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,29 @@ def number(value: Any) -> Any:
     return f'{value:.6g}' if isinstance(value, float) else value
 
 
+def write_results(
+    predicted: Iterable[Prediction], out: Path, scope: str, digits: int, with_pictures: bool
+) -> list[dict[str, Any]]:
+    """Write predictions.csv, pictures and masks as results come; return the entries of the JSON."""
+    written: list[dict[str, Any]] = []
+    with open(out / 'predictions.csv', 'w', newline='', encoding='utf-8') as file:
+        columns = COLUMNS.get(scope, ('score',))
+        table = csv.DictWriter(file, ('path', 'class_name', 'label', *columns))
+        table.writeheader()
+        for prediction in predicted:
+            table.writerows(rows(prediction, scope))
+            name = re.sub(r'[^\w.-]+', '_', Path(prediction.path).stem)[:80]
+            name = f'{len(written):0{digits}}_{name}.png'
+            written.append(dict(path=prediction.path, found=prediction.found))
+            images = dict(zip(FOLDERS, (prediction.picture, prediction.mask), strict=True))
+            for folder, pixels in images.items():
+                if pixels is not None and (with_pictures or folder != 'pictures'):
+                    (out / folder).mkdir(exist_ok=True)
+                    Image.fromarray(pixels).save(out / folder / name)
+                    written[-1][folder.removesuffix('s')] = f'{folder}/{name}'
+    return written
+
+
 def run(args: argparse.Namespace) -> None:
     with user_errors(*CONFIG_ERRORS, RuntimeError):
         check_int('--batch-size', args.batch_size, 1)
@@ -112,12 +136,11 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f'--out {args.out!r} holds predictions already; name another folder')
         paths, bad, passed_over = image_files(args.inputs)
         total = len(paths) + len(bad)
-        folders = [(out / folder).resolve() for folder in FOLDERS]
-        if inside := [path for path in paths if Path(path).resolve().parent in folders]:
-            raise UserError(
-                f'--out {args.out!r} must have no input in its folders {" and ".join(FOLDERS)}, got '
-                f'{inside[0]!r}'
-            )
+        for folder in FOLDERS:
+            if (out / folder).exists() and any((out / folder).iterdir()):
+                raise UserError(
+                    f'--out {args.out!r} must have no files in {folder}/; name another folder'
+                )
         config = read_config(args.config, args.cfg_options)
         if config.get('default_scope') != 'mmdet':
             reason = f'has no effect on the model of {args.config}, without boxes'
@@ -127,29 +150,13 @@ def run(args: argparse.Namespace) -> None:
             refuse_given(args, ['device'], f'has no effect on {checkpoint}, which runs on the CPU')
             checkpoint = load_exported(config, checkpoint)
         predictor = ImagePredictor(config, checkpoint, args.device, args.score)
+        starts = range(0, len(paths), args.batch_size)
+        batches = (paths[first : first + args.batch_size] for first in starts)
+        results = (predictions(predictor, batch, bad) for batch in batches)
+        predicted = chain.from_iterable(progress(results, 'predicting', len(starts)))
         out.mkdir(parents=True, exist_ok=True)
-        written: list[dict[str, Any]] = []
         digits = len(str(len(paths)))
-        with open(out / 'predictions.csv', 'w', newline='', encoding='utf-8') as file:
-            columns = COLUMNS.get(predictor.scope, ('score',))
-            table = csv.DictWriter(file, ('path', 'class_name', 'label', *columns))
-            table.writeheader()
-            starts = range(0, len(paths), args.batch_size)
-            batches = (paths[first : first + args.batch_size] for first in starts)
-            results = (predictions(predictor, batch, bad) for batch in batches)
-            for predicted in progress(results, 'predicting', len(starts)):
-                for prediction in predicted:
-                    table.writerows(rows(prediction, predictor.scope))
-                    name = re.sub(r'[^\w.-]+', '_', Path(prediction.path).stem)[:80]
-                    name = f'{len(written):0{digits}}_{name}.png'
-                    written.append(dict(path=prediction.path, found=prediction.found))
-                    images = {} if args.no_pictures else {'pictures': prediction.picture}
-                    if prediction.mask is not None:
-                        images['masks'] = prediction.mask
-                    for folder, pixels in images.items():
-                        (out / folder).mkdir(exist_ok=True)
-                        Image.fromarray(pixels).save(out / folder / name)
-                        written[-1][folder.removesuffix('s')] = f'{folder}/{name}'
+        written = write_results(predicted, out, predictor.scope, digits, not args.no_pictures)
         without = [dict(path=path, found=[], error=reason) for path, reason in bad.items()]
         (out / 'predictions.json').write_text(
             json.dumps(written + without, indent=1, ensure_ascii=False), encoding='utf-8'

@@ -96,6 +96,12 @@ def part_of(path: str) -> str:
     return ''
 
 
+def of_the_part(paths: list[str], near: str) -> list[str]:
+    """Return the paths without those in a folder of another part than that of a file."""
+    part = part_of(near)
+    return [path for path in paths if not part or part_of(path) in ('', part)]
+
+
 def nearest(paths: list[str], near: str, part: str = '') -> str:
     """Return the one of several paths in the part and closest to a file; refuse two equally close."""
 
@@ -191,21 +197,27 @@ def coco(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
         for image, file in zip(images, _files_of(images, path, root, part), strict=True):
             first = parts[part].setdefault(file, image)
             if first is not image:
+                if first.size != image.size:
+                    raise UserError(
+                        f'image {image.name!r}, which {str(path)!r} lists again, must have the same '
+                        f'width and height, got {described(first.size)} and {described(image.size)}'
+                    )
                 first.boxes += image.boxes
         if len(parts[part]) < len(images):
             more = len(images) - len(parts[part])
-            notes.append(f'{str(path)!r} lists {more:,} images again, whose boxes are put together')
+            notes.append(
+                f'{str(path)!r} lists {counted(more, "image")} again, whose boxes are put together'
+            )
     return _own_data('coco', root, parts, list(classes), unused, notes, share, seed, scale)
 
 
 def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
     """Inspect images and an xml file for each, perhaps with lists of the parts."""
     files = Files(root)
-    paths = [
-        root / path
-        for path in files.with_suffix('.txt')
-        if '/ImageSets/Main/' in f'/{path}' and '_' not in Path(path).stem
-    ]
+    texts = [root / path for path in files.with_suffix('.txt') if '/ImageSets/Main/' in f'/{path}']
+    paths = [path for path in texts if '_' not in path.stem]
+    # VOC's lists of a class, such as cat_train.txt, have two columns.
+    paths = paths or [path for path in texts if len((filled_lines(path) or [''])[0].split()) == 1]
     lists = parts_of(paths, f'{root}/ImageSets/Main: lists', optional=True)
     sources: dict[str, list[str]] = {}
     notes = []
@@ -240,13 +252,15 @@ def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
         if path.lower().endswith(IMAGE_SUFFIXES):
             by_stem.setdefault(Path(path).stem, []).append(path)
     parts: dict[str, Images] = {part: {} for part in sources}
+    renamed = []
     total = sum(map(len, sources.values()))
     pairs = ((part, path) for part, paths in sources.items() for path in paths)
     for part, path in progress(pairs, 'reading xml', total):
         image = read_voc(root / path)
         name = image.name.replace('\\', '/').rpartition('/')[2]
         stem = Path(path).stem
-        pictures = by_stem.get(stem) or files.ending(stem) or (files.ending(name) if name else [])
+        named = of_the_part(files.ending(name), path) if name else []
+        pictures = of_the_part(by_stem.get(stem) or files.ending(stem), path) or named
         for better in (
             [other for other in pictures if Path(other).name == name],
             [other for other in pictures if {'JPEGImages', 'images'} & {*other.split('/')}],
@@ -258,14 +272,28 @@ def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
                 f'named {stem!r}'
             )
         image.name = nearest(pictures, path)
+        if named and image.name not in named:
+            renamed.append((path, image.name, named[0]))
         first = parts[part].setdefault(root / image.name, image)
         if first is not image:
             raise UserError(
                 f'image {image.name!r} must have one xml file, got {first.source!r} and '
                 f'{image.source!r}'
             )
-    labels = {box.label for images in parts.values() for i in images.values() for box in i.boxes}
-    classes = sorted(labels - {''})
+    every_box = [box for images in parts.values() for i in images.values() for box in i.boxes]
+    from_0 = [box for box in every_box if min(box.place[:2]) == -1 and box.place[2] > 0]
+    if from_0:
+        notes.append(
+            f'{counted(len(from_0), "box")} with xmin or ymin 0: coordinates of VOC count from 1, so 1 px '
+            'is subtracted; if these count from 0, convert them to COCO json'
+        )
+    if renamed:
+        path, used, other = renamed[0]
+        notes.append(
+            f'filename of {counted(len(renamed), "xml file")} names an image other than that of the '
+            f'same name, which is used: {path!r} has {other!r}, the boxes are read as those of {used!r}'
+        )
+    classes = sorted({box.label for box in every_box} - {''})
     return _own_data('voc', root, parts, classes, Unused(), notes, share, seed, scale)
 
 
@@ -279,6 +307,10 @@ def _listed(line: str, path: Path, files: Files) -> str:
     return nearest(found, path.relative_to(files.root).as_posix())
 
 
+def _below(files: Files, name: str, path: Path) -> list[str]:
+    return of_the_part(files.ending(name), os.path.relpath(path, files.root))
+
+
 def _files_of(images: Sequence[Annotated], path: Path, root: Path, part: str) -> Iterable[Path]:
     base = root if root.is_dir() else root.parent
     places = [(base, None if root.is_dir() else 2), (base.parent, 2)]
@@ -289,10 +321,10 @@ def _files_of(images: Sequence[Annotated], path: Path, root: Path, part: str) ->
         if direct.is_file():
             yield Path(os.path.normpath(direct))
             continue
-        found = below[-1].ending(image.name) if below else []
+        found = _below(below[-1], image.name, path) if below else []
         while not found and not folder and places:
             below.append(Files(*places.pop(0)))
-            found = below[-1].ending(image.name)
+            found = _below(below[-1], image.name, path)
         if not found:
             raise UserError(
                 f'image {str(Path(folder, image.name))!r} of {str(path)!r} does not exist'
@@ -333,64 +365,38 @@ def _own_data(
     notes += _beyond(every, sizes, kind == 'coco')
     tested = parts.get('test', {})
     learnable = [image for part in parts if part != 'test' for image in parts[part].values()]
-    counts = Counter(box.label for image in learnable for box in image.boxes if not box.mark)
-    found = {box.label for image in tested.values() for box in image.boxes if not box.mark}
-    if found - counts.keys():
-        names = ', '.join(map(repr, sorted(found - counts.keys())[:5]))
+    counts = Counter(_labels(learnable))
+    if others := sorted(set(_labels(tested.values())) - counts.keys()):
+        names = ', '.join(map(repr, others[:5]))
         notes.append(f'boxes of classes of the test part only are not used, such as {names}')
     first = copies(files)
     facts = {file: (number, *sizes[number]) for number, file in enumerate(files)}
     given = 'all' not in parts
+    roles = [part for part, images in parts.items() for _ in images]
     if not given:
         images = parts.pop('all')  # the first files
-        labels = [[b.label for b in image.boxes if not b.mark] for image in images.values()]
+        labels = [[*_labels([image])] for image in images.values()]
         groups = first[: len(images)]
         chosen = split_by_label(list(images), rarest(labels), share, seed, groups)
+        sampled = {file: part for part in chosen for file in chosen[part]}
+        roles = [sampled.get(file, role) for file, role in zip(files, roles, strict=True)]
         parts = {part: {file: images[file] for file in chosen[part]} for part in chosen} | parts
-    part_of = {file: part for part, images in parts.items() for file in images}
-    roles = [part_of[file] for file in files]
     notes += copy_notes(list(map(str, files)), first, parts=roles, sampled=not given)
     trained = [image for image in parts['train'].values() if image.boxes]
-    empty = len(parts['train']) - len(trained)
-    if empty:
+    if empty := len(parts['train']) - len(trained):
         is_or_are = 'is' if empty == 1 else 'are'
         notes.append(f'{counted(empty, "training image")} without boxes {is_or_are} not used')
     if tested:
         notes.append(test_note(len(tested)))
     for part, images in parts.items():
-        if images and not any(not b.mark for image in images.values() for b in image.boxes):
+        if images and not [*_labels(images.values())]:
             raise UserError(f'{str(root)!r} must hold boxes for {part}, got none that can be used')
     known = [name for name in classes if counts[name]]
-    learned = {box.label for image in trained for box in image.boxes if not box.mark}
-    alone = [name for name in known if name not in learned]
-    if alone:
+    learned = set(_labels(trained))
+    if alone := [name for name in known if name not in learned]:
         more = f' and {len(alone) - 5:,} more' if len(alone) > 5 else ''
         notes.append(f'no box for training of {", ".join(map(repr, alone[:5]))}{more}')
-    base = root if root.is_dir() else root.parent
     folder = os.path.commonpath({str(file.parent) for file in files})
-    lines = [
-        *class_lines(
-            root,
-            known,
-            'spelling and order of the json' if kind == 'coco' else 'spelling of the xml files',
-        ),
-        f"dataset = dict(\n    type='CocoDataset',\n    data_root={literal(base)},\n"
-        f'    data_prefix=dict(img={literal(folder)}),\n    metainfo=dict(classes=classes),\n)',
-        '',
-        'model = dict(bbox_head=dict(num_classes=len(classes)))',
-        "train_dataloader = dict(dataset=dict(**dataset, ann_file=f'{split}/train.json'))",
-        "val_dataloader = dict(dataset=dict(**dataset, ann_file=f'{split}/val.json'))",
-        "test_dataloader = dict(dataset=dict(**dataset, ann_file=f'{split}/test.json'))"
-        if 'test' in parts
-        else 'test_dataloader = val_dataloader',
-    ]
-    if kind == 'coco':
-        lines += [
-            "val_evaluator = dict(ann_file=f'{split}/val.json')",
-            "test_evaluator = dict(ann_file=f'{split}/test.json')"
-            if 'test' in parts
-            else 'test_evaluator = val_evaluator',
-        ]
     return OwnData(
         about=[
             f'{len(learnable):,} images with {counts.total():,} boxes of {len(known)} classes',
@@ -398,7 +404,7 @@ def _own_data(
         ],
         counts=Counter({name: counts[name] for name in known}),
         parts={part: len(images) for part, images in parts.items()} | {'train': len(trained)},
-        config=lines,
+        config=_config(kind, root, folder, known, 'test' in parts),
         files={
             f'{part}.json': json.dumps(_content(parts[part], folder, facts, classes))
             for part in parts
@@ -406,6 +412,39 @@ def _own_data(
         notes=notes,
         given=given,
     )
+
+
+def _labels(images: Iterable[Annotated]) -> Iterator[str]:
+    return (box.label for image in images for box in image.boxes if not box.mark)
+
+
+def _config(kind: str, root: Path, images: str, classes: list[str], has_test: bool) -> list[str]:
+    base = root if root.is_dir() else root.parent
+    lines = [
+        *class_lines(
+            root,
+            classes,
+            'spelling and order of the json' if kind == 'coco' else 'spelling of the xml files',
+        ),
+        f"dataset = dict(\n    type='CocoDataset',\n    data_root={literal(base)},\n"
+        f'    data_prefix=dict(img={literal(images)}),\n    metainfo=dict(classes=classes),\n)',
+        '',
+        'model = dict(bbox_head=dict(num_classes=len(classes)))',
+    ]
+    for part in ('train', 'val', 'test'):
+        lines.append(
+            f"{part}_dataloader = dict(dataset=dict(**dataset, ann_file=f'{{split}}/{part}.json'))"
+            if part != 'test' or has_test
+            else 'test_dataloader = val_dataloader'
+        )
+    if kind == 'coco':
+        lines.append("val_evaluator = dict(ann_file=f'{split}/val.json')")
+        lines.append(
+            "test_evaluator = dict(ann_file=f'{split}/test.json')"
+            if has_test
+            else 'test_evaluator = val_evaluator'
+        )
+    return lines
 
 
 def _not_annotated(files: Sequence[Path]) -> Iterator[str]:
@@ -432,10 +471,14 @@ def _fit(images: Sequence[Annotated], stored: Sequence[Stored], scale: bool) -> 
         shown = (height, width) if is_across else (width, height)
         given = image.size
         if given and given != shown and not (is_across and given == (width, height)):
-            if not scale:
+            if not scale or given == shown[::-1]:
+                is_swapped = given == shown[::-1]
+                advice = (
+                    'swap its width and height' if is_swapped else '--scale-boxes scales its boxes'
+                )
                 raise UserError(
                     f'image {described(image.name)} of {image.source!r} has {shown[0]} x {shown[1]} '
-                    f'pixels, not {given[0]} x {given[1]}; --scale-boxes scales its boxes'
+                    f'pixels, not {given[0]} x {given[1]}; {advice}'
                 )
             is_stored = is_across and (given[0] > given[1]) == (width > height) and width != height
             given = (width, height) if is_stored else shown

@@ -5,12 +5,13 @@ import re
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aft_mm.config.masks import read_mask
+from aft_mm.checks import counted
+from aft_mm.config.masks import differing_palettes, read_mask
 from aft_mm.config.texts import literal
 from aft_mm.errors import UserError
 from aft_mm.images import is_hidden, list_images
@@ -23,12 +24,13 @@ from .parts import (
     class_lines,
     copies,
     copy_notes,
+    described_sizes,
     filled_lines,
-    image_sizes,
     part_lists,
     parts_of,
     rarest,
     split_by_label,
+    stored_sizes,
     test_note,
 )
 
@@ -202,6 +204,7 @@ def _pairs(images: Path, masks: Path) -> Pairs:
         chosen = {image: mask for image, mask in chosen.items() if image not in used}
         files = [file for file in files if file not in used]
     pairs = Pairs(images, masks, dict(sorted(chosen.items())))
+    pairs.notes += _unusual(chosen)
     bare = [file for file in files if file not in chosen]
     if bare:
         pairs.notes.append(
@@ -214,6 +217,22 @@ def _pairs(images: Path, masks: Path) -> Pairs:
             f'{len(lone)} of {len(candidates)} masks in {masks} are not used: {some(lone)}'
         )
     return pairs
+
+
+def _unusual(masks: Mapping[str, str]) -> Iterator[str]:
+    """Say that few masks add another word to the name of their image than most, such as _mask."""
+    words = {}
+    for image, mask in masks.items():
+        stem, ending = os.path.splitext(image)
+        word = os.path.splitext(mask[len(stem) :])[0]
+        words[image] = '' if word.lower() == ending.lower() else word
+    usual, number = Counter(words.values()).most_common(1)[0] if words else ('', 0)
+    others = [image for image, word in words.items() if word != usual]
+    if others and number > len(others):
+        yield (
+            f'{len(others)} of {len(masks)} masks have another ending than most, first '
+            f'{masks[others[0]]!r}, which is taken for that of {others[0]!r}'
+        )
 
 
 def _listed(root: Path, pairs: Pairs) -> dict[str, Pairs]:
@@ -299,46 +318,45 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
     parts = find_masks(root)
     if not parts:
         raise missing_masks(root)
-    files = {
-        (pairs.images / image, pairs.masks / mask): part
+    files = [
+        (part, pairs.images / image, pairs.masks / mask)
         for part, pairs in parts.items()
         for image, mask in pairs.files.items()
-    }
-
-    def read(pair: tuple[Path, Path]) -> tuple[Counter[int], tuple[int, int]]:
-        return read_mask(pair[1], pair[0])
-
+    ]
+    roles, images, masks = zip(*files, strict=True)
     with ThreadPoolExecutor(8) as pool:
-        found = list(progress(pool.map(read, files), 'reading masks', len(files)))
-    pixels = [there for there, _ in found]
+        found = list(progress(pool.map(read_mask, masks, images), 'reading masks', len(files)))
+    if differ := differing_palettes(masks, [mask.palette for mask in found]):
+        raise UserError(
+            f'masks must have one palette, got two colours of the value {differ}; `aft_mm number-masks '
+            f'{shlex.quote(str(root))} {shlex.quote(f"{root.name}_numbers")}` numbers them by colour'
+        )
+    pixels = [mask.pixels for mask in found]
     totals = sum(pixels, Counter())
-    classes = _mask_classes(root, parts, totals, sum(IGNORED in there for there in pixels))
-    for (_, mask), there in zip(files, pixels, strict=True):
-        wrong = [value for value in there if value >= len(classes) and value != IGNORED]
-        if wrong:
-            raise UserError(
-                f'mask {str(mask)!r} has the value {wrong[0]}, which must be '
-                f'0 to {len(classes) - 1}, the number of a class, or {IGNORED}, which is ignored'
-            )
+    with_ignored = sum(IGNORED in there for there in pixels)
+    classes = _mask_classes(root, parts, totals, with_ignored)
+    _check_numbers(masks, pixels, len(classes))
+    twice = [name for name, number in Counter(classes).items() if number > 1]
     kinds = [[value for value in there if value != IGNORED] for there in pixels]
-    of_part = list(zip(files.values(), kinds, strict=True))
+    of_part = list(zip(roles, kinds, strict=True))
     learnable = [there for part, there in of_part if part != 'test']
     counts = Counter(value for there in learnable for value in there)
-    images = [image for image, _ in files]
     first = copies(images)
+    stored = stored_sizes(images)
     given = 'all' not in parts
     if not given:
         pairs = parts.pop('all')
         number = len(pairs.files)  # the first ones
         labels = rarest(kinds[:number])
         chosen = split_by_label(list(pairs.files), labels, share, seed, first[:number])
-        sampled = {
-            part: Pairs(pairs.images, pairs.masks, {name: pairs.files[name] for name in names})
-            for part, names in chosen.items()
-        }
-        sampled['train'].notes += pairs.notes
-        parts = sampled | parts
+        parts = _sampled(pairs, chosen) | parts
+        sampled = {name: part for part in chosen for name in chosen[part]}
+        roles = *map(sampled.__getitem__, pairs.files), *roles[number:]
     notes = [note for pairs in parts.values() for note in pairs.notes]
+    if twice:
+        notes.append(
+            f'each line of the names is a class, also of those that come again: {some(twice)}'
+        )
     if 'test' in parts:
         notes.append(test_note(len(parts['test'].files)))
     if given:
@@ -347,17 +365,11 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
             lacks = [classes[value] for value in sorted(counts.keys() - seen)]
             if lacks:
                 notes.append(f'classes without a pixel in {part}: {some(lacks)}')
-    part_of = {pairs.images / image: part for part, pairs in parts.items() for image in pairs.files}
-    roles = [part_of[image] for image in images]
-    notes = [
-        *notes,
-        *copy_notes(list(map(str, images)), first, parts=roles, sampled=not given),
-    ]
-    if totals[IGNORED]:
-        number = sum(IGNORED in there for there in pixels)
+    notes += copy_notes(list(map(str, images)), first, parts=roles, sampled=not given)
+    if with_ignored:
         notes.append(
             f'{IGNORED} is ignored: {100 * totals[IGNORED] / totals.total():.1f} % of the pixels, in '
-            f'{number:,} of {len(pixels):,} masks'
+            f'{with_ignored:,} of {len(pixels):,} masks'
         )
     absent = [name for number, name in enumerate(classes) if not counts[number]]
     if absent:
@@ -368,11 +380,12 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
             {end for pairs in parts.values() for pair in pairs.endings() for end in pair}
         )
         notes.append(f'files end in {some(kinds_of)}: the split has links with one ending')
-    scale = image_scale([size for _, size in found])
+    notes += _turned(images, stored)
+    scale = image_scale([mask.size for mask in found])
     notes.append(f'images are scaled to fit {scale[0]} x {scale[1]} pixels (scale)')
     return OwnData(
         about=[
-            f'{len(learnable):,} images with masks of {len(classes)} classes, {image_sizes(images)}'
+            f'{len(learnable):,} images with masks of {len(classes)} classes, {described_sizes(stored)}'
         ],
         counts=Counter({name: counts[number] for number, name in enumerate(classes)}),
         parts={part: len(pairs.files) for part, pairs in parts.items()},
@@ -388,6 +401,38 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
         given=given,
         links=links,
     )
+
+
+def _check_numbers(masks: Sequence[Path], pixels: Sequence[Counter[int]], most: int) -> None:
+    for mask, there in zip(masks, pixels, strict=True):
+        for value in there:
+            if value >= most and value != IGNORED:
+                raise UserError(
+                    f'mask {str(mask)!r} has the value {value}, which must be 0 to {most - 1}, the '
+                    f'number of a class, or {IGNORED}, which is ignored'
+                )
+
+
+def _turned(images: Sequence[Path], stored: Sequence[tuple[int, int, int]]) -> Iterator[str]:
+    unclear = [
+        image
+        for image, (width, height, orientation) in zip(images, stored, strict=True)
+        if orientation > 1 and (orientation < 5 or width == height)
+    ]
+    if unclear:
+        yield (
+            f'{counted(len(unclear), "photo")} turned by EXIF, such as {str(unclear[0])!r}: the size '
+            'does not show whether the mask is; it is read as that of the photo as it is displayed'
+        )
+
+
+def _sampled(pairs: Pairs, chosen: Mapping[str, Sequence[str]]) -> dict[str, Pairs]:
+    parts = {
+        part: Pairs(pairs.images, pairs.masks, {name: pairs.files[name] for name in names})
+        for part, names in chosen.items()
+    }
+    parts['train'].notes += pairs.notes
+    return parts
 
 
 def _mask_classes(
@@ -409,7 +454,7 @@ def _mask_classes(
                 f'{str(path)!r} must name at most {IGNORED} classes, as {IGNORED} is ignored, got '
                 f'{len(names)}'
             )
-        if len(values) < 2 and with_ignored:
+        if len(values) < 2:
             raise UserError(
                 f'masks of {str(root)!r} must have the numbers of 2 classes, got '
                 f'{", ".join(map(str, values)) or "none"}; {hint}'

@@ -58,6 +58,11 @@ class OwnData:
     given: bool = False
     links: dict[str, Path] = field(default_factory=dict)
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the validation samples were sampled from all."""
+        return bool(self.files or self.links) and not self.given
+
 
 def split_by_label(
     items: Sequence[Item],
@@ -149,7 +154,8 @@ def copy_notes(
         if chosen:
             files = '1 file is a copy' if len(chosen) == 1 else f'{len(chosen):,} files are copies'
             copy, other = (names[index] for index in chosen[0])
-            yield f'{files} of {what}, first {copy!r} of {other!r}; {where}'
+            original = '' if copy == other else f' of {other!r}'
+            yield f'{files} of {what}, first {copy!r}{original}; {where}'
 
 
 def rarest(labels: Sequence[Sequence[Hashable]]) -> list[Hashable]:
@@ -256,7 +262,7 @@ def stored_sizes(paths: Sequence[Path]) -> list[tuple[int, int, int]]:
 def described_sizes(stored: Sequence[tuple[int, int, int]]) -> str:
     sizes = [(h, w) if orientation > 4 else (w, h) for w, h, orientation in stored]
     least, most = (
-        '{} x {}'.format(*choose(sizes, key=lambda size: size[0] * size[1]))
+        '{} x {}'.format(*choose(sizes, key=lambda size: (size[0] * size[1], size)))
         for choose in (min, max)
     )
     return f'{least} pixels' if least == most else f'{least} to {most} pixels'
