@@ -124,6 +124,13 @@ def test_the_test_loop_and_translator_agree(trained, translator, pairs, monkeypa
     texts = translator(lines_of(pairs / 'val.de'), batch_size=4)  # by the options of test_cfg
     assert tested == list(zip(texts, lines_of(pairs / 'val.en'), strict=True))
     assert len(set(texts)) > 9
+    tested.clear()
+    dataset = trained.test_loop.dataloader.dataset
+    monkeypatch.setattr(dataset, 'lengths', dataset.lengths.copy())
+    dataset.lengths[3, 0], dataset.starts[0][3] = 1, dataset.starts[0][4] - 1  # the end alone
+    trained.test()
+    texts[3] = translator('')
+    assert tested == list(zip(texts, lines_of(pairs / 'val.en'), strict=True))
 
 
 def test_sentences_keep_their_order_and_empty_ones_stay_empty(translator, pairs):

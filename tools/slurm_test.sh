@@ -11,6 +11,10 @@ fi
 
 GPUS=${GPUS:-8}
 PER_NODE=${GPUS_PER_NODE:-8}
+if [[ ! "$GPUS $PER_NODE" =~ ^[0-9]+\ [1-9][0-9]*$ ]]; then
+    echo "Error: GPUS and GPUS_PER_NODE must be integers, got '$GPUS' and '$PER_NODE'" >&2
+    exit 2
+fi
 if ((GPUS < PER_NODE)); then PER_NODE=$GPUS; fi
 if ((GPUS > 0)); then
     SHAPE="--gres=gpu:$PER_NODE --ntasks=$GPUS --ntasks-per-node=$PER_NODE"

@@ -33,7 +33,8 @@ def train(files: Sequence[str], vocab_size: int, byte_fallback: bool) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        reason = ' '.join(str(error).split()).split('] ')[-1]
+        # Its advice names options of sentencepiece.
+        reason = ' '.join(str(error).split()).split('] ')[-1].partition(' Increase vocab_size')[0]
         raise UserError(
             f'--vocab-size {vocab_size} is not possible for the text: {reason}'
         ) from error

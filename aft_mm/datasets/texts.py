@@ -197,7 +197,8 @@ class ParallelText(Dataset):
         subwords: The vocabulary.
 
     Raises:
-        ValueError: If the numbers of lines differ, no pair is left, or a test has a longer one.
+        ValueError: If the numbers of lines differ, both texts are the same, no pair is left, or a
+            test has a longer one.
     """
 
     def __init__(
@@ -223,6 +224,11 @@ class ParallelText(Dataset):
                 f'source_file and target_file must have equally many lines, '
                 f'got {len(texts[0]):,} of {source_file!r} and {len(texts[1]):,} of '
                 f'{target_file!r}'
+            )
+        if texts[0] == texts[1]:
+            raise ValueError(
+                f'source_file and target_file must be of two languages, got the same text in '
+                f'{source_file!r} and {target_file!r}'
             )
         self.tokens, lengths = zip(
             *(encode_cached(text, self.subwords, cache_dir) for text in texts), strict=True
@@ -256,6 +262,16 @@ class ParallelText(Dataset):
         if self.references is not None:
             sample.set_metainfo(dict(reference=self.references[row]))
         return dict(inputs=target, data_samples=sample)
+
+    def pairs(self) -> set[tuple[bytes, ...]]:
+        """Return the tokens of every pair, to compare two data sets."""
+        return {
+            tuple(
+                tokens[start[row] : start[row] + length].tobytes()
+                for tokens, start, length in zip(self.tokens, self.starts, lengths, strict=True)
+            )
+            for row, lengths in zip(self.rows, self.lengths, strict=True)
+        }
 
     def _usable(self, texts: Sequence[list[str]], lengths: np.ndarray) -> np.ndarray:
         pairs = zip(*texts, strict=True)

@@ -321,10 +321,14 @@ class TranslationTestLoop(TestLoop):
     @torch.no_grad()
     def run_iter(self, idx: int, data_batch: dict) -> None:
         samples = data_batch['data_samples']
+        # An empty line, whose only token is the end, has an empty translation, as in Translator.
+        given = [sample for sample in samples if len(sample.source) > 1]
         with autocast(enabled=self.fp16):
             hypotheses = task_model(self.runner).beam_search(
-                [sample.source for sample in samples], self.subwords.end, **self.options
+                [sample.source for sample in given], self.subwords.end, **self.options
             )
-        for sample, (best, *_) in zip(samples, hypotheses, strict=True):
+        for sample in samples:
+            sample.set_metainfo(dict(translation=''))
+        for sample, (best, *_) in zip(given, hypotheses, strict=True):
             sample.set_metainfo(dict(translation=self.subwords.decode(best.tokens.tolist())))
         super().run_iter(idx, data_batch)

@@ -94,6 +94,7 @@ def check_strides(config: Config, runner: Runner) -> None:
 
 #: Largest data set whose files are compared with those of the validation.
 MOST_COMPARED = 200_000
+MOST_AGAIN = 0.05  # share of the pairs of a validation text
 #: Entries of a sample that name its file.
 PATHS = ('img_path', 'path', 'points_path')
 SAMPLING_LOOPS = ('GenerationTestLoop', 'TranslationTestLoop')
@@ -284,10 +285,20 @@ def check_same_classes(trained: Any, validated: Any) -> None:
 def check_overlap(config: Config, runner: Runner) -> None:
     if runner.val_loop is None:
         return
-    validated = sample_paths(runner.val_loop.dataloader.dataset)
+    trained, tested = (loop.dataloader.dataset for loop in (runner.train_loop, runner.val_loop))
+    if hasattr(trained, 'pairs') and hasattr(tested, 'pairs'):
+        pairs = tested.pairs()
+        again = len(pairs & trained.pairs())
+        if again > MOST_AGAIN * len(pairs):  # short sentences come again in any text
+            runner.logger.warning(
+                f'{again:,} of the {len(pairs):,} pairs of the validation set are also in the training '
+                'set: its metrics do not tell how the model does on new data'
+            )
+        return
+    validated = sample_paths(tested)
     if not validated:
         return
-    if both := sorted(validated & sample_paths(runner.train_loop.dataloader.dataset)):
+    if both := sorted(validated & sample_paths(trained)):
         runner.logger.warning(
             f'{len(both)} of the {len(validated)} files of the validation set are also in the '
             f'training set, such as {both[0]!r}: its metrics do not tell how the model does on new data'

@@ -44,7 +44,7 @@ _PEER_GONE = re.compile(
 
 
 class StopSignalHook(StopHook):
-    """Ends the training after the iteration in which SIGTERM, SIGINT or SIGHUP arrived.
+    """Ends the training after the iteration in which SIGTERM, SIGINT, SIGHUP or SIGUSR1 arrived.
 
     A signal to one process stops all. A validation is stopped after the batch.
 
@@ -174,13 +174,14 @@ def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
         if isinstance(end.code, str):
             _report(end.code)
         raise
-    except (OSError, RuntimeError, MemoryError) as error:
+    except Exception as error:
         message = reason(error)
         signum = run.signals.received
         if signum and message and message.startswith(('worker ', PEER_DIED)):
             # The signal also reached a worker before it was protected, or the other process.
             _end(run.stop_message(signum), 128 + signum)
         if message is None:
+            _report(f'{type(error).__name__}: {" ".join(str(error).split()):.300}')
             raise
         _report(message + run.last_checkpoint())
         raise SystemExit(f'Error: {message}{run.last_checkpoint()}') from None

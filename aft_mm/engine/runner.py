@@ -12,6 +12,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ import torch
 import torch.distributed as dist
 from mmengine.config import Config
 from mmengine.device import get_device
+from mmengine.dist import all_gather_object
 from mmengine.logging import MMLogger
 from mmengine.logging.logger import MMFormatter
 from mmengine.model import BaseTTAModel, is_model_wrapper
@@ -47,7 +51,7 @@ def start_distributed(cfg: Config) -> None:
     The process ends with its launcher.
 
     Raises:
-        UserError: The launcher did not set its environment variables.
+        UserError: The launcher did not set its environment variables, or the port is taken.
     """
     if cfg.launcher == 'none':
         return
@@ -55,7 +59,8 @@ def start_distributed(cfg: Config) -> None:
     threading.Thread(target=_end_with_launcher, args=(os.getppid(),), daemon=True).start()
     if get_device() != 'cpu':
         return
-    dist.init_process_group('gloo')
+    with _joining():
+        dist.init_process_group('gloo')
     atexit.register(_leave_gloo)
     wrapper = dict(type='MMDistributedDataParallel', broadcast_buffers=False)
     wrapper['find_unused_parameters'] = cfg.get('find_unused_parameters', False)
@@ -93,13 +98,67 @@ def _export_environment(launcher: str) -> None:
                 f'launcher={launcher!r} needs the environment variable {source}, which '
                 'is not set; start through tools/dist_train.sh, srun or mpirun'
             )
+        _check_integer(source)
         os.environ[target] = os.environ[source]
     if launcher == 'slurm' and 'MASTER_ADDR' not in os.environ:
-        command = ['scontrol', 'show', 'hostnames', os.environ['SLURM_NODELIST']]
-        hosts = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        os.environ['MASTER_ADDR'] = hosts.split()[0]
+        os.environ['MASTER_ADDR'] = _first_host()
     os.environ.setdefault('MASTER_ADDR', '127.0.0.1')
-    os.environ.setdefault('MASTER_PORT', '29500')
+    os.environ.setdefault('MASTER_PORT', str(_port_of_job()))
+    _check_integer('MASTER_PORT')
+
+
+def _check_integer(name: str) -> None:
+    if not os.environ[name].isdecimal():
+        raise UserError(f'{name} must be an integer of at least 0, got {os.environ[name]!r}')
+
+
+def _first_host() -> str:
+    nodes = os.environ.get('SLURM_NODELIST', '')
+    command = ['scontrol', 'show', 'hostnames', nodes]
+    try:
+        hosts = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, 'stderr', None) or getattr(error, 'strerror', None) or str(error)
+        hosts, problem = [], ' '.join(reason.split())
+    else:
+        problem = 'no host'
+    if not hosts:
+        raise UserError(
+            f'scontrol must give the hosts of SLURM_NODELIST={nodes!r}, got {problem}; or set '
+            'MASTER_ADDR to the first host'
+        )
+    return hosts[0]
+
+
+def _port_of_job() -> int:
+    """Return the default port, which jobs and steps of SLURM on one machine do not share."""
+    job, step = (os.environ.get(f'SLURM_{name}_ID', '') for name in ('JOB', 'STEP'))
+    if not job.isdecimal():
+        return 29500
+    return 10000 + (int(job) + 997 * int(step if step.isdecimal() else 0)) % 20000
+
+
+@contextmanager
+def _joining() -> Iterator[None]:
+    try:
+        yield
+    except dist.DistNetworkError as error:
+        address = ':'.join(os.environ.get(name, '') for name in ('MASTER_ADDR', 'MASTER_PORT'))
+        reason = 'is taken by another run' if 'EADDRINUSE' in str(error) else 'cannot be reached'
+        raise UserError(
+            f'MASTER_ADDR:MASTER_PORT must be a free port of the first machine, got {address}, which '
+            f'{reason}'
+        ) from None
+
+
+def _check_same_config(cfg: Config) -> None:
+    """Refuse processes of two runs that met at one port."""
+    text = re.sub(r' at 0x[0-9a-f]+', '', str(cfg.to_dict()))
+    if len(set(all_gather_object(sha256(text.encode()).hexdigest()))) > 1:
+        raise UserError(
+            'all processes of a run must have the same config, got several; MASTER_PORT='
+            f'{os.environ.get("MASTER_PORT")} may be that of another run'
+        )
 
 
 def _end_with_launcher(launcher: int) -> None:
@@ -296,6 +355,12 @@ def task_model(runner: Runner) -> Any:
 
 class ConsoleRunner(Runner):
     """mmengine's Runner with a short console log, unless ``log_level='DEBUG'``."""
+
+    def setup_env(self, env_cfg: dict) -> None:
+        """Join the processes of the run, and refuse those of another."""
+        with _joining():
+            super().setup_env(env_cfg)
+        _check_same_config(self.cfg)
 
     def build_logger(
         self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any

@@ -12,8 +12,9 @@ from typing import NoReturn
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-_HANGUP = getattr(signal, 'SIGHUP', None)  # None on Windows
-WATCHED = tuple(filter(None, (signal.SIGTERM, signal.SIGINT, _HANGUP)))
+# Those that Windows has not are left out; SLURM is often asked for SIGUSR1 before the time limit.
+_NAMES = 'SIGTERM', 'SIGINT', 'SIGHUP', 'SIGUSR1'
+WATCHED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 _before_fork = threading.local()
 _is_starting_workers = False
 
@@ -91,7 +92,7 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """Context manager that handles SIGTERM, SIGINT and SIGHUP of this process.
+    """Context manager that handles SIGTERM, SIGINT, SIGHUP and SIGUSR1 of this process.
 
     While ``can_wait``, the first signal is stored in ``received``; otherwise, and for a second one,
     the process ends. With ``patient``, further ones are ignored while ``can_wait``, because a
@@ -113,7 +114,10 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():  # required by signal.signal
             for signum in WATCHED:
                 # nohup ignores SIGHUP.
-                if signum == _HANGUP and signal.getsignal(signum) is signal.SIG_IGN:
+                if (
+                    signal.Signals(signum).name == 'SIGHUP'
+                    and signal.getsignal(signum) is signal.SIG_IGN
+                ):
                     continue
                 self._before[signum] = signal.signal(signum, self._handle)
         return self

@@ -1,5 +1,7 @@
 """Metrics of translations and transcripts."""
 
+import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,24 +13,33 @@ from aft_mm.registry import METRICS
 
 from .base import Metric
 
+# Letters of scripts without spaces between words: Thai to Myanmar, Khmer, kana, Chinese.
+_UNSPACED = re.compile('[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]')
+
 
 @METRICS.register_module()
 class BLEU(Metric):
     """Corpus BLEU by sacrebleu, of detokenised text with one reference each, 0 to 100.
 
-    ``bleu`` is sacrebleu's default (cased, ``13a``), ``bleu_length_ratio`` the length relative to
-    the references.
+    ``bleu_length_ratio`` is the length relative to the references.
 
     Args:
+        tokenize: Tokenizer of sacrebleu. That of a language without spaces is its own, such as
+            ``'zh'``, or ``'char'``.
+        lowercase: Whether upper and lower case are the same.
         **kwargs: See :class:`Metric`.
 
     Raises:
         ValueError: If samples have no ``translation`` or ``reference``, or sacrebleu is missing.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, tokenize: str = '13a', lowercase: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.score = import_from_extra('sacrebleu', 'text', 'BLEU needs').BLEU()
+        bleu = import_from_extra('sacrebleu', 'text', 'BLEU needs').BLEU
+        check_choice('tokenize', tokenize, tuple(bleu.TOKENIZERS))
+        check_flag('lowercase', lowercase)
+        self.tokenize = tokenize
+        self.score = bleu(tokenize=tokenize, lowercase=lowercase)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         for sample in data_samples:
@@ -42,6 +53,16 @@ class BLEU(Metric):
 
     def compute_metrics(self, results: list) -> dict:
         translations, references = zip(*results, strict=True)
+        characters = ''.join(references)
+        if self.tokenize in ('13a', 'intl') and 2 * len(_UNSPACED.findall(characters)) > len(
+            characters
+        ):
+            print_log(
+                f'BLEU divides text at spaces, which the references have not: set tokenize, got '
+                f'{self.tokenize!r}',
+                'current',
+                logging.WARNING,
+            )
         score = self.score.corpus_score(translations, [references])
         print_log(f'{score.format(signature=str(self.score.get_signature()))}', 'current')
         return dict(bleu=score.score, bleu_length_ratio=score.sys_len / max(1, score.ref_len))

@@ -64,11 +64,12 @@ class Subwords:
         return ''.join(dict.fromkeys(characters.replace('\u2581', '')))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of the tokens before the first ``end``."""
+        """Return the text of the tokens before the first ``end``, which is one line."""
         tokens = list(map(int, tokens))
         if self.end in tokens:
             tokens = tokens[: tokens.index(self.end)]
-        return self._processor.decode(tokens)
+        # Byte tokens may be ends of lines.
+        return self._processor.decode(tokens).replace('\r', ' ').replace('\n', ' ')
 
 
 def split_lines(content: bytes) -> tuple[list[str], list[int]]:

@@ -84,7 +84,7 @@ def hangup():
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize('signum', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize('signum', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_ends_with_a_checkpoint_from_which_the_run_goes_on(train, signum, hangup, capfd):
     hangup(signal.SIG_DFL)
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)

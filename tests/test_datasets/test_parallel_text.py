@@ -2,16 +2,20 @@
 
 import gzip
 import logging
+import re
 import sys
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.registry import DATASETS
 
 from aft_mm.datasets import ParallelText
 from aft_mm.datasets.texts import encode_cached
+from aft_mm.engine.preflight import check_overlap
 from aft_mm.tokenizers import Subwords, split_lines
 
 from ..errors import refuses, stops
@@ -90,6 +94,41 @@ def test_pairs_that_cannot_be_used_are_left_out_counted_and_named(build, warning
     (sentence,) = warnings
     assert 'of the 7 pairs' in sentence and '3 with an empty side (lines 2, 3, 4)' in sentence
     assert '1 longer than 8 subwords (line 6) are left out' in sentence
+
+
+def test_two_sides_with_the_same_text_are_refused(build):
+    message = 'source_file and target_file must be of two languages, got the same text in'
+    refuses(message, build, b'ein\nzwei\n', b'ein\r\nzwei')
+
+
+def test_validation_pairs_that_are_trained_on_are_announced(build):
+    lines = [text.encode() for text in sentences(40)[0]]
+    trained = build(b'\n'.join(lines), b'\n'.join(lines[::-1]))
+    for number, share in ((1, 0), (10, 10)):  # a sentence may come again
+        pairs = list(zip(lines, lines[::-1], strict=True))[:number] + [
+            (f'{text} rot'.encode(), b'red') for text in sentences(39, 1)[0]
+        ]
+        tested = build(*(b'\n'.join(side) for side in zip(*pairs, strict=True)), test_mode=True)
+        runner = MagicMock()
+        runner.train_loop.dataloader.dataset = trained
+        runner.val_loop.dataloader.dataset = tested
+        check_overlap(Config(), runner)
+        said = [call.args[0] for call in runner.logger.warning.call_args_list]
+        assert len(said) == bool(share)
+        assert not said or re.match(
+            '[0-9]+ of the 4[0-9] pairs of the validation set are also', said[0]
+        )
+
+
+def test_a_byte_that_ends_a_line_is_a_space(tmp_path):
+    path, out = tmp_path / 'text', tmp_path / 'bytes.model'
+    path.write_text('ein Hund schläft\n' * 40, encoding='utf-8')
+    command('convert subwords')([str(path), '--vocab-size', '283', '--out', str(out)])
+    subwords = Subwords(str(out))
+    newline, carriage = (subwords._processor.piece_to_id(f'<0x0{x}>') for x in 'AD')
+    (tokens,) = subwords.encode(['ein Hund'])
+    tokens = [*tokens[:-1], newline, carriage, *tokens]
+    assert subwords.decode(tokens).replace(' ', '') == 'einHundeinHund'
 
 
 def test_a_test_keeps_every_pair_or_refuses(build, warnings):

@@ -10,7 +10,13 @@ import torch.distributed as dist
 from mmengine.config import Config
 from torch import nn
 
-from aft_mm.engine.runner import fix_sum_order, start_distributed
+from aft_mm.engine.runner import (
+    _check_same_config,
+    _port_of_job,
+    fix_sum_order,
+    start_distributed,
+)
+from aft_mm.errors import UserError
 
 SCRIPT = """
 import json, os, sys
@@ -89,6 +95,66 @@ def test_slurm_asks_scontrol_for_the_first_host_unless_told(run, script):
         place |= dict(SLURM_PROCID='0', SLURM_NTASKS='1', SLURM_LOCALID='0')
         said = launch(run, script, 'slurm', place)
         assert said['everyone'] == [0] and said['backend'] == 'gloo'
+
+
+def refused(run, script, launcher, env):
+    result = run(script, launcher, cwd=script.parent, env={'CUDA_VISIBLE_DEVICES': '', **env})
+    assert result.returncode == 1
+    return result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [
+        ('echo no such node >&2; exit 1', 'got no such node'),
+        ('', 'got no host'),
+        (None, 'got No such file or directory'),
+    ],
+)
+def test_a_failing_scontrol_is_named(run, script, content, message):
+    if content is not None:
+        (script.parent / 'scontrol').write_text(f'#!/bin/sh\n{content}\n')
+        (script.parent / 'scontrol').chmod(0o755)
+    task = dict(SLURM_PROCID='0', SLURM_NTASKS='1', SLURM_LOCALID='0')
+    task |= dict(SLURM_NODELIST='n[1-2]', PATH=str(script.parent))
+    if content is not None:
+        task['PATH'] += ':/usr/bin:/bin'
+    line = refused(run, script, 'slurm', task)
+    expected = "UserError: scontrol must give the hosts of SLURM_NODELIST='n[1-2]', "
+    assert expected in line and f'{message}; or set MASTER_ADDR to the first host' in line
+
+
+def test_a_port_that_is_taken_is_named(run, script):
+    task = dict(SLURM_PROCID='0', SLURM_NTASKS='1', SLURM_LOCALID='0', MASTER_ADDR='127.0.0.1')
+    with socket.socket() as taken:
+        taken.bind(('127.0.0.1', 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        line = refused(run, script, 'slurm', dict(task, MASTER_PORT=port))
+    assert f'must be a free port of the first machine, got 127.0.0.1:{port}, which is taken' in line
+    assert "SLURM_PROCID must be an integer of at least 0, got 'x'" in refused(
+        run, script, 'slurm', dict(task, SLURM_PROCID='x')
+    )
+
+
+def test_jobs_and_steps_of_slurm_have_ports_of_their_own(monkeypatch):
+    monkeypatch.delenv('SLURM_JOB_ID', raising=False)
+    assert _port_of_job() == 29500
+    ports = set()
+    for job in range(1000, 1040):
+        for step in range(5):
+            monkeypatch.setenv('SLURM_JOB_ID', str(job))
+            monkeypatch.setenv('SLURM_STEP_ID', str(step))
+            ports.add(_port_of_job())
+    assert len(ports) == 200 and min(ports) > 9999 and max(ports) < 30000
+
+
+def test_processes_of_two_runs_are_refused(monkeypatch):
+    monkeypatch.setattr('aft_mm.engine.runner.all_gather_object', lambda mine: [mine, mine])
+    _check_same_config(Config(dict(a=1, b=len)))
+    monkeypatch.setattr('aft_mm.engine.runner.all_gather_object', lambda mine: [mine, 'other'])
+    with pytest.raises(UserError, match='all processes of a run must have the same config, got'):
+        _check_same_config(Config(dict(a=1)))
 
 
 def test_mpi(run, script):
