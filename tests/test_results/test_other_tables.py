@@ -200,3 +200,21 @@ def test_the_table_of_best_models(label):
             continue
         shown = re.search(r'[\d.]+( ± [\d.]+)?$', cell).group()
         assert reprinted(shown, mean_and_half(values(place[0], pattern, place[1]))) == shown
+
+
+def test_boxes_and_masks_from_a_start():
+    found = json.loads((RESULTS / 'photos_from_start.json').read_text())
+    boxes, masks = found['boxes'], found['masks']
+    white, red, platelets = boxes['AP50 of classes'].values()
+    assert round(sum((white, red, platelets)) / 3, 3) == boxes['AP50 by epoch']['12']
+    pattern = 'retinanet-aft-conv-mini_1xb4-24e-conv*'
+    steps = [run['iterations'] for run in runs('bccd', pattern)]
+    random = values('bccd', pattern, 'coco/bbox_mAP_50')
+    page = ' '.join(text_of('docs/tasks/own_data.md').split())
+    assert (
+        f'AP of {boxes["AP50 by epoch"]["12"]} at IoU 0.5 (white {white}, red {red}, platelets, of few '
+        f'patches, {platelets}; one seed) after {boxes["steps"]} steps and '
+        f'{boxes["cpu_seconds"] / 60:.0f} minutes of CPU time; random weights have '
+        f'{statistics.mean(random):.3f} after {steps[0]}.'
+    ) in page
+    assert len(random) == 2 and f'mIoU of {masks["mIoU"]} % after 300 of 600 steps' in page
