@@ -24,6 +24,7 @@ from aft_mm.checks import check_int, refuse
 from aft_mm.config.finding import check_checkpoint
 from aft_mm.config.reading import check_data
 from aft_mm.errors import UserError
+from aft_mm.hosts import quiet_pycocotools
 from aft_mm.images import read_image, read_rgb
 
 from ..analysis import AtMost
@@ -33,6 +34,8 @@ def build_dataset(config: Config, split: str = 'test') -> Any:
     if not config.get(f'{split}_dataloader'):
         raise UserError(f'{config.filename} has no {split}_dataloader')
     check_data(config, split)
+    if config.get('default_scope') == 'mmdet':
+        quiet_pycocotools()
     with DefaultScope.overwrite_default_scope(config.get('default_scope', 'mmengine')):
         try:
             return DATASETS.build(config[f'{split}_dataloader'].dataset)

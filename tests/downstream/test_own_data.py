@@ -78,6 +78,7 @@ def test_the_new_config_trains(kind, name, write, length, metric, tool, tmp_path
         options += [
             f'{part}_dataloader.{key}' for key in ('num_workers=0', 'persistent_workers=False')
         ]
+    tool('browse').main(['my.py', '--split', 'val', '--num', '2', '--out', 'samples.png'])
     tool('train').main(['my.py', '--work-dir', 'work', '--cfg-options', *options])
     shown = capfd.readouterr().out
     assert 'loading annotations' not in shown and 'Running per image' not in shown
