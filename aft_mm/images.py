@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
+from PIL import ExifTags, Image, UnidentifiedImageError, features
 
 from aft_mm.checks import check_regular, counted
 from aft_mm.errors import DAMAGED, UnusableFile, UserError, quoted, reason_of
@@ -108,6 +108,15 @@ _HIDDEN = (
     *'#recycle $recycle.bin @eadir __macosx __pycache__ lost+found'.split(),
     'system volume information',
 )
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 # Warnings.
 GREY = 'a grey image is read as three equal channels'
 COLOUR = 'a colour image is converted to grey'
@@ -292,14 +301,21 @@ def orientation_of(image: Image.Image) -> int:
     # Pillow would read it from XMP as well, where OpenCV and most viewers do not.
     for name in ('xmp', 'XML:com.adobe.xmp', 'Raw profile type xmp'):
         image.info.pop(name, None)
-    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    if image.format in ('JPEG', 'MPO'):  # Pillow has read it already
+        exif = Image.Exif()
+        exif.load(image.info.get('exif', b''))
+    else:
+        exif = image.getexif()
+    orientation = exif.get(ExifTags.Base.Orientation, 1)
     return orientation if orientation in range(1, 9) else 1
 
 
 def turned(image: Image.Image) -> Image.Image:
     """Return an open image as its EXIF orientation says."""
-    orientation_of(image)
-    return ImageOps.exif_transpose(image)
+    method = _TURNS.get(orientation_of(image))
+    if method is None or image.format == 'TIFF':  # which Pillow turns
+        return image
+    return image.transpose(method)
 
 
 def read_rgb(path: str | os.PathLike) -> tuple[np.ndarray, list[str]]:

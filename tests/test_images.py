@@ -129,6 +129,10 @@ def kinds():
     kinds['xmp.png'] = RGB, dict(pnginfo=text), RGB, []
     kinds['xmp.webp'] = RGB, dict(lossless, xmp=packet), RGB, []
     kinds['xmp.jpg'] = BLOCKS, dict(quality=100, subsampling=0, xmp=packet), BLOCKS, []
+    exif = Image.Exif()
+    exif[0x010F] = 'maker'  # and no orientation
+    options = dict(quality=100, subsampling=0, xmp=packet, exif=exif)
+    kinds['xmp.exif.jpg'] = BLOCKS, options, BLOCKS, []
     kinds['xmp.tif'] = RGB, dict(tiffinfo={700: packet}), RGB, []
     frames = [Image.fromarray(np.full((8, 8, 3), value, np.uint8)) for value in (30, 200)]
     for kind in ('png', 'webp', 'tif', 'gif'):

@@ -186,8 +186,14 @@ def again(content):
         (lambda c: c['categories'][1].update(id=0), 'category 0 of .* must have an id of its own'),
         (lambda c: c['categories'][1].update(name=' '), 'category 1 of .* has no name'),
         (lambda c: c['images'][2].update(width=960), "'2.jpg' of .* has 96 x 80 .*, not 960 x 80;"),
-        (lambda c: c['images'][2].update(width=80, height=96), '; swap its width and height'),
-        (lambda c: c['images'][2].update(id=2.0), 'image 2.0 of .* an integer or a text as id'),
+        (
+            lambda c: c['images'][2].update(width=80, height=96),
+            '; its width and height are exchanged',
+        ),
+        (
+            lambda c: c['images'][2].update(id=2.0),
+            "image '2.jpg' of .* an integer or a text as id, got 2.0",
+        ),
         (
             lambda c: c['images'].append(dict(SIZE, id=99, file_name='2.jpg', width=192)),
             "'2.jpg', which '.*' lists again, must have the same width and height, got .96, 80. and",
@@ -293,7 +299,23 @@ def test_a_missing_image_is_not_that_of_another_part(kind, here):
     read = getattr(own_data, kind)
     assert read(here / 'data', 0.5, 0).parts == dict(train=2, val=2)
     (here / 'data/train/2.jpg').unlink()
-    refuses_input('image .*2.* does not exist', read, here / 'data', 0.5, 0)
+    message = "image '2.jpg' of '.*' does not exist in a folder of train; '.*valid/2.jpg' is that"
+    refuses_input(message, read, here / 'data', 0.5, 0)
+
+
+def test_images_may_be_in_the_folder_of_another_part(here):
+    for name in ('1.jpg', '2.jpg', '3.jpg', '4.jpg'):
+        save(here / f'data/train/{name}')
+        save(here / f'other/{name}')  # not those of this data
+    for part, names in (('train', ['1.jpg', '2.jpg']), ('valid', ['3.jpg', '4.jpg'])):
+        coco(here / f'data/{part}/_annotations.coco.json', names)
+    found = own_data.coco(here / 'data', 0.5, 0)
+    assert found_files(found) == [['train/1.jpg', 'train/2.jpg'], ['train/3.jpg', 'train/4.jpg']]
+    assert 'another part' not in ' '.join(found.notes)
+    save(here / 'data/val2017/5.jpg')
+    coco(here / 'data/train/_annotations.coco.json', ['1.jpg', '2.jpg', '5.jpg'])
+    found = own_data.coco(here / 'data', 0.5, 0)
+    assert '1 image for train of 3 in the folder of another part' in ' '.join(found.notes)
 
 
 def test_an_image_of_two_parts_is_said(here):
@@ -303,13 +325,16 @@ def test_an_image_of_two_parts_is_said(here):
     coco(here / 'data/val.json', ['2.jpg', '3.jpg'])
     notes = '\n'.join(own_data.coco(here / 'data', 0.5, 0).notes)
     assert re.search("1 file is a copy of files of another part, first '.*/2.jpg'; the metr", notes)
-    for part, names in (('train', '1 2'), ('val', '2 3')):
-        path = here / f'data/ImageSets/Main/my_{part}.txt'
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(names.replace(' ', '\n'))
-        path.with_name(f'cat_{part}_1.txt').write_text('1 -1\n2 1\n')  # of a class, as VOC has
-        for name in names.split():
-            (here / f'data/{name}.xml').write_text(XML.format(name='', label='cat'))
+    lists = here / 'data/ImageSets/Main'
+    lists.mkdir(parents=True)
+    for number in range(1, 4):
+        (here / f'data/{number}.xml').write_text(XML.format(name='', label='cat'))
+    for part in ('train', 'val'):
+        (lists / f'cat_{part}.txt').write_text('1 -1\n2 1\n')  # of a class, as VOC has
+    found = own_data.voc(here / 'data', 0.5, 0)
+    assert sum(found.parts.values()) == 3 and 'cat_train.txt, cat_val.txt' in '\n'.join(found.notes)
+    for part, names in (('train', '1\n2\n'), ('val', '2\n3\n')):
+        (lists / f'{part}.txt').write_text(names)
     found = own_data.voc(here / 'data', 0.5, 0)
     assert found.given and found.parts == dict(train=2, val=2)
     assert '1 file is a copy of files of another part' in '\n'.join(found.notes)

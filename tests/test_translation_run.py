@@ -127,9 +127,11 @@ def test_the_test_loop_and_translator_agree(trained, translator, pairs, monkeypa
     tested.clear()
     dataset = trained.test_loop.dataloader.dataset
     monkeypatch.setattr(dataset, 'lengths', dataset.lengths.copy())
-    dataset.lengths[3, 0], dataset.starts[0][3] = 1, dataset.starts[0][4] - 1  # the end alone
+    for row in (3, *range(trained.test_dataloader.batch_size, len(dataset))):  # a batch of them
+        dataset.lengths[row, 0] = 1
+        dataset.starts[0][row] = dataset.starts[0][4] - 1  # the end alone
+        texts[row] = translator('')
     trained.test()
-    texts[3] = translator('')
     assert tested == list(zip(texts, lines_of(pairs / 'val.en'), strict=True))
 
 

@@ -11,8 +11,8 @@ fi
 
 GPUS=${GPUS:-8}
 PER_NODE=${GPUS_PER_NODE:-8}
-if [[ ! "$GPUS $PER_NODE" =~ ^[0-9]+\ [1-9][0-9]*$ ]]; then
-    echo "Error: GPUS and GPUS_PER_NODE must be integers, got '$GPUS' and '$PER_NODE'" >&2
+if [[ ! "$GPUS $PER_NODE" =~ ^(0|[1-9][0-9]*)\ [1-9][0-9]*$ ]]; then
+    echo "Error: GPUS must be an integer from 0 and GPUS_PER_NODE from 1, got '$GPUS' and '$PER_NODE'" >&2
     exit 2
 fi
 if ((GPUS < PER_NODE)); then PER_NODE=$GPUS; fi

@@ -300,8 +300,9 @@ def read_coco(path: str) -> dict:
         seen = set()
         for entry in entries:
             if not isinstance(entry.get('id'), int | str):
+                name = entry.get('file_name') or entry.get('name')
                 reason = f'must have an integer or a text as id, got {described(entry.get("id"))}'
-                refuse_entry(kind, entry, reason)
+                raise UserError(f'{kind} {described(name)} of {path!r} {reason}')
             if entry['id'] in seen:
                 refuse_entry(kind, entry, f'must have an id of its own, which another {kind} has')
             seen.add(entry['id'])

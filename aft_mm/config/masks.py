@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # mmengine imports torch, which takes seconds
     from mmengine.config import Config, ConfigDict
 
 
+#: Label of pixels that belong to no class.
+IGNORED = 255
 #: Pillow's modes with one number per pixel that mmseg reads without a change.
 ONE_NUMBER = ('L', 'P', '1')
 
@@ -98,13 +100,14 @@ def read_mask(path: Path, image: Path) -> Mask:
             mode, size = mask.mode, mask.size
             pixels = mask.histogram() if mode in ONE_NUMBER else []
             palette = used_palette(mask)
-            kind, orientation = mask.format, orientation_of(mask)
+            is_jpeg = 'JPEG' in (mask.format, str(mask.info.get('compression')).upper())
+            orientation = orientation_of(mask)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
         source = getattr(error, 'filename', None) or path
         raise UserError(f'mask {str(source)!r} cannot be read: {reason:.200}') from error
     expected = image_size(image)
-    if kind == 'JPEG':
+    if is_jpeg:
         raise UserError(f'mask {str(path)!r} must not be a JPEG, which changes values')
     if mode not in ONE_NUMBER:
         raise UserError(
@@ -128,10 +131,11 @@ def read_mask(path: Path, image: Path) -> Mask:
 
 
 def used_palette(mask: Image.Image) -> dict[int, tuple[int, ...]]:
-    """Return the colours of the values of a mask with a palette, {} without one."""
+    """Return the colours of the values of a mask with a palette, {} without one or if it is grey."""
     colours = mask.getpalette() if mask.mode == 'P' else None
     values = [value for value, number in enumerate(mask.histogram()) if number] if colours else []
-    return {value: tuple(colours[3 * value : 3 * value + 3]) for value in values}
+    palette = {value: tuple(colours[3 * value : 3 * value + 3]) for value in values}
+    return {} if all(colour == (value,) * 3 for value, colour in palette.items()) else palette
 
 
 def differing_palettes(
@@ -141,6 +145,8 @@ def differing_palettes(
     first: dict[int, tuple[tuple[int, ...], Path]] = {}
     for path, palette in zip(masks, palettes, strict=True):
         for value, colour in palette.items():
+            if value == IGNORED:
+                continue
             other, there = first.setdefault(value, (colour, path))
             if colour != other:
                 return f'{value} in {str(there)!r} and {str(path)!r}'

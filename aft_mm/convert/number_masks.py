@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from aft_mm.config.masks import ONE_NUMBER, differing_palettes, used_palette
+from aft_mm.config.masks import IGNORED, ONE_NUMBER, differing_palettes, used_palette
 from aft_mm.errors import UserError, user_errors
-from aft_mm.images import ALPHA, IMAGE_FORMATS, read_rgb, turned
+from aft_mm.images import IMAGE_FORMATS, read_rgb, turned
 from aft_mm.progress import progress
 
 from .own_data.masks import Pairs, find_masks, jpeg_mask, some, split_colour
 from .own_data.parts import filled_lines
 
-IGNORED = 255  # label of ignored pixels
 MOST = IGNORED  # classes
 WIDE = 1 << 24  # added to values of more than 8 bits, which are no colours
 GREY = 0x010101  # colour of the grey level 1
@@ -54,28 +53,14 @@ def colours_of(path: Path, ignored: Sequence[str] = (), by_number: bool = False)
     if values is not None and (by_number or values.max(initial=0) >= WIDE):
         colours = values
     else:
-        pixels, warnings = read_rgb(path)
-        red, green, blue = np.moveaxis(pixels.astype(np.int64), -1, 0)
+        red, green, blue = np.moveaxis(read_rgb(path)[0].astype(np.int64), -1, 0)
         colours = red << 16 | green << 8 | blue
-        if ALPHA in warnings:
-            _check_alpha(path, colours)
     if ignored:
         shown = [int(text[1:], 16) for text in ignored if text[0] == '#']
         stored = [kind for text in ignored if text[0] != '#' for kind in _kinds(int(text))]
         there = np.isin(colours if values is None else values, stored)
         colours = np.where(there | np.isin(colours, shown), NOTHING, colours)
     return colours
-
-
-def _check_alpha(path: Path, colours: np.ndarray) -> None:
-    """Refuse a mask that cannot be laid on white, the colour of what is transparent."""
-    with Image.open(path, formats=IMAGE_FORMATS) as mask:
-        alpha = np.asarray(turned(mask).convert('RGBA').getchannel('A'))
-    if ((alpha > 0) & (alpha < 255)).any() or ((alpha == 255) & (colours == WHITE)).any():
-        raise UserError(
-            f'mask {str(path)!r} must be opaque, or opaque but for a background and without white '
-            'objects, as what is transparent is laid on white'
-        )
 
 
 def _kinds(value: int) -> tuple[int, int]:
@@ -134,10 +119,20 @@ def _of_pairs(part: str, pairs: Pairs, out: Path) -> Source:
 
 def count_colours(sources: Sequence[Source], ignored: Sequence[str]) -> None:
     paths = [(source, path) for source in sources for path in source.targets]
+    clear: list[Path] = []
+    white: list[Path] = []
     for source, path in progress(paths, 'counting colours'):
         found = [_counted(path, ignored)]
         if _has_indices(path, source.palettes):
             found.append(_counted(path, ignored, by_number=True))
+        is_clear, is_white = _whites(path, found[0])
+        clear += [path] * is_clear
+        white += [path] * is_white
+        if clear and white:
+            raise UserError(
+                'masks must not have transparent pixels, which become white, and white ones, got '
+                f'{str(clear[0])!r} and {str(white[0])!r}'
+            )
         source.colours += found[0]
         source.numbers += found[-1]
         if len(source.colours.keys() - {NOTHING}) > MOST:
@@ -150,6 +145,15 @@ def count_colours(sources: Sequence[Source], ignored: Sequence[str]) -> None:
 def _counted(path: Path, ignored: Sequence[str], by_number: bool = False) -> Counter[int]:
     colours, pixels = np.unique(colours_of(path, ignored, by_number), return_counts=True)
     return Counter(dict(zip(colours.tolist(), pixels.tolist(), strict=True)))
+
+
+def _whites(path: Path, colours: Counter[int]) -> tuple[bool, bool]:
+    """Return whether a mask has transparent pixels, which are laid on white, and white ones."""
+    with suppress(OSError), Image.open(path, formats=IMAGE_FORMATS) as mask:
+        if mask.mode != 'P' and mask.has_transparency_data:
+            pixels = np.asarray(turned(mask).convert('RGBA'))
+            return bool((pixels[..., 3] == 0).any()), bool((pixels == 255).all(-1).any())
+    return False, WHITE in colours
 
 
 def _has_indices(path: Path, palettes: dict[Path, dict[int, tuple[int, ...]]]) -> bool:
@@ -244,13 +248,7 @@ def number(
     values = values_of(sources)
     has_numbers = len(values) > 1 and values == {GREY * index for index in range(len(values))}
     palettes = {path: colours for source in sources for path, colours in source.palettes.items()}
-    differ = differing_palettes([*palettes], palettes.values())
-    if differ and lines and not shown:
-        raise UserError(
-            f'{str(given)!r} must begin every line with a colour, such as "#ff0000 cat", as palettes '
-            f'have two colours of the value {differ}'
-        )
-    has_numbers &= not differ
+    has_numbers &= not differing_palettes([*palettes], palettes.values())
     if lines and not shown or not lines and has_numbers:
         lines = lines or [f'class_{index}' for index in range(len(values))]
         table = {GREY * index: index for index in range(len(lines))}

@@ -97,7 +97,7 @@ def _check_pcd_header(path: Path) -> dict[str, list[str]]:
                 header[words[0].upper()] = words[1:]
             if 'DATA' in header:
                 break
-        rest = path.stat().st_size - file.tell()
+        begin = file.tell()
     sizes = [int(word) for word in header.get('SIZE', [])]
     counts = [int(word) for word in header.get('COUNT', ['1'] * len(sizes))]
     points = max(int(header.get(key, ['0'])[0]) for key in ('POINTS', 'WIDTH', 'HEIGHT'))
@@ -108,8 +108,11 @@ def _check_pcd_header(path: Path) -> dict[str, list[str]]:
         or (num_bytes > _PCD_RATIO * path.stat().st_size)
     ):
         raise _unreadable(path, f'{points} points of {sum(counts)} values do not fit into it')
-    if header.get('DATA') == ['binary'] and rest > num_bytes:
-        raise _unreadable(path, 'it has more bytes than its header announces')
+    if header.get('DATA') == ['binary'] and 'POINTS' in header:
+        with path.open('rb') as file:
+            file.seek(begin + num_bytes)
+            if file.read().strip(b'\0 \r\n'):  # PCL fills up with zeros
+                raise _unreadable(path, 'it has more bytes than its header announces')
     return header
 
 

@@ -197,8 +197,7 @@ class ParallelText(Dataset):
         subwords: The vocabulary.
 
     Raises:
-        ValueError: If the numbers of lines differ, both texts are the same, no pair is left, or a
-            test has a longer one.
+        ValueError: If the numbers of lines differ, no pair is left, or a test has a longer one.
     """
 
     def __init__(
@@ -226,10 +225,7 @@ class ParallelText(Dataset):
                 f'{target_file!r}'
             )
         if texts[0] == texts[1]:
-            raise ValueError(
-                f'source_file and target_file must be of two languages, got the same text in '
-                f'{source_file!r} and {target_file!r}'
-            )
+            warn(f'source_file {source_file!r} and target_file {target_file!r} have the same text')
         self.tokens, lengths = zip(
             *(encode_cached(text, self.subwords, cache_dir) for text in texts), strict=True
         )

@@ -323,10 +323,12 @@ class TranslationTestLoop(TestLoop):
         samples = data_batch['data_samples']
         # An empty line, whose only token is the end, has an empty translation, as in Translator.
         given = [sample for sample in samples if len(sample.source) > 1]
-        with autocast(enabled=self.fp16):
-            hypotheses = task_model(self.runner).beam_search(
-                [sample.source for sample in given], self.subwords.end, **self.options
-            )
+        hypotheses = []
+        if given:
+            with autocast(enabled=self.fp16):
+                hypotheses = task_model(self.runner).beam_search(
+                    [sample.source for sample in given], self.subwords.end, **self.options
+                )
         for sample in samples:
             sample.set_metainfo(dict(translation=''))
         for sample, (best, *_) in zip(given, hypotheses, strict=True):

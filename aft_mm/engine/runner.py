@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -151,12 +150,14 @@ def _joining() -> Iterator[None]:
         ) from None
 
 
-def _check_same_config(cfg: Config) -> None:
+def _check_same_run(cfg: Config) -> None:
     """Refuse processes of two runs that met at one port."""
-    text = re.sub(r' at 0x[0-9a-f]+', '', str(cfg.to_dict()))
-    if len(set(all_gather_object(sha256(text.encode()).hexdigest()))) > 1:
+    jobs = [] if 'SLURM_HET_SIZE' in os.environ else ['SLURM_JOB_ID']
+    names = (*jobs, 'TORCHELASTIC_RUN_ID')
+    identity = (os.path.basename(cfg.filename or ''), *map(os.environ.get, names))
+    if len(set(all_gather_object(identity))) > 1:
         raise UserError(
-            'all processes of a run must have the same config, got several; MASTER_PORT='
+            'all processes of a run must have the same config and job, got several; MASTER_PORT='
             f'{os.environ.get("MASTER_PORT")} may be that of another run'
         )
 
@@ -360,7 +361,7 @@ class ConsoleRunner(Runner):
         """Join the processes of the run, and refuse those of another."""
         with _joining():
             super().setup_env(env_cfg)
-        _check_same_config(self.cfg)
+        _check_same_run(self.cfg)
 
     def build_logger(
         self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any

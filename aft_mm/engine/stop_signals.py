@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 # Those that Windows has not are left out; SLURM is often asked for SIGUSR1 before the time limit.
-_NAMES = 'SIGTERM', 'SIGINT', 'SIGHUP', 'SIGUSR1'
-WATCHED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+_OPTIONAL = tuple(getattr(signal, name) for name in ('SIGHUP', 'SIGUSR1') if hasattr(signal, name))
+WATCHED = (signal.SIGTERM, signal.SIGINT, *_OPTIONAL)
 _before_fork = threading.local()
 _is_starting_workers = False
 
@@ -113,11 +113,8 @@ class StopSignals:
     def __enter__(self) -> 'StopSignals':
         if threading.current_thread() is threading.main_thread():  # required by signal.signal
             for signum in WATCHED:
-                # nohup ignores SIGHUP.
-                if (
-                    signal.Signals(signum).name == 'SIGHUP'
-                    and signal.getsignal(signum) is signal.SIG_IGN
-                ):
+                # nohup ignores SIGHUP, and the user may handle SIGUSR1.
+                if signum in _OPTIONAL and signal.getsignal(signum) is not signal.SIG_DFL:
                     continue
                 self._before[signum] = signal.signal(signum, self._handle)
         return self

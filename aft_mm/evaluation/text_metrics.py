@@ -13,8 +13,12 @@ from aft_mm.registry import METRICS
 
 from .base import Metric
 
-# Letters of scripts without spaces between words: Thai to Myanmar, Khmer, kana, Chinese.
-_UNSPACED = re.compile('[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]')
+#: Letters of a word, in the mean, above which text has no spaces between words.
+LONGEST_WORD = 6
+# Letters of scripts without spaces between words: Thai to Tibetan and Myanmar, Khmer, kana, Chinese.
+_UNSPACED = re.compile(
+    '[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]'
+)
 
 
 @METRICS.register_module()
@@ -36,10 +40,19 @@ class BLEU(Metric):
     def __init__(self, tokenize: str = '13a', lowercase: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         bleu = import_from_extra('sacrebleu', 'text', 'BLEU needs').BLEU
-        check_choice('tokenize', tokenize, tuple(bleu.TOKENIZERS))
+        # Others download a vocabulary.
+        kinds = [name for name in bleu.TOKENIZERS if not name.startswith(('flores', 'spm'))]
+        check_choice('tokenize', tokenize, tuple(kinds))
         check_flag('lowercase', lowercase)
         self.tokenize = tokenize
-        self.score = bleu(tokenize=tokenize, lowercase=lowercase)
+        try:
+            self.score = bleu(tokenize=tokenize, lowercase=lowercase)
+        except (
+            ImportError,
+            RuntimeError,
+        ) as error:  # a dictionary of Japanese or Korean is missing
+            reason = ' '.join(str(error).split())
+            raise ValueError(f'tokenize={tokenize!r} is not possible: {reason}') from error
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         for sample in data_samples:
@@ -53,10 +66,10 @@ class BLEU(Metric):
 
     def compute_metrics(self, results: list) -> dict:
         translations, references = zip(*results, strict=True)
-        characters = ''.join(references)
-        if self.tokenize in ('13a', 'intl') and 2 * len(_UNSPACED.findall(characters)) > len(
-            characters
-        ):
+        text = ' '.join(references)
+        letters = len(_UNSPACED.findall(text))
+        has_spaces = letters < LONGEST_WORD * len(text.split())
+        if self.tokenize in ('13a', 'intl', 'none') and 2 * letters > len(text) and not has_spaces:
             print_log(
                 f'BLEU divides text at spaces, which the references have not: set tokenize, got '
                 f'{self.tokenize!r}',

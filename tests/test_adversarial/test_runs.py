@@ -106,7 +106,16 @@ def test_nohup_keeps_its_meaning(hangup):
     hangup(signal.SIG_IGN)
     with StopSignals():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+
+
+def test_the_users_handler_of_sigusr1_stays():
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    mine = signal.getsignal(signal.SIGUSR1)
+    with StopSignals():
+        assert signal.getsignal(signal.SIGUSR1) is mine
+    signal.signal(signal.SIGUSR1, before)
 
 
 def test_few_open_files_do_not_hang(run, root, config, tmp_path):

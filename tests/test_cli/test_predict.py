@@ -60,12 +60,15 @@ def test_classes_are_those_of_the_classifier(images, tiny_classifier, capsys):
     stops("--out 'out' holds predictions already", main, ['predict', *words, '--out', 'out'])
 
 
-@pytest.mark.parametrize('folder', ['pictures', 'masks'])
-def test_pictures_and_masks_of_the_user_are_kept(images, tiny_classifier, folder):
-    (images / 'in').rename(images / folder)
-    words = ['predict', *tiny_classifier, f'{folder}/c.png', '--out']
-    stops(f"--out '.' must have no files in {folder}/; name another", main, [*words, '.'])
-    main([*words, folder])
+def test_pictures_of_the_user_are_kept(images, tiny_classifier):
+    (images / 'in').rename(images / 'pictures')
+    words = ['predict', *tiny_classifier, 'pictures/c.png', '--out']
+    stops("--out '.' must have no files in pictures/; name another", main, [*words, '.'])
+    main([*words, 'pictures'])
+    main([*words, '.', '--no-pictures'])  # a classifier has no masks
+    (images / 'out').mkdir()
+    (images / 'out/pictures').touch()
+    stops("--out 'out' must have no files in pictures/; name another", main, [*words, 'out'])
 
 
 def test_narrow_images_have_pictures_of_a_bounded_size(images, tiny_classifier):

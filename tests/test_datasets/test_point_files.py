@@ -93,11 +93,15 @@ def test_more_than_the_header_announces_is_refused(tmp_path, points):
     write(tmp_path / 'binary.pcd', points)
     for name, more, reason in (
         ('a.npy', bytes(12), 'it has more bytes than its header announces'),
-        ('binary.pcd', bytes(12), 'it has more bytes than its header announces'),
+        ('binary.pcd', b'more bytes..', 'it has more bytes than its header announces'),
         ('a.ply', b'1 2 3\n', '63 rows announced, 64 found'),
     ):
         with (tmp_path / name).open('ab') as file:
             read_points(tmp_path / name)
+            if name == 'binary.pcd':  # as PCL ends files
+                file.write(bytes(4000))
+                file.flush()
+                assert len(read_points(tmp_path / name)) == len(points)
             file.write(more)
         with pytest.raises(UnusableFile, match=f'cannot be read: {reason}$'):
             read_points(tmp_path / name)

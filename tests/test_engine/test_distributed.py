@@ -11,12 +11,13 @@ from mmengine.config import Config
 from torch import nn
 
 from aft_mm.engine.runner import (
-    _check_same_config,
+    _check_same_run,
     _port_of_job,
     fix_sum_order,
     start_distributed,
 )
-from aft_mm.errors import UserError
+
+from ..errors import refuses_input
 
 SCRIPT = """
 import json, os, sys
@@ -149,12 +150,21 @@ def test_jobs_and_steps_of_slurm_have_ports_of_their_own(monkeypatch):
     assert len(ports) == 200 and min(ports) > 9999 and max(ports) < 30000
 
 
-def test_processes_of_two_runs_are_refused(monkeypatch):
-    monkeypatch.setattr('aft_mm.engine.runner.all_gather_object', lambda mine: [mine, mine])
-    _check_same_config(Config(dict(a=1, b=len)))
-    monkeypatch.setattr('aft_mm.engine.runner.all_gather_object', lambda mine: [mine, 'other'])
-    with pytest.raises(UserError, match='all processes of a run must have the same config, got'):
-        _check_same_config(Config(dict(a=1)))
+def test_processes_of_two_runs_are_refused(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(
+        'aft_mm.engine.runner.all_gather_object', lambda mine: [*seen, *(seen.append(mine) or seen)]
+    )
+    for folder in ('a', 'b'):  # of two machines
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / 'my.py').write_text(f'kinds = {{"x", "{folder}"}}')
+        _check_same_run(Config.fromfile(tmp_path / folder / 'my.py'))
+    (tmp_path / 'other.py').write_text('a = 1')
+    message = 'all processes of a run must have the same config and job, got several'
+    refuses_input(message, _check_same_run, Config.fromfile(tmp_path / 'other.py'))
+    seen.pop()
+    monkeypatch.setenv('SLURM_JOB_ID', '7')
+    refuses_input(message, _check_same_run, Config.fromfile(tmp_path / 'a/my.py'))
 
 
 def test_mpi(run, script):

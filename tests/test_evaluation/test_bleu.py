@@ -70,6 +70,8 @@ def test_text_without_spaces_needs_its_tokenizer(messages):
     assert evaluate(PAIRS, lowercase=True)['bleu'] == evaluate(PAIRS)['bleu']
     shouted = [(text.upper(), reference) for text, reference in PAIRS]
     assert evaluate(shouted, lowercase=True)['bleu'] > evaluate(shouted)['bleu']
+    divided = [(' '.join(reference), ' '.join(reference)) for _, reference in pairs]
+    assert evaluate(divided)['bleu'] == pytest.approx(100)
     assert 'set tokenize' not in ' '.join(messages)
     refuses('tokenize must be .*zh.*, got .words', BLEU, tokenize='words')
 

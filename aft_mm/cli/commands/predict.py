@@ -136,15 +136,17 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f'--out {args.out!r} holds predictions already; name another folder')
         paths, bad, passed_over = image_files(args.inputs)
         total = len(paths) + len(bad)
-        for folder in FOLDERS:
-            if (out / folder).exists() and any((out / folder).iterdir()):
-                raise UserError(
-                    f'--out {args.out!r} must have no files in {folder}/; name another folder'
-                )
         config = read_config(args.config, args.cfg_options)
         if config.get('default_scope') != 'mmdet':
             reason = f'has no effect on the model of {args.config}, without boxes'
             refuse_given(args, ['score'], reason)
+        written_to = FOLDERS[args.no_pictures : 1 + (config.get('default_scope') == 'mmseg')]
+        for folder in written_to:
+            path = out / folder
+            if path.is_file() or path.is_dir() and any(path.iterdir()):
+                raise UserError(
+                    f'--out {args.out!r} must have no files in {folder}/; name another folder'
+                )
         checkpoint = args.checkpoint
         if is_exported(checkpoint):
             refuse_given(args, ['device'], f'has no effect on {checkpoint}, which runs on the CPU')

@@ -3,8 +3,9 @@
 import json
 import math
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from aft_mm.checks import counted, described
@@ -96,10 +97,13 @@ def part_of(path: str) -> str:
     return ''
 
 
-def of_the_part(paths: list[str], near: str) -> list[str]:
-    """Return the paths without those in a folder of another part than that of a file."""
-    part = part_of(near)
-    return [path for path in paths if not part or part_of(path) in ('', part)]
+def folder_part(path: str) -> str:
+    """Return the part that the innermost folder with such a name has: ``'val'`` for ``val2017``."""
+    for folder in reversed(path.lower().split('/')[:-1]):
+        for word in re.split('[^a-z]+', folder):
+            if match := re.fullmatch('(train|val|test)(ing|id|idation)?', word):
+                return match[1]
+    return ''
 
 
 def nearest(paths: list[str], near: str, part: str = '') -> str:
@@ -197,7 +201,8 @@ def coco(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
         for image, file in zip(images, _files_of(images, path, root, part), strict=True):
             first = parts[part].setdefault(file, image)
             if first is not image:
-                if first.size != image.size:
+                first.size = first.size or image.size
+                if image.size and first.size != image.size:
                     raise UserError(
                         f'image {image.name!r}, which {str(path)!r} lists again, must have the same '
                         f'width and height, got {described(first.size)} and {described(image.size)}'
@@ -215,12 +220,13 @@ def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
     """Inspect images and an xml file for each, perhaps with lists of the parts."""
     files = Files(root)
     texts = [root / path for path in files.with_suffix('.txt') if '/ImageSets/Main/' in f'/{path}']
-    paths = [path for path in texts if '_' not in path.stem]
-    # VOC's lists of a class, such as cat_train.txt, have two columns.
-    paths = paths or [path for path in texts if len((filled_lines(path) or [''])[0].split()) == 1]
+    paths = [path for path in texts if '_' not in path.stem]  # cat_train.txt is that of a class
     lists = parts_of(paths, f'{root}/ImageSets/Main: lists', optional=True)
     sources: dict[str, list[str]] = {}
     notes = []
+    if texts and not paths:
+        names = ', '.join(path.name for path in texts[:4])
+        notes.append(f'lists of a class are not used, only train.txt and val.txt: {names}')
     for part, given in lists.items():
         lines = dict.fromkeys(filled_lines(given))
         try:
@@ -259,8 +265,8 @@ def voc(root: Path, share: float, seed: int, scale: bool = False) -> OwnData:
         image = read_voc(root / path)
         name = image.name.replace('\\', '/').rpartition('/')[2]
         stem = Path(path).stem
-        named = of_the_part(files.ending(name), path) if name else []
-        pictures = of_the_part(by_stem.get(stem) or files.ending(stem), path) or named
+        named = files.ending(name) if name else []
+        pictures = by_stem.get(stem) or files.ending(stem) or named
         for better in (
             [other for other in pictures if Path(other).name == name],
             [other for other in pictures if {'JPEGImages', 'images'} & {*other.split('/')}],
@@ -307,10 +313,6 @@ def _listed(line: str, path: Path, files: Files) -> str:
     return nearest(found, path.relative_to(files.root).as_posix())
 
 
-def _below(files: Files, name: str, path: Path) -> list[str]:
-    return of_the_part(files.ending(name), os.path.relpath(path, files.root))
-
-
 def _files_of(images: Sequence[Annotated], path: Path, root: Path, part: str) -> Iterable[Path]:
     base = root if root.is_dir() else root.parent
     places = [(base, None if root.is_dir() else 2), (base.parent, 2)]
@@ -321,10 +323,10 @@ def _files_of(images: Sequence[Annotated], path: Path, root: Path, part: str) ->
         if direct.is_file():
             yield Path(os.path.normpath(direct))
             continue
-        found = _below(below[-1], image.name, path) if below else []
+        found = below[-1].ending(image.name) if below else []
         while not found and not folder and places:
             below.append(Files(*places.pop(0)))
-            found = _below(below[-1], image.name, path)
+            found = below[-1].ending(image.name)
         if not found:
             raise UserError(
                 f'image {str(Path(folder, image.name))!r} of {str(path)!r} does not exist'
@@ -350,6 +352,7 @@ def _own_data(
     if {'all', 'test'} <= parts.keys():
         rest = {file: image for file, image in parts['all'].items() if file not in parts['test']}
         parts = {'all': rest, 'test': parts['test']}
+    notes += _strays(root, parts)
     files = [file for images in parts.values() for file in images]
     every = [image for images in parts.values() for image in images.values()]
     for file in files:
@@ -447,6 +450,29 @@ def _config(kind: str, root: Path, images: str, classes: list[str], has_test: bo
     return lines
 
 
+def _strays(root: Path, parts: Mapping[str, Images]) -> Iterator[str]:
+    """Name images in a folder of another part, if others are in that of their own.
+
+    Raises:
+        UserError: The other part has such an image, too; that of its own is missing.
+    """
+    for part, images in parts.items():
+        places = {file: folder_part(os.path.relpath(file, root)) for file in images}
+        strays = [file for file, place in places.items() if place not in ('', part)]
+        if not strays or part not in places.values():
+            continue
+        for file in strays:
+            if any(file in others for name, others in parts.items() if name != part):
+                raise UserError(
+                    f'image {file.name!r} of {images[file].source!r} does not exist in a folder of '
+                    f'{part}; {str(file)!r} is that of another part'
+                )
+        yield (
+            f'{counted(len(strays), "image")} for {part} of {len(images):,} in the folder of another '
+            f'part, first {str(strays[0])!r}'
+        )
+
+
 def _not_annotated(files: Sequence[Path]) -> Iterator[str]:
     used = set(files)
     others = [
@@ -472,10 +498,11 @@ def _fit(images: Sequence[Annotated], stored: Sequence[Stored], scale: bool) -> 
         given = image.size
         if given and given != shown and not (is_across and given == (width, height)):
             if not scale or given == shown[::-1]:
-                is_swapped = given == shown[::-1]
-                advice = (
-                    'swap its width and height' if is_swapped else '--scale-boxes scales its boxes'
-                )
+                advice = '--scale-boxes scales its boxes'
+                if given == shown[::-1]:
+                    advice = (
+                        'its width and height are exchanged there, or the photo was turned later'
+                    )
                 raise UserError(
                     f'image {described(image.name)} of {image.source!r} has {shown[0]} x {shown[1]} '
                     f'pixels, not {given[0]} x {given[1]}; {advice}'

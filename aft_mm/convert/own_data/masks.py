@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aft_mm.checks import counted
-from aft_mm.config.masks import differing_palettes, read_mask
+from aft_mm.config.masks import IGNORED, Mask, differing_palettes, read_mask
 from aft_mm.config.texts import literal
 from aft_mm.errors import UserError
 from aft_mm.images import is_hidden, list_images
@@ -228,7 +228,7 @@ def _unusual(masks: Mapping[str, str]) -> Iterator[str]:
         words[image] = '' if word.lower() == ending.lower() else word
     usual, number = Counter(words.values()).most_common(1)[0] if words else ('', 0)
     others = [image for image, word in words.items() if word != usual]
-    if others and number > len(others):
+    if others and number >= len(others):
         yield (
             f'{len(others)} of {len(masks)} masks have another ending than most, first '
             f'{masks[others[0]]!r}, which is taken for that of {others[0]!r}'
@@ -291,8 +291,6 @@ def split_colour(line: str) -> tuple[str, str]:
     return (match[1].lower(), match[2] or '') if match else ('', line)
 
 
-#: Label of pixels that belong to no class.
-IGNORED = 255
 CROP = 256  # edge of the squares of a training [px]
 # Bounds of the area of an image in training and test [px], between which its size is kept.
 LEAST_AREA, MOST_AREA = CROP**2, 480 * 360
@@ -326,15 +324,18 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
     roles, images, masks = zip(*files, strict=True)
     with ThreadPoolExecutor(8) as pool:
         found = list(progress(pool.map(read_mask, masks, images), 'reading masks', len(files)))
-    if differ := differing_palettes(masks, [mask.palette for mask in found]):
+    names = class_names(root, parts)
+    differ = differing_palettes(masks, [mask.palette for mask in found])
+    if differ and not names:
         raise UserError(
-            f'masks must have one palette, got two colours of the value {differ}; `aft_mm number-masks '
-            f'{shlex.quote(str(root))} {shlex.quote(f"{root.name}_numbers")}` numbers them by colour'
+            'masks must have one palette, or names in classes.txt if their values count, got two '
+            f'colours of the value {differ}; `aft_mm number-masks FOLDER OUT` goes by colour'
         )
     pixels = [mask.pixels for mask in found]
     totals = sum(pixels, Counter())
     with_ignored = sum(IGNORED in there for there in pixels)
-    classes = _mask_classes(root, parts, totals, with_ignored)
+    classes = _mask_classes(root, names, totals, with_ignored)
+    _check_colours(names, masks, found)
     _check_numbers(masks, pixels, len(classes))
     twice = [name for name, number in Counter(classes).items() if number > 1]
     kinds = [[value for value in there if value != IGNORED] for there in pixels]
@@ -413,6 +414,23 @@ def _check_numbers(masks: Sequence[Path], pixels: Sequence[Counter[int]], most: 
                 )
 
 
+def _check_colours(
+    names: tuple[Path, list[str]] | None, masks: Sequence[Path], found: Sequence[Mask]
+) -> None:
+    """Refuse a palette with other colours than the lines of classes.txt."""
+    path, colours = names[0] if names else Path(), []
+    if path.suffix == '.txt':
+        colours = [split_colour(line)[0] for line in filled_lines(path)]
+    for file, mask in zip(masks, found, strict=True):
+        for value, colour in mask.palette.items():
+            shown = f'#{bytes(colour).hex()}'
+            if value < len(colours) and colours[value] not in ('', shown):
+                raise UserError(
+                    f'mask {str(file)!r} must have the colour {colours[value]} of {str(path)!r} for the '
+                    f'value {value}, got {shown}; `aft_mm number-masks FOLDER OUT` goes by colour'
+                )
+
+
 def _turned(images: Sequence[Path], stored: Sequence[tuple[int, int, int]]) -> Iterator[str]:
     unclear = [
         image
@@ -436,7 +454,7 @@ def _sampled(pairs: Pairs, chosen: Mapping[str, Sequence[str]]) -> dict[str, Pai
 
 
 def _mask_classes(
-    root: Path, parts: Mapping[str, Pairs], pixels: Counter[int], with_ignored: int
+    root: Path, found: tuple[Path, list[str]] | None, pixels: Counter[int], with_ignored: int
 ) -> list[str]:
     values = sorted(pixels.keys() - {IGNORED})
     hint = '`aft_mm number-masks` writes numbers for grey levels and colours'
@@ -446,7 +464,6 @@ def _mask_classes(
             f'{IGNORED}, in {with_ignored:,} masks, is ignored; if it is a class, `aft_mm number-masks '
             f'{shlex.quote(str(root))} {shlex.quote(to)}` writes numbers for {len(pixels)} classes'
         )
-    found = class_names(root, parts)
     if found:
         path, names = found
         if len(names) > IGNORED:
@@ -454,7 +471,7 @@ def _mask_classes(
                 f'{str(path)!r} must name at most {IGNORED} classes, as {IGNORED} is ignored, got '
                 f'{len(names)}'
             )
-        if len(values) < 2:
+        if len(values) < 2 and with_ignored:
             raise UserError(
                 f'masks of {str(root)!r} must have the numbers of 2 classes, got '
                 f'{", ".join(map(str, values)) or "none"}; {hint}'
