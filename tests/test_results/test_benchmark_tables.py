@@ -1,8 +1,10 @@
 """Tables of docs/benchmarks/ are those that the outputs in docs/results/benchmarks give."""
 
+import re
 from pathlib import Path
 
 import benchmark_sampling
+import numpy as np
 import pytest
 
 from aft_mm.analysis.run_files import read_lines
@@ -158,13 +160,41 @@ def test_images_of_megapixels():
 
 def test_mixers_against_the_length():
     found = rows('lengths', 'attention')
-    for label, _, *cells in rows_of(PAGE, '| mixer | slope from 4,096 on'):
+    for label, slopes, *cells in rows_of(PAGE, '| mixer | slope from 4,096 on'):
         mixer = label.lower()
-        for cell, length in zip(cells, (512, 8192, 65536), strict=False):
+        for slope, kind in zip(slopes.replace('*', '').split(', '), ('ms', 'mib'), strict=True):
+            points = [(row['length'], row.get(kind)) for row in found if row['mixer'] == mixer]
+            lengths, costs = zip(
+                *[x for x in points if x[0] >= 4096 and x[1]] or [(1, 1)], strict=True
+            )
+            if slope != '–':
+                check(slope, np.polyfit(np.log(lengths), np.log(costs), 1)[0])
+        for cell, length in zip(cells, (512, 8192, 16384, 65536), strict=False):
             if cell != '–':
                 check(cell, only(found, mixer=mixer, length=length)['ms'])
         if cells[-1] != '–':
             check(cells[-1], only(found, mixer=mixer, length=65536)['mib'])
+    fast, slow = (only(found, mixer=x, length=8192)['ms'] for x in ('aft-simple', 'softmax'))
+    text = ' '.join(text_of('docs/benchmarks.md').split())
+    assert f'at 8,192 tokens AFT-simple is [{slow / fast:.1f} times]' in text
+    mib = [
+        only(found, mixer=x, length=65536)['mib'] for x in ('aft-simple', 'aft-local-32', 'linear')
+    ]
+    memory = '65,536 tokens take {:,.0f} MiB with AFT-simple, {:,.0f} with AFT-local-32, and {:,.0f} with'
+    assert memory.format(*mib) in text
+
+
+def test_decoding_of_lsh_with_a_state():
+    text = ' '.join(text_of(PAGE).split())
+    for data in ('mnist', 'cifar10'):
+        found = rows('sampling', f'{data}_batch1_states')
+        names = 'lsh-4', 'softmax', 'linear', 'aft-simple'
+        lsh, softmax, *others = (only(found, mixer=name)['estimated_seconds'] for name in names)
+        digits = 1 if data == 'mnist' else 0
+        assert f'{lsh / softmax:.1f} times' in text
+        assert f'({lsh:.{digits}f} and {softmax:.{digits}f} s; ' in text
+        for seconds in others:
+            assert re.search(rf'; .*\b{seconds:.{digits}f}\b.*`{data}_batch1_states`', text)
 
 
 SAMPLED = {'softmax, cache': 'softmax', 'linear': 'linear', 'AFT-simple': 'aft-simple'}
