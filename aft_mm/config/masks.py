@@ -133,7 +133,9 @@ def read_mask(path: Path, image: Path) -> Mask:
 def used_palette(mask: Image.Image) -> dict[int, tuple[int, ...]]:
     """Return the colours of the values of a mask with a palette, {} without one or if it is grey."""
     colours = mask.getpalette() if mask.mode == 'P' else None
-    values = [value for value, number in enumerate(mask.histogram()) if number] if colours else []
+    if not colours:
+        return {}
+    values = [value for value, number in enumerate(mask.histogram()) if number]
     palette = {value: tuple(colours[3 * value : 3 * value + 3]) for value in values}
     return {} if all(colour == (value,) * 3 for value, colour in palette.items()) else palette
 
