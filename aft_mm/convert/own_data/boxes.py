@@ -99,11 +99,11 @@ def part_of(path: str) -> str:
 
 def folder_part(path: str) -> str:
     """Return the part that the innermost folder with such a name has: ``'val'`` for ``val2017``."""
-    for folder in reversed(path.lower().split('/')[:-1]):
-        for word in re.split('[^a-z]+', folder):
-            if match := re.fullmatch('(train|val|test)(ing|id|idation)?', word):
-                return match[1]
-    return ''
+    words = [re.split('[^a-z]+', folder) for folder in path.lower().split('/')[:-1]]
+    named = (
+        p for folder in reversed(words) for word in folder for p in PARTS if word.startswith(p)
+    )
+    return next(named, '')
 
 
 def nearest(paths: list[str], near: str, part: str = '') -> str:
@@ -112,8 +112,7 @@ def nearest(paths: list[str], near: str, part: str = '') -> str:
     def distance(path: str) -> tuple[int, ...]:
         folders, others = path.split('/')[:-1], near.split('/')[:-1]
         common = os.path.commonprefix([folders, others])
-        parts = {p for p in PARTS for name in folders if name.lower().startswith(p)}
-        is_other = bool(part and parts and part not in parts)
+        is_other = bool(part) and folder_part(path) not in ('', part)
         return is_other, -len(common), -len({*folders} & {*others}), len(folders)
 
     first, *others = sorted(paths, key=distance)
