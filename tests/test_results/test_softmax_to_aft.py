@@ -75,6 +75,16 @@ def difference(first, second):
     return f'{gain.mean():+.1f} ± {half:.1f}{count}'
 
 
+def after_an_epoch(data, size):
+    """Return the right answers by seed of the networks with a class token, by layers and mixer."""
+    found = {}
+    for row in probes():
+        if (row.get('data'), row.get('size'), row.get('epochs')) == (data, size, 1):
+            runs = found.setdefault((row['layers'], row['mixer']), {})
+            runs[row['seed']] = softmax_to_aft.right_answers(row)
+    return found
+
+
 def test_the_table_of_probes():
     lines = softmax_to_aft.table(probes())
     shown = {line for line in text_of(PAGE).splitlines() if line.startswith(('| no |', '| yes |'))}
@@ -130,18 +140,19 @@ def test_the_differences_between_mixers():
     runs = [{0: right['1-8', 1, name][0]} for name in ('attention', 'zero')]
     behind = [round(float(x)) for x in difference(*runs).split(' ± ')]
     assert 'which is {} ± {} points behind in 1–8 (seed 0)'.format(*behind) in text
-    small = {}
-    for row in probes():
-        if row.get('data') == 'cifar10' and row['epochs']:
-            runs = small.setdefault((row['layers'], row['mixer']), {})
-            runs[row['seed']] = softmax_to_aft.right_answers(row)
+    small = after_an_epoch('cifar10', 112)
     lost = [difference(small['', 'softmax'], small[x, 'attention']) for x in ('9-12', '1-8')]
     last, most = (round(float(x.split()[0])) for x in lost)
-    assert f'9–12 lose {last} points and 1–8 lose {most} (three seeds)' in text
+    assert f'on CIFAR-10 {last} and {most}' in text
     for layers in ('9-12', '1-8'):
         pair = [small[layers, name] for name in ('attention', 'convolution')]
         gain, half = map(float, difference(*pair).removesuffix(' (3)').split(' ± '))
         assert abs(gain) < half
+    large = after_an_epoch('imagenette', 224)
+    lost = [difference(large['', 'softmax'], large[x, 'attention']) for x in ('9-12', '1-8')]
+    assert all(cell.endswith(' (3)') for cell in lost)
+    last, most = (float(x.split()[0]) for x in lost)
+    assert f'at 224 px 9–12 lose {last:.0f} and 1–8 {most:.0f} points, on CIFAR-10' in text
     low, high = difference(right['1-8', 1, 'shuffled'], right['1-8', 1, 'zero']).split(' ± ')
     assert abs(float(low)) < float(high.partition(' ')[0])
     lost, half = difference(right['', 1, 'softmax'], right['1-8', 1, 'random']).split(' ± ')
