@@ -149,6 +149,9 @@ def test_the_differences_between_mixers():
         gain, half = map(float, difference(*pair).removesuffix(' (3)').split(' ± '))
         assert abs(gain) < half
     large = after_an_epoch('imagenette', 224)
+    pair = [large['9-12', name] for name in ('attention', 'convolution')]
+    gain, half = map(float, difference(*pair).split(' ± '))
+    assert abs(gain) < half
     lost = [difference(large['', 'softmax'], large[x, 'attention']) for x in ('9-12', '1-8')]
     assert all(cell.endswith(' (3)') for cell in lost)
     last, most = (float(x.split()[0]) for x in lost)
