@@ -315,7 +315,7 @@ def test_images_may_be_in_the_folder_of_another_part(here):
     save(here / 'data/val2017/5.jpg')
     coco(here / 'data/train/_annotations.coco.json', ['1.jpg', '2.jpg', '5.jpg'])
     found = own_data.coco(here / 'data', 0.5, 0)
-    assert '1 image for train of 3 in the folder of another part' in ' '.join(found.notes)
+    assert '1 of 3 images for train are in a folder of another part, first' in ' '.join(found.notes)
 
 
 def test_an_image_of_two_parts_is_said(here):

@@ -357,7 +357,7 @@ def test_masks_that_exif_turns_are_turned(turn, capsys):
     number_masks(['data', 'numbers'])
     main(['new', 'masks', 'numbers', '--out', 'data.py'])
     shown = capsys.readouterr().out
-    assert ('6 photos turned by EXIF, such as' in shown) == (turn == 3)
+    assert ('EXIF turns 6 photos, such as' in shown) == (turn == 3)
     dataset = data_set(read(), 'train')
     for index in range(len(dataset)):
         info = dataset.get_data_info(index)
@@ -383,7 +383,7 @@ def test_doubtful_pairs_of_images_and_masks_are_said(here, capsys):
     notes = '\n'.join(own_data.masks(here / 'data', 0.2, 0).notes)
     message = "1 of 6 masks have another ending than most, first '2_east.png', which is taken for"
     assert message in notes
-    assert 'each line of the names is a class, also of those that come again: cat' in notes
+    assert 'classes of equal names stay apart: cat' in notes
     Path('data/masks/2_east.png').rename('data/masks/2.png')
     lists = Path('data/ImageSets/Segmentation')
     lists.mkdir(parents=True)

@@ -467,8 +467,8 @@ def _strays(root: Path, parts: Mapping[str, Images]) -> Iterator[str]:
                     f'{part}; {str(file)!r} is that of another part'
                 )
         yield (
-            f'{counted(len(strays), "image")} for {part} of {len(images):,} in the folder of another '
-            f'part, first {str(strays[0])!r}'
+            f'{len(strays):,} of {len(images):,} images for {part} are in a folder of another part, '
+            f'first {str(strays[0])!r}'
         )
 
 

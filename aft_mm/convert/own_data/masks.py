@@ -355,9 +355,7 @@ def masks(root: Path, share: float, seed: int) -> OwnData:
         roles = *map(sampled.__getitem__, pairs.files), *roles[number:]
     notes = [note for pairs in parts.values() for note in pairs.notes]
     if twice:
-        notes.append(
-            f'each line of the names is a class, also of those that come again: {some(twice)}'
-        )
+        notes.append(f'classes of equal names stay apart: {some(twice)}')
     if 'test' in parts:
         notes.append(test_note(len(parts['test'].files)))
     if given:
@@ -439,8 +437,8 @@ def _turned(images: Sequence[Path], stored: Sequence[tuple[int, int, int]]) -> I
     ]
     if unclear:
         yield (
-            f'{counted(len(unclear), "photo")} turned by EXIF, such as {str(unclear[0])!r}: the size '
-            'does not show whether the mask is; it is read as that of the photo as it is displayed'
+            f'EXIF turns {counted(len(unclear), "photo")}, such as {str(unclear[0])!r}, and the size does '
+            'not show whether the mask is turned: it is read as that of the photo as it is displayed'
         )
 
 
