@@ -47,10 +47,7 @@ class BLEU(Metric):
         self.tokenize = tokenize
         try:
             self.score = bleu(tokenize=tokenize, lowercase=lowercase)
-        except (
-            ImportError,
-            RuntimeError,
-        ) as error:  # a dictionary of Japanese or Korean is missing
+        except (ImportError, RuntimeError) as error:  # a missing dictionary of Japanese or Korean
             reason = ' '.join(str(error).split())
             raise ValueError(f'tokenize={tokenize!r} is not possible: {reason}') from error
 
