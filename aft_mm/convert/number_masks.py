@@ -123,7 +123,9 @@ def count_colours(sources: Sequence[Source], ignored: Sequence[str]) -> None:
     white: list[Path] = []
     for source, path in progress(paths, 'counting colours'):
         found = [_counted(path, ignored)]
-        if _has_indices(path, source.palettes):
+        palette = _palette_of(path)
+        if palette is not None:
+            source.palettes[path] = palette
             found.append(_counted(path, ignored, by_number=True))
         is_clear, is_white = _whites(path, found[0])
         clear += [path] * is_clear
@@ -156,11 +158,11 @@ def _whites(path: Path, colours: Counter[int]) -> tuple[bool, bool]:
     return False, WHITE in colours
 
 
-def _has_indices(path: Path, palettes: dict[Path, dict[int, tuple[int, ...]]]) -> bool:
+def _palette_of(path: Path) -> dict[int, tuple[int, ...]] | None:
+    """Return the used colours of a mask of indices, None for one of other values."""
     with suppress(OSError), Image.open(path, formats=IMAGE_FORMATS) as mask:
-        palettes[path] = used_palette(mask)
-        return mask.mode in ('P', '1')
-    return False
+        return used_palette(mask) if mask.mode in ('P', '1') else None
+    return None
 
 
 def values_of(sources: Sequence[Source]) -> set[int]:

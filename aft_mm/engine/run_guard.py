@@ -174,7 +174,7 @@ def run_guard(argv: Sequence[str] | None = None) -> Iterator[Run]:
         if isinstance(end.code, str):
             _report(end.code)
         raise
-    except Exception as error:
+    except Exception as error:  # a bug is raised again, once its message is recorded
         message = reason(error)
         signum = run.signals.received
         if signum and message and message.startswith(('worker ', PEER_DIED)):
