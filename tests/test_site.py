@@ -13,6 +13,8 @@ import yaml
 from mmengine.config import Config
 
 import aft_mm
+from aft_mm.engine.preflight import causal_problem
+from aft_mm.layers import AFTDecay, TokenMixer
 from aft_mm.ops.native.availability import FOLDER, digest
 
 from .documents import PAGES, ROOT, WRITTEN, blocks, text_of
@@ -98,6 +100,51 @@ def test_a_mixer_without_steps_cannot_generate(draws, tool, config, tmp_path, mo
         (log,) = tmp_path.glob('work/*/*.log')
         assert message in log.read_text()
     assert (tmp_path / 'work/epoch_1.pth').exists() != draws
+
+
+FORGETS = """
+from mmengine.registry import MODELS
+from aft_mm.layers import AFTMixer
+
+@MODELS.register_module(force=True)
+class Forgets(AFTMixer):
+    def _mix(self, query, key, value, grid, key_mask):
+        return value.cumsum(1).flip(1).cumsum(1)  # as if causal were False
+"""
+
+
+def test_a_mixer_that_sees_later_tokens_does_not_train(tool, config, tmp_path, monkeypatch):
+    (tmp_path / 'forgets.py').write_text(FORGETS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / 'later.py').write_text(
+        f'_base_ = {config("tiny_pixels")!r}\n'
+        'custom_imports = dict(imports=["aft_mm.registry", "recording_hooks", "forgets"])\n'
+        'model = dict(decoder=dict(token_mixer=dict(_delete_=True, type="Forgets")))\n'
+        'default_hooks = dict(samples=dict(_delete_=True, type="aft_mm.SanityCheckHook"))\n'
+    )
+    message = '^Error: the mixer Forgets must be causal with causal=True, but later tokens change'
+    stops(message, tool('train').main, ['later.py', '--work-dir', 'work'])
+    assert not list(tmp_path.glob('work/*.pth'))
+
+
+def steps(prefill=None, mix_step=None):
+    """Return AFT-decay with the method of another mixer, or none of the base class."""
+    methods = dict(_prefill=prefill, _mix_step=mix_step)
+    body = {name: method for name, method in methods.items() if method is not None}
+    return type('Changed', (AFTDecay,), body)(12, causal=True).eval()
+
+
+def test_steps_that_differ_from_the_forward_are_named():
+    def doubled(mixer, query, key, value, state):
+        return AFTDecay._mix_step(mixer, query, key, 2 * value, state)
+
+    assert causal_problem(steps(), 0) == ''
+    message = 'a step after {} tokens differs from the forward: see {}'
+    found = causal_problem(steps(prefill=TokenMixer._prefill), 0)
+    assert message.format(4, '_prefill') in found
+    found = causal_problem(steps(mix_step=doubled), 0)
+    assert message.format(0, '_init_state and _mix_step') in found
 
 
 def templates():

@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import distributions
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from torch import nn
 
 from aft_mm.checkpoint import latest_checkpoint
 from aft_mm.errors import UserError
+from aft_mm.layers import TokenMixer
 
 from .hooks.pictures import SampleVisualizationHook
+from .hooks.resume import random_state, set_random_state
 from .hooks.training import RegularizationHook, penalised_layers
 from .runner import task_model
 
@@ -95,6 +98,8 @@ def check_strides(config: Config, runner: Runner) -> None:
 #: Largest data set whose files are compared with those of the validation.
 MOST_COMPARED = 200_000
 MOST_AGAIN = 0.05  # share of the pairs of a validation text
+MOST_TRIED = 8  # tokens of a sequence on which a causal mixer is tried
+TRIED_ERROR = 0.01  # of the largest output
 #: Entries of a sample that name its file.
 PATHS = ('img_path', 'path', 'points_path')
 SAMPLING_LOOPS = ('GenerationTestLoop', 'TranslationTestLoop')
@@ -216,6 +221,58 @@ def check_steps(config: Config, runner: Runner) -> None:
     if samplers:
         raise UserError(f'{problem}, as {samplers[0]} of the config would')
     runner.logger.warning(problem)
+
+
+def check_causal(config: Config, runner: Runner) -> None:
+    """Refuse a causal mixer of the user that sees later tokens, or whose steps differ."""
+    causal = (x for x in runner.model.modules() if isinstance(x, TokenMixer) and x.causal)
+    for mixer in {type(mixer): mixer for mixer in causal}.values():
+        if type(mixer).__module__.startswith('aft_mm.'):
+            continue
+        state, mode = random_state(), mixer.training
+        try:
+            problem = causal_problem(mixer.eval(), runner.seed or 0)
+        finally:
+            mixer.train(mode)
+            set_random_state(state)
+        if problem:
+            raise UserError(
+                f'the mixer {type(mixer).__name__} must be causal with causal=True, {problem}; the '
+                'tests of aft_mm.testing.MixerContract show more'
+            )
+
+
+@torch.no_grad()
+def causal_problem(mixer: TokenMixer, seed: int) -> str:
+    """Try a causal mixer on random tokens, and return what is wrong, if anything."""
+    grid = mixer.grid or (MOST_TRIED,)
+    count = mixer.num_prefix_tokens + (min(grid[0], MOST_TRIED) if len(grid) == 1 else prod(grid))
+    if count < 2:
+        return ''
+    weight = mixer.proj.weight
+    torch.manual_seed(seed)
+    x = torch.randn(1, count, mixer.embed_dims).to(weight)
+    other, half = x.clone(), count // 2
+    other[:, half:] = torch.randn(1, count - half, mixer.embed_dims).to(weight)
+
+    def seeded(run: Callable[..., Any], *inputs: Any) -> Any:
+        torch.manual_seed(seed)  # for mixers with random features
+        return run(*inputs)
+
+    y = seeded(mixer, x)
+    most = TRIED_ERROR * float(y.abs().max())
+    if float((seeded(mixer, other) - y)[:, :half].abs().max()) > most:
+        return 'but later tokens change what it returns for earlier ones'
+    if not mixer.has_steps:
+        return ''
+    # Without a prompt, an error is that of _mix_step.
+    for length, methods in ((0, '_init_state and _mix_step'), (half, '_prefill')):
+        lengths = torch.tensor([length], device=weight.device)
+        state = seeded(mixer.prefill, x[:, : length or 1], lengths)[1]
+        y_t = seeded(mixer.step, x[:, length], state)[0]
+        if float((y_t - y[:, length]).abs().max()) > most:
+            return f'but a step after {length} tokens differs from the forward: see {methods}'
+    return ''
 
 
 def build_optimizer(config: Config, runner: Runner) -> None:
@@ -383,6 +440,7 @@ TRAIN_CHECKS: Sequence[Check] = (
     check_strides,
     check_regularization,
     check_steps,
+    check_causal,
     build_optimizer,
     check_classes,
     check_overlap,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from aft_mm.checks import check_config, check_int, check_number, check_probability
+from aft_mm.checks import check_config, check_int, check_number, check_probability, refuse
 from aft_mm.ops import select
 from aft_mm.registry import MODELS
 
@@ -97,6 +97,7 @@ class Block(Resettable):
             proj_drop=drop_rate,
         )
         self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
+        _check_type(token_mixer['type'])
         self.token_mixer = MODELS.build({**context, **token_mixer})
         self.norm_cross: Any = None
         self.cross_mixer: TokenMixer | None = None
@@ -237,6 +238,14 @@ def mixer_of_each(token_mixer: Any, num_layers: int) -> list[dict[str, Any]]:
 
 def kinds_of(mixers: Iterable[nn.Module]) -> str:
     return ' and '.join(dict.fromkeys(type(mixer).__name__ for mixer in mixers))
+
+
+def _check_type(name: Any) -> None:
+    """Refuse the name of two mixers, of which the default scope would choose one."""
+    ours, theirs = MODELS.module_dict, getattr(MODELS, 'parent', MODELS).module_dict
+    if isinstance(name, str) and name in ours and theirs.get(name, ours[name]) is not ours[name]:
+        allowed = f'aft_mm.{name}, or mmengine.{name} for that of {theirs[name].__module__}'
+        refuse('the type of token_mixer', allowed, name)
 
 
 def _build_cross_mixer(config: dict[str, Any]) -> TokenMixer:

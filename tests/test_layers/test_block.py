@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from mmengine.registry import MODELS
 from torch import nn
 from torchvision.ops import StochasticDepth
 
-from aft_mm.layers import Block, PatchEmbedding
+from aft_mm.layers import AFTMixer, Block, PatchEmbedding
 from aft_mm.layers.block import DropPath
 from aft_mm.layers.embedding import is_convolved_slowly
 
@@ -30,6 +31,24 @@ def test_linear_layers_are_initialised_as_in_deit():
     assert len(linear) == 6
     for layer in linear:
         assert (layer.bias == 0).all() and abs(layer.weight.std().item() - 0.02) < 0.005
+
+
+def test_a_name_of_two_mixers_needs_its_package():
+    class TokenShift(AFTMixer):
+        def _mix(self, query, key, value, grid, key_mask):
+            return value
+
+    try:
+        MODELS.register_module(module=TokenShift)
+        message = (
+            'type of token_mixer must be aft_mm.TokenShift, or mmengine.TokenShift for that of'
+        )
+        with pytest.raises(ValueError, match=message):
+            Block(12, dict(type='TokenShift'))
+        assert type(Block(12, dict(type='mmengine.TokenShift')).token_mixer) is TokenShift
+        assert type(Block(12, dict(type='aft_mm.TokenShift')).token_mixer) is not TokenShift
+    finally:
+        MODELS.module_dict.pop('TokenShift', None)
 
 
 def test_block_steps_equal_its_forward():
