@@ -6,8 +6,9 @@
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aft_mm.checks import check_int, refuse
-from aft_mm.errors import missing_package
+from aft_mm.errors import SIMILARITY, missing_package
 from aft_mm.layers import Block
 from aft_mm.models import AFTViT, AutoregressiveModel, CategoricalHead
 
@@ -63,6 +64,15 @@ __all__ = [
 ]
 
 
+def _check_placed(place: str, inside: Collection[str], kwargs: dict[str, Any]) -> None:
+    """Refuse entries of `place` beside it, and a misspelt `place`, which Transformers would keep."""
+    for name in kwargs:
+        if name in inside:
+            raise TypeError(f'{name} must be given as {place}=dict({name}=…)')
+        if get_close_matches(name, [place], cutoff=SIMILARITY):
+            raise TypeError(f'{name!r} is no argument; did you mean {place!r}?')
+
+
 class AFTConfig(BackboneConfigMixin, PreTrainedConfig):
     """Config of the image models.
 
@@ -83,6 +93,7 @@ class AFTConfig(BackboneConfigMixin, PreTrainedConfig):
         out_indices: list[int] | None = None,
         **kwargs: Any,
     ) -> None:
+        _check_placed('backbone', inspect.signature(AFTViT).parameters, kwargs)
         self.backbone = {} if backbone is None else copy.deepcopy(dict(backbone))
         super().__init__(**kwargs)
         arch = AFTViT.parse_arch(self.backbone.get('arch', 'tiny'))
@@ -103,6 +114,7 @@ class AFTTextConfig(PreTrainedConfig):
     model_type = 'aft_text'
 
     def __init__(self, model: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        _check_placed('model', ('decoder', 'head'), kwargs)
         self.model: dict[str, Any] = copy.deepcopy(_BYTES if model is None else dict(model))
         super().__init__(**kwargs)
         decoder = self.model.get('decoder')
@@ -344,6 +356,7 @@ class AFTCache(Cache):
         #: State of the decoder; None before the prompt.
         self.state: Any = None
         self.length = self.longest = 0  # with padding, and of the longest prompt without
+        self.read: list[Tensor] = []  # tokens [B, L], in parts
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of tokens seen, padding included."""
@@ -362,11 +375,25 @@ class AFTCache(Cache):
         return False
 
     def reset(self) -> None:
-        self.state, self.length, self.longest = None, 0, 0
+        self.state, self.length, self.longest, self.read = None, 0, 0, []
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
             refuse('tokens_to_remove', '0, as a state of sums forgets no token', tokens_to_remove)
+
+    def check_continues(self, prompt: Tensor | None, mask: Tensor | None) -> None:
+        """Refuse a prompt [B, L] that neither begins with the tokens read, nor is of new ones only."""
+        read = torch.cat(self.read, 1)
+        if prompt is not None and len(prompt) == len(read):
+            length = prompt.shape[1]
+            is_new = mask is not None and mask.shape[1] == self.length + length
+            begins = length > self.length and prompt[:, : self.length].equal(read)
+            if is_new or begins:
+                return
+        allowed = (
+            f'the {list(read.shape)} tokens of the cache and more, or the attention_mask of both'
+        )
+        refuse('input_ids', allowed, prompt)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         raise NotImplementedError('AFTForCausalLM._reorder_cache selects sequences of an AFTCache')
@@ -504,6 +531,8 @@ class AFTForCausalLM(_Model, GenerationMixin):
         else:
             # Padding on the left is moved to the end: positions start at 0.
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            if mask.is_floating_point() and not torch.isin(mask, mask.new_tensor([0, 1])).all():
+                refuse('attention_mask', '1 for tokens and 0 for padding', mask)
             given_rows = dict(attention_mask=mask, labels=labels, shift_labels=shift_labels)
             for name, given in given_rows.items():
                 if given is not None and given.shape != input_ids.shape:
@@ -516,7 +545,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
                 targets = F.pad(shift_labels, (1, 0), value=-100)
             if use_cache and logits_to_keep == 1 and targets is None and not output_hidden_states:
                 cache = AFTCache() if cache is None else cache
-                hidden = self._read_prompt(tokens, lengths, cache).unsqueeze(1)
+                hidden = self._read_prompt(input_ids, tokens, lengths, cache).unsqueeze(1)
                 logits = self.head.logits(hidden)
             else:
                 hidden, *states = self._hidden(tokens, output_hidden_states)
@@ -541,7 +570,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
                 states = tuple(map(rows_of, states))
                 if use_cache:
                     cache = AFTCache() if cache is None else cache
-                    self._read_prompt(tokens, lengths, cache)
+                    self._read_prompt(input_ids, tokens, lengths, cache)
         logits = logits[:, -logits_to_keep:] if logits_to_keep else logits
         output = CausalLMOutputWithPast(loss, logits, cache if use_cache else None, states or None)
         return output.to_tuple() if return_dict is False else output
@@ -553,8 +582,15 @@ class AFTForCausalLM(_Model, GenerationMixin):
         past_key_values: AFTCache | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Generate tokens as Transformers does; a cache may have either name."""
+        """Generate tokens as Transformers does; a cache may have either name.
+
+        Raises:
+            ValueError: The cache is filled, and the prompt does not continue its tokens.
+        """
         cache = self._cache_of(cache, past_key_values)
+        if cache is not None and cache.state is not None:
+            prompt = args[0] if args else kwargs.get('input_ids', kwargs.get('inputs'))
+            cache.check_continues(prompt, kwargs.get('attention_mask'))
         return super().generate(*args, **kwargs, **({} if cache is None else {CACHE_NAME: cache}))
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict:
@@ -574,6 +610,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
 
     def _reorder_cache(self, cache: AFTCache, beam_idx: Tensor) -> AFTCache:
         cache.state = self.decoder.select_state(cache.state, beam_idx)
+        cache.read = [torch.cat(cache.read, 1)[beam_idx]]
         return cache
 
     def _hidden(self, tokens: Tensor, with_states: bool) -> list[Tensor]:
@@ -585,10 +622,12 @@ class AFTForCausalLM(_Model, GenerationMixin):
             return [hidden]
         return [hidden, *(x[:, : hidden.shape[1]] for x in states[:-1]), hidden]
 
-    def _read_prompt(self, tokens: Tensor, lengths: Tensor, cache: AFTCache) -> Tensor:
+    def _read_prompt(
+        self, input_ids: Tensor, tokens: Tensor, lengths: Tensor, cache: AFTCache
+    ) -> Tensor:
         longest = int(lengths.max())
         hidden, cache.state = self.decoder.prefill(tokens[:, :longest], lengths)
-        cache.length, cache.longest = tokens.shape[1], longest
+        cache.length, cache.longest, cache.read = tokens.shape[1], longest, [input_ids]
         return hidden
 
     @staticmethod
@@ -615,6 +654,7 @@ class AFTForCausalLM(_Model, GenerationMixin):
             hidden, cache.state = self.decoder.step(token, cache.state)
             logits.append(self.head.logits(hidden))
         cache.length += tokens.shape[1]
+        cache.read.append(tokens)
         return torch.stack(logits, 1)
 
 

@@ -204,3 +204,15 @@ def test_aft_full_of_the_collection_equals_the_formula(simple):
     bias = torch.zeros(7, 7) if simple else layer.position_biases
     qkv = layer.fc_q(x), layer.fc_k(x), layer.fc_v(x)
     torch.testing.assert_close(layer(x), bare_exp(*qkv, bias))
+
+
+def test_a_mask_of_bools_is_no_bias():
+    q, k, v, w = torch.randn(4, 1, 2, 2).unbind()
+    hidden = torch.tensor([[[False, True], [False, True]]])
+    found = compat.adaptation_attention_free_module(
+        q, k, v, w, torch.zeros(1, 2, 2).masked_fill(hidden, -torch.inf)
+    )
+    torch.testing.assert_close(found, q.sigmoid() * v[:, :1])
+    for mask in (hidden, hidden.long()):
+        with pytest.raises(ValueError, match='ninf_mask must be a tensor of floats, 0 or −inf'):
+            compat.adaptation_attention_free_module(q, k, v, w, mask)

@@ -63,6 +63,45 @@ def test_a_cache_has_either_name(name):
         assert torch.equal(found[:, given.shape[1] :], text[:, 12:])
 
 
+def test_a_cache_is_continued_by_its_own_tokens_only():
+    model, _ = language_models()
+    ids, cache = tokens(2, 6), hf.AFTCache()
+    options = dict(max_length=10, do_sample=False)
+    text = model.generate(ids, **options, cache=cache)
+    assert torch.equal(text, argmax_loop(model, ids, 10)) and cache.get_seq_length() == 9
+    others = tokens(2, 12)
+    for given in (ids, text[:, :9], others, text[:1], torch.cat([text[:, 1:], text], 1)):
+        message = r'input_ids must be the \[2, 9\] tokens of the cache and more'
+        with pytest.raises(ValueError, match=message):
+            model.generate(given, max_length=T, do_sample=False, cache=cache)
+    more = torch.cat([text, others[:, :1]], 1)
+    found = model.generate(more, max_length=T, do_sample=False, cache=cache)
+    assert torch.equal(found, argmax_loop(model, more, T))
+    cache.reset()
+    found = model.generate(ids, num_beams=2, **options, cache=cache)
+    assert torch.equal(found, model.generate(ids, num_beams=2, **options))
+    with pytest.raises(ValueError, match='token must be one for each of the 4 sequences'):
+        model(ids[:, :1], cache=cache)
+
+
+def test_what_transformers_would_keep_or_misread():
+    model, _ = language_models()
+    ids = tokens(2, 5)
+    bias = torch.zeros(2, 5).masked_fill(torch.arange(5) > 2, -torch.inf)
+    with pytest.raises(ValueError, match='attention_mask must be 1 for tokens and 0 for padding'):
+        model(ids, attention_mask=bias)
+    ones = torch.ones(2, 5)
+    torch.testing.assert_close(model(ids, attention_mask=ones).logits, model(ids).logits)
+    with pytest.raises(TypeError, match=r'token_mixer must be given as backbone=dict\(token_mixer'):
+        hf.AFTConfig(token_mixer=dict(type='aft_mm.AFTConv'))
+    with pytest.raises(TypeError, match="'bakbone' is no argument; did you mean 'backbone'"):
+        hf.AFTConfig(bakbone=IMAGES)
+    with pytest.raises(TypeError, match=r'decoder must be given as model=dict\(decoder'):
+        hf.AFTTextConfig(decoder=dict(), head=dict())
+    with pytest.raises(TypeError, match="did you mean 'model'"):
+        hf.AFTTextConfig(modle=dict())
+
+
 def test_a_lost_cache_is_an_error(monkeypatch):
     model, _ = language_models()
     forward = model.forward

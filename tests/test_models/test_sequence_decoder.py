@@ -151,6 +151,9 @@ def test_bad_input_raises_a_one_line_error():
     refuses('longer than the grid of 9 tokens, got 10', body, tokens(1, 10))
     refuses('longer than the grid of 9 tokens, got 10', body.prefill, tokens(1, 9), torch.ones(1))
     refuses('a token must be 0 to 6, got 7', body, torch.full((1, 3), 7))
+    _, state = body.prefill(tokens(3, 2), torch.tensor([2, 2, 1]))
+    message = 'token must be one for each of the 3 sequences of the state'
+    refuses(message, body.step, tokens(1), state)
     refuses('num_layers must be an int, 1 or larger, got 0', decoder, num_layers=0)
     for number, grid in ((0, (9,)), (2, (9,)), (3, (3, 3))):
         message = f'tokens_per_position must be .*1.* got {number}'

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aft_mm.checks import refuse
 from aft_mm.registry import MODELS
 
 from ..block_stack import BlockStack
@@ -104,9 +105,12 @@ class SequenceDecoder(BlockStack):
             The hidden vector [B, D] that predicts the next token, and the next state.
 
         Raises:
-            ValueError: On a CPU, a sequence is too long; on a GPU the caller counts.
+            ValueError: The state has another number of sequences, or, on a CPU, one is too long; on
+                a GPU the caller counts.
         """
         position = state.position + 1
+        if len(token) != len(position):
+            refuse('token', f'one for each of the {len(position)} sequences of the state', token)
         if position.device.type == 'cpu' and not torch.compiler.is_compiling():
             self.check_length(int(position.max()) + 1)
         x = self.embedding(token.unsqueeze(1), state.position).squeeze(1)
