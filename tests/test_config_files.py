@@ -101,6 +101,13 @@ def test_a_key_that_a_part_does_not_take_is_refused(key, message):
     refuses_input(f"^{place} has no '{name}'.*{message}", check_parts, run_of(**{key: 1}))
 
 
+def test_hooks_are_a_list():
+    message = '^custom_hooks must be a list of dicts, got {'
+    config = run_of()
+    config.custom_hooks = dict(type='EMAHook')
+    refuses_input(message, check_parts, config)
+
+
 def test_runs_by_iterations_say_what_to_set():
     config = run_of()
     config.train_cfg = dict(type='IterBasedTrainLoop', max_iters=1200)

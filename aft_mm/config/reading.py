@@ -40,6 +40,14 @@ _OF_WRAPPERS = ('optimizer', 'constructor', 'paramwise_cfg')
 _OF_SCHEDULERS = ('convert_to_iter_based',)
 _PASSED = {'self', 'runner', 'dataloader', 'evaluator', 'params', 'optimizer', 'param_name'}
 
+#: Settings of mmengine's constructor of optimizers, the default.
+PARAMWISE = (
+    *('custom_keys', 'bias_lr_mult', 'bias_decay_mult', 'norm_decay_mult', 'dwconv_decay_mult'),
+    *('flat_decay_mult', 'bypass_duplicate', 'dcn_offset_lr_mult'),
+)
+_BY_NAME = 'DefaultOptimWrapperConstructor'
+ENVIRONMENT = ('cudnn_benchmark', 'mp_cfg', 'dist_cfg', 'resource_limit')
+
 Part = tuple[str, Any, Registry, str, tuple[str, ...]]
 
 
@@ -58,6 +66,11 @@ def check_parts(cfg: Config) -> None:
             with parent.switch_scope_and_registry(part.get('_scope_', scope)) as registry:
                 kind = registry.get(kind)
         _check(place, part, kind, ('type', *more))
+    wrapper = cfg.get('optim_wrapper') or {}
+    if wrapper.get('constructor', _BY_NAME) == _BY_NAME:
+        _check_keys('optim_wrapper.paramwise_cfg', wrapper.get('paramwise_cfg'), PARAMWISE)
+    _check_keys('auto_scale_lr', cfg.get('auto_scale_lr'), ('enable', 'base_batch_size'))
+    _check_keys('env_cfg', cfg.get('env_cfg'), ENVIRONMENT)
 
 
 def _parts(cfg: Config) -> Iterator[Part]:
@@ -76,15 +89,23 @@ def _parts(cfg: Config) -> Iterator[Part]:
             yield f'param_scheduler.{number}', schedule, PARAM_SCHEDULERS, '', _OF_SCHEDULERS
     for name, hook in (cfg.get('default_hooks') or {}).items():
         yield f'default_hooks.{name}', hook, HOOKS, '', ('priority',)
-    for number, hook in enumerate(cfg.get('custom_hooks') or ()):
+    hooks = cfg.get('custom_hooks') or []
+    if not isinstance(hooks, list | tuple):
+        raise UserError(f'custom_hooks must be a list of dicts, got {hooks!r:.80}')
+    for number, hook in enumerate(hooks):
         yield f'custom_hooks.{number}', hook, HOOKS, '', ('priority',)
 
 
 def _check(place: str, part: Any, kind: Any, more: Iterable[str]) -> None:
     names = parameters(kind) if isinstance(kind, type) else None  # reported when it is built
-    if not isinstance(part, dict) or names is None:
+    if names is not None:
+        _check_keys(place, part, names - _PASSED | {*more})
+
+
+def _check_keys(place: str, part: Any, known: Iterable[str]) -> None:
+    if not isinstance(part, dict):
         return
-    known = sorted(names - _PASSED | {*more})
+    known = sorted(known)
     for key in part:
         if key in known or key == '_scope_':  # which mmengine adds for another package's base
             continue

@@ -79,6 +79,15 @@ SETTINGS = [
         "has no 'nesterov'; it may have .*; one that a base gave goes with _delete_=True",
     ),
     (
+        'optim_wrapper.paramwise_cfg.norm_decay_mul=0',
+        "paramwise_cfg has no 'norm_decay_mul'; did you mean norm_decay_mult",
+    ),
+    ('auto_scale_lr.base_batchsize=8', "auto_scale_lr has no 'base_batchsize'; did you mean base_"),
+    (
+        'env_cfg.cudnn_benchmrk=True',
+        "env_cfg has no 'cudnn_benchmrk'; did you mean cudnn_benchmark",
+    ),
+    (
         'model.backbone.type=AFTViT',
         "type AFTViT is not in the mmpretrain::model registry; did you mean 'aft_mm.AFTViT'",
     ),
