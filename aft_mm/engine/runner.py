@@ -32,6 +32,7 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from aft_mm.checks import check_number
 from aft_mm.config.reading import DOWNSTREAM, check_settings, read_config
 from aft_mm.errors import UserError
 
@@ -378,6 +379,25 @@ class ConsoleRunner(Runner):
             if warning:
                 self.logger.warning(warning)
         return built
+
+    def scale_lr(self, optim_wrapper: Any, auto_scale_lr: dict | None = None) -> None:
+        """Scale the rate to the samples of an update, which may be several batches.
+
+        mmengine counts one batch, and logs a ``base_lr`` that is not scaled.
+        """
+        if not auto_scale_lr or not auto_scale_lr.get('enable'):
+            return
+        base = auto_scale_lr.get('base_batch_size')
+        check_number('auto_scale_lr.base_batch_size', base, above=0)
+        batches = getattr(optim_wrapper, '_accumulative_counts', 1)
+        if batches > 1:
+            base /= batches
+            self.logger.info(f'an update takes {batches} batches: of each, the base is {base:g}')
+        super().scale_lr(optim_wrapper, {**auto_scale_lr, 'base_batch_size': base})
+        settings = getattr(optim_wrapper, 'base_param_settings', None)
+        if settings is not None:
+            size = self.world_size * self.cfg.train_dataloader.batch_size
+            settings['lr'] *= size / base
 
     def train(self) -> nn.Module:
         self._introduce()

@@ -164,6 +164,22 @@ def test_a_position_bias_that_decays_is_warned_of_in_one_line(runner, capfd):
     assert decayed_biases(built.model, built.optim_wrapper) == ''
 
 
+def test_the_rate_follows_the_samples_of_an_update(runner, capfd):
+    changes = {
+        'optim_wrapper.accumulative_counts': 4,
+        'optim_wrapper.paramwise_cfg': dict(bias_lr_mult=2.0),  # only then there is a base_lr
+        'train_dataloader.batch_size': 6,
+    }
+    built = runner('accumulated', **changes)
+    built.scale_lr(built.optim_wrapper, dict(enable=True, base_batch_size=8))
+    assert 'an update takes 4 batches: of each' in capfd.readouterr().out
+    rates = {group['lr'] for group in built.optim_wrapper.param_groups}
+    assert rates == {3e-3 * 3, 6e-3 * 3}
+    assert built.optim_wrapper.get_lr()['base_lr'] == [3e-3 * 3]
+    with pytest.raises(ValueError, match='auto_scale_lr.base_batch_size must be a finite number'):
+        built.scale_lr(built.optim_wrapper, dict(enable=True, base_batch_size='8'))
+
+
 def test_another_runner_is_taken_where_the_config_names_one(runner):
     assert not isinstance(runner('other', runner_type='Runner'), ConsoleRunner)
 
