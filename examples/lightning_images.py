@@ -28,7 +28,10 @@ class LitClassifier(lightning.LightningModule):
         self.log('accuracy', (self.model(images).argmax(1) == labels).float().mean())
 
     def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3, weight_decay=0.05)
+        biases = {name: p for name, p in self.named_parameters() if 'pos_bias' in name}
+        others = [p for name, p in self.named_parameters() if name not in biases]
+        groups = [dict(params=others), dict(params=[*biases.values()], weight_decay=0.0)]
+        optimizer = torch.optim.AdamW(groups, lr=3e-3, weight_decay=0.05)
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps)
         return [optimizer], [dict(scheduler=schedule, interval='step')]

@@ -36,7 +36,10 @@ def train(epochs):
     torch.manual_seed(0)
     train_set, test_set = digits()
     model = build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
+    biases = {name: p for name, p in model.named_parameters() if 'pos_bias' in name}
+    others = [p for name, p in model.named_parameters() if name not in biases]
+    groups = [dict(params=others), dict(params=[*biases.values()], weight_decay=0.0)]
+    optimizer = torch.optim.AdamW(groups, lr=3e-3, weight_decay=0.05)
     batches = DataLoader(train_set, batch_size=64, shuffle=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, epochs * len(batches))
     for _ in range(epochs):

@@ -31,7 +31,10 @@ def train(text, steps):
     torch.manual_seed(0)
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     model = build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    biases = {name: p for name, p in model.named_parameters() if 'pos_bias' in name}
+    others = [p for name, p in model.named_parameters() if name not in biases]
+    groups = [dict(params=others), dict(params=[*biases.values()], weight_decay=0.0)]
+    optimizer = torch.optim.AdamW(groups, lr=4e-3)
     losses = []
     for _ in range(steps):
         starts = torch.randint(len(data) - LENGTH + 1, (16,))
