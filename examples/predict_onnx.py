@@ -5,6 +5,7 @@ It needs numpy, Pillow and onnxruntime only. The file says how its input is made
 
 import argparse
 import json
+from contextlib import suppress
 
 import numpy as np
 import onnxruntime
@@ -22,9 +23,29 @@ def average(image, size):
     return Image.fromarray(np.uint8(np.rint(pixels)))
 
 
+def read(path):
+    """Return an image turned as EXIF says, with the upper 8 of 16 bits, on white."""
+    try:
+        with open(path, 'rb') as file:  # by its path, Pillow garbles a turned TIFF
+            image = Image.open(file)
+            image.load()
+    except (OSError, SyntaxError) as error:
+        raise SystemExit(f'{path} cannot be read: {error}') from None
+    if image.mode == 'F' or image.mode == 'I' and image.format == 'TIFF':
+        raise SystemExit(f'{path} has values of unknown range; save it with 8 or 16 bits')
+    with suppress(Exception):  # of damaged EXIF
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith('I'):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        white = Image.new('RGBA', image.size, 'white')
+        image = Image.alpha_composite(white, image.convert('RGBA'))
+    return image
+
+
 def prepare(path, resize, mean, std, channels):
     """Return the input [1, C, H, W] of the graph for an image file."""
-    image = ImageOps.exif_transpose(Image.open(path)).convert('L' if channels == 'grey' else 'RGB')
+    image = read(path).convert('L' if channels == 'grey' else 'RGB')
     for step in resize:
         how = [step.get(key) for key in ('type', 'backend', 'edge', 'keep_ratio', 'interpolation')]
         if how[0] == 'CenterCrop':
@@ -46,6 +67,8 @@ def classify(graph, paths):
     """Yield the name of the class of each image file."""
     session = onnxruntime.InferenceSession(graph)
     texts = session.get_modelmeta().custom_metadata_map
+    if 'resize' not in texts:
+        raise SystemExit(f'{graph} does not say how to resize images: it was exported with --size')
     classes, *how = (json.loads(texts[key]) for key in ('classes', 'resize', 'mean', 'std'))
     for path in paths:
         inputs = {'image': prepare(path, *how, texts['channels'])}

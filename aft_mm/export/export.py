@@ -48,7 +48,7 @@ def export(args: argparse.Namespace) -> str:
             graph = graph._replace(metadata={**metadata, **graph.metadata})
             name = f'{args.out.stem}-{graph.name}' if graph.name else args.out.stem
             file = kind(args.out.with_name(name + args.out.suffix))
-            file.check_notes()
+            file.check_notes(graph)
             program, paths = trace(graph, kind.runtime, args.loops)
             choices += paths
             # After the tracing: a graph that cannot be traced leaves an earlier file.
@@ -93,9 +93,10 @@ def describe(
     if not isinstance(exportable, Image):
         return about
     _, channels, *size = exportable.graphs[0].inputs['image'].shape
-    return dict(
-        **about, size=size, dynamic=args.dynamic, **describe_images(config, model, channels)
-    )
+    about |= dict(size=size, dynamic=args.dynamic, **describe_images(config, model, channels))
+    if args.size and task == 'classification':  # the test pipeline makes images of another size
+        about.pop('resize', None)
+    return about
 
 
 def check_args(args: argparse.Namespace) -> Config:

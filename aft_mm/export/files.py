@@ -58,8 +58,8 @@ class GraphFile(ABC):
     def notes(self) -> Path:
         return self.path.with_suffix('.json')
 
-    def check_notes(self) -> None:
-        """Raise a UserError if the metadata would replace another file, such as annotations."""
+    def check_notes(self, graph: Graph) -> None:
+        """Raise a UserError if the metadata would replace those of another file, or annotations."""
         if not self.notes.exists():
             return
         try:
@@ -71,9 +71,18 @@ class GraphFile(ABC):
                 f'{str(self.notes)!r} must be free for the metadata of {self.path.name}, got a '
                 'file of something else; name another OUT'
             )
+        name = earlier.pop('file', self.path.name)
+        if name != self.path.name and self.path.with_name(name).exists():
+            differing = [key for key in earlier if earlier[key] != plain(graph.metadata).get(key)]
+            if differing:
+                raise UserError(
+                    f'{str(self.notes)!r} is that of {name}, of another {differing[0]}; name '
+                    'another OUT'
+                )
 
     def write_notes(self, graph: Graph) -> None:
-        text = json.dumps(graph.metadata, indent=1, ensure_ascii=False, default=str)
+        notes = {'file': self.path.name, **graph.metadata}
+        text = json.dumps(notes, indent=1, ensure_ascii=False, default=str)
         self.notes.write_text(f'{text}\n', encoding='utf-8')
 
     def remove(self) -> None:
@@ -308,6 +317,12 @@ class OpenVINOFile(GraphFile):
 FORMATS: Mapping[str, type[GraphFile]] = {
     kind.suffix: kind for kind in (OnnxFile, OpenVINOFile, TorchFile)
 }
+
+
+def plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata as they are read back from JSON."""
+    read: dict[str, Any] = json.loads(json.dumps(metadata, default=str))
+    return read
 
 
 def as_texts(metadata: Mapping[str, Any]) -> dict[str, str]:

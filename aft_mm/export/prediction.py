@@ -13,8 +13,8 @@ from aft_mm.apis.loading import build_model
 from aft_mm.errors import UserError
 from aft_mm.structures import DATASET_META
 
-from .files import FORMATS
-from .graphs import TASKS, Graph, type_of
+from .files import FORMATS, as_texts
+from .graphs import TASKS, Graph, describe_images, type_of
 from .image_graphs import IMAGE_MODELS
 
 # torch warns about its own reading of files.
@@ -56,6 +56,16 @@ def load_exported(config: Config, path: str | os.PathLike) -> Any:
     wrapper = IMAGE_MODELS[kind]
     example = dict(image=torch.empty(1, channels, *size))
     model = build_model(config)
+    model.dataset_meta = {key: json.loads(metadata[key]) for key in DATASET_META if key in metadata}
+    expected = as_texts(describe_images(config, model, channels))
+    for key in ('resize', 'mean', 'std', 'channels'):
+        if ' at 0x' in metadata.get(key, ' at 0x'):  # left out, or objects with an address
+            continue
+        if metadata[key] != expected.get(key):
+            raise UserError(
+                f'{key} of {str(path)!r} must be that of {config.filename}, '
+                f'{expected.get(key)!s:.80}, got {metadata[key]!s:.80}; export the checkpoint with it'
+            )
     with quiet():
         call = file.load(Graph('', model, example, [*wrapper.outputs]))
 
@@ -70,10 +80,10 @@ def load_exported(config: Config, path: str | os.PathLike) -> Any:
             given, taken = (f'{high} x {wide}' for high, wide in (images.shape[2:], size))
             raise UserError(
                 f'the graph of {str(path)!r} takes images of {taken} pixels (height x width), got '
-                f'{given}; export with --size {given.replace(" x ", " ")} or use the checkpoint'
+                f'{given}; export with --size {given.replace(" x ", " ")}, change the test pipeline of '
+                f'{config.filename}, or use the checkpoint'
             )
         return [call(dict(image=image.contiguous())) for image in images.split(1)]
 
     wrapper.install(model, run)
-    model.dataset_meta = {key: json.loads(metadata[key]) for key in DATASET_META if key in metadata}
     return model.requires_grad_(False).eval()

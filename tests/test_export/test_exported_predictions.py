@@ -16,9 +16,11 @@ from torch import nn
 from aft_mm.apis import ImageClassifier, load_model
 from aft_mm.apis.loading import build_model
 from aft_mm.export.files import FORMATS
+from aft_mm.images import read_rgb
 
 from ..errors import stops
 from ..helpers import ROOT, command, load_script, nightly, picture
+from ..test_images import KINDS, save
 
 pytestmark = pytest.mark.slow
 
@@ -200,6 +202,43 @@ def test_the_input_of_the_example_is_that_of_the_model(classifier, pictures):
     how[0] = [dict(type='Resize', scale=[64, 64], backend='cv2')]
     with pytest.raises(SystemExit, match='use aft_mm predict; .*Resize'):
         prepare(path, *how)
+
+
+def test_the_example_reads_pictures_as_predict_does(tmp_path):
+    read = load_script('examples/predict_onnx').read
+    for name, (array, options, *_) in KINDS.items():
+        if name.startswith('xmp'):  # by which Pillow turns
+            continue
+        save(tmp_path, array, name, **options)
+        found = np.asarray(read(tmp_path / name).convert('RGB'))
+        assert np.array_equal(found, read_rgb(tmp_path / name)[0]), name
+    Image.new('F', (3, 3)).save(tmp_path / 'floats.tif')
+    (tmp_path / 'no.jpg').write_bytes(b'\xff\xd8\xff')
+    for name in ('floats.tif', 'no.jpg', 'missing.jpg'):
+        with pytest.raises(SystemExit, match=f'{name} (has|cannot be read)'):
+            read(tmp_path / name)
+
+
+def test_a_file_of_another_input_says_so(classifier, tmp_path):
+    config, checkpoint, out = classifier
+    whole = Config.fromfile(config)
+    whole.data_preprocessor.mean = [0.0, 0.0, 0.0]
+    whole.dump(tmp_path / 'other.py')
+    Image.new('RGB', (40, 40)).save(tmp_path / 'a.png')
+    words = [tmp_path / 'other.py', out, tmp_path / 'a.png', '--out', tmp_path / 'p']
+    stops('mean of .*model.onnx. must be that of .*other.py, .0.0, 0.0, 0.0', predict, words)
+    export([config, checkpoint, tmp_path / 'wide.onnx', '--size', 80, 64])
+    about = json.loads((tmp_path / 'wide.json').read_text())
+    assert about['size'] == [80, 64] and 'resize' not in about and about['file'] == 'wide.onnx'
+    with pytest.raises(SystemExit, match='does not say how to resize images'):
+        [*load_script('examples/predict_onnx').classify(tmp_path / 'wide.onnx', [])]
+    stops(
+        'wide.json. is that of wide.onnx, of another size; name another OUT',
+        export,
+        [config, checkpoint, tmp_path / 'wide.pt2', '--size', 96, 64],
+    )
+    assert (tmp_path / 'wide.json').exists()
+    export([config, checkpoint, tmp_path / 'wide.pt2', '--size', 80, 64])
 
 
 @pytest.mark.parametrize('task', nightly(['boxes', 'masks'], ['masks']))
