@@ -43,6 +43,7 @@ __all__ = [
     'read_unlike_opencv',
     'stored_size',
     'turned',
+    'unread_reason',
 ]
 
 #: Endings of the image files that are listed whatever they hold.
@@ -208,6 +209,11 @@ def not_read(others: Mapping[str, str], advice: str = '') -> str:
     return f'{files} not read: {which}, first {next(iter(others))!r}; {advice or _advice(kinds)}'
 
 
+def unread_reason(path: str, kind: str) -> str:
+    """Return why a picture of a kind that :func:`find_images` found is not read."""
+    return f'image {quoted(path)} cannot be read: it is {kind}; {_advice([kind])}'
+
+
 def _advice(kinds: Collection[str]) -> str:
     missing = [name for kind, name in _LIBRARIES.items() if kind in kinds and not _opens(kind)]
     return ' or '.join([f'install {name}' for name in missing] + ['convert to JPEG or PNG'])
@@ -301,12 +307,15 @@ def orientation_of(image: Image.Image) -> int:
     # Pillow would read it from XMP as well, where OpenCV and most viewers do not.
     for name in ('xmp', 'XML:com.adobe.xmp', 'Raw profile type xmp'):
         image.info.pop(name, None)
-    if image.format in ('JPEG', 'MPO'):  # Pillow has read it already
-        exif = Image.Exif()
-        exif.load(image.info.get('exif', b''))
-    else:
-        exif = image.getexif()
-    orientation = exif.get(ExifTags.Base.Orientation, 1)
+    exif = Image.Exif()
+    try:
+        if image.format in ('JPEG', 'MPO'):  # Pillow has read it already
+            exif.load(image.info.get('exif', b''))
+        else:
+            exif = image.getexif()
+        orientation = exif.get(ExifTags.Base.Orientation, 1)
+    except Exception:  # Pillow raises anything for damaged EXIF, which OpenCV ignores
+        return 1
     return orientation if orientation in range(1, 9) else 1
 
 

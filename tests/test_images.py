@@ -133,6 +133,10 @@ def kinds():
     exif[0x010F] = 'maker'  # and no orientation
     options = dict(quality=100, subsampling=0, xmp=packet, exif=exif)
     kinds['xmp.exif.jpg'] = BLOCKS, options, BLOCKS, []
+    options = dict(quality=100, subsampling=0)
+    for number, damaged in enumerate((bytes(20), b'II*\x00')):
+        exif = dict(exif=b'Exif\0\0' + damaged)
+        kinds[f'damaged.exif{number}.jpg'] = BLOCKS, {**options, **exif}, BLOCKS, []
     kinds['xmp.tif'] = RGB, dict(tiffinfo={700: packet}), RGB, []
     frames = [Image.fromarray(np.full((8, 8, 3), value, np.uint8)) for value in (30, 200)]
     for kind in ('png', 'webp', 'tif', 'gif'):
