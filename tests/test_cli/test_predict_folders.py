@@ -85,6 +85,17 @@ def test_links_to_folders_around_them_are_passed_over(photos, tiny_classifier, c
     assert shown.startswith('2 images: out/') and '\n2 folders not read, first folder ' in shown
 
 
+def test_pictures_that_are_not_read_are_results_without_one(photos, tiny_classifier, capsys):
+    (photos / 'c.heic').write_bytes(b'\x00\x00\x00\x18ftypheic' + bytes(20))
+    (photos / 'd.cr2').write_bytes(b'II*\x00' + bytes(20))
+    words = ['predict', *tiny_classifier, 'photos', '--out', 'out', '--device', 'cpu']
+    message = "2 of 4 images have no result: image 'photos/c.heic' cannot be read: it is HEIC; "
+    stops(message, main, words)
+    assert capsys.readouterr().out.startswith('2 images: out/')
+    written = {one['path']: one for one in json.load(open('out/predictions.json'))}
+    assert len(written) == 4 and 'it is camera RAW' in written['photos/d.cr2']['error']
+
+
 def test_a_folder_with_the_name_of_an_image_is_a_folder(photos, tiny_classifier, capsys):
     (photos / 'in').rename(photos / 'x.jpg')
     main(['predict', *tiny_classifier, 'photos', '--out', 'out', '--device', 'cpu'])

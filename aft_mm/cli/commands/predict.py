@@ -18,7 +18,7 @@ from aft_mm.cli.arguments import refuse_given
 from aft_mm.config.reading import read_config
 from aft_mm.errors import CONFIG_ERRORS, UnusableFile, UserError, user_errors
 from aft_mm.export.prediction import is_exported, load_exported
-from aft_mm.images import check_image, check_name, find_images, not_read
+from aft_mm.images import check_image, check_name, find_images, not_read, unread_reason
 from aft_mm.progress import progress
 from aft_mm.structures import BEST_SCORE
 
@@ -60,10 +60,10 @@ def image_files(inputs: Sequence[str]) -> tuple[list[str], dict[str, str], str]:
     bad = {path: text for path, text in zip(paths, problems, strict=True) if text}
     if len(bad) == len(paths):
         raise UserError(next(iter(bad.values())))
-    notes = [not_read(others)]
-    if folders:
-        notes.append(f'{counted(len(folders), "folder")} not read, first {min(folders.values())}')
-    return [path for path in paths if path not in bad], bad, '\n'.join(filter(None, notes))
+    read = [path for path in paths if path not in bad]
+    bad |= {path: unread_reason(path, kind) for path, kind in others.items()}
+    number = counted(len(folders), 'folder')
+    return read, bad, f'{number} not read, first {min(folders.values())}' if folders else ''
 
 
 def problem(path: str) -> str:
