@@ -414,7 +414,8 @@ def test_an_early_stop_has_a_summary(tool, config, tmp_path, monkeypatch, capfd,
         "stop = dict(type='EarlyStoppingHook', monitor='accuracy/top1', patience=1, min_delta=99)\n"
         'custom_hooks = [stop]\n'
     )
-    tool('train').main(['my.py', '--work-dir', 'work'])
+    option = 'data_preprocessor.mean=[70]'  # the next command needs it, too
+    tool('train').main(['my.py', '--work-dir', 'work', '--cfg-options', option])
     shown = capfd.readouterr().out
     # 65 digits in two validations.
     assert re.search(
@@ -422,7 +423,8 @@ def test_an_early_stop_has_a_summary(tool, config, tmp_path, monkeypatch, capfd,
         r'interval [\d.]+ to [\d.]+ %; the best of 2 validations',
         shown,
     )
-    assert 'next       aft_mm predict' in shown
+    assert 'next       aft_mm predict work/my.py work/' in shown
+    assert Config.fromfile('work/my.py').data_preprocessor.mean == [70]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,14 @@ USES = {
 UNITS = dict(epoch='epoch', iter='iteration')
 #: Options that do not change the result.
 OF_ONE_RUN = ('--resume', '--work-dir', '--launcher', '--local-rank', '--local_rank')
+#: Entries of a config that matter to the training only.
+OF_TRAINING = frozenset(
+    {
+        *('train_cfg', 'val_cfg', 'train_dataloader', 'optim_wrapper', 'param_scheduler'),
+        *('default_hooks', 'custom_hooks', 'randomness', 'env_cfg', 'auto_scale_lr', 'compile'),
+        *('load_from', 'resume', 'work_dir', 'log_level', 'visualizer', 'experiment_name'),
+    }
+)
 #: Size of a validation set up to which its confusion matrix is plotted.
 MOST_CLASSIFIED = 10_000
 
@@ -117,9 +125,9 @@ def train(args: argparse.Namespace, run: Run) -> None:
             with literal_text():  # in the pictures of hooks
                 runner.train()
         except Stopped:
-            report(runner, args.config, stopped=True)
+            report(runner, config_of(args, runner), stopped=True)
             raise
-    report(runner, args.config, stopped=run.signals.received is not None)
+    report(runner, config_of(args, runner), stopped=run.signals.received is not None)
 
 
 def command_of(args: argparse.Namespace) -> str:
@@ -128,6 +136,16 @@ def command_of(args: argparse.Namespace) -> str:
     name = Path(args.config).name
     words = [name.removesuffix('.py') if Path(word).name == name else word for word in words]
     return shlex.join(['aft_mm', 'train', *words])
+
+
+def config_of(args: argparse.Namespace, runner: Runner) -> str:
+    """Return the config for the next commands: with options that these need, the one in the work dir."""
+    keys = {key.partition('.')[0] for key in args.cfg_options or {}}
+    return whole_config(runner) if keys - OF_TRAINING else args.config
+
+
+def whole_config(runner: Runner) -> str:
+    return os.path.relpath(os.path.join(runner.work_dir, os.path.basename(runner.cfg.filename)))
 
 
 def report(runner: Runner, config: str, stopped: bool = False) -> None:
@@ -169,9 +187,8 @@ def report(runner: Runner, config: str, stopped: bool = False) -> None:
             lines['curves'] = plot('curves', *curves, out=f'{runner.work_dir}/curves.png')
         if scope == 'mmpretrain' and runner.val_loop is not None:
             if len(runner.val_loop.dataloader.dataset) <= MOST_CLASSIFIED:
-                whole = os.path.join(runner.work_dir, os.path.basename(runner.cfg.filename))
                 lines['confusion'] = plot(
-                    *('confusion', whole, checkpoint, '--split', 'val'),
+                    *('confusion', whole_config(runner), checkpoint, '--split', 'val'),
                     out=f'{runner.work_dir}/confusion.png',
                 )
         ours = configs_by_name().get(Path(config).stem) == Path(config)
